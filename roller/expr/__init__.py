@@ -1,0 +1,27 @@
+"""Tensor expressions: stages, scalar trees, access maps, canonical forms, reference evaluation."""
+
+from roller.expr.scalar import (
+    FUNCTIONS,
+    Bound,
+    Call,
+    Cast,
+    Const,
+    Index,
+    IndexValue,
+    Load,
+    Scalar,
+    Term,
+    axis_index,
+    instruction_mix,
+    loads,
+    map_indices,
+    transform,
+    walk,
+)
+from roller.expr.tensor_expr import COMBINERS, DTYPE_BYTES, REDUCTION, SPATIAL, Axis, Stage, Tensor, TensorExpr
+
+__all__ = [
+    "COMBINERS", "DTYPE_BYTES", "FUNCTIONS", "REDUCTION", "SPATIAL", "Axis", "Bound", "Call", "Cast", "Const", "Index",
+    "IndexValue", "Load", "Scalar", "Stage", "Tensor", "TensorExpr", "Term", "axis_index", "instruction_mix", "loads",
+    "map_indices", "transform", "walk",
+]  # fmt: skip

@@ -1,0 +1,242 @@
+"""Canonical forms: axis fusion, and axis grouping (implicit GEMM) as an alternative form.
+
+Fusion: two axes that are adjacent, or both absent, in every tensor become one axis (relu on
+``[17, 11, 3]`` is one axis of 561); axes of extent 1 disappear. Tensors are re-shaped with them: the
+arrays do not move. Grouping: the spatial axes of the anchor that no other input sees are tiled as
+one axis (``n*ho*wo`` of a convolution); the accesses become quasi-affine, the tensors keep their
+shape, and odd heights and widths become tileable. (design.md section 2.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from roller.expr.scalar import Bound, Call, Cast, Index, IndexValue, Load, Scalar, Term, map_indices
+from roller.expr.tensor_expr import SPATIAL, Axis, Stage, Tensor, TensorExpr
+
+
+def fuse_axes(expr: TensorExpr) -> TensorExpr:
+    """Return ``expr`` with extent-1 axes dropped and fusable neighbours merged.
+
+    A fused axis is named ``a*b``. Tensor shapes are merged accordingly, so arrays must be viewed in
+    the new shape; element order is unchanged.
+
+    Examples
+    --------
+    >>> import roller
+    >>> [a.name for a in fuse_axes(roller.ops.elementwise(("relu",), (17, 11, 3))).axes]
+    ['d0*d1*d2']
+    """
+    expr = _drop_unit_axes(expr)
+    while True:
+        pair = next((p for p in _neighbours(expr) if _fusable(expr, *p)), None)
+        if pair is None:
+            return expr
+        expr = _merge(expr, *pair)
+
+
+def group_axes(expr: TensorExpr) -> TensorExpr | None:
+    """Return the grouped form of ``expr`` or ``None`` where there is nothing to group.
+
+    Groups the spatial axes of the anchor that exactly the same inputs see, where at least two of them
+    exist, another input does not see them, and a further spatial axis remains; likewise its reduction
+    axes when they all are read by the same inputs. The expression needs an epilogue in place or none.
+    """
+    s = expr.anchor
+    if s.combiner is None or (len(expr.stages) > 1 and expr.epilogue is None):
+        return None
+    seen = {a.name: frozenset(ld.tensor for ld in s.loads if any(a.name in i.axes for i in ld.index)) for a in s.axes}
+    every = frozenset(ld.tensor for ld in s.loads)
+    groups: dict[frozenset[str], list[Axis]] = {}
+    for a in s.spatial_axes:
+        if seen[a.name] != every:
+            groups.setdefault(seen[a.name], []).append(a)
+    wide = [g for g in groups.values() if len(g) > 1]
+    if len(groups) < 2 or not wide:
+        return None
+    for g in wide:
+        expr = _group(expr, tuple(g))
+    reduction = expr.anchor.reduction_axes
+    if len(reduction) > 1 and len({seen[a.name] for a in reduction}) == 1:
+        expr = _group(expr, reduction)
+    return expr
+
+
+def _drop_unit_axes(expr: TensorExpr) -> TensorExpr:
+    """Substitute 0 for axes of extent 1; a stage keeps one axis of each kind that it had."""
+    unit = {a.name for s in expr.stages for a in s.axes if a.extent == 1}
+    for s in expr.stages:
+        for kind in {a.kind for a in s.axes}:
+            mine = [a for a in s.axes if a.kind == kind]
+            if all(a.name in unit for a in mine):
+                unit.discard(mine[-1].name)
+    if not unit:
+        return expr
+    index = lambda i: Index(tuple(t for t in i.terms if t.axis not in unit), i.const)  # noqa: E731
+    stages = tuple(
+        replace(
+            s,
+            axes=tuple(a for a in s.axes if a.name not in unit),
+            store=tuple(index(i) for i in s.store),
+            body=map_indices(s.body, index),
+        )
+        for s in expr.stages
+    )
+    return _squeeze(replace(expr, stages=stages, _memo={}))
+
+
+def _squeeze(expr: TensorExpr) -> TensorExpr:
+    """Drop tensor dimensions of extent 1 that every access indexes with constant 0."""
+    fixed: dict[str, set[int]] = {n: {d for d, e in enumerate(t.shape) if e == 1} for n, t in expr.tensors.items()}
+    for s in expr.stages:
+        fixed[s.name] &= {d for d, i in enumerate(s.store) if i == Index()}
+        for ld in s.loads:
+            guarded = {b.index for b in ld.guard}
+            fixed[ld.tensor] &= {d for d, i in enumerate(ld.index) if i == Index() and i not in guarded}
+    return _reshape(expr, {n: [[d] for d in range(len(expr.tensors[n].shape)) if d not in fixed[n]] for n in fixed})
+
+
+def _reshape(expr: TensorExpr, dims: dict[str, list[list[int]]]) -> TensorExpr:
+    """Keep, per tensor, the listed groups of dimensions; a group of two merges (its first index wins)."""
+
+    def tensor(t: Tensor) -> Tensor:
+        shape = []
+        for group in dims[t.name]:
+            n = 1
+            for d in group:
+                n *= t.shape[d]
+            shape.append(n)
+        return replace(t, shape=tuple(shape))
+
+    def pick(name: str, index: tuple[Index, ...]) -> tuple[Index, ...]:
+        return tuple(index[g[0]] for g in dims[name])
+
+    def scalar(n: Scalar) -> Scalar:
+        if isinstance(n, Load):
+            return replace(n, index=pick(n.tensor, n.index))
+        if isinstance(n, Call):
+            return Call(n.fn, tuple(scalar(a) for a in n.args))
+        return Cast(n.dtype, scalar(n.arg)) if isinstance(n, Cast) else n
+
+    stages = tuple(
+        replace(s, output=tensor(s.output), store=pick(s.name, s.store), body=scalar(s.body)) for s in expr.stages
+    )
+    return replace(expr, inputs=tuple(tensor(t) for t in expr.inputs), stages=stages, _memo={})
+
+
+def _neighbours(expr: TensorExpr) -> list[tuple[Axis, Axis]]:
+    out: dict[tuple[str, str], tuple[Axis, Axis]] = {}
+    for s in expr.stages:
+        for a, b in zip(s.axes, s.axes[1:], strict=False):
+            if a.kind == b.kind:
+                out.setdefault((a.name, b.name), (a, b))
+    return list(out.values())
+
+
+def _uses(s: Stage) -> list[tuple[str, tuple[Index, ...], tuple[Bound, ...]]]:
+    return [(s.name, s.store, ()), *((ld.tensor, ld.index, ld.guard) for ld in s.loads)]
+
+
+def _fusable(expr: TensorExpr, a: Axis, b: Axis) -> bool:
+    from roller.expr.scalar import walk
+
+    pair = {a.name, b.name}
+    for s in expr.stages:
+        mine = [x for x in s.axes if x.name in pair]
+        if not mine:
+            continue
+        if len(mine) != 2 or mine[0].name != a.name or mine[0].kind != mine[1].kind:
+            return False
+        if s.axes.index(mine[1]) != s.axes.index(mine[0]) + 1:
+            return False
+        for n in walk(s.body):
+            if isinstance(n, IndexValue) and pair & set(n.index.axes):
+                return False
+        for name, index, guard in _uses(s):
+            if any(pair & set(g.index.axes) for g in guard) or not _adjacent(expr, name, index, a, b):
+                return False
+    return True
+
+
+def _adjacent(expr: TensorExpr, tensor: str, index: tuple[Index, ...], a: Axis, b: Axis) -> bool:
+    pair = {a.name, b.name}
+    where = [d for d, i in enumerate(index) if pair & set(i.axes)]
+    if not where:
+        return True
+    shape = expr.tensors[tensor].shape
+    return (
+        len(where) == 2
+        and where[1] == where[0] + 1
+        and index[where[0]].is_axis(a.name)
+        and index[where[1]].is_axis(b.name)
+        and shape[where[0]] == a.extent
+        and shape[where[1]] == b.extent
+    )
+
+
+def _merge(expr: TensorExpr, a: Axis, b: Axis) -> TensorExpr:
+    fused = Axis(f"{a.name}*{b.name}", a.extent * b.extent, a.kind)
+    dims: dict[str, list[list[int]]] = {}
+    for s in expr.stages:
+        for name, index, _ in _uses(s):
+            first = next((d for d, i in enumerate(index) if i.is_axis(a.name)), None)
+            groups = [[d] for d in range(len(index))]
+            if first is not None:
+                groups = [[d] for d in range(first)] + [[first, first + 1]] + [[d] for d in range(first + 2, len(index))]
+            if name in dims and dims[name] != groups and first is None:
+                continue
+            dims[name] = groups
+    for t in expr.inputs:
+        dims.setdefault(t.name, [[d] for d in range(len(t.shape))])
+    rename = lambda i: Index((Term(fused.name),)) if i.is_axis(a.name) else i  # noqa: E731
+    stages = tuple(
+        replace(
+            s,
+            axes=tuple(fused if x.name == a.name else x for x in s.axes if x.name != b.name),
+            store=tuple(rename(i) for i in s.store),
+            body=map_indices(s.body, rename),
+        )
+        if any(x.name == a.name for x in s.axes)
+        else s
+        for s in expr.stages
+    )
+    # The merged dimension keeps the index of the outer axis, which `rename` has already replaced.
+    return _reshape_checked(expr, stages, dims)
+
+
+def _reshape_checked(expr: TensorExpr, stages: tuple[Stage, ...], dims: dict[str, list[list[int]]]) -> TensorExpr:
+    """Apply :func:`_reshape` to stages whose indices were renamed but whose tensors keep the old rank."""
+    shell = object.__new__(TensorExpr)  # the intermediate state is not a valid expression: skip its checks
+    for key, value in (
+        ("name", expr.name), ("inputs", expr.inputs), ("stages", stages), ("outputs", expr.outputs),
+        ("allow_padding", expr.allow_padding), ("_memo", {}),
+    ):  # fmt: skip
+        object.__setattr__(shell, key, value)
+    return _reshape(shell, dims)
+
+
+def _group(expr: TensorExpr, axes: tuple[Axis, ...]) -> TensorExpr:
+    """Replace ``axes`` by one axis; every index through them becomes quasi-affine."""
+    name = "*".join(a.name for a in axes)
+    total = 1
+    parts: dict[str, Term] = {}
+    for a in reversed(axes):
+        parts[a.name] = Term(name, 1, total, a.extent)
+        total *= a.extent
+    outer = parts[axes[0].name]
+    parts[axes[0].name] = replace(outer, mod=0)  # the outermost part needs no remainder
+    grouped = Axis(name, total, axes[0].kind)
+
+    def index(i: Index) -> Index:
+        terms = tuple(replace(parts[t.axis], coef=t.coef) if t.axis in parts else t for t in i.terms)
+        return Index(terms, i.const)
+
+    def stage(s: Stage) -> Stage:
+        if not any(a.name in parts for a in s.axes):
+            return s
+        rest = [a for a in s.axes if a.name not in parts]
+        at = len([a for a in rest if a.kind == SPATIAL]) if grouped.kind == SPATIAL else len(rest)
+        new = (*rest[:at], grouped, *rest[at:])
+        return replace(s, axes=new, store=tuple(index(i) for i in s.store), body=map_indices(s.body, index))
+
+    return replace(expr, stages=tuple(stage(s) for s in expr.stages), _memo={})

@@ -1,0 +1,187 @@
+"""The float64 reference: the only oracle for a user's own expression.
+
+Evaluation is by points: a stage is computed at a set of output points over its whole reduction
+domain, and a load of an intermediate tensor evaluates that tensor at the points it touches. So a
+few hundred sampled points of a large convolution cost a few hundred dot products, whatever the size
+of the tensors. Work goes in chunks of bounded memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from roller.errors import ExprError
+from roller.expr.scalar import FUNCTIONS, Bound, Cast, Const, IndexValue, Load, Scalar
+from roller.expr.tensor_expr import COMBINERS, Stage, TensorExpr
+
+#: Points x reduction elements evaluated at once; bounds memory to about 100 MB per live temporary.
+_CHUNK = 1 << 21
+
+_COMBINE = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod}
+
+
+def evaluate(
+    expr: TensorExpr, arrays: Sequence[np.ndarray], points: np.ndarray | None = None, *, magnitude: bool = False
+) -> tuple[np.ndarray, ...]:
+    """Compute the outputs of ``expr`` in float64 (integers exactly in int64 where the data are integers).
+
+    Parameters
+    ----------
+    expr
+        The expression.
+    arrays
+        One array per input, in call order, shapes and dtypes as declared.
+    points
+        Integer array ``(P, rank)`` of output coordinates; all outputs share it. ``None`` computes everything.
+    magnitude
+        Return instead the sum of ``|body|`` over the reduction at each point of the *anchor* (stages after
+        it pass it on by their absolute values): the ``sum |a||b|`` of the error bound.
+
+    Returns
+    -------
+    tuple of numpy.ndarray
+        Per output, the whole array, or shape ``(P,)`` where points are given.
+
+    Raises
+    ------
+    ExprError
+        Where the arrays do not match the declared inputs.
+
+    Examples
+    --------
+    >>> import numpy as np, roller
+    >>> e = roller.ops.matmul(2, 2, 3)
+    >>> a, b = np.ones((2, 3), np.float32), np.ones((3, 2), np.float32)
+    >>> float(e.evaluate([a, b])[0][1, 1])
+    3.0
+    """
+    if len(arrays) != len(expr.inputs):
+        raise ExprError(f"{expr.name}: expected {len(expr.inputs)} arrays, got {len(arrays)}.")
+    for t, a in zip(expr.inputs, arrays, strict=True):
+        if tuple(a.shape) != t.shape:
+            raise ExprError(f"{expr.name}: input '{t.name}': expected shape {t.shape}, got {tuple(a.shape)}.")
+    values = {t.name: np.asarray(a) for t, a in zip(expr.inputs, arrays, strict=True)}
+    run = _Evaluation(expr, values, magnitude)
+    if points is not None:
+        where = np.asarray(points, dtype=np.int64)
+        return tuple(run.at(name, where) for name in expr.outputs)
+    for s in expr.stages:
+        values[s.name] = run.whole(s)
+    return tuple(values[name] for name in expr.outputs)
+
+
+class _Evaluation:
+    """One evaluation: the values known so far, and the recursion over stages."""
+
+    def __init__(self, expr: TensorExpr, values: dict[str, np.ndarray], magnitude: bool) -> None:
+        self.values = values
+        self.magnitude = magnitude
+        self.stages = {s.name: s for s in expr.stages}
+        self.tensors = expr.tensors
+
+    def whole(self, s: Stage) -> np.ndarray:
+        """Every element of the stage's output."""
+        shape = s.output.shape
+        grid = np.indices(shape, dtype=np.int64).reshape(len(shape), -1).T if shape else np.zeros((1, 0), np.int64)
+        return self._stage_at(s, grid).reshape(shape)
+
+    def at(self, tensor: str, points: np.ndarray) -> np.ndarray:
+        """Elements of ``tensor`` at ``points`` ``(P, rank)``."""
+        known = self.values.get(tensor)
+        if known is not None:
+            return known[tuple(points.T)] if points.shape[1] else np.broadcast_to(known, (len(points),))
+        shape = self.tensors[tensor].shape
+        if not shape:
+            return np.broadcast_to(self._stage_at(self.stages[tensor], points[:1]), (len(points),))
+        flat = np.ravel_multi_index(tuple(points.T), shape)
+        unique, inverse = np.unique(flat, return_inverse=True)
+        coords = np.stack(np.unravel_index(unique, shape), axis=1)
+        return self._stage_at(self.stages[tensor], coords)[inverse]
+
+    def _stage_at(self, s: Stage, points: np.ndarray) -> np.ndarray:
+        env = _axis_values(s, points)
+        extents = [a.extent for a in s.reduction_axes]
+        width = int(np.prod(extents, dtype=np.int64)) if extents else 1
+        step = max(1, _CHUNK // width)
+        parts = [
+            self._chunk(s, {k: v[i : i + step] for k, v in env.items()}, min(step, len(points) - i), extents)
+            for i in range(0, len(points), step)
+        ]
+        return np.concatenate(parts) if parts else np.zeros(0)
+
+    def _chunk(self, s: Stage, env: dict[str, np.ndarray], rows: int, extents: list[int]) -> np.ndarray:
+        if s.combiner is None:
+            out = np.broadcast_to(self._scalar(s.body, env), (rows,))
+            return np.abs(out) if self.magnitude else out
+        grid = np.indices(extents, dtype=np.int64).reshape(len(extents), -1)
+        wide = {k: v[:, None] for k, v in env.items()}
+        total: Any = None
+        step = max(1, _CHUNK // max(1, rows))
+        for i in range(0, grid.shape[1], step):  # a single very long reduction goes in pieces
+            wide.update({a.name: g[None, i : i + step] for a, g in zip(s.reduction_axes, grid, strict=True)})
+            n = min(step, grid.shape[1] - i)
+            body = np.broadcast_to(self._scalar(s.body, wide), (rows, n))
+            part = np.sum(np.abs(body), axis=1) if self.magnitude else _COMBINE[s.combiner](body, axis=1)
+            if total is None:
+                total = part
+            elif self.magnitude or s.combiner == "sum":
+                total = total + part
+            else:
+                total = {"max": np.maximum, "min": np.minimum, "prod": np.multiply}[s.combiner](total, part)
+        return np.asarray(total)
+
+    def _scalar(self, node: Scalar, env: Mapping[str, np.ndarray]) -> Any:
+        if isinstance(node, Const):
+            return np.float64(node.value) if "float" in node.dtype else np.int64(node.value)
+        if isinstance(node, IndexValue):
+            return node.index(env)
+        if isinstance(node, Cast):
+            value = self._scalar(node.arg, env)
+            return np.asarray(value).astype(np.int64) if "int" in node.dtype else np.asarray(value, dtype=np.float64)
+        if isinstance(node, Load):
+            return self._load(node, env)
+        args = [self._scalar(a, env) for a in node.args]
+        if self.magnitude and node.fn == "sub":
+            return np.abs(args[0]) + np.abs(args[1])
+        if self.magnitude and node.fn == "add":
+            return np.abs(args[0]) + np.abs(args[1])
+        return FUNCTIONS[node.fn].numpy(*args)
+
+    def _load(self, node: Load, env: Mapping[str, np.ndarray]) -> Any:
+        inside: Any = True
+        for b in node.guard:
+            inside = inside & _inside(b, env)
+        shape = self.tensors[node.tensor].shape
+        index = [np.asarray(i(env)) for i in node.index]
+        index = [np.clip(i, 0, n - 1) if node.guard else i for i, n in zip(index, shape, strict=True)]
+        if not index:
+            out: Any = self.at(node.tensor, np.zeros((1, 0), np.int64))[0]
+        elif node.tensor in self.values:
+            out = self.values[node.tensor][tuple(index)]
+        else:
+            full = np.broadcast_arrays(*index)
+            out = self.at(node.tensor, np.stack([i.ravel() for i in full], axis=1)).reshape(full[0].shape)
+        out = out.astype(np.int64) if np.issubdtype(out.dtype, np.integer) else out.astype(np.float64)
+        return np.where(inside, out, node.outside) if node.guard else out
+
+
+def _inside(b: Bound, env: Mapping[str, np.ndarray]) -> Any:
+    value = b.index(env)
+    return (value >= b.low) & (value < b.high)
+
+
+def _axis_values(s: Stage, points: np.ndarray) -> dict[str, np.ndarray]:
+    """Invert the store map: axis values of output points (a grouped axis sums ``index * div``)."""
+    env = {a.name: np.zeros(len(points), np.int64) for a in s.spatial_axes}
+    for d, index in enumerate(s.store):
+        for t in index.terms:
+            env[t.axis] = env[t.axis] + points[:, d] * t.div
+    return env
+
+
+def neutral(combiner: str) -> float:
+    """Return the neutral value of a combiner, which is also what padding may add."""
+    return COMBINERS[combiner]

@@ -1,0 +1,256 @@
+"""Scalar expression tree: what one point of a stage computes.
+
+The tree is the only description of the arithmetic: the float64 reference evaluates it, the
+performance model counts its instruction classes, and code generation prints it. Nodes are
+frozen, hashable and free of TVM.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from roller.errors import ExprError
+
+
+@dataclass(frozen=True)
+class Term:
+    """``coef * ((axis // div) % mod)``; ``mod == 0`` means no modulo, ``div == 1`` no division."""
+
+    axis: str
+    coef: int = 1
+    div: int = 1
+    mod: int = 0
+
+    @property
+    def is_affine(self) -> bool:
+        """Whether the term is ``coef * axis``."""
+        return self.div == 1 and self.mod == 0
+
+
+@dataclass(frozen=True)
+class Index:
+    """A (quasi-)affine integer expression of the axes: ``sum(terms) + const``."""
+
+    terms: tuple[Term, ...] = ()
+    const: int = 0
+
+    @property
+    def is_affine(self) -> bool:
+        """Whether no term divides or takes a remainder."""
+        return all(t.is_affine for t in self.terms)
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Names of the axes read, each once, in order of the terms."""
+        return tuple(dict.fromkeys(t.axis for t in self.terms))
+
+    def is_axis(self, name: str) -> bool:
+        """Whether the index is exactly the axis ``name``."""
+        return self.const == 0 and self.terms == (Term(name),)
+
+    def __call__(self, values: Mapping[str, Any]) -> Any:
+        """Evaluate with ``values[axis]`` an int or an integer array."""
+        total: Any = self.const
+        for t in self.terms:
+            v = values[t.axis]
+            if t.div != 1:
+                v = v // t.div
+            if t.mod:
+                v = v % t.mod
+            total = total + (v if t.coef == 1 else t.coef * v)
+        return total
+
+    def range(self, extents: Mapping[str, int]) -> tuple[int, int]:
+        """Smallest and largest value over the box ``0 <= axis < extents[axis]`` (conservative)."""
+        low = high = self.const
+        for t in self.terms:
+            top = (extents[t.axis] - 1) // t.div
+            if t.mod:
+                top = min(top, t.mod - 1)
+            low += min(0, t.coef * top)
+            high += max(0, t.coef * top)
+        return low, high
+
+
+def axis_index(name: str, coef: int = 1, const: int = 0) -> Index:
+    """Return the index ``coef * name + const``."""
+    return Index((Term(name, coef),), const)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The guard ``low <= index < high`` of a load."""
+
+    index: Index
+    low: int
+    high: int
+
+
+@dataclass(frozen=True)
+class Const:
+    """A literal."""
+
+    value: float
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True)
+class Load:
+    """One element of ``tensor``; ``outside`` where a guard fails (the padding value)."""
+
+    tensor: str
+    index: tuple[Index, ...]
+    guard: tuple[Bound, ...] = ()
+    outside: float = 0.0
+
+
+@dataclass(frozen=True)
+class IndexValue:
+    """The value of an index as data (arg-reductions)."""
+
+    index: Index
+    dtype: str = "int32"
+
+
+@dataclass(frozen=True)
+class Cast:
+    """Conversion of ``arg`` to ``dtype``."""
+
+    dtype: str
+    arg: Scalar
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function of :data:`FUNCTIONS` applied to scalars."""
+
+    fn: str
+    args: tuple[Scalar, ...]
+
+    def __post_init__(self) -> None:
+        """Reject unknown functions and wrong argument counts at construction."""
+        known = FUNCTIONS.get(self.fn)
+        if known is None:
+            raise ExprError(f"scalar expression: unknown function '{self.fn}'. Use one of {sorted(FUNCTIONS)}.")
+        if len(self.args) != known.arity:
+            raise ExprError(f"scalar expression: {self.fn} takes {known.arity} arguments, got {len(self.args)}.")
+
+
+Scalar: TypeAlias = Const | Load | IndexValue | Cast | Call
+
+
+def _erf(x: np.ndarray) -> np.ndarray:
+    """Error function in float64 (NumPy has none); ``math.erf`` is correctly rounded enough."""
+    flat = np.asarray(x, dtype=np.float64)
+    return np.array([math.erf(v) for v in flat.ravel()], dtype=np.float64).reshape(flat.shape)
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    """Logistic function that does not overflow for large negative arguments."""
+    e = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1.0 / (1.0 + e), e / (1.0 + e))
+
+
+class Function(NamedTuple):
+    """Arity, NumPy meaning and instruction class of a scalar function."""
+
+    arity: int
+    numpy: Callable[..., Any]
+    instruction_class: str
+
+
+#: Instruction classes: ``fma`` (add, multiply and fused), ``add`` (compare, max, select),
+#: ``special`` (special-function unit; division and roots).
+FUNCTIONS: dict[str, Function] = {
+    "add": Function(2, np.add, "fma"),
+    "sub": Function(2, np.subtract, "fma"),
+    "mul": Function(2, np.multiply, "fma"),
+    "div": Function(2, np.divide, "special"),
+    "max": Function(2, np.maximum, "add"),
+    "min": Function(2, np.minimum, "add"),
+    "neg": Function(1, np.negative, "add"),
+    "abs": Function(1, np.abs, "add"),
+    "exp": Function(1, np.exp, "special"),
+    "log": Function(1, np.log, "special"),
+    "sqrt": Function(1, np.sqrt, "special"),
+    "rsqrt": Function(1, lambda x: 1.0 / np.sqrt(x), "special"),
+    "tanh": Function(1, np.tanh, "special"),
+    "erf": Function(1, _erf, "special"),
+    "sigmoid": Function(1, _sigmoid, "special"),
+    "pow": Function(2, np.power, "special"),
+    "floor": Function(1, np.floor, "add"),
+    "ceil": Function(1, np.ceil, "add"),
+    "eq": Function(2, np.equal, "add"),
+    "lt": Function(2, np.less, "add"),
+    "le": Function(2, np.less_equal, "add"),
+    "select": Function(3, np.where, "add"),
+}
+
+
+def walk(node: Scalar) -> Iterator[Scalar]:
+    """Yield ``node`` and everything below it, parents first."""
+    yield node
+    if isinstance(node, Call):
+        for a in node.args:
+            yield from walk(a)
+    elif isinstance(node, Cast):
+        yield from walk(node.arg)
+
+
+def loads(node: Scalar) -> tuple[Load, ...]:
+    """Return the distinct loads of the tree, in order of first appearance."""
+    return tuple(dict.fromkeys(n for n in walk(node) if isinstance(n, Load)))
+
+
+def transform(node: Scalar, fn: Callable[[Scalar], Scalar]) -> Scalar:
+    """Rebuild the tree bottom-up, replacing every node by ``fn(node)``."""
+    if isinstance(node, Call):
+        node = Call(node.fn, tuple(transform(a, fn) for a in node.args))
+    elif isinstance(node, Cast):
+        node = Cast(node.dtype, transform(node.arg, fn))
+    return fn(node)
+
+
+def map_indices(node: Scalar, fn: Callable[[Index], Index]) -> Scalar:
+    """Rebuild the tree with every index (of loads, guards and index values) replaced by ``fn``."""
+
+    def leaf(n: Scalar) -> Scalar:
+        if isinstance(n, Load):
+            guard = tuple(Bound(fn(b.index), b.low, b.high) for b in n.guard)
+            return Load(n.tensor, tuple(fn(i) for i in n.index), guard, n.outside)
+        return IndexValue(fn(n.index), n.dtype) if isinstance(n, IndexValue) else n
+
+    return transform(node, leaf)
+
+
+def instruction_mix(node: Scalar, combiner: str | None) -> dict[str, float]:
+    """Count instructions per class for one point, the combiner's step included.
+
+    A product that feeds a ``sum`` is one fused multiply-add.
+
+    Examples
+    --------
+    >>> a, b = Load("A", ()), Load("B", ())
+    >>> instruction_mix(Call("mul", (a, b)), "sum")
+    {'fma': 1.0}
+    >>> instruction_mix(a, "max")
+    {'add': 1.0}
+    """
+    mix: dict[str, float] = {}
+    for n in walk(node):
+        if isinstance(n, Call):
+            kind = FUNCTIONS[n.fn].instruction_class
+            mix[kind] = mix.get(kind, 0.0) + 1.0
+        elif isinstance(n, Cast):
+            mix["convert"] = mix.get("convert", 0.0) + 1.0
+    if combiner == "sum" and isinstance(node, Call) and node.fn == "mul":
+        return mix
+    if combiner is not None:
+        kind = "fma" if combiner in ("sum", "prod") else "add"
+        mix[kind] = mix.get(kind, 0.0) + 1.0
+    return mix

@@ -1,0 +1,277 @@
+"""TensorExpr: a small frozen DAG of stages over named axes.
+
+A stage writes one tensor. Its store index maps the spatial axes to the tensor's dimensions
+(the identity unless axes were fused or grouped); its body is a scalar tree over loads; an
+optional combiner reduces over the reduction axes. Axis names are shared between the stages of
+one expression: an axis of the same name means the same coordinate, which is what lets fusion and
+tiling act on all stages at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from roller.errors import ExprError, did_you_mean
+from roller.expr.scalar import Index, Load, Scalar, loads
+
+SPATIAL, REDUCTION = "spatial", "reduction"
+
+#: Neutral value of each combiner.
+COMBINERS: dict[str, float] = {"sum": 0.0, "max": float("-inf"), "min": float("inf"), "prod": 1.0}
+
+DTYPE_BYTES: dict[str, int] = {
+    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
+    "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A loop of a stage: its name, extent (elements) and kind (``spatial`` or ``reduction``)."""
+
+    name: str
+    extent: int
+    kind: str = SPATIAL
+
+    def __post_init__(self) -> None:
+        """Reject extents no loop can have."""
+        if not isinstance(self.extent, (int, np.integer)) or isinstance(self.extent, bool):
+            raise ExprError(
+                f"axis '{self.name}': expected an integer extent, got {self.extent!r}. Give concrete shapes; "
+                "symbolic extents are not supported."
+            )
+        if self.extent < 1:
+            raise ExprError(f"axis '{self.name}': expected an extent of at least 1, got {self.extent}.")
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A named array: shape in elements, dtype as a NumPy-style name."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        """Reject shapes and dtypes no array can have."""
+        if self.dtype not in DTYPE_BYTES:
+            raise ExprError(
+                f"tensor '{self.name}': unknown dtype '{self.dtype}'{did_you_mean(self.dtype, DTYPE_BYTES)}. "
+                f"Use one of {sorted(DTYPE_BYTES)}."
+            )
+        if any(int(s) < 1 for s in self.shape):
+            raise ExprError(f"tensor '{self.name}': expected positive dimensions, got {self.shape}.")
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64)) if self.shape else 1
+
+    @property
+    def itemsize_bytes(self) -> int:
+        """Bytes of one element."""
+        return DTYPE_BYTES[self.dtype]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole tensor."""
+        return self.elements * self.itemsize_bytes
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One loop nest: ``output[store] = combine over reduction axes of body``.
+
+    ``acc_dtype`` is the dtype the combiner accumulates in; the result is converted to the
+    output's dtype once.
+    """
+
+    output: Tensor
+    axes: tuple[Axis, ...]
+    store: tuple[Index, ...]
+    body: Scalar
+    combiner: str | None = None
+    acc_dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        """Check that combiner and axes agree."""
+        if self.combiner is not None and self.combiner not in COMBINERS:
+            raise ExprError(f"stage '{self.name}': unknown combiner '{self.combiner}'. Use one of {sorted(COMBINERS)}.")
+        if self.combiner is None and self.reduction_axes:
+            raise ExprError(f"stage '{self.name}': has reduction axes but no combiner.")
+
+    @property
+    def name(self) -> str:
+        """The stage is named by the tensor it writes."""
+        return self.output.name
+
+    @cached_property
+    def spatial_axes(self) -> tuple[Axis, ...]:
+        """Axes of the result."""
+        return tuple(a for a in self.axes if a.kind == SPATIAL)
+
+    @cached_property
+    def reduction_axes(self) -> tuple[Axis, ...]:
+        """Axes that are combined away."""
+        return tuple(a for a in self.axes if a.kind == REDUCTION)
+
+    @cached_property
+    def extents(self) -> dict[str, int]:
+        """Extent of every axis by name."""
+        return {a.name: a.extent for a in self.axes}
+
+    @cached_property
+    def loads(self) -> tuple[Load, ...]:
+        """Distinct loads of the body."""
+        return loads(self.body)
+
+    @cached_property
+    def points(self) -> int:
+        """Number of (spatial x reduction) points."""
+        return int(np.prod([a.extent for a in self.axes], dtype=np.int64)) if self.axes else 1
+
+
+@dataclass(frozen=True)
+class TensorExpr:
+    """What the constructor knows about an operator; frozen, hashable and free of TVM.
+
+    Parameters
+    ----------
+    name
+        A label for people (``"matmul"``); never used for a decision and not part of ``key``.
+    inputs
+        Tensors the caller passes, in call order.
+    stages
+        Loop nests in topological order; the last ones write the outputs.
+    outputs
+        Names of the result tensors.
+    allow_padding
+        ``False`` forbids padding any axis in the upper layers (the expression is then tiled only by
+        divisors).
+    """
+
+    name: str
+    inputs: tuple[Tensor, ...]
+    stages: tuple[Stage, ...]
+    outputs: tuple[str, ...]
+    allow_padding: bool = True
+    _memo: dict[str, Any] = field(default_factory=dict, compare=False, repr=False, hash=False)
+
+    def __post_init__(self) -> None:
+        """Check names, ranks and order of the stages."""
+        known: dict[str, Tensor] = {}
+        for t in self.inputs:
+            if t.name in known:
+                raise ExprError(f"{self.name}: two tensors are named '{t.name}'. Give each a name of its own.")
+            known[t.name] = t
+        if not self.stages:
+            raise ExprError(f"{self.name}: expected at least one stage, got none.")
+        for s in self.stages:
+            self._check_stage(s, known)
+            known[s.name] = s.output
+        for o in self.outputs:
+            if o not in {s.name for s in self.stages}:
+                raise ExprError(f"{self.name}: output '{o}' is written by no stage.")
+
+    def _check_stage(self, s: Stage, known: Mapping[str, Tensor]) -> None:
+        if s.name in known:
+            raise ExprError(f"{self.name}: two tensors are named '{s.name}'. Give each a name of its own.")
+        if len(s.store) != len(s.output.shape):
+            raise ExprError(f"{self.name}: stage '{s.name}' stores {len(s.store)} indices into {s.output.shape}.")
+        names = set(s.extents)
+        for ld in s.loads:
+            t = known.get(ld.tensor)
+            if t is None:
+                raise ExprError(f"{self.name}: stage '{s.name}' reads '{ld.tensor}', which nothing defines before it.")
+            if len(ld.index) != len(t.shape):
+                raise ExprError(f"{self.name}: '{ld.tensor}' has {len(t.shape)} dimensions, read with {len(ld.index)}.")
+            self._check_load(s, ld, t, names)
+
+    def _check_load(self, s: Stage, ld: Load, t: Tensor, names: set[str]) -> None:
+        for d, i in enumerate(ld.index):
+            unknown = set(i.axes) - names
+            if unknown:
+                raise ExprError(f"{self.name}: stage '{s.name}' reads '{ld.tensor}' by unknown axes {sorted(unknown)}.")
+            low, high = i.range(s.extents)
+            guards = [b for b in ld.guard if b.index == i]
+            low = max([low, *(b.low for b in guards)])
+            high = min([high, *(b.high - 1 for b in guards)])
+            if low <= high and (low < 0 or high >= t.shape[d]):
+                raise ExprError(
+                    f"{self.name}: stage '{s.name}' reads '{ld.tensor}' dimension {d} at {low}..{high}, outside "
+                    f"0..{t.shape[d] - 1}. Guard the access or correct the shape."
+                )
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor by name: inputs, intermediates, outputs."""
+        return {t.name: t for t in (*self.inputs, *(s.output for s in self.stages))}
+
+    @cached_property
+    def anchor(self) -> Stage:
+        """The stage that decides the tiling: the reduction with most points, else the largest stage."""
+        reducing = [s for s in self.stages if s.combiner is not None]
+        return max(reducing or list(self.stages), key=lambda s: s.points)
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """Axes of the anchor: spatial ones in output order, then reduction axes."""
+        return self.anchor.axes
+
+    @cached_property
+    def output_tensors(self) -> tuple[Tensor, ...]:
+        """The result tensors."""
+        return tuple(self.tensors[o] for o in self.outputs)
+
+    @cached_property
+    def epilogue(self) -> Stage | None:
+        """The element-wise stage that consumes the anchor's result in place, if that is all there is."""
+        if len(self.stages) != 2 or self.stages[0] is not self.anchor:
+            return None
+        last = self.stages[1]
+        own = [ld for ld in last.loads if ld.tensor == self.anchor.name]
+        same = last.combiner is None and last.store == self.anchor.store and last.axes == self.anchor.spatial_axes
+        return last if same and own and all(ld.index == self.anchor.store and not ld.guard for ld in own) else None
+
+    @cached_property
+    def flops(self) -> int:
+        """Floating-point operations, a fused multiply-add counted as two (points x operations)."""
+        from roller.expr.scalar import Call, walk
+
+        total = 0
+        for s in self.stages:
+            ops = sum(1 for n in walk(s.body) if isinstance(n, Call)) + (1 if s.combiner else 0)
+            total += ops * s.points
+        return total
+
+    @cached_property
+    def compulsory_bytes(self) -> int:
+        """Whole inputs once plus outputs once (bytes)."""
+        return sum(t.nbytes for t in self.inputs) + sum(t.nbytes for t in self.output_tensors)
+
+    @cached_property
+    def key(self) -> str:
+        """SHA-256 of the expression with all names replaced by positions."""
+        from roller.expr.serialize import anonymous
+
+        return hashlib.sha256(json.dumps(anonymous(self), sort_keys=True).encode()).hexdigest()
+
+    def evaluate(
+        self, arrays: Sequence[np.ndarray], points: np.ndarray | None = None, *, magnitude: bool = False
+    ) -> tuple[np.ndarray, ...]:
+        """Compute the float64 reference; see :func:`roller.expr.evaluate.evaluate`."""
+        from roller.expr.evaluate import evaluate
+
+        return evaluate(self, arrays, points, magnitude=magnitude)
+
+    def __str__(self) -> str:
+        """Name, axes and tensors on one line."""
+        axes = " ".join(f"{a.name}={a.extent}" for a in self.axes)
+        return f"{self.name}[{axes}]"

@@ -1,0 +1,213 @@
+"""RProgram: one rTile per tiled memory layer, and everything code generation needs to know of them.
+
+Layers are listed from fastest to slowest. On a GPU the ``register`` tile belongs to one thread, the
+``shared`` tile to one block; on a CPU the ``register`` tile is the micro-kernel, the ``l1`` tile the
+panel step, the ``l2`` tile one parallel task. Per axis every tile is a multiple of the tile above it
+(closer to the arithmetic); the slowest layer holds the whole tensors. Extents may exceed the axis:
+the excess is padding in the upper layers, never a padded copy in DRAM.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from roller.errors import ArtifactError, TileError
+from roller.expr import SPATIAL, Axis, TensorExpr
+from roller.expr.serialize import expr_from_dict, expr_to_dict
+
+#: Code-generation structures (one template each), chosen by properties of the expression.
+STRUCTURES = ("tiled", "rows", "streaming")
+
+
+@dataclass(frozen=True)
+class RProgram:
+    """A complete tiling of an expression for one kind of device.
+
+    Parameters
+    ----------
+    expr
+        The canonical (fused or grouped) expression the tiles refer to.
+    kind
+        ``"gpu"`` or ``"cpu"``.
+    structure
+        ``"tiled"`` (reduction with reuse), ``"rows"`` (reduction without reuse, and multi-stage
+        expressions), ``"streaming"`` (no reduction).
+    tiles
+        ``((layer, extents), ...)`` from fastest to slowest; extents in elements over ``expr.axes``.
+    storage_padding
+        ``((tensor, elements), ...)``: elements appended to each row of a staged data tile.
+    staged
+        Inputs copied through the scratchpad (GPU) or into packed panels (CPU); others are read in place.
+    vector_axis
+        Axis whose register tile is loaded, computed or stored as vectors; ``None`` for scalars.
+    vector_elements
+        Elements of one vector access along ``vector_axis``.
+    interleaved
+        GPU: a thread's elements along an axis are ``thread + threads * r`` instead of contiguous
+        (along ``vector_axis`` in chunks of ``vector_elements``).
+    split_k
+        Number of parts the reduction is split into over blocks; each part writes a partial result that a
+        second, deterministic pass combines.
+    relaxed
+        Names of alignment rules this program does not meet and is priced for.
+    """
+
+    expr: TensorExpr
+    kind: str
+    structure: str
+    tiles: tuple[tuple[str, tuple[int, ...]], ...]
+    storage_padding: tuple[tuple[str, int], ...] = ()
+    staged: tuple[str, ...] = ()
+    vector_axis: str | None = None
+    vector_elements: int = 1
+    interleaved: bool = False
+    split_k: int = 1
+    relaxed: tuple[str, ...] = ()
+    _memo: dict[str, Any] = field(default_factory=dict, compare=False, repr=False, hash=False)
+
+    def __post_init__(self) -> None:
+        """Check that every tile has the anchor's rank and divides the one below it."""
+        rank = len(self.expr.axes)
+        above: tuple[int, ...] | None = None
+        for layer, extents in self.tiles:
+            if len(extents) != rank:
+                raise TileError(f"tile '{layer}': expected {rank} extents for {self.axis_names}, got {extents}.")
+            if any(e < 1 for e in extents):
+                raise TileError(f"tile '{layer}': expected extents of at least 1, got {extents}.")
+            if above is not None and any(e % a for e, a in zip(extents, above, strict=True)):
+                raise TileError(f"tile '{layer}' {extents} is not a per-axis multiple of the tile above it {above}.")
+            above = extents
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """Axes the tiles are extents of."""
+        return self.expr.axes
+
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        """Names of the axes."""
+        return tuple(a.name for a in self.axes)
+
+    def tile(self, layer: str) -> dict[str, int]:
+        """Return the extents of a layer's tile by axis name."""
+        for name, extents in self.tiles:
+            if name == layer:
+                return dict(zip(self.axis_names, extents, strict=True))
+        raise TileError(f"program has no tile in layer '{layer}'; it has {[n for n, _ in self.tiles]}.")
+
+    @cached_property
+    def layers(self) -> tuple[str, ...]:
+        """Tiled layers, fastest first."""
+        return tuple(n for n, _ in self.tiles)
+
+    @cached_property
+    def block_tile(self) -> dict[str, int]:
+        """Tile of the slowest tiled layer: one block (GPU) or one task (CPU)."""
+        return self.tile(self.layers[-1])
+
+    @cached_property
+    def threads(self) -> dict[str, int]:
+        """GPU: threads per axis = block tile / register tile (reduction axes only in ``rows``)."""
+        register, block = self.tile("register"), self.block_tile
+        return {
+            a.name: block[a.name] // register[a.name] if a.kind == SPATIAL or self.structure == "rows" else 1
+            for a in self.axes
+        }
+
+    @cached_property
+    def threads_per_block(self) -> int:
+        """GPU: threads of one block."""
+        total = 1
+        for n in self.threads.values():
+            total *= n
+        return total
+
+    @cached_property
+    def grid(self) -> dict[str, int]:
+        """Blocks (or tasks) per spatial axis: ``ceil(extent / block tile)``."""
+        return {a.name: -(-a.extent // self.block_tile[a.name]) for a in self.axes if a.kind == SPATIAL}
+
+    @cached_property
+    def blocks(self) -> int:
+        """Blocks (or tasks) of the whole launch, split-K parts included."""
+        total = self.split_k
+        for n in self.grid.values():
+            total *= n
+        return total
+
+    @cached_property
+    def reduction_steps(self) -> dict[str, int]:
+        """Steps per reduction axis: ``ceil(extent / block tile)``."""
+        return {a.name: -(-a.extent // self.block_tile[a.name]) for a in self.axes if a.kind != SPATIAL}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready data; :meth:`from_dict` is the inverse."""
+        return {
+            "expr": expr_to_dict(self.expr),
+            "kind": self.kind,
+            "structure": self.structure,
+            "tiles": [[layer, list(extents)] for layer, extents in self.tiles],
+            "storage_padding": [list(p) for p in self.storage_padding],
+            "staged": list(self.staged),
+            "vector_axis": self.vector_axis,
+            "vector_elements": self.vector_elements,
+            "interleaved": self.interleaved,
+            "split_k": self.split_k,
+            "relaxed": list(self.relaxed),
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> RProgram:
+        """Rebuild a program from :meth:`to_dict` data.
+
+        Raises
+        ------
+        ArtifactError
+            Where a field is missing or malformed.
+        """
+        try:
+            return cls(
+                expr_from_dict(data["expr"]),
+                data["kind"],
+                data["structure"],
+                tuple((layer, tuple(extents)) for layer, extents in data["tiles"]),
+                tuple((t, n) for t, n in data["storage_padding"]),
+                tuple(data["staged"]),
+                data["vector_axis"],
+                data["vector_elements"],
+                data["interleaved"],
+                data["split_k"],
+                tuple(data["relaxed"]),
+            )
+        except (KeyError, TypeError) as err:
+            raise ArtifactError(f"program: expected a serialised RProgram, got {err!r}. The file is damaged.") from err
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over everything that distinguishes this program."""
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
+
+    def __str__(self) -> str:
+        """All fields on one line; injective for one expression."""
+        tiles = " ".join(
+            f"{layer}[{' '.join(f'{n}={e}' for n, e in zip(self.axis_names, extents, strict=True))}]"
+            for layer, extents in self.tiles
+        )
+        extra = []
+        if self.vector_axis is not None:
+            extra.append(f"vector={self.vector_axis}:{self.vector_elements}")
+        if self.staged:
+            extra.append("staged=" + ",".join(self.staged))
+        if self.storage_padding:
+            extra.append("pad=" + ",".join(f"{t}+{n}" for t, n in self.storage_padding))
+        if self.interleaved:
+            extra.append("interleaved")
+        if self.split_k > 1:
+            extra.append(f"split_k={self.split_k}")
+        if self.relaxed:
+            extra.append("relaxed=" + ",".join(self.relaxed))
+        return " ".join([f"{self.kind}/{self.structure}", tiles, *extra])
