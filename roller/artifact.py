@@ -1,0 +1,232 @@
+"""KernelArtifact: everything needed to build, launch and explain one kernel, without TVM.
+
+An artifact is one JSON document: launches (source, entry, grid, block), arguments with their roles,
+the target, the program and the estimate it was chosen for, the user's own expression (the oracle
+travels with the kernel) and, where it was built, the binary. Readable by any later version; a newer
+format is refused with a clear error.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import tempfile
+import zlib
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from roller.errors import ArtifactError
+from roller.expr import TensorExpr
+from roller.expr.serialize import expr_from_dict, expr_to_dict
+from roller.tile import RProgram
+
+FORMAT_VERSION = 1
+ROLES = ("input", "output", "constant", "workspace")
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A kernel argument: name, role, shape in elements, dtype.
+
+    ``shape`` is the shape the *kernel* sees (axes may be fused); it holds as many elements, in the same
+    order, as the tensor of the user's expression, so arrays are viewed, never copied.
+    """
+
+    name: str
+    role: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch: entry of ``source``, grid and block (x, y, z), argument names in kernel order."""
+
+    source: str
+    entry: str
+    arguments: tuple[str, ...]
+    grid: tuple[int, int, int] = (1, 1, 1)
+    block: tuple[int, int, int] = (1, 1, 1)
+    dynamic_shared_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class KernelArtifact:
+    """One lowered kernel and its provenance.
+
+    Parameters
+    ----------
+    language
+        ``"cuda"`` or ``"llvm"`` (a CPU library): decides which backend builds and launches it.
+    target
+        What the backend needs to build it: ``{"arch": "sm_70"}``, ``{"mcpu": "...", "cores": 2}``.
+    device
+        Name of the DeviceSpec the program was constructed for.
+    expression
+        The user's expression: argument shapes and the float64 reference.
+    program
+        The rProgram.
+    launches, arguments
+        See :class:`Launch`, :class:`Argument`; inputs are in call order, then outputs, then workspace.
+    estimate
+        The prediction as plain data (seconds, bottleneck, terms); labelled predicted wherever shown.
+    binary
+        Built image (CPU shared library or cubin), or ``None``.
+    build
+        What the compiler reported: registers, spill bytes, static scratchpad bytes, seconds.
+    measured_s
+        Median measured seconds per call where it was timed.
+    """
+
+    language: str
+    target: dict[str, Any]
+    device: str
+    expression: TensorExpr
+    program: RProgram
+    launches: tuple[Launch, ...]
+    arguments: tuple[Argument, ...]
+    estimate: dict[str, Any] = field(default_factory=dict)
+    binary: bytes | None = None
+    build: dict[str, Any] = field(default_factory=dict)
+    measured_s: float | None = None
+
+    @property
+    def inputs(self) -> tuple[Argument, ...]:
+        """Arguments the caller passes, in call order."""
+        return tuple(a for a in self.arguments if a.role == "input")
+
+    @property
+    def outputs(self) -> tuple[Argument, ...]:
+        """Arguments the kernel writes for the caller."""
+        return tuple(a for a in self.arguments if a.role == "output")
+
+    @property
+    def source(self) -> str:
+        """Sources of all launches, in order."""
+        return "\n".join(dict.fromkeys(launch.source for launch in self.launches))
+
+    def with_binary(self, binary: bytes, **build: Any) -> KernelArtifact:
+        """Return a copy that carries the built image and what the build reported."""
+        return replace(self, binary=binary, build={**self.build, **build})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready data with a checksum over the rest."""
+        body = {
+            "format_version": FORMAT_VERSION,
+            "language": self.language,
+            "target": self.target,
+            "device": self.device,
+            "expression": expr_to_dict(self.expression),
+            "program": self.program.to_dict(),
+            "launches": [
+                {
+                    "source": x.source,
+                    "entry": x.entry,
+                    "arguments": list(x.arguments),
+                    "grid": list(x.grid),
+                    "block": list(x.block),
+                    "dynamic_shared_bytes": x.dynamic_shared_bytes,
+                }
+                for x in self.launches
+            ],
+            "arguments": [[a.name, a.role, list(a.shape), a.dtype] for a in self.arguments],
+            "estimate": self.estimate,
+            "binary": base64.b64encode(zlib.compress(self.binary)).decode() if self.binary is not None else None,
+            "build": self.build,
+            "measured_s": self.measured_s,
+        }
+        return {**body, "checksum": _checksum(body)}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any], where: str = "artifact") -> KernelArtifact:
+        """Rebuild an artifact; ``where`` names the file in errors.
+
+        Raises
+        ------
+        ArtifactError
+            Where the data are of a newer format, damaged, or incomplete.
+        """
+        version = data.get("format_version") if isinstance(data, dict) else None
+        if not isinstance(version, int):
+            raise ArtifactError(f"{where}: expected a roller artifact, found no format_version. Save it again.")
+        if version > FORMAT_VERSION:
+            raise ArtifactError(
+                f"{where}: expected format {FORMAT_VERSION} or older, got {version}. Upgrade roller to load it."
+            )
+        body = {k: v for k, v in data.items() if k != "checksum"}
+        if data.get("checksum") != _checksum(body):
+            raise ArtifactError(f"{where}: checksum does not match; the file is damaged. Compile and save it again.")
+        try:
+            return cls(
+                body["language"],
+                body["target"],
+                body["device"],
+                expr_from_dict(body["expression"]),
+                RProgram.from_dict(body["program"]),
+                tuple(
+                    Launch(
+                        x["source"],
+                        x["entry"],
+                        tuple(x["arguments"]),
+                        (x["grid"][0], x["grid"][1], x["grid"][2]),
+                        (x["block"][0], x["block"][1], x["block"][2]),
+                        x["dynamic_shared_bytes"],
+                    )
+                    for x in body["launches"]
+                ),
+                tuple(Argument(n, r, tuple(s), d) for n, r, s, d in body["arguments"]),
+                body["estimate"],
+                zlib.decompress(base64.b64decode(body["binary"])) if body["binary"] is not None else None,
+                body["build"],
+                body["measured_s"],
+            )
+        except (KeyError, TypeError, ValueError, zlib.error) as err:
+            raise ArtifactError(f"{where}: a field is missing or malformed ({err!r}). Compile and save it again.") from err
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the artifact as JSON; the file appears whole or not at all.
+
+        Raises
+        ------
+        ArtifactError
+            Where the path cannot be written.
+        """
+        target = Path(path)
+        try:
+            fd, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        except OSError as err:
+            raise ArtifactError(f"{target}: cannot write ({err.strerror}). Choose a writable folder.") from err
+        try:
+            with os.fdopen(fd, "w", encoding="utf-8") as file:
+                json.dump(self.to_dict(), file)
+            os.replace(temporary, target)
+        except OSError as err:
+            Path(temporary).unlink(missing_ok=True)
+            raise ArtifactError(f"{target}: cannot write ({err.strerror}). Choose a writable path.") from err
+        return target
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> KernelArtifact:
+        """Read an artifact written by :meth:`save`.
+
+        Raises
+        ------
+        ArtifactError
+            Where the file is missing, damaged or of a newer format.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as err:
+            raise ArtifactError(f"{path}: cannot read the artifact ({err}). Check the path.") from err
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as err:
+            raise ArtifactError(f"{path}: not valid JSON ({err.msg} at character {err.pos}). Save it again.") from err
+        return cls.from_dict(data, str(path))
+
+
+def _checksum(body: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
