@@ -1,0 +1,1 @@
+"""TVM tensor expressions: printing scalar trees into them, and reading them (imports TVM)."""

@@ -1,0 +1,173 @@
+"""Scalar trees and indices of :mod:`roller.expr` as TVM expressions.
+
+The inverse of reading a tensor expression: code generators build their own staged TVM programs
+(padded, packed, tiled) and fill in the arithmetic here, so that CPU and GPU share one meaning of
+every scalar function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from roller.expr import COMBINERS, Bound, Call, Cast, Const, Index, IndexValue, Load, Scalar
+from roller.te.compat import dtype_of, te, tirx
+
+#: A TVM primitive expression; TVM is untyped for the checker.
+Expr: TypeAlias = Any
+
+
+def emit_index(index: Index, env: Mapping[str, Expr]) -> Expr:
+    """Return ``index`` with every axis replaced by ``env[axis]``.
+
+    Parameters
+    ----------
+    index
+        Quasi-affine index; ``//`` and ``%`` become floor division and remainder.
+    env
+        TVM variable or integer expression (``int32``) per axis name.
+
+    Examples
+    --------
+    >>> from roller.expr import Term
+    >>> print(emit_index(Index((Term("i", 2),), -1), {"i": tirx.Var("i", "int32")}))
+    i * 2 - 1
+    """
+    total: Expr = None
+    for t in index.terms:
+        v = env[t.axis]
+        v = v if t.div == 1 else tirx.floordiv(v, t.div)
+        v = tirx.floormod(v, t.mod) if t.mod else v
+        v = v if t.coef == 1 else v * t.coef
+        total = v if total is None else total + v
+    if total is None:
+        return tirx.const(index.const, "int32")
+    if index.const == 0:
+        return total
+    return total + index.const if index.const > 0 else total - (-index.const)
+
+
+def emit_bounds(guard: tuple[Bound, ...], env: Mapping[str, Expr]) -> list[Expr]:
+    """Return the conditions ``low <= index`` and ``index < high`` of every bound."""
+    out = []
+    for b in guard:
+        i = emit_index(b.index, env)
+        out += [i >= b.low, i < b.high]
+    return out
+
+
+def all_of(conditions: list[Expr]) -> Expr:
+    """Return the conjunction of one or more conditions."""
+    return conditions[0] if len(conditions) == 1 else tirx.all(*conditions)
+
+
+def constant(value: float, dtype: str) -> Expr:
+    """Return a literal; infinities saturate where ``dtype`` is an integer."""
+    if "float" not in dtype:
+        if value == float("-inf"):
+            return tirx.min_value(dtype)
+        return tirx.max_value(dtype) if value == float("inf") else tirx.const(int(value), dtype)
+    return tirx.const(float(value), dtype)
+
+
+def emit_load(node: Load, env: Mapping[str, Expr], tensors: Mapping[str, Any]) -> Expr:
+    """Return the load, or ``outside`` where its guard fails."""
+    value = tensors[node.tensor](*(emit_index(i, env) for i in node.index))
+    value = value.asobject() if hasattr(value, "asobject") else value
+    if not node.guard:
+        return value
+    return tirx.if_then_else(all_of(emit_bounds(node.guard, env)), value, constant(node.outside, dtype_of(value)))
+
+
+def emit_scalar(node: Scalar, env: Mapping[str, Expr], tensors: Mapping[str, Any]) -> Expr:
+    """Return the TVM expression of a scalar tree.
+
+    Parameters
+    ----------
+    node
+        The tree.
+    env
+        TVM variable or expression per axis name.
+    tensors
+        ``te.Tensor`` (or any callable of indices) per tensor name.
+
+    Returns
+    -------
+    tirx expression
+        Of the dtype the operands promote to; comparisons are ``bool``.
+    """
+    if isinstance(node, Const):
+        return constant(node.value, node.dtype)
+    if isinstance(node, Load):
+        return emit_load(node, env, tensors)
+    if isinstance(node, IndexValue):
+        return emit_index(node.index, env).astype(node.dtype)
+    if isinstance(node, Cast):
+        return emit_scalar(node.arg, env, tensors).astype(node.dtype)
+    assert isinstance(node, Call)
+    return _FUNCTIONS[node.fn](*(emit_scalar(a, env, tensors) for a in node.args))
+
+
+def reducer(combiner: str) -> Callable[..., Expr]:
+    """Return the TVM reducer ``f(expr, axis=[...])`` of a combiner name, with its exact neutral value."""
+    neutral = COMBINERS[combiner]
+    reduce: Callable[..., Expr] = te.comm_reducer(
+        _COMBINE[combiner], lambda dtype: constant(neutral, dtype), name=f"roller_{combiner}"
+    )
+    return reduce
+
+
+def combine(combiner: str, a: Expr, b: Expr) -> Expr:
+    """Return one step of a combiner."""
+    return _COMBINE[combiner](a, b)
+
+
+def _float(x: Expr) -> Expr:
+    return x if "float" in dtype_of(x) else x.astype("float32")
+
+
+def _select(condition: Expr, a: Expr, b: Expr) -> Expr:
+    kind = dtype_of(condition)
+    condition = condition if kind == "bool" else condition != constant(0, kind)
+    if dtype_of(a) != dtype_of(b):
+        # An operation promotes its operands; a select has none, so borrow the rule of addition.
+        dtype = dtype_of(a + b)
+        a, b = a.astype(dtype), b.astype(dtype)
+    return tirx.Select(condition, a, b)
+
+
+def _real(fn: Callable[[Expr], Expr]) -> Callable[[Expr], Expr]:
+    return lambda x: fn(_float(x))
+
+
+_COMBINE: dict[str, Callable[[Expr, Expr], Expr]] = {
+    "sum": lambda x, y: x + y,
+    "max": tirx.max,
+    "min": tirx.min,
+    "prod": lambda x, y: x * y,
+}
+
+_FUNCTIONS: dict[str, Callable[..., Expr]] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "div": lambda a, b: tirx.div(_float(a), _float(b)),
+    "max": tirx.max,
+    "min": tirx.min,
+    "neg": lambda a: -a,
+    "abs": tirx.abs,
+    "exp": _real(tirx.exp),
+    "log": _real(tirx.log),
+    "sqrt": _real(tirx.sqrt),
+    "rsqrt": _real(tirx.rsqrt),
+    "tanh": _real(tirx.tanh),
+    "erf": _real(tirx.erf),
+    "sigmoid": _real(tirx.sigmoid),
+    "pow": lambda a, b: tirx.power(_float(a), _float(b)),
+    "floor": _real(tirx.floor),
+    "ceil": _real(tirx.ceil),
+    "eq": lambda a, b: (a - b).equal(0) if dtype_of(a) != dtype_of(b) else a.equal(b),
+    "lt": lambda a, b: a < b,
+    "le": lambda a, b: a <= b,
+    "select": _select,
+}
