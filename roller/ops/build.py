@@ -1,0 +1,240 @@
+"""What all operators share: dtypes, argument checks, and the fused epilogue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from roller.errors import ExprError, did_you_mean
+from roller.expr import (
+    DTYPE_BYTES, REDUCTION, SPATIAL, Axis, Bound, Cast, Const, Index, Load, Scalar, Stage, Tensor, TensorExpr,
+    axis_index,
+)  # fmt: skip
+from roller.ops.scalars import ALIASES, element_function
+
+#: Accumulator by storage dtype, where it is not the storage dtype itself.
+_ACCUMULATOR = {"float16": "float32", "bfloat16": "float32", "int8": "int32", "uint8": "int32", "int16": "int32"}
+
+
+@dataclass(frozen=True)
+class Types:
+    """Dtypes of one operator: storage of the inputs, arithmetic and accumulation, storage of the output."""
+
+    storage: str
+    acc: str
+    out: str
+
+    @property
+    def is_float(self) -> bool:
+        """Whether arithmetic is floating point."""
+        return "float" in self.acc
+
+    def load(
+        self, tensor: str, index: Sequence[Index], guard: tuple[Bound, ...] = (), outside: float = 0.0
+    ) -> Scalar:
+        """Load an element and convert it to the arithmetic dtype where that differs."""
+        return self.cast(Load(tensor, tuple(index), guard, outside))
+
+    def cast(self, value: Scalar) -> Scalar:
+        """Convert a storage value to the arithmetic dtype where that differs."""
+        return value if self.storage == self.acc else Cast(self.acc, value)
+
+    def const(self, value: float) -> Const:
+        """Return a literal of the arithmetic dtype."""
+        return Const(float(value) if self.is_float else int(value), self.acc)
+
+    def lowest(self, sign: float) -> float:
+        """Most negative (``sign`` -1) or most positive (+1) value a padded element may take."""
+        if "float" in self.storage:
+            return sign * float("inf")
+        info = np.iinfo(self.storage)
+        return float(info.min if sign < 0 else info.max)
+
+
+def types(
+    where: str, dtype: str, acc_dtype: str | None, out_dtype: str | None, *, widens: bool = False
+) -> Types:
+    """Resolve the dtypes of an operator.
+
+    ``widens`` marks sums and products: of small integers their result is stored in the accumulator's
+    dtype unless ``out_dtype`` says otherwise, since it would not fit the storage dtype.
+    """
+    acc = acc_dtype or _ACCUMULATOR.get(dtype, dtype)
+    narrow = widens and "int" in dtype and dtype != acc
+    out = out_dtype or (acc if narrow else dtype)
+    for argument, value in (("dtype", dtype), ("acc_dtype", acc), ("out_dtype", out)):
+        if value not in DTYPE_BYTES:
+            raise ExprError(
+                f"{where}: argument '{argument}': unknown dtype '{value}'{did_you_mean(str(value), DTYPE_BYTES)}. "
+                f"Use one of {sorted(DTYPE_BYTES)}."
+            )
+    return Types(dtype, acc, out)
+
+
+def extent(where: str, argument: str, value: Any, low: int = 1) -> int:
+    """Return ``value`` as an int of at least ``low``, or raise an ExprError naming the argument."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low:
+        raise ExprError(f"{where}: argument '{argument}': expected an integer of at least {low}, got {value!r}.")
+    return int(value)
+
+
+def pair(where: str, argument: str, value: Any, low: int = 1) -> tuple[int, int]:
+    """Return an int or a pair of ints as a pair."""
+    if isinstance(value, (tuple, list)):
+        if len(value) != 2:
+            raise ExprError(f"{where}: argument '{argument}': expected an int or a pair, got {value!r}.")
+        return extent(where, argument, value[0], low), extent(where, argument, value[1], low)
+    one = extent(where, argument, value, low)
+    return one, one
+
+
+def padding_sides(where: str, value: Any) -> tuple[int, int, int, int]:
+    """Return ``(top, bottom, left, right)`` from an int, an ``(h, w)`` pair or all four."""
+    if isinstance(value, (tuple, list)) and len(value) == 4:
+        top, bottom, left, right = (extent(where, "padding", v, 0) for v in value)
+        return top, bottom, left, right
+    if isinstance(value, (tuple, list)) and len(value) != 2:
+        raise ExprError(
+            f"{where}: argument 'padding': expected an int, a pair or (top, bottom, left, right), got {value!r}."
+        )
+    h, w = pair(where, "padding", value, 0)
+    return h, h, w, w
+
+
+def dimensions(where: str, value: Any, argument: str = "shape") -> tuple[int, ...]:
+    """Return a shape as a tuple of positive ints; a single int is a one-dimensional shape."""
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+        value = (value,)
+    if not isinstance(value, (tuple, list)) or not value:
+        raise ExprError(f"{where}: argument '{argument}': expected a shape of at least one dimension, got {value!r}.")
+    return tuple(extent(where, argument, v) for v in value)
+
+
+def spatial(*named: tuple[str, int]) -> tuple[Axis, ...]:
+    """Spatial axes from ``(name, extent)`` pairs."""
+    return tuple(Axis(n, e, SPATIAL) for n, e in named)
+
+
+def reduction(*named: tuple[str, int]) -> tuple[Axis, ...]:
+    """Reduction axes from ``(name, extent)`` pairs."""
+    return tuple(Axis(n, e, REDUCTION) for n, e in named)
+
+
+def indices(axes: Sequence[Axis | str]) -> tuple[Index, ...]:
+    """Identity indices of the axes."""
+    return tuple(axis_index(a if isinstance(a, str) else a.name) for a in axes)
+
+
+@dataclass(frozen=True)
+class Window:
+    """One dimension of a sliding window: ``stride * out + dilation * kernel - before``."""
+
+    out: int
+    index: Index
+    guard: tuple[Bound, ...]
+
+
+def window(
+    where: str, names: tuple[str, str, str], size: int, kernel: int, stride: int, dilation: int, pads: tuple[int, int]
+) -> Window:
+    """Build the access of one windowed dimension; guarded only where it can leave the tensor.
+
+    Parameters
+    ----------
+    names
+        Input dimension (for messages), output axis, kernel axis.
+    size, kernel, stride, dilation
+        Elements along the dimension.
+    pads
+        Elements of padding before and after.
+    """
+    dim, out_axis, kernel_axis = names
+    before, after = pads
+    reach = dilation * (kernel - 1) + 1
+    padded = size + before + after
+    if reach > padded:
+        raise ExprError(
+            f"{where}: argument '{kernel_axis}': the kernel covers {reach} elements along '{dim}', but the padded "
+            f"input has only {padded}. Enlarge '{dim}' or the padding, or use a smaller kernel or dilation."
+        )
+    out = (padded - reach) // stride + 1
+    index = Index(
+        (*axis_index(out_axis, stride).terms, *axis_index(kernel_axis, dilation).terms), -before
+    )
+    low, high = index.range({out_axis: out, kernel_axis: kernel})
+    return Window(out, index, (Bound(index, 0, size),) if low < 0 or high >= size else ())
+
+
+def finish(
+    name: str,
+    inputs: Sequence[Tensor],
+    stages: Sequence[Stage],
+    t: Types,
+    *,
+    epilogue: Sequence[str] | str = (),
+    channel: int = -1,
+    own: Callable[[Scalar], Scalar] | None = None,
+) -> TensorExpr:
+    """Close an operator: compose its ``own`` last step and the user's epilogue after the last stage.
+
+    A last stage that reduces gets one further element-wise stage that reads it at the identity store (in
+    accumulator precision: the result is converted once); an element-wise last stage absorbs the steps.
+
+    Parameters
+    ----------
+    stages
+        Stages whose last one writes the result in the output's dtype.
+    channel
+        Output dimension that ``"bias"`` is indexed by.
+    own
+        The operator's own element-wise ending (the division of an average).
+    """
+    epilogue = (epilogue,) if isinstance(epilogue, str) else tuple(epilogue)
+    last = stages[-1]
+    if not epilogue and own is None:
+        return TensorExpr(name, tuple(inputs), tuple(stages), (last.name,))
+    reduces = last.combiner is not None
+    anchor = Tensor(f"{last.name}_acc", last.output.shape, t.acc)
+    value: Scalar = Load(anchor.name, last.store) if reduces else last.body
+    if own is not None:
+        value = own(value)
+    value, operands = _compose(name, value, epilogue, last, t, channel, {x.name for x in inputs})
+    if reduces:
+        first = Stage(anchor, last.axes, last.store, last.body, last.combiner, last.acc_dtype)
+        tail: tuple[Stage, ...] = (first, Stage(last.output, last.spatial_axes, last.store, value, None, t.acc))
+    else:
+        tail = (Stage(last.output, last.axes, last.store, value, None, t.acc),)
+    return TensorExpr(name, (*inputs, *operands), (*stages[:-1], *tail), (last.name,))
+
+
+def _compose(
+    name: str, value: Scalar, epilogue: tuple[str, ...], last: Stage, t: Types, channel: int, taken: set[str]
+) -> tuple[Scalar, list[Tensor]]:
+    where = f"{name}: argument 'epilogue'"
+    operands: list[Tensor] = []
+    shape, store = last.output.shape, last.store
+
+    def operand(base: str, dims: tuple[int, ...], index: tuple[Index, ...]) -> Scalar:
+        label, n = base, 1
+        while label in taken:
+            n += 1
+            label = f"{base}{n}"
+        taken.add(label)
+        operands.append(Tensor(label, dims, t.storage))
+        return t.load(label, index)
+
+    for step in epilogue:
+        if step == "bias":
+            if not shape:
+                raise ExprError(f"{where}: 'bias' needs an output with at least one dimension. Use 'add'.")
+            arg = operand("bias", (shape[channel],), (store[channel],))
+            value = element_function("add", where, t.is_float)[0].build(t.const, value, arg)
+            continue
+        function, parameters = element_function(step, where, t.is_float)
+        base = "residual" if ALIASES.get(step, step) == "add" else "operand"
+        args = [operand(base, shape, store)] if function.tensors == 2 else []
+        value = function.build(t.const, value, *args, *parameters)
+    return value, operands

@@ -1,0 +1,32 @@
+"""The registry of ready operators: roller name to function, ONNX names as metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from roller.expr import TensorExpr
+
+Operator = Callable[..., TensorExpr]
+_F = TypeVar("_F", bound=Operator)
+
+#: Every ready operator by name.
+REGISTRY: dict[str, Operator] = {}
+
+#: ONNX operator type to the roller operator that computes it.
+ONNX_NAMES: dict[str, str] = {}
+
+
+def operator(*onnx: str) -> Callable[[_F], _F]:
+    """Register the decorated function under its own name; ``onnx`` lists the ONNX types it computes."""
+
+    def register(function: _F) -> _F:
+        name = function.__name__
+        if name in REGISTRY:
+            raise ValueError(f"ops.registry: operator '{name}' is registered twice.")
+        REGISTRY[name] = function
+        for kind in onnx:
+            ONNX_NAMES.setdefault(kind, name)
+        return function
+
+    return register
