@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from roller.expr.scalar import Bound, Call, Cast, Index, IndexValue, Load, Scalar, Term, map_indices
+from roller.expr.scalar import Bound, Call, Cast, Index, IndexValue, Load, Scalar, Term, map_indices, transform
 from roller.expr.tensor_expr import SPATIAL, Axis, Stage, Tensor, TensorExpr
 
 
@@ -27,7 +27,7 @@ def fuse_axes(expr: TensorExpr) -> TensorExpr:
     >>> [a.name for a in fuse_axes(roller.ops.elementwise(("relu",), (17, 11, 3))).axes]
     ['d0*d1*d2']
     """
-    expr = _drop_unit_axes(expr)
+    expr = _inline_unit_reduction(_drop_unit_axes(expr))
     while True:
         pair = next((p for p in _neighbours(expr) if _fusable(expr, *p)), None)
         if pair is None:
@@ -85,6 +85,25 @@ def _drop_unit_axes(expr: TensorExpr) -> TensorExpr:
     return _squeeze(replace(expr, stages=stages, _memo={}))
 
 
+def _inline_unit_reduction(expr: TensorExpr) -> TensorExpr:
+    """Turn a reduction over one point into its body, inlined into an epilogue in place (a 1x1 pooling)."""
+    s = expr.anchor
+    if s.combiner is None or any(a.extent != 1 for a in s.reduction_axes) or not s.spatial_axes:
+        return expr
+    if len(expr.stages) > 1 and expr.epilogue is None:
+        return expr
+    gone = {a.name for a in s.reduction_axes}
+    body = map_indices(s.body, lambda i: Index(tuple(t for t in i.terms if t.axis not in gone), i.const))
+    if expr.epilogue is None:
+        return _squeeze(replace(expr, stages=(replace(s, axes=s.spatial_axes, body=body, combiner=None),), _memo={}))
+    value: Scalar = body if s.output.dtype == s.acc_dtype else Cast(s.output.dtype, body)
+
+    def leaf(n: Scalar) -> Scalar:
+        return value if isinstance(n, Load) and n.tensor == s.name else n
+
+    return _squeeze(replace(expr, stages=(replace(expr.epilogue, body=transform(expr.epilogue.body, leaf)),), _memo={}))
+
+
 def _squeeze(expr: TensorExpr) -> TensorExpr:
     """Drop tensor dimensions of extent 1 that every access indexes with constant 0."""
     fixed: dict[str, set[int]] = {n: {d for d, e in enumerate(t.shape) if e == 1} for n, t in expr.tensors.items()}
@@ -121,7 +140,18 @@ def _reshape(expr: TensorExpr, dims: dict[str, list[list[int]]]) -> TensorExpr:
     stages = tuple(
         replace(s, output=tensor(s.output), store=pick(s.name, s.store), body=scalar(s.body)) for s in expr.stages
     )
-    return replace(expr, inputs=tuple(tensor(t) for t in expr.inputs), stages=stages, _memo={})
+    return _unchecked(expr, tuple(tensor(t) for t in expr.inputs), stages)
+
+
+def _unchecked(expr: TensorExpr, inputs: tuple[Tensor, ...], stages: tuple[Stage, ...]) -> TensorExpr:
+    """Assemble an expression without its checks: intermediate states of a rewrite are not valid yet."""
+    shell = object.__new__(TensorExpr)
+    for key, value in (
+        ("name", expr.name), ("inputs", inputs), ("stages", stages), ("outputs", expr.outputs),
+        ("allow_padding", expr.allow_padding), ("_memo", {}),
+    ):  # fmt: skip
+        object.__setattr__(shell, key, value)
+    return shell
 
 
 def _neighbours(expr: TensorExpr) -> list[tuple[Axis, Axis]]:
@@ -201,18 +231,7 @@ def _merge(expr: TensorExpr, a: Axis, b: Axis) -> TensorExpr:
         for s in expr.stages
     )
     # The merged dimension keeps the index of the outer axis, which `rename` has already replaced.
-    return _reshape_checked(expr, stages, dims)
-
-
-def _reshape_checked(expr: TensorExpr, stages: tuple[Stage, ...], dims: dict[str, list[list[int]]]) -> TensorExpr:
-    """Apply :func:`_reshape` to stages whose indices were renamed but whose tensors keep the old rank."""
-    shell = object.__new__(TensorExpr)  # the intermediate state is not a valid expression: skip its checks
-    for key, value in (
-        ("name", expr.name), ("inputs", expr.inputs), ("stages", stages), ("outputs", expr.outputs),
-        ("allow_padding", expr.allow_padding), ("_memo", {}),
-    ):  # fmt: skip
-        object.__setattr__(shell, key, value)
-    return _reshape(shell, dims)
+    return _reshape(_unchecked(expr, expr.inputs, stages), dims)
 
 
 def _group(expr: TensorExpr, axes: tuple[Axis, ...]) -> TensorExpr:
@@ -227,7 +246,11 @@ def _group(expr: TensorExpr, axes: tuple[Axis, ...]) -> TensorExpr:
     parts[axes[0].name] = replace(outer, mod=0)  # the outermost part needs no remainder
     grouped = Axis(name, total, axes[0].kind)
 
+    expr = _merge_whole_runs(expr, axes)
+
     def index(i: Index) -> Index:
+        if i.is_axis(_RUN + name):
+            return Index((Term(name),))
         terms = tuple(replace(parts[t.axis], coef=t.coef) if t.axis in parts else t for t in i.terms)
         return Index(terms, i.const)
 
@@ -240,3 +263,54 @@ def _group(expr: TensorExpr, axes: tuple[Axis, ...]) -> TensorExpr:
         return replace(s, axes=new, store=tuple(index(i) for i in s.store), body=map_indices(s.body, index))
 
     return replace(expr, stages=tuple(stage(s) for s in expr.stages), _memo={})
+
+
+#: Prefix of the temporary axis that marks a merged run of dimensions inside :func:`_group`.
+_RUN = "run:"
+
+
+def _merge_whole_runs(expr: TensorExpr, axes: tuple[Axis, ...]) -> TensorExpr:
+    """Merge tensor dimensions that are indexed by exactly ``axes`` in order everywhere.
+
+    They hold the grouped axis contiguously, so their access stays affine: the weights of a grouped
+    convolution are read as ``W[f, c*kh*kw]``, not through divisions.
+    """
+    names = tuple(a.name for a in axes)
+    tensors = expr.tensors
+    starts: dict[str, int | None] = {}
+    for s in expr.stages:
+        for tensor, index, guard in _uses(s):
+            at = _run_start(tensors[tensor], index, axes)
+            if any(set(b.index.axes) & set(names) for b in guard):
+                at = None
+            starts[tensor] = at if starts.get(tensor, at) == at else None
+    merged = {t: at for t, at in starts.items() if at is not None}
+    if not merged:
+        return expr
+    marker = Index((Term(_RUN + "*".join(names)),))
+    dims = {}
+    for n, t in tensors.items():
+        rank, at = len(t.shape), merged.get(n)
+        dims[n] = [[d] for d in range(rank)]
+        if at is not None:
+            end = at + len(axes)
+            dims[n] = [*([d] for d in range(at)), list(range(at, end)), *([d] for d in range(end, rank))]
+
+    def mark(tensor: str, index: tuple[Index, ...]) -> tuple[Index, ...]:
+        at = merged.get(tensor)
+        return index if at is None else (*index[:at], marker, *index[at + 1 :])
+
+    def leaf(n: Scalar) -> Scalar:
+        return replace(n, index=mark(n.tensor, n.index)) if isinstance(n, Load) else n
+
+    stages = tuple(replace(s, store=mark(s.name, s.store), body=transform(s.body, leaf)) for s in expr.stages)
+    return _reshape(_unchecked(expr, expr.inputs, stages), dims)
+
+
+def _run_start(tensor: Tensor, index: tuple[Index, ...], axes: tuple[Axis, ...]) -> int | None:
+    """First dimension of a run indexed by exactly ``axes`` with full extents, or ``None``."""
+    for at in range(len(index) - len(axes) + 1):
+        run = zip(axes, index[at:], tensor.shape[at:], strict=False)
+        if all(i.is_axis(a.name) and n == a.extent for a, i, n in run):
+            return at
+    return None
