@@ -4,7 +4,18 @@ One file per operator; ``REGISTRY`` maps names to functions and ``ONNX_NAMES`` O
 """
 
 from roller.ops.conv2d import conv2d
+from roller.ops.depthwise_conv2d import depthwise_conv2d
+from roller.ops.elementwise import elementwise
 from roller.ops.matmul import matmul
+from roller.ops.norms import layer_norm, rms_norm
+from roller.ops.parse import parse
+from roller.ops.pool2d import pool2d
+from roller.ops.reduce import reduce
 from roller.ops.registry import ONNX_NAMES, REGISTRY
+from roller.ops.softmax import softmax
+from roller.ops.spec import from_spec
 
-__all__ = ["ONNX_NAMES", "REGISTRY", "conv2d", "matmul"]
+__all__ = [
+    "ONNX_NAMES", "REGISTRY", "conv2d", "depthwise_conv2d", "elementwise", "from_spec", "layer_norm", "matmul", "parse",
+    "pool2d", "reduce", "rms_norm", "softmax",
+]  # fmt: skip

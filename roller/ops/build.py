@@ -42,6 +42,11 @@ class Types:
         """Convert a storage value to the arithmetic dtype where that differs."""
         return value if self.storage == self.acc else Cast(self.acc, value)
 
+    def require_float(self, where: str) -> None:
+        """Raise where arithmetic is not floating point."""
+        if not self.is_float:
+            raise ExprError(f"{where}: expected a floating-point dtype, got '{self.acc}'. Pass dtype='float32'.")
+
     def const(self, value: float) -> Const:
         """Return a literal of the arithmetic dtype."""
         return Const(float(value) if self.is_float else int(value), self.acc)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from roller.errors import ExprError, did_you_mean
-from roller.expr import Call, Index, Stage, Tensor, TensorExpr, Term
+from roller.expr import Call, Index, Stage, Tensor, TensorExpr, Term, axis_index
 from roller.ops.build import extent, finish, indices, padding_sides, pair, reduction, spatial, types, window
 from roller.ops.registry import operator
 

@@ -1,0 +1,111 @@
+"""Chains of element-wise functions, inlined to one stage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from roller.errors import ExprError
+from roller.expr import Axis, Index, Scalar, Stage, Tensor, TensorExpr, axis_index
+from roller.ops.build import dimensions, finish, indices, spatial, types
+from roller.ops.registry import operator
+from roller.ops.scalars import element_function
+
+
+@operator(
+    "Relu", "Gelu", "Sigmoid", "Tanh", "Exp", "Log", "Sqrt", "Neg", "Abs", "Add", "Sub", "Mul", "Div", "Max", "Min",
+    "Pow", "Erf", "Floor", "Ceil", "Clip", "LeakyRelu", "HardSwish", "HardSigmoid", "Softplus", "Elu", "Reciprocal",
+    "Identity",
+)  # fmt: skip
+def elementwise(
+    names: Sequence[str] | str,
+    shape: Sequence[int] | int,
+    other_shapes: Sequence[Sequence[int]] = (),
+    *,
+    dtype: str = "float32",
+    acc_dtype: str | None = None,
+    out_dtype: str | None = None,
+    epilogue: Sequence[str] | str = (),
+) -> TensorExpr:
+    """Return ``names[-1](... names[0](X))`` as one stage over axes ``d0 d1 ...``.
+
+    Parameters
+    ----------
+    names
+        One function or a chain applied left to right (``"relu"``, ``("add", "clip(0, 6)")``). A binary
+        function takes the next operand; ``"bias_add"`` takes a vector along the last axis.
+    shape
+        Shape of ``X`` (elements).
+    other_shapes
+        Shapes of the further operands in order, broadcast as NumPy does; missing ones have ``shape``.
+    dtype, acc_dtype, out_dtype
+        Storage, arithmetic and output dtype.
+    epilogue
+        Further steps, composed into the same stage.
+
+    Returns
+    -------
+    TensorExpr
+        Inputs ``X``, ``X1``, ...; output ``Y``.
+
+    Raises
+    ------
+    ExprError
+        Where a function is unknown, shapes do not broadcast, or operands are left over.
+
+    Examples
+    --------
+    >>> import roller
+    >>> str(roller.ops.elementwise(("add", "relu"), (17, 11), other_shapes=((11,),)))
+    'elementwise[d0=17 d1=11]'
+    """
+    where = "elementwise"
+    chain = (names,) if isinstance(names, str) else tuple(names)
+    if not chain:
+        raise ExprError(f"{where}: argument 'names': expected at least one function, got none. Use for example 'relu'.")
+    first = dimensions(where, shape)
+    t = types(where, dtype, acc_dtype, out_dtype)
+    steps = [(n, *element_function("add" if n == "bias_add" else n, f"{where}: argument 'names'", t.is_float))
+             for n in chain]  # fmt: skip
+    others: list[tuple[int, ...]] = []
+    given = [dimensions(where, s, "other_shapes") for s in other_shapes]
+    for name, function, _ in steps:
+        if function.tensors == 2:
+            default = first[-1:] if name == "bias_add" else first
+            others.append(given[len(others)] if len(others) < len(given) else default)
+    if len(given) > len(others):
+        raise ExprError(
+            f"{where}: argument 'other_shapes': {len(others)} functions of {list(chain)} take an operand, got "
+            f"{len(given)} shapes. Remove a shape or add a binary function."
+        )
+    try:
+        out = _broadcast(first, *others)
+    except ValueError as err:
+        raise ExprError(f"{where}: shapes {[first, *others]} do not broadcast to one shape. Make their trailing "
+                        "dimensions equal or 1.") from err  # fmt: skip
+    axes = spatial(*((f"d{d}", e) for d, e in enumerate(out)))
+    inputs = [Tensor("X", first, dtype), *(Tensor(f"X{i + 1}", s, dtype) for i, s in enumerate(others))]
+    value: Scalar = t.load("X", _broadcast_index(first, axes))
+    rest = iter(inputs[1:])
+    for _, function, parameters in steps:
+        operands = [next(rest) for _ in range(function.tensors - 1)]
+        loads = [t.load(x.name, _broadcast_index(x.shape, axes)) for x in operands]
+        value = function.build(t.const, value, *loads, *parameters)
+    stage = Stage(Tensor("Y", out, t.out), axes, indices(axes), value, None, t.acc)
+    return finish(where, inputs, (stage,), t, epilogue=epilogue)
+
+
+def _broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    rank = max(len(s) for s in shapes)
+    out: list[int] = []
+    for d in range(rank):
+        sizes = {s[d - rank + len(s)] for s in shapes if d - rank + len(s) >= 0} - {1}
+        if len(sizes) > 1:
+            raise ValueError(shapes)
+        out.append(sizes.pop() if sizes else 1)
+    return tuple(out)
+
+
+def _broadcast_index(shape: tuple[int, ...], axes: tuple[Axis, ...]) -> tuple[Index, ...]:
+    """Index a tensor by the trailing axes; a broadcast dimension of extent 1 is read at 0."""
+    mine = axes[len(axes) - len(shape) :]
+    return tuple(axis_index(a.name) if e == a.extent else Index() for e, a in zip(shape, mine, strict=True))

@@ -1,0 +1,86 @@
+"""Operators as text, for the command line: ``conv2d(n=8, c=64, ...)``; literals only, nothing is evaluated."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from typing import Any
+
+from roller.errors import ExprError, did_you_mean
+from roller.expr import TensorExpr
+from roller.ops.registry import REGISTRY
+
+
+def parse(text: str) -> TensorExpr:
+    """Build the operator a call expression names.
+
+    Parameters
+    ----------
+    text
+        ``name(arguments)`` with literal arguments, positional or by keyword.
+
+    Returns
+    -------
+    TensorExpr
+        What the operator of that name returns.
+
+    Raises
+    ------
+    ExprError
+        Where the text is no call, the operator or an argument is unknown or missing, or a value is no literal.
+
+    Examples
+    --------
+    >>> str(parse("matmul(128, 64, k=32, epilogue=('relu',))"))
+    'matmul[i=128 j=64 k=32]'
+    """
+    try:
+        node = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as err:
+        reason = err.msg if isinstance(err, SyntaxError) else str(err)
+        raise ExprError(f"operator '{text}': expected 'name(argument=value, ...)', got a syntax error ({reason}). "
+                        "Write for example 'matmul(m=128, n=64, k=32)'.") from err  # fmt: skip
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+        raise ExprError(f"operator '{text}': expected 'name(argument=value, ...)'. "
+                        "Write for example 'matmul(m=128, n=64, k=32)'.")  # fmt: skip
+    name = node.func.id
+    function = REGISTRY.get(name)
+    if function is None:
+        raise ExprError(f"operator '{name}': unknown operator{did_you_mean(name, REGISTRY)}. "
+                        f"Use one of {sorted(REGISTRY)}.")  # fmt: skip
+    parameters = inspect.signature(function).parameters
+    positional = [p.name for p in parameters.values() if p.kind is not inspect.Parameter.KEYWORD_ONLY]
+    if len(node.args) > len(positional):
+        raise ExprError(f"{name}: expected at most {len(positional)} positional arguments {positional}, "
+                        f"got {len(node.args)}. Name the others.")  # fmt: skip
+    values: dict[str, Any] = {}
+    pairs = [*zip(positional, node.args, strict=False), *((k.arg, k.value) for k in node.keywords)]
+    for argument, value in pairs:
+        if argument is None or argument not in parameters:
+            label = argument or "**"
+            raise ExprError(f"{name}: unknown argument '{label}'{did_you_mean(label, parameters)}. "
+                            f"Use {list(parameters)}.")  # fmt: skip
+        if argument in values:
+            raise ExprError(f"{name}: argument '{argument}' is given twice. Give it once.")
+        values[argument] = _literal(name, argument, value)
+    missing = [p.name for p in parameters.values() if p.default is inspect.Parameter.empty and p.name not in values]
+    if missing:
+        raise ExprError(f"{name}: missing arguments {missing}. Write '{name}({', '.join(f'{m}=...' for m in missing)})'.")
+    return _checked(name, function, values)
+
+
+def _literal(name: str, argument: str, node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as err:
+        raise ExprError(f"{name}: argument '{argument}': expected a literal (number, string, tuple), got "
+                        f"'{ast.unparse(node)}'. Write the value itself.") from err  # fmt: skip
+
+
+def _checked(name: str, function: Any, values: dict[str, Any]) -> TensorExpr:
+    """Call the operator; a literal of a type its code cannot handle is the user's error, not a traceback."""
+    try:
+        expr: TensorExpr = function(**values)
+        return expr
+    except TypeError as err:
+        raise ExprError(f"{name}: an argument has the wrong type ({err}). Check {values}.") from err

@@ -1,0 +1,140 @@
+"""Benchmark rows (benchmarks/operators.yaml) as operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from roller.errors import ExprError, did_you_mean
+from roller.expr import TensorExpr
+from roller.ops.conv2d import conv2d
+from roller.ops.depthwise_conv2d import depthwise_conv2d
+from roller.ops.elementwise import elementwise
+from roller.ops.matmul import matmul
+from roller.ops.pool2d import pool2d
+from roller.ops.reduce import reduce
+
+#: Batch of a row that leaves N to the benchmark (Roller, section 5: batch 128).
+DEFAULT_BATCH = 128
+
+
+class _Row:
+    """A row with errors that name it; columns no operator needs are ignored."""
+
+    def __init__(self, row: Mapping[str, Any], batch: int | None) -> None:
+        self.row, self.batch = row, batch
+        self.name = f"operator row {row.get('id', dict(row))}"
+
+    def get(self, column: str) -> Any:
+        if column not in self.row:
+            raise ExprError(f"{self.name}: missing column '{column}'{did_you_mean(column, self.row)}. Add it.")
+        return self.row[column]
+
+    def ints(self, *columns: str) -> tuple[Any, ...]:
+        return tuple(self.get(c) for c in columns)
+
+    @property
+    def n(self) -> Any:
+        """Batch size: the argument, the row's, or the benchmark's."""
+        return self.batch if self.batch is not None else self.row.get("N", DEFAULT_BATCH)
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        shape = tuple(self.get("shape"))
+        return shape if self.batch is None else (self.batch, *shape[1:])
+
+    @property
+    def dtype(self) -> str:
+        return str(self.row.get("dtype", "float32"))
+
+    @property
+    def padding(self) -> tuple[int, ...]:
+        """``pad_*`` columns where given, else from ``padding: SAME | VALID`` (or numbers)."""
+        sides = ("pad_top", "pad_bottom", "pad_left", "pad_right")
+        if any(s in self.row for s in sides):
+            return tuple(int(self.row.get(s, 0)) for s in sides)
+        mode = self.row.get("padding", "VALID")
+        if not isinstance(mode, str):
+            return (mode,) * 4 if isinstance(mode, int) else tuple(mode)
+        if mode not in ("SAME", "VALID"):
+            raise ExprError(f"{self.name}: column 'padding': expected SAME, VALID or numbers, got {mode!r}.")
+        if mode == "VALID":
+            return (0, 0, 0, 0)
+        stride, dilation = self.row.get("stride", 1), self.row.get("dilation", 1)
+        sides_out: list[int] = []
+        for size, kernel in (("H", "KH"), ("W", "KW")):
+            out = -(-self.get(size) // stride)
+            total = max(0, (out - 1) * stride + dilation * (self.get(kernel) - 1) + 1 - self.get(size))
+            sides_out += [total // 2, total - total // 2]
+        return tuple(sides_out)
+
+
+def _matmul(r: _Row) -> TensorExpr:
+    m, n, k = r.ints("M", "N", "K")
+    return matmul(m if r.batch is None else r.batch, n, k, dtype=r.dtype)
+
+
+def _conv2d(r: _Row) -> TensorExpr:
+    sizes = r.ints("C", "H", "W", "F", "KH", "KW")
+    return conv2d(r.n, *sizes, stride=r.row.get("stride", 1), padding=r.padding, dilation=r.row.get("dilation", 1),
+                  groups=r.row.get("groups", 1), dtype=r.dtype)  # fmt: skip
+
+
+def _depthwise(r: _Row) -> TensorExpr:
+    sizes = r.ints("C", "H", "W", "KH", "KW")
+    return depthwise_conv2d(r.n, *sizes, stride=r.row.get("stride", 1), padding=r.padding,
+                            dilation=r.row.get("dilation", 1), multiplier=r.row.get("multiplier", 1),
+                            dtype=r.dtype)  # fmt: skip
+
+
+def _pooling(r: _Row) -> TensorExpr:
+    sizes = r.ints("C", "H", "W", "KH", "KW")
+    return pool2d(r.get("pool"), r.n, *sizes, stride=r.row.get("stride", 1), padding=r.padding, dtype=r.dtype)
+
+
+def _elementwise(r: _Row) -> TensorExpr:
+    return elementwise(r.get("fn"), r.shape, dtype=r.dtype)
+
+
+def _reduce(r: _Row) -> TensorExpr:
+    return reduce(r.get("fn"), r.shape, r.get("axes"), dtype=r.dtype)
+
+
+_OPS: dict[str, Callable[[_Row], TensorExpr]] = {
+    "matmul": _matmul, "conv2d": _conv2d, "depthwise_conv2d": _depthwise, "pooling": _pooling,
+    "elementwise": _elementwise, "reduce": _reduce,
+}  # fmt: skip
+
+
+def from_spec(mapping: Mapping[str, Any], batch: int | None = None) -> TensorExpr:
+    """Build the operator of one benchmark row.
+
+    Parameters
+    ----------
+    mapping
+        A row: ``op`` and its sizes; ``fn`` or ``pool`` choose the kind, ``pad_*`` override ``padding``;
+        other columns are ignored.
+    batch
+        Replaces the row's leading extent: ``N``, the first dimension of ``shape``, or ``M`` of a matmul (all
+        rows; the benchmark's 65536 are 128 sequences of 512).
+
+    Returns
+    -------
+    TensorExpr
+        The operator.
+
+    Raises
+    ------
+    ExprError
+        Where the operator is unknown or a column is missing or malformed.
+
+    Examples
+    --------
+    >>> str(from_spec({"op": "matmul", "M": 65536, "N": 1024, "K": 2}, batch=1))
+    'matmul[i=1 j=1024 k=2]'
+    """
+    row = _Row(mapping, batch)
+    op = row.get("op")
+    if op not in _OPS:
+        raise ExprError(f"{row.name}: unknown op {op!r}{did_you_mean(str(op), _OPS)}. Use one of {sorted(_OPS)}.")
+    return _OPS[op](row)
