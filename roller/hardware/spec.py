@@ -1,8 +1,7 @@
 """DeviceSpec: everything construction and the performance model know of a device.
 
 One frozen tree of numbers in SI base units. The same class describes GPUs and CPUs; nothing above this
-floor asks which device it is, only what its numbers are. Every numeric field declares its unit, range
-and type in its metadata, and the loader and :meth:`DeviceSpec.with_overrides` check against exactly that.
+floor asks which device it is, only what its numbers are.
 """
 
 from __future__ import annotations
@@ -10,199 +9,27 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
 from roller.errors import SpecError, did_you_mean
-
-#: Where a number comes from, in the order in which the loader prefers them.
-SOURCES = ("measured", "datasheet", "assumed")
-
-#: Memory layers of a kind of device, fastest first.
-LAYER_NAMES: dict[str, tuple[str, ...]] = {
-    "gpu": ("register", "shared", "l2", "global"),
-    "cpu": ("register", "l1", "l2", "l3", "dram"),
-}
-
-#: Instruction classes every device must give a rate for.
-OPERATION_CLASSES = ("fma", "add", "special", "convert", "issue", "load_store")
-#: Further classes a device may give a rate for, alone or per dtype (``matrix.float16``).
-OPTIONAL_CLASSES = ("matrix",)
-
-
-@dataclass(frozen=True)
-class Quantity:
-    """Unit, range and type of one numeric field."""
-
-    unit: str
-    minimum: float
-    maximum: float
-    integer: bool = False
-    kinds: tuple[str, ...] = ("gpu", "cpu")
-
-
-def _number(
-    unit: str,
-    minimum: float,
-    maximum: float,
-    *,
-    integer: bool = False,
-    required: bool = True,
-    kinds: tuple[str, ...] = ("gpu", "cpu"),
-) -> Any:  # noqa: ANN401 - a dataclass field specifier is typed by its annotation
-    """Declare a numeric field; ``kinds`` are the kinds of device that must give it."""
-    metadata = {"quantity": Quantity(unit, minimum, maximum, integer, kinds if required else ())}
-    if required and len(kinds) == 2:
-        return field(metadata=metadata)
-    return field(default=None, metadata=metadata)
-
-
-@dataclass(frozen=True)
-class Teu:
-    """Tile execution unit: the threads or lanes that execute one instruction together.
-
-    Parameters
-    ----------
-    name
-        ``"warp"``, ``"wavefront"`` or ``"vector"``.
-    lanes
-        Threads of a warp; float32 lanes of a vector register.
-    schedulers_per_unit
-        TEUs a unit issues from per cycle; FMA ports on a CPU.
-    """
-
-    name: str
-    lanes: int = _number("lanes", 1, 1024, integer=True)
-    schedulers_per_unit: int = _number("schedulers", 1, 64, integer=True)
-
-
-@dataclass(frozen=True)
-class Compute:
-    """Instruction throughput of one unit.
-
-    Parameters
-    ----------
-    rates
-        ``((class, operations per cycle per unit), ...)``; an operation is one thread's or lane's. Classes:
-        ``fma``, ``add`` (also max, compare), ``special`` (exp, rsqrt, division), ``convert``, ``issue``
-        (instructions issued), ``load_store`` (scratchpad or L1 accesses); ``class.dtype`` where a dtype differs.
-    """
-
-    rates: tuple[tuple[str, float], ...]
-
-    @cached_property
-    def ops_per_cycle_per_unit(self) -> dict[str, float]:
-        """Rates by class name."""
-        return dict(self.rates)
-
-
-@dataclass(frozen=True)
-class Execution:
-    """Times that do not shrink with throughput.
-
-    Parameters
-    ----------
-    step_latency_s
-        Dependent latency of one reduction step of a register tile (scratchpad load to FMA).
-    step_issue_s
-        Issue time per TEU and reduction step beyond the FMAs (scratchpad loads, index arithmetic).
-    barrier_s
-        Time a block loses at a barrier; on a CPU the loop overhead of a panel step.
-    launch_s
-        Time to start a kernel, or to wake the worker threads of a CPU.
-    overlap_blocks
-        Co-resident blocks per unit from which one block's loads hide behind another's arithmetic.
-    """
-
-    step_latency_s: float = _number("s", 0, 1e-3)
-    step_issue_s: float = _number("s", 0, 1e-3)
-    barrier_s: float = _number("s", 0, 1e-2)
-    launch_s: float = _number("s", 0, 1.0)
-    overlap_blocks: float | None = _number("blocks", 1, 64, required=False)
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Hard limits, and beside them the usable budgets construction stays under.
-
-    GPU fields are ``None`` on a CPU and the other way round.
-
-    Parameters
-    ----------
-    registers_per_unit
-        32-bit registers of one unit.
-    registers_per_thread
-        Hard limit of the instruction set.
-    usable_registers_per_thread
-        Budget of a register tile with its operands and addresses.
-    register_allocation_unit
-        Registers are allocated to a TEU in multiples of this many.
-    threads_per_block, threads_per_unit, blocks_per_unit
-        Launch and residency limits.
-    shared_bytes_per_block
-        Scratchpad one block may declare statically.
-    vector_registers, usable_vector_registers
-        CPU: architectural vector registers, and those left for accumulators.
-    """
-
-    registers_per_unit: int | None = _number("registers", 1024, 1 << 24, integer=True, kinds=("gpu",))
-    registers_per_thread: int | None = _number("registers", 8, 1024, integer=True, kinds=("gpu",))
-    usable_registers_per_thread: int | None = _number("registers", 8, 1024, integer=True, kinds=("gpu",))
-    register_allocation_unit: int | None = _number("registers", 1, 4096, integer=True, kinds=("gpu",))
-    threads_per_block: int | None = _number("threads", 1, 1 << 16, integer=True, kinds=("gpu",))
-    threads_per_unit: int | None = _number("threads", 1, 1 << 16, integer=True, kinds=("gpu",))
-    blocks_per_unit: int | None = _number("blocks", 1, 1 << 12, integer=True, kinds=("gpu",))
-    shared_bytes_per_block: int | None = _number("bytes", 1024, 1 << 26, integer=True, kinds=("gpu",))
-    vector_registers: int | None = _number("registers", 4, 1024, integer=True, kinds=("cpu",))
-    usable_vector_registers: int | None = _number("registers", 2, 1024, integer=True, kinds=("cpu",))
-
-
-@dataclass(frozen=True)
-class MemoryLayer:
-    """One level of the memory hierarchy.
-
-    Parameters
-    ----------
-    name
-        One of :data:`LAYER_NAMES`.
-    scope
-        Who owns one instance: ``"thread"``, ``"unit"`` or ``"device"``.
-    tiled
-        Whether an rTile lives here.
-    capacity_bytes
-        Bytes of one instance.
-    bandwidth_bytes_per_s
-        Device-wide total over all instances.
-    transaction_bytes
-        Smallest unit moved.
-    usable_bytes
-        Budget of the tiles of one block (GPU) or one task (CPU) in this layer.
-    banks, bank_width_bytes
-        Interleaved banks of a scratchpad.
-    line_bytes
-        Cache line.
-    latency_s
-        Load-to-use latency.
-    bandwidth_per_teu_bytes_per_s
-        What one resident TEU draws when it is alone on the device.
-    saturation_exponent
-        ``p`` of ``bandwidth(W) = ((W*b)**-p + peak**-p)**(-1/p)`` for W resident TEUs of ``b`` each.
-    """
-
-    name: str
-    scope: Literal["thread", "unit", "device"]
-    tiled: bool
-    capacity_bytes: int = _number("bytes", 64, 1 << 50, integer=True)
-    bandwidth_bytes_per_s: float = _number("bytes/s", 1e8, 1e17)
-    transaction_bytes: int = _number("bytes", 1, 1 << 16, integer=True)
-    usable_bytes: int | None = _number("bytes", 16, 1 << 50, integer=True, required=False)
-    banks: int | None = _number("banks", 1, 1024, integer=True, required=False)
-    bank_width_bytes: int | None = _number("bytes", 1, 1024, integer=True, required=False)
-    line_bytes: int | None = _number("bytes", 8, 4096, integer=True, required=False)
-    latency_s: float | None = _number("s", 1e-11, 1e-3, required=False)
-    bandwidth_per_teu_bytes_per_s: float | None = _number("bytes/s", 1e6, 1e14, required=False)
-    saturation_exponent: float | None = _number("", 0.1, 20, required=False)
+from roller.hardware.checks import Quantity, check_number, fail
+from roller.hardware.sections import (
+    DTYPES,
+    LAYER_NAMES,
+    OPERATION_CLASSES,
+    OPTIONAL_CLASSES,
+    RATE,
+    Compute,
+    Execution,
+    Limits,
+    MemoryLayer,
+    Teu,
+    number,
+    numbers_of,
+    quantities,
+)
 
 
 @dataclass(frozen=True)
@@ -247,8 +74,8 @@ class DeviceSpec:
     execution: Execution
     limits: Limits
     memory_layers: tuple[MemoryLayer, ...]
-    units: int = _number("units", 1, 1 << 16, integer=True)
-    clock_hz: float = _number("Hz", 1e7, 1e11)
+    units: int = number("units", 1, 1 << 16, integer=True)
+    clock_hz: float = number("Hz", 1e7, 1e11)
     source_items: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)
 
     def __hash__(self) -> int:
@@ -336,9 +163,7 @@ class DeviceSpec:
         >>> load_spec("v100").with_overrides({"units": 40}).units
         40
         """
-        from roller.hardware.schema import override
-
-        return override(self, overrides, source)
+        return _override(self, overrides, source)
 
     def values(self) -> dict[str, float]:
         """Return every number that is present, by dotted path, in the order of the YAML."""
@@ -377,17 +202,80 @@ class DeviceSpec:
         return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-def quantities(section: type) -> dict[str, Quantity]:
-    """Return the numeric fields of a section's class with their unit and range."""
-    return {f.name: f.metadata["quantity"] for f in fields(section) if "quantity" in f.metadata}
+def check_consistency(where: str, spec: DeviceSpec) -> None:
+    """Refuse numbers that contradict each other.
+
+    Raises
+    ------
+    SpecError
+        Where a usable budget exceeds its hard limit, or only one of a pair is given.
+    """
+    limits = spec.limits
+    pairs: list[tuple[str, float | None, str, float | None]] = [
+        ("limits.usable_registers_per_thread", limits.usable_registers_per_thread,
+         "limits.registers_per_thread", limits.registers_per_thread),
+        ("limits.usable_vector_registers", limits.usable_vector_registers,
+         "limits.vector_registers", limits.vector_registers),
+        ("limits.threads_per_block", limits.threads_per_block, "limits.threads_per_unit", limits.threads_per_unit),
+    ]  # fmt: skip
+    for layer in spec.memory_layers:
+        path = f"memory_layers.{layer.name}"
+        pairs.append((f"{path}.usable_bytes", layer.usable_bytes, f"{path}.capacity_bytes", layer.capacity_bytes))
+        if (layer.banks is None) != (layer.bank_width_bytes is None):
+            raise fail(where, f"{path}.banks", "expected banks and bank_width_bytes together. Add the other one.")
+        if (layer.bandwidth_per_teu_bytes_per_s is None) != (layer.saturation_exponent is None):
+            problem = "expected bandwidth_per_teu_bytes_per_s and saturation_exponent together. Add the other one."
+            raise fail(where, f"{path}.saturation_exponent", problem)
+    for path, value, bound_path, bound in pairs:
+        if value is not None and bound is not None and value > bound:
+            raise fail(where, path, f"expected at most {bound_path} = {bound}, got {value}. Lower it.")
 
 
-def numbers_of(section: object) -> dict[str, float]:
-    """Return the numbers a section holds, absent ones left out."""
-    found = {name: getattr(section, name) for name in quantities(type(section))}
-    return {k: v for k, v in found.items() if v is not None}
+def _override(spec: DeviceSpec, overrides: Mapping[str, float], source: str) -> DeviceSpec:
+    """Return a copy of a spec with numbers replaced by dotted path; see ``DeviceSpec.with_overrides``.
+
+    Raises
+    ------
+    SpecError
+        Where a path does not exist for this kind of device, or a value is wrong.
+    """
+    if not overrides:
+        return spec
+    where = spec.name
+    known = settable(spec)
+    for path, value in overrides.items():
+        if path not in known:
+            raise fail(where, path, f"unknown field{did_you_mean(path, known) or f'; one of {sorted(known)}.'}")
+        number = check_number(where, path, value, known[path])
+        head, _, rest = path.partition(".")
+        if head == "memory_layers":
+            name, _, key = rest.partition(".")
+            layers = tuple(_replaced(x, key, number) if x.name == name else x for x in spec.memory_layers)
+            spec = replace(spec, memory_layers=layers)
+        elif head == "compute":
+            rates = spec.compute.ops_per_cycle_per_unit | {rest.partition(".")[2]: number}
+            spec = replace(spec, compute=Compute(tuple(rates.items())))
+        elif rest:
+            spec = _replaced(spec, head, _replaced(getattr(spec, head), rest, number))
+        else:
+            spec = _replaced(spec, head, number)
+    check_consistency(where, spec)
+    return replace(spec, source_items=tuple((spec.sources | dict.fromkeys(overrides, source)).items()))
 
 
-def defaults_to_none(section: type, name: str) -> bool:
-    """Tell whether a field may be absent."""
-    return any(f.name == name and f.default is not MISSING for f in fields(section))
+def _replaced(obj: Any, name: str, value: object) -> Any:
+    return replace(obj, **{name: value})
+
+
+def settable(spec: DeviceSpec) -> dict[str, Quantity]:
+    """Return every numeric path of a device, given or not, with its unit and range."""
+    out = dict(quantities(DeviceSpec))
+    for name, section in (("teu", Teu), ("execution", Execution), ("limits", Limits)):
+        out |= {f"{name}.{k}": q for k, q in quantities(section).items()}
+    prefix = "compute.ops_per_cycle_per_unit"
+    names = {*OPERATION_CLASSES, *OPTIONAL_CLASSES, *spec.compute.ops_per_cycle_per_unit}
+    names |= {f"{c}.{d}" for c in ("fma", "add", "matrix") for d in DTYPES}
+    out |= {f"{prefix}.{name}": RATE for name in sorted(names)}
+    for layer in LAYER_NAMES[spec.kind]:
+        out |= {f"memory_layers.{layer}.{k}": q for k, q in quantities(MemoryLayer).items()}
+    return out

@@ -1,0 +1,145 @@
+"""Checks of typed numbers and keys, and what to say where they fail.
+
+A specification is data somebody typed, often in the wrong unit. Each check therefore names the file and the
+dotted path, what was expected, what was found, and what to write instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from roller.errors import SpecError, did_you_mean
+
+#: Where a number comes from, in the order in which the loader prefers them.
+SOURCES = ("measured", "datasheet", "assumed")
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """Unit, range and type of one numeric field."""
+
+    unit: str
+    minimum: float
+    maximum: float
+    integer: bool = False
+    kinds: tuple[str, ...] = ("gpu", "cpu")
+
+
+# Endings that say a unit. The left-hand sides are what people type; the loader takes SI base units only.
+_UNIT_ENDINGS = (
+    "_bytes_per_s", "_gb_per_s", "_gbps", "_gb_s", "_mb_per_s", "_tb_per_s", "_gib_per_s", "_kib", "_mib", "_gib",
+    "_kb", "_mb", "_gb", "_bytes", "_hz", "_mhz", "_ghz", "_khz", "_ns", "_us", "_ms", "_cycles", "_s",
+)  # fmt: skip
+
+
+def fail(where: str, path: str, problem: str) -> SpecError:
+    """Return the error of one place in a specification."""
+    return SpecError(f"{where}: {path}: {problem}" if path else f"{where}: {problem}")
+
+
+def check_keys(where: str, path: str, found: Iterable[Any], known: Iterable[str], required: Iterable[str] = ()) -> None:
+    """Refuse unknown keys (with a suggestion) and missing ones.
+
+    Raises
+    ------
+    SpecError
+        At the first unknown key, else at the first missing one.
+    """
+    known, found = tuple(known), tuple(found)
+    for key in found:
+        if key not in known:
+            raise fail(where, join_path(path, str(key)), _unknown(str(key), known, found))
+    for key in required:
+        if key not in found:
+            raise fail(where, join_path(path, key), "missing. Add it with its source, e.g. {datasheet: ...}.")
+
+
+def _unknown(key: str, known: tuple[str, ...], found: tuple[Any, ...]) -> str:
+    stem = _stem(key)
+    for name in known:
+        if _stem(name) == stem and stem != name and name not in found:
+            return f"wrong unit; expected '{name}' (SI base units), got '{key}'. Convert the value and rename the key."
+    return f"unknown key{did_you_mean(key, known) or f'; expected one of {list(known)}.'}"
+
+
+def _stem(key: str) -> str:
+    for ending in sorted(_UNIT_ENDINGS, key=len, reverse=True):
+        if key.endswith(ending):
+            return key.removesuffix(ending)
+    return key
+
+
+def check_number(where: str, path: str, value: object, quantity: Quantity) -> float:
+    """Return a number that has the field's type and lies in its range.
+
+    Raises
+    ------
+    SpecError
+        Where it is text, not finite, not whole where it must be, negative, or implausible.
+    """
+    unit = f" {quantity.unit}" if quantity.unit else ""
+    if isinstance(value, str):
+        raise fail(where, path, _text_problem(value))
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise fail(where, path, f"expected a number{unit and f' in{unit}'}, got {value!r}. Write a plain number.")
+    if not math.isfinite(value):
+        raise fail(where, path, f"expected a finite number, got {value!r}. Leave the field out where it is unknown.")
+    if quantity.integer and value != int(value):
+        raise fail(where, path, f"expected a whole number of {quantity.unit}, got {value!r}.")
+    if value < 0:
+        raise fail(where, path, f"expected a value of at least {quantity.minimum:g}{unit}, got {value!r}.")
+    if not quantity.minimum <= value <= quantity.maximum:
+        raise fail(
+            where,
+            path,
+            f"expected a value from {quantity.minimum:g} to {quantity.maximum:g}{unit}, got {value!r}. "
+            "Values are in SI base units: check the unit.",
+        )
+    return int(value) if quantity.integer else float(value)
+
+
+def _text_problem(text: str) -> str:
+    try:
+        number = float(text)
+    except ValueError:
+        return f"expected a number, got the text {text!r}. Write a plain number."
+    return (
+        f"expected a number, got the text {text!r} (YAML 1.1, as PyYAML reads it, wants a dot and a signed "
+        f"exponent, and no quotes). Write {_yaml_float(number)}."
+    )
+
+
+def _yaml_float(number: float) -> str:
+    mantissa, _, exponent = f"{number:.15e}".partition("e")
+    mantissa = mantissa.rstrip("0")
+    return f"{mantissa}{'0' if mantissa.endswith('.') else ''}e{int(exponent):+d}"
+
+
+def read_sourced(where: str, path: str, data: object, quantity: Quantity) -> tuple[float, str]:
+    """Return the effective value of ``{datasheet: ..., measured: ..., note: ...}`` and its source.
+
+    Raises
+    ------
+    SpecError
+        Where no source is given, a source is unknown, or a value is wrong.
+    """
+    if isinstance(data, str):
+        raise fail(where, path, _text_problem(data))
+    if not isinstance(data, Mapping):
+        raise fail(where, path, f"expected a mapping with the source, e.g. {{datasheet: {data}}}, got {data!r}.")
+    check_keys(where, path, data, (*SOURCES, "note"))
+    values = {s: check_number(where, f"{path}.{s}", data[s], quantity) for s in SOURCES if s in data}
+    if not values:
+        raise fail(where, path, f"expected a value from one of {list(SOURCES)}, got none. Add e.g. {{datasheet: ...}}.")
+    if not isinstance(data.get("note", ""), str):
+        raise fail(where, f"{path}.note", f"expected text, got {data['note']!r}. Quote it.")
+    source = next(s for s in SOURCES if s in values)
+    return values[source], source
+
+
+def join_path(path: str, key: str) -> str:
+    """Return the dotted path of a key; an empty ``path`` is the top."""
+    return f"{path}.{key}" if path else str(key)

@@ -1,0 +1,262 @@
+"""The machine roller runs on as a DeviceSpec: a CPU profile with the detected numbers on top.
+
+Detection reads what the operating system already knows (``/proc/cpuinfo``, ``/sys``, the process's affinity and
+its control group); it starts nothing, measures nothing, and needs no TVM. What it cannot find keeps the profile's
+assumed value. Two machines give two specs, so golden tests use the profiles and never this.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+from roller.errors import SpecError
+from roller.hardware.reader import read_spec
+from roller.hardware.spec import DeviceSpec
+
+_AVX512 = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+_AVX2 = {"avx2", "fma", "bmi1", "bmi2", "f16c", "movbe"}
+_ICELAKE = _AVX512 | _AVX2 | {
+    "avx512vbmi", "avx512ifma", "avx512_vbmi2", "avx512_vnni", "avx512_bitalg", "avx512_vpopcntdq", "gfni", "vaes",
+    "vpclmulqdq", "sha_ni",
+}  # fmt: skip
+
+#: ``(code generation name, vendor or None, flags it may emit)``, most capable first. A name is taken only where
+#: every flag is present: hypervisors mask features, and a name chosen by model number then emits illegal instructions.
+X86_TARGETS: tuple[tuple[str, str | None, frozenset[str]], ...] = (
+    ("znver4", "AuthenticAMD", frozenset(_ICELAKE | {"avx512_bf16", "clzero", "sse4a", "clwb", "fsgsbase"})),
+    ("icelake-server", "GenuineIntel", frozenset(_ICELAKE | {"clwb", "fsgsbase", "pku", "wbnoinvd"})),
+    ("cascadelake", "GenuineIntel", frozenset(_AVX512 | _AVX2 | {"avx512_vnni", "clwb", "pku"})),
+    ("skylake-avx512", "GenuineIntel", frozenset(_AVX512 | _AVX2 | {"clwb", "pku"})),
+    ("x86-64-v4", None, frozenset(_AVX512 | _AVX2)),
+    ("x86-64-v3", None, frozenset(_AVX2)),
+)
+
+#: ``CPU part`` of ``/proc/cpuinfo`` on Arm -> code generation name; others compile for plain NEON.
+ARM_PARTS = {"0xd0c": "neoverse-n1", "0xd40": "neoverse-v1", "0xd49": "neoverse-n2", "0xd4f": "neoverse-v2"}
+
+_ARM = ("aarch64", "arm64")
+_X86 = ("x86_64", "amd64")
+#: DRAM bandwidth one core adds and what a socket is assumed to stop at; nothing the system reports says either.
+_DRAM_PER_CORE_BYTES_PER_S = 2.0e10
+_DRAM_TOTAL_BYTES_PER_S = 2.0e11
+
+
+@dataclass(frozen=True)
+class CpuInfo:
+    """What ``/proc/cpuinfo`` says of the first processor.
+
+    Parameters
+    ----------
+    model, vendor
+        Names as printed, empty where absent.
+    flags
+        Feature flags.
+    part
+        Arm ``CPU part``, else empty.
+    mhz
+        Clock, ``None`` where absent.
+    """
+
+    model: str = ""
+    vendor: str = ""
+    flags: frozenset[str] = frozenset()
+    part: str = ""
+    mhz: float | None = None
+
+
+def detect_cpu(root: Path | None = None, machine: str | None = None) -> DeviceSpec:
+    """Return the specification of this machine's CPU, named ``cpu``.
+
+    Parameters
+    ----------
+    root
+        Folder to read ``proc`` and ``sys`` under; the file system by default, another tree in tests.
+    machine
+        Architecture name; ``platform.machine()`` by default.
+
+    Returns
+    -------
+    DeviceSpec
+        The profile that matches, with detected numbers marked ``detected`` in ``sources``.
+
+    Raises
+    ------
+    SpecError
+        Where no profile exists for the architecture.
+
+    Examples
+    --------
+    >>> detect_cpu().kind
+    'cpu'
+    """
+    return _detect(root or Path("/"), (machine or platform.machine()).lower(), _affinity())
+
+
+@lru_cache(maxsize=8)
+def _detect(root: Path, machine: str, affinity: tuple[int, ...]) -> DeviceSpec:
+    info = read_cpuinfo(root)
+    profile, mcpu = match_profile(machine, info)
+    spec = read_spec(profile)
+    target = {k: v for k, v in spec.target.items() if k != "mtriple"} | {"mcpu": mcpu}
+    spec = replace(
+        spec,
+        name="cpu",
+        description=f"{info.model or machine}, this machine (profile {profile})",
+        target_items=tuple(sorted(target.items())),
+    )
+    cores = count_cores(root, affinity)
+    detected: dict[str, float] = {"units": cores, **_caches(root, spec)}
+    clock = _clock_hz(root, info)
+    if clock is not None:
+        detected["clock_hz"] = clock
+    memory = _memory_bytes(root)
+    if memory is not None:
+        detected["memory_layers.dram.capacity_bytes"] = memory
+    scaled = _scaled(spec, cores, clock or spec.clock_hz)
+    return spec.with_overrides(scaled, "assumed").with_overrides(detected, "detected")
+
+
+def read_cpuinfo(root: Path) -> CpuInfo:
+    """Read the first processor of ``proc/cpuinfo`` under ``root``; an empty record where there is none."""
+    fields: dict[str, str] = {}
+    for line in _read(root / "proc/cpuinfo").splitlines():
+        key, colon, value = line.partition(":")
+        if colon:
+            fields.setdefault(key.strip(), value.strip())
+    try:
+        mhz = float(fields["cpu MHz"])
+    except (KeyError, ValueError):
+        mhz = None
+    return CpuInfo(
+        fields.get("model name", ""),
+        fields.get("vendor_id", ""),
+        frozenset((fields.get("flags") or fields.get("Features") or "").split()),
+        fields.get("CPU part", ""),
+        mhz,
+    )
+
+
+def match_profile(machine: str, info: CpuInfo) -> tuple[str, str]:
+    """Return the profile that fits and the processor name for code generation.
+
+    Raises
+    ------
+    SpecError
+        Where the architecture is neither x86-64 nor 64-bit Arm.
+
+    Examples
+    --------
+    >>> match_profile("x86_64", CpuInfo(flags=frozenset(_AVX2)))
+    ('cpu-avx2', 'x86-64-v3')
+    """
+    if machine in _ARM:
+        return "cpu-neon", ARM_PARTS.get(info.part, "generic")
+    if machine not in _X86:
+        raise SpecError(f"device 'cpu': no profile for architecture '{machine}'. Pass the path of a YAML of your own.")
+    for name, vendor, flags in X86_TARGETS:
+        if vendor in (None, info.vendor) and flags <= info.flags:
+            return ("cpu-avx512" if flags >= _AVX512 else "cpu-avx2"), name
+    # Without AVX2, or where the flags cannot be read: code that runs on every x86-64, priced like its neighbour.
+    return "cpu-avx2", "x86-64"
+
+
+def count_cores(root: Path, affinity: tuple[int, ...]) -> int:
+    """Return the physical cores this process may use: its affinity, its control group, one per set of SMT siblings."""
+    siblings = {
+        _read(root / f"sys/devices/system/cpu/cpu{i}/topology/thread_siblings_list").strip() or str(i) for i in affinity
+    }
+    cores = max(len(siblings), 1)
+    quota = _cgroup_cpus(root)
+    return cores if quota is None else max(1, min(cores, int(quota)))
+
+
+def _cgroup_cpus(root: Path) -> float | None:
+    """CPUs the control group grants per period (version 2, then version 1), or ``None`` without a limit."""
+    limit = _read(root / "sys/fs/cgroup/cpu.max").split()
+    if not limit:
+        limit = [
+            _read(root / "sys/fs/cgroup/cpu/cpu.cfs_quota_us").strip(),
+            _read(root / "sys/fs/cgroup/cpu/cpu.cfs_period_us").strip(),
+        ]
+    try:
+        quota, period = float(limit[0]), float(limit[1])
+    except (IndexError, ValueError):
+        return None
+    return quota / period if quota > 0 and period > 0 else None
+
+
+def _caches(root: Path, spec: DeviceSpec) -> dict[str, float]:
+    out: dict[str, float] = {}
+    for folder in sorted((root / "sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        level, kind = _read(folder / "level").strip(), _read(folder / "type").strip()
+        size = _size_bytes(_read(folder / "size").strip())
+        if kind == "Instruction" or size is None or level not in ("1", "2", "3"):
+            continue
+        layer = spec.layer(f"l{level}")
+        path = f"memory_layers.{layer.name}"
+        out[f"{path}.capacity_bytes"] = size
+        if layer.usable_bytes is not None:
+            out[f"{path}.usable_bytes"] = int(size * layer.usable_bytes / layer.capacity_bytes)
+        line = _read(folder / "coherency_line_size").strip()
+        if line.isdigit():
+            out[f"{path}.line_bytes"] = int(line)
+    return out
+
+
+def _size_bytes(text: str) -> int | None:
+    factor = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:], 1)
+    digits = text[:-1] if factor > 1 else text
+    return int(digits) * factor if digits.isdigit() and int(digits) > 0 else None
+
+
+def _clock_hz(root: Path, info: CpuInfo) -> float | None:
+    """Highest clock of the first core in Hz; the one it happens to run at where that is all there is."""
+    text = _read(root / "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq").strip()
+    if text.isdigit() and int(text) > 0:
+        return int(text) * 1e3
+    return info.mhz * 1e6 if info.mhz is not None and info.mhz >= 500 else None
+
+
+def _memory_bytes(root: Path) -> int | None:
+    for line in _read(root / "proc/meminfo").splitlines():
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _scaled(spec: DeviceSpec, cores: int, clock_hz: float) -> dict[str, float]:
+    """Totals and cycle times of the profile, carried over to another number of cores and another clock.
+
+    Notes
+    -----
+    Private layers scale with cores and clock, the sliced L3 with cores, DRAM with cores up to an assumed total.
+    """
+    out: dict[str, float] = {}
+    by_core, by_clock = cores / spec.units, clock_hz / spec.clock_hz
+    for layer in spec.memory_layers:
+        factor = by_core * (by_clock if layer.scope == "unit" else 1.0)
+        total = layer.bandwidth_bytes_per_s * factor
+        if layer is spec.memory_layers[-1]:
+            total = min(cores * _DRAM_PER_CORE_BYTES_PER_S, _DRAM_TOTAL_BYTES_PER_S)
+        out[f"memory_layers.{layer.name}.bandwidth_bytes_per_s"] = total
+    out["execution.step_latency_s"] = spec.execution.step_latency_s / by_clock
+    out["execution.step_issue_s"] = spec.execution.step_issue_s / by_clock
+    return out
+
+
+def _affinity() -> tuple[int, ...]:
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def _read(path: Path) -> str:
+    """Return a small file's text, or an empty string where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

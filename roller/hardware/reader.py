@@ -1,0 +1,300 @@
+"""Find, read and check the YAML files of device specifications.
+
+The YAML files lie in ``hardware_specs/`` of a checkout, or inside the installed package. A parsed and checked
+file is kept for the life of the process and read again only when the file changes, so that constructing does
+not pay for YAML each time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from roller.errors import SpecError, did_you_mean
+from roller.hardware.checks import check_keys, fail, join_path, read_sourced
+from roller.hardware.sections import (
+    DTYPES,
+    LAYER_NAMES,
+    OPERATION_CLASSES,
+    OPTIONAL_CLASSES,
+    RATE,
+    Compute,
+    Execution,
+    Limits,
+    MemoryLayer,
+    Teu,
+    quantities,
+)
+from roller.hardware.spec import DeviceSpec, check_consistency
+
+#: The name that stands for the machine roller runs on; see :mod:`roller.hardware.detect`.
+THIS_MACHINE = "cpu"
+
+#: Language of code generation -> keys of ``target`` it needs, keys it may have.
+TARGET_KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "cuda": (("arch",), ()),
+    "hip": (("arch",), ()),
+    "llvm": (("mcpu",), ("mtriple",)),
+}
+KIND_OF_LANGUAGE = {"cuda": "gpu", "hip": "gpu", "llvm": "cpu"}
+SCOPES = ("thread", "unit", "device")
+
+_SECTIONS = ("name", "kind", "description", "target", "units", "clock_hz", "teu", "compute", "execution", "limits")
+
+
+def spec_folder() -> Path:
+    """Return the folder of the shipped specifications: inside the package if installed, else of the checkout.
+
+    Raises
+    ------
+    SpecError
+        Where neither exists.
+    """
+    package = Path(__file__).resolve().parent.parent
+    for folder in (package / "hardware_specs", package.parent / "hardware_specs"):
+        if folder.is_dir():
+            return folder
+    raise SpecError("hardware_specs: expected the folder beside the package, found none. Reinstall roller.")
+
+
+def list_specs() -> tuple[str, ...]:
+    """Return the names of the shipped devices, sorted.
+
+    Examples
+    --------
+    >>> "v100" in list_specs()
+    True
+    """
+    return tuple(sorted(p.stem for p in spec_folder().glob("*.yaml")))
+
+
+def read_spec(name_or_path: str) -> DeviceSpec:
+    """Return the specification of a shipped name or a YAML file, parsed once per version of the file.
+
+    Raises
+    ------
+    SpecError
+        Where the device is unknown or its file is wrong.
+    """
+    path = _find(name_or_path)
+    return _load_cached(path, _stamp(path))
+
+
+def _find(name: str) -> Path:
+    if name.endswith((".yaml", ".yml")) or os.sep in name:
+        return Path(name)
+    path = spec_folder() / f"{name}.yaml"
+    if not path.is_file():
+        known = (*list_specs(), THIS_MACHINE)
+        hint = did_you_mean(name.lower(), known)
+        raise SpecError(f"device '{name}': unknown{hint or '.'} Known: {', '.join(known)}; or give the path of a YAML.")
+    return path
+
+
+def _stamp(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError as err:
+        raise SpecError(f"{path}: cannot read the specification ({err.strerror}). Check the path.") from err
+
+
+@lru_cache(maxsize=64)
+def _load_cached(path: Path, stamp: int) -> DeviceSpec:
+    del stamp  # part of the key only: an edited file is another entry
+    where = f"{path.parent.name}/{path.name}" if path.parent.name == "hardware_specs" else str(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as err:
+        raise SpecError(f"{where}: cannot read the specification ({err}). Check the path.") from err
+    return parse_spec(text, where)
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # the C parser where it was built
+    """Safe loader that refuses a key given twice, which PyYAML would silently overwrite."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, str) and key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key '{key}' is given twice", key_node.start_mark)
+            if isinstance(key, str):
+                seen.add(key)
+        found: dict[Any, Any] = super().construct_mapping(node, deep=deep)
+        return found
+
+
+def parse_spec(text: str, where: str) -> DeviceSpec:
+    """Return the specification a YAML text describes.
+
+    Parameters
+    ----------
+    text
+        YAML.
+    where
+        Name of the file in errors.
+
+    Raises
+    ------
+    SpecError
+        At the first thing that is wrong.
+    """
+    try:
+        data = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as err:
+        mark = getattr(err, "problem_mark", None)
+        place = f" at line {mark.line + 1}" if mark is not None else ""
+        problem = getattr(err, "problem", None) or "it cannot be parsed"
+        raise SpecError(f"{where}: not valid YAML{place}: {problem}. Correct the file.") from err
+    if not isinstance(data, Mapping):
+        raise SpecError(f"{where}: expected a mapping of sections, got {type(data).__name__}. See v100.yaml.")
+    check_keys(where, "", data, (*_SECTIONS, "memory_layers"), (*_SECTIONS, "memory_layers"))
+    return _build(where, data)
+
+
+def _build(where: str, data: Mapping[str, Any]) -> DeviceSpec:
+    sources: dict[str, str] = {}
+    kind = data["kind"]
+    if kind not in LAYER_NAMES:
+        raise fail(where, "kind", f"expected one of {sorted(LAYER_NAMES)}, got {kind!r}.")
+    top: dict[str, Any] = {}
+    for key, quantity in quantities(DeviceSpec).items():
+        top[key], sources[key] = read_sourced(where, key, data[key], quantity)
+    teu = _section(where, "teu", data["teu"], kind, sources, extra=("name",))
+    spec = DeviceSpec(
+        name=_text(where, "name", data["name"]),
+        kind=kind,
+        description=_text(where, "description", data["description"]),
+        target_items=_target(where, kind, data["target"]),
+        teu=Teu(name=_text(where, "teu.name", data["teu"].get("name")), **teu),
+        compute=_compute(where, data["compute"], sources),
+        execution=Execution(**_section(where, "execution", data["execution"], kind, sources)),
+        limits=Limits(**_section(where, "limits", data["limits"], kind, sources)),
+        memory_layers=_layers(where, data["memory_layers"], kind, sources),
+        source_items=tuple(sources.items()),
+        **top,
+    )
+    check_consistency(where, spec)
+    return spec
+
+
+_CLASSES = {"teu": Teu, "execution": Execution, "limits": Limits}
+
+
+def _section(
+    where: str, name: str, data: object, kind: str, sources: dict[str, str], extra: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    if not isinstance(data, Mapping):
+        raise fail(where, name, f"expected a mapping of fields, got {data!r}.")
+    declared = quantities(_CLASSES[name])
+    required = [k for k, q in declared.items() if kind in q.kinds]
+    check_keys(where, name, data, (*extra, *declared), (*extra, *required))
+    return _numbers(where, name, data, declared, sources)
+
+
+def _numbers(
+    where: str, path: str, data: Mapping[str, Any], declared: Mapping[str, Any], sources: dict[str, str]
+) -> dict[str, Any]:
+    out = {}
+    for key, quantity in declared.items():
+        if key in data:
+            out[key], sources[f"{path}.{key}"] = read_sourced(where, f"{path}.{key}", data[key], quantity)
+    return out
+
+
+def _compute(where: str, data: object, sources: dict[str, str]) -> Compute:
+    path = "compute.ops_per_cycle_per_unit"
+    if not isinstance(data, Mapping):
+        raise fail(where, "compute", f"expected a mapping of fields, got {data!r}.")
+    check_keys(where, "compute", data, ("ops_per_cycle_per_unit",), ("ops_per_cycle_per_unit",))
+    rates = data["ops_per_cycle_per_unit"]
+    if not isinstance(rates, Mapping):
+        raise fail(where, path, f"expected a mapping of rates, got {rates!r}.")
+    for name in rates:
+        _check_rate_name(where, path, name)
+    check_keys(where, path, rates, rates, OPERATION_CLASSES)
+    return Compute(tuple(_numbers(where, path, rates, dict.fromkeys(rates, RATE), sources).items()))
+
+
+def _layers(where: str, data: object, kind: str, sources: dict[str, str]) -> tuple[MemoryLayer, ...]:
+    names = LAYER_NAMES[kind]
+    if not isinstance(data, list) or not all(isinstance(x, Mapping) for x in data):
+        raise fail(where, "memory_layers", f"expected a list of layers {list(names)}, fastest first.")
+    found = [x.get("name") for x in data]
+    for name in found:
+        if name not in names:
+            hint = did_you_mean(str(name), names)
+            raise fail(where, f"memory_layers.{name}", f"unknown layer{hint or '.'} A {kind} has {list(names)}.")
+    for name in names:
+        if name not in found:
+            raise fail(where, f"memory_layers.{name}", f"missing layer; a {kind} has {list(names)}. Add it.")
+    if tuple(found) != names:
+        raise fail(where, "memory_layers", f"expected the order {list(names)}, fastest first, got {found}. Reorder.")
+    return tuple(_layer(where, x, kind, sources) for x in data)
+
+
+def _layer(where: str, data: Mapping[str, Any], kind: str, sources: dict[str, str]) -> MemoryLayer:
+    path = f"memory_layers.{data['name']}"
+    declared = quantities(MemoryLayer)
+    plain = ("name", "scope", "tiled")
+    required = [k for k, q in declared.items() if kind in q.kinds]
+    check_keys(where, path, data, (*plain, *declared), (*plain, *required))
+    if data["scope"] not in SCOPES:
+        raise fail(where, f"{path}.scope", f"expected one of {list(SCOPES)}, got {data['scope']!r}.")
+    if not isinstance(data["tiled"], bool):
+        raise fail(where, f"{path}.tiled", f"expected true or false, got {data['tiled']!r}.")
+    return MemoryLayer(
+        name=data["name"],
+        scope=data["scope"],
+        tiled=data["tiled"],
+        **_numbers(where, path, data, declared, sources),
+    )
+
+
+def _target(where: str, kind: str, data: object) -> tuple[tuple[str, str], ...]:
+    """Return the target as sorted pairs.
+
+    Raises
+    ------
+    SpecError
+        Where the language is unknown, does not fit the kind of device, or keys are missing.
+    """
+    if not isinstance(data, Mapping) or not all(isinstance(v, str) for v in data.values()):
+        raise fail(where, "target", f"expected text values such as {{language: cuda, arch: sm_70}}, got {data!r}.")
+    language = data.get("language")
+    if language not in TARGET_KEYS:
+        hint = did_you_mean(str(language), TARGET_KEYS)
+        raise fail(where, "target.language", f"expected one of {sorted(TARGET_KEYS)}, got {language!r}{hint}")
+    if KIND_OF_LANGUAGE[language] != kind:
+        raise fail(where, "target.language", f"expected a language of a {kind}, got {language!r}. Correct 'kind'.")
+    required, optional = TARGET_KEYS[language]
+    check_keys(where, "target", data, ("language", *required, *optional), required)
+    return tuple(sorted(data.items()))
+
+
+def _check_rate_name(where: str, path: str, name: str) -> None:
+    """Refuse a rate of an instruction class or dtype that does not exist.
+
+    Raises
+    ------
+    SpecError
+        With a suggestion.
+    """
+    operation, dot, dtype = str(name).partition(".")
+    classes = (*OPERATION_CLASSES, *OPTIONAL_CLASSES)
+    if operation not in classes:
+        hint = did_you_mean(operation, classes) or f"; expected one of {list(classes)}."
+        raise fail(where, join_path(path, name), f"unknown key{hint}")
+    if dot and dtype not in DTYPES:
+        raise fail(where, join_path(path, name), f"unknown dtype '{dtype}'{did_you_mean(dtype, DTYPES) or '.'}")
+
+
+def _text(where: str, path: str, value: object) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise fail(where, path, f"expected text, got {value!r}.")
+    return value

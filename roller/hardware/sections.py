@@ -1,0 +1,201 @@
+"""The sections of a device specification: one frozen class each, every number with its unit and range.
+
+The metadata of the fields is the schema: reader and overrides check against it and nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any, Literal
+
+from roller.hardware.checks import Quantity
+
+#: Memory layers of a kind of device, fastest first.
+LAYER_NAMES: dict[str, tuple[str, ...]] = {
+    "gpu": ("register", "shared", "l2", "global"),
+    "cpu": ("register", "l1", "l2", "l3", "dram"),
+}
+
+#: Instruction classes every device must give a rate for.
+OPERATION_CLASSES = ("fma", "add", "special", "convert", "issue", "load_store")
+#: Further classes a device may give a rate for, alone or per dtype (``matrix.float16``).
+OPTIONAL_CLASSES = ("matrix",)
+#: Dtypes a rate may be given for.
+DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "int32")
+#: Range of an instruction rate.
+RATE = Quantity("operations/cycle/unit", 1e-3, 1e6)
+
+
+def number(
+    unit: str,
+    minimum: float,
+    maximum: float,
+    *,
+    integer: bool = False,
+    required: bool = True,
+    kinds: tuple[str, ...] = ("gpu", "cpu"),
+) -> Any:
+    """Declare a numeric field; ``kinds`` are the kinds of device that must give it."""
+    metadata = {"quantity": Quantity(unit, minimum, maximum, integer, kinds if required else ())}
+    if required and len(kinds) == 2:
+        return field(metadata=metadata)
+    return field(default=None, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Teu:
+    """Tile execution unit: the threads or lanes that execute one instruction together.
+
+    Parameters
+    ----------
+    name
+        ``"warp"``, ``"wavefront"`` or ``"vector"``.
+    lanes
+        Threads of a warp; float32 lanes of a vector register.
+    schedulers_per_unit
+        TEUs a unit issues from per cycle; FMA ports on a CPU.
+    """
+
+    name: str
+    lanes: int = number("lanes", 1, 1024, integer=True)
+    schedulers_per_unit: int = number("schedulers", 1, 64, integer=True)
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Instruction throughput of one unit.
+
+    Parameters
+    ----------
+    rates
+        ``((class, operations per cycle per unit), ...)``; an operation is one thread's or lane's. Classes:
+        ``fma``, ``add`` (also max, compare), ``special`` (exp, rsqrt, division), ``convert``, ``issue``
+        (instructions issued), ``load_store`` (scratchpad or L1 accesses); ``class.dtype`` where a dtype differs.
+    """
+
+    rates: tuple[tuple[str, float], ...]
+
+    @cached_property
+    def ops_per_cycle_per_unit(self) -> dict[str, float]:
+        """Rates by class name."""
+        return dict(self.rates)
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Times that do not shrink with throughput.
+
+    Parameters
+    ----------
+    step_latency_s
+        Dependent latency of one reduction step of a register tile (scratchpad load to FMA).
+    step_issue_s
+        Issue time per TEU and reduction step beyond the FMAs (scratchpad loads, index arithmetic).
+    barrier_s
+        Time a block loses at a barrier; on a CPU the loop overhead of a panel step.
+    launch_s
+        Time to start a kernel, or to wake the worker threads of a CPU.
+    overlap_blocks
+        Co-resident blocks per unit from which one block's loads hide behind another's arithmetic.
+    """
+
+    step_latency_s: float = number("s", 0, 1e-3)
+    step_issue_s: float = number("s", 0, 1e-3)
+    barrier_s: float = number("s", 0, 1e-2)
+    launch_s: float = number("s", 0, 1.0)
+    overlap_blocks: float | None = number("blocks", 1, 64, required=False)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Hard limits, and beside them the usable budgets construction stays under.
+
+    GPU fields are ``None`` on a CPU and the other way round.
+
+    Parameters
+    ----------
+    registers_per_unit
+        32-bit registers of one unit.
+    registers_per_thread
+        Hard limit of the instruction set.
+    usable_registers_per_thread
+        Budget of a register tile with its operands and addresses.
+    register_allocation_unit
+        Registers are allocated to a TEU in multiples of this many.
+    threads_per_block, threads_per_unit, blocks_per_unit
+        Launch and residency limits.
+    shared_bytes_per_block
+        Scratchpad one block may declare statically.
+    vector_registers, usable_vector_registers
+        CPU: architectural vector registers, and those left for accumulators.
+    """
+
+    registers_per_unit: int | None = number("registers", 1024, 1 << 24, integer=True, kinds=("gpu",))
+    registers_per_thread: int | None = number("registers", 8, 1024, integer=True, kinds=("gpu",))
+    usable_registers_per_thread: int | None = number("registers", 8, 1024, integer=True, kinds=("gpu",))
+    register_allocation_unit: int | None = number("registers", 1, 4096, integer=True, kinds=("gpu",))
+    threads_per_block: int | None = number("threads", 1, 1 << 16, integer=True, kinds=("gpu",))
+    threads_per_unit: int | None = number("threads", 1, 1 << 16, integer=True, kinds=("gpu",))
+    blocks_per_unit: int | None = number("blocks", 1, 1 << 12, integer=True, kinds=("gpu",))
+    shared_bytes_per_block: int | None = number("bytes", 1024, 1 << 26, integer=True, kinds=("gpu",))
+    vector_registers: int | None = number("registers", 4, 1024, integer=True, kinds=("cpu",))
+    usable_vector_registers: int | None = number("registers", 2, 1024, integer=True, kinds=("cpu",))
+
+
+@dataclass(frozen=True)
+class MemoryLayer:
+    """One level of the memory hierarchy.
+
+    Parameters
+    ----------
+    name
+        One of :data:`LAYER_NAMES`.
+    scope
+        Who owns one instance: ``"thread"``, ``"unit"`` or ``"device"``.
+    tiled
+        Whether an rTile lives here.
+    capacity_bytes
+        Bytes of one instance.
+    bandwidth_bytes_per_s
+        Device-wide total over all instances.
+    transaction_bytes
+        Smallest unit moved.
+    usable_bytes
+        Budget of the tiles of one block (GPU) or one task (CPU) in this layer.
+    banks, bank_width_bytes
+        Interleaved banks of a scratchpad.
+    line_bytes
+        Cache line.
+    latency_s
+        Load-to-use latency.
+    bandwidth_per_teu_bytes_per_s
+        What one resident TEU draws when it is alone on the device.
+    saturation_exponent
+        ``p`` of ``bandwidth(W) = ((W*b)**-p + peak**-p)**(-1/p)`` for W resident TEUs of ``b`` each.
+    """
+
+    name: str
+    scope: Literal["thread", "unit", "device"]
+    tiled: bool
+    capacity_bytes: int = number("bytes", 64, 1 << 50, integer=True)
+    bandwidth_bytes_per_s: float = number("bytes/s", 1e8, 1e17)
+    transaction_bytes: int = number("bytes", 1, 1 << 16, integer=True)
+    usable_bytes: int | None = number("bytes", 16, 1 << 50, integer=True, required=False)
+    banks: int | None = number("banks", 1, 1024, integer=True, required=False)
+    bank_width_bytes: int | None = number("bytes", 1, 1024, integer=True, required=False)
+    line_bytes: int | None = number("bytes", 8, 4096, integer=True, required=False)
+    latency_s: float | None = number("s", 1e-11, 1e-3, required=False)
+    bandwidth_per_teu_bytes_per_s: float | None = number("bytes/s", 1e6, 1e14, required=False)
+    saturation_exponent: float | None = number("", 0.1, 20, required=False)
+
+
+def quantities(section: type) -> dict[str, Quantity]:
+    """Return the numeric fields of a section's class with their unit and range."""
+    return {f.name: f.metadata["quantity"] for f in fields(section) if "quantity" in f.metadata}
+
+
+def numbers_of(section: object) -> dict[str, float]:
+    """Return the numbers a section holds, absent ones left out."""
+    found = {name: getattr(section, name) for name in quantities(type(section))}
+    return {k: v for k, v in found.items() if v is not None}
