@@ -1,0 +1,1 @@
+"""Backends: each builds and launches the artifacts of one language."""

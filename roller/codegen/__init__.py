@@ -1,0 +1,1 @@
+"""Code generators: rPrograms to kernels through TVM (imports TVM)."""

@@ -1,0 +1,1 @@
+"""CPU templates printed as TIR: tiled reductions, row reductions, streaming."""

@@ -1,0 +1,81 @@
+"""From a TIR function to the bytes of a shared library."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from roller.codegen.cpu.nest import Stmt
+from roller.errors import BuildError
+from roller.te.compat import tirx, tvm
+
+ENTRY = "main"
+_COMPILERS = ("cc", "gcc", "clang", "g++", "c++")
+
+
+def prim_func(params: list[Any], body: Stmt) -> Any:
+    """Return the module of one function whose arguments do not alias."""
+    func = tirx.PrimFunc(params, body).with_attr("global_symbol", ENTRY).with_attr("tirx.noalias", True)
+    return tvm.IRModule({ENTRY: func})
+
+
+def build_library(module: Any, mcpu: str, cores: int) -> bytes:
+    """Compile ``module`` for a CPU and link it.
+
+    Parameters
+    ----------
+    module
+        TIR module with the function :data:`ENTRY`.
+    mcpu
+        LLVM CPU name.
+    cores
+        Cores the kernel runs on.
+
+    Returns
+    -------
+    bytes
+        A shared library that needs only TVM's runtime.
+
+    Raises
+    ------
+    BuildError
+        Where TVM refuses the program, or no C compiler is on PATH to link with.
+    """
+    target = tvm.target.Target({"kind": "llvm", "mcpu": mcpu, "num-cores": cores})
+    with tempfile.TemporaryDirectory(prefix="roller-") as folder:
+        object_file, library = Path(folder, "kernel.o"), Path(folder, "kernel.so")
+        try:
+            runtime_module = tvm.tirx.build(module, target=target)
+            runtime_module.write_to_file(str(object_file))
+        except Exception as err:  # noqa: BLE001 - TVM raises many kinds; all of them mean this candidate fails
+            raise BuildError(f"LLVM code generation for '{mcpu}' failed: {_last_lines(str(err))}") from err
+        link(object_file, library)
+        return library.read_bytes()
+
+
+def link(object_file: Path, library: Path) -> None:
+    """Link an object file into a shared library with the C compiler on PATH.
+
+    Raises
+    ------
+    BuildError
+        Where there is no compiler, or it fails.
+    """
+    compiler = next((c for c in map(shutil.which, _COMPILERS) if c), None)
+    if compiler is None:
+        raise BuildError(
+            f"linking a CPU kernel: expected one of {list(_COMPILERS)} on PATH, found none. Install a C compiler; "
+            "running a saved kernel needs none."
+        )
+    done = subprocess.run(  # noqa: S603 - the compiler found on PATH, arguments of our own
+        [compiler, "-shared", "-fPIC", "-o", str(library), str(object_file), "-lm"], capture_output=True, text=True
+    )
+    if done.returncode:
+        raise BuildError(f"linking a CPU kernel: {compiler} failed: {_last_lines(done.stderr)}")
+
+
+def _last_lines(text: str, lines: int = 6) -> str:
+    return "\n".join(text.strip().splitlines()[-lines:])

@@ -1,0 +1,173 @@
+"""Loop nests as plain TIR: the few constructors the CPU templates are written in.
+
+The templates print their loops directly instead of transforming a default nest by schedule
+primitives: every tile start, panel and tail is then explicit, lowering takes milliseconds, and
+buffers can be declared with the alignment of one element, so that any NumPy array runs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from roller.errors import BuildError
+from roller.expr import DTYPE_BYTES, Index, Term
+from roller.te.compat import tirx
+from roller.te.emit import Expr
+
+Stmt: TypeAlias = Any
+Buffer: TypeAlias = Any
+Body: TypeAlias = Callable[[Expr], Stmt]
+
+_KIND = {
+    "serial": tirx.ForKind.SERIAL,
+    "parallel": tirx.ForKind.PARALLEL,
+    "vector": tirx.ForKind.VECTORIZED,
+    "unroll": tirx.ForKind.UNROLLED,
+}
+
+#: Bytes that private panels and accumulators are aligned to (one cache line).
+LINE_BYTES = 64
+
+
+def integer(value: int | Expr) -> Expr:
+    """Return ``value`` as a 32-bit index expression."""
+    return tirx.const(int(value), "int32") if isinstance(value, (int, np.integer)) else value
+
+
+@dataclass
+class Nest:
+    """Makes loops with unique variable names."""
+
+    _count: Iterator[int] = field(default_factory=itertools.count)
+
+    def loop(self, extent: int | Expr, body: Body, kind: str = "serial", name: str = "i") -> Stmt:
+        """Return ``for name in range(extent): body(name)``; a loop of one iteration is dropped.
+
+        Parameters
+        ----------
+        extent
+            Iterations (constant, or a run-time expression).
+        body
+            Maps the loop variable to the statement inside.
+        kind
+            ``"serial"``, ``"parallel"``, ``"vector"`` or ``"unroll"``.
+        """
+        if isinstance(extent, int) and extent == 1 and kind != "parallel":
+            return body(integer(0))
+        var = tirx.Var(f"{name}_{next(self._count)}", "int32")
+        return tirx.For(var, integer(0), integer(extent), _KIND[kind], body(var))
+
+    def grid(
+        self, extents: Sequence[int | Expr], body: Callable[[tuple[Expr, ...]], Stmt], kind: str = "serial"
+    ) -> Stmt:
+        """Return a perfect nest over ``extents``, first outermost."""
+        if not extents:
+            return body(())
+        return self.loop(extents[0], lambda v: self.grid(extents[1:], lambda rest: body((v, *rest)), kind), kind)
+
+
+def seq(*statements: Stmt | None) -> Stmt:
+    """Return the statements one after another; ``None`` is skipped."""
+    kept = [s for s in statements if s is not None]
+    return kept[0] if len(kept) == 1 else tirx.SeqStmt(kept)
+
+
+def when(condition: Expr, then: Stmt, otherwise: Stmt | None = None) -> Stmt:
+    """Return an ``if``; a condition known at build time is decided here."""
+    return tirx.IfThenElse(condition, then, otherwise)
+
+
+def declare(name: str, shape: Sequence[int], dtype: str, *, scope: str = "global", private: bool = True) -> Buffer:
+    """Declare a buffer: private ones are aligned to a cache line, arguments to one element.
+
+    Raises
+    ------
+    BuildError
+        Where the buffer has 2^31 elements or more, which 32-bit indices cannot reach.
+    """
+    elements = int(np.prod(shape, dtype=np.int64)) if shape else 1
+    if elements >= 2**31:
+        raise BuildError(
+            f"buffer '{name}': expected fewer than 2^31 elements, got {elements} {tuple(shape)}. Split the tensor."
+        )
+    align = LINE_BYTES if private else DTYPE_BYTES[dtype]
+    return tirx.decl_buffer(tuple(int(s) for s in shape) or (1,), dtype, name, data_alignment=align, scope=scope)
+
+
+def allocate(buffer: Buffer) -> Stmt:
+    """Allocate ``buffer`` for the statements that follow in the same sequence."""
+    return tirx.AllocBuffer(buffer)
+
+
+def read(buffer: Buffer, *index: Expr) -> Expr:
+    """Return an element; a tensor of rank 0 is kept as one element."""
+    return tirx.BufferLoad(buffer, list(index) or [integer(0)])
+
+
+def write(buffer: Buffer, value: Expr, *index: Expr) -> Stmt:
+    """Store an element, converted to the buffer's dtype."""
+    return tirx.BufferStore(buffer, value.astype(str(buffer.ty.dtype)), list(index) or [integer(0)])
+
+
+def reader(buffer: Buffer) -> Callable[..., Expr]:
+    """Return the callable of indices that :func:`roller.te.emit.emit_scalar` expects."""
+    return lambda *index: read(buffer, *index)
+
+
+def lower_of(a: int | Expr, b: int | Expr) -> int | Expr:
+    """Return the smaller of two extents, at build time where both are known."""
+    if isinstance(a, int) and isinstance(b, int):
+        return min(a, b)
+    return tirx.min(integer(a), integer(b))
+
+
+def clamp(value: Expr, low: int | Expr, high: int | Expr) -> Expr:
+    """Return ``min(max(value, low), high)``."""
+    return tirx.min(tirx.max(value, integer(low)), integer(high))
+
+
+def unravel(flat: Expr, extents: Sequence[int]) -> tuple[Expr, ...]:
+    """Split a flat counter into one counter per extent, last fastest."""
+    out: list[Expr] = []
+    rest = flat
+    for n in reversed(extents[1:]):
+        out.append(integer(0) if n == 1 else tirx.floormod(rest, n))
+        rest = rest if n == 1 else tirx.floordiv(rest, n)
+    return (rest, *reversed(out)) if extents else ()
+
+
+def strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return row-major strides in elements."""
+    out = [1] * len(shape)
+    for d in range(len(shape) - 2, -1, -1):
+        out[d] = out[d + 1] * shape[d + 1]
+    return tuple(out)
+
+
+def lane_stride(index: Sequence[Index], shape: Sequence[int], axis: str) -> int | None:
+    """Elements between two neighbours along ``axis``; ``None`` where it is not constant.
+
+    Examples
+    --------
+    >>> from roller.expr import axis_index
+    >>> lane_stride((axis_index("i"), axis_index("j", 2)), (4, 8), "j")
+    2
+    """
+    total = 0
+    for i, pitch in zip(index, strides(shape), strict=True):
+        for t in i.terms:
+            if t.axis == axis:
+                if not t.is_affine:
+                    return None
+                total += t.coef * pitch
+    return total
+
+
+def rename(index: Index, names: Mapping[str, str]) -> Index:
+    """Return ``index`` with axes renamed."""
+    return Index(tuple(Term(names.get(t.axis, t.axis), t.coef, t.div, t.mod) for t in index.terms), index.const)

@@ -1,0 +1,179 @@
+"""Packing: copying a staged load into the layout its micro-kernel reads.
+
+A *panel* gathers the load element by element (packed weights, packed matrix operands, implicit
+GEMM); a *halo box* copies the rectangle of the tensor one task touches, padding included, so that
+the micro-kernel reads a convolution's input without a single guard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from roller.codegen.cpu.nest import Buffer, Nest, Stmt, clamp, integer, lane_stride, lower_of, read, seq, when, write
+from roller.codegen.cpu.plan import HaloPlan, PanelPlan, SpatialPlan
+from roller.expr import Load
+from roller.te.compat import tirx
+from roller.te.emit import Expr, constant, emit_index, emit_load
+
+#: Elements of a reduction axis transposed at a time, so that the lines read and written stay in L1.
+_TRANSPOSE_BLOCK = 16
+
+
+def tile_start(plan: SpatialPlan, tile: Expr) -> Expr:
+    """First coordinate of a register tile; the last tile is shifted back to end with the axis."""
+    if plan.tiles * plan.tile == plan.extent:
+        return tile * plan.tile
+    return tirx.min(tile * plan.tile, integer(plan.extent - plan.tile))
+
+
+def pack_panel(
+    nest: Nest, plan: PanelPlan, source: Buffer, panel: Buffer, first: Mapping[str, Expr], count: Mapping[str, Any]
+) -> Stmt:
+    """Return the statement that fills ``panel``.
+
+    Parameters
+    ----------
+    first, count
+        First register tile and number of tiles to pack, per spatial axis; counts may be run-time values.
+    """
+    counts = [count[s.name] for s in plan.spatial]
+
+    def one(tiles: tuple[Expr, ...]) -> Stmt:
+        starts = {s.name: tile_start(s, first[s.name] + t) for s, t in zip(plan.spatial, tiles, strict=True)}
+        return _gather(nest, plan, source, panel, tiles, starts)
+
+    if not plan.upfront:
+        return nest.grid(counts, one)
+    from roller.codegen.cpu.nest import unravel
+
+    total = 1
+    for c in counts:
+        total *= c
+    return nest.loop(total, lambda t: one(unravel(t, counts)), "parallel", "pack")
+
+
+def _gather(
+    nest: Nest, plan: PanelPlan, source: Buffer, panel: Buffer, tiles: tuple[Expr, ...], starts: Mapping[str, Expr]
+) -> Stmt:
+    """Return the copy of one combination of register tiles."""
+    load, shape = plan.load, [int(x) for x in source.ty.shape]
+    reduction = [r.name for r in plan.reduction]
+    inner = [s.name for s in plan.spatial]
+    extents = {**{r.name: r.extent for r in plan.reduction}, **{s.name: s.tile for s in plan.spatial}}
+    tensors = {load.tensor: lambda *index: read(source, *index)}
+
+    def store(at: Mapping[str, Expr]) -> Stmt:
+        env = {**at, **{n: starts[n] + at[n] for n in inner}}
+        return write(panel, emit_load(load, env, tensors), *tiles, *(at[n] for n in (*reduction, *inner)))
+
+    def nested(order: list[str], at: dict[str, Expr], vector: str | None) -> Stmt:
+        if not order:
+            return store(at)
+        name, kind = order[0], "serial"
+        if name == vector:
+            return _vector_loop(nest, plan, name, lambda v: store({**at, name: v}))
+        return nest.loop(extents[name], lambda v: nested(order[1:], {**at, name: v}, vector), kind)
+
+    strides = {n: lane_stride(load.index, shape, n) for n in (*reduction, *inner)}
+    last = inner[-1] if inner else None
+    contiguous = next((n for n in reversed(reduction) if strides[n] == 1), None)
+    if last is not None and strides[last] != 1 and contiguous is not None and extents[contiguous] > 1:
+        others = [n for n in (*reduction, *inner[:-1]) if n != contiguous]
+        return nested_blocks(nest, others, contiguous, last, extents, store)
+    guarded = any(last in b.index.axes for b in load.guard)
+    vector = last if last is not None and strides[last] == 1 and not guarded else None
+    return nested([*reduction, *inner], {}, vector)
+
+
+def _vector_loop(nest: Nest, plan: PanelPlan, name: str, body: Any) -> Stmt:
+    spatial = next(s for s in plan.spatial if s.name == name)
+    lanes = spatial.lanes if spatial.lanes > 1 else 1
+    if lanes == 1:
+        return nest.loop(spatial.tile, body)
+    parts = spatial.tile // lanes
+    return nest.loop(parts, lambda u: nest.loop(lanes, lambda v: body(u * lanes + v), "vector"), "unroll")
+
+
+def nested_blocks(
+    nest: Nest, others: list[str], contiguous: str, last: str, extents: Mapping[str, int], store: Any
+) -> Stmt:
+    """Return a transposing copy: blocks of ``contiguous`` (read in order) inside which ``last`` runs."""
+    block = min(_TRANSPOSE_BLOCK, extents[contiguous])
+    blocks = -(-extents[contiguous] // block)
+
+    def inside(at: dict[str, Expr]) -> Stmt:
+        def one(b: Expr) -> Stmt:
+            size = lower_of(block, block if extents[contiguous] % block == 0 else extents[contiguous] - b * block)
+            return nest.loop(
+                extents[last],
+                lambda j: nest.loop(size, lambda k: store({**at, contiguous: b * block + k, last: j})),
+            )
+
+        return nest.loop(blocks, one)
+
+    def around(names: list[str], at: dict[str, Expr]) -> Stmt:
+        if not names:
+            return inside(at)
+        return nest.loop(extents[names[0]], lambda v: around(names[1:], {**at, names[0]: v}))
+
+    return around(others, {})
+
+
+def pack_halo(nest: Nest, plan: HaloPlan, source: Buffer, box: Buffer, start: Mapping[str, Expr]) -> Stmt:
+    """Return the statement that copies one task's box and fills what lies outside with the load's value.
+
+    Parameters
+    ----------
+    start
+        First coordinate of the task, per spatial axis.
+    """
+    load: Load = plan.load
+    shape = [int(x) for x in source.ty.shape]
+    base = [emit_index(i, start) for i in plan.base]
+    outside = constant(load.outside, str(source.ty.dtype))
+    rank = len(shape)
+
+    def valid(d: int) -> tuple[int, int]:
+        low, high = plan.bounds[d] or (0, shape[d])
+        return max(low, 0), min(high, shape[d])
+
+    def fill(d: int, at: tuple[Expr, ...]) -> Stmt:
+        rest = [int(x) for x in box.ty.shape][len(at) :]
+        return nest.grid(rest, lambda more: write(box, outside, *at, *more))
+
+    def dimension(d: int, at: tuple[Expr, ...], coords: tuple[Expr, ...]) -> Stmt:
+        if d == rank - 1:
+            return row(at, coords)
+        low, high = valid(d)
+
+        def element(i: Expr) -> Stmt:
+            x = base[d] + i
+            inner = dimension(d + 1, (*at, i), (*coords, x))
+            if not plan.base[d].terms and plan.base[d].const >= low and plan.base[d].const + plan.extents[d] <= high:
+                return inner
+            return when(tirx.all(x >= low, x < high), inner, fill(d + 1, (*at, i)))
+
+        return nest.loop(plan.extents[d], element)
+
+    def row(at: tuple[Expr, ...], coords: tuple[Expr, ...]) -> Stmt:
+        low, high = valid(rank - 1)
+        s = plan.phases
+
+        def phase(p: Expr) -> Stmt:
+            pitch = plan.extents[-1]
+            place = (*at, p) if s > 1 else at
+            first = clamp(tirx.floordiv(low - base[-1] - p + s - 1, s), 0, pitch)
+            end = clamp(tirx.floordiv(high - base[-1] - p + s - 1, s), first, pitch)
+            return seq(
+                nest.loop(first, lambda i: write(box, outside, *place, i)),
+                nest.loop(
+                    end - first,
+                    lambda i: write(box, read(source, *coords, base[-1] + (first + i) * s + p), *place, first + i),
+                ),
+                nest.loop(pitch - end, lambda i: write(box, outside, *place, end + i)),
+            )
+
+        return nest.loop(s, phase)
+
+    return dimension(0, (), ())

@@ -1,0 +1,247 @@
+"""The tiled template's decisions: effective register tiles, tasks, and how each load is packed.
+
+No axis is padded. A register tile never exceeds its axis, and the last tile of an axis starts at
+``extent - tile``, overlapping its neighbour: the few points both compute get the same value twice,
+so neither inner loops nor stores need a predicate and no panel holds padding that must be neutral.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from roller.expr import Index, Load, Stage, Term
+from roller.expr.scalar import axis_index
+from roller.tile import RProgram
+
+
+@dataclass(frozen=True)
+class SpatialPlan:
+    """Tiling of one spatial axis.
+
+    Parameters
+    ----------
+    name, extent
+        The axis (elements).
+    tile
+        Effective register tile, at most ``extent`` (elements).
+    tiles
+        Register tiles covering the axis; the last one may overlap its neighbour.
+    per_task
+        Register tiles of one task.
+    lanes
+        Elements of one vector; 1 except on the vector axis.
+    """
+
+    name: str
+    extent: int
+    tile: int
+    tiles: int
+    per_task: int
+    lanes: int = 1
+
+    @property
+    def tasks(self) -> int:
+        """Tasks along the axis."""
+        return -(-self.tiles // self.per_task)
+
+
+@dataclass(frozen=True)
+class ReductionPlan:
+    """Tiling of one reduction axis: ``chunks`` pieces of ``chunk`` elements (the last may be shorter)."""
+
+    name: str
+    extent: int
+    chunk: int
+    unroll: bool
+
+    @property
+    def chunks(self) -> int:
+        """Number of pieces."""
+        return -(-self.extent // self.chunk)
+
+
+def power_of_two_below(n: int) -> int:
+    """Return the largest power of two not above ``n``."""
+    return 1 << (n.bit_length() - 1)
+
+
+#: Multiply-adds (vectors) up to which a short inner reduction is unrolled into the micro-kernel.
+_UNROLL_LIMIT = 160
+
+
+def spatial_plans(program: RProgram) -> tuple[SpatialPlan, ...]:
+    """Return one plan per spatial axis of the anchor, in order."""
+    register, task = program.tile("register"), program.block_tile
+    plans = []
+    for a in program.expr.anchor.spatial_axes:
+        tile, lanes = min(register[a.name], a.extent), 1
+        if a.name == program.vector_axis:
+            lanes = power_of_two_below(min(program.vector_elements, tile))
+            tile = tile // lanes * lanes
+        tiles = -(-a.extent // tile)
+        per_task = min(tiles, max(1, task[a.name] // register[a.name]))
+        plans.append(SpatialPlan(a.name, a.extent, tile, tiles, per_task, lanes))
+    return tuple(plans)
+
+
+def reduction_plans(program: RProgram, vectors: int) -> tuple[ReductionPlan, ...]:
+    """Return one plan per reduction axis of the anchor, in order.
+
+    Parameters
+    ----------
+    vectors
+        Vector operations of one reduction step of the micro-kernel, which bounds unrolling.
+    """
+    layer = "l1" if "l1" in program.layers else "register"
+    chunk = program.tile(layer)
+    whole = layer == "register"
+    plans: list[ReductionPlan] = []
+    budget, inner = vectors, True
+    for a in reversed(program.expr.anchor.reduction_axes):
+        step = a.extent if whole else min(chunk[a.name], a.extent)
+        unroll = inner and step == a.extent and budget * a.extent <= _UNROLL_LIMIT
+        budget *= a.extent
+        inner = unroll
+        plans.append(ReductionPlan(a.name, a.extent, step, unroll))
+    return tuple(reversed(plans))
+
+
+@dataclass(frozen=True)
+class HaloPlan:
+    """A staged load copied as the box of the tensor that one task touches.
+
+    ``base[d]`` is the first coordinate of dimension ``d`` (over the task's start coordinates),
+    ``extents[d]`` the largest box; ``local`` addresses the box by the coordinates relative to the
+    task's start, where :func:`relative` names the axes. With ``phases > 1`` the last dimension is
+    stored de-interleaved, ``[phase][position]``, so that a strided vector access becomes contiguous.
+    """
+
+    load: Load
+    base: tuple[Index, ...]
+    extents: tuple[int, ...]
+    local: tuple[Index, ...]
+    bounds: tuple[tuple[int, int] | None, ...]
+    phases: int = 1
+
+
+def relative(name: str) -> str:
+    """Name of an axis's coordinate relative to the start of its task."""
+    return f"{name}.task"
+
+
+def mixes_axes(load: Load) -> bool:
+    """Whether some dimension combines several axes or strides, so that a box holds less than a gather."""
+    return any(len(i.terms) > 1 or any(t.coef != 1 for t in i.terms) for i in load.index)
+
+
+def halo_plan(
+    load: Load, stage: Stage, spatial: tuple[SpatialPlan, ...], vector_axis: str | None, padding: int
+) -> HaloPlan | None:
+    """Return how to stage ``load`` as a box, or ``None`` where its accesses are not affine per dimension."""
+    if not all(i.is_affine for i in load.index) or not mixes_axes(load):
+        return None
+    by_dim: list[tuple[int, int] | None] = [None] * len(load.index)
+    for b in load.guard:
+        if b.index not in load.index:
+            return None
+        d = load.index.index(b.index)
+        low, high = by_dim[d] or (b.low, b.high)
+        by_dim[d] = (max(low, b.low), min(high, b.high))
+    sizes = {s.name: min(s.per_task * s.tile, s.extent) for s in spatial}
+    reduced = {a.name: a.extent for a in stage.reduction_axes}
+    base, extents, local = [], [], []
+    for i in load.index:
+        low, span, terms = i.const, 1, []
+        for t in i.terms:
+            size = sizes.get(t.axis, reduced.get(t.axis, 1))
+            span += abs(t.coef) * (size - 1)
+            if t.axis in reduced:
+                low += min(0, t.coef * (size - 1))
+            elif t.coef < 0:
+                return None  # a mirrored spatial axis would start its box at a run-time end
+            terms.append(Term(relative(t.axis) if t.axis in sizes else t.axis, t.coef))
+        base.append(Index(tuple(t for t in i.terms if t.axis in sizes), low))
+        extents.append(span)
+        local.append(Index(tuple(terms), i.const - low))
+    plan = HaloPlan(load, tuple(base), tuple(extents), tuple(local), tuple(by_dim))
+    plan = _with_phases(plan, vector_axis)
+    return HaloPlan(plan.load, plan.base, (*plan.extents[:-1], plan.extents[-1] + padding), plan.local, plan.bounds,
+                    plan.phases)  # fmt: skip
+
+
+def _with_phases(plan: HaloPlan, vector_axis: str | None) -> HaloPlan:
+    """De-interleave the last dimension where the vector axis strides over it and one other axis steps by one."""
+    last = plan.local[-1]
+    if vector_axis is None:
+        return plan
+    mine = [t for t in last.terms if t.axis == relative(vector_axis)]
+    rest = [t for t in last.terms if t.axis != relative(vector_axis)]
+    if len(mine) != 1 or mine[0].coef < 2 or last.const or len(rest) > 1 or any(t.coef != 1 for t in rest):
+        return plan
+    stride = mine[0].coef
+    pitch = -(-plan.extents[-1] // stride)
+    phase = tuple(Term(t.axis, 1, 1, stride) for t in rest)
+    position = (Term(mine[0].axis), *(Term(t.axis, 1, stride) for t in rest))
+    local = (*plan.local[:-1], Index(phase), Index(position))
+    return HaloPlan(plan.load, plan.base, (*plan.extents[:-1], pitch), local, plan.bounds, stride)
+
+
+def tile_of(name: str) -> str:
+    """Name of an axis's register-tile counter."""
+    return f"{name}.tile"
+
+
+def task_tile_of(name: str) -> str:
+    """Name of an axis's register-tile counter inside its task."""
+    return f"{name}.task_tile"
+
+
+def inner_of(name: str) -> str:
+    """Name of an axis's coordinate inside its register tile."""
+    return f"{name}.inner"
+
+
+@dataclass(frozen=True)
+class PanelPlan:
+    """A staged load gathered into ``[tiles of each spatial axis][reduction axes][inner of each spatial axis]``.
+
+    ``upfront`` panels hold every tile and are packed once, in parallel, before the tasks; the others
+    hold one task's tiles.
+    """
+
+    load: Load
+    spatial: tuple[SpatialPlan, ...]
+    reduction: tuple[ReductionPlan, ...]
+    upfront: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents of the panel buffer (elements)."""
+        tiles = tuple(s.tiles if self.upfront else s.per_task for s in self.spatial)
+        return (*tiles, *(r.extent for r in self.reduction), *(s.tile for s in self.spatial))
+
+    @property
+    def index(self) -> tuple[Index, ...]:
+        """Address of the load's element in the panel."""
+        return (
+            *(axis_index(tile_of(s.name) if self.upfront else task_tile_of(s.name)) for s in self.spatial),
+            *(axis_index(r.name) for r in self.reduction),
+            *(axis_index(inner_of(s.name)) for s in self.spatial),
+        )
+
+
+#: A panel that several tasks would pack again is packed once up front unless it grows beyond this (bytes).
+_UPFRONT_LIMIT_BYTES = 1 << 28
+
+
+def panel_plan(
+    load: Load, spatial: tuple[SpatialPlan, ...], reduction: tuple[ReductionPlan, ...], itemsize_bytes: int
+) -> PanelPlan:
+    """Return how to gather ``load``: the vector axis innermost, up front where tasks would repeat the work."""
+    used = {x for i in (*load.index, *(b.index for b in load.guard)) for x in i.axes}
+    mine = tuple(sorted((s for s in spatial if s.name in used), key=lambda s: s.lanes > 1))
+    repeats = math.prod(s.tasks for s in spatial if s.name not in used)
+    plan = PanelPlan(load, mine, tuple(r for r in reduction if r.name in used), True)
+    upfront = repeats > 1 and math.prod(plan.shape) * itemsize_bytes <= _UPFRONT_LIMIT_BYTES
+    return PanelPlan(load, mine, plan.reduction, upfront)

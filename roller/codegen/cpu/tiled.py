@@ -1,0 +1,243 @@
+"""Template of tiled reductions: packed operands, register-blocked vector micro-kernel, fused epilogue.
+
+One task (the ``l2`` tile) per iteration of the parallel loop; inside it register tiles, each with
+its accumulators in vector registers and the reduction innermost. Matrix products, direct and
+implicit-GEMM convolutions, depthwise convolutions and pooling differ only in the access maps of
+their expression and in the program's tiles.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from roller.codegen.cpu.nest import (
+    Buffer, Nest, Stmt, allocate, declare, integer, lane_stride, lower_of, read, reader, seq, unravel, when, write,
+)  # fmt: skip
+from roller.codegen.cpu.packing import pack_halo, pack_panel, tile_start
+from roller.codegen.cpu.plan import (
+    HaloPlan, PanelPlan, ReductionPlan, SpatialPlan, halo_plan, inner_of, panel_plan, reduction_plans, relative,
+    spatial_plans, task_tile_of, tile_of,
+)  # fmt: skip
+from roller.errors import BuildError
+from roller.expr import COMBINERS, Load, Scalar, Stage, transform
+from roller.te.compat import tirx
+from roller.te.emit import Expr, combine, constant, emit_scalar
+from roller.tile import RProgram
+
+_ACCUMULATOR = "@acc"
+Env = dict[str, Any]
+
+
+@dataclass
+class _Tiled:
+    """One lowering of a tiled program: its plans, buffers and the pieces of its loop nest."""
+
+    program: RProgram
+    buffers: dict[str, Buffer]
+    nest: Nest = field(default_factory=Nest)
+
+    def __post_init__(self) -> None:
+        expr, program = self.program.expr, self.program
+        if len(expr.stages) > 1 and expr.epilogue is None:
+            raise BuildError(
+                f"{expr.name}: structure 'tiled' expected one reduction and an in-place epilogue, got "
+                f"{len(expr.stages)} stages. Use structure 'rows'."
+            )
+        self.stage: Stage = expr.anchor
+        if self.stage.combiner is None:
+            raise BuildError(f"{expr.name}: structure 'tiled' expected a reduction. Use structure 'streaming'.")
+        self.spatial = spatial_plans(program)
+        self.vector = next((s for s in self.spatial if s.lanes > 1), None)
+        self.order = [s for s in self.spatial if s is not self.vector] + ([self.vector] if self.vector else [])
+        vectors = math.prod(s.tile // s.lanes for s in self.spatial)
+        self.reduction = reduction_plans(program, vectors)
+        self.panels: dict[str, tuple[PanelPlan, Buffer]] = {}
+        self.halos: dict[str, tuple[HaloPlan, Buffer]] = {}
+        self.body = self._stage_loads()
+        shape = tuple(s.tile for s in self.order) or (1,)
+        self.acc = declare("acc", shape, self.stage.acc_dtype, scope="local")
+        self.spill = declare("spill", shape, self.stage.acc_dtype, scope="local")
+        self.chunked = any(r.chunks > 1 for r in self.reduction)
+        tiles = tuple(s.per_task for s in self.spatial)
+        self.partial = declare("partial", (*tiles, *shape), self.stage.acc_dtype)
+
+    def _stage_loads(self) -> Scalar:
+        """Plan the packing of every staged load and return the body with those loads redirected."""
+        redirected: dict[Load, Load] = {}
+        padding = dict(self.program.storage_padding)
+        vector = self.vector.name if self.vector else None
+        for n, ld in enumerate(self.stage.loads):
+            if ld.tensor not in self.program.staged:
+                continue
+            name = f"{ld.tensor}_packed{n}"
+            dtype = self.program.expr.tensors[ld.tensor].dtype
+            halo = halo_plan(ld, self.stage, self.spatial, vector, padding.get(ld.tensor, 0))
+            if halo is not None:
+                lead = (*halo.extents[:-1], halo.phases) if halo.phases > 1 else halo.extents[:-1]
+                self.halos[name] = halo, declare(name, (*lead, halo.extents[-1]), dtype)
+                redirected[ld] = Load(name, halo.local)
+            else:
+                size = self.program.expr.tensors[ld.tensor].itemsize_bytes
+                panel = panel_plan(ld, self.spatial, self.reduction, size)
+                self.panels[name] = panel, declare(name, panel.shape or (1,), dtype)
+                redirected[ld] = Load(name, panel.index)
+        return transform(self.stage.body, lambda n: redirected.get(n, n) if isinstance(n, Load) else n)
+
+    def function_body(self) -> Stmt:
+        """Return the whole nest: packing up front, then the parallel tasks."""
+        upfront = [(p, b) for p, b in self.panels.values() if p.upfront]
+        zero = {s.name: integer(0) for s in self.spatial}
+        every = {s.name: s.tiles for s in self.spatial}
+        pack = [pack_panel(self.nest, p, self.buffers[p.load.tensor], b, zero, every) for p, b in upfront]
+        tasks = [s.tasks for s in self.spatial]
+        main = self.nest.loop(math.prod(tasks), lambda t: self._task(unravel(t, tasks)), "parallel", "task")
+        return seq(*(allocate(b) for _, b in upfront), *pack, main)
+
+    def _task(self, task: tuple[Expr, ...]) -> Stmt:
+        first = {s.name: t * s.per_task for s, t in zip(self.spatial, task, strict=True)}
+        count = {
+            s.name: s.per_task if s.tiles % s.per_task == 0 else lower_of(s.per_task, s.tiles - first[s.name])
+            for s in self.spatial
+        }
+        start = {s.name: tile_start(s, first[s.name]) for s in self.spatial}
+        mine = [(p, b) for p, b in self.panels.values() if not p.upfront]
+        pack = [pack_panel(self.nest, p, self.buffers[p.load.tensor], b, first, count) for p, b in mine]
+        halo = [pack_halo(self.nest, p, self.buffers[p.load.tensor], b, start) for p, b in self.halos.values()]
+        held = [b for _, b in (*mine, *self.halos.values())] + ([self.partial] if self.chunked else [])
+        tiles = self._chunks(lambda chunk: self._tiles(first, count, start, chunk))
+        return seq(*(allocate(b) for b in held), *pack, *halo, tiles)
+
+    def _chunks(self, body: Callable[[Env], Stmt]) -> Stmt:
+        """Loop over the chunks of every reduction axis that has several."""
+        chunked = [r for r in self.reduction if r.chunks > 1]
+        return self.nest.grid(
+            [r.chunks for r in chunked], lambda at: body({r.name: c for r, c in zip(chunked, at, strict=True)})
+        )
+
+    def _tiles(self, first: Env, count: Env, start: Env, chunk: Env) -> Stmt:
+        """Loop over the register tiles of one task."""
+        packed = any(s is self.vector for p, _ in self.panels.values() for s in p.spatial)
+        # A packed vector panel is reused from L1/L2 by all other tiles, so its axis goes outermost.
+        loops = ([self.vector] if self.vector and packed else []) + [
+            s for s in self.spatial if not (packed and s is self.vector)
+        ]
+
+        def tile(at: tuple[Expr, ...]) -> Stmt:
+            env: Env = {}
+            for s, t in zip(loops, at, strict=True):
+                begin = tile_start(s, first[s.name] + t)
+                env[task_tile_of(s.name)], env[tile_of(s.name)] = t, first[s.name] + t
+                env[s.name], env[relative(s.name)] = begin, begin - start[s.name]
+            return self._micro_kernel(env, chunk)
+
+        return self.nest.grid([count[s.name] for s in loops], tile)
+
+    def _each(self, body: Callable[[tuple[Expr, ...]], Stmt]) -> Stmt:
+        """Run ``body`` on every element of the register tile: rows unrolled, lanes vectorised."""
+        rows = [s.tile for s in self.order if s is not self.vector]
+
+        def lanes(at: tuple[Expr, ...]) -> Stmt:
+            v = self.vector
+            if v is None:
+                return body(at)
+            return self.nest.loop(
+                v.tile // v.lanes,
+                lambda u: self.nest.loop(v.lanes, lambda x: body((*at, u * v.lanes + x)), "vector", "lane"),
+                "unroll",
+            )
+
+        return self.nest.grid(rows, lanes, "unroll")
+
+    def _at(self, env: Env, inner: tuple[Expr, ...]) -> Env:
+        """Extend ``env`` from the tile's origin to one element of it."""
+        out = dict(env)
+        for s, x in zip(self.order, inner, strict=True):
+            out[inner_of(s.name)] = x
+            out[s.name], out[relative(s.name)] = env[s.name] + x, env[relative(s.name)] + x
+        return out
+
+    def _micro_kernel(self, env: Env, chunk: Env) -> Stmt:
+        neutral = constant(COMBINERS[self.stage.combiner or "sum"], self.stage.acc_dtype)
+        tensors: dict[str, Callable[..., Expr]] = {n: reader(b) for n, b in self.buffers.items()}
+        tensors.update({n: reader(b) for n, (_, b) in (*self.panels.items(), *self.halos.items())})
+
+        def step(at: Env) -> Stmt:
+            def element(inner: tuple[Expr, ...]) -> Stmt:
+                value = emit_scalar(self.body, self._at({**env, **at}, inner), tensors).astype(self.stage.acc_dtype)
+                index = inner or (integer(0),)
+                return write(self.acc, combine(self.stage.combiner or "sum", read(self.acc, *index), value), *index)
+
+            return self._each(element)
+
+        begin = self._each(lambda i: write(self.acc, neutral, *i))
+        end = self._write_back(env)
+        if self.chunked:
+            place = tuple(env[task_tile_of(s.name)] for s in self.spatial)
+            resume = self._each(lambda i: write(self.acc, read(self.partial, *place, *i), *i))
+            keep = self._each(lambda i: write(self.partial, read(self.acc, *(i or (integer(0),))), *place, *i))
+            begin = when(tirx.all(*(c == 0 for c in chunk.values())), begin, resume)
+            last = tirx.all(*(chunk[r.name] == r.chunks - 1 for r in self.reduction if r.name in chunk))
+            end = when(last, end, keep)
+        return seq(allocate(self.acc), begin, self._reduce(chunk, step), end)
+
+    def _reduce(self, chunk: Env, step: Callable[[Env], Stmt]) -> Stmt:
+        """Loop over one chunk of the reduction axes."""
+
+        def axis(rest: tuple[ReductionPlan, ...], at: Env) -> Stmt:
+            if not rest:
+                return step(at)
+            r = rest[0]
+            offset = chunk[r.name] * r.chunk if r.name in chunk else 0
+            size = lower_of(r.chunk, r.extent - offset) if r.extent % r.chunk else r.chunk
+            kind = "unroll" if r.unroll else "serial"
+            return self.nest.loop(size, lambda k: axis(rest[1:], {**at, r.name: offset + k}), kind, "k")
+
+        return axis(self.reduction, {})
+
+    def _write_back(self, env: Env) -> Stmt:
+        """Store the finished tile through the epilogue, vectorised where the output is contiguous."""
+        last = self.program.expr.epilogue or self.stage
+        out = self.buffers[last.name]
+        v = self.vector
+        if v is None or lane_stride(last.store, last.output.shape, v.name) == 1:
+            return self._each(lambda i: self._store(last, out, self._at(env, i), self.acc, i))
+        spill = self._each(lambda i: write(self.spill, read(self.acc, *i), *i))
+        sizes = [v.tile, *(s.tile for s in self.order[:-1])]
+
+        def element(i: tuple[Expr, ...]) -> Stmt:
+            inner = (*i[1:], i[0])
+            return self._store(last, out, self._at(env, inner), self.spill, inner)
+
+        return seq(allocate(self.spill), spill, self.nest.grid(sizes, element))
+
+    def _store(self, last: Stage, out: Buffer, env: Env, acc: Buffer, inner: tuple[Expr, ...]) -> Stmt:
+        from roller.te.emit import emit_index
+
+        result = read(acc, *(inner or (integer(0),))).astype(self.stage.output.dtype)
+        value = result
+        if last is not self.stage:
+            tensors: dict[str, Callable[..., Expr]] = {n: reader(b) for n, b in self.buffers.items()}
+            tensors[self.stage.name] = lambda *_: result
+            value = emit_scalar(last.body, env, tensors)
+        return write(out, value, *(emit_index(i, env) for i in last.store))
+
+
+def tiled_body(program: RProgram, buffers: dict[str, Buffer]) -> Stmt:
+    """Return the loop nest of a ``tiled`` program.
+
+    Parameters
+    ----------
+    program
+        A CPU program of structure ``"tiled"``.
+    buffers
+        Argument buffers by tensor name (inputs and outputs, canonical shapes).
+
+    Raises
+    ------
+    BuildError
+        Where the expression has no reduction, or stages the template cannot fuse.
+    """
+    return _Tiled(program, buffers).function_body()
