@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from roller.errors import ExprError
-from roller.expr.scalar import FUNCTIONS, Bound, Cast, Const, IndexValue, Load, Scalar
+from roller.expr.scalar import FUNCTIONS, Bound, Cast, Const, IndexValue, Load, Scalar, loads
 from roller.expr.tensor_expr import COMBINERS, Stage, TensorExpr
 
 #: Points x reduction elements evaluated at once; bounds memory to about 100 MB per live temporary.
@@ -144,9 +144,7 @@ class _Evaluation:
         if isinstance(node, Load):
             return self._load(node, env)
         args = [self._scalar(a, env) for a in node.args]
-        if self.magnitude and node.fn == "sub":
-            return np.abs(args[0]) + np.abs(args[1])
-        if self.magnitude and node.fn == "add":
+        if self.magnitude and node.fn in ("add", "sub") and loads(node):  # index arithmetic keeps its signs
             return np.abs(args[0]) + np.abs(args[1])
         return FUNCTIONS[node.fn].numpy(*args)
 

@@ -114,9 +114,9 @@ def anonymous(expr: TensorExpr) -> dict[str, Any]:
         for a in s["axes"]:
             axes.setdefault(a[0], f"x{len(axes)}")
 
-
     def index(i: list[Any]) -> list[Any]:
-        return [i[0], [[axes.get(a, a), c, v, m] for a, c, v, m in i[1]]]
+        # A sum has no order: terms are sorted so that two spellings of one index are equal.
+        return [i[0], sorted([axes.get(a, a), c, v, m] for a, c, v, m in i[1])]
 
     def scalar(n: list[Any]) -> list[Any]:
         if n[0] == "load":

@@ -258,10 +258,11 @@ class TensorExpr:
 
     @cached_property
     def key(self) -> str:
-        """SHA-256 of the expression with all names replaced by positions."""
+        """SHA-256 of the canonical (fused) form with all names replaced by positions; computed once."""
+        from roller.expr.canonical import fuse_axes
         from roller.expr.serialize import anonymous
 
-        return hashlib.sha256(json.dumps(anonymous(self), sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(anonymous(fuse_axes(self)), sort_keys=True).encode()).hexdigest()
 
     def evaluate(
         self, arrays: Sequence[np.ndarray], points: np.ndarray | None = None, *, magnitude: bool = False

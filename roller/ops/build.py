@@ -10,9 +10,21 @@ import numpy as np
 
 from roller.errors import ExprError, did_you_mean
 from roller.expr import (
-    DTYPE_BYTES, REDUCTION, SPATIAL, Axis, Bound, Cast, Const, Index, Load, Scalar, Stage, Tensor, TensorExpr,
+    DTYPE_BYTES,
+    REDUCTION,
+    SPATIAL,
+    Axis,
+    Bound,
+    Cast,
+    Const,
+    Index,
+    Load,
+    Scalar,
+    Stage,
+    Tensor,
+    TensorExpr,
     axis_index,
-)  # fmt: skip
+)
 from roller.ops.scalars import ALIASES, element_function
 
 #: Accumulator by storage dtype, where it is not the storage dtype itself.
@@ -32,9 +44,7 @@ class Types:
         """Whether arithmetic is floating point."""
         return "float" in self.acc
 
-    def load(
-        self, tensor: str, index: Sequence[Index], guard: tuple[Bound, ...] = (), outside: float = 0.0
-    ) -> Scalar:
+    def load(self, tensor: str, index: Sequence[Index], guard: tuple[Bound, ...] = (), outside: float = 0.0) -> Scalar:
         """Load an element and convert it to the arithmetic dtype where that differs."""
         return self.cast(Load(tensor, tuple(index), guard, outside))
 
@@ -59,9 +69,7 @@ class Types:
         return float(info.min if sign < 0 else info.max)
 
 
-def types(
-    where: str, dtype: str, acc_dtype: str | None, out_dtype: str | None, *, widens: bool = False
-) -> Types:
+def types(where: str, dtype: str, acc_dtype: str | None, out_dtype: str | None, *, widens: bool = False) -> Types:
     """Resolve the dtypes of an operator.
 
     ``widens`` marks sums and products: of small integers their result is stored in the accumulator's
@@ -133,6 +141,11 @@ def indices(axes: Sequence[Axis | str]) -> tuple[Index, ...]:
     return tuple(axis_index(a if isinstance(a, str) else a.name) for a in axes)
 
 
+def rows_of(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    """Return ``axes``, or one axis of extent 1: every stage has a spatial axis to tile, even of a scalar."""
+    return axes or (Axis("one", 1, SPATIAL),)
+
+
 @dataclass(frozen=True)
 class Window:
     """One dimension of a sliding window: ``stride * out + dilation * kernel - before``."""
@@ -166,9 +179,7 @@ def window(
             f"input has only {padded}. Enlarge '{dim}' or the padding, or use a smaller kernel or dilation."
         )
     out = (padded - reach) // stride + 1
-    index = Index(
-        (*axis_index(out_axis, stride).terms, *axis_index(kernel_axis, dilation).terms), -before
-    )
+    index = Index((*axis_index(out_axis, stride).terms, *axis_index(kernel_axis, dilation).terms), -before)
     low, high = index.range({out_axis: out, kernel_axis: kernel})
     return Window(out, index, (Bound(index, 0, size),) if low < 0 or high >= size else ())
 

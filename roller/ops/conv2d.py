@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from roller.errors import ExprError, did_you_mean
-from roller.expr import Call, Index, Stage, Tensor, TensorExpr, Term, axis_index
+from roller.expr import Call, Index, Stage, Tensor, TensorExpr, Term
 from roller.ops.build import extent, finish, indices, padding_sides, pair, reduction, spatial, types, window
 from roller.ops.registry import operator
 
@@ -87,9 +87,7 @@ def conv2d(
     nhwc = layout == "NHWC"
     source = (n, h, w, c) if nhwc else (n, c, h, w)
     at = (*indices("n"), rows.index, cols.index, channel) if nhwc else (*indices("n"), channel, rows.index, cols.index)
-    body = Call(
-        "mul", (t.load("X", at, rows.guard + cols.guard), t.load("W", indices(("f", "c", "kh", "kw"))))
-    )
+    body = Call("mul", (t.load("X", at, rows.guard + cols.guard), t.load("W", indices(("f", "c", "kh", "kw")))))
     axes = spatial(("n", n), ("f", f), ("ho", rows.out), ("wo", cols.out))
     if nhwc:
         axes = (axes[0], axes[2], axes[3], axes[1])

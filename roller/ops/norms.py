@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from roller.errors import ExprError
 from roller.expr import REDUCTION, SPATIAL, Axis, Call, Load, Scalar, Stage, Tensor, TensorExpr
-from roller.ops.build import Types, dimensions, finish, indices, types
+from roller.ops.build import Types, dimensions, finish, indices, rows_of, types
 from roller.ops.registry import operator
 
 
@@ -61,8 +61,8 @@ def layer_norm(
     value = Call("mul", (Call("sub", (t.load("X", indices(every)), mean)), factor))
     value = Call("add", (Call("mul", (value, t.load("gamma", last))), t.load("beta", last)))
     stages = (
-        Stage(total, (*rows, k), at, inside, "sum", t.acc),
-        Stage(spread, (*rows, k), at, Call("mul", (centred, centred)), "sum", t.acc),
+        Stage(total, (*rows_of(rows), k), at, inside, "sum", t.acc),
+        Stage(spread, (*rows_of(rows), k), at, Call("mul", (centred, centred)), "sum", t.acc),
         Stage(Tensor("Y", dims, t.out), every, indices(every), value, None, t.acc),
     )
     inputs = (Tensor("X", dims, dtype), Tensor("gamma", dims[-1:], dtype), Tensor("beta", dims[-1:], dtype))
@@ -114,7 +114,7 @@ def rms_norm(
     factor: Scalar = Call("rsqrt", (Call("add", (mean, t.const(eps))),))
     value = Call("mul", (Call("mul", (t.load("X", indices(every)), factor)), t.load("gamma", indices(every[-1:]))))
     stages = (
-        Stage(squares, (*rows, k), at, Call("mul", (inside, inside)), "sum", t.acc),
+        Stage(squares, (*rows_of(rows), k), at, Call("mul", (inside, inside)), "sum", t.acc),
         Stage(Tensor("Y", dims, t.out), every, indices(every), value, None, t.acc),
     )
     return finish("rms_norm", (Tensor("X", dims, dtype), Tensor("gamma", dims[-1:], dtype)), stages, t,

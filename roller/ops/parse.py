@@ -65,7 +65,9 @@ def parse(text: str) -> TensorExpr:
         values[argument] = _literal(name, argument, value)
     missing = [p.name for p in parameters.values() if p.default is inspect.Parameter.empty and p.name not in values]
     if missing:
-        raise ExprError(f"{name}: missing arguments {missing}. Write '{name}({', '.join(f'{m}=...' for m in missing)})'.")
+        raise ExprError(
+            f"{name}: missing arguments {missing}. Write '{name}({', '.join(f'{m}=...' for m in missing)})'."
+        )
     return _checked(name, function, values)
 
 

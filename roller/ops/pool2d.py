@@ -8,8 +8,18 @@ from functools import partial
 from roller.errors import ExprError, did_you_mean
 from roller.expr import Call, Cast, IndexValue, Scalar, Stage, Tensor, TensorExpr, axis_index
 from roller.ops.build import (
-    Types, Window, extent, finish, indices, padding_sides, pair, reduction, spatial, types, window,
-)  # fmt: skip
+    Types,
+    Window,
+    extent,
+    finish,
+    indices,
+    padding_sides,
+    pair,
+    reduction,
+    spatial,
+    types,
+    window,
+)
 from roller.ops.registry import operator
 
 _KINDS = ("max", "avg")

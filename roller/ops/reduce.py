@@ -8,9 +8,22 @@ import numpy as np
 
 from roller.errors import ExprError, did_you_mean
 from roller.expr import (
-    REDUCTION, SPATIAL, Axis, Call, Const, Index, IndexValue, Load, Scalar, Stage, Tensor, TensorExpr, Term, axis_index,
-)  # fmt: skip
-from roller.ops.build import Types, dimensions, finish, indices, types
+    REDUCTION,
+    SPATIAL,
+    Axis,
+    Call,
+    Const,
+    Index,
+    IndexValue,
+    Load,
+    Scalar,
+    Stage,
+    Tensor,
+    TensorExpr,
+    Term,
+    axis_index,
+)
+from roller.ops.build import Types, dimensions, finish, indices, rows_of, types
 from roller.ops.registry import operator
 
 #: Combiner of each kind.
@@ -80,15 +93,16 @@ def reduce(
         store = tuple(Index() if d in reduced else axis_index(f"d{d}") for d in range(len(dims)))
     else:
         out_shape, store = tuple(a.extent for a in kept), indices(kept)
+    axes_all = (*rows_of(kept), *gone)
     source = Tensor("X", dims, dtype)
     body = t.load("X", everything)
     if kind == "argmax":
         if len(reduced) not in (1, len(dims)):
             raise ExprError(f"{where}: argument 'axes': argmax takes one axis or all, got {reduced}. Use one axis.")
-        stages = _argmax(kept, gone, Tensor("Y", out_shape, out_dtype or "int64"), store, body, t)
+        stages = _argmax(axes_all, gone, Tensor("Y", out_shape, out_dtype or "int64"), store, body, t)
         final = Types(t.storage, out_dtype or "int64", out_dtype or "int64")
         return finish(where, (source,), stages, final, epilogue=epilogue)
-    stage = Stage(Tensor("Y", out_shape, t.out), (*kept, *gone), store, body, _COMBINER[kind], t.acc)
+    stage = Stage(Tensor("Y", out_shape, t.out), axes_all, store, body, _COMBINER[kind], t.acc)
     scale = Const(1.0 / int(np.prod([a.extent for a in gone], dtype=np.int64)), t.acc)
     own = (lambda value: Call("mul", (value, scale))) if kind == "mean" else None
     return finish(where, (source,), (stage,), t, epilogue=epilogue, own=own)
@@ -111,7 +125,7 @@ def normalize_axes(where: str, axes: Sequence[int] | int | None, rank: int) -> t
 
 
 def _argmax(
-    kept: tuple[Axis, ...], gone: tuple[Axis, ...], out: Tensor, store: tuple[Index, ...], body: Scalar, t: Types
+    axes: tuple[Axis, ...], gone: tuple[Axis, ...], out: Tensor, store: tuple[Index, ...], body: Scalar, t: Types
 ) -> tuple[Stage, Stage]:
     """Two reductions: the maximum, then the smallest position whose element equals it.
 
@@ -119,7 +133,7 @@ def _argmax(
     stored element.
     """
     largest = Tensor("X_max", out.shape, t.acc)
-    first = Stage(largest, (*kept, *gone), store, body, "max", t.acc)
+    first = Stage(largest, axes, store, body, "max", t.acc)
     terms, stride = [], 1
     for a in reversed(gone):
         terms.append(Term(a.name, stride))
@@ -127,4 +141,4 @@ def _argmax(
     position = IndexValue(Index(tuple(reversed(terms))), out.dtype)
     hit = Call("eq", (body, Load(largest.name, store)))
     value = Call("select", (hit, position, Const(np.iinfo(out.dtype).max, out.dtype)))
-    return first, Stage(out, (*kept, *gone), store, value, "min", out.dtype)
+    return first, Stage(out, axes, store, value, "min", out.dtype)

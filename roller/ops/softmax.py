@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from roller.expr import REDUCTION, SPATIAL, Axis, Call, Load, Stage, Tensor, TensorExpr
-from roller.ops.build import dimensions, finish, indices, types
+from roller.ops.build import dimensions, finish, indices, rows_of, types
 from roller.ops.reduce import normalize_axes
 from roller.ops.registry import operator
 
@@ -63,8 +63,8 @@ def softmax(
     shifted = Call("sub", (t.load("X", inside), Load(largest.name, at)))
     final = Call("exp", (Call("sub", (t.load("X", indices(every)), Load(largest.name, at))),))
     stages = (
-        Stage(largest, (*rows, k), at, t.load("X", inside), "max", t.acc),
-        Stage(total, (*rows, k), at, Call("exp", (shifted,)), "sum", t.acc),
+        Stage(largest, (*rows_of(rows), k), at, t.load("X", inside), "max", t.acc),
+        Stage(total, (*rows_of(rows), k), at, Call("exp", (shifted,)), "sum", t.acc),
         Stage(Tensor("Y", dims, t.out), every, indices(every), Call("div", (final, Load(total.name, at))), None, t.acc),
     )
     return finish(where, (Tensor("X", dims, dtype),), stages, t, epilogue=epilogue)

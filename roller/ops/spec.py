@@ -75,21 +75,21 @@ def _matmul(r: _Row) -> TensorExpr:
 
 
 def _conv2d(r: _Row) -> TensorExpr:
-    sizes = r.ints("C", "H", "W", "F", "KH", "KW")
-    return conv2d(r.n, *sizes, stride=r.row.get("stride", 1), padding=r.padding, dilation=r.row.get("dilation", 1),
-                  groups=r.row.get("groups", 1), dtype=r.dtype)  # fmt: skip
+    c, h, w, f, kh, kw = r.ints("C", "H", "W", "F", "KH", "KW")
+    stride, dilation, groups = r.row.get("stride", 1), r.row.get("dilation", 1), r.row.get("groups", 1)
+    return conv2d(r.n, c, h, w, f, kh, kw, stride, r.padding, dilation, groups, dtype=r.dtype)
 
 
 def _depthwise(r: _Row) -> TensorExpr:
-    sizes = r.ints("C", "H", "W", "KH", "KW")
-    return depthwise_conv2d(r.n, *sizes, stride=r.row.get("stride", 1), padding=r.padding,
+    c, h, w, kh, kw = r.ints("C", "H", "W", "KH", "KW")
+    return depthwise_conv2d(r.n, c, h, w, kh, kw, stride=r.row.get("stride", 1), padding=r.padding,
                             dilation=r.row.get("dilation", 1), multiplier=r.row.get("multiplier", 1),
                             dtype=r.dtype)  # fmt: skip
 
 
 def _pooling(r: _Row) -> TensorExpr:
-    sizes = r.ints("C", "H", "W", "KH", "KW")
-    return pool2d(r.get("pool"), r.n, *sizes, stride=r.row.get("stride", 1), padding=r.padding, dtype=r.dtype)
+    c, h, w, kh, kw = r.ints("C", "H", "W", "KH", "KW")
+    return pool2d(r.get("pool"), r.n, c, h, w, kh, kw, stride=r.row.get("stride", 1), padding=r.padding, dtype=r.dtype)
 
 
 def _elementwise(r: _Row) -> TensorExpr:

@@ -1,0 +1,118 @@
+"""Wrong arguments, the command-line parser, and the benchmark rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from roller.errors import ExprError
+from roller.ops import REGISTRY, from_spec, parse
+
+_ROWS = yaml.safe_load((Path(__file__).parents[2] / "benchmarks" / "operators.yaml").read_text())["operators"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("matmul(0, 4, 4)", "argument 'm'.*at least 1, got 0"),
+        ("matmul(4, -1, 4)", "argument 'n'"),
+        ("matmul(4, 4, 4.0)", "argument 'k'"),
+        ("matmul(4, 4, 4, batch=0)", "argument 'batch'"),
+        ("matmul(4, 4, True)", "argument 'k'"),
+        ("matmul(4, 4, 4, dtype='float31')", "argument 'dtype'.*float32"),
+        ("matmul(4, 4, 4, epilogue=('rleu',))", "did you mean 'relu'"),
+        ("matmul(4, 4, 4, dtype='int8', epilogue=('tanh',))", "floating-point"),
+        ("conv2d(1, 3, 4, 4, 8, 5, 5)", "covers 5 elements along 'h'"),
+        ("conv2d(1, 3, 4, 9, 8, 3, 3, dilation=2)", "covers 5 elements"),
+        ("conv2d(1, 3, 8, 8, 8, 3, 3, groups=2)", "divisor of c=3"),
+        ("conv2d(1, 4, 8, 8, 7, 3, 3, groups=2)", "divisor of f=7"),
+        ("conv2d(1, 3, 8, 8, 8, 3, 3, stride=0)", "argument 'stride'"),
+        ("conv2d(1, 3, 8, 8, 8, 3, 3, padding=-1)", "argument 'padding'"),
+        ("conv2d(1, 3, 8, 8, 8, 3, 3, padding=(1, 2, 3))", "argument 'padding'"),
+        ("conv2d(1, 3, 8, 8, 8, 3, 3, layout='NCWH')", "did you mean 'NCHW'"),
+        ("depthwise_conv2d(1, 3, 8, 8, 3, 3, multiplier=0)", "argument 'multiplier'"),
+        ("pool2d('mean', 1, 3, 8, 8, 3, 3)", "argument 'kind'"),
+        ("pool2d('max', 1, 3, 8, 8, 3, 3, padding=3)", "less than kh=3"),
+        ("pool2d('avg', 1, 3, 8, 8, 3, 3, dtype='int8')", "floating-point"),
+        ("reduce('sum', (4, 4), axes=(2,))", "-2..1, got 2"),
+        ("reduce('sum', (4, 4), axes=(0, -2))", "distinct"),
+        ("reduce('sum', (4, 4), axes=())", "distinct"),
+        ("reduce('argmax', (4, 4, 4), axes=(0, 1))", "one axis or all"),
+        ("reduce('summ', (4, 4))", "did you mean 'sum'"),
+        ("softmax((4, 4), axis=5)", "argument 'axes'"),
+        ("softmax((4, 4), dtype='int32')", "floating-point"),
+        ("layer_norm((4, 4), eps=-1.0)", "argument 'eps'"),
+        ("elementwise('add', (4, 4), other_shapes=((3,),))", "do not broadcast"),
+        ("elementwise('relu', (4, 4), other_shapes=((4,),))", "other_shapes"),
+        ("elementwise('clip', (4, 4))", "2 literal parameters"),
+        ("elementwise((), (4, 4))", "at least one function"),
+        ("elementwise('relu', ())", "argument 'shape'"),
+        ("matmull(1, 2, 3)", "did you mean 'matmul'"),
+        ("matmul(m=1, n=2)", r"missing arguments \['k'\]"),
+        ("matmul(1, 2, 3, tranpose_a=True)", "did you mean 'transpose_a'"),
+        ("matmul(1, 2, 3, m=4)", "given twice"),
+        ("matmul(1, 2, 3, None, False, False, 'float32')", "at most 6 positional"),
+        ("matmul(1, 2, k=__import__('os').getpid())", "argument 'k'.*literal"),
+        ("matmul(1, 2, k=n)", "argument 'k'.*literal"),
+        ("matmul(1, 2, 3, **{})", "unknown argument"),
+        ("matmul(1, 2", "syntax error"),
+        ("matmul", "expected 'name"),
+        ("reduce('sum', {1: 2})", "argument 'shape'"),
+    ],
+)
+def test_bad_arguments_name_the_argument(text: str, message: str) -> None:
+    with pytest.raises(ExprError, match=message):
+        parse(text)
+
+
+def test_parse_takes_positional_and_keyword_literals() -> None:
+    expr = parse("conv2d(8, 64, h=56, w=56, f=32, kh=3, kw=3, stride=(2, 1), padding=1, epilogue=('bias', 'relu'))")
+    assert str(expr) == "conv2d[n=8 f=32 ho=28 wo=56 c=64 kh=3 kw=3]"
+    assert expr.key == REGISTRY["conv2d"](8, 64, 56, 56, 32, 3, 3, (2, 1), 1, epilogue=("bias", "relu")).key
+
+
+def test_rows_construct_with_their_flops() -> None:
+    assert len(_ROWS) == len({r["id"] for r in _ROWS}) == 119
+    for row in _ROWS:
+        expr = from_spec(row)
+        # The rows count one operation per window element; an average also scales every output once.
+        extra = expr.output_tensors[0].elements if row.get("pool") == "avg" else 0
+        assert expr.flops == row["flops"] + extra, row["id"]
+        assert all(t.dtype == "float32" for t in expr.tensors.values())
+
+
+def test_rows_split() -> None:
+    assert sum(r["split"] == "heldout" for r in _ROWS) == 39
+
+
+@pytest.mark.parametrize("row", [r for r in _ROWS if r["id"] in ("M0", "M1", "C0", "D0", "E0", "P0", "R0")],
+                         ids=lambda r: r["id"])  # fmt: skip
+def test_batch_replaces_the_leading_extent(row: dict[str, object]) -> None:
+    small = from_spec(row, batch=2)
+    assert small.inputs[0].shape[0] == 2
+    assert small.inputs[0].shape[1:] == from_spec(row).inputs[0].shape[1:]
+
+
+def test_spec_same_padding_and_defaults() -> None:
+    row = {"op": "conv2d", "C": 3, "H": 15, "W": 14, "F": 4, "KH": 3, "KW": 3, "stride": 2, "padding": "SAME"}
+    expr = from_spec(row)
+    assert expr.output_tensors[0].shape == (128, 4, 8, 7)
+    explicit = REGISTRY["conv2d"](128, 3, 15, 14, 4, 3, 3, 2, (1, 1, 0, 1))
+    assert expr.key == explicit.key
+    for fn in ("bias_add", "multiply", "sigmoid"):
+        assert from_spec({"op": "elementwise", "fn": fn, "shape": [64, 256]}).output_tensors[0].shape == (64, 256)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"op": "conv"}, "did you mean 'conv2d'"),
+        ({"id": "M9", "op": "matmul", "M": 4, "N": 4}, "M9: missing column 'K'"),
+        ({"op": "pooling", "pool": "avg", "C": 1, "H": 4, "W": 4, "KH": 2, "KW": 2, "padding": "same"}, "SAME, VALID"),
+    ],
+)
+def test_spec_errors(row: dict[str, object], message: str) -> None:
+    with pytest.raises(ExprError, match=message):
+        from_spec(row)
