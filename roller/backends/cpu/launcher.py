@@ -7,11 +7,11 @@ process, a few microseconds per call).
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import importlib.util
 import math
+import os
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
@@ -44,6 +44,7 @@ def runtime() -> Any:
             f"CPU launcher: expected the package 'apache-tvm-ffi', got {err}. Install roller with its 'cpu' extra."
         ) from err
     path = _find_runtime()
+    _prepare_threads()
     try:
         ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     except OSError as err:
@@ -260,10 +261,19 @@ def _load(binary: bytes, entry: str) -> tuple[Any, Any]:
             ) from err
 
 
+def _prepare_threads() -> None:
+    """Let TVM's pools use every processor, unpinned, unless the user said otherwise.
+
+    TVM reads these variables at every parallel launch: without the first it takes half the
+    processors, without the second the workers of several pools are pinned onto one core.
+    """
+    os.environ.setdefault("TVM_NUM_THREADS", str(os.cpu_count() or 1))
+    os.environ.setdefault("TVM_BIND_THREADS", "0")
+
+
 def _use_cores(cores: int) -> None:
     """Give the calling thread's pool ``cores`` threads (TVM keeps one pool per calling thread)."""
-    with contextlib.suppress(AttributeError):
-        configure = runtime().get_global_func("runtime.config_threadpool", allow_missing=True)
-        if configure is not None:
-            configure(1, cores)
+    configure = runtime().get_global_func("runtime.config_threadpool", allow_missing=True)
+    if configure is not None:
+        configure(1, cores)
     _threads.cores = cores
