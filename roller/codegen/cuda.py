@@ -1,0 +1,156 @@
+"""Lower an rProgram to CUDA C: choose templates, run TVM's lowering passes, cut out a self-contained source.
+
+``lower`` reads top to bottom: context, kernels, lowering, launches. The result needs no TVM, no CUDA
+headers (but ``cuda_fp16.h`` for half precision) and no device.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from roller.artifact import Argument, KernelArtifact, Launch
+from roller.codegen.gpu.context import Context
+from roller.codegen.gpu.plan import kernels
+from roller.errors import BuildError
+from roller.expr import TensorExpr
+from roller.te.compat import default_pipeline, register_reducers, split_host_device, tirx, tvm, tvm_ffi
+from roller.tile import RProgram
+
+#: Elements an int32 offset can address; the generated index arithmetic is 32 bits wide.
+_MAX_ELEMENTS = 2**31
+
+# NVRTC has neither <cstdint> nor <math_constants.h> without the toolkit's headers.
+_PRELUDE = """\
+#if defined(__CUDACC_RTC__)
+typedef signed char int8_t; typedef unsigned char uint8_t; typedef short int16_t; typedef unsigned short uint16_t;
+typedef int int32_t; typedef unsigned int uint32_t; typedef long long int64_t; typedef unsigned long long uint64_t;
+#else
+#include <cstdint>
+#endif
+"""
+_INFINITY = """\
+#ifndef CUDART_INF_F
+#define CUDART_INF_F __int_as_float(0x7f800000)
+#endif
+#ifndef CUDART_INF
+#define CUDART_INF __longlong_as_double(0x7ff0000000000000LL)
+#endif
+"""
+
+
+def lower(program: RProgram, expression: TensorExpr, arch: str, device: str) -> KernelArtifact:
+    """Generate the kernels of a program.
+
+    Parameters
+    ----------
+    program
+        A GPU program; its expression is the canonical form of ``expression``.
+    expression
+        The user's expression, kept in the artifact as reference.
+    arch
+        CUDA architecture, ``"sm_70"``.
+    device
+        Name of the device the program was constructed for.
+
+    Returns
+    -------
+    KernelArtifact
+        Language ``"cuda"``, not built, without estimate.
+
+    Raises
+    ------
+    BuildError
+        Where the program is not for a GPU, a tensor is too large for 32-bit offsets, or TVM refuses.
+    """
+    if program.kind != "gpu":
+        raise BuildError(f"cuda: expected a program for a gpu, got one for a {program.kind}. Construct it for a GPU.")
+    for t in program.expr.tensors.values():
+        if t.elements >= _MAX_ELEMENTS:
+            raise BuildError(
+                f"cuda: tensor '{t.name}': expected fewer than 2**31 elements, got {t.elements}. "
+                "Split the operator: offsets in the kernel are 32 bits wide."
+            )
+    ctx = Context(program.expr)
+    body = kernels(ctx, program)
+    arguments = (
+        *(Argument(t.name, "input", t.shape, t.dtype) for t in ctx.expr.inputs),
+        *(Argument(t.name, "output", t.shape, t.dtype) for t in ctx.expr.output_tensors),
+        *(Argument(t.name, "workspace", t.shape, t.dtype) for t in ctx.workspaces),
+    )
+    params = [ctx.buffers[a.name] for a in arguments]
+    entry = re.sub(r"\W", "_", program.expr.name, flags=re.ASCII) or "roller"
+    entry = f"k{entry}" if entry[0].isdigit() else entry
+    launches = _launches(body, params, {ctx.buffers[a.name].name: a.name for a in arguments}, entry, arch)
+    return KernelArtifact("cuda", {"arch": arch}, device, expression, program, launches, arguments)
+
+
+def _launches(body: list[Any], params: list[Any], names: dict[str, str], entry: str, arch: str) -> tuple[Launch, ...]:
+    """Lower all kernels as one module and describe one launch each, in order."""
+    register_reducers()
+    whole = body[0] if len(body) == 1 else tirx.SeqStmt(body)
+    func = tirx.PrimFunc(params, whole).with_attrs({"global_symbol": entry, "tirx.noalias": True})
+    target = tvm.target.Target({"kind": "cuda", "arch": arch})
+    module = tvm.IRModule({entry: func})
+    try:
+        # CSE only adds variables nvcc finds by itself, and makes the source harder to read.
+        with tvm.transform.PassContext(config={"tirx.disable_cse_tir": True}):
+            pipeline, _, finish = default_pipeline(target)
+            bound = tirx.transform.BindTarget(target.with_host(tvm.target.Target("llvm")))(module)
+            host, devices = split_host_device(pipeline(bound))
+            ((device_target, device_module),) = devices.items()
+            device_module = finish()(device_module)
+            source = tvm.get_global_func("target.build.cuda")(device_module, device_target).inspect_source()
+    except (tvm.error.TVMError, RuntimeError, ValueError, TypeError) as err:
+        text = str(err).strip().splitlines()
+        raise BuildError(f"cuda: {entry}: TVM could not lower the program: {text[-1] if text else err!r}.") from err
+    source = clean(source)
+    functions = {gv.name_hint: f for gv, f in device_module.functions.items()}
+    ordered = sorted(functions, key=lambda n: int(n.rsplit("_kernel", 1)[1].lstrip("_") or 0))
+    dynamic = _dynamic_shared(host)
+    return tuple(_launch(source, n, functions[n], names, dynamic.get(n, 0)) for n in ordered)
+
+
+def _launch(source: str, name: str, func: Any, names: dict[str, str], dynamic: int) -> Launch:
+    extents: dict[str, int] = {}
+
+    def visit(node: Any) -> None:
+        if type(node).__name__ == "AttrStmt" and node.attr_key == "thread_extent":
+            extents[node.node.thread_tag] = int(node.value)
+
+    tvm_ffi.structural_walk(func.body, visit)
+    arguments = tuple(names[p.name.removesuffix("_ptr")] for p in func.params)
+    x, y, z = ((extents.get(f"blockIdx.{c}", 1)) for c in "xyz")
+    a, b, c = ((extents.get(f"threadIdx.{c}", 1)) for c in "xyz")
+    return Launch(source, name, arguments, (x, y, z), (a, b, c), dynamic)
+
+
+def _dynamic_shared(host: Any) -> dict[str, int]:
+    """Dynamic scratchpad per kernel (bytes): the last argument of a launch that uses it."""
+    out: dict[str, int] = {}
+
+    def visit(node: Any) -> None:
+        if type(node).__name__ != "Call" or not node.args:
+            return
+        kind, last = type(node.args[0]).__name__, node.args[-1]
+        if kind == "StringImm" and type(last).__name__ == "IntImm" and last.ty.dtype == "int64":
+            out[node.args[0].value] = int(last.value)
+
+    for f in host.functions.values():
+        tvm_ffi.structural_walk(f.body, visit)
+    return out
+
+
+def clean(source: str) -> str:
+    """Replace TVM's prelude, which needs the CUDA C++ library headers, by plain typedefs.
+
+    What half precision and matrix units need (headers and helper functions) is kept.
+    """
+    source = re.sub(r"#ifdef __CUDACC_RTC__.*?#include <cuda\.h>\n#endif\n", _PRELUDE, source, count=1, flags=re.S)
+    source = re.sub(r"#if \(\(\(__CUDACC_VER_MAJOR__ == 11\).*?TVM_ENABLE_L2_PREFETCH 0\n#endif\n", "", source, flags=re.S)
+    source = re.sub(r"#ifdef _WIN32.*?#else\n(.*?)#endif\n", lambda m: str(m[1]), source, count=1, flags=re.S)
+    source = re.sub(r'extern "C" __global__[^;{]*\);\n', "", source)  # forward declarations
+    if "CUDART_INF" in source:
+        at = source.index('extern "C" __global__')
+        source = source[:at] + _INFINITY + source[at:]
+    return source.strip() + "\n"

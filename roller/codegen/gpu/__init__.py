@@ -1,0 +1,1 @@
+"""GPU templates: one per structure (tiled reduction, row reduction, streaming)."""

@@ -1,0 +1,133 @@
+"""The tensors of one lowering: global buffers, values computed in place, and their element types."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from roller.codegen.gpu.nest import Buffer, Expr, buffer, load
+from roller.expr import Index, Load, Scalar, Stage, Tensor, TensorExpr
+from roller.expr.scalar import transform
+from roller.te.compat import dtype_of
+from roller.te.emit import all_of, constant, emit_bounds, emit_index, emit_scalar, tirx
+
+#: A tensor as emit_scalar sees it: indices in, element out.
+Reader = Callable[..., Expr]
+
+_NARROW = ("float16", "bfloat16")
+
+
+def compute_dtype(dtype: str) -> str:
+    """Return the dtype arithmetic on elements of ``dtype`` is done in: half types compute in float32."""
+    return "float32" if dtype in _NARROW else dtype
+
+
+def promote(value: Expr) -> Expr:
+    """Convert a half-precision value to float32, anything else unchanged."""
+    return value.astype("float32") if dtype_of(value) in _NARROW else value
+
+
+@dataclass
+class Context:
+    """Buffers of one expression while its kernels are written.
+
+    Tensors with a buffer live in global memory; other element-wise results are computed where they
+    are used.
+    """
+
+    expr: TensorExpr
+    buffers: dict[str, Buffer] = field(default_factory=dict)
+    workspaces: list[Tensor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Declare inputs and outputs."""
+        for t in (*self.expr.inputs, *self.expr.output_tensors):
+            self.declare(t)
+
+    def declare(self, tensor: Tensor) -> Buffer:
+        """Give a tensor a global buffer, named like it as far as C allows."""
+        taken = {b.name for b in self.buffers.values()}
+        name = base = re.sub(r"\W", "_", tensor.name, flags=re.ASCII)
+        n = 1
+        while name in taken:
+            name, n = f"{base}_{n}", n + 1
+        self.buffers[tensor.name] = buffer(name, tensor.shape, tensor.dtype)
+        return self.buffers[tensor.name]
+
+    def workspace(self, tensor: Tensor) -> Buffer:
+        """Declare scratch memory that lives between the kernels of one call."""
+        self.workspaces.append(tensor)
+        return self.declare(tensor)
+
+    def stage(self, tensor: str) -> Stage | None:
+        """Return the stage that writes a tensor, or ``None`` for an input."""
+        return next((s for s in self.expr.stages if s.name == tensor), None)
+
+    def in_memory(self, tensor: str) -> bool:
+        """Whether a kernel may read the tensor from global memory.
+
+        Element-wise results are recomputed instead, even where they are outputs too.
+        """
+        s = self.stage(tensor)
+        return tensor in self.buffers and (s is None or s.combiner is not None)
+
+    def readers(self, local: Mapping[str, Reader] | None = None) -> dict[str, Reader]:
+        """Return a reader per tensor; ``local`` overrides those held in registers or scratchpad."""
+        out: dict[str, Reader] = {}
+        for name in self.expr.tensors:
+            out[name] = self._reader(name, out)
+        out.update(local or {})
+        return out
+
+    def _reader(self, name: str, readers: Mapping[str, Reader]) -> Reader:
+        if self.in_memory(name):
+            return lambda *index: promote(load(self.buffers[name], *index))
+        s = self.stage(name)
+        assert s is not None
+
+        def inline(*index: Expr) -> Expr:
+            value = promote(emit_scalar(s.body, store_inverse(s, index), readers))
+            floating = "float" in dtype_of(value) and "float" in s.output.dtype
+            return value if floating else value.astype(s.output.dtype)
+
+        return inline
+
+
+def store_inverse(s: Stage, index: tuple[Expr, ...]) -> dict[str, Expr]:
+    """Return the axis values of an output element (a grouped axis sums ``index * div``)."""
+    env: dict[str, Expr] = {}
+    for i, value in zip(s.store, index, strict=True):
+        for t in i.terms:
+            part = value if t.div == 1 else value * t.div
+            env[t.axis] = env[t.axis] + part if t.axis in env else part
+    return {**{a.name: tirx.const(0, "int32") for a in s.spatial_axes}, **env}
+
+
+def named_loads(body: Scalar, names: Mapping[Load, str]) -> Scalar:
+    """Return ``body`` with the given loads replaced by loads of scalars of the given names."""
+
+    def swap(node: Scalar) -> Scalar:
+        return Load(names[node], ()) if isinstance(node, Load) and node in names else node
+
+    return transform(body, swap)
+
+
+def as_output(value: Expr, s: Stage) -> Expr:
+    """Convert a value to the dtype its stage stores."""
+    return value if dtype_of(value) == s.output.dtype else value.astype(s.output.dtype)
+
+
+def index_conditions(
+    index: Index, value: Expr, extents: Mapping[str, int], low: int, high: int
+) -> list[Expr]:
+    """Return those of ``low <= value``, ``value < high`` that are not certain over the box of ``extents``."""
+    first, last = index.range(extents)
+    return ([value >= low] if first < low else []) + ([value < high] if last >= high else [])
+
+
+__all__ = [
+    "Context", "Reader", "all_of", "as_output", "compute_dtype", "constant", "emit_bounds", "emit_index", "emit_scalar",
+    "index_conditions", "named_loads", "promote", "store_inverse",
+]  # fmt: skip

@@ -1,0 +1,116 @@
+"""Which element of an axis belongs to which block, thread and register."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from roller.codegen.gpu.nest import Expr, Stmt, loop, loops, num
+from roller.expr import Axis
+from roller.tile import RProgram
+
+
+@dataclass(frozen=True)
+class AxisMap:
+    """Layout of one axis over blocks, threads and registers (elements).
+
+    A block tile holds ``threads * registers`` elements. A thread's registers come in chunks of ``vector``
+    contiguous elements; chunks are ``vector`` apart (contiguous) or ``threads * vector`` apart (interleaved).
+    """
+
+    name: str
+    extent: int
+    threads: int
+    registers: int
+    vector: int = 1
+    interleaved: bool = False
+
+    @property
+    def tile(self) -> int:
+        """Elements of a block tile."""
+        return self.threads * self.registers
+
+    @property
+    def steps(self) -> int:
+        """Block tiles along the axis."""
+        return -(-self.extent // self.tile)
+
+    @property
+    def padded(self) -> bool:
+        """Whether the last tile reaches beyond the axis."""
+        return self.extent % self.tile != 0
+
+    @property
+    def chunks(self) -> int:
+        """Vector chunks of one thread."""
+        return self.registers // self.vector
+
+    def local(self, thread: Expr, chunk: Expr) -> Expr:
+        """Return the position within the tile where a thread's chunk starts."""
+        if self.interleaved:
+            return (chunk * self.threads + thread) * self.vector
+        return thread * self.registers + chunk * self.vector
+
+
+def axis_map(program: RProgram, axis: Axis, *, interleaved: bool | None = None) -> AxisMap:
+    """Return the map a program gives an axis of its anchor; ``interleaved`` overrides the program's choice."""
+    register, block = program.tile("register")[axis.name], program.block_tile[axis.name]
+    wanted = program.vector_elements if axis.name == program.vector_axis else 1
+    vector = wanted if register % wanted == 0 else 1
+    order = program.interleaved if interleaved is None else interleaved
+    return AxisMap(axis.name, axis.extent, block // register, register, vector, order)
+
+
+@dataclass(frozen=True)
+class Registers:
+    """One point of the register tile: chunk and offset in it, per axis."""
+
+    chunk: dict[str, Expr]
+    offset: dict[str, Expr]
+
+
+def register_points(maps: Sequence[AxisMap], body: Callable[[Registers], Stmt], *, vector: str | None = None) -> Stmt:
+    """Return unrolled loops over the register tile.
+
+    ``vector`` names an axis whose chunks are *not* looped over: the body handles ``vector`` elements at once.
+    """
+
+    def chunk(env: dict[str, Expr]) -> Stmt:
+        inner = [(m.name, m.vector) for m in maps if m.vector > 1 and m.name != vector]
+        fixed = {m.name: num(0) for m in maps}
+        names = [(f"v_{_ident(n)}", e) for n, e in inner]
+        chunks = {m.name: env[f"r_{_ident(m.name)}"] for m in maps}
+
+        def point(at: dict[str, Expr]) -> Stmt:
+            offsets = {n: at[f"v_{_ident(n)}"] for n, _ in inner}
+            return body(Registers(chunks, {**fixed, **offsets}))
+
+        return loops(names, point, unroll=True)
+
+    return loops([(f"r_{_ident(m.name)}", m.chunks) for m in maps], chunk, unroll=True)
+
+
+def register_index(maps: Sequence[AxisMap], at: Registers) -> Expr:
+    """Return the flat position of a register point among ``maps`` (last axis fastest)."""
+    total: Any = num(0)
+    for m in maps:
+        total = total * m.registers + at.chunk[m.name] * m.vector + at.offset[m.name]
+    return total
+
+
+def register_count(maps: Sequence[AxisMap]) -> int:
+    """Return the elements of the register tile over ``maps``."""
+    n = 1
+    for m in maps:
+        n *= m.registers
+    return n
+
+
+def vector_loop(width: int, body: Callable[[Expr], Stmt]) -> Stmt:
+    """Return a vectorised loop over one chunk."""
+    return loop("v", width, body, vector=True)
+
+
+def _ident(name: str) -> str:
+    return "".join(c if c.isalnum() else "_" for c in name)

@@ -1,0 +1,220 @@
+"""Copies of input tiles in the scratchpad: their shape, how threads fill them and where elements lie.
+
+A load whose indices are affine is staged as the *box* of the tensor its tile touches, in the
+tensor's own layout. A quasi-affine load (grouped axes: implicit GEMM) is staged by the *axes* it
+depends on, which is the im2col tile, gathered on the fly. Elements outside the tensor, or beyond a
+padded axis, are filled with a fixed value, so that the compute loop needs no predicate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from roller.codegen.gpu.access import VECTOR_BYTES, mean_step, pitches, vectorizable
+from roller.codegen.gpu.context import Context, compute_dtype, constant, emit_bounds, emit_index, index_conditions
+from roller.codegen.gpu.nest import Buffer, Expr, Stmt, buffer, dtype_name, guarded, load, loop, num, store, unravel, when
+from roller.expr import COMBINERS, SPATIAL, Cast, Index, Load, Stage, Tensor, Term
+
+#: Copies longer than this many rounds stay loops.
+_MAX_UNROLLED_ROUNDS = 16
+
+
+@dataclass(frozen=True)
+class Domain:
+    """Extents of a stage's axes: real, padded to whole tiles, and of one tile (elements)."""
+
+    real: Mapping[str, int]
+    tile: Mapping[str, int]
+
+    @property
+    def padded(self) -> dict[str, int]:
+        """Extents rounded up to whole tiles."""
+        return {a: -(-n // self.tile[a]) * self.tile[a] for a, n in self.real.items()}
+
+    def beyond(self, axis: str) -> bool:
+        """Whether tiles reach past the end of an axis."""
+        return self.real[axis] % self.tile[axis] != 0
+
+    def base_multiple(self, axis: str) -> int:
+        """Return the number every tile's start is a multiple of (0: there is one tile, at 0)."""
+        return self.tile[axis] if self.real[axis] > self.tile[axis] else 0
+
+
+@dataclass(frozen=True)
+class StagedTile:
+    """One load's tile in the scratchpad.
+
+    ``dims`` are indices of the tile's local axis coordinates; ``fill`` holds the value outside.
+    """
+
+    load: Load
+    tensor: Tensor
+    dims: tuple[Index, ...]
+    extents: tuple[int, ...]
+    row_pitch: int
+    axes: tuple[str, ...]
+    fill: float
+    target: Buffer
+
+    @property
+    def by_axes(self) -> bool:
+        """Whether the tile is indexed by axes instead of tensor dimensions."""
+        return bool(self.axes)
+
+    @property
+    def pitch(self) -> tuple[int, ...]:
+        """Elements between neighbours along every tile dimension, storage padding included."""
+        return pitches((*self.extents[:-1], self.row_pitch))
+
+    def offset(self, local: Mapping[str, Expr]) -> Expr:
+        """Return the flat position of a point given by its axis coordinates within the tile."""
+        total: Any = num(0)
+        for i, p in zip(self.dims, self.pitch, strict=True):
+            total = total + emit_index(i, local) * p
+        return total
+
+    def masked(self, axis: str, domain: Domain) -> bool:
+        """Whether every element beyond the end of ``axis`` holds ``fill``."""
+        if self.by_axes:
+            return axis in self.axes
+        for d, i in enumerate(self.load.index):
+            if len(i.terms) == 1 and i.axes == (axis,) and i.terms[0].coef > 0:
+                high = min([self.tensor.shape[d], *(b.high for b in self.load.guard if b.index == i)])
+                return i({axis: domain.real[axis]}) >= high
+        return False
+
+
+def fill_value(ld: Load, stage: Stage) -> float:
+    """Return what lies outside: the guard's own value, else what is neutral for the stage's body."""
+    if ld.guard:
+        return ld.outside
+    body = stage.body
+    while isinstance(body, Cast):
+        body = body.arg
+    return COMBINERS[stage.combiner] if body == ld and stage.combiner is not None else 0.0
+
+
+def stage_tile(ctx: Context, stage: Stage, ld: Load, domain: Domain, padding: int, name: str) -> StagedTile:
+    """Lay out the tile of one load; ``padding`` elements are appended to each row."""
+    tensor = ctx.expr.tensors[ld.tensor]
+    boxed = all(i.is_affine for i in ld.index) and all(b.index in ld.index for b in ld.guard)
+    if boxed:
+        axes: tuple[str, ...] = ()
+        dims = tuple(_local_index(i, domain.tile) for i in ld.index)
+        extents = tuple(i.range(domain.tile)[1] + 1 for i in dims)
+    else:
+        axes = _axes_order(stage, ld, tensor)
+        dims = tuple(Index((Term(a),)) for a in axes)
+        extents = tuple(domain.tile[a] for a in axes)
+    pitch = extents[-1] + padding
+    dtype = tensor.dtype if ctx.in_memory(ld.tensor) else compute_dtype(tensor.dtype)
+    target = buffer(name, (math.prod(extents[:-1]) * pitch,), dtype, "shared")
+    return StagedTile(ld, tensor, dims, extents, pitch, axes, fill_value(ld, stage), target)
+
+
+def _local_index(index: Index, tile: Mapping[str, int]) -> Index:
+    """Position within the tile's box: the index shifted so that its smallest value is 0."""
+    bare = Index(index.terms)
+    return Index(index.terms, -bare.range(tile)[0])
+
+
+def _axes_order(stage: Stage, ld: Load, tensor: Tensor) -> tuple[str, ...]:
+    """Axes a load depends on, the most contiguous one last."""
+    used = [a for a in stage.axes if any(a.name in i.axes for i in (*ld.index, *(b.index for b in ld.guard)))]
+    step = {a.name: mean_step(ld.index, tensor.shape, a.name, a.extent) for a in used}
+    last = min(used, key=lambda a: (step[a.name], a.kind != SPATIAL))
+    # Reduction axes outside: a step of the reduction then reads one run of the tile.
+    rest = sorted((a for a in used if a is not last), key=lambda a: a.kind == SPATIAL)
+    return (*(a.name for a in rest), last.name)
+
+
+def copy_tile(ctx: Context, t: StagedTile, domain: Domain, base: Mapping[str, Expr], thread: Expr, threads: int) -> Stmt:
+    """Return the cooperative copy of one tile by all threads of the block.
+
+    ``base`` maps every axis to the start of the current tile.
+    """
+    width = _copy_width(ctx, t, domain)
+    total = math.prod(t.extents)
+    rounds = -(-total // (threads * width))
+
+    def one(r: Expr) -> Stmt:
+        flat = (r * threads + thread) * width
+        coords = unravel(flat, t.extents)
+        offset: Any = num(0)
+        for c, p in zip(coords, t.pitch, strict=True):
+            offset = offset + c * p
+        conditions, index = _source(t, domain, base, coords)
+        body = _transfer(ctx, t, conditions, index, offset, width)
+        return when([flat < total] if total % (threads * width) else [], body)
+
+    return loop("copy", rounds, one, unroll=rounds <= _MAX_UNROLLED_ROUNDS)
+
+
+def _source(
+    t: StagedTile, domain: Domain, base: Mapping[str, Expr], coords: Sequence[Expr]
+) -> tuple[list[Expr], list[Expr]]:
+    """Conditions under which a tile element exists in the tensor, and its index there."""
+    conditions: list[Expr] = []
+    if t.by_axes:
+        env = {**base, **{a: base[a] + c for a, c in zip(t.axes, coords, strict=True)}}
+        conditions = [env[a] < domain.real[a] for a in t.axes if domain.beyond(a)]
+        conditions += emit_bounds(t.load.guard, env)
+        return conditions, [emit_index(i, env) for i in t.load.index]
+    index = []
+    for d, (i, local, c) in enumerate(zip(t.load.index, t.dims, coords, strict=True)):
+        value = emit_index(Index(i.terms, i.const - local.const), base) + c
+        guards = [b for b in t.load.guard if b.index == i]
+        low, high = max([0, *(b.low for b in guards)]), min([t.tensor.shape[d], *(b.high for b in guards)])
+        conditions += index_conditions(i, value, domain.padded, low, high)
+        index.append(value)
+    return conditions, index
+
+
+def _transfer(ctx: Context, t: StagedTile, conditions: list[Expr], index: list[Expr], offset: Expr, width: int) -> Stmt:
+    """Copy one vector (or element) from the tensor, or write the fill value."""
+    dtype = dtype_name(t.target)
+    outside = constant(t.fill, dtype)
+    if width == 1:
+        if ctx.in_memory(t.load.tensor):
+            value = load(ctx.buffers[t.load.tensor], *index)
+        else:
+            value = ctx.readers()[t.load.tensor](*index).astype(dtype)
+        return store(t.target, guarded(conditions, value, outside), offset)
+    source = ctx.buffers[t.load.tensor]
+    # The last dimension moves with the vector whichever way the tile is indexed: a chunk is one run.
+    copy = loop("v", width, lambda v: store(t.target, load(source, *index[:-1], index[-1] + v), offset + v), vector=True)
+    if not conditions:
+        return copy
+    fill = loop("v", width, lambda v: store(t.target, outside, offset + v), vector=True)
+    return when(conditions, copy, fill)
+
+
+def _copy_width(ctx: Context, t: StagedTile, domain: Domain) -> int:
+    """Widest vector that is aligned in the tensor and in the scratchpad, and never straddles a bound."""
+    if not ctx.in_memory(t.load.tensor):
+        return 1
+    for width in (16, 8, 4, 2):
+        if width * t.tensor.itemsize_bytes > VECTOR_BYTES or t.extents[-1] % width or t.row_pitch % width:
+            continue
+        if (_axes_copy if t.by_axes else _box_copy)(t, domain, width):
+            return width
+    return 1
+
+
+def _axes_copy(t: StagedTile, domain: Domain, width: int) -> bool:
+    axis = t.axes[-1]
+    if any(axis in b.index.axes for b in t.load.guard) or domain.base_multiple(axis) % width:
+        return False
+    return vectorizable(t.load.index, t.tensor, axis, domain.real[axis], width)
+
+
+def _box_copy(t: StagedTile, domain: Domain, width: int) -> bool:
+    index, shape = t.load.index[-1], t.tensor.shape
+    if shape[-1] % width or (index.const - t.dims[-1].const) % width:
+        return False
+    if any(x.coef * domain.base_multiple(x.axis) % width for x in index.terms):
+        return False
+    return not any(b.index == index and (b.low % width or b.high % width) for b in t.load.guard)

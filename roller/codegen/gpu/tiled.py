@@ -1,0 +1,400 @@
+"""Template of the tiled reduction: scratchpad tiles, register tiles, fused epilogue, split reduction.
+
+Per block: for every step of the reduction, all threads copy the staged tiles, then each thread
+multiplies register fragments into its accumulators; the epilogue runs on the accumulators.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from roller.codegen.gpu.access import VECTOR_BYTES, padding_is_neutral, pitches, vectorizable
+from roller.codegen.gpu.context import (
+    Context,
+    Reader,
+    as_output,
+    compute_dtype,
+    constant,
+    emit_bounds,
+    emit_index,
+    emit_scalar,
+    named_loads,
+    promote,
+)
+from roller.codegen.gpu.mapping import (
+    AxisMap,
+    Registers,
+    axis_map,
+    register_count,
+    register_index,
+    register_points,
+    vector_loop,
+)
+from roller.codegen.gpu.nest import (
+    UNROLL_BUDGET,
+    Buffer,
+    Expr,
+    Stmt,
+    buffer,
+    dtype_name,
+    guarded,
+    kernel,
+    load,
+    loop,
+    loops,
+    num,
+    seq,
+    store,
+    thread_axis,
+    unravel,
+    when,
+    with_buffers,
+)
+from roller.codegen.gpu.staging import Domain, StagedTile, copy_tile, stage_tile
+from roller.expr import COMBINERS, DTYPE_BYTES, Axis, Load, Stage, Tensor, axis_index
+from roller.te.compat import tirx
+from roller.te.emit import combine
+from roller.tile import RProgram
+
+#: Scratchpad a kernel may declare statically (bytes); more must be dynamic.
+STATIC_SHARED_BYTES = 48 * 1024
+
+
+def store_order(stage: Stage) -> tuple[Axis, ...]:
+    """Spatial axes of a stage, the one contiguous in its output last (it maps to neighbouring threads)."""
+    pitch = pitches(stage.output.shape)
+
+    def step(a: Axis) -> int:
+        mine = [p * abs(t.coef) for i, p in zip(stage.store, pitch, strict=True) for t in i.terms if t.axis == a.name]
+        return min(mine, default=0)
+
+    return tuple(sorted(stage.spatial_axes, key=step, reverse=True))
+
+
+@dataclass
+class _Tiled:
+    """Everything one tiled kernel needs while it is written."""
+
+    ctx: Context
+    stage: Stage
+    program: RProgram
+
+    def __post_init__(self) -> None:
+        p, s = self.program, self.stage
+        self.maps: tuple[AxisMap, ...] = tuple(axis_map(p, a) for a in store_order(s))
+        self.by_name = {m.name: m for m in self.maps}
+        self.domain = Domain(s.extents, p.block_tile)
+        self.threads = math.prod(m.threads for m in self.maps)
+        self.block = thread_axis("blockIdx.x", p.split_k * math.prod(m.steps for m in self.maps))
+        self.thread = thread_axis("threadIdx.x", self.threads)
+        part, *blocks = unravel(self.block.var, [p.split_k, *(m.steps for m in self.maps)])
+        self.part = part
+        self.base = {m.name: b * m.tile for m, b in zip(self.maps, blocks, strict=True)}
+        lanes = unravel(self.thread.var, [m.threads for m in self.maps])
+        self.lane = {m.name: t for m, t in zip(self.maps, lanes, strict=True)}
+        self.acc = buffer("acc", (register_count(self.maps),), s.acc_dtype, "local")
+        self.tiles = self._tiles()
+        self.fragments = [self._fragment(n, ld) for n, ld in enumerate(s.loads)]
+        self.mask = self._mask_axes()
+
+    def _tiles(self) -> dict[Load, StagedTile]:
+        padding = dict(self.program.storage_padding)
+        out = {}
+        for n, ld in enumerate(self.stage.loads):
+            if ld.tensor in self.program.staged and any(i.terms for i in ld.index):
+                pad = padding.get(ld.tensor, 0)
+                out[ld] = stage_tile(self.ctx, self.stage, ld, self.domain, pad, f"tile{n}")
+        used = sum(_nbytes(t.target) for t in out.values())
+        if used > STATIC_SHARED_BYTES:
+            dynamic = {ld: buffer(t.target.name, t.target.shape, dtype_name(t.target), "shared.dyn") for ld, t in out.items()}
+            out = {ld: StagedTile(**{**t.__dict__, "target": dynamic[ld]}) for ld, t in out.items()}
+        return out
+
+    def _fragment(self, n: int, ld: Load) -> tuple[Load, Buffer, tuple[AxisMap, ...]]:
+        """Registers for one load: one element per register point of the axes it moves with."""
+        moving = {a for i in (*ld.index, *(b.index for b in ld.guard)) for a in i.axes}
+        maps = tuple(m for m in self.maps if m.name in moving)
+        tensor = self.ctx.expr.tensors[ld.tensor]
+        return ld, buffer(f"frag{n}", (register_count(maps),), compute_dtype(tensor.dtype), "local"), maps
+
+    def _mask_axes(self) -> list[str]:
+        """Reduction axes whose padding must be masked in the body."""
+        neutral = COMBINERS[self.stage.combiner or "sum"]
+        out = []
+        for a in self.stage.reduction_axes:
+            if not self.domain.beyond(a.name):
+                continue
+            fixed = {ld: t.fill for ld, t in self.tiles.items() if t.masked(a.name, self.domain)}
+            # A load in place is guarded against every padded axis it moves with.
+            fixed.update({ld: 0.0 for ld in self.stage.loads if ld not in self.tiles and ld.outside == 0.0})
+            if not padding_is_neutral(self.stage, a.name, fixed, neutral):
+                out.append(a.name)
+        return out
+
+    def local(self, m: AxisMap, at: Registers) -> Expr:
+        """Position of a register point within the block tile."""
+        return m.local(self.lane[m.name], at.chunk[m.name]) + at.offset[m.name]
+
+    # ---- the reduction
+
+    def accumulate(self) -> Stmt:
+        """Initialise the accumulators, then all steps of this block's share of the reduction."""
+        neutral = constant(COMBINERS[self.stage.combiner or "sum"], self.stage.acc_dtype)
+        init = register_points(self.maps, lambda at: store(self.acc, neutral, register_index(self.maps, at)))
+        body = self._reduction(lambda outer: self._step(outer))
+        shared = [t.target for t in self.tiles.values()]
+        return with_buffers([*shared, self.acc], seq([init, body]))
+
+    def _reduction(self, step: Any) -> Stmt:
+        axes = self.stage.reduction_axes
+        steps = [-(-a.extent // self.domain.tile[a.name]) for a in axes]
+        names = [f"{_c(a.name)}_step" for a in axes]
+        if self.program.split_k == 1:
+            return loops(
+                list(zip(names, steps, strict=True)),
+                lambda env: step({a.name: env[n] for a, n in zip(axes, names, strict=True)}),
+            )
+        total = math.prod(steps)
+        share = -(-total // self.program.split_k)
+
+        def one(s: Expr) -> Stmt:
+            outer = unravel(self.part * share + s, steps)
+            return step({a.name: o for a, o in zip(axes, outer, strict=True)})
+
+        if total % self.program.split_k == 0:
+            return loop("step", share, one)
+        return loop("step", tirx.max(tirx.min(num(share), num(total) - self.part * share), num(0)), one)
+
+    def _step(self, outer: Mapping[str, Expr]) -> Stmt:
+        base = {**self.base, **{a: o * self.domain.tile[a] for a, o in outer.items()}}
+        copies = [copy_tile(self.ctx, t, self.domain, base, self.thread.var, self.threads) for t in self.tiles.values()]
+        return seq([*copies, self._inner(base)])
+
+    def _inner(self, base: Mapping[str, Expr]) -> Stmt:
+        """Loops over one step of the reduction, the innermost ones unrolled within the budget."""
+        budget = max(1, UNROLL_BUDGET // register_count(self.maps))
+        plan: list[tuple[str, int, bool]] = []
+        for a in reversed(self.stage.reduction_axes):
+            extent = self.domain.tile[a.name]
+            inner = max(d for d in range(1, extent + 1) if extent % d == 0 and d <= budget)
+            budget = budget // inner if inner == extent else 0
+            plan.insert(0, (a.name, inner, True))
+            if inner < extent:
+                plan.insert(0, (a.name, extent // inner, False))
+            budget = max(budget, 1)
+
+        def at(depth: int, inner: dict[str, Expr]) -> Stmt:
+            if depth == len(plan):
+                return self._multiply(base, inner)
+            name, extent, unrolled = plan[depth]
+            prefix = f"{_c(name)}_{'u' if unrolled else 'i'}"
+            return loop(
+                prefix,
+                extent,
+                lambda v: at(depth + 1, {**inner, name: inner[name] * extent + v if name in inner else v}),
+                unroll=unrolled,
+            )
+
+        return at(0, {})
+
+    def _multiply(self, base: Mapping[str, Expr], inner: Mapping[str, Expr]) -> Stmt:
+        """Load the fragments of one reduction point and combine them into the accumulators."""
+        fills = [self._load_fragment(*f, base, inner) for f in self.fragments]
+        names = {ld: f"frag{n}" for n, (ld, _, _) in enumerate(self.fragments)}
+        body = named_loads(self.stage.body, names)
+        env_reduction = {a: base[a] + v for a, v in inner.items()}
+
+        def point(at: Registers) -> Stmt:
+            readers: dict[str, Reader] = {
+                f"frag{n}": _element(frag, register_index(maps, at)) for n, (_, frag, maps) in enumerate(self.fragments)
+            }
+            env = {**{m.name: self.base[m.name] + self.local(m, at) for m in self.maps}, **env_reduction}
+            value = emit_scalar(body, env, readers).astype(self.stage.acc_dtype)
+            neutral = constant(COMBINERS[self.stage.combiner or "sum"], self.stage.acc_dtype)
+            value = guarded([env[a] < self.domain.real[a] for a in self.mask], value, neutral)
+            index = register_index(self.maps, at)
+            return store(self.acc, combine(self.stage.combiner or "sum", load(self.acc, index), value), index)
+
+        return with_buffers([f for _, f, _ in self.fragments], seq([*fills, register_points(self.maps, point)]))
+
+    def _load_fragment(
+        self, ld: Load, frag: Buffer, maps: tuple[AxisMap, ...], base: Mapping[str, Expr], inner: Mapping[str, Expr]
+    ) -> Stmt:
+        tile = self.tiles.get(ld)
+        if tile is None:
+            return register_points(maps, lambda at: self._in_place(ld, frag, maps, at, base, inner))
+        vector = next((m for m in maps if m.vector > 1 and _fragment_vector(tile, m, self.domain)), None)
+
+        def fill(at: Registers) -> Stmt:
+            local = {**inner, **{m.name: self.local(m, at) for m in maps}}
+            offset = tile.offset({**{a: num(0) for a in self.stage.extents}, **local})
+            index = register_index(maps, at)
+            if vector is None:
+                return store(frag, promote(load(tile.target, offset)), index)
+            # vector is the last of maps only by chance: neighbours in the fragment may lie apart
+            stride = register_count(maps[maps.index(vector) + 1 :])
+            return vector_loop(
+                vector.vector, lambda v: store(frag, promote(load(tile.target, offset + v)), index + v * stride)
+            )
+
+        return register_points(maps, fill, vector=vector.name if vector else None)
+
+    def _in_place(
+        self, ld: Load, frag: Buffer, maps: tuple[AxisMap, ...], at: Registers, base: Mapping[str, Expr],
+        inner: Mapping[str, Expr],
+    ) -> Stmt:  # fmt: skip
+        """Read one element of an input that is not staged, guarded where padding could leave the tensor."""
+        env = {**base, **{a: base[a] + v for a, v in inner.items()}}
+        env.update({m.name: self.base[m.name] + self.local(m, at) for m in maps})
+        moving = {a for i in (*ld.index, *(b.index for b in ld.guard)) for a in i.axes}
+        conditions = [env[a] < self.domain.real[a] for a in self.stage.extents if a in moving and self.domain.beyond(a)]
+        conditions += emit_bounds(ld.guard, env)
+        value = self.ctx.readers()[ld.tensor](*(emit_index(i, env) for i in ld.index))
+        outside = constant(ld.outside, compute_dtype(self.ctx.expr.tensors[ld.tensor].dtype))
+        return store(frag, guarded(conditions, value, outside), register_index(maps, at))
+
+    # ---- the result
+
+    def write(self, result: Stage, target: Buffer, prefix: tuple[Expr, ...] = ()) -> Stmt:
+        """Write the result of the accumulators: the stage itself, its epilogue, or a partial result.
+
+        ``prefix`` are leading indices of ``target`` (the part of a split reduction).
+        """
+        tensor = Tensor(target.name, tuple(int(x) for x in target.shape), dtype_name(target))
+        vector = next((m for m in self.maps if self._store_vector(m, tensor, result)), None)
+        width = vector.vector if vector else 1
+        out = buffer("out", (width,), dtype_name(target), "local")
+
+        def value(at: Registers) -> Expr:
+            acc = as_output(load(self.acc, register_index(self.maps, at)), self.stage)
+            if result is self.stage:
+                return acc
+            readers = self.ctx.readers({self.stage.name: lambda *_: promote(acc)})
+            return as_output(emit_scalar(result.body, self._env(at), readers), result)
+
+        def one(at: Registers) -> Stmt:
+            env = self._env(at)
+            where = [*prefix, *(emit_index(i, env) for i in result.store)]
+            inside = [env[m.name] < m.extent for m in self.maps if m.padded]
+            if vector is None:
+                return when(inside, store(target, value(at), *where))
+
+            def element(v: Expr) -> Stmt:
+                return store(out, value(Registers(at.chunk, {**at.offset, vector.name: v})), v)
+
+            compute = loop("e", width, element, unroll=True)
+            write = vector_loop(width, lambda v: store(target, load(out, v), *where[:-1], where[-1] + v))
+            return with_buffers([out], when(inside, seq([compute, write])))
+
+        return register_points(self.maps, one, vector=vector.name if vector else None)
+
+    def _env(self, at: Registers) -> dict[str, Expr]:
+        return {m.name: self.base[m.name] + self.local(m, at) for m in self.maps}
+
+    def _store_vector(self, m: AxisMap, tensor: Tensor, result: Stage) -> bool:
+        if m.vector == 1 or m.vector * tensor.itemsize_bytes > VECTOR_BYTES or tensor.shape[-1] % m.vector:
+            return False
+        shape = tensor.shape[len(tensor.shape) - len(result.store) :]
+        return vectorizable(result.store, Tensor(tensor.name, shape, tensor.dtype), m.name, m.extent, m.vector)
+
+
+def tiled_kernels(ctx: Context, stage: Stage, epilogue: Stage | None, program: RProgram) -> list[Stmt]:
+    """Return the kernels of a tiled reduction stage and its optional element-wise epilogue.
+
+    One kernel, or two where the reduction is split over blocks: partial results go to a workspace
+    ``(split_k, *spatial extents)`` that the second kernel sums in a fixed order.
+    """
+    result = epilogue or stage
+    t = _Tiled(ctx, stage, program)
+    axes = (t.block, t.thread)
+    if program.split_k == 1:
+        return [kernel(axes, _under(t, result, ctx.buffers[result.name]))]
+    order = store_order(stage)
+    shape = (program.split_k, *(a.extent for a in order))
+    partial = Tensor(_fresh(ctx, "partial"), shape, stage.acc_dtype)
+    target = ctx.workspace(partial)
+    flat = Stage(
+        Tensor(stage.name, shape[1:], stage.acc_dtype), stage.axes, tuple(axis_index(a.name) for a in order),
+        stage.body, stage.combiner, stage.acc_dtype,
+    )  # fmt: skip
+    t = _Tiled(ctx, flat, program)
+    first = kernel((t.block, t.thread), _under(t, flat, target, (t.part,)))
+    return [first, _combine_parts(ctx, stage, result, partial, order)]
+
+
+def _under(t: _Tiled, result: Stage, target: Buffer, prefix: tuple[Expr, ...] = ()) -> Stmt:
+    """Accumulation and write-back share the accumulator's allocation."""
+    return seq([t.accumulate(), t.write(result, target, prefix)])
+
+
+def _combine_parts(ctx: Context, stage: Stage, result: Stage, partial: Tensor, order: Sequence[Axis]) -> Stmt:
+    """Second kernel of a split reduction: one thread adds the parts of one element in order, then the epilogue."""
+    threads = 256
+    total = math.prod(a.extent for a in order)
+    block, thread = thread_axis("blockIdx.x", -(-total // threads)), thread_axis("threadIdx.x", threads)
+    flat = block.var * threads + thread.var
+    env = dict(zip((a.name for a in order), unravel(flat, [a.extent for a in order]), strict=True))
+    acc = buffer("acc", (1,), stage.acc_dtype, "local")
+    source = ctx.buffers[partial.name]
+    combiner = stage.combiner or "sum"
+
+    def add(part: Expr) -> Stmt:
+        value = load(source, part, *(env[a.name] for a in order))
+        return store(acc, combine(combiner, load(acc, num(0)), value), num(0))
+
+    init = store(acc, constant(COMBINERS[combiner], stage.acc_dtype), num(0))
+    total_value = as_output(load(acc, num(0)), stage)
+    if result is stage:
+        value = total_value
+    else:
+        readers = ctx.readers({stage.name: lambda *_: promote(total_value)})
+        value = as_output(emit_scalar(result.body, env, readers), result)
+    write = store(ctx.buffers[result.name], value, *(emit_index(i, env) for i in result.store))
+    body = seq([init, loop("part", partial.shape[0], add, unroll=True), write])
+    inside = [flat < total] if total % threads else []
+    return kernel((block, thread), with_buffers([acc], when(inside, body)))
+
+
+def _fragment_vector(tile: StagedTile, m: AxisMap, domain: Domain) -> bool:
+    """Whether a thread's chunk along ``m`` is one aligned vector of the scratchpad tile."""
+    width = m.vector
+    if width * DTYPE_BYTES[dtype_name(tile.target)] > VECTOR_BYTES or dtype_name(tile.target) in ("float16", "bfloat16"):
+        return False
+    if not m.interleaved and m.registers % width:
+        return False
+    for d, (i, pitch) in enumerate(zip(tile.dims, tile.pitch, strict=True)):
+        for x in i.terms:
+            if x.axis == m.name:
+                if d != len(tile.dims) - 1 or x.coef != 1:
+                    return False
+            elif domain.tile[x.axis] > 1 and x.coef * pitch % width:
+                return False
+        if i.const * pitch % width:
+            return False
+    return any(x.axis == m.name for x in tile.dims[-1].terms)
+
+
+def _element(frag: Buffer, index: Expr) -> Reader:
+    return lambda: load(frag, index)
+
+
+def _fresh(ctx: Context, name: str) -> str:
+    known = {*ctx.expr.tensors, *ctx.buffers}
+    n = 0
+    while f"{name}{n or ''}" in known:
+        n += 1
+    return f"{name}{n or ''}"
+
+
+def _nbytes(b: Buffer) -> int:
+    return math.prod(int(x) for x in b.shape) * DTYPE_BYTES[dtype_name(b)]
+
+
+def _c(name: str) -> str:
+    return "".join(c if c.isalnum() else "_" for c in name)
+
+
+__all__ = ["STATIC_SHARED_BYTES", "store_order", "tiled_kernels"]
