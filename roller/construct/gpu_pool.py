@@ -1,0 +1,223 @@
+"""The pool of GPU programs of one canonical form, as arrays (scale-up, then scale-out)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from roller.construct.options import ConstructOptions
+from roller.construct.reduction import reduction_steps, window_axes
+from roller.construct.scale_up import grow, lane_seeds, register_tiles, unique_rows
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.perf.gpu import register_words, scratchpad_bytes
+from roller.tile.geometry import Geometry, Ints
+
+
+def structure_of(geometry: Geometry) -> str:
+    """Return the code-generation structure by properties of the expression.
+
+    No reduction: ``streaming``. One reduction whose operands are reused (a load lacks a spatial axis, or a
+    window slides), at most an epilogue in place: ``tiled``. Everything else: ``rows``.
+    """
+    expr = geometry.expr
+    anchor = expr.anchor
+    if anchor.combiner is None and len(expr.stages) == 1:
+        return "streaming"
+    alone = len(expr.stages) == 1 or expr.epilogue is not None
+    reuse = any(not a.uses[geometry.spatial].all() for a in geometry.loads) or bool(window_axes(geometry).any())
+    return "tiled" if alone and reuse and anchor.combiner is not None else "rows"
+
+
+def pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
+    """Return batches of distinct programs (one per structure variant), at most ``options.pool`` in all."""
+    structure = structure_of(geometry)
+    if structure == "tiled":
+        return [_tiled(geometry, spec, options)]
+    tiles = _streaming(geometry, spec) if structure == "streaming" else _rows(geometry, spec)
+    register, block = tiles
+    keep = register_limits(TileBatch(geometry, structure, register, block, np.ones(len(block), np.int64), False), spec)
+    register, block = register[keep][: options.pool], block[keep][: options.pool]
+    return [TileBatch(geometry, structure, register, block, np.ones(len(block), np.int64), False)]
+
+
+def register_limits(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
+    """Mask of programs within the thread and register limits whose blocks fill whole TEUs (rule 1)."""
+    threads = batch.threads_per_block
+    words = register_words(batch)
+    assert spec.limits.threads_per_block and spec.limits.usable_registers_per_thread
+    return (
+        (threads % spec.teu.lanes == 0)
+        & (threads <= spec.limits.threads_per_block)
+        & (words <= spec.limits.usable_registers_per_thread)
+    )
+
+
+def _tiled(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> TileBatch:
+    one = np.ones(1, np.int64)
+    usable = spec.limits.usable_registers_per_thread or 64
+
+    def fits_registers(tiles: Ints) -> np.ndarray:
+        return register_words(TileBatch(geometry, "tiled", tiles, tiles, one, True)) <= usable
+
+    registers = register_tiles(geometry, fits_registers, keep_per_size=4)
+    windows = window_axes(geometry)
+    only_windows = bool(windows[~geometry.spatial].all())
+    if only_windows:  # a register window slides: its reduction axis is unrolled with the outputs
+        last = int(np.flatnonzero(~geometry.spatial)[-1])
+        wide = registers.copy()
+        wide[:, last] = geometry.extents[last]
+        registers = np.concatenate([registers, wide[wide[:, geometry.spatial].prod(axis=1) > 1]])
+    steps = {}
+    starts, first_steps = [], []
+    for r in registers:
+        key = tuple(r[~geometry.spatial])
+        if key not in steps:
+            steps[key] = reduction_steps(geometry, r, limit=10)
+        seeds = lane_seeds(-(-geometry.extents // r), geometry.spatial, spec.teu.lanes)
+        starts.append(np.concatenate([np.broadcast_to(r, seeds.shape), seeds], axis=1))
+    states = np.concatenate(starts)
+    visited = _grow_blocks(geometry, spec, states, options)
+    a = len(geometry.names)
+    register, block = visited[:, :a], visited[:, :a] * visited[:, a:]
+    registers_, blocks_ = [], []
+    for key, table in steps.items():
+        mine = (register[:, ~geometry.spatial] == np.array(key)).all(axis=1)
+        for step in table:
+            tile = np.where(geometry.spatial, block[mine], step)
+            registers_.append(register[mine])
+            blocks_.append(tile)
+    register, block = np.concatenate(registers_), np.concatenate(blocks_)
+    return _finish(geometry, spec, register, block, options)
+
+
+def _finish(
+    geometry: Geometry, spec: DeviceSpec, register: Ints, block: Ints, options: ConstructOptions
+) -> TileBatch:
+    """Keep what fits; where there is too much, an even sample over the visited states; add split-K variants."""
+    ones = np.ones(len(block), np.int64)
+    batch = TileBatch(geometry, "tiled", register, block, ones, True)
+    keep = register_limits(batch, spec) & (scratchpad_bytes(batch) <= (spec.layer("shared").usable_bytes or 0))
+    waste = (-geometry.extents % block) / geometry.extents
+    if options.epsilon < 1.0 or not geometry.expr.allow_padding:
+        limit = options.epsilon if geometry.expr.allow_padding else 0.0
+        keep &= (waste <= limit).all(axis=1)
+    batch = batch.take(np.flatnonzero(keep))
+    if len(batch) > options.pool:
+        batch = batch.take(np.linspace(0, len(batch) - 1, options.pool).astype(np.int64))
+    if not options.split_k:
+        return batch
+    few = (batch.blocks < spec.units) & (batch.steps > 1)
+    parts = [batch]
+    for split in (2, 4, 8, 16):
+        some = few & (batch.steps >= split) & (batch.blocks * split <= 4 * spec.units)
+        chosen = batch.take(np.flatnonzero(some))
+        parts.append(TileBatch(geometry, "tiled", chosen.register, chosen.block, chosen.split_k * split, True))
+    return TileBatch(
+        geometry,
+        "tiled",
+        np.concatenate([p.register for p in parts]),
+        np.concatenate([p.block for p in parts]),
+        np.concatenate([p.split_k for p in parts]),
+        True,
+    )
+
+
+def _grow_blocks(geometry: Geometry, spec: DeviceSpec, states: Ints, options: ConstructOptions) -> Ints:
+    """Grow blocks by threads per axis; a state is ``[register tile | threads]`` (rows of ``2 * axes``)."""
+    a = len(geometry.names)
+    visited = [states]
+    limit = spec.limits.threads_per_block or 1024
+    spatial_axes = np.flatnonzero(geometry.spatial)
+    cap = 900
+    for _ in range(6):
+        register, threads = states[:, :a], states[:, a:]
+        useful = -(-geometry.extents // register)
+        children, scores = [], []
+        block = register * threads
+        base = _spatial_score_terms(geometry, block)
+        for axis in spatial_axes:
+            now = threads[:, axis]
+            following = np.where(now < useful[:, axis], np.minimum(2 * now, np.maximum(useful[:, axis], now + 1)), now)
+            grown = states.copy()
+            grown[:, a + axis] = following
+            bigger = block.copy()
+            bigger[:, axis] = register[:, axis] * following
+            traffic, footprint = _spatial_score_terms(geometry, bigger)
+            cost = np.maximum(footprint - base[1], 1e-9)
+            scores.append(np.where(following > now, (base[0] - traffic) / cost, -np.inf))
+            children.append(grown)
+        order = np.argsort(-np.stack(scores), axis=0, kind="stable")[:2]
+        table, rank = np.stack(children), np.stack(scores)
+        pick = np.arange(len(states))
+        chosen = np.concatenate([table[o, pick][rank[o, pick] > -np.inf] for o in order])
+        chosen = chosen[chosen[:, a:].prod(axis=1) <= limit]
+        if not len(chosen):
+            break
+        states = unique_rows(chosen)
+        if len(states) > cap:
+            states = states[np.linspace(0, len(states) - 1, cap).astype(np.int64)]
+        visited.append(states)
+    return unique_rows(np.concatenate(visited))
+
+
+def _spatial_score_terms(geometry: Geometry, block: Ints) -> tuple[np.ndarray, np.ndarray]:
+    """Traffic and footprint (elements) of one reduction point per block: what the axes' scores compare."""
+    outputs = geometry.counts(block)[:, geometry.spatial].astype(np.float64).prod(axis=1)
+    loads = sum((a.elements(block) * float(a.tensor.itemsize_bytes) for a in geometry.loads), np.zeros(len(block)))
+    return loads * outputs, loads
+
+
+def _streaming(geometry: Geometry, spec: DeviceSpec) -> tuple[Ints, Ints]:
+    """Element-wise: top layer only; threads fill axes from the last, a thread holds vectors of it."""
+    rank = len(geometry.names)
+    registers, blocks = [], []
+    for vector in (1, 2, 4, 8):
+        for rows in (1, 2, 4):
+            register = np.ones(rank, np.int64)
+            register[-1] = vector
+            if rows > 1 and rank == 1:
+                continue
+            if rows > 1:
+                register[-2] = rows
+            for threads in (32, 64, 128, 256, 512, 1024):
+                for last_cap in (threads, 32, 64) if rank > 1 else (threads,):
+                    block = register.copy()
+                    left = threads
+                    for a in range(rank - 1, -1, -1):
+                        useful = -(-int(geometry.extents[a]) // int(register[a]))
+                        fit = min(left, 1 << max(0, (useful - 1).bit_length()), last_cap if a == rank - 1 else left)
+                        block[a] *= fit
+                        left //= fit
+                    block[-1] *= max(1, left)
+                    registers.append(register)
+                    blocks.append(block)
+    both = unique_rows(np.concatenate([np.array(registers), np.array(blocks)], axis=1))
+    return both[:, :rank], both[:, rank:]
+
+
+def _rows(geometry: Geometry, spec: DeviceSpec) -> tuple[Ints, Ints]:
+    """Reductions without reuse: threads over the last reduction axis, the last spatial axis, or both."""
+    rank = len(geometry.names)
+    spatial = np.flatnonzero(geometry.spatial)
+    red = np.flatnonzero(~geometry.spatial)
+    registers, blocks = [], []
+    limit = spec.limits.threads_per_block or 1024
+    k = int(red[-1]) if len(red) else int(spatial[-1])
+    s = int(spatial[-1]) if len(spatial) else k
+    extent_k, extent_s = int(geometry.extents[k]), int(geometry.extents[s])
+    for vector in (1, 2, 4, 8):
+        for across in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024):
+            for rows in (1, 2, 4, 8, 16, 32, 64, 128, 256):
+                if across * rows > limit or (across > 1 and across >= 2 * extent_k) or (s == k and rows > 1):
+                    continue
+                if rows > 1 and rows >= 2 * extent_s and across * rows > spec.teu.lanes:
+                    continue
+                register, block = np.ones(rank, np.int64), np.ones(rank, np.int64)
+                register[k] = min(vector, 1 << (extent_k - 1).bit_length())
+                block[k] = register[k] * across
+                if s != k:
+                    block[s] = rows
+                registers.append(register)
+                blocks.append(block)
+    both = unique_rows(np.concatenate([np.array(registers), np.array(blocks)], axis=1))
+    return both[:, :rank], both[:, rank:]

@@ -1,0 +1,132 @@
+"""Scale-up: grow aligned tiles layer by layer along the axis of best data reuse score.
+
+All tiles of a layer grow at once: a state is one row of an array, a step doubles (or finishes) one
+axis of every state, and every state visited is a candidate. Branches follow the best ``branch`` axes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from roller.construct.score import data_reuse_score
+from roller.tile.geometry import Geometry, Ints
+
+#: Largest extent of a register tile along one axis.
+REGISTER_EXTENT = 16
+
+
+def unique_rows(rows: Ints) -> Ints:
+    """Return distinct rows, in order of first appearance (deterministic)."""
+    if not len(rows):
+        return rows
+    flat = np.ascontiguousarray(rows).view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1]))).ravel()
+    _, first = np.unique(flat, return_index=True)
+    return rows[np.sort(first)]
+
+
+def aligned_extents(extent: int, limit: int) -> tuple[int, ...]:
+    """Return the extents a register tile may take along an axis: powers of two and divisors up to ``limit``."""
+    top = min(limit, 1 << (extent - 1).bit_length())
+    sizes = {1 << p for p in range(top.bit_length()) if 1 << p <= top}
+    sizes |= {d for d in range(1, min(limit, extent) + 1) if extent % d == 0}
+    return tuple(sorted(sizes))
+
+
+def grow(
+    geometry: Geometry,
+    start: Ints,
+    next_extent: Callable[[Ints, int], Ints],
+    feasible: Callable[[Ints], np.ndarray],
+    *,
+    branch: int,
+    rounds: int,
+    cap: int,
+) -> Ints:
+    """Enlarge every state along its best axes until nothing fits; return all states visited.
+
+    Parameters
+    ----------
+    geometry
+        Of the expression.
+    start
+        ``(N, axes)`` first states.
+    next_extent
+        ``next_extent(tiles, axis)``: the next aligned extent along an axis, equal to the present one at the end.
+    feasible
+        Mask of tiles that fit their layer.
+    branch, rounds, cap
+        Axes followed per state, growth steps, and states kept per step.
+    """
+    visited = [start]
+    states = start
+    axes = np.flatnonzero(geometry.spatial)
+    for _ in range(rounds):
+        options, scores = [], []
+        for a in axes:
+            grown = states.copy()
+            grown[:, a] = next_extent(states, int(a))
+            score = data_reuse_score(geometry, states, grown)
+            options.append(grown)
+            scores.append(np.where(grown[:, a] > states[:, a], score, -np.inf))
+        order = np.argsort(-np.stack(scores), axis=0, kind="stable")[:branch]
+        table, rank = np.stack(options), np.stack(scores)
+        pick = np.arange(len(states))
+        chosen = np.concatenate([table[o, pick][rank[o, pick] > -np.inf] for o in order])
+        if not len(chosen):
+            break
+        states = unique_rows(chosen[feasible(chosen)])[:cap]
+        if not len(states):
+            break
+        visited.append(states)
+    return unique_rows(np.concatenate(visited))
+
+
+def register_tiles(geometry: Geometry, fits: Callable[[Ints], np.ndarray], keep_per_size: int) -> Ints:
+    """Construct register tiles: outputs per thread with the best ratio of outputs to operands.
+
+    Returns ``(N, axes)`` tiles (reduction extents 1), at most ``keep_per_size`` per doubling of the outputs.
+    """
+    sizes = [aligned_extents(int(e), REGISTER_EXTENT) for e in geometry.extents]
+    tables = []
+    for options in sizes:
+        table = np.arange(REGISTER_EXTENT * 2 + 1)
+        for low, high in itertools.pairwise(options):
+            table[low] = high
+        table[options[-1] :] = np.arange(options[-1], len(table))
+        tables.append(table)
+    start = np.ones((1, len(geometry.names)), np.int64)
+    tiles = grow(
+        geometry, start, lambda t, a: tables[a][t[:, a]], fits, branch=3, rounds=10, cap=160
+    )
+    outputs = tiles[:, geometry.spatial].prod(axis=1)
+    operands = sum((a.elements(tiles) for a in geometry.loads), np.zeros(len(tiles), np.int64))
+    padded = (-(-geometry.extents // tiles) * tiles / geometry.extents)[:, geometry.spatial].prod(axis=1)
+    quality = outputs / operands / padded
+    kept = []
+    for size in np.unique(np.ceil(np.log2(outputs)).astype(int)):
+        mine = np.flatnonzero(np.ceil(np.log2(outputs)).astype(int) == size)
+        kept.append(mine[np.argsort(-quality[mine], kind="stable")[:keep_per_size]])
+    return tiles[np.sort(np.concatenate(kept))]
+
+
+def lane_seeds(counts: Ints, spatial: np.ndarray, lanes: int) -> Ints:
+    """Return every factorisation of a TEU's lanes over the spatial axes, ``(M, axes)``.
+
+    ``counts`` are the threads each axis has use for; a factor beyond them would only pad, so it is capped at
+    their next power of two. Where the axes together hold fewer than ``lanes`` threads, the last one is padded.
+    """
+    axes = np.flatnonzero(spatial)
+    bits = lanes.bit_length() - 1
+    room = [min(bits, max(0, math.ceil(math.log2(int(counts[a]))))) for a in axes]
+    room[-1] = max(room[-1], bits - sum(room[:-1]))
+    seeds = []
+    for split in itertools.product(*(range(r + 1) for r in room)):
+        if sum(split) == bits:
+            seed = np.ones(len(counts), np.int64)
+            seed[axes] = [1 << b for b in split]
+            seeds.append(seed)
+    return np.array(seeds)

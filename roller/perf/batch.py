@@ -1,0 +1,106 @@
+"""TileBatch: many programs of one expression as arrays, priced together.
+
+Construction prices thousands of programs in milliseconds; pricing one program is a batch of one, so
+there is one model and one code path.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roller.tile.geometry import Geometry, Ints
+
+
+@dataclass(frozen=True)
+class TileBatch:
+    """Programs as arrays: ``register`` and ``block`` tiles ``(N, axes)``, ``split_k`` ``(N,)``.
+
+    ``block`` is the tile of the slowest tiled layer: a thread block (GPU) or a task (CPU). ``panel`` is
+    the CPU's l1 tile, absent on a GPU. ``structure`` and ``staged`` are as in RProgram and common to the batch.
+    """
+
+    geometry: Geometry
+    structure: str
+    register: Ints
+    block: Ints
+    split_k: Ints
+    staged: bool
+    panel: Ints | None = None
+    vector_axis: int | None = None
+
+    def __len__(self) -> int:
+        """Number of programs."""
+        return len(self.block)
+
+    def take(self, index: NDArray[np.intp] | NDArray[np.bool_]) -> TileBatch:
+        """Return the selected programs."""
+        return TileBatch(
+            self.geometry,
+            self.structure,
+            self.register[index],
+            self.block[index],
+            self.split_k[index],
+            self.staged,
+            None if self.panel is None else self.panel[index],
+            self.vector_axis,
+        )
+
+    @cached_property
+    def thread_axes(self) -> NDArray[np.bool_]:
+        """Axes that threads are spread over: the spatial ones, and reductions in ``rows``."""
+        spatial = self.geometry.spatial
+        return np.ones_like(spatial) if self.structure == "rows" else spatial
+
+    @cached_property
+    def threads(self) -> Ints:
+        """GPU threads per axis, ``(N, axes)``."""
+        return np.where(self.thread_axes, self.block // self.register, 1)
+
+    @cached_property
+    def threads_per_block(self) -> Ints:
+        """GPU threads per block, ``(N,)``."""
+        return self.threads.prod(axis=1)
+
+    @cached_property
+    def counts(self) -> Ints:
+        """Block tiles per axis, ``(N, axes)``."""
+        return self.geometry.counts(self.block)
+
+    @cached_property
+    def blocks(self) -> Ints:
+        """Blocks of the launch, split-K parts included, ``(N,)``."""
+        return self.counts[:, self.geometry.spatial].prod(axis=1) * self.split_k
+
+    @cached_property
+    def steps(self) -> Ints:
+        """Reduction steps one block takes, ``(N,)``."""
+        return -(-self.counts[:, ~self.geometry.spatial].prod(axis=1) // self.split_k)
+
+    @cached_property
+    def step_points(self) -> Ints:
+        """Reduction points in one step, ``(N,)``."""
+        return self.block[:, ~self.geometry.spatial].prod(axis=1)
+
+    @cached_property
+    def register_outputs(self) -> Ints:
+        """Accumulators of one thread or micro-kernel, ``(N,)``."""
+        return self.register[:, self.geometry.spatial].prod(axis=1)
+
+    @cached_property
+    def register_points(self) -> Ints:
+        """Reduction points unrolled in registers, ``(N,)``."""
+        return self.register[:, ~self.geometry.spatial].prod(axis=1)
+
+    def lanes(self, width: int) -> Ints:
+        """Lanes of one TEU per axis: threads are laid out with the last axis fastest, ``(N, axes)``."""
+        out = np.ones_like(self.block)
+        left = np.full(len(self.block), width, np.int64)
+        for a in range(self.block.shape[1] - 1, -1, -1):
+            if self.thread_axes[a]:
+                out[:, a] = np.minimum(self.threads[:, a], left)
+                left = np.maximum(1, left // out[:, a])
+        return out

@@ -1,0 +1,285 @@
+"""The GPU half of the micro performance model: a block's phases, occupancy, waves.
+
+A block alternates a memory phase (global memory through L2 into scratchpad or registers) and a compute
+phase (operands from scratchpad, arithmetic). Phases of one block follow each other and ``b`` co-resident
+blocks overlap: a closed queueing network of two stations and ``b`` customers. With memory time ``M``, compute
+time ``C`` and ``rho = min / max`` a unit needs ``max(M, C) * (1 - rho**(b+1)) / (1 - rho**b)``: the sum for one block,
+the larger for many; and never less than the latency chain of one block. Waves of blocks repeat that; the
+tail wave is paid for the blocks it really has. Sources: Roller (OSDI'22) sections 3.3 and 3.4; Buzen's
+throughput of a balanced central-server model; the rate of a register tile follows the published V100 tables (``v100_sm_gflops.csv``): a reduction step of ``w`` warps per
+scheduler with ``r`` accumulators takes ``step_latency + w * (r * fma_cycles + step_issue)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from roller.expr import instruction_mix
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.perf.transactions import tile_transaction_bytes, touched_bytes
+from roller.tile.geometry import Access, Floats, Ints
+
+#: Registers a thread of our templates needs beside accumulators and operand fragments (addresses, loop counters).
+BASE_REGISTERS = 24
+#: Instructions per copied vector (load, store, pointer step) of our templates.
+COPY_INSTRUCTIONS = 3.0
+#: Extra instructions per copied vector and guarded dimension, and per division of a gathered index.
+GUARD_INSTRUCTIONS, GATHER_INSTRUCTIONS = 2.0, 4.0
+#: Independent loads a thread of our templates keeps in flight at most (unrolled copies).
+LOADS_IN_FLIGHT = 8.0
+#: Share of the shared cache one tensor may fill and still be there for the next wave.
+CACHE_SHARE = 0.5
+
+Terms = dict[str, Floats]
+
+
+def register_words(batch: TileBatch) -> Ints:
+    """Return 32-bit registers per thread for accumulators and operand fragments, ``(N,)``."""
+    acc = max(1, batch.geometry.store.tensor.itemsize_bytes // 4)
+    words = batch.register_outputs * acc
+    one_point = np.where(batch.geometry.spatial, batch.register, 1)
+    for a in batch.geometry.loads:
+        words = words + a.elements(one_point) * max(1, a.tensor.itemsize_bytes // 4)
+    return words
+
+
+def row_elements(access: Access, tiles: Ints) -> tuple[Ints, Ints]:
+    """Return rows and elements per row of a data tile as it lies in scratchpad (last dimension last)."""
+    total = access.elements(tiles)
+    if access.gather or access.coefficients.shape[0] == 0:
+        return np.ones_like(total), total
+    last = np.maximum(1, access.extents(tiles)[:, -1])
+    return total // last, last
+
+
+def scratchpad_bytes(batch: TileBatch, padding: Mapping[str, Ints] | None = None) -> Ints:
+    """Return bytes of scratchpad one block allocates, storage padding included, ``(N,)``."""
+    total = np.zeros(len(batch), np.int64)
+    if not batch.staged:
+        return total
+    for a in batch.geometry.loads:
+        elements = a.elements(batch.block)
+        if padding and a.tensor.name in padding:
+            elements = elements + row_elements(a, batch.block)[0] * padding[a.tensor.name]
+        total = total + elements * a.tensor.itemsize_bytes
+    return total
+
+
+def occupancy(batch: TileBatch, spec: DeviceSpec, scratchpad: Ints) -> tuple[Ints, Ints]:
+    """Return blocks co-resident on one unit (0 where the block cannot run) and registers per thread."""
+    lim = spec.limits
+    threads = batch.threads_per_block
+    teus = -(-threads // spec.teu.lanes)
+    unit = max(1, (lim.register_allocation_unit or 1) // spec.teu.lanes)  # allocated per TEU
+    registers = -(-(register_words(batch) + BASE_REGISTERS) // unit) * unit
+    assert lim.registers_per_unit and lim.threads_per_unit and lim.blocks_per_unit  # the schema requires them of a GPU
+    blocks = np.minimum(lim.blocks_per_unit, lim.threads_per_unit // (teus * spec.teu.lanes))
+    blocks = np.minimum(blocks, lim.registers_per_unit // (registers * teus * spec.teu.lanes))
+    shared = spec.layer("shared")
+    blocks = np.where(scratchpad > 0, np.minimum(blocks, shared.capacity_bytes // np.maximum(scratchpad, 1)), blocks)
+    fits = (threads <= lim.threads_per_block) & (scratchpad <= shared.usable_bytes)
+    fits &= register_words(batch) <= lim.usable_registers_per_thread
+    return np.where(fits, blocks, 0).astype(np.int64), registers
+
+
+def _global_traffic(batch: TileBatch, spec: DeviceSpec, resident: Ints) -> tuple[Floats, Floats, Floats]:
+    """Return bytes through L2, bytes from and to DRAM, and vectors copied per block and step."""
+    g, block = batch.geometry, batch.block
+    transaction = spec.layer("global").transaction_bytes
+    l2 = dram = np.zeros(len(batch))
+    vectors = np.zeros(len(batch))
+    share = _wave_shares(batch, resident)
+    capacity = spec.layer("l2").capacity_bytes * CACHE_SHARE
+    for a in g.reads:
+        moved, alignment = tile_transaction_bytes(a, block, transaction)
+        elements = a.elements(block)
+        waste = moved / (elements * a.tensor.itemsize_bytes)
+        total = a.loaded_elements(block) * a.tensor.itemsize_bytes * waste
+        touched = _memo(a, ("touched", transaction), lambda a=a: touched_bytes(a, transaction))  # type: ignore[misc]
+        l2 = l2 + total
+        once = touched if a.tensor.nbytes <= capacity else np.maximum(touched, total * share[a.tensor.name])
+        dram = dram + np.minimum(np.maximum(total, touched), once)
+        width = np.clip(np.minimum(alignment, 16) // a.tensor.itemsize_bytes, 1, None)
+        cost = COPY_INSTRUCTIONS + GUARD_INSTRUCTIONS * a.guarded + GATHER_INSTRUCTIONS * a.gather
+        vectors = vectors + elements / np.where(a.gather | a.guarded, 1, width) * cost
+    moved, _ = tile_transaction_bytes(g.store, block, transaction)
+    stored = g.store.tensor.nbytes * np.maximum(1.0, moved / (g.store.elements(block) * g.store.tensor.itemsize_bytes))
+    partial = np.where(batch.split_k > 1, 2.0 * batch.split_k, 0.0) * g.store.tensor.nbytes
+    return l2 + stored + partial, dram + np.minimum(stored, 2.0 * g.store.tensor.nbytes) + partial, vectors
+
+
+def _memo(access: Access, key: tuple[str, int], fn: object) -> float:
+    if key not in access._memo:
+        access._memo[key] = fn()  # type: ignore[operator]
+    return float(access._memo[key])
+
+
+def _wave_shares(batch: TileBatch, resident: Ints) -> dict[str, Floats]:
+    """Return, per tensor, distinct data tiles over blocks of one wave (blocks run last axis fastest)."""
+    g = batch.geometry
+    left = np.minimum(resident, batch.blocks)
+    in_wave = np.ones_like(batch.block)
+    for a in range(len(g.names) - 1, -1, -1):
+        if g.spatial[a]:
+            in_wave[:, a] = np.minimum(batch.counts[:, a], left)
+            left = -(-left // in_wave[:, a])
+    every = in_wave.prod(axis=1)
+    return {x.tensor.name: np.where(x.uses, in_wave, 1).prod(axis=1) / every for x in g.reads}
+
+
+def _operand_wavefronts(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
+    """Return scratchpad wavefronts and load instructions of one warp for one register tile."""
+    shared = spec.layer("shared")
+    words_per_wavefront = (shared.banks or spec.teu.lanes) * (shared.bank_width_bytes or 4) // 4
+    warp = batch.register * batch.lanes(spec.teu.lanes)
+    step_tile = np.where(batch.geometry.spatial, batch.register, batch.block)
+    wavefronts = instructions = np.zeros(len(batch))
+    for a in batch.geometry.loads:
+        words = a.elements(batch.register) * a.tensor.itemsize_bytes / 4
+        # A thread's elements along the tensor's last dimension, over the unrolled step, are read as vectors.
+        run = row_elements(a, step_tile)[1] * a.tensor.itemsize_bytes // 4
+        width = np.where(run % 4 == 0, 4, np.where(run % 2 == 0, 2, 1))
+        count = words / width
+        unique = a.elements(warp) * a.tensor.itemsize_bytes / 4
+        wavefronts = wavefronts + np.maximum(count, unique / words_per_wavefront)
+        instructions = instructions + count
+    return wavefronts, instructions
+
+
+def _compute_cycles(batch: TileBatch, spec: DeviceSpec, blocks: Ints, vectors: Floats) -> Floats:
+    """Return cycles one unit needs for the arithmetic of ``blocks`` co-resident blocks."""
+    g, ex = batch.geometry, spec.execution
+    per_unit = spec.compute.ops_per_cycle_per_unit
+    schedulers = spec.teu.schedulers_per_unit
+    warps = -(-batch.threads_per_block // spec.teu.lanes) * blocks
+    per_scheduler = np.maximum(1.0, warps / schedulers)
+    share = warps / schedulers
+    anchor = g.expr.anchor
+    mix = instruction_mix(anchor.body, anchor.combiner)
+    dtype = anchor.acc_dtype
+    cycles = sum(n * spec.teu.lanes * schedulers / _rate(per_unit, c, dtype) for c, n in mix.items())
+    count = batch.register_outputs * batch.register_points
+    wavefronts, loads = _operand_wavefronts(batch, spec) if batch.staged else (np.zeros(len(batch)),) * 2
+    issue_rate = per_unit["issue"] / spec.teu.lanes / schedulers  # instructions per cycle and scheduler
+    # The measured issue time is that of a step with up to four vector loads; more of them take more slots.
+    arithmetic = per_scheduler * count * cycles + share * ex.step_issue_s * spec.clock_hz * np.maximum(1.0, loads / 4)
+    chain = ex.step_latency_s * spec.clock_hz + arithmetic
+    issue = share * (count * sum(mix.values()) + loads) / issue_rate
+    scratchpad = warps * wavefronts * spec.teu.lanes / per_unit["load_store"]
+    group = np.maximum(np.maximum(chain, issue), scratchpad)
+    inner = batch.step_points / batch.register_points
+    if batch.structure == "rows":  # reduction points are spread over threads, then combined lane by lane
+        per_thread = batch.threads[:, ~g.spatial].prod(axis=1)
+        inner = inner / per_thread
+        rounds = np.ceil(np.log2(np.maximum(per_thread, 1)))
+        combine = rounds * (ex.step_latency_s * spec.clock_hz + share * 2 / issue_rate) * batch.register_outputs
+    else:
+        combine = np.zeros(len(batch))
+    copies = share * vectors / np.maximum(1, batch.threads_per_block) / issue_rate
+    epilogue = share * batch.register_outputs * (COPY_INSTRUCTIONS + _epilogue_instructions(batch)) / issue_rate
+    return batch.steps * (inner * group + copies) + combine + epilogue
+
+
+def _rate(per_unit: Mapping[str, float], instruction_class: str, dtype: str) -> float:
+    return per_unit.get(f"{instruction_class}.{dtype}", per_unit.get(instruction_class, per_unit["fma"]))
+
+
+def _epilogue_instructions(batch: TileBatch) -> float:
+    expr = batch.geometry.expr
+    return float(sum(sum(instruction_mix(s.body, None).values()) for s in expr.stages if s is not expr.anchor))
+
+
+def dram_bandwidth(spec: DeviceSpec, warps: Floats | Ints) -> Floats:
+    """Return DRAM bytes per second that ``warps`` resident warps of the device draw together.
+
+    ``((warps * per_teu) ** -p + peak ** -p) ** (-1 / p)``: few warps are bound by latency, many by the bus,
+    and queueing rounds the knee (``v100_glbmem_small.csv``).
+    """
+    layer = spec.layer("global")
+    peak = layer.bandwidth_bytes_per_s
+    if not layer.bandwidth_per_teu_bytes_per_s:
+        return np.full(np.shape(warps), peak)
+    p = layer.saturation_exponent or 2.0
+    linear = np.maximum(warps, 1e-9) * layer.bandwidth_per_teu_bytes_per_s
+    return np.asarray(((linear / peak) ** -p + 1.0) ** (-1.0 / p) * peak)
+
+
+def compute_rate_per_unit(spec: DeviceSpec, register_elements: Floats, warps: Floats) -> Floats:
+    """Return floating-point operations per second of one unit for a matmul register tile.
+
+    ``register_elements`` accumulators per thread, ``warps`` resident on the unit: the compute term alone, as
+    the published table measures it.
+    """
+    schedulers = spec.teu.schedulers_per_unit
+    cycles = spec.teu.lanes * schedulers / spec.compute.ops_per_cycle_per_unit["fma"]
+    step = spec.execution.step_latency_s * spec.clock_hz + np.maximum(1.0, warps / schedulers) * register_elements * cycles
+    step = step + warps / schedulers * spec.execution.step_issue_s * spec.clock_hz
+    return 2.0 * register_elements * spec.teu.lanes * warps * spec.clock_hz / step
+
+
+def _loads_in_flight(batch: TileBatch) -> Floats:
+    """Return 4-byte loads a thread issues before it must wait: the copies of one step are independent.
+
+    The published bandwidth table is for one load per thread; more in flight saturate DRAM with fewer warps.
+    """
+    words = sum((a.elements(batch.block) * (a.tensor.itemsize_bytes / 4) for a in batch.geometry.reads), np.zeros(len(batch)))
+    return np.asarray(np.clip(words / batch.threads_per_block, 1.0, LOADS_IN_FLIGHT))
+
+
+def overlapped(memory_s: Floats, compute_s: Floats, blocks: Ints | Floats) -> Floats:
+    """Return the time of two alternating phases of ``blocks`` co-resident blocks (formula above).
+
+    Examples
+    --------
+    >>> float(overlapped(np.array(1.0), np.array(1.0), np.array(1)))
+    2.0
+    """
+    longest = np.maximum(np.maximum(memory_s, compute_s), 1e-30)
+    rho = np.minimum(np.minimum(memory_s, compute_s) / longest, 1.0 - 1e-9)
+    return np.asarray(longest * (1.0 - rho ** (blocks + 1)) / (1.0 - rho**blocks))
+
+
+def price(batch: TileBatch, spec: DeviceSpec, scratchpad: Ints | None = None) -> Terms:
+    """Price a batch on a GPU.
+
+    Returns arrays by name: ``seconds`` (infinite where a block cannot run) and its terms: ``compute_s``, ``dram_s``,
+    ``l2_s``, ``latency_s``, ``launch_s``, ``dram_bytes``, ``l2_bytes``, ``scratchpad_bytes``, ``registers``,
+    ``blocks_per_unit``, ``waves``.
+    """
+    pad = scratchpad_bytes(batch) if scratchpad is None else scratchpad
+    resident, registers = occupancy(batch, spec, pad)
+    occ = np.maximum(resident, 1)
+    units = spec.units
+    l2_bytes, dram_bytes, vectors = _global_traffic(batch, spec, occ * units)
+    blocks = batch.blocks
+    full = blocks // (occ * units)
+    rest = blocks - full * occ * units
+    tail = -(-rest // units)
+    terms: Terms = {}
+    total = np.zeros(len(batch))
+    flight = _loads_in_flight(batch)
+    for name, count, b, active in (("full", full, occ, occ * units), ("tail", (rest > 0), np.maximum(tail, 1), rest)):
+        share = active / blocks
+        warps = -(-batch.threads_per_block // spec.teu.lanes) * active * flight
+        dram = dram_bytes * share / dram_bandwidth(spec, warps)
+        l2 = l2_bytes * share / spec.layer("l2").bandwidth_bytes_per_s
+        memory = np.maximum(dram, l2)
+        compute = _compute_cycles(batch, spec, b, vectors) / spec.clock_hz
+        alone = _compute_cycles(batch, spec, np.ones_like(b), vectors) / spec.clock_hz
+        hops = batch.steps + 1 if batch.staged else np.minimum(batch.steps + 1, 2)
+        chain = alone + hops * (spec.layer("global").latency_s or 0.0)
+        barriers = 2 * batch.steps * spec.execution.barrier_s * batch.staged
+        wave = np.maximum(overlapped(memory, compute, b), chain + barriers)
+        total = total + count * wave
+        for key, value in (("compute_s", compute), ("dram_s", dram), ("l2_s", l2), ("latency_s", chain + barriers)):
+            terms[key] = terms.get(key, np.zeros(len(batch))) + count * value
+    launches = 1 + (batch.split_k > 1)
+    terms["launch_s"] = launches * spec.execution.launch_s
+    terms["seconds"] = np.where(resident > 0, total + terms["launch_s"], np.inf)
+    terms.update(dram_bytes=dram_bytes, l2_bytes=l2_bytes, scratchpad_bytes=pad.astype(float))
+    terms.update(registers=registers.astype(float), blocks_per_unit=resident.astype(float))
+    terms["waves"] = full + (rest > 0)
+    return terms

@@ -1,0 +1,282 @@
+"""Tile inference over many tiles at once: which data a tile of axis extents touches.
+
+A tile gives an extent to every axis of the anchor stage. Along each dimension of a tensor it touches
+``1 + sum(|coef| / g * (t - 1))`` elements, clipped to the tensor, where ``g`` is the greatest common
+divisor of the dimension's coefficients: positions a strided access can never hit are not part of the
+data tile (``g == 1`` gives the published rule). A quasi-affine access (implicit GEMM) is gathered: its data
+tile holds one element per combination of the axes it depends on. All functions take integer arrays
+``(N, axes)``: one row per tile.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roller.expr import SPATIAL, Index, Load, Stage, Tensor, TensorExpr
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Access:
+    """One tensor as the anchor touches it: a load, or the store.
+
+    ``coefficients`` is ``(dimensions, axes)``; ``uses`` says which axes the tensor depends on;
+    ``gather`` marks quasi-affine accesses.
+    """
+
+    tensor: Tensor
+    coefficients: Ints
+    constants: Ints
+    uses: NDArray[np.bool_]
+    gather: bool
+    index: tuple[Index, ...]
+    guarded: bool
+    axis_names: tuple[str, ...]
+    axis_extents: Ints
+    _memo: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @cached_property
+    def lattice(self) -> Ints:
+        """Spacing of the touched positions per dimension (gcd of the coefficients, at least 1)."""
+        return np.array([max(1, math.gcd(*(int(abs(c)) for c in row))) for row in self.coefficients], np.int64)
+
+    @cached_property
+    def _steps(self) -> Ints:
+        return np.abs(self.coefficients) // self.lattice[:, None]
+
+    @cached_property
+    def _limits(self) -> Ints:
+        """Most positions of the lattice that fit each dimension."""
+        shape = np.array(self.tensor.shape, np.int64).reshape(-1)
+        return (shape - 1) // self.lattice + 1 if len(shape) else shape
+
+    def extents(self, tiles: Ints) -> Ints:
+        """Extent of the data tile per dimension, ``(N, dimensions)`` elements (affine accesses)."""
+        if not self.coefficients.shape[0]:
+            return np.ones((len(tiles), 0), np.int64)
+        # Small integer products: float matmul is exact here and far faster than the integer one.
+        touched = ((tiles - 1).astype(np.float64) @ self._steps.T.astype(np.float64)).astype(np.int64) + 1
+        return np.minimum(touched, self._limits)
+
+    def elements(self, tiles: Ints) -> Ints:
+        """Elements of the data tile, ``(N,)``."""
+        if self.gather:
+            used = np.minimum(tiles, self.axis_extents)[:, self.uses]
+            return np.minimum(used.prod(axis=1), self.tensor.elements * 8)
+        return self.extents(tiles).prod(axis=1)
+
+    def runs(self, tiles: Ints) -> tuple[Ints, Ints]:
+        """Rows of a data tile and elements from the first to the last of one contiguous row.
+
+        A row is the product of fully covered trailing dimensions times the next extent.
+        """
+        if self.gather:
+            run = np.minimum(self._gather_run(tiles), self.elements(tiles))
+            return -(-self.elements(tiles) // run), run
+        rank = self.coefficients.shape[0]
+        if rank == 0:
+            one = np.ones(len(tiles), np.int64)
+            return one, one
+        extents = self.extents(tiles)
+        shape = self.tensor.shape
+        span = (extents[:, -1] - 1) * int(self.lattice[-1]) + 1
+        rows = extents[:, :-1].prod(axis=1)
+        whole = extents[:, -1] == shape[-1]
+        for d in range(rank - 2, -1, -1):
+            if not whole.any():
+                break
+            step = np.where(whole, extents[:, d], 1)
+            if self.lattice[d] != 1:
+                step = np.ones_like(step)
+            span = span * step
+            rows = rows // step
+            whole = whole & (extents[:, d] == shape[d])
+        return rows, span
+
+    def _gather_run(self, tiles: Ints) -> Ints:
+        """Contiguous elements of a gathered tile: along the axis that walks the last dimension."""
+        position = {n: i for i, n in enumerate(self.axis_names)}
+        for t in self.index[-1].terms if self.index else ():
+            if abs(t.coef) == 1 and t.div == 1:
+                a = position[t.axis]
+                width = tiles[:, a]
+                return np.minimum(width, t.mod) if t.mod else width
+        return np.ones(len(tiles), np.int64)
+
+    def loaded_elements(self, tiles: Ints) -> Floats:
+        """Elements loaded over all tiles of the launch, positions outside the tensor excluded.
+
+        Exact: per dimension the in-bounds lengths of all tile positions are summed; axes the tensor does
+        not depend on multiply by their number of tiles (nothing survives from one tile to the next).
+        """
+        counts = -(-self.axis_extents // np.maximum(tiles, 1))
+        reload = np.where(self.uses, 1, counts).astype(np.float64).prod(axis=1)
+        if self.gather:
+            return reload * self._gathered_points
+        total = reload
+        for d in range(self.coefficients.shape[0]):
+            total = total * self._dimension_sum(d, tiles)
+        return total
+
+    def _dimension_sum(self, d: int, tiles: Ints) -> Floats:
+        """Sum over tile positions of the in-bounds length along dimension ``d``."""
+        axes = np.flatnonzero(self.coefficients[d])
+        if len(axes) == 0:
+            return np.ones(len(tiles))
+        size = self.tensor.shape[d]
+        if len(axes) == 1 and self.coefficients[d, axes[0]] == 1 and self.constants[d] == 0:
+            return np.full(len(tiles), float(self.axis_extents[axes[0]]))
+        codes = tiles[:, axes[0]]
+        for a in axes[1:]:
+            codes = codes * (1 << 20) + tiles[:, a]
+        unique, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
+        sums = np.empty(len(unique))
+        for u, row in enumerate(first):
+            key = (d, *(int(tiles[row, a]) for a in axes))
+            if key not in self._memo:
+                self._memo[key] = self._position_sum(d, axes, tiles[row], size)
+            sums[u] = self._memo[key]
+        return sums[inverse]
+
+    def _position_sum(self, d: int, axes: NDArray[np.intp], tile: Ints, size: int) -> float:
+        """Add up in-bounds lattice positions over every tile position (one dimension, one tile)."""
+        start = np.array([int(self.constants[d])], np.int64)
+        span = 0
+        for a in axes:
+            t, c = int(tile[a]), int(self.coefficients[d, a])
+            n = -(-int(self.axis_extents[a]) // t)
+            start = (start[:, None] + c * t * np.arange(n, dtype=np.int64)[None, :]).ravel()
+            if c < 0:
+                start = start + c * (t - 1)
+            span += abs(c) * (t - 1)
+        g = int(self.lattice[d])
+        low = np.maximum(0, -(-(-start) // g))  # first lattice step at or above 0
+        high = np.minimum(span // g, (size - 1 - start) // g)
+        return float(np.maximum(0, high - low + 1).sum())
+
+    @cached_property
+    def _gathered_points(self) -> float:
+        """In-bounds combinations of the axes a gathered access depends on."""
+        extents = dict(zip(self.axis_names, (int(e) for e in self.axis_extents), strict=True))
+        total = 1.0
+        for a, used in zip(self.axis_names, self.uses, strict=True):
+            total *= extents[a] if used else 1
+        for index, size in zip(self.index, self.tensor.shape, strict=True):
+            if len(index.terms) < 2 and index.const == 0:
+                continue
+            values = np.array([index.const], np.int64)
+            for t in index.terms:
+                top = (extents[t.axis] - 1) // t.div + 1
+                steps = np.arange(min(top, t.mod) if t.mod else top, dtype=np.int64)
+                values = (values[:, None] + t.coef * steps[None, :]).ravel()
+            total *= float(((values >= 0) & (values < size)).mean())
+        return total
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Everything tile inference needs of an expression, prepared once.
+
+    ``loads`` are the anchor's distinct loads of tensors, ``store`` its output, ``extras`` the tensors
+    only an epilogue reads (indexed by spatial axes, streamed once per output tile).
+    """
+
+    expr: TensorExpr
+    names: tuple[str, ...]
+    extents: Ints
+    spatial: NDArray[np.bool_]
+    loads: tuple[Access, ...]
+    store: Access
+    extras: tuple[Access, ...]
+
+    @classmethod
+    def of(cls, expr: TensorExpr) -> Geometry:
+        """Return the geometry of ``expr`` (memoised on the expression)."""
+        found = expr._memo.get("geometry")
+        if found is None:
+            found = expr._memo["geometry"] = _build(expr)
+        return found  # type: ignore[no-any-return]
+
+    @cached_property
+    def reads(self) -> tuple[Access, ...]:
+        """Loads and extras."""
+        return (*self.loads, *self.extras)
+
+    def counts(self, tiles: Ints) -> Ints:
+        """Tiles per axis, ``(N, axes)``."""
+        return -(-self.extents // tiles)
+
+    def blocks(self, tiles: Ints) -> Ints:
+        """Output tiles of the launch, ``(N,)``."""
+        return self.counts(tiles)[:, self.spatial].prod(axis=1)
+
+    def footprint_bytes(self, tiles: Ints) -> Ints:
+        """F(T): bytes of all data tiles and of the output tile, without storage padding, ``(N,)``."""
+        reads = sum((a.elements(tiles) * a.tensor.itemsize_bytes for a in self.loads), np.zeros(len(tiles), np.int64))
+        return reads + self.store.elements(tiles) * self.store.tensor.itemsize_bytes
+
+    def traffic_bytes(self, tiles: Ints) -> Floats:
+        """Q(T): bytes loaded by all tiles of the launch plus bytes stored once, ``(N,)``."""
+        loaded = sum((a.loaded_elements(tiles) * a.tensor.itemsize_bytes for a in self.loads), np.zeros(len(tiles)))
+        return loaded + float(self.store.tensor.nbytes)
+
+
+def _access(expr: TensorExpr, stage: Stage, tensor: str, index: tuple[Index, ...], guarded: bool) -> Access:
+    names = tuple(a.name for a in expr.axes)
+    coefficients = np.zeros((len(index), len(names)), np.int64)
+    gather = False
+    uses = np.zeros(len(names), bool)
+    for d, i in enumerate(index):
+        for t in i.terms:
+            a = names.index(t.axis)
+            uses[a] = True
+            coefficients[d, a] += t.coef
+            gather |= not t.is_affine
+    return Access(
+        expr.tensors[tensor],
+        coefficients,
+        np.array([i.const for i in index], np.int64).reshape(-1),
+        uses,
+        gather,
+        index,
+        guarded,
+        names,
+        np.array([a.extent for a in expr.axes], np.int64),
+    )
+
+
+def _build(expr: TensorExpr) -> Geometry:
+    anchor = expr.anchor
+    own = {a.name for a in expr.axes}
+    loads = [_access(expr, anchor, ld.tensor, ld.index, bool(ld.guard)) for ld in _distinct(anchor.loads)]
+    extras = []
+    for s in expr.stages:
+        if s is anchor:
+            continue
+        for ld in s.loads:
+            # A tensor another stage also reads is streamed with the anchor; intermediates never leave the chip.
+            new = ld.tensor in {t.name for t in expr.inputs} and ld.tensor not in {a.tensor.name for a in loads}
+            if new and all(set(i.axes) <= own for i in ld.index):
+                extras.append(_access(expr, s, ld.tensor, ld.index, bool(ld.guard)))
+    return Geometry(
+        expr,
+        tuple(a.name for a in expr.axes),
+        np.array([a.extent for a in expr.axes], np.int64),
+        np.array([a.kind == SPATIAL for a in expr.axes], bool),
+        tuple(loads),
+        _access(expr, anchor, anchor.name, anchor.store, False),
+        tuple(extras),
+    )
+
+
+def _distinct(all_loads: tuple[Load, ...]) -> list[Load]:
+    """One load per (tensor, index)."""
+    return list({(ld.tensor, ld.index): ld for ld in all_loads}.values())
