@@ -14,7 +14,7 @@ from roller.codegen.gpu.context import Context
 from roller.codegen.gpu.plan import kernels
 from roller.errors import BuildError
 from roller.expr import TensorExpr
-from roller.te.compat import default_pipeline, register_reducers, split_host_device, tirx, tvm, tvm_ffi
+from roller.te.compat import default_pipeline, split_host_device, tirx, tvm, tvm_ffi
 from roller.tile import RProgram
 
 #: Elements an int32 offset can address; the generated index arithmetic is 32 bits wide.
@@ -87,7 +87,6 @@ def lower(program: RProgram, expression: TensorExpr, arch: str, device: str) -> 
 
 def _launches(body: list[Any], params: list[Any], names: dict[str, str], entry: str, arch: str) -> tuple[Launch, ...]:
     """Lower all kernels as one module and describe one launch each, in order."""
-    register_reducers()
     whole = body[0] if len(body) == 1 else tirx.SeqStmt(body)
     func = tirx.PrimFunc(params, whole).with_attrs({"global_symbol": entry, "tirx.noalias": True})
     target = tvm.target.Target({"kind": "cuda", "arch": arch})

@@ -1,0 +1,1 @@
+"""CUDA: build with NVRTC, launch with CuPy."""

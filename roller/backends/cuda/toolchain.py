@@ -1,0 +1,154 @@
+"""Build CUDA artifacts with NVRTC from the pip wheels; no toolkit, no device and no TVM needed."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from roller.artifact import KernelArtifact
+from roller.errors import BuildError
+
+_INSTALL = "Install the CUDA wheels with 'pip install roller[cuda12]'"
+
+#: Wheel and the file in it that is needed: the compiler, its headers, and those of the matrix units.
+_WHEELS = {
+    "nvidia-cuda-nvrtc-cu12": "cuda_nvrtc/lib/libnvrtc.so.12",
+    "nvidia-cuda-runtime-cu12": "cuda_runtime/include/cuda_fp16.h",
+    "nvidia-cuda-nvcc-cu12": "cuda_nvcc/include/crt/mma.h",
+}
+
+
+def find(wheel: str) -> Path:
+    """Return the file roller needs of a wheel, searched where the running interpreter imports from.
+
+    Raises
+    ------
+    BuildError
+        Where the wheel is not installed.
+    """
+    relative = Path("nvidia") / _WHEELS[wheel]
+    for entry in sys.path:
+        path = Path(entry or ".") / relative
+        if path.is_file():
+            return path
+    raise BuildError(f"CUDA build: expected {relative} of the package {wheel}, found none. {_INSTALL}.")
+
+
+def available() -> str | None:
+    """Return ``None`` where kernels can be built here, else the reason."""
+    try:
+        for wheel in _WHEELS:
+            find(wheel)
+        _nvrtc()
+    except BuildError as err:
+        return str(err)
+    return None
+
+
+def build(artifact: KernelArtifact) -> KernelArtifact:
+    """Compile all kernels of an artifact to one cubin.
+
+    Parameters
+    ----------
+    artifact
+        Of language ``"cuda"``; ``target["arch"]`` names the architecture (``"sm_50"`` or newer).
+
+    Returns
+    -------
+    KernelArtifact
+        With ``binary`` the cubin and ``build`` holding ``registers`` (per thread, the most of all kernels),
+        ``spill_bytes`` (per thread), ``static_shared_bytes`` (per block), ``seconds`` and ``log``.
+
+    Raises
+    ------
+    BuildError
+        Where the wheels are missing or the compiler refuses; the message carries its text.
+
+    Notes
+    -----
+    The log is that of ``ptxas -v``. CUDA 12 builds for ``sm_50`` and newer.
+    """
+    if artifact.language != "cuda":
+        raise BuildError(f"CUDA build: expected a 'cuda' artifact, got '{artifact.language}'. Build it with its backend.")
+    source = "\n".join(dict.fromkeys(x.source for x in artifact.launches))
+    start = time.perf_counter()
+    binary, log = compile_source(source, str(artifact.target["arch"]))
+    seconds = time.perf_counter() - start
+    return artifact.with_binary(binary, **resources(log), seconds=seconds, log=log)
+
+
+def resources(log: str) -> dict[str, int]:
+    """Return the worst kernel's registers, spills and static scratchpad from a ``ptxas -v`` log.
+
+    Examples
+    --------
+    >>> resources("0 bytes stack frame, 8 bytes spill stores, 8 bytes spill loads\\nUsed 62 registers, 512 bytes smem")
+    {'registers': 62, 'spill_bytes': 16, 'static_shared_bytes': 512}
+    """
+
+    def worst(pattern: str) -> int:
+        return max((int(n) for n in re.findall(pattern, log)), default=0)
+
+    spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)
+    return {
+        "registers": worst(r"Used (\d+) registers"),
+        "spill_bytes": max((int(a) + int(b) for a, b in spills), default=0),
+        "static_shared_bytes": worst(r"(\d+) bytes smem"),
+    }
+
+
+def compile_source(source: str, arch: str, options: Sequence[str] = ()) -> tuple[bytes, str]:
+    """Compile CUDA C to a cubin; return it with the compiler's log.
+
+    Raises
+    ------
+    BuildError
+        Where the wheels are missing, or with the compiler's errors.
+    """
+    lib = _nvrtc()
+    includes = [f"-I{find('nvidia-cuda-runtime-cu12').parent}", f"-I{find('nvidia-cuda-nvcc-cu12').parent.parent}"]
+    flags = [f"--gpu-architecture={arch}", *includes, "-default-device", "-w", "--ptxas-options=-v", *options]
+    program = ctypes.c_void_p()
+    _check(lib, lib.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None))
+    try:
+        args = (ctypes.c_char_p * len(flags))(*(f.encode() for f in flags))
+        status = lib.nvrtcCompileProgram(program, len(flags), args)
+        log = _read(lib, lib.nvrtcGetProgramLogSize, lib.nvrtcGetProgramLog, program).rstrip(b"\0").decode()
+        if status:
+            raise BuildError(f"CUDA build for {arch}: {_error(lib, status)}\n{log.strip()}")
+        return _read(lib, lib.nvrtcGetCUBINSize, lib.nvrtcGetCUBIN, program), log
+    finally:
+        lib.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _read(lib: Any, size: Any, get: Any, program: ctypes.c_void_p) -> bytes:
+    n = ctypes.c_size_t()
+    _check(lib, size(program, ctypes.byref(n)))
+    out = ctypes.create_string_buffer(n.value)
+    _check(lib, get(program, out))
+    return out.raw
+
+
+def _error(lib: Any, status: int) -> str:
+    lib.nvrtcGetErrorString.restype = ctypes.c_char_p
+    return str(lib.nvrtcGetErrorString(status).decode())
+
+
+def _check(lib: Any, status: int) -> None:
+    if status:
+        raise BuildError(f"CUDA build: NVRTC failed: {_error(lib, status)}. {_INSTALL}.")
+
+
+@functools.cache
+def _nvrtc() -> Any:
+    path = find("nvidia-cuda-nvrtc-cu12")
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as err:
+        raise BuildError(f"CUDA build: cannot load {path.name} ({err}). {_INSTALL}.") from err
