@@ -1,0 +1,103 @@
+"""roller: a construction-based tensor compiler.
+
+Importing this module loads neither TVM nor any stage: public names arrive when they are first used.
+
+Examples
+--------
+>>> import roller
+>>> spec = roller.load_spec("v100")
+>>> spec.name
+'v100'
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+#: Public name -> module it is loaded from.
+_HOME = {
+    "Candidate": "roller.pipeline",
+    "CompiledKernel": "roller.pipeline",
+    "ConstructOptions": "roller.pipeline",
+    "DeviceSpec": "roller.hardware",
+    "Estimate": "roller.perf",
+    "KernelArtifact": "roller.artifact",
+    "RProgram": "roller.tile",
+    "RollerError": "roller.errors",
+    "TensorExpr": "roller.expr",
+    "compile": "roller.pipeline",
+    "list_specs": "roller.hardware",
+    "load": "roller.pipeline",
+    "load_spec": "roller.hardware",
+    "predict": "roller.pipeline",
+}
+_MODULES = ("ops",)
+
+__all__ = [
+    "Candidate", "CompiledKernel", "ConstructOptions", "DeviceSpec", "Estimate", "KernelArtifact", "RProgram",
+    "RollerError", "TensorExpr", "compile", "construct", "list_specs", "load", "load_spec", "ops", "predict",
+]  # fmt: skip
+
+if TYPE_CHECKING:
+    from roller import ops
+    from roller.artifact import KernelArtifact
+    from roller.errors import RollerError
+    from roller.expr import TensorExpr
+    from roller.hardware import DeviceSpec, list_specs, load_spec
+    from roller.perf import Estimate
+    from roller.pipeline import Candidate, CompiledKernel, ConstructOptions, compile, construct, load, predict
+    from roller.tile import RProgram
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name on first use."""
+    if name in _MODULES:
+        return importlib.import_module(f"roller.{name}")
+    if name not in _HOME:
+        raise AttributeError(f"module 'roller' has no attribute '{name}'")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names, loaded or not."""
+    return sorted({*globals(), *__all__})
+
+
+class _CallablePackage(ModuleType):
+    """The package ``roller.construct``, callable as the function of the same name."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Construct ranked programs; see :func:`roller.pipeline.construct`."""
+        return importlib.import_module("roller.pipeline").construct(*args, **kwargs)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(importlib.import_module("roller.pipeline").construct)
+
+
+class _Roller(ModuleType):
+    """The class of this module: ``roller.construct`` is both the floor and the function users call.
+
+    Importing the floor binds the package over any function of that name, so the package itself is made callable
+    at the moment it is bound.
+    """
+
+    @property
+    def construct(self) -> Any:
+        """The package, which is also :func:`roller.pipeline.construct`."""
+        return importlib.import_module("roller.construct")
+
+    @construct.setter
+    def construct(self, package: ModuleType) -> None:
+        package.__class__ = _CallablePackage
+
+
+sys.modules[__name__].__class__ = _Roller

@@ -271,7 +271,9 @@ def settable(spec: DeviceSpec) -> dict[str, Quantity]:
     """Return every numeric path of a device, given or not, with its unit and range."""
     out = dict(quantities(DeviceSpec))
     for name, section in (("teu", Teu), ("execution", Execution), ("limits", Limits)):
-        out |= {f"{name}.{k}": q for k, q in quantities(section).items()}
+        out |= {
+            f"{name}.{k}": q for k, q in quantities(section).items() if section is not Limits or spec.kind in q.kinds
+        }
     prefix = "compute.ops_per_cycle_per_unit"
     names = {*OPERATION_CLASSES, *OPTIONAL_CLASSES, *spec.compute.ops_per_cycle_per_unit}
     names |= {f"{c}.{d}" for c in ("fma", "add", "matrix") for d in DTYPES}

@@ -1,0 +1,198 @@
+"""What the verbs share: options, tables, numbers for people, JSON for scripts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from roller.errors import ArtifactError, SpecError, TileError
+from roller.hardware import DeviceSpec, load_spec
+
+if TYPE_CHECKING:
+    from roller.perf import Estimate
+    from roller.tile import RProgram
+
+ExprArgument = Annotated[str, typer.Argument(metavar="OP", help="An operator, e.g. 'matmul(m=512, n=768, k=1024)'.")]
+DeviceOption = Annotated[str, typer.Option("--device", "-d", help="Name of `roller devices`, 'cpu', or a YAML file.")]
+TopKOption = Annotated[int, typer.Option("--top-k", "-k", min=1, help="Candidates to keep, best estimate first.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="FIELD=VALUE", help="Override a number of the device; may be repeated."),
+]
+
+
+def console() -> Console:
+    """Return the console of standard output; wide where nobody's terminal limits it."""
+    return Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+
+
+def device_of(name: str, settings: Sequence[str] | None) -> DeviceSpec:
+    """Return the device, with ``FIELD=VALUE`` settings applied.
+
+    Raises
+    ------
+    SpecError
+        Where the device or a field is unknown, or a value is no number.
+    """
+    overrides: dict[str, float] = {}
+    for text in settings or ():
+        field, equals, value = text.partition("=")
+        try:
+            overrides[field.strip()] = float(value)
+        except ValueError:
+            problem = f"got '{text}'" if equals else f"got '{text}' without '='"
+            raise SpecError(f"--set: expected FIELD=NUMBER, {problem}. Write for example --set units=40.") from None
+    return load_spec(name, overrides)
+
+
+def tiles_of(settings: Sequence[str] | None) -> dict[str, dict[str, int] | tuple[int, ...]]:
+    """Return tiles by layer from ``LAYER=AXIS:EXTENT,...`` or ``LAYER=EXTENT,...``.
+
+    Raises
+    ------
+    TileError
+        Where a setting has another form.
+
+    Examples
+    --------
+    >>> tiles_of(["shared=i:64,j:64,k:8", "register=4,4,1"])
+    {'shared': {'i': 64, 'j': 64, 'k': 8}, 'register': (4, 4, 1)}
+    """
+    tiles: dict[str, dict[str, int] | tuple[int, ...]] = {}
+    for text in settings or ():
+        layer, _, body = text.partition("=")
+        parts = [p.strip() for p in body.split(",")]
+        try:
+            if all(":" in p for p in parts):
+                pairs = [p.rpartition(":") for p in parts]
+                tiles[layer.strip()] = {axis.strip(): int(extent) for axis, _, extent in pairs}
+            else:
+                tiles[layer.strip()] = tuple(int(p) for p in parts)
+        except ValueError:
+            raise TileError(
+                f"--tile: expected LAYER=AXIS:EXTENT,... or LAYER=EXTENT,..., got '{text}'. "
+                "Write for example --tile shared=i:64,j:64,k:8."
+            ) from None
+    return tiles
+
+
+def check_writable(path: Path) -> None:
+    """Refuse an output path that cannot be written before any work is spent on what goes there.
+
+    Raises
+    ------
+    ArtifactError
+        Where the folder does not exist, or the path is a folder.
+    """
+    if path.is_dir():
+        raise ArtifactError(f"{path}: expected a file, got a folder. Name the file, e.g. {path / 'kernel.json'}.")
+    if not path.absolute().parent.is_dir():
+        raise ArtifactError(f"{path}: the folder {path.absolute().parent} does not exist. Create it first.")
+
+
+def seconds(value: float | None) -> str:
+    """Return a time for people.
+
+    Examples
+    --------
+    >>> seconds(0.01099), seconds(2.5e-6), seconds(None)
+    ('10.99 ms', '2.5 us', '-')
+    """
+    if value is None:
+        return "-"
+    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "us")):
+        if abs(value) * factor >= 1 or unit == "us":
+            return f"{value * factor:.4g} {unit}"
+    return f"{value:.4g} s"
+
+
+def tile_text(extents: dict[str, int]) -> str:
+    """Return the extents above 1; the others say nothing."""
+    return " ".join(f"{axis}={extent}" for axis, extent in extents.items() if extent > 1) or "1"
+
+
+def candidate_json(candidate: Any) -> dict[str, Any]:
+    """Return one candidate as JSON-ready data."""
+    return {
+        "id": candidate.id,
+        "status": candidate.status,
+        "reason": candidate.reason,
+        "predicted_s": candidate.estimate.seconds,
+        "measured_s": candidate.measured_s,
+        "bottleneck": candidate.estimate.bottleneck,
+        "terms": dict(candidate.estimate.terms),
+        **program_json(candidate.program),
+    }
+
+
+def program_json(program: RProgram) -> dict[str, Any]:
+    """Return a program's text and tiles as JSON-ready data."""
+    return {
+        "program": str(program),
+        "tiles": {layer: program.tile(layer) for layer in program.layers},
+        "relaxed": list(program.relaxed),
+    }
+
+
+def candidates_table(candidates: Iterable[Any], title: str, best_id: str | None = None) -> Table:
+    """Return candidates as a table: what the model predicts beside what was measured.
+
+    Parameters
+    ----------
+    candidates
+        In rank order.
+    title
+        Above the table.
+    best_id
+        The candidate that was kept; marked.
+    """
+    rows = list(candidates)
+    layers = rows[0].program.layers if rows else ()
+    table = Table(title=title, box=box.SIMPLE, title_justify="left")
+    table.add_column("#", justify="right")
+    table.add_column("predicted", justify="right")
+    table.add_column("measured", justify="right")
+    table.add_column("bound by")
+    for layer in layers:
+        table.add_column(f"{layer} tile")
+    table.add_column("status")
+    for rank, x in enumerate(rows, 1):
+        tiles = [tile_text(x.program.tile(n)) if n in x.program.layers else "-" for n in layers]
+        status = x.status + (" (best)" if x.id == best_id else "")
+        if x.program.relaxed:
+            status += f", relaxed {','.join(x.program.relaxed)}"
+        if x.reason:
+            status += f": {first_line(x.reason)}"
+        predicted, measured = seconds(x.estimate.seconds), seconds(x.measured_s)
+        table.add_row(str(rank), predicted, measured, x.estimate.bottleneck, *tiles, status)
+    return table
+
+
+def terms_table(estimate: Estimate, title: str) -> Table:
+    """Return every term of an estimate as a table."""
+    table = Table(title=title, box=box.SIMPLE, title_justify="left")
+    table.add_column("term")
+    table.add_column("value", justify="right")
+    for name, value in estimate.terms.items():
+        table.add_row(name, seconds(value) if name.endswith("_s") and not name.endswith("per_s") else f"{value:,.6g}")
+    return table
+
+
+def first_line(text: str, width: int = 100) -> str:
+    """Return the first line of a text, shortened."""
+    line = text.strip().splitlines()[0] if text.strip() else ""
+    return line if len(line) <= width else line[: width - 1] + "…"
+
+
+def print_json(data: Any) -> None:
+    """Print data as indented JSON."""
+    typer.echo(json.dumps(data, indent=2))

@@ -1,0 +1,73 @@
+"""``roller compile``: construct, build, check, time, keep the best."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import roller
+from roller.cli.common import (
+    DeviceOption,
+    ExprArgument,
+    JsonOption,
+    SetOption,
+    TopKOption,
+    candidate_json,
+    candidates_table,
+    check_writable,
+    console,
+    device_of,
+    print_json,
+    seconds,
+)
+
+OutOption = Annotated[Path | None, typer.Option("--out", "-o", help="Write the artifact of the best kernel here.")]
+SourceOption = Annotated[bool, typer.Option("--source", help="Print the best kernel's source as well.")]
+
+
+def compile_command(
+    expression: ExprArgument,
+    device: DeviceOption = "cpu",
+    top_k: TopKOption = 10,
+    out: OutOption = None,
+    source: SourceOption = False,
+    as_json: JsonOption = False,
+    settings: SetOption = None,
+) -> None:
+    """Compile an operator and print its candidates, predicted beside measured.
+
+    For a device that is not here the best candidate is lowered to source and nothing is measured.
+    """
+    if out is not None:
+        check_writable(out)
+    spec = device_of(device, settings)
+    expr = roller.ops.parse(expression)
+    kernel = roller.compile(expr, device=spec, top_k=top_k)
+    if out is not None:
+        kernel.artifact.save(out)
+    best = next((c for c in kernel.candidates if c.program == kernel.program), None)
+    if as_json:
+        print_json(
+            {
+                "expression": str(expr),
+                "device": spec.name,
+                "best": best.id if best is not None else None,
+                "candidates": [candidate_json(c) for c in kernel.candidates],
+                "artifact": str(out) if out is not None else None,
+                **({"source": kernel.source} if source else {}),
+            }
+        )
+        return
+    screen = console()
+    screen.print(candidates_table(kernel.candidates, f"{expr} on {spec.description}", best.id if best else None))
+    if best is None or best.measured_s is None:
+        screen.print(f"predicted {seconds(kernel.estimate.seconds)}; not measured: this device was not run")
+    else:
+        screen.print(f"measured {seconds(best.measured_s)}, predicted {seconds(kernel.estimate.seconds)}")
+    screen.print(f"program: {kernel.program}", soft_wrap=True, markup=False)
+    if out is not None:
+        screen.print(f"artifact: {out}", soft_wrap=True, markup=False)
+    if source:
+        typer.echo(kernel.source)

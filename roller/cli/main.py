@@ -1,0 +1,66 @@
+"""Entry point of the ``roller`` command: collects the verbs and turns errors into one line."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from roller import __version__
+from roller.cli import compile as compile_verb
+from roller.cli import construct as construct_verb
+from roller.cli import devices as devices_verb
+from roller.cli import predict as predict_verb
+from roller.errors import RollerError
+
+app = typer.Typer(
+    name="roller",
+    help="Construct, rank and compile tensor programs that are aligned with the hardware.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"roller {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    del version  # handled by its callback
+
+
+app.command("compile")(compile_verb.compile_command)
+app.command("construct")(construct_verb.construct_command)
+app.command("predict")(predict_verb.predict_command)
+app.command("devices")(devices_verb.devices_command)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line.
+
+    Parameters
+    ----------
+    arguments
+        Words after the program's name; those of the process by default.
+
+    Raises
+    ------
+    SystemExit
+        Always: 0 on success, 1 after a :class:`RollerError` (one line on standard error), 2 for a wrong usage.
+    """
+    try:
+        app(args=arguments, prog_name="roller")
+    except RollerError as err:
+        typer.echo(f"roller: error: {err}", err=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""``roller predict``: the model's time of tiles the user chooses."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import roller
+from roller.cli.common import (
+    DeviceOption,
+    ExprArgument,
+    JsonOption,
+    SetOption,
+    console,
+    device_of,
+    print_json,
+    seconds,
+    terms_table,
+    tiles_of,
+)
+
+TileOption = Annotated[
+    list[str],
+    typer.Option("--tile", "-t", metavar="LAYER=TILE", help="E.g. shared=i:64,j:64,k:8 or register=4,4,1; repeat."),
+]
+
+
+def predict_command(
+    expression: ExprArgument,
+    tiles: TileOption,
+    device: DeviceOption = "cpu",
+    as_json: JsonOption = False,
+    settings: SetOption = None,
+) -> None:
+    """Predict the time of chosen tiles and print every term of the estimate."""
+    spec = device_of(device, settings)
+    expr = roller.ops.parse(expression)
+    estimate = roller.predict(expr, device=spec, tiles=tiles_of(tiles))
+    if as_json:
+        print_json({"expression": str(expr), "device": spec.name, "predicted_s": estimate.seconds,
+                    "bottleneck": estimate.bottleneck, "terms": dict(estimate.terms)})  # fmt: skip
+        return
+    screen = console()
+    screen.print(terms_table(estimate, f"{expr} on {spec.description}: terms of the prediction"))
+    screen.print(f"predicted {seconds(estimate.seconds)}, bound by {estimate.bottleneck}")

@@ -1,0 +1,169 @@
+"""The command line: tables for people, JSON for scripts, one line and exit code 1 for an error."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import roller
+from roller.cli.common import seconds, tiles_of
+from roller.cli.main import main
+from roller.errors import TileError
+
+MATMUL = "matmul(m=64, n=96, k=32)"
+
+
+@pytest.fixture
+def cli(capsys):
+    """Run a command line; return its exit code, standard output and standard error."""
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as done:
+            main(list(arguments))
+        out, err = capsys.readouterr()
+        return done.value.code, out, err
+
+    return run
+
+
+def test_version(cli):
+    assert cli("--version") == (0, f"roller {roller.__version__}\n", "")
+
+
+def test_devices_lists_all_with_their_sources(cli):
+    code, out, _ = cli("devices")
+    assert code == 0
+    for name in (*roller.list_specs(), "cpu"):
+        assert f" {name} " in out
+    assert "measured" in out
+
+
+def test_devices_json(cli):
+    code, out, _ = cli("devices", "--json")
+    rows = {row["name"]: row for row in json.loads(out)}
+    assert code == 0
+    assert rows["v100"]["bandwidth_bytes_per_s"] == 8.26e11
+    assert rows["v100"]["target"] == {"arch": "sm_70", "language": "cuda"}
+
+
+def test_show_prints_every_number_with_unit_and_source(cli):
+    code, out, _ = cli("devices", "--show", "v100")
+    assert code == 0
+    for path in roller.load_spec("v100").values():
+        assert path in out
+    line = next(x for x in out.splitlines() if "global.bandwidth_bytes_per_s" in x)
+    assert line.split()[1:] == ["8.26e+11", "bytes/s", "measured"]
+
+
+def test_set_overrides_and_is_labelled(cli):
+    code, out, _ = cli("devices", "--show", "v100", "--json", "--set", "units=40", "--set", "clock_hz=1.5e9")
+    values = json.loads(out)["values"]
+    assert code == 0
+    assert values["units"] == {"value": 40, "source": "override"}
+    assert values["clock_hz"] == {"value": 1.5e9, "source": "override"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("devices", "--show", "v10"), "device 'v10': unknown; did you mean 'v100'?"),
+        (("devices", "--set", "units=4"), "--set: expected --show DEVICE beside it."),
+        (("devices", "--show", "v100", "--set", "units"), "--set: expected FIELD=NUMBER, got 'units' without '='."),
+        (("devices", "--show", "v100", "--set", "units=x"), "--set: expected FIELD=NUMBER, got 'units=x'."),
+        (("devices", "--show", "v100", "--set", "unit=4"), "v100: unit: unknown field; did you mean 'units'?"),
+        (("devices", "--show", "v100", "--set", "units=-4"), "v100: units: expected a value of at least 1 units"),
+        (("construct", "matmull(1, 2, 3)", "-d", "v100"), "unknown operator; did you mean 'matmul'?"),
+        (("construct", "matmul(0, 2, 3)", "-d", "v100"), "matmul"),
+        (("construct", "__import__('os')", "-d", "v100"), "operator"),
+        (("construct", MATMUL, "-d", "v100", "--set", "l2=1"), "v100: l2: unknown field"),
+        (("compile", MATMUL, "--out", "no/such/folder/kernel.json"), "does not exist. Create it first."),
+        (("compile", MATMUL, "--out", "."), "expected a file, got a folder."),
+        (("predict", MATMUL, "-d", "k80", "--tile", "shared=i-4"), "--tile: expected LAYER=AXIS:EXTENT"),
+        (("predict", MATMUL, "-d", "k80", "--tile", "shard=i:4"), "shard"),
+    ],
+)
+def test_errors_are_one_line_on_standard_error(cli, arguments, message):
+    code, out, err = cli(*arguments)
+    assert code == 1
+    assert out == ""
+    assert err.startswith("roller: error: ")
+    assert message in err
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+
+
+def test_wrong_usage_is_exit_code_2(cli):
+    assert cli("construct")[0] == 2
+    assert cli("construct", MATMUL, "--top-k", "0")[0] == 2
+    assert cli("nonsense")[0] == 2
+
+
+def test_construct_json_is_ranked_by_prediction(cli):
+    code, out, _ = cli("construct", MATMUL, "--device", "v100", "--top-k", "4", "--json")
+    rows = json.loads(out)["candidates"]
+    assert code == 0
+    assert len(rows) == 4
+    assert [r["predicted_s"] for r in rows] == sorted(r["predicted_s"] for r in rows)
+    assert len({r["id"] for r in rows}) == 4
+    assert all(set(r["tiles"]) == {"register", "shared"} for r in rows)
+    assert all(r["measured_s"] is None for r in rows)
+
+
+def test_construct_table_says_predicted(cli):
+    code, out, _ = cli("construct", MATMUL, "--device", "v100", "--top-k", "2")
+    assert code == 0
+    assert "predicted, not measured" in out
+    assert "register tile" in out
+    assert "shared tile" in out
+
+
+def test_a_slower_device_predicts_a_longer_time(cli):
+    big = "matmul(m=4096, n=4096, k=4096)"
+    fast = json.loads(cli("construct", big, "-d", "v100", "-k", "1", "--json")[1])
+    slow = json.loads(cli("construct", big, "-d", "v100", "-k", "1", "--json", "--set", "clock_hz=6.9e8")[1])
+    assert slow["candidates"][0]["predicted_s"] > 1.3 * fast["candidates"][0]["predicted_s"]
+
+
+def test_predict_prints_every_term(cli):
+    arguments = ("predict", "matmul(512, 512, 512)", "-d", "k80", "-t", "shared=i:64,j:64,k:8", "-t", "register=i:4,j:4")
+    code, out, _ = cli(*arguments, "--json")
+    data = json.loads(out)
+    assert code == 0
+    expected = roller.predict(
+        roller.ops.matmul(512, 512, 512), device="k80",
+        tiles={"shared": {"i": 64, "j": 64, "k": 8}, "register": {"i": 4, "j": 4}},
+    )  # fmt: skip
+    assert data["predicted_s"] == expected.seconds
+    assert data["terms"] == expected.terms
+    text = cli(*arguments)[1]
+    assert f"bound by {expected.bottleneck}" in text
+    assert all(name in text for name in expected.terms)
+
+
+def test_compile_for_this_cpu_measures_and_saves(cli, tmp_path):
+    path = tmp_path / "kernel.json"
+    code, out, err = cli("compile", MATMUL, "--device", "cpu", "--top-k", "2", "--json", "--out", str(path))
+    assert code == 0, err
+    data = json.loads(out)
+    best = next(c for c in data["candidates"] if c["id"] == data["best"])
+    assert best["measured_s"] > 0
+    assert best["predicted_s"] > 0
+    assert roller.load(path).artifact.program.to_dict()["kind"] == "cpu"
+
+
+def test_compile_for_a_device_that_is_not_here_measures_nothing(cli):
+    code, out, _ = cli("compile", MATMUL, "--device", "v100", "--top-k", "2", "--source")
+    assert code == 0
+    assert "not measured" in out
+    assert "__global__" in out
+
+
+def test_times_for_people():
+    assert [seconds(x) for x in (2.0, 0.01099, 9.9e-4, 1e-9)] == ["2 s", "10.99 ms", "990 us", "0.001 us"]
+
+
+@pytest.mark.parametrize("text", ["shared", "shared=", "shared=i:x", "shared=i:4,8", "shared=a,b"])
+def test_wrong_tiles(text):
+    with pytest.raises(TileError, match=r"--tile: expected LAYER=AXIS:EXTENT,\.\.\. or LAYER=EXTENT"):
+        tiles_of([text])

@@ -1,0 +1,170 @@
+"""Every shipped specification: complete, sourced, and with the numbers the datasheets publish."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from roller.errors import SpecError
+from roller.hardware import list_specs, load_spec, spec_folder
+from roller.hardware.sections import LAYER_NAMES
+from roller.hardware.spec import settable
+
+NAMES = list_specs()
+
+
+def test_all_devices_of_the_issue_are_shipped():
+    assert set(NAMES) == {"v100", "k80", "mi50", "a100", "h200", "cpu-avx512", "cpu-avx2", "cpu-neon"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_spec_is_complete_and_every_number_has_a_source(name):
+    spec = load_spec(name)
+    assert spec.name == name
+    assert tuple(x.name for x in spec.memory_layers) == LAYER_NAMES[spec.kind]
+    assert set(spec.values()) == set(spec.sources)
+    assert set(spec.sources.values()) <= {"datasheet", "measured", "assumed"}
+    assert set(spec.values()) <= set(settable(spec))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_layers_get_larger_and_slower_away_from_the_arithmetic(name):
+    spec = load_spec(name)
+    bandwidths = [x.bandwidth_bytes_per_s for x in spec.memory_layers]
+    assert bandwidths == sorted(bandwidths, reverse=True)
+    assert spec.memory_layers[0].tiled
+    assert not spec.memory_layers[-1].tiled
+    assert [x.name for x in spec.tiled_layers] == {"gpu": ["register", "shared"], "cpu": ["register", "l1", "l2"]}[spec.kind]
+
+
+@pytest.mark.parametrize(
+    ("name", "peak_flops_per_s", "datasheet_bandwidth_bytes_per_s"),
+    [
+        ("v100", 14.13e12, 9.0e11),
+        ("k80", 4.11e12, 2.4e11),
+        ("mi50", 13.25e12, 1.024e12),
+        ("a100", 19.5e12, 1.555e12),
+        ("h200", 66.9e12, 4.8e12),
+    ],
+)
+def test_published_peaks(name, peak_flops_per_s, datasheet_bandwidth_bytes_per_s):
+    spec = load_spec(name)
+    assert 2 * spec.ops_per_s("fma") == pytest.approx(peak_flops_per_s, rel=2e-3)
+    data = yaml.safe_load((spec_folder() / f"{name}.yaml").read_text())
+    assert data["memory_layers"][-1]["bandwidth_bytes_per_s"]["datasheet"] == datasheet_bandwidth_bytes_per_s
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if load_spec(n).kind == "gpu"])
+def test_derived_numbers_agree_with_the_ones_they_follow_from(name):
+    spec = load_spec(name)
+    register, shared = spec.layer("register"), spec.layer("shared")
+    assert register.capacity_bytes == 4 * spec.limits.registers_per_thread
+    assert register.usable_bytes == 4 * spec.limits.usable_registers_per_thread
+    assert register.bandwidth_bytes_per_s == pytest.approx(12 * spec.ops_per_s("fma"), rel=1e-3)
+    assert shared.usable_bytes <= spec.limits.shared_bytes_per_block <= shared.capacity_bytes
+    row = shared.banks * shared.bank_width_bytes
+    assert shared.transaction_bytes == row
+    assert shared.bandwidth_bytes_per_s <= row * spec.units * spec.clock_hz * 1.001
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if load_spec(n).kind == "cpu"])
+def test_cpu_profiles_are_consistent(name):
+    spec = load_spec(name)
+    vector_bytes = 4 * spec.teu.lanes
+    assert spec.layer("register").capacity_bytes == spec.limits.vector_registers * vector_bytes
+    assert spec.layer("register").usable_bytes == spec.limits.usable_vector_registers * vector_bytes
+    assert spec.compute.ops_per_cycle_per_unit["fma"] == spec.teu.lanes * spec.teu.schedulers_per_unit
+    assert spec.units == 2
+
+
+def test_v100_separates_hard_limits_budgets_and_sources():
+    spec = load_spec("v100")
+    assert (spec.limits.registers_per_thread, spec.limits.usable_registers_per_thread) == (255, 96)
+    assert spec.layer("global").bandwidth_bytes_per_s == 8.26e11
+    assert spec.sources["memory_layers.global.bandwidth_bytes_per_s"] == "measured"
+    assert spec.sources["units"] == "datasheet"
+    assert spec.sources["execution.launch_s"] == "assumed"
+
+
+def test_dtype_rate_wins_over_the_class():
+    spec = load_spec("v100")
+    assert spec.ops_per_s("fma", "float16") == 2 * spec.ops_per_s("fma")
+    assert spec.ops_per_s("special", "float16") == spec.ops_per_s("special")
+    with pytest.raises(SpecError, match=r"v100: no rate for 'fmaa' on float32; did you mean 'fma'\?"):
+        spec.ops_per_s("fmaa")
+
+
+def test_unknown_layer_of_a_spec():
+    with pytest.raises(SpecError, match=r"v100: no memory layer 'share'; did you mean 'shared'\?"):
+        load_spec("v100").layer("share")
+
+
+def test_loading_twice_gives_the_same_object_and_an_edit_a_new_one(tmp_path):
+    assert load_spec("v100") is load_spec("v100")
+    path = tmp_path / "mine.yaml"
+    text = (spec_folder() / "v100.yaml").read_text()
+    path.write_text(text)
+    first = load_spec(str(path))
+    path.write_text(text.replace("units: {datasheet: 80}", "units: {datasheet: 40}"))
+    assert load_spec(path).units == 40
+    assert first.units == 80
+
+
+def test_spec_survives_pickling_and_hashes_by_content():
+    spec = load_spec("v100")
+    copy = pickle.loads(pickle.dumps(spec))
+    assert copy == spec
+    assert hash(copy) == hash(spec)
+    assert copy.content_key == spec.content_key
+
+
+def test_content_key_ignores_sources_and_prose_and_sees_numbers():
+    spec = load_spec("v100")
+    assert spec.with_overrides({"units": 80}).content_key == spec.content_key
+    assert spec.with_overrides({"units": 79}).content_key != spec.content_key
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_present_number_can_be_set_to_itself(name):
+    spec = load_spec(name)
+    same = spec.with_overrides(spec.values())
+    assert same == spec
+    assert set(same.sources.values()) == {"override"}
+
+
+@given(st.sampled_from(NAMES), st.data())
+def test_an_override_changes_its_field_and_nothing_else(name, data):
+    spec = load_spec(name)
+    path = data.draw(st.sampled_from([p for p in spec.values() if p.endswith(("_bytes_per_s", "_hz", "_s"))]))
+    value = spec.values()[path] * 0.5
+    changed = spec.with_overrides({path: value})
+    assert changed.values() == spec.values() | {path: value}
+    assert {k for k, v in changed.sources.items() if v == "override"} == {path}
+
+
+def test_an_absent_optional_number_can_be_added():
+    spec = load_spec("v100", {"memory_layers.shared.line_bytes": 128})
+    assert spec.layer("shared").line_bytes == 128
+    assert spec.with_overrides({"compute.ops_per_cycle_per_unit.fma.int8": 64}).ops_per_s("fma", "int8") > 0
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("memory_layers.global.bandwith_bytes_per_s", 1e11, r"unknown field; did you mean 'memory_layers\.global\.band"),
+        ("memory_layers.l3.capacity_bytes", 1e6, r"v100: memory_layers\.l3\.capacity_bytes: unknown field"),
+        ("limits.vector_registers", 32, r"limits\.vector_registers: unknown field"),
+        ("units", -1, r"v100: units: expected a value of at least 1 units, got -1"),
+        ("units", 1.5, r"v100: units: expected a whole number of units, got 1\.5"),
+        ("memory_layers.global.bandwidth_bytes_per_s", 900, r"from 1e\+08 to 1e\+17 bytes/s, got 900.*check the unit"),
+        ("memory_layers.global.bandwidth_bytes_per_s", float("nan"), r"expected a finite number, got nan"),
+        ("limits.usable_registers_per_thread", 300, r"expected at most limits\.registers_per_thread = 255, got 300"),
+    ],
+)
+def test_wrong_overrides(path, value, message):
+    with pytest.raises(SpecError, match=message):
+        load_spec("v100", {path: value})
