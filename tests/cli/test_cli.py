@@ -126,7 +126,16 @@ def test_a_slower_device_predicts_a_longer_time(cli):
 
 
 def test_predict_prints_every_term(cli):
-    arguments = ("predict", "matmul(512, 512, 512)", "-d", "k80", "-t", "shared=i:64,j:64,k:8", "-t", "register=i:4,j:4")
+    arguments = (
+        "predict",
+        "matmul(512, 512, 512)",
+        "-d",
+        "k80",
+        "-t",
+        "shared=i:64,j:64,k:8",
+        "-t",
+        "register=i:4,j:4",
+    )
     code, out, _ = cli(*arguments, "--json")
     data = json.loads(out)
     assert code == 0

