@@ -73,11 +73,12 @@ class Registers:
 def register_points(maps: Sequence[AxisMap], body: Callable[[Registers], Stmt], *, vector: str | None = None) -> Stmt:
     """Return unrolled loops over the register tile.
 
-    ``vector`` names an axis whose chunks are *not* looped over: the body handles ``vector`` elements at once.
+    ``vector`` names an axis whose chunks are *not* looped into: the body handles all their elements at once
+    (``"*"``: of every axis).
     """
 
     def chunk(env: dict[str, Expr]) -> Stmt:
-        inner = [(m.name, m.vector) for m in maps if m.vector > 1 and m.name != vector]
+        inner = [(m.name, m.vector) for m in maps if m.vector > 1 and vector not in (m.name, "*")]
         fixed = {m.name: num(0) for m in maps}
         names = [(f"v_{_ident(n)}", e) for n, e in inner]
         chunks = {m.name: env[f"r_{_ident(m.name)}"] for m in maps}

@@ -127,3 +127,14 @@ def kernel(axes: Sequence[Any], body: Stmt) -> Stmt:
     for iv in reversed(axes):
         body = tirx.AttrStmt(iv, "thread_extent", iv.dom.extent, body)
     return body
+
+
+def all_reduce(combine: Callable[[Expr, Expr], Expr], neutral: Expr, value: Expr, result: Buffer, lane: Expr) -> Stmt:
+    """Return ``result[0] = combine of value over all threads along the thread variable lane``."""
+    dtype = dtype_name(result)
+    x, y = tirx.Var("x", dtype), tirx.Var("y", dtype)
+    reducer = tirx.CommReducer([x], [y], [combine(x, y)], [neutral])
+    call = tirx.call_intrin(
+        "void", "tirx.tvm_thread_allreduce", tirx.const(1, "uint32"), value, tirx.const(True, "bool"), load(result), lane
+    )
+    return tirx.AttrStmt(reducer, "reduce_scope", num(0), tirx.Evaluate(call))
