@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from roller.artifact import Argument, KernelArtifact, Launch
 from roller.codegen.cpu.library import ENTRY, build_library, prim_func
 from roller.codegen.cpu.nest import Buffer, Stmt, declare
+from roller.codegen.cpu.rows import rows_body
+from roller.codegen.cpu.streaming import streaming_body
 from roller.codegen.cpu.tiled import tiled_body
 from roller.errors import BuildError
 from roller.expr import TensorExpr
 from roller.tile import RProgram
 
-_TEMPLATES = {"tiled": tiled_body}
+_TEMPLATES: dict[str, Callable[[RProgram, dict[str, Buffer], int], Stmt]] = {
+    "tiled": lambda program, buffers, cores: tiled_body(program, buffers),
+    "rows": rows_body,
+    "streaming": lambda program, buffers, cores: streaming_body(program, buffers),
+}
 
 
-def lower_module(program: RProgram) -> tuple[Any, tuple[Argument, ...]]:
+def lower_module(program: RProgram, cores: int = 1) -> tuple[Any, tuple[Argument, ...]]:
     """Return the TIR module of a CPU program and the kernel's arguments in order.
 
     Raises
@@ -34,7 +41,7 @@ def lower_module(program: RProgram) -> tuple[Any, tuple[Argument, ...]]:
     expr = program.expr
     tensors = (*((t, "input") for t in expr.inputs), *((t, "output") for t in expr.output_tensors))
     buffers: dict[str, Buffer] = {t.name: declare(t.name, t.shape, t.dtype, private=False) for t, _ in tensors}
-    body: Stmt = template(program, buffers)
+    body: Stmt = template(program, buffers, cores)
     arguments = tuple(Argument(t.name, role, t.shape, t.dtype) for t, role in tensors)
     return prim_func([buffers[a.name] for a in arguments], body), arguments
 
@@ -70,7 +77,7 @@ def lower(
         Where the program cannot be lowered, compiled or linked.
     """
     start = time.perf_counter()
-    module, arguments = lower_module(program)
+    module, arguments = lower_module(program, cores)
     binary = build_library(module, mcpu, cores)
     source = module[ENTRY].script()
     launch = Launch(source, ENTRY, tuple(a.name for a in arguments))

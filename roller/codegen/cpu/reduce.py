@@ -1,0 +1,206 @@
+"""Reductions of one stage at one point, or across the lanes of a spatial axis.
+
+A float sum may not be reassociated by the compiler, so lanes are explicit: along a contiguous
+reduction axis every lane of several accumulators keeps a partial result of its own, and a fixed
+tree combines them (same bits on every run). Along a contiguous spatial axis each lane is an output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from roller.codegen.cpu.nest import Buffer, Nest, Stmt, allocate, declare, integer, read, seq, write
+from roller.codegen.cpu.plan import power_of_two_below
+from roller.expr import COMBINERS, Axis, Stage
+from roller.te.emit import Expr, combine, constant
+
+Value = Callable[[Mapping[str, Any]], Expr]
+Env = Mapping[str, Any]
+
+#: Independent accumulators: they hide the latency of an addition (4 cycles, two per cycle).
+_ACCUMULATORS = 4
+
+
+@dataclass(frozen=True)
+class Reducer:
+    """Emits the reduction of ``stage`` whose body at an axis environment is ``value``."""
+
+    nest: Nest
+    stage: Stage
+    value: Value
+    lanes: int
+
+    def _neutral(self) -> Expr:
+        return constant(COMBINERS[self.stage.combiner or "sum"], self.stage.acc_dtype)
+
+    def _accumulate(self, buffer: Buffer, index: Sequence[Expr], env: Env) -> Stmt:
+        value = self.value(env).astype(self.stage.acc_dtype)
+        return write(buffer, combine(self.stage.combiner or "sum", read(buffer, *index), value), *index)
+
+    def point(
+        self, env: Env, vector: Axis | None, finish: Callable[[Expr], Stmt], span: tuple[Any, Any] | None = None
+    ) -> Stmt:
+        """Reduce one point with lane-wise partial results along ``vector`` and pass the result to ``finish``.
+
+        Parameters
+        ----------
+        env
+            Coordinates of the point.
+        vector
+            Reduction axis to vectorise; ``None`` reduces element by element.
+        span
+            First element and number of elements of ``vector`` to reduce (both may be run-time values);
+            the whole axis when ``None``.
+        """
+        others = [a for a in self.stage.reduction_axes if a is not vector]
+        scalar = declare("total", (1,), self.stage.acc_dtype, scope="local")
+        zero = (integer(0),)
+        start = write(scalar, self._neutral(), *zero)
+
+        def around(inner: Callable[[dict[str, Any]], Stmt]) -> Stmt:
+            return self.nest.grid(
+                [a.extent for a in others],
+                lambda at: inner({**env, **{a.name: x for a, x in zip(others, at, strict=True)}}),
+            )
+
+        if vector is None or self.lanes == 1 or (span is None and vector.extent < self.lanes):
+            loop: Any = self.stage.reduction_axes if vector is None else (vector,)
+            if vector is None:
+                others = []
+                body = self.nest.grid(
+                    [a.extent for a in loop],
+                    lambda at: self._accumulate(
+                        scalar, zero, {**env, **{a.name: x for a, x in zip(loop, at, strict=True)}}
+                    ),
+                )
+            else:
+                first, length = span or (0, vector.extent)
+                body = around(
+                    lambda e: self.nest.loop(
+                        length, lambda k: self._accumulate(scalar, zero, {**e, vector.name: first + k})
+                    )
+                )
+            return seq(allocate(scalar), start, body, finish(read(scalar, *zero)))
+        return seq(allocate(scalar), start, self._lanes(env, vector, span, scalar, around, finish))
+
+    def _lanes(
+        self, env: Env, vector: Axis, span: tuple[Any, Any] | None, scalar: Buffer,
+        around: Callable[[Callable[[dict[str, Any]], Stmt]], Stmt], finish: Callable[[Expr], Stmt],
+    ) -> Stmt:  # fmt: skip
+        """Lane-wise partial results: wide main loop, single vectors, then elements."""
+        n, lanes = self.nest, self.lanes
+        first, length = span or (0, vector.extent)
+        wide = _ACCUMULATORS * lanes
+        acc = declare("acc", (_ACCUMULATORS, lanes), self.stage.acc_dtype, scope="local")
+        neutral = self._neutral()
+
+        def each(body: Callable[[Expr, Expr], Stmt]) -> Stmt:
+            return n.loop(_ACCUMULATORS, lambda u: n.loop(lanes, lambda x: body(u, x), "vector", "lane"), "unroll")
+
+        blocks, rest = _divide(length, wide)
+        vectors, tail = _divide(rest, lanes)
+
+        def body(e: dict[str, Any]) -> Stmt:
+            at = lambda k: {**e, vector.name: first + k}  # noqa: E731
+            done, ended = blocks * wide, blocks * wide + vectors * lanes
+            return seq(
+                _maybe(blocks, lambda: n.loop(
+                    blocks,
+                    lambda b: each(lambda u, x: self._accumulate(acc, (u, x), at(b * wide + (u * lanes + x)))),
+                )),
+                _maybe(vectors, lambda: n.loop(
+                    vectors,
+                    lambda b: n.loop(
+                        lanes,
+                        lambda x: self._accumulate(acc, (integer(0), x), at(done + b * lanes + x)), "vector", "lane",
+                    ),
+                )),
+                _maybe(tail, lambda: n.loop(
+                    tail, lambda k: self._accumulate(scalar, (integer(0),), at(ended + k))
+                )),
+            )  # fmt: skip
+
+        return seq(
+            allocate(acc),
+            each(lambda u, x: write(acc, neutral, u, x)),
+            around(body),
+            self._fold(acc, scalar),
+            finish(read(scalar, integer(0))),
+        )
+
+    def _fold(self, acc: Buffer, scalar: Buffer) -> Stmt:
+        """Combine the lanes by halving, in a buffer of its own so that ``acc`` can stay in registers."""
+        n, lanes, how = self.nest, self.lanes, self.stage.combiner or "sum"
+        fold = declare("fold", (lanes,), self.stage.acc_dtype, scope="local")
+        steps: list[Stmt] = [allocate(fold)]
+
+        def gather(x: Expr) -> Stmt:
+            total = read(acc, integer(0), x)
+            for u in range(1, _ACCUMULATORS):
+                total = combine(how, total, read(acc, integer(u), x))
+            return write(fold, total, x)
+
+        steps.append(n.loop(lanes, gather, "vector", "lane"))
+        half = lanes // 2
+        while half:
+            h = half
+            steps.append(
+                n.loop(
+                    h, lambda x, h=h: write(fold, combine(how, read(fold, x), read(fold, x + h)), x), "vector", "lane"
+                )
+            )
+            half //= 2
+        zero = integer(0)
+        steps.append(write(scalar, combine(how, read(scalar, zero), read(fold, zero)), zero))
+        return seq(*steps)
+
+    def across(self, vector: Axis, finish: Callable[[Env, Expr], Stmt], env: Env, start: Expr, width: int) -> Stmt:
+        """Reduce ``width`` neighbouring outputs along the spatial axis ``vector`` at once.
+
+        Parameters
+        ----------
+        start, width
+            First output and number of outputs; ``width`` is a multiple of a power-of-two vector.
+        finish
+            Receives the coordinates and the result of one lane.
+        """
+        lanes = power_of_two_below(min(self.lanes, width))
+        acc = declare("acc", (width,), self.stage.acc_dtype, scope="local")
+
+        def each(body: Callable[[Expr], Stmt]) -> Stmt:
+            return self.nest.loop(
+                width // lanes,
+                lambda u: self.nest.loop(lanes, lambda x: body(u * lanes + x), "vector", "lane"),
+                "unroll",
+            )
+
+        axes = self.stage.reduction_axes
+        body = self.nest.grid(
+            [a.extent for a in axes],
+            lambda at: each(
+                lambda x: self._accumulate(
+                    acc, (x,), {**env, **{a.name: k for a, k in zip(axes, at, strict=True)}, vector.name: start + x}
+                )
+            ),
+        )
+        return seq(
+            allocate(acc),
+            each(lambda x: write(acc, self._neutral(), x)),
+            body,
+            each(lambda x: finish({**env, vector.name: start + x}, read(acc, x))),
+        )
+
+
+def _divide(value: Any, by: int) -> tuple[Any, Any]:
+    """Quotient and remainder of a non-negative extent, at build time where it is known."""
+    if isinstance(value, int):
+        return value // by, value % by
+    from roller.te.compat import tirx
+
+    return tirx.floordiv(value, by), tirx.floormod(value, by)
+
+
+def _maybe(count: Any, body: Callable[[], Stmt]) -> Stmt | None:
+    return None if isinstance(count, int) and count == 0 else body()

@@ -1,0 +1,108 @@
+"""Template of expressions without a reduction: one parallel, vectorised pass per output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from roller.codegen.cpu.elementwise import default_plans, elementwise_nest
+from roller.codegen.cpu.nest import Buffer, Nest, Stmt, allocate, declare, reader, seq, write
+from roller.codegen.cpu.plan import spatial_plans
+from roller.errors import BuildError
+from roller.expr import Index, Load, Scalar, Stage, TensorExpr, map_indices, transform
+from roller.te.emit import Expr, emit_index, emit_scalar
+from roller.tile import RProgram
+
+
+def inline_stages(expr: TensorExpr) -> tuple[Stage, ...]:
+    """Return the stages left after substituting intermediates into their consumers.
+
+    An intermediate stays where a consumer guards it, or reads it through an index its body cannot be
+    composed with.
+    """
+    stages = list(expr.stages)
+    for s in expr.stages:
+        if s.name in expr.outputs or s.combiner is not None:
+            continue
+        users = [t for t in stages if any(ld.tensor == s.name for ld in t.loads)]
+        if all(_composable(s, ld) for t in users for ld in t.loads if ld.tensor == s.name):
+            current = next(t for t in stages if t.name == s.name)
+            stages = [_substitute(t, current) if t in users else t for t in stages if t is not current]
+    return tuple(stages)
+
+
+def _composable(s: Stage, load: Load) -> bool:
+    plain = all(len(i.terms) == 1 and i.is_axis(i.terms[0].axis) for i in s.store)
+    affine = all(i.is_affine for ld in s.loads for i in (*ld.index, *(b.index for b in ld.guard)))
+    return plain and not load.guard and (affine or all(i.is_affine and len(i.terms) == 1 for i in load.index))
+
+
+def _substitute(user: Stage, s: Stage) -> Stage:
+    """Replace the loads of ``s`` in ``user`` by its body at the loaded coordinates."""
+
+    def inline(n: Scalar) -> Scalar:
+        if not isinstance(n, Load) or n.tensor != s.name:
+            return n
+        at = {i.terms[0].axis: index for i, index in zip(s.store, n.index, strict=True)}
+        return map_indices(s.body, lambda i: _compose(i, at))
+
+    return replace(user, body=transform(user.body, inline))
+
+
+def _compose(index: Index, at: Mapping[str, Index]) -> Index:
+    """Return ``index`` with every axis replaced by an affine index."""
+    terms, const = [], index.const
+    for t in index.terms:
+        inner = at.get(t.axis)
+        if inner is None:
+            terms.append(t)
+        elif t.is_affine:
+            terms += [replace(u, coef=u.coef * t.coef) for u in inner.terms]
+            const += t.coef * inner.const
+        elif inner.const == 0 and len(inner.terms) == 1 and inner.is_axis(inner.terms[0].axis):
+            terms.append(replace(t, axis=inner.terms[0].axis))
+        else:
+            raise BuildError(f"streaming: cannot compose {index} with {inner}. Use structure 'rows'.")
+    return Index(tuple(terms), const)
+
+
+def streaming_body(program: RProgram, buffers: dict[str, Buffer]) -> Stmt:
+    """Return the loop nest of a ``streaming`` program.
+
+    Parameters
+    ----------
+    program
+        A CPU program of structure ``"streaming"``.
+    buffers
+        Argument buffers by tensor name (inputs and outputs, canonical shapes).
+
+    Raises
+    ------
+    BuildError
+        Where the expression reduces something.
+    """
+    expr = program.expr
+    if any(s.combiner is not None for s in expr.stages):
+        raise BuildError(f"{expr.name}: structure 'streaming' expected no reduction, got one. Use structure 'rows'.")
+    nest = Nest()
+    stages = inline_stages(expr)
+    kept = {s.name: declare(s.name, s.output.shape, s.output.dtype) for s in stages if s.name not in expr.outputs}
+    everything = {**buffers, **kept}
+    tensors = {n: reader(b) for n, b in everything.items()}
+    nests = [_nest(nest, program, s, everything[s.name], tensors) for s in stages]
+    return seq(*(allocate(b) for b in kept.values()), *nests)
+
+
+def _nest(nest: Nest, program: RProgram, s: Stage, out: Buffer, tensors: Mapping[str, Callable[..., Expr]]) -> Stmt:
+    """Emit one stage, tiled by the program where its axes are the program's."""
+    names = [a.name for a in s.spatial_axes]
+    if s.axes == program.axes:
+        plans = spatial_plans(program)
+    else:
+        plans = default_plans(s, program.expr, program.vector_elements, names)
+
+    def store(env: dict[str, Any]) -> Stmt:
+        return write(out, emit_scalar(s.body, env, tensors), *(emit_index(i, env) for i in s.store))
+
+    return elementwise_nest(nest, plans, store, True)
