@@ -161,6 +161,8 @@ class MemoryLayer:
         Device-wide total over all instances.
     transaction_bytes
         Smallest unit moved.
+    fetch_bytes
+        Bytes one access moves at least from behind this layer (the DRAM burst), where larger than a transaction.
     usable_bytes
         Budget of the tiles of one block (GPU) or one task (CPU) in this layer.
     banks, bank_width_bytes
@@ -181,6 +183,7 @@ class MemoryLayer:
     capacity_bytes: int = number("bytes", 64, 1 << 50, integer=True)
     bandwidth_bytes_per_s: float = number("bytes/s", 1e8, 1e17)
     transaction_bytes: int = number("bytes", 1, 1 << 16, integer=True)
+    fetch_bytes: int | None = number("bytes", 1, 1 << 16, integer=True, required=False)
     usable_bytes: int | None = number("bytes", 16, 1 << 50, integer=True, required=False)
     banks: int | None = number("banks", 1, 1024, integer=True, required=False)
     bank_width_bytes: int | None = number("bytes", 1, 1024, integer=True, required=False)

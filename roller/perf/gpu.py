@@ -26,8 +26,9 @@ from roller.tile.geometry import Access, Floats, Ints
 BASE_REGISTERS = 24
 #: Instructions per copied vector (load, store, pointer step) of our templates.
 COPY_INSTRUCTIONS = 3.0
-#: Extra instructions per copied vector and guarded dimension, and per division of a gathered index.
-GUARD_INSTRUCTIONS, GATHER_INSTRUCTIONS = 2.0, 4.0
+#: Extra instructions per copied vector: for each dimension its position is split over (a division and a
+#: remainder by constants), for each guarded bound, for each quasi-affine term that no loop hoists.
+SPLIT_INSTRUCTIONS, GUARD_INSTRUCTIONS, GATHER_INSTRUCTIONS = 4.0, 2.0, 2.0
 #: Independent loads a thread of our templates keeps in flight at most (unrolled copies).
 LOADS_IN_FLIGHT = 8.0
 #: Share of the shared cache one tensor may fill and still be there for the next wave.
@@ -40,9 +41,8 @@ def register_words(batch: TileBatch) -> Ints:
     """Return 32-bit registers per thread for accumulators and operand fragments, ``(N,)``."""
     acc = max(1, batch.geometry.store.tensor.itemsize_bytes // 4)
     words = batch.register_outputs * acc
-    one_point = np.where(batch.geometry.spatial, batch.register, 1)
     for a in batch.geometry.loads:
-        words = words + a.elements(one_point) * max(1, a.tensor.itemsize_bytes // 4)
+        words = words + a.elements(batch.register) * max(1, a.tensor.itemsize_bytes // 4)
     return words
 
 
@@ -88,7 +88,8 @@ def occupancy(batch: TileBatch, spec: DeviceSpec, scratchpad: Ints) -> tuple[Int
 def _global_traffic(batch: TileBatch, spec: DeviceSpec, resident: Ints) -> tuple[Floats, Floats, Floats]:
     """Return bytes through L2, bytes from and to DRAM, and vectors copied per block and step."""
     g, block = batch.geometry, batch.block
-    transaction = spec.layer("global").transaction_bytes
+    transaction = spec.layer("l2").transaction_bytes
+    fetch = spec.layer("global").fetch_bytes or spec.layer("global").transaction_bytes
     l2 = dram = np.zeros(len(batch))
     vectors = np.zeros(len(batch))
     share = _wave_shares(batch, resident)
@@ -96,19 +97,33 @@ def _global_traffic(batch: TileBatch, spec: DeviceSpec, resident: Ints) -> tuple
     for a in g.reads:
         moved, alignment = tile_transaction_bytes(a, block, transaction)
         elements = a.elements(block)
-        waste = moved / (elements * a.tensor.itemsize_bytes)
+        rows, run = a.runs(block)
+        waste = moved / (rows * run * a.tensor.itemsize_bytes)
         total = a.loaded_elements(block) * a.tensor.itemsize_bytes * waste
-        touched = _memo(a, ("touched", transaction), lambda a=a: touched_bytes(a, transaction))  # type: ignore[misc]
+        touched = _memo(a, ("touched", fetch), lambda a=a: touched_bytes(a, fetch))  # type: ignore[misc]
         l2 = l2 + total
-        once = touched if a.tensor.nbytes <= capacity else np.maximum(touched, total * share[a.tensor.name])
-        dram = dram + np.minimum(np.maximum(total, touched), once)
+        # Blocks side by side in a wave share the transactions at their borders; gaps of strided rows are in `touched`.
+        again = a.loaded_elements(block) * a.tensor.itemsize_bytes * share[a.tensor.name]
+        dram = dram + (touched if a.tensor.nbytes <= capacity else np.maximum(touched, again))
         width = np.clip(np.minimum(alignment, 16) // a.tensor.itemsize_bytes, 1, None)
-        cost = COPY_INSTRUCTIONS + GUARD_INSTRUCTIONS * a.guarded + GATHER_INSTRUCTIONS * a.gather
-        vectors = vectors + elements / np.where(a.gather | a.guarded, 1, width) * cost
+        cost = COPY_INSTRUCTIONS + _address_instructions(a, block)
+        vectors = vectors + elements / np.where(a.gather | (a.bounds > 0), 1, width) * cost
     moved, _ = tile_transaction_bytes(g.store, block, transaction)
     stored = g.store.tensor.nbytes * np.maximum(1.0, moved / (g.store.elements(block) * g.store.tensor.itemsize_bytes))
     partial = np.where(batch.split_k > 1, 2.0 * batch.split_k, 0.0) * g.store.tensor.nbytes
     return l2 + stored + partial, dram + np.minimum(stored, 2.0 * g.store.tensor.nbytes) + partial, vectors
+
+
+def _address_instructions(access: Access, block: Ints) -> Floats:
+    """Return instructions that find one element or vector of a data tile, beyond the copy itself."""
+    guards = GUARD_INSTRUCTIONS * access.bounds
+    if access.gather:
+        quasi = sum(not t.is_affine for i in access.index for t in i.terms)
+        return np.full(len(block), guards + GATHER_INSTRUCTIONS * quasi)
+    if not access.coefficients.shape[0]:
+        return np.full(len(block), guards)
+    wide = (access.extents(block) > 1).sum(axis=1)
+    return np.asarray(guards + SPLIT_INSTRUCTIONS * np.maximum(0, wide - 1))
 
 
 def _memo(access: Access, key: tuple[str, int], fn: object) -> float:
@@ -142,6 +157,8 @@ def _operand_wavefronts(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Flo
         # A thread's elements along the tensor's last dimension, over the unrolled step, are read as vectors.
         run = row_elements(a, step_tile)[1] * a.tensor.itemsize_bytes // 4
         width = np.where(run % 4 == 0, 4, np.where(run % 2 == 0, 2, 1))
+        if a.coefficients.shape[0] and np.count_nonzero(a.coefficients[-1]) > 1:
+            width = np.ones_like(width)  # a window starts anywhere: no vector alignment
         count = words / width
         unique = a.elements(warp) * a.tensor.itemsize_bytes / 4
         wavefronts = wavefronts + np.maximum(count, unique / words_per_wavefront)

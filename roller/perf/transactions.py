@@ -21,7 +21,7 @@ def row_alignment_bytes(access: Access, tiles: Ints, transaction_bytes: int) -> 
         return np.full(len(tiles), size, np.int64)
     shape = access.tensor.shape
     pitch = size
-    extents = access.extents(tiles)
+    extents = np.minimum(access.extents(tiles), np.array(shape, np.int64))
     last = len(shape) - 1
     for d in range(last, -1, -1):
         if access.constants[d]:

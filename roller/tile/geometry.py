@@ -1,9 +1,10 @@
 """Tile inference over many tiles at once: which data a tile of axis extents touches.
 
 A tile gives an extent to every axis of the anchor stage. Along each dimension of a tensor it touches
-``1 + sum(|coef| / g * (t - 1))`` elements, clipped to the tensor, where ``g`` is the greatest common
-divisor of the dimension's coefficients: positions a strided access can never hit are not part of the
-data tile (``g == 1`` gives the published rule). A quasi-affine access (implicit GEMM) is gathered: its data
+``1 + sum(|coef| / g * (t - 1))`` elements, clipped to what the whole axes touch, where ``g`` is the greatest
+common divisor of the dimension's coefficients: positions a strided access can never hit are not part of
+the data tile (``g == 1`` gives the published rule). A guarded dimension includes its border: the padding
+values occupy the data tile although they are never loaded. A quasi-affine access (implicit GEMM) is gathered: its data
 tile holds one element per combination of the axes it depends on. All functions take integer arrays
 ``(N, axes)``: one row per tile.
 """
@@ -29,7 +30,7 @@ class Access:
     """One tensor as the anchor touches it: a load, or the store.
 
     ``coefficients`` is ``(dimensions, axes)``; ``uses`` says which axes the tensor depends on;
-    ``gather`` marks quasi-affine accesses.
+    ``gather`` marks quasi-affine accesses; ``bounds`` counts guards.
     """
 
     tensor: Tensor
@@ -38,7 +39,7 @@ class Access:
     uses: NDArray[np.bool_]
     gather: bool
     index: tuple[Index, ...]
-    guarded: bool
+    bounds: int
     axis_names: tuple[str, ...]
     axis_extents: Ints
     _memo: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
@@ -54,9 +55,11 @@ class Access:
 
     @cached_property
     def _limits(self) -> Ints:
-        """Most positions of the lattice that fit each dimension."""
+        """Most positions of the lattice along each dimension: those of the whole axes, borders included."""
+        whole = self._steps @ (self.axis_extents - 1) + 1
         shape = np.array(self.tensor.shape, np.int64).reshape(-1)
-        return (shape - 1) // self.lattice + 1 if len(shape) else shape
+        inside = (shape - 1) // self.lattice + 1 if len(shape) else shape
+        return whole if self.bounds else np.minimum(whole, inside)
 
     def extents(self, tiles: Ints) -> Ints:
         """Extent of the data tile per dimension, ``(N, dimensions)`` elements (affine accesses)."""
@@ -85,8 +88,8 @@ class Access:
         if rank == 0:
             one = np.ones(len(tiles), np.int64)
             return one, one
-        extents = self.extents(tiles)
         shape = self.tensor.shape
+        extents = np.minimum(self.extents(tiles), np.array(shape, np.int64))
         span = (extents[:, -1] - 1) * int(self.lattice[-1]) + 1
         rows = extents[:, :-1].prod(axis=1)
         whole = extents[:, -1] == shape[-1]
@@ -229,7 +232,7 @@ class Geometry:
         return loaded + float(self.store.tensor.nbytes)
 
 
-def _access(expr: TensorExpr, stage: Stage, tensor: str, index: tuple[Index, ...], guarded: bool) -> Access:
+def _access(expr: TensorExpr, stage: Stage, tensor: str, index: tuple[Index, ...], bounds: int) -> Access:
     names = tuple(a.name for a in expr.axes)
     coefficients = np.zeros((len(index), len(names)), np.int64)
     gather = False
@@ -247,7 +250,7 @@ def _access(expr: TensorExpr, stage: Stage, tensor: str, index: tuple[Index, ...
         uses,
         gather,
         index,
-        guarded,
+        bounds,
         names,
         np.array([a.extent for a in expr.axes], np.int64),
     )
@@ -256,7 +259,7 @@ def _access(expr: TensorExpr, stage: Stage, tensor: str, index: tuple[Index, ...
 def _build(expr: TensorExpr) -> Geometry:
     anchor = expr.anchor
     own = {a.name for a in expr.axes}
-    loads = [_access(expr, anchor, ld.tensor, ld.index, bool(ld.guard)) for ld in _distinct(anchor.loads)]
+    loads = [_access(expr, anchor, ld.tensor, ld.index, len(ld.guard)) for ld in _distinct(anchor.loads)]
     extras = []
     for s in expr.stages:
         if s is anchor:
@@ -265,14 +268,14 @@ def _build(expr: TensorExpr) -> Geometry:
             # A tensor another stage also reads is streamed with the anchor; intermediates never leave the chip.
             new = ld.tensor in {t.name for t in expr.inputs} and ld.tensor not in {a.tensor.name for a in loads}
             if new and all(set(i.axes) <= own for i in ld.index):
-                extras.append(_access(expr, s, ld.tensor, ld.index, bool(ld.guard)))
+                extras.append(_access(expr, s, ld.tensor, ld.index, len(ld.guard)))
     return Geometry(
         expr,
         tuple(a.name for a in expr.axes),
         np.array([a.extent for a in expr.axes], np.int64),
         np.array([a.kind == SPATIAL for a in expr.axes], bool),
         tuple(loads),
-        _access(expr, anchor, anchor.name, anchor.store, False),
+        _access(expr, anchor, anchor.name, anchor.store, 0),
         tuple(extras),
     )
 
