@@ -46,7 +46,7 @@ class Types:
 
     def load(self, tensor: str, index: Sequence[Index], guard: tuple[Bound, ...] = (), outside: float = 0.0) -> Scalar:
         """Load an element and convert it to the arithmetic dtype where that differs."""
-        return self.cast(Load(tensor, tuple(index), guard, outside))
+        return self.cast(Load(tensor, tuple(index), guard, outside if guard else 0.0))
 
     def cast(self, value: Scalar) -> Scalar:
         """Convert a storage value to the arithmetic dtype where that differs."""

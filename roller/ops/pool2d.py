@@ -106,7 +106,7 @@ def pool2d(
         if not count_include_pad and (rows.guard or cols.guard):
             count = Call("mul", (_inside(rows, "ho", kh, sh, top, h, t), _inside(cols, "wo", kw, sw, left, w, t)))
             own = partial(_binary, "div", count)
-        else:
+        elif kh * kw > 1:
             own = partial(_binary, "mul", t.const(1.0 / (kh * kw)))
     return finish(where, (Tensor("X", (n, c, h, w), dtype),), (stage,), t, epilogue=epilogue, channel=1, own=own)
 

@@ -85,15 +85,13 @@ def reduce(
     t = types(where, dtype, acc_dtype, None if kind == "argmax" else out_dtype, widens=widens)
     if kind == "mean" and not t.is_float:
         raise ExprError(f"{where}: a mean needs a floating-point accumulator, got '{t.acc}'. Pass acc_dtype='float32'.")
-    kept = tuple(Axis(f"d{d}", e, SPATIAL) for d, e in enumerate(dims) if d not in reduced)
     gone = tuple(Axis(f"d{d}", e, REDUCTION) for d, e in enumerate(dims) if d in reduced)
+    kept = tuple(Axis(f"d{d}", e, SPATIAL) for d, e in enumerate(dims) if d not in reduced)
     everything = indices([f"d{d}" for d in range(len(dims))])
     if keepdims:
-        out_shape = tuple(1 if d in reduced else e for d, e in enumerate(dims))
-        store = tuple(Index() if d in reduced else axis_index(f"d{d}") for d in range(len(dims)))
-    else:
-        out_shape, store = tuple(a.extent for a in kept), indices(kept)
+        kept = tuple(Axis(f"one{d}", 1, SPATIAL) if d in reduced else Axis(f"d{d}", e) for d, e in enumerate(dims))
     axes_all = (*rows_of(kept), *gone)
+    out_shape, store = tuple(a.extent for a in kept), indices(kept)
     source = Tensor("X", dims, dtype)
     body = t.load("X", everything)
     if kind == "argmax":
@@ -104,7 +102,7 @@ def reduce(
         return finish(where, (source,), stages, final, epilogue=epilogue)
     stage = Stage(Tensor("Y", out_shape, t.out), axes_all, store, body, _COMBINER[kind], t.acc)
     scale = Const(1.0 / int(np.prod([a.extent for a in gone], dtype=np.int64)), t.acc)
-    own = (lambda value: Call("mul", (value, scale))) if kind == "mean" else None
+    own = (lambda value: Call("mul", (value, scale))) if kind == "mean" and scale.value != 1 else None
     return finish(where, (source,), (stage,), t, epilogue=epilogue, own=own)
 
 

@@ -7,13 +7,15 @@ a change of this file.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 try:
     import tvm
     import tvm_ffi
-    from tvm import te, tirx
-    from tvm.s_tir import Schedule
+    from tvm import sym, te, tirx
+    from tvm.ir.expr import Call, TensorLoad
+    from tvm.s_tir import SBlockRealize, Schedule
     from tvm.s_tir.schedule.schedule import ScheduleError
 except ImportError as err:  # pragma: no cover - exercised only without TVM
     raise ImportError(
@@ -21,8 +23,24 @@ except ImportError as err:  # pragma: no cover - exercised only without TVM
     ) from err
 
 __all__ = [
-    "Schedule", "ScheduleError", "default_pipeline", "dtype_of", "split_host_device", "te", "tirx", "tvm", "tvm_ffi",
+    "Call", "SBlockRealize", "Schedule", "ScheduleError", "TensorLoad", "analyzer", "default_pipeline", "dtype_of",
+    "split_host_device", "substitute", "te", "tirx", "tvm", "tvm_ffi",
 ]  # fmt: skip
+
+
+def analyzer(extents: Sequence[tuple[Any, int]]) -> Any:
+    """Return an arithmetic analyzer that knows ``0 <= var < extent`` of every pair."""
+    known = sym.Analyzer()
+    for var, extent in extents:
+        known.bind(var, tvm.ir.Range(0, extent))
+    return known
+
+
+def substitute(expr: Any, values: Mapping[Any, Any]) -> Any:
+    """Replace variables (by identity) in a primitive expression."""
+    if not values:
+        return expr
+    return tvm_ffi.structural_map(expr, (tirx.Var, lambda v: values.get(v, v)))
 
 
 def dtype_of(expr: Any) -> str:

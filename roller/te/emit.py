@@ -112,7 +112,7 @@ def reducer(combiner: str) -> Callable[..., Expr]:
     """Return the TVM reducer ``f(expr, axis=[...])`` of a combiner name, with its exact neutral value."""
     neutral = COMBINERS[combiner]
     reduce: Callable[..., Expr] = te.comm_reducer(
-        _COMBINE[combiner], lambda dtype: constant(neutral, dtype), name=f"roller_{combiner}"
+        lambda x, y: _COMBINE[combiner](x, y), lambda dtype: constant(neutral, dtype), name=f"roller_{combiner}"
     )
     return reduce
 

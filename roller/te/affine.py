@@ -1,0 +1,207 @@
+"""Integer expressions of TVM as indices and bounds: the arithmetic half of reading.
+
+Simplification is TVM's; the pattern of what remains is matched here term by term, so that an index
+is either understood exactly or refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import gcd
+from typing import Any
+
+from roller.errors import ExprError
+from roller.expr import Bound, Index, Load, Tensor, Term
+from roller.te.compat import TensorLoad, analyzer, substitute, tirx
+
+
+class NotAffineError(Exception):
+    """Internal: the expression is no quasi-affine index; carries the reason."""
+
+
+@dataclass(frozen=True)
+class HalfBound:
+    """A condition ``low <= index < high`` of which either side may be missing."""
+
+    index: Index
+    low: int | None
+    high: int | None
+
+
+class AxisSpace:
+    """The axes of one stage: variables, names, extents, and what the analyzer can prove of them."""
+
+    def __init__(self, axes: list[tuple[Any, str, int]]) -> None:
+        self.names = {var: name for var, name, _ in axes}
+        self.extents = {name: extent for _, name, extent in axes}
+        # Axes of extent 1 stay in the indices: a load then shows which dimension moves with which axis.
+        self._analyzer = analyzer([(var, extent) for var, _, extent in axes if extent > 1])
+
+    def simplify(self, expr: Any, env: Mapping[Any, Any]) -> Any:
+        """Substitute ``env`` and simplify."""
+        return self._analyzer.simplify(substitute(expr, env))
+
+    def index(self, expr: Any, env: Mapping[Any, Any]) -> Index:
+        """Return an integer expression as an index.
+
+        Raises
+        ------
+        NotAffineError
+            Where it reads data, is symbolic, or mixes axes under a division or remainder.
+        """
+        return self._index(self.simplify(expr, env))
+
+    def _index(self, e: Any) -> Index:
+        if isinstance(e, tirx.IntImm):
+            return Index((), int(e.value))
+        if isinstance(e, tirx.Var):
+            if e not in self.names:
+                raise NotAffineError(f"'{e.name}' is no axis of the stage (symbolic)")
+            return Index((Term(self.names[e]),))
+        if isinstance(e, TensorLoad):
+            raise NotAffineError(f"it depends on the data of '{e.source.name}'")
+        if isinstance(e, tirx.Cast):
+            return self._index(e.value)
+        if isinstance(e, (tirx.Add, tirx.Sub)):
+            return _add(self._index(e.a), self._index(e.b), -1 if isinstance(e, tirx.Sub) else 1)
+        if isinstance(e, tirx.Mul):
+            a, b = self._index(e.a), self._index(e.b)
+            if a.terms and b.terms:
+                raise NotAffineError("it multiplies two axes")
+            factor, index = (b.const, a) if not b.terms else (a.const, b)
+            return _add(Index(), index, factor)
+        if isinstance(e, (tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod)):
+            return self._quasi(e)
+        raise NotAffineError(f"{type(e).__name__} is no index arithmetic")
+
+    def _quasi(self, e: Any) -> Index:
+        """Match ``index // c`` or ``index % c``; truncation equals floor for indices that are never negative."""
+        whole, by = self._index(e.a), self._index(e.b)
+        if by.terms or by.const <= 0:
+            raise NotAffineError("it divides by something other than a positive constant")
+        c = by.const
+        truncates = isinstance(e, (tirx.Div, tirx.Mod))
+        if truncates and whole.range(self.extents)[0] < 0:
+            raise NotAffineError("it divides a negative number with truncation")
+        exact = Index(tuple(t for t in whole.terms if t.coef % c == 0), whole.const - whole.const % c)
+        rest = Index(tuple(t for t in whole.terms if t.coef % c), whole.const % c)
+        low, high = rest.range(self.extents)
+        inside = 0 <= low and high < c
+        if isinstance(e, (tirx.FloorMod, tirx.Mod)):
+            return rest if inside else Index((_remainder(rest, c),))
+        quotient = Index(tuple(Term(t.axis, t.coef // c, t.div, t.mod) for t in exact.terms), exact.const // c)
+        return quotient if inside else _add(quotient, Index((_quotient(rest, c),)), 1)
+
+
+def _single(index: Index, what: str) -> Term:
+    if len(index.terms) != 1 or index.const or index.terms[0].coef != 1:
+        raise NotAffineError(f"it takes {what} of a sum that does not split")
+    return index.terms[0]
+
+
+def _quotient(index: Index, c: int) -> Term:
+    t = _single(index, "a quotient")
+    if t.mod % c:
+        raise NotAffineError("it divides a remainder unevenly")
+    return Term(t.axis, 1, t.div * c, t.mod // c)
+
+
+def _remainder(index: Index, c: int) -> Term:
+    t = _single(index, "a remainder")
+    if t.mod % c:
+        raise NotAffineError("it nests remainders unevenly")
+    return Term(t.axis, 1, t.div, c)
+
+
+def _add(a: Index, b: Index, factor: int) -> Index:
+    """Return ``a + factor * b`` with like terms merged."""
+    coefs: dict[tuple[str, int, int], int] = {}
+    for index, scale in ((a, 1), (b, factor)):
+        for t in index.terms:
+            key = (t.axis, t.div, t.mod)
+            coefs[key] = coefs.get(key, 0) + scale * t.coef
+    terms = tuple(Term(axis, c, div, mod) for (axis, div, mod), c in coefs.items() if c)
+    return Index(terms, a.const + factor * b.const)
+
+
+def comparison(space: AxisSpace, e: Any, env: Mapping[Any, Any]) -> HalfBound:
+    """Return an integer comparison as a bound on an index without constant and common factor.
+
+    Raises
+    ------
+    NotAffineError
+        Where a side is no index, or the comparison is ``!=``.
+    """
+    kind = type(e)
+    if kind not in (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ):
+        raise NotAffineError(f"{kind.__name__} is no bound")
+    left, right = (e.b, e.a) if kind in (tirx.GT, tirx.GE) else (e.a, e.b)
+    difference = _add(space.index(left, env), space.index(right, env), -1)  # < 0, <= 0 or == 0
+    if not difference.terms:
+        raise NotAffineError("it compares constants")
+    top = -difference.const - (1 if kind in (tirx.LT, tirx.GT) else 0)  # sum(terms) <= top
+    low = top if kind is tirx.EQ else None
+    sign = -1 if difference.terms[0].coef < 0 else 1
+    divisor = gcd(*(t.coef for t in difference.terms))
+    terms = tuple(Term(t.axis, sign * t.coef // divisor, t.div, t.mod) for t in difference.terms)
+    high: int | None = top
+    if sign < 0:
+        low, high = -top, (-low if low is not None else None)
+    low = None if low is None else -(-low // divisor)
+    high = None if high is None else high // divisor + 1
+    return HalfBound(Index(terms), low, high)
+
+
+def guarded(load: Load, bounds: list[HalfBound], outside: float, tensor: Tensor, extents: Mapping[str, int]) -> Load:
+    """Attach ``bounds`` to a load in normal form: on the load's own indices, within its tensor, only where needed.
+
+    A side a condition leaves open is closed by the tensor's bound, which the access cannot cross there.
+    """
+    limits: dict[Index, tuple[int, int]] = {b.index: (b.low, b.high) for b in load.guard}
+    for b in bounds:
+        index, low, high = _onto(load, b)
+        least, most = index.range(extents)
+        low, high = (least if low is None else low), (most + 1 if high is None else high)
+        old = limits.get(index, (least, most + 1))
+        limits[index] = max(low, old[0]), min(high, old[1])
+    order = {i: d for d, i in reversed(list(enumerate(load.index)))}
+    guard = []
+    for index in sorted(limits, key=lambda i: order.get(i, len(order))):
+        low, high = limits[index]
+        least, most = index.range(extents)
+        if low <= least and high > most:
+            continue
+        if index in order:
+            size = tensor.shape[order[index]]
+            low = 0 if low <= least and least >= 0 else low
+            high = size if high > most and most < size else high
+        guard.append(Bound(index, low, high))
+    return Load(load.tensor, load.index, tuple(guard), outside if guard else 0.0)
+
+
+def _onto(load: Load, b: HalfBound) -> tuple[Index, int | None, int | None]:
+    """Move a bound onto the index of the load that is a multiple of it plus a constant, where there is one."""
+    wanted = {(t.axis, t.div, t.mod): t.coef for t in b.index.terms}
+    for index in load.index:
+        have = {(t.axis, t.div, t.mod): t.coef for t in index.terms}
+        if have.keys() != wanted.keys():
+            continue
+        ratios = {have[k] / wanted[k] for k in wanted}
+        factor = round(next(iter(ratios)))
+        if len(ratios) != 1 or factor not in ratios or factor == 0:
+            continue
+        first = None if b.low is None else factor * b.low + index.const
+        last = None if b.high is None else factor * (b.high - 1) + index.const
+        if factor < 0:
+            first, last = last, first
+        return index, first, None if last is None else last + 1
+    return b.index, b.low, b.high
+
+
+def refuse(tensor: str, of: str, dimension: int, reason: str) -> ExprError:
+    """Return the error for an index that is outside the supported family."""
+    return ExprError(
+        f"tensor '{tensor}': its dimension {dimension} is read by '{of}' through an index roller cannot tile: {reason}. "
+        "Use sums of constant multiples of axes, or // and % of one axis; gather the data beforehand."
+    )

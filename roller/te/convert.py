@@ -1,0 +1,254 @@
+"""TVM scalar expressions as scalar trees, with element-wise producers inlined."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from roller.errors import ExprError
+from roller.expr import (
+    FUNCTIONS,
+    Call,
+    Cast,
+    Const,
+    IndexValue,
+    Load,
+    Scalar,
+    Tensor,
+    loads,
+    transform,
+    walk,
+)
+from roller.te.affine import AxisSpace, HalfBound, NotAffineError, comparison, guarded, refuse
+from roller.te.blocks import Block
+from roller.te.compat import Call as TvmCall
+from roller.te.compat import TensorLoad, dtype_of, tirx
+
+Env = Mapping[Any, Any]
+
+#: Nodes of one stage's body beyond which recomputing inlined producers is refused.
+_MAX_NODES = 20_000
+
+_BINARY = (
+    (tirx.Add, "add"), (tirx.Sub, "sub"), (tirx.Mul, "mul"), (tirx.Div, "div"), (tirx.Max, "max"), (tirx.Min, "min"),
+    (tirx.EQ, "eq"), (tirx.LT, "lt"), (tirx.LE, "le"),
+)  # fmt: skip
+
+#: Intrinsics of TVM by the name of the scalar function they are.
+_INTRINSICS = {
+    **{f"tirx.{n}": n for n in ("exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "pow", "floor", "ceil")},
+    "tirx.fabs": "abs",
+    "prim.ceil": "ceil",
+    "prim.floor": "floor",
+}
+
+
+class Converter:
+    """Converts the bodies of one stage.
+
+    Parameters
+    ----------
+    name
+        The stage's tensor, for messages.
+    space
+        Its axes.
+    tensors
+        Tensors by buffer; a buffer that is absent is inlined from ``blocks``.
+    blocks
+        Block by buffer it writes.
+    extremum
+        The stage's combiner where it is ``max`` or ``min``: padding with the extreme finite value is then
+        as good as an infinity.
+    """
+
+    def __init__(
+        self, name: str, space: AxisSpace, tensors: Mapping[Any, Tensor], blocks: Mapping[Any, Block],
+        extremum: str | None,
+    ) -> None:  # fmt: skip
+        self.name, self.space, self.tensors, self.blocks, self.extremum = name, space, tensors, blocks, extremum
+        self._nodes = 0
+
+    def scalar(self, e: Any, env: Env) -> Scalar:
+        """Return ``e`` with ``env`` substituted as a scalar tree."""
+        self._nodes += 1
+        if self._nodes > _MAX_NODES:
+            raise ExprError(
+                f"tensor '{self.name}': inlining its element-wise producers gives more than {_MAX_NODES} operations. "
+                "Split the computation into several expressions."
+            )
+        if isinstance(e, (tirx.IntImm, tirx.FloatImm)):
+            return Const(e.value, dtype_of(e))
+        if isinstance(e, TensorLoad):
+            return self._load(e, env)
+        if _is_integer(e) and not _reads_data(e):
+            return self._position(e, env, dtype_of(e))
+        if isinstance(e, tirx.Cast):
+            return self._cast(e, env)
+        if isinstance(e, tirx.Select):
+            return self._choice(e.condition, e.true_value, e.false_value, env)
+        if isinstance(e, TvmCall):
+            return self._intrinsic(e, env)
+        return self._arithmetic(e, env)
+
+    def _arithmetic(self, e: Any, env: Env) -> Scalar:
+        for node, fn in _BINARY:
+            if isinstance(e, node):
+                if fn == "div" and _is_integer(e):
+                    break
+                a, b = self.scalar(e.a, env), self.scalar(e.b, env)
+                return Call("neg", (a,)) if fn == "mul" and isinstance(b, Const) and b.value == -1 else Call(fn, (a, b))
+        if isinstance(e, (tirx.GT, tirx.GE)):
+            return Call("lt" if isinstance(e, tirx.GT) else "le", (self.scalar(e.b, env), self.scalar(e.a, env)))
+        yes, no = Const(1, "bool"), Const(0, "bool")
+        if isinstance(e, tirx.And):
+            return Call("select", (self.scalar(e.a, env), self.scalar(e.b, env), no))
+        if isinstance(e, tirx.Or):
+            return Call("select", (self.scalar(e.a, env), yes, self.scalar(e.b, env)))
+        if isinstance(e, tirx.NE):
+            return Call("select", (self.scalar(tirx.EQ(e.a, e.b), env), no, yes))
+        if isinstance(e, tirx.Not):
+            return Call("select", (self.scalar(e.a, env), no, yes))
+        if isinstance(e, tirx.Var):
+            raise ExprError(f"tensor '{self.name}': '{e.name}' is symbolic. Give it a value before compiling.")
+        raise ExprError(
+            f"tensor '{self.name}': {type(e).__name__} on {dtype_of(e)} is outside the supported scalar functions. "
+            f"Use {sorted(FUNCTIONS)}."
+        )
+
+    def _intrinsic(self, e: Any, env: Env) -> Scalar:
+        name = e.op.name if hasattr(e.op, "name") else str(e.op)
+        if name == "prim.if_then_else":
+            return self._choice(e.args[0], e.args[1], e.args[2], env)
+        if name == "tirx.likely":
+            return self.scalar(e.args[0], env)
+        if name not in _INTRINSICS:
+            raise ExprError(
+                f"tensor '{self.name}': intrinsic '{name}' is outside the supported scalar functions. "
+                f"Use {sorted(FUNCTIONS)}."
+            )
+        return Call(_INTRINSICS[name], tuple(self.scalar(a, env) for a in e.args))
+
+    def _cast(self, e: Any, env: Env) -> Scalar:
+        to, inner = dtype_of(e), e.value
+        if dtype_of(inner) == to:
+            return self.scalar(inner, env)
+        if "int" in to and _is_integer(inner) and not _reads_data(inner):
+            return self._position(inner, env, to)
+        return Cast(to, self.scalar(inner, env))
+
+    def _position(self, e: Any, env: Env, dtype: str) -> Scalar:
+        """Return integer arithmetic of axes as the value of an index, or part by part where it is none."""
+        try:
+            index = self.space.index(e, env)
+        except NotAffineError as reason:
+            if isinstance(e, (tirx.Var, tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod)):
+                raise ExprError(
+                    f"tensor '{self.name}': a position used as a value cannot be read: {reason}. "
+                    "Use sums of constant multiples of axes, or // and % of one axis."
+                ) from reason
+            parts = e.value if isinstance(e, tirx.Cast) else e
+            if isinstance(parts, tirx.Select):
+                return self._choice(parts.condition, parts.true_value, parts.false_value, env)
+            out = self._arithmetic(parts, env)
+            return out if dtype == dtype_of(parts) else Cast(dtype, out)
+        return IndexValue(index, dtype) if index.terms else Const(index.const, dtype)
+
+    def _load(self, e: Any, env: Env) -> Scalar:
+        producer = self.blocks.get(e.source)
+        if e.source not in self.tensors:
+            assert producer is not None
+            at = {v: self.space.simplify(i, env) for v, i in zip(producer.store, e.indices, strict=True)}
+            inner = {v: at.get(v, tirx.const(0, "int32")) for v, _, _ in producer.variables}
+            return self.scalar(producer.value, inner)
+        tensor = self.tensors[e.source]
+        index = []
+        for d, i in enumerate(e.indices):
+            try:
+                index.append(self.space.index(i, env))
+            except NotAffineError as reason:
+                raise refuse(tensor.name, self.name, d, str(reason)) from reason
+        return Load(tensor.name, tuple(index))
+
+    def _choice(self, condition: Any, yes: Any, no: Any, env: Env) -> Scalar:
+        """Return a selection: a guard where the condition bounds an access, else ``select``."""
+        known = self.space.simplify(condition, env)
+        if isinstance(known, tirx.IntImm):
+            return self.scalar(yes if int(known.value) else no, env)
+        bounds: list[HalfBound] | None = []
+        for part in _conjuncts(known):
+            try:
+                bounds.append(comparison(self.space, part, {}))
+            except NotAffineError:
+                bounds = None
+                break
+        value = self.scalar(yes, env)
+        if bounds is None:
+            return Call("select", (self.scalar(known, {}), value, self.scalar(no, env)))
+        other = self.scalar(no, env)
+        if isinstance(other, Const):
+            outside = self._extreme(float(other.value), other.dtype)
+            for candidate in dict.fromkeys((outside, 0.0)):
+                if _passes_through(value, candidate, outside):
+                    return self._guarded(value, bounds, candidate)
+        return Call("select", (self.scalar(known, {}), self._guarded(value, bounds, None), other))
+
+    def _guarded(self, value: Scalar, bounds: list[HalfBound], outside: float | None) -> Scalar:
+        by_name = {t.name: t for t in self.tensors.values()}
+
+        def leaf(n: Scalar) -> Scalar:
+            if not isinstance(n, Load):
+                return n
+            fill = (n.outside if n.guard else 0.0) if outside is None else outside
+            return guarded(n, bounds, fill, by_name[n.tensor], self.space.extents)
+
+        return transform(value, leaf)
+
+    def _extreme(self, value: float, dtype: str) -> float:
+        """Return the infinity a finite extreme stands for under the stage's own maximum or minimum."""
+        sign = {"max": -1.0, "min": 1.0}.get(self.extremum or "")
+        if sign is None or "float" not in dtype:
+            return value
+        limit = float(tirx.max_value(dtype).value)
+        return sign * float("inf") if value * sign >= limit else value
+
+
+def _passes_through(value: Scalar, fill: float, wanted: float) -> bool:
+    """Whether every load of ``value`` being ``fill`` makes it ``wanted``, so that a guard on loads is enough."""
+    found = loads(value)
+    if not found or any(isinstance(n, IndexValue) for n in walk(value)):
+        return False
+    if any(ld.guard and ld.outside != fill for ld in found):
+        return False
+
+    def compute(n: Scalar) -> Any:
+        if isinstance(n, Load):
+            return np.float64(fill)
+        if isinstance(n, Const):
+            return np.float64(n.value)
+        if isinstance(n, Cast):
+            return compute(n.arg)
+        assert isinstance(n, Call)
+        return FUNCTIONS[n.fn].numpy(*(compute(a) for a in n.args))
+
+    with np.errstate(all="ignore"):
+        return bool(compute(value) == wanted)
+
+
+def _conjuncts(e: Any) -> list[Any]:
+    return [*_conjuncts(e.a), *_conjuncts(e.b)] if isinstance(e, tirx.And) else [e]
+
+
+def _is_integer(e: Any) -> bool:
+    return "int" in dtype_of(e)
+
+
+def _reads_data(e: Any) -> bool:
+    """Whether a tensor is read anywhere below ``e``."""
+    if isinstance(e, TensorLoad):
+        return True
+    children = [getattr(e, n, None) for n in ("a", "b", "value", "condition", "true_value", "false_value")]
+    below = [c for c in children if isinstance(c, tirx.Expr)]
+    below += list(e.args) if isinstance(e, TvmCall) else []
+    return any(_reads_data(c) for c in below)
