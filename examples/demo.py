@@ -49,7 +49,7 @@ class Result:
 
 def main() -> int:
     """Run the demo; return 1 where a result was wrong."""
-    console = Console(width=None if sys.stdout.isatty() else 150, highlight=False)
+    console = Console(width=None if sys.stdout.isatty() else 150, highlight=False, markup=False)
     spec = roller.load_spec("cpu")
     console.print(f"{spec.description}: {spec.units} cores, {spec.teu.lanes} lanes, code for {spec.target['mcpu']}")
     rows = {row["id"]: row for row in yaml.safe_load(ROWS.read_text(encoding="utf-8"))["operators"]}

@@ -31,8 +31,8 @@ SetOption = Annotated[
 
 
 def console() -> Console:
-    """Return the console of standard output; wide where nobody's terminal limits it."""
-    return Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    """Return the console of standard output; wide where nobody's terminal limits it, brackets taken literally."""
+    return Console(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False)
 
 
 def device_of(name: str, settings: Sequence[str] | None) -> DeviceSpec:
@@ -177,9 +177,9 @@ def candidates_table(candidates: Iterable[Any], title: str, best_id: str | None 
     return table
 
 
-def terms_table(estimate: Estimate, title: str) -> Table:
+def terms_table(estimate: Estimate) -> Table:
     """Return every term of an estimate as a table."""
-    table = Table(title=title, box=box.SIMPLE, title_justify="left")
+    table = Table(box=box.SIMPLE)
     table.add_column("term")
     table.add_column("value", justify="right")
     for name, value in estimate.terms.items():

@@ -66,8 +66,8 @@ def compile_command(
         screen.print(f"predicted {seconds(kernel.estimate.seconds)}; not measured: this device was not run")
     else:
         screen.print(f"measured {seconds(best.measured_s)}, predicted {seconds(kernel.estimate.seconds)}")
-    screen.print(f"program: {kernel.program}", soft_wrap=True, markup=False)
+    screen.print(f"program: {kernel.program}", soft_wrap=True)
     if out is not None:
-        screen.print(f"artifact: {out}", soft_wrap=True, markup=False)
+        screen.print(f"artifact: {out}", soft_wrap=True)
     if source:
         typer.echo(kernel.source)

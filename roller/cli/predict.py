@@ -42,5 +42,6 @@ def predict_command(
                     "bottleneck": estimate.bottleneck, "terms": dict(estimate.terms)})  # fmt: skip
         return
     screen = console()
-    screen.print(terms_table(estimate, f"{expr} on {spec.description}: terms of the prediction"))
+    screen.print(f"{expr} on {spec.description}: terms of the prediction", soft_wrap=True)
+    screen.print(terms_table(estimate))
     screen.print(f"predicted {seconds(estimate.seconds)}, bound by {estimate.bottleneck}")

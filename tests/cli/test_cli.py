@@ -113,6 +113,7 @@ def test_construct_json_is_ranked_by_prediction(cli):
 def test_construct_table_says_predicted(cli):
     code, out, _ = cli("construct", MATMUL, "--device", "v100", "--top-k", "2")
     assert code == 0
+    assert f"{roller.ops.parse(MATMUL)} on " in out, "the brackets of an expression are no markup"
     assert "predicted, not measured" in out
     assert "register tile" in out
     assert "shared tile" in out
