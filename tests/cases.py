@@ -119,7 +119,7 @@ _REDUCE = [
     *(_case(f"sum-{''.join(map(str, a))}", "reduce", kind="sum", shape=(5, 11, 7), axes=a) for a in _AXES),
     *(_case(f"{kind}-{''.join(map(str, a))}", "reduce", kind=kind, shape=(6, 9, 4), axes=a)
       for kind in ("mean", "max", "min", "prod") for a in ((2,), (0, 2), (0, 1, 2))),
-    _case("keep", "reduce", kind="sum", shape=(5, 11, 7), axes=(-1,), keepdims=True),
+    _case("keep", "reduce", kind="sum", shape=(5, 11, 8), axes=(-1,), keepdims=True),
     _case("keep-all", "reduce", kind="mean", shape=(5, 3), axes=(0, 1), keepdims=True, epilogue=("relu",)),
     _case("long", "reduce", kind="sum", shape=(3, 4099), axes=(1,)),
     _case("unit", "reduce", kind="max", shape=(7, 1), axes=(1,)),

@@ -21,7 +21,6 @@ from roller.expr import (
     Tensor,
     TensorExpr,
     Term,
-    axis_index,
 )
 from roller.ops.build import Types, dimensions, finish, indices, rows_of, types
 from roller.ops.registry import operator

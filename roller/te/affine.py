@@ -87,7 +87,7 @@ class AxisSpace:
         exact = Index(tuple(t for t in whole.terms if t.coef % c == 0), whole.const - whole.const % c)
         rest = Index(tuple(t for t in whole.terms if t.coef % c), whole.const % c)
         low, high = rest.range(self.extents)
-        inside = 0 <= low and high < c
+        inside = low >= 0 and high < c
         if isinstance(e, (tirx.FloorMod, tirx.Mod)):
             return rest if inside else Index((_remainder(rest, c),))
         quotient = Index(tuple(Term(t.axis, t.coef // c, t.div, t.mod) for t in exact.terms), exact.const // c)
@@ -153,6 +153,16 @@ def comparison(space: AxisSpace, e: Any, env: Mapping[Any, Any]) -> HalfBound:
     return HalfBound(Index(terms), low, high)
 
 
+def negated(bounds: list[HalfBound]) -> list[HalfBound]:
+    """Return what holds where a single one-sided bound fails; nothing is known of a conjunction."""
+    if len(bounds) != 1:
+        return []
+    b = bounds[0]
+    if b.low is None and b.high is not None:
+        return [HalfBound(b.index, b.high, None)]
+    return [HalfBound(b.index, None, b.low)] if b.high is None and b.low is not None else []
+
+
 def guarded(load: Load, bounds: list[HalfBound], outside: float, tensor: Tensor, extents: Mapping[str, int]) -> Load:
     """Attach ``bounds`` to a load in normal form: on the load's own indices, within its tensor, only where needed.
 
@@ -202,6 +212,7 @@ def _onto(load: Load, b: HalfBound) -> tuple[Index, int | None, int | None]:
 def refuse(tensor: str, of: str, dimension: int, reason: str) -> ExprError:
     """Return the error for an index that is outside the supported family."""
     return ExprError(
-        f"tensor '{tensor}': its dimension {dimension} is read by '{of}' through an index roller cannot tile: {reason}. "
+        f"tensor '{tensor}': its dimension {dimension} is read by '{of}' through an index that cannot be tiled: "
+        f"{reason}. "
         "Use sums of constant multiples of axes, or // and % of one axis; gather the data beforehand."
     )

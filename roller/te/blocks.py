@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from roller.errors import ExprError
 from roller.expr import COMBINERS, Tensor
+from roller.te.compat import Call as TvmCall
 from roller.te.compat import SBlockRealize, TensorLoad, dtype_of, tirx
 
 _COMBINER_NODES = ((tirx.Add, "sum"), (tirx.Mul, "prod"), (tirx.Max, "max"), (tirx.Min, "min"))
@@ -99,8 +101,6 @@ def _read(block: Any, where: str) -> Block:
         combiner, value = _combiner(store, block.init, where)
     else:
         combiner, value = None, store.value
-    if not variables and combiner is None:
-        raise ExprError(f"{where}: a scalar of scalars has no axis to tile. Compute it on the host.")
     return Block(store.buffer, tuple(variables), tuple(store.indices), value, combiner)
 
 
@@ -114,10 +114,25 @@ def _combiner(store: Any, init: Any, where: str) -> tuple[str, Any]:
         if not isinstance(store.value, node):
             continue
         a, b = store.value.a, store.value.b
-        if is_self(a) != is_self(b):
+        value = b if is_self(a) else a
+        if (is_self(a) or is_self(b)) and not any(is_self(e) for e in subexpressions(value)):
             _check_start(name, init, where)
-            return name, b if is_self(a) else a
-    raise ExprError(f"{where}: expected a sum, product, maximum or minimum, got another combiner. Use {list(COMBINERS)}.")
+            return name, value
+    raise ExprError(
+        f"{where}: expected a sum, product, maximum or minimum, got another combiner. Use {list(COMBINERS)}."
+    )
+
+
+def subexpressions(e: Any) -> Iterator[Any]:
+    """Yield ``e`` and the scalar expressions below it; indices of loads are not entered."""
+    yield e
+    if isinstance(e, (TensorLoad, tirx.IntImm, tirx.FloatImm)):
+        return
+    fields = ("a", "b", "value", "condition", "true_value", "false_value")
+    below = [getattr(e, f) for f in fields if getattr(e, f, None) is not None]
+    below += list(e.args) if isinstance(e, TvmCall) else []
+    for c in below:
+        yield from subexpressions(c)
 
 
 def _check_start(name: str, init: Any, where: str) -> None:

@@ -21,8 +21,8 @@ from roller.expr import (
     transform,
     walk,
 )
-from roller.te.affine import AxisSpace, HalfBound, NotAffineError, comparison, guarded, refuse
-from roller.te.blocks import Block
+from roller.te.affine import AxisSpace, HalfBound, NotAffineError, comparison, guarded, negated, refuse
+from roller.te.blocks import Block, subexpressions
 from roller.te.compat import Call as TvmCall
 from roller.te.compat import TensorLoad, dtype_of, tirx
 
@@ -176,15 +176,10 @@ class Converter:
         known = self.space.simplify(condition, env)
         if isinstance(known, tirx.IntImm):
             return self.scalar(yes if int(known.value) else no, env)
-        bounds: list[HalfBound] | None = []
-        for part in _conjuncts(known):
-            try:
-                bounds.append(comparison(self.space, part, {}))
-            except NotAffineError:
-                bounds = None
-                break
         value = self.scalar(yes, env)
-        if bounds is None:
+        try:
+            bounds = [comparison(self.space, part, {}) for part in _conjuncts(known)]
+        except NotAffineError:
             return Call("select", (self.scalar(known, {}), value, self.scalar(no, env)))
         other = self.scalar(no, env)
         if isinstance(other, Const):
@@ -192,7 +187,8 @@ class Converter:
             for candidate in dict.fromkeys((outside, 0.0)):
                 if _passes_through(value, candidate, outside):
                     return self._guarded(value, bounds, candidate)
-        return Call("select", (self.scalar(known, {}), self._guarded(value, bounds, None), other))
+        elsewhere = self._guarded(other, negated(bounds), None)
+        return Call("select", (self.scalar(known, {}), self._guarded(value, bounds, None), elsewhere))
 
     def _guarded(self, value: Scalar, bounds: list[HalfBound], outside: float | None) -> Scalar:
         by_name = {t.name: t for t in self.tensors.values()}
@@ -245,10 +241,4 @@ def _is_integer(e: Any) -> bool:
 
 
 def _reads_data(e: Any) -> bool:
-    """Whether a tensor is read anywhere below ``e``."""
-    if isinstance(e, TensorLoad):
-        return True
-    children = [getattr(e, n, None) for n in ("a", "b", "value", "condition", "true_value", "false_value")]
-    below = [c for c in children if isinstance(c, tirx.Expr)]
-    below += list(e.args) if isinstance(e, TvmCall) else []
-    return any(_reads_data(c) for c in below)
+    return any(isinstance(x, TensorLoad) for x in subexpressions(e))

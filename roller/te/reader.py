@@ -7,7 +7,6 @@ consumers, which leaves the normal form: reductions, and one element-wise stage 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -50,7 +49,7 @@ def read(source: Any, name: str = "te") -> TensorExpr:
     Examples
     --------
     >>> x = te.placeholder((4, 8), name="X")
-    >>> y = te.compute((4, 8), lambda i, j: te.max(x[i, j], 0.0) if False else x[i, j] * 2.0, name="Y")
+    >>> y = te.compute((4, 8), lambda i, j: x[i, j] * 2.0, name="Y")
     >>> str(read([x, y], name="double"))
     'double[i=4 j=8]'
     """
@@ -60,7 +59,9 @@ def read(source: Any, name: str = "te") -> TensorExpr:
     wrong = [t for t in tensors if not isinstance(t, te.Tensor)]
     if wrong or not tensors:
         got = type(wrong[0]).__name__ if wrong else "nothing"
-        raise ExprError(f"te reader: expected te tensors or a PrimFunc, got {got}. Pass inputs and outputs in call order.")
+        raise ExprError(
+            f"te reader: expected te tensors or a PrimFunc, got {got}. Pass inputs and outputs in call order."
+        )
     return _read_function(te.create_prim_func(_call_order(tensors)), name)
 
 
@@ -106,6 +107,9 @@ def _read_function(func: Any, name: str) -> TensorExpr:
     kept = [b for b in blocks if b.combiner is not None or b.buffer in parameters]
     labels = _labels([*inputs, *(b.buffer for b in kept)])
     tensors = {p: tensor_of(p, labels[p]) for p in (*inputs, *(b.buffer for b in kept))}
+    if not any(b.combiner is not None or b.store for b in kept):
+        raise ExprError(f"tensor '{labels[kept[-1].buffer]}': a scalar of scalars has no axis to tile. "
+                        "Compute it on the host.")  # fmt: skip
     stages = [_stage(b, tensors, by_buffer, n) for n, b in enumerate(kept)]
     outputs = tuple(labels[p] for p in parameters if p in by_buffer)
     stages = _name_axes(_fold_conversions(_live(stages, outputs), outputs))
