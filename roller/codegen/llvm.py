@@ -8,6 +8,7 @@ from typing import Any
 
 from roller.artifact import Argument, KernelArtifact, Launch
 from roller.codegen.cpu.library import ENTRY, build_library, prim_func
+from roller.codegen.cpu.mathlib import vectorise_math
 from roller.codegen.cpu.nest import Buffer, Stmt, declare
 from roller.codegen.cpu.rows import rows_body
 from roller.codegen.cpu.streaming import streaming_body
@@ -41,7 +42,7 @@ def lower_module(program: RProgram, cores: int = 1) -> tuple[Any, tuple[Argument
     expr = program.expr
     tensors = (*((t, "input") for t in expr.inputs), *((t, "output") for t in expr.output_tensors))
     buffers: dict[str, Buffer] = {t.name: declare(t.name, t.shape, t.dtype, private=False) for t, _ in tensors}
-    body: Stmt = template(program, buffers, cores)
+    body: Stmt = vectorise_math(template(program, buffers, cores))
     arguments = tuple(Argument(t.name, role, t.shape, t.dtype) for t, role in tensors)
     return prim_func([buffers[a.name] for a in arguments], body), arguments
 
