@@ -72,7 +72,10 @@ def _drop_unit_axes(expr: TensorExpr) -> TensorExpr:
                 unit.discard(mine[-1].name)
     if not unit:
         return expr
-    index = lambda i: Index(tuple(t for t in i.terms if t.axis not in unit), i.const)  # noqa: E731
+
+    def index(i: Index) -> Index:
+        return Index(tuple(t for t in i.terms if t.axis not in unit), i.const)
+
     stages = tuple(
         replace(
             s,
@@ -212,13 +215,17 @@ def _merge(expr: TensorExpr, a: Axis, b: Axis) -> TensorExpr:
             first = next((d for d, i in enumerate(index) if i.is_axis(a.name)), None)
             groups = [[d] for d in range(len(index))]
             if first is not None:
-                groups = [[d] for d in range(first)] + [[first, first + 1]] + [[d] for d in range(first + 2, len(index))]
+                after = [[d] for d in range(first + 2, len(index))]
+                groups = [[d] for d in range(first)] + [[first, first + 1]] + after
             if name in dims and dims[name] != groups and first is None:
                 continue
             dims[name] = groups
     for t in expr.inputs:
         dims.setdefault(t.name, [[d] for d in range(len(t.shape))])
-    rename = lambda i: Index((Term(fused.name),)) if i.is_axis(a.name) else i  # noqa: E731
+
+    def rename(i: Index) -> Index:
+        return Index((Term(fused.name),)) if i.is_axis(a.name) else i
+
     stages = tuple(
         replace(
             s,

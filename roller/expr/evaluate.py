@@ -20,7 +20,7 @@ from roller.expr.tensor_expr import COMBINERS, Stage, TensorExpr
 #: Points x reduction elements evaluated at once; bounds memory to about 100 MB per live temporary.
 _CHUNK = 1 << 21
 
-_COMBINE = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod}
+_COMBINE: dict[str, Any] = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod}
 
 
 def evaluate(
