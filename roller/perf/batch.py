@@ -96,11 +96,11 @@ class TileBatch:
         return self.register[:, ~self.geometry.spatial].prod(axis=1)
 
     def lanes(self, width: int) -> Ints:
-        """Lanes of one TEU per axis: threads are laid out with the last axis fastest, ``(N, axes)``."""
+        """Lanes of one TEU per axis: reductions fastest, then the axis contiguous in the output, ``(N, axes)``."""
         out = np.ones_like(self.block)
         left = np.full(len(self.block), width, np.int64)
-        for a in range(self.block.shape[1] - 1, -1, -1):
-            if self.thread_axes[a]:
-                out[:, a] = np.minimum(self.threads[:, a], left)
-                left = np.maximum(1, left // out[:, a])
+        reductions = [a for a in range(self.block.shape[1]) if not self.geometry.spatial[a] and self.thread_axes[a]]
+        for a in reversed((*self.geometry.order, *reductions)):
+            out[:, a] = np.minimum(self.threads[:, a], left)
+            left = np.maximum(1, left // out[:, a])
         return out

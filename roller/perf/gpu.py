@@ -19,7 +19,7 @@ import numpy as np
 from roller.expr import instruction_mix
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.perf.transactions import tile_transaction_bytes, touched_bytes
+from roller.tile.transactions import tile_transaction_bytes, touched_bytes
 from roller.tile.geometry import Access, Floats, Ints
 
 #: Registers a thread of our templates needs beside accumulators and operand fragments (addresses, loop counters).
@@ -133,14 +133,13 @@ def _memo(access: Access, key: tuple[str, int], fn: object) -> float:
 
 
 def _wave_shares(batch: TileBatch, resident: Ints) -> dict[str, Floats]:
-    """Return, per tensor, distinct data tiles over blocks of one wave (blocks run last axis fastest)."""
+    """Return, per tensor, distinct data tiles over blocks of one wave (blocks run along the output's contiguous axis first)."""
     g = batch.geometry
     left = np.minimum(resident, batch.blocks)
     in_wave = np.ones_like(batch.block)
-    for a in range(len(g.names) - 1, -1, -1):
-        if g.spatial[a]:
-            in_wave[:, a] = np.minimum(batch.counts[:, a], left)
-            left = -(-left // in_wave[:, a])
+    for a in reversed(g.order):
+        in_wave[:, a] = np.minimum(batch.counts[:, a], left)
+        left = -(-left // in_wave[:, a])
     every = in_wave.prod(axis=1)
     return {x.tensor.name: np.where(x.uses, in_wave, 1).prod(axis=1) / every for x in g.reads}
 

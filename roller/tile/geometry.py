@@ -1,9 +1,9 @@
 """Tile inference over many tiles at once: which data a tile of axis extents touches.
 
 A tile gives an extent to every axis of the anchor stage. Along each dimension of a tensor it touches
-``1 + sum(|coef| / g * (t - 1))`` elements, clipped to what the whole axes touch, where ``g`` is the greatest
-common divisor of the dimension's coefficients: positions a strided access can never hit are not part of
-the data tile (``g == 1`` gives the published rule). A guarded dimension includes its border: the padding
+``1 + sum(|coef| * (t - 1))`` elements, clipped to what the whole axes touch. An access without windows (every
+dimension moves with one axis at most) holds ``t`` elements along a strided dimension: positions it can never
+hit are not part of the data tile. A guarded dimension includes its border: the padding
 values occupy the data tile although they are never loaded. A quasi-affine access (implicit GEMM) is gathered: its data
 tile holds one element per combination of the axes it depends on. All functions take integer arrays
 ``(N, axes)``: one row per tile.
@@ -11,7 +11,6 @@ tile holds one element per combination of the axes it depends on. All functions 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -46,8 +45,11 @@ class Access:
 
     @cached_property
     def lattice(self) -> Ints:
-        """Spacing of the touched positions per dimension (gcd of the coefficients, at least 1)."""
-        return np.array([max(1, math.gcd(*(int(abs(c)) for c in row))) for row in self.coefficients], np.int64)
+        """Spacing of the touched positions per dimension: the stride of an access without windows, else 1."""
+        rows = self.coefficients
+        if (np.count_nonzero(rows, axis=1) > 1).any():
+            return np.ones(len(rows), np.int64)
+        return np.array([max(1, int(np.abs(row).max(initial=1))) for row in rows], np.int64)
 
     @cached_property
     def _steps(self) -> Ints:
@@ -209,6 +211,11 @@ class Geometry:
         return found  # type: ignore[no-any-return]
 
     @cached_property
+    def order(self) -> tuple[int, ...]:
+        """Spatial axes in the order threads and blocks run over them: the one contiguous in the output last."""
+        return tuple(a for a in store_order(self.expr.anchor, self.names) if self.spatial[a])
+
+    @cached_property
     def reads(self) -> tuple[Access, ...]:
         """Loads and extras."""
         return (*self.loads, *self.extras)
@@ -230,6 +237,24 @@ class Geometry:
         """Q(T): bytes loaded by all tiles of the launch plus bytes stored once, ``(N,)``."""
         loaded = sum((a.loaded_elements(tiles) * a.tensor.itemsize_bytes for a in self.loads), np.zeros(len(tiles)))
         return loaded + float(self.store.tensor.nbytes)
+
+
+def store_order(stage: Stage, names: tuple[str, ...]) -> tuple[int, ...]:
+    """Return positions in ``names`` of the stage's spatial axes, the one contiguous in its output last."""
+    pitch: list[int] = []
+    step = 1
+    for n in reversed(stage.output.shape):
+        pitch.insert(0, step)
+        step *= n
+
+    def distance(name: str) -> int:
+        return min(
+            (p * abs(t.coef) for i, p in zip(stage.store, pitch, strict=True) for t in i.terms if t.axis == name),
+            default=0,
+        )
+
+    ordered = sorted((a.name for a in stage.spatial_axes), key=distance, reverse=True)
+    return tuple(names.index(n) for n in ordered)
 
 
 def _access(expr: TensorExpr, stage: Stage, tensor: str, index: tuple[Index, ...], bounds: int) -> Access:

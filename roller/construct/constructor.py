@@ -1,0 +1,178 @@
+"""construct(): expression and device in, K programs out, best estimate first. No TVM, no device."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from roller import perf
+from roller.construct.cpu_pool import cpu_pool
+from roller.construct.gpu_pool import pool as gpu_pool
+from roller.construct.options import ConstructOptions
+from roller.errors import NoCandidateError
+from roller.expr import TensorExpr
+from roller.expr.canonical import fuse_axes, group_axes
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.perf.estimate import Estimate
+from roller.tile.alignment import broken_rules
+from roller.tile.geometry import Geometry
+from roller.tile.layout import storage_padding
+from roller.tile.program import RProgram
+
+#: Part of a candidate's identity: raise it when a template changes what a program means.
+TEMPLATE_VERSION = 1
+#: Best programs per batch that get their storage padding chosen and are priced again.
+_FINALISTS = 3
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One constructed program, its estimate, and what became of it.
+
+    Parameters
+    ----------
+    id
+        Hash of expression, device spec, program, template version and options.
+    program, estimate
+        The rProgram and its prediction.
+    status
+        ``"constructed"``, then ``"measured"``, ``"built"`` or ``"failed"``.
+    measured_s
+        Median measured seconds, or ``None``.
+    reason
+        Why it failed, or ``None``.
+    """
+
+    id: str
+    program: RProgram
+    estimate: Estimate
+    status: str = "constructed"
+    measured_s: float | None = None
+    reason: str | None = None
+
+
+def canonical_forms(expr: TensorExpr, options: ConstructOptions) -> tuple[TensorExpr, ...]:
+    """Return the forms the constructor considers: fused, and grouped where that exists."""
+    key = ("forms", options.axis_fusion, options.axis_grouping)
+    if key not in expr._memo:
+        plain = fuse_axes(expr) if options.axis_fusion else expr
+        grouped = group_axes(plain) if options.axis_grouping else None
+        expr._memo[str(key)] = (plain,) if grouped is None else (plain, grouped)
+    forms: tuple[TensorExpr, ...] = expr._memo[str(key)]
+    return forms
+
+
+def construct_candidates(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> tuple[Candidate, ...]:
+    """Construct ``options.top_k`` distinct programs, best estimate first.
+
+    Ties are broken by the program's own text, so the result is the same on every machine. Fewer are returned
+    only where fewer exist.
+
+    Raises
+    ------
+    NoCandidateError
+        Where no program fits the device (or the padding allowed).
+    """
+    target = spec if options.units is None else replace(spec, units=min(options.units, spec.units))
+    forms = canonical_forms(expr, options)
+    share = replace(options, pool=max(options.top_k, options.pool // len(forms)))
+    ranked: list[tuple[float, str, RProgram, Estimate]] = []
+    for form in forms:
+        geometry = Geometry.of(form)
+        batches = gpu_pool(geometry, target, share) if spec.kind == "gpu" else cpu_pool(geometry, target, share)
+        for batch in batches:
+            for program in _finalists(batch, target, options):
+                estimate = perf.estimate_program(program, target)
+                ranked.append((estimate.seconds, str(program), program, estimate))
+    ranked.sort(key=lambda r: r[:2])
+    best = [r for r in ranked if np.isfinite(r[0])][: options.top_k]
+    if not best:
+        raise NoCandidateError(
+            f"{expr.name} on {spec.name}: expected at least one program, none fits the device and the padding allowed "
+            f"(epsilon={options.epsilon}, allow_padding={expr.allow_padding}). Raise epsilon or allow padding."
+        )
+    identity = hashlib.sha256(
+        json.dumps([expr.key, spec.content_key, TEMPLATE_VERSION, options.to_dict()], sort_keys=True).encode()
+    ).hexdigest()
+    return tuple(
+        Candidate(hashlib.sha256(f"{identity}/{text}".encode()).hexdigest()[:16], program, estimate)
+        for _, text, program, estimate in best
+    )
+
+
+def _finalists(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> Iterator[RProgram]:
+    """Yield the best programs of a batch, storage padding and vectors chosen."""
+    if not len(batch):
+        return
+    seconds = perf.price(batch, spec)["seconds"]
+    wanted = options.top_k * _FINALISTS
+    order = np.argsort(seconds, kind="stable")[: wanted if len(batch) > wanted else len(batch)]
+    seen: set[str] = set()
+    for i in order:
+        if not np.isfinite(seconds[i]) or len(seen) >= options.top_k + 2:
+            break
+        program = program_of(batch, int(i), spec, options.epsilon)
+        if str(program) not in seen:
+            seen.add(str(program))
+            yield program
+
+
+def program_of(batch: TileBatch, i: int, spec: DeviceSpec, epsilon: float = 1.0) -> RProgram:
+    """Return row ``i`` of a batch as a program with vectors, storage padding and relaxed rules."""
+    g = batch.geometry
+    ints = lambda row: tuple(int(x) for x in row)  # noqa: E731
+    fast, slow = [layer.name for layer in spec.memory_layers if layer.tiled][:: 1 if batch.panel is None else 2][:2]
+    tiles = [(fast, ints(batch.register[i])), (slow, ints(batch.block[i]))]
+    if batch.panel is not None:
+        tiles.insert(1, (spec.memory_layers[1].name, ints(batch.panel[i])))
+    axis, elements = _vector(batch, i, spec)
+    staged = tuple(dict.fromkeys(a.tensor.name for a in g.loads)) if batch.staged else ()
+    program = RProgram(
+        g.expr, spec.kind, batch.structure, tuple(tiles), (), staged, axis, elements, False, int(batch.split_k[i])
+    )
+    if spec.kind == "gpu" and staged:
+        program = _lay_out(program, spec)
+    return replace(program, relaxed=broken_rules(program, spec, epsilon), _memo={})
+
+
+def _vector(batch: TileBatch, i: int, spec: DeviceSpec) -> tuple[str | None, int]:
+    """Vector axis and elements: the CPU batch's own; on a GPU the output's contiguous axis, up to 16 bytes."""
+    g = batch.geometry
+    if batch.vector_axis is not None:
+        lanes = spec.teu.lanes * 4 // max(4, g.store.tensor.itemsize_bytes)
+        return g.names[batch.vector_axis], lanes
+    if not g.order:
+        return None, 1
+    axis = g.order[-1]
+    reductions = np.flatnonzero(~g.spatial)
+    if batch.structure == "rows" and len(reductions) and batch.threads[i, reductions[-1]] > 1:
+        axis = int(reductions[-1])
+    widest = max(1, 16 // g.store.tensor.itemsize_bytes)
+    elements = next(w for w in (8, 4, 2, 1) if w <= widest and int(batch.register[i, axis]) % w == 0)
+    return (g.names[axis], elements) if elements > 1 else (None, 1)
+
+
+def _lay_out(program: RProgram, spec: DeviceSpec) -> RProgram:
+    """Choose interleaved or contiguous thread rows, and the storage padding, by the conflicts of one TEU."""
+    shared = spec.layer("shared")
+    banks, width = shared.banks or spec.teu.lanes, shared.bank_width_bytes or 4
+    options = []
+    for interleaved in (True, False):
+        trial = replace(program, interleaved=interleaved, _memo={})
+        pads: dict[str, int] = {}
+        conflicts = 0
+        for ld in program.expr.anchor.loads:
+            if not any(i.terms for i in ld.index):
+                continue
+            pad, degree = storage_padding(trial, ld, spec.teu.lanes, banks, width)
+            pads[ld.tensor] = max(pad, pads.get(ld.tensor, 0))
+            conflicts += degree
+        options.append((conflicts, sum(pads.values()), not interleaved, pads))
+    conflicts, _, contiguous, pads = min(options, key=lambda o: o[:3])
+    padding = tuple((t, p) for t, p in pads.items() if p)
+    return replace(program, interleaved=not contiguous, storage_padding=padding, _memo={})

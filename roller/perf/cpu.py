@@ -1,0 +1,258 @@
+"""The CPU half of the micro performance model: micro-kernel cycles, cache traffic, packing, cores.
+
+The same terms as on a GPU under other names: the vector unit is the TEU, cores are the units, a task
+(the ``l2`` tile) is the block, the micro-kernel is the register tile. Per reduction point a micro-kernel
+needs the largest of its FMA, load, issue and dependence cycles; per task its panels come through the
+caches; packing is traffic. Tiles at the end of an axis overlap their neighbour instead of padding, so
+work is counted in whole register tiles. Out-of-order cores overlap arithmetic with cache traffic, hence
+``max``; packing and the wake-up of the workers come before it and are added.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from roller.expr import instruction_mix
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.tile.geometry import Access, Floats, Ints
+
+#: Scalar stores per cycle when a vectorised axis is not contiguous in the output (one store port).
+SCATTER_CYCLES = 1.0
+#: Cycles per element packed where the copy gathers single elements, and where it moves vectors.
+GATHER_CYCLES = 1.5
+#: Share of a cache that reused data can hold while streams pass through it.
+CACHE_SHARE = 0.7
+
+Terms = dict[str, Floats]
+
+
+def lane_count(spec: DeviceSpec, itemsize_bytes: int) -> int:
+    """Return elements of one vector register."""
+    return max(1, spec.teu.lanes * 4 // itemsize_bytes)
+
+
+def lane_distance(access: Access, axis: int) -> int:
+    """Return the distance in memory (elements) between neighbouring lanes along ``axis``; 0 is a broadcast."""
+    if not access.uses[axis]:
+        return 0
+    pitch, step = 1, 0
+    for d in range(len(access.tensor.shape) - 1, -1, -1):
+        for t in access.index[d].terms:
+            if access.axis_names[axis] == t.axis:
+                # A quasi-affine axis is contiguous where its fastest part walks the last dimension.
+                step = pitch * abs(t.coef) if not step else min(step, pitch * abs(t.coef))
+        pitch *= access.tensor.shape[d]
+    return step
+
+
+def vector_operations(batch: TileBatch, lanes: int) -> Ints:
+    """Return vector registers of accumulators of one micro-kernel, ``(N,)``."""
+    v = batch.vector_axis
+    if v is None:
+        return batch.register_outputs
+    per_vector = -(-batch.register[:, v] // lanes)
+    return batch.register_outputs // batch.register[:, v] * per_vector
+
+
+def effective_register(batch: TileBatch) -> Ints:
+    """Register tiles as the template uses them: no larger than their axis."""
+    return np.minimum(batch.register, batch.geometry.extents)
+
+
+def price(batch: TileBatch, spec: DeviceSpec) -> Terms:
+    """Price a batch on a CPU; returns ``seconds`` and its terms as arrays ``(N,)``."""
+    return _tiled(batch, spec) if batch.structure == "tiled" else _streamed(batch, spec)
+
+
+def _imbalance(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Ints]:
+    """Return cores' idle factor for whole tasks, and the number of tasks."""
+    tiles = -(-batch.geometry.extents // effective_register(batch))
+    per_task = np.maximum(1, batch.block // batch.register)
+    tasks = np.where(batch.geometry.spatial, -(-tiles // per_task), 1).prod(axis=1)
+    return -(-tasks // spec.units) * spec.units / tasks, tasks
+
+
+def _micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec, lanes: int) -> tuple[Floats, Floats]:
+    """Return cycles per reduction point and cycles of the write-back of one micro-kernel."""
+    g, anchor = batch.geometry, batch.geometry.expr.anchor
+    rate = spec.compute.ops_per_cycle_per_unit
+    v = batch.vector_axis
+    register = np.where(g.spatial, effective_register(batch), 1)
+    vectors = vector_operations(batch, lanes).astype(np.float64)
+    width = spec.teu.lanes
+    fma = sum(vectors * n * width / rate[c] for c, n in instruction_mix(anchor.body, anchor.combiner).items())
+    loads = gathers = np.zeros(len(batch))
+    for a in g.loads:
+        elements = a.elements(register).astype(np.float64)
+        step = 0 if v is None else lane_distance(a, v)
+        if v is not None and a.uses[v]:
+            packed = batch.staged and not _halo(a)
+            if packed or step == 1 or (batch.staged and _halo(a)):
+                loads = loads + np.where(register[:, v] > 0, elements / np.minimum(lanes, register[:, v]), elements)
+                if not packed and step > 1 and not batch.staged:
+                    gathers = gathers + elements
+            else:
+                gathers = gathers + elements
+        else:
+            loads = loads + elements
+    load = (loads * width + gathers * width * 2) / rate["load_store"]
+    issue = (vectors + loads + 2 * gathers) * width / rate["issue"]
+    latency = spec.execution.step_latency_s * spec.clock_hz
+    cycles = np.maximum(np.maximum(fma, load), np.maximum(issue, latency)) + spec.execution.step_issue_s * spec.clock_hz
+    outputs = register.prod(axis=1).astype(np.float64)
+    contiguous = v is not None and lane_distance(g.store, v) == 1
+    epilogue = sum(
+        vectors * n * width / rate[c]
+        for s in g.expr.stages
+        if s is not anchor
+        for c, n in instruction_mix(s.body, None).items()
+    )
+    write = vectors * 2 if contiguous or v is None else outputs * SCATTER_CYCLES + vectors
+    return cycles, write + epilogue + 10.0
+
+
+def _halo(access: Access) -> bool:
+    """Whether staging copies the box of the tensor (strides or windows) instead of gathering a panel."""
+    windows = (np.count_nonzero(access.coefficients, axis=1) > 1).any()
+    return not access.gather and bool(windows or (np.abs(access.coefficients) > 1).any())
+
+
+def _tiled(batch: TileBatch, spec: DeviceSpec) -> Terms:
+    g = batch.geometry
+    size = g.store.tensor.itemsize_bytes
+    lanes = lane_count(spec, 4)
+    register = np.where(g.spatial, effective_register(batch), 1)
+    tiles = np.where(g.spatial, -(-g.extents // register), 1)
+    kernels = tiles.astype(np.float64).prod(axis=1)
+    points = float(g.extents[~g.spatial].prod())
+    cycles, write = _micro_kernel_cycles(batch, spec, lanes)
+    imbalance, tasks = _imbalance(batch, spec)
+    compute = kernels * (points * cycles + write) / (spec.clock_hz * spec.units) * imbalance
+    l2, l3 = _cache_traffic(batch, spec, register, tiles, kernels)
+    pack, pack_dram = _packing(batch, spec, register, tiles, tasks)
+    dram_bytes = _dram_bytes(batch, spec) + pack_dram
+    terms: Terms = {
+        "compute_s": compute,
+        "l2_s": l2 / spec.layer("l2").bandwidth_bytes_per_s * imbalance,
+        "l3_s": l3 / spec.layer("l3").bandwidth_bytes_per_s * imbalance,
+        "dram_s": np.broadcast_to(dram_bytes / spec.layer("dram").bandwidth_bytes_per_s, compute.shape),
+        "pack_s": pack,
+        "launch_s": np.full(len(batch), spec.execution.launch_s),
+    }
+    slowest = np.maximum.reduce([terms["compute_s"], terms["l2_s"], terms["l3_s"], terms["dram_s"]])
+    usable = spec.limits.usable_vector_registers or 12
+    fits = vector_operations(batch, lanes) <= usable
+    terms["seconds"] = np.where(fits, slowest + pack + terms["launch_s"], np.inf)
+    terms["dram_bytes"] = np.broadcast_to(dram_bytes, compute.shape).astype(float)
+    terms["tasks"] = tasks.astype(float)
+    terms["vectors"] = vector_operations(batch, lanes) * size / size
+    return terms
+
+
+def _cache_traffic(
+    batch: TileBatch, spec: DeviceSpec, register: Ints, tiles: Ints, kernels: Floats
+) -> tuple[Floats, Floats]:
+    """Return bytes from L2 into L1 and from L3 into L2 over all micro-kernels.
+
+    The packed panel of the vector axis stays in L1 while the other tiles of the task pass, if it fits;
+    a task's panels stay in L2 if they fit, else they stream from L3 once per pass.
+    """
+    g, v = batch.geometry, batch.vector_axis
+    whole = np.where(g.spatial, register, g.extents)
+    per_task = np.maximum(1, np.minimum(batch.block // batch.register, tiles))
+    l1 = spec.layer("l1").capacity_bytes * CACHE_SHARE
+    l2 = spec.layer("l2").capacity_bytes * CACHE_SHARE
+    to_l1 = to_l2 = np.zeros(len(batch))
+    others = per_task.prod(axis=1) / (per_task[:, v] if v is not None else 1)
+    task = np.where(g.spatial, np.minimum(per_task * register, g.extents), g.extents)
+    held = sum((a.elements(task) * float(a.tensor.itemsize_bytes) for a in g.loads), np.zeros(len(batch)))
+    for a in g.loads:
+        panel = a.elements(whole) * float(a.tensor.itemsize_bytes)
+        stays = v is not None and a.uses[v]
+        fits = panel <= l1
+        passes = np.where(fits & bool(stays), kernels / others, kernels)
+        to_l1 = to_l1 + passes * panel
+        mine = a.elements(task) * float(a.tensor.itemsize_bytes)
+        all_tasks = kernels / per_task.prod(axis=1)
+        once = all_tasks * mine
+        sweep = np.where(held <= l2, once, np.minimum(passes * panel, once * (per_task[:, v] if not stays and v is not None else 1)))
+        to_l2 = to_l2 + sweep
+    return to_l1, to_l2
+
+
+def _packing(
+    batch: TileBatch, spec: DeviceSpec, register: Ints, tiles: Ints, tasks: Ints
+) -> tuple[Floats, float]:
+    """Return seconds spent packing staged operands, and DRAM bytes the packed copies cost."""
+    g, v = batch.geometry, batch.vector_axis
+    total = np.zeros(len(batch))
+    if not batch.staged:
+        return total, 0.0
+    per_task = np.maximum(1, np.minimum(batch.block // batch.register, tiles))
+    task = np.where(g.spatial, np.minimum(per_task * register, g.extents), g.extents)
+    l3 = spec.layer("l3")
+    spilled = 0.0
+    for a in g.loads:
+        step = 0 if v is None else lane_distance(a, v)
+        if _halo(a):
+            elements, cost = a.elements(task) * tasks.astype(np.float64), np.full(len(batch), 0.5)
+            rows, run = a.runs(task)
+            cost = cost + rows * 8.0 / np.maximum(1, a.elements(task))
+        else:
+            covered = np.where(a.uses & g.spatial, tiles * register, np.where(a.uses, g.extents, 1))
+            elements = covered.astype(np.float64).prod(axis=1)
+            inner = register[:, v] if v is not None and a.uses[v] and step == 1 else np.ones(len(batch))
+            cost = GATHER_CYCLES * np.where(inner >= spec.teu.lanes, 0.25 if not a.gather else 0.6, 1.0)
+        total = total + elements * cost / (spec.clock_hz * spec.units)
+        moved = elements * (3.0 * a.tensor.itemsize_bytes)
+        total = np.maximum(total, 0) + np.where(
+            moved > l3.capacity_bytes * CACHE_SHARE, moved / spec.layer("dram").bandwidth_bytes_per_s, 0.0
+        ) * 0.5
+    return total, spilled
+
+
+def _dram_bytes(batch: TileBatch, spec: DeviceSpec) -> float:
+    """Return bytes that must cross the memory bus: everything, unless it all stays in the last-level cache."""
+    g = batch.geometry
+    inputs = sum(a.tensor.nbytes for a in g.reads)
+    outputs = sum(t.nbytes for t in g.expr.output_tensors)
+    if inputs + outputs <= spec.layer("l3").capacity_bytes * CACHE_SHARE:
+        return 0.0
+    return float(inputs + 2 * outputs)  # write-allocate reads a line before it is written
+
+
+def _streamed(batch: TileBatch, spec: DeviceSpec) -> Terms:
+    """Element-wise passes and row reductions: vector arithmetic against the memory bus."""
+    g = batch.geometry
+    rate = spec.compute.ops_per_cycle_per_unit
+    lanes = spec.teu.lanes
+    v = batch.vector_axis
+    imbalance, tasks = _imbalance(batch, spec)
+    cycles = np.zeros(len(batch))
+    for s in g.expr.stages:
+        per_point = sum(n * lanes / rate[c] for c, n in instruction_mix(s.body, s.combiner).items())
+        strided = [a for a in g.loads if v is not None and lane_distance(a, v) > 1]
+        loads = max(1, len(s.loads)) * lanes / rate["load_store"]
+        vectors = s.points / lanes
+        used = 1.0 if v is None else lanes / np.minimum(lanes, np.maximum(1, np.minimum(batch.register[:, v], g.extents[v])))
+        scattered = float(lanes) if strided else 1.0
+        cycles = cycles + vectors * used * np.maximum(per_point, loads * scattered)
+    unroll = np.maximum(1, batch.register.prod(axis=1) / lanes)
+    overhead = sum(s.points for s in g.expr.stages) / lanes / unroll * spec.execution.step_issue_s * spec.clock_hz
+    if v is None:
+        cycles = cycles * lanes
+    compute = (cycles + overhead) / (spec.clock_hz * spec.units) * imbalance
+    moved = sum(a.tensor.nbytes for a in g.reads) + 2 * sum(t.nbytes for t in g.expr.output_tensors)
+    cached = moved <= spec.layer("l3").capacity_bytes * CACHE_SHARE
+    layer = spec.layer("l3" if cached else "dram")
+    memory = np.broadcast_to(np.float64(moved / layer.bandwidth_bytes_per_s), compute.shape) * imbalance
+    per_task = tasks * spec.execution.barrier_s / spec.units
+    terms: Terms = {
+        "compute_s": compute,
+        ("l3_s" if cached else "dram_s"): memory,
+        "launch_s": np.full(len(batch), spec.execution.launch_s),
+    }
+    terms["seconds"] = np.maximum(compute, memory) + per_task + terms["launch_s"]
+    terms["tasks"] = tasks.astype(float)
+    return terms

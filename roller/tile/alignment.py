@@ -1,0 +1,74 @@
+"""Alignment rules: one function each, in one list. A program either meets a rule or names it in ``relaxed``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from roller.hardware import DeviceSpec
+from roller.tile.geometry import Geometry
+from roller.tile.layout import conflict_degree
+from roller.tile.program import RProgram
+from roller.tile.transactions import row_alignment_bytes
+
+#: ``rule(program, spec, epsilon) -> bool``; the key is the name used in ``RProgram.relaxed``.
+Rule = Callable[[RProgram, DeviceSpec, float], bool]
+
+
+def execution_unit(program: RProgram, spec: DeviceSpec, epsilon: float) -> bool:
+    """Rule 1: the threads of a block fill whole TEUs; on a CPU the vectorised axis is a multiple of the lanes."""
+    if program.kind == "gpu":
+        return program.threads_per_block % spec.teu.lanes == 0
+    if program.vector_axis is None:
+        return False
+    return program.tile("register")[program.vector_axis] % program.vector_elements == 0
+
+
+def transaction(program: RProgram, spec: DeviceSpec, epsilon: float) -> bool:
+    """Rule 2: contiguous runs of loaded tiles start at, and are multiples of, whole transactions, or span the dimension."""
+    geometry = Geometry.of(program.expr)
+    tile = np.array([tuple(program.block_tile.values())], np.int64)
+    size = spec.memory_layers[-1].transaction_bytes
+    for access in geometry.loads:
+        if not access.coefficients.shape[0]:
+            continue
+        rows, run = access.runs(tile)
+        spans = not access.gather and bool(access.extents(tile)[0, -1] >= access.tensor.shape[-1])
+        whole = int(run[0]) * access.tensor.itemsize_bytes % size == 0
+        aligned = int(rows[0]) == 1 or int(row_alignment_bytes(access, tile, size)[0]) >= size
+        if not (aligned and (whole or spans)):
+            return False
+    return True
+
+
+def memory_bank(program: RProgram, spec: DeviceSpec, epsilon: float) -> bool:
+    """Rule 3: no bank serves two words for one read of a staged tile by one TEU (enumerated)."""
+    if program.kind != "gpu" or not program.staged:
+        return True
+    shared = spec.layer("shared")
+    padding = dict(program.storage_padding)
+    banks, width = shared.banks or spec.teu.lanes, shared.bank_width_bytes or 4
+    return all(
+        conflict_degree(program, ld, padding.get(ld.tensor, 0), spec.teu.lanes, banks, width) == 1
+        for ld in program.expr.anchor.loads
+        if ld.tensor in program.staged
+    )
+
+
+def tensor_shape(program: RProgram, spec: DeviceSpec, epsilon: float) -> bool:
+    """Rule 4: padded waste ``((S - N % S) % S) / N`` of every axis is at most ``epsilon``."""
+    return all(-a.extent % program.block_tile[a.name] / a.extent <= epsilon for a in program.axes)
+
+
+RULES: dict[str, Rule] = {
+    "execution_unit": execution_unit,
+    "transaction": transaction,
+    "bank": memory_bank,
+    "shape": tensor_shape,
+}
+
+
+def broken_rules(program: RProgram, spec: DeviceSpec, epsilon: float = 1.0) -> tuple[str, ...]:
+    """Return the names of the rules a program does not meet."""
+    return tuple(name for name, rule in RULES.items() if not rule(program, spec, epsilon))

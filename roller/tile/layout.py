@@ -1,0 +1,151 @@
+"""How a staged data tile lies in scratchpad, and what one TEU's reads of it cost in bank conflicts.
+
+A load whose indices are affine is staged as the *box* it touches, in the tensor's own layout; a
+quasi-affine load, or a strided one without windows, is staged by the *axes* it depends on (the im2col
+tile). Code generation and the bank rule both read this module, so they cannot disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from roller.expr import SPATIAL, Index, Load, Stage, Tensor, Term
+from roller.tile.geometry import store_order
+from roller.tile.program import RProgram
+
+
+@dataclass(frozen=True)
+class TileLayout:
+    """Dimensions of a staged tile: ``dims`` are indices of local axis coordinates, row-major over ``extents``.
+
+    ``axes`` names the axes of a tile staged by axes; empty for a box of the tensor.
+    """
+
+    dims: tuple[Index, ...]
+    extents: tuple[int, ...]
+    axes: tuple[str, ...] = ()
+
+    def pitches(self, padding: int = 0) -> tuple[int, ...]:
+        """Elements between neighbours per dimension with ``padding`` elements appended to each row."""
+        return pitches((*self.extents[:-1], self.extents[-1] + padding))
+
+
+def pitches(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the elements between neighbours along every dimension of a row-major array.
+
+    Examples
+    --------
+    >>> pitches((2, 3, 4))
+    (12, 4, 1)
+    """
+    out, step = [], 1
+    for n in reversed(shape):
+        out.append(step)
+        step *= n
+    return tuple(out[::-1])
+
+
+def tile_layout(stage: Stage, load: Load, tensor: Tensor, tile: Mapping[str, int]) -> TileLayout:
+    """Return the layout of the staged tile of one load for axis extents ``tile``."""
+    windows = any(len(i.terms) > 1 for i in load.index)
+    strided = any(abs(t.coef) > 1 for i in load.index for t in i.terms)
+    boxed = all(i.is_affine for i in load.index) and all(b.index in load.index for b in load.guard)
+    if boxed and (windows or not strided):
+        dims = tuple(Index(i.terms, -Index(i.terms).range(tile)[0]) for i in load.index)
+        return TileLayout(dims, tuple(i.range(tile)[1] + 1 for i in dims))
+    axes = _axes_order(stage, load, tensor)
+    return TileLayout(tuple(Index((Term(a),)) for a in axes), tuple(tile[a] for a in axes), axes)
+
+
+def mean_step(index: Sequence[Index], shape: Sequence[int], axis: str, extent: int) -> float:
+    """Return the mean distance in memory (elements) between neighbours along ``axis``; 1 is contiguous."""
+    n = min(extent, 257)
+    if n < 2:
+        return float("inf")
+    total = np.zeros(n, np.int64)
+    for i, pitch in zip(index, pitches(shape), strict=True):
+        mine = Index(tuple(t for t in i.terms if t.axis == axis))
+        total = total + pitch * np.asarray(mine({axis: np.arange(n)}))
+    return float(np.mean(np.abs(np.diff(total))))
+
+
+def _axes_order(stage: Stage, load: Load, tensor: Tensor) -> tuple[str, ...]:
+    """Axes a load depends on, the most contiguous one last."""
+    used = [a for a in stage.axes if any(a.name in i.axes for i in (*load.index, *(b.index for b in load.guard)))]
+    step = {a.name: mean_step(load.index, tensor.shape, a.name, a.extent) for a in used}
+    last = min(used, key=lambda a: (step[a.name], a.kind != SPATIAL))
+    # Reduction axes outside: a step of the reduction then reads one run of the tile.
+    rest = sorted((a for a in used if a is not last), key=lambda a: a.kind == SPATIAL)
+    return (*(a.name for a in rest), last.name)
+
+
+def conflict_degree(program: RProgram, load: Load, padding: int, lanes: int, banks: int, bank_width_bytes: int) -> int:
+    """Return the most distinct words one bank serves for one read of a staged tile by one TEU (1: no conflict).
+
+    Enumerates the addresses of the first TEU. Vector reads (along the tile's last dimension) go in groups of
+    ``lanes / width`` lanes, as the hardware serves them.
+    """
+    expr = program.expr
+    tensor = expr.tensors[load.tensor]
+    layout = tile_layout(expr.anchor, load, tensor, program.block_tile)
+    names = tuple(a.name for a in expr.axes)
+    register, threads = program.tile("register"), program.threads
+    left = np.arange(lanes)
+    local: dict[str, np.ndarray] = {n: np.zeros(lanes, np.int64) for n in names}
+    vector = program.vector_elements
+    width = 1
+    for a in reversed(store_order(expr.anchor, names)):
+        name = names[a]
+        lane = left % threads[name]
+        left = left // threads[name]
+        chunk = vector if name == program.vector_axis and register[name] % vector == 0 else 1
+        local[name] = lane * (chunk if program.interleaved else register[name])
+        if chunk > 1 and layout.dims and layout.dims[-1].terms == (Term(name),):
+            width = chunk
+    address = np.zeros(lanes, np.int64)
+    for i, pitch in zip(layout.dims, layout.pitches(padding), strict=True):
+        address = address + pitch * np.asarray(i(local))
+    worst = 1
+    group = max(1, lanes // width)
+    for start in range(0, lanes, group):
+        words = (address[start : start + group, None] + np.arange(width)).ravel() * tensor.itemsize_bytes
+        words = np.unique(words // bank_width_bytes)
+        worst = max(worst, int(np.bincount(words % banks).max()))
+    return worst
+
+
+def storage_padding(program: RProgram, load: Load, lanes: int, banks: int, bank_width_bytes: int) -> tuple[int, int]:
+    """Return the smallest storage padding (elements) with the fewest conflicts, and that conflict degree.
+
+    The published pad is the first guess of the paper; here every multiple of the copy vector up to one row of
+    banks is enumerated over one TEU (design.md section 3, rule 3).
+    """
+    tensor = program.expr.tensors[load.tensor]
+    layout = tile_layout(program.expr.anchor, load, tensor, program.block_tile)
+    row = layout.extents[-1] if layout.extents else 1
+    vector = max(1, 16 // tensor.itemsize_bytes)
+    step = vector if row % vector == 0 else 1
+    best = (conflict_degree(program, load, 0, lanes, banks, bank_width_bytes), 0)
+    for pad in range(step, 8 * step + 1, step):
+        if best[0] == 1:
+            break
+        degree = conflict_degree(program, load, pad, lanes, banks, bank_width_bytes)
+        best = min(best, (degree, pad))
+    return best[1], best[0]
+
+
+def published_padding(tile_row_bytes: int, reader_row_bytes: int, banks: int, bank_width_bytes: int) -> int:
+    """Return the paper's storage padding in bytes: ``(B*L - N % (B*L) + L*ceil(n/L)) % (B*L)``.
+
+    Examples
+    --------
+    A tile of rows of 4 words on 4 banks, read by a [3, 1] tile, is padded by one word:
+
+    >>> published_padding(16, 4, 4, 4)
+    4
+    """
+    row, width = banks * bank_width_bytes, bank_width_bytes
+    return (row - tile_row_bytes % row + width * -(-reader_row_bytes // width)) % row
