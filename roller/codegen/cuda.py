@@ -146,7 +146,9 @@ def clean(source: str) -> str:
     What half precision and matrix units need (headers and helper functions) is kept.
     """
     source = re.sub(r"#ifdef __CUDACC_RTC__.*?#include <cuda\.h>\n#endif\n", _PRELUDE, source, count=1, flags=re.S)
-    source = re.sub(r"#if \(\(\(__CUDACC_VER_MAJOR__ == 11\).*?TVM_ENABLE_L2_PREFETCH 0\n#endif\n", "", source, flags=re.S)
+    source = re.sub(
+        r"#if \(\(\(__CUDACC_VER_MAJOR__ == 11\).*?TVM_ENABLE_L2_PREFETCH 0\n#endif\n", "", source, flags=re.S
+    )
     source = re.sub(r"#ifdef _WIN32.*?#else\n(.*?)#endif\n", lambda m: str(m[1]), source, count=1, flags=re.S)
     source = re.sub(r'extern "C" __global__[^;{]*\);\n', "", source)  # forward declarations
     if "CUDART_INF" in source:

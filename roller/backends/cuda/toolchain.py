@@ -75,7 +75,9 @@ def build(artifact: KernelArtifact) -> KernelArtifact:
     The log is that of ``ptxas -v``. CUDA 12 builds for ``sm_50`` and newer.
     """
     if artifact.language != "cuda":
-        raise BuildError(f"CUDA build: expected a 'cuda' artifact, got '{artifact.language}'. Build it with its backend.")
+        raise BuildError(
+            f"CUDA build: expected a 'cuda' artifact, got '{artifact.language}'. Build it with its backend."
+        )
     source = "\n".join(dict.fromkeys(x.source for x in artifact.launches))
     start = time.perf_counter()
     binary, log = compile_source(source, str(artifact.target["arch"]))
@@ -84,11 +86,11 @@ def build(artifact: KernelArtifact) -> KernelArtifact:
 
 
 def resources(log: str) -> dict[str, int]:
-    """Return the worst kernel's registers, spills and static scratchpad from a ``ptxas -v`` log.
+    r"""Return the worst kernel's registers, spills and static scratchpad from a ``ptxas -v`` log.
 
     Examples
     --------
-    >>> resources("0 bytes stack frame, 8 bytes spill stores, 8 bytes spill loads\\nUsed 62 registers, 512 bytes smem")
+    >>> resources("0 bytes stack frame, 8 bytes spill stores, 8 bytes spill loads\nUsed 62 registers, 512 bytes smem")
     {'registers': 62, 'spill_bytes': 16, 'static_shared_bytes': 512}
     """
 

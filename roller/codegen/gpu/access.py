@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from roller.expr import Call, Cast, Index, Load, Scalar, Stage, Tensor, loads
+from roller.expr import Axis, Call, Cast, Index, Load, Scalar, Stage, Tensor, loads
 
 #: Widest access of a CUDA thread (bytes).
 VECTOR_BYTES = 16
@@ -73,6 +73,17 @@ def contiguous_axis(stage: Stage, tensors: Mapping[str, Tensor]) -> str:
         if any(a.name in i.axes for i in ld.index)
     ]
     return min(candidates)[3] if candidates else stage.axes[-1].name
+
+
+def store_order(stage: Stage) -> tuple[Axis, ...]:
+    """Spatial axes of a stage, the one contiguous in its output last (it maps to neighbouring threads)."""
+    pitch = pitches(stage.output.shape)
+
+    def step(a: Axis) -> int:
+        mine = [p * abs(t.coef) for i, p in zip(stage.store, pitch, strict=True) for t in i.terms if t.axis == a.name]
+        return min(mine, default=0)
+
+    return tuple(sorted(stage.spatial_axes, key=step, reverse=True))
 
 
 def factors(body: Scalar) -> list[Scalar]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from roller.codegen.gpu.nest import Buffer, Expr, buffer, load
 from roller.expr import Index, Load, Scalar, Stage, Tensor, TensorExpr
 from roller.expr.scalar import transform
-from roller.te.compat import dtype_of
-from roller.te.emit import all_of, constant, emit_bounds, emit_index, emit_scalar, tirx
+from roller.te.compat import dtype_of, tirx
+from roller.te.emit import emit_scalar
 
 #: A tensor as emit_scalar sees it: indices in, element out.
 Reader = Callable[..., Expr]
@@ -119,15 +118,7 @@ def as_output(value: Expr, s: Stage) -> Expr:
     return value if dtype_of(value) == s.output.dtype else value.astype(s.output.dtype)
 
 
-def index_conditions(
-    index: Index, value: Expr, extents: Mapping[str, int], low: int, high: int
-) -> list[Expr]:
+def index_conditions(index: Index, value: Expr, extents: Mapping[str, int], low: int, high: int) -> list[Expr]:
     """Return those of ``low <= value``, ``value < high`` that are not certain over the box of ``extents``."""
     first, last = index.range(extents)
     return ([value >= low] if first < low else []) + ([value < high] if last >= high else [])
-
-
-__all__ = [
-    "Context", "Reader", "all_of", "as_output", "compute_dtype", "constant", "emit_bounds", "emit_index", "emit_scalar",
-    "index_conditions", "named_loads", "promote", "store_inverse",
-]  # fmt: skip

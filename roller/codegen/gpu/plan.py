@@ -6,15 +6,15 @@ element-wise output. What fits none of these runs stage by stage, reduction resu
 
 from __future__ import annotations
 
-from roller.codegen.gpu.access import contiguous_axis
+from roller.codegen.gpu.access import contiguous_axis, store_order
 from roller.codegen.gpu.context import Context
 from roller.codegen.gpu.mapping import AxisMap, axis_map
 from roller.codegen.gpu.nest import Stmt
+from roller.codegen.gpu.reduction import tiled_kernels
 from roller.codegen.gpu.rows import Rows
 from roller.codegen.gpu.streaming import streaming_kernel
-from roller.codegen.gpu.tiled import store_order, tiled_kernels
 from roller.errors import BuildError
-from roller.expr import Stage, TensorExpr
+from roller.expr import Index, Stage, TensorExpr
 from roller.tile import RProgram
 
 #: Threads of a block where the program has no tile for a stage (the smaller stages of a fallback).
@@ -60,7 +60,7 @@ def rows_fuse(expr: TensorExpr) -> bool:
     return True
 
 
-def _same_row(producer: Stage, index: tuple[object, ...], rows: dict[str, int], is_guarded: bool) -> bool:
+def _same_row(producer: Stage, index: tuple[Index, ...], rows: dict[str, int], is_guarded: bool) -> bool:
     """Whether a load of ``producer`` stays within the reader's own row."""
     if is_guarded:
         return False

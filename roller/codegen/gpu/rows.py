@@ -13,17 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from roller.codegen.gpu.access import contiguous_axis, depends, vectorizable
-from roller.codegen.gpu.context import (
-    Context,
-    Reader,
-    as_output,
-    compute_dtype,
-    constant,
-    emit_index,
-    emit_scalar,
-    named_loads,
-    promote,
-)
+from roller.codegen.gpu.context import Context, Reader, as_output, compute_dtype, named_loads, promote
 from roller.codegen.gpu.mapping import (
     AxisMap,
     Registers,
@@ -52,7 +42,7 @@ from roller.codegen.gpu.nest import (
 )
 from roller.expr import COMBINERS, Load, Stage
 from roller.te.compat import tirx
-from roller.te.emit import combine
+from roller.te.emit import combine, constant, emit_index, emit_scalar
 
 
 class Rows:
@@ -138,7 +128,7 @@ class Rows:
         return kernel([self.block, *self.threads], with_buffers(buffers, seq(body)))
 
     def _per_row(self, s: Stage) -> Stmt:
-        """A stage with one result per row, kept in registers and written where it is an output."""
+        """Compute a stage with one result per row, kept in registers and written where it is an output."""
         dtype = s.acc_dtype if s.combiner is not None else compute_dtype(s.output.dtype)
         result = buffer(f"row_{len(self.results)}", (register_count(self.rows),), dtype, "local")
         if s.combiner is not None:
@@ -238,7 +228,7 @@ class Rows:
         return loops([(f"o_{m.name}", m.vector) for m in maps if m.vector > 1], element, unroll=True)
 
     def _vector(self, s: Stage, maps: Sequence[AxisMap]) -> tuple[AxisMap | None, tuple[Load, ...]]:
-        """The axis along which loads are vectors, and those loads."""
+        """Return the axis along which loads are vectors, and those loads."""
         for m in (*maps, *self.rows):
             if m.vector == 1 or m.extent % m.vector:
                 continue
@@ -289,7 +279,9 @@ class Rows:
             index = register_index(self.rows, at)
             total = buffer("total", (1,), s.acc_dtype, "local")
             neutral = constant(COMBINERS[combiner], s.acc_dtype)
-            step = all_reduce(lambda x, y: combine(combiner, x, y), neutral, load(result, index), total, self.lane_axis.var)
+            step = all_reduce(
+                lambda x, y: combine(combiner, x, y), neutral, load(result, index), total, self.lane_axis.var
+            )
             return with_buffers([total], seq([step, store(result, load(total, num(0)), index)]))
 
         return register_points(self.rows, row)

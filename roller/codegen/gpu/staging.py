@@ -14,9 +14,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from roller.codegen.gpu.access import VECTOR_BYTES, mean_step, pitches, vectorizable
-from roller.codegen.gpu.context import Context, compute_dtype, constant, emit_bounds, emit_index, index_conditions
-from roller.codegen.gpu.nest import Buffer, Expr, Stmt, buffer, dtype_name, guarded, load, loop, num, store, unravel, when
+from roller.codegen.gpu.context import Context, compute_dtype, index_conditions
+from roller.codegen.gpu.nest import (
+    Buffer,
+    Expr,
+    Stmt,
+    buffer,
+    dtype_name,
+    guarded,
+    load,
+    loop,
+    num,
+    store,
+    unravel,
+    when,
+)
 from roller.expr import COMBINERS, SPATIAL, Cast, Index, Load, Stage, Tensor, Term
+from roller.te.emit import constant, emit_bounds, emit_index
 
 #: Copies longer than this many rounds stay loops.
 _MAX_UNROLLED_ROUNDS = 16
@@ -83,7 +97,7 @@ class StagedTile:
         for d, i in enumerate(self.load.index):
             if len(i.terms) == 1 and i.axes == (axis,) and i.terms[0].coef > 0:
                 high = min([self.tensor.shape[d], *(b.high for b in self.load.guard if b.index == i)])
-                return i({axis: domain.real[axis]}) >= high
+                return bool(i({axis: domain.real[axis]}) >= high)
         return False
 
 
@@ -131,7 +145,9 @@ def _axes_order(stage: Stage, ld: Load, tensor: Tensor) -> tuple[str, ...]:
     return (*(a.name for a in rest), last.name)
 
 
-def copy_tile(ctx: Context, t: StagedTile, domain: Domain, base: Mapping[str, Expr], thread: Expr, threads: int) -> Stmt:
+def copy_tile(
+    ctx: Context, t: StagedTile, domain: Domain, base: Mapping[str, Expr], thread: Expr, threads: int
+) -> Stmt:
     """Return the cooperative copy of one tile by all threads of the block.
 
     ``base`` maps every axis to the start of the current tile.
@@ -185,7 +201,9 @@ def _transfer(ctx: Context, t: StagedTile, conditions: list[Expr], index: list[E
         return store(t.target, guarded(conditions, value, outside), offset)
     source = ctx.buffers[t.load.tensor]
     # The last dimension moves with the vector whichever way the tile is indexed: a chunk is one run.
-    copy = loop("v", width, lambda v: store(t.target, load(source, *index[:-1], index[-1] + v), offset + v), vector=True)
+    copy = loop(
+        "v", width, lambda v: store(t.target, load(source, *index[:-1], index[-1] + v), offset + v), vector=True
+    )
     if not conditions:
         return copy
     fill = loop("v", width, lambda v: store(t.target, outside, offset + v), vector=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from roller.codegen.gpu.access import vectorizable
-from roller.codegen.gpu.context import Context, Reader, as_output, emit_index, emit_scalar, named_loads
+from roller.codegen.gpu.context import Context, Reader, as_output, named_loads
 from roller.codegen.gpu.mapping import AxisMap, Registers, register_points, vector_loop
 from roller.codegen.gpu.nest import (
     Expr,
@@ -24,6 +24,7 @@ from roller.codegen.gpu.nest import (
 )
 from roller.codegen.gpu.rows import vector_reads
 from roller.expr import Stage
+from roller.te.emit import emit_index, emit_scalar
 
 
 def streaming_kernel(ctx: Context, s: Stage, maps: Sequence[AxisMap]) -> Stmt:
@@ -70,8 +71,7 @@ def streaming_kernel(ctx: Context, s: Stage, maps: Sequence[AxisMap]) -> Stmt:
         width = vector.vector
         out = buffer("out", (width,), s.output.dtype, "local")
 
-        def compute(frags: object) -> Stmt:
-            assert callable(frags)
+        def compute(frags: Callable[[Expr], dict[str, Reader]]) -> Stmt:
 
             def element(v: Expr) -> Stmt:
                 return store(out, value({**env, vector.name: env[vector.name] + v}, frags(v)), v)

@@ -7,23 +7,12 @@ multiplies register fragments into its accumulators; the epilogue runs on the ac
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from roller.codegen.gpu.access import VECTOR_BYTES, padding_is_neutral, pitches, vectorizable
-from roller.codegen.gpu.context import (
-    Context,
-    Reader,
-    as_output,
-    compute_dtype,
-    constant,
-    emit_bounds,
-    emit_index,
-    emit_scalar,
-    named_loads,
-    promote,
-)
+from roller.codegen.gpu.access import VECTOR_BYTES, padding_is_neutral, store_order, vectorizable
+from roller.codegen.gpu.context import Context, Reader, as_output, compute_dtype, named_loads, promote
 from roller.codegen.gpu.mapping import (
     AxisMap,
     Registers,
@@ -54,28 +43,17 @@ from roller.codegen.gpu.nest import (
     with_buffers,
 )
 from roller.codegen.gpu.staging import Domain, StagedTile, copy_tile, stage_tile
-from roller.expr import COMBINERS, DTYPE_BYTES, Axis, Load, Stage, Tensor, axis_index
+from roller.expr import COMBINERS, DTYPE_BYTES, Load, Stage, Tensor
 from roller.te.compat import tirx
-from roller.te.emit import combine
+from roller.te.emit import combine, constant, emit_bounds, emit_index, emit_scalar
 from roller.tile import RProgram
 
 #: Scratchpad a kernel may declare statically (bytes); more must be dynamic.
 STATIC_SHARED_BYTES = 48 * 1024
 
 
-def store_order(stage: Stage) -> tuple[Axis, ...]:
-    """Spatial axes of a stage, the one contiguous in its output last (it maps to neighbouring threads)."""
-    pitch = pitches(stage.output.shape)
-
-    def step(a: Axis) -> int:
-        mine = [p * abs(t.coef) for i, p in zip(stage.store, pitch, strict=True) for t in i.terms if t.axis == a.name]
-        return min(mine, default=0)
-
-    return tuple(sorted(stage.spatial_axes, key=step, reverse=True))
-
-
 @dataclass
-class _Tiled:
+class Tiled:
     """Everything one tiled kernel needs while it is written."""
 
     ctx: Context
@@ -109,12 +87,14 @@ class _Tiled:
                 out[ld] = stage_tile(self.ctx, self.stage, ld, self.domain, pad, f"tile{n}")
         used = sum(_nbytes(t.target) for t in out.values())
         if used > STATIC_SHARED_BYTES:
-            dynamic = {ld: buffer(t.target.name, t.target.shape, dtype_name(t.target), "shared.dyn") for ld, t in out.items()}
+            dynamic = {
+                ld: buffer(t.target.name, t.target.shape, dtype_name(t.target), "shared.dyn") for ld, t in out.items()
+            }
             out = {ld: StagedTile(**{**t.__dict__, "target": dynamic[ld]}) for ld, t in out.items()}
         return out
 
     def _fragment(self, n: int, ld: Load) -> tuple[Load, Buffer, tuple[AxisMap, ...]]:
-        """Registers for one load: one element per register point of the axes it moves with."""
+        """Return the registers of one load: one element per register point of the axes it moves with."""
         moving = {a for i in (*ld.index, *(b.index for b in ld.guard)) for a in i.axes}
         maps = tuple(m for m in self.maps if m.name in moving)
         tensor = self.ctx.expr.tensors[ld.tensor]
@@ -258,6 +238,10 @@ class _Tiled:
 
     # ---- the result
 
+    def kernel(self, result: Stage, target: Buffer, prefix: tuple[Expr, ...] = ()) -> Stmt:
+        """Return the whole kernel; see :meth:`write`."""
+        return kernel((self.block, self.thread), seq([self.accumulate(), self.write(result, target, prefix)]))
+
     def write(self, result: Stage, target: Buffer, prefix: tuple[Expr, ...] = ()) -> Stmt:
         """Write the result of the accumulators: the stage itself, its epilogue, or a partial result.
 
@@ -301,67 +285,13 @@ class _Tiled:
         return vectorizable(result.store, Tensor(tensor.name, shape, tensor.dtype), m.name, m.extent, m.vector)
 
 
-def tiled_kernels(ctx: Context, stage: Stage, epilogue: Stage | None, program: RProgram) -> list[Stmt]:
-    """Return the kernels of a tiled reduction stage and its optional element-wise epilogue.
-
-    One kernel, or two where the reduction is split over blocks: partial results go to a workspace
-    ``(split_k, *spatial extents)`` that the second kernel sums in a fixed order.
-    """
-    result = epilogue or stage
-    t = _Tiled(ctx, stage, program)
-    axes = (t.block, t.thread)
-    if program.split_k == 1:
-        return [kernel(axes, _under(t, result, ctx.buffers[result.name]))]
-    order = store_order(stage)
-    shape = (program.split_k, *(a.extent for a in order))
-    partial = Tensor(_fresh(ctx, "partial"), shape, stage.acc_dtype)
-    target = ctx.workspace(partial)
-    flat = Stage(
-        Tensor(stage.name, shape[1:], stage.acc_dtype), stage.axes, tuple(axis_index(a.name) for a in order),
-        stage.body, stage.combiner, stage.acc_dtype,
-    )  # fmt: skip
-    t = _Tiled(ctx, flat, program)
-    first = kernel((t.block, t.thread), _under(t, flat, target, (t.part,)))
-    return [first, _combine_parts(ctx, stage, result, partial, order)]
-
-
-def _under(t: _Tiled, result: Stage, target: Buffer, prefix: tuple[Expr, ...] = ()) -> Stmt:
-    """Accumulation and write-back share the accumulator's allocation."""
-    return seq([t.accumulate(), t.write(result, target, prefix)])
-
-
-def _combine_parts(ctx: Context, stage: Stage, result: Stage, partial: Tensor, order: Sequence[Axis]) -> Stmt:
-    """Second kernel of a split reduction: one thread adds the parts of one element in order, then the epilogue."""
-    threads = 256
-    total = math.prod(a.extent for a in order)
-    block, thread = thread_axis("blockIdx.x", -(-total // threads)), thread_axis("threadIdx.x", threads)
-    flat = block.var * threads + thread.var
-    env = dict(zip((a.name for a in order), unravel(flat, [a.extent for a in order]), strict=True))
-    acc = buffer("acc", (1,), stage.acc_dtype, "local")
-    source = ctx.buffers[partial.name]
-    combiner = stage.combiner or "sum"
-
-    def add(part: Expr) -> Stmt:
-        value = load(source, part, *(env[a.name] for a in order))
-        return store(acc, combine(combiner, load(acc, num(0)), value), num(0))
-
-    init = store(acc, constant(COMBINERS[combiner], stage.acc_dtype), num(0))
-    total_value = as_output(load(acc, num(0)), stage)
-    if result is stage:
-        value = total_value
-    else:
-        readers = ctx.readers({stage.name: lambda *_: promote(total_value)})
-        value = as_output(emit_scalar(result.body, env, readers), result)
-    write = store(ctx.buffers[result.name], value, *(emit_index(i, env) for i in result.store))
-    body = seq([init, loop("part", partial.shape[0], add, unroll=True), write])
-    inside = [flat < total] if total % threads else []
-    return kernel((block, thread), with_buffers([acc], when(inside, body)))
-
-
 def _fragment_vector(tile: StagedTile, m: AxisMap, domain: Domain) -> bool:
     """Whether a thread's chunk along ``m`` is one aligned vector of the scratchpad tile."""
     width = m.vector
-    if width * DTYPE_BYTES[dtype_name(tile.target)] > VECTOR_BYTES or dtype_name(tile.target) in ("float16", "bfloat16"):
+    if width * DTYPE_BYTES[dtype_name(tile.target)] > VECTOR_BYTES or dtype_name(tile.target) in (
+        "float16",
+        "bfloat16",
+    ):
         return False
     if not m.interleaved and m.registers % width:
         return False
@@ -381,20 +311,9 @@ def _element(frag: Buffer, index: Expr) -> Reader:
     return lambda: load(frag, index)
 
 
-def _fresh(ctx: Context, name: str) -> str:
-    known = {*ctx.expr.tensors, *ctx.buffers}
-    n = 0
-    while f"{name}{n or ''}" in known:
-        n += 1
-    return f"{name}{n or ''}"
-
-
 def _nbytes(b: Buffer) -> int:
     return math.prod(int(x) for x in b.shape) * DTYPE_BYTES[dtype_name(b)]
 
 
 def _c(name: str) -> str:
     return "".join(c if c.isalnum() else "_" for c in name)
-
-
-__all__ = ["STATIC_SHARED_BYTES", "store_order", "tiled_kernels"]
