@@ -255,7 +255,7 @@ def _load(binary: bytes, entry: str) -> tuple[Any, Any]:
         try:
             module = ffi.load_module(str(path))
             return module, module[entry]
-        except Exception as err:  # noqa: BLE001 - the loader raises many kinds; all mean it cannot run here
+        except Exception as err:
             raise LaunchError(
                 f"CPU launcher: cannot load the kernel's library ({err}). Compile it on this machine."
             ) from err

@@ -50,7 +50,7 @@ def build_library(module: Any, mcpu: str, cores: int) -> bytes:
         try:
             runtime_module = tvm.tirx.build(module, target=target)
             runtime_module.write_to_file(str(object_file))
-        except Exception as err:  # noqa: BLE001 - TVM raises many kinds; all of them mean this candidate fails
+        except Exception as err:
             raise BuildError(f"LLVM code generation for '{mcpu}' failed: {_last_lines(str(err))}") from err
         link(object_file, library)
         return library.read_bytes()
@@ -70,7 +70,7 @@ def link(object_file: Path, library: Path) -> None:
             f"linking a CPU kernel: expected one of {list(_COMPILERS)} on PATH, found none. Install a C compiler; "
             "running a saved kernel needs none."
         )
-    done = subprocess.run(  # noqa: S603 - the compiler found on PATH, arguments of our own
+    done = subprocess.run(
         [compiler, "-shared", "-fPIC", "-o", str(library), str(object_file), "-lm"], capture_output=True, text=True
     )
     if done.returncode:

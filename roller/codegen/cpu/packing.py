@@ -10,7 +10,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from roller.codegen.cpu.nest import Buffer, Nest, Stmt, clamp, integer, lane_stride, lower_of, read, seq, when, write
+from roller.codegen.cpu.nest import (
+    Buffer,
+    Nest,
+    Stmt,
+    clamp,
+    integer,
+    lane_stride,
+    lower_of,
+    read,
+    seq,
+    unravel,
+    when,
+    write,
+)
 from roller.codegen.cpu.plan import HaloPlan, PanelPlan, SpatialPlan
 from roller.expr import Load
 from roller.te.compat import tirx
@@ -45,8 +58,6 @@ def pack_panel(
 
     if not plan.upfront:
         return nest.grid(counts, one)
-    from roller.codegen.cpu.nest import unravel
-
     total = 1
     for c in counts:
         total *= c

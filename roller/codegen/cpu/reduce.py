@@ -7,6 +7,7 @@ tree combines them (same bits on every run). Along a contiguous spatial axis eac
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from roller.codegen.cpu.nest import Buffer, Nest, Stmt, allocate, declare, integer, read, seq, write
 from roller.codegen.cpu.plan import power_of_two_below
 from roller.expr import COMBINERS, Axis, Stage
+from roller.te.compat import tirx
 from roller.te.emit import Expr, combine, constant
 
 Value = Callable[[Mapping[str, Any]], Expr]
@@ -103,7 +105,9 @@ class Reducer:
         vectors, tail = _divide(rest, lanes)
 
         def body(e: dict[str, Any]) -> Stmt:
-            at = lambda k: {**e, vector.name: first + k}  # noqa: E731
+            def at(k: Any) -> dict[str, Any]:
+                return {**e, vector.name: first + k}
+
             done, ended = blocks * wide, blocks * wide + vectors * lanes
             return seq(
                 _maybe(blocks, lambda: n.loop(
@@ -145,16 +149,14 @@ class Reducer:
         steps.append(n.loop(lanes, gather, "vector", "lane"))
         half = lanes // 2
         while half:
-            h = half
-            steps.append(
-                n.loop(
-                    h, lambda x, h=h: write(fold, combine(how, read(fold, x), read(fold, x + h)), x), "vector", "lane"
-                )
-            )
+            steps.append(n.loop(h, functools.partial(self._halve, fold, half), "vector", "lane"))
             half //= 2
         zero = integer(0)
         steps.append(write(scalar, combine(how, read(scalar, zero), read(fold, zero)), zero))
         return seq(*steps)
+
+    def _halve(self, fold: Buffer, half: int, x: Expr) -> Stmt:
+        return write(fold, combine(self.stage.combiner or "sum", read(fold, x), read(fold, x + half)), x)
 
     def across(self, vector: Axis, finish: Callable[[Env, Expr], Stmt], env: Env, start: Expr, width: int) -> Stmt:
         """Reduce ``width`` neighbouring outputs along the spatial axis ``vector`` at once.
@@ -197,8 +199,6 @@ def _divide(value: Any, by: int) -> tuple[Any, Any]:
     """Quotient and remainder of a non-negative extent, at build time where it is known."""
     if isinstance(value, int):
         return value // by, value % by
-    from roller.te.compat import tirx
-
     return tirx.floordiv(value, by), tirx.floormod(value, by)
 
 

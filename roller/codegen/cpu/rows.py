@@ -13,16 +13,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from roller.codegen.cpu.elementwise import contiguity, default_plans, elementwise_nest, task_loop
+from roller.codegen.cpu.elementwise import default_plans, elementwise_nest, task_loop
 from roller.codegen.cpu.nest import (
-    Buffer, Nest, Stmt, allocate, declare, integer, lane_stride, lower_of, read, reader, seq, write,
+    Buffer,
+    Nest,
+    Stmt,
+    allocate,
+    declare,
+    lane_stride,
+    lower_of,
+    read,
+    reader,
+    seq,
+    write,
 )  # fmt: skip
 from roller.codegen.cpu.packing import tile_start
 from roller.codegen.cpu.plan import SpatialPlan, power_of_two_below, spatial_plans
 from roller.codegen.cpu.reduce import Reducer
 from roller.codegen.cpu.tiled import tiled_body
 from roller.expr import SPATIAL, Axis, Index, Load, Scalar, Stage, TensorExpr, axis_index, transform
-from roller.te.compat import tirx
 from roller.te.emit import Expr, emit_index, emit_scalar
 from roller.tile import RProgram
 
@@ -183,14 +192,14 @@ class _Rows:
         return lanes * max(1, min(4, extent // lanes))
 
     def _across(self, s: Stage, inner: list[Axis]) -> Axis | None:
-        """The spatial axis to vectorise, where one is contiguous in the data and no reduction axis is."""
+        """Return the spatial axis to vectorise, where one is contiguous in the data and no reduction axis is."""
         if self._along(s) is not None or self.lanes == 1:
             return None
         good = [a for a in inner if a.extent > 1 and _vectorisable(s, self.expr, a.name)]
         return good[-1] if good else None
 
     def _along(self, s: Stage) -> Axis | None:
-        """The contiguous reduction axis."""
+        """Return the contiguous reduction axis."""
         good = [a for a in s.reduction_axes if a.extent > 1 and _vectorisable(s, self.expr, a.name)]
         return good[-1] if good and self.lanes > 1 else None
 
@@ -240,7 +249,7 @@ class _Rows:
         length = -(-axis.extent // parts)
         length = -(-length // self.lanes) * self.lanes
         parts = -(-axis.extent // length)
-        spatial = [a for a in s.spatial_axes]
+        spatial = list(s.spatial_axes)
         shape = (parts, *(a.extent for a in spatial))
         partial = declare(f"{s.name}_partial", shape, s.acc_dtype)
         reducer = Reducer(self.nest, s, value, self.lanes if self._along(s) is not None else 1)

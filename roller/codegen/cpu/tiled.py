@@ -14,17 +14,39 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from roller.codegen.cpu.nest import (
-    Buffer, Nest, Stmt, allocate, declare, integer, lane_stride, lower_of, read, reader, seq, unravel, when, write,
+    Buffer,
+    Nest,
+    Stmt,
+    allocate,
+    declare,
+    integer,
+    lane_stride,
+    lower_of,
+    read,
+    reader,
+    seq,
+    unravel,
+    when,
+    write,
 )  # fmt: skip
 from roller.codegen.cpu.packing import pack_halo, pack_panel, tile_start
 from roller.codegen.cpu.plan import (
-    HaloPlan, PanelPlan, ReductionPlan, SpatialPlan, halo_plan, inner_of, panel_plan, reduction_plans, relative,
-    spatial_plans, task_tile_of, tile_of,
+    HaloPlan,
+    PanelPlan,
+    ReductionPlan,
+    halo_plan,
+    inner_of,
+    panel_plan,
+    reduction_plans,
+    relative,
+    spatial_plans,
+    task_tile_of,
+    tile_of,
 )  # fmt: skip
 from roller.errors import BuildError
 from roller.expr import COMBINERS, Load, Scalar, Stage, transform
 from roller.te.compat import tirx
-from roller.te.emit import Expr, combine, constant, emit_scalar
+from roller.te.emit import Expr, combine, constant, emit_index, emit_scalar
 from roller.tile import RProgram
 
 _ACCUMULATOR = "@acc"
@@ -214,8 +236,6 @@ class _Tiled:
         return seq(allocate(self.spill), spill, self.nest.grid(sizes, element))
 
     def _store(self, last: Stage, out: Buffer, env: Env, acc: Buffer, inner: tuple[Expr, ...]) -> Stmt:
-        from roller.te.emit import emit_index
-
         result = read(acc, *(inner or (integer(0),))).astype(self.stage.output.dtype)
         value = result
         if last is not self.stage:

@@ -1,0 +1,1 @@
+"""Runtime: parallel builds, checks against the reference, timing, records (standard library and NumPy only)."""

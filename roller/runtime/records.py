@@ -1,0 +1,61 @@
+"""Records: what became of every candidate; failure is a value, never an exception for the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+#: ``built``: compiled only. ``measured``: correct and timed. ``slower``: correct, dropped after one run.
+#: ``wrong``: outside the error bound. ``failed``: refused by the compiler. ``crashed``/``timeout``: its process died.
+STATUSES = ("built", "measured", "slower", "wrong", "failed", "crashed", "timeout")
+
+
+@dataclass(frozen=True)
+class Record:
+    """The outcome of one candidate.
+
+    Parameters
+    ----------
+    candidate_id
+        Identity of the candidate (for example its program's digest).
+    status
+        One of :data:`STATUSES`.
+    reason
+        Why it failed, or an empty string.
+    measured_s
+        Median seconds per call, where it was timed.
+    build_s
+        Seconds its build took, where it was built.
+    """
+
+    candidate_id: str
+    status: str
+    reason: str = ""
+    measured_s: float | None = None
+    build_s: float | None = None
+
+    def __post_init__(self) -> None:
+        """Reject a status nobody would recognise."""
+        if self.status not in STATUSES:
+            raise ValueError(f"record '{self.candidate_id}': unknown status '{self.status}'. Use one of {STATUSES}.")
+
+    @property
+    def ok(self) -> bool:
+        """Whether the candidate works as far as it was tried."""
+        return self.status in ("built", "measured", "slower")
+
+
+def grouped_reasons(records: Iterable[Record]) -> str:
+    """Return the distinct reasons of failed records with their counts, most frequent first.
+
+    Examples
+    --------
+    >>> grouped_reasons([Record("a", "failed", "no linker"), Record("b", "failed", "no linker")])
+    '2 x failed: no linker'
+    """
+    counts: dict[str, int] = {}
+    for r in records:
+        if not r.ok:
+            first = r.reason.strip().splitlines()[0] if r.reason.strip() else "no reason given"
+            counts[f"{r.status}: {first}"] = counts.get(f"{r.status}: {first}", 0) + 1
+    return "; ".join(f"{n} x {text}" for text, n in sorted(counts.items(), key=lambda kv: (-kv[1], kv[0])))
