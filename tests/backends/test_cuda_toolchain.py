@@ -1,0 +1,142 @@
+"""NVRTC builds what the code generator emits, and says what is missing where it cannot."""
+
+import sys
+
+import pytest
+
+from roller import ops
+from roller.artifact import KernelArtifact, Launch
+from roller.backends.cuda import toolchain
+from roller.backends.cuda.launcher import CudaKernel
+from roller.errors import BuildError, LaunchError
+from roller.expr.canonical import fuse_axes, group_axes
+from roller.tile import RProgram
+
+MISSING = toolchain.available()
+needs_nvrtc = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+
+
+def program(expr, structure, register, block, **kw):
+    return RProgram(expr, "gpu", structure, (("register", register), ("shared", block)), **kw)
+
+
+def handmade(source, entry="k"):
+    e = ops.matmul(4, 4, 4)
+    p = program(fuse_axes(e), "tiled", (1, 1, 1), (4, 4, 4))
+    return KernelArtifact("cuda", {"arch": "sm_70"}, "test", e, p, (Launch(source, entry, ()),), ())
+
+
+def built(expr, structure, register, block, canon=fuse_axes, arch="sm_70", **kw):
+    pytest.importorskip("tvm")
+    from roller.codegen.cuda import lower
+
+    return toolchain.build(lower(program(canon(expr), structure, register, block, **kw), expr, arch, "test"))
+
+
+@needs_nvrtc
+def test_build_returns_a_cubin_and_what_the_compiler_reports():
+    source = (
+        'extern "C" __global__ void k(float* x) { __shared__ float s[64]; s[threadIdx.x] = x[0];'
+        " __syncthreads(); x[threadIdx.x] = s[63 - threadIdx.x]; }"
+    )
+    a = toolchain.build(handmade(source))
+    assert a.binary is not None and a.binary[:4] == b"\x7fELF"
+    assert 1 < a.build["registers"] < 64
+    assert (a.build["static_shared_bytes"], a.build["spill_bytes"]) == (256, 0)
+    assert a.build["seconds"] > 0 and "ptxas" in a.build["log"]
+
+
+@needs_nvrtc
+def test_compiler_errors_are_quoted():
+    with pytest.raises(BuildError, match=r'(?s)sm_70.*identifier "nonsense" is undefined'):
+        toolchain.build(handmade('extern "C" __global__ void k() { nonsense; }'))
+
+
+@needs_nvrtc
+def test_spills_are_reported():
+    source = (
+        'extern "C" __global__ void __launch_bounds__(1024) k(float* x) { float a[64];\n'
+        "for (int r = 0; r < 9; ++r) {\n#pragma unroll\n"
+        "for (int i = 0; i < 64; ++i) a[i] = x[i * 1024 + threadIdx.x] + r;\n"
+        "__syncthreads();\n#pragma unroll\nfor (int i = 0; i < 64; ++i) x[(63 - i) * 1024 + threadIdx.x] = a[i]; } }"
+    )
+    assert toolchain.build(handmade(source)).build["spill_bytes"] > 0
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(
+    ("register", "block", "kw"),
+    [
+        ((8, 4, 1), (128, 64, 32), {}),
+        ((8, 4, 1), (128, 64, 32), {"interleaved": True, "storage_padding": (("A", 4),)}),
+        ((8, 8, 1), (128, 64, 32), {"interleaved": True}),
+    ],
+)
+def test_register_tiles_stay_in_registers(register, block, kw):
+    for e in (ops.matmul(512, 512, 512), ops.matmul(1000, 999, 1001)):
+        a = built(e, "tiled", register, block, staged=("A", "B"), vector_axis="j", vector_elements=4, **kw)
+        assert a.build["spill_bytes"] == 0, a.build["log"]
+        assert register[0] * register[1] < a.build["registers"] <= 160
+
+
+@needs_nvrtc
+def test_implicit_gemm_does_not_spill():
+    e = ops.conv2d(8, 64, 57, 57, 64, 3, 3, padding=1, epilogue=("bias", "relu"))
+    a = built(e, "tiled", (8, 4, 1), (64, 64, 18), canon=lambda x: group_axes(fuse_axes(x)), staged=("X", "W"))
+    assert a.build["spill_bytes"] == 0, a.build["log"]
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", ["sm_50", "sm_80", "sm_90"])
+def test_other_architectures(arch):
+    a = built(ops.softmax((64, 1000)), "rows", (1, 4), (1, 512), arch=arch, vector_axis="k", vector_elements=4)
+    assert a.build["registers"] > 0
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("vector", [4, 8])
+def test_half_precision_vectors_build(vector):
+    e = ops.elementwise(("gelu",), (64, 64), dtype="float16")
+    a = built(e, "streaming", (8,), (1024,), vector_axis="d0*d1", vector_elements=vector)
+    assert a.binary is not None
+
+
+@needs_nvrtc
+def test_split_kernels_share_one_binary():
+    a = built(ops.matmul(64, 64, 512), "tiled", (4, 4, 1), (32, 32, 16), staged=("A", "B"), split_k=4)
+    assert all(launch.entry.encode() in a.binary for launch in a.launches) and len(a.launches) == 2
+
+
+def test_missing_wheel_is_named(monkeypatch):
+    monkeypatch.setattr(sys, "path", [])
+    with pytest.raises(BuildError, match=r"nvidia-cuda-nvcc-cu12.*roller\[cuda12\]"):
+        toolchain.find("nvidia-cuda-nvcc-cu12")
+
+
+def test_other_languages_are_refused():
+    a = handmade("")
+    with pytest.raises(BuildError, match="expected a 'cuda' artifact, got 'llvm'"):
+        toolchain.build(KernelArtifact("llvm", {}, "test", a.expression, a.program, a.launches, ()))
+
+
+def test_unbuilt_artifacts_do_not_launch():
+    with pytest.raises(LaunchError, match="expected a built 'cuda' artifact"):
+        CudaKernel(handmade(""))
+
+
+def test_launch_without_cupy_says_what_still_works(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(LaunchError, match=r"(?s)pip install cupy-cuda12x.*reading the source work without"):
+        CudaKernel(handmade("").with_binary(b"\x7fELF"))
+
+
+@needs_nvrtc
+def test_spilling_for_occupancy_is_undone_and_the_built_source_kept():
+    # ptxas (12.9) spills 4 bytes of this kernel to reach three blocks a unit.
+    e = ops.matmul(512, 512, 512)
+    kw = {"interleaved": True, "storage_padding": (("A", 4),), "vector_axis": "j", "vector_elements": 4}
+    a = built(e, "tiled", (8, 4, 1), (128, 64, 32), staged=("A", "B"), **kw)
+    again, log = toolchain.compile_source(a.source, "sm_70")
+    assert toolchain.resources(log)["registers"] == a.build["registers"]
+    assert toolchain.resources(log)["spill_bytes"] == a.build["spill_bytes"] == 0
+    assert again[:4] == b"\x7fELF"
