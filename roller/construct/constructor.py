@@ -21,13 +21,13 @@ from roller.perf.batch import TileBatch
 from roller.perf.estimate import Estimate
 from roller.tile.alignment import broken_rules
 from roller.tile.geometry import Geometry
-from roller.tile.layout import storage_padding
+from roller.tile.layout import lane_reads, storage_padding
 from roller.tile.program import RProgram
 
 #: Part of a candidate's identity: raise it when a template changes what a program means.
 TEMPLATE_VERSION = 1
-#: Best programs per batch that get their storage padding chosen and are priced again.
-_FINALISTS = 3
+#: Programs beyond ``top_k`` that are laid out and priced again.
+_SPARE = 2
 
 
 @dataclass(frozen=True)
@@ -81,15 +81,18 @@ def construct_candidates(expr: TensorExpr, spec: DeviceSpec, options: ConstructO
     target = spec if options.units is None else replace(spec, units=min(options.units, spec.units))
     forms = canonical_forms(expr, options)
     share = replace(options, pool=max(options.top_k, options.pool // len(forms)))
-    ranked: list[tuple[float, str, RProgram, Estimate]] = []
+    pool: list[tuple[float, TileBatch, int]] = []
     for form in forms:
         geometry = Geometry.of(form)
         batches = gpu_pool(geometry, target, share) if spec.kind == "gpu" else cpu_pool(geometry, target, share)
-        for batch in batches:
-            for program in _finalists(batch, target, options):
-                estimate = perf.estimate_program(program, target)
-                ranked.append((estimate.seconds, str(program), program, estimate))
-    ranked.sort(key=lambda r: r[:2])
+        pool += [entry for batch in batches for entry in _best(batch, target, options.top_k + _SPARE)]
+    # Storage padding can change occupancy a little, so a few more than wanted are laid out and priced again.
+    pool.sort(key=lambda entry: entry[0])
+    programs = [program_of(b, i, target, options.epsilon) for _, b, i in pool[: options.top_k + _SPARE]]
+    ranked = sorted(
+        ((e.seconds, str(p), p, e) for p, e in zip(programs, perf.estimate_programs(programs, target), strict=True)),
+        key=lambda r: r[:2],
+    )
     best = [r for r in ranked if np.isfinite(r[0])][: options.top_k]
     if not best:
         raise NoCandidateError(
@@ -105,21 +108,14 @@ def construct_candidates(expr: TensorExpr, spec: DeviceSpec, options: ConstructO
     )
 
 
-def _finalists(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> Iterator[RProgram]:
-    """Yield the best programs of a batch, storage padding and vectors chosen."""
+def _best(batch: TileBatch, spec: DeviceSpec, count: int) -> Iterator[tuple[float, TileBatch, int]]:
+    """Yield ``(seconds, batch, row)`` of the best ``count`` programs of a batch that fit the device."""
     if not len(batch):
         return
     seconds = perf.price(batch, spec)["seconds"]
-    wanted = options.top_k * _FINALISTS
-    order = np.argsort(seconds, kind="stable")[: wanted if len(batch) > wanted else len(batch)]
-    seen: set[str] = set()
-    for i in order:
-        if not np.isfinite(seconds[i]) or len(seen) >= options.top_k + 2:
-            break
-        program = program_of(batch, int(i), spec, options.epsilon)
-        if str(program) not in seen:
-            seen.add(str(program))
-            yield program
+    for i in np.argsort(seconds, kind="stable")[:count]:
+        if np.isfinite(seconds[i]):
+            yield float(seconds[i]), batch, int(i)
 
 
 def program_of(batch: TileBatch, i: int, spec: DeviceSpec, epsilon: float = 1.0) -> RProgram:
@@ -137,7 +133,7 @@ def program_of(batch: TileBatch, i: int, spec: DeviceSpec, epsilon: float = 1.0)
     )
     if spec.kind == "gpu" and staged:
         program = _lay_out(program, spec)
-    return replace(program, relaxed=broken_rules(program, spec, epsilon), _memo={})
+    return replace(program, relaxed=broken_rules(program, spec, epsilon))
 
 
 def _vector(batch: TileBatch, i: int, spec: DeviceSpec) -> tuple[str | None, int]:
@@ -164,15 +160,12 @@ def _lay_out(program: RProgram, spec: DeviceSpec) -> RProgram:
     options = []
     for interleaved in (True, False):
         trial = replace(program, interleaved=interleaved, _memo={})
-        pads: dict[str, int] = {}
-        conflicts = 0
-        for ld in program.expr.anchor.loads:
-            if not any(i.terms for i in ld.index):
-                continue
-            pad, degree = storage_padding(trial, ld, spec.teu.lanes, banks, width)
-            pads[ld.tensor] = max(pad, pads.get(ld.tensor, 0))
-            conflicts += degree
-        options.append((conflicts, sum(pads.values()), not interleaved, pads))
-    conflicts, _, contiguous, pads = min(options, key=lambda o: o[:3])
+        reads = lane_reads(trial, spec.teu.lanes)
+        chosen = {t: storage_padding(r, banks, width) for t, r in reads.items()}
+        pads = {t: pad for t, (pad, _) in chosen.items()}
+        conflicts = sum(degree for _, degree in chosen.values())
+        options.append((conflicts, sum(pads.values()), not interleaved, pads, reads))
+    _, _, contiguous, pads, reads = min(options, key=lambda o: o[:3])
     padding = tuple((t, p) for t, p in pads.items() if p)
-    return replace(program, interleaved=not contiguous, storage_padding=padding, _memo={})
+    # The padding moves no lane, so the rule that checks it need not enumerate again.
+    return replace(program, interleaved=not contiguous, storage_padding=padding, _memo={"lane_reads": reads})

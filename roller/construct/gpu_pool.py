@@ -6,11 +6,15 @@ import numpy as np
 
 from roller.construct.options import ConstructOptions
 from roller.construct.reduction import reduction_steps, window_axes
-from roller.construct.scale_up import grow, lane_seeds, register_tiles, unique_rows
+from roller.construct.scale_up import lane_seeds, register_tiles, unique_rows
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.gpu import register_words, scratchpad_bytes
 from roller.tile.geometry import Geometry, Ints
+
+
+#: Reduction steps branched over per block tile.
+_STEPS = 8
 
 
 def structure_of(geometry: Geometry) -> str:
@@ -67,43 +71,44 @@ def _tiled(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> T
         wide = registers.copy()
         wide[:, last] = geometry.extents[last]
         registers = np.concatenate([registers, wide[wide[:, geometry.spatial].prod(axis=1) > 1]])
-    steps = {}
-    starts, first_steps = [], []
+    a = len(geometry.names)
+    starts = []
     for r in registers:
-        key = tuple(r[~geometry.spatial])
-        if key not in steps:
-            steps[key] = reduction_steps(geometry, r, limit=10)
         seeds = lane_seeds(-(-geometry.extents // r), geometry.spatial, spec.teu.lanes)
         starts.append(np.concatenate([np.broadcast_to(r, seeds.shape), seeds], axis=1))
-    states = np.concatenate(starts)
-    visited = _grow_blocks(geometry, spec, states, options)
-    a = len(geometry.names)
+    visited = _grow_blocks(geometry, spec, np.concatenate(starts), options)
+    visited = visited[visited[:, a:].prod(axis=1) % spec.teu.lanes == 0]  # rule 1, decided on finished blocks
+    steps = {
+        key: reduction_steps(geometry, np.array(key), limit=_STEPS)
+        for key in sorted({tuple(int(x) for x in np.where(geometry.spatial, 1, r)) for r in registers})
+    }
+    visited = _even_sample(visited, -(-options.pool // min(len(t) for t in steps.values())))
     register, block = visited[:, :a], visited[:, :a] * visited[:, a:]
     registers_, blocks_ = [], []
     for key, table in steps.items():
-        mine = (register[:, ~geometry.spatial] == np.array(key)).all(axis=1)
+        mine = (register[:, ~geometry.spatial] == np.array(key)[~geometry.spatial]).all(axis=1)
         for step in table:
-            tile = np.where(geometry.spatial, block[mine], step)
             registers_.append(register[mine])
-            blocks_.append(tile)
-    register, block = np.concatenate(registers_), np.concatenate(blocks_)
-    return _finish(geometry, spec, register, block, options)
+            blocks_.append(np.where(geometry.spatial, block[mine], step))
+    return _finish(geometry, spec, np.concatenate(registers_), np.concatenate(blocks_), options)
+
+
+def _even_sample(rows: Ints, count: int) -> Ints:
+    """Return at most ``count`` rows, evenly spread over the order in which they were visited."""
+    return rows if len(rows) <= count else rows[np.linspace(0, len(rows) - 1, count).astype(np.int64)]
 
 
 def _finish(
     geometry: Geometry, spec: DeviceSpec, register: Ints, block: Ints, options: ConstructOptions
 ) -> TileBatch:
-    """Keep what fits; where there is too much, an even sample over the visited states; add split-K variants."""
-    ones = np.ones(len(block), np.int64)
-    batch = TileBatch(geometry, "tiled", register, block, ones, True)
-    keep = register_limits(batch, spec) & (scratchpad_bytes(batch) <= (spec.layer("shared").usable_bytes or 0))
-    waste = (-geometry.extents % block) / geometry.extents
+    """Keep what fits the scratchpad and the padding allowed; add split-K variants where blocks are few."""
+    batch = TileBatch(geometry, "tiled", register, block, np.ones(len(block), np.int64), True)
+    keep = scratchpad_bytes(batch) <= (spec.layer("shared").usable_bytes or 0)
     if options.epsilon < 1.0 or not geometry.expr.allow_padding:
+        waste = (-geometry.extents % block) / geometry.extents
         limit = options.epsilon if geometry.expr.allow_padding else 0.0
         keep &= (waste <= limit).all(axis=1)
-    batch = batch.take(np.flatnonzero(keep))
-    if len(batch) > options.pool:
-        batch = batch.take(np.linspace(0, len(batch) - 1, options.pool).astype(np.int64))
+    batch = batch.take(np.flatnonzero(keep)[: options.pool])
     if not options.split_k:
         return batch
     few = (batch.blocks < spec.units) & (batch.steps > 1)
@@ -111,7 +116,10 @@ def _finish(
     for split in (2, 4, 8, 16):
         some = few & (batch.steps >= split) & (batch.blocks * split <= 4 * spec.units)
         chosen = batch.take(np.flatnonzero(some))
-        parts.append(TileBatch(geometry, "tiled", chosen.register, chosen.block, chosen.split_k * split, True))
+        if len(chosen):
+            parts.append(TileBatch(geometry, "tiled", chosen.register, chosen.block, chosen.split_k * split, True))
+    if len(parts) == 1:
+        return batch
     return TileBatch(
         geometry,
         "tiled",

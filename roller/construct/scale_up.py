@@ -9,10 +9,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 
-from roller.construct.score import data_reuse_score
+from roller.construct.score import reuse_score, tile_cost
 from roller.tile.geometry import Geometry, Ints
 
 #: Largest extent of a register tile along one axis.
@@ -66,10 +67,11 @@ def grow(
     axes = np.flatnonzero(geometry.spatial)
     for _ in range(rounds):
         options, scores = [], []
+        base = tile_cost(geometry, states)
         for a in axes:
             grown = states.copy()
             grown[:, a] = next_extent(states, int(a))
-            score = data_reuse_score(geometry, states, grown)
+            score = reuse_score(base, tile_cost(geometry, grown))
             options.append(grown)
             scores.append(np.where(grown[:, a] > states[:, a], score, -np.inf))
         order = np.argsort(-np.stack(scores), axis=0, kind="stable")[:branch]
@@ -123,10 +125,14 @@ def lane_seeds(counts: Ints, spatial: np.ndarray, lanes: int) -> Ints:
     bits = lanes.bit_length() - 1
     room = [min(bits, max(0, math.ceil(math.log2(int(counts[a]))))) for a in axes]
     room[-1] = max(room[-1], bits - sum(room[:-1]))
-    seeds = []
-    for split in itertools.product(*(range(r + 1) for r in room)):
-        if sum(split) == bits:
-            seed = np.ones(len(counts), np.int64)
-            seed[axes] = [1 << b for b in split]
-            seeds.append(seed)
-    return np.array(seeds)
+    splits = _splits(tuple(room), bits)
+    seeds = np.ones((len(splits), len(counts)), np.int64)
+    seeds[:, axes] = splits
+    return seeds
+
+
+@lru_cache(maxsize=1024)
+def _splits(room: tuple[int, ...], bits: int) -> Ints:
+    """Powers of two per axis, at most ``2 ** room``, whose product is ``2 ** bits``."""
+    ways = [s for s in itertools.product(*(range(r + 1) for r in room)) if sum(s) == bits]
+    return np.left_shift(1, np.array(ways, np.int64))

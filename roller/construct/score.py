@@ -7,15 +7,26 @@ import numpy as np
 from roller.tile.geometry import Floats, Geometry, Ints
 
 
-def traffic_estimate_bytes(geometry: Geometry, tiles: Ints) -> Floats:
-    """Q(T) for comparing tiles: data tiles times launches, borders not clipped (cheap, monotone), ``(N,)``."""
-    counts = geometry.counts(tiles)
-    launches = counts.astype(np.float64).prod(axis=1)
-    outputs = counts[:, geometry.spatial].astype(np.float64).prod(axis=1)
-    total = geometry.store.elements(tiles) * geometry.store.tensor.itemsize_bytes * outputs
+def tile_cost(geometry: Geometry, tiles: Ints) -> tuple[Floats, Floats]:
+    """Return Q(T) and F(T) in bytes, ``(N,)`` each.
+
+    Q is the traffic of all launches with borders not clipped: cheap, and monotone in the same way.
+    """
+    counts = geometry.counts(tiles).astype(np.float64)
+    outputs = counts[:, geometry.spatial].prod(axis=1)
+    launches = outputs * counts[:, ~geometry.spatial].prod(axis=1)
+    stored = geometry.store.elements(tiles) * float(geometry.store.tensor.itemsize_bytes)
+    loaded = np.zeros(len(tiles))
     for a in geometry.loads:
-        total = total + a.elements(tiles) * a.tensor.itemsize_bytes * launches
-    return np.asarray(total)
+        loaded += a.elements(tiles) * float(a.tensor.itemsize_bytes)
+    return stored * outputs + loaded * launches, stored + loaded
+
+
+def reuse_score(before: tuple[Floats, Floats], after: tuple[Floats, Floats]) -> Floats:
+    """Return the score of growing from ``before`` to ``after``, each ``(traffic, footprint)`` in bytes."""
+    saved, cost = before[0] - after[0], after[1] - before[1]
+    free = cost <= 0
+    return np.where(free, np.where(saved > 0, np.inf, -np.inf), saved / np.where(free, 1.0, cost))
 
 
 def data_reuse_score(geometry: Geometry, tiles: Ints, grown: Ints) -> Floats:
@@ -34,7 +45,4 @@ def data_reuse_score(geometry: Geometry, tiles: Ints, grown: Ints) -> Floats:
         Score ``(N,)`` (dimensionless: bytes per byte); ``inf`` where the footprint does not grow and traffic falls,
         ``-inf`` where neither changes.
     """
-    saved = traffic_estimate_bytes(geometry, tiles) - traffic_estimate_bytes(geometry, grown)
-    cost = (geometry.footprint_bytes(grown) - geometry.footprint_bytes(tiles)).astype(np.float64)
-    free = cost <= 0
-    return np.where(free, np.where(saved > 0, np.inf, -np.inf), saved / np.where(free, 1.0, cost))
+    return reuse_score(tile_cost(geometry, tiles), tile_cost(geometry, grown))

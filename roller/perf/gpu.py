@@ -13,6 +13,7 @@ scheduler with ``r`` accumulators takes ``step_latency + w * (r * fma_cycles + s
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -165,38 +166,68 @@ def _operand_wavefronts(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Flo
     return wavefronts, instructions
 
 
-def _compute_cycles(batch: TileBatch, spec: DeviceSpec, blocks: Ints, vectors: Floats) -> Floats:
-    """Return cycles one unit needs for the arithmetic of ``blocks`` co-resident blocks."""
+@dataclass(frozen=True)
+class _Work:
+    """What one block does per reduction step, in cycles of a scheduler or of the scratchpad pipeline.
+
+    ``fma`` and ``overhead`` are cycles per TEU and register group (FMA pipe; operand loads and loop), ``issue`` its
+    issue slots, ``scratchpad`` its wavefronts, ``copies`` and ``finish`` issue slots per TEU and step, and once at
+    the end; ``groups`` register groups per step; ``chain`` latency of one group, ``combine`` of the final exchange.
+    """
+
+    teus: Floats
+    fma: Floats
+    overhead: Floats
+    issue: Floats
+    scratchpad: Floats
+    copies: Floats
+    finish: Floats
+    groups: Floats
+    steps: Floats
+    chain: float
+    combine: Floats
+
+    def cycles(self, blocks: Ints | Floats, schedulers: int) -> Floats:
+        """Return cycles one unit needs for the arithmetic of ``blocks`` co-resident blocks."""
+        teus = self.teus * blocks
+        share = teus / schedulers
+        busy = self.chain + np.maximum(1.0, share) * self.fma + share * self.overhead
+        group = np.maximum(np.maximum(busy, share * self.issue), teus * self.scratchpad)
+        return np.asarray(self.steps * (self.groups * group + share * self.copies) + self.combine + share * self.finish)
+
+
+def _work(batch: TileBatch, spec: DeviceSpec, vectors: Floats) -> _Work:
+    """Return the work of every block of a batch; ``vectors`` are copy instructions per block and step."""
     g, ex = batch.geometry, spec.execution
     per_unit = spec.compute.ops_per_cycle_per_unit
-    schedulers = spec.teu.schedulers_per_unit
-    warps = -(-batch.threads_per_block // spec.teu.lanes) * blocks
-    per_scheduler = np.maximum(1.0, warps / schedulers)
-    share = warps / schedulers
+    schedulers, lanes = spec.teu.schedulers_per_unit, spec.teu.lanes
     anchor = g.expr.anchor
     mix = instruction_mix(anchor.body, anchor.combiner)
-    dtype = anchor.acc_dtype
-    cycles = sum(n * spec.teu.lanes * schedulers / _rate(per_unit, c, dtype) for c, n in mix.items())
-    count = batch.register_outputs * batch.register_points
-    wavefronts, loads = _operand_wavefronts(batch, spec) if batch.staged else (np.zeros(len(batch)),) * 2
-    issue_rate = per_unit["issue"] / spec.teu.lanes / schedulers  # instructions per cycle and scheduler
-    # The measured issue time is that of a step with up to four vector loads; more of them take more slots.
-    arithmetic = per_scheduler * count * cycles + share * ex.step_issue_s * spec.clock_hz * np.maximum(1.0, loads / 4)
-    chain = ex.step_latency_s * spec.clock_hz + arithmetic
-    issue = share * (count * sum(mix.values()) + loads) / issue_rate
-    scratchpad = warps * wavefronts * spec.teu.lanes / per_unit["load_store"]
-    group = np.maximum(np.maximum(chain, issue), scratchpad)
-    inner = batch.step_points / batch.register_points
+    cycles = sum(n * lanes * schedulers / _rate(per_unit, c, anchor.acc_dtype) for c, n in mix.items())
+    count = (batch.register_outputs * batch.register_points).astype(np.float64)
+    zero = np.zeros(len(batch))
+    wavefronts, loads = _operand_wavefronts(batch, spec) if batch.staged else (zero, zero)
+    rate = per_unit["issue"] / lanes / schedulers  # instructions per cycle and scheduler
+    latency = ex.step_latency_s * spec.clock_hz
+    inner, combine = batch.step_points / batch.register_points, zero
     if batch.structure == "rows":  # reduction points are spread over threads, then combined lane by lane
         per_thread = batch.threads[:, ~g.spatial].prod(axis=1)
         inner = inner / per_thread
-        rounds = np.ceil(np.log2(np.maximum(per_thread, 1)))
-        combine = rounds * (ex.step_latency_s * spec.clock_hz + share * 2 / issue_rate) * batch.register_outputs
-    else:
-        combine = np.zeros(len(batch))
-    copies = share * vectors / np.maximum(1, batch.threads_per_block) / issue_rate
-    epilogue = share * batch.register_outputs * (COPY_INSTRUCTIONS + _epilogue_instructions(batch)) / issue_rate
-    return batch.steps * (inner * group + copies) + combine + epilogue
+        combine = np.ceil(np.log2(np.maximum(per_thread, 1))) * (latency + 2 / rate) * batch.register_outputs
+    return _Work(
+        teus=(-(-batch.threads_per_block // lanes)).astype(np.float64),
+        fma=count * cycles,
+        # The measured issue time is that of a step with up to four vector loads; more of them take more slots.
+        overhead=ex.step_issue_s * spec.clock_hz * np.maximum(1.0, loads / 4),
+        issue=(count * sum(mix.values()) + loads) / rate,
+        scratchpad=wavefronts * lanes / per_unit["load_store"],
+        copies=vectors / np.maximum(1, batch.threads_per_block) / rate,
+        finish=batch.register_outputs * (COPY_INSTRUCTIONS + _epilogue_instructions(batch)) / rate,
+        groups=inner,
+        steps=batch.steps.astype(np.float64),
+        chain=latency,
+        combine=combine,
+    )
 
 
 def _rate(per_unit: Mapping[str, float], instruction_class: str, dtype: str) -> float:
@@ -277,14 +308,15 @@ def price(batch: TileBatch, spec: DeviceSpec, scratchpad: Ints | None = None) ->
     terms: Terms = {}
     total = np.zeros(len(batch))
     flight = _loads_in_flight(batch)
+    work = _work(batch, spec, vectors)
+    alone = work.cycles(1.0, spec.teu.schedulers_per_unit) / spec.clock_hz
     for name, count, b, active in (("full", full, occ, occ * units), ("tail", (rest > 0), np.maximum(tail, 1), rest)):
         share = active / blocks
         warps = -(-batch.threads_per_block // spec.teu.lanes) * active * flight
         dram = dram_bytes * share / dram_bandwidth(spec, warps)
         l2 = l2_bytes * share / spec.layer("l2").bandwidth_bytes_per_s
         memory = np.maximum(dram, l2)
-        compute = _compute_cycles(batch, spec, b, vectors) / spec.clock_hz
-        alone = _compute_cycles(batch, spec, np.ones_like(b), vectors) / spec.clock_hz
+        compute = work.cycles(b, spec.teu.schedulers_per_unit) / spec.clock_hz
         hops = batch.steps + 1 if batch.staged else np.minimum(batch.steps + 1, 2)
         chain = alone + hops * (spec.layer("global").latency_s or 0.0)
         barriers = 2 * batch.steps * spec.execution.barrier_s * batch.staged

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -22,31 +23,52 @@ def price(batch: TileBatch, spec: DeviceSpec) -> Mapping[str, Floats]:
     return gpu.price(batch, spec) if spec.kind == "gpu" else cpu.price(batch, spec)
 
 
-def batch_of(program: RProgram) -> TileBatch:
-    """Return a program as a batch of one."""
-    g = Geometry.of(program.expr)
-    rows = [np.array([extents], np.int64) for _, extents in program.tiles]
-    axis = None if program.vector_axis is None or program.kind == "gpu" else g.names.index(program.vector_axis)
+def batch_of(programs: Sequence[RProgram]) -> TileBatch:
+    """Return programs of one expression, structure and vector axis as a batch."""
+    first = programs[0]
+    g = Geometry.of(first.expr)
+    layers = len(first.tiles)
+    rows = [np.array([p.tiles[layer][1] for p in programs], np.int64) for layer in range(layers)]
+    axis = None if first.vector_axis is None or first.kind == "gpu" else g.names.index(first.vector_axis)
     return TileBatch(
         g,
-        program.structure,
+        first.structure,
         rows[0],
         rows[-1],
-        np.array([program.split_k], np.int64),
-        bool(program.staged),
-        rows[1] if len(rows) > 2 else None,
+        np.array([p.split_k for p in programs], np.int64),
+        bool(first.staged),
+        rows[1] if layers > 2 else None,
         axis,
     )
 
 
+def estimate_programs(programs: Sequence[RProgram], spec: DeviceSpec) -> list[Estimate]:
+    """Return the estimates of programs, in order, storage padding included; alike programs are priced together."""
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for n, p in enumerate(programs):
+        axis = p.vector_axis if p.kind == "cpu" else None
+        groups.setdefault((id(p.expr), p.structure, bool(p.staged), axis, p.layers), []).append(n)
+    out: dict[int, Estimate] = {}
+    for members in groups.values():
+        mine = [programs[n] for n in members]
+        batch = batch_of(mine)
+        if spec.kind == "gpu":
+            pads = [dict(p.storage_padding) for p in mine]
+            tensors = {t for p in pads for t in p}
+            padding = {t: np.array([p.get(t, 0) for p in pads], np.int64) for t in tensors}
+            terms: Mapping[str, Floats] = gpu.price(batch, spec, gpu.scratchpad_bytes(batch, padding))
+        else:
+            terms = cpu.price(batch, spec)
+        out.update({n: _estimate(terms, row) for row, n in enumerate(members)})
+    return [out[n] for n in range(len(programs))]
+
+
 def estimate_program(program: RProgram, spec: DeviceSpec) -> Estimate:
-    """Return the estimate of one program, storage padding included."""
-    batch = batch_of(program)
-    if spec.kind == "gpu":
-        padding = {t: np.array([p], np.int64) for t, p in program.storage_padding}
-        terms: Mapping[str, Floats] = gpu.price(batch, spec, gpu.scratchpad_bytes(batch, padding))
-    else:
-        terms = cpu.price(batch, spec)
-    values = {k: float(v[0]) for k, v in terms.items() if k != "seconds"}
+    """Return the estimate of one program."""
+    return estimate_programs([program], spec)[0]
+
+
+def _estimate(terms: Mapping[str, Floats], row: int) -> Estimate:
+    values = {k: float(v[row]) for k, v in terms.items() if k != "seconds"}
     stages = {k: v for k, v in values.items() if k in _STAGES}
-    return Estimate(float(terms["seconds"][0]), max(stages, key=lambda k: stages[k])[:-2], tuple(values.items()))
+    return Estimate(float(terms["seconds"][row]), max(stages, key=lambda k: stages[k])[:-2], tuple(values.items()))

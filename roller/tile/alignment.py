@@ -8,7 +8,7 @@ import numpy as np
 
 from roller.hardware import DeviceSpec
 from roller.tile.geometry import Geometry
-from roller.tile.layout import conflict_degree
+from roller.tile.layout import lane_reads
 from roller.tile.program import RProgram
 from roller.tile.transactions import row_alignment_bytes
 
@@ -49,11 +49,8 @@ def memory_bank(program: RProgram, spec: DeviceSpec, epsilon: float) -> bool:
     shared = spec.layer("shared")
     padding = dict(program.storage_padding)
     banks, width = shared.banks or spec.teu.lanes, shared.bank_width_bytes or 4
-    return all(
-        conflict_degree(program, ld, padding.get(ld.tensor, 0), spec.teu.lanes, banks, width) == 1
-        for ld in program.expr.anchor.loads
-        if ld.tensor in program.staged
-    )
+    reads = lane_reads(program, spec.teu.lanes)
+    return all(r.degree(padding.get(t, 0), banks, width) == 1 for t, r in reads.items())
 
 
 def tensor_shape(program: RProgram, spec: DeviceSpec, epsilon: float) -> bool:

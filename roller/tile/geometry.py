@@ -67,16 +67,33 @@ class Access:
         """Extent of the data tile per dimension, ``(N, dimensions)`` elements (affine accesses)."""
         if not self.coefficients.shape[0]:
             return np.ones((len(tiles), 0), np.int64)
-        # Small integer products: float matmul is exact here and far faster than the integer one.
-        touched = ((tiles - 1).astype(np.float64) @ self._steps.T.astype(np.float64)).astype(np.int64) + 1
-        return np.minimum(touched, self._limits)
+        return np.stack([self._extent(d, tiles) for d in range(len(self._steps))], axis=1)
+
+    def _extent(self, d: int, tiles: Ints) -> Ints:
+        """Extent of the data tile along one dimension, ``(N,)``."""
+        touched: Ints | int = 1
+        for a, step in self._moves[d]:
+            touched = touched + (tiles[:, a] - 1 if step == 1 else step * (tiles[:, a] - 1))
+        if isinstance(touched, int):
+            return np.ones(len(tiles), np.int64)
+        return np.minimum(touched, self._limits[d])
+
+    @cached_property
+    def _moves(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """Per dimension, the axes that move it and their steps."""
+        return tuple(tuple((int(a), int(row[a])) for a in np.flatnonzero(row)) for row in self._steps)
 
     def elements(self, tiles: Ints) -> Ints:
         """Elements of the data tile, ``(N,)``."""
+        total = np.ones(len(tiles), np.int64)
         if self.gather:
-            used = np.minimum(tiles, self.axis_extents)[:, self.uses]
-            return np.minimum(used.prod(axis=1), self.tensor.elements * 8)
-        return self.extents(tiles).prod(axis=1)
+            for a in np.flatnonzero(self.uses):
+                total *= np.minimum(tiles[:, a], self.axis_extents[a])
+            return total
+        for d, moves in enumerate(self._moves):
+            if moves:
+                total *= self._extent(d, tiles)
+        return total
 
     def runs(self, tiles: Ints) -> tuple[Ints, Ints]:
         """Rows of a data tile and elements from the first to the last of one contiguous row.

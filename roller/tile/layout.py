@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from roller.expr import SPATIAL, Index, Load, Stage, Tensor, Term
-from roller.tile.geometry import store_order
+from roller.tile.geometry import Geometry
 from roller.tile.program import RProgram
 
 
@@ -72,68 +72,110 @@ def mean_step(index: Sequence[Index], shape: Sequence[int], axis: str, extent: i
     return float(np.mean(np.abs(np.diff(total))))
 
 
+#: Orders found so far: they depend on the stage and the load alone.
+_ORDERS: dict[tuple[Stage, Load], tuple[str, ...]] = {}
+
+
 def _axes_order(stage: Stage, load: Load, tensor: Tensor) -> tuple[str, ...]:
     """Axes a load depends on, the most contiguous one last."""
+    order: tuple[str, ...] | None = _ORDERS.get((stage, load))
+    if order is not None:
+        return order
     used = [a for a in stage.axes if any(a.name in i.axes for i in (*load.index, *(b.index for b in load.guard)))]
     step = {a.name: mean_step(load.index, tensor.shape, a.name, a.extent) for a in used}
     last = min(used, key=lambda a: (step[a.name], a.kind != SPATIAL))
     # Reduction axes outside: a step of the reduction then reads one run of the tile.
     rest = sorted((a for a in used if a is not last), key=lambda a: a.kind == SPATIAL)
-    return (*(a.name for a in rest), last.name)
+    order = (*(a.name for a in rest), last.name)
+    if len(_ORDERS) > 4096:
+        _ORDERS.clear()
+    _ORDERS[stage, load] = order
+    return order
 
 
-def conflict_degree(program: RProgram, load: Load, padding: int, lanes: int, banks: int, bank_width_bytes: int) -> int:
-    """Return the most distinct words one bank serves for one read of a staged tile by one TEU (1: no conflict).
+@dataclass(frozen=True)
+class LaneReads:
+    """Where the lanes of the first TEU start reading a staged tile.
 
-    Enumerates the addresses of the first TEU. Vector reads (along the tile's last dimension) go in groups of
-    ``lanes / width`` lanes, as the hardware serves them.
+    The element address of a lane is ``column + (row_elements + padding) * row``; ``width`` consecutive elements are
+    read at once, in groups of ``lanes / width`` lanes, as the hardware serves vector reads.
     """
+
+    columns: tuple[int, ...]
+    rows: tuple[int, ...]
+    row_elements: int
+    width: int
+    itemsize_bytes: int
+
+    def degree(self, padding: int, banks: int, bank_width_bytes: int) -> int:
+        """Return the most distinct words one bank serves for one read (1: no conflict)."""
+        pitch = self.row_elements + padding
+        worst = 1
+        group = max(1, len(self.columns) // self.width)
+        for start in range(0, len(self.columns), group):
+            words = {
+                (c + pitch * r + x) * self.itemsize_bytes // bank_width_bytes
+                for c, r in zip(self.columns[start : start + group], self.rows[start : start + group], strict=True)
+                for x in range(self.width)
+            }
+            per_bank: dict[int, int] = {}
+            for w in words:
+                per_bank[w % banks] = per_bank.get(w % banks, 0) + 1
+            worst = max(worst, max(per_bank.values()))
+        return worst
+
+
+def lane_reads(program: RProgram, lanes: int) -> dict[str, LaneReads]:
+    """Return, per staged tensor, how one TEU reads its tile (the first load of each tensor)."""
+    if "lane_reads" in program._memo:
+        found: dict[str, LaneReads] = program._memo["lane_reads"]
+        return found
     expr = program.expr
-    tensor = expr.tensors[load.tensor]
-    layout = tile_layout(expr.anchor, load, tensor, program.block_tile)
     names = tuple(a.name for a in expr.axes)
-    register, threads = program.tile("register"), program.threads
+    register, threads, block = program.tile("register"), program.threads, program.block_tile
     left = np.arange(lanes)
     local: dict[str, np.ndarray] = {n: np.zeros(lanes, np.int64) for n in names}
-    vector = program.vector_elements
-    width = 1
-    for a in reversed(store_order(expr.anchor, names)):
+    chunks = dict.fromkeys(names, 1)
+    for a in reversed(Geometry.of(expr).order):
         name = names[a]
-        lane = left % threads[name]
-        left = left // threads[name]
-        chunk = vector if name == program.vector_axis and register[name] % vector == 0 else 1
-        local[name] = lane * (chunk if program.interleaved else register[name])
-        if chunk > 1 and layout.dims and layout.dims[-1].terms == (Term(name),):
-            width = chunk
-    address = np.zeros(lanes, np.int64)
-    for i, pitch in zip(layout.dims, layout.pitches(padding), strict=True):
-        address = address + pitch * np.asarray(i(local))
-    worst = 1
-    group = max(1, lanes // width)
-    for start in range(0, lanes, group):
-        words = (address[start : start + group, None] + np.arange(width)).ravel() * tensor.itemsize_bytes
-        words = np.unique(words // bank_width_bytes)
-        worst = max(worst, int(np.bincount(words % banks).max()))
-    return worst
+        lane, left = left % threads[name], left // threads[name]
+        if name == program.vector_axis and register[name] % program.vector_elements == 0:
+            chunks[name] = program.vector_elements
+        local[name] = lane * (chunks[name] if program.interleaved else register[name])
+    out: dict[str, LaneReads] = {}
+    for ld in expr.anchor.loads:
+        if ld.tensor not in program.staged or ld.tensor in out:
+            continue
+        tensor = expr.tensors[ld.tensor]
+        layout = tile_layout(expr.anchor, ld, tensor, block)
+        if not layout.dims:
+            continue
+        column = np.asarray(layout.dims[-1](local)) + np.zeros(lanes, np.int64)
+        row = np.zeros(lanes, np.int64)
+        for i, pitch in zip(layout.dims[:-1], pitches(layout.extents[:-1]), strict=True):
+            row = row + pitch * np.asarray(i(local))
+        last = layout.dims[-1].terms
+        width = chunks[last[0].axis] if len(last) == 1 and last[0].coef == 1 else 1
+        out[ld.tensor] = LaneReads(
+            tuple(column.tolist()), tuple(row.tolist()), layout.extents[-1], width, tensor.itemsize_bytes
+        )
+    program._memo["lane_reads"] = out
+    return out
 
 
-def storage_padding(program: RProgram, load: Load, lanes: int, banks: int, bank_width_bytes: int) -> tuple[int, int]:
+def storage_padding(reads: LaneReads, banks: int, bank_width_bytes: int) -> tuple[int, int]:
     """Return the smallest storage padding (elements) with the fewest conflicts, and that conflict degree.
 
-    The published pad is the first guess of the paper; here every multiple of the copy vector up to one row of
-    banks is enumerated over one TEU (design.md section 3, rule 3).
+    The published pad is the first guess of the paper; here every multiple of the copy vector up to eight of
+    them is enumerated over one TEU (design.md section 3, rule 3).
     """
-    tensor = program.expr.tensors[load.tensor]
-    layout = tile_layout(program.expr.anchor, load, tensor, program.block_tile)
-    row = layout.extents[-1] if layout.extents else 1
-    vector = max(1, 16 // tensor.itemsize_bytes)
-    step = vector if row % vector == 0 else 1
-    best = (conflict_degree(program, load, 0, lanes, banks, bank_width_bytes), 0)
+    vector = max(1, 16 // reads.itemsize_bytes)
+    step = vector if reads.row_elements % vector == 0 else 1
+    best = (reads.degree(0, banks, bank_width_bytes), 0)
     for pad in range(step, 8 * step + 1, step):
         if best[0] == 1:
             break
-        degree = conflict_degree(program, load, pad, lanes, banks, bank_width_bytes)
-        best = min(best, (degree, pad))
+        best = min(best, (reads.degree(pad, banks, bank_width_bytes), pad))
     return best[1], best[0]
 
 
