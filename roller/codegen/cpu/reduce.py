@@ -149,7 +149,7 @@ class Reducer:
         steps.append(n.loop(lanes, gather, "vector", "lane"))
         half = lanes // 2
         while half:
-            steps.append(n.loop(h, functools.partial(self._halve, fold, half), "vector", "lane"))
+            steps.append(n.loop(half, functools.partial(self._halve, fold, half), "vector", "lane"))
             half //= 2
         zero = integer(0)
         steps.append(write(scalar, combine(how, read(scalar, zero), read(fold, zero)), zero))

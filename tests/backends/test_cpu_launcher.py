@@ -1,0 +1,172 @@
+"""The CPU launcher: any array, clear refusals, threads, and no TVM compiler."""
+
+import concurrent.futures
+import glob
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from roller import ops
+from roller.errors import LaunchError
+from tests.codegen.cpu_programs import canonical, kernel, program
+
+M, N, K = 33, 50, 17
+
+
+@pytest.fixture(scope="module")
+def matmul():
+    e = ops.matmul(M, N, K)
+    tiles = {"i": 4, "j": 16}, {"i": 8, "j": 32}
+    return kernel(e, program(canonical(e), "tiled", *tiles, "j", staged=("A", "B")))
+
+
+@pytest.fixture
+def arrays():
+    rng = np.random.default_rng(1)
+    return rng.standard_normal((M, K), dtype=np.float32), rng.standard_normal((K, N), dtype=np.float32)
+
+
+def offset(array, elements=1):
+    """Return a copy of ``array`` that starts ``elements`` past a 64-byte boundary."""
+    raw = np.zeros(array.nbytes + 128, np.uint8)
+    start = (-raw.ctypes.data) % 64 + elements * array.itemsize
+    view = raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    view[...] = array
+    return view
+
+
+def same(got, arrays):
+    np.testing.assert_allclose(got, arrays[0] @ arrays[1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("elements", range(1, 16, 3))
+def test_arrays_aligned_to_one_element(matmul, arrays, elements):
+    out = offset(np.zeros((M, N), np.float32), elements)
+    assert out.ctypes.data % 64 == 4 * elements
+    assert matmul(*(offset(a, elements) for a in arrays), out=out) is out
+    same(out, arrays)
+
+
+def test_strided_reversed_and_read_only_inputs(matmul, arrays):
+    a, b = arrays
+    wide = np.zeros((M, 2 * K), np.float32)
+    wide[:, ::2] = a
+    frozen = b.copy()
+    frozen.flags.writeable = False
+    same(matmul(wide[:, ::2], frozen), arrays)
+    same(matmul(np.asfortranarray(a), b[::-1].copy()[::-1]), arrays)
+    assert not frozen.flags.writeable
+
+
+def test_dlpack_objects_are_taken_without_a_copy(matmul, arrays):
+    class Foreign:
+        def __init__(self, array):
+            self.array = array
+
+        def __dlpack__(self, **kwargs):
+            return self.array.__dlpack__(**kwargs)
+
+        def __dlpack_device__(self):
+            return self.array.__dlpack_device__()
+
+    out = np.zeros((M, N), np.float32)
+    matmul(Foreign(arrays[0]), arrays[1], out=Foreign(out))
+    same(out, arrays)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda a, b: (a,), r"matmul: expected 2 arrays \(A, B\), got 1"),
+        (lambda a, b: (a.T, b), r"argument 'A': expected shape \(33, 17\), got \(17, 33\)"),
+        (lambda a, b: (a, b.astype("f8")), "argument 'B': expected dtype float32, got float64.*astype"),
+        (lambda a, b: (a, [1, 2]), "argument 'B': expected a NumPy or DLPack array, got list"),
+    ],
+)
+def test_wrong_arguments_are_named(matmul, arrays, change, message):
+    with pytest.raises(LaunchError, match=message):
+        matmul(*change(*arrays))
+
+
+def test_out_must_be_writable_contiguous_and_apart_from_inputs(matmul, arrays):
+    frozen = np.zeros((M, N), np.float32)
+    frozen.flags.writeable = False
+    with pytest.raises(LaunchError, match="expected a writable array"):
+        matmul(*arrays, out=frozen)
+    with pytest.raises(LaunchError, match="expected a C-contiguous array"):
+        matmul(*arrays, out=np.zeros((N, M), np.float32).T)
+    with pytest.raises(LaunchError, match=r"argument 'out': argument 'C': expected shape \(33, 50\)"):
+        matmul(*arrays, out=np.zeros((M, N + 1), np.float32))
+    memory = np.zeros(M * K + M * N, np.float32)
+    with pytest.raises(LaunchError, match="'C' overlaps 'A' in memory"):
+        matmul(memory[: M * K].reshape(M, K), arrays[1], out=memory[5 : 5 + M * N].reshape(M, N))
+
+
+def test_calls_from_eight_threads_do_not_disturb_each_other(matmul):
+    rng = np.random.default_rng(2)
+    cases = [
+        (rng.standard_normal((M, K), dtype=np.float32), rng.standard_normal((K, N), dtype=np.float32)) for _ in range(8)
+    ]
+
+    def work(case):
+        return [matmul(*case) for _ in range(20)]
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        for case, results in zip(cases, pool.map(work, cases), strict=True):
+            for got in results:
+                same(got, case)
+
+
+def test_the_temporary_library_is_gone_once_loaded(matmul):
+    assert not glob.glob(f"{tempfile.gettempdir()}/roller-*/kernel.so")
+
+
+def test_a_saved_artifact_runs_without_importing_tvm(matmul, arrays, tmp_path):
+    matmul.artifact.save(tmp_path / "matmul.json")
+    np.savez(tmp_path / "data.npz", a=arrays[0], b=arrays[1])
+    script = (
+        "import sys, numpy as np\n"
+        "from roller.artifact import KernelArtifact\n"
+        "from roller.backends.cpu import CpuKernel\n"
+        "d = np.load('data.npz')\n"
+        "got = CpuKernel(KernelArtifact.load('matmul.json'))(d['a'], d['b'])\n"
+        "np.testing.assert_allclose(got, d['a'] @ d['b'], rtol=1e-4, atol=1e-4)\n"
+        "assert 'tvm' not in sys.modules, 'the launcher imported tvm'\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, env=_path_to_roller()
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def _path_to_roller():
+    import os
+    from pathlib import Path
+
+    import roller
+
+    return {**os.environ, "PYTHONPATH": str(Path(roller.__file__).parent.parent)}
+
+
+def test_artifacts_that_cannot_run_are_refused(matmul):
+    from roller.backends.cpu import CpuKernel
+
+    with pytest.raises(LaunchError, match="expected an artifact of language 'llvm', got 'cuda'"):
+        CpuKernel(replace(matmul.artifact, language="cuda"))
+    with pytest.raises(LaunchError, match="carries no binary"):
+        CpuKernel(replace(matmul.artifact, binary=None))
+    with pytest.raises(LaunchError, match="cannot load the kernel's library"):
+        CpuKernel(replace(matmul.artifact, binary=b"not a library"))
+
+
+def test_no_compiler_on_path_is_a_clear_error(monkeypatch):
+    from roller.errors import BuildError
+
+    monkeypatch.setenv("PATH", "/nonexistent")
+    e = ops.matmul(4, 4, 4)
+    with pytest.raises(BuildError, match="Install a C compiler"):
+        kernel(e, program(canonical(e), "tiled"))

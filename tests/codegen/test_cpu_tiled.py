@@ -1,0 +1,110 @@
+"""Tiled reductions on the CPU: every way to stage an operand, awkward extents, every access pattern."""
+
+import pytest
+
+from roller import ops
+from roller.errors import BuildError
+from roller.expr.canonical import group_axes
+from tests.codegen.cpu_programs import assert_right, canonical, program
+
+
+@pytest.mark.parametrize("staged", [("A", "B"), ("B",), ()])
+@pytest.mark.parametrize(
+    ("register", "task"),
+    [({"i": 4, "j": 16}, {"i": 8, "j": 32}), ({"i": 40, "j": 64}, {}), ({"i": 1, "j": 8}, {"i": 100, "j": 8})],
+)
+def test_matmul_of_prime_extents(staged, register, task):
+    e = ops.matmul(37, 53, 29)
+    assert_right(e, program(canonical(e), "tiled", register, task, "j", staged=staged))
+
+
+@pytest.mark.parametrize("vector", ["i", "j", None])
+def test_matmul_vectorised_along_either_axis_or_none(vector):
+    e = ops.matmul(19, 21, 7, epilogue=("bias", "relu"))
+    assert_right(e, program(canonical(e), "tiled", {"i": 8, "j": 8}, {"i": 16}, vector, 8, staged=("A", "B")))
+
+
+@pytest.mark.parametrize("chunk", [1, 10, 29])
+def test_reduction_in_chunks(chunk):
+    e = ops.matmul(37, 50, 29, epilogue=("bias",))
+    tiles = {"i": 4, "j": 16}, {"i": 16, "j": 48}
+    assert_right(e, program(canonical(e), "tiled", *tiles, "j", chunk={"k": chunk}, staged=("A", "B")))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 33, 5), (17, 1, 5), (3, 7, 1)])
+def test_matmul_with_extent_one(shape):
+    e = canonical(ops.matmul(*shape))
+    names = [a.name for a in e.anchor.spatial_axes]
+    structure = "tiled" if e.anchor.combiner else "streaming"
+    register = dict.fromkeys(names, 16)
+    assert_right(ops.matmul(*shape), program(e, structure, register, register, names[-1], staged=("A", "B")))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64", "int8"])
+def test_matmul_of_other_dtypes(dtype):
+    e = ops.matmul(21, 35, 19, dtype=dtype)
+    assert_right(e, program(canonical(e), "tiled", {"i": 4, "j": 16}, {"i": 8, "j": 32}, "j", staged=("A", "B")))
+
+
+def test_batched_transposed_matmul():
+    e = ops.matmul(13, 18, 11, batch=3, transpose_a=True, transpose_b=True)
+    assert_right(e, program(canonical(e), "tiled", {"i": 4, "j": 16}, {"i": 8}, "j", staged=("A", "B")))
+
+
+@pytest.mark.parametrize(
+    ("vector", "register", "staged"),
+    [
+        ("f", {"f": 16, "wo": 7}, ("X", "W")),
+        ("wo", {"f": 3, "wo": 16}, ("X", "W")),
+        ("wo", {"f": 3, "wo": 8}, ("X",)),
+        ("wo", {"f": 3, "wo": 16}, ("W",)),
+    ],
+)
+@pytest.mark.parametrize(("stride", "padding", "dilation"), [(1, 1, 1), (2, 1, 1), (1, 2, 2)])
+def test_direct_convolution(vector, register, staged, stride, padding, dilation):
+    e = ops.conv2d(2, 5, 11, 13, 7, 3, 3, stride, padding, dilation, epilogue=("bias", "relu"))
+    assert_right(e, program(canonical(e), "tiled", register, {"ho": 2, "wo": 8}, vector, staged=staged))
+
+
+@pytest.mark.parametrize("vector", ["f", "n*ho*wo"])
+def test_implicit_gemm(vector):
+    e = ops.conv2d(2, 5, 11, 13, 7, 3, 3, 2, 1)
+    grouped = group_axes(canonical(e))
+    register = {"f": 8, "n*ho*wo": 8}
+    assert_right(e, program(grouped, "tiled", register, {"n*ho*wo": 32}, vector, 8, staged=("X", "W")))
+
+
+@pytest.mark.parametrize("groups", [2, 5])
+def test_grouped_convolution(groups):
+    e = canonical(ops.conv2d(2, 10, 7, 9, 20, 3, 3, 1, 1, groups=groups))
+    original = ops.conv2d(2, 10, 7, 9, 20, 3, 3, 1, 1, groups=groups)
+    assert_right(original, program(e, "tiled", {"f": 2, "wo": 8}, {"ho": 4}, "wo", 8, staged=("X",)))
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("staged", [("X",), ()])
+def test_depthwise_convolution(stride, staged):
+    e = ops.depthwise_conv2d(2, 6, 13, 17, 3, 3, stride, 1)
+    assert_right(e, program(canonical(e), "tiled", {"ho": 2, "wo": 8}, {"ho": 4, "wo": 16}, "wo", 8, staged=staged))
+
+
+@pytest.mark.parametrize("kind", ["max", "avg"])
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [(2, 2, 0), (3, 2, 1), (3, 1, 1)])
+def test_pooling(kind, kernel, stride, padding):
+    e = ops.pool2d(kind, 2, 3, 13, 17, kernel, kernel, stride, padding)
+    register, task = {"ho": 2, "wo": 8}, {"ho": 4, "wo": 16}
+    assert_right(e, program(canonical(e), "tiled", register, task, "wo", 8, staged=("X",)))
+
+
+def test_a_tiled_program_without_reduction_is_refused():
+    e = canonical(ops.elementwise(("relu",), (8,)))
+    with pytest.raises(BuildError, match="Use structure 'streaming'"):
+        assert_right(e, program(e, "tiled"))
+
+
+def test_a_gpu_program_is_refused():
+    from dataclasses import replace
+
+    e = canonical(ops.matmul(4, 4, 4))
+    with pytest.raises(BuildError, match="expected a program of kind 'cpu', got 'gpu'"):
+        assert_right(e, replace(program(e, "tiled"), kind="gpu"))

@@ -1,0 +1,110 @@
+"""Builds are isolated: one that fails, dies or hangs is a record and takes nothing with it."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from roller.errors import BuildError
+from roller.runtime.build_pool import build_all
+from roller.runtime.records import Record, grouped_reasons
+from roller.runtime.timing import compare, measure
+
+
+def _build(job):
+    kind, value = job
+    if kind == "raise":
+        raise BuildError(f"candidate {value}: refused")
+    if kind == "kill":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if kind == "exit":
+        os._exit(3)
+    if kind == "hang":
+        time.sleep(60)
+    if kind == "slow":
+        time.sleep(0.3)
+    return value * 2
+
+
+def test_failures_are_records_keyed_by_id_and_lose_nobody():
+    jobs = {
+        "slow": ("slow", 1), "a": ("ok", 2), "bad": ("raise", 3), "segv": ("kill", 4), "exit": ("exit", 5),
+        "hang": ("hang", 6), "b": ("ok", 7),
+    }  # fmt: skip
+    seen = []
+    start = time.perf_counter()
+    out = build_all(jobs, _build, workers=3, timeout_s=1.0, on_result=lambda r: seen.append(r.candidate_id))
+    assert time.perf_counter() - start < 10
+    assert list(out) == list(jobs)
+    assert sorted(seen) == sorted(jobs)
+    assert {n: r.value for n, r in out.items()} == {
+        "slow": 2, "a": 4, "bad": None, "segv": None, "exit": None, "hang": None, "b": 14,
+    }  # fmt: skip
+    records = {n: r.record for n, r in out.items()}
+    assert records["bad"].status == "failed"
+    assert records["bad"].reason == "BuildError: candidate 3: refused"
+    assert (records["segv"].status, "SIGSEGV" in records["segv"].reason) == ("crashed", True)
+    assert (records["exit"].status, "exit code 3" in records["exit"].reason) == ("crashed", True)
+    assert (records["hang"].status, "longer than 1 s" in records["hang"].reason) == ("timeout", True)
+    assert records["slow"].build_s >= 0.3
+
+
+def test_large_results_come_through_the_pipe():
+    out = build_all({"x": ("ok", b"1" * 5_000_000)}, _build)
+    assert len(out["x"].value) == 10_000_000
+
+
+def test_programs_are_built_in_parallel_and_one_bad_program_is_a_record():
+    from roller import ops
+    from roller.backends.cpu import CpuKernel
+    from roller.codegen.llvm import lower
+    from roller.runtime.check import check
+    from roller.runtime.inputs import random_inputs
+    from tests.codegen.cpu_programs import canonical, host_mcpu, program
+
+    e = ops.matmul(20, 30, 10)
+    c = canonical(e)
+    jobs = {
+        "good": program(c, "tiled", {"i": 4, "j": 16}, {}, "j", staged=("B",)),
+        "bad": program(c, "streaming"),
+        "other": program(c, "tiled", {"i": 2, "j": 8}, {}, "j", 8),
+    }
+    mcpu = host_mcpu()
+    out = build_all(jobs, lambda p: lower(p, e, mcpu, 2, "test", 64), workers=2)
+    assert [r.record.status for r in out.values()] == ["built", "failed", "built"]
+    assert "expected no reduction" in out["bad"].record.reason
+    arrays = random_inputs(e)
+    for name in ("good", "other"):
+        assert check(e, arrays, CpuKernel(out[name].value)(*arrays)).ok
+
+
+def test_reasons_are_grouped_and_statuses_checked():
+    records = [Record("a", "failed", "x"), Record("b", "wrong", "y"), Record("c", "failed", "x"), Record("d", "built")]
+    assert grouped_reasons(records) == "2 x failed: x; 1 x wrong: y"
+    with pytest.raises(ValueError, match="unknown status 'broken'"):
+        Record("a", "broken")
+
+
+def test_timing_takes_the_median_and_drops_losers_after_one_run():
+    calls = {"fast": 0, "slow": 0}
+
+    def run(name, seconds):
+        def one():
+            calls[name] += 1
+            time.sleep(seconds)
+
+        return one
+
+    out = compare({"fast": run("fast", 0.001), "slow": run("slow", 0.02)}, budget_s=0.05)
+    assert list(out) == ["fast", "slow"]
+    assert out["fast"].complete
+    assert not out["slow"].complete
+    assert calls["slow"] == 3
+    assert 0.001 <= out["fast"].median_s < 0.01 < out["slow"].median_s
+
+
+def test_short_calls_are_batched():
+    timing = measure(lambda: None, budget_s=0.01)
+    assert timing.calls > 10
+    assert timing.samples >= 5

@@ -1,0 +1,118 @@
+"""The error bound accepts what rounding explains and nothing more."""
+
+import numpy as np
+import pytest
+
+from roller import ops
+from roller.errors import ExprError
+from roller.expr import Axis, Call, Load, Stage, Tensor, TensorExpr, axis_index
+from roller.runtime.check import Oracle, check, sample_points
+from roller.runtime.inputs import random_inputs
+
+
+def test_a_float32_product_passes_and_a_wrong_element_is_named():
+    e = ops.matmul(40, 30, 200)
+    a, b = random_inputs(e)
+    good = a @ b
+    assert check(e, [a, b], good).ok
+    bad = good.copy()
+    bad[39, 7] += 0.01
+    result = check(e, [a, b], bad)
+    assert not result.ok
+    assert result.max_ratio > 1
+    assert "output 'C'[39, 7]" in result.message
+
+
+def test_the_bound_follows_the_accumulator_not_the_reference_value():
+    e = ops.matmul(1, 1, 4096)
+    a = np.ones((1, 4096), np.float32)
+    a[0, ::2] = -1  # cancels to zero: a bound relative to the result would be zero
+    b = np.ones((4096, 1), np.float32)
+    limit = 4 * 2.0**-23 * 64 * 4096
+    assert check(e, [a, b], np.full((1, 1), 0.9 * limit, np.float32)).ok
+    assert not check(e, [a, b], np.full((1, 1), 1.1 * limit, np.float32)).ok
+
+
+@pytest.mark.parametrize("op", [ops.softmax, ops.layer_norm, ops.rms_norm])
+def test_multi_stage_expressions_in_float32(op):
+    e = op((16, 257))
+    arrays = random_inputs(e)
+    exact = e.evaluate(arrays)[0]
+    assert check(e, arrays, exact.astype(np.float32)).ok
+    assert not check(e, arrays, (exact * (1 + 3e-3)).astype(np.float32)).ok
+    assert not check(e, arrays, exact.astype(np.float32)[:, ::-1].copy()).ok
+
+
+def test_integers_must_be_equal():
+    e = ops.matmul(5, 6, 7, dtype="int8")
+    a, b = random_inputs(e)
+    good = a.astype(np.int32) @ b.astype(np.int32)
+    assert check(e, [a, b], good).ok
+    good[2, 3] += 1
+    assert not check(e, [a, b], good).ok
+
+
+def test_nan_is_wrong_unless_expected():
+    e = ops.elementwise(("relu",), (8,))
+    x = np.arange(8, dtype=np.float32)
+    y = x.copy()
+    assert check(e, [x], y).ok
+    y[3] = np.nan
+    assert check(e, [x], y).max_ratio == np.inf
+
+
+def test_overflow_of_a_narrow_output_may_be_infinite():
+    e = ops.matmul(1, 1, 1000, dtype="float16")
+    a = np.full((1, 1000), 100, np.float16)
+    b = np.full((1000, 1), 100, np.float16)
+    assert check(e, [a, b], np.full((1, 1), np.inf, np.float16)).ok
+    assert not check(e, [a, b], np.full((1, 1), -np.inf, np.float16)).ok
+
+
+def test_large_outputs_are_sampled_at_corners_too():
+    e = ops.matmul(500, 500, 64)
+    a, b = random_inputs(e)
+    good = a @ b
+    oracle = Oracle(e, [a, b])
+    result = oracle.check([good])
+    assert result.ok
+    assert 200 < result.points < 1000
+    good[-1, -1] += 1
+    assert not oracle.check([good]).ok
+    points = sample_points((7, 1, 9), np.random.default_rng(0))
+    assert len(np.unique(points, axis=0)) == len(points)
+    assert (points.max(axis=0) == [6, 0, 8]).all()
+
+
+def test_a_scalar_output():
+    e = ops.reduce("sum", (100,))
+    (x,) = random_inputs(e)
+    assert check(e, [x], np.asarray(x.sum())).ok
+    assert not check(e, [x], np.asarray(x.sum() + 1)).ok
+
+
+def test_cancellation_in_an_elementwise_stage_is_allowed_for():
+    i = axis_index("i")
+    body = Call("sub", (Call("exp", (Load("X", (i,)),)), Call("exp", (Load("Z", (i,)),))))
+    stage = Stage(Tensor("Y", (64,)), (Axis("i", 64),), (i,), body)
+    e = TensorExpr("difference", (Tensor("X", (64,)), Tensor("Z", (64,))), (stage,), ("Y",))
+    x = np.linspace(1, 10, 64, dtype=np.float32)
+    z = np.nextafter(x, np.float32(100))
+    assert check(e, [x, z], np.exp(x) - np.exp(z)).ok
+    assert not check(e, [x, z], np.exp(x)).ok
+
+
+def test_wrong_shapes_are_refused():
+    e = ops.matmul(4, 4, 4)
+    arrays = random_inputs(e)
+    with pytest.raises(ExprError, match=r"output 'C': expected shape \(4, 4\), got \(4, 5\)"):
+        check(e, arrays, np.zeros((4, 5), np.float32))
+    with pytest.raises(ExprError, match="expected 1 outputs, got 2"):
+        check(e, arrays, [np.zeros((4, 4), np.float32)] * 2)
+
+
+def test_inputs_are_seeded():
+    e = ops.matmul(4, 5, 6)
+    one, two, other = random_inputs(e, 3), random_inputs(e, 3), random_inputs(e, 4)
+    assert all((a == b).all() for a, b in zip(one, two, strict=True))
+    assert (one[0] != other[0]).any()
