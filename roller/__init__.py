@@ -13,9 +13,6 @@ Examples
 from __future__ import annotations
 
 import importlib
-import inspect
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -32,6 +29,7 @@ _HOME = {
     "RollerError": "roller.errors",
     "TensorExpr": "roller.expr",
     "compile": "roller.pipeline",
+    "construct": "roller.pipeline",
     "list_specs": "roller.hardware",
     "load": "roller.pipeline",
     "load_spec": "roller.hardware",
@@ -69,35 +67,3 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     """List the public names, loaded or not."""
     return sorted({*globals(), *__all__})
-
-
-class _CallablePackage(ModuleType):
-    """The package ``roller.construct``, callable as the function of the same name."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Construct ranked programs; see :func:`roller.pipeline.construct`."""
-        return importlib.import_module("roller.pipeline").construct(*args, **kwargs)
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(importlib.import_module("roller.pipeline").construct)
-
-
-class _Roller(ModuleType):
-    """The class of this module: ``roller.construct`` is both the floor and the function users call.
-
-    Importing the floor binds the package over any function of that name, so the package itself is made callable
-    at the moment it is bound.
-    """
-
-    @property
-    def construct(self) -> Any:
-        """The package, which is also :func:`roller.pipeline.construct`."""
-        return importlib.import_module("roller.construct")
-
-    @construct.setter
-    def construct(self, package: ModuleType) -> None:
-        package.__class__ = _CallablePackage
-
-
-sys.modules[__name__].__class__ = _Roller

@@ -92,6 +92,21 @@ def build_all(
     return {name: done[name] for name in jobs}
 
 
+def build_here(jobs: Mapping[str, T], build: Callable[[T], R]) -> dict[str, BuildResult[R]]:
+    """Apply ``build`` to every job in this process: no fork, for a single candidate. Results as :func:`build_all`."""
+    done: dict[str, BuildResult[R]] = {}
+    for name, job in jobs.items():
+        start = time.perf_counter()
+        try:
+            value = build(job)
+        except Exception as err:  # noqa: BLE001 - whatever it is, it is this candidate's reason
+            reason = f"{type(err).__name__}: {err}"
+            done[name] = BuildResult(Record(name, "failed", reason, build_s=time.perf_counter() - start))
+        else:
+            done[name] = BuildResult(Record(name, "built", build_s=time.perf_counter() - start), value)
+    return done
+
+
 def _start(build: Callable[[T], R], job: T) -> _Job:
     context = multiprocessing.get_context("fork")
     receive, send = context.Pipe(duplex=False)

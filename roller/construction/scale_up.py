@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from roller.construct.score import reuse_score, tile_cost
+from roller.construction.score import reuse_score, tile_cost
 from roller.tile.geometry import Geometry, Ints
 
 #: Largest extent of a register tile along one axis.

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from roller import perf
-from roller.construct.cpu_pool import cpu_pool
-from roller.construct.gpu_pool import pool as gpu_pool
-from roller.construct.options import ConstructOptions
+from roller.construction.cpu_pool import cpu_pool
+from roller.construction.gpu_pool import pool as gpu_pool
+from roller.construction.options import ConstructOptions
 from roller.errors import NoCandidateError
 from roller.expr import TensorExpr
 from roller.expr.canonical import fuse_axes, group_axes

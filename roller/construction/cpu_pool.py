@@ -6,9 +6,9 @@ import itertools
 
 import numpy as np
 
-from roller.construct.gpu_pool import structure_of
-from roller.construct.options import ConstructOptions
-from roller.construct.scale_up import unique_rows
+from roller.construction.gpu_pool import structure_of
+from roller.construction.options import ConstructOptions
+from roller.construction.scale_up import unique_rows
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.cpu import lane_count

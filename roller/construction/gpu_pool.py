@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from roller.construct.options import ConstructOptions
-from roller.construct.reduction import reduction_steps, window_axes
-from roller.construct.scale_up import lane_seeds, register_tiles, unique_rows
+from roller.construction.options import ConstructOptions
+from roller.construction.reduction import reduction_steps, window_axes
+from roller.construction.scale_up import lane_seeds, register_tiles, unique_rows
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.gpu import register_words, scratchpad_bytes

@@ -1,0 +1,104 @@
+"""CompiledKernel: what ``compile`` and ``load`` return, callable where its device is at hand."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from roller.artifact import KernelArtifact
+from roller.construction.constructor import Candidate
+from roller.errors import LaunchError
+from roller.perf.estimate import Estimate
+from roller.tile import RProgram
+
+
+class CompiledKernel:
+    """The chosen kernel, and every candidate it was chosen from.
+
+    Parameters
+    ----------
+    artifact
+        The kernel: sources, launches, program, estimate, the expression it computes.
+    candidates
+        All candidates with their status, best first; empty for a loaded artifact.
+    reachable
+        Whether the device the kernel was compiled for is at hand.
+    """
+
+    def __init__(self, artifact: KernelArtifact, candidates: tuple[Candidate, ...] = (), reachable: bool = True) -> None:
+        self.artifact = artifact
+        self.candidates = candidates
+        self._reachable = reachable
+        self._launcher: Any = None
+        self._lock = threading.Lock()
+
+    @property
+    def program(self) -> RProgram:
+        """The rProgram of the chosen kernel."""
+        return self.artifact.program
+
+    @property
+    def estimate(self) -> Estimate:
+        """The prediction the program was chosen by."""
+        return Estimate.from_dict(self.artifact.estimate)
+
+    @property
+    def source(self) -> str:
+        """Sources of all launches: CUDA C, or TensorIR of a CPU kernel."""
+        return self.artifact.source
+
+    @property
+    def measured_s(self) -> float | None:
+        """Median measured seconds per call, where it was timed."""
+        return self.artifact.measured_s
+
+    def __call__(self, *arrays: Any, out: Any = None) -> Any:
+        """Run the kernel.
+
+        Parameters
+        ----------
+        *arrays
+            One array per input, in call order: NumPy or anything with DLPack, shapes and dtypes as declared.
+        out
+            Array (or a tuple of them) to write into; allocated where absent.
+
+        Returns
+        -------
+        The output array, or a tuple of them.
+
+        Raises
+        ------
+        LaunchError
+            Where the device is not at hand, or an array does not fit.
+        """
+        return self.launcher(*arrays, out=out)
+
+    @property
+    def launcher(self) -> Any:
+        """The backend's launcher, loaded on first use."""
+        with self._lock:
+            if self._launcher is None:
+                self._launcher = self._load()
+            return self._launcher
+
+    def _load(self) -> Any:
+        artifact = self.artifact
+        if not self._reachable:
+            raise LaunchError(
+                f"{artifact.expression.name}: the kernel was compiled for '{artifact.device}', which is not this "
+                f"machine's device. Save it (kernel.artifact.save) and load it where a {artifact.device} is, or compile "
+                "with device='cpu' to run here. The source, the program and the estimate are available everywhere."
+            )
+        if artifact.language == "llvm":
+            from roller.backends.cpu.launcher import CpuKernel
+
+            return CpuKernel(artifact)
+        from roller.backends.cuda.launcher import CudaKernel
+
+        return CudaKernel(artifact)
+
+    def __repr__(self) -> str:
+        """Operator, device, prediction and measurement on one line."""
+        a = self.artifact
+        measured = f", measured {a.measured_s * 1e3:.4g} ms" if a.measured_s is not None else ""
+        return f"<CompiledKernel {a.expression.name} on {a.device}: {self.estimate}{measured}>"

@@ -1,0 +1,124 @@
+"""Programs from tiles a person names: what ``predict`` prices, aligned or not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from roller import perf
+from roller.construction.constructor import program_of
+from roller.construction.gpu_pool import structure_of
+from roller.errors import TileError, did_you_mean
+from roller.expr import TensorExpr
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.perf.gpu import register_words
+from roller.tile.geometry import Geometry
+from roller.tile.program import RProgram
+
+#: Extents of one layer: by axis name, or a sequence in axis order.
+Tile = Mapping[str, int] | Sequence[int]
+
+
+def program_from_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, Tile]) -> RProgram:
+    """Return the program of tiles named by layer, over the expression's own (pre-fusion) axes.
+
+    An axis left out is 1 in the fastest layer and the extent of the layer above in the others. Extents beyond
+    the tensor are padding.
+
+    Raises
+    ------
+    TileError
+        Where a layer or axis is unknown, an extent is not a positive integer, a tile is not a multiple of the one
+        above it, or a capacity of the device is exceeded.
+    """
+    geometry = Geometry.of(expr)
+    layers = [layer.name for layer in spec.memory_layers if layer.tiled]
+    for name in tiles:
+        if name not in layers:
+            raise TileError(
+                f"tiles: '{name}' is no tiled layer of {spec.name}{did_you_mean(name, layers)}. Use {layers}."
+            )
+    rows: list[tuple[int, ...]] = []
+    above = tuple(1 for _ in geometry.names)
+    for name in layers:
+        above = _extents(name, tiles.get(name, {}), geometry.names, above)
+        rows.append(above)
+    structure = structure_of(geometry)
+    batch = TileBatch(
+        geometry,
+        structure,
+        np.array([rows[0]], np.int64),
+        np.array([rows[-1]], np.int64),
+        np.ones(1, np.int64),
+        structure == "tiled",
+        np.array([rows[1]], np.int64) if spec.kind == "cpu" else None,
+        _cpu_vector_axis(geometry) if spec.kind == "cpu" else None,
+    )
+    program = program_of(batch, 0, spec)
+    if spec.kind == "gpu":
+        _check_gpu(program, batch, spec)
+    elif not np.isfinite(perf.estimate_program(program, spec).seconds):
+        usable = spec.limits.usable_vector_registers
+        raise TileError(f"tiles: register tile {rows[0]} needs more than {usable} vector registers. Make it smaller.")
+    return program
+
+
+def _cpu_vector_axis(geometry: Geometry) -> int:
+    """The axis vectors run along when nobody chose one: contiguous in the output, else the last reduction."""
+    return geometry.order[-1] if geometry.order else len(geometry.names) - 1
+
+
+def _extents(layer: str, tile: Tile, names: tuple[str, ...], above: tuple[int, ...]) -> tuple[int, ...]:
+    if isinstance(tile, Mapping):
+        for axis in tile:
+            if axis not in names:
+                raise TileError(f"tiles: layer '{layer}': unknown axis '{axis}'{did_you_mean(axis, names)}. Use {names}.")
+        values = [tile.get(n, a) for n, a in zip(names, above, strict=True)]
+    else:
+        values = list(tile)
+        if len(values) != len(names):
+            raise TileError(f"tiles: layer '{layer}': expected {len(names)} extents for {names}, got {len(values)}.")
+    for n, v, a in zip(names, values, above, strict=True):
+        if not isinstance(v, (int, np.integer)) or isinstance(v, bool) or v < 1:
+            raise TileError(f"tiles: layer '{layer}', axis '{n}': expected a positive integer, got {v!r}.")
+        if v % a:
+            raise TileError(
+                f"tiles: layer '{layer}', axis '{n}': expected a multiple of the layer above ({a}), got {v}. "
+                "Every tile holds whole tiles of the faster layer."
+            )
+    return tuple(int(v) for v in values)
+
+
+def _check_gpu(program: RProgram, batch: TileBatch, spec: DeviceSpec) -> None:
+    """Raise the one clear error where a block exceeds a capacity of the device."""
+    lim, threads = spec.limits, program.threads_per_block
+    if lim.threads_per_block is not None and threads > lim.threads_per_block:
+        raise TileError(
+            f"tiles: the block has {threads} threads ({program.threads}), {spec.name} allows {lim.threads_per_block}. "
+            "Enlarge the register tile or shrink the shared tile."
+        )
+    words = int(register_words(batch)[0])
+    if lim.registers_per_thread is not None and words > lim.registers_per_thread:
+        raise TileError(
+            f"tiles: the register tile needs {words} registers per thread, {spec.name} has {lim.registers_per_thread}. "
+            "Shrink the register tile."
+        )
+    used = int(perf.estimate_program(program, replace_budget(spec)).terms["scratchpad_bytes"])
+    limit = spec.layer("shared").capacity_bytes
+    if used > limit:
+        raise TileError(
+            f"tiles: the shared tile needs {used} bytes of scratchpad, {spec.name} has {limit} per unit. "
+            "Shrink the shared tile or the reduction step."
+        )
+
+
+def replace_budget(spec: DeviceSpec) -> DeviceSpec:
+    """Return ``spec`` with usable budgets raised to the hard limits: named tiles may use all there is."""
+    layers = tuple(
+        replace(x, usable_bytes=x.capacity_bytes) if x.name == "shared" else x for x in spec.memory_layers
+    )
+    limits = replace(spec.limits, usable_registers_per_thread=spec.limits.registers_per_thread)
+    return replace(spec, memory_layers=layers, limits=limits) if spec.kind == "gpu" else spec

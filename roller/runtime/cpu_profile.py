@@ -1,0 +1,63 @@
+"""Check and time built CPU kernels on this machine, alone, one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from roller.artifact import KernelArtifact
+from roller.backends.cpu.launcher import CpuKernel
+from roller.errors import RollerError
+from roller.expr import TensorExpr
+from roller.runtime.check import Oracle
+from roller.runtime.inputs import random_inputs
+from roller.runtime.records import Record
+from roller.runtime.timing import compare
+
+
+def profile(
+    expression: TensorExpr, artifacts: Mapping[str, KernelArtifact], seed: int = 0, budget_s: float = 0.3
+) -> dict[str, Record]:
+    """Run every artifact on the same random inputs; time the correct ones.
+
+    Parameters
+    ----------
+    expression
+        The user's expression: the oracle.
+    artifacts
+        Built CPU artifacts by candidate id.
+    seed
+        Seed of the inputs and of the sampled points.
+    budget_s
+        Seconds of timing per candidate.
+
+    Returns
+    -------
+    dict
+        A record per id: ``measured``, ``slower`` (correct, dropped after one run), ``wrong`` or ``failed``.
+    """
+    if not artifacts:
+        return {}
+    inputs = random_inputs(expression, seed)
+    oracle = Oracle(expression, inputs, seed)
+    records: dict[str, Record] = {}
+    runs: dict[str, Callable[[], object]] = {}
+    keep = []  # the kernels own the code their bound runs call
+    for name, artifact in artifacts.items():
+        build_s = artifact.build.get("build_s")
+        try:
+            kernel = CpuKernel(artifact)
+            run, result = kernel.bind(*inputs)
+            run()
+        except RollerError as err:
+            records[name] = Record(name, "failed", str(err), build_s=build_s)
+            continue
+        outcome = oracle.check(result if isinstance(result, tuple) else (result,))
+        if outcome.ok:
+            runs[name] = run
+            keep.append(kernel)
+        else:
+            records[name] = Record(name, "wrong", outcome.message, build_s=build_s)
+    for name, timing in compare(runs, budget_s=budget_s).items():
+        status = "measured" if timing.complete else "slower"
+        records[name] = Record(name, status, measured_s=timing.median_s, build_s=artifacts[name].build.get("build_s"))
+    return records
