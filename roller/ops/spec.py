@@ -16,6 +16,8 @@ from roller.ops.reduce import reduce
 
 #: Batch of a row that leaves N to the benchmark (Roller, section 5: batch 128).
 DEFAULT_BATCH = 128
+#: Rows of one sequence in the benchmark's matmuls and row reductions (65536 rows at batch 128).
+_ROWS_PER_SEQUENCE = 512
 
 
 class _Row:
@@ -41,7 +43,13 @@ class _Row:
     @property
     def shape(self) -> tuple[Any, ...]:
         shape = tuple(self.get("shape"))
-        return shape if self.batch is None else (self.batch, *shape[1:])
+        return shape if self.batch is None else (self.rows(shape[0]), *shape[1:])
+
+    def rows(self, extent: Any) -> Any:
+        """Leading extent for the asked batch: the benchmark's 65536 rows are 128 sequences of 512."""
+        if self.batch is None:
+            return extent
+        return _ROWS_PER_SEQUENCE * self.batch if extent == _ROWS_PER_SEQUENCE * DEFAULT_BATCH else self.batch
 
     @property
     def dtype(self) -> str:
@@ -71,7 +79,8 @@ class _Row:
 
 def _matmul(r: _Row) -> TensorExpr:
     m, n, k = r.ints("M", "N", "K")
-    return matmul(m if r.batch is None else r.batch, n, k, dtype=r.dtype)
+    # Only rows that are sequences scale with the batch; a small M is the layer's own.
+    return matmul(r.rows(m) if m == _ROWS_PER_SEQUENCE * DEFAULT_BATCH else m, n, k, dtype=r.dtype)
 
 
 def _conv2d(r: _Row) -> TensorExpr:
@@ -115,8 +124,8 @@ def from_spec(mapping: Mapping[str, Any], batch: int | None = None) -> TensorExp
         A row: ``op`` and its sizes; ``fn`` or ``pool`` choose the kind, ``pad_*`` override ``padding``;
         other columns are ignored.
     batch
-        Replaces the row's leading extent: ``N``, the first dimension of ``shape``, or ``M`` of a matmul (all
-        rows; the benchmark's 65536 are 128 sequences of 512).
+        Replaces ``N`` or the first dimension of ``shape``. The benchmark's 65536 rows (``M`` of its matmuls, first
+        dimension of a reduction) are 128 sequences of 512: they become ``512 * batch``.
 
     Returns
     -------
@@ -131,7 +140,7 @@ def from_spec(mapping: Mapping[str, Any], batch: int | None = None) -> TensorExp
     Examples
     --------
     >>> str(from_spec({"op": "matmul", "M": 65536, "N": 1024, "K": 2}, batch=1))
-    'matmul[i=1 j=1024 k=2]'
+    'matmul[i=512 j=1024 k=2]'
     """
     row = _Row(mapping, batch)
     op = row.get("op")

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from roller.hardware import DeviceSpec
 from roller.tile.geometry import Geometry
 from roller.tile.layout import lane_reads
 from roller.tile.program import RProgram
 from roller.tile.transactions import row_alignment_bytes
 
+if TYPE_CHECKING:  # the spec is only read here; importing it would bring YAML to machines that only run kernels
+    from roller.hardware import DeviceSpec
+
 #: ``rule(program, spec, epsilon) -> bool``; the key is the name used in ``RProgram.relaxed``.
-Rule = Callable[[RProgram, DeviceSpec, float], bool]
+Rule: TypeAlias = "Callable[[RProgram, DeviceSpec, float], bool]"
 
 
 def execution_unit(program: RProgram, spec: DeviceSpec, epsilon: float) -> bool:
