@@ -185,6 +185,6 @@ def pack_halo(nest: Nest, plan: HaloPlan, source: Buffer, box: Buffer, start: Ma
                 nest.loop(pitch - end, lambda i: write(box, outside, *place, end + i)),
             )
 
-        return nest.loop(s, phase)
+        return nest.loop(s, phase, "unroll")
 
     return dimension(0, (), ())
