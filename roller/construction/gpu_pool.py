@@ -17,6 +17,10 @@ from roller.tile.geometry import Geometry, Ints
 _STEPS = 8
 
 
+#: Block tiles grown side by side per step.
+_STATES = 700
+
+
 def structure_of(geometry: Geometry) -> str:
     """Return the code-generation structure by properties of the expression.
 
@@ -136,7 +140,6 @@ def _grow_blocks(geometry: Geometry, spec: DeviceSpec, states: Ints, options: Co
     visited = [states]
     limit = spec.limits.threads_per_block or 1024
     spatial_axes = np.flatnonzero(geometry.spatial)
-    cap = 900
     for _ in range(6):
         register, threads = states[:, :a], states[:, a:]
         useful = -(-geometry.extents // register)
@@ -161,9 +164,7 @@ def _grow_blocks(geometry: Geometry, spec: DeviceSpec, states: Ints, options: Co
         chosen = chosen[chosen[:, a:].prod(axis=1) <= limit]
         if not len(chosen):
             break
-        states = unique_rows(chosen)
-        if len(states) > cap:
-            states = states[np.linspace(0, len(states) - 1, cap).astype(np.int64)]
+        states = _even_sample(unique_rows(chosen), _STATES)
         visited.append(states)
     return unique_rows(np.concatenate(visited))
 

@@ -20,12 +20,18 @@ from roller.tile.geometry import Geometry, Ints
 REGISTER_EXTENT = 16
 
 
+#: Odd 64-bit multipliers (fixed, so that results do not depend on the run) of the row hash.
+_MULTIPLIERS = np.random.default_rng(20220711).integers(1 << 62, 1 << 63, 64, dtype=np.uint64) | np.uint64(1)
+
+
 def unique_rows(rows: Ints) -> Ints:
     """Return distinct rows, in order of first appearance (deterministic)."""
     if not len(rows):
         return rows
-    flat = np.ascontiguousarray(rows).view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1]))).ravel()
-    _, first = np.unique(flat, return_index=True)
+    # A 64-bit mix of the columns: sorting one integer per row is several times faster than sorting rows, and
+    # two of ten thousand rows collide with a probability of about 1e-12.
+    mixed = rows.astype(np.uint64) @ _MULTIPLIERS[: rows.shape[1]]
+    _, first = np.unique(mixed, return_index=True)
     return rows[np.sort(first)]
 
 
