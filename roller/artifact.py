@@ -184,7 +184,8 @@ class KernelArtifact:
                 body["measured_s"],
             )
         except (KeyError, TypeError, ValueError, zlib.error) as err:
-            raise ArtifactError(f"{where}: a field is missing or malformed ({err!r}). Compile and save it again.") from err
+            text = f"{where}: a field is missing or malformed ({err!r}). Compile and save it again."
+            raise ArtifactError(text) from err
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the artifact as JSON; the file appears whole or not at all.

@@ -25,7 +25,9 @@ class CompiledKernel:
         Whether the device the kernel was compiled for is at hand.
     """
 
-    def __init__(self, artifact: KernelArtifact, candidates: tuple[Candidate, ...] = (), reachable: bool = True) -> None:
+    def __init__(
+        self, artifact: KernelArtifact, candidates: tuple[Candidate, ...] = (), reachable: bool = True
+    ) -> None:
         self.artifact = artifact
         self.candidates = candidates
         self._reachable = reachable
@@ -86,8 +88,8 @@ class CompiledKernel:
         if not self._reachable:
             raise LaunchError(
                 f"{artifact.expression.name}: the kernel was compiled for '{artifact.device}', which is not this "
-                f"machine's device. Save it (kernel.artifact.save) and load it where a {artifact.device} is, or compile "
-                "with device='cpu' to run here. The source, the program and the estimate are available everywhere."
+                f"machine's device. Save it (kernel.artifact.save) and load it where a {artifact.device} is, or "
+                "compile with device='cpu' to run here. Source, program and estimate are available everywhere."
             )
         if artifact.language == "llvm":
             from roller.backends.cpu.launcher import CpuKernel

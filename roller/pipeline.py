@@ -71,9 +71,9 @@ def predict(expr: Any, device: str | DeviceSpec, tiles: Mapping[str, Tile]) -> E
     expr, device
         As for :func:`construct`.
     tiles
-        Per layer (``register`` and ``shared`` on a GPU; ``register``, ``l1``, ``l2`` on a CPU) the extents by axis name of
-        the expression (before fusion), or a sequence in axis order. An axis left out is 1 in ``register`` and the
-        extent of the layer above elsewhere; extents beyond the tensor are padded.
+        Per layer (``register`` and ``shared`` on a GPU; ``register``, ``l1``, ``l2`` on a CPU) the extents by axis
+        name of the expression (before fusion), or a sequence in axis order. An axis left out is 1 in ``register``
+        and the extent of the layer above elsewhere; extents beyond the tensor are padded.
 
     Returns
     -------
@@ -97,7 +97,7 @@ def predict(expr: Any, device: str | DeviceSpec, tiles: Mapping[str, Tile]) -> E
     return perf.estimate_program(program_from_tiles(_expression(expr), spec, tiles), replace_budget(spec))
 
 
-def compile(  # noqa: A001 - the public verb
+def compile(
     expr: Any,
     device: str | DeviceSpec = THIS_CPU,
     top_k: int | None = None,
@@ -107,9 +107,9 @@ def compile(  # noqa: A001 - the public verb
 ) -> CompiledKernel:
     """Compile an expression for a device.
 
-    On this machine's processor (``device="cpu"``) the best ``top_k`` candidates are built in parallel, checked against
-    the float64 reference, timed one at a time, and the fastest is returned. For any other device the candidates are
-    constructed, the best one is lowered to source, and no device is touched.
+    On this machine's processor (``device="cpu"``) the best ``top_k`` candidates are built in parallel, checked
+    against the float64 reference, timed one at a time, and the fastest is returned. For any other device the
+    candidates are constructed, the best one is lowered to source, and no device is touched.
 
     Parameters
     ----------

@@ -20,7 +20,7 @@ from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.estimate import Estimate
 from roller.tile.alignment import broken_rules
-from roller.tile.geometry import Geometry
+from roller.tile.geometry import Geometry, Ints
 from roller.tile.layout import lane_reads, storage_padding
 from roller.tile.program import RProgram
 
@@ -58,12 +58,12 @@ class Candidate:
 
 def canonical_forms(expr: TensorExpr, options: ConstructOptions) -> tuple[TensorExpr, ...]:
     """Return the forms the constructor considers: fused, and grouped where that exists."""
-    key = ("forms", options.axis_fusion, options.axis_grouping)
+    key = f"forms/{options.axis_fusion}/{options.axis_grouping}"
     if key not in expr._memo:
         plain = fuse_axes(expr) if options.axis_fusion else expr
         grouped = group_axes(plain) if options.axis_grouping else None
-        expr._memo[str(key)] = (plain,) if grouped is None else (plain, grouped)
-    forms: tuple[TensorExpr, ...] = expr._memo[str(key)]
+        expr._memo[key] = (plain,) if grouped is None else (plain, grouped)
+    forms: tuple[TensorExpr, ...] = expr._memo[key]
     return forms
 
 
@@ -121,11 +121,10 @@ def _best(batch: TileBatch, spec: DeviceSpec, count: int) -> Iterator[tuple[floa
 def program_of(batch: TileBatch, i: int, spec: DeviceSpec, epsilon: float = 1.0) -> RProgram:
     """Return row ``i`` of a batch as a program with vectors, storage padding and relaxed rules."""
     g = batch.geometry
-    ints = lambda row: tuple(int(x) for x in row)  # noqa: E731
     fast, slow = [layer.name for layer in spec.memory_layers if layer.tiled][:: 1 if batch.panel is None else 2][:2]
-    tiles = [(fast, ints(batch.register[i])), (slow, ints(batch.block[i]))]
+    tiles = [(fast, _ints(batch.register[i])), (slow, _ints(batch.block[i]))]
     if batch.panel is not None:
-        tiles.insert(1, (spec.memory_layers[1].name, ints(batch.panel[i])))
+        tiles.insert(1, (spec.memory_layers[1].name, _ints(batch.panel[i])))
     axis, elements = _vector(batch, i, spec)
     staged = tuple(dict.fromkeys(a.tensor.name for a in g.loads)) if batch.staged else ()
     program = RProgram(
@@ -134,6 +133,10 @@ def program_of(batch: TileBatch, i: int, spec: DeviceSpec, epsilon: float = 1.0)
     if spec.kind == "gpu" and staged:
         program = _lay_out(program, spec)
     return replace(program, relaxed=broken_rules(program, spec, epsilon))
+
+
+def _ints(row: Ints) -> tuple[int, ...]:
+    return tuple(int(x) for x in row)
 
 
 def _vector(batch: TileBatch, i: int, spec: DeviceSpec) -> tuple[str | None, int]:

@@ -36,7 +36,7 @@ def cpu_pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) ->
         waste = (-geometry.extents % b.block) / geometry.extents
         ok = (waste <= options.epsilon).all(axis=1) if geometry.expr.allow_padding else (waste == 0).all(axis=1)
         if options.epsilon < 1.0 or not geometry.expr.allow_padding:
-            b = b.take(ok)
+            b = b.take(np.flatnonzero(ok))
         if len(b) > options.pool // len(batches):
             b = b.take(np.linspace(0, len(b) - 1, options.pool // len(batches)).astype(np.int64))
         kept.append(b)

@@ -12,7 +12,6 @@ from roller.perf.batch import TileBatch
 from roller.perf.gpu import register_words, scratchpad_bytes
 from roller.tile.geometry import Geometry, Ints
 
-
 #: Reduction steps branched over per block tile.
 _STEPS = 8
 
@@ -53,11 +52,8 @@ def register_limits(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
     threads = batch.threads_per_block
     words = register_words(batch)
     assert spec.limits.threads_per_block and spec.limits.usable_registers_per_thread
-    return (
-        (threads % spec.teu.lanes == 0)
-        & (threads <= spec.limits.threads_per_block)
-        & (words <= spec.limits.usable_registers_per_thread)
-    )
+    fits = (threads % spec.teu.lanes == 0) & (threads <= spec.limits.threads_per_block)
+    return np.asarray(fits & (words <= spec.limits.usable_registers_per_thread))
 
 
 def _tiled(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> TileBatch:
@@ -102,9 +98,7 @@ def _even_sample(rows: Ints, count: int) -> Ints:
     return rows if len(rows) <= count else rows[np.linspace(0, len(rows) - 1, count).astype(np.int64)]
 
 
-def _finish(
-    geometry: Geometry, spec: DeviceSpec, register: Ints, block: Ints, options: ConstructOptions
-) -> TileBatch:
+def _finish(geometry: Geometry, spec: DeviceSpec, register: Ints, block: Ints, options: ConstructOptions) -> TileBatch:
     """Keep what fits the scratchpad and the padding allowed; add split-K variants where blocks are few."""
     batch = TileBatch(geometry, "tiled", register, block, np.ones(len(block), np.int64), True)
     keep = scratchpad_bytes(batch) <= (spec.layer("shared").usable_bytes or 0)

@@ -67,7 +67,7 @@ def program_from_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, T
 
 
 def _cpu_vector_axis(geometry: Geometry) -> int:
-    """The axis vectors run along when nobody chose one: contiguous in the output, else the last reduction."""
+    """Return the axis vectors run along when nobody chose one: contiguous in the output, else the last reduction."""
     return geometry.order[-1] if geometry.order else len(geometry.names) - 1
 
 
@@ -75,7 +75,8 @@ def _extents(layer: str, tile: Tile, names: tuple[str, ...], above: tuple[int, .
     if isinstance(tile, Mapping):
         for axis in tile:
             if axis not in names:
-                raise TileError(f"tiles: layer '{layer}': unknown axis '{axis}'{did_you_mean(axis, names)}. Use {names}.")
+                hint = did_you_mean(axis, names)
+                raise TileError(f"tiles: layer '{layer}': unknown axis '{axis}'{hint}. Use {names}.")
         values = [tile.get(n, a) for n, a in zip(names, above, strict=True)]
     else:
         values = list(tile)
@@ -117,8 +118,6 @@ def _check_gpu(program: RProgram, batch: TileBatch, spec: DeviceSpec) -> None:
 
 def replace_budget(spec: DeviceSpec) -> DeviceSpec:
     """Return ``spec`` with usable budgets raised to the hard limits: named tiles may use all there is."""
-    layers = tuple(
-        replace(x, usable_bytes=x.capacity_bytes) if x.name == "shared" else x for x in spec.memory_layers
-    )
+    layers = tuple(replace(x, usable_bytes=x.capacity_bytes) if x.name == "shared" else x for x in spec.memory_layers)
     limits = replace(spec.limits, usable_registers_per_thread=spec.limits.registers_per_thread)
     return replace(spec, memory_layers=layers, limits=limits) if spec.kind == "gpu" else spec

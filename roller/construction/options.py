@@ -50,7 +50,7 @@ class ConstructOptions:
         """Reject values no construction can honour."""
         if not isinstance(self.top_k, int) or self.top_k < 1:
             raise RollerError(f"ConstructOptions.top_k: expected an integer of at least 1, got {self.top_k!r}.")
-        if not 0.0 <= self.epsilon:
+        if not self.epsilon >= 0.0:
             raise RollerError(f"ConstructOptions.epsilon: expected a value of at least 0, got {self.epsilon!r}.")
         if self.units is not None and self.units < 1:
             raise RollerError(f"ConstructOptions.units: expected at least 1 unit or None, got {self.units!r}.")

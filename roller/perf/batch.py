@@ -33,7 +33,7 @@ class TileBatch:
     vector_axis: int | None = None
 
     def __len__(self) -> int:
-        """Number of programs."""
+        """Return the number of programs."""
         return len(self.block)
 
     def take(self, index: NDArray[np.intp] | NDArray[np.bool_]) -> TileBatch:
@@ -63,7 +63,7 @@ class TileBatch:
     @cached_property
     def threads_per_block(self) -> Ints:
         """GPU threads per block, ``(N,)``."""
-        return self.threads.prod(axis=1)
+        return np.asarray(self.threads.prod(axis=1))
 
     @cached_property
     def counts(self) -> Ints:
@@ -73,27 +73,27 @@ class TileBatch:
     @cached_property
     def blocks(self) -> Ints:
         """Blocks of the launch, split-K parts included, ``(N,)``."""
-        return self.counts[:, self.geometry.spatial].prod(axis=1) * self.split_k
+        return np.asarray(self.counts[:, self.geometry.spatial].prod(axis=1) * self.split_k)
 
     @cached_property
     def steps(self) -> Ints:
         """Reduction steps one block takes, ``(N,)``."""
-        return -(-self.counts[:, ~self.geometry.spatial].prod(axis=1) // self.split_k)
+        return np.asarray(-(-self.counts[:, ~self.geometry.spatial].prod(axis=1) // self.split_k))
 
     @cached_property
     def step_points(self) -> Ints:
         """Reduction points in one step, ``(N,)``."""
-        return self.block[:, ~self.geometry.spatial].prod(axis=1)
+        return np.asarray(self.block[:, ~self.geometry.spatial].prod(axis=1))
 
     @cached_property
     def register_outputs(self) -> Ints:
         """Accumulators of one thread or micro-kernel, ``(N,)``."""
-        return self.register[:, self.geometry.spatial].prod(axis=1)
+        return np.asarray(self.register[:, self.geometry.spatial].prod(axis=1))
 
     @cached_property
     def register_points(self) -> Ints:
         """Reduction points unrolled in registers, ``(N,)``."""
-        return self.register[:, ~self.geometry.spatial].prod(axis=1)
+        return np.asarray(self.register[:, ~self.geometry.spatial].prod(axis=1))
 
     def lanes(self, width: int) -> Ints:
         """Lanes of one TEU per axis: reductions fastest, then the axis contiguous in the output, ``(N, axes)``."""

@@ -176,14 +176,13 @@ def _cache_traffic(
         mine = a.elements(task) * float(a.tensor.itemsize_bytes)
         all_tasks = kernels / per_task.prod(axis=1)
         once = all_tasks * mine
-        sweep = np.where(held <= l2, once, np.minimum(passes * panel, once * (per_task[:, v] if not stays and v is not None else 1)))
+        again = per_task[:, v] if v is not None and not stays else 1
+        sweep = np.where(held <= l2, once, np.minimum(passes * panel, once * again))
         to_l2 = to_l2 + sweep
     return to_l1, to_l2
 
 
-def _packing(
-    batch: TileBatch, spec: DeviceSpec, register: Ints, tiles: Ints, tasks: Ints
-) -> tuple[Floats, float]:
+def _packing(batch: TileBatch, spec: DeviceSpec, register: Ints, tiles: Ints, tasks: Ints) -> tuple[Floats, float]:
     """Return seconds spent packing staged operands, and DRAM bytes the packed copies cost."""
     g, v = batch.geometry, batch.vector_axis
     total = np.zeros(len(batch))
@@ -197,7 +196,7 @@ def _packing(
         step = 0 if v is None else lane_distance(a, v)
         if _halo(a):
             elements, cost = a.elements(task) * tasks.astype(np.float64), np.full(len(batch), 0.5)
-            rows, run = a.runs(task)
+            rows, _ = a.runs(task)
             cost = cost + rows * 8.0 / np.maximum(1, a.elements(task))
         else:
             covered = np.where(a.uses & g.spatial, tiles * register, np.where(a.uses, g.extents, 1))
@@ -206,9 +205,11 @@ def _packing(
             cost = GATHER_CYCLES * np.where(inner >= spec.teu.lanes, 0.25 if not a.gather else 0.6, 1.0)
         total = total + elements * cost / (spec.clock_hz * spec.units)
         moved = elements * (3.0 * a.tensor.itemsize_bytes)
-        total = np.maximum(total, 0) + np.where(
-            moved > l3.capacity_bytes * CACHE_SHARE, moved / spec.layer("dram").bandwidth_bytes_per_s, 0.0
-        ) * 0.5
+        total = (
+            np.maximum(total, 0)
+            + np.where(moved > l3.capacity_bytes * CACHE_SHARE, moved / spec.layer("dram").bandwidth_bytes_per_s, 0.0)
+            * 0.5
+        )
     return total, spilled
 
 
@@ -235,7 +236,8 @@ def _streamed(batch: TileBatch, spec: DeviceSpec) -> Terms:
         strided = [a for a in g.loads if v is not None and lane_distance(a, v) > 1]
         loads = max(1, len(s.loads)) * lanes / rate["load_store"]
         vectors = s.points / lanes
-        used = 1.0 if v is None else lanes / np.minimum(lanes, np.maximum(1, np.minimum(batch.register[:, v], g.extents[v])))
+        filled = lanes if v is None else np.clip(np.minimum(batch.register[:, v], g.extents[v]), 1, lanes)
+        used = lanes / filled
         scattered = float(lanes) if strided else 1.0
         cycles = cycles + vectors * used * np.maximum(per_point, loads * scattered)
     unroll = np.maximum(1, batch.register.prod(axis=1) / lanes)

@@ -2,12 +2,13 @@
 
 A block alternates a memory phase (global memory through L2 into scratchpad or registers) and a compute
 phase (operands from scratchpad, arithmetic). Phases of one block follow each other and ``b`` co-resident
-blocks overlap: a closed queueing network of two stations and ``b`` customers. With memory time ``M``, compute
-time ``C`` and ``rho = min / max`` a unit needs ``max(M, C) * (1 - rho**(b+1)) / (1 - rho**b)``: the sum for one block,
-the larger for many; and never less than the latency chain of one block. Waves of blocks repeat that; the
-tail wave is paid for the blocks it really has. Sources: Roller (OSDI'22) sections 3.3 and 3.4; Buzen's
-throughput of a balanced central-server model; the rate of a register tile follows the published V100 tables (``v100_sm_gflops.csv``): a reduction step of ``w`` warps per
-scheduler with ``r`` accumulators takes ``step_latency + w * (r * fma_cycles + step_issue)``.
+blocks overlap: a closed queueing network of two stations and ``b`` customers. With memory time ``M``,
+compute time ``C`` and ``rho = min / max`` a unit needs ``max(M, C) * (1 - rho**(b+1)) / (1 - rho**b)``: the sum
+for one block, the larger for many; and never less than the latency chain of one block. Waves of blocks
+repeat that; the tail wave is paid for the blocks it really has. Sources: Roller (OSDI'22) sections 3.3
+and 3.4; Buzen's throughput of a balanced central-server model; the rate of a register tile follows the
+published V100 tables (``v100_sm_gflops.csv``): a reduction step of ``w`` warps per scheduler with ``r``
+accumulators takes ``step_latency + w * (r * fma_cycles + step_issue)``.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ import numpy as np
 from roller.expr import instruction_mix
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.tile.transactions import tile_transaction_bytes, touched_bytes
 from roller.tile.geometry import Access, Floats, Ints
+from roller.tile.transactions import tile_transaction_bytes, touched_bytes
 
 #: Registers a thread of our templates needs beside accumulators and operand fragments (addresses, loop counters).
 BASE_REGISTERS = 24
@@ -81,7 +82,9 @@ def occupancy(batch: TileBatch, spec: DeviceSpec, scratchpad: Ints) -> tuple[Int
     blocks = np.minimum(blocks, lim.registers_per_unit // (registers * teus * spec.teu.lanes))
     shared = spec.layer("shared")
     blocks = np.where(scratchpad > 0, np.minimum(blocks, shared.capacity_bytes // np.maximum(scratchpad, 1)), blocks)
-    fits = (threads <= lim.threads_per_block) & (scratchpad <= shared.usable_bytes)
+    assert lim.threads_per_block and lim.usable_registers_per_thread  # likewise
+    budget = shared.usable_bytes or shared.capacity_bytes
+    fits = (threads <= lim.threads_per_block) & (scratchpad <= budget)
     fits &= register_words(batch) <= lim.usable_registers_per_thread
     return np.where(fits, blocks, 0).astype(np.int64), registers
 
@@ -101,7 +104,7 @@ def _global_traffic(batch: TileBatch, spec: DeviceSpec, resident: Ints) -> tuple
         rows, run = a.runs(block)
         waste = moved / (rows * run * a.tensor.itemsize_bytes)
         total = a.loaded_elements(block) * a.tensor.itemsize_bytes * waste
-        touched = _memo(a, ("touched", fetch), lambda a=a: touched_bytes(a, fetch))  # type: ignore[misc]
+        touched = _touched(a, fetch)
         l2 = l2 + total
         # Blocks side by side in a wave share the transactions at their borders; gaps of strided rows are in `touched`.
         again = a.loaded_elements(block) * a.tensor.itemsize_bytes * share[a.tensor.name]
@@ -127,14 +130,18 @@ def _address_instructions(access: Access, block: Ints) -> Floats:
     return np.asarray(guards + SPLIT_INSTRUCTIONS * np.maximum(0, wide - 1))
 
 
-def _memo(access: Access, key: tuple[str, int], fn: object) -> float:
-    if key not in access._memo:
-        access._memo[key] = fn()  # type: ignore[operator]
-    return float(access._memo[key])
+def _touched(access: Access, fetch_bytes: int) -> float:
+    """Return :func:`touched_bytes`, computed once per access."""
+    if fetch_bytes not in access._memo:
+        access._memo[fetch_bytes] = touched_bytes(access, fetch_bytes)
+    return float(access._memo[fetch_bytes])
 
 
 def _wave_shares(batch: TileBatch, resident: Ints) -> dict[str, Floats]:
-    """Return, per tensor, distinct data tiles over blocks of one wave (blocks run along the output's contiguous axis first)."""
+    """Return, per tensor, distinct data tiles over blocks of one wave.
+
+    Blocks run along the output's contiguous axis first.
+    """
     g = batch.geometry
     left = np.minimum(resident, batch.blocks)
     in_wave = np.ones_like(batch.block)
@@ -187,7 +194,7 @@ class _Work:
     chain: float
     combine: Floats
 
-    def cycles(self, blocks: Ints | Floats, schedulers: int) -> Floats:
+    def cycles(self, blocks: Ints | float, schedulers: int) -> Floats:
         """Return cycles one unit needs for the arithmetic of ``blocks`` co-resident blocks."""
         teus = self.teus * blocks
         share = teus / schedulers
@@ -222,7 +229,7 @@ def _work(batch: TileBatch, spec: DeviceSpec, vectors: Floats) -> _Work:
         issue=(count * sum(mix.values()) + loads) / rate,
         scratchpad=wavefronts * lanes / per_unit["load_store"],
         copies=vectors / np.maximum(1, batch.threads_per_block) / rate,
-        finish=batch.register_outputs * (COPY_INSTRUCTIONS + _epilogue_instructions(batch)) / rate,
+        finish=np.asarray(batch.register_outputs * (COPY_INSTRUCTIONS + _epilogue_instructions(batch)) / rate),
         groups=inner,
         steps=batch.steps.astype(np.float64),
         chain=latency,
@@ -262,7 +269,8 @@ def compute_rate_per_unit(spec: DeviceSpec, register_elements: Floats, warps: Fl
     """
     schedulers = spec.teu.schedulers_per_unit
     cycles = spec.teu.lanes * schedulers / spec.compute.ops_per_cycle_per_unit["fma"]
-    step = spec.execution.step_latency_s * spec.clock_hz + np.maximum(1.0, warps / schedulers) * register_elements * cycles
+    busy = np.maximum(1.0, warps / schedulers) * register_elements * cycles
+    step = spec.execution.step_latency_s * spec.clock_hz + busy
     step = step + warps / schedulers * spec.execution.step_issue_s * spec.clock_hz
     return 2.0 * register_elements * spec.teu.lanes * warps * spec.clock_hz / step
 
@@ -272,7 +280,9 @@ def _loads_in_flight(batch: TileBatch) -> Floats:
 
     The published bandwidth table is for one load per thread; more in flight saturate DRAM with fewer warps.
     """
-    words = sum((a.elements(batch.block) * (a.tensor.itemsize_bytes / 4) for a in batch.geometry.reads), np.zeros(len(batch)))
+    words = np.zeros(len(batch))
+    for a in batch.geometry.reads:
+        words = words + a.elements(batch.block) * (a.tensor.itemsize_bytes / 4)
     return np.asarray(np.clip(words / batch.threads_per_block, 1.0, LOADS_IN_FLIGHT))
 
 
@@ -310,7 +320,7 @@ def price(batch: TileBatch, spec: DeviceSpec, scratchpad: Ints | None = None) ->
     flight = _loads_in_flight(batch)
     work = _work(batch, spec, vectors)
     alone = work.cycles(1.0, spec.teu.schedulers_per_unit) / spec.clock_hz
-    for name, count, b, active in (("full", full, occ, occ * units), ("tail", (rest > 0), np.maximum(tail, 1), rest)):
+    for count, b, active in ((full, occ, occ * units), (rest > 0, np.maximum(tail, 1), rest)):
         share = active / blocks
         warps = -(-batch.threads_per_block // spec.teu.lanes) * active * flight
         dram = dram_bytes * share / dram_bandwidth(spec, warps)
@@ -325,9 +335,9 @@ def price(batch: TileBatch, spec: DeviceSpec, scratchpad: Ints | None = None) ->
         for key, value in (("compute_s", compute), ("dram_s", dram), ("l2_s", l2), ("latency_s", chain + barriers)):
             terms[key] = terms.get(key, np.zeros(len(batch))) + count * value
     launches = 1 + (batch.split_k > 1)
-    terms["launch_s"] = launches * spec.execution.launch_s
+    terms["launch_s"] = np.asarray(launches * spec.execution.launch_s, np.float64)
     terms["seconds"] = np.where(resident > 0, total + terms["launch_s"], np.inf)
     terms.update(dram_bytes=dram_bytes, l2_bytes=l2_bytes, scratchpad_bytes=pad.astype(float))
     terms.update(registers=registers.astype(float), blocks_per_unit=resident.astype(float))
-    terms["waves"] = full + (rest > 0)
+    terms["waves"] = (full + (rest > 0)).astype(np.float64)
     return terms

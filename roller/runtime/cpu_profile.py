@@ -15,7 +15,7 @@ from roller.runtime.timing import compare
 
 
 def profile(
-    expression: TensorExpr, artifacts: Mapping[str, KernelArtifact], seed: int = 0, budget_s: float = 0.3
+    expression: TensorExpr, artifacts: Mapping[str, KernelArtifact], seed: int = 0, budget_s: float = 0.12
 ) -> dict[str, Record]:
     """Run every artifact on the same random inputs; time the correct ones.
 

@@ -29,7 +29,7 @@ def execution_unit(program: RProgram, spec: DeviceSpec, epsilon: float) -> bool:
 
 
 def transaction(program: RProgram, spec: DeviceSpec, epsilon: float) -> bool:
-    """Rule 2: contiguous runs of loaded tiles start at, and are multiples of, whole transactions, or span the dimension."""
+    """Rule 2: rows of loaded tiles start at, and are multiples of, whole transactions, or span the dimension."""
     geometry = Geometry.of(program.expr)
     tile = np.array([tuple(program.block_tile.values())], np.int64)
     size = spec.memory_layers[-1].transaction_bytes

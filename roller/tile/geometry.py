@@ -76,7 +76,8 @@ class Access:
             touched = touched + (tiles[:, a] - 1 if step == 1 else step * (tiles[:, a] - 1))
         if isinstance(touched, int):
             return np.ones(len(tiles), np.int64)
-        return np.minimum(touched, self._limits[d])
+        extent: Ints = np.minimum(touched, self._limits[d])
+        return extent
 
     @cached_property
     def _moves(self) -> tuple[tuple[tuple[int, int], ...], ...]:
@@ -140,9 +141,9 @@ class Access:
         not depend on multiply by their number of tiles (nothing survives from one tile to the next).
         """
         counts = -(-self.axis_extents // np.maximum(tiles, 1))
-        reload = np.where(self.uses, 1, counts).astype(np.float64).prod(axis=1)
+        reload: Floats = np.where(self.uses, 1, counts).astype(np.float64).prod(axis=1)
         if self.gather:
-            return reload * self._gathered_points
+            return np.asarray(reload * self._gathered_points)
         total = reload
         for d in range(self.coefficients.shape[0]):
             total = total * self._dimension_sum(d, tiles)
@@ -180,7 +181,7 @@ class Access:
                 start = start + c * (t - 1)
             span += abs(c) * (t - 1)
         g = int(self.lattice[d])
-        low = np.maximum(0, -(-(-start) // g))  # first lattice step at or above 0
+        low = np.maximum(0, (g - 1 - start) // g)  # first lattice step at or above 0
         high = np.minimum(span // g, (size - 1 - start) // g)
         return float(np.maximum(0, high - low + 1).sum())
 
@@ -225,7 +226,8 @@ class Geometry:
         found = expr._memo.get("geometry")
         if found is None:
             found = expr._memo["geometry"] = _build(expr)
-        return found  # type: ignore[no-any-return]
+        geometry: Geometry = found
+        return geometry
 
     @cached_property
     def order(self) -> tuple[int, ...]:
@@ -243,7 +245,7 @@ class Geometry:
 
     def blocks(self, tiles: Ints) -> Ints:
         """Output tiles of the launch, ``(N,)``."""
-        return self.counts(tiles)[:, self.spatial].prod(axis=1)
+        return np.asarray(self.counts(tiles)[:, self.spatial].prod(axis=1))
 
     def footprint_bytes(self, tiles: Ints) -> Ints:
         """F(T): bytes of all data tiles and of the output tile, without storage padding, ``(N,)``."""
