@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from roller.artifact import Argument, KernelArtifact, Launch
 from roller.codegen.cpu.library import ENTRY, build_library, prim_func
 from roller.codegen.cpu.mathlib import vectorise_math
-from roller.codegen.cpu.nest import Buffer, Stmt, declare
+from roller.codegen.cpu.nest import Buffer, Stmt, computed, declare
 from roller.codegen.cpu.rows import rows_body
 from roller.codegen.cpu.streaming import streaming_body
 from roller.codegen.cpu.tiled import tiled_body
@@ -39,6 +40,7 @@ def lower_module(program: RProgram, cores: int = 1) -> tuple[Any, tuple[Argument
         raise BuildError(
             f"CPU code generation: unknown structure '{program.structure}'. Use one of {list(_TEMPLATES)}."
         )
+    program = replace(program, expr=computed(program.expr), _memo={})
     expr = program.expr
     tensors = (*((t, "input") for t in expr.inputs), *((t, "output") for t in expr.output_tensors))
     buffers: dict[str, Buffer] = {t.name: declare(t.name, t.shape, t.dtype, private=False) for t, _ in tensors}

@@ -6,11 +6,13 @@ LLVM or an endless compilation takes only its own candidate down. Results are ke
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import multiprocessing.connection
 import os
 import pickle
 import signal
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -73,11 +75,13 @@ def build_all(
     waiting = list(jobs.items())
     running: dict[str, _Job] = {}
     done: dict[str, BuildResult[R]] = {}
+    # The children's temporary files live here, so that those of a killed build are removed as well.
+    folder = tempfile.TemporaryDirectory(prefix="roller-build-", ignore_cleanup_errors=True)
     try:
         while waiting or running:
             while waiting and len(running) < limit:
                 name, job = waiting.pop(0)
-                running[name] = _start(build, job)
+                running[name] = _start(build, job, folder.name)
             multiprocessing.connection.wait([j.connection for j in running.values()], timeout=_POLL_S)
             for name, current in list(running.items()):
                 result: BuildResult[R] | None = _collect(name, current, timeout_s)
@@ -89,6 +93,7 @@ def build_all(
     finally:
         for current in running.values():
             _stop(current)
+        folder.cleanup()
     return {name: done[name] for name in jobs}
 
 
@@ -107,10 +112,10 @@ def build_here(jobs: Mapping[str, T], build: Callable[[T], R]) -> dict[str, Buil
     return done
 
 
-def _start(build: Callable[[T], R], job: T) -> _Job:
+def _start(build: Callable[[T], R], job: T, folder: str) -> _Job:
     context = multiprocessing.get_context("fork")
     receive, send = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(build, job, send), daemon=True)
+    process = context.Process(target=_child, args=(build, job, send, folder), daemon=True)
     with warnings.catch_warnings():
         # Python warns of forking with threads; the child touches no lock that another thread may hold.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -119,9 +124,11 @@ def _start(build: Callable[[T], R], job: T) -> _Job:
     return _Job(process, receive, time.perf_counter())
 
 
-def _child(build: Callable[[Any], Any], job: Any, send: Any) -> None:
+def _child(build: Callable[[Any], Any], job: Any, send: Any, folder: str) -> None:
     """Run one build in the child and send ``(error, value, seconds)``."""
+    os.setsid()  # a group of its own, so that stopping the build also stops a linker it started
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides on an interrupt
+    tempfile.tempdir = folder
     start = time.perf_counter()
     try:
         value = build(job)
@@ -164,6 +171,8 @@ def _stop(job: _Job, wait_s: float = 0.0) -> None:
     if wait_s:
         job.process.join(wait_s)
     if job.process.is_alive():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(job.process.pid, signal.SIGKILL)
         job.process.kill()
     job.process.join()
     job.process.close()

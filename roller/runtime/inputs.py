@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from roller.errors import LaunchError
+from roller.backends.dtypes import numpy_dtype
 from roller.expr import Tensor, TensorExpr
 
 
@@ -40,12 +40,7 @@ def _random(t: Tensor, rng: np.random.Generator) -> np.ndarray:
     if "int" in t.dtype:
         low, high = (0, 16) if t.dtype.startswith("u") else (-8, 8)
         return rng.integers(low, high, t.shape).astype(t.dtype)
-    try:
-        dtype = np.dtype(t.dtype)
-    except TypeError as err:
-        raise LaunchError(
-            f"input '{t.name}': NumPy has no dtype '{t.dtype}'. Import ml_dtypes, or use float32."
-        ) from err
+    dtype = numpy_dtype(t.dtype)
     if dtype in (np.dtype(np.float32), np.dtype(np.float64)):
         return np.asarray(rng.standard_normal(t.shape, dtype=dtype.type))
     return np.asarray(rng.standard_normal(t.shape, dtype=np.float32)).astype(dtype)

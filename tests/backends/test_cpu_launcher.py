@@ -1,7 +1,6 @@
 """The CPU launcher: any array, clear refusals, threads, and no TVM compiler."""
 
 import concurrent.futures
-import glob
 import subprocess
 import sys
 import tempfile
@@ -121,8 +120,13 @@ def test_calls_from_eight_threads_do_not_disturb_each_other(matmul):
                 same(got, case)
 
 
-def test_the_temporary_library_is_gone_once_loaded(matmul):
-    assert not glob.glob(f"{tempfile.gettempdir()}/roller-*/kernel.so")
+def test_the_temporary_library_is_gone_once_loaded(matmul, arrays, tmp_path, monkeypatch):
+    from roller.backends.cpu import CpuKernel
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    again = CpuKernel(matmul.artifact)
+    assert list(tmp_path.iterdir()) == []
+    same(again(*arrays), arrays)
 
 
 def test_a_saved_artifact_runs_without_importing_tvm(matmul, arrays, tmp_path):

@@ -75,6 +75,24 @@ def test_transcendental_functions_and_their_special_values(fn, reference):
     np.testing.assert_allclose(got, expected, rtol=6e-7, atol=2e-38)
 
 
+def test_tanh_in_float64_keeps_its_digits_near_zero():
+    e = ops.elementwise(("tanh",), (1001,), dtype="float64")
+    x = np.linspace(-1e-3, 1e-3, 1001)
+    got = kernel(e, program(canonical(e), "streaming", {"d0": 16}, {"d0": 64}, "d0"))(x)
+    np.testing.assert_allclose(got, np.tanh(x), rtol=1e-15)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64", "int8", "int64", "uint8", "bfloat16"])
+def test_dtypes_of_rows_and_streams(dtype):
+    e = ops.elementwise(("relu",), (1000,), dtype=dtype)
+    assert_right(e, program(canonical(e), "streaming", {"d0": 32}, {"d0": 64}, "d0"))
+    e = ops.reduce("sum", (9, 70), axes=(1,), dtype=dtype)
+    assert_right(e, program(canonical(e), "rows"))
+    if "float" in dtype:
+        e = ops.softmax((9, 70), dtype=dtype)
+        assert_right(e, program(canonical(e), "rows"))
+
+
 def test_a_chain_of_stages_streams_in_one_pass_and_several_outputs_are_written():
     i = axis_index("i")
     a = Stage(Tensor("T", (50,)), (Axis("i", 50),), (i,), Call("mul", (Load("X", (i,)), Load("X", (i,)))))

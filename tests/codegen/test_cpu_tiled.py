@@ -40,7 +40,7 @@ def test_matmul_with_extent_one(shape):
     assert_right(ops.matmul(*shape), program(e, structure, register, register, names[-1], staged=("A", "B")))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float64", "int8"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int8"])
 def test_matmul_of_other_dtypes(dtype):
     e = ops.matmul(21, 35, 19, dtype=dtype)
     assert_right(e, program(canonical(e), "tiled", {"i": 4, "j": 16}, {"i": 8, "j": 32}, "j", staged=("A", "B")))

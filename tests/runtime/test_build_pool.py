@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 import time
 
 import pytest
@@ -48,6 +49,19 @@ def test_failures_are_records_keyed_by_id_and_lose_nobody():
     assert (records["exit"].status, "exit code 3" in records["exit"].reason) == ("crashed", True)
     assert (records["hang"].status, "longer than 1 s" in records["hang"].reason) == ("timeout", True)
     assert records["slow"].build_s >= 0.3
+
+
+def _litter(job):
+    path = tempfile.mkdtemp()
+    with open(job, "w") as file:
+        file.write(path)
+    time.sleep(60)
+
+
+def test_a_stopped_build_leaves_no_temporary_files(tmp_path):
+    out = build_all({"x": str(tmp_path / "where")}, _litter, timeout_s=0.5)
+    assert out["x"].record.status == "timeout"
+    assert not os.path.exists((tmp_path / "where").read_text())
 
 
 def test_large_results_come_through_the_pipe():

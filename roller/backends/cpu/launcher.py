@@ -21,10 +21,13 @@ from typing import Any
 import numpy as np
 
 from roller.artifact import KernelArtifact
+from roller.backends.dtypes import numpy_dtype
 from roller.errors import LaunchError
 from roller.expr import Tensor
 
 _RUNTIME = "libtvm_runtime.so"
+#: Kinds of NumPy's own numbers, which DLPack carries; bfloat16 of ml_dtypes is of kind "V".
+_PLAIN_KINDS = frozenset("fiub")
 _threads = threading.local()
 
 
@@ -142,15 +145,8 @@ class CpuKernel:
             raise LaunchError(f"{name}: expected {len(self._inputs)} arrays ({wanted}), got {len(arrays)}.")
         inputs = [s.input(a, name) for s, a in zip(self._inputs, arrays, strict=True)]
         outputs, result = self._results(out, inputs)
-        views = [self._from_dlpack(a) for a in (*inputs, *outputs)]
-        function, cores = self._function, self.cores
-
-        def run() -> None:
-            if getattr(_threads, "cores", 0) != cores:
-                _use_cores(cores)
-            function(*views)
-
-        return run, result
+        views = [self._from_dlpack(_bits(a)) for a in (*inputs, *outputs)]
+        return _Run(self._module, self._function, views, self.cores), result
 
     def _results(self, out: Any, inputs: Sequence[np.ndarray]) -> tuple[list[np.ndarray], Any]:
         if out is None:
@@ -173,12 +169,26 @@ class CpuKernel:
         return views, out
 
 
+class _Run:
+    """One bare call; keeps the library and the arrays' views alive."""
+
+    __slots__ = ("cores", "function", "module", "views")
+
+    def __init__(self, module: Any, function: Any, views: list[Any], cores: int) -> None:
+        self.module, self.function, self.views, self.cores = module, function, views, cores
+
+    def __call__(self) -> None:
+        if getattr(_threads, "cores", 0) != self.cores:
+            _use_cores(self.cores)
+        self.function(*self.views)
+
+
 class _Slot:
     """One argument: what the caller's array must look like, and its view for the kernel."""
 
     def __init__(self, tensor: Tensor, kernel_shape: tuple[int, ...]) -> None:
         self.name, self.shape = tensor.name, tensor.shape
-        self.dtype = _numpy_dtype(tensor.dtype)
+        self.dtype = numpy_dtype(tensor.dtype)
         self.kernel_shape = kernel_shape or (1,)
         self.same = self.kernel_shape == self.shape
         if math.prod(self.kernel_shape) != math.prod(self.shape):
@@ -222,13 +232,9 @@ class _Slot:
         return array if self.same else array.reshape(self.kernel_shape)
 
 
-def _numpy_dtype(name: str) -> np.dtype[Any]:
-    try:
-        return np.dtype(name)
-    except TypeError as err:
-        raise LaunchError(
-            f"CPU launcher: NumPy has no dtype '{name}'. Compile the expression with a dtype NumPy knows."
-        ) from err
+def _bits(array: np.ndarray) -> np.ndarray:
+    """Return bfloat16 arrays as their bits, as their kernels take them; others as they are."""
+    return array if array.dtype.kind in _PLAIN_KINDS else array.view(np.uint16)
 
 
 def _as_numpy(value: Any, where: str, name: str) -> np.ndarray:

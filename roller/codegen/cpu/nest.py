@@ -7,15 +7,16 @@ buffers can be declared with the alignment of one element, so that any NumPy arr
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from roller.errors import BuildError
-from roller.expr import DTYPE_BYTES, Index, Term
+from roller.expr import DTYPE_BYTES, Cast, Const, Index, IndexValue, Scalar, TensorExpr, Term, transform
 from roller.te.compat import tirx
 from roller.te.emit import Expr
 
@@ -29,6 +30,9 @@ _KIND = {
     "vector": tirx.ForKind.VECTORIZED,
     "unroll": tirx.ForKind.UNROLLED,
 }
+
+#: How arguments of bfloat16 are stored (never a dtype of an expression).
+_BFLOAT16_BITS = "uint16"
 
 #: Bytes that private panels and accumulators are aligned to (one cache line).
 LINE_BYTES = 64
@@ -96,7 +100,33 @@ def declare(name: str, shape: Sequence[int], dtype: str, *, scope: str = "global
             f"buffer '{name}': expected fewer than 2^31 elements, got {elements} {tuple(shape)}. Split the tensor."
         )
     align = LINE_BYTES if private else DTYPE_BYTES[dtype]
+    if dtype == "bfloat16":
+        # Arguments are stored as bits (NumPy cannot hand bfloat16 over by DLPack); arithmetic is in float32.
+        dtype = "float32" if private else _BFLOAT16_BITS
     return tirx.decl_buffer(tuple(int(s) for s in shape) or (1,), dtype, name, data_alignment=align, scope=scope)
+
+
+def computed_dtype(dtype: str) -> str:
+    """Return the dtype that values of ``dtype`` are computed in."""
+    return "float32" if dtype == "bfloat16" else dtype
+
+
+def computed(expr: TensorExpr) -> TensorExpr:
+    """Return ``expr`` with bfloat16 confined to its tensors: casts, literals and sums in float32."""
+
+    def scalar(n: Scalar) -> Scalar:
+        return replace(n, dtype=computed_dtype(n.dtype)) if isinstance(n, (Cast, Const, IndexValue)) else n
+
+    stages = tuple(
+        replace(s, body=transform(s.body, scalar), acc_dtype=computed_dtype(s.acc_dtype)) for s in expr.stages
+    )
+    return replace(expr, stages=stages, _memo={})
+
+
+def element_dtype(buffer: Buffer) -> str:
+    """Return the dtype :func:`read` gives for a buffer's elements."""
+    stored = str(buffer.ty.dtype)
+    return "float32" if stored == _BFLOAT16_BITS else stored
 
 
 def allocate(buffer: Buffer) -> Stmt:
@@ -105,13 +135,29 @@ def allocate(buffer: Buffer) -> Stmt:
 
 
 def read(buffer: Buffer, *index: Expr) -> Expr:
-    """Return an element; a tensor of rank 0 is kept as one element."""
-    return tirx.BufferLoad(buffer, list(index) or [integer(0)])
+    """Return an element (bfloat16 as float32); a tensor of rank 0 is kept as one element."""
+    value = tirx.BufferLoad(buffer, list(index) or [integer(0)])
+    if str(buffer.ty.dtype) != _BFLOAT16_BITS:
+        return value
+    return tirx.reinterpret("float32", value.astype("uint32") << tirx.const(16, "uint32"))
 
 
 def write(buffer: Buffer, value: Expr, *index: Expr) -> Stmt:
     """Store an element, converted to the buffer's dtype."""
-    return tirx.BufferStore(buffer, value.astype(str(buffer.ty.dtype)), list(index) or [integer(0)])
+    stored = str(buffer.ty.dtype)
+    value = _bfloat16_bits(value.astype("float32")) if stored == _BFLOAT16_BITS else value.astype(stored)
+    return tirx.BufferStore(buffer, value, list(index) or [integer(0)])
+
+
+def _bfloat16_bits(value: Expr) -> Expr:
+    """Round a float32 to the nearest bfloat16, ties to even, and return its bits; NaN stays NaN."""
+    given, bits = tirx.Var("rounded", "float32"), tirx.Var("bits", "uint32")
+    unsigned = functools.partial(tirx.const, dtype="uint32")
+    up = bits + unsigned(0x7FFF) + ((bits >> unsigned(16)) & unsigned(1))
+    # A NaN of which only low bits are set would round to infinity.
+    kept = tirx.Select((bits & unsigned(0x7FFFFFFF)) > unsigned(0x7F800000), unsigned(0x7FC00000), up)
+    word = (kept >> unsigned(16)).astype(_BFLOAT16_BITS)
+    return tirx.Let(given, value, tirx.Let(bits, tirx.reinterpret("uint32", given), word))
 
 
 def reader(buffer: Buffer) -> Callable[..., Expr]:

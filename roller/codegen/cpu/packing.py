@@ -15,6 +15,7 @@ from roller.codegen.cpu.nest import (
     Nest,
     Stmt,
     clamp,
+    element_dtype,
     integer,
     lane_stride,
     lower_of,
@@ -142,7 +143,7 @@ def pack_halo(nest: Nest, plan: HaloPlan, source: Buffer, box: Buffer, start: Ma
     load: Load = plan.load
     shape = [int(x) for x in source.ty.shape]
     base = [emit_index(i, start) for i in plan.base]
-    outside = constant(load.outside, str(source.ty.dtype))
+    outside = constant(load.outside, element_dtype(source))
     rank = len(shape)
 
     def valid(d: int) -> tuple[int, int]:

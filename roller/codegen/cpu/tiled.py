@@ -18,6 +18,7 @@ from roller.codegen.cpu.nest import (
     Nest,
     Stmt,
     allocate,
+    computed_dtype,
     declare,
     integer,
     lane_stride,
@@ -236,7 +237,7 @@ class _Tiled:
         return seq(allocate(self.spill), spill, self.nest.grid(sizes, element))
 
     def _store(self, last: Stage, out: Buffer, env: Env, acc: Buffer, inner: tuple[Expr, ...]) -> Stmt:
-        result = read(acc, *(inner or (integer(0),))).astype(self.stage.output.dtype)
+        result = read(acc, *(inner or (integer(0),))).astype(computed_dtype(self.stage.output.dtype))
         value = result
         if last is not self.stage:
             tensors: dict[str, Callable[..., Expr]] = {n: reader(b) for n, b in self.buffers.items()}

@@ -1,0 +1,38 @@
+"""NumPy dtypes of the names expressions use."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import numpy as np
+
+from roller.errors import LaunchError
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """Return NumPy's dtype of a name; ``bfloat16`` comes from the optional package ml_dtypes.
+
+    Raises
+    ------
+    LaunchError
+        Where NumPy has no such dtype.
+
+    Examples
+    --------
+    >>> numpy_dtype("float16").itemsize
+    2
+    """
+    if name == "bfloat16":
+        try:
+            # By name: kernels of any other dtype run without this package.
+            found: np.dtype[Any] = np.dtype(importlib.import_module("ml_dtypes").bfloat16)
+            return found
+        except ImportError as err:
+            raise LaunchError(
+                f"dtype 'bfloat16': expected the package ml_dtypes, got {err}. Install it, or use float16."
+            ) from err
+    try:
+        return np.dtype(name)
+    except TypeError as err:
+        raise LaunchError(f"NumPy has no dtype '{name}'. Compile the expression with a dtype NumPy knows.") from err
