@@ -88,12 +88,10 @@ def construct_candidates(expr: TensorExpr, spec: DeviceSpec, options: ConstructO
         pool += [entry for batch in batches for entry in _best(batch, target, options.top_k + _SPARE)]
     # Storage padding can change occupancy a little, so a few more than wanted are laid out and priced again.
     pool.sort(key=lambda entry: entry[0])
-    programs = [program_of(b, i, target, options.epsilon) for _, b, i in pool[: options.top_k + _SPARE]]
-    ranked = sorted(
-        ((e.seconds, str(p), p, e) for p, e in zip(programs, perf.estimate_programs(programs, target), strict=True)),
-        key=lambda r: r[:2],
-    )
-    best = [r for r in ranked if np.isfinite(r[0])][: options.top_k]
+    programs = [program_of(b, i, target) for _, b, i in pool[: options.top_k + _SPARE]]
+    estimates = perf.estimate_programs(programs, target)
+    ranked = sorted(zip(programs, estimates, strict=True), key=lambda r: (r[1].seconds, str(r[0])))
+    best = [(p, e) for p, e in ranked if np.isfinite(e.seconds)][: options.top_k]
     if not best:
         raise NoCandidateError(
             f"{expr.name} on {spec.name}: expected at least one program, none fits the device and the padding allowed "
@@ -102,10 +100,13 @@ def construct_candidates(expr: TensorExpr, spec: DeviceSpec, options: ConstructO
     identity = hashlib.sha256(
         json.dumps([expr.key, spec.content_key, TEMPLATE_VERSION, options.to_dict()], sort_keys=True).encode()
     ).hexdigest()
-    return tuple(
-        Candidate(hashlib.sha256(f"{identity}/{text}".encode()).hexdigest()[:16], program, estimate)
-        for _, text, program, estimate in best
-    )
+    return tuple(_candidate(identity, p, e, target, options.epsilon) for p, e in best)
+
+
+def _candidate(identity: str, program: RProgram, estimate: Estimate, spec: DeviceSpec, epsilon: float) -> Candidate:
+    """Name the rules a chosen program relaxes, and identify it."""
+    named = replace(program, relaxed=broken_rules(program, spec, epsilon))
+    return Candidate(hashlib.sha256(f"{identity}/{named}".encode()).hexdigest()[:16], named, estimate)
 
 
 def _best(batch: TileBatch, spec: DeviceSpec, count: int) -> Iterator[tuple[float, TileBatch, int]]:
@@ -118,8 +119,8 @@ def _best(batch: TileBatch, spec: DeviceSpec, count: int) -> Iterator[tuple[floa
             yield float(seconds[i]), batch, int(i)
 
 
-def program_of(batch: TileBatch, i: int, spec: DeviceSpec, epsilon: float = 1.0) -> RProgram:
-    """Return row ``i`` of a batch as a program with vectors, storage padding and relaxed rules."""
+def program_of(batch: TileBatch, i: int, spec: DeviceSpec) -> RProgram:
+    """Return row ``i`` of a batch as a program, its vectors and storage padding chosen."""
     g = batch.geometry
     fast, slow = [layer.name for layer in spec.memory_layers if layer.tiled][:: 1 if batch.panel is None else 2][:2]
     tiles = [(fast, _ints(batch.register[i])), (slow, _ints(batch.block[i]))]
@@ -132,7 +133,7 @@ def program_of(batch: TileBatch, i: int, spec: DeviceSpec, epsilon: float = 1.0)
     )
     if spec.kind == "gpu" and staged:
         program = _lay_out(program, spec)
-    return replace(program, relaxed=broken_rules(program, spec, epsilon))
+    return program
 
 
 def _ints(row: Ints) -> tuple[int, ...]:
@@ -168,6 +169,8 @@ def _lay_out(program: RProgram, spec: DeviceSpec) -> RProgram:
         pads = {t: pad for t, (pad, _) in chosen.items()}
         conflicts = sum(degree for _, degree in chosen.values())
         options.append((conflicts, sum(pads.values()), not interleaved, pads, reads))
+        if conflicts == len(reads) and not any(pads.values()):
+            break  # no conflict without padding: nothing can be better
     _, _, contiguous, pads, reads = min(options, key=lambda o: o[:3])
     padding = tuple((t, p) for t, p in pads.items() if p)
     # The padding moves no lane, so the rule that checks it need not enumerate again.

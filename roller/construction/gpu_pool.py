@@ -17,7 +17,7 @@ _STEPS = 8
 
 
 #: Block tiles grown side by side per step.
-_STATES = 700
+_STATES = 448
 
 
 def structure_of(geometry: Geometry) -> str:
@@ -134,7 +134,7 @@ def _grow_blocks(geometry: Geometry, spec: DeviceSpec, states: Ints, options: Co
     visited = [states]
     limit = spec.limits.threads_per_block or 1024
     spatial_axes = np.flatnonzero(geometry.spatial)
-    for _ in range(6):
+    for _ in range(5):
         register, threads = states[:, :a], states[:, a:]
         useful = -(-geometry.extents // register)
         children, scores = [], []

@@ -15,6 +15,7 @@ from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.gpu import register_words
+from roller.tile.alignment import broken_rules
 from roller.tile.geometry import Geometry
 from roller.tile.program import RProgram
 
@@ -58,6 +59,7 @@ def program_from_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, T
         _cpu_vector_axis(geometry) if spec.kind == "cpu" else None,
     )
     program = program_of(batch, 0, spec)
+    program = replace(program, relaxed=broken_rules(program, spec))
     if spec.kind == "gpu":
         _check_gpu(program, batch, spec)
     elif not np.isfinite(perf.estimate_program(program, spec).seconds):

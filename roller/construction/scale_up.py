@@ -107,7 +107,7 @@ def register_tiles(geometry: Geometry, fits: Callable[[Ints], np.ndarray], keep_
         table[options[-1] :] = np.arange(options[-1], len(table))
         tables.append(table)
     start = np.ones((1, len(geometry.names)), np.int64)
-    tiles = grow(geometry, start, lambda t, a: tables[a][t[:, a]], fits, branch=3, rounds=10, cap=160)
+    tiles = grow(geometry, start, lambda t, a: tables[a][t[:, a]], fits, branch=3, rounds=9, cap=96)
     outputs = tiles[:, geometry.spatial].prod(axis=1)
     operands = sum((a.elements(tiles) for a in geometry.loads), np.zeros(len(tiles), np.int64))
     padded = (-(-geometry.extents // tiles) * tiles / geometry.extents)[:, geometry.spatial].prod(axis=1)
