@@ -196,13 +196,14 @@ class KernelArtifact:
             Where the path cannot be written.
         """
         target = Path(path)
+        text = json.dumps(self.to_dict())  # before anything is written
         try:
             fd, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         except OSError as err:
             raise ArtifactError(f"{target}: cannot write ({err.strerror}). Choose a writable folder.") from err
         try:
             with os.fdopen(fd, "w", encoding="utf-8") as file:
-                json.dump(self.to_dict(), file)
+                file.write(text)
             os.replace(temporary, target)
         except OSError as err:
             Path(temporary).unlink(missing_ok=True)
