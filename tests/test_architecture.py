@@ -19,7 +19,8 @@ FLOORS = (
 )  # fmt: skip
 
 #: Pairs that are neighbours, not stairs: neither may import the other.
-SIBLINGS = (("expr", "hardware"), ("ops", "hardware"), ("ops", "tile"), ("perf", "ops"), ("construction", "ops"),
+SIBLINGS = (("expr", "hardware"), ("ops", "hardware"), ("ops", "tile"), ("perf", "ops"),
+            ("construction", "ops"),
             ("te", "hardware"), ("artifact", "perf"), ("artifact", "construction"), ("backends", "codegen"))  # fmt: skip
 
 #: What a bare machine has on which a compiled kernel only runs, and what each launcher may need besides.

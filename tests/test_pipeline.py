@@ -112,7 +112,7 @@ def test_failed_candidate_is_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
         raise BuildError("planted everywhere")
 
     monkeypatch.setattr(pipeline, "lower", none)
-    with pytest.raises(NoCandidateError, match="3 x failed: .*planted everywhere"):
+    with pytest.raises(NoCandidateError, match=r"3 x failed: .*planted everywhere"):
         roller.compile(expr, device="cpu", top_k=3)
     with pytest.raises(NoCandidateError, match="planted everywhere"):
         roller.compile(expr, device="v100", top_k=2)
