@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from roller.expr import Index, Load, Stage, Term
+from roller.expr import Axis, Index, Load, Stage, Term
 from roller.expr.scalar import axis_index
 from roller.tile import RProgram
 
@@ -80,9 +80,21 @@ def spatial_plans(program: RProgram) -> tuple[SpatialPlan, ...]:
             lanes = power_of_two_below(min(program.vector_elements, tile))
             tile = tile // lanes * lanes
         tiles = -(-a.extent // tile)
+        # As many tiles, but of equal size: 56 by 48 is two tiles of 32, which overlap least.
+        tile = -(-(-(-a.extent // tiles)) // lanes) * lanes
         per_task = min(tiles, max(1, task[a.name] // register[a.name]))
         plans.append(SpatialPlan(a.name, a.extent, tile, tiles, per_task, lanes))
     return tuple(plans)
+
+
+def reduction_order(stage: Stage) -> tuple[Axis, ...]:
+    """Return the reduction axes, window axes (``kh``, ``kw``) outermost.
+
+    A window axis shares its dimension with another axis. Innermost, LLVM unrolls it fully and keeps the
+    values neighbouring steps share in registers, which the accumulators need.
+    """
+    window = {x for ld in stage.loads for i in ld.index if len(i.axes) > 1 for x in i.axes}
+    return tuple(sorted(stage.reduction_axes, key=lambda a: a.name not in window))
 
 
 def reduction_plans(program: RProgram, vectors: int) -> tuple[ReductionPlan, ...]:
@@ -98,7 +110,7 @@ def reduction_plans(program: RProgram, vectors: int) -> tuple[ReductionPlan, ...
     whole = layer == "register"
     plans: list[ReductionPlan] = []
     budget, inner = vectors, True
-    for a in reversed(program.expr.anchor.reduction_axes):
+    for a in reversed(reduction_order(program.expr.anchor)):
         step = a.extent if whole else min(chunk[a.name], a.extent)
         unroll = inner and step == a.extent and budget * a.extent <= _UNROLL_LIMIT
         budget *= a.extent
