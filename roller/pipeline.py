@@ -158,6 +158,10 @@ def lower(program: RProgram, expression: TensorExpr, spec: DeviceSpec) -> Kernel
         from roller.codegen import cuda
 
         return cuda.lower(program, expression, spec.target["arch"], spec.name)
+    if language == "hip":
+        from roller.codegen import hip
+
+        return hip.lower(program, expression, spec.target["arch"], spec.name)
     if language == "llvm":
         from roller.codegen import llvm
 
@@ -165,7 +169,7 @@ def lower(program: RProgram, expression: TensorExpr, spec: DeviceSpec) -> Kernel
         return llvm.lower(program, expression, spec.target["mcpu"], spec.units, spec.name, vector_bytes)
     raise BuildError(
         f"{spec.name}: no code generator for target language '{language}' yet. Construct and predict work; compile for "
-        "a device whose spec has the target language 'cuda' or 'llvm'."
+        "a device whose spec has the target language 'cuda', 'hip' or 'llvm'."
     )
 
 
