@@ -18,8 +18,16 @@ from roller.errors import BuildError
 from roller.expr import TensorExpr
 from roller.tile import RProgram
 
+
+def _tiled(program: RProgram, buffers: dict[str, Buffer], cores: int) -> Stmt:
+    """Reduce to a single point by parts (a register tile of one element would leave all cores but one idle)."""
+    anchor = program.expr.anchor
+    single = anchor.combiner is not None and all(a.extent == 1 for a in anchor.spatial_axes)
+    return rows_body(program, buffers, cores) if single else tiled_body(program, buffers)
+
+
 _TEMPLATES: dict[str, Callable[[RProgram, dict[str, Buffer], int], Stmt]] = {
-    "tiled": lambda program, buffers, cores: tiled_body(program, buffers),
+    "tiled": _tiled,
     "rows": rows_body,
     "streaming": lambda program, buffers, cores: streaming_body(program, buffers),
 }

@@ -96,6 +96,19 @@ def test_pooling(kind, kernel, stride, padding):
     assert_right(e, program(canonical(e), "tiled", register, task, "wo", 8, staged=("X",)))
 
 
+def test_a_whole_sum_given_as_tiled_is_split_over_the_cores():
+    e = ops.reduce("sum", (200_003,))
+    assert_right(e, program(canonical(e), "tiled", {"one": 16}, {}, "one", staged=("X",)))
+
+
+@pytest.mark.parametrize(("m", "n"), [(1, 300), (300, 1)])
+def test_a_vector_times_a_matrix_reads_the_matrix_once(m, n):
+    e = ops.matmul(m, n, 77)
+    c = canonical(e)
+    name = c.anchor.spatial_axes[-1].name
+    assert_right(e, program(c, "tiled", {name: 32}, {name: 64}, name, staged=("A", "B")))
+
+
 def test_a_tiled_program_without_reduction_is_refused():
     e = canonical(ops.elementwise(("relu",), (8,)))
     with pytest.raises(BuildError, match="Use structure 'streaming'"):

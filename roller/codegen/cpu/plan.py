@@ -81,7 +81,8 @@ def spatial_plans(program: RProgram) -> tuple[SpatialPlan, ...]:
             tile = tile // lanes * lanes
         tiles = -(-a.extent // tile)
         # As many tiles, but of equal size: 56 by 48 is two tiles of 32, which overlap least.
-        tile = -(-(-(-a.extent // tiles)) // lanes) * lanes
+        even = -(-a.extent // tiles)
+        tile = -(-even // lanes) * lanes
         per_task = min(tiles, max(1, task[a.name] // register[a.name]))
         plans.append(SpatialPlan(a.name, a.extent, tile, tiles, per_task, lanes))
     return tuple(plans)

@@ -303,7 +303,7 @@ def rows_body(program: RProgram, buffers: dict[str, Buffer], cores: int) -> Stmt
     """
     expr = program.expr
     single = len(expr.stages) == 1 or expr.epilogue is not None
-    spatial = {a.name for a in expr.axes if a.kind == SPATIAL}
+    spatial = {a.name for a in expr.axes if a.kind == SPATIAL and a.extent > 1}
     if single and expr.anchor.combiner is not None and program.vector_axis in spatial:
         return tiled_body(program, buffers)  # lanes are outputs: a register tile without packing
     return _Rows(program, buffers, cores).body()

@@ -37,6 +37,7 @@ from roller.codegen.cpu.plan import (
     ReductionPlan,
     halo_plan,
     inner_of,
+    mixes_axes,
     panel_plan,
     reduction_plans,
     relative,
@@ -93,7 +94,7 @@ class _Tiled:
         padding = dict(self.program.storage_padding)
         vector = self.vector.name if self.vector else None
         for n, ld in enumerate(self.stage.loads):
-            if ld.tensor not in self.program.staged:
+            if ld.tensor not in self.program.staged or self._read_once(ld):
                 continue
             name = f"{ld.tensor}_packed{n}"
             dtype = self.program.expr.tensors[ld.tensor].dtype
@@ -108,6 +109,14 @@ class _Tiled:
                 self.panels[name] = panel, declare(name, panel.shape or (1,), dtype)
                 redirected[ld] = Load(name, panel.index)
         return transform(self.stage.body, lambda n: redirected.get(n, n) if isinstance(n, Load) else n)
+
+    def _read_once(self, load: Load) -> bool:
+        """Whether every element is read once, in vectors or as scalars: packing would only move it twice more."""
+        used = {x for i in load.index for x in i.axes}
+        again = math.prod(s.extent for s in self.spatial if s.name not in used)
+        shape = self.program.expr.tensors[load.tensor].shape
+        step = lane_stride(load.index, shape, self.vector.name) if self.vector else 0
+        return again == 1 and step in (0, 1) and not load.guard and not mixes_axes(load)
 
     def function_body(self) -> Stmt:
         """Return the whole nest: packing up front, then the parallel tasks."""
