@@ -96,6 +96,36 @@ def _one_block(source: str) -> str:
     return re.sub(r"__launch_bounds__\((\d+)\)", r"__launch_bounds__(\1, 1)", source)
 
 
+def kernel_resources(log: str) -> dict[str, dict[str, int]]:
+    r"""Return registers, spills (bytes per thread) and static scratchpad (bytes per block) per kernel.
+
+    Parameters
+    ----------
+    log
+        That of ``ptxas -v``; text before the first kernel's heading belongs to the kernel ``""``.
+
+    Examples
+    --------
+    >>> kernel_resources("Compiling entry function 'k' for 'sm_70'\nUsed 62 registers, 512 bytes smem")
+    {'k': {'registers': 62, 'spill_bytes': 0, 'static_shared_bytes': 512}}
+    """
+    first, *parts = re.split(r"Compiling entry function '(\w+)'", log)
+    texts = dict(zip(parts[::2], parts[1::2], strict=True)) or {"": first}
+
+    def one(pattern: str, text: str) -> int:
+        found = re.search(pattern, text)
+        return sum(int(n) for n in found.groups()) if found else 0
+
+    return {
+        name: {
+            "registers": one(r"Used (\d+) registers", text),
+            "spill_bytes": one(r"(\d+) bytes spill stores, (\d+) bytes spill loads", text),
+            "static_shared_bytes": one(r"(\d+) bytes smem", text),
+        }
+        for name, text in texts.items()
+    }
+
+
 def resources(log: str) -> dict[str, int]:
     r"""Return the worst kernel's registers, spills and static scratchpad from a ``ptxas -v`` log.
 
@@ -104,16 +134,8 @@ def resources(log: str) -> dict[str, int]:
     >>> resources("0 bytes stack frame, 8 bytes spill stores, 8 bytes spill loads\nUsed 62 registers, 512 bytes smem")
     {'registers': 62, 'spill_bytes': 16, 'static_shared_bytes': 512}
     """
-
-    def worst(pattern: str) -> int:
-        return max((int(n) for n in re.findall(pattern, log)), default=0)
-
-    spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)
-    return {
-        "registers": worst(r"Used (\d+) registers"),
-        "spill_bytes": max((int(a) + int(b) for a, b in spills), default=0),
-        "static_shared_bytes": worst(r"(\d+) bytes smem"),
-    }
+    kernels = kernel_resources(log).values()
+    return {key: max(k[key] for k in kernels) for key in ("registers", "spill_bytes", "static_shared_bytes")}
 
 
 def compile_source(source: str, arch: str, options: Sequence[str] = ()) -> tuple[bytes, str]:

@@ -7,24 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from roller.expr import Axis, Call, Cast, Index, Load, Scalar, Stage, Tensor, loads
+from roller.tile.layout import mean_step, pitches
 
 #: Widest access of a CUDA thread (bytes).
 VECTOR_BYTES = 16
-
-
-def pitches(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the elements between neighbours along every dimension of a row-major array.
-
-    Examples
-    --------
-    >>> pitches((2, 3, 4))
-    (12, 4, 1)
-    """
-    out, step = [], 1
-    for n in reversed(shape):
-        out.append(step)
-        step *= n
-    return tuple(out[::-1])
 
 
 def _flat(index: Sequence[Index], shape: Sequence[int], axis: str, values: np.ndarray) -> np.ndarray:
@@ -34,14 +20,6 @@ def _flat(index: Sequence[Index], shape: Sequence[int], axis: str, values: np.nd
         mine = Index(tuple(t for t in i.terms if t.axis == axis))
         total = total + pitch * np.asarray(mine({axis: values}))
     return total
-
-
-def mean_step(index: Sequence[Index], shape: Sequence[int], axis: str, extent: int) -> float:
-    """Return the mean distance in memory (elements) between neighbours along ``axis``; 1 is contiguous."""
-    n = min(extent, 257)
-    if n < 2:
-        return float("inf")
-    return float(np.mean(np.abs(np.diff(_flat(index, shape, axis, np.arange(n))))))
 
 
 def vectorizable(index: Sequence[Index], tensor: Tensor, axis: str, extent: int, width: int) -> bool:

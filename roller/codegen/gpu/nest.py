@@ -7,6 +7,7 @@ vectorises, inserts barriers and prints CUDA.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -28,7 +29,9 @@ def num(value: int) -> Expr:
 def loop(name: str, extent: Any, body: Callable[[Expr], Stmt], *, unroll: bool = False, vector: bool = False) -> Stmt:
     """Return ``for name in range(extent): body(name)``; an extent of 1 makes no loop.
 
-    ``unroll`` leaves a ``#pragma unroll`` in the source, ``vector`` turns the body into vector accesses.
+    ``unroll`` leaves a ``#pragma unroll`` in the source, ``vector`` turns the body into vector accesses; any other
+    loop stays rolled: nvcc would unroll it and keep what it loads ahead in registers nobody counted. What C
+    does not allow in a name (``*`` of a fused axis) becomes ``_``.
     """
     if isinstance(extent, int):
         if extent == 1:
@@ -36,8 +39,9 @@ def loop(name: str, extent: Any, body: Callable[[Expr], Stmt], *, unroll: bool =
         extent = num(extent)
     kinds = tvm.tirx.stmt.ForKind
     kind = kinds.VECTORIZED if vector else kinds.UNROLLED if unroll else kinds.SERIAL
-    var = tirx.Var(name, "int32")
-    return tirx.For(var, num(0), extent, kind, body(var))
+    var = tirx.Var(re.sub(r"\W", "_", name, flags=re.ASCII), "int32")
+    annotations = None if unroll or vector else {"disable_unroll": True}
+    return tirx.For(var, num(0), extent, kind, body(var), annotations=annotations)
 
 
 def loops(names: Sequence[tuple[str, int]], body: Callable[[dict[str, Expr]], Stmt], *, unroll: bool = False) -> Stmt:

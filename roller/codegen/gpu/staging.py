@@ -1,9 +1,9 @@
 """Copies of input tiles in the scratchpad: their shape, how threads fill them and where elements lie.
 
-A load whose indices are affine is staged as the *box* of the tensor its tile touches, in the
-tensor's own layout. A quasi-affine load (grouped axes: implicit GEMM) is staged by the *axes* it
-depends on, which is the im2col tile, gathered on the fly. Elements outside the tensor, or beyond a
-padded axis, are filled with a fixed value, so that the compute loop needs no predicate.
+:mod:`roller.tile.layout` says where elements lie: a *box* of the tensor, or (implicit GEMM, strided
+loads without windows) a tile indexed by *axes*, which is the im2col tile, gathered on the fly. Elements
+outside the tensor, or beyond a padded axis, are filled with a fixed value, so that the compute loop
+needs no predicate.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roller.codegen.gpu.access import VECTOR_BYTES, mean_step, pitches, vectorizable
+from roller.codegen.gpu.access import VECTOR_BYTES, vectorizable
 from roller.codegen.gpu.context import Context, compute_dtype, index_conditions
 from roller.codegen.gpu.nest import (
     Buffer,
@@ -29,11 +29,13 @@ from roller.codegen.gpu.nest import (
     unravel,
     when,
 )
-from roller.expr import COMBINERS, SPATIAL, Cast, Index, Load, Stage, Tensor, Term
+from roller.expr import COMBINERS, Cast, Index, Load, Stage, Tensor
 from roller.te.emit import constant, emit_bounds, emit_index
+from roller.tile.layout import TileLayout, tile_layout
 
-#: Copies longer than this many rounds stay loops.
-_MAX_UNROLLED_ROUNDS = 16
+#: Elements one thread has on their way to the scratchpad at most: an unrolled copy holds them, and their
+#: addresses, in registers beside the accumulators.
+_IN_FLIGHT = 16
 
 
 @dataclass(frozen=True)
@@ -61,39 +63,37 @@ class Domain:
 class StagedTile:
     """One load's tile in the scratchpad.
 
-    ``dims`` are indices of the tile's local axis coordinates; ``fill`` holds the value outside.
+    ``padding`` elements are appended to each row of ``layout``; ``fill`` is the value outside the tensor.
     """
 
     load: Load
     tensor: Tensor
-    dims: tuple[Index, ...]
-    extents: tuple[int, ...]
-    row_pitch: int
-    axes: tuple[str, ...]
+    layout: TileLayout
+    padding: int
     fill: float
     target: Buffer
 
     @property
     def by_axes(self) -> bool:
         """Whether the tile is indexed by axes instead of tensor dimensions."""
-        return bool(self.axes)
+        return bool(self.layout.axes)
 
     @property
     def pitch(self) -> tuple[int, ...]:
         """Elements between neighbours along every tile dimension, storage padding included."""
-        return pitches((*self.extents[:-1], self.row_pitch))
+        return self.layout.pitches(self.padding)
 
     def offset(self, local: Mapping[str, Expr]) -> Expr:
         """Return the flat position of a point given by its axis coordinates within the tile."""
         total: Any = num(0)
-        for i, p in zip(self.dims, self.pitch, strict=True):
+        for i, p in zip(self.layout.dims, self.pitch, strict=True):
             total = total + emit_index(i, local) * p
         return total
 
     def masked(self, axis: str, domain: Domain) -> bool:
         """Whether every element beyond the end of ``axis`` holds ``fill``."""
         if self.by_axes:
-            return axis in self.axes
+            return axis in self.layout.axes
         for d, i in enumerate(self.load.index):
             if len(i.terms) == 1 and i.axes == (axis,) and i.terms[0].coef > 0:
                 high = min([self.tensor.shape[d], *(b.high for b in self.load.guard if b.index == i)])
@@ -114,35 +114,11 @@ def fill_value(ld: Load, stage: Stage) -> float:
 def stage_tile(ctx: Context, stage: Stage, ld: Load, domain: Domain, padding: int, name: str) -> StagedTile:
     """Lay out the tile of one load; ``padding`` elements are appended to each row."""
     tensor = ctx.expr.tensors[ld.tensor]
-    boxed = all(i.is_affine for i in ld.index) and all(b.index in ld.index for b in ld.guard)
-    if boxed:
-        axes: tuple[str, ...] = ()
-        dims = tuple(_local_index(i, domain.tile) for i in ld.index)
-        extents = tuple(i.range(domain.tile)[1] + 1 for i in dims)
-    else:
-        axes = _axes_order(stage, ld, tensor)
-        dims = tuple(Index((Term(a),)) for a in axes)
-        extents = tuple(domain.tile[a] for a in axes)
-    pitch = extents[-1] + padding
+    layout = tile_layout(stage, ld, tensor, domain.tile)
+    rows = math.prod(layout.extents[:-1])
     dtype = tensor.dtype if ctx.in_memory(ld.tensor) else compute_dtype(tensor.dtype)
-    target = buffer(name, (math.prod(extents[:-1]) * pitch,), dtype, "shared")
-    return StagedTile(ld, tensor, dims, extents, pitch, axes, fill_value(ld, stage), target)
-
-
-def _local_index(index: Index, tile: Mapping[str, int]) -> Index:
-    """Position within the tile's box: the index shifted so that its smallest value is 0."""
-    bare = Index(index.terms)
-    return Index(index.terms, -bare.range(tile)[0])
-
-
-def _axes_order(stage: Stage, ld: Load, tensor: Tensor) -> tuple[str, ...]:
-    """Axes a load depends on, the most contiguous one last."""
-    used = [a for a in stage.axes if any(a.name in i.axes for i in (*ld.index, *(b.index for b in ld.guard)))]
-    step = {a.name: mean_step(ld.index, tensor.shape, a.name, a.extent) for a in used}
-    last = min(used, key=lambda a: (step[a.name], a.kind != SPATIAL))
-    # Reduction axes outside: a step of the reduction then reads one run of the tile.
-    rest = sorted((a for a in used if a is not last), key=lambda a: a.kind == SPATIAL)
-    return (*(a.name for a in rest), last.name)
+    target = buffer(name, (rows * (layout.extents[-1] + padding),), dtype, "shared")
+    return StagedTile(ld, tensor, layout, padding, fill_value(ld, stage), target)
 
 
 def copy_tile(
@@ -153,12 +129,12 @@ def copy_tile(
     ``base`` maps every axis to the start of the current tile.
     """
     width = _copy_width(ctx, t, domain)
-    total = math.prod(t.extents)
+    total = math.prod(t.layout.extents)
     rounds = -(-total // (threads * width))
 
     def one(r: Expr) -> Stmt:
         flat = (r * threads + thread) * width
-        coords = unravel(flat, t.extents)
+        coords = unravel(flat, t.layout.extents)
         offset: Any = num(0)
         for c, p in zip(coords, t.pitch, strict=True):
             offset = offset + c * p
@@ -166,7 +142,10 @@ def copy_tile(
         body = _transfer(ctx, t, conditions, index, offset, width)
         return when([flat < total] if total % (threads * width) else [], body)
 
-    return loop("copy", rounds, one, unroll=rounds <= _MAX_UNROLLED_ROUNDS)
+    together = max(n for n in range(1, rounds + 1) if rounds % n == 0 and (n == 1 or n * width <= _IN_FLIGHT))
+    return loop(
+        "copy", rounds // together, lambda r: loop("c", together, lambda c: one(r * together + c), unroll=True)
+    )
 
 
 def _source(
@@ -175,12 +154,12 @@ def _source(
     """Conditions under which a tile element exists in the tensor, and its index there."""
     conditions: list[Expr] = []
     if t.by_axes:
-        env = {**base, **{a: base[a] + c for a, c in zip(t.axes, coords, strict=True)}}
-        conditions = [env[a] < domain.real[a] for a in t.axes if domain.beyond(a)]
+        env = {**base, **{a: base[a] + c for a, c in zip(t.layout.axes, coords, strict=True)}}
+        conditions = [env[a] < domain.real[a] for a in t.layout.axes if domain.beyond(a)]
         conditions += emit_bounds(t.load.guard, env)
         return conditions, [emit_index(i, env) for i in t.load.index]
     index = []
-    for d, (i, local, c) in enumerate(zip(t.load.index, t.dims, coords, strict=True)):
+    for d, (i, local, c) in enumerate(zip(t.load.index, t.layout.dims, coords, strict=True)):
         value = emit_index(Index(i.terms, i.const - local.const), base) + c
         guards = [b for b in t.load.guard if b.index == i]
         low, high = max([0, *(b.low for b in guards)]), min([t.tensor.shape[d], *(b.high for b in guards)])
@@ -215,7 +194,7 @@ def _copy_width(ctx: Context, t: StagedTile, domain: Domain) -> int:
     if not ctx.in_memory(t.load.tensor):
         return 1
     for width in (16, 8, 4, 2):
-        if width * t.tensor.itemsize_bytes > VECTOR_BYTES or t.extents[-1] % width or t.row_pitch % width:
+        if width * t.tensor.itemsize_bytes > VECTOR_BYTES or t.layout.extents[-1] % width or t.padding % width:
             continue
         if (_axes_copy if t.by_axes else _box_copy)(t, domain, width):
             return width
@@ -223,7 +202,7 @@ def _copy_width(ctx: Context, t: StagedTile, domain: Domain) -> int:
 
 
 def _axes_copy(t: StagedTile, domain: Domain, width: int) -> bool:
-    axis = t.axes[-1]
+    axis = t.layout.axes[-1]
     if any(axis in b.index.axes for b in t.load.guard) or domain.base_multiple(axis) % width:
         return False
     return vectorizable(t.load.index, t.tensor, axis, domain.real[axis], width)
@@ -231,7 +210,7 @@ def _axes_copy(t: StagedTile, domain: Domain, width: int) -> bool:
 
 def _box_copy(t: StagedTile, domain: Domain, width: int) -> bool:
     index, shape = t.load.index[-1], t.tensor.shape
-    if shape[-1] % width or (index.const - t.dims[-1].const) % width:
+    if shape[-1] % width or (index.const - t.layout.dims[-1].const) % width:
         return False
     if any(x.coef * domain.base_multiple(x.axis) % width for x in index.terms):
         return False

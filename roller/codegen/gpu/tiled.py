@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from roller.codegen.gpu.access import VECTOR_BYTES, padding_is_neutral, store_order, vectorizable
@@ -90,7 +90,7 @@ class Tiled:
             dynamic = {
                 ld: buffer(t.target.name, t.target.shape, dtype_name(t.target), "shared.dyn") for ld, t in out.items()
             }
-            out = {ld: StagedTile(**{**t.__dict__, "target": dynamic[ld]}) for ld, t in out.items()}
+            out = {ld: replace(t, target=dynamic[ld]) for ld, t in out.items()}
         return out
 
     def _fragment(self, n: int, ld: Load) -> tuple[Load, Buffer, tuple[AxisMap, ...]]:
@@ -295,16 +295,16 @@ def _fragment_vector(tile: StagedTile, m: AxisMap, domain: Domain) -> bool:
         return False
     if not m.interleaved and m.registers % width:
         return False
-    for d, (i, pitch) in enumerate(zip(tile.dims, tile.pitch, strict=True)):
+    for d, (i, pitch) in enumerate(zip(tile.layout.dims, tile.pitch, strict=True)):
         for x in i.terms:
             if x.axis == m.name:
-                if d != len(tile.dims) - 1 or x.coef != 1:
+                if d != len(tile.layout.dims) - 1 or x.coef != 1:
                     return False
             elif domain.tile[x.axis] > 1 and x.coef * pitch % width:
                 return False
         if i.const * pitch % width:
             return False
-    return any(x.axis == m.name for x in tile.dims[-1].terms)
+    return any(x.axis == m.name for x in tile.layout.dims[-1].terms)
 
 
 def _element(frag: Buffer, index: Expr) -> Reader:
