@@ -46,7 +46,7 @@ class CompiledKernel:
 
     @property
     def source(self) -> str:
-        """Sources of all launches: CUDA C, or TensorIR of a CPU kernel."""
+        """Sources of all launches: CUDA C, HIP C++, or TensorIR of a CPU kernel."""
         return self.artifact.source
 
     @property
@@ -95,6 +95,10 @@ class CompiledKernel:
             from roller.backends.cpu.launcher import CpuKernel
 
             return CpuKernel(artifact)
+        if artifact.language == "hip":
+            from roller.backends.rocm.launcher import RocmKernel
+
+            return RocmKernel(artifact)
         from roller.backends.cuda.launcher import CudaKernel
 
         return CudaKernel(artifact)

@@ -10,7 +10,7 @@ import math
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from roller.artifact import Argument, KernelArtifact
 from roller.errors import LaunchError
@@ -63,23 +63,37 @@ class CudaKernel:
         Where the artifact is not built, or CuPy or a device is missing.
     """
 
+    #: Language of the artifacts, name in errors, and what the file of a binary is called.
+    language: ClassVar[str] = "cuda"
+    label: ClassVar[str] = "CUDA"
+    suffix: ClassVar[str] = ".cubin"
+
     def __init__(self, artifact: KernelArtifact) -> None:
-        if artifact.language != "cuda" or artifact.binary is None:
-            raise LaunchError("CUDA launch: expected a built 'cuda' artifact. Build it with the cuda toolchain first.")
+        if artifact.language != self.language or artifact.binary is None:
+            raise LaunchError(
+                f"{self.label} launch: expected a built '{self.language}' artifact. Build it with its toolchain first."
+            )
         self.artifact = artifact
-        self._cupy = cupy()
+        self._cupy = self._runtime()
         module = self._load(artifact.binary)
         self._functions = []
         for launch in artifact.launches:
             function = module.get_function(launch.entry)
             if launch.dynamic_shared_bytes > _DEFAULT_SHARED_BYTES:
-                function.max_dynamic_shared_size_bytes = launch.dynamic_shared_bytes
+                self._allow(function, launch.dynamic_shared_bytes)
             self._functions.append(function)
+
+    def _runtime(self) -> Any:
+        return cupy()
+
+    def _allow(self, function: Any, shared_bytes: int) -> None:
+        """Raise a kernel's limit on dynamic scratchpad."""
+        function.max_dynamic_shared_size_bytes = shared_bytes
 
     def _load(self, binary: bytes) -> Any:
         # Only a module loaded from a file offers kernels whose dynamic scratchpad can be raised.
         with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, "kernel.cubin")
+            path = Path(folder, f"kernel{self.suffix}")
             path.write_bytes(binary)
             module = self._cupy.RawModule(path=str(path))
             module.compile()
@@ -102,7 +116,7 @@ class CudaKernel:
         """
         arguments = self.artifact.arguments
         if len(inputs) != len(self.artifact.inputs):
-            raise LaunchError(f"CUDA launch: expected {len(self.artifact.inputs)} inputs, got {len(inputs)}.")
+            raise LaunchError(f"{self.label} launch: expected {len(self.artifact.inputs)} inputs, got {len(inputs)}.")
         given = dict(zip((a.name for a in self.artifact.inputs), inputs, strict=True))
         if out is not None:
             given.update(zip((a.name for a in self.artifact.outputs), out, strict=True))
@@ -120,13 +134,17 @@ class CudaKernel:
         array = self._cupy.ascontiguousarray(value) if argument.role == "input" else value
         if str(array.dtype) != argument.dtype or array.size != math.prod(argument.shape):
             raise LaunchError(
-                f"CUDA launch: argument '{argument.name}': expected {math.prod(argument.shape)} elements of "
+                f"{self.label} launch: argument '{argument.name}': expected {math.prod(argument.shape)} elements of "
                 f"{argument.dtype}, got {array.size} of {array.dtype}. Pass arrays of the declared shape and dtype."
             )
         if argument.role != "input" and not array.flags.c_contiguous:
-            raise LaunchError(f"CUDA launch: output '{argument.name}': expected a contiguous array. Pass a copy.")
+            raise LaunchError(
+                f"{self.label} launch: output '{argument.name}': expected a contiguous array. Pass a copy."
+            )
         if array.data.ptr % _ALIGNMENT_BYTES:
             if argument.role == "input":
                 return array.copy()
-            raise LaunchError(f"CUDA launch: output '{argument.name}': expected 16-byte aligned memory. Pass a copy.")
+            raise LaunchError(
+                f"{self.label} launch: output '{argument.name}': expected 16-byte aligned memory. Pass a copy."
+            )
         return array

@@ -1,0 +1,1 @@
+"""ROCm: build with hipcc, launch with CuPy's ROCm build."""

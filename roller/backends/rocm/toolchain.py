@@ -1,0 +1,170 @@
+"""Build HIP artifacts with hipcc; no device and no TVM needed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from roller.artifact import KernelArtifact
+from roller.errors import BuildError
+
+_INSTALL = "Install the package 'hipcc' (Debian, Ubuntu, ROCm) and put hipcc on PATH"
+
+#: Longest compilation of one source (s).
+_TIMEOUT_S = 300.0
+
+#: Key in ``build`` -> pattern of its name in the compiler's remarks.
+_REMARKS = {
+    "vgprs": "VGPRs",
+    "agprs": "AGPRs",
+    "sgprs": "(?:Total)?SGPRs",
+    "vgprs_spilled": "VGPRs Spill",
+    "sgprs_spilled": "SGPRs Spill",
+    "spill_bytes": r"ScratchSize \[bytes/lane\]",
+    "static_shared_bytes": r"LDS Size \[bytes/block\]",
+    "waves_per_simd": r"Occupancy \[waves/SIMD\]",
+}
+
+
+def find() -> str:
+    """Return the path of hipcc.
+
+    Raises
+    ------
+    BuildError
+        Where there is none on ``PATH`` or under ``ROCM_PATH``.
+    """
+    root = os.environ.get("ROCM_PATH")
+    found = shutil.which("hipcc") or (shutil.which("hipcc", path=str(Path(root, "bin"))) if root else None)
+    if found is None:
+        raise BuildError(f"HIP build: expected the compiler hipcc, found none. {_INSTALL}.")
+    return found
+
+
+def available() -> str | None:
+    """Return ``None`` where kernels can be built here, else the reason."""
+    try:
+        find()
+    except BuildError as err:
+        return str(err)
+    return None
+
+
+def build(artifact: KernelArtifact) -> KernelArtifact:
+    """Compile all kernels of an artifact to one code object.
+
+    Parameters
+    ----------
+    artifact
+        Of language ``"hip"``; ``target["arch"]`` names the architecture (``"gfx906"``).
+
+    Returns
+    -------
+    KernelArtifact
+        With ``binary`` the code object (an offload bundle of one architecture) and ``build`` holding what
+        :func:`resources` reads, ``seconds`` and ``log``.
+
+    Raises
+    ------
+    BuildError
+        Where hipcc is missing or refuses; the message carries its text.
+    """
+    if artifact.language != "hip":
+        raise BuildError(f"HIP build: expected a 'hip' artifact, got '{artifact.language}'. Build it with its backend.")
+    start = time.perf_counter()
+    binary, log = compile_source(artifact.source, str(artifact.target["arch"]))
+    return artifact.with_binary(binary, **resources(log), seconds=time.perf_counter() - start, log=log)
+
+
+def kernel_resources(log: str) -> dict[str, dict[str, int]]:
+    r"""Return the resources of each kernel, as the compiler's remarks give them.
+
+    Parameters
+    ----------
+    log
+        Remarks of ``-Rpass-analysis=kernel-resource-usage``.
+
+    Returns
+    -------
+    dict
+        Per kernel: ``registers`` (vector registers of 32 bits per thread, accumulation registers of a unified
+        file included), ``vgprs``, ``agprs``, ``sgprs``, ``vgprs_spilled``, ``sgprs_spilled`` (into lanes of a
+        vector register, not memory), ``spill_bytes`` (memory one thread uses beyond registers, for spills or
+        arrays indexed at run time), ``static_shared_bytes`` (per block) and ``waves_per_simd`` (resident wavefronts).
+
+    Examples
+    --------
+    >>> log = "remark: Function Name: k [-R]\nremark:  SGPRs: 12 [-R]\nremark:  VGPRs: 65 [-R]"
+    >>> found = kernel_resources(log)["k"]
+    >>> found["registers"], found["sgprs"], found["spill_bytes"]
+    (65, 12, 0)
+    """
+    _, *parts = re.split(r"Function Name: (\S+)", log)
+    out = {}
+    for name, text in zip(parts[::2], parts[1::2], strict=True):
+        found = {k: re.search(rf"remark:.*? {v}: (\d+)", text) for k, v in _REMARKS.items()}
+        numbers = {k: int(m[1]) if m else 0 for k, m in found.items()}
+        out[name] = {"registers": numbers["vgprs"] + numbers["agprs"], **numbers}
+    return out
+
+
+def resources(log: str) -> dict[str, int]:
+    r"""Return the worst kernel's resources: the most of everything, the fewest resident wavefronts.
+
+    Raises
+    ------
+    BuildError
+        Where the log has no remarks; a build without them could hide spills.
+
+    Examples
+    --------
+    >>> text = "remark: Function Name: {} [-R]\nremark:  VGPRs: {} [-R]\nremark:  Occupancy [waves/SIMD]: {} [-R]\n"
+    >>> worst = resources(text.format("a", 65, 3) + text.format("b", 20, 10))
+    >>> worst["vgprs"], worst["waves_per_simd"]
+    (65, 3)
+    """
+    kernels = list(kernel_resources(log).values())
+    if not kernels:
+        raise BuildError(
+            f"HIP build: expected remarks on kernel resources, found none. {_INSTALL} of clang 14 or later."
+        )
+    return {k: (min if k == "waves_per_simd" else max)(r[k] for r in kernels) for k in kernels[0]}
+
+
+def compile_source(source: str, arch: str, options: Sequence[str] = ()) -> tuple[bytes, str]:
+    """Compile HIP C++ to a code object; return it with the compiler's log.
+
+    Raises
+    ------
+    BuildError
+        Where hipcc is missing, takes too long, or with its errors.
+    """
+    compiler = find()
+    with tempfile.TemporaryDirectory(prefix="roller-hip-") as folder:
+        path, target = Path(folder, "kernel.hip.cpp"), Path(folder, "kernel.co")
+        path.write_text(source, encoding="utf-8")
+        command = [compiler, "--genco", f"--offload-arch={arch}", "-O3", "-w", "-fno-caret-diagnostics",
+                   "-Rpass-analysis=kernel-resource-usage", *options, path.name, "-o", target.name]  # fmt: skip
+        # Beside a CUDA toolkit hipcc would choose nvcc.
+        environment = {**os.environ, "HIP_PLATFORM": "amd", "TMPDIR": folder}
+        try:
+            done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True,
+                                  timeout=_TIMEOUT_S, check=False)  # fmt: skip
+        except subprocess.TimeoutExpired as err:
+            limit = f"{_TIMEOUT_S:.0f} s"
+            raise BuildError(f"HIP build for {arch}: expected an end within {limit}. Use smaller tiles.") from err
+        except OSError as err:
+            raise BuildError(f"HIP build: cannot run hipcc ({err}). {_INSTALL}.") from err
+        log = done.stderr + done.stdout
+        if "invalid target ID" in log:
+            hint = f"this hipcc does not know '{arch}'. Install a later release of ROCm"
+            raise BuildError(f"HIP build: {hint}.\n{log.strip()}")
+        if done.returncode or not target.is_file():
+            raise BuildError(f"HIP build for {arch}: hipcc failed with exit status {done.returncode}\n{log.strip()}")
+        return target.read_bytes(), log
