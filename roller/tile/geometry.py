@@ -29,7 +29,8 @@ class Access:
     """One tensor as the anchor touches it: a load, or the store.
 
     ``coefficients`` is ``(dimensions, axes)``; ``uses`` says which axes the tensor depends on;
-    ``gather`` marks quasi-affine accesses; ``bounds`` counts guards.
+    ``gather`` marks quasi-affine accesses; ``bounds`` counts guards; ``reloads`` says over which axes' tiles data
+    are loaded again (operands of an epilogue come once per output tile, not per reduction step).
     """
 
     tensor: Tensor
@@ -41,6 +42,7 @@ class Access:
     bounds: int
     axis_names: tuple[str, ...]
     axis_extents: Ints
+    reloads: NDArray[np.bool_]
     _memo: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
@@ -141,49 +143,69 @@ class Access:
         not depend on multiply by their number of tiles (nothing survives from one tile to the next).
         """
         counts = -(-self.axis_extents // np.maximum(tiles, 1))
-        reload: Floats = np.where(self.uses, 1, counts).astype(np.float64).prod(axis=1)
+        reload: Floats = np.where(self.uses | ~self.reloads, 1, counts).astype(np.float64).prod(axis=1)
         if self.gather:
             return np.asarray(reload * self._gathered_points)
         total = reload
-        for d in range(self.coefficients.shape[0]):
-            total = total * self._dimension_sum(d, tiles)
+        for dims, axes in self._groups:
+            total = total * self._group_sum(dims, axes, tiles)
         return total
 
-    def _dimension_sum(self, d: int, tiles: Ints) -> Floats:
-        """Sum over tile positions of the in-bounds length along dimension ``d``."""
-        axes = np.flatnonzero(self.coefficients[d])
-        if len(axes) == 0:
+    @cached_property
+    def _groups(self) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
+        """Dimensions that move together (they share an axis: a diagonal), and the axes that move them."""
+        groups: list[tuple[set[int], set[int]]] = []
+        for d, row in enumerate(self.coefficients):
+            dims, axes = {d}, {int(a) for a in np.flatnonzero(row)}
+            for other in [g for g in groups if g[1] & axes]:
+                groups.remove(other)
+                dims, axes = dims | other[0], axes | other[1]
+            groups.append((dims, axes))
+        return tuple((tuple(sorted(dims)), tuple(sorted(axes))) for dims, axes in groups)
+
+    def _group_sum(self, dims: tuple[int, ...], axes: tuple[int, ...], tiles: Ints) -> Floats:
+        """Sum over tile positions of the in-bounds elements along the dimensions of one group."""
+        if not axes:
             return np.ones(len(tiles))
-        size = self.tensor.shape[d]
-        if len(axes) == 1 and self.coefficients[d, axes[0]] == 1 and self.constants[d] == 0:
+        if len(dims) == len(axes) == 1 and self.coefficients[dims[0], axes[0]] == 1 and self.constants[dims[0]] == 0:
             return np.full(len(tiles), float(self.axis_extents[axes[0]]))
         codes = tiles[:, axes[0]]
         for a in axes[1:]:
-            codes = codes * (1 << 20) + tiles[:, a]
+            codes = codes * (int(tiles[:, a].max()) + 1) + tiles[:, a]
         unique, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
         sums = np.empty(len(unique))
         for u, row in enumerate(first):
-            key = (d, *(int(tiles[row, a]) for a in axes))
+            key = (dims, *(int(tiles[row, a]) for a in axes))
             if key not in self._memo:
-                self._memo[key] = self._position_sum(d, axes, tiles[row], size)
+                elements: Ints | int = 1
+                for d in dims:
+                    elements = elements * self._lengths(d, axes, tiles[row])
+                self._memo[key] = float(np.sum(elements))
             sums[u] = self._memo[key]
         return sums[inverse]
 
-    def _position_sum(self, d: int, axes: NDArray[np.intp], tile: Ints, size: int) -> float:
-        """Add up in-bounds lattice positions over every tile position (one dimension, one tile)."""
+    def _lengths(self, d: int, axes: tuple[int, ...], tile: Ints) -> Ints:
+        """Lattice positions touched along one dimension, per position of one tile over ``axes``.
+
+        Positions count inside the tensor and inside what the whole axes touch: a last tile that reaches beyond its
+        axis loads nothing for it.
+        """
         start = np.array([int(self.constants[d])], np.int64)
         span = 0
+        first = last = int(self.constants[d])
         for a in axes:
             t, c = int(tile[a]), int(self.coefficients[d, a])
+            first += min(0, c * (int(self.axis_extents[a]) - 1))
+            last += max(0, c * (int(self.axis_extents[a]) - 1))
             n = -(-int(self.axis_extents[a]) // t)
             start = (start[:, None] + c * t * np.arange(n, dtype=np.int64)[None, :]).ravel()
             if c < 0:
                 start = start + c * (t - 1)
             span += abs(c) * (t - 1)
-        g = int(self.lattice[d])
-        low = np.maximum(0, (g - 1 - start) // g)  # first lattice step at or above 0
-        high = np.minimum(span // g, (size - 1 - start) // g)
-        return float(np.maximum(0, high - low + 1).sum())
+        g, size = int(self.lattice[d]), self.tensor.shape[d]
+        low = np.maximum(0, (max(0, first) + g - 1 - start) // g)  # first lattice step inside
+        high = np.minimum(span // g, (min(size - 1, last) - start) // g)
+        return np.asarray(np.maximum(0, high - low + 1))
 
     @cached_property
     def _gathered_points(self) -> float:
@@ -297,6 +319,7 @@ def _access(expr: TensorExpr, stage: Stage, tensor: str, index: tuple[Index, ...
         bounds,
         names,
         np.array([a.extent for a in expr.axes], np.int64),
+        np.array([stage is expr.anchor or a.kind == SPATIAL for a in expr.axes], bool),
     )
 
 
