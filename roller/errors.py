@@ -42,6 +42,10 @@ class LaunchError(RollerError, RuntimeError):
     """A kernel cannot be run here, or was called with wrong arrays."""
 
 
+class EmulationError(RollerError, RuntimeError):
+    """An emulated kernel misbehaved (bounds, alignment, barriers), or the emulator cannot run it."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the closest known name, or an empty string.
 

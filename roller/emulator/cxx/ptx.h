@@ -1,0 +1,124 @@
+// What inline PTX instructions do, by their published per-lane semantics; ptx.py translates statements to these calls.
+#pragma once
+#include "cuda_emulation.h"
+
+static inline size_t __cvta_generic_to_shared(const void* p) { return emul::shared_address(p); }
+
+namespace emul {
+namespace ptx {
+
+template <class T>
+inline uint32_t bits(const T& v) {
+  static_assert(sizeof(T) <= 4, "expected a 32-bit register");
+  uint32_t out = 0;
+  memcpy(&out, &v, sizeof(T));
+  return out;
+}
+template <class T>
+inline void put(T& to, uint32_t value) { memcpy(&to, &value, sizeof(T)); }
+
+// Addresses: a 32-bit register holds a shared address, a 64-bit one a generic address.
+inline char* shared(uint32_t address) { return shared_pointer(address); }
+template <class P>
+char* generic(P p) { return (char*)(void*)p; }
+inline char* generic(uint64_t address) { return (char*)address; }
+
+template <class G>
+void cp_async(uint32_t target, G source, int64_t bytes, int64_t source_bytes) {
+  if (bytes != 4 && bytes != 8 && bytes != 16) fail("misuse", "cp.async copies 4, 8 or 16 bytes, got %lld", (long long)bytes);
+  char* to = span(shared(target), bytes, bytes);
+  char* from = source_bytes ? span(generic(source), source_bytes, bytes) : nullptr;
+  async_copy(to, from, bytes, source_bytes);
+}
+
+template <class T, class P>
+void load_global(T* out, int count, P address) {
+  memcpy(out, span(generic(address), count * (int64_t)sizeof(T), count * (int64_t)sizeof(T)), (size_t)count * sizeof(T));
+}
+
+struct Matrices {
+  char* row;
+  uint32_t out[4];
+  int count, transposed;
+};
+inline void load_matrices(void** lanes, unsigned mask) {
+  if (mask != 0xffffffffu) fail("divergence", "ldmatrix needs all 32 lanes, got 0x%08x", mask);
+  for (int lane = 0; lane < 32; ++lane) {
+    Matrices& own = *(Matrices*)lanes[lane];
+    for (int m = 0; m < own.count; ++m) {
+      uint16_t pair[2];
+      for (int e = 0; e < 2; ++e) {
+        int r = own.transposed ? lane % 4 * 2 + e : lane / 4, c = own.transposed ? lane / 4 : lane % 4 * 2 + e;
+        memcpy(&pair[e], ((Matrices*)lanes[8 * m + r])->row + 2 * c, 2);
+      }
+      memcpy(&own.out[m], pair, 4);
+    }
+  }
+}
+// Lane 8 m + r gives the address of row r of matrix m; addresses of the lanes beyond are not read.
+inline void ldmatrix(uint32_t* out, int count, bool transposed, uint32_t address) {
+  Matrices own{nullptr, {}, count, transposed};
+  if ((int)lane_index() < 8 * count) own.row = span(shared(address), 16, 16);
+  collective(0xffffffffu, LOAD_MATRIX, &own, load_matrices);
+  for (int m = 0; m < count; ++m) out[m] = own.out[m];
+}
+
+// Element types of mma.sync; `packed` elements fill one 32-bit register.
+struct f16 { enum { packed = 2 }; typedef float sum; static sum get(uint32_t r, int e) { return Fp16::widen((uint16_t)(r >> 16 * e)); } };
+struct bf16 { enum { packed = 2 }; typedef float sum; static sum get(uint32_t r, int e) { return Bf16::widen((uint16_t)(r >> 16 * e)); } };
+struct tf32 { enum { packed = 1 }; typedef float sum; static sum get(uint32_t r, int) { return bit_cast<float>(r & 0xffffe000u); } };
+struct s8 { enum { packed = 4 }; typedef int sum; static sum get(uint32_t r, int e) { return (int8_t)(r >> 8 * e); } };
+struct u8 { enum { packed = 4 }; typedef int sum; static sum get(uint32_t r, int e) { return (uint8_t)(r >> 8 * e); } };
+
+struct Multiplied {
+  const uint32_t *a, *b, *c;
+  uint32_t* d;
+};
+template <class T> struct Accumulator {  // one 32-bit value a register; rows g, g, g + 8, g + 8
+  static T get(const uint32_t* r, int i) { return bit_cast<T>(r[i]); }
+  static void set(uint32_t* r, int i, T v) { r[i] = bit_cast<uint32_t>(v); }
+};
+struct f32_sum : Accumulator<float> {};
+struct s32_sum : Accumulator<int> {};
+struct f16_sum {  // two values a register
+  static float get(const uint32_t* r, int i) { return Fp16::widen((uint16_t)(r[i / 2] >> 16 * (i % 2))); }
+  static void set(uint32_t* r, int i, float v) {
+    int shift = 16 * (i % 2);
+    r[i / 2] = (r[i / 2] & ~(0xffffu << shift)) | (uint32_t)Fp16::narrow(v) << shift;
+  }
+};
+
+// m16n8k*: lane = 4 g + t. A register r: row g + 8 (r & 1), columns from P t + 4 P (r >> 1); B register r: rows from
+// P t + 4 P r, column g; accumulator i: row g + 8 (i >> 1), column 2 t + (i & 1); P elements fill a register.
+template <int K, class A, class B, class C>
+void multiply(void** lanes, unsigned mask) {
+  if (mask != 0xffffffffu) fail("divergence", "mma.sync needs all 32 lanes, got 0x%08x", mask);
+  typedef typename A::sum Sum;
+  enum { P = A::packed };
+  Sum a[16][K], b[K][8];
+  for (int lane = 0; lane < 32; ++lane) {
+    const Multiplied& m = *(Multiplied*)lanes[lane];
+    int g = lane / 4, t = lane % 4;
+    for (int r = 0; r < 16 * K / 32 / P; ++r)
+      for (int e = 0; e < P; ++e) a[g + 8 * (r & 1)][P * t + e + 4 * P * (r >> 1)] = A::get(m.a[r], e);
+    for (int r = 0; r < 8 * K / 32 / P; ++r)
+      for (int e = 0; e < P; ++e) b[P * t + e + 4 * P * r][g] = B::get(m.b[r], e);
+  }
+  for (int lane = 0; lane < 32; ++lane) {
+    Multiplied& m = *(Multiplied*)lanes[lane];
+    for (int i = 0; i < 4; ++i) {
+      int row = lane / 4 + 8 * (i >> 1), column = lane % 4 * 2 + (i & 1);
+      Sum sum = (Sum)C::get(m.c, i);
+      for (int k = 0; k < K; ++k) sum += a[row][k] * b[k][column];
+      C::set(m.d, i, sum);
+    }
+  }
+}
+template <int K, class A, class B, class C>
+void mma_m16n8(uint32_t* d, const uint32_t* a, const uint32_t* b, const uint32_t* c) {
+  Multiplied own{a, b, c, d};
+  collective(0xffffffffu, MULTIPLY_MATRIX, &own, multiply<K, A, B, C>);
+}
+
+}  // namespace ptx
+}  // namespace emul

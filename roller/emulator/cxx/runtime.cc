@@ -1,0 +1,437 @@
+// Runs the threads of a block as fibers, one at a time, in a chosen order between barriers.
+#include "runtime.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace emul {
+namespace {
+
+const int64_t STACK_BYTES = 256 << 10;
+const int64_t ARENA_BYTES = 1 << 20;   // scratchpad of a block, all arrays and the gaps between them
+const int64_t ARENA_START = 1024;      // no array begins at shared address 0
+const int64_t GAP_BYTES = 256;
+const int MAX_ARRAYS = 64;
+const int POISON = 0xff;               // NaN as float and half, -1 as integer
+
+enum State { READY, AT_BARRIER, AT_ACTIVE_MASK, AT_COLLECTIVE, DONE };
+
+struct Copy {
+  char* target;
+  const char* source;
+  int64_t bytes, source_bytes;
+  int group;
+};
+
+struct Fiber {
+  jmp_buf at;
+  ucontext_t start;
+  bool started = false;
+  State state = READY;
+  Index3 index = {0, 0, 0};
+  int line = 0;
+  unsigned mask = 0;  // of the collective it waits in, or of the lanes active with it
+  int kind = 0;
+  void* mine = nullptr;
+  Collective run = nullptr;
+  std::vector<Copy> copies;
+  int group = 0;
+};
+
+struct Warp {
+  unsigned alive = 0, posted = 0;
+};
+
+struct Random {
+  uint64_t state;
+  uint64_t next() {
+    uint64_t z = (state += 0x9e3779b97f4a7c15ull);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    return z ^ (z >> 31);
+  }
+  template <class T>
+  void shuffle(std::vector<T>& v) {
+    for (size_t i = v.size(); i > 1; --i) std::swap(v[i - 1], v[next() % i]);
+  }
+};
+
+struct Shared {  // what the workers of one launch share
+  const Launch& launch;
+  Body body;
+  std::vector<uint32_t> blocks;
+  std::atomic<size_t> next{0};
+  std::atomic<bool> failed{false};
+  std::mutex report;
+};
+
+struct Worker {
+  Shared* shared;
+  const Launch* launch;
+  std::vector<Fiber> fibers;
+  std::vector<Warp> warps;
+  std::vector<int> order;
+  std::vector<char*> stacks;
+  Random random;
+  Index3 block;
+  int current = 0, alive = 0, exited_early = 0;
+  char* arena = nullptr;
+  int64_t arena_used = 0;
+  Region arrays[MAX_ARRAYS] = {};
+  Region dynamic = {};
+  jmp_buf scheduler, abandoned;
+  ucontext_t scheduler_context;
+};
+
+thread_local Worker* W = nullptr;
+
+void switch_out() {
+  if (_setjmp(W->fibers[W->current].at) == 0) _longjmp(W->scheduler, 1);
+}
+
+void complete(Warp& warp, int first, unsigned members);
+
+// Completes every collective of a warp whose lanes have all arrived (an exit can be what it waited for).
+void settle(Worker& w, int warp_index) {
+  Warp& warp = w.warps[warp_index];
+  for (int lane = 0; lane < 32; ++lane) {
+    if (!(warp.posted >> lane & 1)) continue;
+    unsigned members = w.fibers[warp_index * 32 + lane].mask & warp.alive;
+    if ((warp.posted & members) == members) complete(warp, warp_index * 32, members);
+  }
+}
+
+void complete(Warp& warp, int first, unsigned members) {
+  Worker& w = *W;
+  void* lanes[32] = {};
+  const Fiber* some = nullptr;
+  for (int lane = 0; lane < 32; ++lane) {
+    if (!(members >> lane & 1)) continue;
+    Fiber& f = w.fibers[first + lane];
+    if (!some) some = &f;
+    if (f.kind != some->kind || (f.mask & warp.alive) != members)
+      fail("divergence", "lanes of one warp meet in different warp instructions or with different masks (0x%08x, 0x%08x)",
+           some->mask, f.mask);
+    lanes[lane] = f.mine;
+  }
+  if (some->run) some->run(lanes, members);
+  warp.posted &= ~members;
+  for (int lane = 0; lane < 32; ++lane)
+    if (members >> lane & 1) w.fibers[first + lane].state = READY;
+}
+
+void fiber_main() {
+  for (;;) {  // one turn per block: a context is made once and reused
+    Worker& w = *W;
+    w.shared->body(w.launch->buffer);
+    Fiber& f = w.fibers[w.current];
+    f.state = DONE;
+    f.copies.clear();
+    f.group = 0;
+    w.alive--;
+    Warp& warp = w.warps[w.current / 32];
+    warp.alive &= ~(1u << w.current % 32);
+    if (warp.posted) settle(w, w.current / 32);
+    switch_out();
+  }
+}
+
+void resume(Worker& w, int i) {
+  w.current = i;
+  if (_setjmp(w.scheduler) != 0) return;
+  Fiber& f = w.fibers[i];
+  if (f.started) _longjmp(f.at, 1);
+  f.started = true;
+  setcontext(&f.start);
+}
+
+// Lanes that nothing can join any more learn who is active with them: those waiting at the same place.
+bool release_active(Worker& w) {
+  bool any = false;
+  for (size_t first = 0; first < w.fibers.size(); first += 32) {
+    size_t end = std::min(first + 32, w.fibers.size());
+    for (size_t i = first; i < end; ++i) {
+      if (w.fibers[i].state != AT_ACTIVE_MASK) continue;
+      unsigned mask = 0;
+      int line = w.fibers[i].line;
+      for (size_t j = i; j < end; ++j)
+        if (w.fibers[j].state == AT_ACTIVE_MASK && w.fibers[j].line == line) mask |= 1u << (j - first);
+      for (size_t j = i; j < end; ++j)
+        if (mask >> (j - first) & 1) w.fibers[j].mask = mask, w.fibers[j].state = READY;
+      any = true;
+    }
+  }
+  return any;
+}
+
+void release_barrier(Worker& w) {
+  int line = -1;
+  for (size_t i = 0; i < w.fibers.size(); ++i) {
+    Fiber& f = w.fibers[i];
+    w.current = (int)i;
+    if (f.state == AT_COLLECTIVE)
+      fail("divergence", "waits for lanes 0x%08x of its warp, which never arrive", f.mask & w.warps[i / 32].alive);
+    if (f.state == DONE)
+      fail("divergence", "has returned while other threads of the block wait at __syncthreads()");
+    if (line >= 0 && f.line != line)
+      fail("divergence", "waits at __syncthreads() of line %d while others wait at that of line %d", f.line, line);
+    line = f.line;
+  }
+  for (Fiber& f : w.fibers) f.state = READY;
+}
+
+void arrange(Worker& w) {
+  int n = (int)w.order.size();
+  for (int i = 0; i < n; ++i) w.order[i] = w.launch->order == 1 ? n - 1 - i : i;
+  if (w.launch->order == 2) w.random.shuffle(w.order);
+}
+
+void run_converging(Worker& w) {
+  w.alive = (int)w.fibers.size();
+  for (Warp& warp : w.warps) warp = Warp();
+  for (size_t i = 0; i < w.fibers.size(); ++i) {
+    w.fibers[i].state = READY;
+    w.warps[i / 32].alive |= 1u << i % 32;
+  }
+  arrange(w);
+  while (w.alive > 0) {
+    bool progress = false;
+    for (int i : w.order)
+      if (w.fibers[i].state == READY) resume(w, i), progress = true;
+    if (progress && w.launch->order == 2) arrange(w);
+    if (!progress && !release_active(w)) release_barrier(w);
+  }
+}
+
+void run_block(Worker& w, uint32_t number) {
+  const unsigned* g = w.launch->grid;
+  w.block = Index3{number % g[0], number / g[0] % g[1], number / g[0] / g[1]};
+  w.random.state = w.launch->seed * 0x2545f4914f6cdd1dull + number;
+  if (w.arena) memset(w.arena, POISON, ARENA_START + w.arena_used);
+  if (w.launch->converges) return run_converging(w);
+  arrange(w);
+  for (int i : w.order) {
+    w.current = i;
+    w.shared->body(w.launch->buffer);
+  }
+}
+
+void prepare(Worker& w) {
+  const unsigned* b = w.launch->block;
+  size_t threads = (size_t)b[0] * b[1] * b[2];
+  w.fibers = std::vector<Fiber>(threads);
+  w.warps.resize((threads + 31) / 32);
+  w.order.resize(threads);
+  for (size_t i = 0; i < threads; ++i) {
+    Fiber& f = w.fibers[i];
+    f.index = Index3{(unsigned)(i % b[0]), (unsigned)(i / b[0] % b[1]), (unsigned)(i / b[0] / b[1])};
+    if (!w.launch->converges) continue;
+    void* stack = mmap(nullptr, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (stack == MAP_FAILED) fail("resources", "no memory for the stacks of %zu threads", threads);
+    w.stacks.push_back((char*)stack);
+    getcontext(&f.start);
+    f.start.uc_stack.ss_sp = stack;
+    f.start.uc_stack.ss_size = STACK_BYTES;
+    f.start.uc_link = nullptr;
+    makecontext(&f.start, fiber_main, 0);
+  }
+}
+
+void work(Shared* shared) {
+  Worker w{};
+  w.shared = shared;
+  w.launch = &shared->launch;
+  W = &w;
+  if (_setjmp(w.abandoned) == 0) {
+    prepare(w);
+    while (!shared->failed) {
+      size_t i = shared->next++;
+      if (i >= shared->blocks.size()) break;
+      run_block(w, shared->blocks[i]);
+    }
+  }
+  for (char* stack : w.stacks) munmap(stack, STACK_BYTES);
+  free(w.arena);
+  W = nullptr;
+}
+
+Region carve(Worker& w, int64_t bytes, int64_t alignment, const char* name) {
+  if (!w.arena) {
+    w.arena = (char*)aligned_alloc(1024, ARENA_BYTES);
+    memset(w.arena, POISON, ARENA_BYTES);
+  }
+  int64_t align = std::max<int64_t>(alignment, 64);
+  int64_t start = (w.arena_used + align - 1) / align * align;
+  if (ARENA_START + start + bytes + GAP_BYTES > ARENA_BYTES)
+    fail("resources", "shared array '%s' of %lld bytes: the block's arrays exceed %lld bytes", name, (long long)bytes,
+         (long long)ARENA_BYTES);
+  w.arena_used = start + bytes + GAP_BYTES;
+  return Region{w.arena + ARENA_START + start, bytes, name, SHARED};
+}
+
+}  // namespace
+
+int run(const Launch& launch, Body body) {
+  Shared shared{launch, body, {}};
+  size_t count = (size_t)launch.grid[0] * launch.grid[1] * launch.grid[2];
+  shared.blocks.resize(count);
+  for (size_t i = 0; i < count; ++i) shared.blocks[i] = (uint32_t)(launch.order == 1 ? count - 1 - i : i);
+  if (launch.order == 2) Random{launch.seed}.shuffle(shared.blocks);
+  if (launch.workers <= 1) {
+    work(&shared);
+  } else {
+    std::vector<std::thread> threads;
+    for (int i = 0; i < launch.workers; ++i) threads.emplace_back(work, &shared);
+    for (std::thread& t : threads) t.join();
+  }
+  return shared.failed ? 1 : 0;
+}
+
+void fail(const char* kind, const char* format, ...) {
+  Worker& w = *W;
+  {
+    std::lock_guard<std::mutex> hold(w.shared->report);
+    if (!w.shared->failed.exchange(true)) {
+      char text[768];
+      va_list arguments;
+      va_start(arguments, format);
+      vsnprintf(text, sizeof text, format, arguments);
+      va_end(arguments);
+      Index3 t = w.fibers.empty() ? Index3{0, 0, 0} : w.fibers[w.current].index;
+      snprintf(w.launch->message, (size_t)w.launch->message_bytes, "%s: block (%u, %u, %u), thread (%u, %u, %u): %s", kind,
+               w.block.x, w.block.y, w.block.z, t.x, t.y, t.z, text);
+    }
+  }
+  _longjmp(w.abandoned, 1);
+}
+
+void fail_access(const Region* region, const void* address, int64_t bytes, int64_t alignment) {
+  if (!region)
+    fail("misaligned", "%lld-byte access of a local array that is not %lld-byte aligned", (long long)bytes,
+         (long long)alignment);
+  long long offset = (const char*)address - region->base;
+  const char* space = region->space == SHARED ? "shared array" : "global buffer";
+  if (offset < 0 || offset > region->bytes - bytes)
+    fail("out of bounds", "%lld-byte access at byte %lld of %s '%s', which has %lld bytes", (long long)bytes, offset, space,
+         region->name, (long long)region->bytes);
+  fail("misaligned", "%lld-byte access at byte %lld of %s '%s' needs a multiple of %lld bytes", (long long)bytes, offset,
+       space, region->name, (long long)alignment);
+}
+
+void block_barrier(int line) {
+  Fiber& f = W->fibers[W->current];
+  f.line = line;
+  f.state = AT_BARRIER;
+  switch_out();
+}
+
+unsigned active_mask(int line) {
+  Fiber& f = W->fibers[W->current];
+  f.line = line;
+  f.state = AT_ACTIVE_MASK;
+  switch_out();
+  return f.mask;
+}
+
+void collective(unsigned mask, int kind, void* mine, Collective run) {
+  Worker& w = *W;
+  int lane = w.current % 32, first = w.current - lane;
+  Fiber& f = w.fibers[w.current];
+  Warp& warp = w.warps[first / 32];
+  if (!(mask >> lane & 1)) fail("divergence", "executes a warp instruction whose mask 0x%08x lacks its own lane", mask);
+  f.mask = mask;
+  f.kind = kind;
+  f.mine = mine;
+  f.run = run;
+  f.state = AT_COLLECTIVE;
+  warp.posted |= 1u << lane;
+  unsigned members = mask & warp.alive;
+  if ((warp.posted & members) == members)
+    complete(warp, first, members);
+  else
+    switch_out();
+}
+
+Index3 thread_index() { return W->fibers[W->current].index; }
+Index3 block_index() { return W->block; }
+Index3 block_extent() { return Index3{W->launch->block[0], W->launch->block[1], W->launch->block[2]}; }
+Index3 grid_extent() { return Index3{W->launch->grid[0], W->launch->grid[1], W->launch->grid[2]}; }
+unsigned lane_index() { return (unsigned)W->current % 32; }
+
+const Region* shared_region(int id, int64_t bytes, int64_t alignment, const char* name) {
+  Worker& w = *W;
+  if (id >= MAX_ARRAYS) fail("resources", "more than %d shared arrays in one kernel", MAX_ARRAYS);
+  if (!w.arrays[id].base) w.arrays[id] = carve(w, bytes, alignment, name);
+  return &w.arrays[id];
+}
+
+const Region* dynamic_region(const char* name) {
+  Worker& w = *W;
+  if (!w.dynamic.base) w.dynamic = carve(w, w.launch->dynamic_shared_bytes, 1024, name);
+  return &w.dynamic;
+}
+
+const Region* region_of(const void* address, int64_t bytes) {
+  Worker& w = *W;
+  const char* a = (const char*)address;
+  const Region* nearest = nullptr;
+  auto look = [&](const Region& r) {
+    if (!r.base) return false;
+    if (a >= r.base && a < r.base + r.bytes) return true;
+    if (a >= r.base - GAP_BYTES && a < r.base + r.bytes + GAP_BYTES && (!nearest || a >= r.base)) nearest = &r;
+    return false;
+  };
+  for (int i = 0; i < w.launch->buffers; ++i)
+    if (look(w.launch->buffer[i])) return &w.launch->buffer[i];
+  for (const Region& r : w.arrays)
+    if (look(r)) return &r;
+  if (look(w.dynamic)) return &w.dynamic;
+  const char* here = (const char*)__builtin_frame_address(0);
+  if (!nearest && a > here && a < here + STACK_BYTES) return nullptr;
+  if (nearest) fail_access(nearest, address, bytes, 1);
+  fail("out of bounds", "%lld-byte access at an address in no buffer of this launch", (long long)bytes);
+}
+
+unsigned shared_address(const void* pointer) {
+  Worker& w = *W;
+  int64_t offset = w.arena ? (const char*)pointer - w.arena : -1;
+  if (offset < 0 || offset >= ARENA_BYTES) fail("out of bounds", "a pointer that is not to shared memory is used as one");
+  return (unsigned)offset;
+}
+
+char* shared_pointer(unsigned address) {
+  if (!W->arena || address >= ARENA_BYTES) fail("out of bounds", "shared address 0x%x is beyond the scratchpad", address);
+  return W->arena + address;
+}
+
+void async_copy(char* target, const char* source, int64_t bytes, int64_t source_bytes) {
+  Fiber& f = W->fibers[W->current];
+  f.copies.push_back(Copy{target, source, bytes, source_bytes, f.group});
+}
+
+void async_commit() { W->fibers[W->current].group++; }
+
+void async_wait(int groups_left) {
+  Fiber& f = W->fibers[W->current];
+  size_t kept = 0;
+  for (const Copy& c : f.copies) {
+    if (c.group >= f.group - groups_left) {
+      f.copies[kept++] = c;
+      continue;
+    }
+    memcpy(c.target, c.source, (size_t)c.source_bytes);
+    memset(c.target + c.source_bytes, 0, (size_t)(c.bytes - c.source_bytes));
+  }
+  f.copies.resize(kept);
+}
+
+}  // namespace emul

@@ -1,0 +1,77 @@
+// Interface between emulated kernels and the runtime: launches, regions of memory, fibers, barriers, reports.
+#pragma once
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+namespace emul {
+
+enum Space { GLOBAL = 0, SHARED = 1 };
+
+// A buffer a kernel may touch. `name` is what a person calls it.
+struct Region {
+  char* base;
+  int64_t bytes;
+  const char* name;
+  int space;
+};
+
+struct Index3 {
+  unsigned x, y, z;
+};
+
+// One launch, as described by the caller (mirrored by ctypes in library.py).
+struct Launch {
+  unsigned grid[3];
+  unsigned block[3];
+  int64_t dynamic_shared_bytes;
+  int order;     // 0 forward, 1 reverse, 2 random
+  int workers;   // operating system threads that share the blocks
+  int converges; // 0: the kernel has no barrier, so threads need no fibers
+  int buffers;
+  uint64_t seed;
+  const Region* buffer;
+  char* message; // the first report is written here, "kind: text"
+  int64_t message_bytes;
+};
+
+typedef void (*Body)(const Region* buffers);
+typedef void (*Collective)(void** lanes, unsigned mask);
+
+// Kinds of collectives: lanes of a warp that meet must agree on it.
+enum Kind { SYNC_WARP = 1, SHUFFLE, VOTE, LOAD_MATRIX, MULTIPLY_MATRIX, REDUCE };
+
+int run(const Launch& launch, Body body);
+
+// Ends the launch with a report; the text names the block and the thread by itself.
+[[noreturn]] void fail(const char* kind, const char* format, ...) __attribute__((format(printf, 2, 3), cold));
+[[noreturn]] void fail_access(const Region* region, const void* address, int64_t bytes, int64_t alignment)
+    __attribute__((cold));
+
+void block_barrier(int line);
+unsigned active_mask(int line);
+// Meets the lanes of `mask`; the last one to arrive runs `run` with every lane's `mine`.
+void collective(unsigned mask, int kind, void* mine, Collective run);
+
+Index3 thread_index();
+Index3 block_index();
+Index3 block_extent();
+Index3 grid_extent();
+unsigned lane_index();
+
+// Static scratchpad of the running block; the same array for all its threads.
+const Region* shared_region(int id, int64_t bytes, int64_t alignment, const char* name);
+const Region* dynamic_region(const char* name);
+// The region an address lies in; null for an address in the running thread's own stack; reports anything else.
+const Region* region_of(const void* address, int64_t bytes);
+unsigned shared_address(const void* pointer);
+char* shared_pointer(unsigned address);
+
+// Asynchronous copies take place only when the thread waits for them, so that a missing wait shows.
+void async_copy(char* target, const char* source, int64_t bytes, int64_t source_bytes);
+void async_commit();
+void async_wait(int groups_left);
+
+}  // namespace emul

@@ -1,0 +1,244 @@
+"""Run all launches of a CUDA artifact on NumPy arrays, on the CPU.
+
+Outputs and workspaces start as NaN, buffers end in guard bytes and inputs are compared afterwards, so that what
+a kernel forgets to write, writes beyond, or must not write, shows even where accesses are not checked.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from roller.artifact import Argument, KernelArtifact, Launch
+from roller.emulator import library
+from roller.emulator.translate import Kernel, translate
+from roller.errors import EmulationError
+
+#: Orders in which the threads of a block (and the blocks of a grid) take their turns between barriers.
+ORDERS = ("forward", "reverse", "random")
+#: Threads a block may have on any GPU.
+_MAX_THREADS = 1024
+_ALIGNMENT = 256
+_GUARD = 256
+_POISON = 0xFF
+_MESSAGE_BYTES = 2048
+#: C names by dtype; a parameter of another type means that arguments are in another order than the kernel's.
+_C_TYPES = {
+    "float64": ("double",),
+    "float32": ("float",),
+    "float16": ("half", "__half"),
+    "bfloat16": ("nv_bfloat16", "__nv_bfloat16"),
+    "int64": ("int64_t", "long long", "long"),
+    "int32": ("int", "int32_t"),
+    "int16": ("short", "int16_t"),
+    "int8": ("signed char", "char", "int8_t"),
+    "uint64": ("uint64_t", "unsigned long long", "unsigned long"),
+    "uint32": ("uint", "unsigned int", "unsigned", "uint32_t"),
+    "uint16": ("ushort", "unsigned short", "uint16_t"),
+    "uint8": ("uchar", "unsigned char", "uint8_t"),
+    "bool": ("bool", "signed char", "uint8_t", "uchar", "unsigned char"),
+}
+
+
+class Emulated:
+    """A CUDA artifact built for the CPU: build once, run in several orders.
+
+    Parameters
+    ----------
+    artifact
+        Language ``"cuda"``; it need not be built.
+    check
+        Report out-of-bounds and misaligned accesses; unchecked kernels run faster and build slower.
+    cache_dir
+        Folder that keeps what g++ built; the user's cache folder where ``None``.
+
+    Raises
+    ------
+    EmulationError
+        Where the artifact is not CUDA, g++ is missing, or the source cannot be translated or built.
+    """
+
+    def __init__(
+        self, artifact: KernelArtifact, *, check: bool = True, cache_dir: str | os.PathLike[str] | None = None
+    ) -> None:
+        if artifact.language != "cuda":
+            raise EmulationError(
+                f"emulator: expected an artifact of language 'cuda', got '{artifact.language}'. Lower it for a GPU."
+            )
+        self.artifact = artifact
+        architecture = _architecture(str(artifact.target.get("arch", "sm_80")))
+        self._launches = []
+        for launch in artifact.launches:
+            text, kernels = translate(launch.source, architecture)
+            kernel = next((k for k in kernels if k.entry == launch.entry), None)
+            if kernel is None:
+                known = ", ".join(k.entry for k in kernels)
+                raise EmulationError(f"emulator: expected kernel '{launch.entry}' in the source, found {known}.")
+            self._check_launch(launch, kernel)
+            built = library.load(text, check, cache_dir)
+            self._launches.append((launch, kernel, getattr(built, f"emul_{kernel.entry}")))
+
+    def _check_launch(self, launch: Launch, kernel: Kernel) -> None:
+        threads = launch.block[0] * launch.block[1] * launch.block[2]
+        bound = min(kernel.max_threads or _MAX_THREADS, _MAX_THREADS)
+        if not 1 <= threads <= bound:
+            raise EmulationError(f"{launch.entry}: expected 1 to {bound} threads in a block, got {threads}.")
+        if len(launch.arguments) != len(kernel.parameters):
+            raise EmulationError(
+                f"{launch.entry}: expected {len(kernel.parameters)} arguments "
+                f"({', '.join(n for n, _ in kernel.parameters)}), got {len(launch.arguments)}."
+            )
+        known = {a.name: a for a in self.artifact.arguments}
+        for (parameter, c_type), name in zip(kernel.parameters, launch.arguments, strict=True):
+            if name not in known:
+                raise EmulationError(f"{launch.entry}: argument '{name}' is not among the artifact's {sorted(known)}.")
+            if c_type not in _C_TYPES.get(known[name].dtype, ()):
+                raise EmulationError(
+                    f"{launch.entry}: parameter {parameter}: expected {c_type}, got argument '{name}' of "
+                    f"{known[name].dtype}. Are the arguments in the order of the kernel?"
+                )
+
+    def __call__(
+        self, arrays: Sequence[np.ndarray], *, order: str = "forward", seed: int = 0, workers: int | None = None
+    ) -> tuple[np.ndarray, ...]:
+        """Run the launches; see :func:`emulate`."""
+        if order not in ORDERS:
+            raise EmulationError(f"emulator: order: expected one of {', '.join(ORDERS)}, got {order!r}.")
+        inputs = self.artifact.inputs
+        if len(arrays) != len(inputs):
+            raise EmulationError(f"emulator: expected {len(inputs)} arrays, got {len(arrays)}.")
+        given = dict(zip((a.name for a in inputs), arrays, strict=True))
+        buffers = {a.name: _Buffer(a, given.get(a.name)) for a in self.artifact.arguments}
+        for launch, kernel, function in self._launches:
+            _launch(launch, kernel, function, buffers, ORDERS.index(order), seed, workers)
+            for b in buffers.values():
+                b.verify(launch.entry)
+        shapes = [t.shape for t in self.artifact.expression.output_tensors]
+        return tuple(buffers[a.name].value(s) for a, s in zip(self.artifact.outputs, shapes, strict=True))
+
+
+def emulate(
+    artifact: KernelArtifact,
+    arrays: Sequence[np.ndarray],
+    *,
+    order: str = "forward",
+    seed: int = 0,
+    workers: int | None = None,
+    check: bool = True,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> tuple[np.ndarray, ...]:
+    """Run a CUDA artifact on the CPU and return its outputs.
+
+    Parameters
+    ----------
+    artifact
+        Language ``"cuda"``.
+    arrays
+        One array per input, in call order; bfloat16 is given as float32 or as its 16 bits (uint16).
+    order
+        ``"forward"``, ``"reverse"`` or ``"random"``: who goes first between barriers.
+    seed
+        Of the random order.
+    workers
+        Operating system threads that share the blocks; as many as this process may use where ``None``.
+    check, cache_dir
+        See :class:`Emulated`.
+
+    Returns
+    -------
+    tuple of ndarray
+        One per output of the expression, in its shape; bfloat16 as float32.
+
+    Raises
+    ------
+    EmulationError
+        Where the kernel misbehaves: *kernel: kind: block, thread: what, where*.
+    """
+    return Emulated(artifact, check=check, cache_dir=cache_dir)(arrays, order=order, seed=seed, workers=workers)
+
+
+class _Buffer:
+    """Device memory of one argument: aligned, guarded behind and in front, poisoned unless an input."""
+
+    def __init__(self, argument: Argument, array: np.ndarray | None) -> None:
+        self.argument = argument
+        self.dtype = np.dtype(np.uint16) if argument.dtype == "bfloat16" else np.dtype(argument.dtype)
+        self.elements = int(np.prod(argument.shape, dtype=np.int64))
+        self.bytes = self.elements * self.dtype.itemsize
+        raw = np.full(self.bytes + 2 * _GUARD + _ALIGNMENT, _POISON, np.uint8)
+        start = -raw.ctypes.data % _ALIGNMENT + _GUARD
+        self.front, self.data = raw[start - _GUARD : start], raw[start : start + self.bytes]
+        self.back = raw[start + self.bytes : start + self.bytes + _GUARD]
+        self.given = None if argument.role in ("output", "workspace") else self._given(array)
+        if self.given is not None:
+            self.data[:] = self.given
+
+    def _given(self, array: np.ndarray | None) -> np.ndarray:
+        a = self.argument
+        if array is None:
+            raise EmulationError(f"emulator: no array for argument '{a.name}' of role {a.role}.")
+        value = np.asarray(array)
+        if a.dtype == "bfloat16" and value.dtype != np.uint16:
+            value = _to_bfloat16(value)
+        if value.size != self.elements or value.dtype != self.dtype:
+            raise EmulationError(
+                f"emulator: argument '{a.name}': expected {self.elements} elements of {a.dtype}, got {value.size} of "
+                f"{value.dtype}. Pass arrays of the declared shape and dtype."
+            )
+        return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+
+    def verify(self, entry: str) -> None:
+        """Report what a kernel wrote where it must not."""
+        name = self.argument.name
+        for guard, where in ((self.front, "before the start"), (self.back, "beyond the end")):
+            if (guard != _POISON).any():
+                raise EmulationError(f"{entry}: out of bounds: wrote {where} of global buffer '{name}'.")
+        if self.given is not None and not np.array_equal(self.data, self.given):
+            at = int(np.flatnonzero(self.data != self.given)[0])
+            raise EmulationError(f"{entry}: wrote to input '{name}' at byte {at}. Are the arguments in kernel order?")
+
+    def value(self, shape: tuple[int, ...]) -> np.ndarray:
+        """Return a copy of the contents in the shape of the expression."""
+        out = self.data.view(self.dtype).reshape(shape).copy()
+        return _from_bfloat16(out) if self.argument.dtype == "bfloat16" else out
+
+
+def _launch(
+    launch: Launch, kernel: Kernel, function: Callable[..., int], buffers: dict[str, _Buffer], order: int,
+    seed: int, workers: int | None,
+) -> None:  # fmt: skip
+    regions = (library.Region * max(1, len(launch.arguments)))()
+    for region, name, (parameter, _) in zip(regions, launch.arguments, kernel.parameters, strict=False):
+        label = name if parameter.removesuffix("_ptr") == name else f"{name} (parameter {parameter})"
+        b = buffers[name]
+        region.base, region.bytes, region.name, region.space = b.data.ctypes.data, b.bytes, label.encode(), 0
+    message = ctypes.create_string_buffer(_MESSAGE_BYTES)
+    blocks = launch.grid[0] * launch.grid[1] * launch.grid[2]
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    described = library.LaunchStruct(
+        (ctypes.c_uint * 3)(*launch.grid), (ctypes.c_uint * 3)(*launch.block), launch.dynamic_shared_bytes, order,
+        max(1, min(workers or available, blocks)), int(kernel.converges), len(launch.arguments), seed % 2**64, regions,
+        ctypes.cast(message, ctypes.c_char_p), _MESSAGE_BYTES,
+    )  # fmt: skip
+    if function(ctypes.byref(described)) != 0:
+        raise EmulationError(f"{launch.entry}: {message.value.decode(errors='replace')}.")
+
+
+def _architecture(arch: str) -> int:
+    m = re.search(r"(\d+)", arch)
+    return int(m[1]) * 10 if m else 800
+
+
+def _to_bfloat16(value: np.ndarray) -> np.ndarray:
+    """Round to nearest even; the result holds the bits."""
+    bits = np.ascontiguousarray(value, dtype=np.float32).view(np.uint32).astype(np.uint64)
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return np.where(np.isnan(np.asarray(value, dtype=np.float32)), np.uint16(0x7FFF), rounded)
+
+
+def _from_bfloat16(bits: np.ndarray) -> np.ndarray:
+    return (bits.astype(np.uint32) << 16).view(np.float32)

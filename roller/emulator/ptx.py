@@ -1,0 +1,186 @@
+"""Inline PTX to calls of ``cxx/ptx.h``: a table of instruction patterns, each with its translation.
+
+To add an instruction: write what a lane does in ``cxx/ptx.h`` and one row of ``INSTRUCTIONS`` here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from roller.emulator.brackets import closing, split
+from roller.errors import EmulationError
+
+_ASM = re.compile(r"\b(?:asm|__asm__)\b\s*(?:volatile|__volatile__)?\s*\(")
+_STRING = re.compile(r'"((?:\\.|[^"\\])*)"')
+_REGISTER_TYPES = {"u64": "uint64_t", "s64": "int64_t", "b64": "uint64_t", "u32": "uint32_t", "s32": "int32_t",
+                   "b32": "uint32_t", "f32": "float", "f64": "double", "pred": "bool", "u16": "uint16_t",
+                   "b16": "uint16_t"}  # fmt: skip
+_COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+
+#: Operands of one instruction: every operand is a list, since ``{a, b}`` names several registers.
+Operands = list[list[str]]
+Translation = Callable[[re.Match[str], Operands], str]
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One pattern of opcodes and the C++ statement it becomes."""
+
+    pattern: str
+    operands: tuple[int, ...]
+    translate: Translation
+
+
+def _mma(m: re.Match[str], o: Operands) -> str:
+    k, d_type, a, b, c_type = int(m["k"]), m["d"], m["a"], m["b"], m["c"]
+    if d_type != c_type:
+        raise _unknown(m[0], "accumulators of two types")
+    arrays = "".join(
+        f" const uint32_t {name}[] = {{{', '.join(f'emul::ptx::bits({x})' for x in regs)}}};"
+        for name, regs in zip(("e_a", "e_b", "e_c"), o[1:], strict=True)
+    )
+    packed = {"f16": 2, "bf16": 2, "tf32": 1, "s8": 4, "u8": 4}[a]
+    expected = [2 if d_type == "f16" else 4, k // 2 // packed, k // 4 // packed, 2 if d_type == "f16" else 4]
+    if [len(x) for x in o] != expected:
+        raise _unknown(m[0], f"{[len(x) for x in o]} registers instead of {expected}")
+    puts = "".join(f" emul::ptx::put({x}, e_d[{i}]);" for i, x in enumerate(o[0]))
+    types = f"{k}, emul::ptx::{a}, emul::ptx::{b}, emul::ptx::{c_type}_sum"
+    return f"{arrays} uint32_t e_d[4] = {{}}; emul::ptx::mma_m16n8<{types}>(e_d, e_a, e_b, e_c);{puts}"
+
+
+def _ldmatrix(m: re.Match[str], o: Operands) -> str:
+    count = int(m["n"])
+    if len(o[0]) != count:
+        raise _unknown(m[0], f"{len(o[0])} registers instead of {count}")
+    puts = "".join(f" emul::ptx::put({x}, e_m[{i}]);" for i, x in enumerate(o[0]))
+    transposed = "true" if m["trans"] else "false"
+    return f"uint32_t e_m[4]; emul::ptx::ldmatrix(e_m, {count}, {transposed}, {o[1][0]});{puts}"
+
+
+def _cp_async(m: re.Match[str], o: Operands) -> str:
+    read = o[3][0] if len(o) > 3 else o[2][0]
+    return f"emul::ptx::cp_async({o[0][0]}, {o[1][0]}, {o[2][0]}, {read});"
+
+
+def _load(m: re.Match[str], o: Operands) -> str:
+    count = int(m["v"] or 1)
+    puts = "".join(f" emul::ptx::put({x}, e_l[{i}]);" for i, x in enumerate(o[0]))
+    return f"uint32_t e_l[{count}]; emul::ptx::load_global(e_l, {count}, {o[1][0]});{puts}"
+
+
+#: Opcode pattern (whole match), how many operands it may have, translation.
+INSTRUCTIONS: tuple[Instruction, ...] = (
+    Instruction(
+        r"mma\.sync\.aligned\.m16n8k(?P<k>8|16|32)\.row\.col(?:\.satfinite)?"
+        r"\.(?P<d>f16|f32|s32)\.(?P<a>f16|bf16|tf32|s8|u8)\.(?P<b>f16|bf16|tf32|s8|u8)\.(?P<c>f16|f32|s32)",
+        (4,), _mma,
+    ),
+    Instruction(
+        r"ldmatrix\.sync\.aligned\.m8n8\.x(?P<n>[124])(?P<trans>\.trans)?(?:\.shared(?:::cta)?)?\.b16", (2,), _ldmatrix
+    ),
+    Instruction(
+        r"cp\.async\.c[ag]\.shared(?:::cta)?\.global(?:\.L2::(?:cache_hint|\d+B))?", (3, 4), _cp_async
+    ),
+    Instruction(r"cp\.async\.commit_group", (0,), lambda m, o: "emul::async_commit();"),
+    Instruction(r"cp\.async\.wait_group", (1,), lambda m, o: f"emul::async_wait({o[0][0]});"),
+    Instruction(r"cp\.async\.wait_all", (0,), lambda m, o: "emul::async_commit(); emul::async_wait(0);"),
+    Instruction(
+        r"cvta\.to\.shared\.u64", (2,),
+        lambda m, o: f"{o[0][0]} = emul::shared_address(emul::ptx::generic({o[1][0]}));",
+    ),
+    Instruction(r"cvt\.u32\.u64", (2,), lambda m, o: f"{o[0][0]} = (uint32_t){o[1][0]};"),
+    Instruction(r"ld\.global(?:\.\w+)*?(?:\.v(?P<v>[24]))?\.[bfus]32", (2,), _load),
+    Instruction(r"mov\.[bus]32", (2,), lambda m, o: f"emul::ptx::put({o[0][0]}, (uint32_t)({o[1][0]}));"),
+    Instruction(
+        r"setp\.(?P<op>eq|ne|lt|le|gt|ge)\.[bus]32", (3,),
+        lambda m, o: f"{o[0][0]} = (int)({o[1][0]}) {_COMPARE[m['op']]} (int)({o[2][0]});",
+    ),
+    Instruction(r"dp4a\.(?P<a>[us])32\.(?P<b>[us])32", (4,), lambda m, o: (
+        f"{o[0][0]} = emul::dot4<{_byte(m['a'])}, {_byte(m['b'])}>({o[1][0]}, {o[2][0]}, {o[3][0]});"
+    )),
+)  # fmt: skip
+
+
+def _byte(sign: str) -> str:
+    return "int8_t" if sign == "s" else "uint8_t"
+
+
+def translate_asm(text: str) -> str:
+    """Replace every inline assembly statement of a source by calls; line numbers are kept.
+
+    Raises
+    ------
+    EmulationError
+        Where an instruction is not in :data:`INSTRUCTIONS`.
+
+    Examples
+    --------
+    >>> translate_asm('asm volatile("cp.async.wait_group %0;" :: "n"(2));')
+    '{ emul::async_wait((2)); }'
+    """
+    out, at = [], 0
+    for m in _ASM.finditer(text):
+        end = closing(text, m.end() - 1)
+        semicolon = text.index(";", end)
+        whole = text[m.end() : end - 1]
+        out.append(text[at : m.start()])
+        out.append("{ " + _statement(whole) + " }" + "\n" * text[m.start() : semicolon].count("\n"))
+        at = semicolon + 1
+    return "".join(out) + text[at:]
+
+
+def _statement(inside: str) -> str:
+    """Translate the inside of ``asm(...)``: template, outputs, inputs."""
+    sections = split(inside, ":")
+    template = "".join(s.encode().decode("unicode_escape") for s in _STRING.findall(sections[0]))
+    values = []
+    for section in sections[1:3]:
+        for operand in split(section, ","):
+            if operand.strip():
+                values.append("(" + operand[operand.index("(") + 1 : operand.rindex(")")].strip() + ")")
+    return " ".join(_instructions(template, values))
+
+
+def _instructions(template: str, values: list[str]) -> list[str]:
+    out = []
+    for line in re.sub(r"//[^\n]*", "", template).split(";"):
+        text = " ".join(line.split()).strip()
+        while text[:1] in ("{", "}") and text:  # scopes of registers are those of the statement
+            text = text[1:].strip()
+        text = text[:-1].strip() if text.endswith("}") and text.count("}") > text.count("{") else text
+        if text:
+            out.append(_instruction(text, values))
+    return out
+
+
+def _instruction(text: str, values: list[str]) -> str:
+    declared = re.fullmatch(r"\.reg\s*\.(\w+)\s+(.+)", text)
+    if declared:
+        if declared[1] not in _REGISTER_TYPES:
+            raise _unknown(text, f"a register of type {declared[1]}")
+        return f"{_REGISTER_TYPES[declared[1]]} {declared[2]};"
+    guard = re.match(r"@(!?)(\w+)\s+", text)
+    rest = text[guard.end() :] if guard else text
+    opcode = re.match(r"[^\s{\[%]*", rest)[0]  # type: ignore[index]  # the pattern matches any text
+    operands = rest[len(opcode) :]
+    parsed = [_operand(o, values) for o in split(operands, ",") if o.strip()]
+    for entry in INSTRUCTIONS:
+        m = re.fullmatch(entry.pattern, opcode)
+        if m and len(parsed) in entry.operands:
+            call = entry.translate(m, parsed)
+            return f"if ({guard[1]}{guard[2]}) {{ {call} }}" if guard else call
+    raise _unknown(rest, "no translation of this instruction")
+
+
+def _operand(text: str, values: list[str]) -> list[str]:
+    inner = text.strip().strip("{}[]")
+    parts = [re.sub(r"%(\d+)", lambda m: values[int(m[1])], p.strip()) for p in split(inner, ",")]
+    return [re.sub(r"^0f([0-9A-Fa-f]{8})$", r"0x\1u", p) for p in parts if p]
+
+
+def _unknown(text: str, what: str) -> EmulationError:
+    return EmulationError(
+        f"emulator: inline PTX '{text}': {what}. Add the instruction to roller/emulator/ptx.py and cxx/ptx.h."
+    )

@@ -1,0 +1,201 @@
+"""CUDA C to C++ that the emulator's headers understand, statement by statement and line by line.
+
+Only what C++ cannot say by a macro is rewritten: pointers become checked ones, shared arrays belong to the
+block, inline PTX becomes calls, and every kernel holds its indices in locals. Line numbers are kept.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from roller.emulator.brackets import closing
+from roller.emulator.ptx import translate_asm
+from roller.errors import EmulationError
+
+#: Element types a kernel may point to, longest first so that a prefix never matches alone.
+_TYPES = sorted(
+    [
+        "unsigned long long", "unsigned long", "unsigned char", "unsigned short", "unsigned int", "unsigned",
+        "signed char", "long long", "long", "char", "short", "int", "bool", "float", "double", "uchar", "ushort",
+        "uint", *(f"{u}int{n}_t" for u in ("", "u") for n in (8, 16, 32, 64)),
+        "half", "half2", "half4", "__half", "__half2", "nv_bfloat16", "nv_bfloat162", "nv_bfloat164", "__nv_bfloat16",
+        "__nv_bfloat162",
+        *(f"{t}{n}" for n in (1, 2, 3, 4) for t in ("char", "uchar", "short", "ushort", "int", "uint", "longlong",
+                                                    "ulonglong", "float", "double")),
+    ],
+    key=len, reverse=True,
+)  # fmt: skip
+_TYPE = "(?:" + "|".join(t.replace(" ", r"\s+") for t in _TYPES) + ")"
+_POINTER = re.compile(rf"\b((?:(?:const|volatile)\s+)*{_TYPE}(?:\s+(?:const|volatile))*)\s*\*(?!\*)\s*(?:const\b)?")
+_ALIGNED = r"(?:(?:alignas|__align__)\s*\(\s*(\d+)\s*\)\s*)?"
+_SHARED = re.compile(
+    rf"\b__shared__\s+{_ALIGNED}((?:(?:const|volatile)\s+)*{_TYPE})\s+{_ALIGNED}(\w+)\s*\[([^\];]+)\]((?:\s*\[[^\];]+\])*)\s*;"
+)
+_DYNAMIC = re.compile(
+    rf"\bextern\s+__shared__\s+{_ALIGNED}((?:(?:const|volatile)\s+)*{_TYPE})\s+{_ALIGNED}(\w+)\s*\[\s*\]\s*;"
+)
+_KERNEL = re.compile(
+    r"__global__\s+(?:void\s+)?(?:__launch_bounds__\s*\(\s*(\d+)[^)]*\)\s*)?(?:void\s+)?(\w+)\s*\(([^)]*)\)\s*\{"
+)
+_INDICES = (
+    " const emul::Index3 threadIdx = emul::thread_index(), blockIdx = emul::block_index(), "
+    "blockDim = emul::block_extent(), gridDim = emul::grid_extent();"
+)
+#: What makes threads of a block wait for each other; a kernel without it runs without fibers.
+_CONVERGES = re.compile(r"__sync|__shfl|__activemask|_sync\b|\basm\b|__asm__|wmma")
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel of a source: entry name, element type per parameter, and what its launch must respect.
+
+    ``max_threads`` is the bound of ``__launch_bounds__`` (0 where there is none); ``converges`` says whether its
+    threads wait for each other.
+    """
+
+    entry: str
+    parameters: tuple[tuple[str, str], ...]
+    max_threads: int
+    converges: bool
+
+
+def translate(source: str, architecture: int = 800) -> tuple[str, tuple[Kernel, ...]]:
+    """Rewrite a CUDA source and describe its kernels.
+
+    Parameters
+    ----------
+    source
+        CUDA C with one or more ``__global__`` functions.
+    architecture
+        Value of ``__CUDA_ARCH__``: compute capability times 100.
+
+    Returns
+    -------
+    str
+        C++ that exports ``emul_<entry>`` per kernel.
+    tuple of Kernel
+
+    Raises
+    ------
+    EmulationError
+        Where the source has no kernel, a parameter that is no pointer, or PTX the emulator does not know.
+
+    Examples
+    --------
+    >>> text, (kernel,) = translate('extern "C" __global__ void f(float* A_ptr) { A_ptr[threadIdx.x] = 1.0f; }')
+    >>> kernel.entry, kernel.parameters, kernel.converges
+    ('f', (('A_ptr', 'float'),), False)
+    >>> "emul::Ptr<float> A_ptr" in text
+    True
+    """
+    text = _without_comments(source)
+    kernels = _kernels(text)
+    text = translate_asm(text)
+    text = _addresses(text)
+    text = _shared_arrays(text)
+    text = _KERNEL.sub(lambda m: m[0] + _INDICES, text)
+    text = _POINTER.sub(lambda m: f"emul::Ptr<{' '.join(m[1].split())}> ", text)
+    head = (
+        f"#define __CUDA_ARCH__ {architecture}\n#define __CUDACC_VER_MAJOR__ 12\n#define __CUDACC_VER_MINOR__ 9\n"
+        '#include "cuda_emulation.h"\n#include "ptx.h"\n#line 1 "kernel.cu"\n'
+    )
+    return head + text + "\n" + "".join(_entry(k) for k in kernels), kernels
+
+
+def _kernels(text: str) -> tuple[Kernel, ...]:
+    found = []
+    matches = list(_KERNEL.finditer(text))
+    for n, m in enumerate(matches):
+        body = text[m.end() : matches[n + 1].start() if n + 1 < len(matches) else len(text)]
+        parameters = tuple(_parameter(m[2], p) for p in m[3].split(",") if p.strip())
+        found.append(Kernel(m[2], parameters, int(m[1] or 0), bool(_CONVERGES.search(body))))
+    if not found:
+        raise EmulationError(
+            "emulator: expected a CUDA source with a __global__ function, found none. Pass a 'cuda' artifact."
+        )
+    return tuple(found)
+
+
+def _parameter(entry: str, text: str) -> tuple[str, str]:
+    plain = " ".join(re.sub(r"__restrict__|\bconst\b", " ", text).split())
+    m = re.fullmatch(rf"({_TYPE})\s*\*\s*(\w+)", plain)
+    if m is None:
+        raise EmulationError(
+            f"emulator: kernel {entry}: parameter '{plain}': expected a pointer to a plain type. Pass arrays only."
+        )
+    return m[2], m[1]
+
+
+def _entry(kernel: Kernel) -> str:
+    arguments = ", ".join(f"emul::whole<{t}>(a + {n})" for n, (_, t) in enumerate(kernel.parameters))
+    name = kernel.entry
+    return (
+        f"static void emul_body_{name}(const emul::Region* a) {{ (void)a; {name}({arguments}); }}\n"
+        f'extern "C" int emul_{name}(const emul::Launch* l) {{ return emul::run(*l, emul_body_{name}); }}\n'
+    )
+
+
+def _without_comments(text: str) -> str:
+    def blank(m: re.Match[str]) -> str:
+        return m[0] if m[0].startswith('"') else " " + "\n" * m[0].count("\n")
+
+    return re.sub(r'"(?:\\.|[^"\\])*"|/\*.*?\*/|//[^\n]*', blank, text, flags=re.S)
+
+
+def _shared_arrays(text: str) -> str:
+    number = iter(range(10**6))
+
+    def static(m: re.Match[str]) -> str:
+        inner, align, t, align2, name, count, rest = "", m[1], m[2], m[3], m[4], m[5], m[6]
+        element = f"{t}{inner}"
+        if rest.strip():  # rows of a multi-dimensional array are elements of the outer one
+            element = f"emul_row_{name}"
+            inner = f"typedef {t} {element}{rest.strip()}; "
+        size = align or align2 or f"alignof({element})"
+        value = f'emul::shared_array<{element}>({next(number)}, {count}, {size}, "{name}")'
+        return f"{inner}emul::Ptr<{element}> {name} = {value};"
+
+    text = _DYNAMIC.sub(lambda m: f'emul::Ptr<{m[2]}> {m[4]} = emul::dynamic_array<{m[2]}>("{m[4]}");', text)
+    return _SHARED.sub(static, text)
+
+
+def _addresses(text: str) -> str:
+    """Rewrite ``&a[i]`` and ``&(a[i])`` as ``(a + (i))``, so that the pointer keeps its buffer."""
+    out: list[str] = []
+    at = 0
+    while True:
+        i = text.find("&", at)
+        if i < 0:
+            return "".join(out) + text[at:]
+        found = None if text[i - 1 : i] == "&" or text[i + 1 : i + 2] == "&" else _element(text, i)
+        if found is None:
+            out.append(text[at : i + 1])
+            at = i + 1
+        else:
+            base, index, end = found
+            out.append(f"{text[at:i]}({_addresses(base)} + ({_addresses(index)}))")
+            at = end
+
+
+def _element(text: str, i: int) -> tuple[str, str, int] | None:
+    """Parse the element whose address is taken by the ``&`` at ``i``: base, index and the position after it."""
+    before = text[:i].rstrip()[-1:]
+    if before and before not in "(,=;{}[?:":
+        return None
+    start = i + 1 + len(text[i + 1 :]) - len(text[i + 1 :].lstrip())
+    wrapped = text[start] == "(" and closing(text, start)
+    inner = start + 1 if wrapped else start
+    m = re.compile(r"\s*(?:(\w+)|(?=\())\s*").match(text, inner)
+    if m is None:
+        return None
+    base_end = m.end() if m[1] else closing(text, m.end())
+    if text[base_end : base_end + 1] != "[":
+        return None
+    end = closing(text, base_end)
+    index = text[base_end + 1 : end - 1]
+    if wrapped:
+        if text[end:wrapped].strip() != ")":
+            return None
+        return text[inner:base_end], index, wrapped
+    return None if text[end : end + 1] in ".[" else (text[inner:base_end], index, end)
