@@ -18,7 +18,8 @@ NAMES = list_specs()
 
 
 def test_all_devices_of_the_issue_are_shipped():
-    assert set(NAMES) == {"v100", "k80", "mi50", "a100", "h200", "cpu-avx512", "cpu-avx2", "cpu-neon"}
+    gpus = {"v100", "k80", "mi50", "a100", "h100", "h200", "mi250x", "mi300x"}
+    assert set(NAMES) == {*gpus, "cpu-avx512", "cpu-avx2", "cpu-neon"}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -51,6 +52,9 @@ def test_layers_get_larger_and_slower_away_from_the_arithmetic(name):
         ("mi50", 13.25e12, 1.024e12),
         ("a100", 19.5e12, 1.555e12),
         ("h200", 66.9e12, 4.8e12),
+        ("h100", 66.9e12, 3.35e12),
+        ("mi250x", 47.87e12 / 2, 3.2768e12 / 2),  # one of two GCDs
+        ("mi300x", 163.4e12, 5.3e12),
     ],
 )
 def test_published_peaks(name, peak_flops_per_s, datasheet_bandwidth_bytes_per_s):
@@ -71,6 +75,16 @@ def test_derived_numbers_agree_with_the_ones_they_follow_from(name):
     row = shared.banks * shared.bank_width_bytes
     assert shared.transaction_bytes == row
     assert shared.bandwidth_bytes_per_s <= row * spec.units * spec.clock_hz * 1.001
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if load_spec(n).target["language"] == "hip"])
+def test_amd_devices_share_their_wavefront_and_scratchpad(name):
+    spec = load_spec(name)
+    shared = spec.layer("shared")
+    assert (spec.teu.lanes, shared.banks, shared.bank_width_bytes) == (64, 32, 4)
+    assert spec.limits.shared_bytes_per_block == 65536
+    assert spec.limits.registers_per_unit % spec.limits.register_allocation_unit == 0
+    assert spec.layer("global").transaction_bytes == 64
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if load_spec(n).kind == "cpu"])
