@@ -19,9 +19,9 @@ __version__ = "0.1.0"
 
 #: Public name -> module it is loaded from.
 _HOME = {
-    "Candidate": "roller.pipeline",
-    "CompiledKernel": "roller.pipeline",
-    "ConstructOptions": "roller.pipeline",
+    "Candidate": "roller.construction.constructor",
+    "CompiledKernel": "roller.compiled",
+    "ConstructOptions": "roller.construction.options",
     "DeviceSpec": "roller.hardware",
     "Estimate": "roller.perf",
     "KernelArtifact": "roller.artifact",

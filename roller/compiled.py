@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from roller.artifact import KernelArtifact
-from roller.construction.constructor import Candidate
 from roller.errors import LaunchError
-from roller.perf.estimate import Estimate
 from roller.tile import RProgram
+
+if TYPE_CHECKING:  # the model and the constructor are loaded by whoever looks at a candidate
+    from roller.construction.constructor import Candidate
+    from roller.perf.estimate import Estimate
 
 
 class CompiledKernel:
@@ -20,19 +23,30 @@ class CompiledKernel:
     artifact
         The kernel: sources, launches, program, estimate, the expression it computes.
     candidates
-        All candidates with their status, best first; empty for a loaded artifact.
+        All candidates with their status, best first, or a function that returns them when they are first looked
+        at; empty for a loaded artifact.
     reachable
         Whether the device the kernel was compiled for is at hand.
     """
 
     def __init__(
-        self, artifact: KernelArtifact, candidates: tuple[Candidate, ...] = (), reachable: bool = True
+        self,
+        artifact: KernelArtifact,
+        candidates: tuple[Candidate, ...] | Callable[[], tuple[Candidate, ...]] = (),
+        reachable: bool = True,
     ) -> None:
         self.artifact = artifact
-        self.candidates = candidates
+        self._candidates = candidates
         self._reachable = reachable
         self._launcher: Any = None
         self._lock = threading.Lock()
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """All candidates with their status, best first."""
+        if callable(self._candidates):
+            self._candidates = self._candidates()
+        return self._candidates
 
     @property
     def program(self) -> RProgram:
@@ -42,6 +56,8 @@ class CompiledKernel:
     @property
     def estimate(self) -> Estimate:
         """The prediction the program was chosen by."""
+        from roller.perf.estimate import Estimate
+
         return Estimate.from_dict(self.artifact.estimate)
 
     @property

@@ -38,6 +38,10 @@ class ArtifactError(RollerError, ValueError):
     """An artifact is damaged, of a newer format, or cannot be written."""
 
 
+class RollerWarning(UserWarning):
+    """Something went wrong that roller worked around; the result is right all the same."""
+
+
 class LaunchError(RollerError, RuntimeError):
     """A kernel cannot be run here, or was called with wrong arrays."""
 

@@ -1,7 +1,8 @@
 """The whole road, top to bottom: expression -> candidates -> kernels -> checked, timed -> the best one.
 
 This is the one file that names every stage. Construction and prediction import neither TVM nor a
-backend; code generation and the runtime arrive only inside :func:`compile`.
+backend; code generation and the runtime arrive only inside :func:`compile`, and only where the cache has
+no kernel: a warm compile loads neither of them, nor the constructor and its model.
 """
 
 from __future__ import annotations
@@ -11,25 +12,34 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from roller import perf
 from roller.artifact import KernelArtifact
 from roller.compiled import CompiledKernel
-from roller.construction.constructor import Candidate, construct_candidates
-from roller.construction.named import Tile, program_from_tiles, replace_budget
-from roller.construction.options import ConstructOptions
+from roller.construction.options import TEMPLATE_VERSION, ConstructOptions
 from roller.errors import BuildError, ExprError, NoCandidateError, RollerError
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec, load_spec
-from roller.perf.estimate import Estimate
 from roller.tile import RProgram
 
 if TYPE_CHECKING:
+    from roller.construction.constructor import Candidate
+    from roller.construction.named import Tile
+    from roller.perf.estimate import Estimate
+    from roller.runtime.cache import CachedCandidate, CacheEntry
     from roller.runtime.records import Record
 
 __all__ = ["Candidate", "CompiledKernel", "ConstructOptions", "compile", "construct", "load", "predict"]
 
 #: Name of the detected processor of this machine: the only device whose kernels this process runs.
 THIS_CPU = "cpu"
+
+
+def __getattr__(name: str) -> Any:
+    """Load ``Candidate`` with the constructor it belongs to, when it is asked for."""
+    if name == "Candidate":
+        from roller.construction.constructor import Candidate
+
+        return Candidate
+    raise AttributeError(f"module 'roller.pipeline' has no attribute '{name}'")
 
 
 def construct(
@@ -60,6 +70,8 @@ def construct(
     >>> len(found), found[0].estimate.bottleneck
     (3, 'compute')
     """
+    from roller.construction.constructor import construct_candidates
+
     return list(construct_candidates(_expression(expr), _spec(device), _options(options, top_k)))
 
 
@@ -93,6 +105,9 @@ def predict(expr: Any, device: str | DeviceSpec, tiles: Mapping[str, Tile]) -> E
     >>> 0.010 < estimate.seconds < 0.013
     True
     """
+    from roller import perf
+    from roller.construction.named import program_from_tiles, replace_budget
+
     spec = _spec(device)
     return perf.estimate_program(program_from_tiles(_expression(expr), spec, tiles), replace_budget(spec))
 
@@ -104,8 +119,9 @@ def compile(
     options: ConstructOptions | None = None,
     *,
     seed: int = 0,
+    cache: bool = True,
 ) -> CompiledKernel:
-    """Compile an expression for a device.
+    """Compile an expression for a device, or take the kernel from the cache.
 
     On this machine's processor (``device="cpu"``) the best ``top_k`` candidates are built in parallel, checked
     against the float64 reference, timed one at a time, and the fastest is returned. For any other device the
@@ -116,7 +132,10 @@ def compile(
     expr, device, top_k, options
         As for :func:`construct`.
     seed
-        Seed of the random inputs that candidates are checked and timed with.
+        Seed of the random inputs that candidates are checked and timed with; it is no part of the cache's key.
+    cache
+        Whether the kernel may come from, and goes to, the cache (``roller cache info`` says where). Expressions
+        that differ in nothing but names share a kernel; the axes of its programs are named as they first were.
 
     Returns
     -------
@@ -125,13 +144,27 @@ def compile(
     Raises
     ------
     NoCandidateError
-        Where no candidate survives; the message groups the reasons.
+        Where no candidate survives; the message groups the reasons. It is not cached.
     """
     expression, spec, chosen = _expression(expr), _spec(device), _options(options, top_k)
-    candidates = construct_candidates(expression, spec, chosen)
-    if spec.kind == "cpu" and spec.name == THIS_CPU:
-        return _compile_here(expression, spec, candidates, seed)
-    return _lower_best(expression, spec, candidates)
+    if not cache:
+        return _compile(expression, spec, chosen, seed)
+    from roller.runtime.cache import CacheKey, KernelCache, for_expression
+
+    fresh: list[CompiledKernel] = []
+
+    def build() -> CacheEntry:
+        fresh.append(_compile(expression, spec, chosen, seed))
+        return _entry_of(fresh[0])
+
+    here = _is_here(spec)
+    key = CacheKey.of(expression, spec.content_key, TEMPLATE_VERSION, chosen.to_dict())
+    # What runs here must have been measured; elsewhere a prediction will do, a measurement is welcome.
+    entry = KernelCache().load_or_build(key, build, measured=here)
+    if fresh:
+        return fresh[0]
+    found = for_expression(entry, expression)
+    return CompiledKernel(found.artifact, lambda: tuple(_candidate_of(c) for c in found.candidates), here)
 
 
 def load(path: str | os.PathLike[str]) -> CompiledKernel:
@@ -171,6 +204,41 @@ def lower(program: RProgram, expression: TensorExpr, spec: DeviceSpec) -> Kernel
         f"{spec.name}: no code generator for target language '{language}' yet. Construct and predict work; compile for "
         "a device whose spec has the target language 'cuda', 'hip' or 'llvm'."
     )
+
+
+def _is_here(spec: DeviceSpec) -> bool:
+    """Whether this process runs the kernels it compiles for the device."""
+    return spec.kind == "cpu" and spec.name == THIS_CPU
+
+
+def _compile(expression: TensorExpr, spec: DeviceSpec, options: ConstructOptions, seed: int) -> CompiledKernel:
+    """Construct, and build, check and time where the device is here; lower the best one where it is not."""
+    from roller.construction.constructor import construct_candidates
+
+    candidates = construct_candidates(expression, spec, options)
+    if _is_here(spec):
+        return _compile_here(expression, spec, candidates, seed)
+    return _lower_best(expression, spec, candidates)
+
+
+def _entry_of(kernel: CompiledKernel) -> CacheEntry:
+    from roller.runtime.cache import CachedCandidate, CacheEntry
+
+    return CacheEntry(
+        kernel.artifact,
+        tuple(
+            CachedCandidate(c.id, c.program, c.estimate.to_dict(), c.status, c.measured_s, c.reason)
+            for c in kernel.candidates
+        ),
+    )
+
+
+def _candidate_of(cached: CachedCandidate) -> Candidate:
+    from roller.construction.constructor import Candidate
+    from roller.perf.estimate import Estimate
+
+    estimate = Estimate.from_dict(cached.estimate)
+    return Candidate(cached.id, cached.program, estimate, cached.status, cached.measured_s, cached.reason)
 
 
 def _compile_here(

@@ -104,7 +104,7 @@ def test_failed_candidate_is_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
     expr = roller.ops.matmul(40, 24, 16)
     bad = str(roller.construct(expr, device="cpu", top_k=3)[1].program)
     monkeypatch.setattr(pipeline, "lower", second_fails)
-    kernel = roller.compile(expr, device="cpu", top_k=3)
+    kernel = roller.compile(expr, device="cpu", top_k=3, cache=False)
     assert [c.status == "failed" for c in kernel.candidates] == [False, True, False]
     assert "planted" in (kernel.candidates[1].reason or "")
 

@@ -1,0 +1,28 @@
+"""No test, and no doctest, ever touches the user's cache of kernels: each has an empty folder of its own."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+_count = itertools.count()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _session_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of all caches; fixtures of a wider scope than one test compile into it."""
+    folder = tmp_path_factory.mktemp("caches")
+    patch = pytest.MonkeyPatch()
+    patch.setenv("ROLLER_CACHE_DIR", str(folder / "session"))
+    yield folder
+    patch.undo()
+
+
+@pytest.fixture(autouse=True)
+def cache_dir(_session_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the empty cache folder of this test."""
+    folder = _session_cache / f"test{next(_count)}"
+    monkeypatch.setenv("ROLLER_CACHE_DIR", str(folder))
+    return folder

@@ -1,0 +1,284 @@
+"""The kernel cache: what was compiled once is found again, by any process, at any time.
+
+A folder holds one SQLite index and content-addressed artifact files. A file is written whole before its row
+is; a row and its file are verified whenever they are read. So a process may be killed at any moment, any file
+may be damaged, and the worst that follows is that a kernel is compiled again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from roller.errors import ArtifactError, RollerWarning
+from roller.runtime.cache_database import Database, Row, is_damage
+from roller.runtime.cache_entry import (
+    CachedCandidate,
+    CacheEntry,
+    Measurement,
+    artifact_bytes,
+    artifact_of,
+    candidates_of,
+    candidates_text,
+    host_fingerprint,
+)
+from roller.runtime.cache_files import ObjectFiles
+from roller.runtime.cache_key import CacheKey
+from roller.runtime.cache_location import cache_folder
+from roller.runtime.cache_lock import file_lock, remove_if_free
+
+__all__ = ["CacheEntry", "CacheKey", "CachedCandidate", "KernelCache", "Measurement"]
+
+T = TypeVar("T")
+
+#: What this process has already reported: folders it cannot use, damaged entries it cannot remove.
+_reported: set[str] = set()
+
+
+class KernelCache:
+    """The kernels of one folder, shared by all processes that use it.
+
+    Parameters
+    ----------
+    folder
+        The folder; that of the user (or ``ROLLER_CACHE_DIR``) by default. It is made when something is stored.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder if folder is not None else cache_folder()
+        self.files = ObjectFiles(self.folder)
+        self.database = Database(self.folder)
+
+    def load(self, key: CacheKey, *, measured: bool = False) -> CacheEntry | None:
+        """Return the entry of a key, verified, or ``None``.
+
+        A damaged entry is reported once (a :class:`RollerWarning`), dropped, and ``None``; a cache that cannot be
+        read is reported once and behaves as an empty one.
+
+        Parameters
+        ----------
+        key
+            Identity of the compilation.
+        measured
+            Whether only a kernel that was chosen by measurement will do.
+        """
+        row = self._row(key, measured)
+        if row is None:
+            return None
+        try:
+            return self._entry(row)
+        except (OSError, ValueError) as err:
+            self._drop(row, err)
+            return None
+
+    def store(self, key: CacheKey, entry: CacheEntry, measurements: Sequence[Measurement] | None = None) -> bool:
+        """Keep the result of a compilation, and what was measured for it.
+
+        Parameters
+        ----------
+        key, entry
+            Identity and result. A result chosen by prediction does not replace one chosen by measurement.
+        measurements
+            Measured times to keep; those of the entry's candidates, as measured here and now, by default.
+
+        Returns
+        -------
+        bool
+            Whether it was kept; where the folder cannot be written this is reported once.
+        """
+        if measurements is None:
+            measurements = measurements_of(key, entry)
+        try:
+            with self.writing():
+                self.put([self.make_row(key, entry)], measurements)
+        except (OSError, sqlite3.Error) as err:
+            self._unusable(err)
+            return False
+        return True
+
+    def load_or_build(self, key: CacheKey, build: Callable[[], CacheEntry], *, measured: bool = False) -> CacheEntry:
+        """Return the entry of a key; where there is none, one process builds it and the others wait for it.
+
+        Parameters
+        ----------
+        key
+            Identity of the compilation.
+        build
+            Compiles; called at most once, and only where no other process has the result. What it raises is
+            passed on, and the next process in line tries.
+        measured
+            As for :meth:`load`.
+        """
+        # The quick look is silent: of many processes that meet a damaged entry, the one that rebuilds it reports.
+        row = self._row(key, measured)
+        if row is not None:
+            with contextlib.suppress(OSError, ValueError):
+                return self._entry(row)
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(file_lock(self.folder / "locks" / f"{key.digest}.lock"))
+            except OSError as err:
+                self._unusable(err)
+                return build()
+            found = self.load(key, measured=measured)
+            if found is None:
+                found = build()
+                self.store(key, found)
+            return found
+
+    def rows(self) -> list[Row]:
+        """Return the rows of all entries, oldest first, as they are stored."""
+        return self._guarded(self.database.rows)
+
+    def put(self, rows: Sequence[Row], measurements: Sequence[Measurement]) -> int:
+        """Add rows whose files are there already; return how many were written."""
+        return self._guarded(lambda: self.database.put(rows, measurements))
+
+    def add_measurements(self, measurements: Sequence[Measurement]) -> bool:
+        """Append measurements without an entry (they come from another machine); say whether they were kept."""
+        try:
+            self.put([], measurements)
+        except (OSError, sqlite3.Error) as err:
+            self._unusable(err)
+            return False
+        return True
+
+    def measurements(self, spec_key: str | None = None) -> tuple[Measurement, ...]:
+        """Return all kept measurements, or those of one device spec, in the order they were added."""
+        try:
+            return self._guarded(lambda: self.database.measurements(spec_key))
+        except (OSError, sqlite3.Error) as err:
+            self._unusable(err)
+            return ()
+
+    def info(self) -> dict[str, Any]:
+        """Return location, counts and sizes (bytes) as plain data."""
+        try:
+            entries, measured, measurements = self._guarded(self.database.counts)
+        except (OSError, sqlite3.Error) as err:
+            raise self._refusal(err) from err
+        sizes = [size for _, size in self.files.digests()]
+        return {
+            "folder": str(self.folder),
+            "entries": entries,
+            "entries_measured": measured,
+            "artifacts": len(sizes),
+            "artifact_bytes": sum(sizes),
+            "database_bytes": self.database.bytes(),
+            "measurements": measurements,
+            "damaged_databases": sorted(p.name for p in self.folder.glob("*.damaged-*[0-9]")),
+        }
+
+    def clear(self, *, measurements: bool = False) -> int:
+        """Remove all kernels, and the measurements too where asked; return how many artifacts went.
+
+        Raises
+        ------
+        ArtifactError
+            Where the folder cannot be written.
+        """
+        if not self.folder.exists():
+            return 0
+        try:
+            with self.writing(alone=True):
+                self._guarded(lambda: self.database.clear(measurements))
+                removed = self.files.clear()
+            with contextlib.suppress(sqlite3.OperationalError):  # somebody is reading: the space is reused later
+                self.database.compact()
+        except (OSError, sqlite3.Error) as err:
+            raise self._refusal(err) from err
+        for path in (self.folder / "locks").glob("*.lock"):
+            if path.name not in ("writing.lock", "database.lock"):
+                remove_if_free(path)
+        return removed
+
+    def writing(self, *, alone: bool = False) -> contextlib.AbstractContextManager[None]:
+        """Hold off whoever removes files; with ``alone``, whoever writes them."""
+        return file_lock(self.folder / "locks" / "writing.lock", shared=not alone, keep=True)
+
+    def make_row(self, key: CacheKey, entry: CacheEntry) -> Row:
+        """Write the artifact's file and return the row that refers to it."""
+        data = artifact_bytes(entry.artifact)
+        digest = self.files.write(data)
+        text = candidates_text(entry.candidates)
+        name, device = entry.artifact.expression.name, entry.artifact.device
+        return Row(key.digest, key.text, digest, len(data), text, int(entry.measured), name, device, time.time())
+
+    def _entry(self, row: Row) -> CacheEntry:
+        """Rebuild the entry of a row; raises OSError or ValueError where either of its halves is damaged."""
+        if row.sum() != row.checksum:
+            raise ValueError("checksum of the row does not match")
+        where = str(self.files.path(row.artifact))
+        return CacheEntry(artifact_of(self.files.read(row.artifact), where), candidates_of(row.candidates, where))
+
+    def _row(self, key: CacheKey, measured: bool) -> Row | None:
+        try:
+            row = self._guarded(lambda: self.database.row(key.digest))
+        except (OSError, sqlite3.Error) as err:
+            self._unusable(err)
+            return None
+        return row if row is not None and (row.measured or not measured) else None
+
+    def _drop(self, row: Row, why: Exception) -> None:
+        """Forget a damaged entry and say so."""
+        try:
+            with self.writing(alone=True):
+                if not self.files.whole(row.artifact):
+                    self.files.remove(row.artifact)
+                report = self.database.remove(row.key, row.checksum)  # else another process has, and has said so
+        except (OSError, sqlite3.Error):
+            report = row.key not in _reported
+            _reported.add(row.key)
+        if report:
+            self._warn(f"{self.folder}: the cached kernel of {row.expression} for {row.device} was damaged ({why}). "
+                       "It is compiled again.")  # fmt: skip
+
+    def _guarded(self, operation: Callable[[], T]) -> T:
+        """Run a database operation; a damaged file is moved aside, reported, and the operation tried once more."""
+        try:
+            return operation()
+        except sqlite3.Error as err:
+            if not is_damage(err):
+                raise
+            moved = self.database.set_aside()
+            if moved is not None:
+                self._warn(f"{self.database.path}: the index of the cache was damaged ({err}). It was moved to "
+                           f"{moved.name}; kernels are compiled again as they are asked for.")  # fmt: skip
+            return operation()
+
+    def _unusable(self, err: Exception) -> None:
+        if str(self.folder) not in _reported:
+            _reported.add(str(self.folder))
+            self._warn(str(self._refusal(err)))
+
+    def _refusal(self, err: Exception) -> ArtifactError:
+        return ArtifactError(
+            f"{self.folder}: expected a cache folder that can be read and written, got '{err}'. Kernels compile all "
+            "the same; set ROLLER_CACHE_DIR to a writable folder, or pass cache=False."
+        )
+
+    @staticmethod
+    def _warn(text: str) -> None:
+        warnings.warn(text, RollerWarning, stacklevel=2)
+
+
+def measurements_of(key: CacheKey, entry: CacheEntry) -> tuple[Measurement, ...]:
+    """Return the times of an entry's candidates as measured on this machine just now."""
+    spec_key, now, host = str(key.parts["spec"]), time.time(), host_fingerprint()
+    device = entry.artifact.device
+    return tuple(
+        Measurement(c.id, spec_key, device, c.measured_s, c.estimate.get("seconds"), c.status, now, host)
+        for c in entry.candidates
+        if c.measured_s is not None
+    )
+
+
+def for_expression(entry: CacheEntry, expression: Any) -> CacheEntry:
+    """Return the entry with the caller's own expression: names are no part of a key, but of error messages."""
+    return replace(entry, artifact=replace(entry.artifact, expression=expression))

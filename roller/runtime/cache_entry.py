@@ -1,0 +1,156 @@
+"""What the cache keeps per key: the chosen kernel, every candidate's fate, and measurements."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from roller.artifact import KernelArtifact
+from roller.errors import ArtifactError
+from roller.expr.serialize import expr_to_dict
+from roller.tile import RProgram
+
+
+@dataclass(frozen=True)
+class CachedCandidate:
+    """One candidate of a compilation, as plain data and its program.
+
+    Parameters
+    ----------
+    id, program, status, measured_s, reason
+        As of ``roller.Candidate``.
+    estimate
+        The prediction as plain data (seconds, bottleneck, terms).
+    """
+
+    id: str
+    program: RProgram
+    estimate: dict[str, Any]
+    status: str
+    measured_s: float | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class CacheEntry:
+    """The result of one compilation.
+
+    Parameters
+    ----------
+    artifact
+        The chosen kernel.
+    candidates
+        All candidates, in rank order.
+    """
+
+    artifact: KernelArtifact
+    candidates: tuple[CachedCandidate, ...] = ()
+
+    @property
+    def measured(self) -> bool:
+        """Whether the kernel was chosen by measurement rather than by prediction."""
+        return self.artifact.measured_s is not None
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One measured time, kept for good: what a model of this device can be held against.
+
+    Parameters
+    ----------
+    candidate_id
+        Identity of the program.
+    spec_key
+        Content key of the DeviceSpec it was constructed for.
+    device
+        Name of that spec.
+    measured_s, predicted_s
+        Median measured, and predicted, seconds per call.
+    status
+        ``"measured"``, or ``"slower"`` for a single run.
+    measured_at
+        Seconds since the epoch.
+    host
+        :func:`host_fingerprint` of the machine.
+    detail
+        What else is known (GPU model, driver) as ``(name, text)`` pairs.
+    """
+
+    candidate_id: str
+    spec_key: str
+    device: str
+    measured_s: float
+    predicted_s: float | None
+    status: str
+    measured_at: float
+    host: str
+    detail: tuple[tuple[str, str], ...] = ()
+
+
+def artifact_bytes(artifact: KernelArtifact) -> bytes:
+    """Return the file of an artifact; the same artifact gives the same bytes."""
+    return json.dumps(artifact.to_dict(), sort_keys=True, separators=(",", ":")).encode()
+
+
+def artifact_of(data: bytes, where: str) -> KernelArtifact:
+    """Rebuild an artifact from its file.
+
+    Raises
+    ------
+    ArtifactError
+        Where the data are damaged or of a newer format.
+    """
+    try:
+        return KernelArtifact.from_dict(json.loads(data), where)
+    except (UnicodeDecodeError, json.JSONDecodeError) as err:
+        raise ArtifactError(f"{where}: expected a JSON artifact, got other data ({err}). Compile again.") from err
+
+
+def candidates_text(candidates: Sequence[CachedCandidate]) -> str:
+    """Return candidates as JSON; an expression that several programs share is written once."""
+    expressions: dict[str, int] = {}
+    rows = []
+    for c in candidates:
+        program = c.program.to_dict()
+        form = json.dumps(expr_to_dict(c.program.expr), sort_keys=True)
+        program["expr"] = expressions.setdefault(form, len(expressions))
+        rows.append([c.id, program, c.estimate, c.status, c.measured_s, c.reason])
+    return json.dumps({"expressions": [json.loads(form) for form in expressions], "candidates": rows})
+
+
+def candidates_of(text: str, where: str) -> tuple[CachedCandidate, ...]:
+    """Rebuild candidates from :func:`candidates_text`.
+
+    Raises
+    ------
+    ArtifactError
+        Where a field is missing or malformed.
+    """
+    try:
+        data = json.loads(text)
+        expressions = data["expressions"]
+        return tuple(
+            CachedCandidate(name, RProgram.from_dict({**p, "expr": expressions[p["expr"]]}), estimate, *rest)
+            for name, p, estimate, *rest in data["candidates"]
+        )
+    except (KeyError, TypeError, ValueError, IndexError) as err:
+        if isinstance(err, ArtifactError):
+            raise
+        raise ArtifactError(f"{where}: candidates are malformed ({err!r}). Compile again.") from err
+
+
+@cache
+def host_fingerprint() -> str:
+    """Return 16 characters that tell this machine from others without naming it."""
+    parts = [os.uname().nodename, os.uname().machine] if hasattr(os, "uname") else []
+    try:
+        parts.append(Path("/etc/machine-id").read_text(encoding="ascii").strip())
+    except (OSError, UnicodeDecodeError):  # not every system has one; the name of the host serves
+        parts.append("")
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

@@ -1,0 +1,119 @@
+"""Content-addressed files: named by the SHA-256 of their bytes, whole or absent."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+#: A temporary file older than this was left by a process that was killed (seconds).
+_STALE_S = 3600.0
+
+
+class ObjectFiles:
+    """The artifact files of a cache folder.
+
+    Parameters
+    ----------
+    folder
+        The cache folder; files lie in ``objects/ab/abcdef...`` under it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._objects = folder / "objects"
+        self._temporary = folder / "tmp"
+
+    def path(self, digest: str) -> Path:
+        """Return where the file of a digest lies."""
+        return self._objects / digest[:2] / digest
+
+    def read(self, digest: str) -> bytes:
+        """Return the bytes of a file, verified.
+
+        Raises
+        ------
+        ValueError
+            Where they do not hash to their name.
+        OSError
+            Where the file is missing or cannot be read.
+        """
+        data = self.path(digest).read_bytes()
+        if digest_of(data) != digest:
+            raise ValueError(f"checksum of {self.path(digest).name[:12]} does not match ({len(data)} bytes)")
+        return data
+
+    def whole(self, digest: str) -> bool:
+        """Whether the file is there and undamaged."""
+        try:
+            self.read(digest)
+        except (OSError, ValueError):
+            return False
+        return True
+
+    def write(self, data: bytes) -> str:
+        """Store bytes and return their digest; a process killed at any moment leaves the file whole or absent."""
+        digest = digest_of(data)
+        path = self.path(digest)
+        if self.whole(digest):
+            return digest
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._temporary.mkdir(parents=True, exist_ok=True)
+        self._prune()
+        fd, name = tempfile.mkstemp(dir=self._temporary)
+        try:
+            with os.fdopen(fd, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(name, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+            raise
+        _sync_folder(path.parent)
+        return digest
+
+    def remove(self, digest: str) -> None:
+        """Remove a file, if it is there."""
+        self.path(digest).unlink(missing_ok=True)
+
+    def digests(self) -> Iterator[tuple[str, int]]:
+        """Yield ``(digest, bytes)`` of every file."""
+        for path in sorted(self._objects.glob("??/*")):
+            with contextlib.suppress(OSError):
+                yield path.name, path.stat().st_size
+
+    def clear(self) -> int:
+        """Remove all files, temporary ones included; return how many artifacts were removed."""
+        removed = 0
+        for digest, _ in list(self.digests()):
+            self.remove(digest)
+            removed += 1
+        self._prune(0.0)
+        return removed
+
+    def _prune(self, age_s: float = _STALE_S) -> None:
+        now = time.time()
+        with contextlib.suppress(OSError):
+            for path in self._temporary.iterdir():
+                if now - path.stat().st_mtime >= age_s:
+                    path.unlink(missing_ok=True)
+
+
+def digest_of(data: bytes) -> str:
+    """Return the SHA-256 of ``data`` in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename survive a power failure, where the system can."""
+    with contextlib.suppress(OSError):
+        fd = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

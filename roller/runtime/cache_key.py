@@ -1,0 +1,116 @@
+"""What a cached kernel is found by: everything that decides the result, and nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+from roller.artifact import FORMAT_VERSION
+from roller.expr import TensorExpr
+
+#: Parts of the package that decide which kernel comes out for a given expression, spec and options.
+_DECIDING = ("artifact.py", "backends", "codegen", "construction", "expr", "perf", "pipeline.py", "runtime", "tile")
+
+
+@dataclass(frozen=True)
+class CacheKey:
+    """Identity of one compilation; make one with :meth:`of`.
+
+    Parameters
+    ----------
+    text
+        The parts as canonical JSON.
+    """
+
+    text: str
+
+    @classmethod
+    def of(
+        cls,
+        expression: TensorExpr,
+        spec_key: str,
+        template_version: int,
+        options: Mapping[str, Any],
+        code: str | None = None,
+    ) -> CacheKey:
+        """Return the key of a compilation.
+
+        Parameters
+        ----------
+        expression
+            The user's expression. ``expression.key`` is taken on the fused form, which [17, 11, 3] and [561] share,
+            while their kernels' arguments differ: so the arguments' shapes and dtypes count as well. Names do not.
+        spec_key
+            ``DeviceSpec.content_key``.
+        template_version
+            ``TEMPLATE_VERSION`` of the constructor.
+        options
+            Options of the construction, as plain data.
+        code
+            Digest of the code that compiles; :func:`code_digest` by default.
+
+        Examples
+        --------
+        >>> import roller
+        >>> flat, cube = (roller.ops.elementwise("relu", s) for s in ((561,), (17, 11, 3)))
+        >>> flat.key == cube.key, CacheKey.of(flat, "", 1, {}) == CacheKey.of(cube, "", 1, {})
+        (True, False)
+        """
+        parts = {
+            "expression": expression.key,
+            "arguments": _arguments(expression),
+            "spec": spec_key,
+            "template_version": template_version,
+            "options": dict(options),
+            "artifact_format": FORMAT_VERSION,
+            "code": code_digest() if code is None else code,
+        }
+        return cls(json.dumps(parts, sort_keys=True, separators=(",", ":")))
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the parts."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    @cached_property
+    def parts(self) -> dict[str, Any]:
+        """The parts by name."""
+        found: dict[str, Any] = json.loads(self.text)
+        return found
+
+    def fits(self, expression: TensorExpr) -> bool:
+        """Whether the key is one of this expression."""
+        same = self.parts.get("arguments") == _arguments(expression)
+        return same and self.parts.get("expression") == expression.key
+
+
+@cache
+def code_digest() -> str:
+    """Return a digest of roller's own sources that decide a kernel.
+
+    A release keeps its kernels, and whoever edits a template or the model is never served yesterday's kernel;
+    ``TEMPLATE_VERSION`` alone would need an editor who remembers it. It takes some milliseconds, once per process.
+    """
+    package = Path(__file__).resolve().parent.parent
+    total = hashlib.sha256()
+    for name in _DECIDING:
+        part = package / name
+        for path in [part] if part.suffix else sorted(part.rglob("*.py")):
+            if path.name.startswith("cache"):
+                continue  # where kernels are kept changes none
+            try:
+                total.update(f"{path.relative_to(package).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+            except OSError:  # installed without sources: the version of the templates decides alone
+                continue
+    return total.hexdigest()
+
+
+def _arguments(expression: TensorExpr) -> list[list[list[Any]]]:
+    """Shapes and dtypes of the inputs and of the outputs, in call order."""
+    groups = (expression.inputs, expression.output_tensors)
+    return [[[[int(n) for n in t.shape], t.dtype] for t in group] for group in groups]

@@ -1,0 +1,105 @@
+"""Locks between processes: ``flock`` on small files, released by the kernel when their holder dies."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # a system without flock: every process builds for itself, nothing else changes
+    fcntl = None  # type: ignore[assignment]
+
+#: Descriptors of locks this process holds.
+_held: set[int] = set()
+
+
+def _drop_in_child() -> None:
+    """Close a forked child's copies: an orphan would hold its dead parent's lock and keep others waiting."""
+    for fd in _held:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_drop_in_child)
+
+
+@contextlib.contextmanager
+def file_lock(path: Path, *, shared: bool = False, keep: bool = False) -> Iterator[None]:
+    """Hold a lock that all processes (and threads) of this machine respect; waits for it.
+
+    Parameters
+    ----------
+    path
+        The lock file; made, with its folder, where absent.
+    shared
+        Several holders at once; only an exclusive one waits for them.
+    keep
+        Leave the file in place on release. Otherwise it is removed, and whoever waited for the removed file
+        notices and starts over with the new one.
+
+    Raises
+    ------
+    OSError
+        Where the file cannot be made or the file system has no locks.
+    """
+    fd = _acquire(path, shared)
+    owner = os.getpid()
+    _held.add(fd)
+    try:
+        yield
+    finally:
+        if os.getpid() == owner:  # a forked child holds nothing that it could release
+            if not keep and not shared:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+            _held.discard(fd)
+            os.close(fd)
+
+
+def _acquire(path: Path, shared: bool) -> int:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            if fcntl is not None:
+                fcntl.flock(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+            if _same_file(fd, path):
+                return fd
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+
+
+def remove_if_free(path: Path) -> bool:
+    """Remove a lock file that nobody holds (its holder was killed); say whether it is gone."""
+    if fcntl is None:
+        return False
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _same_file(fd, path):
+            path.unlink()
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def _same_file(fd: int, path: Path) -> bool:
+    """Whether ``path`` still names the opened file: another holder may have removed it meanwhile."""
+    try:
+        there = os.stat(path)
+    except FileNotFoundError:
+        return False
+    mine = os.fstat(fd)
+    return (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)

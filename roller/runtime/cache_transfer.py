@@ -1,0 +1,196 @@
+"""A cache as one file: a tar of artifacts and a JSON manifest with their checksums.
+
+Kernels are code that the importing machine will run: import only files you trust. Nothing of a file is
+stored before all of it has been verified.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import re
+import sqlite3
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+from roller.errors import ArtifactError
+from roller.runtime.cache import KernelCache
+from roller.runtime.cache_database import Row
+from roller.runtime.cache_entry import Measurement, artifact_of, candidates_of
+from roller.runtime.cache_files import digest_of
+from roller.runtime.cache_key import CacheKey
+
+FORMAT_VERSION = 1
+_MANIFEST = "manifest.json"
+_MEMBER = re.compile(r"artifacts/([0-9a-f]{64})\.json")
+#: A manifest holds some kilobytes per kernel; more than this is no manifest (bytes).
+_MANIFEST_LIMIT = 1 << 30
+
+
+def export_cache(cache: KernelCache, path: Path) -> dict[str, int]:
+    """Write all kernels and measurements to a tar file (compressed where its name ends in ``gz``).
+
+    Damaged entries are left out. The file appears whole or not at all.
+
+    Returns
+    -------
+    dict
+        Numbers of ``entries``, ``artifacts``, ``measurements``, ``skipped`` entries, and ``bytes`` of the file.
+
+    Raises
+    ------
+    ArtifactError
+        Where the file cannot be written.
+    """
+    rows = [r for r in cache.rows() if r.sum() == r.checksum and cache.files.whole(r.artifact)]
+    skipped = len(cache.rows()) - len(rows)
+    measurements = cache.measurements()
+    body = {
+        "format_version": FORMAT_VERSION,
+        "entries": [asdict(r) for r in rows],
+        "measurements": [asdict(m) for m in measurements],
+    }
+    manifest = json.dumps({**body, "checksum": _sum(body)}).encode()
+    digests = sorted({r.artifact for r in rows})
+    try:
+        fd, name = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(fd, "wb") as file:
+                with tarfile.open(fileobj=file, mode="w:gz" if path.name.endswith("gz") else "w") as tar:
+                    _add(tar, _MANIFEST, manifest)
+                    for digest in digests:
+                        _add(tar, f"artifacts/{digest}.json", cache.files.read(digest))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(name, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+            raise
+    except (OSError, ValueError) as err:
+        raise ArtifactError(f"{path}: cannot export the cache ({err}). Choose a writable path and try again.") from err
+    return {"entries": len(rows), "artifacts": len(digests), "measurements": len(measurements), "skipped": skipped,
+            "bytes": path.stat().st_size}  # fmt: skip
+
+
+def import_cache(cache: KernelCache, path: Path) -> dict[str, int]:
+    """Add the kernels and measurements of an exported file.
+
+    Kernels chosen by measurement are not replaced by predicted ones, and known measurements are not added twice.
+
+    Returns
+    -------
+    dict
+        Numbers of ``entries`` in the file, of those ``written``, and of ``measurements``.
+
+    Raises
+    ------
+    ArtifactError
+        Where the file is damaged, holds anything but a manifest and its artifacts (a path outside its folder, a
+        link), or the cache cannot be written. Nothing is stored then.
+    """
+    where = str(path)
+    try:
+        rows, measurements = _verified(path)
+        with cache.writing():
+            for name, data in _artifacts(path):
+                if cache.files.write(data) != name:
+                    raise _wrong(where, f"{name} changed while it was read")
+            written = cache.put(rows, measurements)
+    except (OSError, EOFError, tarfile.TarError, zlib.error, sqlite3.Error) as err:
+        raise ArtifactError(f"{where}: cannot import ({err}). Check the file and that the cache is writable.") from err
+    return {"entries": len(rows), "written": written, "measurements": len(measurements)}
+
+
+def _verified(path: Path) -> tuple[list[Row], list[Measurement]]:
+    """Read the whole file once and return its rows and measurements, or refuse it."""
+    where = str(path)
+    rows, measurements = _manifest(path)
+    missing = {r.artifact: r for r in rows}
+    for name, data in _artifacts(path):
+        row = missing.pop(name, None)
+        if row is None:
+            raise _wrong(where, f"artifact {name[:12]} is not in the manifest, or twice in the file")
+        if digest_of(data) != name or len(data) != row.artifact_bytes:
+            raise _wrong(where, f"checksum of artifact {name[:12]} does not match")
+        expression = artifact_of(data, where).expression
+        for r in (r for r in rows if r.artifact == name):
+            if not CacheKey(r.parts).fits(expression):
+                raise _wrong(where, f"artifact {name[:12]} computes another expression than its key says")
+    if missing:
+        raise _wrong(where, f"{len(missing)} artifacts of the manifest are missing")
+    return rows, measurements
+
+
+def _manifest(path: Path) -> tuple[list[Row], list[Measurement]]:
+    where = str(path)
+    for name, member, tar in _members(path):
+        if name != _MANIFEST or member.size > _MANIFEST_LIMIT:
+            raise _wrong(where, f"expected {_MANIFEST} first, got '{name}'")
+        try:
+            data = json.loads(_content(tar, member))
+            if data["format_version"] > FORMAT_VERSION:
+                raise ArtifactError(f"{where}: expected format {FORMAT_VERSION} or older, got "
+                                    f"{data['format_version']}. Upgrade roller to import it.")  # fmt: skip
+            if data.pop("checksum") != _sum(data):
+                raise _wrong(where, "checksum of the manifest does not match")
+            names = {f.name for f in fields(Row)}
+            rows = [Row(**{k: v for k, v in r.items() if k in names}) for r in data["entries"]]
+            measurements = [
+                Measurement(**{**m, "detail": tuple((k, v) for k, v in m["detail"])}) for m in data["measurements"]
+            ]
+            for row in rows:
+                if row.sum() != row.checksum or CacheKey(row.parts).digest != row.key:
+                    raise _wrong(where, f"checksum of entry {row.key[:12]} does not match")
+                candidates_of(row.candidates, where)
+        except (KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as err:
+            raise _wrong(where, f"the manifest is malformed ({err!r})") from err
+        return [replace(r, measured=int(bool(r.measured))) for r in rows], measurements
+    raise _wrong(where, "it is empty")
+
+
+def _artifacts(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield ``(digest, bytes)`` of every artifact; anything else beside the manifest is refused."""
+    for name, member, tar in _members(path):
+        match = _MEMBER.fullmatch(name)
+        if match:
+            yield match[1], _content(tar, member)
+        elif name != _MANIFEST or member.offset:
+            raise _wrong(str(path), f"member '{name}' is neither the manifest nor artifacts/CHECKSUM.json")
+
+
+def _members(path: Path) -> Iterator[tuple[str, tarfile.TarInfo, tarfile.TarFile]]:
+    with tarfile.open(path, "r:*") as tar:
+        for member in tar:
+            if not member.isreg():
+                raise _wrong(str(path), f"member '{member.name}' is no regular file")
+            yield member.name, member, tar
+
+
+def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = tar.extractfile(member)
+    return file.read() if file is not None else b""
+
+
+def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(data)
+    tar.addfile(member, io.BytesIO(data))
+
+
+def _sum(body: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def _wrong(where: str, what: str) -> ArtifactError:
+    return ArtifactError(
+        f"{where}: expected a file written by 'roller cache export', but {what}. Nothing was imported."
+    )
