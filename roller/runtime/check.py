@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from roller.backends.periodic import PeriodicInput
 from roller.errors import ExprError
 from roller.expr import FUNCTIONS, Call, Load, Scalar, Stage, TensorExpr, walk
 from roller.expr.evaluate import _Evaluation as Evaluation
@@ -72,14 +73,18 @@ class Oracle:
     expression
         The user's expression.
     arrays
-        Its inputs, in call order.
+        Its inputs, in call order: arrays, or :class:`PeriodicInput` where the arrays are on a device.
     seed
         Seed of the sampled points.
     """
 
-    def __init__(self, expression: TensorExpr, arrays: Sequence[np.ndarray], seed: int = 0) -> None:
+    def __init__(self, expression: TensorExpr, arrays: Sequence[np.ndarray | PeriodicInput], seed: int = 0) -> None:
         self.expression = expression
-        values = {t.name: np.asarray(a) for t, a in zip(expression.inputs, arrays, strict=True)}
+        # An input that only answers at points stays what it is: the whole of it may not fit into memory.
+        values: dict[str, Any] = {
+            t.name: a if isinstance(a, PeriodicInput) else np.asarray(a)
+            for t, a in zip(expression.inputs, arrays, strict=True)
+        }
         rng = np.random.default_rng(seed)
         errors = _Errors(expression, values)
         self._expected: list[_Expected] = []
@@ -102,19 +107,30 @@ class Oracle:
         tensors = self.expression.output_tensors
         if len(outputs) != len(tensors):
             raise ExprError(f"{self.expression.name}: expected {len(tensors)} outputs, got {len(outputs)}.")
-        worst, message, count = 0.0, "", 0
-        for t, expected, array in zip(tensors, self._expected, outputs, strict=True):
+        values = []
+        for t, points, array in zip(tensors, self.points, outputs, strict=True):
             if tuple(array.shape) != t.shape:
                 raise ExprError(f"output '{t.name}': expected shape {t.shape}, got {tuple(array.shape)}.")
-            got = np.asarray(array)[tuple(expected.points.T)] if t.shape else np.asarray(array).reshape(1)
+            values.append(np.asarray(array)[tuple(points.T)] if t.shape else np.asarray(array).reshape(1))
+        return self.check_values(values)
+
+    @property
+    def points(self) -> list[np.ndarray]:
+        """Coordinates ``(P, rank)`` that are compared, per output."""
+        return [e.points for e in self._expected]
+
+    def check_values(self, values: Sequence[np.ndarray]) -> CheckResult:
+        """Compare the elements at :attr:`points`, one array ``(P,)`` per output, with the reference."""
+        worst, message, count = 0.0, "", 0
+        for expected, got in zip(self._expected, values, strict=True):
             ratio = _ratios(got, expected)
             count += len(ratio)
             i = int(np.argmax(ratio))
             if ratio[i] > worst:
                 worst = float(ratio[i])
+                where = f"output '{expected.name}'{[int(x) for x in expected.points[i]]}"
                 message = (
-                    f"output '{t.name}'{[int(x) for x in expected.points[i]]}: expected {expected.reference[i]!r}, "
-                    f"got {got[i]!r}, error bound {expected.bound[i]:.3g}"
+                    f"{where}: expected {expected.reference[i]!r}, got {got[i]!r}, error bound {expected.bound[i]:.3g}"
                 )
         return CheckResult(worst <= 1.0, worst, count, "" if worst <= 1.0 else message)
 

@@ -26,6 +26,8 @@ class Record:
         Median seconds per call, where it was timed.
     build_s
         Seconds its build took, where it was built.
+    spread_s
+        Interquartile range of the samples behind ``measured_s``, where several were taken.
     """
 
     candidate_id: str
@@ -33,6 +35,7 @@ class Record:
     reason: str = ""
     measured_s: float | None = None
     build_s: float | None = None
+    spread_s: float | None = None
 
     def __post_init__(self) -> None:
         """Reject a status nobody would recognise."""

@@ -1,61 +1,45 @@
-"""Run built CUDA artifacts with CuPy.
+"""Run built CUDA artifacts on CuPy, torch or any DLPack arrays, zero copy, on the caller's stream.
 
-Written against CuPy's documented interface and **not run on a device yet**; everything up to the cubin
-works, and is tested, without one.
+Written against the documented interfaces of CuPy 14 and held by tests to a stand-in for it; no device has run it
+yet.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-import tempfile
-from collections.abc import Sequence
-from pathlib import Path
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from roller.artifact import Argument, KernelArtifact
+from roller.backends.cuda.module import Module, cupy
+from roller.backends.periodic import storage_dtype
 from roller.errors import LaunchError
-
-_ELSEWHERE = "Constructing, compiling and reading the source work without it."
+from roller.expr import Tensor
 
 #: Vector accesses of the kernels start at multiples of this many bytes.
 _ALIGNMENT_BYTES = 16
 
-#: Dynamic scratchpad above this size must be requested per kernel (bytes).
-_DEFAULT_SHARED_BYTES = 48 * 1024
 
+@dataclass(frozen=True)
+class _Slot:
+    """One argument a caller passes or receives: the tensor of the expression, the argument of the kernel."""
 
-def cupy() -> Any:
-    """Return the CuPy module where it and a device are usable.
-
-    Raises
-    ------
-    LaunchError
-        Naming what is missing.
-    """
-    try:
-        import cupy as module
-    except ImportError as err:
-        raise LaunchError(
-            f"CUDA launch: expected CuPy, got {err}. Install it with 'pip install cupy-cuda12x'. {_ELSEWHERE}"
-        ) from err
-    try:
-        devices = module.cuda.runtime.getDeviceCount()
-    except module.cuda.runtime.CUDARuntimeError as err:
-        raise LaunchError(
-            f"CUDA launch: no usable device ({err}). Install a driver, or run elsewhere. {_ELSEWHERE}"
-        ) from err
-    if devices < 1:
-        raise LaunchError(f"CUDA launch: expected a CUDA device, found none. Run on a GPU machine. {_ELSEWHERE}")
-    return module
+    tensor: Tensor
+    argument: Argument
 
 
 class CudaKernel:
-    """A loaded artifact: call it with the input arrays.
+    """A loaded kernel.
+
+    Calls are re-entrant: workspaces and outputs belong to a call, and all work goes to one stream.
 
     Parameters
     ----------
     artifact
-        Built (its ``binary`` is a cubin).
+        Of the kernel's language, built (its ``binary`` is a cubin).
 
     Raises
     ------
@@ -63,10 +47,9 @@ class CudaKernel:
         Where the artifact is not built, or CuPy or a device is missing.
     """
 
-    #: Language of the artifacts, name in errors, and what the file of a binary is called.
+    #: Language of the artifacts, and its name in errors.
     language: ClassVar[str] = "cuda"
     label: ClassVar[str] = "CUDA"
-    suffix: ClassVar[str] = ".cubin"
 
     def __init__(self, artifact: KernelArtifact) -> None:
         if artifact.language != self.language or artifact.binary is None:
@@ -75,76 +58,141 @@ class CudaKernel:
             )
         self.artifact = artifact
         self._cupy = self._runtime()
-        module = self._load(artifact.binary)
-        self._functions = []
-        for launch in artifact.launches:
-            function = module.get_function(launch.entry)
-            if launch.dynamic_shared_bytes > _DEFAULT_SHARED_BYTES:
-                self._allow(function, launch.dynamic_shared_bytes)
-            self._functions.append(function)
+        expression = artifact.expression
+        self._inputs = [_Slot(t, a) for t, a in zip(expression.inputs, artifact.inputs, strict=True)]
+        self._outputs = [_Slot(t, a) for t, a in zip(expression.output_tensors, artifact.outputs, strict=True)]
+        self._workspaces = [a for a in artifact.arguments if a.role == "workspace"]
+        self._modules: dict[int, Module] = {}
 
     def _runtime(self) -> Any:
         return cupy()
 
-    def _allow(self, function: Any, shared_bytes: int) -> None:
-        """Raise a kernel's limit on dynamic scratchpad."""
-        function.max_dynamic_shared_size_bytes = shared_bytes
-
-    def _load(self, binary: bytes) -> Any:
-        # Only a module loaded from a file offers kernels whose dynamic scratchpad can be raised.
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, f"kernel{self.suffix}")
-            path.write_bytes(binary)
-            module = self._cupy.RawModule(path=str(path))
-            module.compile()
-        return module
-
-    def __call__(self, *inputs: Any, out: Sequence[Any] | None = None) -> tuple[Any, ...]:
-        """Run the kernels on the current stream and return the outputs (CuPy arrays).
+    def __call__(self, *arrays: Any, out: Any = None, stream: Any = None) -> Any:
+        """Run the kernel; returns when the work is queued, not when it is done.
 
         Parameters
         ----------
-        inputs
-            One array per input, C-contiguous, of the declared number of elements and dtype; host arrays are copied.
+        arrays
+            One array per input, in order: CuPy, torch (CUDA) or any DLPack array on the device, zero copy; NumPy
+            arrays are copied there. Strided inputs are made contiguous.
         out
-            Arrays to write; allocated where ``None``. They must not overlap the inputs.
+            Array (or sequence, one per output) to write into; made when ``None``: torch tensors where an input is
+            one, else CuPy arrays.
+        stream
+            A CuPy stream, or anything with ``cuda_stream`` (torch) or ``ptr``; the current one when ``None``: torch's
+            where an input is a torch tensor, else CuPy's.
+
+        Returns
+        -------
+        array or tuple of arrays
+            The output, or a tuple where the expression has several; ``out`` itself where given.
 
         Raises
         ------
         LaunchError
-            Where an array does not match its argument.
+            Where count, shape, dtype or place of an array does not fit, or ``out`` overlaps an input.
         """
-        arguments = self.artifact.arguments
-        if len(inputs) != len(self.artifact.inputs):
-            raise LaunchError(f"{self.label} launch: expected {len(self.artifact.inputs)} inputs, got {len(inputs)}.")
-        given = dict(zip((a.name for a in self.artifact.inputs), inputs, strict=True))
+        name = self.artifact.expression.name
+        if len(arrays) != len(self._inputs):
+            wanted = ", ".join(s.tensor.name for s in self._inputs)
+            raise LaunchError(f"{name}: expected {len(self._inputs)} arrays ({wanted}), got {len(arrays)}.")
+        torch_device = next((a.device for a in arrays if _is_torch(a) and a.is_cuda), None)
+        with self._on(stream, torch_device) as (current, device):
+            inputs = [self._input(s, a) for s, a in zip(self._inputs, arrays, strict=True)]
+            result = self._made(torch_device) if out is None else _as_list(out, len(self._outputs))
+            if len(result) != len(self._outputs):
+                raise LaunchError(f"{name}: 'out': expected {len(self._outputs)} arrays, got {len(result)}.")
+            outputs = [self._output(s, a) for s, a in zip(self._outputs, result, strict=True)]
+            self._refuse_overlap(inputs, outputs)
+            scratch = [self._cupy.empty(a.shape, storage_dtype(a.dtype)) for a in self._workspaces]
+            names = [s.argument.name for s in (*self._inputs, *self._outputs)] + [a.name for a in self._workspaces]
+            held = [*inputs, *outputs, *scratch]
+            module = self._modules.get(device) or self._modules.setdefault(device, Module(self._cupy, self.artifact))
+            module.launch({n: a.data.ptr for n, a in zip(names, held, strict=True)}, current)
         if out is not None:
-            given.update(zip((a.name for a in self.artifact.outputs), out, strict=True))
-        arrays = {a.name: self._array(a, given.get(a.name)) for a in arguments}
-        for launch, function in zip(self.artifact.launches, self._functions, strict=True):
-            values = tuple(arrays[n] for n in launch.arguments)
-            function(launch.grid, launch.block, values, shared_mem=launch.dynamic_shared_bytes)
-        shapes = [t.shape for t in self.artifact.expression.output_tensors]
-        return tuple(arrays[a.name].reshape(s) for a, s in zip(self.artifact.outputs, shapes, strict=True))
+            return out
+        return result[0] if len(result) == 1 else tuple(result)
 
-    def _array(self, argument: Argument, value: Any) -> Any:
-        """Return the device array of one argument; outputs and workspaces are new per call, so calls are re-entrant."""
-        if value is None:
-            return self._cupy.empty(argument.shape, argument.dtype)
-        array = self._cupy.ascontiguousarray(value) if argument.role == "input" else value
-        if str(array.dtype) != argument.dtype or array.size != math.prod(argument.shape):
+    @contextlib.contextmanager
+    def _on(self, stream: Any, torch_device: Any) -> Iterator[tuple[Any, int]]:
+        """Make the caller's device and stream CuPy's current ones, so that DLPack orders the work behind theirs."""
+        cuda = self._cupy.cuda
+        device = torch_device.index if torch_device is not None else cuda.runtime.getDevice()
+        if stream is None and torch_device is not None:
+            stream = sys.modules["torch"].cuda.current_stream(torch_device)
+        pointer = getattr(stream, "cuda_stream", None)
+        if pointer is None and stream is not None:
+            pointer = stream.ptr
+        with cuda.Device(device):
+            if pointer is None:
+                yield cuda.get_current_stream(), device
+            else:
+                with cuda.ExternalStream(pointer, device) as current:
+                    yield current, device
+
+    def _made(self, torch_device: Any) -> list[Any]:
+        """Allocate the outputs: with the caching allocator of whoever will free them."""
+        tensors = [s.tensor for s in self._outputs]
+        if torch_device is None:
+            return [self._cupy.empty(t.shape, storage_dtype(t.dtype)) for t in tensors]
+        torch = sys.modules["torch"]
+        return [torch.empty(t.shape, dtype=getattr(torch, t.dtype), device=torch_device) for t in tensors]
+
+    def _view(self, value: Any, slot: _Slot) -> Any:
+        """Return a CuPy view of an array, its dtype and shape checked."""
+        tensor, where = slot.tensor, f"{self.artifact.expression.name}: argument '{slot.tensor.name}'"
+        dtype = str(value.dtype).removeprefix("torch.") if hasattr(value, "dtype") else type(value).__name__
+        shape = tuple(getattr(value, "shape", ()))
+        if dtype not in (tensor.dtype, str(storage_dtype(tensor.dtype))) or shape != tensor.shape:
             raise LaunchError(
-                f"{self.label} launch: argument '{argument.name}': expected {math.prod(argument.shape)} elements of "
-                f"{argument.dtype}, got {array.size} of {array.dtype}. Pass arrays of the declared shape and dtype."
+                f"{where}: expected {tensor.dtype} of shape {tensor.shape}, got {dtype} of {shape}. Convert or reshape."
             )
-        if argument.role != "input" and not array.flags.c_contiguous:
+        if isinstance(value, self._cupy.ndarray):
+            return value
+        if _is_torch(value):
+            value = value.detach()
+            if dtype == "bfloat16":
+                value = value.view(sys.modules["torch"].int16)  # CuPy need not know the dtype
+        try:
+            if hasattr(value, "__cuda_array_interface__") and not _is_torch(value):
+                return self._cupy.asarray(value)
+            return self._cupy.from_dlpack(value)
+        except (RuntimeError, BufferError, TypeError, ValueError) as err:
             raise LaunchError(
-                f"{self.label} launch: output '{argument.name}': expected a contiguous array. Pass a copy."
-            )
-        if array.data.ptr % _ALIGNMENT_BYTES:
-            if argument.role == "input":
-                return array.copy()
+                f"{where}: cannot view {type(value).__name__} on the device ({err}). Move it there."
+            ) from err
+
+    def _input(self, slot: _Slot, value: Any) -> Any:
+        if type(value).__module__.partition(".")[0] == "numpy":
+            bits = value.view("uint16") if str(value.dtype) == "bfloat16" else value
+            return self._view(self._cupy.asarray(bits), slot)
+        view = self._view(value, slot)
+        if not view.flags.c_contiguous or view.data.ptr % _ALIGNMENT_BYTES:
+            view = view.copy(order="C")
+        return view
+
+    def _output(self, slot: _Slot, value: Any) -> Any:
+        if type(value).__module__.partition(".")[0] == "numpy":
+            raise LaunchError(f"'out': '{slot.tensor.name}': expected an array on the device, got a NumPy array.")
+        view = self._view(value, slot)
+        if not view.flags.c_contiguous or view.data.ptr % _ALIGNMENT_BYTES:
             raise LaunchError(
-                f"{self.label} launch: output '{argument.name}': expected 16-byte aligned memory. Pass a copy."
+                f"'out': '{slot.tensor.name}': expected contiguous memory aligned to {_ALIGNMENT_BYTES} bytes. "
+                "Pass an array of its own."
             )
-        return array
+        return view
+
+    def _refuse_overlap(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        for n, y in enumerate(outputs):
+            begin, end = y.data.ptr, y.data.ptr + math.prod(y.shape) * y.itemsize
+            for x in (*inputs, *outputs[:n]):
+                if x.data.ptr < end and begin < x.data.ptr + math.prod(x.shape) * x.itemsize:
+                    raise LaunchError("'out' overlaps another argument in memory. Pass an array of its own.")
+
+
+def _is_torch(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] == "torch"
+
+
+def _as_list(out: Any, count: int) -> list[Any]:
+    return [out] if count == 1 and not isinstance(out, (tuple, list)) else list(out)

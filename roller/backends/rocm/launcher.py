@@ -55,10 +55,6 @@ class RocmKernel(CudaKernel):
 
     language: ClassVar[str] = "hip"
     label: ClassVar[str] = "HIP"
-    suffix: ClassVar[str] = ".co"
 
     def _runtime(self) -> Any:
         return cupy()
-
-    def _allow(self, function: Any, shared_bytes: int) -> None:
-        """Do nothing: all 64 KiB of scratchpad may be dynamic without asking."""

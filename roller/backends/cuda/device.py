@@ -1,0 +1,256 @@
+"""The device side of profiling on a GPU: inputs there, one checked run, then careful timing.
+
+Runs inside the device process (:mod:`roller.runtime.worker`). An exception other than a
+:class:`~roller.errors.RollerError` means the device is in doubt, and ends that process.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from roller.artifact import KernelArtifact
+from roller.backends.cuda.memory import Buffer
+from roller.backends.cuda.module import Module, cupy
+from roller.backends.periodic import periodic_inputs, storage_dtype
+from roller.errors import LaunchError
+from roller.expr import TensorExpr
+
+#: Runs shorter than this are timed as graphs of many, so that launches do not count (seconds).
+GRAPH_BELOW_S = 100e-6
+#: One graph lasts about this long (seconds), within these bounds on launches.
+_GRAPH_S, _MOST_LAUNCHES = 400e-6, 512
+#: Sets of buffers that short runs rotate over, at most.
+_MOST_SETS = 64
+_MIN_SAMPLES, _MAX_SAMPLES = 7, 60
+#: A first run below this is never a loser: its time is the launch (seconds).
+_DROP_ABOVE_S = 50e-6
+#: Work before the first timing; an idle GPU runs at a fraction of its clock (seconds).
+_WAKE_S = 0.3
+
+
+class OutOfBoundsError(RuntimeError):
+    """A kernel wrote where none of its buffers is."""
+
+
+class CudaDevice:
+    """One GPU.
+
+    Parameters
+    ----------
+    index
+        Number of the device.
+    options
+        None are known.
+
+    Raises
+    ------
+    LaunchError
+        Where CuPy or the device is missing.
+    """
+
+    def __init__(self, index: int, options: Mapping[str, str]) -> None:
+        del options
+        self._cp = self._runtime()
+        count = self._cp.cuda.runtime.getDeviceCount()
+        if index >= count:
+            raise LaunchError(
+                f"device {index}: expected one of the {count} found, counted from 0. Use 0."
+            )
+        self._cp.cuda.Device(index).use()
+        self._raw = self._cp.cuda.runtime.getDeviceProperties(index)
+        self._stream = self._cp.cuda.Stream(non_blocking=True)
+        self._flush: Any = None
+        self._sets: list[tuple[list[Buffer], list[Buffer]]] = []
+        self._expression: TensorExpr | None = None
+        self._points: Sequence[np.ndarray] = ()
+        self._module: Module | None = None
+        self._scratch: list[Buffer] = []
+
+    def _runtime(self) -> Any:
+        return cupy()
+
+    def properties(self) -> dict[str, Any]:
+        """Return what the device says of itself; see ``DeviceProperties``."""
+        raw, runtime = self._raw, self._cp.cuda.runtime
+        hip = bool(getattr(runtime, "is_hip", False))
+        arch = _text(raw["gcnArchName"]).partition(":")[0] if hip else f"sm_{raw['major']}{raw['minor']}"
+        return {
+            "name": _text(raw["name"]),
+            "arch": arch,
+            "units": int(raw["multiProcessorCount"]),
+            "memory_bytes": int(raw["totalGlobalMem"]),
+            "cache_bytes": self._cache_bytes,
+            "versions": {
+                "cupy": self._cp.__version__,
+                "driver": str(runtime.driverGetVersion()),
+                "runtime": str(runtime.runtimeGetVersion()),
+            },
+        }
+
+    @property
+    def _cache_bytes(self) -> int:
+        return int(self._raw.get("l2CacheSize", 0))
+
+    def prepare(self, expression: TensorExpr, seed: int, points: Sequence[np.ndarray]) -> None:
+        """Allocate and fill inputs and outputs; drop those of the expression before.
+
+        Raises
+        ------
+        LaunchError
+            Where the device has too little memory.
+        """
+        self._module, self._scratch, self._sets = None, [], []
+        self._cp.get_default_memory_pool().free_all_blocks()
+        self._expression, self._points = expression, points
+        needed = sum(t.nbytes for t in (*expression.inputs, *expression.output_tensors))
+        # Short runs rotate over enough copies to exceed the cache; larger data exceed it by themselves.
+        sets = max(1, min(_MOST_SETS, math.ceil(2 * self._cache_bytes / max(needed, 1))))
+        try:
+            for _ in range(sets):
+                inputs = [Buffer(self._cp, t.nbytes) for t in expression.inputs]
+                outputs = [Buffer(self._cp, t.nbytes) for t in expression.output_tensors]
+                self._sets.append((inputs, outputs))
+        except MemoryError as err:
+            self._sets = []
+            raise LaunchError(
+                f"{expression.name}: inputs and outputs take {needed / 1e9:.3g} GB, more than the device has free. "
+                "Use a smaller batch."
+            ) from err
+        for buffer, x in zip(self._sets[0][0], periodic_inputs(expression, seed), strict=True):
+            buffer.fill(x)
+        for inputs, _ in self._sets[1:]:
+            for buffer, source in zip(inputs, self._sets[0][0], strict=True):
+                buffer.move(0, source.ptr, buffer.nbytes)
+
+    def check(self, position: int, artifact: KernelArtifact) -> list[np.ndarray]:
+        """Run a candidate once on poisoned outputs; return their elements at the prepared points.
+
+        Raises
+        ------
+        LaunchError
+            Where its image does not load.
+        OutOfBoundsError
+            Where it wrote outside its buffers: what else it hit is not known, so the process ends.
+        """
+        del position
+        assert self._expression is not None
+        self._module, self._scratch = Module(self._cp, artifact), []
+        for a in artifact.arguments:
+            if a.role == "workspace":
+                self._scratch.append(Buffer(self._cp, math.prod(a.shape) * storage_dtype(a.dtype).itemsize))
+        inputs, outputs = self._sets[0]
+        for buffer in (*outputs, *self._scratch):
+            buffer.poison()
+        self._cp.cuda.runtime.deviceSynchronize()
+        self._launch(0)
+        self._stream.synchronize()
+        named = zip((*artifact.inputs, *artifact.outputs), (*inputs, *outputs), strict=True)
+        work = zip((a for a in artifact.arguments if a.role == "workspace"), self._scratch, strict=True)
+        for argument, buffer in (*named, *work):
+            overrun = buffer.overrun()
+            if overrun is not None:
+                raise OutOfBoundsError(f"wrote {overrun} of {argument.role} '{argument.name}'")
+        tensors = self._expression.output_tensors
+        return [
+            b.elements(p, t.shape, storage_dtype(t.dtype))
+            for b, p, t in zip(outputs, self._points, tensors, strict=True)
+        ]
+
+    def time(self, candidate_id: str, budget_s: float, drop_s: float | None) -> dict[str, Any]:
+        """Time the candidate just checked.
+
+        Parameters
+        ----------
+        candidate_id
+            Not needed here.
+        budget_s
+            Seconds to spend, exceeded only to reach the least number of samples.
+        drop_s
+            A single warm run above this ends the measurement: a loser.
+
+        Returns
+        -------
+        dict
+            ``median_s``, ``spread_s`` (interquartile range), ``samples``, ``complete``, ``method``.
+        """
+        del candidate_id
+        self._awake()
+        self._cold(lambda: self._launch(0))
+        first = min(self._cold(lambda: self._launch(0)) for _ in range(2))
+        if drop_s is not None and first > max(drop_s, _DROP_ABOVE_S):
+            return {"median_s": first, "samples": 1, "complete": False, "method": "events"}
+        if first < GRAPH_BELOW_S:
+            samples, method = self._graphs(first, budget_s), "graph"
+        else:
+            count = max(_MIN_SAMPLES, min(_MAX_SAMPLES, int(budget_s / first)))
+            samples, method = [self._cold(lambda: self._launch(0)) for _ in range(count)], "events"
+        low, _, high = statistics.quantiles(samples, n=4)
+        return {
+            "median_s": statistics.median(samples),
+            "spread_s": high - low,
+            "samples": len(samples),
+            "complete": True,
+            "method": method,
+        }
+
+    def _launch(self, number: int) -> None:
+        """Start all kernels on buffer set ``number`` (modulo their count)."""
+        assert self._module is not None
+        inputs, outputs = self._sets[number % len(self._sets)]
+        artifact = self._module.artifact
+        work = [a.name for a in artifact.arguments if a.role == "workspace"]
+        names = [*(a.name for a in (*artifact.inputs, *artifact.outputs)), *work]
+        pointers = {n: b.ptr for n, b in zip(names, (*inputs, *outputs, *self._scratch), strict=True)}
+        self._module.launch(pointers, self._stream)
+
+    def _cold(self, run: Callable[[], None]) -> float:
+        """Return the seconds of one run, by events, after the last-level cache was overwritten."""
+        cuda = self._cp.cuda
+        size = max(2 * self._cache_bytes, 1 << 25)
+        if self._flush is None:
+            self._flush = cuda.alloc(size)
+        self._flush.memset_async(0, size, self._stream)
+        return self._timed(run)
+
+    def _timed(self, run: Callable[[], None]) -> float:
+        cuda = self._cp.cuda
+        start, end = cuda.Event(), cuda.Event()
+        start.record(self._stream)
+        run()
+        end.record(self._stream)
+        end.synchronize()
+        return float(cuda.get_elapsed_time(start, end)) * 1e-3
+
+    def _graphs(self, first_s: float, budget_s: float) -> list[float]:
+        """Time graphs of many launches, rotating over the buffer sets; seconds per launch."""
+        wanted = math.ceil(_GRAPH_S / max(first_s, 1e-6))
+        sets = len(self._sets)
+        launches = min(_MOST_LAUNCHES, math.ceil(max(wanted, sets) / sets) * sets)
+        self._stream.begin_capture()
+        for n in range(launches):
+            self._launch(n)
+        graph = self._stream.end_capture()
+
+        def replay() -> None:
+            graph.launch(self._stream)
+
+        once = min(self._timed(replay) for _ in range(3))
+        count = max(_MIN_SAMPLES, min(_MAX_SAMPLES, int(budget_s / max(once, 1e-6))))
+        return [self._timed(replay) / launches for _ in range(count)]
+
+    def _awake(self) -> None:
+        """Keep the device busy once, so that its clock is up before the first timing."""
+        if self._flush is None:
+            end = time.perf_counter() + _WAKE_S
+            while time.perf_counter() < end:
+                self._cold(lambda: None)
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

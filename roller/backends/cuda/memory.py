@@ -1,0 +1,96 @@
+"""Device memory of the profiler: buffers between guards, inputs by tiled copies, elements fetched one by one.
+
+Only copies and memsets, never a kernel of CuPy's own: those would be compiled on first use, and the machine may
+have no compiler.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from roller.backends.periodic import PeriodicInput
+
+#: Bytes before and after every buffer that a correct kernel never writes.
+GUARD_BYTES = 1 << 16
+_GUARD, _POISON = 0xA5, 0xFF
+#: Outputs with more compared elements than this are fetched whole.
+_ONE_BY_ONE = 4096
+
+
+class Buffer:
+    """Device memory between two guards.
+
+    Parameters
+    ----------
+    cp
+        The CuPy module.
+    nbytes
+        Size without the guards.
+    """
+
+    def __init__(self, cp: Any, nbytes: int) -> None:
+        self._cp = cp
+        self.nbytes = nbytes
+        # The rear guard starts at an aligned address beyond the last byte; the gap belongs to it.
+        self._memory = cp.cuda.alloc(nbytes + 2 * GUARD_BYTES)
+        self.ptr = self._memory.ptr + GUARD_BYTES
+        self._memory.memset(_GUARD, nbytes + 2 * GUARD_BYTES)
+
+    def poison(self) -> None:
+        """Fill with a pattern that is NaN as a float, so that elements nobody writes are wrong."""
+        (self._memory + GUARD_BYTES).memset(_POISON, self.nbytes)
+
+    def overrun(self) -> str | None:
+        """Return where a guard was written, or ``None``."""
+        for name, start in (("before its start", 0), ("past its end", GUARD_BYTES + self.nbytes)):
+            seen = self.read(start - GUARD_BYTES, GUARD_BYTES)
+            written = int(np.count_nonzero(seen != _GUARD))
+            if written:
+                return f"{written} bytes {name}"
+        return None
+
+    def read(self, offset: int, nbytes: int) -> np.ndarray:
+        """Copy bytes to the host."""
+        out = np.empty(nbytes, np.uint8)
+        self._cp.cuda.runtime.memcpy(
+            out.ctypes.data, self.ptr + offset, nbytes, self._cp.cuda.runtime.memcpyDeviceToHost
+        )
+        return out
+
+    def write(self, offset: int, data: np.ndarray) -> None:
+        """Copy a host array here."""
+        data = np.ascontiguousarray(data)
+        kind = self._cp.cuda.runtime.memcpyHostToDevice
+        self._cp.cuda.runtime.memcpy(self.ptr + offset, data.ctypes.data, data.nbytes, kind)
+
+    def move(self, to: int, source: int, nbytes: int) -> None:
+        """Copy on the device, from address ``source`` to offset ``to``."""
+        runtime = self._cp.cuda.runtime
+        runtime.memcpy(self.ptr + to, source, nbytes, runtime.memcpyDeviceToDevice)
+
+    def fill(self, x: PeriodicInput) -> None:
+        """Write an input: one period from the host, the rest by doubling copies of whole periods."""
+        first = x.first()
+        self.write(0, first)
+        done = first.nbytes
+        while done < self.nbytes:
+            # ``done`` is a whole number of periods here, so a prefix continues the sequence.
+            n = min(done, self.nbytes - done)
+            self.move(done, self.ptr, n)
+            done += n
+
+    def elements(self, points: np.ndarray, shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray:
+        """Return the elements at coordinates ``(P, rank)`` of an array of ``shape`` stored here."""
+        flat = np.ravel_multi_index(tuple(points.T), tuple(shape)) if len(shape) else np.zeros(len(points), np.int64)
+        if len(flat) > _ONE_BY_ONE:
+            whole = self.read(0, math.prod(shape) * dtype.itemsize).view(dtype)
+            return np.asarray(whole[flat])
+        out = np.empty(len(flat), dtype)
+        copy, kind = self._cp.cuda.runtime.memcpy, self._cp.cuda.runtime.memcpyDeviceToHost
+        for n, i in enumerate(flat.tolist()):
+            copy(out.ctypes.data + n * dtype.itemsize, self.ptr + i * dtype.itemsize, dtype.itemsize, kind)
+        return out

@@ -1,0 +1,108 @@
+"""A built GPU artifact in a device's memory: CuPy, its loaded image, its kernels, and one launch of all of them.
+
+Needs no compiler: the image is loaded through the driver, and arguments are raw pointers. CuPy has one
+interface for CUDA and ROCm; where a name differs, it is looked up here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from roller.artifact import KernelArtifact
+from roller.errors import LaunchError
+
+#: Languages whose built artifacts CuPy loads.
+LANGUAGES = ("cuda", "hip")
+_ELSEWHERE = (
+    "Constructing, building, emulating, bundling (`roller bundle create`) and reading the source work without it: "
+    "compile for the name of a spec (device='v100')."
+)
+#: Dynamic scratchpad above this size must be requested per kernel (bytes).
+_DEFAULT_SHARED_BYTES = 48 * 1024
+#: CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES of the driver's interface.
+_MAX_DYNAMIC_SHARED = 8
+
+
+def cupy() -> Any:
+    """Return the CuPy module where it and a device are usable.
+
+    Raises
+    ------
+    LaunchError
+        Naming what is missing and what works without it.
+    """
+    try:
+        import cupy as module
+    except ImportError as err:
+        raise LaunchError(
+            f"GPU: expected CuPy, got {err}. Install it with 'pip install cupy-cuda12x' (cupy-cuda13x for CUDA 13, "
+            f"CuPy's ROCm build for AMD). {_ELSEWHERE}"
+        ) from err
+    try:
+        devices = module.cuda.runtime.getDeviceCount()
+    except RuntimeError as err:  # CUDARuntimeError; its home differs between releases
+        raise LaunchError(
+            f"GPU: expected a usable device, got {err}. Install its driver, or run elsewhere. {_ELSEWHERE}"
+        ) from err
+    if devices < 1:
+        raise LaunchError(f"GPU: expected a device, found none. Run on a GPU machine. {_ELSEWHERE}")
+    return module
+
+
+class Module:
+    """The kernels of one artifact, loaded on the current device.
+
+    Parameters
+    ----------
+    cp
+        The CuPy module.
+    artifact
+        Built: its ``binary`` is a cubin or a HIP code object.
+
+    Raises
+    ------
+    LaunchError
+        Where the artifact is not built, or its image does not fit the device.
+    """
+
+    def __init__(self, cp: Any, artifact: KernelArtifact) -> None:
+        if artifact.language not in LANGUAGES or artifact.binary is None:
+            state = "not built" if artifact.binary is None else "built"
+            raise LaunchError(
+                f"{artifact.expression.name}: expected a built artifact of {LANGUAGES}, got '{artifact.language}', "
+                f"{state}. Build it with its toolchain first."
+            )
+        self.artifact = artifact
+        self._image = cp.cuda.Module()
+        try:
+            self._image.load(artifact.binary)
+            self._functions = [self._function(cp, x.entry, x.dynamic_shared_bytes) for x in artifact.launches]
+        except RuntimeError as err:  # CUDADriverError
+            raise LaunchError(
+                f"{artifact.expression.name}: the device refuses the image for {artifact.target} ({err}). "
+                "Build for the device's own architecture."
+            ) from err
+
+    def _function(self, cp: Any, entry: str, dynamic_bytes: int) -> Any:
+        function = self._image.get_function(entry)
+        # On HIP all scratchpad may be dynamic without asking.
+        if dynamic_bytes > _DEFAULT_SHARED_BYTES and not getattr(cp.cuda.runtime, "is_hip", False):
+            cp.cuda.driver.funcSetAttribute(function.ptr, _MAX_DYNAMIC_SHARED, dynamic_bytes)
+        return function
+
+    def launch(self, pointers: Mapping[str, int], stream: Any) -> None:
+        """Start all kernels, in order, on a stream; returns at once.
+
+        Parameters
+        ----------
+        pointers
+            Device address of every argument by name.
+        stream
+            A CuPy stream.
+        """
+        for launch, function in zip(self.artifact.launches, self._functions, strict=True):
+            values = tuple(np.uint64(pointers[n]) for n in launch.arguments)
+            function(launch.grid, launch.block, values, launch.dynamic_shared_bytes, stream)

@@ -1,0 +1,136 @@
+"""A device that is not there: results by the reference, times from the estimate with seeded noise.
+
+The profiler talks to it as to a GPU, in a process of its own, so everything above the device (isolation,
+checks, ranking, bundles, cache) is tested everywhere. Planted faults hang, crash, compute wrong numbers
+or write out of bounds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from roller.artifact import KernelArtifact
+from roller.backends.periodic import periodic_inputs, storage_dtype, stored_of, values_of
+from roller.errors import LaunchError
+from roller.expr import TensorExpr
+from roller.expr.evaluate import _Evaluation as Evaluation
+
+#: Relative standard deviation of the times where the device's name gives none.
+NOISE = 0.02
+#: Samples a "measurement" pretends to take.
+_SAMPLES = 9
+
+
+class NullDevice:
+    """The device side of profiling, without a device.
+
+    Parameters
+    ----------
+    index
+        Ignored: null devices are all alike.
+    options
+        ``noise``, ``seed``, and candidate positions (``"1,4"``) that ``hang``, ``crash``, are ``wrong``, or write
+        ``out_of_bounds``.
+    """
+
+    def __init__(self, index: int, options: Mapping[str, str]) -> None:
+        del index
+        self._noise = float(options.get("noise", NOISE))
+        self._seed = int(options.get("seed", 0))
+        self._faults = {
+            kind: {int(n) for n in options.get(kind, "").split(",") if n}
+            for kind in ("hang", "crash", "wrong", "out_of_bounds")
+        }
+        self._expected: list[np.ndarray] = []
+        self._estimate_s = 0.0
+
+    def properties(self) -> dict[str, Any]:
+        """Return what the device says of itself."""
+        return {"name": "null device", "versions": {"numpy": np.__version__}}
+
+    def prepare(self, expression: TensorExpr, seed: int, points: Sequence[np.ndarray]) -> None:
+        """Compute the outputs at the given points, once for all candidates."""
+        values: Any = {t.name: x for t, x in zip(expression.inputs, periodic_inputs(expression, seed), strict=True)}
+        run = Evaluation(expression, values, False)
+        self._expected = []
+        with np.errstate(all="ignore"):
+            for t, at in zip(expression.output_tensors, points, strict=True):
+                self._expected.append(stored_of(np.asarray(run.at(t.name, at)), t.dtype))
+
+    def check(self, position: int, artifact: KernelArtifact) -> list[np.ndarray]:
+        """Return the outputs at the prepared points, unless a fault is planted at this position."""
+        if position in self._faults["hang"]:
+            time.sleep(1e9)
+        if position in self._faults["crash"]:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if position in self._faults["out_of_bounds"]:
+            raise RuntimeError("an illegal memory access was encountered (planted)")
+        self._estimate_s = float(artifact.estimate["seconds"])
+        outputs = zip(self._expected, artifact.expression.output_tensors, strict=True)
+        if position in self._faults["wrong"]:
+            return [stored_of(values_of(x, t.dtype).astype(np.float64) * 1.5 + 1, t.dtype) for x, t in outputs]
+        return list(self._expected)
+
+    def time(self, candidate_id: str, budget_s: float, drop_s: float | None) -> dict[str, Any]:
+        """Return the estimate with noise that depends on the candidate and the device's seed alone."""
+        del budget_s
+        digest = hashlib.sha256(f"{self._seed}/{candidate_id}".encode()).digest()
+        noise = np.random.default_rng(list(digest)).standard_normal(_SAMPLES)
+        # One offset per candidate, and a smaller jitter per sample around it.
+        samples = self._estimate_s * np.maximum(0.1, 1 + self._noise * (noise[0] + 0.2 * noise))
+        if drop_s is not None and samples[0] > drop_s:
+            return {"median_s": float(samples[0]), "samples": 1, "complete": False}
+        low, median, high = np.percentile(samples, (25, 50, 75))
+        return {"median_s": float(median), "spread_s": float(high - low), "samples": _SAMPLES, "complete": True}
+
+
+class NullKernel:
+    """A kernel of a null device: call it with NumPy arrays, it evaluates the expression.
+
+    Parameters
+    ----------
+    artifact
+        Of any language; only its expression is used.
+
+    Examples
+    --------
+    >>> import roller
+    >>> kernel = roller.compile(roller.ops.matmul(8, 8, 8), device="null:v100", top_k=1)
+    >>> kernel(np.eye(8, dtype="f"), np.ones((8, 8), "f")).sum()
+    np.float32(64.0)
+    """
+
+    def __init__(self, artifact: KernelArtifact) -> None:
+        self.artifact = artifact
+
+    def __call__(self, *arrays: Any, out: Any = None) -> Any:
+        """Evaluate in float64 and round to the dtypes of the outputs.
+
+        Raises
+        ------
+        LaunchError
+            Where the arrays do not fit.
+        """
+        expression = self.artifact.expression
+        given = [np.asarray(a) for a in arrays]
+        wanted = [(t.shape, str(storage_dtype(t.dtype))) for t in expression.inputs]
+        if [(a.shape, str(a.dtype)) for a in given] != wanted:
+            got = [(a.shape, str(a.dtype)) for a in given]
+            raise LaunchError(f"{expression.name}: expected arrays of {wanted}, got {got}. Pass one per input.")
+        numbers = [values_of(a, t.dtype) for a, t in zip(given, expression.inputs, strict=True)]
+        with np.errstate(all="ignore"):
+            exact = expression.evaluate(numbers)
+        results = [stored_of(x, t.dtype) for x, t in zip(exact, expression.output_tensors, strict=True)]
+        if out is not None:
+            targets = [out] if len(results) == 1 and not isinstance(out, (tuple, list)) else list(out)
+            for target, x in zip(targets, results, strict=True):
+                target[...] = x
+            return out
+        return results[0] if len(results) == 1 else tuple(results)

@@ -1,0 +1,133 @@
+"""Inputs for kernels on a device that is far from the reference: any element is known without the whole array.
+
+The reference reads a few hundred thousand elements of inputs that may hold billions. So an input repeats
+one block of random numbers of prime length: the device tiles it by plain copies (no kernel, hence no
+compiler, is needed there), and the reference looks elements up by their flat index.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from roller.expr import Tensor, TensorExpr
+
+#: Elements of the block; a prime, so that rows and channels of usual sizes do not repeat in step with it.
+PERIOD = 4_194_301
+#: Elements by which successive inputs of one expression are shifted against each other.
+_SHIFT = 1_000_003
+
+
+def storage_dtype(name: str) -> np.dtype[Any]:
+    """Return the NumPy dtype whose bits a device holds: bfloat16 travels as uint16.
+
+    Examples
+    --------
+    >>> storage_dtype("bfloat16"), storage_dtype("float16")
+    (dtype('uint16'), dtype('float16'))
+    """
+    return np.dtype(np.uint16) if name == "bfloat16" else np.dtype(name)
+
+
+def values_of(stored: np.ndarray, dtype: str) -> np.ndarray:
+    """Return stored elements as numbers: bfloat16 bits become float32, all else stays.
+
+    Examples
+    --------
+    >>> float(values_of(np.array([0x3FC0], np.uint16), "bfloat16")[0])
+    1.5
+    """
+    if dtype != "bfloat16":
+        return stored
+    return np.left_shift(stored.astype(np.uint32), np.uint32(16)).view(np.float32)
+
+
+def stored_of(values: np.ndarray, dtype: str) -> np.ndarray:
+    """Return numbers as a device stores them; the inverse of :func:`values_of`, rounding to nearest even.
+
+    Examples
+    --------
+    >>> hex(int(stored_of(np.array([1.5]), "bfloat16")[0]))
+    '0x3fc0'
+    """
+    if dtype != "bfloat16":
+        return values.astype(dtype)
+    single = np.asarray(values, np.float32)
+    bits = single.view(np.uint32).astype(np.uint64)
+    rounded = (bits + 0x7FFF + ((bits >> np.uint64(16)) & np.uint64(1))) >> np.uint64(16)
+    return np.where(np.isnan(single), np.uint64(0x7FC0), rounded).astype(np.uint16)
+
+
+@functools.lru_cache(maxsize=8)
+def block(dtype: str, seed: int) -> np.ndarray:
+    """Return the repeated block as a device stores it: ``PERIOD`` elements, read-only.
+
+    Floats are standard normal; integers are small, so that an int32 accumulator is exact.
+    """
+    rng = np.random.default_rng([seed, 0x0B10C])
+    out: np.ndarray
+    if dtype == "bool":
+        out = rng.integers(0, 2, PERIOD).astype(np.bool_)
+    elif "int" in dtype:
+        low, high = (0, 16) if dtype.startswith("u") else (-8, 8)
+        out = rng.integers(low, high, PERIOD).astype(dtype)
+    elif dtype == "float64":
+        out = rng.standard_normal(PERIOD)
+    else:
+        out = stored_of(rng.standard_normal(PERIOD, dtype=np.float32), dtype)
+    out.flags.writeable = False
+    return out
+
+
+class PeriodicInput:
+    """One input of an expression; indexes like an array, holds only the block.
+
+    Parameters
+    ----------
+    tensor
+        Shape and dtype.
+    position
+        Which input of the expression it is; inputs are shifted against each other.
+    seed
+        Equal seeds give equal numbers on every machine.
+
+    Examples
+    --------
+    >>> x = PeriodicInput(Tensor("A", (3, 2_000_000)), 0, seed=1)
+    >>> bool(x[np.array([2]), np.array([194_301])] == x[np.array([0]), np.array([0])])
+    True
+    """
+
+    def __init__(self, tensor: Tensor, position: int, seed: int) -> None:
+        self.tensor = tensor
+        self.shape = tensor.shape
+        self.seed = seed
+        self.start = position * _SHIFT % PERIOD
+
+    def first(self) -> np.ndarray:
+        """Return the stored elements of one period, or of the whole input where that is shorter."""
+        return np.roll(block(self.tensor.dtype, self.seed), -self.start)[: self.tensor.elements]
+
+    def __getitem__(self, index: tuple[np.ndarray, ...]) -> np.ndarray:
+        """Return the elements at broadcastable integer arrays, one per dimension."""
+        flat: Any = np.int64(self.start)
+        stride = 1
+        for extent, i in zip(reversed(self.shape), reversed(index), strict=True):
+            flat = flat + np.asarray(i, np.int64) * stride
+            stride *= extent
+        return values_of(block(self.tensor.dtype, self.seed)[flat % PERIOD], self.tensor.dtype)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Materialise the whole input; for small ones."""
+        del copy
+        stored = block(self.tensor.dtype, self.seed)
+        flat = stored[(np.arange(self.tensor.elements) + self.start) % PERIOD]
+        out = values_of(flat, self.tensor.dtype).reshape(self.shape)
+        return out if dtype is None else out.astype(dtype)
+
+
+def periodic_inputs(expression: TensorExpr, seed: int = 0) -> list[PeriodicInput]:
+    """Return one :class:`PeriodicInput` per input of ``expression``, in call order."""
+    return [PeriodicInput(t, n, seed) for n, t in enumerate(expression.inputs)]

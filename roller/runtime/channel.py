@@ -1,0 +1,97 @@
+"""Messages between the profiler and its device processes: a JSON header and binary blobs, length-prefixed.
+
+No pickle: a message can be damaged or refused, but not run. Arrays travel as blobs with their dtype and shape
+in the header.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import struct
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+_HEAD = struct.Struct("<Q")
+#: A header or blob above this size is a damaged stream, not a message (bytes).
+_LARGEST = 1 << 31
+
+
+class ChannelClosed(Exception):
+    """The other end is gone, or what it sent is no message."""
+
+
+class ChannelTimeout(Exception):
+    """Nothing complete arrived in time."""
+
+
+def send(fd: int, header: dict[str, Any], blobs: Sequence[bytes] = ()) -> None:
+    """Write one message.
+
+    Raises
+    ------
+    ChannelClosed
+        Where the other end has gone.
+    """
+    text = json.dumps({**header, "blobs": [len(b) for b in blobs]}).encode()
+    try:
+        for part in (_HEAD.pack(len(text)), text, *blobs):
+            view = memoryview(part)
+            while view:
+                view = view[os.write(fd, view) :]
+    except OSError as err:
+        raise ChannelClosed(str(err)) from err
+
+
+def receive(fd: int, timeout_s: float | None = None) -> tuple[dict[str, Any], list[bytes]]:
+    """Read one message.
+
+    Parameters
+    ----------
+    fd
+        File descriptor of a pipe.
+    timeout_s
+        Seconds until the whole message must be there; forever when ``None``.
+
+    Raises
+    ------
+    ChannelClosed
+        Where the other end has gone or sent something else.
+    ChannelTimeout
+        Where the time is over.
+    """
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    (size,) = _HEAD.unpack(_read(fd, _HEAD.size, deadline))
+    if size > _LARGEST:
+        raise ChannelClosed("the stream is damaged")
+    header: dict[str, Any] = json.loads(_read(fd, size, deadline))
+    return header, [_read(fd, n, deadline) for n in header.pop("blobs")]
+
+
+def _read(fd: int, size: int, deadline: float | None) -> bytes:
+    out = bytearray()
+    while len(out) < size:
+        if deadline is not None:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([fd], [], [], left)[0]:
+                raise ChannelTimeout
+        chunk = os.read(fd, min(size - len(out), 1 << 20))
+        if not chunk:
+            raise ChannelClosed("end of stream")
+        out += chunk
+    return bytes(out)
+
+
+def pack(arrays: Sequence[np.ndarray]) -> tuple[list[list[Any]], list[bytes]]:
+    """Return descriptions and blobs of arrays; :func:`unpack` is the inverse."""
+    return [[a.dtype.str, list(a.shape)] for a in arrays], [np.ascontiguousarray(a).tobytes() for a in arrays]
+
+
+def unpack(descriptions: Sequence[Sequence[Any]], blobs: Sequence[bytes]) -> list[np.ndarray]:
+    """Return the arrays of :func:`pack`, read-only."""
+    pairs = zip(descriptions, blobs, strict=True)
+    return [np.frombuffer(b, np.dtype(dtype)).reshape(shape) for (dtype, shape), b in pairs]

@@ -1,0 +1,255 @@
+"""Check and time candidates on devices that can fail: each device in a process of its own, failures as records.
+
+Every candidate is compared with the float64 reference before it is timed. A candidate that hangs, crashes,
+writes out of bounds or is wrong becomes a record with its reason; its process is replaced and the others go on.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from roller.artifact import KernelArtifact
+from roller.backends.periodic import periodic_inputs, values_of
+from roller.expr import TensorExpr
+from roller.expr.serialize import expr_to_dict
+from roller.runtime.check import Oracle
+from roller.runtime.child import DeviceFault, DeviceProcess
+from roller.runtime.devices import DeviceHandle
+from roller.runtime.records import Record
+
+
+@dataclass(frozen=True)
+class ProfileOptions:
+    """How to profile.
+
+    Parameters
+    ----------
+    seed
+        Seed of inputs and of the compared points.
+    timeout_s
+        Seconds one candidate may take to be checked (and again to be timed) before its process is stopped.
+    prepare_timeout_s
+        Seconds the device may take to allocate and fill the inputs.
+    time_s
+        Seconds of timing per candidate.
+    drop_factor
+        A candidate whose warm first run takes more than this many times the best median is dropped.
+    budget_s
+        Seconds for all candidates together; those not reached stay ``built``. The first one is always run.
+    """
+
+    seed: int = 0
+    timeout_s: float = 20.0
+    prepare_timeout_s: float = 120.0
+    time_s: float = 0.1
+    drop_factor: float = 2.0
+    budget_s: float | None = None
+
+
+class Subject:
+    """One expression under test: its inputs by rule, its reference at sampled points.
+
+    Parameters
+    ----------
+    expression
+        The user's expression.
+    seed
+        Seed of inputs and points.
+    """
+
+    def __init__(self, expression: TensorExpr, seed: int = 0) -> None:
+        self.expression, self.seed = expression, seed
+
+    @cached_property
+    def oracle(self) -> Oracle:
+        """The reference; computed on first use, which may take a second."""
+        return Oracle(self.expression, periodic_inputs(self.expression, self.seed), self.seed)
+
+
+class Session:
+    """One device and the subject its process is prepared for.
+
+    Parameters
+    ----------
+    handle
+        The device.
+    options
+        See :class:`ProfileOptions`.
+    """
+
+    def __init__(self, handle: DeviceHandle, options: ProfileOptions) -> None:
+        self.process = DeviceProcess(handle)
+        self._options = options
+        self._prepared: tuple[Subject, int] | None = None
+
+    def measure(
+        self, subject: Subject, position: int, candidate_id: str, artifact: KernelArtifact, best_s: float | None
+    ) -> Record:
+        """Check one candidate, and time it where it is correct.
+
+        Parameters
+        ----------
+        subject
+            What it should compute.
+        position
+            Its rank among the candidates.
+        candidate_id, artifact
+            The candidate, built.
+        best_s
+            Best median so far; a candidate far above it is dropped after one run.
+
+        Returns
+        -------
+        Record
+            ``measured``, ``slower``, ``wrong``, ``failed``, ``crashed`` or ``timeout``.
+        """
+        options, build_s = self._options, artifact.build.get("seconds")
+        try:
+            self._prepare(subject)
+            request = {"op": "check", "position": position, "artifact": artifact.to_dict()}
+            _, stored = self.process.request(request, timeout_s=options.timeout_s)
+            outputs = subject.expression.output_tensors
+            outcome = subject.oracle.check_values([values_of(x, t.dtype) for x, t in zip(stored, outputs, strict=True)])
+            if not outcome.ok:
+                return Record(candidate_id, "wrong", outcome.message, build_s=build_s)
+            drop_s = None if best_s is None else best_s * options.drop_factor
+            timing = {"op": "time", "id": candidate_id, "budget_s": options.time_s, "drop_s": drop_s}
+            reply, _ = self.process.request(timing, timeout_s=options.timeout_s)
+        except DeviceFault as err:
+            return Record(candidate_id, err.status, err.reason, build_s=build_s)
+        status = "measured" if reply["complete"] else "slower"
+        return Record(candidate_id, status, "", reply["median_s"], build_s, reply.get("spread_s"))
+
+    def _prepare(self, subject: Subject) -> None:
+        """Tell the process what is computed next, unless this very process knows."""
+        generation = self.process.generation
+        if self._prepared is not None and self._prepared == (subject, generation) and self.process.alive:
+            return
+        request = {"op": "prepare", "expression": expr_to_dict(subject.expression), "seed": subject.seed}
+        points = [np.ascontiguousarray(p) for p in subject.oracle.points]
+        self.process.request(request, points, timeout_s=self._options.prepare_timeout_s)
+        self._prepared = (subject, self.process.generation)
+
+    def close(self) -> None:
+        """End the device's process."""
+        self.process.close()
+
+
+def profile(
+    expression: TensorExpr,
+    artifacts: Mapping[str, KernelArtifact],
+    devices: Sequence[DeviceHandle],
+    options: ProfileOptions | None = None,
+    on_record: Callable[[Record], None] | None = None,
+) -> dict[str, Record]:
+    """Check and time the candidates of one expression.
+
+    Parameters
+    ----------
+    expression
+        The user's expression: the oracle.
+    artifacts
+        Built artifacts by candidate id, best estimate first.
+    devices
+        Alike; they take candidates in turn, each in its own process.
+    options
+        See :class:`ProfileOptions`.
+    on_record
+        Called with each record as it arrives, one at a time.
+
+    Returns
+    -------
+    dict
+        A record per id, in the order of ``artifacts``.
+
+    Raises
+    ------
+    LaunchError
+        Where a device cannot be opened at all; the message says what is missing.
+
+    Examples
+    --------
+    >>> import roller
+    >>> from roller.pipeline import lower
+    >>> from roller.runtime.devices import parse
+    >>> expr = roller.ops.matmul(64, 64, 64)
+    >>> kernel = roller.compile(expr, device="v100", top_k=1)
+    >>> record = profile(expr, {"only": kernel.artifact}, [parse("null:v100")])["only"]
+    >>> record.status, 0.8 < record.measured_s / kernel.estimate.seconds < 1.2
+    ('measured', True)
+    """
+    chosen = options or ProfileOptions()
+    run = _Run(Subject(expression, chosen.seed), artifacts, chosen, on_record)
+    if not artifacts:
+        return {}
+    sessions = [Session(h, chosen) for h in devices]
+    try:
+        for s in sessions:
+            s.process.properties()
+        threads = [threading.Thread(target=run.work, args=(s,)) for s in sessions[1:]]
+        for thread in threads:
+            thread.start()
+        run.work(sessions[0])
+        for thread in threads:
+            thread.join()
+    finally:
+        run.stop()
+        for s in sessions:
+            s.close()
+    return {name: run.records[name] for name in artifacts}
+
+
+class _Run:
+    """The queue several devices take candidates from."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        artifacts: Mapping[str, KernelArtifact],
+        options: ProfileOptions,
+        on_record: Callable[[Record], None] | None,
+    ) -> None:
+        self.records: dict[str, Record] = {}
+        self._subject, self._options, self._on_record = subject, options, on_record
+        self._waiting = list(enumerate(artifacts.items()))
+        self._best_s: float | None = None
+        self._lock = threading.Lock()
+        self._start = time.monotonic()
+        # Computed here once: two threads would compute it twice, and the clock below does not run for it.
+        _ = subject.oracle if artifacts else None
+
+    def work(self, session: Session) -> None:
+        """Take candidates until none is left."""
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    return
+                position, (name, artifact) = self._waiting.pop(0)
+                late = bool(position) and self._over_budget()
+                best_s = self._best_s
+            if late:
+                reason = f"not profiled: the budget of {self._options.budget_s:g} s was spent"
+                record = Record(name, "built", reason, build_s=artifact.build.get("seconds"))
+            else:
+                record = session.measure(self._subject, position, name, artifact, best_s)
+            with self._lock:
+                self.records[name] = record
+                if record.status == "measured" and record.measured_s is not None:
+                    self._best_s = min(record.measured_s, self._best_s or record.measured_s)
+                if self._on_record is not None:
+                    self._on_record(record)
+
+    def stop(self) -> None:
+        """Leave what is waiting; for an interrupt."""
+        with self._lock:
+            self._waiting.clear()
+
+    def _over_budget(self) -> bool:
+        budget_s = self._options.budget_s
+        return budget_s is not None and time.monotonic() - self._start > budget_s

@@ -1,0 +1,115 @@
+"""The device process: opens one device, runs one candidate at a time, answers on a pipe.
+
+Started as ``python -m roller.runtime.worker NAME`` in a fresh interpreter: no TVM, no forked CUDA context. A
+fault of the device ends this process and nothing else; the profiler notes the reason and starts another.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+import numpy as np
+
+from roller.artifact import KernelArtifact
+from roller.errors import RollerError
+from roller.expr.serialize import expr_from_dict
+from roller.runtime.channel import ChannelClosed, pack, receive, send, unpack
+from roller.runtime.devices import parse
+
+#: Module and class of each kind.
+_HOMES = {
+    "cuda": ("roller.backends.cuda.device", "CudaDevice"),
+    "rocm": ("roller.backends.rocm.device", "RocmDevice"),
+    "null": ("roller.backends.null.device", "NullDevice"),
+}
+_ORPHAN_POLL_S = 0.5
+
+
+class Worker:
+    """One opened device and the requests it understands."""
+
+    def __init__(self, name: str) -> None:
+        handle = parse(name)
+        module, cls = _HOMES[handle.kind]
+        self._device: Any = getattr(importlib.import_module(module), cls)(handle.index, dict(handle.options))
+
+    def answer(self, request: dict[str, Any], blobs: list[bytes]) -> tuple[dict[str, Any], list[np.ndarray]]:
+        """Carry out one request.
+
+        Parameters
+        ----------
+        request
+            ``op`` is ``properties``, ``prepare`` (an expression, a seed, points to compare), ``check`` (an artifact)
+            or ``time`` (the artifact just checked).
+        blobs
+            The arrays of a ``prepare``.
+        """
+        op = request["op"]
+        if op == "properties":
+            return self._device.properties(), []
+        if op == "prepare":
+            points = unpack(request["arrays"], blobs)
+            self._device.prepare(expr_from_dict(request["expression"]), request["seed"], points)
+            return {}, []
+        if op == "check":
+            return {}, self._device.check(request["position"], KernelArtifact.from_dict(request["artifact"]))
+        return self._device.time(request["id"], request["budget_s"], request["drop_s"]), []
+
+
+def serve(name: str, source: int, sink: int) -> None:
+    """Answer requests until the pipe closes, or a fault leaves the device in doubt.
+
+    A refusal (:class:`RollerError`, or no memory) is an answer; any other exception is the last one.
+    """
+    worker: Worker | None = None
+    while True:
+        try:
+            request, blobs = receive(source)
+        except ChannelClosed:
+            return
+        try:
+            worker = worker or Worker(name)
+            reply, arrays = worker.answer(request, blobs)
+        except (RollerError, MemoryError) as err:
+            send(sink, {"error": str(err) or type(err).__name__, "status": "failed"})
+            continue
+        except Exception as err:  # noqa: BLE001 - whatever it is, it is the candidate's reason
+            send(sink, {"error": f"{type(err).__name__}: {err}", "status": "crashed"})
+            # Not by a normal exit: destructors would talk to a device that no longer answers.
+            os._exit(1)
+        descriptions, data = pack(arrays)
+        send(sink, {**reply, "arrays": descriptions}, data)
+
+
+def _leave_with_parent() -> None:
+    """End this process when its parent is gone, even in the middle of a kernel that never ends."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_ORPHAN_POLL_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def main() -> None:
+    """Take the pipe over from standard input and output, then serve."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides on an interrupt
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # A kernel's printf must not end up in the middle of a message.
+    source, sink = os.dup(0), os.dup(1)
+    os.dup2(2, 1)
+    _leave_with_parent()
+    serve(sys.argv[1], source, sink)
+
+
+if __name__ == "__main__":
+    main()
