@@ -12,7 +12,7 @@ import numpy as np
 from roller import perf
 from roller.construction.cpu_pool import cpu_pool
 from roller.construction.gpu_pool import pool as gpu_pool
-from roller.construction.options import ConstructOptions
+from roller.construction.options import TEMPLATE_VERSION, ConstructOptions
 from roller.errors import NoCandidateError
 from roller.expr import TensorExpr
 from roller.expr.canonical import fuse_axes, group_axes
@@ -24,8 +24,6 @@ from roller.tile.geometry import Geometry, Ints
 from roller.tile.layout import lane_reads, storage_padding
 from roller.tile.program import RProgram
 
-#: Part of a candidate's identity: raise it when a template changes what a program means.
-TEMPLATE_VERSION = 1
 #: Programs beyond ``top_k`` that are laid out and priced again.
 _SPARE = 2
 
@@ -127,11 +125,10 @@ def program_of(batch: TileBatch, i: int, spec: DeviceSpec) -> RProgram:
     if batch.panel is not None:
         tiles.insert(1, (spec.memory_layers[1].name, _ints(batch.panel[i])))
     axis, elements = _vector(batch, i, spec)
-    staged = tuple(dict.fromkeys(a.tensor.name for a in g.loads)) if batch.staged else ()
     program = RProgram(
-        g.expr, spec.kind, batch.structure, tuple(tiles), (), staged, axis, elements, False, int(batch.split_k[i])
+        g.expr, spec.kind, batch.structure, tuple(tiles), (), batch.staged, axis, elements, False, int(batch.split_k[i])
     )
-    if spec.kind == "gpu" and staged:
+    if spec.kind == "gpu" and batch.staged:
         program = _lay_out(program, spec)
     return program
 

@@ -11,7 +11,7 @@ from roller.construction.options import ConstructOptions
 from roller.construction.scale_up import unique_rows
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.perf.cpu import lane_count
+from roller.perf.cpu import lane_count, lane_distance
 from roller.tile.geometry import Geometry, Ints
 
 #: Rows of a micro-kernel along a scalar (broadcast) axis.
@@ -20,13 +20,17 @@ _ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14)
 _VECTORS = (1, 2, 3, 4, 6, 8)
 #: Register tiles of one task along an axis, beside all of them.
 _PER_TASK = (1, 2, 4, 8, 16, 32, 64)
+#: Task shapes per micro-kernel.
+_TASKS = 48
 
 
 def cpu_pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
     """Return batches of distinct programs, one per vector axis."""
     structure = structure_of(geometry)
     if structure == "tiled":
-        batches = [_tiled(geometry, spec, options, int(v)) for v in np.flatnonzero(geometry.spatial)]
+        axes = [int(v) for v in np.flatnonzero(geometry.spatial & (geometry.extents > 1))]
+        axes = axes or [int(np.flatnonzero(geometry.spatial)[-1])]
+        batches = [_tiled(geometry, spec, v, staged) for v in axes for staged in staged_choices(geometry, v)]
     elif structure == "streaming":
         batches = [_streaming(geometry, spec, geometry.order[-1])]
     else:
@@ -43,46 +47,77 @@ def cpu_pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) ->
     return kept
 
 
-def _batch(g: Geometry, structure: str, register: Ints, block: Ints, staged: bool, v: int | None) -> TileBatch:
+def staged_choices(geometry: Geometry, v: int) -> list[tuple[str, ...]]:
+    """Return the sets of inputs to pack for vector axis ``v``: what must be packed, and that with what may be.
+
+    Packed of necessity: accesses with guards or gathers, and vectors whose lanes are not neighbours in memory. A
+    vector operand with neighbouring lanes may be packed (its rows then cannot collide in a cache); a broadcast
+    operand read in place costs nothing and is never packed.
+    """
+    must, may = [], []
+    for a in geometry.loads:
+        step = lane_distance(a, v)
+        if a.bounds or a.gather or step > 1:
+            must.append(a.tensor.name)
+        elif step == 1:
+            may.append(a.tensor.name)
+    both = tuple(n for n in geometry.load_names if n in must or n in may)
+    return [tuple(must)] if set(both) == set(must) else [tuple(must), both]
+
+
+def _batch(g: Geometry, structure: str, register: Ints, block: Ints, staged: tuple[str, ...], v: int) -> TileBatch:
     """Assemble a batch; the panel (l1 tile) is the register tile over the task's reduction step."""
     panel = np.where(g.spatial, register, block)
     return TileBatch(g, structure, register, block, np.ones(len(block), np.int64), staged, panel, v)
 
 
-def _tiled(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions, v: int) -> TileBatch:
+def _tiled(geometry: Geometry, spec: DeviceSpec, v: int, staged: tuple[str, ...]) -> TileBatch:
     lanes = lane_count(spec, 4)
     usable = spec.limits.usable_vector_registers or 12
-    others = [int(a) for a in np.flatnonzero(geometry.spatial) if a != v]
-    registers = []
+    others = _row_axes(geometry, v)
+    rank = len(geometry.names)
+    reduction = np.where(geometry.spatial, 1, geometry.extents)
+    both = []
     for vectors in _VECTORS:
         if vectors > 1 and (vectors - 1) * lanes >= int(geometry.extents[v]):
             continue
-        room = max(1, usable // vectors)
-        for rows in _row_choices(geometry, others, room):
-            register = np.ones(len(geometry.names), np.int64)
+        for rows in _row_choices(geometry, others, max(1, usable // vectors)):
+            register = np.ones(rank, np.int64)
             register[v] = vectors * lanes
             for a, n in zip(others, rows, strict=True):
                 register[a] = n
-            registers.append(register)
-    table = np.array(registers)
-    reduction = np.where(geometry.spatial, 1, geometry.extents)
-    both = []
-    for register in table:
-        tiles = -(-geometry.extents // register)
-        choices = []
-        for a in range(len(geometry.names)):
-            if not geometry.spatial[a]:
-                choices.append([int(reduction[a])])
-                continue
-            n = int(tiles[a])
-            choices.append(sorted({min(p, n) for p in _PER_TASK} | {n} | {-(-n // spec.units)}))
-        every = list(itertools.product(*choices))
-        for per_task in every if len(every) <= 64 else every[:: -(-len(every) // 64)]:
-            block = np.where(geometry.spatial, register * np.array(per_task), reduction)
-            both.append(np.concatenate([register, block]))
-    rows_ = unique_rows(np.array(both, np.int64))
-    rank = len(geometry.names)
-    return _batch(geometry, "tiled", rows_[:, :rank], rows_[:, rank:], True, v)
+            for per_task in _tasks(geometry, register, spec):
+                block = np.where(geometry.spatial, register * per_task, reduction)
+                both.append(np.concatenate([register, block]))
+    tiles = unique_rows(np.array(both, np.int64))
+    return _batch(geometry, "tiled", tiles[:, :rank], tiles[:, rank:], staged, v)
+
+
+def _row_axes(geometry: Geometry, v: int) -> list[int]:
+    """Axes worth several rows of a micro-kernel: some operand is reused along them, or a window slides."""
+    out = []
+    for a in np.flatnonzero(geometry.spatial):
+        shared = any(not x.uses[a] for x in geometry.loads)
+        window = any(
+            x.coefficients[d, a] and np.count_nonzero(x.coefficients[d]) > 1
+            for x in geometry.loads
+            for d in range(len(x.coefficients))
+        )
+        if a != v and (shared or window):
+            out.append(int(a))
+    return out
+
+
+def _tasks(geometry: Geometry, register: Ints, spec: DeviceSpec) -> list[Ints]:
+    """Register tiles per task along every axis: a few sizes, every axis whole, and one share per core."""
+    tiles = -(-geometry.extents // register)
+    choices: list[list[int]] = []
+    for a in range(len(geometry.names)):
+        n = int(tiles[a]) if geometry.spatial[a] else 1
+        choices.append(sorted({min(p, n) for p in _PER_TASK} | {n, -(-n // spec.units)}))
+    every = list(itertools.product(*choices))
+    step = -(-len(every) // _TASKS)
+    return [np.array(t, np.int64) for t in every[::step]]
 
 
 def _row_choices(geometry: Geometry, others: list[int], room: int) -> list[tuple[int, ...]]:
@@ -96,8 +131,7 @@ def _row_choices(geometry: Geometry, others: list[int], room: int) -> list[tuple
             for n, m in itertools.product((2, 3, 4, 7), (2, 3, 4, 7)):
                 if n * m <= room and n <= geometry.extents[a] and m <= geometry.extents[others[k]]:
                     out.add(tuple(n if j == i else m if j == k else 1 for j in range(len(others))))
-    useful = [c for c in out if np.prod(c) * 3 >= room or np.prod(c) >= 4 or len(out) < 8]
-    return sorted(useful) or sorted(out)
+    return sorted(out)
 
 
 def _streaming(geometry: Geometry, spec: DeviceSpec, v: int) -> TileBatch:
@@ -117,7 +151,7 @@ def _streaming(geometry: Geometry, spec: DeviceSpec, v: int) -> TileBatch:
         registers.append(register)
         blocks.append(block)
     both = unique_rows(np.concatenate([np.array(registers), np.array(blocks)], axis=1))
-    return _batch(geometry, "streaming", both[:, :rank], both[:, rank:], False, v)
+    return _batch(geometry, "streaming", both[:, :rank], both[:, rank:], (), v)
 
 
 def _rows(geometry: Geometry, spec: DeviceSpec) -> list[TileBatch]:
@@ -142,5 +176,5 @@ def _rows(geometry: Geometry, spec: DeviceSpec) -> list[TileBatch]:
             registers.append(register)
             blocks.append(block)
         both = unique_rows(np.concatenate([np.array(registers), np.array(blocks)], axis=1))
-        batches.append(_batch(geometry, "rows", both[:, :rank], both[:, rank:], False, v))
+        batches.append(_batch(geometry, "rows", both[:, :rank], both[:, rank:], (), v))
     return batches

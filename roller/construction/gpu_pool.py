@@ -31,7 +31,8 @@ def structure_of(geometry: Geometry) -> str:
     if anchor.combiner is None and len(expr.stages) == 1:
         return "streaming"
     alone = len(expr.stages) == 1 or expr.epilogue is not None
-    reuse = any(not a.uses[geometry.spatial].all() for a in geometry.loads) or bool(window_axes(geometry).any())
+    wide = geometry.spatial & (geometry.extents > 1)
+    reuse = any(not a.uses[wide].all() for a in geometry.loads) or bool(window_axes(geometry).any())
     return "tiled" if alone and reuse and anchor.combiner is not None else "rows"
 
 
@@ -42,9 +43,9 @@ def pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> lis
         return [_tiled(geometry, spec, options)]
     tiles = _streaming(geometry, spec) if structure == "streaming" else _rows(geometry, spec)
     register, block = tiles
-    keep = register_limits(TileBatch(geometry, structure, register, block, np.ones(len(block), np.int64), False), spec)
+    keep = register_limits(TileBatch(geometry, structure, register, block, np.ones(len(block), np.int64), ()), spec)
     register, block = register[keep][: options.pool], block[keep][: options.pool]
-    return [TileBatch(geometry, structure, register, block, np.ones(len(block), np.int64), False)]
+    return [TileBatch(geometry, structure, register, block, np.ones(len(block), np.int64), ())]
 
 
 def register_limits(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
@@ -61,7 +62,7 @@ def _tiled(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> T
     usable = spec.limits.usable_registers_per_thread or 64
 
     def fits_registers(tiles: Ints) -> np.ndarray:
-        return register_words(TileBatch(geometry, "tiled", tiles, tiles, one, True)) <= usable
+        return register_words(TileBatch(geometry, "tiled", tiles, tiles, one, geometry.load_names)) <= usable
 
     registers = register_tiles(geometry, fits_registers, keep_per_size=4)
     windows = window_axes(geometry)
@@ -100,7 +101,7 @@ def _even_sample(rows: Ints, count: int) -> Ints:
 
 def _finish(geometry: Geometry, spec: DeviceSpec, register: Ints, block: Ints, options: ConstructOptions) -> TileBatch:
     """Keep what fits the scratchpad and the padding allowed; add split-K variants where blocks are few."""
-    batch = TileBatch(geometry, "tiled", register, block, np.ones(len(block), np.int64), True)
+    batch = TileBatch(geometry, "tiled", register, block, np.ones(len(block), np.int64), geometry.load_names)
     keep = scratchpad_bytes(batch) <= (spec.layer("shared").usable_bytes or 0)
     if options.epsilon < 1.0 or not geometry.expr.allow_padding:
         waste = (-geometry.extents % block) / geometry.extents
@@ -115,7 +116,9 @@ def _finish(geometry: Geometry, spec: DeviceSpec, register: Ints, block: Ints, o
         some = few & (batch.steps >= split) & (batch.blocks * split <= 4 * spec.units)
         chosen = batch.take(np.flatnonzero(some))
         if len(chosen):
-            parts.append(TileBatch(geometry, "tiled", chosen.register, chosen.block, chosen.split_k * split, True))
+            parts.append(
+                TileBatch(geometry, "tiled", chosen.register, chosen.block, chosen.split_k * split, chosen.staged)
+            )
     if len(parts) == 1:
         return batch
     return TileBatch(
@@ -124,7 +127,7 @@ def _finish(geometry: Geometry, spec: DeviceSpec, register: Ints, block: Ints, o
         np.concatenate([p.register for p in parts]),
         np.concatenate([p.block for p in parts]),
         np.concatenate([p.split_k for p in parts]),
-        True,
+        batch.staged,
     )
 
 

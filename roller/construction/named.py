@@ -54,7 +54,7 @@ def program_from_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, T
         np.array([rows[0]], np.int64),
         np.array([rows[-1]], np.int64),
         np.ones(1, np.int64),
-        structure == "tiled",
+        geometry.load_names if structure == "tiled" else (),
         np.array([rows[1]], np.int64) if spec.kind == "cpu" else None,
         _cpu_vector_axis(geometry) if spec.kind == "cpu" else None,
     )

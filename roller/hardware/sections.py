@@ -163,6 +163,8 @@ class MemoryLayer:
         Smallest unit moved.
     fetch_bytes
         Bytes one access moves at least from behind this layer (the DRAM burst), where larger than a transaction.
+    tlb_entries, tlb_miss_s
+        CPU: pages the first-level TLB holds, and the time of a miss that the next level answers.
     usable_bytes
         Budget of the tiles of one block (GPU) or one task (CPU) in this layer.
     banks, bank_width_bytes
@@ -183,6 +185,8 @@ class MemoryLayer:
     capacity_bytes: int = number("bytes", 64, 1 << 50, integer=True)
     bandwidth_bytes_per_s: float = number("bytes/s", 1e8, 1e17)
     transaction_bytes: int = number("bytes", 1, 1 << 16, integer=True)
+    tlb_entries: int | None = number("pages", 1, 1 << 20, integer=True, required=False)
+    tlb_miss_s: float | None = number("s", 1e-11, 1e-4, required=False)
     fetch_bytes: int | None = number("bytes", 1, 1 << 16, integer=True, required=False)
     usable_bytes: int | None = number("bytes", 16, 1 << 50, integer=True, required=False)
     banks: int | None = number("banks", 1, 1024, integer=True, required=False)

@@ -28,7 +28,7 @@ class TileBatch:
     register: Ints
     block: Ints
     split_k: Ints
-    staged: bool
+    staged: tuple[str, ...]
     panel: Ints | None = None
     vector_axis: int | None = None
 

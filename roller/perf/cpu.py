@@ -10,17 +10,25 @@ work is counted in whole register tiles. Out-of-order cores overlap arithmetic w
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 
 from roller.expr import instruction_mix
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
+from roller.perf.phases import overlapped
 from roller.tile.geometry import Access, Floats, Ints
 
 #: Scalar stores per cycle when a vectorised axis is not contiguous in the output (one store port).
 SCATTER_CYCLES = 1.0
 #: Cycles per element packed where the copy gathers single elements, and where it moves vectors.
 GATHER_CYCLES = 1.5
+#: Cache-line streams an out-of-order core keeps in flight beside its arithmetic.
+_STREAMS = 4
+#: Bytes of one way of an L1 that is indexed by the page offset.
+_PAGE_BYTES = 4096
 #: Share of a cache that reused data can hold while streams pass through it.
 CACHE_SHARE = 0.7
 
@@ -73,6 +81,12 @@ def _imbalance(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Ints]:
     return -(-tasks // spec.units) * spec.units / tasks, tasks
 
 
+def operand_vectors(batch: TileBatch, lanes: int) -> Ints:
+    """Return vector registers that hold one row of the vector operand while the rows pass, ``(N,)``."""
+    v = batch.vector_axis
+    return np.ones(len(batch), np.int64) if v is None else -(-batch.register[:, v] // lanes)
+
+
 def _micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec, lanes: int) -> tuple[Floats, Floats]:
     """Return cycles per reduction point and cycles of the write-back of one micro-kernel."""
     g, anchor = batch.geometry, batch.geometry.expr.anchor
@@ -85,21 +99,17 @@ def _micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec, lanes: int) -> tupl
     loads = gathers = np.zeros(len(batch))
     for a in g.loads:
         elements = a.elements(register).astype(np.float64)
-        step = 0 if v is None else lane_distance(a, v)
-        if v is not None and a.uses[v]:
-            packed = batch.staged and not _halo(a)
-            if packed or step == 1 or (batch.staged and _halo(a)):
-                loads = loads + np.where(register[:, v] > 0, elements / np.minimum(lanes, register[:, v]), elements)
-                if not packed and step > 1 and not batch.staged:
-                    gathers = gathers + elements
-            else:
-                gathers = gathers + elements
-        else:
+        if v is None or not a.uses[v]:
             loads = loads + elements
-    load = (loads * width + gathers * width * 2) / rate["load_store"]
+        elif _lanes_together(a, v, a.tensor.name in batch.staged):
+            loads = loads + elements / np.minimum(lanes, np.maximum(1, register[:, v]))
+        else:
+            gathers = gathers + elements
+    load = (loads + 2 * gathers) * width / rate["load_store"]
     issue = (vectors + loads + 2 * gathers) * width / rate["issue"]
     latency = spec.execution.step_latency_s * spec.clock_hz
     cycles = np.maximum(np.maximum(fma, load), np.maximum(issue, latency)) + spec.execution.step_issue_s * spec.clock_hz
+    cycles = cycles + _page_misses(batch, spec)
     outputs = register.prod(axis=1).astype(np.float64)
     contiguous = v is not None and lane_distance(g.store, v) == 1
     epilogue = sum(
@@ -110,6 +120,39 @@ def _micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec, lanes: int) -> tupl
     )
     write = vectors * 2 if contiguous or v is None else outputs * SCATTER_CYCLES + vectors
     return cycles, write + epilogue + 10.0
+
+
+def _lanes_together(access: Access, v: int, staged: bool) -> bool:
+    """Whether neighbouring lanes are neighbours in memory as the micro-kernel reads them.
+
+    Panels are packed with the lanes innermost. A box keeps the tensor's layout (its last dimension
+    de-interleaved), so only an axis that walks the last dimension gives vectors.
+    """
+    if lane_distance(access, v) == 1:
+        return True
+    if not _halo(access):
+        return staged
+    return staged and bool(access.coefficients[-1, v])
+
+
+def _page_misses(batch: TileBatch, spec: DeviceSpec) -> float:
+    """Return cycles per reduction point lost to first-level TLB misses of vector operands read in place.
+
+    A panel walked by rows a page or more apart touches one page per reduction point; with more points than the
+    TLB holds, every pass misses again.
+    """
+    l1, v = spec.layer("l1"), batch.vector_axis
+    g = batch.geometry
+    points = int(g.extents[~g.spatial].prod())
+    total = 0.0
+    for a in g.loads:
+        if v is None or not a.uses[v] or a.tensor.name in batch.staged or not a.uses[~g.spatial].any():
+            continue
+        pitch = (a.tensor.shape[-1] if len(a.tensor.shape) > 1 else 1) * a.tensor.itemsize_bytes
+        pages = points * min(1.0, pitch / _PAGE_BYTES)
+        if l1.tlb_entries and pages > l1.tlb_entries:
+            total += (l1.tlb_miss_s or 0.0) * spec.clock_hz * min(1.0, pitch / _PAGE_BYTES)
+    return total
 
 
 def _halo(access: Access) -> bool:
@@ -130,8 +173,8 @@ def _tiled(batch: TileBatch, spec: DeviceSpec) -> Terms:
     imbalance, tasks = _imbalance(batch, spec)
     compute = kernels * (points * cycles + write) / (spec.clock_hz * spec.units) * imbalance
     l2, l3 = _cache_traffic(batch, spec, register, tiles, kernels)
-    pack, pack_dram = _packing(batch, spec, register, tiles, tasks)
-    dram_bytes = _dram_bytes(batch, spec) + pack_dram
+    pack = _packing(batch, spec, register, tiles, tasks)
+    dram_bytes = _dram_bytes(batch, spec)
     terms: Terms = {
         "compute_s": compute,
         "l2_s": l2 / spec.layer("l2").bandwidth_bytes_per_s * imbalance,
@@ -140,9 +183,12 @@ def _tiled(batch: TileBatch, spec: DeviceSpec) -> Terms:
         "pack_s": pack,
         "launch_s": np.full(len(batch), spec.execution.launch_s),
     }
-    slowest = np.maximum.reduce([terms["compute_s"], terms["l2_s"], terms["l3_s"], terms["dram_s"]])
+    memory = np.maximum.reduce([terms["l2_s"], terms["l3_s"], terms["dram_s"]])
+    slowest = overlapped(memory, compute, _STREAMS)
     usable = spec.limits.usable_vector_registers or 12
-    fits = vector_operations(batch, lanes) <= usable
+    accumulators = vector_operations(batch, lanes)
+    every = accumulators + operand_vectors(batch, lanes) + 1  # one more holds the broadcast
+    fits = (accumulators <= usable) & (every < (spec.limits.vector_registers or usable))
     terms["seconds"] = np.where(fits, slowest + pack + terms["launch_s"], np.inf)
     terms["dram_bytes"] = np.broadcast_to(dram_bytes, compute.shape).astype(float)
     terms["tasks"] = tasks.astype(float)
@@ -170,7 +216,7 @@ def _cache_traffic(
     for a in g.loads:
         panel = a.elements(whole) * float(a.tensor.itemsize_bytes)
         stays = v is not None and a.uses[v]
-        fits = panel <= l1
+        fits = panel <= l1 * (1.0 if a.tensor.name in batch.staged else _set_share(a, spec))
         passes = np.where(fits & bool(stays), kernels / others, kernels)
         to_l1 = to_l1 + passes * panel
         mine = a.elements(task) * float(a.tensor.itemsize_bytes)
@@ -182,35 +228,60 @@ def _cache_traffic(
     return to_l1, to_l2
 
 
-def _packing(batch: TileBatch, spec: DeviceSpec, register: Ints, tiles: Ints, tasks: Ints) -> tuple[Floats, float]:
-    """Return seconds spent packing staged operands, and DRAM bytes the packed copies cost."""
+def _set_share(access: Access, spec: DeviceSpec) -> float:
+    """Return the share of L1 that rows of a tile read in place can use: equal row pitches meet in the same sets.
+
+    Rows ``pitch`` bytes apart start in ``page / gcd(pitch, page)`` different places of a way of ``page`` bytes (one way
+    of an L1 indexed by the page offset).
+    """
+    shape, size = access.tensor.shape, access.tensor.itemsize_bytes
+    line = spec.layer("l1").line_bytes or 64
+    if len(shape) < 2:
+        return 1.0
+    places = _PAGE_BYTES // math.gcd(shape[-1] * size, _PAGE_BYTES)
+    return min(1.0, places * 2 * line / _PAGE_BYTES)
+
+
+def _packing(batch: TileBatch, spec: DeviceSpec, register: Ints, tiles: Ints, tasks: Ints) -> Floats:
+    """Return seconds spent packing staged operands: the copy's instructions and its passes through a cache."""
     g, v = batch.geometry, batch.vector_axis
     total = np.zeros(len(batch))
     if not batch.staged:
-        return total, 0.0
+        return total
     per_task = np.maximum(1, np.minimum(batch.block // batch.register, tiles))
     task = np.where(g.spatial, np.minimum(per_task * register, g.extents), g.extents)
-    l3 = spec.layer("l3")
-    spilled = 0.0
     for a in g.loads:
+        if a.tensor.name not in batch.staged:
+            continue
         step = 0 if v is None else lane_distance(a, v)
         if _halo(a):
+            box = a.elements(task) * float(a.tensor.itemsize_bytes)
             elements, cost = a.elements(task) * tasks.astype(np.float64), np.full(len(batch), 0.5)
             rows, _ = a.runs(task)
             cost = cost + rows * 8.0 / np.maximum(1, a.elements(task))
+            # The box is written once and read at least once from the layer that holds it.
+            total = total + 2.0 * box * tasks / _holding_bandwidth(box, spec)
         else:
             covered = np.where(a.uses & g.spatial, tiles * register, np.where(a.uses, g.extents, 1))
             elements = covered.astype(np.float64).prod(axis=1)
             inner = register[:, v] if v is not None and a.uses[v] and step == 1 else np.ones(len(batch))
-            cost = GATHER_CYCLES * np.where(inner >= spec.teu.lanes, 0.25 if not a.gather else 0.6, 1.0)
+            cost = GATHER_CYCLES * np.where(inner >= spec.teu.lanes, 0.6 if a.gather else 0.25, 1.0)
+            panel = np.broadcast_to(elements * float(a.tensor.itemsize_bytes), (len(batch),))
+            total = total + 2.0 * panel / _holding_bandwidth(panel, spec)
         total = total + elements * cost / (spec.clock_hz * spec.units)
-        moved = elements * (3.0 * a.tensor.itemsize_bytes)
-        total = (
-            np.maximum(total, 0)
-            + np.where(moved > l3.capacity_bytes * CACHE_SHARE, moved / spec.layer("dram").bandwidth_bytes_per_s, 0.0)
-            * 0.5
-        )
-    return total, spilled
+    return total
+
+
+def _holding_bandwidth(size_bytes: Any, spec: DeviceSpec) -> Floats:
+    """Return bytes per second of the fastest layer that holds ``size_bytes``."""
+    l1, l2, l3 = (spec.layer(n) for n in ("l1", "l2", "l3"))
+    slower = np.where(
+        size_bytes <= l3.capacity_bytes * CACHE_SHARE,
+        l3.bandwidth_bytes_per_s,
+        spec.layer("dram").bandwidth_bytes_per_s,
+    )
+    inner = np.where(size_bytes <= l2.capacity_bytes * CACHE_SHARE, l2.bandwidth_bytes_per_s, slower)
+    return np.where(size_bytes <= l1.capacity_bytes * CACHE_SHARE, l1.bandwidth_bytes_per_s, inner)
 
 
 def _dram_bytes(batch: TileBatch, spec: DeviceSpec) -> float:

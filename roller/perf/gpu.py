@@ -21,7 +21,9 @@ import numpy as np
 from roller.expr import instruction_mix
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
+from roller.perf.phases import overlapped
 from roller.tile.geometry import Access, Floats, Ints
+from roller.tile.layout import row_axis
 from roller.tile.transactions import tile_transaction_bytes, touched_bytes
 
 #: Registers a thread of our templates needs beside accumulators and operand fragments (addresses, loop counters).
@@ -46,6 +48,34 @@ def register_words(batch: TileBatch) -> Ints:
     for a in batch.geometry.loads:
         words = words + a.elements(batch.register) * max(1, a.tensor.itemsize_bytes // 4)
     return words
+
+
+def allocated_registers(batch: TileBatch) -> Ints:
+    """Return 32-bit registers per thread the compiler needs, allocation granularity excluded, ``(N,)``.
+
+    Accumulators, fragments, and :data:`BASE_REGISTERS`. Where rows of a staged tile run along the innermost
+    reduction axis, a vector read brings several points of the step at once, and the fragment holds them all.
+    """
+    g = batch.geometry
+    words = batch.register_outputs * max(1, g.store.tensor.itemsize_bytes // 4)
+    reductions = np.flatnonzero(~g.spatial)
+    for a in g.loads:
+        mine = a.elements(batch.register) * max(1, a.tensor.itemsize_bytes // 4)
+        if batch.staged and len(reductions) and _row_axis(batch, a) == g.names[reductions[-1]]:
+            step = batch.block[:, reductions[-1]] * a.tensor.itemsize_bytes // 4
+            ahead = np.where(step % 4 == 0, 4, np.where(step % 2 == 0, 2, 1))
+            mine = mine * np.maximum(1, ahead // np.maximum(1, batch.register_points))
+        words = words + mine
+    return words + BASE_REGISTERS
+
+
+def _row_axis(batch: TileBatch, access: Access) -> str | None:
+    if "row_axis" not in access._memo:
+        anchor = batch.geometry.expr.anchor
+        load = next(x for x in anchor.loads if x.tensor == access.tensor.name and x.index == access.index)
+        access._memo["row_axis"] = row_axis(anchor, load, access.tensor)
+    name: str | None = access._memo["row_axis"]
+    return name
 
 
 def row_elements(access: Access, tiles: Ints) -> tuple[Ints, Ints]:
@@ -76,16 +106,19 @@ def occupancy(batch: TileBatch, spec: DeviceSpec, scratchpad: Ints) -> tuple[Int
     threads = batch.threads_per_block
     teus = -(-threads // spec.teu.lanes)
     unit = max(1, (lim.register_allocation_unit or 1) // spec.teu.lanes)  # allocated per TEU
-    registers = -(-(register_words(batch) + BASE_REGISTERS) // unit) * unit
+    registers = -(-allocated_registers(batch) // unit) * unit
     assert lim.registers_per_unit and lim.threads_per_unit and lim.blocks_per_unit  # the schema requires them of a GPU
     blocks = np.minimum(lim.blocks_per_unit, lim.threads_per_unit // (teus * spec.teu.lanes))
-    blocks = np.minimum(blocks, lim.registers_per_unit // (registers * teus * spec.teu.lanes))
+    # The register file is split evenly among the schedulers, and a TEU's registers lie in one part.
+    parts = spec.teu.schedulers_per_unit
+    blocks = np.minimum(blocks, lim.registers_per_unit // parts // (registers * spec.teu.lanes) * parts // teus)
     shared = spec.layer("shared")
     blocks = np.where(scratchpad > 0, np.minimum(blocks, shared.capacity_bytes // np.maximum(scratchpad, 1)), blocks)
     assert lim.threads_per_block and lim.usable_registers_per_thread  # likewise
     budget = shared.usable_bytes or shared.capacity_bytes
     fits = (threads <= lim.threads_per_block) & (scratchpad <= budget)
     fits &= register_words(batch) <= lim.usable_registers_per_thread
+    fits &= registers <= (lim.registers_per_thread or lim.usable_registers_per_thread)
     return np.where(fits, blocks, 0).astype(np.int64), registers
 
 
@@ -286,19 +319,6 @@ def _loads_in_flight(batch: TileBatch) -> Floats:
     return np.asarray(np.clip(words / batch.threads_per_block, 1.0, LOADS_IN_FLIGHT))
 
 
-def overlapped(memory_s: Floats, compute_s: Floats, blocks: Ints | Floats) -> Floats:
-    """Return the time of two alternating phases of ``blocks`` co-resident blocks (formula above).
-
-    Examples
-    --------
-    >>> float(overlapped(np.array(1.0), np.array(1.0), np.array(1)))
-    2.0
-    """
-    longest = np.maximum(np.maximum(memory_s, compute_s), 1e-30)
-    rho = np.minimum(np.minimum(memory_s, compute_s) / longest, 1.0 - 1e-9)
-    return np.asarray(longest * (1.0 - rho ** (blocks + 1)) / (1.0 - rho**blocks))
-
-
 def price(batch: TileBatch, spec: DeviceSpec, scratchpad: Ints | None = None) -> Terms:
     """Price a batch on a GPU.
 
@@ -329,7 +349,7 @@ def price(batch: TileBatch, spec: DeviceSpec, scratchpad: Ints | None = None) ->
         compute = work.cycles(b, spec.teu.schedulers_per_unit) / spec.clock_hz
         hops = batch.steps + 1 if batch.staged else np.minimum(batch.steps + 1, 2)
         chain = alone + hops * (spec.layer("global").latency_s or 0.0)
-        barriers = 2 * batch.steps * spec.execution.barrier_s * batch.staged
+        barriers = 2 * batch.steps * spec.execution.barrier_s * bool(batch.staged)
         wave = np.maximum(overlapped(memory, compute, b), chain + barriers)
         total = total + count * wave
         for key, value in (("compute_s", compute), ("dram_s", dram), ("l2_s", l2), ("latency_s", chain + barriers)):

@@ -36,7 +36,7 @@ def batch_of(programs: Sequence[RProgram]) -> TileBatch:
         rows[0],
         rows[-1],
         np.array([p.split_k for p in programs], np.int64),
-        bool(first.staged),
+        first.staged,
         rows[1] if layers > 2 else None,
         axis,
     )
@@ -47,7 +47,7 @@ def estimate_programs(programs: Sequence[RProgram], spec: DeviceSpec) -> list[Es
     groups: dict[tuple[Any, ...], list[int]] = {}
     for n, p in enumerate(programs):
         axis = p.vector_axis if p.kind == "cpu" else None
-        groups.setdefault((id(p.expr), p.structure, bool(p.staged), axis, p.layers), []).append(n)
+        groups.setdefault((id(p.expr), p.structure, p.staged, axis, p.layers), []).append(n)
     out: dict[int, Estimate] = {}
     for members in groups.values():
         mine = [programs[n] for n in members]
