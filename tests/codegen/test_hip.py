@@ -8,13 +8,12 @@ import pytest
 
 pytest.importorskip("tvm")
 
-from tests.codegen import wavefront_cpu
-
 from roller import ops
 from roller.codegen.hip import adapt, lower
 from roller.errors import BuildError
 from roller.expr.canonical import fuse_axes
 from roller.tile import RProgram
+from tests.codegen import wavefront_cpu
 
 needs_compiler = pytest.mark.skipif(wavefront_cpu.COMPILER is None, reason="g++ not found")
 
@@ -124,5 +123,5 @@ def test_other_widths_are_refused():
 
 def test_errors_name_this_backend():
     p = RProgram(fuse_axes(ops.matmul(8, 8, 8)), "cpu", "tiled", (("register", (4, 4, 1)), ("l1", (8, 8, 8))))
-    with pytest.raises(BuildError, match="^hip: expected a program for a gpu, got one for a cpu"):
+    with pytest.raises(BuildError, match=r"^hip: expected a program for a gpu, got one for a cpu"):
         lower(p, ops.matmul(8, 8, 8), "gfx906", "test")
