@@ -26,8 +26,8 @@ from roller.expr.evaluate import evaluate
 
 ROWS = Path(__file__).resolve().parent.parent / "benchmarks" / "operators.yaml"
 
-#: Row of the paper and the batch it runs at here (rows of a matmul): sizes that take a laptop milliseconds.
-CHOSEN = (("M4", 512), ("M1", 8), ("C0", 8), ("C5", 8), ("D12", 8), ("E7", 8), ("P11", 8), ("R2", 8))
+#: Row of the paper and the batch it runs at here (a matmul of the paper has 512 rows per batch): sizes that take a laptop milliseconds.
+CHOSEN = (("M4", 1), ("M1", 1), ("C0", 8), ("C5", 8), ("D12", 8), ("E7", 8), ("P11", 8), ("R2", 8))
 SAMPLES = 400
 SECONDS_PER_TIMING = 0.3
 
@@ -80,7 +80,7 @@ def run(row: dict[str, Any], batch: int) -> Result:
     return Result(
         id=row["id"],
         text=str(expr),
-        flops=row["flops"] * batch / (row["M"] if row["op"] == "matmul" else row.get("N", 128)),
+        flops=float(expr.flops),
         compile_s=compile_s,
         predicted_s=kernel.estimate.seconds,
         roller_s=median_seconds(lambda: kernel(*arrays, out=out)),
