@@ -1,0 +1,73 @@
+"""Each alignment rule on programs written down by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from roller import ops
+from roller.hardware import load_spec
+from roller.tile import RProgram
+from roller.tile.alignment import broken_rules, execution_unit, memory_bank, tensor_shape, transaction
+
+V100 = load_spec("v100")
+
+
+def _matmul(register=(8, 4, 1), shared=(128, 64, 32), shape=(4096, 4096, 4096), **fields):
+    fields = {"staged": ("A", "B"), "vector_axis": "j", "vector_elements": 4, "interleaved": True} | fields
+    return RProgram(ops.matmul(*shape), "gpu", "tiled", (("register", register), ("shared", shared)), **fields)
+
+
+def test_the_published_program_meets_every_rule_once_padded():
+    assert broken_rules(_matmul(), V100) == ("bank",)
+    assert broken_rules(_matmul(storage_padding=(("A", 4),)), V100) == ()
+
+
+@pytest.mark.parametrize(("shared", "whole"), [((128, 64, 32), True), ((64, 16, 32), True), ((24, 16, 32), False)])
+def test_threads_fill_whole_units(shared, whole):
+    assert execution_unit(_matmul(shared=shared), V100, 1.0) is whole
+
+
+def test_a_wavefront_is_64_threads():
+    half = _matmul(shared=(64, 16, 32))
+    assert half.threads_per_block == 32
+    assert execution_unit(half, V100, 1.0)
+    assert not execution_unit(half, load_spec("mi50"), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "step", "aligned"),
+    [
+        ((4096, 4096, 4096), 8, True),  # 32 bytes of A, 256 of B
+        ((4096, 4096, 4096), 4, False),  # 16 bytes of A
+        ((4096, 4096, 4), 4, True),  # A's rows are spanned whole and contiguous
+        ((4096, 4096, 4097), 8, False),  # a prime pitch: rows start anywhere
+        ((4096, 4099, 4096), 8, False),
+    ],
+)
+def test_runs_are_whole_transactions(shape, step, aligned):
+    assert transaction(_matmul(shared=(128, 64, step), shape=shape), V100, 1.0) is aligned
+
+
+def test_banks_are_enumerated_and_only_where_data_are_staged():
+    assert not memory_bank(_matmul(interleaved=False), V100, 1.0)
+    assert not memory_bank(_matmul(interleaved=False, storage_padding=(("A", 4),)), V100, 1.0)
+    assert memory_bank(_matmul(storage_padding=(("A", 4),)), V100, 1.0)
+    assert memory_bank(_matmul(interleaved=False, staged=()), V100, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("m", "epsilon", "kept"), [(1024, 0.0, True), (1025, 0.0, False), (1025, 0.2, True), (65, 0.5, False)]
+)
+def test_padded_waste_is_bounded_by_epsilon(m, epsilon, kept):
+    """1025 rows in tiles of 128 waste 127/1025; 65 rows waste 63/65."""
+    assert tensor_shape(_matmul(shape=(m, 4096, 4096)), V100, epsilon) is kept
+
+
+def test_on_a_cpu_the_vector_axis_holds_whole_vectors():
+    spec = load_spec("cpu-avx2")
+    tiles = (("register", (4, 16, 1)), ("l1", (4, 16, 64)), ("l2", (64, 64, 64)))
+    program = RProgram(ops.matmul(64, 64, 64), "cpu", "tiled", tiles, (), ("A", "B"), "j", 8)
+    assert execution_unit(program, spec, 1.0)
+    ragged = (("register", (4, 12, 1)), ("l1", (4, 12, 64)), ("l2", (64, 60, 64)))
+    assert not execution_unit(RProgram(program.expr, "cpu", "tiled", ragged, (), (), "j", 8), spec, 1.0)
+    assert not execution_unit(RProgram(program.expr, "cpu", "tiled", tiles), spec, 1.0)
