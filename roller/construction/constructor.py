@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -83,13 +82,11 @@ def construct_candidates(expr: TensorExpr, spec: DeviceSpec, options: ConstructO
     for form in forms:
         geometry = Geometry.of(form)
         batches = gpu_pool(geometry, target, share) if spec.kind == "gpu" else cpu_pool(geometry, target, share)
-        pool += [entry for batch in batches for entry in _best(batch, target, options.top_k + _SPARE)]
-    # Storage padding can change occupancy a little, so a few more than wanted are laid out and priced again.
+        for batch in batches:
+            best_of = perf.best_rows(batch, target, 2 * options.top_k + _SPARE) if len(batch) else []
+            pool += [(seconds, batch, row) for seconds, row in best_of]
     pool.sort(key=lambda entry: entry[0])
-    programs = [program_of(b, i, target) for _, b, i in pool[: options.top_k + _SPARE]]
-    estimates = perf.estimate_programs(programs, target)
-    ranked = sorted(zip(programs, estimates, strict=True), key=lambda r: (r[1].seconds, str(r[0])))
-    best = [(p, e) for p, e in ranked if np.isfinite(e.seconds)][: options.top_k]
+    best = _lay_out_best(pool, target, options.top_k)
     if not best:
         raise NoCandidateError(
             f"{expr.name} on {spec.name}: expected at least one program, none fits the device and the padding allowed "
@@ -101,20 +98,29 @@ def construct_candidates(expr: TensorExpr, spec: DeviceSpec, options: ConstructO
     return tuple(_candidate(identity, p, e, target, options.epsilon) for p, e in best)
 
 
+def _lay_out_best(
+    pool: list[tuple[float, TileBatch, int]], spec: DeviceSpec, count: int
+) -> list[tuple[RProgram, Estimate]]:
+    """Lay out the most promising rows and price them again, until ``count`` programs fit.
+
+    Storage padding can change occupancy a little, or push a tile out of the scratchpad, so a few more than wanted
+    are considered.
+    """
+    found: list[tuple[RProgram, Estimate]] = []
+    start = 0
+    while start < len(pool) and len(found) < count:
+        end = start + count - len(found) + _SPARE
+        programs = [program_of(b, i, spec) for _, b, i in pool[start:end]]
+        estimates = perf.estimate_programs(programs, spec)
+        found += [(p, e) for p, e in zip(programs, estimates, strict=True) if np.isfinite(e.seconds)]
+        start = end
+    return sorted(found, key=lambda r: (r[1].seconds, str(r[0])))[:count]
+
+
 def _candidate(identity: str, program: RProgram, estimate: Estimate, spec: DeviceSpec, epsilon: float) -> Candidate:
     """Name the rules a chosen program relaxes, and identify it."""
     named = replace(program, relaxed=broken_rules(program, spec, epsilon))
     return Candidate(hashlib.sha256(f"{identity}/{named}".encode()).hexdigest()[:16], named, estimate)
-
-
-def _best(batch: TileBatch, spec: DeviceSpec, count: int) -> Iterator[tuple[float, TileBatch, int]]:
-    """Yield ``(seconds, batch, row)`` of the best ``count`` programs of a batch that fit the device."""
-    if not len(batch):
-        return
-    seconds = perf.price(batch, spec)["seconds"]
-    for i in np.argsort(seconds, kind="stable")[:count]:
-        if np.isfinite(seconds[i]):
-            yield float(seconds[i]), batch, int(i)
 
 
 def program_of(batch: TileBatch, i: int, spec: DeviceSpec) -> RProgram:

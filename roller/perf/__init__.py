@@ -2,6 +2,6 @@
 
 from roller.perf.batch import TileBatch
 from roller.perf.estimate import Estimate
-from roller.perf.model import batch_of, estimate_program, estimate_programs, price
+from roller.perf.model import batch_of, best_rows, estimate_program, estimate_programs, price
 
-__all__ = ["Estimate", "TileBatch", "batch_of", "estimate_program", "estimate_programs", "price"]
+__all__ = ["Estimate", "TileBatch", "batch_of", "best_rows", "estimate_program", "estimate_programs", "price"]

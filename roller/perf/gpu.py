@@ -319,6 +319,20 @@ def _loads_in_flight(batch: TileBatch) -> Floats:
     return np.asarray(np.clip(words / batch.threads_per_block, 1.0, LOADS_IN_FLIGHT))
 
 
+def lower_bound_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
+    """Return a time no program of the batch can beat: its arithmetic alone, copies and memory free, ``(N,)``."""
+    resident, _ = occupancy(batch, spec, scratchpad_bytes(batch))
+    occ = np.maximum(resident, 1)
+    work = _work(batch, spec, np.zeros(len(batch)))
+    schedulers = spec.teu.schedulers_per_unit
+    blocks = batch.blocks
+    full = blocks // (occ * spec.units)
+    rest = blocks - full * occ * spec.units
+    cycles = full * work.cycles(occ, schedulers)
+    cycles = cycles + (rest > 0) * work.cycles(np.maximum(-(-rest // spec.units), 1), schedulers)
+    return np.where(resident > 0, cycles / spec.clock_hz, np.inf)
+
+
 def price(batch: TileBatch, spec: DeviceSpec, scratchpad: Ints | None = None) -> Terms:
     """Price a batch on a GPU.
 

@@ -14,6 +14,8 @@ from roller.perf.estimate import Estimate
 from roller.tile.geometry import Floats, Geometry
 from roller.tile.program import RProgram
 
+#: Rows priced before bounds are compared.
+_PRICED_FIRST = 768
 #: Time terms that compete for the bottleneck.
 _STAGES = ("compute_s", "dram_s", "l2_s", "l3_s", "latency_s", "launch_s")
 
@@ -21,6 +23,30 @@ _STAGES = ("compute_s", "dram_s", "l2_s", "l3_s", "latency_s", "launch_s")
 def price(batch: TileBatch, spec: DeviceSpec) -> Mapping[str, Floats]:
     """Return ``seconds`` and every term of a batch, arrays of shape ``(N,)``."""
     return gpu.price(batch, spec) if spec.kind == "gpu" else cpu.price(batch, spec)
+
+
+def best_rows(batch: TileBatch, spec: DeviceSpec, count: int) -> list[tuple[float, int]]:
+    """Return ``(seconds, row)`` of the ``count`` best programs that fit the device, best first.
+
+    Exact, but most rows are only bounded from below: after the most promising have been priced in full, a row
+    whose bound exceeds the ``count``-th best time cannot be among the best.
+    """
+    rows = np.arange(len(batch))
+    if spec.kind == "gpu" and len(batch) > _PRICED_FIRST:
+        bound = gpu.lower_bound_s(batch, spec)
+        rows = np.argsort(bound, kind="stable")
+        first = rows[:_PRICED_FIRST]
+        seconds = price(batch.take(first), spec)["seconds"]
+        limit = np.partition(seconds, min(count, len(seconds)) - 1)[min(count, len(seconds)) - 1]
+        later = rows[_PRICED_FIRST:]
+        later = later[bound[later] <= limit]
+        if len(later):
+            seconds = np.concatenate([seconds, price(batch.take(later), spec)["seconds"]])
+        rows = np.concatenate([first, later])
+    else:
+        seconds = np.asarray(price(batch, spec)["seconds"])
+    order = np.lexsort((rows, seconds))[:count]
+    return [(float(seconds[i]), int(rows[i])) for i in order if np.isfinite(seconds[i])]
 
 
 def batch_of(programs: Sequence[RProgram]) -> TileBatch:
