@@ -27,6 +27,8 @@ class CompiledKernel:
         at; empty for a loaded artifact.
     reachable
         Whether the device the kernel was compiled for is at hand.
+    launcher
+        What runs the kernel; found by the artifact's language when ``None``.
     """
 
     def __init__(
@@ -34,11 +36,12 @@ class CompiledKernel:
         artifact: KernelArtifact,
         candidates: tuple[Candidate, ...] | Callable[[], tuple[Candidate, ...]] = (),
         reachable: bool = True,
+        launcher: Any = None,
     ) -> None:
         self.artifact = artifact
         self._candidates = candidates
         self._reachable = reachable
-        self._launcher: Any = None
+        self._launcher: Any = launcher
         self._lock = threading.Lock()
 
     @property
@@ -70,15 +73,18 @@ class CompiledKernel:
         """Median measured seconds per call, where it was timed."""
         return self.artifact.measured_s
 
-    def __call__(self, *arrays: Any, out: Any = None) -> Any:
+    def __call__(self, *arrays: Any, out: Any = None, **options: Any) -> Any:
         """Run the kernel.
 
         Parameters
         ----------
         *arrays
-            One array per input, in call order: NumPy or anything with DLPack, shapes and dtypes as declared.
+            One array per input, in call order: NumPy or anything with DLPack, shapes and dtypes as declared. On a GPU
+            CuPy and torch arrays are taken as they are, and the work goes to their current stream.
         out
             Array (or a tuple of them) to write into; allocated where absent.
+        **options
+            What the backend's launcher knows besides: ``stream`` on a GPU.
 
         Returns
         -------
@@ -89,7 +95,7 @@ class CompiledKernel:
         LaunchError
             Where the device is not at hand, or an array does not fit.
         """
-        return self.launcher(*arrays, out=out)
+        return self.launcher(*arrays, out=out, **options)
 
     @property
     def launcher(self) -> Any:

@@ -8,7 +8,7 @@ no kernel: a warm compile loads neither of them, nor the constructor and its mod
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from roller.compiled import CompiledKernel
 from roller.construction.options import TEMPLATE_VERSION, ConstructOptions
 from roller.errors import BuildError, ExprError, NoCandidateError, RollerError
 from roller.expr import TensorExpr
-from roller.hardware import DeviceSpec, load_spec
+from roller.hardware import DeviceSpec, list_specs, load_spec
 from roller.tile import RProgram
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from roller.construction.named import Tile
     from roller.perf.estimate import Estimate
     from roller.runtime.cache import CachedCandidate, CacheEntry
+    from roller.runtime.devices import DeviceHandle
     from roller.runtime.records import Record
 
 __all__ = ["Candidate", "CompiledKernel", "ConstructOptions", "compile", "construct", "load", "predict"]
@@ -52,7 +53,8 @@ def construct(
     expr
         A TensorExpr, a list of TVM TE tensors, or a PrimFunc.
     device
-        Name of a spec (``"v100"``), path of a YAML, ``"cpu"`` for this machine, or a DeviceSpec.
+        Name of a spec (``"v100"``), path of a YAML, ``"cpu"`` for this machine, or a DeviceSpec; or a device that is
+        here, ``"cuda:0"`` or ``"rocm:0"``, which takes the spec of its architecture that is nearest.
     top_k
         Candidates to return; overrides ``options.top_k``.
     options
@@ -124,8 +126,10 @@ def compile(
     """Compile an expression for a device, or take the kernel from the cache.
 
     On this machine's processor (``device="cpu"``) the best ``top_k`` candidates are built in parallel, checked
-    against the float64 reference, timed one at a time, and the fastest is returned. For any other device the
-    candidates are constructed, the best one is lowered to source, and no device is touched.
+    against the float64 reference, timed one at a time, and the fastest is returned; likewise on a GPU of this
+    machine (``device="cuda:0"``), in a process of its own. For the name of any other device the candidates are
+    constructed, the best one is lowered to source, and no device is touched. ``device="null:v100"`` pretends: it
+    computes with the reference and measures the estimate with noise, for tests; it is never cached.
 
     Parameters
     ----------
@@ -145,19 +149,21 @@ def compile(
     ------
     NoCandidateError
         Where no candidate survives; the message groups the reasons. It is not cached.
+    LaunchError
+        Where a device named as being here is not; the message says what is missing.
     """
-    expression, spec, chosen = _expression(expr), _spec(device), _options(options, top_k)
-    if not cache:
-        return _compile(expression, spec, chosen, seed)
+    (spec, handle), expression, chosen = _target(device), _expression(expr), _options(options, top_k)
+    if not cache or (handle is not None and handle.kind == "null"):
+        return _compile(expression, spec, chosen, seed, handle)
     from roller.runtime.cache import CacheKey, KernelCache, for_expression
 
     fresh: list[CompiledKernel] = []
 
     def build() -> CacheEntry:
-        fresh.append(_compile(expression, spec, chosen, seed))
+        fresh.append(_compile(expression, spec, chosen, seed, handle))
         return _entry_of(fresh[0])
 
-    here = _is_here(spec)
+    here = _is_here(spec) or handle is not None
     key = CacheKey.of(expression, spec.content_key, TEMPLATE_VERSION, chosen.to_dict())
     # What runs here must have been measured; elsewhere a prediction will do, a measurement is welcome.
     entry = KernelCache().load_or_build(key, build, measured=here)
@@ -211,11 +217,15 @@ def _is_here(spec: DeviceSpec) -> bool:
     return spec.kind == "cpu" and spec.name == THIS_CPU
 
 
-def _compile(expression: TensorExpr, spec: DeviceSpec, options: ConstructOptions, seed: int) -> CompiledKernel:
+def _compile(
+    expression: TensorExpr, spec: DeviceSpec, options: ConstructOptions, seed: int, handle: DeviceHandle | None = None
+) -> CompiledKernel:
     """Construct, and build, check and time where the device is here; lower the best one where it is not."""
     from roller.construction.constructor import construct_candidates
 
     candidates = construct_candidates(expression, spec, options)
+    if handle is not None:
+        return _compile_on(handle, expression, spec, candidates, seed)
     if _is_here(spec):
         return _compile_here(expression, spec, candidates, seed)
     return _lower_best(expression, spec, candidates)
@@ -244,21 +254,53 @@ def _candidate_of(cached: CachedCandidate) -> Candidate:
 def _compile_here(
     expression: TensorExpr, spec: DeviceSpec, candidates: tuple[Candidate, ...], seed: int
 ) -> CompiledKernel:
-    """Build, check and time the candidates on this machine; keep the fastest correct one."""
+    """Build, check and time the candidates on this machine's processor; keep the fastest correct one."""
     from roller.codegen import llvm  # noqa: F401 - imported before forking, so that the children inherit TVM
-    from roller.runtime.build_pool import build_all, build_here
     from roller.runtime.cpu_profile import profile
 
-    by_id = {c.id: c for c in candidates}
+    def make(candidate: Candidate) -> KernelArtifact:
+        return lower(candidate.program, expression, spec)
 
-    def build(candidate_id: str) -> KernelArtifact:
-        return lower(by_id[candidate_id].program, expression, spec)
+    return _best_of(expression, spec, candidates, make, lambda built: profile(expression, built, seed))
 
-    jobs = {c.id: c.id for c in candidates}
-    built = build_all(jobs, build) if len(jobs) > 1 else build_here(jobs, build)
+
+def _compile_on(
+    handle: DeviceHandle, expression: TensorExpr, spec: DeviceSpec, candidates: tuple[Candidate, ...], seed: int
+) -> CompiledKernel:
+    """Build, check and time the candidates on a device of this machine; keep the fastest correct one."""
+    import roller.te.compat  # noqa: F401 - imported before forking, so that the children inherit TVM
+    from roller.backends.build import build
+    from roller.backends.null.device import NullKernel
+    from roller.runtime.profiler import ProfileOptions, profile
+
+    pretended = handle.kind == "null"
+
+    def make(candidate: Candidate) -> KernelArtifact:
+        artifact = replace(lower(candidate.program, expression, spec), estimate=candidate.estimate.to_dict())
+        return artifact if pretended else build(artifact)
+
+    options = ProfileOptions(seed=seed)
+    kernel = _best_of(expression, spec, candidates, make, lambda built: profile(expression, built, [handle], options))
+    return CompiledKernel(
+        kernel.artifact, kernel.candidates, launcher=NullKernel(kernel.artifact) if pretended else None
+    )
+
+
+def _best_of(
+    expression: TensorExpr,
+    spec: DeviceSpec,
+    candidates: tuple[Candidate, ...],
+    make: Callable[[Candidate], KernelArtifact],
+    profile: Callable[[dict[str, KernelArtifact]], Mapping[str, Record]],
+) -> CompiledKernel:
+    """Make all candidates in parallel, profile what was built, return the fastest with the record of each."""
+    from roller.runtime.build_pool import build_all, build_here
+
+    jobs = {c.id: c for c in candidates}
+    built = build_all(jobs, make) if len(jobs) > 1 else build_here(jobs, make)
     artifacts = {i: r.value for i, r in built.items() if r.value is not None}
     records = {i: r.record for i, r in built.items()}
-    records.update(profile(expression, artifacts, seed))
+    records.update(profile(artifacts))
     outcome = tuple(_with_record(c, records[c.id]) for c in candidates)
     timed = [c for c in outcome if c.measured_s is not None]
     if not timed:
@@ -314,6 +356,19 @@ def _expression(expr: Any) -> TensorExpr:
 
 
 def _spec(device: str | DeviceSpec) -> DeviceSpec:
+    return _target(device)[0]
+
+
+def _target(device: str | DeviceSpec) -> tuple[DeviceSpec, DeviceHandle | None]:
+    """Return the spec to construct for, and the device to run on where one of this machine was named."""
+    from roller.runtime.devices import is_reachable, resolve
+
+    if isinstance(device, str) and is_reachable(device):
+        return resolve(device, list_specs(), load_spec)
+    return _spec_of(device), None
+
+
+def _spec_of(device: str | DeviceSpec) -> DeviceSpec:
     if isinstance(device, DeviceSpec):
         return device
     if not isinstance(device, (str, os.PathLike)):
