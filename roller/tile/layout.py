@@ -60,6 +60,13 @@ def tile_layout(stage: Stage, load: Load, tensor: Tensor, tile: Mapping[str, int
     return TileLayout(tuple(Index((Term(a),)) for a in axes), tuple(tile[a] for a in axes), axes)
 
 
+def row_axis(stage: Stage, load: Load, tensor: Tensor) -> str | None:
+    """Return the axis that rows of a staged tile run along; ``None`` for windows and constants."""
+    layout = tile_layout(stage, load, tensor, stage.extents)
+    last = layout.dims[-1].terms if layout.dims else ()
+    return last[0].axis if len(last) == 1 and last[0].coef == 1 else None
+
+
 def mean_step(index: Sequence[Index], shape: Sequence[int], axis: str, extent: int) -> float:
     """Return the mean distance in memory (elements) between neighbours along ``axis``; 1 is contiguous."""
     n = min(extent, 257)

@@ -73,8 +73,9 @@ def build(artifact: KernelArtifact) -> KernelArtifact:
 
     Notes
     -----
-    The log is that of ``ptxas -v``. CUDA 12 builds for ``sm_50`` and newer. A kernel that spills is compiled
-    again with launch bounds of one resident block; the artifact carries the source that was built.
+    The log is that of ``ptxas -v``. CUDA 12 builds for ``sm_50`` and newer. A kernel that spills, or takes more
+    registers than its estimate counts on, is compiled again with launch bounds; the artifact carries the source
+    that was built.
     """
     if artifact.language != "cuda":
         raise BuildError(
@@ -83,17 +84,28 @@ def build(artifact: KernelArtifact) -> KernelArtifact:
     start = time.perf_counter()
     arch = str(artifact.target["arch"])
     binary, log = compile_source(artifact.source, arch)
-    if resources(log)["spill_bytes"]:
-        relaxed = replace(artifact, launches=tuple(replace(x, source=_one_block(x.source)) for x in artifact.launches))
-        second, second_log = compile_source(relaxed.source, arch)
-        if resources(second_log)["spill_bytes"] < resources(log)["spill_bytes"]:
-            artifact, binary, log = relaxed, second, second_log
+    terms = dict(artifact.estimate.get("terms", {}))
+    blocks = max(1, int(terms.get("blocks_per_unit", 1)))
+    spills = resources(log)["spill_bytes"]
+    crowded = kernel_resources(log)[artifact.launches[0].entry]["registers"] > terms.get("registers", 255)
+    # Fewer resident blocks leave each thread more registers; fewer than priced are worth it only to end spills.
+    for bound in range(blocks, 0, -1) if spills else [blocks] if crowded else []:
+        bounded = _bounded(artifact, bound)
+        second, second_log = compile_source(bounded.source, arch)
+        left = resources(second_log)["spill_bytes"]
+        if left < spills or (left == 0 and crowded):
+            artifact, binary, log, spills = bounded, second, second_log, left
+        if not left:
+            break
     return artifact.with_binary(binary, **resources(log), seconds=time.perf_counter() - start, log=log)
 
 
-def _one_block(source: str) -> str:
-    """Ask for one resident block only: ptxas otherwise spills a few registers to fit another."""
-    return re.sub(r"__launch_bounds__\((\d+)\)", r"__launch_bounds__(\1, 1)", source)
+def _bounded(artifact: KernelArtifact, blocks: int) -> KernelArtifact:
+    """Ask for resident blocks of the first kernel: ptxas fits its registers to them, instead of to a guess."""
+    entry = re.escape(artifact.launches[0].entry)
+    pattern = rf"__launch_bounds__\((\d+)(?:, \d+)?\)(?= {entry}\()"
+    source = re.sub(pattern, rf"__launch_bounds__(\1, {blocks})", artifact.launches[0].source)
+    return replace(artifact, launches=tuple(replace(x, source=source) for x in artifact.launches))
 
 
 def kernel_resources(log: str) -> dict[str, dict[str, int]]:

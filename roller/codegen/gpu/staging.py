@@ -30,12 +30,15 @@ from roller.codegen.gpu.nest import (
     when,
 )
 from roller.expr import COMBINERS, Cast, Index, Load, Stage, Tensor
+from roller.te.compat import tirx
 from roller.te.emit import constant, emit_bounds, emit_index
 from roller.tile.layout import TileLayout, tile_layout
 
 #: Elements one thread has on their way to the scratchpad at most: an unrolled copy holds them, and their
 #: addresses, in registers beside the accumulators.
 _IN_FLIGHT = 16
+#: Rounds of a copy against those of one without idle threads: address arithmetic saved is worth this many.
+_IDLE = 1.5
 
 
 @dataclass(frozen=True)
@@ -129,23 +132,43 @@ def copy_tile(
     ``base`` maps every axis to the start of the current tile.
     """
     width = _copy_width(ctx, t, domain)
-    total = math.prod(t.layout.extents)
-    rounds = -(-total // (threads * width))
+    counts = (*t.layout.extents[:-1], t.layout.extents[-1] // width)
+    lead = _leading(counts, threads)
+    rows, columns = math.prod(counts[:lead]), math.prod(counts[lead:])
+    together = threads // columns
+    rounds = -(-rows // together)
+    groups = -(-rounds // max(1, _IN_FLIGHT // width))
+    unrolled = -(-rounds // groups)
+    idle = [thread < together * columns] if together * columns < threads else []
+    inner = unravel(tirx.floormod(thread, columns) if rows > 1 or idle else thread, counts[lead:])
 
     def one(r: Expr) -> Stmt:
-        flat = (r * threads + thread) * width
-        coords = unravel(flat, t.layout.extents)
+        row = r * together + tirx.floordiv(thread, columns)
+        coords = [*unravel(row, counts[:lead]), *inner]
+        coords[-1] = coords[-1] * width
         offset: Any = num(0)
         for c, p in zip(coords, t.pitch, strict=True):
             offset = offset + c * p
         conditions, index = _source(t, domain, base, coords)
         body = _transfer(ctx, t, conditions, index, offset, width)
-        return when([flat < total] if total % (threads * width) else [], body)
+        return when([*idle, *([row < rows] if groups * unrolled * together > rows else [])], body)
 
-    together = max(n for n in range(1, rounds + 1) if rounds % n == 0 and (n == 1 or n * width <= _IN_FLIGHT))
-    return loop(
-        "copy", rounds // together, lambda r: loop("c", together, lambda c: one(r * together + c), unroll=True)
-    )
+    return loop("copy", groups, lambda g: loop("c", unrolled, lambda c: one(g * unrolled + c), unroll=True))
+
+
+def _leading(counts: Sequence[int], threads: int) -> int:
+    """Return how many leading dimensions of a tile the rounds of its copy step over.
+
+    All threads of a round share the trailing ones, so that the addresses of all rounds differ by constants
+    and cost neither arithmetic nor registers. Threads that find no row idle; where too many would, the
+    tile is copied as one run.
+    """
+    best = -(-math.prod(counts) // threads)
+    for lead in range(len(counts)):
+        columns = math.prod(counts[lead:])
+        if columns <= threads and -(-math.prod(counts[:lead]) // (threads // columns)) <= _IDLE * best:
+            return lead
+    return len(counts)
 
 
 def _source(

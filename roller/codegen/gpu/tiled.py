@@ -48,6 +48,8 @@ from roller.te.compat import tirx
 from roller.te.emit import combine, constant, emit_bounds, emit_index, emit_scalar
 from roller.tile import RProgram
 
+#: Words of the widest read of the scratchpad.
+_VECTOR_WORDS = 4
 #: Scratchpad a kernel may declare statically (bytes); more must be dynamic.
 STATIC_SHARED_BYTES = 48 * 1024
 
@@ -159,7 +161,9 @@ class Tiled:
         plan: list[tuple[str, int, bool]] = []
         for a in reversed(self.stage.reduction_axes):
             extent = self.domain.tile[a.name]
-            inner = max(d for d in range(1, extent + 1) if extent % d == 0 and d <= budget)
+            # The innermost points are unrolled at least as far as one vector read of the scratchpad reaches.
+            width = 1 if plan else math.gcd(extent, _VECTOR_WORDS)
+            inner = max(d for d in range(width, extent + 1, width) if extent % d == 0 and d <= max(budget, width))
             budget = budget // inner if inner == extent else 0
             plan.insert(0, (a.name, inner, True))
             if inner < extent:
