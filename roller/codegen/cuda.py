@@ -37,6 +37,15 @@ _INFINITY = """\
 #define CUDART_INF __longlong_as_double(0x7ff0000000000000LL)
 #endif
 """
+#: TVM keeps eight 32-bit integers in a ulonglong4 (bfloat16 taken apart), and calls a constructor CUDA does not have.
+WIDE_INTEGERS = """\
+static inline __device__ ulonglong4 make_ulonglong4(unsigned a, unsigned b, unsigned c, unsigned d,
+                                                    unsigned e, unsigned f, unsigned g, unsigned h) {
+  typedef unsigned long long wide;
+  return make_ulonglong4(a | (wide)b << 32, c | (wide)d << 32, e | (wide)f << 32, g | (wide)h << 32);
+}
+"""
+EIGHT_INTEGERS = r"\bmake_ulonglong4\((?:[^,;]+, ){7}"
 
 
 def lower(program: RProgram, expression: TensorExpr, arch: str, device: str) -> KernelArtifact:
@@ -151,7 +160,8 @@ def clean(source: str) -> str:
     )
     source = re.sub(r"#ifdef _WIN32.*?#else\n(.*?)#endif\n", lambda m: str(m[1]), source, count=1, flags=re.S)
     source = re.sub(r'extern "C" __global__[^;{]*\);\n', "", source)  # forward declarations
-    if "CUDART_INF" in source:
-        at = source.index('extern "C" __global__')
-        source = source[:at] + _INFINITY + source[at:]
+    added = _INFINITY if "CUDART_INF" in source else ""
+    added += WIDE_INTEGERS if re.search(EIGHT_INTEGERS, source) else ""
+    at = source.index('extern "C" __global__')
+    source = source[:at] + added + source[at:]
     return source.strip() + "\n"

@@ -84,6 +84,7 @@ _PRELUDE: tuple[tuple[str, str], ...] = (
     (r"\bhalf\w*\b", _HALF),
     (r"\b(?:make_)?half4\b", _HALF4),
     (r"\b__pack_half2\b", _PACK_HALF2),
+    (cuda.EIGHT_INTEGERS, cuda.WIDE_INTEGERS),
 )
 
 

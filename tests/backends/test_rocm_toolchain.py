@@ -91,6 +91,7 @@ def test_operators_of_the_benchmark_build_without_spills(arch):
     [
         ops.matmul(64, 64, 64, dtype="float16"),
         ops.matmul(16, 20, 32, dtype="int8"),
+        ops.matmul(64, 64, 64, dtype="bfloat16"),
         ops.softmax((4, 64), dtype="float16"),
         ops.elementwise(("gelu",), (64, 64), dtype="float16"),
         ops.elementwise(("add", "sigmoid"), (33, 5), dtype="bfloat16"),

@@ -84,6 +84,20 @@ def test_tiled_text_runs(tmp_path):
     np.testing.assert_allclose(y, e.evaluate(arrays)[0], rtol=1e-5, atol=1e-5)
 
 
+@needs_compiler
+def test_eight_bfloat16_in_one_vector(tmp_path):
+    # TVM takes them apart into a ulonglong4 and calls a constructor that neither CUDA nor HIP has.
+    e = ops.elementwise(("relu",), (64, 64), dtype="bfloat16")
+    kw = {"vector_axis": "d0*d1", "vector_elements": 8}
+    p = RProgram(fuse_axes(e), "gpu", "streaming", (("register", (8,)), ("shared", (1024,))), **kw)
+    a = lower(p, e, "gfx906", "test")
+    assert re.search(r"make_ulonglong4\((\(uint\)\d+, ){7}", a.source)
+    x = np.random.default_rng(2).standard_normal((64, 64), np.float32)
+    bits = (x.view(np.uint32) >> 16).astype(np.uint16)
+    (y,) = wavefront_cpu.run(a, [bits], tmp_path)
+    np.testing.assert_array_equal(y, np.where(bits >> 15, 0, bits))
+
+
 def test_artifact_says_what_it_is():
     a = rows(SOFTMAX, (1, 1), LANES[64])
     assert (a.language, a.target, a.device) == ("hip", {"arch": "gfx906"}, "test")

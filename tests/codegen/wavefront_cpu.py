@@ -13,6 +13,8 @@ from roller.artifact import KernelArtifact
 
 HEADERS = Path(__file__).parent / "wavefront"
 COMPILER = shutil.which("g++")
+#: NumPy has no bfloat16: its bits stand for it.
+_STORED = {"bfloat16": "uint16"}
 
 
 def run(artifact: KernelArtifact, inputs: list[np.ndarray], folder: Path) -> list[np.ndarray]:
@@ -28,7 +30,7 @@ def run(artifact: KernelArtifact, inputs: list[np.ndarray], folder: Path) -> lis
     assert done.returncode == 0, done.stderr
     loaded = ctypes.CDLL(str(library))
     given = dict(zip((a.name for a in artifact.inputs), inputs, strict=True))
-    arrays = {a.name: given.get(a.name, np.zeros(a.shape, a.dtype)) for a in artifact.arguments}
+    arrays = {a.name: given.get(a.name, np.zeros(a.shape, _STORED.get(a.dtype, a.dtype))) for a in artifact.arguments}
     for n, launch in enumerate(artifact.launches):
         pointers = (ctypes.c_void_p * len(launch.arguments))(*(arrays[x].ctypes.data for x in launch.arguments))
         getattr(loaded, f"run{n}")(pointers)

@@ -15,8 +15,16 @@ struct float2 { float x, y; };
 struct alignas(16) float4 { float x, y, z, w; };
 struct alignas(16) int4 { int x, y, z, w; };
 struct int2 { int x, y; };
+struct ushort2 { unsigned short x, y; };
+struct ushort4 { unsigned short x, y, z, w; };
+struct uint2 { unsigned x, y; };
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+struct alignas(32) ulonglong4 { unsigned long long x, y, z, w; };
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+inline ulonglong4 make_ulonglong4(unsigned long long x, unsigned long long y, unsigned long long z,
+                                  unsigned long long w) { return {x, y, z, w}; }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 #define __global__
 #define __device__
