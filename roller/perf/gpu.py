@@ -93,11 +93,20 @@ def scratchpad_bytes(batch: TileBatch, padding: Mapping[str, Ints] | None = None
     if not batch.staged:
         return total
     for a in batch.geometry.loads:
-        elements = a.elements(batch.block)
+        elements = a.allocated_elements(batch.block)
         if padding and a.tensor.name in padding:
-            elements = elements + row_elements(a, batch.block)[0] * padding[a.tensor.name]
+            elements = elements + elements // _row_extent(batch, a) * padding[a.tensor.name]
         total = total + elements * a.tensor.itemsize_bytes
     return total
+
+
+def _row_extent(batch: TileBatch, access: Access) -> Ints:
+    """Elements of one row of a staged tile, storage padding excluded, ``(N,)``."""
+    axis = _row_axis(batch, access)
+    if axis is not None:
+        return batch.block[:, batch.geometry.names.index(axis)]
+    steps = np.abs(access.coefficients[-1]) if access.coefficients.shape[0] else 0
+    return np.asarray(1 + ((batch.block - 1) * steps).sum(axis=1))
 
 
 def occupancy(batch: TileBatch, spec: DeviceSpec, scratchpad: Ints) -> tuple[Ints, Ints]:

@@ -98,6 +98,22 @@ class Access:
                 total *= self._extent(d, tiles)
         return total
 
+    def allocated_elements(self, tiles: Ints) -> Ints:
+        """Elements the staged copy of a data tile occupies, ``(N,)``.
+
+        As :meth:`elements`, but a tile that reaches beyond the axes is stored whole: threads of the padded part
+        read it, although nothing is loaded there.
+        """
+        total = np.ones(len(tiles), np.int64)
+        if self.gather:
+            return np.asarray(tiles[:, self.uses].prod(axis=1))
+        for moves in self._moves:
+            touched: Ints | int = 1
+            for a, step in moves:
+                touched = touched + step * (tiles[:, a] - 1)
+            total = total * touched
+        return total
+
     def runs(self, tiles: Ints) -> tuple[Ints, Ints]:
         """Rows of a data tile and elements from the first to the last of one contiguous row.
 
@@ -255,6 +271,11 @@ class Geometry:
     def order(self) -> tuple[int, ...]:
         """Spatial axes in the order threads and blocks run over them: the one contiguous in the output last."""
         return tuple(a for a in store_order(self.expr.anchor, self.names) if self.spatial[a])
+
+    @cached_property
+    def load_names(self) -> tuple[str, ...]:
+        """Tensors the anchor loads."""
+        return tuple(dict.fromkeys(a.tensor.name for a in self.loads))
 
     @cached_property
     def reads(self) -> tuple[Access, ...]:
