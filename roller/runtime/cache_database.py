@@ -13,7 +13,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from roller.runtime.cache_lock import file_lock
 #: Another layout is another file, so versions of roller that differ in it live side by side.
 LAYOUT = 1
 _BUSY_S = 60.0
+#: Ask for the rights files are opened with, where the system tells them apart from those of the real user.
+_AS_OPENED = os.access in os.supports_effective_ids
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS entries (key TEXT PRIMARY KEY, parts TEXT NOT NULL, artifact TEXT NOT NULL, "
     "artifact_bytes INTEGER NOT NULL, candidates TEXT NOT NULL, measured INTEGER NOT NULL, expression TEXT NOT NULL, "
@@ -95,7 +97,7 @@ class Database:
         with self._reading() as db:
             query = f"SELECT {_FIELDS} FROM measurements WHERE ?1 IS NULL OR spec = ?1 ORDER BY id"
             found = db.execute(query, (spec_key,)).fetchall() if db else []
-        return tuple(Measurement(*r[:-1], detail=tuple((k, v) for k, v in json.loads(r[-1]))) for r in found)
+        return tuple(replace(Measurement(*r), detail=tuple((k, v) for k, v in json.loads(r[-1]))) for r in found)
 
     def put(self, rows: Iterable[Row], measurements: Iterable[Measurement]) -> int:
         """Add rows and measurements in one transaction; return how many rows were written.
@@ -193,7 +195,7 @@ class Database:
         try:
             return self._open()
         except (sqlite3.OperationalError, OSError):
-            if os.access(self.path, os.W_OK) and os.access(self.path.parent, os.W_OK):
+            if all(os.access(p, os.W_OK, effective_ids=_AS_OPENED) for p in (self.path, self.path.parent)):
                 raise
             # WAL needs files beside the database; where none can be made, nobody here writes either.
             return self._connect(f"{self.path.absolute().as_uri()}?mode=ro&immutable=1")

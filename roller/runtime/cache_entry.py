@@ -95,7 +95,7 @@ class Measurement:
 
 def artifact_bytes(artifact: KernelArtifact) -> bytes:
     """Return the file of an artifact; the same artifact gives the same bytes."""
-    return json.dumps(artifact.to_dict(), sort_keys=True, separators=(",", ":")).encode()
+    return json.dumps(artifact.to_dict(), separators=(",", ":")).encode()
 
 
 def artifact_of(data: bytes, where: str) -> KernelArtifact:

@@ -14,7 +14,9 @@ from roller.artifact import FORMAT_VERSION
 from roller.expr import TensorExpr
 
 #: Parts of the package that decide which kernel comes out for a given expression, spec and options.
-_DECIDING = ("artifact.py", "backends", "codegen", "construction", "expr", "perf", "pipeline.py", "runtime", "tile")
+_DECIDING = (
+    "artifact.py", "backends", "codegen", "construction", "expr", "hardware", "perf", "pipeline.py", "runtime", "tile",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,8 @@ def import_cache(cache: KernelCache, path: Path) -> dict[str, int]:
                     raise _wrong(where, f"{name} changed while it was read")
             written = cache.put(rows, measurements)
     except (OSError, EOFError, tarfile.TarError, zlib.error, sqlite3.Error) as err:
-        raise ArtifactError(f"{where}: cannot import ({err}). Check the file and that the cache is writable.") from err
+        why = (str(err).splitlines() or [type(err).__name__])[0]  # tarfile says what each compression thought of it
+        raise ArtifactError(f"{where}: cannot import ({why}). Check the file and that the cache is writable.") from err
     return {"entries": len(rows), "written": written, "measurements": len(measurements)}
 
 
@@ -191,6 +192,4 @@ def _sum(body: dict[str, Any]) -> str:
 
 
 def _wrong(where: str, what: str) -> ArtifactError:
-    return ArtifactError(
-        f"{where}: expected a file written by 'roller cache export', but {what}. Nothing was imported."
-    )
+    return ArtifactError(f"{where}: expected a file of 'roller cache export', but {what}. Nothing was imported.")
