@@ -31,14 +31,11 @@ _C_TYPES = {
     "float64": ("double",),
     "float32": ("float",),
     "float16": ("half", "__half"),
-    "bfloat16": ("nv_bfloat16", "__nv_bfloat16"),
+    "bfloat16": ("nv_bfloat16", "__nv_bfloat16", "ushort", "uint16_t"),  # TVM stores it as ushort before sm_80
     "int64": ("int64_t", "long long", "long"),
     "int32": ("int", "int32_t"),
     "int16": ("short", "int16_t"),
     "int8": ("signed char", "char", "int8_t"),
-    "uint64": ("uint64_t", "unsigned long long", "unsigned long"),
-    "uint32": ("uint", "unsigned int", "unsigned", "uint32_t"),
-    "uint16": ("ushort", "unsigned short", "uint16_t"),
     "uint8": ("uchar", "unsigned char", "uint8_t"),
     "bool": ("bool", "signed char", "uint8_t", "uchar", "unsigned char"),
 }
@@ -231,6 +228,19 @@ def _launch(
 def _architecture(arch: str) -> int:
     m = re.search(r"(\d+)", arch)
     return int(m[1]) * 10 if m else 800
+
+
+def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
+    """Return the values a kernel sees: bfloat16, which NumPy lacks, as float32 of those values.
+
+    Examples
+    --------
+    >>> rounded(np.float32([1.001, 3.14159]), "bfloat16")
+    array([1.      , 3.140625], dtype=float32)
+    """
+    if dtype != "bfloat16":
+        return array
+    return _from_bfloat16(array if array.dtype == np.uint16 else _to_bfloat16(array))
 
 
 def _to_bfloat16(value: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from roller.artifact import KernelArtifact
-from roller.emulator.emulate import ORDERS, Emulated
+from roller.emulator.emulate import ORDERS, Emulated, rounded
 from roller.errors import EmulationError
 from roller.expr import TensorExpr
 
@@ -81,7 +81,10 @@ def prove(
     """
     expression = artifact.expression
     emulated = Emulated(artifact, check=check, cache_dir=cache_dir)
-    inputs = list(arrays) if arrays is not None else _inputs(expression, seed)
+    inputs = [
+        rounded(np.asarray(a), t.dtype)
+        for a, t in zip(arrays if arrays is not None else _inputs(expression, seed), expression.inputs, strict=True)
+    ]
     judge = compare or within_bound
     failures: list[tuple[str, str]] = []
     first: tuple[str, tuple[np.ndarray, ...]] | None = None

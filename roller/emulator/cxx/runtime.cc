@@ -20,6 +20,7 @@ const int64_t STACK_BYTES = 256 << 10;
 const int64_t ARENA_BYTES = 1 << 20;   // scratchpad of a block, all arrays and the gaps between them
 const int64_t ARENA_START = 1024;      // no array begins at shared address 0
 const int64_t GAP_BYTES = 256;
+const int64_t NEAR_BYTES = 1 << 20;  // a stray address this close to an array is reported as beyond it
 const int MAX_ARRAYS = 64;
 const int POISON = 0xff;               // NaN as float and half, -1 as integer
 
@@ -31,6 +32,11 @@ struct Copy {
   int64_t bytes, source_bytes;
   int group;
 };
+
+void perform(const Copy& c) {
+  memcpy(c.target, c.source, (size_t)c.source_bytes);
+  memset(c.target + c.source_bytes, 0, (size_t)(c.bytes - c.source_bytes));
+}
 
 struct Fiber {
   jmp_buf at;
@@ -384,19 +390,18 @@ const Region* region_of(const void* address, int64_t bytes) {
   Worker& w = *W;
   const char* a = (const char*)address;
   const Region* nearest = nullptr;
+  int64_t least = NEAR_BYTES;
   auto look = [&](const Region& r) {
-    if (!r.base) return false;
-    if (a >= r.base && a < r.base + r.bytes) return true;
-    if (a >= r.base - GAP_BYTES && a < r.base + r.bytes + GAP_BYTES && (!nearest || a >= r.base)) nearest = &r;
-    return false;
+    if (!r.base) return;
+    int64_t distance = a < r.base ? r.base - a : a >= r.base + r.bytes ? a - (r.base + r.bytes) + 1 : 0;
+    if (distance < least) least = distance, nearest = &r;
   };
-  for (int i = 0; i < w.launch->buffers; ++i)
-    if (look(w.launch->buffer[i])) return &w.launch->buffer[i];
-  for (const Region& r : w.arrays)
-    if (look(r)) return &r;
-  if (look(w.dynamic)) return &w.dynamic;
+  for (int i = 0; i < w.launch->buffers; ++i) look(w.launch->buffer[i]);
+  for (const Region& r : w.arrays) look(r);
+  look(w.dynamic);
+  if (nearest && least == 0) return nearest;
   const char* here = (const char*)__builtin_frame_address(0);
-  if (!nearest && a > here && a < here + STACK_BYTES) return nullptr;
+  if (a > here && a < here + STACK_BYTES) return nullptr;
   if (nearest) fail_access(nearest, address, bytes, 1);
   fail("out of bounds", "%lld-byte access at an address in no buffer of this launch", (long long)bytes);
 }
@@ -414,8 +419,13 @@ char* shared_pointer(unsigned address) {
 }
 
 void async_copy(char* target, const char* source, int64_t bytes, int64_t source_bytes) {
-  Fiber& f = W->fibers[W->current];
-  f.copies.push_back(Copy{target, source, bytes, source_bytes, f.group});
+  Worker& w = *W;
+  Copy copy{target, source, bytes, source_bytes, w.fibers[w.current].group};
+  bool now = w.launch->order == 0 || (w.launch->order == 2 && (w.random.next() & 1));
+  if (now)
+    perform(copy);
+  else
+    w.fibers[w.current].copies.push_back(copy);
 }
 
 void async_commit() { W->fibers[W->current].group++; }
@@ -428,8 +438,7 @@ void async_wait(int groups_left) {
       f.copies[kept++] = c;
       continue;
     }
-    memcpy(c.target, c.source, (size_t)c.source_bytes);
-    memset(c.target + c.source_bytes, 0, (size_t)(c.bytes - c.source_bytes));
+    perform(c);
   }
   f.copies.resize(kept);
 }

@@ -69,7 +69,8 @@ const Region* region_of(const void* address, int64_t bytes);
 unsigned shared_address(const void* pointer);
 char* shared_pointer(unsigned address);
 
-// Asynchronous copies take place only when the thread waits for them, so that a missing wait shows.
+// An asynchronous copy may land at any moment until the thread waits for it: at once in forward order, which shows a
+// target still being read; at the wait in reverse order, which shows a missing wait; either in random order.
 void async_copy(char* target, const char* source, int64_t bytes, int64_t source_bytes);
 void async_commit();
 void async_wait(int groups_left);
