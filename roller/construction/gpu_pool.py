@@ -44,6 +44,7 @@ def pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> lis
     tiles = _streaming(geometry, spec) if structure == "streaming" else _rows(geometry, spec)
     register, block = tiles
     keep = register_limits(TileBatch(geometry, structure, register, block, np.ones(len(block), np.int64), ()), spec)
+    keep &= padding_allowed(geometry, block, options)
     register, block = register[keep][: options.pool], block[keep][: options.pool]
     return [TileBatch(geometry, structure, register, block, np.ones(len(block), np.int64), ())]
 
@@ -55,6 +56,15 @@ def register_limits(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
     assert spec.limits.threads_per_block and spec.limits.usable_registers_per_thread
     fits = (threads % spec.teu.lanes == 0) & (threads <= spec.limits.threads_per_block)
     return np.asarray(fits & (words <= spec.limits.usable_registers_per_thread))
+
+
+def padding_allowed(geometry: Geometry, block: Ints, options: ConstructOptions) -> np.ndarray:
+    """Mask of blocks whose padded waste is within ``epsilon``, and none where the expression forbids padding."""
+    if options.epsilon >= 1.0 and geometry.expr.allow_padding:
+        return np.ones(len(block), bool)
+    waste = (-geometry.extents % block) / geometry.extents
+    limit = options.epsilon if geometry.expr.allow_padding else 0.0
+    return np.asarray((waste <= limit).all(axis=1))
 
 
 def _tiled(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> TileBatch:
@@ -103,10 +113,7 @@ def _finish(geometry: Geometry, spec: DeviceSpec, register: Ints, block: Ints, o
     """Keep what fits the scratchpad and the padding allowed; add split-K variants where blocks are few."""
     batch = TileBatch(geometry, "tiled", register, block, np.ones(len(block), np.int64), geometry.load_names)
     keep = scratchpad_bytes(batch) <= (spec.layer("shared").usable_bytes or 0)
-    if options.epsilon < 1.0 or not geometry.expr.allow_padding:
-        waste = (-geometry.extents % block) / geometry.extents
-        limit = options.epsilon if geometry.expr.allow_padding else 0.0
-        keep &= (waste <= limit).all(axis=1)
+    keep &= padding_allowed(geometry, block, options)
     batch = batch.take(np.flatnonzero(keep)[: options.pool])
     if not options.split_k:
         return batch

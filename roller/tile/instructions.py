@@ -131,9 +131,9 @@ def instructions(program: RProgram) -> Iterator[Instruction]:
     steps = list(_positions(anchor.reduction_axes, block))
     share = -(-len(steps) // program.split_k)
     parts = -(-len(steps) // share)  # parts left without a step would add nothing
-    outputs = list(_positions([program.axes[a] for a in geometry.order], block))
+    grid = [program.axes[a] for a in geometry.order]
     for part in range(parts):
-        for output in outputs:
+        for output in _positions(grid, block):
             for step in steps[part * share : (part + 1) * share]:
                 at = {**output, **step}
                 for access in geometry.loads:
@@ -144,7 +144,7 @@ def instructions(program: RProgram) -> Iterator[Instruction]:
             else:
                 yield from _finish(program, geometry, output)
     if parts > 1:
-        for output in outputs:
+        for output in _positions(grid, block):
             region = _region(program, geometry.store, output, whole=True)
             for part in range(parts):
                 yield Load(layer, partial_name(anchor, part), region)

@@ -38,7 +38,7 @@ def _runs(region: Box, shape):
     tile=st.tuples(*[st.sampled_from([1, 2, 4, 8])] * 4), transaction=st.sampled_from([32, 64]),
 )  # fmt: skip
 def test_rows_and_their_alignment_by_enumeration(which, size, tile, transaction):
-    """Every run of every tile starts at a multiple of the promised alignment, and there are no more rows than promised."""
+    """Every run of every tile starts at the promised alignment, and there are no more rows than promised."""
     a, b, c, d = tile
     expr, block = {
         "matmul": lambda: (ops.matmul(size, 24, 16), (a, b, c)),
