@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from roller import __version__
+from roller.cli import bundle as bundle_verb
 from roller.cli import cache as cache_verb
 from roller.cli import compile as compile_verb
 from roller.cli import construct as construct_verb
@@ -41,6 +42,7 @@ app.command("compile")(compile_verb.compile_command)
 app.command("construct")(construct_verb.construct_command)
 app.command("predict")(predict_verb.predict_command)
 app.command("devices")(devices_verb.devices_command)
+app.add_typer(bundle_verb.bundle_app)
 app.add_typer(cache_verb.cache_app)
 
 

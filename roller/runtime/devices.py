@@ -138,7 +138,7 @@ def match(properties: DeviceProperties, specs: Iterable[DeviceSpec]) -> DeviceSp
         Where no specification has the architecture.
     """
     known = list(specs)
-    fitting = [s for s in known if _base(s.target.get("arch", "")) == _base(properties.arch)]
+    fitting = [s for s in known if same_arch(s.target.get("arch", ""), properties.arch)]
     if not fitting:
         archs = sorted({s.target["arch"] for s in known if s.kind == "gpu"})
         raise SpecError(
@@ -192,6 +192,17 @@ def properties_of(data: Mapping[str, object]) -> DeviceProperties:
     raw = values.pop("versions", {})
     versions = tuple((str(k), str(v)) for k, v in raw.items()) if isinstance(raw, dict) else ()
     return DeviceProperties(versions=versions, **values)  # type: ignore[arg-type]
+
+
+def same_arch(one: str, other: str) -> bool:
+    """Return whether two architectures are one, features aside.
+
+    Examples
+    --------
+    >>> same_arch("sm_90", "sm_90a"), same_arch("sm_90", "sm_80")
+    (True, False)
+    """
+    return _base(one) == _base(other)
 
 
 def _base(arch: str) -> str:

@@ -1,0 +1,215 @@
+"""``roller bundle``: kernels for a machine elsewhere, built here; its measurements brought home."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+import roller
+from roller.artifact import KernelArtifact
+from roller.backends.build import build
+from roller.cli.common import DeviceOption, JsonOption, SetOption, TopKOption, console, device_of, print_json
+from roller.construction.options import TEMPLATE_VERSION, ConstructOptions
+from roller.errors import ArtifactError, BuildError, ExprError
+from roller.hardware import DeviceSpec
+from roller.pipeline import lower
+from roller.runtime.build_pool import BuildResult, build_all
+from roller.runtime.bundle_format import OperatorEntry, check_target, pack, unpack, write_bundle
+from roller.runtime.bundle_import import import_results
+from roller.runtime.cache_key import code_digest
+from roller.runtime.records import grouped_reasons
+
+bundle_app = typer.Typer(
+    name="bundle", help="Kernels to be checked and timed on another machine.", no_args_is_help=True
+)
+
+#: Size a set of kernels stays under unless asked otherwise (bytes).
+LIMIT_BYTES = 60_000_000
+
+OpsOption = Annotated[Path, typer.Option("--ops", help="YAML with rows of operators, e.g. benchmarks/operators.yaml.")]
+OutOption = Annotated[Path, typer.Option("--out", "-o", help="Folder to write; must not exist.")]
+BatchOption = Annotated[int | None, typer.Option("--batch", min=1, help="Batch size; the rows' own when absent.")]
+FilterOption = Annotated[str, typer.Option("--filter", help="Comma-separated ids or patterns, e.g. 'M*,C1?'.")]
+LimitOption = Annotated[int, typer.Option("--limit-bytes", min=1, help="Leave binaries out, worst ranks first, above.")]
+WorkersOption = Annotated[int | None, typer.Option("--workers", min=1, help="Processes that build at a time.")]
+SourcesOption = Annotated[bool, typer.Option("--sources", help="Leave all binaries out; build where it is run.")]
+ResultsArgument = Annotated[Path, typer.Argument(metavar="RESULTS", help="JSON of `roller.runtime.bundle run`.")]
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One operator to construct, lower and build."""
+
+    row: Mapping[str, Any]
+    spec: DeviceSpec
+    options: ConstructOptions
+    batch: int | None
+    binaries: bool
+
+
+@bundle_app.command("create")
+def create_command(
+    ops: OpsOption,
+    out: OutOption,
+    device: DeviceOption = "h200",
+    top_k: TopKOption = 10,
+    batch: BatchOption = None,
+    pattern: FilterOption = "*",
+    limit_bytes: LimitOption = LIMIT_BYTES,
+    workers: WorkersOption = None,
+    sources: SourcesOption = False,
+    as_json: JsonOption = False,
+    settings: SetOption = None,
+) -> None:
+    """Construct, lower and build the best candidates of a list of operators, and write them as one folder.
+
+    Run it where a GPU is with ``python -m roller.runtime.bundle run FOLDER --json r.json``.
+    """
+    check_target(out)
+    spec = device_of(device, settings)
+    if spec.kind != "gpu":
+        raise ArtifactError(
+            f"--device: expected the spec of a GPU, got '{spec.name}'. CPU kernels compile where they run."
+        )
+    options = ConstructOptions(top_k=top_k)
+    jobs = {str(row["id"]): _Job(row, spec, options, batch, not sources) for row in _rows(ops, pattern)}
+    import roller.te.compat  # noqa: F401 - imported before forking, so that the children inherit TVM
+
+    built = build_all(jobs, _built, workers=workers, timeout_s=900.0)
+    operators = [r.value for r in built.values() if r.value is not None]
+    if not operators:
+        reasons = grouped_reasons(r.record for r in built.values())
+        raise BuildError(f"no operator could be built: {reasons}. See the reasons, or add --sources to skip building.")
+    operators, left_out = _within(operators, limit_bytes)
+    manifest = write_bundle(out, _header(spec, options, batch), operators)
+    _report(manifest, built, left_out, out, as_json)
+
+
+@bundle_app.command("import")
+def import_command(results: ResultsArgument, as_json: JsonOption = False) -> None:
+    """Feed the winners and measured times of a bundle's run into the cache of this machine."""
+    done = import_results(results)
+    if as_json:
+        print_json(done)
+        return
+    screen = console()
+    screen.print(f"imported {done['kernels']} kernels and {done['measurements']} measurements")
+    if not done["current"]:
+        screen.print("the kernels were built by other sources of roller than these, which will build their own")
+
+
+def _rows(path: Path, pattern: str) -> list[Mapping[str, Any]]:
+    """Return the operators of a YAML file whose id matches.
+
+    Raises
+    ------
+    ExprError
+        Where the file cannot be read, holds no list of operators, or none matches.
+    """
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as err:
+        raise ExprError(f"{path}: cannot read the operators ({err}). Check the path.") from err
+    rows = data.get("operators") if isinstance(data, dict) else None
+    if not isinstance(rows, list) or not all(isinstance(r, dict) and "id" in r for r in rows):
+        raise ExprError(
+            f"{path}: expected 'operators:' with a list of rows that have an id. See benchmarks/operators.yaml."
+        )
+    patterns = [p.strip() for p in pattern.split(",")]
+    found = [r for r in rows if any(fnmatch.fnmatchcase(str(r["id"]), p) for p in patterns)]
+    if not found:
+        raise ExprError(f"--filter: '{pattern}' matches none of {len(rows)} operators of {path}.")
+    return found
+
+
+def _built(job: _Job) -> tuple[OperatorEntry, bytes]:
+    """Construct, lower and build one operator; what fails is listed with its reason."""
+    expr = roller.ops.from_spec(job.row, batch=job.batch)
+    good: list[tuple[str, KernelArtifact]] = []
+    failed: list[tuple[str, str]] = []
+    for c in roller.construct(expr, job.spec, options=job.options):
+        try:
+            artifact = replace(lower(c.program, expr, job.spec), estimate=c.estimate.to_dict())
+            good.append((c.id, build(artifact) if job.binaries else artifact))
+        except BuildError as err:
+            failed.append((c.id, str(err)))
+    if not good:
+        raise BuildError(f"{job.row['id']}: no candidate could be built: {failed[0][1]}")
+    flops = job.row.get("flops") if job.batch is None else None
+    entry = OperatorEntry(
+        str(job.row["id"]), str(expr), "", "", 0, tuple(name for name, _ in good),
+        tuple(a.estimate["seconds"] for _, a in good), len(good) if job.binaries else 0, tuple(failed), flops,
+    )  # fmt: skip
+    return entry, pack(good)
+
+
+def _within(
+    operators: list[tuple[OperatorEntry, bytes]], limit_bytes: int
+) -> tuple[list[tuple[OperatorEntry, bytes]], int]:
+    """Leave binaries out, worst ranks of all operators first, until the set is small enough; return how many went.
+
+    Raises
+    ------
+    ArtifactError
+        Where even the sources alone are too large.
+    """
+    most = max(entry.binaries for entry, _ in operators)
+    kept = operators
+    for keep in range(most, -1, -1):
+        if keep < most:
+            kept = [
+                (replace(e, binaries=min(keep, e.binaries)), pack(unpack(data, e.id), keep)) if e.binaries > keep
+                else (e, data)
+                for e, data in operators
+            ]  # fmt: skip
+        if sum(len(data) for _, data in kept) <= limit_bytes:
+            before, after = (sum(e.binaries for e, _ in x) for x in (operators, kept))
+            return kept, before - after
+    size = sum(len(data) for _, data in kept)
+    raise ArtifactError(f"--limit-bytes: the sources alone take {size} bytes. Raise it, or lower --top-k.")
+
+
+def _header(spec: DeviceSpec, options: ConstructOptions, batch: int | None) -> dict[str, Any]:
+    return {
+        "device": spec.name,
+        "spec": spec.to_dict(),
+        "options": options.to_dict(),
+        "template_version": TEMPLATE_VERSION,
+        "code": code_digest(),
+        "batch": batch,
+        "roller": roller.__version__,
+    }
+
+
+def _report(
+    manifest: Mapping[str, Any], built: Mapping[str, BuildResult[Any]], left_out: int, out: Path, as_json: bool
+) -> None:
+    failed = {name: r.record.reason for name, r in built.items() if r.value is None}
+    rows = manifest["operators"]
+    summary = {
+        "folder": str(out),
+        "operators": len(rows),
+        "candidates": sum(len(r["candidates"]) for r in rows),
+        "binaries": sum(r["binaries"] for r in rows),
+        "binaries_left_out": left_out,
+        "size_bytes": sum(p.stat().st_size for p in out.rglob("*") if p.is_file()),
+        "build_s": sum(r.record.build_s or 0.0 for r in built.values()),
+        "failed": failed,
+    }
+    if as_json:
+        print_json(summary)
+        return
+    screen = console()
+    screen.print(
+        f"{out}: {summary['operators']} operators, {summary['candidates']} candidates ({summary['binaries']} with a "
+        f"binary), {summary['size_bytes'] / 1e6:.2f} MB", soft_wrap=True,
+    )  # fmt: skip
+    for name, reason in failed.items():
+        screen.print(f"{name}: left out: {reason}", soft_wrap=True)
+    screen.print(f"run it there: python -m roller.runtime.bundle run {out.name} --json results.json", soft_wrap=True)

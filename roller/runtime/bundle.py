@@ -1,0 +1,99 @@
+"""Run a bundle: ``python -m roller.runtime.bundle run BUNDLE --json r.json [--device cuda:0]``.
+
+For a machine with Python, NumPy and CuPy: no TVM, no compiler, no installation (a copy of the package's folder
+will do), no other package.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from roller.errors import RollerError
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m roller.runtime.bundle", description=(__doc__ or "").split("\n")[0])
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    run = verbs.add_parser("run", help="check and time everything; run again to continue after a kill")
+    run.add_argument("bundle", type=Path)
+    run.add_argument("--json", type=Path, required=True, metavar="FILE", help="where the results go")
+    run.add_argument("--device", default="cuda:0", help="cuda:N, rocm:N or null:SPEC; several alike: cuda:0,cuda:1")
+    run.add_argument("--budget-s", type=float, default=None, help="stop after this many seconds; run again to continue")
+    run.add_argument("--filter", default="*", metavar="ID", help="comma-separated ids or patterns, e.g. 'M*,C1?'")
+    run.add_argument("--timeout-s", type=float, default=20.0, help="seconds one candidate may take to be checked")
+    run.add_argument("--time-s", type=float, default=0.1, help="seconds of timing per candidate")
+    run.add_argument("--seed", type=int, default=0, help="seed of the inputs")
+    verify = verbs.add_parser("verify", help="check every file against the manifest; runs nothing")
+    verify.add_argument("bundle", type=Path)
+    return parser
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from roller.runtime.bundle_run import run_bundle
+    from roller.runtime.devices import parse
+    from roller.runtime.profiler import ProfileOptions
+
+    options = ProfileOptions(
+        seed=arguments.seed, timeout_s=arguments.timeout_s, time_s=arguments.time_s, budget_s=arguments.budget_s
+    )
+    devices = [parse(d.strip()) for d in arguments.device.split(",")]
+    results = run_bundle(arguments.bundle, arguments.json, devices, options, arguments.filter, _say)
+    records = [r for o in results["operators"] for r in o["records"]]
+    bad = [r for r in records if r["status"] not in ("measured", "slower")]
+    without = [o["id"] for o in results["operators"] if o["records"] and o["best"] is None]
+    _say(f"{len(records)} candidates of {len(results['operators'])} operators on {results['device']}: "
+         f"{len(records) - len(bad)} correct and timed, {len(bad)} not")  # fmt: skip
+    if without:
+        _say(f"no candidate survived for: {', '.join(without)}")
+    if not results["complete"]:
+        _say("not complete: run the same command again to continue")
+    return 1 if without else 0
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from roller.runtime.bundle_format import Bundle
+
+    bundle = Bundle(arguments.bundle)
+    count = sum(len(bundle.load(e)) for e in bundle.operators)
+    _say(
+        f"{arguments.bundle}: {len(bundle.operators)} operators, {count} candidates for {bundle.device}, all as listed"
+    )
+    return 0
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Parameters
+    ----------
+    arguments
+        Words after the program's name; those of the process by default.
+
+    Returns
+    -------
+    int
+        Exit status: 0, or 1 where something was refused (one line on standard error) or an operator has no survivor.
+    """
+    given = _parser().parse_args(arguments)
+    try:
+        return _run(given) if given.verb == "run" else _verify(given)
+    except RollerError as err:
+        sys.stderr.write(f"bundle: error: {err}\n")
+    except ModuleNotFoundError as err:
+        missing = (err.name or "").partition(".")[0]
+        sys.stderr.write(f"bundle: error: expected the package '{missing}', found none. 'pip install {missing}'.\n")
+    except KeyboardInterrupt:
+        sys.stderr.write("bundle: interrupted; run the same command again to continue\n")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""Feed what a bundle's run measured elsewhere into the cache here: winners, and every measured time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from roller.artifact import KernelArtifact
+from roller.errors import ArtifactError
+from roller.runtime.bundle_format import read_checked
+from roller.runtime.bundle_run import FORMAT, VERSION
+from roller.runtime.cache import CacheEntry, CacheKey, KernelCache, Measurement
+from roller.runtime.cache_entry import candidates_of
+from roller.runtime.cache_key import code_digest
+
+
+def import_results(path: Path, cache: KernelCache | None = None) -> dict[str, Any]:
+    """Import the result of ``bundle run``.
+
+    Parameters
+    ----------
+    path
+        The JSON file.
+    cache
+        Where to; the user's by default.
+
+    Returns
+    -------
+    dict
+        ``kernels`` and ``measurements`` that were kept, and ``current``: whether the kernels come from the code that
+        runs here; others are kept but not served, because this code would build them differently.
+
+    Raises
+    ------
+    ArtifactError
+        Where the file is refused: missing, altered, or of a null device, whose times are no measurements.
+    """
+    results = read_checked(path, FORMAT, VERSION)
+    if results["kind"] == "null":
+        raise ArtifactError(f"{path}: was run on a null device; its times are not measured. Nothing was imported.")
+    into = cache or KernelCache()
+    spec, identity = results["spec"], results["identity"]
+    kernels, times = 0, 0
+    for operator in results["operators"]:
+        measurements = _measurements(results, operator)
+        if "winner" not in operator:
+            times += len(measurements) if into.add_measurements(measurements) else 0
+            continue
+        winner = KernelArtifact.from_dict(operator["winner"], f"{path}: {operator['id']}")
+        tried = candidates_of(json.dumps(operator["candidates"]), f"{path}: {operator['id']}")
+        key = CacheKey.of(winner.expression, spec["content_key"], identity["template_version"], identity["options"],
+                          identity["code"])  # fmt: skip
+        if into.store(key, CacheEntry(winner, tried), measurements):
+            kernels, times = kernels + 1, times + len(measurements)
+    return {"kernels": kernels, "measurements": times, "current": identity["code"] == code_digest()}
+
+
+def _measurements(results: dict[str, Any], operator: dict[str, Any]) -> tuple[Measurement, ...]:
+    spec, now, host = results["spec"], results["finished_at"], results["host"]
+    detail = (("gpu", results["device"]), ("operator", operator["id"]), *results["properties"]["versions"].items())
+    return tuple(
+        Measurement(r["candidate_id"], spec["content_key"], spec["name"], r["measured_s"], r["predicted_s"],
+                    r["status"], now, host, tuple((str(k), str(v)) for k, v in detail))
+        for r in operator["records"]
+        if r["measured_s"] is not None
+    )  # fmt: skip

@@ -1,0 +1,306 @@
+"""Check and time everything in a bundle, on a machine with Python, NumPy and (for a GPU) CuPy only."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import os
+import platform
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from roller.artifact import KernelArtifact
+from roller.backends.build import build
+from roller.errors import ArtifactError, BuildError, LaunchError
+from roller.runtime.bundle_format import Bundle, OperatorEntry, checksum, read_checked
+from roller.runtime.bundle_journal import Journal
+from roller.runtime.cache_entry import CachedCandidate, candidates_text, host_fingerprint
+from roller.runtime.devices import DeviceHandle, DeviceProperties, same_arch
+from roller.runtime.profiler import ProfileOptions, Session, Subject
+from roller.runtime.records import Record
+
+FORMAT, VERSION = "roller-results", 1
+#: Operators loaded, and their references computed, ahead of each device.
+_AHEAD = 2
+
+Loaded = tuple[Subject, list[tuple[str, KernelArtifact]]]
+
+
+def run_bundle(
+    folder: Path,
+    out: Path,
+    devices: Sequence[DeviceHandle],
+    options: ProfileOptions,
+    pattern: str = "*",
+    say: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Check and time a bundle's candidates; continue where an earlier, killed run stopped.
+
+    Parameters
+    ----------
+    folder
+        The bundle.
+    out
+        Final JSON; the journal lies beside it until all is done. Earlier results of the same bundle and device are
+        kept and added to.
+    devices
+        Alike; they take operators in turn.
+    options
+        See ``ProfileOptions``; the budget counts for this run.
+    pattern
+        Comma-separated ids or patterns of operators.
+    say
+        Receives one line per operator.
+
+    Returns
+    -------
+    dict
+        The content of ``out``.
+
+    Raises
+    ------
+    ArtifactError
+        Where the bundle, the journal or the result is refused.
+    LaunchError
+        Where a device is missing, or is not what the bundle was built for.
+    """
+    bundle = Bundle(folder)
+    chosen = _filtered(bundle, pattern)
+    earlier = read_checked(out, FORMAT, VERSION) if out.exists() else None
+    sessions = [Session(h, options) for h in devices]
+    try:
+        properties = [_opened(s, bundle) for s in sessions]
+        if len({p.name for p in properties}) > 1:
+            raise LaunchError(f"--device: expected devices alike, got {[p.name for p in properties]}. Run them apart.")
+        header = {"bundle": bundle.checksum, "device": properties[0].name, "kind": devices[0].kind,
+                  "seed": options.seed}  # fmt: skip
+        if earlier is not None and any(earlier[k] != v for k, v in header.items()):
+            raise ArtifactError(f"{out}: holds the results of another run. Remove it, or choose another --json.")
+        journal = Journal(out.with_name(out.name + ".journal"), header)
+        if earlier is not None:
+            journal.know(earlier)
+        run = _Run(bundle, chosen, journal, options, say)
+        try:
+            run.on(sessions)
+        finally:
+            covered = [e for e in bundle.operators if e in chosen or e.id in journal.records]
+            results = _results(bundle, covered, journal, header, properties[0], run.seconds)
+            _write(out, results)
+            journal.close(remove=results["complete"])
+    finally:
+        for s in sessions:
+            s.close()
+    return results
+
+
+def _filtered(bundle: Bundle, pattern: str) -> list[OperatorEntry]:
+    patterns = [p.strip() for p in pattern.split(",")]
+    chosen = [e for e in bundle.operators if any(fnmatch.fnmatchcase(e.id, p) for p in patterns)]
+    if not chosen:
+        known = ", ".join(e.id for e in bundle.operators[:20])
+        raise ArtifactError(f"--filter: '{pattern}' matches none of {len(bundle.operators)} operators: {known}, ...")
+    return chosen
+
+
+def _opened(session: Session, bundle: Bundle) -> DeviceProperties:
+    """Open a device and hold it against what the bundle was built for."""
+    handle = session.process.handle
+    properties = session.process.properties()
+    fits = handle.spec == bundle.device if handle.kind == "null" else same_arch(properties.arch, bundle.arch)
+    if not fits:
+        wanted = f"{bundle.device} ({bundle.arch})"
+        raise LaunchError(
+            f"{bundle.folder}: built for {wanted}, device '{handle.text}' is {properties.name} "
+            f"{properties.arch or handle.spec}. Create a bundle with --device of its spec."
+        )
+    return properties
+
+
+class _Run:
+    """The operators still to do, taken by one thread per device."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        entries: Sequence[OperatorEntry],
+        journal: Journal,
+        options: ProfileOptions,
+        say: Callable[[str], None],
+    ) -> None:
+        self._bundle, self._journal, self._options, self._say = bundle, journal, options, say
+        self._waiting = [e for e in entries if not set(e.candidates) <= set(journal.records.get(e.id, ()))]
+        self._ahead: dict[str, Future[Loaded]] = {}
+        self._lock = threading.Lock()
+        self._start = time.monotonic()
+        self._errors: list[BaseException] = []
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the run began."""
+        return time.monotonic() - self._start
+
+    def on(self, sessions: Sequence[Session]) -> None:
+        """Run on all devices; returns when all is done or the budget is spent."""
+        # References are computed ahead in threads of their own, so that no device waits for them.
+        with ThreadPoolExecutor(max_workers=len(sessions)) as pool:
+            threads = [threading.Thread(target=self._guarded, args=(s, pool)) for s in sessions[1:]]
+            for thread in threads:
+                thread.start()
+            try:
+                self._work(sessions[0], pool)
+            finally:
+                with self._lock:
+                    self._waiting = []  # after an interrupt the other devices end with their operator
+                for thread in threads:
+                    thread.join()
+                pool.shutdown(cancel_futures=True)
+        if self._errors:
+            raise self._errors[0]
+
+    def _guarded(self, session: Session, pool: ThreadPoolExecutor) -> None:
+        try:
+            self._work(session, pool)
+        except Exception as err:  # noqa: BLE001 - raised again by the thread that waits
+            self._errors.append(err)
+
+    def _work(self, session: Session, pool: ThreadPoolExecutor) -> None:
+        while not self._late():
+            with self._lock:
+                if not self._waiting:
+                    return
+                entry = self._waiting.pop(0)
+                for e in (entry, *self._waiting[:_AHEAD]):
+                    if e.id not in self._ahead:
+                        self._ahead[e.id] = pool.submit(self._load, e)
+                future = self._ahead.pop(entry.id)
+            self._operator(session, entry, *future.result())
+
+    def _load(self, entry: OperatorEntry) -> Loaded:
+        candidates = self._bundle.load(entry)
+        subject = Subject(candidates[0][1].expression, self._options.seed)
+        _ = subject.oracle
+        return subject, candidates
+
+    def _operator(
+        self, session: Session, entry: OperatorEntry, subject: Subject, candidates: list[tuple[str, KernelArtifact]]
+    ) -> None:
+        done = self._journal.records.get(entry.id, {})
+        best_s = min((r.measured_s for r in done.values() if r.status == "measured" and r.measured_s), default=None)
+        for position, (name, artifact) in enumerate(candidates):
+            if name in done:
+                continue
+            if self._late():
+                return
+            record = self._measure(session, subject, position, name, artifact, best_s)
+            with self._lock:
+                self._journal.add(entry.id, record)
+            if record.status == "measured" and record.measured_s is not None:
+                best_s = min(record.measured_s, best_s or record.measured_s)
+        self._say(_line(entry, self._journal.records.get(entry.id, {})))
+
+    def _measure(
+        self, session: Session, subject: Subject, position: int, name: str, artifact: KernelArtifact,
+        best_s: float | None,
+    ) -> Record:  # fmt: skip
+        if artifact.binary is None and session.process.handle.kind != "null":
+            try:
+                artifact = build(artifact)
+            except BuildError as err:
+                return Record(name, "failed", f"carries source only, and it cannot be built here: {err}")
+        return session.measure(subject, position, name, artifact, best_s)
+
+    def _late(self) -> bool:
+        budget_s = self._options.budget_s
+        return budget_s is not None and self.seconds > budget_s
+
+
+def _line(entry: OperatorEntry, records: Mapping[str, Record]) -> str:
+    timed = [r for r in records.values() if r.measured_s is not None]
+    bad = [r for r in records.values() if not r.ok]
+    text = f"{entry.id:8s} {len(timed)}/{len(entry.candidates)} timed"
+    if timed:
+        best = min(timed, key=lambda r: r.measured_s or 0.0)
+        rank = entry.candidates.index(best.candidate_id)
+        text += f", best {(best.measured_s or 0) * 1e3:.4g} ms at rank {rank + 1}"
+        text += f" (predicted {entry.predicted_s[rank] * 1e3:.4g} ms)"
+    return text + "".join(f"; {r.status}: {r.reason.splitlines()[0][:120]}" for r in bad[:3] if r.reason)
+
+
+def _results(
+    bundle: Bundle, entries: Sequence[OperatorEntry], journal: Journal, header: Mapping[str, Any],
+    properties: DeviceProperties, seconds: float,
+) -> dict[str, Any]:  # fmt: skip
+    manifest = bundle.manifest
+    operators = [_operator(bundle, e, journal.records.get(e.id, {})) for e in entries]
+    body = {
+        "format": FORMAT,
+        "version": VERSION,
+        **header,
+        "complete": all(len(o["records"]) == len(e.candidates) for o, e in zip(operators, entries, strict=True)),
+        "spec": {"name": bundle.device, "content_key": manifest["spec"]["content_key"], "arch": bundle.arch},
+        "identity": {k: manifest[k] for k in ("template_version", "options", "code", "batch")},
+        "properties": {**asdict(properties), "versions": dict(properties.versions)},
+        "versions": {
+            "roller": sys.modules["roller"].__version__,
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+        },
+        "host": host_fingerprint(),
+        "finished_at": time.time(),
+        "seconds": seconds,
+        "operators": operators,
+    }
+    body = json.loads(json.dumps(body))
+    return {**body, "checksum": checksum(body)}
+
+
+def _operator(bundle: Bundle, entry: OperatorEntry, records: Mapping[str, Record]) -> dict[str, Any]:
+    """Return what became of one operator: every record, every program, the winner whole."""
+    ordered = [records[c] for c in entry.candidates if c in records]
+    timed = [r for r in ordered if r.status == "measured" and r.measured_s is not None]
+    best = min(timed, key=lambda r: (r.measured_s, r.candidate_id)) if timed else None
+    out: dict[str, Any] = {
+        "id": entry.id,
+        "expression": entry.expression,
+        "flops": entry.flops,
+        "records": [
+            {"rank": entry.candidates.index(r.candidate_id) + 1, **asdict(r),
+             "predicted_s": entry.predicted_s[entry.candidates.index(r.candidate_id)]}
+            for r in ordered
+        ],
+        "failed": [list(f) for f in entry.failed],
+        "best": best.candidate_id if best else None,
+        "best_s": best.measured_s if best else None,
+    }  # fmt: skip
+    if ordered:
+        artifacts = dict(bundle.load(entry))
+        tried = [
+            CachedCandidate(r.candidate_id, artifacts[r.candidate_id].program, artifacts[r.candidate_id].estimate,
+                            r.status, r.measured_s, r.reason or None)
+            for r in ordered
+        ]  # fmt: skip
+        out["candidates"] = json.loads(candidates_text(tried))
+        if best is not None:
+            out["winner"] = replace(artifacts[best.candidate_id], measured_s=best.measured_s).to_dict()
+    return out
+
+
+def _write(path: Path, results: Mapping[str, Any]) -> None:
+    """Write the final JSON; it appears whole or not at all."""
+    try:
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        with temporary.open("w", encoding="utf-8") as file:
+            json.dump(results, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as err:
+        raise ArtifactError(f"{path}: cannot write ({err.strerror}). Choose a writable path for --json.") from err
