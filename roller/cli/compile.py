@@ -24,6 +24,7 @@ from roller.cli.common import (
 )
 
 OutOption = Annotated[Path | None, typer.Option("--out", "-o", help="Write the artifact of the best kernel here.")]
+CacheOption = Annotated[bool, typer.Option("--cache/--no-cache", help="Take the kernel from the cache, and keep it.")]
 SourceOption = Annotated[bool, typer.Option("--source", help="Print the best kernel's source as well.")]
 
 
@@ -33,6 +34,7 @@ def compile_command(
     top_k: TopKOption = 10,
     out: OutOption = None,
     source: SourceOption = False,
+    cache: CacheOption = True,
     as_json: JsonOption = False,
     settings: SetOption = None,
 ) -> None:
@@ -44,7 +46,7 @@ def compile_command(
         check_writable(out)
     spec = device_of(device, settings)
     expr = roller.ops.parse(expression)
-    kernel = roller.compile(expr, device=spec, top_k=top_k)
+    kernel = roller.compile(expr, device=spec, top_k=top_k, cache=cache)
     if out is not None:
         kernel.artifact.save(out)
     best = next((c for c in kernel.candidates if c.program == kernel.program), None)

@@ -73,3 +73,11 @@ def test_errors_are_one_line(cli: Cli, tmp_path: Path, monkeypatch: pytest.Monke
         assert err.startswith("roller: error: ")
         assert message in err
         assert err.count("\n") == 1
+
+
+def test_compile_no_cache(cache_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for flag, made in (("--no-cache", False), ("--cache", True)):
+        with pytest.raises(SystemExit, match="0"):
+            main(["compile", "matmul(24, 20, 16)", "--device", "v100", "--top-k", "1", flag])
+        assert "not measured" in capsys.readouterr().out
+        assert cache_dir.exists() is made
