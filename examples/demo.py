@@ -26,7 +26,8 @@ from roller.expr.evaluate import evaluate
 
 ROWS = Path(__file__).resolve().parent.parent / "benchmarks" / "operators.yaml"
 
-#: Row of the paper and the batch it runs at here (a matmul of the paper has 512 rows per batch): sizes that take a laptop milliseconds.
+#: Row of the paper and the batch it runs at here (a matmul of the paper has 512 rows per batch): sizes that take
+#: a laptop milliseconds.
 CHOSEN = (("M4", 1), ("M1", 1), ("C0", 8), ("C5", 8), ("D12", 8), ("E7", 8), ("P11", 8), ("R2", 8))
 SAMPLES = 400
 SECONDS_PER_TIMING = 0.3

@@ -112,6 +112,7 @@ def _detect(root: Path, machine: str, affinity: tuple[int, ...]) -> DeviceSpec:
     detected: dict[str, float] = {"units": cores, **_caches(root, spec)}
     clock = _clock_hz(root, info)
     if clock is not None:
+        clock = round(clock / _CLOCK_STEP_HZ) * _CLOCK_STEP_HZ
         detected["clock_hz"] = clock
     memory = _memory_bytes(root)
     if memory is not None:
@@ -211,6 +212,10 @@ def _size_bytes(text: str) -> int | None:
     factor = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:], 1)
     digits = text[:-1] if factor > 1 else text
     return int(digits) * factor if digits.isdigit() and int(digits) > 0 else None
+
+
+#: Detected clocks are rounded to this: a reading that jitters must not make another device of the same machine.
+_CLOCK_STEP_HZ = 5.0e7
 
 
 def _clock_hz(root: Path, info: CpuInfo) -> float | None:
