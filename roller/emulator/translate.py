@@ -35,6 +35,7 @@ _SHARED = re.compile(
 _DYNAMIC = re.compile(
     rf"\bextern\s+__shared__\s+{_ALIGNED}((?:(?:const|volatile)\s+)*{_TYPE})\s+{_ALIGNED}(\w+)\s*\[\s*\]\s*;"
 )
+_LOCAL = re.compile(rf"(^|[;{{}}])(\s*){_ALIGNED}({_TYPE})\s+{_ALIGNED}(\w+)\s*\[([^\];]+)\]\s*;", re.M)
 _KERNEL = re.compile(
     r"__global__\s+(?:void\s+)?(?:__launch_bounds__\s*\(\s*(\d+)[^)]*\)\s*)?(?:void\s+)?(\w+)\s*\(([^)]*)\)\s*\{"
 )
@@ -93,7 +94,7 @@ def translate(source: str, architecture: int = 800) -> tuple[str, tuple[Kernel, 
     kernels = _kernels(text)
     text = translate_asm(text)
     text = _addresses(text)
-    text = _shared_arrays(text)
+    text = _local_arrays(_shared_arrays(text))
     text = _KERNEL.sub(lambda m: m[0] + _INDICES, text)
     text = _POINTER.sub(lambda m: f"emul::Ptr<{' '.join(m[1].split())}> ", text)
     head = (
@@ -158,6 +159,18 @@ def _shared_arrays(text: str) -> str:
 
     text = _DYNAMIC.sub(lambda m: f'emul::Ptr<{m[2]}> {m[4]} = emul::dynamic_array<{m[2]}>("{m[4]}");', text)
     return _SHARED.sub(static, text)
+
+
+def _local_arrays(text: str) -> str:
+    """Give the arrays of a thread, its registers, checked indices."""
+
+    def local(m: re.Match[str]) -> str:
+        align = f"alignas({m[3] or m[5]}) " if m[3] or m[5] else ""
+        return f'{m[1]}{m[2]}{align}emul::Local<{m[4]}, ({m[7]})> {m[6]}{{"{m[6]}"}};'
+
+    start = _KERNEL.search(text)
+    at = start.start() if start else len(text)  # what comes before are types and helpers of the prelude
+    return text[:at] + _LOCAL.sub(local, text[at:])
 
 
 def _addresses(text: str) -> str:

@@ -143,6 +143,10 @@ OUT_OF_BOUNDS = {
         "extern __shared__ uchar d_ptr[]; ((float*)d_ptr)[threadIdx.x] = 0.0f;",
         "byte 96 of shared array 'd_ptr', which has 96 bytes", 24,
     ),
+    "registers": (
+        "float r_ptr[4]; r_ptr[threadIdx.x / 8 + 1] = 0.0f; Y_ptr[threadIdx.x] = r_ptr[1];",
+        "element 4 of local array 'r_ptr', which has 4", 24,
+    ),
     "atomic": ("atomicAdd(&Y_ptr[threadIdx.x + 1], 1.0f);", "byte 128 of global buffer 'Y'", 31),
 }  # fmt: skip
 
@@ -234,6 +238,8 @@ def test_what_is_not_written_and_a_workspace_taken_for_zero_are_nan(built):
     )  # fmt: skip
     (got,) = emulate(made, [], cache_dir=built)
     assert np.isnan(got[[0, 31]]).all() and (got[1:31] == 1).all()
+    body = "float r_ptr[2]; r_ptr[threadIdx.x % 2] = 1.0f; Y_ptr[threadIdx.x] = r_ptr[0];"
+    assert np.isnan(run_float(body, built=built)).tolist() == [False, True] * 16
 
 
 def test_results_that_depend_on_the_order_fail_a_proof(built):

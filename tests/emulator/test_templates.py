@@ -12,8 +12,10 @@ import roller
 from roller import ops, pipeline
 from roller.emulator import Emulated, prove
 from roller.emulator.emulate import rounded
+from roller.expr.canonical import fuse_axes
 from roller.hardware import load_spec
 from roller.runtime.check import Oracle
+from roller.tile import RProgram
 from tests.cases import ODD_CASES, arrays_for
 
 #: Template, expression of (shape, dtype), and its divisible, odd, tiny and prime shape.
@@ -81,6 +83,34 @@ def test_a_split_reduction_and_its_second_launch(built):
     split = [a for a in made if len(a.launches) == 2]
     assert split, "no candidate splits the reduction"
     proof = prove(split[0], cache_dir=built)
+    assert proof.ok, str(proof)
+
+
+#: Register and block tile of i, j, k, and the options of a program that the constructor chooses only on large shapes.
+PROGRAMS = {
+    "vectors and padding": ((8, 4, 1), (128, 64, 32), {"vector_axis": "j", "vector_elements": 4,
+                                                      "storage_padding": (("A", 4),)}),
+    "interleaved": ((4, 4, 1), (64, 64, 16), {"vector_axis": "j", "vector_elements": 2, "interleaved": True}),
+    "padding that forbids vectors": ((4, 2, 1), (32, 32, 32), {"storage_padding": (("A", 1), ("B", 1))}),
+    "dynamic scratchpad": ((8, 8, 1), (128, 128, 64), {"vector_axis": "j", "vector_elements": 4}),
+    "nothing staged": ((2, 2, 1), (16, 32, 8), {"staged": ()}),
+    "three parts": ((4, 4, 1), (32, 32, 8), {"split_k": 3}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", [(128, 128, 64), (127, 61, 67)], ids=["divisible", "prime"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_the_constructor_chooses_on_large_shapes(built, name, shape):
+    from roller.codegen.cuda import lower
+
+    register, block, options = PROGRAMS[name]
+    e = ops.matmul(*shape)
+    program = RProgram(
+        fuse_axes(e), "gpu", "tiled", (("register", register), ("shared", block)), **{"staged": ("A", "B"), **options}
+    )
+    made = lower(program, e, "sm_70", "test")
+    assert (made.launches[0].dynamic_shared_bytes > 0) == (name == "dynamic scratchpad")
+    proof = prove(made, cache_dir=built)
     assert proof.ok, str(proof)
 
 

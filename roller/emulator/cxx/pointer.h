@@ -49,6 +49,20 @@ struct Ptr {
 template <class I, class T>
 Ptr<T> operator+(I i, const Ptr<T>& p) { return p + i; }
 
+// An array of one thread. It starts as NaN, so that what was never written shows.
+template <class T, int64_t N>
+struct Local {
+  T v[N];
+  const char* name;
+  explicit Local(const char* name) : name(name) { memset((void*)v, 0xff, sizeof v); }
+  template <class I>
+  T& operator[](I i) {
+    if (__builtin_expect((uint64_t)(int64_t)i >= (uint64_t)N, 0)) fail_local(name, (int64_t)i, N);
+    return v[i];
+  }
+  operator T*() { return v; }
+};
+
 template <class T>
 Ptr<T> whole(const Region* r) { return Ptr<T>((T*)r->base, r); }
 template <class T>
@@ -72,6 +86,12 @@ char* span(P pointer, int64_t bytes, int64_t alignment) {
 
 template <class T>
 using Ptr = T*;
+template <class T, int64_t N>
+struct Local {
+  T v[N];
+  explicit Local(const char*) {}
+  operator T*() { return v; }
+};
 template <class T>
 T* whole(const Region* r) { return (T*)r->base; }
 template <class T>

@@ -333,6 +333,10 @@ void fail_access(const Region* region, const void* address, int64_t bytes, int64
        space, region->name, (long long)alignment);
 }
 
+void fail_local(const char* name, int64_t index, int64_t count) {
+  fail("out of bounds", "element %lld of local array '%s', which has %lld", (long long)index, name, (long long)count);
+}
+
 void block_barrier(int line) {
   Fiber& f = W->fibers[W->current];
   f.line = line;

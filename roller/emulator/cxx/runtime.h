@@ -49,6 +49,7 @@ int run(const Launch& launch, Body body);
 [[noreturn]] void fail(const char* kind, const char* format, ...) __attribute__((format(printf, 2, 3), cold));
 [[noreturn]] void fail_access(const Region* region, const void* address, int64_t bytes, int64_t alignment)
     __attribute__((cold));
+[[noreturn]] void fail_local(const char* name, int64_t index, int64_t count) __attribute__((cold));
 
 void block_barrier(int line);
 unsigned active_mask(int line);
