@@ -1,0 +1,73 @@
+"""The CPU half of the model: rooflines, trends, bottlenecks."""
+
+from __future__ import annotations
+
+import pytest
+
+import roller
+from roller import ops
+
+PROFILES = ("cpu-avx512", "cpu-avx2", "cpu-neon")
+
+
+def _best(expr, device):
+    return roller.construct(expr, device=device, top_k=1)[0].estimate
+
+
+@pytest.mark.parametrize("device", PROFILES)
+def test_no_program_beats_the_roofline(device):
+    spec = roller.load_spec(device)
+    for expr in (ops.matmul(512, 512, 512), ops.conv2d(4, 64, 28, 28, 64, 3, 3, padding=1)):
+        for c in roller.construct(expr, device=device):
+            assert c.estimate.seconds >= expr.flops / (2 * spec.ops_per_s("fma"))
+    streamed = ops.elementwise("relu", (1 << 26,))
+    for c in roller.construct(streamed, device=device):
+        assert c.estimate.seconds >= streamed.compulsory_bytes / spec.layer("dram").bandwidth_bytes_per_s
+
+
+@pytest.mark.parametrize("device", PROFILES)
+def test_a_large_matmul_computes_and_a_long_relu_waits_for_memory(device):
+    assert _best(ops.matmul(1024, 1024, 1024), device).bottleneck == "compute"
+    assert _best(ops.elementwise("relu", (1 << 26,)), device).bottleneck == "dram"
+
+
+@pytest.mark.parametrize("device", PROFILES)
+def test_a_large_matmul_reaches_most_of_the_peak(device):
+    expr, spec = ops.matmul(1024, 1024, 1024), roller.load_spec(device)
+    share = expr.flops / (2 * spec.ops_per_s("fma")) / _best(expr, device).seconds
+    assert 0.6 < share < 1.0
+
+
+def test_wider_vectors_are_faster_at_arithmetic():
+    expr = ops.matmul(768, 768, 768)
+    wide, narrow = (roller.load_spec(d) for d in ("cpu-avx512", "cpu-avx2"))
+    ratio = wide.ops_per_s("fma") / narrow.ops_per_s("fma")
+    assert _best(expr, "cpu-avx2").seconds / _best(expr, "cpu-avx512").seconds == pytest.approx(ratio, rel=0.35)
+
+
+@pytest.mark.parametrize("device", PROFILES)
+def test_more_work_takes_longer(device):
+    times = [_best(ops.matmul(n, n, n), device).seconds for n in (64, 128, 256, 512, 1024)]
+    assert times == sorted(times) and times[-1] > 100 * times[0]
+
+
+@pytest.mark.parametrize("device", PROFILES)
+def test_more_cores_and_bandwidth_are_never_slower(device):
+    spec = roller.load_spec(device)
+    faster_dram = spec.with_overrides(
+        {"memory_layers.dram.bandwidth_bytes_per_s": 2 * spec.layer("dram").bandwidth_bytes_per_s}
+    )
+    for expr in (ops.matmul(512, 512, 512), ops.elementwise("relu", (1 << 24,)), ops.softmax((4096, 1000))):
+        now = _best(expr, spec).seconds
+        assert _best(expr, faster_dram).seconds <= now * (1 + 1e-9)
+        assert _best(expr, spec.with_overrides({"units": 2 * spec.units})).seconds <= now * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("device", PROFILES)
+def test_construct_agrees_with_pricing_the_same_program_alone(device):
+    from roller import perf
+
+    spec = roller.load_spec(device)
+    for expr in (ops.matmul(100, 300, 200), ops.conv2d(1, 16, 14, 14, 32, 3, 3, padding=1), ops.softmax((64, 100))):
+        for c in roller.construct(expr, device=device):
+            assert perf.estimate_program(c.program, spec) == c.estimate

@@ -1,0 +1,136 @@
+"""Properties of the GPU half of the model: bounds, monotony, and one answer however a program is asked about."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import roller
+from roller import ConstructOptions, ops, perf
+from roller.construction.gpu_pool import pool
+from roller.expr.canonical import fuse_axes
+from roller.perf import gpu
+from roller.perf.phases import overlapped
+from roller.tile.geometry import Geometry
+
+V100 = roller.load_spec("v100")
+EXPRS = {
+    "matmul": ops.matmul(512, 1000, 300),
+    "conv": ops.conv2d(16, 64, 14, 14, 64, 3, 3, padding=1),
+    "relu": ops.elementwise("relu", (1000, 1000)),
+    "rows": ops.reduce("sum", (2000, 1000), (1,)),
+}
+POOLS = {name: pool(Geometry.of(fuse_axes(e)), V100, ConstructOptions(pool=2048))[0] for name, e in EXPRS.items()}
+_times = st.floats(1e-9, 1.0)
+
+
+@given(memory=_times, compute=_times, blocks=st.integers(1, 64))
+def test_overlap_lies_between_the_longer_phase_and_the_sum(memory, compute, blocks):
+    time = float(overlapped(np.array(memory), np.array(compute), blocks))
+    assert max(memory, compute) * (1 - 1e-9) <= time <= (memory + compute) * (1 + 1e-6)
+    more = float(overlapped(np.array(memory), np.array(compute), blocks + 1))
+    assert more <= time * (1 + 1e-6)
+    assert time == float(overlapped(np.array(compute), np.array(memory), blocks))
+
+
+def test_one_customer_adds_and_many_hide_the_shorter_phase():
+    assert float(overlapped(np.array(3.0), np.array(1.0), 1)) == pytest.approx(4.0)
+    assert float(overlapped(np.array(3.0), np.array(1.0), 64)) == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("name", EXPRS)
+@pytest.mark.parametrize("layer", ["global", "l2"])
+@pytest.mark.parametrize("factor", [1.1, 2.0, 10.0])
+def test_more_bandwidth_is_never_slower(name, layer, factor):
+    key = f"memory_layers.{layer}.bandwidth_bytes_per_s"
+    faster = V100.with_overrides({key: V100.layer(layer).bandwidth_bytes_per_s * factor})
+    before, after = (gpu.price(POOLS[name], s)["seconds"] for s in (V100, faster))
+    assert (after <= before * (1 + 1e-9)).all()
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"execution.launch_s": 0.0}, {"execution.barrier_s": 0.0}, {"execution.step_latency_s": 0.0},
+        {"memory_layers.global.latency_s": 1e-9},
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("name", EXPRS)
+def test_less_latency_is_never_slower(name, overrides):
+    before, after = (gpu.price(POOLS[name], s)["seconds"] for s in (V100, V100.with_overrides(overrides)))
+    assert (after <= before * (1 + 1e-9)).all()
+
+
+def test_dram_bandwidth_rises_with_warps_to_the_peak():
+    rate = gpu.dram_bandwidth(V100, np.arange(1, 20000))
+    peak = V100.layer("global").bandwidth_bytes_per_s
+    assert (np.diff(rate) > 0).all() and rate[-1] <= peak and rate[-1] > 0.95 * peak
+
+
+@pytest.mark.parametrize("name", ["matmul", "relu", "rows"])
+def test_no_program_beats_the_roofline(name):
+    expr = EXPRS[name]
+    seconds = gpu.price(POOLS[name], V100)["seconds"]
+    assert (seconds >= expr.flops / (2 * V100.ops_per_s("fma"))).all()
+    assert (seconds >= expr.compulsory_bytes / V100.layer("global").bandwidth_bytes_per_s).all()
+
+
+@pytest.mark.parametrize("name", EXPRS)
+def test_the_bounded_search_for_the_best_rows_is_exact(name):
+    seconds = perf.price(POOLS[name], V100)["seconds"]
+    best = perf.best_rows(POOLS[name], V100, 25)
+    assert [s for s, _ in best] == pytest.approx(np.sort(seconds)[: len(best)].tolist(), rel=1e-12)
+    assert [seconds[row] for _, row in best] == pytest.approx([s for s, _ in best], rel=1e-12)
+
+
+@pytest.mark.parametrize("name", EXPRS)
+@pytest.mark.parametrize("device", ["v100", "mi50"])
+def test_predict_prices_a_constructed_program_as_construct_did(name, device):
+    options = ConstructOptions(axis_fusion=False, axis_grouping=False, split_k=False)
+    spec = roller.load_spec(device)
+    for c in roller.construct(EXPRS[name], device=device, options=options):
+        assert perf.estimate_program(c.program, spec) == c.estimate
+        assert roller.predict(EXPRS[name], device=device, tiles=dict(c.program.tiles)).seconds == c.estimate.seconds
+
+
+def test_programs_priced_together_and_alone_cost_the_same():
+    found = roller.construct(EXPRS["conv"], device="v100") + roller.construct(EXPRS["matmul"], device="v100")
+    together = perf.estimate_programs([c.program for c in found], V100)
+    assert together == [c.estimate for c in found]
+
+
+def test_a_block_that_cannot_run_costs_infinity():
+    program = roller.construct(EXPRS["matmul"], device="v100", top_k=1)[0].program
+    small = replace(
+        V100, memory_layers=tuple(replace(x, usable_bytes=256) if x.name == "shared" else x for x in V100.memory_layers)
+    )
+    assert perf.estimate_program(program, small).seconds == float("inf")
+
+
+def test_epilogue_operands_do_not_scale_with_the_reduction_steps():
+    """A bias of 1000 elements is read once per output tile: more bytes than without it, but not per step."""
+    tiles = {"shared": {"i": 64, "j": 64, "k": 4}, "register": {"i": 4, "j": 4}}
+    plain, biased = (
+        roller.predict(ops.matmul(512, 1024, 4096, epilogue=e), device="v100", tiles=tiles).terms["l2_bytes"]
+        for e in ((), ("bias",))
+    )
+    assert biased - plain == pytest.approx(8 * 1024 * 4)  # 8 rows of output tiles, 1024 floats each
+
+
+@given(seconds=st.floats(0, 1e3), terms=st.dictionaries(st.text(min_size=1), st.floats(0, 1e12), max_size=5))
+def test_estimates_survive_json(seconds, terms):
+    estimate = roller.Estimate(seconds, "compute", tuple(terms.items()))
+    again = roller.Estimate.from_dict(json.loads(json.dumps(estimate.to_dict())))
+    assert again == estimate and again.terms == terms
+
+
+def test_an_estimate_names_its_bottleneck_and_every_term():
+    estimate = roller.construct(EXPRS["relu"], device="v100", top_k=1)[0].estimate
+    assert estimate.bottleneck == "dram"
+    assert {"compute_s", "dram_s", "l2_s", "latency_s", "launch_s", "waves", "registers"} <= set(estimate.terms)
+    assert str(estimate) == f"predicted {estimate.seconds * 1e3:.4g} ms, bound by dram"
