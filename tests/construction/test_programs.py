@@ -39,6 +39,7 @@ def _check_programs(expr: roller.TensorExpr, device: str) -> None:
         assert "transaction" in p.relaxed or rules.whole_transactions(p, spec), where
         assert ("bank" not in p.relaxed) == rules.conflict_free(p, spec), where
         assert ("shape" in p.relaxed) == (rules.padded_waste(p) > 1.0), where
+        assert rules.scratchpad_bytes(p) == c.estimate.terms["scratchpad_bytes"], where
         assert rules.scratchpad_bytes(p) <= spec.layer("shared").usable_bytes, where
         assert p.threads_per_block <= spec.limits.threads_per_block, where
         assert rules.operand_words(p) <= spec.limits.usable_registers_per_thread, where
