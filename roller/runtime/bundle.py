@@ -7,6 +7,7 @@ will do), no other package.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,13 +34,14 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(arguments: argparse.Namespace) -> int:
     from roller.runtime.bundle_run import run_bundle
-    from roller.runtime.devices import parse
+    from roller.runtime.devices import KINDS, parse
     from roller.runtime.profiler import ProfileOptions
 
     options = ProfileOptions(
         seed=arguments.seed, timeout_s=arguments.timeout_s, time_s=arguments.time_s, budget_s=arguments.budget_s
     )
-    devices = [parse(d.strip()) for d in arguments.device.split(",")]
+    # A comma inside the options of a null device separates no devices.
+    devices = [parse(d.strip()) for d in re.split(rf",(?=(?:{'|'.join(KINDS)})\b)", arguments.device)]
     results = run_bundle(arguments.bundle, arguments.json, devices, options, arguments.filter, _say)
     records = [r for o in results["operators"] for r in o["records"]]
     bad = [r for r in records if r["status"] not in ("measured", "slower")]

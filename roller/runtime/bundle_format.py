@@ -226,6 +226,13 @@ def read_checked(path: Path, kind: str, version: int) -> dict[str, Any]:
     return data
 
 
+def _entry(row: Mapping[str, Any]) -> OperatorEntry:
+    """Rebuild an entry from JSON, whose lists become tuples."""
+    lists: dict[str, Any] = {name: tuple(row[name]) for name in ("candidates", "predicted_s")}
+    lists["failed"] = tuple((name, reason) for name, reason in row["failed"])
+    return OperatorEntry(**{**row, **lists})
+
+
 class Bundle:
     """A bundle that was opened: its manifest verified, its operators verified as they are loaded.
 
@@ -246,8 +253,7 @@ class Bundle:
             raise ArtifactError(f"{folder}: expected a bundle's folder, found none. Make one: `roller bundle create`.")
         self.manifest = read_checked(folder / MANIFEST, FORMAT, VERSION)
         try:
-            rows = [{**row, "failed": tuple(map(tuple, row["failed"]))} for row in self.manifest["operators"]]
-            self.operators = tuple(OperatorEntry(**row) for row in rows)
+            self.operators = tuple(_entry(row) for row in self.manifest["operators"])
             self.checksum: str = self.manifest["checksum"]
             self.device: str = self.manifest["device"]
             self.arch: str = self.manifest["spec"]["target"]["arch"]
