@@ -254,7 +254,7 @@ def test_python_and_numpy_are_enough(made, whole, tmp_path):
 
 @pytest.mark.parametrize(
     ("missing", "text"),
-    [(ELSEWHERE, "expected CuPy.*pip install cupy-cuda12x"), (("numpy",), "expected the package 'numpy'.*pip install numpy")],
+    [(ELSEWHERE, "expected CuPy.*pip install cupy-cuda12x"), (("numpy",), "package 'numpy'.*pip install numpy")],
 )  # fmt: skip
 def test_each_missing_thing_is_one_clear_line(made, tmp_path, missing, text):
     done = bare(tmp_path, made, missing)
@@ -344,12 +344,12 @@ def test_results_that_are_no_measurements_are_refused(whole, tmp_path, monkeypat
 
 
 def test_create_refuses_before_it_works(made, tmp_path, capsys):
-    start = time.monotonic()
+    start, ops = time.monotonic(), str(made.parent / "ops.yaml")
     for words, text in (
         (["--ops", str(tmp_path / "none.yaml"), "--out", str(tmp_path / "x")], "cannot read the operators"),
-        (["--ops", str(made.parent / "ops.yaml"), "--out", str(made)], "exists and is not empty"),
-        (["--ops", str(made.parent / "ops.yaml"), "--out", str(tmp_path / "x"), "--filter", "Z"], "matches none of 3"),
-        (["--ops", str(made.parent / "ops.yaml"), "--out", str(tmp_path / "x"), "-d", "cpu"], "expected the spec of a GPU"),
+        (["--ops", ops, "--out", str(made)], "exists and is not empty"),
+        (["--ops", ops, "--out", str(tmp_path / "x"), "--filter", "Z"], "matches none of 3"),
+        (["--ops", ops, "--out", str(tmp_path / "x"), "-d", "cpu"], "expected the spec of a GPU"),
     ):  # fmt: skip
         with pytest.raises(SystemExit) as done:
             cli(["bundle", "create", *words])

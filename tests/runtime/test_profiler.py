@@ -16,6 +16,7 @@ import pytest
 import roller
 from roller import ops
 from roller.artifact import Argument, KernelArtifact
+from roller.cli.main import main as cli
 from roller.errors import LaunchError, SpecError
 from roller.hardware import list_specs, load_spec
 from roller.runtime.child import DeviceFault, DeviceProcess
@@ -112,6 +113,18 @@ def test_compile_on_a_null_device_ranks_by_measurement_and_computes():
     assert kernel.artifact.device == "h200"
     a, b = np.ones((40, 16), "f"), np.ones((16, 24), "f")
     np.testing.assert_array_equal(kernel(a, b), a @ b)
+
+
+def test_the_command_line_says_that_null_times_are_pretended(capsys):
+    for words, status, text in (
+        (["--device", "null:v100"], 0, "pretended "),
+        (["--device", "null:v100", "--set", "units=3"], 1, "expected the name of a spec as the device"),
+    ):
+        with pytest.raises(SystemExit) as done:
+            cli(["compile", "matmul(m=32, n=16, k=8)", "--top-k", "2", *words])
+        assert (done.value.code or 0) == status
+        shown = capsys.readouterr()
+        assert text in shown.out + shown.err
 
 
 def test_all_candidates_lost_is_one_error_with_grouped_reasons():
