@@ -28,8 +28,7 @@ def cpu_pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) ->
     """Return batches of distinct programs, one per vector axis."""
     structure = structure_of(geometry)
     if structure == "tiled":
-        axes = [int(v) for v in np.flatnonzero(geometry.spatial & (geometry.extents > 1))]
-        axes = axes or [int(np.flatnonzero(geometry.spatial)[-1])]
+        axes = vector_axes(geometry, structure)
         batches = [_tiled(geometry, spec, v, staged) for v in axes for staged in staged_choices(geometry, v)]
     elif structure == "streaming":
         batches = [_streaming(geometry, spec, geometry.order[-1])]
@@ -45,6 +44,17 @@ def cpu_pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) ->
             b = b.take(np.linspace(0, len(b) - 1, options.pool // len(batches)).astype(np.int64))
         kept.append(b)
     return kept
+
+
+def vector_axes(geometry: Geometry, structure: str) -> list[int]:
+    """Return the axes vectors may run along: any spatial one of a tiled reduction, the contiguous ones elsewhere."""
+    spatial = [int(v) for v in np.flatnonzero(geometry.spatial)]
+    if structure == "tiled":
+        return [v for v in spatial if geometry.extents[v] > 1] or spatial[-1:]
+    if structure == "streaming":
+        return [geometry.order[-1]]
+    reductions = [int(a) for a in np.flatnonzero(~geometry.spatial)]
+    return list(dict.fromkeys([*reductions[-1:], *geometry.order[-1:]]))
 
 
 def staged_choices(geometry: Geometry, v: int) -> list[tuple[str, ...]]:
@@ -158,10 +168,8 @@ def _rows(geometry: Geometry, spec: DeviceSpec) -> list[TileBatch]:
     """Reductions without reuse: vectors along the last reduction axis or along the last spatial axis."""
     lanes = lane_count(spec, 4)
     rank = len(geometry.names)
-    reductions = [int(a) for a in np.flatnonzero(~geometry.spatial)]
-    axes = list(dict.fromkeys([*reductions[-1:], *geometry.order[-1:]]))
     batches = []
-    for v in axes:
+    for v in vector_axes(geometry, "rows"):
         registers, blocks = [], []
         for vectors, chunk in itertools.product((1, 2, 4), (1, 2, 4, 16, 64, 256, 1024)):
             register = np.ones(rank, np.int64)

@@ -170,7 +170,9 @@ def _grow_blocks(geometry: Geometry, spec: DeviceSpec, states: Ints, options: Co
             break
         states = _even_sample(unique_rows(chosen), _STATES)
         visited.append(states)
-    return unique_rows(np.concatenate(visited))
+    # Shrinking a grown tile until there are blocks enough leads back to a state visited on the way up, so the
+    # smaller states are the shrunk ones; without shrinking only tiles that nothing can enlarge remain.
+    return unique_rows(np.concatenate(visited if options.shrink else visited[-1:]))
 
 
 def _spatial_score_terms(geometry: Geometry, block: Ints) -> tuple[np.ndarray, np.ndarray]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from roller import perf
 from roller.construction.constructor import program_of
+from roller.construction.cpu_pool import staged_choices, vector_axes
 from roller.construction.gpu_pool import structure_of
 from roller.errors import TileError, did_you_mean
 from roller.expr import TensorExpr
@@ -16,7 +17,7 @@ from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.gpu import register_words
 from roller.tile.alignment import broken_rules
-from roller.tile.geometry import Geometry
+from roller.tile.geometry import Geometry, Ints
 from roller.tile.program import RProgram
 
 #: Extents of one layer: by axis name, or a sequence in axis order.
@@ -48,29 +49,42 @@ def program_from_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, T
         above = _extents(name, tiles.get(name, {}), geometry.names, above)
         rows.append(above)
     structure = structure_of(geometry)
-    batch = TileBatch(
-        geometry,
-        structure,
-        np.array([rows[0]], np.int64),
-        np.array([rows[-1]], np.int64),
-        np.ones(1, np.int64),
-        geometry.load_names if structure == "tiled" else (),
-        np.array([rows[1]], np.int64) if spec.kind == "cpu" else None,
-        _cpu_vector_axis(geometry) if spec.kind == "cpu" else None,
-    )
+    if spec.kind == "cpu":
+        return _cpu_program(geometry, spec, structure, rows)
+    staged = geometry.load_names if structure == "tiled" else ()
+    ones = np.ones(1, np.int64)
+    batch = TileBatch(geometry, structure, _row(rows[0]), _row(rows[-1]), ones, staged)
     program = program_of(batch, 0, spec)
-    program = replace(program, relaxed=broken_rules(program, spec))
-    if spec.kind == "gpu":
-        _check_gpu(program, batch, spec)
-    elif not np.isfinite(perf.estimate_program(program, spec).seconds):
-        usable = spec.limits.usable_vector_registers
-        raise TileError(f"tiles: register tile {rows[0]} needs more than {usable} vector registers. Make it smaller.")
-    return program
+    _check_gpu(program, batch, spec)
+    return replace(program, relaxed=broken_rules(program, spec))
 
 
-def _cpu_vector_axis(geometry: Geometry) -> int:
-    """Return the axis vectors run along when nobody chose one: contiguous in the output, else the last reduction."""
-    return geometry.order[-1] if geometry.order else len(geometry.names) - 1
+def _row(extents: tuple[int, ...]) -> Ints:
+    return np.array([extents], np.int64)
+
+
+def _cpu_program(geometry: Geometry, spec: DeviceSpec, structure: str, rows: list[tuple[int, ...]]) -> RProgram:
+    """Return the tiles with the vector axis and the packing that make them fastest.
+
+    Raises
+    ------
+    TileError
+        Where the register tile fits the vector registers along no axis.
+    """
+    ones = np.ones(1, np.int64)
+    programs = []
+    for v in vector_axes(geometry, structure):
+        for staged in staged_choices(geometry, v) if structure == "tiled" else [()]:
+            batch = TileBatch(geometry, structure, _row(rows[0]), _row(rows[-1]), ones, staged, _row(rows[1]), v)
+            programs.append(program_of(batch, 0, spec))
+    priced = [(e.seconds, str(p), p) for p, e in zip(programs, perf.estimate_programs(programs, spec), strict=True)]
+    seconds, _, best = min(priced, key=lambda x: x[:2])
+    if not np.isfinite(seconds):
+        raise TileError(
+            f"tiles: register tile {rows[0]} over {geometry.names} needs more than the "
+            f"{spec.limits.vector_registers} vector registers of {spec.name} along every axis. Make it smaller."
+        )
+    return replace(best, relaxed=broken_rules(best, spec))
 
 
 def _extents(layer: str, tile: Tile, names: tuple[str, ...], above: tuple[int, ...]) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from roller.expr import instruction_mix
+from roller.expr import DTYPE_BYTES, instruction_mix
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.phases import overlapped
@@ -153,10 +153,14 @@ def _global_traffic(batch: TileBatch, spec: DeviceSpec, resident: Ints) -> tuple
         dram = dram + (touched if a.tensor.nbytes <= capacity else np.maximum(touched, again))
         width = np.clip(np.minimum(alignment, 16) // a.tensor.itemsize_bytes, 1, None)
         cost = COPY_INSTRUCTIONS + _address_instructions(a, block)
-        vectors = vectors + elements / np.where(a.gather | (a.bounds > 0), 1, width) * cost
+        if any(a is x for x in g.loads):  # an epilogue's operands come once per tile, with the store
+            vectors = vectors + elements / np.where(a.gather | (a.bounds > 0), 1, width) * cost
     moved, _ = tile_transaction_bytes(g.store, block, transaction)
     stored = g.store.tensor.nbytes * np.maximum(1.0, moved / (g.store.elements(block) * g.store.tensor.itemsize_bytes))
-    partial = np.where(batch.split_k > 1, 2.0 * batch.split_k, 0.0) * g.store.tensor.nbytes
+    partial_bytes = (
+        g.store.tensor.elements * DTYPE_BYTES[g.expr.anchor.acc_dtype]
+    )  # parts stay in the accumulator's type
+    partial = np.where(batch.split_k > 1, 2.0 * batch.split_k, 0.0) * partial_bytes
     return l2 + stored + partial, dram + np.minimum(stored, 2.0 * g.store.tensor.nbytes) + partial, vectors
 
 

@@ -105,7 +105,7 @@ class LaneReads:
     """Where the lanes of the first TEU start reading a staged tile.
 
     The element address of a lane is ``column + (row_elements + padding) * row``; ``width`` consecutive elements are
-    read at once, in groups of ``lanes / width`` lanes, as the hardware serves vector reads.
+    read at once, in groups of ``min(lanes, banks) / width`` lanes, as the hardware serves vector reads.
     """
 
     columns: tuple[int, ...]
@@ -118,7 +118,8 @@ class LaneReads:
         """Return the most distinct words one bank serves for one read (1: no conflict)."""
         pitch = self.row_elements + padding
         worst = 1
-        group = max(1, len(self.columns) // self.width)
+        # A wavefront wider than the banks is served in groups of as many lanes as there are banks.
+        group = max(1, min(len(self.columns), banks) // self.width)
         for start in range(0, len(self.columns), group):
             words = {
                 (c + pitch * r + x) * self.itemsize_bytes // bank_width_bytes

@@ -100,7 +100,7 @@ def conflict_free(program: RProgram, spec: DeviceSpec) -> bool:
         last = layout.dims[-1].terms
         vector = len(last) == 1 and last[0].coef == 1 and last[0].axis == program.vector_axis
         width = program.vector_elements if vector else 1
-        group = spec.teu.lanes // width
+        group = min(spec.teu.lanes, shared.banks) // width  # a wavefront wider than the banks goes in parts
         for first in range(0, spec.teu.lanes, group):
             element = (start[first : first + group, None] + np.arange(width)).ravel()
             words = np.unique(element * tensor.itemsize_bytes // shared.bank_width_bytes)

@@ -61,7 +61,7 @@ def test_conflict_degree_by_brute_force(lanes, row, pad, width, size, banks):
     """Every byte of every lane, in the groups the hardware serves at once; equal words are broadcast."""
     reads = LaneReads(tuple(c for c, _ in lanes), tuple(r for _, r in lanes), row, width, size)
     worst = 1
-    group = 32 // width
+    group = max(1, min(32, banks) // width)
     for first in range(0, 32, group):
         words_of_bank = defaultdict(set)
         for column, r in lanes[first : first + group]:
