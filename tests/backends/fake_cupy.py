@@ -62,6 +62,12 @@ class Stream:
     def __init__(self, null=False, non_blocking=False, ptds=False, ptr=1):
         self.clock, self.captured, self.ptr = 0.0, None, ptr
 
+    @classmethod
+    def from_external(cls, obj):
+        version, pointer = obj.__cuda_stream__()
+        assert version == 0
+        return cls(ptr=pointer)
+
     def begin_capture(self, mode=None):
         self.captured = []
 
@@ -79,9 +85,7 @@ class Stream:
         return None
 
 
-class ExternalStream(Stream):
-    def __init__(self, ptr, device_id=-1):
-        super().__init__(ptr=ptr)
+Stream.null = Stream(ptr=0)
 
 
 class Event:
@@ -176,7 +180,7 @@ runtime = types.SimpleNamespace(
     memcpy=lambda to, source, size, kind: ctypes.memmove(to, source, size),
 )  # fmt: skip
 cuda = types.SimpleNamespace(
-    runtime=runtime, Device=Device, Stream=Stream, ExternalStream=ExternalStream, Event=Event, Module=Module,
+    runtime=runtime, Device=Device, Stream=Stream, Event=Event, Module=Module,
     driver=types.SimpleNamespace(funcSetAttribute=lambda *args: ATTRIBUTES.append(args)),
     alloc=lambda size: MemoryPointer(_Memory(size), 0), get_current_stream=lambda: _current,
     get_elapsed_time=lambda a, b: (b.at - a.at) * 1e3,

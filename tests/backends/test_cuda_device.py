@@ -109,6 +109,15 @@ def test_short_kernels_are_timed_as_graphs_over_rotating_buffers(artifact, cupy)
     assert len(seen) == 64
 
 
+def test_without_graphs_launches_follow_each_other(artifact, monkeypatch):
+    device, _ = checked(artifact)
+    monkeypatch.setattr(fake_cupy.runtime, "is_hip", True)
+    monkeypatch.delattr(fake_cupy.Stream, "begin_capture")
+    timing = device.time("x", 0.01, None)
+    assert timing["method"] == "loop"
+    assert timing["median_s"] == pytest.approx(20e-6)
+
+
 def test_long_kernels_are_timed_by_events_and_losers_dropped(artifact, monkeypatch):
     monkeypatch.setattr(fake_cupy.Stream, "cost", 2e-3)
     device, _ = checked(artifact)
@@ -164,8 +173,10 @@ def test_kernel_takes_host_and_device_arrays_and_runs_on_the_current_stream(arti
     device_a = fake_cupy.asarray(a)
     assert kernel(device_a, fake_cupy.asarray(b), out=out) is out
     np.testing.assert_allclose(out.host, a @ b, rtol=1e-5)
-    kernel(a, b, stream=types.SimpleNamespace(ptr=99))
-    assert [x[4] for x in fake_cupy.LAUNCHES] == [11, 11, 99]
+    own = fake_cupy.Stream(ptr=98)
+    for stream in (own, types.SimpleNamespace(ptr=99), types.SimpleNamespace(cuda_stream=0)):
+        kernel(a, b, stream=stream)
+    assert [x[4] for x in fake_cupy.LAUNCHES] == [11, 11, 98, 99, 0]
 
 
 class _Tensor:

@@ -59,9 +59,7 @@ class CudaDevice:
         self._cp = self._runtime()
         count = self._cp.cuda.runtime.getDeviceCount()
         if index >= count:
-            raise LaunchError(
-                f"device {index}: expected one of the {count} found, counted from 0. Use 0."
-            )
+            raise LaunchError(f"device {index}: expected one of the {count} found, counted from 0. Use 0.")
         self._cp.cuda.Device(index).use()
         self._raw = self._cp.cuda.runtime.getDeviceProperties(index)
         self._stream = self._cp.cuda.Stream(non_blocking=True)
@@ -78,8 +76,7 @@ class CudaDevice:
     def properties(self) -> dict[str, Any]:
         """Return what the device says of itself; see ``DeviceProperties``."""
         raw, runtime = self._raw, self._cp.cuda.runtime
-        hip = bool(getattr(runtime, "is_hip", False))
-        arch = _text(raw["gcnArchName"]).partition(":")[0] if hip else f"sm_{raw['major']}{raw['minor']}"
+        arch = _text(raw["gcnArchName"]).partition(":")[0] if self._is_hip else f"sm_{raw['major']}{raw['minor']}"
         return {
             "name": _text(raw["name"]),
             "arch": arch,
@@ -92,6 +89,10 @@ class CudaDevice:
                 "runtime": str(runtime.runtimeGetVersion()),
             },
         }
+
+    @property
+    def _is_hip(self) -> bool:
+        return bool(getattr(self._cp.cuda.runtime, "is_hip", False))
 
     @property
     def _cache_bytes(self) -> int:
@@ -186,7 +187,7 @@ class CudaDevice:
         if drop_s is not None and first > max(drop_s, _DROP_ABOVE_S):
             return {"median_s": first, "samples": 1, "complete": False, "method": "events"}
         if first < GRAPH_BELOW_S:
-            samples, method = self._graphs(first, budget_s), "graph"
+            samples, method = self._graphs(first, budget_s), "loop" if self._is_hip else "graph"
         else:
             count = max(_MIN_SAMPLES, min(_MAX_SAMPLES, int(budget_s / first)))
             samples, method = [self._cold(lambda: self._launch(0)) for _ in range(count)], "events"
@@ -228,17 +229,25 @@ class CudaDevice:
         return float(cuda.get_elapsed_time(start, end)) * 1e-3
 
     def _graphs(self, first_s: float, budget_s: float) -> list[float]:
-        """Time graphs of many launches, rotating over the buffer sets; seconds per launch."""
+        """Time graphs of many launches, rotating over the buffer sets; seconds per launch.
+
+        CuPy captures no graphs on HIP: there the launches follow each other, and their cost shows below some 5 us.
+        """
         wanted = math.ceil(_GRAPH_S / max(first_s, 1e-6))
         sets = len(self._sets)
         launches = min(_MOST_LAUNCHES, math.ceil(max(wanted, sets) / sets) * sets)
-        self._stream.begin_capture()
-        for n in range(launches):
-            self._launch(n)
-        graph = self._stream.end_capture()
 
         def replay() -> None:
-            graph.launch(self._stream)
+            for n in range(launches):
+                self._launch(n)
+
+        if not self._is_hip:
+            self._stream.begin_capture()
+            replay()
+            graph = self._stream.end_capture()
+
+            def replay() -> None:
+                graph.launch(self._stream)
 
         once = min(self._timed(replay) for _ in range(3))
         count = max(_MIN_SAMPLES, min(_MAX_SAMPLES, int(budget_s / max(once, 1e-6))))

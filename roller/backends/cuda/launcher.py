@@ -120,15 +120,8 @@ class CudaKernel:
         device = torch_device.index if torch_device is not None else cuda.runtime.getDevice()
         if stream is None and torch_device is not None:
             stream = sys.modules["torch"].cuda.current_stream(torch_device)
-        pointer = getattr(stream, "cuda_stream", None)
-        if pointer is None and stream is not None:
-            pointer = stream.ptr
-        with cuda.Device(device):
-            if pointer is None:
-                yield cuda.get_current_stream(), device
-            else:
-                with cuda.ExternalStream(pointer, device) as current:
-                    yield current, device
+        with cuda.Device(device), _as_cupy(cuda, stream) as current:
+            yield current, device
 
     def _made(self, torch_device: Any) -> list[Any]:
         """Allocate the outputs: with the caching allocator of whoever will free them."""
@@ -188,6 +181,31 @@ class CudaKernel:
             for x in (*inputs, *outputs[:n]):
                 if x.data.ptr < end and begin < x.data.ptr + math.prod(x.shape) * x.itemsize:
                     raise LaunchError("'out' overlaps another argument in memory. Pass an array of its own.")
+
+
+class _Foreign:
+    """The stream protocol of CUDA for libraries that have streams but not the protocol."""
+
+    def __init__(self, pointer: int, owner: Any) -> None:
+        self.pointer, self.owner = pointer, owner
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """Return the protocol's version and the stream's address."""
+        return 0, self.pointer
+
+
+def _as_cupy(cuda: Any, stream: Any) -> Any:
+    """Return a stream as CuPy's; the current one for ``None``."""
+    if stream is None:
+        return cuda.get_current_stream()
+    if isinstance(stream, cuda.Stream):
+        return stream
+    pointer = stream.cuda_stream if hasattr(stream, "cuda_stream") else stream.ptr
+    if not pointer:
+        return cuda.Stream.null
+    if hasattr(cuda.Stream, "from_external"):  # CuPy 14; what came before it warns there
+        return cuda.Stream.from_external(_Foreign(pointer, stream))
+    return cuda.ExternalStream(pointer)
 
 
 def _is_torch(value: Any) -> bool:
