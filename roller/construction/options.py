@@ -8,7 +8,7 @@ from typing import Any
 from roller.errors import RollerError
 
 #: Part of a candidate's identity: raise it when a template changes what a program means.
-TEMPLATE_VERSION = 1
+TEMPLATE_VERSION = 2
 POLICIES = ("roller",)
 
 
