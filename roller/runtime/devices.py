@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: Backends with a device of their own; each is a folder of ``roller/backends`` with a module ``device``.
 KINDS = ("cuda", "rocm", "null")
-_NULL_OPTIONS = ("noise", "seed", "hang", "crash", "wrong", "out_of_bounds")
+_NULL_OPTIONS = ("noise", "seed", "delay", "hang", "crash", "wrong", "out_of_bounds")
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class DeviceHandle:
         Name of the specification it stands for (``null``).
     options
         ``((name, value), ...)`` of a null device: ``noise`` (relative standard deviation of its times), ``seed``,
-        and the positions of candidates that ``hang``, ``crash``, are ``wrong`` or write ``out_of_bounds``.
+        ``delay`` (seconds a check takes), and the positions of candidates that ``hang``, ``crash``, are ``wrong`` or write ``out_of_bounds``.
 
     Examples
     --------

@@ -150,7 +150,9 @@ def test_no_survivor_is_exit_status_1(made, tmp_path, capsys):
 def test_killed_at_random_moments_and_resumed_nothing_is_lost(made, whole, tmp_path):
     rng = random.Random(7)
     out, journal = tmp_path / "r.json", tmp_path / "r.json.journal"
-    command = [sys.executable, "-m", "roller.runtime.bundle", "run", str(made), "--json", str(out), "--device", NULL]
+    command = [sys.executable, "-m", "roller.runtime.bundle", "run", str(made), "--json", str(out)]
+    # A check that takes a while, so that a kill comes in the middle of the run on any machine.
+    command += ["--device", f"{NULL}?delay=0.04"]
     kept: list[int] = []
 
     def lines():

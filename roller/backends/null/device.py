@@ -36,7 +36,7 @@ class NullDevice:
     index
         Ignored: null devices are all alike.
     options
-        ``noise``, ``seed``, and candidate positions (``"1,4"``) that ``hang``, ``crash``, are ``wrong``, or write
+        ``noise``, ``seed``, ``delay``, and candidate positions (``"1,4"``) that ``hang``, ``crash``, are ``wrong``, or write
         ``out_of_bounds``.
     """
 
@@ -44,6 +44,7 @@ class NullDevice:
         del index
         self._noise = float(options.get("noise", NOISE))
         self._seed = int(options.get("seed", 0))
+        self._delay_s = float(options.get("delay", 0))
         self._faults = {
             kind: {int(n) for n in options.get(kind, "").split(",") if n}
             for kind in ("hang", "crash", "wrong", "out_of_bounds")
@@ -66,6 +67,7 @@ class NullDevice:
 
     def check(self, position: int, artifact: KernelArtifact) -> list[np.ndarray]:
         """Return the outputs at the prepared points, unless a fault is planted at this position."""
+        time.sleep(self._delay_s)
         if position in self._faults["hang"]:
             time.sleep(1e9)
         if position in self._faults["crash"]:
