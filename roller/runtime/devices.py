@@ -36,7 +36,8 @@ class DeviceHandle:
         Name of the specification it stands for (``null``).
     options
         ``((name, value), ...)`` of a null device: ``noise`` (relative standard deviation of its times), ``seed``,
-        ``delay`` (seconds a check takes), and the positions of candidates that ``hang``, ``crash``, are ``wrong`` or write ``out_of_bounds``.
+        ``delay`` (seconds a check takes), and the positions of candidates that ``hang``, ``crash``, are ``wrong`` or
+        write ``out_of_bounds``.
 
     Examples
     --------

@@ -36,8 +36,8 @@ class NullDevice:
     index
         Ignored: null devices are all alike.
     options
-        ``noise``, ``seed``, ``delay``, and candidate positions (``"1,4"``) that ``hang``, ``crash``, are ``wrong``, or write
-        ``out_of_bounds``.
+        ``noise``, ``seed``, ``delay``, and candidate positions (``"1,4"``) that ``hang``, ``crash``, are
+        ``wrong``, or write ``out_of_bounds``.
     """
 
     def __init__(self, index: int, options: Mapping[str, str]) -> None:
