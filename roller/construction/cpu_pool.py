@@ -89,7 +89,7 @@ def _tiled(geometry: Geometry, spec: DeviceSpec, v: int, staged: tuple[str, ...]
     reduction = np.where(geometry.spatial, 1, geometry.extents)
     both = []
     for vectors in _VECTORS:
-        if vectors > 1 and (vectors - 1) * lanes >= int(geometry.extents[v]):
+        if vectors > 1 and vectors * lanes > int(geometry.extents[v]):
             continue
         for rows in _row_choices(geometry, others, max(1, usable // vectors)):
             register = np.ones(rank, np.int64)

@@ -38,10 +38,15 @@ def program_from_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, T
     """
     geometry = Geometry.of(expr)
     layers = [layer.name for layer in spec.memory_layers if layer.tiled]
+    if not isinstance(tiles, Mapping):
+        raise TileError(
+            f"tiles: expected a mapping from layer to extents, got {type(tiles).__name__}. "
+            f"Write for example {{'{layers[-1]}': {{'{geometry.names[0]}': 64}}}}; the layers are {layers}."
+        )
     for name in tiles:
         if name not in layers:
             raise TileError(
-                f"tiles: '{name}' is no tiled layer of {spec.name}{did_you_mean(name, layers)}. Use {layers}."
+                f"tiles: '{name}' is no tiled layer of {spec.name}{did_you_mean(str(name), layers) or '.'} Use {layers}."
             )
     rows: list[tuple[int, ...]] = []
     above = tuple(1 for _ in geometry.names)
@@ -91,10 +96,12 @@ def _extents(layer: str, tile: Tile, names: tuple[str, ...], above: tuple[int, .
     if isinstance(tile, Mapping):
         for axis in tile:
             if axis not in names:
-                hint = did_you_mean(axis, names)
-                raise TileError(f"tiles: layer '{layer}': unknown axis '{axis}'{hint}. Use {names}.")
+                hint = did_you_mean(str(axis), names) or "."
+                raise TileError(f"tiles: layer '{layer}': unknown axis '{axis}'{hint} Use {names}.")
         values = [tile.get(n, a) for n, a in zip(names, above, strict=True)]
     else:
+        if not isinstance(tile, Sequence) or isinstance(tile, str):
+            raise TileError(f"tiles: layer '{layer}': expected extents by axis name or a sequence, got {tile!r}.")
         values = list(tile)
         if len(values) != len(names):
             raise TileError(f"tiles: layer '{layer}': expected {len(names)} extents for {names}, got {len(values)}.")

@@ -50,17 +50,29 @@ class ConstructOptions:
 
     def __post_init__(self) -> None:
         """Reject values no construction can honour."""
-        if not isinstance(self.top_k, int) or self.top_k < 1:
-            raise RollerError(f"ConstructOptions.top_k: expected an integer of at least 1, got {self.top_k!r}.")
-        if not self.epsilon >= 0.0:
-            raise RollerError(f"ConstructOptions.epsilon: expected a value of at least 0, got {self.epsilon!r}.")
-        if self.units is not None and self.units < 1:
-            raise RollerError(f"ConstructOptions.units: expected at least 1 unit or None, got {self.units!r}.")
+        for name in ("shrink", "axis_fusion", "axis_grouping", "split_k"):
+            if not isinstance(getattr(self, name), bool):
+                raise _bad(name, "True or False", getattr(self, name))
+        if not _is_number(self.top_k, int) or self.top_k < 1:
+            raise _bad("top_k", "an integer of at least 1", self.top_k)
+        if not _is_number(self.epsilon, (int, float)) or not self.epsilon >= 0.0:
+            raise _bad("epsilon", "a value of at least 0", self.epsilon)
+        if self.units is not None and (not _is_number(self.units, int) or self.units < 1):
+            raise _bad("units", "an integer of at least 1 or None", self.units)
         if self.policy not in POLICIES:
-            raise RollerError(f"ConstructOptions.policy: expected one of {POLICIES}, got {self.policy!r}.")
-        if self.pool < self.top_k:
-            raise RollerError(f"ConstructOptions.pool: expected at least top_k={self.top_k}, got {self.pool!r}.")
+            raise _bad("policy", f"one of {POLICIES}", self.policy)
+        if not _is_number(self.pool, int) or self.pool < self.top_k:
+            raise _bad("pool", f"an integer of at least top_k={self.top_k}", self.pool)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options as plain data."""
         return asdict(self)
+
+
+def _is_number(value: Any, kind: type | tuple[type, ...]) -> bool:
+    """Whether the value is a number of the kind; True and False are none."""
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _bad(name: str, expected: str, got: Any) -> RollerError:
+    return RollerError(f"ConstructOptions.{name}: expected {expected}, got {got!r}.")

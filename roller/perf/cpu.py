@@ -23,8 +23,8 @@ from roller.tile.geometry import Access, Floats, Ints
 
 #: Scalar stores per cycle when a vectorised axis is not contiguous in the output (one store port).
 SCATTER_CYCLES = 1.0
-#: Cycles per element packed where the copy gathers single elements, and where it moves vectors.
-GATHER_CYCLES = 1.5
+#: Cycles per element packed where the copy gathers single elements, and where it copies a box of rows.
+GATHER_CYCLES, BOX_CYCLES = 1.5, 0.5
 #: Cache-line streams an out-of-order core keeps in flight beside its arithmetic.
 _STREAMS = 4
 #: Bytes of one way of an L1 that is indexed by the page offset.
@@ -57,15 +57,24 @@ def lane_distance(access: Access, axis: int) -> int:
 def vector_operations(batch: TileBatch, lanes: int) -> Ints:
     """Return vector registers of accumulators of one micro-kernel, ``(N,)``."""
     v = batch.vector_axis
-    if v is None:
-        return batch.register_outputs
-    per_vector = -(-batch.register[:, v] // lanes)
-    return batch.register_outputs // batch.register[:, v] * per_vector
+    register = np.where(batch.geometry.spatial, effective_register(batch, lanes), 1)
+    outputs: Ints = register.prod(axis=1)
+    return outputs if v is None else outputs // register[:, v] * -(-register[:, v] // lanes)
 
 
-def effective_register(batch: TileBatch) -> Ints:
-    """Register tiles as the template uses them: no larger than their axis."""
-    return np.minimum(batch.register, batch.geometry.extents)
+def effective_register(batch: TileBatch, lanes: int) -> Ints:
+    """Return register tiles as the template uses them: inside their axis, whole vectors, all of equal size.
+
+    56 columns by a tile of 48 are two tiles of 32: the last tile overlaps its neighbour instead of being padded.
+    """
+    g, v = batch.geometry, batch.vector_axis
+    tile = np.minimum(batch.register, g.extents)
+    unit = np.ones_like(tile)
+    if v is not None:
+        unit[:, v] = np.minimum(lanes, 1 << np.log2(tile[:, v]).astype(np.int64))
+        tile[:, v] = tile[:, v] // unit[:, v] * unit[:, v]
+    even = -(-g.extents // -(-g.extents // tile))
+    return np.asarray(-(-even // unit) * unit)
 
 
 def price(batch: TileBatch, spec: DeviceSpec) -> Terms:
@@ -75,7 +84,7 @@ def price(batch: TileBatch, spec: DeviceSpec) -> Terms:
 
 def _imbalance(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Ints]:
     """Return cores' idle factor for whole tasks, and the number of tasks."""
-    tiles = -(-batch.geometry.extents // effective_register(batch))
+    tiles = -(-batch.geometry.extents // effective_register(batch, lane_count(spec, 4)))
     per_task = np.maximum(1, batch.block // batch.register)
     tasks = np.where(batch.geometry.spatial, -(-tiles // per_task), 1).prod(axis=1)
     return -(-tasks // spec.units) * spec.units / tasks, tasks
@@ -84,7 +93,9 @@ def _imbalance(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Ints]:
 def operand_vectors(batch: TileBatch, lanes: int) -> Ints:
     """Return vector registers that hold one row of the vector operand while the rows pass, ``(N,)``."""
     v = batch.vector_axis
-    return np.ones(len(batch), np.int64) if v is None else -(-batch.register[:, v] // lanes)
+    if v is None:
+        return np.ones(len(batch), np.int64)
+    return np.asarray(-(-effective_register(batch, lanes)[:, v] // lanes))
 
 
 def _micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec, lanes: int) -> tuple[Floats, Floats]:
@@ -92,7 +103,7 @@ def _micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec, lanes: int) -> tupl
     g, anchor = batch.geometry, batch.geometry.expr.anchor
     rate = spec.compute.ops_per_cycle_per_unit
     v = batch.vector_axis
-    register = np.where(g.spatial, effective_register(batch), 1)
+    register = np.where(g.spatial, effective_register(batch, lane_count(spec, 4)), 1)
     vectors = vector_operations(batch, lanes).astype(np.float64)
     width = spec.teu.lanes
     fma = sum(vectors * n * width / rate[c] for c, n in instruction_mix(anchor.body, anchor.combiner).items())
@@ -119,7 +130,7 @@ def _micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec, lanes: int) -> tupl
         for c, n in instruction_mix(s.body, None).items()
     )
     write = vectors * 2 if contiguous or v is None else outputs * SCATTER_CYCLES + vectors
-    return cycles, write + epilogue + 10.0
+    return cycles, write + epilogue + 10.0 + _partial_lines(batch, spec, register)
 
 
 def _lanes_together(access: Access, v: int, staged: bool) -> bool:
@@ -135,23 +146,40 @@ def _lanes_together(access: Access, v: int, staged: bool) -> bool:
     return staged and bool(access.coefficients[-1, v])
 
 
-def _page_misses(batch: TileBatch, spec: DeviceSpec) -> float:
-    """Return cycles per reduction point lost to first-level TLB misses of vector operands read in place.
+def _partial_lines(batch: TileBatch, spec: DeviceSpec, register: Ints) -> Floats:
+    """Return cycles a micro-kernel's stores wait for lines they fill only in part.
 
-    A panel walked by rows a page or more apart touches one page per reduction point; with more points than the
-    TLB holds, every pass misses again.
+    A line that is not written whole is fetched first, from the layer that holds the output.
     """
-    l1, v = spec.layer("l1"), batch.vector_axis
     g = batch.geometry
-    points = int(g.extents[~g.spatial].prod())
+    line = spec.layer("l1").line_bytes or 64
+    rows, run = g.store.runs(np.where(g.spatial, register, g.extents))
+    size = g.store.tensor.itemsize_bytes
+    layer = spec.layer("l2" if g.store.tensor.nbytes <= spec.layer("l2").capacity_bytes * CACHE_SHARE else "l3")
+    partial = np.where(run * size % line == 0, 0.0, np.where(run * size < line, 1.0, 2.0))
+    # Several misses are in flight at once; what is left of one is its share of the latency.
+    return np.asarray(rows * partial * (layer.latency_s or 0.0) * spec.clock_hz / _STREAMS)
+
+
+def _page_misses(batch: TileBatch, spec: DeviceSpec) -> float:
+    """Return cycles per reduction point lost to first-level TLB misses of operands read in place.
+
+    An operand whose innermost reduction axis steps a page or more touches one page per reduction point; with more
+    points than the TLB holds, every pass misses again.
+    """
+    l1, g = spec.layer("l1"), batch.geometry
+    reductions = np.flatnonzero(~g.spatial)
+    if not l1.tlb_entries or not len(reductions):
+        return 0.0
+    inner = int(reductions[-1])
+    points = int(g.extents[inner])
     total = 0.0
     for a in g.loads:
-        if v is None or not a.uses[v] or a.tensor.name in batch.staged or not a.uses[~g.spatial].any():
+        if a.tensor.name in batch.staged:
             continue
-        pitch = (a.tensor.shape[-1] if len(a.tensor.shape) > 1 else 1) * a.tensor.itemsize_bytes
-        pages = points * min(1.0, pitch / _PAGE_BYTES)
-        if l1.tlb_entries and pages > l1.tlb_entries:
-            total += (l1.tlb_miss_s or 0.0) * spec.clock_hz * min(1.0, pitch / _PAGE_BYTES)
+        share = min(1.0, lane_distance(a, inner) * a.tensor.itemsize_bytes / _PAGE_BYTES)
+        if points * share > l1.tlb_entries:
+            total += (l1.tlb_miss_s or 0.0) * spec.clock_hz * share
     return total
 
 
@@ -165,7 +193,7 @@ def _tiled(batch: TileBatch, spec: DeviceSpec) -> Terms:
     g = batch.geometry
     size = g.store.tensor.itemsize_bytes
     lanes = lane_count(spec, 4)
-    register = np.where(g.spatial, effective_register(batch), 1)
+    register = np.where(g.spatial, effective_register(batch, lane_count(spec, 4)), 1)
     tiles = np.where(g.spatial, -(-g.extents // register), 1)
     kernels = tiles.astype(np.float64).prod(axis=1)
     points = float(g.extents[~g.spatial].prod())
@@ -256,7 +284,7 @@ def _packing(batch: TileBatch, spec: DeviceSpec, register: Ints, tiles: Ints, ta
         step = 0 if v is None else lane_distance(a, v)
         if _halo(a):
             box = a.elements(task) * float(a.tensor.itemsize_bytes)
-            elements, cost = a.elements(task) * tasks.astype(np.float64), np.full(len(batch), 0.5)
+            elements, cost = a.elements(task) * tasks.astype(np.float64), np.full(len(batch), BOX_CYCLES)
             rows, _ = a.runs(task)
             cost = cost + rows * 8.0 / np.maximum(1, a.elements(task))
             # The box is written once and read at least once from the layer that holds it.
