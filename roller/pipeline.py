@@ -350,7 +350,7 @@ def _expression(expr: Any) -> TensorExpr:
 
         return read(expr)
     raise ExprError(
-        f"compile: expected a TensorExpr, a list of TVM TE tensors or a PrimFunc, got {type(expr).__name__}. "
+        f"expression: expected a TensorExpr, a list of TVM TE tensors or a PrimFunc, got {type(expr).__name__}. "
         "Build one with roller.ops, or roller.ops.parse(text) for text."
     )
 
@@ -372,10 +372,17 @@ def _spec_of(device: str | DeviceSpec) -> DeviceSpec:
     if isinstance(device, DeviceSpec):
         return device
     if not isinstance(device, (str, os.PathLike)):
-        raise RollerError(f"device: expected the name of a spec, a path or a DeviceSpec, got {type(device).__name__}.")
+        raise RollerError(
+            f"device: expected the name of a spec, a path or a DeviceSpec, got {type(device).__name__}. "
+            "`roller devices` lists the names."
+        )
     return load_spec(str(device))
 
 
 def _options(options: ConstructOptions | None, top_k: int | None) -> ConstructOptions:
-    chosen = options or ConstructOptions()
+    chosen = ConstructOptions() if options is None else options
+    if not isinstance(chosen, ConstructOptions):
+        raise RollerError(
+            f"options: expected a ConstructOptions, got {type(chosen).__name__}. Write ConstructOptions(top_k=3)."
+        )
     return chosen if top_k is None else replace(chosen, top_k=top_k)

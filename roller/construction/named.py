@@ -45,9 +45,8 @@ def program_from_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, T
         )
     for name in tiles:
         if name not in layers:
-            raise TileError(
-                f"tiles: '{name}' is no tiled layer of {spec.name}{did_you_mean(str(name), layers) or '.'} Use {layers}."
-            )
+            hint = did_you_mean(str(name), layers) or "."
+            raise TileError(f"tiles: '{name}' is no tiled layer of {spec.name}{hint} Use {layers}.")
     rows: list[tuple[int, ...]] = []
     above = tuple(1 for _ in geometry.names)
     for name in layers:

@@ -31,7 +31,7 @@ class ConstructOptions:
     split_k
         Consider splitting the reduction over blocks when blocks are few.
     units
-        Build for this many units of the device; ``None`` for all.
+        Build for this many units of the device, or as many as it has; ``None`` for all.
     policy
         Construction policy.
     pool

@@ -63,7 +63,7 @@ class Tensor:
         """Reject shapes and dtypes no array can have."""
         if self.dtype not in DTYPE_BYTES:
             raise ExprError(
-                f"tensor '{self.name}': unknown dtype '{self.dtype}'{did_you_mean(self.dtype, DTYPE_BYTES)}. "
+                f"tensor '{self.name}': unknown dtype '{self.dtype}'{did_you_mean(self.dtype, DTYPE_BYTES) or '.'} "
                 f"Use one of {sorted(DTYPE_BYTES)}."
             )
         if any(int(s) < 1 for s in self.shape):

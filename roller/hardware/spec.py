@@ -112,7 +112,8 @@ class DeviceSpec:
         found = self._layers.get(name)
         if found is None:
             known = tuple(self._layers)
-            raise SpecError(f"{self.name}: no memory layer '{name}'{did_you_mean(name, known)} It has {list(known)}.")
+            hint = did_you_mean(name, known) or "."
+            raise SpecError(f"{self.name}: no memory layer '{name}'{hint} It has {list(known)}.")
         return found
 
     def ops_per_s(self, operation: str, dtype: str = "float32") -> float:
@@ -139,7 +140,7 @@ class DeviceSpec:
         rate = rates.get(f"{operation}.{dtype}", rates.get(operation))
         if rate is None:
             hint = did_you_mean(operation, rates)
-            raise SpecError(f"{self.name}: no rate for '{operation}' on {dtype}{hint} It has {sorted(rates)}.")
+            raise SpecError(f"{self.name}: no rate for '{operation}' on {dtype}{hint or '.'} It has {sorted(rates)}.")
         return rate * self.units * self.clock_hz
 
     def with_overrides(self, overrides: Mapping[str, float], source: str = "override") -> DeviceSpec:

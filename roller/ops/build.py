@@ -81,7 +81,8 @@ def types(where: str, dtype: str, acc_dtype: str | None, out_dtype: str | None, 
     for argument, value in (("dtype", dtype), ("acc_dtype", acc), ("out_dtype", out)):
         if value not in DTYPE_BYTES:
             raise ExprError(
-                f"{where}: argument '{argument}': unknown dtype '{value}'{did_you_mean(str(value), DTYPE_BYTES)}. "
+                f"{where}: argument '{argument}': unknown dtype '{value}'"
+                f"{did_you_mean(str(value), DTYPE_BYTES) or '.'} "
                 f"Use one of {sorted(DTYPE_BYTES)}."
             )
     return Types(dtype, acc, out)

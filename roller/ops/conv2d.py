@@ -71,7 +71,8 @@ def conv2d(
     sizes = {"n": n, "c": c, "h": h, "w": w, "f": f, "kh": kh, "kw": kw, "groups": groups}
     n, c, h, w, f, kh, kw, groups = (extent(where, name, value) for name, value in sizes.items())
     if layout not in _LAYOUTS:
-        raise ExprError(f"{where}: argument 'layout': unknown layout {layout!r}{did_you_mean(str(layout), _LAYOUTS)}. "
+        hint = did_you_mean(str(layout), _LAYOUTS) or "."
+        raise ExprError(f"{where}: argument 'layout': unknown layout {layout!r}{hint} "
                         f"Use one of {list(_LAYOUTS)}.")  # fmt: skip
     for name, channels in (("c", c), ("f", f)):
         if channels % groups:

@@ -34,6 +34,9 @@ def parse(text: str) -> TensorExpr:
     >>> str(parse("matmul(128, 64, k=32, epilogue=('relu',))"))
     'matmul[i=128 j=64 k=32]'
     """
+    if not isinstance(text, str):
+        raise ExprError(f"operator: expected text, got {type(text).__name__}. "
+                        "Write for example 'matmul(m=128, n=64, k=32)'.")  # fmt: skip
     try:
         node = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as err:
@@ -46,7 +49,7 @@ def parse(text: str) -> TensorExpr:
     name = node.func.id
     function = REGISTRY.get(name)
     if function is None:
-        raise ExprError(f"operator '{name}': unknown operator{did_you_mean(name, REGISTRY)}. "
+        raise ExprError(f"operator '{name}': unknown operator{did_you_mean(name, REGISTRY) or '.'} "
                         f"Use one of {sorted(REGISTRY)}.")  # fmt: skip
     parameters = inspect.signature(function).parameters
     positional = [p.name for p in parameters.values() if p.kind is not inspect.Parameter.KEYWORD_ONLY]
@@ -58,7 +61,7 @@ def parse(text: str) -> TensorExpr:
     for argument, value in pairs:
         if argument is None or argument not in parameters:
             label = argument or "**"
-            raise ExprError(f"{name}: unknown argument '{label}'{did_you_mean(label, parameters)}. "
+            raise ExprError(f"{name}: unknown argument '{label}'{did_you_mean(label, parameters) or '.'} "
                             f"Use {list(parameters)}.")  # fmt: skip
         if argument in values:
             raise ExprError(f"{name}: argument '{argument}' is given twice. Give it once.")

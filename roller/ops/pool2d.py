@@ -77,7 +77,7 @@ def pool2d(
     where = "pool2d"
     if kind not in _KINDS:
         raise ExprError(
-            f"{where}: argument 'kind': unknown kind {kind!r}{did_you_mean(str(kind), _KINDS)}. "
+            f"{where}: argument 'kind': unknown kind {kind!r}{did_you_mean(str(kind), _KINDS) or '.'} "
             f"Use one of {list(_KINDS)}."
         )
     sizes = {"n": n, "c": c, "h": h, "w": w, "kh": kh, "kw": kw}

@@ -76,7 +76,7 @@ def reduce(
     """
     where = "reduce"
     if kind not in _COMBINER:
-        raise ExprError(f"{where}: argument 'kind': unknown kind {kind!r}{did_you_mean(str(kind), _COMBINER)}. "
+        raise ExprError(f"{where}: argument 'kind': unknown kind {kind!r}{did_you_mean(str(kind), _COMBINER) or '.'} "
                         f"Use one of {sorted(_COMBINER)}.")  # fmt: skip
     dims = dimensions(where, shape)
     reduced = normalize_axes(where, axes, len(dims))

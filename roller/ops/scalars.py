@@ -125,7 +125,7 @@ def element_function(text: str, where: str, is_float: bool) -> tuple[ElementFunc
     if known is None:
         names = [*ELEMENT_FUNCTIONS, *ALIASES]
         raise ExprError(
-            f"{where}: unknown element-wise function '{name}'{did_you_mean(name, names)}. "
+            f"{where}: unknown element-wise function '{name}'{did_you_mean(name, names) or '.'} "
             f"Use one of {sorted(ELEMENT_FUNCTIONS)}."
         )
     if len(parameters) != known.parameters:

@@ -29,7 +29,7 @@ class _Row:
 
     def get(self, column: str) -> Any:
         if column not in self.row:
-            raise ExprError(f"{self.name}: missing column '{column}'{did_you_mean(column, self.row)}. Add it.")
+            raise ExprError(f"{self.name}: missing column '{column}'{did_you_mean(column, self.row) or '.'} Add it.")
         return self.row[column]
 
     def ints(self, *columns: str) -> tuple[Any, ...]:
@@ -142,8 +142,10 @@ def from_spec(mapping: Mapping[str, Any], batch: int | None = None) -> TensorExp
     >>> str(from_spec({"op": "matmul", "M": 65536, "N": 1024, "K": 2}, batch=1))
     'matmul[i=512 j=1024 k=2]'
     """
+    if not isinstance(mapping, Mapping):
+        raise ExprError(f"operator row: expected a mapping of columns, got {type(mapping).__name__}. Pass one row.")
     row = _Row(mapping, batch)
     op = row.get("op")
     if op not in _OPS:
-        raise ExprError(f"{row.name}: unknown op {op!r}{did_you_mean(str(op), _OPS)}. Use one of {sorted(_OPS)}.")
+        raise ExprError(f"{row.name}: unknown op {op!r}{did_you_mean(str(op), _OPS) or '.'} Use one of {sorted(_OPS)}.")
     return _OPS[op](row)

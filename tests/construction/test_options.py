@@ -101,15 +101,26 @@ def test_a_larger_pool_never_ranks_worse():
         ({"top_k": 0}, "top_k"),
         ({"top_k": 2.5}, "top_k"),
         ({"epsilon": -0.1}, "epsilon"),
+        ({"top_k": True}, "top_k"),
         ({"epsilon": float("nan")}, "epsilon"),
+        ({"epsilon": "small"}, "epsilon"),
         ({"units": 0}, "units"),
+        ({"units": 1.5}, "units"),
+        ({"shrink": "no"}, "shrink"),
+        ({"axis_fusion": 1}, "axis_fusion"),
         ({"policy": "sorcery"}, "policy"),
         ({"pool": 5}, "pool"),
+        ({"pool": "all"}, "pool"),
     ],
 )
 def test_options_out_of_range_name_their_field(options, field):
     with pytest.raises(RollerError, match=rf"ConstructOptions\.{field}: expected"):
         ConstructOptions(**options)
+
+
+def test_options_of_another_type_are_refused():
+    with pytest.raises(RollerError, match="options: expected a ConstructOptions, got dict"):
+        roller.construct(FEW_BLOCKS, device="v100", options={"top_k": 3})
 
 
 def test_options_are_plain_data_with_a_default_each():

@@ -118,3 +118,17 @@ def test_spec_same_padding_and_defaults() -> None:
 def test_spec_errors(row: dict[str, object], message: str) -> None:
     with pytest.raises(ExprError, match=message):
         from_spec(row)
+
+
+def test_operators_of_another_type_are_refused() -> None:
+    with pytest.raises(ExprError, match="operator: expected text, got NoneType"):
+        parse(None)  # type: ignore[arg-type]
+    with pytest.raises(ExprError, match="operator row: expected a mapping of columns, got int"):
+        from_spec(3)  # type: ignore[arg-type]
+
+
+def test_a_suggestion_ends_its_sentence() -> None:
+    with pytest.raises(ExprError, match=r"did you mean 'relu'\? Use one of \["):
+        parse("elementwise('rlu', (4,))")
+    with pytest.raises(ExprError, match=r"unknown operator\. Use one of \["):
+        parse("nothing_like_it(1)")

@@ -19,6 +19,10 @@ def _predict(tiles, device="v100"):
     ("tiles", "message"),
     [
         ({"sharde": {"i": 64}}, "'sharde' is no tiled layer of v100; did you mean 'shared'"),
+        (None, "tiles: expected a mapping from layer to extents, got NoneType"),
+        ([64, 64], "tiles: expected a mapping from layer to extents, got list"),
+        ({"shared": 64}, "layer 'shared': expected extents by axis name or a sequence, got 64"),
+        ({"shared": "ijk"}, "layer 'shared': expected extents by axis name or a sequence, got 'ijk'"),
         ({"l2": {"i": 64}}, "'l2' is no tiled layer of v100"),
         ({"shared": {"ii": 64}}, "layer 'shared': unknown axis 'ii'; did you mean 'i'"),
         ({"shared": {"x": 64}}, r"layer 'shared': unknown axis 'x'\. Use \('i', 'j', 'k'\)"),
