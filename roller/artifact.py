@@ -12,7 +12,7 @@ import base64
 import hashlib
 import json
 import os
-import tempfile
+import secrets
 import zlib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -60,7 +60,7 @@ class KernelArtifact:
     Parameters
     ----------
     language
-        ``"cuda"`` or ``"llvm"`` (a CPU library): decides which backend builds and launches it.
+        ``"cuda"``, ``"hip"`` or ``"llvm"`` (a CPU library): decides which backend builds and launches it.
     target
         What the backend needs to build it: ``{"arch": "sm_70"}``, ``{"mcpu": "...", "cores": 2}``.
     device
@@ -74,7 +74,7 @@ class KernelArtifact:
     estimate
         The prediction as plain data (seconds, bottleneck, terms); labelled predicted wherever shown.
     binary
-        Built image (CPU shared library or cubin), or ``None``.
+        Built image (CPU shared library, cubin or AMD code object), or ``None``.
     build
         What the compiler reported: registers, spill bytes, static scratchpad bytes, seconds.
     measured_s
@@ -197,8 +197,9 @@ class KernelArtifact:
         """
         target = Path(path)
         text = json.dumps(self.to_dict())  # before anything is written
-        try:
-            fd, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        temporary = target.parent / f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}"
+        try:  # with the permissions of any other file the user makes, unlike tempfile's
+            fd = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
         except OSError as err:
             raise ArtifactError(f"{target}: cannot write ({err.strerror}). Choose a writable folder.") from err
         try:
@@ -206,7 +207,7 @@ class KernelArtifact:
                 file.write(text)
             os.replace(temporary, target)
         except OSError as err:
-            Path(temporary).unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise ArtifactError(f"{target}: cannot write ({err.strerror}). Choose a writable path.") from err
         return target
 

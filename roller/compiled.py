@@ -94,6 +94,8 @@ class CompiledKernel:
         ------
         LaunchError
             Where the device is not at hand, or an array does not fit.
+        BuildError
+            Where a loaded GPU kernel was saved as source only, and its toolchain is missing or refuses it.
         """
         return self.launcher(*arrays, out=out, **options)
 
@@ -117,6 +119,10 @@ class CompiledKernel:
             from roller.backends.cpu.launcher import CpuKernel
 
             return CpuKernel(artifact)
+        if artifact.binary is None:  # compiled by name where its device was not: the source is built where it is
+            from roller.backends.build import build
+
+            artifact = build(artifact)
         if artifact.language == "hip":
             from roller.backends.rocm.launcher import RocmKernel
 

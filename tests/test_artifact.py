@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,3 +74,11 @@ def test_unserialisable_content_leaves_nothing(artifact: KernelArtifact, tmp_pat
     with pytest.raises(TypeError):
         broken.save(tmp_path / "a.json")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_saved_file_has_the_permissions_of_any_other(artifact: KernelArtifact, tmp_path: Path) -> None:
+    other = tmp_path / "other.json"
+    other.write_text("{}")
+    saved = artifact.save(tmp_path / "kernel.json")
+    assert stat.S_IMODE(saved.stat().st_mode) == stat.S_IMODE(other.stat().st_mode)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["kernel.json", "other.json"]

@@ -92,6 +92,24 @@ def test_device_that_is_not_here_is_not_touched(monkeypatch: pytest.MonkeyPatch)
         kernel(np.ones((64, 64), "f"), np.ones((64, 64), "f"))
 
 
+def test_a_loaded_kernel_saved_as_source_is_built_before_its_device_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = roller.compile(roller.ops.matmul(64, 64, 64), device="v100", top_k=1).artifact.save(tmp_path / "m.json")
+    assert roller.load(path).artifact.binary is None
+    built: list[str] = []
+
+    def build(artifact: roller.KernelArtifact) -> roller.KernelArtifact:
+        built.append(artifact.target["arch"])
+        return artifact.with_binary(b"a cubin")
+
+    monkeypatch.setattr("roller.backends.build.build", build)
+    monkeypatch.setitem(sys.modules, "cupy", None)  # no GPU software, wherever this test runs
+    with pytest.raises(LaunchError, match=r"expected CuPy.*Install it with"):
+        roller.load(path)(np.ones((64, 64), "float32"), np.ones((64, 64), "float32"))
+    assert built == ["sm_70"]
+
+
 def test_failed_candidate_is_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
     lower, seen = pipeline.lower, []
 
