@@ -1,0 +1,147 @@
+"""Build the benchmark's bundle: the 119 operators and the further sets, batch reduced where a device asks for it."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import roller
+from benchmarks.gpu.plan import Planned, write_plan
+from roller.cli.bundle import create_command
+from roller.errors import ExprError, RollerError
+from roller.hardware import DeviceSpec, load_spec
+from roller.runtime.bundle_format import Bundle, check_target
+
+HERE = Path(__file__).resolve().parents[1]
+#: A kernel predicted to run longer has its batch halved: ten candidates take at least ten runs each (seconds).
+LONGEST_S = 0.05
+#: Inputs and outputs take at most this part of the device's memory: the peer has outputs and workspaces of its own.
+MEMORY_SHARE = 0.25
+#: Published rows whose size is the batch's, by operator: the column that is halved.
+_BATCH_COLUMN = {"matmul": "M", "conv2d": "N", "depthwise_conv2d": "N", "pooling": "N"}
+_MATRIX_UNIT = re.compile(r"\b(wmma|w?mma\.sync|ldmatrix|__builtin_amdgcn_mfma)")
+
+
+def rows(pattern: str = "*") -> list[Planned]:
+    """Return all operators whose id matches, with their sets.
+
+    Raises
+    ------
+    ExprError
+        Where none matches.
+    """
+    main = yaml.safe_load((HERE / "operators.yaml").read_text())["operators"]
+    extra = yaml.safe_load((HERE / "extra_operators.yaml").read_text())
+    named: Mapping[str, list[str]] = extra["sets"]
+    planned = [Planned(r, (r["op"], "all 119", *(s for s, ids in named.items() if r["id"] in ids))) for r in main]
+    planned += [Planned(r, (r["set"],), (r["note"],) if "note" in r else ()) for r in extra["operators"]]
+    patterns = [p.strip() for p in pattern.split(",")]
+    found = [p for p in planned if any(fnmatchcase(p.id, x) for x in patterns)]
+    if not found:
+        raise ExprError(
+            f"--filter: '{pattern}' matches none of {len(planned)} operators. Use ids such as 'M0' or 'C*'."
+        )
+    return found
+
+
+def halved(row: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the row at half the batch, or ``None`` where that is odd.
+
+    Examples
+    --------
+    >>> halved({"op": "matmul", "M": 8, "N": 3, "K": 2, "flops": 96})["M"]
+    4
+    """
+    out = dict(row)
+    if "shape" in row:
+        size, *rest = row["shape"]
+        out["shape"] = [size // 2, *rest]
+    else:
+        column = _BATCH_COLUMN[row["op"]]
+        size = row[column]
+        out[column] = size // 2
+    if "flops" in row:
+        out["flops"] = row["flops"] // 2
+    return None if size % 2 else out
+
+
+def fitted(planned: Planned, spec: DeviceSpec) -> Planned:
+    """Reduce the batch until the operator fits the device's memory, the time, and construction; say so in the notes."""
+    row, why, divisor = dict(planned.row), "", 1
+    while True:
+        reason = _too_large(row, spec)
+        if not reason:
+            break
+        why, smaller = why or reason, halved(row)
+        if smaller is None:
+            return replace(planned, left_out=reason)
+        row, divisor = smaller, divisor * 2
+    notes = (*planned.notes, f"batch divided by {divisor}: {why}") if divisor > 1 else planned.notes
+    return replace(planned, row=row, notes=notes)
+
+
+def _too_large(row: Mapping[str, Any], spec: DeviceSpec) -> str:
+    """Return why the row is too large, or an empty string."""
+    expr = roller.ops.from_spec(row)
+    nbytes = sum(t.nbytes for t in (*expr.inputs, *expr.output_tensors))
+    memory = spec.memory_layers[-1].capacity_bytes
+    if nbytes > MEMORY_SHARE * memory:
+        return f"{nbytes / 1e9:.1f} GB of inputs and outputs in {memory / 1e9:.0f} GB"
+    try:
+        seconds = roller.construct(expr, spec, top_k=1)[0].estimate.seconds
+    except RollerError as err:
+        return str(err)
+    return f"predicted {seconds * 1e3:.0f} ms" if seconds > LONGEST_S else ""
+
+
+def chosen_for_compile(planned: Iterable[Planned]) -> set[str]:
+    """Return the subset ``torch.compile`` is tuned for: of every set the operator of median size.
+
+    Autotuning takes tens of seconds per operator, so the whole list would not end in the time there is.
+    """
+    sets: dict[str, list[Planned]] = {}
+    for p in planned:
+        if not p.left_out:
+            sets.setdefault(p.sets[-1], []).append(p)
+    return {sorted(x, key=lambda p: p.row.get("flops", 0))[len(x) // 2].id for x in sets.values()}
+
+
+def prepare(
+    device: str, out: Path, *, top_k: int, pattern: str, limit_bytes: int, workers: int | None, sources: bool
+) -> list[Planned]:
+    """Write the bundle and the plan; return the plan.
+
+    Raises
+    ------
+    RollerError
+        Where the folder is taken, or nothing could be built.
+    """
+    check_target(out)
+    spec = load_spec(device)
+    planned = [fitted(p, spec) for p in rows(pattern)]
+    with tempfile.TemporaryDirectory() as folder:
+        ops = Path(folder) / "operators.yaml"
+        ops.write_text(yaml.safe_dump({"operators": [dict(p.row) for p in planned if not p.left_out]}))
+        create_command(ops, out, device, top_k, limit_bytes=limit_bytes, workers=workers, sources=sources)
+    bundle = Bundle(out)
+    entries = {e.id: e for e in bundle.operators}
+    compiled = chosen_for_compile(planned)
+    done = []
+    for p in planned:
+        if p.id not in entries:
+            done.append(replace(p, left_out=p.left_out or "no candidate could be built; `prepare` printed the reasons"))
+            continue
+        notes = p.notes
+        best = bundle.load(entries[p.id])[0][1]
+        if p.row["op"] == "matmul" and p.row["dtype"] == "float16" and not _MATRIX_UNIT.search(best.source):
+            notes = (*notes, "fp16 without tensor-core instructions: code generation emits none for it today")
+        done.append(replace(p, notes=notes, compiled=p.id in compiled))
+    write_plan(out, bundle.checksum, done)
+    return done

@@ -1,0 +1,162 @@
+"""Markdown tables from the JSON of a run."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.run import FORMAT, VERSION
+from roller.errors import ArtifactError
+
+
+def read_results(path: Path) -> dict[str, Any]:
+    """Return the results of a run.
+
+    Raises
+    ------
+    ArtifactError
+        Where the file is missing, damaged, or something else.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if (data["format"], data["version"]) != (FORMAT, VERSION):
+            raise ValueError(f"expected {FORMAT} {VERSION}")
+        return dict(data)
+    except (OSError, KeyError, TypeError, ValueError) as err:
+        raise ArtifactError(
+            f"{path}: cannot read the results ({err}). Give the JSON of benchmarks/gpu/run.py."
+        ) from err
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    """Return the geometric mean; NaN of nothing.
+
+    Examples
+    --------
+    >>> geometric_mean([1.0, 4.0])
+    2.0
+    """
+    logs = [math.log(v) for v in values]
+    return math.exp(statistics.fmean(logs)) if logs else math.nan
+
+
+def against(ratios: Sequence[float]) -> tuple[str, ...]:
+    """Return cells: geometric mean of peer / ours, shares faster and within 5, 10, 50 % of the peer.
+
+    Examples
+    --------
+    >>> against([2.0, 0.96, 0.8, 0.5])
+    ('4', '0.94', '25 %', '50 %', '50 %', '75 %')
+    """
+    if not ratios:
+        return ("0", "", "", "", "", "")
+    share = lambda slack: f"{100 * sum(r * (1 + slack) >= 1 for r in ratios) / len(ratios):.0f} %"  # noqa: E731
+    faster = f"{100 * sum(r > 1 for r in ratios) / len(ratios):.0f} %"
+    return (str(len(ratios)), f"{geometric_mean(ratios):.2f}", faster, *map(share, (0.05, 0.1, 0.5)))
+
+
+def render(results: Mapping[str, Any]) -> str:
+    """Return the whole report as Markdown."""
+    operators: Sequence[Mapping[str, Any]] = results["operators"]
+    sets = list(dict.fromkeys(s for o in operators for s in o["sets"]))
+    parts = ["# Kernels on " + results["device"], *_head(results)]
+    names = list(dict.fromkeys(p["name"] for o in operators for p in o["peers"] if p["status"] == "measured"))
+    for name in names:
+        rows = [(s, *against([p["ratio"] for o in _of(operators, s) for p in _measured(o, name)])) for s in sets]
+        columns = ("set", "operators", "geometric mean", "faster", "within 5 %", "within 10 %", "within 50 %")
+        parts += [f"## Against {name}: its time divided by ours", _table(columns, [r for r in rows if r[1] != "0"])]
+    if not names:
+        parts.append(f"No peer was timed: {results['peers']}.")
+    parts += ["## First prediction against the best of all candidates", _ranks(operators, sets)]
+    parts += ["## Operators", _each(operators, names)]
+    notes = [f"- {line}" for o in operators for line in _notes(o)]
+    return "\n\n".join([*parts, *(["## Notes", "\n".join(notes)] if notes else [])])
+
+
+def _notes(operator: Mapping[str, Any]) -> list[str]:
+    """Return what differs from the published row, what failed and why."""
+    name = operator["id"]
+    out = [f"{name}: {n}" for n in (*operator["notes"], operator["left_out"]) if n]
+    for p in operator["peers"]:
+        if p["status"] != "skipped":
+            why = f"{p['status']}: {p['reason'].splitlines()[-1]}" if p["reason"] else ""
+            out += [f"{name}: {p['name']}: {text}" for text in (p["note"], why) if text]
+    for c in operator["candidates"]:
+        if c["status"] not in ("measured", "slower") and c["reason"]:
+            out.append(f"{name} rank {c['rank']}: {c['status']}: {c['reason'].splitlines()[0]}")
+    return out
+
+
+def _head(results: Mapping[str, Any]) -> list[str]:
+    versions = {**results["properties"]["versions"], **results["versions"]}
+    out = [f"{results['date']}; {results['seconds']:.0f} s; " + ", ".join(f"{k} {v}" for k, v in versions.items() if v),
+           "Settings: " + "; ".join(f"{k} {v}" for k, v in results["settings"].items()) + "."]  # fmt: skip
+    if not results["measured"]:
+        out.insert(0, "**No measurement: a null device. Its times are estimates with noise.**")
+    if not results["complete"]:
+        out.append("**Not complete.**")
+    return out
+
+
+def _of(operators: Sequence[Mapping[str, Any]], name: str) -> list[Mapping[str, Any]]:
+    return [o for o in operators if name in o["sets"]]
+
+
+def _measured(operator: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    return [p for p in operator["peers"] if p["name"] == name and p["status"] == "measured"]
+
+
+def top_share(operator: Mapping[str, Any]) -> float | None:
+    """Return the best candidate's time divided by the first's: 1 where the first prediction was the best."""
+    first = next((c for c in operator["candidates"] if c["rank"] == 1), None)
+    if first is None or first["measured_s"] is None or operator["best_s"] is None:
+        return None
+    return float(operator["best_s"] / first["measured_s"])
+
+
+def _ranks(operators: Sequence[Mapping[str, Any]], sets: Sequence[str]) -> str:
+    rows = []
+    for s in sets:
+        members = [o for o in _of(operators, s) if o["candidates"]]
+        shares = [x for x in map(top_share, members) if x is not None]
+        if not shares:
+            continue
+        records = [c for o in members for c in o["candidates"]]
+        correct = sum(c["status"] in ("measured", "slower") for c in records)
+        errors = sorted(
+            abs(c["predicted_s"] / c["measured_s"] - 1)
+            for o in members for c in o["candidates"] if c["candidate_id"] == o["best"]
+        )  # fmt: skip
+        rows.append((s, str(len(members)), f"{correct}/{len(records)}", f"{geometric_mean(shares):.3f}",
+                     f"{100 * sum(x >= 1 for x in shares) / len(shares):.0f} %",
+                     f"{100 * statistics.median(errors):.0f} %"))  # fmt: skip
+    columns = ("set", "operators", "correct candidates", "best / top-1", "top-1 is best", "median error of the model")
+    return _table(columns, rows)
+
+
+def _each(operators: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
+    rows = []
+    for o in operators:
+        best = next((c for c in o["candidates"] if c["candidate_id"] == o["best"]), None) if o["candidates"] else None
+        cells = [o["id"], o.get("expression", "")]
+        if best is None:
+            cells += ["", "", "", ""]
+        else:
+            flops = o["row"].get("flops")
+            rate = f"{flops / o['best_s'] / 1e12:.2f}" if flops else ""
+            cells += [f"{o['best_s'] * 1e3:.4g}", f"{best['predicted_s'] * 1e3:.4g}", str(best["rank"]), rate]
+        for n in names:
+            found = _measured(o, n)
+            cells += [f"{found[0]['median_s'] * 1e3:.4g}", f"{found[0]['ratio']:.2f}"] if found else ["", ""]
+        rows.append(cells)
+    columns = ["id", "expression", "best ms", "predicted ms", "rank", "TFLOP/s"]
+    return _table([*columns, *(c for n in names for c in (f"{n} ms", f"{n} / ours"))], rows)
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(columns)} |", "|---" + "|---:" * (len(columns) - 1) + "|"]
+    return "\n".join([*lines, *(f"| {' | '.join(r)} |" for r in rows)])
