@@ -1,0 +1,91 @@
+"""One thread count for everybody, and what machine the figures come from."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+#: Read by OpenMP (PyTorch), MKL, OpenBLAS (NumPy) and TVM's pool when they are loaded.
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TVM_NUM_THREADS")
+
+#: No page faults inside anybody's timing: what a peer frees stays with the process, as it does in a running model.
+#: Without this, PyTorch pays for fresh pages at every large output, and Roller, which writes to ``out``, does not.
+ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(1 << 26)}
+
+_PACKAGES = ("torch", "onnxruntime", "onnx", "numpy", "apache-tvm", "roller")
+
+
+def wanted(threads: int) -> dict[str, str]:
+    """Return the variables that must stand before any of the libraries is loaded.
+
+    Examples
+    --------
+    >>> wanted(2)["OMP_NUM_THREADS"]
+    '2'
+    """
+    return {
+        **dict.fromkeys(THREAD_VARIABLES, str(threads)),
+        "TVM_BIND_THREADS": "0",
+        "OMP_DYNAMIC": "FALSE",
+        **ALLOCATOR,
+    }
+
+
+def missing(threads: int, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return those of :func:`wanted` that ``environ`` lacks."""
+    return {k: v for k, v in wanted(threads).items() if environ.get(k) != v}
+
+
+def restart_with(threads: int) -> None:
+    """Start this command again, on as many processors as threads and with the variables set; return where they are.
+
+    The libraries read them once, when they are loaded, so setting them now would come too late.
+    """
+    if len(os.sched_getaffinity(0)) > threads:  # so that Roller detects the same number of cores
+        os.sched_setaffinity(0, set(first_of_each_core()[:threads]))
+    lacking = missing(threads, os.environ)
+    if lacking:
+        sys.stdout.flush()
+        arguments = [sys.executable, "-m", "benchmarks.cpu", *sys.argv[1:]]
+        os.execve(sys.executable, arguments, {**os.environ, **lacking})
+
+
+def first_of_each_core(root: Path = Path("/")) -> list[int]:
+    """Return the processors of the affinity mask, first threads of all cores before their siblings."""
+    found, seen = [], set()
+    for cpu in sorted(os.sched_getaffinity(0)):
+        path = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+        core = path.read_text().strip() if path.exists() else str(cpu)
+        found.append((core in seen, cpu))
+        seen.add(core)
+    return [cpu for _, cpu in sorted(found)]
+
+
+def facts(threads: int) -> dict[str, Any]:
+    """Return processor, threads and versions, for the head of a report."""
+    cpu_info = Path("/proc/cpuinfo")
+    models = [s for s in cpu_info.read_text().splitlines() if s.startswith("model name")] if cpu_info.exists() else []
+    return {
+        "processor": models[0].partition(":")[2].strip() if models else platform.processor(),
+        "processors": len(os.sched_getaffinity(0)),
+        "threads": threads,
+        "python": platform.python_version(),
+        **{name: version for name in _PACKAGES if (version := _version(name))},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def load_average() -> float:
+    """Return the load of the last minute, in processes."""
+    return round(os.getloadavg()[0], 2)

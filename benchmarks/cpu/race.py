@@ -1,0 +1,135 @@
+"""Contenders in turn: A B C A B C ..., medians of paired ratios, bootstrap intervals."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+Call = Callable[[], object]
+
+#: Calls shorter than this are warmed up at the start of every turn: the others have emptied the caches (seconds).
+_WARM_UNDER_S = 0.02
+#: The process is idle where it uses less than this share of a processor; looked at in steps of so many seconds.
+_IDLE_SHARE, _IDLE_STEP_S = 0.1, 0.002
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long a race is: ``rounds`` turns per contender of about ``turn_s`` seconds each."""
+
+    rounds: int = 15
+    turn_s: float = 0.02
+    settle_s: float = 0.5
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Median of paired ratios and its 95 % interval."""
+
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Race:
+    """Seconds per call of every contender, one per round; ``restless`` turns began before the others were idle."""
+
+    times: Mapping[str, tuple[float, ...]]
+    restless: int = 0
+
+    def median_s(self, name: str) -> float:
+        """Return the median seconds per call."""
+        return statistics.median(self.times[name])
+
+    def best(self, names: Sequence[str]) -> str:
+        """Return the fastest of the names by its median."""
+        return min(names, key=self.median_s)
+
+    def ratio(self, baseline: str, candidate: str) -> Ratio:
+        """Return how many times as fast the candidate is, from pairs of the same round."""
+        pairs = zip(self.times[baseline], self.times[candidate], strict=True)
+        return paired([b / c for b, c in pairs])
+
+
+def paired(ratios: Sequence[float], resamples: int = 2000) -> Ratio:
+    """Return the median of ratios with its 95 % bootstrap interval (percentiles; the same every time).
+
+    Examples
+    --------
+    >>> paired([2.0, 2.0, 2.0])
+    Ratio(median=2.0, low=2.0, high=2.0)
+    """
+    values = np.asarray(ratios, dtype=np.float64)
+    picks = np.random.default_rng(0).integers(0, len(values), (resamples, len(values)))
+    low, high = np.percentile(np.median(values[picks], axis=1), [2.5, 97.5])
+    return Ratio(float(np.median(values)), float(low), float(high))
+
+
+def settle(
+    limit_s: float, clock: Callable[[], float] = time.process_time, sleep: Callable[[float], None] = time.sleep
+) -> bool:
+    """Wait until no thread of this process spins; ``False`` where one still does at the limit.
+
+    Every runtime keeps its workers spinning for a while after a call (OpenMP, OpenBLAS, ONNX Runtime and TVM alike).
+    That is right for itself and takes processors from whoever comes next, so it is waited for instead of switched off.
+    """
+    end = time.perf_counter() + limit_s
+    while True:
+        used, start = clock(), time.perf_counter()
+        sleep(_IDLE_STEP_S)
+        if clock() - used < _IDLE_SHARE * max(time.perf_counter() - start, _IDLE_STEP_S):
+            return True
+        if time.perf_counter() >= end:
+            return False
+
+
+def run_once(call: Call) -> float:
+    """Return the seconds of one call."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def warm_s(call: Call) -> float:
+    """Return the seconds of a warm call: the better of two after a first one."""
+    run_once(call)
+    return min(run_once(call), run_once(call))
+
+
+def race(contenders: Mapping[str, Call], pace: Pace, wait: Callable[[float], bool] = settle) -> Race:
+    """Run the contenders in turn, several calls in a row per turn, and return seconds per call.
+
+    Parameters
+    ----------
+    contenders
+        One call per name; it must finish its work before it returns.
+    pace
+        Rounds and seconds per turn.
+    wait
+        Called before every turn, until the threads of the one before are asleep.
+    """
+    calls, restless = {}, 0
+    for name, call in contenders.items():
+        wait(pace.settle_s)
+        calls[name] = max(1, min(10_000, round(pace.turn_s / max(warm_s(call), 1e-9))))
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(pace.rounds):
+        for name, call in contenders.items():
+            restless += not wait(pace.settle_s)
+            times[name].append(_turn(call, calls[name], pace.turn_s))
+    return Race({name: tuple(t) for name, t in times.items()}, restless)
+
+
+def _turn(call: Call, calls: int, turn_s: float) -> float:
+    if turn_s / calls < _WARM_UNDER_S:
+        for _ in range(max(1, calls // 4)):
+            call()
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return (time.perf_counter() - start) / calls
