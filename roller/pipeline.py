@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Candidate", "CompiledKernel", "ConstructOptions", "compile", "construct", "load", "predict"]
 
-#: Name of the detected processor of this machine: the only device whose kernels this process runs.
+#: Name of the detected processor of this machine: its kernels are built, checked and timed by this process.
 THIS_CPU = "cpu"
 
 

@@ -84,8 +84,10 @@ def create_command(
     built = build_all(jobs, _built, workers=workers, timeout_s=900.0)
     operators = [r.value for r in built.values() if r.value is not None]
     if not operators:
-        reasons = grouped_reasons(r.record for r in built.values())
-        raise BuildError(f"no operator could be built: {reasons}. See the reasons, or add --sources to skip building.")
+        reasons = grouped_reasons(r.record for r in built.values()).rstrip(".")
+        raise BuildError(
+            f"no operator could be built: {reasons}. Correct what is named, or add --sources to skip building."
+        )
     operators, left_out = _within(operators, limit_bytes)
     manifest = write_bundle(out, _header(spec, options, batch), operators)
     _report(manifest, built, left_out, out, as_json)

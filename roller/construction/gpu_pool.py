@@ -6,7 +6,7 @@ import numpy as np
 
 from roller.construction.options import ConstructOptions
 from roller.construction.reduction import reduction_steps, window_axes
-from roller.construction.scale_up import lane_seeds, register_tiles, unique_rows
+from roller.construction.scale_up import best_children, lane_seeds, register_tiles, unique_rows
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.gpu import register_words, scratchpad_bytes
@@ -69,7 +69,7 @@ def padding_allowed(geometry: Geometry, block: Ints, options: ConstructOptions) 
 
 def _tiled(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> TileBatch:
     one = np.ones(1, np.int64)
-    usable = spec.limits.usable_registers_per_thread or 64
+    usable = spec.limits.usable_registers_per_thread or 0
 
     def fits_registers(tiles: Ints) -> np.ndarray:
         return register_words(TileBatch(geometry, "tiled", tiles, tiles, one, geometry.load_names)) <= usable
@@ -142,29 +142,24 @@ def _grow_blocks(geometry: Geometry, spec: DeviceSpec, states: Ints, options: Co
     """Grow blocks by threads per axis; a state is ``[register tile | threads]`` (rows of ``2 * axes``)."""
     a = len(geometry.names)
     visited = [states]
-    limit = spec.limits.threads_per_block or 1024
+    limit = spec.limits.threads_per_block or 0
     spatial_axes = np.flatnonzero(geometry.spatial)
     for _ in range(5):
         register, threads = states[:, :a], states[:, a:]
         useful = -(-geometry.extents // register)
-        children, scores = [], []
         block = register * threads
-        base = _spatial_score_terms(geometry, block)
-        for axis in spatial_axes:
+        table = np.repeat(states[None], len(spatial_axes), axis=0)
+        bigger = np.repeat(block[None], len(spatial_axes), axis=0)
+        for child, tile, axis in zip(table, bigger, spatial_axes, strict=True):
             now = threads[:, axis]
-            following = np.where(now < useful[:, axis], np.minimum(2 * now, np.maximum(useful[:, axis], now + 1)), now)
-            grown = states.copy()
-            grown[:, a + axis] = following
-            bigger = block.copy()
-            bigger[:, axis] = register[:, axis] * following
-            traffic, footprint = _spatial_score_terms(geometry, bigger)
-            cost = np.maximum(footprint - base[1], 1e-9)
-            scores.append(np.where(following > now, (base[0] - traffic) / cost, -np.inf))
-            children.append(grown)
-        order = np.argsort(-np.stack(scores), axis=0, kind="stable")[:2]
-        table, rank = np.stack(children), np.stack(scores)
-        pick = np.arange(len(states))
-        chosen = np.concatenate([table[o, pick][rank[o, pick] > -np.inf] for o in order])
+            finish = np.minimum(2 * now, np.maximum(useful[:, axis], now + 1))
+            child[:, a + axis] = np.where(now < useful[:, axis], finish, now)
+            tile[:, axis] = register[:, axis] * child[:, a + axis]
+        traffic, footprint = _spatial_score_terms(geometry, bigger.reshape(-1, a))
+        base = _spatial_score_terms(geometry, block)
+        shape = (len(spatial_axes), len(states))
+        cost = np.maximum(footprint.reshape(shape) - base[1], 1e-9)
+        chosen = best_children(table, (base[0] - traffic.reshape(shape)) / cost, (bigger > block).any(axis=2), 2)
         chosen = chosen[chosen[:, a:].prod(axis=1) <= limit]
         if not len(chosen):
             break
@@ -216,7 +211,7 @@ def _rows(geometry: Geometry, spec: DeviceSpec) -> tuple[Ints, Ints]:
     spatial = np.flatnonzero(geometry.spatial)
     red = np.flatnonzero(~geometry.spatial)
     registers, blocks = [], []
-    limit = spec.limits.threads_per_block or 1024
+    limit = spec.limits.threads_per_block or 0
     k = int(red[-1]) if len(red) else int(spatial[-1])
     s = int(spatial[-1]) if len(spatial) else k
     extent_k, extent_s = int(geometry.extents[k]), int(geometry.extents[s])

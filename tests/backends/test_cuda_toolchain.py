@@ -53,6 +53,14 @@ def test_compiler_errors_are_quoted():
 
 
 @needs_nvrtc
+def test_an_architecture_older_than_the_compiler_is_named_with_what_it_knows():
+    with pytest.raises(BuildError, match=r"builds for \(sm_50, .*sm_90.*\), got 'sm_37'\. .*a CUDA release that knows"):
+        toolchain.compile_source('extern "C" __global__ void k() {}', "sm_37")
+    with pytest.raises(BuildError, match=r"(?s)CUDA build for sm_90a: .*nonsense"):
+        toolchain.compile_source("nonsense", "sm_90a")
+
+
+@needs_nvrtc
 def test_spills_are_reported():
     source = (
         'extern "C" __global__ void __launch_bounds__(1024) k(float* x) { float a[64];\n'

@@ -168,6 +168,12 @@ def compile_source(source: str, arch: str, options: Sequence[str] = ()) -> tuple
         status = lib.nvrtcCompileProgram(program, len(flags), args)
         log = _read(lib, lib.nvrtcGetProgramLogSize, lib.nvrtcGetProgramLog, program).rstrip(b"\0").decode()
         if status:
+            known = _architectures(lib)
+            if arch.rstrip("af") not in known:  # sm_90a is a variant of sm_90
+                raise BuildError(
+                    f"CUDA build: expected an architecture this NVRTC builds for ({', '.join(known)}), got '{arch}'. "
+                    f"The source is CUDA C all the same: build it with a CUDA release that knows {arch}."
+                )
             raise BuildError(f"CUDA build for {arch}: {_error(lib, status)}\n{log.strip()}")
         return _read(lib, lib.nvrtcGetCUBINSize, lib.nvrtcGetCUBIN, program), log
     finally:
@@ -180,6 +186,15 @@ def _read(lib: Any, size: Any, get: Any, program: ctypes.c_void_p) -> bytes:
     out = ctypes.create_string_buffer(n.value)
     _check(lib, get(program, out))
     return out.raw
+
+
+def _architectures(lib: Any) -> list[str]:
+    """Return the architectures NVRTC builds for, oldest first."""
+    n = ctypes.c_int()
+    _check(lib, lib.nvrtcGetNumSupportedArchs(ctypes.byref(n)))
+    numbers = (ctypes.c_int * n.value)()
+    _check(lib, lib.nvrtcGetSupportedArchs(numbers))
+    return [f"sm_{number}" for number in numbers]
 
 
 def _error(lib: Any, status: int) -> str:
