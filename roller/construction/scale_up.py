@@ -72,18 +72,13 @@ def grow(
     states = start
     axes = np.flatnonzero(geometry.spatial)
     for _ in range(rounds):
-        options, scores = [], []
-        base = tile_cost(geometry, states)
-        for a in axes:
-            grown = states.copy()
+        table = np.repeat(states[None], len(axes), axis=0)  # one copy per axis, priced together
+        for grown, a in zip(table, axes, strict=True):
             grown[:, a] = next_extent(states, int(a))
-            score = reuse_score(base, tile_cost(geometry, grown))
-            options.append(grown)
-            scores.append(np.where(grown[:, a] > states[:, a], score, -np.inf))
-        order = np.argsort(-np.stack(scores), axis=0, kind="stable")[:branch]
-        table, rank = np.stack(options), np.stack(scores)
-        pick = np.arange(len(states))
-        chosen = np.concatenate([table[o, pick][rank[o, pick] > -np.inf] for o in order])
+        after = tile_cost(geometry, table.reshape(-1, table.shape[2]))
+        base = tile_cost(geometry, states)
+        score = reuse_score(base, (after[0].reshape(len(axes), -1), after[1].reshape(len(axes), -1)))
+        chosen = best_children(table, score, (table > states).any(axis=2), branch)
         if not len(chosen):
             break
         states = unique_rows(chosen[feasible(chosen)])[:cap]
@@ -91,6 +86,14 @@ def grow(
             break
         visited.append(states)
     return unique_rows(np.concatenate(visited))
+
+
+def best_children(table: Ints, score: np.ndarray, grew: np.ndarray, branch: int) -> Ints:
+    """Return, per state, the children along its ``branch`` axes of best score; ``table`` is ``(axes, states, row)``."""
+    rank = np.where(grew, score, -np.inf)
+    order = np.argsort(-rank, axis=0, kind="stable")[:branch]
+    pick = np.arange(table.shape[1])
+    return np.concatenate([table[o, pick][rank[o, pick] > -np.inf] for o in order])
 
 
 def register_tiles(geometry: Geometry, fits: Callable[[Ints], np.ndarray], keep_per_size: int) -> Ints:
