@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+import time
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -89,3 +90,14 @@ def _version(package: str) -> str | None:
 def load_average() -> float:
     """Return the load of the last minute, in processes."""
     return round(os.getloadavg()[0], 2)
+
+
+def foreign_s(stat: Path = Path("/proc/stat")) -> float:
+    """Return processor seconds used on this machine by anybody but this process, since it was started.
+
+    Time taken by the hypervisor counts as used; zero where the system does not tell.
+    """
+    if not stat.exists():
+        return 0.0
+    user, nice, system, _idle, _iowait, *others = (int(v) for v in stat.read_text().split("\n", 1)[0].split()[1:9])
+    return (user + nice + system + sum(others)) / os.sysconf("SC_CLK_TCK") - time.process_time()

@@ -11,7 +11,7 @@ import numpy as np
 
 import roller
 from benchmarks.cpu.cases import Case, largest_batch
-from benchmarks.cpu.environment import load_average
+from benchmarks.cpu.environment import foreign_s, load_average
 from benchmarks.cpu.peers import Peer, Prepared, Skipped
 from benchmarks.cpu.race import Pace, Race, race, settle, warm_s
 from roller import pipeline
@@ -38,7 +38,10 @@ class Settings:
 
 @dataclass
 class Record:
-    """One operator; ``reason`` says why it failed and is empty where it is correct."""
+    """One operator; ``reason`` says why it failed and is empty where it is correct.
+
+    ``foreign`` is how many processors others kept busy during the race: above a few percent, distrust the ratios.
+    """
 
     id: str
     set: str
@@ -51,6 +54,7 @@ class Record:
     skipped: dict[str, str] = field(default_factory=dict)
     best_peer: str = ""
     restless: int = 0
+    foreign: float = 0.0
     predicted_s: float | None = None
     compile_s: float | None = None
     top_k_s: float | None = None
@@ -89,7 +93,9 @@ def measure(case: Case, peers: Sequence[Peer], settings: Settings) -> Record:
         record.reason = f"{type(err).__name__}: {err}"
         return record
     _compare(contenders, mine, record)
+    others_s, start = foreign_s(), time.perf_counter()
     outcome = race({n: c.call for n, c in ((ROLLER, mine), *contenders.items())}, settings.pace)
+    record.foreign = max(0.0, foreign_s() - others_s) / (time.perf_counter() - start)
     return _with_times(record, outcome, [*contenders])
 
 

@@ -11,8 +11,13 @@ import numpy as np
 
 Call = Callable[[], object]
 
-#: Calls shorter than this are warmed up at the start of every turn: the others have emptied the caches (seconds).
-_WARM_UNDER_S = 0.02
+#: Every turn begins with calls that do not count, for so long (seconds): the others have emptied the caches, and a
+#: worker that is woken may share a processor with its caller until the scheduler's next ticks (4 ms each) part them.
+WARM_S = 0.015
+#: Calls longer than this need none of that (seconds).
+_LONG_S = 0.05
+#: Parts of a turn, of which the median counts: one interruption does not make a turn.
+_PARTS = 5
 #: The process is idle where it uses less than this share of a processor; looked at in steps of so many seconds.
 _IDLE_SHARE, _IDLE_STEP_S = 0.1, 0.002
 
@@ -88,17 +93,17 @@ def settle(
             return False
 
 
-def run_once(call: Call) -> float:
-    """Return the seconds of one call."""
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
-
-
-def warm_s(call: Call) -> float:
-    """Return the seconds of a warm call: the better of two after a first one."""
-    run_once(call)
-    return min(run_once(call), run_once(call))
+def warm_s(call: Call, least_s: float = WARM_S) -> float:
+    """Run a call again and again for ``least_s``, at least once; return the seconds of the fastest."""
+    best, start = float("inf"), time.perf_counter()
+    now = start
+    while True:
+        begin = now
+        call()
+        now = time.perf_counter()
+        best = min(best, now - begin)
+        if now - start >= least_s:
+            return best
 
 
 def race(contenders: Mapping[str, Call], pace: Pace, wait: Callable[[float], bool] = settle) -> Race:
@@ -113,23 +118,27 @@ def race(contenders: Mapping[str, Call], pace: Pace, wait: Callable[[float], boo
     wait
         Called before every turn, until the threads of the one before are asleep.
     """
-    calls, restless = {}, 0
+    once, restless = {}, 0
     for name, call in contenders.items():
         wait(pace.settle_s)
-        calls[name] = max(1, min(10_000, round(pace.turn_s / max(warm_s(call), 1e-9))))
+        once[name] = warm_s(call)
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(pace.rounds):
         for name, call in contenders.items():
             restless += not wait(pace.settle_s)
-            times[name].append(_turn(call, calls[name], pace.turn_s))
+            times[name].append(_turn(call, once[name], pace.turn_s))
     return Race({name: tuple(t) for name, t in times.items()}, restless)
 
 
-def _turn(call: Call, calls: int, turn_s: float) -> float:
-    if turn_s / calls < _WARM_UNDER_S:
-        for _ in range(max(1, calls // 4)):
+def _turn(call: Call, once_s: float, turn_s: float) -> float:
+    """Return the median over the parts of a turn of the seconds per call."""
+    if once_s < _LONG_S:
+        warm_s(call)
+    calls = max(1, min(10_000, round(turn_s / max(once_s, 1e-9))))
+    parts, found = min(_PARTS, calls), []
+    for _ in range(parts):
+        start = time.perf_counter()
+        for _ in range(calls // parts):
             call()
-    start = time.perf_counter()
-    for _ in range(calls):
-        call()
-    return (time.perf_counter() - start) / calls
+        found.append((time.perf_counter() - start) / (calls // parts))
+    return statistics.median(found)

@@ -14,7 +14,7 @@ from benchmarks.cpu.limits import PER_CLASS, geometric_mean, ratios, verdicts
 from benchmarks.cpu.measure import ROLLER, Record
 
 _COLUMNS = ("id", "class", "batch", "roller ms", "best peer", "peer ms", "speed", "95 % interval", "others",
-            "predicted/measured", "regret", "compile s", "top-k s", "load")  # fmt: skip
+            "predicted/measured", "regret", "compile s", "top-k s", "busy with others")  # fmt: skip
 _COLOURS = {"matmul": "C0", "conv": "C1", "depthwise": "C2", "pooling": "C3", "element-wise": "C4", "reduction": "C5"}
 
 
@@ -30,7 +30,8 @@ def to_markdown(records: Sequence[Record], head: dict[str, Any], absent: dict[st
     parts = [
         "# CPU kernels against the best peer\n",
         "; ".join(f"{k} {v}" for k, v in head.items())
-        + f"; load average {min(loads):.1f} to {max(loads):.1f} (the benchmark itself is {head.get('threads', '?')}).",
+        + f"; load average {min(loads):.1f} to {max(loads):.1f}; processors busy with other work during the races: "
+        f"{_foreign(records)}.",
         *(f"Without {name}: {reason}." for name, reason in absent.items()),
         "\nSpeed: time of the best peer over Roller's, above 1 Roller is faster; median of paired ratios.\n",
         markdown(("limit", "must be", "is", ""), [(v.name, v.limit, v.value, v.word) for v in verdicts(records)]),
@@ -45,6 +46,11 @@ def to_markdown(records: Sequence[Record], head: dict[str, Any], absent: dict[st
     parts += ["\n## Failed\n", *failed] if failed else []
     parts += ["\n## Peers left out\n", *skipped] if skipped else []
     return "\n".join(parts) + "\n"
+
+
+def _foreign(records: Sequence[Record]) -> str:
+    shares = [r.foreign for r in records if r.seconds]
+    return f"mean {statistics.mean(shares):.2f}, most {max(shares):.2f} (distrust rows above 0.1)" if shares else "-"
 
 
 def _means(records: Sequence[Record]) -> list[tuple[str, ...]]:
@@ -77,7 +83,7 @@ def _prediction(r: Record) -> float | None:
 def _cells(r: Record) -> tuple[str, ...]:
     batch = "-" if r.batch is None else str(r.batch)
     if r.reason:
-        return (r.id, r.kind, batch, "failed", *"-" * (len(_COLUMNS) - 5), f"{r.load:.1f}")
+        return (r.id, r.kind, batch, "failed", *"-" * (len(_COLUMNS) - 4))
     others = ", ".join(f"{n} {v['median']:.2f}" for n, v in r.ratios.items() if n != r.best_peer)
     best = r.ratios.get(r.best_peer)
     return (
@@ -85,7 +91,7 @@ def _cells(r: Record) -> tuple[str, ...]:
         _number(r.seconds[r.best_peer] * 1e3) if best else "-", _number(r.ratio, ".3f"),
         f"{best['low']:.3f} to {best['high']:.3f}" if best else "-", others or "-", _number(_prediction(r), ".2f"),
         _number(r.regret, ".2f") + (f" of {r.regret_of}" if r.regret else ""), _number(r.compile_s, ".2f"),
-        _number(r.top_k_s, ".2f"), f"{r.load:.1f}",
+        _number(r.top_k_s, ".2f"), f"{r.foreign:.2f}",
     )  # fmt: skip
 
 
