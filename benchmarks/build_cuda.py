@@ -39,10 +39,12 @@ def build(job: Job) -> list[dict[str, Any]]:
     start = time.perf_counter()
     candidates = roller.construct(expr, job.spec, top_k=job.top_k)
     construct_s = time.perf_counter() - start
-    return [_built(expr, c, job.spec, construct_s) for c in candidates]
+    return [build_candidate(expr, c, job.spec, construct_s) for c in candidates]
 
 
-def _built(expr: roller.TensorExpr, candidate: Candidate, spec: DeviceSpec, construct_s: float) -> dict[str, Any]:
+def build_candidate(
+    expr: roller.TensorExpr, candidate: Candidate, spec: DeviceSpec, construct_s: float
+) -> dict[str, Any]:
     start = time.perf_counter()
     artifact = replace(lower(candidate.program, expr, spec), estimate=candidate.estimate.to_dict())
     lower_s = time.perf_counter() - start

@@ -24,6 +24,8 @@ _LEAST_S = {"functional": 2.0, "compile": 30.0}
 #: Seconds the libraries may take to be imported and a context to be opened.
 _START_S = 120.0
 _POLL_S = 0.2
+#: Seconds a process that has closed its output may take to be gone.
+_LEAVE_S = 5.0
 _WORKER = Path(__file__).with_name("worker.py")
 
 
@@ -131,6 +133,7 @@ def _one_process(
 ) -> tuple[str | None, str, bool]:  # fmt: skip
     """Run one worker to its end; return the task it died in, why, and whether it ended by itself."""
     begun: str | None = None
+    closed = False  # a process that is still talking when it is left does not get to finish
     limit_s, since = _START_S, time.monotonic()
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
@@ -153,6 +156,7 @@ def _one_process(
                         return begun, "the run's time was spent", True
                     continue
                 if line is None:
+                    closed = True
                     break
                 since = time.monotonic()
                 message = json.loads(line)
@@ -170,7 +174,7 @@ def _one_process(
         except BrokenPipeError:
             pass
         finally:
-            _end(process)
+            _end(process, _LEAVE_S if closed else 0.0)
         errors.seek(0)
         tail = errors.read()[-1000:].decode(errors="replace").strip()
         code = process.returncode
@@ -195,10 +199,10 @@ def _lines(process: subprocess.Popen[bytes]) -> queue.Queue[bytes | None]:
     return found
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Let a process end, or end it and what it started."""
+def _end(process: subprocess.Popen[bytes], wait_s: float) -> None:
+    """Let a process end by itself for a while, then end it and what it started."""
     try:
-        process.wait(timeout=0 if process.poll() is None and process.stdout is None else 2)
+        process.wait(timeout=wait_s)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
