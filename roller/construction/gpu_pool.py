@@ -159,7 +159,8 @@ def _grow_blocks(geometry: Geometry, spec: DeviceSpec, states: Ints, options: Co
         base = _spatial_score_terms(geometry, block)
         shape = (len(spatial_axes), len(states))
         cost = np.maximum(footprint.reshape(shape) - base[1], 1e-9)
-        chosen = best_children(table, (base[0] - traffic.reshape(shape)) / cost, (bigger > block).any(axis=2), 2)
+        grows = np.asarray((bigger > block).any(axis=2))
+        chosen = best_children(table, (base[0] - traffic.reshape(shape)) / cost, grows, 2)
         chosen = chosen[chosen[:, a:].prod(axis=1) <= limit]
         if not len(chosen):
             break

@@ -78,7 +78,7 @@ def grow(
         after = tile_cost(geometry, table.reshape(-1, table.shape[2]))
         base = tile_cost(geometry, states)
         score = reuse_score(base, (after[0].reshape(len(axes), -1), after[1].reshape(len(axes), -1)))
-        chosen = best_children(table, score, (table > states).any(axis=2), branch)
+        chosen = best_children(table, score, np.asarray((table > states).any(axis=2)), branch)
         if not len(chosen):
             break
         states = unique_rows(chosen[feasible(chosen)])[:cap]
