@@ -98,7 +98,7 @@ class Stopwatches:
             Buffer sets that short runs rotate over.
         """
         for run in runs.values():  # compiles, tunes, allocates
-            for n in range(max(3, min(sets, 3))):
+            for n in range(3):
                 run(n % sets)
         self._torch.cuda.synchronize()
         once = {name: min(self._cold(run) for _ in range(3)) for name, run in runs.items()}

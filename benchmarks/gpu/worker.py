@@ -112,9 +112,10 @@ class Bench:
             record: dict[str, Any] = {"name": name, "status": "measured", "reason": "", "note": peer.note}
             try:
                 prepared = [peer.prepare(x) for x in data]
-                record["difference"] = self._difference(outputs[0], peer.call(*prepared[0]))
-                if not record["difference"] <= _AGREES.get(expression.output_tensors[0].dtype, 1e-3):
-                    record |= {"status": "differs", "reason": f"results differ by {record['difference']:.2g}"}
+                difference = self._difference(outputs[0], peer.call(*prepared[0]))
+                record["difference"] = difference if math.isfinite(difference) else None
+                if not difference <= _AGREES.get(expression.output_tensors[0].dtype, 1e-3):
+                    record |= {"status": "differs", "reason": f"results differ by {difference:.2g}"}
                 else:
                     runs[name] = _rotating(peer.call, prepared)
             except Exception as err:  # noqa: BLE001 - whatever it is, it is this peer's reason
