@@ -83,7 +83,7 @@ def _batch(g: Geometry, structure: str, register: Ints, block: Ints, staged: tup
 
 def _tiled(geometry: Geometry, spec: DeviceSpec, v: int, staged: tuple[str, ...]) -> TileBatch:
     lanes = lane_count(spec, 4)
-    usable = spec.limits.usable_vector_registers or 12
+    usable = spec.limits.usable_vector_registers or 1  # the schema requires it of a CPU
     others = _row_axes(geometry, v)
     rank = len(geometry.names)
     reduction = np.where(geometry.spatial, 1, geometry.extents)

@@ -182,6 +182,8 @@ def _streaming(geometry: Geometry, spec: DeviceSpec) -> tuple[Ints, Ints]:
     """Element-wise: top layer only; threads fill axes from the last, a thread holds vectors of it."""
     rank = len(geometry.names)
     registers, blocks = [], []
+    limit = spec.limits.threads_per_block or spec.teu.lanes
+    sizes = [spec.teu.lanes << n for n in range((limit // spec.teu.lanes).bit_length())]  # whole TEUs up to the limit
     for vector in (1, 2, 4, 8):
         for rows in (1, 2, 4):
             register = np.ones(rank, np.int64)
@@ -190,8 +192,8 @@ def _streaming(geometry: Geometry, spec: DeviceSpec) -> tuple[Ints, Ints]:
                 continue
             if rows > 1:
                 register[-2] = rows
-            for threads in (32, 64, 128, 256, 512, 1024):
-                for last_cap in (threads, 32, 64) if rank > 1 else (threads,):
+            for threads in sizes:
+                for last_cap in (threads, *sizes[:2]) if rank > 1 else (threads,):
                     block = register.copy()
                     left = threads
                     for a in range(rank - 1, -1, -1):

@@ -250,6 +250,8 @@ def _scaled(spec: DeviceSpec, cores: int, clock_hz: float) -> dict[str, float]:
         out[f"memory_layers.{layer.name}.bandwidth_bytes_per_s"] = total
     out["execution.step_latency_s"] = spec.execution.step_latency_s / by_clock
     out["execution.step_issue_s"] = spec.execution.step_issue_s / by_clock
+    for name in ("element_gather_s", "element_copy_s", "element_scatter_s"):
+        out[f"execution.{name}"] = getattr(spec.execution, name) / by_clock
     return out
 
 

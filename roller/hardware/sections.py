@@ -98,6 +98,11 @@ class Execution:
         Time to start a kernel, or to wake the worker threads of a CPU.
     overlap_blocks
         Co-resident blocks per unit from which one block's loads hide behind another's arithmetic.
+    element_gather_s, element_copy_s, element_scatter_s
+        CPU: time per element of a copy that collects single elements, of one that moves rows, and of a store whose
+        neighbours lie apart.
+    misses_in_flight
+        CPU: cache misses a core keeps in flight beside its arithmetic.
     """
 
     step_latency_s: float = number("s", 0, 1e-3)
@@ -105,6 +110,10 @@ class Execution:
     barrier_s: float = number("s", 0, 1e-2)
     launch_s: float = number("s", 0, 1.0)
     overlap_blocks: float | None = number("blocks", 1, 64, required=False)
+    element_gather_s: float | None = number("s", 0, 1e-6, kinds=("cpu",))
+    element_copy_s: float | None = number("s", 0, 1e-6, kinds=("cpu",))
+    element_scatter_s: float | None = number("s", 0, 1e-6, kinds=("cpu",))
+    misses_in_flight: int | None = number("misses", 1, 1024, integer=True, kinds=("cpu",))
 
 
 @dataclass(frozen=True)
@@ -163,8 +172,8 @@ class MemoryLayer:
         Smallest unit moved.
     fetch_bytes
         Bytes one access moves at least from behind this layer (the DRAM burst), where larger than a transaction.
-    tlb_entries, tlb_miss_s
-        CPU: pages the first-level TLB holds, and the time of a miss that the next level answers.
+    page_bytes, tlb_entries, tlb_miss_s
+        CPU: a page, pages the first-level TLB holds, and the time of a miss that the next level answers.
     usable_bytes
         Budget of the tiles of one block (GPU) or one task (CPU) in this layer.
     banks, bank_width_bytes
@@ -185,6 +194,7 @@ class MemoryLayer:
     capacity_bytes: int = number("bytes", 64, 1 << 50, integer=True)
     bandwidth_bytes_per_s: float = number("bytes/s", 1e8, 1e17)
     transaction_bytes: int = number("bytes", 1, 1 << 16, integer=True)
+    page_bytes: int | None = number("bytes", 256, 1 << 30, integer=True, required=False)
     tlb_entries: int | None = number("pages", 1, 1 << 20, integer=True, required=False)
     tlb_miss_s: float | None = number("s", 1e-11, 1e-4, required=False)
     fetch_bytes: int | None = number("bytes", 1, 1 << 16, integer=True, required=False)

@@ -21,16 +21,10 @@ from roller.perf.batch import TileBatch
 from roller.perf.phases import overlapped
 from roller.tile.geometry import Access, Floats, Ints
 
-#: Scalar stores per cycle when a vectorised axis is not contiguous in the output (one store port).
-SCATTER_CYCLES = 1.0
-#: Cycles per element packed where the copy gathers single elements, and where it copies a box of rows.
-GATHER_CYCLES, BOX_CYCLES = 1.5, 0.5
-#: Cache-line streams an out-of-order core keeps in flight beside its arithmetic.
-_STREAMS = 4
-#: Bytes of one way of an L1 that is indexed by the page offset.
-_PAGE_BYTES = 4096
-#: Share of a cache that reused data can hold while streams pass through it.
-CACHE_SHARE = 0.7
+#: Cycles a micro-kernel needs around its loop, and a copied row around its elements: instructions of our templates.
+KERNEL_CYCLES, ROW_CYCLES = 10.0, 8.0
+#: Share of the gather time that vectors of a panel row take: loaded whole, or collected through a gathered index.
+WHOLE_ROWS, GATHERED_ROWS = 0.25, 0.6
 
 Terms = dict[str, Floats]
 
@@ -129,8 +123,9 @@ def _micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec, lanes: int) -> tupl
         if s is not anchor
         for c, n in instruction_mix(s.body, None).items()
     )
-    write = vectors * 2 if contiguous or v is None else outputs * SCATTER_CYCLES + vectors
-    return cycles, write + epilogue + 10.0 + _partial_lines(batch, spec, register)
+    scatter = (spec.execution.element_scatter_s or 0.0) * spec.clock_hz
+    write = vectors * 2 if contiguous or v is None else outputs * scatter + vectors
+    return cycles, write + epilogue + KERNEL_CYCLES + _partial_lines(batch, spec, register)
 
 
 def _lanes_together(access: Access, v: int, staged: bool) -> bool:
@@ -152,13 +147,15 @@ def _partial_lines(batch: TileBatch, spec: DeviceSpec, register: Ints) -> Floats
     A line that is not written whole is fetched first, from the layer that holds the output.
     """
     g = batch.geometry
-    line = spec.layer("l1").line_bytes or 64
+    line = spec.layer("l1").line_bytes or spec.layer("l1").transaction_bytes
     rows, run = g.store.runs(np.where(g.spatial, register, g.extents))
     size = g.store.tensor.itemsize_bytes
-    layer = spec.layer("l2" if g.store.tensor.nbytes <= spec.layer("l2").capacity_bytes * CACHE_SHARE else "l3")
+    layer = spec.layer("l2" if g.store.tensor.nbytes <= _room(spec, "l2") else "l3")
     partial = np.where(run * size % line == 0, 0.0, np.where(run * size < line, 1.0, 2.0))
     # Several misses are in flight at once; what is left of one is its share of the latency.
-    return np.asarray(rows * partial * (layer.latency_s or 0.0) * spec.clock_hz / _STREAMS)
+    return np.asarray(
+        rows * partial * (layer.latency_s or 0.0) * spec.clock_hz / (spec.execution.misses_in_flight or 1)
+    )
 
 
 def _page_misses(batch: TileBatch, spec: DeviceSpec) -> float:
@@ -168,8 +165,9 @@ def _page_misses(batch: TileBatch, spec: DeviceSpec) -> float:
     points than the TLB holds, every pass misses again.
     """
     l1, g = spec.layer("l1"), batch.geometry
+    page = l1.page_bytes
     reductions = np.flatnonzero(~g.spatial)
-    if not l1.tlb_entries or not len(reductions):
+    if not l1.tlb_entries or not page or not len(reductions):
         return 0.0
     inner = int(reductions[-1])
     points = int(g.extents[inner])
@@ -177,7 +175,7 @@ def _page_misses(batch: TileBatch, spec: DeviceSpec) -> float:
     for a in g.loads:
         if a.tensor.name in batch.staged:
             continue
-        share = min(1.0, lane_distance(a, inner) * a.tensor.itemsize_bytes / _PAGE_BYTES)
+        share = min(1.0, lane_distance(a, inner) * a.tensor.itemsize_bytes / page)
         if points * share > l1.tlb_entries:
             total += (l1.tlb_miss_s or 0.0) * spec.clock_hz * share
     return total
@@ -187,6 +185,12 @@ def _halo(access: Access) -> bool:
     """Whether staging copies the box of the tensor (strides or windows) instead of gathering a panel."""
     windows = (np.count_nonzero(access.coefficients, axis=1) > 1).any()
     return not access.gather and bool(windows or (np.abs(access.coefficients) > 1).any())
+
+
+def _room(spec: DeviceSpec, name: str) -> int:
+    """Return bytes of a cache that reused data can hold while streams pass through it."""
+    layer = spec.layer(name)
+    return layer.usable_bytes or layer.capacity_bytes
 
 
 def _tiled(batch: TileBatch, spec: DeviceSpec) -> Terms:
@@ -212,8 +216,8 @@ def _tiled(batch: TileBatch, spec: DeviceSpec) -> Terms:
         "launch_s": np.full(len(batch), spec.execution.launch_s),
     }
     memory = np.maximum.reduce([terms["l2_s"], terms["l3_s"], terms["dram_s"]])
-    slowest = overlapped(memory, compute, _STREAMS)
-    usable = spec.limits.usable_vector_registers or 12
+    slowest = overlapped(memory, compute, spec.execution.misses_in_flight or 1)
+    usable = spec.limits.usable_vector_registers or 0  # the schema requires it of a CPU
     accumulators = vector_operations(batch, lanes)
     every = accumulators + operand_vectors(batch, lanes) + 1  # one more holds the broadcast
     fits = (accumulators <= usable) & (every < (spec.limits.vector_registers or usable))
@@ -235,8 +239,7 @@ def _cache_traffic(
     g, v = batch.geometry, batch.vector_axis
     whole = np.where(g.spatial, register, g.extents)
     per_task = np.maximum(1, np.minimum(batch.block // batch.register, tiles))
-    l1 = spec.layer("l1").capacity_bytes * CACHE_SHARE
-    l2 = spec.layer("l2").capacity_bytes * CACHE_SHARE
+    l1, l2 = _room(spec, "l1"), _room(spec, "l2")
     to_l1 = to_l2 = np.zeros(len(batch))
     others = per_task.prod(axis=1) / (per_task[:, v] if v is not None else 1)
     task = np.where(g.spatial, np.minimum(per_task * register, g.extents), g.extents)
@@ -263,11 +266,11 @@ def _set_share(access: Access, spec: DeviceSpec) -> float:
     of an L1 indexed by the page offset).
     """
     shape, size = access.tensor.shape, access.tensor.itemsize_bytes
-    line = spec.layer("l1").line_bytes or 64
-    if len(shape) < 2:
+    line, page = spec.layer("l1").line_bytes, spec.layer("l1").page_bytes
+    if len(shape) < 2 or not line or not page:
         return 1.0
-    places = _PAGE_BYTES // math.gcd(shape[-1] * size, _PAGE_BYTES)
-    return min(1.0, places * 2 * line / _PAGE_BYTES)
+    places = page // math.gcd(shape[-1] * size, page)
+    return min(1.0, places * 2 * line / page)
 
 
 def _packing(batch: TileBatch, spec: DeviceSpec, register: Ints, tiles: Ints, tasks: Ints) -> Floats:
@@ -284,16 +287,20 @@ def _packing(batch: TileBatch, spec: DeviceSpec, register: Ints, tiles: Ints, ta
         step = 0 if v is None else lane_distance(a, v)
         if _halo(a):
             box = a.elements(task) * float(a.tensor.itemsize_bytes)
-            elements, cost = a.elements(task) * tasks.astype(np.float64), np.full(len(batch), BOX_CYCLES)
+            elements, cost = (
+                a.elements(task) * tasks.astype(np.float64),
+                np.full(len(batch), (spec.execution.element_copy_s or 0.0) * spec.clock_hz),
+            )
             rows, _ = a.runs(task)
-            cost = cost + rows * 8.0 / np.maximum(1, a.elements(task))
+            cost = cost + rows * ROW_CYCLES / np.maximum(1, a.elements(task))
             # The box is written once and read at least once from the layer that holds it.
             total = total + 2.0 * box * tasks / _holding_bandwidth(box, spec)
         else:
             covered = np.where(a.uses & g.spatial, tiles * register, np.where(a.uses, g.extents, 1))
             elements = covered.astype(np.float64).prod(axis=1)
             inner = register[:, v] if v is not None and a.uses[v] and step == 1 else np.ones(len(batch))
-            cost = GATHER_CYCLES * np.where(inner >= spec.teu.lanes, 0.6 if a.gather else 0.25, 1.0)
+            gather = (spec.execution.element_gather_s or 0.0) * spec.clock_hz
+            cost = gather * np.where(inner >= spec.teu.lanes, GATHERED_ROWS if a.gather else WHOLE_ROWS, 1.0)
             panel = np.broadcast_to(elements * float(a.tensor.itemsize_bytes), (len(batch),))
             total = total + 2.0 * panel / _holding_bandwidth(panel, spec)
         total = total + elements * cost / (spec.clock_hz * spec.units)
@@ -304,12 +311,12 @@ def _holding_bandwidth(size_bytes: Any, spec: DeviceSpec) -> Floats:
     """Return bytes per second of the fastest layer that holds ``size_bytes``."""
     l1, l2, l3 = (spec.layer(n) for n in ("l1", "l2", "l3"))
     slower = np.where(
-        size_bytes <= l3.capacity_bytes * CACHE_SHARE,
+        size_bytes <= _room(spec, "l3"),
         l3.bandwidth_bytes_per_s,
         spec.layer("dram").bandwidth_bytes_per_s,
     )
-    inner = np.where(size_bytes <= l2.capacity_bytes * CACHE_SHARE, l2.bandwidth_bytes_per_s, slower)
-    return np.where(size_bytes <= l1.capacity_bytes * CACHE_SHARE, l1.bandwidth_bytes_per_s, inner)
+    inner = np.where(size_bytes <= _room(spec, "l2"), l2.bandwidth_bytes_per_s, slower)
+    return np.where(size_bytes <= _room(spec, "l1"), l1.bandwidth_bytes_per_s, inner)
 
 
 def _dram_bytes(batch: TileBatch, spec: DeviceSpec) -> float:
@@ -317,7 +324,7 @@ def _dram_bytes(batch: TileBatch, spec: DeviceSpec) -> float:
     g = batch.geometry
     inputs = sum(a.tensor.nbytes for a in g.reads)
     outputs = sum(t.nbytes for t in g.expr.output_tensors)
-    if inputs + outputs <= spec.layer("l3").capacity_bytes * CACHE_SHARE:
+    if inputs + outputs <= _room(spec, "l3"):
         return 0.0
     return float(inputs + 2 * outputs)  # write-allocate reads a line before it is written
 
@@ -345,7 +352,7 @@ def _streamed(batch: TileBatch, spec: DeviceSpec) -> Terms:
         cycles = cycles * lanes
     compute = (cycles + overhead) / (spec.clock_hz * spec.units) * imbalance
     moved = sum(a.tensor.nbytes for a in g.reads) + 2 * sum(t.nbytes for t in g.expr.output_tensors)
-    cached = moved <= spec.layer("l3").capacity_bytes * CACHE_SHARE
+    cached = moved <= _room(spec, "l3")
     layer = spec.layer("l3" if cached else "dram")
     memory = np.broadcast_to(np.float64(moved / layer.bandwidth_bytes_per_s), compute.shape) * imbalance
     per_task = tasks * spec.execution.barrier_s / spec.units

@@ -273,8 +273,15 @@ def _prepare_threads() -> None:
     TVM reads these variables at every parallel launch: without the first it takes half the
     processors, without the second the workers of several pools are pinned onto one core.
     """
-    os.environ.setdefault("TVM_NUM_THREADS", str(os.cpu_count() or 1))
+    os.environ.setdefault("TVM_NUM_THREADS", str(_processors()))
     os.environ.setdefault("TVM_BIND_THREADS", "0")
+
+
+def _processors() -> int:
+    """Processors this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _use_cores(cores: int) -> None:
