@@ -78,15 +78,11 @@ def construct_candidates(expr: TensorExpr, spec: DeviceSpec, options: ConstructO
     target = spec if options.units is None else replace(spec, units=min(options.units, spec.units))
     forms = canonical_forms(expr, options)
     share = replace(options, pool=max(options.top_k, options.pool // len(forms)))
-    pool: list[tuple[float, TileBatch, int]] = []
+    batches: list[TileBatch] = []
     for form in forms:
         geometry = Geometry.of(form)
-        batches = gpu_pool(geometry, target, share) if spec.kind == "gpu" else cpu_pool(geometry, target, share)
-        for batch in batches:
-            best_of = perf.best_rows(batch, target, 2 * options.top_k + _SPARE) if len(batch) else []
-            pool += [(seconds, batch, row) for seconds, row in best_of]
-    pool.sort(key=lambda entry: entry[0])
-    best = _lay_out_best(pool, target, options.top_k)
+        batches += gpu_pool(geometry, target, share) if spec.kind == "gpu" else cpu_pool(geometry, target, share)
+    best = _best_programs([b for b in batches if len(b)], target, options.top_k)
     if not best:
         raise NoCandidateError(
             f"{expr.name} on {spec.name}: expected at least one program, none fits the device and the padding allowed "
@@ -96,6 +92,22 @@ def construct_candidates(expr: TensorExpr, spec: DeviceSpec, options: ConstructO
         json.dumps([expr.key, spec.content_key, TEMPLATE_VERSION, options.to_dict()], sort_keys=True).encode()
     ).hexdigest()
     return tuple(_candidate(identity, p, e, target, options.epsilon) for p, e in best)
+
+
+def _best_programs(batches: list[TileBatch], spec: DeviceSpec, count: int) -> list[tuple[RProgram, Estimate]]:
+    """Return the ``count`` best programs of all batches, best estimate first.
+
+    Storage padding can push tiles that just fit out of the scratchpad: where too few survive being laid out, more
+    rows are considered, until the batches have no more.
+    """
+    wanted = 2 * count + _SPARE
+    while True:
+        pool = [(s, b, row) for b in batches for s, row in perf.best_rows(b, spec, wanted)]
+        pool.sort(key=lambda entry: entry[0])
+        best = _lay_out_best(pool, spec, count)
+        if len(best) >= count or wanted >= max((len(b) for b in batches), default=0):
+            return best
+        wanted *= 8
 
 
 def _lay_out_best(

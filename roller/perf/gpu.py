@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from roller.expr import DTYPE_BYTES, instruction_mix
+from roller.expr import DTYPE_BYTES, Cast, Load, instruction_mix, walk
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.phases import overlapped
@@ -255,10 +255,17 @@ def _work(batch: TileBatch, spec: DeviceSpec, vectors: Floats) -> _Work:
     per_unit = spec.compute.ops_per_cycle_per_unit
     schedulers, lanes = spec.teu.schedulers_per_unit, spec.teu.lanes
     anchor = g.expr.anchor
-    mix = instruction_mix(anchor.body, anchor.combiner)
+    mix = dict(instruction_mix(anchor.body, anchor.combiner))
+    converted = {n.arg.tensor for n in walk(anchor.body) if isinstance(n, Cast) and isinstance(n.arg, Load)}
+    if batch.staged and "convert" in mix:
+        mix["convert"] -= len(converted)  # operands are converted once per fragment, not once per point
     cycles = sum(n * lanes * schedulers / _rate(per_unit, c, anchor.acc_dtype) for c, n in mix.items())
     count = (batch.register_outputs * batch.register_points).astype(np.float64)
-    zero = np.zeros(len(batch))
+    conversions = zero = np.zeros(len(batch))
+    for a in g.loads if batch.staged else ():
+        if a.tensor.name in converted:
+            each = lanes * schedulers / _rate(per_unit, "convert", a.tensor.dtype)
+            conversions = conversions + a.elements(batch.register) * each
     wavefronts, loads = _operand_wavefronts(batch, spec) if batch.staged else (zero, zero)
     rate = per_unit["issue"] / lanes / schedulers  # instructions per cycle and scheduler
     latency = ex.step_latency_s * spec.clock_hz
@@ -269,7 +276,7 @@ def _work(batch: TileBatch, spec: DeviceSpec, vectors: Floats) -> _Work:
         combine = np.ceil(np.log2(np.maximum(per_thread, 1))) * (latency + 2 / rate) * batch.register_outputs
     return _Work(
         teus=(-(-batch.threads_per_block // lanes)).astype(np.float64),
-        fma=count * cycles,
+        fma=count * cycles + conversions,
         # The measured issue time is that of a step with up to four vector loads; more of them take more slots.
         overhead=ex.step_issue_s * spec.clock_hz * np.maximum(1.0, loads / 4),
         issue=(count * sum(mix.values()) + loads) / rate,

@@ -30,9 +30,17 @@ def execution_unit(program: RProgram, spec: DeviceSpec, epsilon: float) -> bool:
 
 def transaction(program: RProgram, spec: DeviceSpec, epsilon: float) -> bool:
     """Rule 2: rows of loaded tiles start at, and are multiples of, whole transactions, or span the dimension."""
-    geometry = Geometry.of(program.expr)
-    tile = np.array([tuple(program.block_tile.values())], np.int64)
+    block = tuple(program.block_tile.values())
     size = spec.memory_layers[-1].transaction_bytes
+    known = program.expr._memo.setdefault("transactions", {})
+    if (block, size) not in known:  # programs that share a block tile share the answer
+        known[block, size] = _whole_transactions(Geometry.of(program.expr), block, size)
+    return bool(known[block, size])
+
+
+def _whole_transactions(geometry: Geometry, block: tuple[int, ...], size: int) -> bool:
+    """Whether every data tile of a block tile consists of whole transactions of ``size`` bytes."""
+    tile = np.array([block], np.int64)
     for access in geometry.loads:
         if not access.coefficients.shape[0]:
             continue
