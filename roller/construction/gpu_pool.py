@@ -17,7 +17,7 @@ _STEPS = 8
 
 
 #: Block tiles grown side by side per step.
-_STATES = 448
+_STATES = 384
 
 
 def structure_of(geometry: Geometry) -> str:

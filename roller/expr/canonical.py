@@ -27,6 +27,13 @@ def fuse_axes(expr: TensorExpr) -> TensorExpr:
     >>> [a.name for a in fuse_axes(roller.ops.elementwise(("relu",), (17, 11, 3))).axes]
     ['d0*d1*d2']
     """
+    if "fused" not in expr._memo:
+        expr._memo["fused"] = _fused(expr)
+    fused: TensorExpr = expr._memo["fused"]
+    return fused
+
+
+def _fused(expr: TensorExpr) -> TensorExpr:
     expr = _inline_unit_reduction(_drop_unit_axes(expr))
     while True:
         pair = next((p for p in _neighbours(expr) if _fusable(expr, *p)), None)

@@ -374,20 +374,19 @@ def price(batch: TileBatch, spec: DeviceSpec, scratchpad: Ints | None = None) ->
     flight = _loads_in_flight(batch)
     work = _work(batch, spec, vectors)
     alone = work.cycles(1.0, spec.teu.schedulers_per_unit) / spec.clock_hz
+    hops = batch.steps + 1 if batch.staged else np.minimum(batch.steps + 1, 2)
+    barrier_s = 2 * spec.execution.barrier_s * bool(batch.staged)
+    chain = alone + hops * (spec.layer("global").latency_s or 0.0) + batch.steps * barrier_s
+    teus = -(-batch.threads_per_block // spec.teu.lanes) * flight
     for count, b, active in ((full, occ, occ * units), (rest > 0, np.maximum(tail, 1), rest)):
         share = active / blocks
-        warps = -(-batch.threads_per_block // spec.teu.lanes) * active * flight
-        dram = dram_bytes * share / dram_bandwidth(spec, warps)
+        dram = dram_bytes * share / dram_bandwidth(spec, teus * active)
         l2 = l2_bytes * share / spec.layer("l2").bandwidth_bytes_per_s
         memory = np.maximum(dram, l2)
         compute = work.cycles(b, spec.teu.schedulers_per_unit) / spec.clock_hz
-        hops = batch.steps + 1 if batch.staged else np.minimum(batch.steps + 1, 2)
-        chain = alone + hops * (spec.layer("global").latency_s or 0.0)
-        barriers = 2 * batch.steps * spec.execution.barrier_s * bool(batch.staged)
-        wave = np.maximum(overlapped(memory, compute, b), chain + barriers)
-        total = total + count * wave
-        for key, value in (("compute_s", compute), ("dram_s", dram), ("l2_s", l2), ("latency_s", chain + barriers)):
-            terms[key] = terms.get(key, np.zeros(len(batch))) + count * value
+        total = total + count * np.maximum(overlapped(memory, compute, b), chain)
+        for key, value in (("compute_s", compute), ("dram_s", dram), ("l2_s", l2), ("latency_s", chain)):
+            terms[key] = terms[key] + count * value if key in terms else count * value
     launches = 1 + (batch.split_k > 1)
     terms["launch_s"] = np.asarray(launches * spec.execution.launch_s, np.float64)
     terms["seconds"] = np.where(resident > 0, total + terms["launch_s"], np.inf)
