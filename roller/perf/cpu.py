@@ -114,7 +114,7 @@ def _micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec, lanes: int) -> tupl
     issue = (vectors + loads + 2 * gathers) * width / rate["issue"]
     latency = spec.execution.step_latency_s * spec.clock_hz
     cycles = np.maximum(np.maximum(fma, load), np.maximum(issue, latency)) + spec.execution.step_issue_s * spec.clock_hz
-    cycles = cycles + _page_misses(batch, spec)
+    cycles = cycles + _page_misses(batch, spec) + _set_conflicts(batch, spec, register)
     outputs = register.prod(axis=1).astype(np.float64)
     contiguous = v is not None and lane_distance(g.store, v) == 1
     epilogue = sum(
@@ -178,6 +178,31 @@ def _page_misses(batch: TileBatch, spec: DeviceSpec) -> float:
         share = min(1.0, lane_distance(a, inner) * a.tensor.itemsize_bytes / page)
         if points * share > l1.tlb_entries:
             total += (l1.tlb_miss_s or 0.0) * spec.clock_hz * share
+    return total
+
+
+def _set_conflicts(batch: TileBatch, spec: DeviceSpec, register: Ints) -> Floats:
+    """Return cycles per reduction point lost where broadcast rows read in place meet in the same cache sets.
+
+    Rows ``pitch`` bytes apart start in ``page / gcd(pitch, page)`` places of a way; where more of them share a place
+    than two thirds of the ways, they evict each other and every line comes from L2 again.
+    """
+    g, l1 = batch.geometry, spec.layer("l1")
+    total = np.zeros(len(batch))
+    page, line = l1.page_bytes, l1.line_bytes
+    if not page or not line or batch.vector_axis is None:
+        return total
+    ways = l1.capacity_bytes // page
+    miss = (spec.layer("l2").latency_s or 0.0) * spec.clock_hz / (spec.execution.misses_in_flight or 1)
+    for a in g.loads:
+        if a.tensor.name in batch.staged or a.uses[batch.vector_axis]:
+            continue
+        for axis in np.flatnonzero(a.uses & g.spatial):
+            pitch = lane_distance(a, int(axis)) * a.tensor.itemsize_bytes
+            places = page // math.gcd(pitch, page) if pitch >= line else page // line
+            rows = register[:, axis]
+            crowded = -(-rows // places) > 2 * ways // 3
+            total = total + np.where(crowded, rows * miss * a.tensor.itemsize_bytes / line, 0.0)
     return total
 
 
