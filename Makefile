@@ -9,7 +9,7 @@ comma := ,
 EXTRAS := $(if $(filter Linux-x86_64 Linux-aarch64,$(shell uname -s)-$(shell uname -m)),dev$(comma)cuda12,dev)
 WORKERS ?= 2
 
-.PHONY: demo test lint format typecheck check-all clean
+.PHONY: demo test slow lint format typecheck check-all clean
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -21,6 +21,10 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) -q -m "not slow"
+
+# The long sweeps: every operator on every GPU, every kernel of the odd cases on the emulator. Minutes, not seconds.
+slow: $(STAMP)
+	$(BIN)/python -m pytest -n $(WORKERS) -q -m slow
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
