@@ -48,7 +48,7 @@ def lower_module(program: RProgram, cores: int = 1) -> tuple[Any, tuple[Argument
         raise BuildError(
             f"CPU code generation: unknown structure '{program.structure}'. Use one of {list(_TEMPLATES)}."
         )
-    program = replace(program, expr=computed(program.expr), _memo={})
+    program = replace(program, expr=computed(program.expr))
     expr = program.expr
     tensors = (*((t, "input") for t in expr.inputs), *((t, "output") for t in expr.output_tensors))
     buffers: dict[str, Buffer] = {t.name: declare(t.name, t.shape, t.dtype, private=False) for t, _ in tensors}

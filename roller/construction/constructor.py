@@ -178,7 +178,7 @@ def _lay_out(program: RProgram, spec: DeviceSpec) -> RProgram:
     banks, width = shared.banks or spec.teu.lanes, shared.bank_width_bytes or 4
     options = []
     for interleaved in (True, False):
-        trial = replace(program, interleaved=interleaved, _memo={})
+        trial = replace(program, interleaved=interleaved)
         reads = lane_reads(trial, spec.teu.lanes)
         chosen = {t: storage_padding(r, banks, width) for t, r in reads.items()}
         pads = {t: pad for t, (pad, _) in chosen.items()}
@@ -189,4 +189,6 @@ def _lay_out(program: RProgram, spec: DeviceSpec) -> RProgram:
     _, _, contiguous, pads, reads = min(options, key=lambda o: o[:3])
     padding = tuple((t, p) for t, p in pads.items() if p)
     # The padding moves no lane, so the rule that checks it need not enumerate again.
-    return replace(program, interleaved=not contiguous, storage_padding=padding, _memo={"lane_reads": reads})
+    chosen_program = replace(program, interleaved=not contiguous, storage_padding=padding)
+    chosen_program._memo["lane_reads"] = reads
+    return chosen_program

@@ -92,7 +92,7 @@ def _drop_unit_axes(expr: TensorExpr) -> TensorExpr:
         )
         for s in expr.stages
     )
-    return _squeeze(replace(expr, stages=stages, _memo={}))
+    return _squeeze(replace(expr, stages=stages))
 
 
 def _inline_unit_reduction(expr: TensorExpr) -> TensorExpr:
@@ -105,13 +105,13 @@ def _inline_unit_reduction(expr: TensorExpr) -> TensorExpr:
     gone = {a.name for a in s.reduction_axes}
     body = map_indices(s.body, lambda i: Index(tuple(t for t in i.terms if t.axis not in gone), i.const))
     if expr.epilogue is None:
-        return _squeeze(replace(expr, stages=(replace(s, axes=s.spatial_axes, body=body, combiner=None),), _memo={}))
+        return _squeeze(replace(expr, stages=(replace(s, axes=s.spatial_axes, body=body, combiner=None),)))
     value: Scalar = body if s.output.dtype == s.acc_dtype else Cast(s.output.dtype, body)
 
     def leaf(n: Scalar) -> Scalar:
         return value if isinstance(n, Load) and n.tensor == s.name else n
 
-    return _squeeze(replace(expr, stages=(replace(expr.epilogue, body=transform(expr.epilogue.body, leaf)),), _memo={}))
+    return _squeeze(replace(expr, stages=(replace(expr.epilogue, body=transform(expr.epilogue.body, leaf)),)))
 
 
 def _squeeze(expr: TensorExpr) -> TensorExpr:
@@ -276,7 +276,7 @@ def _group(expr: TensorExpr, axes: tuple[Axis, ...]) -> TensorExpr:
         new = (*rest[:at], grouped, *rest[at:])
         return replace(s, axes=new, store=tuple(index(i) for i in s.store), body=map_indices(s.body, index))
 
-    return replace(expr, stages=tuple(stage(s) for s in expr.stages), _memo={})
+    return replace(expr, stages=tuple(stage(s) for s in expr.stages))
 
 
 #: Prefix of the temporary axis that marks a merged run of dimensions inside :func:`_group`.

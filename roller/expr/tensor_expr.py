@@ -162,7 +162,8 @@ class TensorExpr:
     stages: tuple[Stage, ...]
     outputs: tuple[str, ...]
     allow_padding: bool = True
-    _memo: dict[str, Any] = field(default_factory=dict, compare=False, repr=False, hash=False)
+    # Not an argument: dataclasses.replace must start a new one, or results of the old value would be found.
+    _memo: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False, hash=False)
 
     def __post_init__(self) -> None:
         """Check names, ranks and order of the stages."""

@@ -67,7 +67,8 @@ class RProgram:
     interleaved: bool = False
     split_k: int = 1
     relaxed: tuple[str, ...] = ()
-    _memo: dict[str, Any] = field(default_factory=dict, compare=False, repr=False, hash=False)
+    # Not an argument: dataclasses.replace must start a new one, or results of the old value would be found.
+    _memo: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False, hash=False)
 
     def __post_init__(self) -> None:
         """Check that every tile has the anchor's rank and divides the one below it."""

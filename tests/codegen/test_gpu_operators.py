@@ -57,7 +57,7 @@ def small(name, columns):
     expr = roller.ops.from_spec(row, batch=None if "shape" in columns else 2)
     forms = canonical_forms(expr, ConstructOptions())
     form = next(f for f in forms if tuple(a.name for a in f.axes) == best.axis_names)
-    return lower(replace(best, expr=form, _memo={}), expr, SPEC)
+    return lower(replace(best, expr=form), expr, SPEC)
 
 
 def assert_right(name, columns):

@@ -116,3 +116,17 @@ def test_magnitude_keeps_the_count_of_a_window() -> None:
     expr = ops.pool2d("avg", 1, 1, 4, 4, 3, 3, padding=1, count_include_pad=False)
     ones = -np.ones((1, 1, 4, 4), np.float32)
     np.testing.assert_allclose(expr.evaluate([ones], magnitude=True)[0], 1.0)
+
+
+def test_a_replaced_expression_remembers_nothing() -> None:
+    """Results memoised on an expression must not answer for one made from it."""
+    from dataclasses import replace
+
+    from roller.expr.canonical import fuse_axes
+    from roller.ops import elementwise
+
+    relu, tanh = elementwise("relu", (4, 5)), elementwise("tanh", (4, 5))
+    assert fuse_axes(relu).axes[0].extent == 20
+    changed = replace(relu, stages=tanh.stages)
+    assert changed.key == tanh.key != relu.key
+    assert fuse_axes(changed).stages[0].body == fuse_axes(tanh).stages[0].body

@@ -127,7 +127,7 @@ def test_code_is_in_the_key() -> None:
 def test_names_share_a_kernel_and_keep_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     roller.compile(MATMUL, device="v100", top_k=1)
     forbid_compiling(monkeypatch)
-    other = replace(MATMUL, name="attention", _memo={})
+    other = replace(MATMUL, name="attention")
     kernel = roller.compile(other, device="v100", top_k=1)
     assert kernel.artifact.expression is other
     assert "attention on v100" in repr(kernel)

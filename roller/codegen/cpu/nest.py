@@ -120,7 +120,7 @@ def computed(expr: TensorExpr) -> TensorExpr:
     stages = tuple(
         replace(s, body=transform(s.body, scalar), acc_dtype=computed_dtype(s.acc_dtype)) for s in expr.stages
     )
-    return replace(expr, stages=stages, _memo={})
+    return replace(expr, stages=stages)
 
 
 def element_dtype(buffer: Buffer) -> str:
