@@ -102,8 +102,11 @@ def _best_programs(batches: list[TileBatch], spec: DeviceSpec, count: int) -> li
     """
     wanted = 2 * count + _SPARE
     while True:
-        pool = [(s, b, row) for b in batches for s, row in perf.best_rows(b, spec, wanted)]
-        pool.sort(key=lambda entry: entry[0])
+        pool: list[tuple[float, TileBatch, int]] = []
+        for b in batches:  # what an earlier batch already beats needs no pricing
+            limit_s = pool[wanted - 1][0] if len(pool) >= wanted else float("inf")
+            pool += [(s, b, row) for s, row in perf.best_rows(b, spec, wanted, limit_s)]
+            pool.sort(key=lambda entry: entry[0])
         best = _lay_out_best(pool, spec, count)
         if len(best) >= count or wanted >= max((len(b) for b in batches), default=0):
             return best

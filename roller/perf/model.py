@@ -25,19 +25,24 @@ def price(batch: TileBatch, spec: DeviceSpec) -> Mapping[str, Floats]:
     return gpu.price(batch, spec) if spec.kind == "gpu" else cpu.price(batch, spec)
 
 
-def best_rows(batch: TileBatch, spec: DeviceSpec, count: int) -> list[tuple[float, int]]:
+def best_rows(
+    batch: TileBatch, spec: DeviceSpec, count: int, limit_s: float = float("inf")
+) -> list[tuple[float, int]]:
     """Return ``(seconds, row)`` of the ``count`` best programs that fit the device, best first.
 
     Exact, but most rows are only bounded from below: after the most promising have been priced in full, a row
-    whose bound exceeds the ``count``-th best time cannot be among the best.
+    whose bound exceeds the ``count``-th best time, or ``limit_s``, cannot be among the best.
     """
     rows = np.arange(len(batch))
     if spec.kind == "gpu" and len(batch) > _PRICED_FIRST:
         bound = gpu.lower_bound_s(batch, spec)
         rows = np.argsort(bound, kind="stable")
+        rows = rows[bound[rows] <= limit_s]
+        if not len(rows):
+            return []
         first = rows[:_PRICED_FIRST]
         seconds = price(batch.take(first), spec)["seconds"]
-        limit = np.partition(seconds, min(count, len(seconds)) - 1)[min(count, len(seconds)) - 1]
+        limit = min(limit_s, np.partition(seconds, min(count, len(seconds)) - 1)[min(count, len(seconds)) - 1])
         later = rows[_PRICED_FIRST:]
         later = later[bound[later] <= limit]
         if len(later):
