@@ -73,8 +73,14 @@ def test_dlpack_objects_are_taken_without_a_copy(matmul, arrays):
             return self.array.__dlpack_device__()
 
     out = np.zeros((M, N), np.float32)
-    matmul(Foreign(arrays[0]), arrays[1], out=Foreign(out))
+    a, b = arrays[0].copy(), arrays[1]
+    run, _ = matmul.bind(Foreign(a), b, out=Foreign(out))
+    run()
     same(out, arrays)
+    a += 1  # a copy taken when the arrays were bound would not see this
+    run()
+    same(out, (a, b))
+    assert not np.allclose(a, arrays[0])
 
 
 @pytest.mark.parametrize(

@@ -261,7 +261,7 @@ def _load(binary: bytes, entry: str) -> tuple[Any, Any]:
         try:
             module = ffi.load_module(str(path))
             return module, module[entry]
-        except Exception as err:
+        except Exception as err:  # the loader's errors share no base class; the cause stays chained
             raise LaunchError(
                 f"CPU launcher: cannot load the kernel's library ({err}). Compile it on this machine."
             ) from err
