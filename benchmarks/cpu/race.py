@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.cpu.environment import parted
+
 Call = Callable[[], object]
 
 #: Every turn begins with calls that do not count, for so long (seconds): the others have emptied the caches, and a
@@ -18,8 +20,9 @@ WARM_S = 0.015
 _LONG_S = 0.05
 #: Parts of a turn, of which the median counts: one interruption does not make a turn.
 _PARTS = 5
-#: The process is idle where it uses less than this share of a processor; looked at in steps of so many seconds.
-_IDLE_SHARE, _IDLE_STEP_S = 0.1, 0.002
+#: The process is idle where it uses less than this share of a processor; looked at in steps of so many seconds, several
+#: ticks of the scheduler (4 or 10 ms), at which the system books what a running thread uses.
+_IDLE_SHARE, _IDLE_STEP_S = 0.1, 0.025
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,12 @@ def race(contenders: Mapping[str, Call], pace: Pace, wait: Callable[[float], boo
 
 def _turn(call: Call, once_s: float, turn_s: float) -> float:
     """Return the median over the parts of a turn of the seconds per call."""
+    call()  # a library makes its threads at its first call
+    with parted():
+        return _timed(call, once_s, turn_s)
+
+
+def _timed(call: Call, once_s: float, turn_s: float) -> float:
     if once_s < _LONG_S:
         warm_s(call)
     calls = max(1, min(10_000, round(turn_s / max(once_s, 1e-9))))

@@ -11,9 +11,7 @@ import ctypes
 import functools
 import importlib.util
 import math
-import os
 import tempfile
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from roller.artifact import KernelArtifact
+from roller.backends.cpu import threads
 from roller.backends.dtypes import numpy_dtype
 from roller.errors import LaunchError
 from roller.expr import Tensor
@@ -28,7 +27,6 @@ from roller.expr import Tensor
 _RUNTIME = "libtvm_runtime.so"
 #: Kinds of NumPy's own numbers, which DLPack carries; bfloat16 of ml_dtypes is of kind "V".
 _PLAIN_KINDS = frozenset("fiub")
-_threads = threading.local()
 
 
 @functools.cache
@@ -47,7 +45,7 @@ def runtime() -> Any:
             f"CPU launcher: expected the package 'apache-tvm-ffi', got {err}. Install roller with its 'cpu' extra."
         ) from err
     path = _find_runtime()
-    _prepare_threads()
+    threads.prepare()
     try:
         ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     except OSError as err:
@@ -178,8 +176,10 @@ class _Run:
         self.module, self.function, self.views, self.cores = module, function, views, cores
 
     def __call__(self) -> None:
-        if getattr(_threads, "cores", 0) != self.cores:
-            _use_cores(self.cores)
+        pool = threads.pool(_runtime_of_pools)
+        if pool.cores != self.cores:
+            pool.use(self.cores)
+        pool.part()
         self.function(*self.views)
 
 
@@ -267,26 +267,7 @@ def _load(binary: bytes, entry: str) -> tuple[Any, Any]:
             ) from err
 
 
-def _prepare_threads() -> None:
-    """Let TVM's pools use every processor, unpinned, unless the user said otherwise.
-
-    TVM reads these variables at every parallel launch: without the first it takes half the
-    processors, without the second the workers of several pools are pinned onto one core.
-    """
-    os.environ.setdefault("TVM_NUM_THREADS", str(_processors()))
-    os.environ.setdefault("TVM_BIND_THREADS", "0")
-
-
-def _processors() -> int:
-    """Processors this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _use_cores(cores: int) -> None:
-    """Give the calling thread's pool ``cores`` threads (TVM keeps one pool per calling thread)."""
+def _runtime_of_pools() -> tuple[ctypes.CDLL, Any]:
+    """Return TVM's runtime library and its function that sets a pool's size."""
     configure = runtime().get_global_func("runtime.config_threadpool", allow_missing=True)
-    if configure is not None:
-        configure(1, cores)
-    _threads.cores = cores
+    return ctypes.CDLL(str(_find_runtime())), configure

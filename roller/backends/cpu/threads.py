@@ -1,0 +1,146 @@
+"""The worker threads of the CPU kernels: how many, and on which processors.
+
+TVM keeps one pool per calling thread. Its workers are kept off the caller's processor: a scheduler that packs
+threads onto few processors wakes a worker where its caller runs, and both then share that processor for tens of
+milliseconds. The caller itself is never bound, so whatever else it calls runs where it likes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+#: ``int task(int task_id, TVMParallelGroupEnv* env, void* data)`` of TVM's parallel launch.
+_TASK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+_pools = threading.local()
+
+
+def prepare() -> None:
+    """Let TVM's pools use every processor, unpinned, unless the user said otherwise.
+
+    TVM reads these variables at every parallel launch: without the first it takes half the
+    processors, without the second it pins the caller too, and the workers of several pools onto one core.
+    """
+    os.environ.setdefault("TVM_NUM_THREADS", str(len(processors())))
+    os.environ.setdefault("TVM_BIND_THREADS", "0")
+
+
+@functools.cache
+def processors() -> tuple[int, ...]:
+    """Return the processors this process was given; a thread bound to one of them later takes nothing from the pools.
+
+    (OpenMP binds its caller where ``OMP_PROC_BIND`` says so.)
+    """
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def places(workers: int, caller: int, processors: Sequence[int], core_of: Callable[[int], str]) -> list[set[int]]:
+    """Return the processors of every worker: one each, never the caller's, whole cores before their siblings.
+
+    Parameters
+    ----------
+    workers
+        Threads beside the caller.
+    caller
+        Processor the caller runs on.
+    processors
+        Processors that may be used.
+    core_of
+        Maps a processor to the name of its physical core.
+
+    Examples
+    --------
+    >>> places(2, 0, [0, 1, 2, 3], lambda cpu: str(cpu // 2))
+    [{2}, {1}]
+    >>> places(1, 0, [0], str)
+    [{0}]
+    """
+    taken, first, siblings = {core_of(caller)}, list[int](), list[int]()
+    for p in processors:
+        if p != caller:
+            (siblings if core_of(p) in taken else first).append(p)
+            taken.add(core_of(p))
+    free = [*first, *siblings]
+    if len(free) < workers:  # more threads than processors: the scheduler shares them out
+        return [set(free) or set(processors)] * workers
+    return [{p} for p in free[:workers]]
+
+
+@functools.cache
+def core_name(processor: int, root: Path = Path("/sys/devices/system/cpu")) -> str:
+    """Return the hardware threads of the core of ``processor``; its own number where the system does not tell."""
+    try:
+        return (root / f"cpu{processor}/topology/thread_siblings_list").read_text().strip()
+    except OSError:
+        return str(processor)
+
+
+class Pool:
+    """The pool of the thread that makes it.
+
+    Parameters
+    ----------
+    library
+        TVM's loaded runtime library.
+    configure
+        ``runtime.config_threadpool``; ``None`` where the runtime has none.
+    """
+
+    def __init__(self, library: ctypes.CDLL, configure: Any) -> None:
+        self.cores = 0
+        self._library, self._configure = library, configure
+        self._where = getattr(ctypes.PyDLL(None), "sched_getcpu", None) if hasattr(os, "sched_setaffinity") else None
+        self._bound = os.environ.get("TVM_BIND_THREADS", "0") != "0"
+        self._workers: list[int] = []
+        self._caller = -1
+
+    def use(self, cores: int) -> None:
+        """Run the calling thread's kernels on ``cores`` threads, itself among them."""
+        if self._configure is not None:
+            self._configure(1, cores)
+        self.cores, self._caller = cores, -1
+        self._workers = self._found() if self._where is not None and not self._bound and cores > 1 else []
+
+    def part(self) -> None:
+        """Keep the workers off the processor the caller runs on now; 0.1 us where it has not moved."""
+        if self._workers and self._where is not None:
+            caller = self._where()
+            if caller != self._caller:
+                self._move(caller)
+
+    def _move(self, caller: int) -> None:
+        self._caller = caller
+        for worker, where in zip(
+            self._workers, places(len(self._workers), caller, processors(), core_name), strict=True
+        ):
+            try:
+                os.sched_setaffinity(worker, where)
+            except OSError:  # a processor went away, or a sandbox forbids it: placement is an optimisation
+                self._workers = []
+                return
+
+    def _found(self) -> list[int]:
+        """Return the kernel's thread ids of the workers, as they report them."""
+        ids: set[int] = set()
+
+        def report(_task: int, _env: Any, _data: Any) -> int:
+            ids.add(threading.get_native_id())
+            return 0
+
+        self._library.TVMBackendParallelLaunch(_TASK(report), None, 0)
+        return sorted(ids - {threading.get_native_id()})
+
+
+def pool(library: Callable[[], tuple[ctypes.CDLL, Any]]) -> Pool:
+    """Return the calling thread's pool; ``library`` gives what :class:`Pool` needs when it is made."""
+    mine: Pool | None = getattr(_pools, "mine", None)
+    if mine is None:
+        mine = _pools.mine = Pool(*library())
+    return mine
