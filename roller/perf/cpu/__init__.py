@@ -1,0 +1,6 @@
+"""The CPU half of the micro performance model."""
+
+from roller.perf.cpu.lanes import lane_count, lane_distance
+from roller.perf.cpu.price import price
+
+__all__ = ["lane_count", "lane_distance", "price"]

@@ -1,0 +1,71 @@
+"""Vectors and caches as the CPU templates use them: lanes, effective register tiles, room in a layer."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.tile.geometry import Access, Ints
+
+
+def lane_count(spec: DeviceSpec, itemsize_bytes: int) -> int:
+    """Return elements of one vector register."""
+    return max(1, spec.teu.lanes * 4 // itemsize_bytes)
+
+
+def lane_distance(access: Access, axis: int) -> int:
+    """Return the distance in memory (elements) between neighbouring lanes along ``axis``; 0 is a broadcast."""
+    if not access.uses[axis]:
+        return 0
+    pitch, step = 1, 0
+    for d in range(len(access.tensor.shape) - 1, -1, -1):
+        for t in access.index[d].terms:
+            if access.axis_names[axis] == t.axis:
+                # A quasi-affine axis is contiguous where its fastest part walks the last dimension.
+                step = pitch * abs(t.coef) if not step else min(step, pitch * abs(t.coef))
+        pitch *= access.tensor.shape[d]
+    return step
+
+
+def vector_operations(batch: TileBatch, lanes: int) -> Ints:
+    """Return vector registers of accumulators of one micro-kernel, ``(N,)``."""
+    v = batch.vector_axis
+    register = np.where(batch.geometry.spatial, effective_register(batch, lanes), 1)
+    outputs: Ints = register.prod(axis=1)
+    return outputs if v is None else outputs // register[:, v] * -(-register[:, v] // lanes)
+
+
+def effective_register(batch: TileBatch, lanes: int) -> Ints:
+    """Return register tiles as the template uses them: inside their axis, whole vectors, all of equal size.
+
+    56 columns by a tile of 48 are two tiles of 32: the last tile overlaps its neighbour instead of being padded.
+    """
+    g, v = batch.geometry, batch.vector_axis
+    tile = np.minimum(batch.register, g.extents)
+    unit = np.ones_like(tile)
+    if v is not None:
+        unit[:, v] = np.minimum(lanes, 1 << np.log2(tile[:, v]).astype(np.int64))
+        tile[:, v] = tile[:, v] // unit[:, v] * unit[:, v]
+    even = -(-g.extents // -(-g.extents // tile))
+    return np.asarray(-(-even // unit) * unit)
+
+
+def operand_vectors(batch: TileBatch, lanes: int) -> Ints:
+    """Return vector registers that hold one row of the vector operand while the rows pass, ``(N,)``."""
+    v = batch.vector_axis
+    if v is None:
+        return np.ones(len(batch), np.int64)
+    return np.asarray(-(-effective_register(batch, lanes)[:, v] // lanes))
+
+
+def copies_box(access: Access) -> bool:
+    """Whether staging copies the box of the tensor (strides or windows) instead of gathering a panel."""
+    windows = (np.count_nonzero(access.coefficients, axis=1) > 1).any()
+    return not access.gather and bool(windows or (np.abs(access.coefficients) > 1).any())
+
+
+def room(spec: DeviceSpec, name: str) -> int:
+    """Return bytes of a cache that reused data can hold while streams pass through it."""
+    layer = spec.layer(name)
+    return layer.usable_bytes or layer.capacity_bytes

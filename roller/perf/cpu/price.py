@@ -1,0 +1,116 @@
+"""The CPU half of the micro performance model: micro-kernel cycles, cache traffic, packing, cores.
+
+The same terms as on a GPU under other names: the vector unit is the TEU, cores are the units, a task
+(the ``l2`` tile) is the block, the micro-kernel is the register tile. Per reduction point a micro-kernel
+needs the largest of its FMA, load, issue and dependence cycles; per task its panels come through the
+caches; packing is traffic. Tiles at the end of an axis overlap their neighbour instead of padding, so
+work is counted in whole register tiles. Out-of-order cores overlap arithmetic with cache traffic, hence
+``max``; packing and the wake-up of the workers come before it and are added.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from roller.expr import instruction_mix
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.perf.cpu.lanes import (
+    effective_register,
+    lane_count,
+    lane_distance,
+    operand_vectors,
+    room,
+    vector_operations,
+)
+from roller.perf.cpu.micro_kernel import micro_kernel_cycles
+from roller.perf.cpu.traffic import cache_traffic, dram_traffic_bytes, packing_s
+from roller.perf.phases import overlapped
+from roller.tile.geometry import Floats, Ints
+
+Terms = dict[str, Floats]
+
+
+def price(batch: TileBatch, spec: DeviceSpec) -> Terms:
+    """Price a batch on a CPU; returns ``seconds`` and its terms as arrays ``(N,)``."""
+    return _tiled(batch, spec) if batch.structure == "tiled" else _streamed(batch, spec)
+
+
+def _imbalance(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Ints]:
+    """Return cores' idle factor for whole tasks, and the number of tasks."""
+    tiles = -(-batch.geometry.extents // effective_register(batch, lane_count(spec, 4)))
+    per_task = np.maximum(1, batch.block // batch.register)
+    tasks = np.where(batch.geometry.spatial, -(-tiles // per_task), 1).prod(axis=1)
+    return -(-tasks // spec.units) * spec.units / tasks, tasks
+
+
+def _tiled(batch: TileBatch, spec: DeviceSpec) -> Terms:
+    g = batch.geometry
+    size = g.store.tensor.itemsize_bytes
+    lanes = lane_count(spec, 4)
+    register = np.where(g.spatial, effective_register(batch, lane_count(spec, 4)), 1)
+    tiles = np.where(g.spatial, -(-g.extents // register), 1)
+    kernels = tiles.astype(np.float64).prod(axis=1)
+    points = float(g.extents[~g.spatial].prod())
+    cycles, write = micro_kernel_cycles(batch, spec, lanes)
+    imbalance, tasks = _imbalance(batch, spec)
+    compute = kernels * (points * cycles + write) / (spec.clock_hz * spec.units) * imbalance
+    l2, l3 = cache_traffic(batch, spec, register, tiles, kernels)
+    pack = packing_s(batch, spec, register, tiles, tasks)
+    dram_bytes = dram_traffic_bytes(batch, spec)
+    terms: Terms = {
+        "compute_s": compute,
+        "l2_s": l2 / spec.layer("l2").bandwidth_bytes_per_s * imbalance,
+        "l3_s": l3 / spec.layer("l3").bandwidth_bytes_per_s * imbalance,
+        "dram_s": np.broadcast_to(dram_bytes / spec.layer("dram").bandwidth_bytes_per_s, compute.shape),
+        "pack_s": pack,
+        "launch_s": np.full(len(batch), spec.execution.launch_s),
+    }
+    memory = np.maximum.reduce([terms["l2_s"], terms["l3_s"], terms["dram_s"]])
+    slowest = overlapped(memory, compute, spec.execution.misses_in_flight or 1)
+    usable = spec.limits.usable_vector_registers or 0  # the schema requires it of a CPU
+    accumulators = vector_operations(batch, lanes)
+    every = accumulators + operand_vectors(batch, lanes) + 1  # one more holds the broadcast
+    fits = (accumulators <= usable) & (every < (spec.limits.vector_registers or usable))
+    terms["seconds"] = np.where(fits, slowest + pack + terms["launch_s"], np.inf)
+    terms["dram_bytes"] = np.broadcast_to(dram_bytes, compute.shape).astype(float)
+    terms["tasks"] = tasks.astype(float)
+    terms["vectors"] = vector_operations(batch, lanes) * size / size
+    return terms
+
+
+def _streamed(batch: TileBatch, spec: DeviceSpec) -> Terms:
+    """Element-wise passes and row reductions: vector arithmetic against the memory bus."""
+    g = batch.geometry
+    rate = spec.compute.ops_per_cycle_per_unit
+    lanes = spec.teu.lanes
+    v = batch.vector_axis
+    imbalance, tasks = _imbalance(batch, spec)
+    cycles = np.zeros(len(batch))
+    for s in g.expr.stages:
+        per_point = sum(n * lanes / rate[c] for c, n in instruction_mix(s.body, s.combiner).items())
+        strided = [a for a in g.loads if v is not None and lane_distance(a, v) > 1]
+        loads = max(1, len(s.loads)) * lanes / rate["load_store"]
+        vectors = s.points / lanes
+        filled = lanes if v is None else np.clip(np.minimum(batch.register[:, v], g.extents[v]), 1, lanes)
+        used = lanes / filled
+        scattered = float(lanes) if strided else 1.0
+        cycles = cycles + vectors * used * np.maximum(per_point, loads * scattered)
+    unroll = np.maximum(1, batch.register.prod(axis=1) / lanes)
+    overhead = sum(s.points for s in g.expr.stages) / lanes / unroll * spec.execution.step_issue_s * spec.clock_hz
+    if v is None:
+        cycles = cycles * lanes
+    compute = (cycles + overhead) / (spec.clock_hz * spec.units) * imbalance
+    moved = sum(a.tensor.nbytes for a in g.reads) + 2 * sum(t.nbytes for t in g.expr.output_tensors)
+    cached = moved <= room(spec, "l3")
+    layer = spec.layer("l3" if cached else "dram")
+    memory = np.broadcast_to(np.float64(moved / layer.bandwidth_bytes_per_s), compute.shape) * imbalance
+    per_task = tasks * spec.execution.barrier_s / spec.units
+    terms: Terms = {
+        "compute_s": compute,
+        ("l3_s" if cached else "dram_s"): memory,
+        "launch_s": np.full(len(batch), spec.execution.launch_s),
+    }
+    terms["seconds"] = np.maximum(compute, memory) + per_task + terms["launch_s"]
+    terms["tasks"] = tasks.astype(float)
+    return terms

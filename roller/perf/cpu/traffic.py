@@ -1,0 +1,119 @@
+"""Bytes between the layers of a CPU: panels through the caches, packing, the memory bus."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.perf.cpu.lanes import copies_box, lane_distance, room
+from roller.tile.geometry import Access, Floats, Ints
+
+#: Cycles a copied row needs around its elements: instructions of our templates.
+ROW_CYCLES = 8.0
+#: Share of the gather time that vectors of a panel row take: loaded whole, or collected through a gathered index.
+WHOLE_ROWS, GATHERED_ROWS = 0.25, 0.6
+
+
+def cache_traffic(
+    batch: TileBatch, spec: DeviceSpec, register: Ints, tiles: Ints, kernels: Floats
+) -> tuple[Floats, Floats]:
+    """Return bytes from L2 into L1 and from L3 into L2 over all micro-kernels.
+
+    The packed panel of the vector axis stays in L1 while the other tiles of the task pass, if it fits;
+    a task's panels stay in L2 if they fit, else they stream from L3 once per pass.
+    """
+    g, v = batch.geometry, batch.vector_axis
+    whole = np.where(g.spatial, register, g.extents)
+    per_task = np.maximum(1, np.minimum(batch.block // batch.register, tiles))
+    l1, l2 = room(spec, "l1"), room(spec, "l2")
+    to_l1 = to_l2 = np.zeros(len(batch))
+    others = per_task.prod(axis=1) / (per_task[:, v] if v is not None else 1)
+    task = np.where(g.spatial, np.minimum(per_task * register, g.extents), g.extents)
+    held = sum((a.elements(task) * float(a.tensor.itemsize_bytes) for a in g.loads), np.zeros(len(batch)))
+    for a in g.loads:
+        panel = a.elements(whole) * float(a.tensor.itemsize_bytes)
+        stays = v is not None and a.uses[v]
+        fits = panel <= l1 * (1.0 if a.tensor.name in batch.staged else _set_share(a, spec))
+        passes = np.where(fits & bool(stays), kernels / others, kernels)
+        to_l1 = to_l1 + passes * panel
+        mine = a.elements(task) * float(a.tensor.itemsize_bytes)
+        all_tasks = kernels / per_task.prod(axis=1)
+        once = all_tasks * mine
+        again = per_task[:, v] if v is not None and not stays else 1
+        sweep = np.where(held <= l2, once, np.minimum(passes * panel, once * again))
+        to_l2 = to_l2 + sweep
+    return to_l1, to_l2
+
+
+def _set_share(access: Access, spec: DeviceSpec) -> float:
+    """Return the share of L1 that rows of a tile read in place can use: equal row pitches meet in the same sets.
+
+    Rows ``pitch`` bytes apart start in ``page / gcd(pitch, page)`` different places of a way of ``page`` bytes (one way
+    of an L1 indexed by the page offset).
+    """
+    shape, size = access.tensor.shape, access.tensor.itemsize_bytes
+    line, page = spec.layer("l1").line_bytes, spec.layer("l1").page_bytes
+    if len(shape) < 2 or not line or not page:
+        return 1.0
+    places = page // math.gcd(shape[-1] * size, page)
+    return min(1.0, places * 2 * line / page)
+
+
+def packing_s(batch: TileBatch, spec: DeviceSpec, register: Ints, tiles: Ints, tasks: Ints) -> Floats:
+    """Return seconds spent packing staged operands: the copy's instructions and its passes through a cache."""
+    g, v = batch.geometry, batch.vector_axis
+    total = np.zeros(len(batch))
+    if not batch.staged:
+        return total
+    per_task = np.maximum(1, np.minimum(batch.block // batch.register, tiles))
+    task = np.where(g.spatial, np.minimum(per_task * register, g.extents), g.extents)
+    for a in g.loads:
+        if a.tensor.name not in batch.staged:
+            continue
+        step = 0 if v is None else lane_distance(a, v)
+        if copies_box(a):
+            box = a.elements(task) * float(a.tensor.itemsize_bytes)
+            elements, cost = (
+                a.elements(task) * tasks.astype(np.float64),
+                np.full(len(batch), (spec.execution.element_copy_s or 0.0) * spec.clock_hz),
+            )
+            rows, _ = a.runs(task)
+            cost = cost + rows * ROW_CYCLES / np.maximum(1, a.elements(task))
+            # The box is written once and read at least once from the layer that holds it.
+            total = total + 2.0 * box * tasks / _holding_bandwidth(box, spec)
+        else:
+            covered = np.where(a.uses & g.spatial, tiles * register, np.where(a.uses, g.extents, 1))
+            elements = covered.astype(np.float64).prod(axis=1)
+            inner = register[:, v] if v is not None and a.uses[v] and step == 1 else np.ones(len(batch))
+            gather = (spec.execution.element_gather_s or 0.0) * spec.clock_hz
+            cost = gather * np.where(inner >= spec.teu.lanes, GATHERED_ROWS if a.gather else WHOLE_ROWS, 1.0)
+            panel = np.broadcast_to(elements * float(a.tensor.itemsize_bytes), (len(batch),))
+            total = total + 2.0 * panel / _holding_bandwidth(panel, spec)
+        total = total + elements * cost / (spec.clock_hz * spec.units)
+    return total
+
+
+def _holding_bandwidth(size_bytes: Any, spec: DeviceSpec) -> Floats:
+    """Return bytes per second of the fastest layer that holds ``size_bytes``."""
+    l1, l2, l3 = (spec.layer(n) for n in ("l1", "l2", "l3"))
+    slower = np.where(
+        size_bytes <= room(spec, "l3"),
+        l3.bandwidth_bytes_per_s,
+        spec.layer("dram").bandwidth_bytes_per_s,
+    )
+    inner = np.where(size_bytes <= room(spec, "l2"), l2.bandwidth_bytes_per_s, slower)
+    return np.where(size_bytes <= room(spec, "l1"), l1.bandwidth_bytes_per_s, inner)
+
+
+def dram_traffic_bytes(batch: TileBatch, spec: DeviceSpec) -> float:
+    """Return bytes that must cross the memory bus: everything, unless it all stays in the last-level cache."""
+    g = batch.geometry
+    inputs = sum(a.tensor.nbytes for a in g.reads)
+    outputs = sum(t.nbytes for t in g.expr.output_tensors)
+    if inputs + outputs <= room(spec, "l3"):
+        return 0.0
+    return float(inputs + 2 * outputs)  # write-allocate reads a line before it is written
