@@ -97,7 +97,10 @@ class CompiledKernel:
         BuildError
             Where a loaded GPU kernel was saved as source only, and its toolchain is missing or refuses it.
         """
-        return self.launcher(*arrays, out=out, **options)
+        launcher = self._launcher
+        if launcher is None:  # the lock of the property is for whoever loads first
+            launcher = self.launcher
+        return launcher(*arrays, out=out, **options)
 
     @property
     def launcher(self) -> Any:

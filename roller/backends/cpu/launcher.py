@@ -27,6 +27,7 @@ from roller.expr import Tensor
 _RUNTIME = "libtvm_runtime.so"
 #: Kinds of NumPy's own numbers, which DLPack carries; bfloat16 of ml_dtypes is of kind "V".
 _PLAIN_KINDS = frozenset("fiub")
+_NDARRAY = np.ndarray
 
 
 @functools.cache
@@ -100,13 +101,15 @@ class CpuKernel:
             raise LaunchError("CPU launcher: the artifact carries no binary. Build it before launching.")
         self.artifact = artifact
         self.cores = int(artifact.target.get("cores", 1))
+        #: Threads to have ready before a call; a kernel without parallel loops wakes nobody.
+        self._threads = self.cores if artifact.target.get("parallel", True) else 0
         self._module, self._function = _load(artifact.binary, artifact.launches[0].entry)
         self._inputs = [_Slot(t, a.shape) for t, a in zip(artifact.expression.inputs, artifact.inputs, strict=True)]
         outputs = artifact.expression.output_tensors
         self._outputs = [_Slot(t, a.shape) for t, a in zip(outputs, artifact.outputs, strict=True)]
         self._from_dlpack = runtime().from_dlpack
 
-    def __call__(self, *arrays: Any, out: Any = None) -> Any:
+    def __call__(self, *arrays: Any, out: Any = None, **options: Any) -> Any:
         """Run the kernel.
 
         Parameters
@@ -116,6 +119,8 @@ class CpuKernel:
             ``__dlpack__`` in host memory (zero-copy). Strided inputs are copied.
         out
             Array (or sequence of arrays, one per output) to write into; made when ``None``.
+        **options
+            None exist: a CPU kernel has no stream, it is done when this returns.
 
         Returns
         -------
@@ -125,61 +130,84 @@ class CpuKernel:
         Raises
         ------
         LaunchError
-            Where count, shape or dtype of an array differ from the expression, or ``out`` is not a
-            writable contiguous array apart from the inputs.
+            Where count, shape or dtype of an array differ from the expression, ``out`` is not a
+            writable contiguous array apart from the inputs, or an option is given.
         """
-        run, result = self._bind(arrays, out)
-        run()
+        if options:
+            raise LaunchError(
+                f"{self.artifact.expression.name}: a CPU kernel knows no option {', '.join(map(repr, options))}, only "
+                "'out'. Leave it away: the call returns when the result is there."
+            )
+        views, result = self._views(arrays, out)
+        if self._threads:
+            threads.ready(self._threads, _runtime_of_pools)
+        self._function(*views)
         return result
 
     def bind(self, *arrays: Any, out: Any = None) -> tuple[Callable[[], None], Any]:
         """Check the arrays once and return ``(run, outputs)``: each ``run()`` is one bare kernel call."""
-        return self._bind(arrays, out)
+        views, result = self._views(arrays, out)
+        # The views are made once here and hold on to the arrays' memory.
+        return _Run(self._module, self._function, [self._from_dlpack(v) for v in views], self._threads), result
 
-    def _bind(self, arrays: Sequence[Any], out: Any) -> tuple[Callable[[], None], Any]:
+    def _views(self, arrays: Sequence[Any], out: Any) -> tuple[list[np.ndarray], Any]:
+        """Return the checked arguments as the kernel takes them, and what the caller gets back.
+
+        Every call comes through here: no generator, no second pass, one look at an array that is as it should be.
+        """
+        slots = self._inputs
         name = self.artifact.expression.name
-        if len(arrays) != len(self._inputs):
-            wanted = ", ".join(s.name for s in self._inputs)
-            raise LaunchError(f"{name}: expected {len(self._inputs)} arrays ({wanted}), got {len(arrays)}.")
-        inputs = [s.input(a, name) for s, a in zip(self._inputs, arrays, strict=True)]
-        outputs, result = self._results(out, inputs)
-        views = [self._from_dlpack(_bits(a)) for a in (*inputs, *outputs)]
-        return _Run(self._module, self._function, views, self.cores), result
-
-    def _results(self, out: Any, inputs: Sequence[np.ndarray]) -> tuple[list[np.ndarray], Any]:
+        if len(arrays) != len(slots):
+            wanted = ", ".join(s.name for s in slots)
+            raise LaunchError(f"{name}: expected {len(slots)} arrays ({wanted}), got {len(arrays)}.")
+        views = []
+        for i, slot in enumerate(slots):
+            array = arrays[i]
+            # "carray": C-contiguous, aligned to its elements and writable.
+            fits = type(array) is _NDARRAY and array.dtype is slot.dtype and array.shape == slot.shape
+            if not (fits and array.flags.carray):
+                array = slot.input(array, name)
+            views.append(slot.view(array) if slot.viewed else array)
         if out is None:
             made = [np.empty(s.shape, s.dtype) for s in self._outputs]
-            views = [a if s.same else a.reshape(s.kernel_shape) for s, a in zip(self._outputs, made, strict=True)]
+            for slot, array in zip(self._outputs, made, strict=True):
+                views.append(slot.view(array) if slot.viewed else array)
             return views, made[0] if len(made) == 1 else tuple(made)
-        name = self.artifact.expression.name
-        given = [out] if len(self._outputs) == 1 and not isinstance(out, (tuple, list)) else list(out)
-        if len(given) != len(self._outputs):
-            raise LaunchError(f"{name}: argument 'out': expected {len(self._outputs)} arrays, got {len(given)}.")
-        views = [s.output(a, name) for s, a in zip(self._outputs, given, strict=True)]
-        for i, (slot, view) in enumerate(zip(self._outputs, views, strict=True)):
-            others = [*zip(self._inputs, inputs, strict=True), *zip(self._outputs[:i], views[:i], strict=True)]
-            for other, a in others:
-                if np.may_share_memory(view, a):
-                    raise LaunchError(
-                        f"{name}: argument 'out': '{slot.name}' overlaps '{other.name}' in memory. "
-                        "Pass an array of its own."
-                    )
+        self._add_outputs(out, views, name)
         return views, out
+
+    def _add_outputs(self, out: Any, views: list[np.ndarray], name: str) -> None:
+        """Append the views of the caller's output arrays; each must lie apart from all before it."""
+        outputs = self._outputs
+        given = (out,) if len(outputs) == 1 and not isinstance(out, (tuple, list)) else out
+        if not isinstance(given, (tuple, list)) or len(given) != len(outputs):
+            got = len(given) if isinstance(given, (tuple, list)) else f"one {type(out).__name__}"
+            raise LaunchError(f"{name}: argument 'out': expected {len(outputs)} arrays, got {got}.")
+        for slot, array in zip(outputs, given, strict=True):
+            fits = type(array) is _NDARRAY and array.dtype is slot.dtype and array.shape == slot.shape
+            if not (fits and array.flags.carray):
+                array = slot.output(array, name)
+            view = slot.view(array) if slot.viewed else array
+            for i, other in enumerate(views):
+                if np.may_share_memory(view, other):
+                    raise LaunchError(
+                        f"{name}: argument 'out': '{slot.name}' overlaps '{(*self._inputs, *outputs)[i].name}' in "
+                        "memory. Pass an array of its own."
+                    )
+            views.append(view)
 
 
 class _Run:
     """One bare call; keeps the library and the arrays' views alive."""
 
-    __slots__ = ("cores", "function", "module", "views")
+    __slots__ = ("function", "module", "threads", "views")
 
-    def __init__(self, module: Any, function: Any, views: list[Any], cores: int) -> None:
-        self.module, self.function, self.views, self.cores = module, function, views, cores
+    def __init__(self, module: Any, function: Any, views: list[Any], count: int) -> None:
+        self.module, self.function, self.views, self.threads = module, function, views, count
 
     def __call__(self) -> None:
-        pool = threads.pool(_runtime_of_pools)
-        if pool.cores != self.cores:
-            pool.use(self.cores)
-        pool.part()
+        if self.threads:
+            threads.ready(self.threads, _runtime_of_pools)
         self.function(*self.views)
 
 
@@ -190,12 +218,15 @@ class _Slot:
         self.name, self.shape = tensor.name, tensor.shape
         self.dtype = numpy_dtype(tensor.dtype)
         self.kernel_shape = kernel_shape or (1,)
-        self.same = self.kernel_shape == self.shape
+        self._bits = self.dtype.kind not in _PLAIN_KINDS
+        #: Whether the kernel takes the array otherwise than the caller has it.
+        self.viewed = self._bits or self.kernel_shape != self.shape
         if math.prod(self.kernel_shape) != math.prod(self.shape):
             raise LaunchError(f"'{self.name}': kernel shape {kernel_shape} does not hold the elements of {self.shape}.")
 
     def _array(self, value: Any, where: str) -> np.ndarray:
-        array = value if isinstance(value, np.ndarray) else _as_numpy(value, where, self.name)
+        # Subclasses (matrix, memmap) reshape and convert in ways of their own: their memory is what counts.
+        array = np.asarray(value) if isinstance(value, np.ndarray) else _as_numpy(value, where, self.name)
         if array.shape != self.shape:
             raise LaunchError(
                 f"{where}: argument '{self.name}': expected shape {self.shape}, got {array.shape}. "
@@ -209,17 +240,15 @@ class _Slot:
         return array
 
     def input(self, value: Any, where: str) -> np.ndarray:
-        """Return a contiguous view (or copy) of an input in the kernel's shape."""
+        """Return an input that is C-contiguous, aligned and can be handed over: a copy where it was not."""
         array = self._array(value, where)
         flags = array.flags
         if not (flags.c_contiguous and flags.aligned):
-            array = np.array(array, order="C")
-        elif not flags.writeable:
-            array = np.asarray(_Interface(array))
-        return array if self.same else array.reshape(self.kernel_shape)
+            return np.array(array, order="C", subok=False)
+        return array if flags.writeable else np.asarray(_Interface(array))
 
     def output(self, value: Any, where: str) -> np.ndarray:
-        """Return the view of a caller's output array in the kernel's shape."""
+        """Return a caller's output array, which must be as the kernel takes it."""
         array = self._array(value, f"{where}: argument 'out'")
         flags = array.flags
         for held, wanted in ((flags.writeable, "writable"), (flags.c_contiguous, "C-contiguous"),
@@ -229,12 +258,13 @@ class _Slot:
                     f"{where}: argument 'out': '{self.name}': expected a {wanted} array, got one that is not. "
                     "Pass numpy.empty(shape, dtype), or leave 'out' away."
                 )
-        return array if self.same else array.reshape(self.kernel_shape)
+        return array
 
-
-def _bits(array: np.ndarray) -> np.ndarray:
-    """Return bfloat16 arrays as their bits, as their kernels take them; others as they are."""
-    return array if array.dtype.kind in _PLAIN_KINDS else array.view(np.uint16)
+    def view(self, array: np.ndarray) -> np.ndarray:
+        """Return a contiguous array in the kernel's shape, bfloat16 as its bits."""
+        if self._bits:
+            array = array.view(np.uint16)
+        return array.reshape(self.kernel_shape)
 
 
 def _as_numpy(value: Any, where: str, name: str) -> np.ndarray:
