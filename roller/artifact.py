@@ -23,8 +23,11 @@ from roller.expr import TensorExpr
 from roller.expr.serialize import expr_from_dict, expr_to_dict
 from roller.tile import RProgram
 
-FORMAT_VERSION = 1
-ROLES = ("input", "output", "constant", "workspace")
+FORMAT_VERSION = 2
+#: Files that need no field of a later format are written in this one, for earlier readers.
+_FIRST_FORMAT = 1
+#: A panel holds what ``prepare`` packs of the constants, once; a workspace belongs to a call.
+ROLES = ("input", "output", "workspace", "panel")
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,23 @@ class Launch:
 
 
 @dataclass(frozen=True)
+class Constant:
+    """An input whose values do not change from call to call, so that no caller passes it.
+
+    Parameters
+    ----------
+    position
+        Which input of the expression it is, in call order.
+    values
+        Its elements in row-major order as the kernel takes them (bfloat16 as bits); ``None`` where the caller holds
+        them, as in the kernel cache: one kernel serves all values.
+    """
+
+    position: int
+    values: bytes | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
 class KernelArtifact:
     """One lowered kernel and its provenance.
 
@@ -70,7 +90,8 @@ class KernelArtifact:
     program
         The rProgram.
     launches, arguments
-        See :class:`Launch`, :class:`Argument`; inputs are in call order, then outputs, then workspace.
+        See :class:`Launch`, :class:`Argument`; inputs (the constant ones too) are in call order, then outputs, then
+        workspace and panels.
     estimate
         The prediction as plain data (seconds, bottleneck, terms); labelled predicted wherever shown.
     binary
@@ -79,6 +100,10 @@ class KernelArtifact:
         What the compiler reported: registers, spill bytes, static scratchpad bytes, seconds.
     measured_s
         Median measured seconds per call where it was timed.
+    constants
+        Inputs that are constant; see :class:`Constant`.
+    prepare
+        CPU: what packs constants into panels, once, when the kernel is loaded; ``None`` where nothing is to pack.
     """
 
     language: str
@@ -92,10 +117,12 @@ class KernelArtifact:
     binary: bytes | None = None
     build: dict[str, Any] = field(default_factory=dict)
     measured_s: float | None = None
+    constants: tuple[Constant, ...] = ()
+    prepare: Launch | None = None
 
     @property
     def inputs(self) -> tuple[Argument, ...]:
-        """Arguments the caller passes, in call order."""
+        """Arguments of the expression's inputs in call order, constant ones included."""
         return tuple(a for a in self.arguments if a.role == "input")
 
     @property
@@ -115,29 +142,22 @@ class KernelArtifact:
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready data with a checksum over the rest."""
         body = {
-            "format_version": FORMAT_VERSION,
+            "format_version": FORMAT_VERSION if self.constants else _FIRST_FORMAT,
             "language": self.language,
             "target": self.target,
             "device": self.device,
             "expression": expr_to_dict(self.expression),
             "program": self.program.to_dict(),
-            "launches": [
-                {
-                    "source": x.source,
-                    "entry": x.entry,
-                    "arguments": list(x.arguments),
-                    "grid": list(x.grid),
-                    "block": list(x.block),
-                    "dynamic_shared_bytes": x.dynamic_shared_bytes,
-                }
-                for x in self.launches
-            ],
+            "launches": [_launch_to_dict(x) for x in self.launches],
             "arguments": [[a.name, a.role, list(a.shape), a.dtype] for a in self.arguments],
             "estimate": self.estimate,
-            "binary": base64.b64encode(zlib.compress(self.binary)).decode() if self.binary is not None else None,
+            "binary": _base64(None if self.binary is None else zlib.compress(self.binary)),
             "build": self.build,
             "measured_s": self.measured_s,
         }
+        if self.constants:
+            body["constants"] = [[c.position, _base64(c.values)] for c in self.constants]
+            body["prepare"] = _launch_to_dict(self.prepare) if self.prepare is not None else None
         return {**body, "checksum": _checksum(body)}
 
     @classmethod
@@ -166,22 +186,14 @@ class KernelArtifact:
                 body["device"],
                 expr_from_dict(body["expression"]),
                 RProgram.from_dict(body["program"]),
-                tuple(
-                    Launch(
-                        x["source"],
-                        x["entry"],
-                        tuple(x["arguments"]),
-                        (x["grid"][0], x["grid"][1], x["grid"][2]),
-                        (x["block"][0], x["block"][1], x["block"][2]),
-                        x["dynamic_shared_bytes"],
-                    )
-                    for x in body["launches"]
-                ),
+                tuple(_launch_of(x) for x in body["launches"]),
                 tuple(Argument(n, r, tuple(s), d) for n, r, s, d in body["arguments"]),
                 body["estimate"],
                 zlib.decompress(base64.b64decode(body["binary"])) if body["binary"] is not None else None,
                 body["build"],
                 body["measured_s"],
+                tuple(Constant(n, None if v is None else base64.b64decode(v)) for n, v in body.get("constants", ())),
+                _launch_of(body["prepare"]) if body.get("prepare") is not None else None,
             )
         except (KeyError, TypeError, ValueError, zlib.error) as err:
             text = f"{where}: a field is missing or malformed ({err!r}). Compile and save it again."
@@ -229,6 +241,26 @@ class KernelArtifact:
         except json.JSONDecodeError as err:
             raise ArtifactError(f"{path}: not valid JSON ({err.msg} at character {err.pos}). Save it again.") from err
         return cls.from_dict(data, str(path))
+
+
+def _launch_to_dict(x: Launch) -> dict[str, Any]:
+    return {
+        "source": x.source,
+        "entry": x.entry,
+        "arguments": list(x.arguments),
+        "grid": list(x.grid),
+        "block": list(x.block),
+        "dynamic_shared_bytes": x.dynamic_shared_bytes,
+    }
+
+
+def _launch_of(x: dict[str, Any]) -> Launch:
+    grid, block = ((x[name][0], x[name][1], x[name][2]) for name in ("grid", "block"))
+    return Launch(x["source"], x["entry"], tuple(x["arguments"]), grid, block, x["dynamic_shared_bytes"])
+
+
+def _base64(data: bytes | None) -> str | None:
+    return None if data is None else base64.b64encode(data).decode()
 
 
 def _checksum(body: dict[str, Any]) -> str:

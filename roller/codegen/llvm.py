@@ -7,34 +7,36 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from roller.artifact import Argument, KernelArtifact, Launch
-from roller.codegen.cpu.library import ENTRY, build_library, prim_func
+from roller.artifact import Argument, Constant, KernelArtifact, Launch
+from roller.codegen.cpu.library import ENTRY, PACK, build_library, prim_funcs
 from roller.codegen.cpu.mathlib import vectorise_math
-from roller.codegen.cpu.nest import Buffer, Stmt, computed, declare
+from roller.codegen.cpu.nest import Buffer, Nests, computed, declare
 from roller.codegen.cpu.rows import rows_body
 from roller.codegen.cpu.streaming import streaming_body
-from roller.codegen.cpu.tiled import tiled_body
+from roller.codegen.cpu.tiled import tiled_nests
 from roller.errors import BuildError
 from roller.expr import TensorExpr
 from roller.tile import RProgram
 
 
-def _tiled(program: RProgram, buffers: dict[str, Buffer], cores: int) -> Stmt:
+def _tiled(program: RProgram, buffers: dict[str, Buffer], cores: int) -> Nests:
     """Reduce to a single point by parts (a register tile of one element would leave all cores but one idle)."""
     anchor = program.expr.anchor
     single = anchor.combiner is not None and all(a.extent == 1 for a in anchor.spatial_axes)
-    return rows_body(program, buffers, cores) if single else tiled_body(program, buffers)
+    return Nests(rows_body(program, buffers, cores)) if single else tiled_nests(program, buffers)
 
 
-_TEMPLATES: dict[str, Callable[[RProgram, dict[str, Buffer], int], Stmt]] = {
+_TEMPLATES: dict[str, Callable[[RProgram, dict[str, Buffer], int], Nests]] = {
     "tiled": _tiled,
-    "rows": rows_body,
-    "streaming": lambda program, buffers, cores: streaming_body(program, buffers),
+    "rows": lambda program, buffers, cores: Nests(rows_body(program, buffers, cores)),
+    "streaming": lambda program, buffers, cores: Nests(streaming_body(program, buffers)),
 }
 
 
-def lower_module(program: RProgram, cores: int = 1) -> tuple[Any, tuple[Argument, ...]]:
-    """Return the TIR module of a CPU program and the kernel's arguments in order.
+def lower_module(program: RProgram, cores: int = 1) -> tuple[Any, tuple[Argument, ...], dict[str, tuple[str, ...]]]:
+    """Return the TIR module of a CPU program, the arguments, and by function of the module the names it takes.
+
+    A call takes what changes from call to call, inputs before outputs, then constants and their panels.
 
     Raises
     ------
@@ -52,9 +54,21 @@ def lower_module(program: RProgram, cores: int = 1) -> tuple[Any, tuple[Argument
     expr = program.expr
     tensors = (*((t, "input") for t in expr.inputs), *((t, "output") for t in expr.output_tensors))
     buffers: dict[str, Buffer] = {t.name: declare(t.name, t.shape, t.dtype, private=False) for t, _ in tensors}
-    body: Stmt = vectorise_math(template(program, buffers, cores))
-    arguments = tuple(Argument(t.name, role, t.shape, t.dtype) for t, role in tensors)
-    return prim_func([buffers[a.name] for a in arguments], body), arguments
+    nests = template(program, buffers, cores)
+    panels = {str(b.name): b for b in nests.panels}
+    arguments = (
+        *(Argument(t.name, role, t.shape, t.dtype) for t, role in tensors),
+        *(Argument(n, "panel", tuple(int(x) for x in b.ty.shape), str(b.ty.dtype)) for n, b in panels.items()),
+    )
+    fixed = [t.name for t in expr.inputs if t.name in program.constants]
+    free = [t.name for t, _ in tensors if t.name not in fixed]
+    names = {ENTRY: (*free, *(n for n in fixed if n not in nests.unread), *panels)}
+    bodies = {ENTRY: vectorise_math(nests.main)}
+    if nests.pack is not None:
+        names[PACK], bodies[PACK] = (*fixed, *panels), nests.pack
+    buffers.update(panels)
+    module = prim_funcs({f: ([buffers[n] for n in names[f]], body) for f, body in bodies.items()})
+    return module, arguments, names
 
 
 def lower(
@@ -88,10 +102,14 @@ def lower(
         Where the program cannot be lowered, compiled or linked.
     """
     start = time.perf_counter()
-    module, arguments = lower_module(program, cores)
+    module, arguments, names = lower_module(program, cores)
     binary = build_library(module, mcpu, cores)
-    source = module[ENTRY].script()
-    launch = Launch(source, ENTRY, tuple(a.name for a in arguments))
+    launches = {f: Launch(module[f].script(), f, taken) for f, taken in names.items()}
     target = {"mcpu": mcpu, "cores": cores, "vector_bytes": vector_bytes}
-    artifact = KernelArtifact("llvm", target, device, expression, program, (launch,), arguments)
+    inputs = [a.name for a in arguments if a.role == "input"]
+    artifact = KernelArtifact(
+        "llvm", target, device, expression, program, (launches[ENTRY],), arguments,
+        constants=tuple(Constant(inputs.index(n)) for n in inputs if n in program.constants),
+        prepare=launches.get(PACK),
+    )  # fmt: skip
     return artifact.with_binary(binary, build_s=time.perf_counter() - start, library_bytes=len(binary))

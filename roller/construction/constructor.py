@@ -77,11 +77,13 @@ def construct_candidates(expr: TensorExpr, spec: DeviceSpec, options: ConstructO
     """
     target = spec if options.units is None else replace(spec, units=min(options.units, spec.units))
     forms = canonical_forms(expr, options)
+    constants = tuple(expr.inputs[n].name for n in options.constants_of(expr))
     share = replace(options, pool=max(options.top_k, options.pool // len(forms)))
     batches: list[TileBatch] = []
     for form in forms:
         geometry = Geometry.of(form)
-        batches += gpu_pool(geometry, target, share) if spec.kind == "gpu" else cpu_pool(geometry, target, share)
+        found = gpu_pool(geometry, target, share) if spec.kind == "gpu" else cpu_pool(geometry, target, share)
+        batches += [replace(b, constants=constants) for b in found]
     best = _best_programs([b for b in batches if len(b)], target, options.top_k)
     if not best:
         raise NoCandidateError(
@@ -89,7 +91,7 @@ def construct_candidates(expr: TensorExpr, spec: DeviceSpec, options: ConstructO
             f"(epsilon={options.epsilon}, allow_padding={expr.allow_padding}). Raise epsilon or allow padding."
         )
     identity = hashlib.sha256(
-        json.dumps([expr.key, spec.content_key, TEMPLATE_VERSION, options.to_dict()], sort_keys=True).encode()
+        json.dumps([expr.key, spec.content_key, TEMPLATE_VERSION, options.identity(expr)], sort_keys=True).encode()
     ).hexdigest()
     return tuple(_candidate(identity, p, e, target, options.epsilon) for p, e in best)
 
@@ -147,8 +149,9 @@ def program_of(batch: TileBatch, i: int, spec: DeviceSpec) -> RProgram:
         tiles.insert(1, (spec.memory_layers[1].name, _ints(batch.panel[i])))
     axis, elements = _vector(batch, i, spec)
     program = RProgram(
-        g.expr, spec.kind, batch.structure, tuple(tiles), (), batch.staged, axis, elements, False, int(batch.split_k[i])
-    )
+        g.expr, spec.kind, batch.structure, tuple(tiles), (), batch.staged, axis, elements, False,
+        int(batch.split_k[i]), constants=batch.constants,
+    )  # fmt: skip
     if spec.kind == "gpu" and batch.staged:
         program = _lay_out(program, spec)
     return program

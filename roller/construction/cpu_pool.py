@@ -29,7 +29,8 @@ def cpu_pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) ->
     structure = structure_of(geometry)
     if structure == "tiled":
         axes = vector_axes(geometry, structure)
-        batches = [_tiled(geometry, spec, v, staged) for v in axes for staged in staged_choices(geometry, v)]
+        packed = ((v, staged) for v in axes for staged in staged_choices(geometry, v, options.constants))
+        batches = [_tiled(geometry, spec, v, staged) for v, staged in packed]
     elif structure == "streaming":
         batches = [_streaming(geometry, spec, geometry.order[-1])]
     else:
@@ -57,22 +58,23 @@ def vector_axes(geometry: Geometry, structure: str) -> list[int]:
     return list(dict.fromkeys([*reductions[-1:], *geometry.order[-1:]]))
 
 
-def staged_choices(geometry: Geometry, v: int) -> list[tuple[str, ...]]:
+def staged_choices(geometry: Geometry, v: int, constants: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     """Return the sets of inputs to pack for vector axis ``v``: what must be packed, and that with what may be.
 
     Packed of necessity: accesses with guards or gathers, and vectors whose lanes are not neighbours in memory. A
     vector operand with neighbouring lanes may be packed (its rows then cannot collide in a cache); a broadcast
-    operand read in place costs nothing and is never packed.
+    operand read in place costs nothing and is packed only where that costs no call anything: ``constants`` are packed
+    ahead, with what else may be and without.
     """
-    must, may = [], []
+    must, may = set[str](), set[str]()
     for a in geometry.loads:
         step = lane_distance(a, v)
         if a.bounds or a.gather or step > 1:
-            must.append(a.tensor.name)
-        elif step == 1:
-            may.append(a.tensor.name)
-    both = tuple(n for n in geometry.load_names if n in must or n in may)
-    return [tuple(must)] if set(both) == set(must) else [tuple(must), both]
+            must.add(a.tensor.name)
+        elif step == 1 or a.tensor.name in constants:
+            may.add(a.tensor.name)
+    sets = (must, must | (may & set(constants)), must | may)
+    return list(dict.fromkeys(tuple(n for n in geometry.load_names if n in chosen) for chosen in sets))
 
 
 def _batch(g: Geometry, structure: str, register: Ints, block: Ints, staged: tuple[str, ...], v: int) -> TileBatch:

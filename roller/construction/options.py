@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from roller.errors import RollerError
+from roller.errors import RollerError, did_you_mean
+from roller.expr import TensorExpr
 
 #: Part of a candidate's identity: raise it when a template changes what a program means.
 TEMPLATE_VERSION = 2
@@ -36,6 +37,8 @@ class ConstructOptions:
         Construction policy.
     pool
         Distinct programs to price at most, per canonical form.
+    constants
+        Inputs, by name, whose values do not change from call to call (weights): packing them costs no call anything.
     """
 
     top_k: int = 10
@@ -47,6 +50,7 @@ class ConstructOptions:
     units: int | None = None
     policy: str = "roller"
     pool: int = 8192
+    constants: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Reject values no construction can honour."""
@@ -63,10 +67,31 @@ class ConstructOptions:
             raise _bad("policy", f"one of {POLICIES}", self.policy)
         if not _is_number(self.pool, int) or self.pool < self.top_k:
             raise _bad("pool", f"an integer of at least top_k={self.top_k}", self.pool)
+        if not isinstance(self.constants, tuple) or not all(isinstance(n, str) for n in self.constants):
+            raise _bad("constants", "a tuple of names of inputs", self.constants)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options as plain data."""
         return asdict(self)
+
+    def constants_of(self, expression: TensorExpr) -> tuple[int, ...]:
+        """Return the positions of the constant inputs of ``expression``, ascending.
+
+        Raises
+        ------
+        RollerError
+            Where a constant is no input of it.
+        """
+        names = [t.name for t in expression.inputs]
+        for n in self.constants:
+            if n not in names:
+                hint = did_you_mean(n, names) or "."
+                raise RollerError(f"constants: expected inputs of {expression.name} {names}, got '{n}'{hint}")
+        return tuple(sorted({names.index(n) for n in self.constants}))
+
+    def identity(self, expression: TensorExpr) -> dict[str, Any]:
+        """Return as plain data what of the options decides the kernel of ``expression``: positions, not names."""
+        return {**self.to_dict(), "constants": list(self.constants_of(expression))}
 
 
 def _is_number(value: Any, kind: type | tuple[type, ...]) -> bool:

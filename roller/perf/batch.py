@@ -20,7 +20,8 @@ class TileBatch:
     """Programs as arrays: ``register`` and ``block`` tiles ``(N, axes)``, ``split_k`` ``(N,)``.
 
     ``block`` is the tile of the slowest tiled layer: a thread block (GPU) or a task (CPU). ``panel`` is
-    the CPU's l1 tile, absent on a GPU. ``structure`` and ``staged`` are as in RProgram and common to the batch.
+    the CPU's l1 tile, absent on a GPU. ``structure``, ``staged`` and ``constants`` are as in RProgram and common to
+    the batch.
     """
 
     geometry: Geometry
@@ -31,6 +32,7 @@ class TileBatch:
     staged: tuple[str, ...]
     panel: Ints | None = None
     vector_axis: int | None = None
+    constants: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         """Return the number of programs."""
@@ -47,6 +49,7 @@ class TileBatch:
             self.staged,
             None if self.panel is None else self.panel[index],
             self.vector_axis,
+            self.constants,
         )
 
     @cached_property

@@ -25,9 +25,7 @@ def price(batch: TileBatch, spec: DeviceSpec) -> Mapping[str, Floats]:
     return gpu.price(batch, spec) if spec.kind == "gpu" else cpu.price(batch, spec)
 
 
-def best_rows(
-    batch: TileBatch, spec: DeviceSpec, count: int, limit_s: float = float("inf")
-) -> list[tuple[float, int]]:
+def best_rows(batch: TileBatch, spec: DeviceSpec, count: int, limit_s: float = float("inf")) -> list[tuple[float, int]]:
     """Return ``(seconds, row)`` of the ``count`` best programs that fit the device, best first.
 
     Exact, but most rows are only bounded from below: after the most promising have been priced in full, a row
@@ -70,6 +68,7 @@ def batch_of(programs: Sequence[RProgram]) -> TileBatch:
         first.staged,
         rows[1] if layers > 2 else None,
         axis,
+        first.constants,
     )
 
 
@@ -78,7 +77,7 @@ def estimate_programs(programs: Sequence[RProgram], spec: DeviceSpec) -> list[Es
     groups: dict[tuple[Any, ...], list[int]] = {}
     for n, p in enumerate(programs):
         axis = p.vector_axis if p.kind == "cpu" else None
-        groups.setdefault((id(p.expr), p.structure, p.staged, axis, p.layers), []).append(n)
+        groups.setdefault((id(p.expr), p.structure, p.staged, axis, p.layers, p.constants), []).append(n)
     out: dict[int, Estimate] = {}
     for members in groups.values():
         mine = [programs[n] for n in members]

@@ -54,6 +54,8 @@ class RProgram:
         second, deterministic pass combines.
     relaxed
         Names of alignment rules this program does not meet and is priced for.
+    constants
+        Inputs whose values do not change from call to call; CPU: those also ``staged`` are packed ahead of all calls.
     """
 
     expr: TensorExpr
@@ -67,6 +69,7 @@ class RProgram:
     interleaved: bool = False
     split_k: int = 1
     relaxed: tuple[str, ...] = ()
+    constants: tuple[str, ...] = ()
     # Not an argument: dataclasses.replace must start a new one, or results of the old value would be found.
     _memo: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False, hash=False)
 
@@ -159,6 +162,7 @@ class RProgram:
             "interleaved": self.interleaved,
             "split_k": self.split_k,
             "relaxed": list(self.relaxed),
+            "constants": list(self.constants),
         }
 
     @classmethod
@@ -183,6 +187,7 @@ class RProgram:
                 data["interleaved"],
                 data["split_k"],
                 tuple(data["relaxed"]),
+                tuple(data.get("constants", ())),  # files of before they were known have none
             )
         except (KeyError, TypeError) as err:
             raise ArtifactError(f"program: expected a serialised RProgram, got {err!r}. The file is damaged.") from err
@@ -209,6 +214,8 @@ class RProgram:
             extra.append("interleaved")
         if self.split_k > 1:
             extra.append(f"split_k={self.split_k}")
+        if self.constants:
+            extra.append("constants=" + ",".join(self.constants))
         if self.relaxed:
             extra.append("relaxed=" + ",".join(self.relaxed))
         return " ".join([f"{self.kind}/{self.structure}", tiles, *extra])

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from roller.artifact import KernelArtifact
+from roller.backends.constants import constant_arrays
 from roller.backends.cpu import threads
 from roller.backends.dtypes import numpy_dtype
 from roller.errors import LaunchError
@@ -27,6 +28,8 @@ from roller.expr import Tensor
 _RUNTIME = "libtvm_runtime.so"
 #: Kinds of NumPy's own numbers, which DLPack carries; bfloat16 of ml_dtypes is of kind "V".
 _PLAIN_KINDS = frozenset("fiub")
+#: Where panels start, as code generation declares them.
+_LINE_BYTES = 64
 _NDARRAY = np.ndarray
 
 
@@ -104,10 +107,25 @@ class CpuKernel:
         #: Threads to have ready before a call; a kernel without parallel loops wakes nobody.
         self._threads = self.cores if artifact.target.get("parallel", True) else 0
         self._module, self._function = _load(artifact.binary, artifact.launches[0].entry)
-        self._inputs = [_Slot(t, a.shape) for t, a in zip(artifact.expression.inputs, artifact.inputs, strict=True)]
+        constants = constant_arrays(artifact)
+        pairs = zip(artifact.expression.inputs, artifact.inputs, strict=True)
+        self._inputs = [_Slot(t, a.shape) for n, (t, a) in enumerate(pairs) if n not in constants]
         outputs = artifact.expression.output_tensors
         self._outputs = [_Slot(t, a.shape) for t, a in zip(outputs, artifact.outputs, strict=True)]
         self._from_dlpack = runtime().from_dlpack
+        #: What every call takes after its own arrays: constants, and the panels they are packed into here.
+        self._held = self._prepared(constants) if constants else ()
+
+    def _prepared(self, constants: dict[int, np.ndarray]) -> tuple[Any, ...]:
+        """Pack the constants; return what a call takes of them and of their panels, in the kernel's order."""
+        artifact = self.artifact
+        arrays = {artifact.inputs[n].name: c.reshape(artifact.inputs[n].shape or (1,)) for n, c in constants.items()}
+        panels = {a.name: _aligned(a.shape, a.dtype) for a in artifact.arguments if a.role == "panel"}
+        views = {n: self._from_dlpack(np.asarray(_Interface(a))) for n, a in (*arrays.items(), *panels.items())}
+        if artifact.prepare is not None:
+            pack = self._module[artifact.prepare.entry]
+            _Run(self._module, pack, [views[n] for n in artifact.prepare.arguments], self.cores)()
+        return tuple(views[n] for n in artifact.launches[0].arguments if n in views)
 
     def __call__(self, *arrays: Any, out: Any = None, **options: Any) -> Any:
         """Run the kernel.
@@ -115,8 +133,8 @@ class CpuKernel:
         Parameters
         ----------
         arrays
-            One array per input of the artifact's expression, in order: NumPy, or anything with
-            ``__dlpack__`` in host memory (zero-copy). Strided inputs are copied.
+            One array per input of the artifact's expression that is not constant, in order: NumPy, or anything
+            with ``__dlpack__`` in host memory (zero-copy). Strided inputs are copied.
         out
             Array (or sequence of arrays, one per output) to write into; made when ``None``.
         **options
@@ -141,14 +159,15 @@ class CpuKernel:
         views, result = self._views(arrays, out)
         if self._threads:
             threads.ready(self._threads, _runtime_of_pools)
-        self._function(*views)
+        self._function(*views, *self._held)
         return result
 
     def bind(self, *arrays: Any, out: Any = None) -> tuple[Callable[[], None], Any]:
         """Check the arrays once and return ``(run, outputs)``: each ``run()`` is one bare kernel call."""
         views, result = self._views(arrays, out)
         # The views are made once here and hold on to the arrays' memory.
-        return _Run(self._module, self._function, [self._from_dlpack(v) for v in views], self._threads), result
+        bound = [*(self._from_dlpack(v) for v in views), *self._held]
+        return _Run(self._module, self._function, bound, self._threads), result
 
     def _views(self, arrays: Sequence[Any], out: Any) -> tuple[list[np.ndarray], Any]:
         """Return the checked arguments as the kernel takes them, and what the caller gets back.
@@ -265,6 +284,14 @@ class _Slot:
         if self._bits:
             array = array.view(np.uint16)
         return array.reshape(self.kernel_shape)
+
+
+def _aligned(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Return an array that starts at a cache line, as panels do."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    raw = np.empty(size + _LINE_BYTES, np.uint8)
+    start = -raw.ctypes.data % _LINE_BYTES
+    return raw[start : start + size].view(dtype).reshape(shape)
 
 
 def _as_numpy(value: Any, where: str, name: str) -> np.ndarray:

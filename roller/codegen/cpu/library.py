@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,19 @@ from roller.errors import BuildError
 from roller.te.compat import tirx, tvm
 
 ENTRY = "main"
+#: Function that packs constants into panels.
+PACK = "pack"
 _COMPILERS = ("cc", "gcc", "clang", "g++", "c++")
 
 
-def prim_func(params: list[Any], body: Stmt) -> Any:
-    """Return the module of one function whose arguments do not alias."""
-    func = tirx.PrimFunc(params, body).with_attr("global_symbol", ENTRY).with_attr("tirx.noalias", True)
-    return tvm.IRModule({ENTRY: func})
+def prim_funcs(functions: Mapping[str, tuple[list[Any], Stmt]]) -> Any:
+    """Return the module of functions ``{name: (arguments, body)}`` whose arguments do not alias."""
+    return tvm.IRModule(
+        {
+            name: tirx.PrimFunc(params, body).with_attr("global_symbol", name).with_attr("tirx.noalias", True)
+            for name, (params, body) in functions.items()
+        }
+    )
 
 
 def build_library(module: Any, mcpu: str, cores: int) -> bytes:
@@ -28,7 +35,7 @@ def build_library(module: Any, mcpu: str, cores: int) -> bytes:
     Parameters
     ----------
     module
-        TIR module with the function :data:`ENTRY`.
+        TIR module with the function :data:`ENTRY`, and :data:`PACK` where constants are packed.
     mcpu
         LLVM CPU name.
     cores

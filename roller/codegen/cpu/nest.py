@@ -43,6 +43,28 @@ def integer(value: int | Expr) -> Expr:
     return tirx.const(int(value), "int32") if isinstance(value, (int, np.integer)) else value
 
 
+@dataclass(frozen=True)
+class Nests:
+    """What a template makes of a program.
+
+    Parameters
+    ----------
+    main
+        The loop nest of a call.
+    panels
+        Buffers that ``main`` reads and ``pack`` fills once, from constants.
+    pack
+        The loop nest that fills them; ``None`` where there are none.
+    unread
+        Constants that ``main`` reads from their panels only.
+    """
+
+    main: Stmt
+    panels: tuple[Buffer, ...] = ()
+    pack: Stmt | None = None
+    unread: frozenset[str] = frozenset()
+
+
 @dataclass
 class Nest:
     """Makes loops with unique variable names."""

@@ -219,8 +219,8 @@ def inner_of(name: str) -> str:
 class PanelPlan:
     """A staged load gathered into ``[tiles of each spatial axis][reduction axes][inner of each spatial axis]``.
 
-    ``upfront`` panels hold every tile and are packed once, in parallel, before the tasks; the others
-    hold one task's tiles.
+    ``upfront`` panels hold every tile and are packed once, in parallel, before the tasks (those of constants
+    before the first call); the others hold one task's tiles.
     """
 
     load: Load
@@ -249,12 +249,19 @@ _UPFRONT_LIMIT_BYTES = 1 << 28
 
 
 def panel_plan(
-    load: Load, spatial: tuple[SpatialPlan, ...], reduction: tuple[ReductionPlan, ...], itemsize_bytes: int
+    load: Load,
+    spatial: tuple[SpatialPlan, ...],
+    reduction: tuple[ReductionPlan, ...],
+    itemsize_bytes: int,
+    constant: bool = False,
 ) -> PanelPlan:
-    """Return how to gather ``load``: the vector axis innermost, up front where tasks would repeat the work."""
+    """Return how to gather ``load``: the vector axis innermost, up front where tasks would repeat the work.
+
+    A ``constant`` is always packed up front: that is before the first call.
+    """
     used = {x for i in (*load.index, *(b.index for b in load.guard)) for x in i.axes}
     mine = tuple(sorted((s for s in spatial if s.name in used), key=lambda s: s.lanes > 1))
     repeats = math.prod(s.tasks for s in spatial if s.name not in used)
     plan = PanelPlan(load, mine, tuple(r for r in reduction if r.name in used), True)
-    upfront = repeats > 1 and math.prod(plan.shape) * itemsize_bytes <= _UPFRONT_LIMIT_BYTES
-    return PanelPlan(load, mine, plan.reduction, upfront)
+    shared = repeats > 1 and math.prod(plan.shape) * itemsize_bytes <= _UPFRONT_LIMIT_BYTES
+    return PanelPlan(load, mine, plan.reduction, constant or shared)

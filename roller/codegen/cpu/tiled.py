@@ -9,13 +9,14 @@ their expression and in the program's tiles.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from roller.codegen.cpu.nest import (
     Buffer,
     Nest,
+    Nests,
     Stmt,
     allocate,
     computed_dtype,
@@ -46,7 +47,7 @@ from roller.codegen.cpu.plan import (
     tile_of,
 )  # fmt: skip
 from roller.errors import BuildError
-from roller.expr import COMBINERS, Load, Scalar, Stage, transform
+from roller.expr import COMBINERS, Load, Scalar, Stage, transform, walk
 from roller.te.compat import tirx
 from roller.te.emit import Expr, combine, constant, emit_index, emit_scalar
 from roller.tile import RProgram
@@ -61,6 +62,7 @@ class _Tiled:
 
     program: RProgram
     buffers: dict[str, Buffer]
+    constants: frozenset[str] = frozenset()
     nest: Nest = field(default_factory=Nest)
 
     def __post_init__(self) -> None:
@@ -94,9 +96,12 @@ class _Tiled:
         padding = dict(self.program.storage_padding)
         vector = self.vector.name if self.vector else None
         for n, ld in enumerate(self.stage.loads):
-            if ld.tensor not in self.program.staged or self._read_once(ld):
+            constant = ld.tensor in self.constants
+            if ld.tensor not in self.program.staged or (not constant and self._read_once(ld)):
                 continue
             name = f"{ld.tensor}_packed{n}"
+            while name in self.buffers:
+                name += "_"
             dtype = self.program.expr.tensors[ld.tensor].dtype
             halo = halo_plan(ld, self.stage, self.spatial, vector, padding.get(ld.tensor, 0))
             if halo is not None:
@@ -105,7 +110,7 @@ class _Tiled:
                 redirected[ld] = Load(name, halo.local)
             else:
                 size = self.program.expr.tensors[ld.tensor].itemsize_bytes
-                panel = panel_plan(ld, self.spatial, self.reduction, size)
+                panel = panel_plan(ld, self.spatial, self.reduction, size, constant)
                 self.panels[name] = panel, declare(name, panel.shape or (1,), dtype)
                 redirected[ld] = Load(name, panel.index)
         return transform(self.stage.body, lambda n: redirected.get(n, n) if isinstance(n, Load) else n)
@@ -119,14 +124,28 @@ class _Tiled:
         return again == 1 and step in (0, 1) and not load.guard and not mixes_axes(load)
 
     def function_body(self) -> Stmt:
-        """Return the whole nest: packing up front, then the parallel tasks."""
-        upfront = [(p, b) for p, b in self.panels.values() if p.upfront]
-        zero = {s.name: integer(0) for s in self.spatial}
-        every = {s.name: s.tiles for s in self.spatial}
-        pack = [pack_panel(self.nest, p, self.buffers[p.load.tensor], b, zero, every) for p, b in upfront]
+        """Return the whole nest of a call: packing up front, then the parallel tasks."""
+        upfront = [(p, b) for p, b in self.panels.values() if p.upfront and p.load.tensor not in self.constants]
         tasks = [s.tasks for s in self.spatial]
         main = self.nest.loop(math.prod(tasks), lambda t: self._task(unravel(t, tasks)), "parallel", "task")
-        return seq(*(allocate(b) for _, b in upfront), *pack, main)
+        return seq(*(allocate(b) for _, b in upfront), *self._filled(upfront), main)
+
+    def _filled(self, panels: Sequence[tuple[PanelPlan, Buffer]]) -> list[Stmt]:
+        """Return the statements that fill panels of all tiles."""
+        zero = {s.name: integer(0) for s in self.spatial}
+        every = {s.name: s.tiles for s in self.spatial}
+        return [pack_panel(self.nest, p, self.buffers[p.load.tensor], b, zero, every) for p, b in panels]
+
+    def nests(self) -> Nests:
+        """Return the nest of a call, and the one that packs the constants before the first."""
+        ahead = [(p, b) for p, b in self.panels.values() if p.load.tensor in self.constants]
+        if not ahead:
+            return Nests(self.function_body())
+        others = [ld for s in self.program.expr.stages if s is not self.stage for ld in s.loads]
+        here = [n for n in walk(self.body) if isinstance(n, Load)]
+        raw = {ld.tensor for ld in (*here, *others, *(h.load for h, _ in self.halos.values()))}
+        unread = frozenset(p.load.tensor for p, _ in ahead) - raw
+        return Nests(self.function_body(), tuple(b for _, b in ahead), seq(*self._filled(ahead)), unread)
 
     def _task(self, task: tuple[Expr, ...]) -> Stmt:
         first = {s.name: t * s.per_task for s, t in zip(self.spatial, task, strict=True)}
@@ -255,8 +274,16 @@ class _Tiled:
         return write(out, value, *(emit_index(i, env) for i in last.store))
 
 
+def tiled_nests(program: RProgram, buffers: dict[str, Buffer]) -> Nests:
+    """Return the loop nests of a ``tiled`` program, its constants packed by a nest of their own.
+
+    Parameters and errors are those of :func:`tiled_body`.
+    """
+    return _Tiled(program, buffers, frozenset(program.constants)).nests()
+
+
 def tiled_body(program: RProgram, buffers: dict[str, Buffer]) -> Stmt:
-    """Return the loop nest of a ``tiled`` program.
+    """Return the loop nest of a ``tiled`` program that packs whatever it packs in every call.
 
     Parameters
     ----------

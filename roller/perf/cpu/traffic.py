@@ -64,7 +64,10 @@ def _set_share(access: Access, spec: DeviceSpec) -> float:
 
 
 def packing_s(batch: TileBatch, spec: DeviceSpec, register: Ints, tiles: Ints, tasks: Ints) -> Floats:
-    """Return seconds spent packing staged operands: the copy's instructions and its passes through a cache."""
+    """Return seconds spent packing staged operands: the copy's instructions and its passes through a cache.
+
+    Panels of constants are packed before the first call; boxes belong to a task, whatever they are copied from.
+    """
     g, v = batch.geometry, batch.vector_axis
     total = np.zeros(len(batch))
     if not batch.staged:
@@ -72,7 +75,7 @@ def packing_s(batch: TileBatch, spec: DeviceSpec, register: Ints, tiles: Ints, t
     per_task = np.maximum(1, np.minimum(batch.block // batch.register, tiles))
     task = np.where(g.spatial, np.minimum(per_task * register, g.extents), g.extents)
     for a in g.loads:
-        if a.tensor.name not in batch.staged:
+        if a.tensor.name not in batch.staged or (a.tensor.name in batch.constants and not copies_box(a)):
             continue
         step = 0 if v is None else lane_distance(a, v)
         if copies_box(a):

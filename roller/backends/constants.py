@@ -1,0 +1,53 @@
+"""Constant inputs as a launcher needs them: their values as arrays, and their places among the other inputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from roller.artifact import KernelArtifact
+from roller.backends.periodic import storage_dtype
+from roller.errors import LaunchError
+
+
+def constant_arrays(artifact: KernelArtifact) -> dict[int, np.ndarray]:
+    """Return the values of the constant inputs by position, read-only, in the dtype they are stored in.
+
+    Raises
+    ------
+    LaunchError
+        Where the artifact lacks the values of a constant, or has too few or too many.
+    """
+    found = {}
+    for c in artifact.constants:
+        t = artifact.expression.inputs[c.position]
+        where = f"{artifact.expression.name}: constant '{t.name}'"
+        if c.values is None:
+            raise LaunchError(
+                f"{where}: expected its values in the artifact, it has none. Compile with constants={{...}} and save "
+                "the kernel that compile returns."
+            )
+        dtype = storage_dtype(t.dtype)
+        wanted = math.prod(t.shape) * dtype.itemsize
+        if len(c.values) != wanted:
+            raise LaunchError(
+                f"{where}: expected {wanted} bytes for {t.dtype} of shape {t.shape}, got {len(c.values)}. "
+                "Compile the kernel again."
+            )
+        found[c.position] = np.frombuffer(c.values, dtype).reshape(t.shape)
+    return found
+
+
+def with_constants(arrays: Sequence[Any], constants: Mapping[int, Any]) -> list[Any]:
+    """Return one array per input of the expression: the caller's in order, the constant ones in their places.
+
+    Examples
+    --------
+    >>> with_constants(["A", "C"], {1: "B"})
+    ['A', 'B', 'C']
+    """
+    given = iter(arrays)
+    return [constants[n] if n in constants else next(given) for n in range(len(arrays) + len(constants))]
