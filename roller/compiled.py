@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from roller.artifact import KernelArtifact
+from roller.artifact import Constant, KernelArtifact
 from roller.errors import LaunchError
 from roller.tile import RProgram
 
 if TYPE_CHECKING:  # the model and the constructor are loaded by whoever looks at a candidate
+    import os
+    from pathlib import Path
+
     from roller.construction.constructor import Candidate
     from roller.perf.estimate import Estimate
 
@@ -28,7 +32,7 @@ class CompiledKernel:
     reachable
         Whether the device the kernel was compiled for is at hand.
     launcher
-        What runs the kernel; found by the artifact's language when ``None``.
+        Makes what runs an artifact; found by the artifact's language when ``None``.
     """
 
     def __init__(
@@ -36,12 +40,13 @@ class CompiledKernel:
         artifact: KernelArtifact,
         candidates: tuple[Candidate, ...] | Callable[[], tuple[Candidate, ...]] = (),
         reachable: bool = True,
-        launcher: Any = None,
+        launcher: Callable[[KernelArtifact], Any] | None = None,
     ) -> None:
         self.artifact = artifact
         self._candidates = candidates
         self._reachable = reachable
-        self._launcher: Any = launcher
+        self._make = launcher
+        self._launcher: Any = None
         self._lock = threading.Lock()
 
     @property
@@ -73,14 +78,32 @@ class CompiledKernel:
         """Median measured seconds per call, where it was timed."""
         return self.artifact.measured_s
 
+    def holding(self, constants: tuple[Constant, ...]) -> CompiledKernel:
+        """Return the kernel with the values of its constant inputs; one kernel serves any."""
+        if not constants:
+            return self
+        held = replace(self.artifact, constants=constants)
+        return CompiledKernel(held, self._candidates, self._reachable, self._make)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the kernel, and the values of its constants, for :func:`roller.load`.
+
+        Raises
+        ------
+        ArtifactError
+            Where the path cannot be written.
+        """
+        return self.artifact.save(path)
+
     def __call__(self, *arrays: Any, out: Any = None, **options: Any) -> Any:
         """Run the kernel.
 
         Parameters
         ----------
         *arrays
-            One array per input, in call order: NumPy or anything with DLPack, shapes and dtypes as declared. On a GPU
-            CuPy and torch arrays are taken as they are, and the work goes to their current stream.
+            One array per input that is not constant, in call order: NumPy or anything with DLPack, shapes and dtypes
+            as declared. On a GPU CuPy and torch arrays are taken as they are, and the work goes to their current
+            stream.
         out
             Array (or a tuple of them) to write into; allocated where absent.
         **options
@@ -112,10 +135,12 @@ class CompiledKernel:
 
     def _load(self) -> Any:
         artifact = self.artifact
+        if self._make is not None:
+            return self._make(artifact)
         if not self._reachable:
             raise LaunchError(
                 f"{artifact.expression.name}: the kernel was compiled for '{artifact.device}', which is not this "
-                f"machine's device. Save it (kernel.artifact.save) and load it where a {artifact.device} is, or "
+                f"machine's device. Save it (kernel.save) and load it where a {artifact.device} is, or "
                 "compile with device='cpu' to run here. Source, program and estimate are available everywhere."
             )
         if artifact.language == "llvm":

@@ -8,16 +8,17 @@ no kernel: a warm compile loads neither of them, nor the constructor and its mod
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from roller.artifact import KernelArtifact
+from roller.arguments import constants_of, expression_of, options_of, target_of
+from roller.artifact import Constant, KernelArtifact
 from roller.compiled import CompiledKernel
 from roller.construction.options import TEMPLATE_VERSION, ConstructOptions
-from roller.errors import BuildError, ExprError, NoCandidateError, RollerError
+from roller.errors import BuildError, NoCandidateError
 from roller.expr import TensorExpr
-from roller.hardware import DeviceSpec, list_specs, load_spec
+from roller.hardware import DeviceSpec
 from roller.tile import RProgram
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def construct(
     """
     from roller.construction.constructor import construct_candidates
 
-    return list(construct_candidates(_expression(expr), _spec(device), _options(options, top_k)))
+    return list(construct_candidates(expression_of(expr), target_of(device)[0], options_of(options, top_k)))
 
 
 def predict(expr: Any, device: str | DeviceSpec, tiles: Mapping[str, Tile]) -> Estimate:
@@ -110,8 +111,8 @@ def predict(expr: Any, device: str | DeviceSpec, tiles: Mapping[str, Tile]) -> E
     from roller import perf
     from roller.construction.named import program_from_tiles, replace_budget
 
-    spec = _spec(device)
-    return perf.estimate_program(program_from_tiles(_expression(expr), spec, tiles), replace_budget(spec))
+    spec = target_of(device)[0]
+    return perf.estimate_program(program_from_tiles(expression_of(expr), spec, tiles), replace_budget(spec))
 
 
 def compile(
@@ -120,6 +121,7 @@ def compile(
     top_k: int | None = None,
     options: ConstructOptions | None = None,
     *,
+    constants: Mapping[str, Any] | None = None,
     seed: int = 0,
     cache: bool = True,
 ) -> CompiledKernel:
@@ -135,8 +137,13 @@ def compile(
     ----------
     expr, device, top_k, options
         As for :func:`construct`.
+    constants
+        Values of inputs that do not change from call to call (weights), by name: the kernel is called with the other
+        inputs only, and what of them a CPU kernel packs is packed when it is loaded. They are copied, travel with
+        the kernel when it is saved, and are no part of the cache's key: one kernel serves all values.
     seed
-        Seed of the random inputs that candidates are checked and timed with; it is no part of the cache's key.
+        Seed of the random inputs, constant ones too, that candidates are checked and timed with; it is no part of the
+        cache's key.
     cache
         Whether the kernel may come from, and goes to, the cache (``roller cache info`` says where). Expressions
         that differ in nothing but names share a kernel; the axes of its programs are named as they first were.
@@ -151,10 +158,13 @@ def compile(
         Where no candidate survives; the message groups the reasons. It is not cached.
     LaunchError
         Where a device named as being here is not; the message says what is missing.
+    RollerError
+        Where a constant is no input of the expression, or its array does not fit.
     """
-    (spec, handle), expression, chosen = _target(device), _expression(expr), _options(options, top_k)
+    (spec, handle), expression = target_of(device), expression_of(expr)
+    chosen, values = constants_of(constants, expression, options_of(options, top_k))
     if not cache or (handle is not None and handle.kind == "null"):
-        return _compile(expression, spec, chosen, seed, handle)
+        return _compile(expression, spec, chosen, seed, handle).holding(values)
     from roller.runtime.cache import CacheKey, KernelCache, for_expression
 
     fresh: list[CompiledKernel] = []
@@ -164,13 +174,14 @@ def compile(
         return _entry_of(fresh[0])
 
     here = _is_here(spec) or handle is not None
-    key = CacheKey.of(expression, spec.content_key, TEMPLATE_VERSION, chosen.to_dict())
+    key = CacheKey.of(expression, spec.content_key, TEMPLATE_VERSION, chosen.identity(expression))
     # What runs here must have been measured; elsewhere a prediction will do, a measurement is welcome.
     entry = KernelCache().load_or_build(key, build, measured=here)
     if fresh:
-        return fresh[0]
+        return fresh[0].holding(values)
     found = for_expression(entry, expression)
-    return CompiledKernel(found.artifact, lambda: tuple(_candidate_of(c) for c in found.candidates), here)
+    kernel = CompiledKernel(found.artifact, lambda: tuple(_candidate_of(c) for c in found.candidates), here)
+    return kernel.holding(values)
 
 
 def load(path: str | os.PathLike[str]) -> CompiledKernel:
@@ -196,11 +207,11 @@ def lower(program: RProgram, expression: TensorExpr, spec: DeviceSpec) -> Kernel
     if language == "cuda":
         from roller.codegen import cuda
 
-        return cuda.lower(program, expression, spec.target["arch"], spec.name)
+        return _with_constants(cuda.lower(program, expression, spec.target["arch"], spec.name))
     if language == "hip":
         from roller.codegen import hip
 
-        return hip.lower(program, expression, spec.target["arch"], spec.name)
+        return _with_constants(hip.lower(program, expression, spec.target["arch"], spec.name))
     if language == "llvm":
         from roller.codegen import llvm
 
@@ -210,6 +221,13 @@ def lower(program: RProgram, expression: TensorExpr, spec: DeviceSpec) -> Kernel
         f"{spec.name}: no code generator for target language '{language}' yet. Construct and predict work; compile for "
         "a device whose spec has the target language 'cuda', 'hip' or 'llvm'."
     )
+
+
+def _with_constants(artifact: KernelArtifact) -> KernelArtifact:
+    """Name the constants in the artifact of a GPU, whose kernels take them as any other input."""
+    names = artifact.program.constants
+    found = (Constant(n) for n, t in enumerate(artifact.expression.inputs) if t.name in names)
+    return replace(artifact, constants=tuple(found))
 
 
 def _is_here(spec: DeviceSpec) -> bool:
@@ -281,9 +299,7 @@ def _compile_on(
 
     options = ProfileOptions(seed=seed)
     kernel = _best_of(expression, spec, candidates, make, lambda built: profile(expression, built, [handle], options))
-    return CompiledKernel(
-        kernel.artifact, kernel.candidates, launcher=NullKernel(kernel.artifact) if pretended else None
-    )
+    return CompiledKernel(kernel.artifact, kernel.candidates, launcher=NullKernel if pretended else None)
 
 
 def _best_of(
@@ -339,50 +355,3 @@ def _none_survived(expression: TensorExpr, spec: DeviceSpec, records: Mapping[st
         f"{expression.name} on {spec.name}: none of {len(records)} candidates survived: "
         f"{grouped_reasons(records.values())}. Try a larger top_k, or report the expression."
     )
-
-
-def _expression(expr: Any) -> TensorExpr:
-    if isinstance(expr, TensorExpr):
-        return expr
-    named = type(expr).__module__.partition(".")[0]
-    if named == "tvm" or (isinstance(expr, Sequence) and not isinstance(expr, (str, bytes))):
-        from roller.te.reader import read
-
-        return read(expr)
-    raise ExprError(
-        f"expression: expected a TensorExpr, a list of TVM TE tensors or a PrimFunc, got {type(expr).__name__}. "
-        "Build one with roller.ops, or roller.ops.parse(text) for text."
-    )
-
-
-def _spec(device: str | DeviceSpec) -> DeviceSpec:
-    return _target(device)[0]
-
-
-def _target(device: str | DeviceSpec) -> tuple[DeviceSpec, DeviceHandle | None]:
-    """Return the spec to construct for, and the device to run on where one of this machine was named."""
-    from roller.runtime.devices import is_reachable, resolve
-
-    if isinstance(device, str) and is_reachable(device):
-        return resolve(device, list_specs(), load_spec)
-    return _spec_of(device), None
-
-
-def _spec_of(device: str | DeviceSpec) -> DeviceSpec:
-    if isinstance(device, DeviceSpec):
-        return device
-    if not isinstance(device, (str, os.PathLike)):
-        raise RollerError(
-            f"device: expected the name of a spec, a path or a DeviceSpec, got {type(device).__name__}. "
-            "`roller devices` lists the names."
-        )
-    return load_spec(str(device))
-
-
-def _options(options: ConstructOptions | None, top_k: int | None) -> ConstructOptions:
-    chosen = ConstructOptions() if options is None else options
-    if not isinstance(chosen, ConstructOptions):
-        raise RollerError(
-            f"options: expected a ConstructOptions, got {type(chosen).__name__}. Write ConstructOptions(top_k=3)."
-        )
-    return chosen if top_k is None else replace(chosen, top_k=top_k)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from roller.artifact import KernelArtifact
 from roller.backends.cpu.launcher import CpuKernel
@@ -18,6 +19,9 @@ def profile(
     expression: TensorExpr, artifacts: Mapping[str, KernelArtifact], seed: int = 0, budget_s: float = 0.12
 ) -> dict[str, Record]:
     """Run every artifact on the same random inputs; time the correct ones.
+
+    Constants are random too: the kernel that wins serves any values, and a caller's may be such (zeros) that a wrong
+    kernel computes the right result.
 
     Parameters
     ----------
@@ -45,8 +49,10 @@ def profile(
     for name, artifact in artifacts.items():
         build_s = artifact.build.get("build_s")
         try:
-            kernel = CpuKernel(artifact)
-            run, result = kernel.bind(*inputs)
+            fixed = {c.position for c in artifact.constants}
+            values = tuple(replace(c, values=inputs[c.position].tobytes()) for c in artifact.constants)
+            kernel = CpuKernel(replace(artifact, constants=values))
+            run, result = kernel.bind(*(a for n, a in enumerate(inputs) if n not in fixed))
             run()
         except RollerError as err:
             records[name] = Record(name, "failed", str(err), build_s=build_s)

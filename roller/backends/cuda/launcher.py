@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from roller.artifact import Argument, KernelArtifact
+from roller.backends.constants import constant_arrays, with_constants
 from roller.backends.cuda.module import Module, cupy
 from roller.backends.periodic import storage_dtype
 from roller.errors import LaunchError
@@ -63,6 +64,8 @@ class CudaKernel:
         self._outputs = [_Slot(t, a) for t, a in zip(expression.output_tensors, artifact.outputs, strict=True)]
         self._workspaces = [a for a in artifact.arguments if a.role == "workspace"]
         self._modules: dict[int, Module] = {}
+        self._constants = constant_arrays(artifact)
+        self._resident: dict[int, dict[int, Any]] = {}
 
     def _runtime(self) -> Any:
         return cupy()
@@ -73,8 +76,8 @@ class CudaKernel:
         Parameters
         ----------
         arrays
-            One array per input, in order: CuPy, torch (CUDA) or any DLPack array on the device, zero copy; NumPy
-            arrays are copied there. Strided inputs are made contiguous.
+            One array per input that is not constant, in order: CuPy, torch (CUDA) or any DLPack array on the device,
+            zero copy; NumPy arrays are copied there. Strided inputs are made contiguous.
         out
             Array (or sequence, one per output) to write into; made when ``None``: torch tensors where an input is
             one, else CuPy arrays.
@@ -93,12 +96,13 @@ class CudaKernel:
             Where count, shape, dtype or place of an array does not fit, or ``out`` overlaps an input.
         """
         name = self.artifact.expression.name
-        if len(arrays) != len(self._inputs):
-            wanted = ", ".join(s.tensor.name for s in self._inputs)
-            raise LaunchError(f"{name}: expected {len(self._inputs)} arrays ({wanted}), got {len(arrays)}.")
+        free = [s.tensor.name for n, s in enumerate(self._inputs) if n not in self._constants]
+        if len(arrays) != len(free):
+            raise LaunchError(f"{name}: expected {len(free)} arrays ({', '.join(free)}), got {len(arrays)}.")
         torch_device = next((a.device for a in arrays if _is_torch(a) and a.is_cuda), None)
         with self._on(stream, torch_device) as (current, device):
-            inputs = [self._input(s, a) for s, a in zip(self._inputs, arrays, strict=True)]
+            every = with_constants(arrays, self._on_device(device, current)) if self._constants else arrays
+            inputs = [self._input(s, a) for s, a in zip(self._inputs, every, strict=True)]
             result = self._made(torch_device) if out is None else _as_list(out, len(self._outputs))
             if len(result) != len(self._outputs):
                 raise LaunchError(f"{name}: 'out': expected {len(self._outputs)} arrays, got {len(result)}.")
@@ -112,6 +116,14 @@ class CudaKernel:
         if out is not None:
             return out
         return result[0] if len(result) == 1 else tuple(result)
+
+    def _on_device(self, device: int, stream: Any) -> dict[int, Any]:
+        """Return the constants on a device: copied there by the first call, for calls on any stream."""
+        if device not in self._resident:
+            copied = {n: self._cupy.asarray(a) for n, a in self._constants.items()}
+            stream.synchronize()
+            self._resident[device] = copied
+        return self._resident[device]
 
     @contextlib.contextmanager
     def _on(self, stream: Any, torch_device: Any) -> Iterator[tuple[Any, int]]:

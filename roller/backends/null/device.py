@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from roller.artifact import KernelArtifact
+from roller.backends.constants import constant_arrays, with_constants
 from roller.backends.periodic import periodic_inputs, storage_dtype, stored_of, values_of
 from roller.errors import LaunchError
 from roller.expr import TensorExpr
@@ -111,6 +112,7 @@ class NullKernel:
 
     def __init__(self, artifact: KernelArtifact) -> None:
         self.artifact = artifact
+        self._constants = constant_arrays(artifact)
 
     def __call__(self, *arrays: Any, out: Any = None) -> Any:
         """Evaluate in float64 and round to the dtypes of the outputs.
@@ -122,10 +124,12 @@ class NullKernel:
         """
         expression = self.artifact.expression
         given = [np.asarray(a) for a in arrays]
-        wanted = [(t.shape, str(storage_dtype(t.dtype))) for t in expression.inputs]
+        free = [t for n, t in enumerate(expression.inputs) if n not in self._constants]
+        wanted = [(t.shape, str(storage_dtype(t.dtype))) for t in free]
         if [(a.shape, str(a.dtype)) for a in given] != wanted:
             got = [(a.shape, str(a.dtype)) for a in given]
             raise LaunchError(f"{expression.name}: expected arrays of {wanted}, got {got}. Pass one per input.")
+        given = with_constants(given, self._constants)
         numbers = [values_of(a, t.dtype) for a, t in zip(given, expression.inputs, strict=True)]
         with np.errstate(all="ignore"):
             exact = expression.evaluate(numbers)

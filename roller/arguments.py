@@ -1,0 +1,133 @@
+"""What ``compile``, ``construct`` and ``predict`` accept, checked and made into what they work with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from roller.artifact import Constant
+from roller.construction.options import ConstructOptions
+from roller.errors import ExprError, RollerError
+from roller.expr import Tensor, TensorExpr
+from roller.hardware import DeviceSpec, list_specs, load_spec
+
+if TYPE_CHECKING:
+    from roller.runtime.devices import DeviceHandle
+
+
+def expression_of(expr: Any) -> TensorExpr:
+    """Return a TensorExpr, or what is read from TVM TE tensors or a PrimFunc.
+
+    Raises
+    ------
+    ExprError
+        Where it is neither, or cannot be read.
+    """
+    if isinstance(expr, TensorExpr):
+        return expr
+    named = type(expr).__module__.partition(".")[0]
+    if named == "tvm" or (isinstance(expr, Sequence) and not isinstance(expr, (str, bytes))):
+        from roller.te.reader import read
+
+        return read(expr)
+    raise ExprError(
+        f"expression: expected a TensorExpr, a list of TVM TE tensors or a PrimFunc, got {type(expr).__name__}. "
+        "Build one with roller.ops, or roller.ops.parse(text) for text."
+    )
+
+
+def target_of(device: str | DeviceSpec) -> tuple[DeviceSpec, DeviceHandle | None]:
+    """Return the spec to construct for, and the device to run on where one of this machine was named."""
+    from roller.runtime.devices import is_reachable, resolve
+
+    if isinstance(device, str) and is_reachable(device):
+        return resolve(device, list_specs(), load_spec)
+    return _spec_of(device), None
+
+
+def _spec_of(device: str | DeviceSpec) -> DeviceSpec:
+    if isinstance(device, DeviceSpec):
+        return device
+    if not isinstance(device, (str, os.PathLike)):
+        raise RollerError(
+            f"device: expected the name of a spec, a path or a DeviceSpec, got {type(device).__name__}. "
+            "`roller devices` lists the names."
+        )
+    return load_spec(str(device))
+
+
+def options_of(options: ConstructOptions | None, top_k: int | None) -> ConstructOptions:
+    """Return the options with ``top_k`` in place where it is given.
+
+    Raises
+    ------
+    RollerError
+        Where they are something else.
+    """
+    chosen = ConstructOptions() if options is None else options
+    if not isinstance(chosen, ConstructOptions):
+        raise RollerError(
+            f"options: expected a ConstructOptions, got {type(chosen).__name__}. Write ConstructOptions(top_k=3)."
+        )
+    return chosen if top_k is None else replace(chosen, top_k=top_k)
+
+
+def constants_of(
+    constants: Mapping[str, Any] | None, expression: TensorExpr, options: ConstructOptions
+) -> tuple[ConstructOptions, tuple[Constant, ...]]:
+    """Return the options that name the constants, and their values by position; values are copied.
+
+    Raises
+    ------
+    RollerError
+        Where a name is no input of the expression, an array does not fit its input, or ``options`` name a constant
+        that has no value.
+    """
+    if constants is not None and not isinstance(constants, Mapping):
+        raise RollerError(
+            f"constants: expected a mapping from names of inputs to arrays, got {type(constants).__name__}. "
+            "Write constants={'B': array}."
+        )
+    given = {} if constants is None else dict(constants)
+    for name in options.constants:
+        if name not in given:
+            raise RollerError(
+                f"constants: expected a value for '{name}', which the options name, got {sorted(map(str, given))}. "
+                f"Pass constants={{'{name}': array}}."
+            )
+    chosen = replace(options, constants=tuple(str(n) for n in given))
+    positions = chosen.constants_of(expression)
+    tensors = [expression.inputs[n] for n in positions]
+    return chosen, tuple(Constant(n, _bytes(given[t.name], t)) for n, t in zip(positions, tensors, strict=True))
+
+
+def _bytes(value: Any, tensor: Tensor) -> bytes:
+    """Return the elements of an array in row-major order, its shape and dtype checked."""
+    where = f"constants: '{tensor.name}'"
+    array: np.ndarray = value
+    if not isinstance(value, np.ndarray):
+        if not hasattr(value, "__dlpack__"):
+            raise RollerError(
+                f"{where}: expected a NumPy or DLPack array, got {type(value).__name__}. Convert it with numpy.asarray."
+            )
+        try:
+            array = np.from_dlpack(value)
+        except (RuntimeError, BufferError, TypeError, ValueError) as err:
+            raise RollerError(
+                f"{where}: cannot view {type(value).__name__} as host memory ({err}). Move it to the CPU and detach it."
+            ) from err
+    if tuple(array.shape) != tensor.shape:
+        raise RollerError(
+            f"{where}: expected shape {tensor.shape}, got {tuple(array.shape)}. Reshape it or compile for its shape."
+        )
+    # NumPy has no bfloat16 of its own: that of ml_dtypes is known by its name.
+    if array.dtype != tensor.dtype if tensor.dtype != "bfloat16" else array.dtype.name != "bfloat16":
+        raise RollerError(
+            f"{where}: expected dtype {tensor.dtype}, got {array.dtype}. Convert it with .astype('{tensor.dtype}')."
+        )
+    data: bytes = array.tobytes()
+    return data
