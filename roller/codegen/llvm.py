@@ -10,7 +10,7 @@ from typing import Any
 from roller.artifact import Argument, Constant, KernelArtifact, Launch
 from roller.codegen.cpu.library import ENTRY, PACK, build_library, prim_funcs
 from roller.codegen.cpu.mathlib import vectorise_math
-from roller.codegen.cpu.nest import Buffer, Nests, computed, declare
+from roller.codegen.cpu.nest import Buffer, Nests, computed, declare, is_parallel, serial
 from roller.codegen.cpu.rows import rows_body
 from roller.codegen.cpu.streaming import streaming_body
 from roller.codegen.cpu.tiled import tiled_nests
@@ -66,6 +66,8 @@ def lower_module(program: RProgram, cores: int = 1) -> tuple[Any, tuple[Argument
     bodies = {ENTRY: vectorise_math(nests.main)}
     if nests.pack is not None:
         names[PACK], bodies[PACK] = (*fixed, *panels), nests.pack
+    if cores == 1:
+        bodies = {f: serial(body) for f, body in bodies.items()}
     buffers.update(panels)
     module = prim_funcs({f: ([buffers[n] for n in names[f]], body) for f, body in bodies.items()})
     return module, arguments, names
@@ -105,7 +107,9 @@ def lower(
     module, arguments, names = lower_module(program, cores)
     binary = build_library(module, mcpu, cores)
     launches = {f: Launch(module[f].script(), f, taken) for f, taken in names.items()}
-    target = {"mcpu": mcpu, "cores": cores, "vector_bytes": vector_bytes}
+    target = {
+        "mcpu": mcpu, "cores": cores, "vector_bytes": vector_bytes, "parallel": is_parallel(module[ENTRY].body),
+    }  # fmt: skip
     inputs = [a.name for a in arguments if a.role == "input"]
     artifact = KernelArtifact(
         "llvm", target, device, expression, program, (launches[ENTRY],), arguments,

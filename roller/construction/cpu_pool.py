@@ -121,7 +121,7 @@ def _row_axes(geometry: Geometry, v: int) -> list[int]:
 
 
 def _tasks(geometry: Geometry, register: Ints, spec: DeviceSpec) -> list[Ints]:
-    """Register tiles per task along every axis: a few sizes, every axis whole, and one share per core."""
+    """Register tiles per task along every axis: a few sizes, one share per core, and all in one task."""
     tiles = -(-geometry.extents // register)
     choices: list[list[int]] = []
     for a in range(len(geometry.names)):
@@ -129,7 +129,8 @@ def _tasks(geometry: Geometry, register: Ints, spec: DeviceSpec) -> list[Ints]:
         choices.append(sorted({min(p, n) for p in _PER_TASK} | {n, -(-n // spec.units)}))
     every = list(itertools.product(*choices))
     step = -(-len(every) // _TASKS)
-    return [np.array(t, np.int64) for t in every[::step]]
+    kept = dict.fromkeys([*every[::step], every[-1]])  # the last is one task, which wakes no worker
+    return [np.array(t, np.int64) for t in kept]
 
 
 def _row_choices(geometry: Geometry, others: list[int], room: int) -> list[tuple[int, ...]]:

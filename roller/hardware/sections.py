@@ -95,7 +95,9 @@ class Execution:
     barrier_s
         Time a block loses at a barrier; on a CPU the loop overhead of a panel step.
     launch_s
-        Time to start a kernel, or to wake the worker threads of a CPU.
+        Time to start a kernel; on a CPU to call it, on one thread.
+    fork_s
+        CPU: time to hand the tasks of a parallel loop to waiting workers and to see the last one done.
     overlap_blocks
         Co-resident blocks per unit from which one block's loads hide behind another's arithmetic.
     element_gather_s, element_copy_s, element_scatter_s
@@ -109,6 +111,7 @@ class Execution:
     step_issue_s: float = number("s", 0, 1e-3)
     barrier_s: float = number("s", 0, 1e-2)
     launch_s: float = number("s", 0, 1.0)
+    fork_s: float | None = number("s", 0, 1e-2, kinds=("cpu",))
     overlap_blocks: float | None = number("blocks", 1, 64, required=False)
     element_gather_s: float | None = number("s", 0, 1e-6, kinds=("cpu",))
     element_copy_s: float | None = number("s", 0, 1e-6, kinds=("cpu",))

@@ -17,7 +17,7 @@ import numpy as np
 
 from roller.errors import BuildError
 from roller.expr import DTYPE_BYTES, Cast, Const, Index, IndexValue, Scalar, TensorExpr, Term, transform
-from roller.te.compat import tirx
+from roller.te.compat import tirx, tvm_ffi
 from roller.te.emit import Expr
 
 Stmt: TypeAlias = Any
@@ -83,7 +83,7 @@ class Nest:
         kind
             ``"serial"``, ``"parallel"``, ``"vector"`` or ``"unroll"``.
         """
-        if isinstance(extent, int) and extent == 1 and kind != "parallel":
+        if isinstance(extent, int) and extent == 1:  # of parallel loops too: one task wakes no worker
             return body(integer(0))
         var = tirx.Var(f"{name}_{next(self._count)}", "int32")
         return tirx.For(var, integer(0), integer(extent), _KIND[kind], body(var))
@@ -95,6 +95,24 @@ class Nest:
         if not extents:
             return body(())
         return self.loop(extents[0], lambda v: self.grid(extents[1:], lambda rest: body((v, *rest)), kind), kind)
+
+
+def serial(body: Stmt) -> Stmt:
+    """Return ``body`` with its parallel loops run by the caller alone."""
+
+    def alone(loop: Stmt) -> Stmt:
+        if loop.kind != tirx.ForKind.PARALLEL:
+            return loop
+        return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)
+
+    return tvm_ffi.structural_map(body, (tirx.For, alone))
+
+
+def is_parallel(body: Stmt) -> bool:
+    """Whether ``body`` has a parallel loop."""
+    found = []
+    tvm_ffi.structural_walk(body, lambda n: found.append(getattr(n, "kind", None) == tirx.ForKind.PARALLEL))
+    return any(found)
 
 
 def seq(*statements: Stmt | None) -> Stmt:

@@ -27,6 +27,7 @@ from roller.codegen.cpu.nest import (
     read,
     reader,
     seq,
+    serial,
     unravel,
     when,
     write,
@@ -128,7 +129,10 @@ class _Tiled:
         upfront = [(p, b) for p, b in self.panels.values() if p.upfront and p.load.tensor not in self.constants]
         tasks = [s.tasks for s in self.spatial]
         main = self.nest.loop(math.prod(tasks), lambda t: self._task(unravel(t, tasks)), "parallel", "task")
-        return seq(*(allocate(b) for _, b in upfront), *self._filled(upfront), main)
+        pack = self._filled(upfront)
+        if math.prod(tasks) == 1:  # too little work to wake anybody for, packing included
+            pack = [serial(p) for p in pack]
+        return seq(*(allocate(b) for _, b in upfront), *pack, main)
 
     def _filled(self, panels: Sequence[tuple[PanelPlan, Buffer]]) -> list[Stmt]:
         """Return the statements that fill panels of all tiles."""

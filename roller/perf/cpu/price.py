@@ -5,7 +5,8 @@ The same terms as on a GPU under other names: the vector unit is the TEU, cores 
 needs the largest of its FMA, load, issue and dependence cycles; per task its panels come through the
 caches; packing is traffic. Tiles at the end of an axis overlap their neighbour instead of padding, so
 work is counted in whole register tiles. Out-of-order cores overlap arithmetic with cache traffic, hence
-``max``; packing and the wake-up of the workers come before it and are added.
+``max``; packing and handing tasks to the workers come before it and are added. A program of one task keeps to its
+caller: it forks nothing, and packs alone.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from roller.expr import instruction_mix
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.cpu.lanes import (
+    copies_box,
     effective_register,
     lane_count,
     lane_distance,
@@ -44,6 +46,19 @@ def _imbalance(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Ints]:
     return -(-tasks // spec.units) * spec.units / tasks, tasks
 
 
+def _start_s(tasks: Ints, loops: int, spec: DeviceSpec) -> Floats:
+    """Return seconds to call the kernel and to fork and join its ``loops`` parallel loops; one task forks none."""
+    return spec.execution.launch_s + np.where(tasks > 1, loops, 0) * (spec.execution.fork_s or 0.0)
+
+
+def _panels_packed(batch: TileBatch) -> int:
+    """Return the operands a call packs before its tasks, each in a parallel loop of its own."""
+    return sum(
+        a.tensor.name in batch.staged and a.tensor.name not in batch.constants and not copies_box(a)
+        for a in batch.geometry.loads
+    )
+
+
 def _tiled(batch: TileBatch, spec: DeviceSpec) -> Terms:
     g = batch.geometry
     size = g.store.tensor.itemsize_bytes
@@ -56,7 +71,7 @@ def _tiled(batch: TileBatch, spec: DeviceSpec) -> Terms:
     imbalance, tasks = _imbalance(batch, spec)
     compute = kernels * (points * cycles + write) / (spec.clock_hz * spec.units) * imbalance
     l2, l3 = cache_traffic(batch, spec, register, tiles, kernels)
-    pack = packing_s(batch, spec, register, tiles, tasks)
+    pack = packing_s(batch, spec, register, tiles, tasks) * np.where(tasks > 1, 1, spec.units)
     dram_bytes = dram_traffic_bytes(batch, spec)
     terms: Terms = {
         "compute_s": compute,
@@ -64,7 +79,7 @@ def _tiled(batch: TileBatch, spec: DeviceSpec) -> Terms:
         "l3_s": l3 / spec.layer("l3").bandwidth_bytes_per_s * imbalance,
         "dram_s": np.broadcast_to(dram_bytes / spec.layer("dram").bandwidth_bytes_per_s, compute.shape),
         "pack_s": pack,
-        "launch_s": np.full(len(batch), spec.execution.launch_s),
+        "launch_s": _start_s(tasks, 1 + _panels_packed(batch), spec),
     }
     memory = np.maximum.reduce([terms["l2_s"], terms["l3_s"], terms["dram_s"]])
     slowest = overlapped(memory, compute, spec.execution.misses_in_flight or 1)
@@ -109,7 +124,7 @@ def _streamed(batch: TileBatch, spec: DeviceSpec) -> Terms:
     terms: Terms = {
         "compute_s": compute,
         ("l3_s" if cached else "dram_s"): memory,
-        "launch_s": np.full(len(batch), spec.execution.launch_s),
+        "launch_s": _start_s(tasks, 1, spec),
     }
     terms["seconds"] = np.maximum(compute, memory) + per_task + terms["launch_s"]
     terms["tasks"] = tasks.astype(float)
