@@ -1,5 +1,6 @@
 """Tensor expressions: stages, scalar trees, access maps, canonical forms, reference evaluation."""
 
+from roller.expr.runs import Run, run_along
 from roller.expr.scalar import (
     FUNCTIONS,
     Bound,
@@ -22,6 +23,6 @@ from roller.expr.tensor_expr import COMBINERS, DTYPE_BYTES, REDUCTION, SPATIAL, 
 
 __all__ = [
     "COMBINERS", "DTYPE_BYTES", "FUNCTIONS", "REDUCTION", "SPATIAL", "Axis", "Bound", "Call", "Cast", "Const", "Index",
-    "IndexValue", "Load", "Scalar", "Stage", "Tensor", "TensorExpr", "Term", "axis_index", "instruction_mix", "loads",
-    "map_indices", "transform", "walk",
+    "IndexValue", "Load", "Run", "Scalar", "Stage", "Tensor", "TensorExpr", "Term", "axis_index", "instruction_mix",
+    "loads", "map_indices", "run_along", "transform", "walk",
 ]  # fmt: skip

@@ -26,7 +26,8 @@ from roller.codegen.cpu.nest import (
     write,
 )
 from roller.codegen.cpu.plan import HaloPlan, PanelPlan, SpatialPlan
-from roller.expr import Load
+from roller.codegen.cpu.runs import address, by_runs, copy_run, flat
+from roller.expr import Load, Run, run_along
 from roller.te.compat import tirx
 from roller.te.emit import Expr, constant, emit_index, emit_load
 
@@ -93,9 +94,46 @@ def _gather(
     if last is not None and strides[last] != 1 and contiguous is not None and extents[contiguous] > 1:
         others = [n for n in (*reduction, *inner[:-1]) if n != contiguous]
         return nested_blocks(nest, others, contiguous, last, extents, store)
+    run = _run_of(plan, shape) if last is not None and strides[last] is None else None
+    if run is not None:
+        return _gather_runs(nest, plan, run, source, panel, tiles, starts)
     guarded = any(last in b.index.axes for b in load.guard)
     vector = last if last is not None and strides[last] == 1 and not guarded else None
     return nested([*reduction, *inner], {}, vector)
+
+
+def _run_of(plan: PanelPlan, shape: list[int]) -> Run | None:
+    """Return the runs of the innermost axis where they are worth whole vectors and nothing is guarded."""
+    last = plan.spatial[-1] if plan.spatial else None
+    if last is None or plan.load.guard:
+        return None
+    run = run_along(plan.load.index, shape, last.name, last.extent)
+    return run if run is not None and run.step and run.length >= last.lanes > 1 else None
+
+
+def _gather_runs(
+    nest: Nest, plan: PanelPlan, run: Run, source: Buffer, panel: Buffer, tiles: tuple[Expr, ...],
+    starts: Mapping[str, Expr],
+) -> Stmt:  # fmt: skip
+    """Return the copy of one combination of register tiles whose innermost axis jumps between runs."""
+    shape, last = [int(x) for x in source.ty.shape], plan.spatial[-1]
+    extents = [*(r.extent for r in plan.reduction), *(s.tile for s in plan.spatial[:-1])]
+    names = [*(r.name for r in plan.reduction), *(s.name for s in plan.spatial[:-1])]
+
+    def rows(first: Expr, length: int | Expr) -> Stmt:
+        def row(at: tuple[Expr, ...]) -> Stmt:
+            env = dict(zip(names, at, strict=True))
+            env = {**env, **{n: starts[n] + env.get(n, first) for n in starts}}
+            place = address(plan.load.index, shape, env)
+
+            def element(x: Expr) -> Stmt:
+                return write(panel, read(source, *flat(source, place + x * run.step)), *tiles, *at, first + x)
+
+            return copy_run(nest, length, last.lanes, element, run.step)
+
+        return nest.grid(extents, row)
+
+    return by_runs(nest, run, starts[last.name], last, lambda: rows(integer(0), last.tile), rows)
 
 
 def _vector_loop(nest: Nest, plan: PanelPlan, name: str, body: Any) -> Stmt:
