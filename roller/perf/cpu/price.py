@@ -116,14 +116,21 @@ def _streamed(batch: TileBatch, spec: DeviceSpec) -> Terms:
     if v is None:
         cycles = cycles * lanes
     compute = (cycles + overhead) / (spec.clock_hz * spec.units) * imbalance
-    moved = sum(a.tensor.nbytes for a in g.reads) + 2 * sum(t.nbytes for t in g.expr.output_tensors)
+    inputs = sum(a.tensor.nbytes for a in g.reads)
+    outputs = sum(t.nbytes for t in g.expr.output_tensors)
+    moved = inputs + 2 * outputs  # write-allocate reads a line before it is written
     cached = moved <= room(spec, "l3")
     layer = spec.layer("l3" if cached else "dram")
-    memory = np.broadcast_to(np.float64(moved / layer.bandwidth_bytes_per_s), compute.shape) * imbalance
+    # Call after call a core works on the same part of the tensors: in its own L2, where the parts fit there.
+    near = inputs + outputs <= room(spec, "l2") * np.minimum(tasks, spec.units)
+    l2 = np.where(near, (inputs + outputs) / spec.layer("l2").bandwidth_bytes_per_s, 0.0) * imbalance
+    far = np.where(near, 0.0, moved / layer.bandwidth_bytes_per_s) * imbalance
+    memory = l2 + far
     per_task = tasks * spec.execution.barrier_s / spec.units
     terms: Terms = {
         "compute_s": compute,
-        ("l3_s" if cached else "dram_s"): memory,
+        "l2_s": l2,
+        ("l3_s" if cached else "dram_s"): far,
         "launch_s": _start_s(tasks, 1, spec),
     }
     terms["seconds"] = np.maximum(compute, memory) + per_task + terms["launch_s"]
