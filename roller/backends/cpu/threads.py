@@ -106,8 +106,8 @@ class Pool:
         self._library, self._configure = library, configure
         self._where = getattr(ctypes.PyDLL(None), "sched_getcpu", None) if hasattr(os, "sched_setaffinity") else None
         self._bound = os.environ.get("TVM_BIND_THREADS", "0") != "0"
-        self._workers: list[int] = []
-        self._caller = -1
+        self.workers: list[int] = []
+        self.caller = -1
         self._lost = False
 
     def use(self, cores: int) -> None:
@@ -122,14 +122,14 @@ class Pool:
             self._replace()
         if self._configure is not None:
             self._configure(1, cores)
-        self.cores, self._caller = cores, -1
-        self._workers = self._found() if self._where is not None and not self._bound and cores > 1 else []
+        self.cores, self.caller = cores, -1
+        self.workers = self._found() if self._where is not None and not self._bound and cores > 1 else []
 
     def part(self) -> None:
         """Keep the workers off the processor the caller runs on now; 0.1 us where it has not moved."""
-        if self._workers and self._where is not None:
+        if self.workers and self._where is not None:
             caller = self._where()
-            if caller != self._caller:
+            if caller != self.caller:
                 self._move(caller)
 
     def wake(self) -> None:
@@ -145,11 +145,12 @@ class Pool:
 
     def lose(self) -> None:
         """Note that this is a forked process: threads do not survive a fork, their pool's memory does."""
-        self.cores, self._workers, self._lost = 0, [], True
+        self.cores, self.workers, self._lost = 0, [], True
 
     def _replace(self) -> None:
         reset = getattr(self._library, _RESET, None)
-        if reset is None or int(os.environ.get(_SPINS, _SPINS_THROUGH_FORK)) < _SPINS_THROUGH_FORK:
+        spins = os.environ.get(_SPINS, str(_SPINS_THROUGH_FORK)).strip()
+        if reset is None or not spins.isdecimal() or int(spins) < _SPINS_THROUGH_FORK:
             raise LaunchError(
                 "CPU launcher: this process was forked by a thread that had run kernels, and its worker threads cannot "
                 f"be replaced. Start it with multiprocessing's 'spawn' or 'forkserver', or leave {_SPINS} unset."
@@ -158,14 +159,14 @@ class Pool:
         self._lost = False
 
     def _move(self, caller: int) -> None:
-        self._caller = caller
+        self.caller = caller
         for worker, where in zip(
-            self._workers, places(len(self._workers), caller, processors(), core_name), strict=True
+            self.workers, places(len(self.workers), caller, processors(), core_name), strict=True
         ):
             try:
                 os.sched_setaffinity(worker, where)
             except OSError:  # a processor went away, or a sandbox forbids it: placement is an optimisation
-                self._workers = []
+                self.workers = []
                 return
 
     def _found(self) -> list[int]:

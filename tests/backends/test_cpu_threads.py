@@ -1,0 +1,270 @@
+"""Worker threads of CPU kernels: where they run, whom they leave alone, and what a fork does to them."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import roller
+from roller import ops
+from roller.backends.cpu import threads
+from tests.codegen.cpu_programs import canonical, kernel, program
+
+M, N, K = 33, 50, 17
+LINUX = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="placing threads needs Linux")
+TWO = pytest.mark.skipif(len(threads.processors()) < 2, reason="needs a second processor")
+
+
+@pytest.fixture(scope="module")
+def matmul():
+    e = ops.matmul(M, N, K)
+    tiles = {"i": 4, "j": 16}, {"i": 8, "j": 32}
+    return kernel(e, program(canonical(e), "tiled", *tiles, "j", staged=("A", "B")))
+
+
+@pytest.fixture(scope="module")
+def saved(matmul, tmp_path_factory):
+    return matmul.artifact.save(tmp_path_factory.mktemp("kernel") / "matmul.json")
+
+
+def in_thread(work):
+    """Return what ``work`` returns in a thread of its own, which has a pool of its own."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(work()))
+    thread.start()
+    thread.join()
+    assert found, "the thread raised"
+    return found[0]
+
+
+def run(matmul):
+    a, b = np.ones((M, K), np.float32), np.ones((K, N), np.float32)
+    assert (matmul(a, b) == K).all()
+
+
+# --- places ---------------------------------------------------------------------------------------
+
+machines = st.builds(
+    lambda cpus, ways, at: (sorted(cpus), ways, sorted(cpus)[at % len(cpus)]),
+    st.sets(st.integers(0, 40), min_size=1, max_size=16), st.sampled_from([1, 2, 4]), st.integers(0, 99),
+)  # fmt: skip
+
+
+@given(machines, st.integers(0, 20))
+def test_places_spare_the_caller_and_are_distinct_while_they_last(machine, workers):
+    cpus, ways, caller = machine
+    got = threads.places(workers, caller, cpus, lambda cpu: str(cpu // ways))
+    assert len(got) == workers
+    for where in got:
+        assert where and where <= set(cpus)
+        assert caller not in where or cpus == [caller]
+    if workers < len(cpus):
+        assert all(len(where) == 1 for where in got)
+        assert len(set().union(*got)) == workers
+
+
+@given(machines, st.integers(0, 20))
+def test_whole_cores_come_before_their_siblings(machine, workers):
+    cpus, ways, caller = machine
+    got = threads.places(workers, caller, cpus, lambda cpu: str(cpu // ways))
+    if workers >= len(cpus):
+        return
+    used = [next(iter(where)) // ways for where in got]
+    shared = [core for i, core in enumerate(used) if core in (caller // ways, *used[:i])]
+    free_cores = {cpu // ways for cpu in cpus} - {caller // ways}
+    assert len(shared) == max(0, workers - len(free_cores))
+    assert used[len(used) - len(shared) :] == shared
+
+
+def test_the_name_of_a_core_is_that_of_its_siblings(tmp_path):
+    for cpu, siblings in ((900, "900-901\n"), (901, "900-901\n")):
+        (tmp_path / f"cpu{cpu}/topology").mkdir(parents=True)
+        (tmp_path / f"cpu{cpu}/topology/thread_siblings_list").write_text(siblings)
+    assert threads.core_name(900, tmp_path) == threads.core_name(901, tmp_path) == "900-901"
+    assert threads.core_name(902, tmp_path) == "902"
+
+
+# --- workers of a running kernel ------------------------------------------------------------------
+
+
+@LINUX
+@TWO
+def test_workers_are_placed_off_the_caller_and_the_caller_stays_free(matmul):
+    def work():
+        before = os.sched_getaffinity(0)
+        run(matmul)
+        pool = threads._pools.mine
+        assert pool.cores == 2
+        assert len(pool.workers) == 1
+        assert threading.get_native_id() not in pool.workers
+        places = [os.sched_getaffinity(w) for w in pool.workers]
+        return before, os.sched_getaffinity(0), pool.caller, places
+
+    before, after, caller, places = in_thread(work)
+    assert before == after
+    assert all(caller not in where for where in places)
+
+
+@LINUX
+@TWO
+@pytest.mark.parametrize("first", [True, False], ids=["bound before", "bound after"])
+def test_a_bound_caller_gets_workers_elsewhere(matmul, first):
+    here = threads.processors()[-1]
+
+    def work():
+        if not first:
+            run(matmul)
+        os.sched_setaffinity(0, {here})
+        run(matmul)
+        return os.sched_getaffinity(0), [os.sched_getaffinity(w) for w in threads._pools.mine.workers]
+
+    caller, places = in_thread(work)
+    assert caller == {here}
+    assert places
+    assert all(here not in where for where in places)
+
+
+@LINUX
+@TWO
+def test_workers_move_when_their_caller_does(matmul):
+    def work():
+        found = []
+        for here in threads.processors()[:2]:
+            os.sched_setaffinity(0, {here})
+            run(matmul)
+            found.append((here, [os.sched_getaffinity(w) for w in threads._pools.mine.workers]))
+        return found
+
+    for here, places in in_thread(work):
+        assert all(here not in where for where in places)
+
+
+@LINUX
+@TWO
+def test_a_refused_placement_is_no_error(matmul, monkeypatch):
+    def refuse(_thread, _where):
+        raise PermissionError("sandbox")
+
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    assert in_thread(lambda: run(matmul) or threads._pools.mine.workers) == []
+
+
+def test_a_kernel_without_parallel_loops_has_no_pool():
+    e = ops.matmul(4, 16, 4)
+    small = kernel(e, program(canonical(e), "tiled", {"i": 4, "j": 16}, vector="j"))
+
+    def work():
+        small(np.ones((4, 4), np.float32), np.ones((4, 16), np.float32))
+        return hasattr(threads._pools, "mine")
+
+    assert small.artifact.target["parallel"] is False
+    assert not in_thread(work)
+
+
+# --- processes of their own -----------------------------------------------------------------------
+
+HEAD = """
+import os, signal, sys, time, warnings
+import numpy as np
+from roller.artifact import KernelArtifact
+from roller.backends.cpu import CpuKernel, threads
+warnings.simplefilter("ignore")
+signal.alarm(60)
+kernel = CpuKernel(KernelArtifact.load(sys.argv[1]))
+a, b = np.ones((33, 17), "f"), np.ones((17, 50), "f")
+def run():
+    assert (kernel(a, b) == 17).all()
+def in_child(work, leave=sys.exit):
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(20)
+        work()
+        leave(7)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+"""
+
+
+def python(saved, script, before="", **environment):
+    """Run a script in a Python of its own and return what it printed."""
+    variables = {k: v for k, v in os.environ.items() if not k.startswith("TVM_")}
+    variables |= {"PYTHONPATH": str(Path(roller.__file__).parent.parent), **environment}
+    done = subprocess.run(
+        [sys.executable, "-c", before + HEAD + script, str(saved)],
+        capture_output=True,
+        text=True,
+        env=variables,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+@LINUX
+def test_one_processor_is_enough(saved):
+    bind = f"import os; os.sched_setaffinity(0, {{{threads.processors()[0]}}})\n"
+    script = "run(); print(len(threads.processors()), threads._pools.mine.workers)"
+    assert python(saved, script, before=bind) == ["1", "[]"]
+
+
+def test_threads_the_user_binds_are_left_alone(saved):
+    assert python(saved, "run(); print(threads._pools.mine.workers)", TVM_BIND_THREADS="1") == ["[]"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@pytest.mark.parametrize("pause_s", [0, 0.5], ids=["workers awake", "workers asleep"])
+def test_a_forked_process_runs_kernels_and_ends(saved, pause_s):
+    script = f"""
+run()
+time.sleep({pause_s})
+print(in_child(run), in_child(lambda: None), in_child(lambda: run() or sys.exit(in_child(run))))
+run()
+"""
+    assert python(saved, script, TVM_THREAD_POOL_SPIN_COUNT="100000") == ["7", "7", "7"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_process_forked_before_any_kernel_or_by_another_thread_runs_kernels(saved):
+    script = """
+print(in_child(run))
+import threading
+thread = threading.Thread(target=run)
+thread.start(); thread.join()
+print(in_child(run))
+"""
+    assert python(saved, script) == ["7", "7"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+@TWO
+def test_a_forked_process_that_cannot_have_workers_says_so(saved):
+    script = """
+from roller.errors import LaunchError
+def refused():
+    try:
+        run()
+    except LaunchError as err:
+        assert "forked" in str(err) and "forkserver" in str(err), err
+    else:
+        os._exit(1)
+run()
+print(in_child(refused, os._exit))
+"""
+    assert python(saved, script, TVM_THREAD_POOL_SPIN_COUNT="1") == ["7"]
+
+
+def test_threads_that_end_take_their_workers_with_them(matmul):
+    tasks = Path("/proc/self/task")
+    if not tasks.exists():
+        pytest.skip("needs /proc")
+    workers = [w for _ in range(3) for w in in_thread(lambda: run(matmul) or list(threads._pools.mine.workers))]
+    deadline = time.monotonic() + 60  # a worker looks for work a while longer before it ends
+    while {str(w) for w in workers} & {t.name for t in tasks.iterdir()}:
+        assert time.monotonic() < deadline, "workers outlive the thread they worked for"
+        time.sleep(0.05)
