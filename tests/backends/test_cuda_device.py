@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from roller import ops
-from roller.artifact import Argument, KernelArtifact, Launch
+from roller.artifact import Argument, Constant, KernelArtifact, Launch
 from roller.backends.cuda.device import CudaDevice, OutOfBoundsError
 from roller.backends.cuda.launcher import CudaKernel
 from roller.errors import LaunchError
@@ -179,6 +179,21 @@ def test_kernel_takes_host_and_device_arrays_and_runs_on_the_current_stream(arti
     assert [x[4] for x in fake_cupy.LAUNCHES] == [11, 11, 98, 99, 0]
 
 
+def test_constants_go_to_the_device_once(artifact, monkeypatch):
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((M, K), dtype="f"), rng.standard_normal((K, N), dtype="f")
+    copied, asarray = [], fake_cupy.asarray
+    monkeypatch.setattr(fake_cupy, "asarray", lambda x: copied.append(np.shape(x)) or asarray(x))
+    kernel = CudaKernel(dataclasses.replace(artifact, constants=(Constant(1, b.tobytes()),)))
+    for _ in range(3):
+        np.testing.assert_allclose(kernel(a).host, a @ b, rtol=1e-5)
+    assert copied.count((K, N)) == 1 and copied.count((M, K)) == 3
+    with pytest.raises(LaunchError, match=r"expected 1 arrays \(A\), got 2"):
+        kernel(a, b)
+    with pytest.raises(LaunchError, match="constant 'B': expected its values"):
+        CudaKernel(dataclasses.replace(artifact, constants=(Constant(1),)))
+
+
 class _Tensor:
     """What the launcher sees of a torch tensor on the GPU."""
 
@@ -219,9 +234,7 @@ def test_refusals_name_the_argument(artifact):
     a, b = fake_cupy.empty((M, K), "f"), fake_cupy.empty((K, N), "f")
     with pytest.raises(LaunchError, match=r"expected 2 arrays \(A, B\), got 1"):
         kernel(a)
-    with pytest.raises(
-        LaunchError, match=r"'B': expected float32 of shape \(16, 32\), got float32 of \(24, 16\)"
-    ):
+    with pytest.raises(LaunchError, match=r"'B': expected float32 of shape \(16, 32\), got float32 of \(24, 16\)"):
         kernel(a, a)
     with pytest.raises(LaunchError, match=r"argument 'A': expected float32 of shape .* got float64"):
         kernel(np.zeros((M, K)), b)
