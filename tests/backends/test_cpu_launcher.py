@@ -61,6 +61,147 @@ def test_strided_reversed_and_read_only_inputs(matmul, arrays):
     assert not frozen.flags.writeable
 
 
+class Named(np.ndarray):
+    """A subclass with nothing of its own."""
+
+
+def one_byte_off(array):
+    """Return a copy that no element of which is aligned."""
+    raw = np.zeros(array.nbytes + 1, np.uint8)[1:]
+    view = raw[: array.nbytes].view(array.dtype).reshape(array.shape)
+    view[...] = array
+    assert not view.flags.aligned
+    return view
+
+
+def memmapped(array, folder):
+    file = folder / f"{array.shape}.npy"
+    np.save(file, array)
+    return np.load(file, mmap_mode="r")
+
+
+def field_of_records(array):
+    records = np.zeros(array.shape, [("pad", "u1"), ("value", array.dtype)])
+    records["value"] = array
+    return records["value"]
+
+
+UNUSUAL = {
+    "Fortran order": lambda a, _: np.asfortranarray(a),
+    "transposed view": lambda a, _: a.T.copy().T,
+    "every second row": lambda a, _: np.repeat(a, 2, axis=0)[::2],
+    "reversed on both axes": lambda a, _: a[::-1, ::-1].copy()[::-1, ::-1],
+    "inner part of a larger one": lambda a, _: np.pad(a, 3)[3:-3, 3:-3],
+    "one byte off": lambda a, _: one_byte_off(a),
+    "one element off and read-only": lambda a, _: locked(offset(a)),
+    "read-only and reversed": lambda a, _: locked(a[::-1].copy())[::-1],
+    "bytes object": lambda a, _: np.frombuffer(a.tobytes(), a.dtype).reshape(a.shape),
+    "matrix": lambda a, _: a.view(np.matrix),
+    "subclass": lambda a, _: a.view(Named),
+    "memmap": lambda a, folder: memmapped(a, folder),
+    "field of records": lambda a, _: field_of_records(a),
+}
+
+
+def locked(array):
+    array.flags.writeable = False
+    return array
+
+
+@pytest.mark.parametrize("kind", UNUSUAL)
+@pytest.mark.parametrize("bound", [False, True], ids=["call", "bind"])
+def test_any_memory_of_the_right_elements_is_taken_as_input(matmul, arrays, tmp_path, kind, bound):
+    unusual = [UNUSUAL[kind](a, tmp_path) for a in arrays]
+    for given, a in zip(unusual, arrays, strict=True):
+        np.testing.assert_array_equal(np.asarray(given), a)
+    if bound:
+        run, got = matmul.bind(*unusual)
+        run()
+    else:
+        got = matmul(*unusual)
+    assert type(got) is np.ndarray
+    same(got, arrays)
+
+
+def test_a_broadcast_input_is_copied(matmul, arrays):
+    row = np.broadcast_to(arrays[0][:1], arrays[0].shape)
+    same(matmul(row, arrays[1]), (row, arrays[1]))
+
+
+@pytest.mark.parametrize("kind", ["subclass", "one element off"])
+def test_any_proper_memory_is_written_to(matmul, arrays, kind):
+    out = np.zeros((M, N), np.float32)
+    out = out.view(Named) if kind == "subclass" else offset(out)
+    assert matmul(*arrays, out=out) is out
+    same(np.asarray(out), arrays)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda a: a.astype(">f4"), "expected dtype float32, got >f4.*astype"),
+        (lambda a: a.astype(object), "expected dtype float32, got object.*astype"),
+        (lambda a: a.astype(np.complex64), "expected dtype float32, got complex64.*astype"),
+        (lambda a: a.astype([("x", "f4")]), "expected dtype float32, got .*'x'.*astype"),
+        (lambda a: np.ma.masked_greater(a, 0), "expected a plain array, got a masked one.*filled"),
+        (lambda a: a.tolist(), "expected a NumPy or DLPack array, got list.*asarray"),
+        (lambda _: None, "expected a NumPy or DLPack array, got NoneType"),
+        (lambda _: 3.0, "expected a NumPy or DLPack array, got float"),
+        (lambda a: a[None], r"expected shape \(\d+, \d+\), got \(1, "),
+        (lambda a: a[:0], r"expected shape \(\d+, \d+\), got \(0, "),
+    ],
+    ids=["big-endian", "objects", "complex", "records", "masked", "list", "None", "number", "rank", "empty"],
+)
+def test_other_elements_are_refused_in_and_out(matmul, arrays, make, message):
+    with pytest.raises(LaunchError, match=f"matmul: argument 'A': {message}"):
+        matmul(make(arrays[0]), arrays[1])
+    with pytest.raises(LaunchError, match=f"matmul: argument 'B': {message}"):
+        matmul.bind(arrays[0], make(arrays[1]))
+    with pytest.raises(LaunchError, match=f"matmul: argument 'out': argument 'C': {message}"):
+        matmul(*arrays, out=(make(np.ones((M, N), np.float32)),))
+
+
+@pytest.mark.parametrize(
+    ("make", "wanted"),
+    [
+        (lambda c: locked(c), "a writable array"),
+        (lambda c: np.broadcast_to(c[:1], c.shape), "a writable array"),
+        (lambda c: c[::-1], "a C-contiguous array"),
+        (lambda c: np.asfortranarray(c), "a C-contiguous array"),
+        (lambda c: np.pad(c, 1)[1:-1, 1:-1], "a C-contiguous array"),
+        (one_byte_off, "an array aligned to its elements"),
+    ],
+    ids=["read-only", "broadcast", "reversed", "Fortran", "inner part", "one byte off"],
+)
+def test_improper_out_is_refused_untouched(matmul, arrays, make, wanted):
+    out = make(np.full((M, N), 7, np.float32))
+    with pytest.raises(LaunchError, match=f"argument 'out': 'C': expected {wanted}, got one that is not. Pass numpy"):
+        matmul(*arrays, out=out)
+    assert (out == 7).all()
+
+
+def test_out_comes_in_the_number_of_the_outputs(matmul, arrays):
+    out = np.zeros((M, N), np.float32)
+    assert matmul(*arrays, out=(out,))[0] is out
+    same(out, arrays)
+    with pytest.raises(LaunchError, match="argument 'out': expected 1 arrays, got 2"):
+        matmul(*arrays, out=(out, out.copy()))
+
+
+@pytest.mark.parametrize("option", ["stream", "streams"])
+def test_an_option_it_lacks_is_refused_by_name(matmul, arrays, option):
+    with pytest.raises(LaunchError, match=f"matmul: a CPU kernel knows no option '{option}', only 'out'"):
+        matmul(*arrays, **{option: None})
+
+
+def test_the_caller_array_may_go_once_bound(matmul, arrays):
+    run, got = matmul.bind(*(a.copy() for a in arrays))
+    junk = [np.full((M, K), np.nan, np.float32) for _ in range(50)]
+    run()
+    same(got, arrays)
+    assert len(junk) == 50
+
+
 def test_dlpack_objects_are_taken_without_a_copy(matmul, arrays):
     class Foreign:
         def __init__(self, array):

@@ -244,6 +244,11 @@ class _Slot:
             raise LaunchError(f"'{self.name}': kernel shape {kernel_shape} does not hold the elements of {self.shape}.")
 
     def _array(self, value: Any, where: str) -> np.ndarray:
+        if isinstance(value, np.ma.MaskedArray):
+            raise LaunchError(
+                f"{where}: argument '{self.name}': expected a plain array, got a masked one. "
+                "Kernels know no mask: pass .filled(value)."
+            )
         # Subclasses (matrix, memmap) reshape and convert in ways of their own: their memory is what counts.
         array = np.asarray(value) if isinstance(value, np.ndarray) else _as_numpy(value, where, self.name)
         if array.shape != self.shape:
@@ -270,11 +275,11 @@ class _Slot:
         """Return a caller's output array, which must be as the kernel takes it."""
         array = self._array(value, f"{where}: argument 'out'")
         flags = array.flags
-        for held, wanted in ((flags.writeable, "writable"), (flags.c_contiguous, "C-contiguous"),
-                             (flags.aligned, "aligned to its elements")):  # fmt: skip
+        for held, wanted in ((flags.writeable, "a writable array"), (flags.c_contiguous, "a C-contiguous array"),
+                             (flags.aligned, "an array aligned to its elements")):  # fmt: skip
             if not held:
                 raise LaunchError(
-                    f"{where}: argument 'out': '{self.name}': expected a {wanted} array, got one that is not. "
+                    f"{where}: argument 'out': '{self.name}': expected {wanted}, got one that is not. "
                     "Pass numpy.empty(shape, dtype), or leave 'out' away."
                 )
         return array

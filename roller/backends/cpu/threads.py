@@ -160,9 +160,7 @@ class Pool:
 
     def _move(self, caller: int) -> None:
         self.caller = caller
-        for worker, where in zip(
-            self.workers, places(len(self.workers), caller, processors(), core_name), strict=True
-        ):
+        for worker, where in zip(self.workers, places(len(self.workers), caller, processors(), core_name), strict=True):
             try:
                 os.sched_setaffinity(worker, where)
             except OSError:  # a processor went away, or a sandbox forbids it: placement is an optimisation
