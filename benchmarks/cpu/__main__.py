@@ -62,7 +62,7 @@ def main(
     top_k: Annotated[int, typer.Option("--top-k", "-k", min=1)] = 10,
     regret: Annotated[bool, typer.Option(help="Also measure top 1 against the best of the top 50.")] = False,
     constant_weights: Annotated[
-        bool, typer.Option(help="ONNX Runtime gets weights as initializers and packs them ahead.")
+        bool, typer.Option(help="Roller and ONNX Runtime get weights as constants and pack them ahead.")
     ] = False,
     out: Annotated[Path, typer.Option(help="Folder of cpu.json, cpu.md, cpu.png and the journal.")] = HERE / "results",
     fresh: Annotated[bool, typer.Option(help="Forget what was measured before.")] = False,
@@ -97,7 +97,7 @@ def finish(records: list[Record], head: dict[str, object], absent: dict[str, str
 
 
 def _weights(settings: Settings) -> str:
-    return "constant for ONNX Runtime" if settings.constant_weights else "inputs"
+    return "constant for Roller and ONNX Runtime, inputs for the others" if settings.constant_weights else "inputs"
 
 
 if __name__ == "__main__":

@@ -48,6 +48,17 @@ class Case:
         return roller.ops.from_spec(self.row, batch=batch)
 
 
+def weights(row: Row, inputs: int) -> range:
+    """Return which of a row's inputs are weights: all after the first, but none of an element-wise operator.
+
+    Examples
+    --------
+    >>> list(weights({"op": "matmul"}, 2)), list(weights({"op": "elementwise"}, 2))
+    ([1], [])
+    """
+    return range(1, inputs) if row["op"] != "elementwise" else range(0)
+
+
 def suite() -> list[Case]:
     """Return all cases, set by set."""
     extra = yaml.safe_load((HERE / "extra_operators.yaml").read_text())["operators"]

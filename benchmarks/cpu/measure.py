@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import roller
-from benchmarks.cpu.cases import Case, largest_batch
+from benchmarks.cpu.cases import Case, largest_batch, weights
 from benchmarks.cpu.environment import foreign_s, load_average
 from benchmarks.cpu.peers import Peer, Prepared, Skipped
 from benchmarks.cpu.race import Pace, Race, race, settle, warm_s
@@ -88,7 +88,7 @@ def measure(case: Case, peers: Sequence[Peer], settings: Settings) -> Record:
     record.expression = str(expr)
     contenders = prepared.get(record.batch) or _prepare(case, record.batch, peers, record.skipped)
     try:
-        mine = _compile(expr, record, settings)
+        mine = _compile(case, expr, record, settings)
     except roller.RollerError as err:
         record.reason = f"{type(err).__name__}: {err}"
         return record
@@ -111,23 +111,26 @@ def _prepare(case: Case, batch: int | None, peers: Sequence[Peer], skipped: dict
     return found
 
 
-def _compile(expr: roller.TensorExpr, record: Record, settings: Settings) -> Prepared:
+def _compile(case: Case, expr: roller.TensorExpr, record: Record, settings: Settings) -> Prepared:
     """Compile the best candidate for its time alone, then the best ``top_k`` for the kernel that races."""
+    arrays = random_inputs(expr, _SEED)
+    fixed = weights(case.row, len(arrays)) if settings.constant_weights else range(0)
+    constants = {expr.inputs[n].name: arrays[n] for n in fixed}
+    options = roller.ConstructOptions(constants=tuple(constants))
     settle(settings.pace.settle_s)
     start = time.perf_counter()
-    first = roller.construct(expr, device="cpu", top_k=1)[0]
+    first = roller.construct(expr, device="cpu", top_k=1, options=options)[0]
     pipeline.lower(first.program, expr, roller.hardware.load_spec("cpu"))
     record.compile_s = time.perf_counter() - start
     start = time.perf_counter()
-    kernel = roller.compile(expr, device="cpu", top_k=settings.top_k, cache=False)
+    kernel = roller.compile(expr, device="cpu", top_k=settings.top_k, constants=constants, cache=False)
     record.top_k_s = time.perf_counter() - start
     record.predicted_s, record.program = kernel.estimate.seconds, str(kernel.program)
     many = kernel
     if settings.regret and settings.regret_k > settings.top_k:
-        many = roller.compile(expr, device="cpu", top_k=settings.regret_k, cache=False)
+        many = roller.compile(expr, device="cpu", top_k=settings.regret_k, constants=constants, cache=False)
     record.regret, record.regret_of = regret(many.candidates)
-    arrays = random_inputs(expr, _SEED)
-    run, out = kernel.launcher.bind(*arrays)
+    run, out = kernel.launcher.bind(*(a for n, a in enumerate(arrays) if n not in fixed))
     return Prepared(run, lambda: out)
 
 

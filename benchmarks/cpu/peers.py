@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from benchmarks.common import Row
+from benchmarks.cpu.cases import weights
 
 Arrays = Sequence[np.ndarray]
 Pads = tuple[int, int, int, int]
@@ -159,7 +160,7 @@ class OnnxPeer:
 
     def prepare(self, row: Row, arrays: Arrays, out_shape: tuple[int, ...]) -> Prepared:
         """Return a session of the single-operator model."""
-        constants = range(1, len(arrays)) if self.constant_weights and row["op"] != "elementwise" else range(0)
+        constants = weights(row, len(arrays)) if self.constant_weights else range(0)
         session = self.runtime.InferenceSession(self._model(row, arrays, out_shape, constants), self._options(),
                                                 providers=["CPUExecutionProvider"])  # fmt: skip
         out = np.empty(out_shape, arrays[0].dtype)

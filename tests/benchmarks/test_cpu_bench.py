@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("typer")
 
 from benchmarks.cpu import environment, limits, measure, race, report
-from benchmarks.cpu.cases import BATCHES, Case, largest_batch, select, suite
+from benchmarks.cpu.cases import BATCHES, Case, largest_batch, select, suite, weights
 from benchmarks.cpu.measure import ROLLER, Record, Settings
 from benchmarks.cpu.peers import NumpyPeer, Prepared, Skipped, available, onnx_operator
 
@@ -200,6 +200,15 @@ def test_an_operator_is_raced_with_the_peers_that_compute_the_same():
     assert found.best_peer == "good" and found.ratio > 0
     assert set(found.skipped) == {"wrong", "poor"} and "something else" in found.skipped["wrong"]
     assert found.compile_s > 0 and found.top_k_s > 0 and found.predicted_s > 0 and found.regret == 1.0
+
+
+def test_constant_weights_are_given_to_roller_ahead():
+    pytest.importorskip("tvm")
+    settings = Settings(2, top_k=1, pace=PACE, constant_weights=True)
+    found = measure.measure(Case("test", MATMUL, (None,)), [Fake("good")], settings)
+    assert found.reason == "" and "constants=B" in found.program and found.best_peer == "good"
+    pooling = next(c for c in SUITE if c.kind == "pooling")
+    assert list(weights(pooling.row, 1)) == [] and list(weights(MATMUL, 2)) == [1]
 
 
 def test_a_kernel_that_cannot_be_made_is_a_record(monkeypatch):
