@@ -106,3 +106,17 @@ def test_build_cuda_reports_the_compilers_numbers(tmp_path):
         assert p["spill_bytes"] == 0
         assert abs(p["scratchpad_bytes"] - p["scratchpad_predicted_bytes"]) <= 64
         assert p["registers"] <= p["registers_predicted"] + 24
+
+
+def test_launch_times_every_way_to_call_and_the_forks(tmp_path):
+    from roller.backends.cpu import threads
+
+    out = tmp_path / "l.json"
+    done = run("launch.py", "--rounds", "2", "--calls", "5", "--sleeps", "0", "--json", str(out))
+    assert done.returncode == 0, done.stdout + done.stderr
+    seconds = json.loads(out.read_text())
+    ways = {name.split(": ")[1] for name in seconds if "of" not in name.split(": ")[0]}
+    assert ways == {"the kernel's foreign function", "bound", "checked, out=", "checked, new output", "NumPy, out="}
+    assert ("matmul of one task per core: bound" in seconds) == (len(threads.processors()) > 1)
+    assert all(len(s) == 2 and min(s) > 0 for s in seconds.values())
+    assert "slowest checked call" in done.stdout

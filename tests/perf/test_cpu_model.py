@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import roller
 from roller import ops
+from roller.perf import estimate_program
 
 PROFILES = ("cpu-avx512", "cpu-avx2", "cpu-neon")
 
@@ -71,3 +74,52 @@ def test_construct_agrees_with_pricing_the_same_program_alone(device):
     for expr in (ops.matmul(100, 300, 200), ops.conv2d(1, 16, 14, 14, 32, 3, 3, padding=1), ops.softmax((64, 100))):
         for c in roller.construct(expr, device=device):
             assert perf.estimate_program(c.program, spec) == c.estimate
+
+
+@pytest.mark.parametrize("device", PROFILES)
+@pytest.mark.parametrize(
+    "expr", [ops.matmul(4, 16, 4), ops.elementwise("relu", (1000,)), ops.softmax((4, 32))], ids=lambda e: e.name
+)
+def test_work_of_less_than_a_fork_is_one_task_and_pays_none(device, expr):
+    execution = roller.load_spec(device).execution
+    best = _best(expr, device)
+    assert best.terms["tasks"] == 1
+    assert best.terms["launch_s"] == execution.launch_s
+    assert best.seconds < execution.launch_s + execution.fork_s
+
+
+@pytest.mark.parametrize("device", PROFILES)
+@pytest.mark.parametrize(
+    "expr", [ops.matmul(256, 256, 256), ops.elementwise("relu", (1 << 22,)), ops.softmax((4096, 256))],
+    ids=lambda e: e.name,
+)  # fmt: skip
+def test_work_of_many_forks_is_shared_out_and_pays_at_least_one(device, expr):
+    spec = roller.load_spec(device)
+    best = _best(expr, device)
+    assert best.terms["tasks"] >= spec.units
+    assert best.terms["launch_s"] >= spec.execution.launch_s + spec.execution.fork_s
+
+
+def test_a_dearer_fork_moves_the_size_from_which_work_is_shared():
+    spec = roller.load_spec("cpu-avx512")
+    dear = spec.with_overrides({"execution.fork_s": 100 * spec.execution.fork_s})
+    expr = ops.matmul(128, 128, 128)
+    assert _best(expr, spec).terms["tasks"] > 1
+    assert _best(expr, dear).terms["tasks"] == 1
+    assert _best(expr, dear).seconds >= _best(expr, spec).seconds
+
+
+def test_every_parallel_loop_is_a_fork():
+    spec = roller.load_spec("cpu-avx512")
+    packing = roller.construct(ops.matmul(512, 512, 512), spec, top_k=1)[0].program
+    assert packing.staged == ("B",)
+    for staged in ((), ("B",), ("A", "B")):
+        terms = estimate_program(replace(packing, staged=staged), spec).terms
+        forks = (terms["launch_s"] - spec.execution.launch_s) / spec.execution.fork_s
+        assert forks == pytest.approx(1 + len(staged))
+
+
+def test_what_stays_in_the_l2_of_its_core_is_not_fetched_from_beyond():
+    near, far = (_best(ops.elementwise("relu", (n,)), "cpu-avx512").terms for n in (1 << 14, 1 << 20))
+    assert near["l2_s"] > 0 and near["l3_s"] == 0
+    assert far["l3_s"] > 0 and far["l2_s"] == 0
