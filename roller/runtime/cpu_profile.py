@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from roller.artifact import KernelArtifact
@@ -44,26 +44,29 @@ def profile(
     inputs = random_inputs(expression, seed)
     oracle = Oracle(expression, inputs, seed)
     records: dict[str, Record] = {}
-    runs: dict[str, Callable[[], object]] = {}
-    keep = []  # the kernels own the code their bound runs call
-    for name, artifact in artifacts.items():
-        build_s = artifact.build.get("build_s")
-        try:
-            fixed = {c.position for c in artifact.constants}
-            values = tuple(replace(c, values=inputs[c.position].tobytes()) for c in artifact.constants)
-            kernel = CpuKernel(replace(artifact, constants=values))
-            run, result = kernel.bind(*(a for n, a in enumerate(inputs) if n not in fixed))
-            run()
-        except RollerError as err:
-            records[name] = Record(name, "failed", str(err), build_s=build_s)
-            continue
-        outcome = oracle.check(result if isinstance(result, tuple) else (result,))
-        if outcome.ok:
-            runs[name] = run
-            keep.append(kernel)
-        else:
-            records[name] = Record(name, "wrong", outcome.message, build_s=build_s)
-    for name, timing in compare(runs, budget_s=budget_s).items():
+    # All artifacts of one compilation have the same constants.
+    positions = {c.position for a in artifacts.values() for c in a.constants}
+    values = {n: inputs[n].tobytes() for n in positions}
+
+    def correct() -> Iterator[tuple[str, Callable[[], object]]]:
+        """Check one kernel at a time: each holds packed copies of its constants."""
+        for name, artifact in artifacts.items():
+            build_s = artifact.build.get("build_s")
+            constants = tuple(replace(c, values=values[c.position]) for c in artifact.constants)
+            try:
+                kernel = CpuKernel(replace(artifact, constants=constants))
+                run, result = kernel.bind(*(a for n, a in enumerate(inputs) if n not in values))
+                run()
+            except RollerError as err:
+                records[name] = Record(name, "failed", str(err), build_s=build_s)
+                continue
+            outcome = oracle.check(result if isinstance(result, tuple) else (result,))
+            if outcome.ok:
+                yield name, run
+            else:
+                records[name] = Record(name, "wrong", outcome.message, build_s=build_s)
+
+    for name, timing in compare(correct(), budget_s=budget_s).items():
         status = "measured" if timing.complete else "slower"
         records[name] = Record(name, status, measured_s=timing.median_s, build_s=artifacts[name].build.get("build_s"))
     return records

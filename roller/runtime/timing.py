@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 #: A sample shorter than this is dominated by the clock and the call (seconds).
@@ -66,7 +66,10 @@ def measure(
 
 
 def compare(
-    runs: Mapping[str, Callable[[], object]], *, budget_s: float = 0.3, drop_factor: float = 2.0
+    runs: Mapping[str, Callable[[], object]] | Iterable[tuple[str, Callable[[], object]]],
+    *,
+    budget_s: float = 0.3,
+    drop_factor: float = 2.0,
 ) -> dict[str, Timing]:
     """Time several candidates alone, one after another, in the order given.
 
@@ -76,7 +79,7 @@ def compare(
     Parameters
     ----------
     runs
-        One bare call per candidate id.
+        One bare call per candidate id; of pairs, the next is asked for when the one before has been timed.
     budget_s
         Seconds per candidate that is measured.
 
@@ -87,7 +90,7 @@ def compare(
     """
     out: dict[str, Timing] = {}
     best = float("inf")
-    for name, run in runs.items():
+    for name, run in runs.items() if isinstance(runs, Mapping) else runs:
         run_once(run)
         first = min(run_once(run), run_once(run))
         if first > drop_factor * best and first > MIN_SAMPLE_S:
