@@ -71,7 +71,7 @@ def test_packing_a_constant_costs_no_call(device: str) -> None:
 
 
 def test_boxes_are_priced_whatever_they_are_copied_from() -> None:
-    expr = ops.conv2d(1, 16, 28, 28, 32, 3, 3, padding=1)
+    expr = ops.conv2d(1, 16, 28, 28, 32, 3, 3, stride=2, padding=1)
     options = ConstructOptions(top_k=5, constants=("X", "W"))
     found = roller.construct(expr, "cpu-avx512", options=replace(options, axis_grouping=False))
     assert all("X" in c.program.staged and dict(c.estimate.terms)["pack_s"] > 0 for c in found)
