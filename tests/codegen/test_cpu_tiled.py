@@ -3,6 +3,7 @@
 import pytest
 
 from roller import ops
+from roller.codegen.cpu.plan import reduction_plans
 from roller.errors import BuildError
 from roller.expr.canonical import group_axes
 from tests.codegen.cpu_programs import assert_right, canonical, program
@@ -121,3 +122,20 @@ def test_a_gpu_program_is_refused():
     e = canonical(ops.matmul(4, 4, 4))
     with pytest.raises(BuildError, match="expected a program of kind 'cpu', got 'gpu'"):
         assert_right(e, replace(program(e, "tiled"), kind="gpu"))
+
+
+@pytest.mark.parametrize("vector", ["f", "wo"])
+@pytest.mark.parametrize("channels", [33, 64, 70])
+def test_channels_in_blocks_around_the_window(vector, channels):
+    e = ops.conv2d(2, channels, 12, 13, 18, 3, 3, padding=1)
+    register = {"f": 16, "wo": 4, "ho": 2} if vector == "f" else {"f": 3, "ho": 4, "wo": 8}
+    prog = program(e, "tiled", register, {"f": 16, "ho": 4, "wo": 8}, vector, 8, staged=("X", "W"))
+    block = reduction_plans(prog, 16)[-1].block
+    assert 0 < block < channels and (channels % block or channels == 64), "one of the sizes leaves a shorter block"
+    assert_right(e, prog)
+
+
+def test_a_block_serves_no_purpose_without_a_window():
+    e = canonical(ops.conv2d(2, 64, 12, 12, 32, 1, 1))
+    prog = program(e, "tiled", {"f": 16}, vector="f", staged=("W",))
+    assert all(not r.block for r in reduction_plans(prog, 16))

@@ -78,7 +78,7 @@ def _gather(
 
     def store(at: Mapping[str, Expr]) -> Stmt:
         env = {**at, **{n: starts[n] + at[n] for n in inner}}
-        return write(panel, emit_load(load, env, tensors), *tiles, *(at[n] for n in (*reduction, *inner)))
+        return write(panel, emit_load(load, env, tensors), *tiles, *plan.steps(at), *(at[n] for n in inner))
 
     def nested(order: list[str], at: dict[str, Expr], vector: str | None) -> Stmt:
         if not order:
@@ -127,7 +127,8 @@ def _gather_runs(
             place = address(plan.load.index, shape, env)
 
             def element(x: Expr) -> Stmt:
-                return write(panel, read(source, *flat(source, place + x * run.step)), *tiles, *at, first + x)
+                value = read(source, *flat(source, place + x * run.step))
+                return write(panel, value, *tiles, *plan.steps(env), *at[len(plan.reduction) :], first + x)
 
             return copy_run(nest, length, last.lanes, element, run.step)
 

@@ -8,7 +8,9 @@ so neither inner loops nor stores need a predicate and no panel holds padding th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from roller.expr import Axis, Index, Load, Stage, Term
 from roller.expr.scalar import axis_index
@@ -48,12 +50,16 @@ class SpatialPlan:
 
 @dataclass(frozen=True)
 class ReductionPlan:
-    """Tiling of one reduction axis: ``chunks`` pieces of ``chunk`` elements (the last may be shorter)."""
+    """Tiling of one reduction axis: ``chunks`` pieces of ``chunk`` elements (the last may be shorter).
+
+    A ``block`` below ``extent`` says that blocks of so many elements go around the window axes.
+    """
 
     name: str
     extent: int
     chunk: int
     unroll: bool
+    block: int = 0
 
     @property
     def chunks(self) -> int:
@@ -65,6 +71,11 @@ def power_of_two_below(n: int) -> int:
     """Return the largest power of two not above ``n``."""
     return 1 << (n.bit_length() - 1)
 
+
+#: Lines of a windowed operand that stay in L1 from one tap of the window to the next, beside what streams through it.
+_HELD_LINES = 128
+#: Elements of a line of float32, and the shortest block that is worth its loop.
+_LINE_ELEMENTS, _SHORTEST_BLOCK = 16, 4
 
 #: Multiply-adds (vectors) up to which a short inner reduction is unrolled into the micro-kernel.
 _UNROLL_LIMIT = 160
@@ -117,7 +128,33 @@ def reduction_plans(program: RProgram, vectors: int) -> tuple[ReductionPlan, ...
         budget *= a.extent
         inner = unroll
         plans.append(ReductionPlan(a.name, a.extent, step, unroll))
-    return tuple(reversed(plans))
+    plans.reverse()
+    if len(plans) > 1 and plans[-1].chunks == 1 and not plans[-1].unroll:
+        plans[-1] = replace(plans[-1], block=_block(program, plans[-1]))
+    return tuple(plans)
+
+
+def _block(program: RProgram, inner: ReductionPlan) -> int:
+    """Return the block of the innermost reduction axis that goes around the window axes; 0 where none is needed.
+
+    The window is walked outside the inner axis, so every tap passes the whole inner axis; a block of it that fits L1
+    is read from there by all taps but the first.
+    """
+    stage = program.expr.anchor
+    sizes = {**{s.name: s.tile for s in spatial_plans(program)}, **{a.name: a.extent for a in stage.reduction_axes}}
+    lines = 0
+    for ld in stage.loads:
+        if not all(i.is_affine for i in ld.index) or not any(len(i.axes) > 1 for i in ld.index):
+            continue
+        if {x for i in ld.index if len(i.axes) > 1 for x in i.axes} & {inner.name}:
+            return 0
+        spans = [1 + sum(abs(t.coef) * (sizes[t.axis] - 1) for t in i.terms if t.axis != inner.name) for i in ld.index]
+        lines += math.prod(spans[:-1]) * (1 + spans[-1] // _LINE_ELEMENTS)
+    if not lines:
+        return 0
+    block = max(_SHORTEST_BLOCK, _HELD_LINES // lines)
+    blocks = -(-inner.extent // block)
+    return -(-inner.extent // blocks) if blocks > 1 else 0
 
 
 @dataclass(frozen=True)
@@ -215,9 +252,22 @@ def inner_of(name: str) -> str:
     return f"{name}.inner"
 
 
+def block_of(name: str) -> str:
+    """Name of a reduction axis's block counter."""
+    return f"{name}.block"
+
+
+def in_block(name: str) -> str:
+    """Name of a reduction axis's coordinate inside its block."""
+    return f"{name}.in_block"
+
+
 @dataclass(frozen=True)
 class PanelPlan:
     """A staged load gathered into ``[tiles of each spatial axis][reduction axes][inner of each spatial axis]``.
+
+    An innermost reduction axis in blocks is two: the block goes before the others, the element in it stays behind them,
+    so that the panel lies in the order in which it is read.
 
     ``upfront`` panels hold every tile and are packed once, in parallel, before the tasks (those of constants
     before the first call); the others hold one task's tiles.
@@ -232,14 +282,31 @@ class PanelPlan:
     def shape(self) -> tuple[int, ...]:
         """Extents of the panel buffer (elements)."""
         tiles = tuple(s.tiles if self.upfront else s.per_task for s in self.spatial)
-        return (*tiles, *(r.extent for r in self.reduction), *(s.tile for s in self.spatial))
+        steps = tuple(r.extent for r in self.reduction)
+        r = self.blocked
+        if r is not None:
+            steps = (-(-r.extent // r.block), *steps[:-1], r.block)
+        return (*tiles, *steps, *(s.tile for s in self.spatial))
+
+    @property
+    def blocked(self) -> ReductionPlan | None:
+        """The reduction axis that is in blocks."""
+        return self.reduction[-1] if self.reduction and self.reduction[-1].block else None
+
+    def steps(self, at: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Return the place of a reduction step in the panel."""
+        names, r = tuple(at[p.name] for p in self.reduction), self.blocked
+        return names if r is None else (names[-1] // r.block, *names[:-1], names[-1] % r.block)
 
     @property
     def index(self) -> tuple[Index, ...]:
         """Address of the load's element in the panel."""
+        steps, r = [r.name for r in self.reduction], self.blocked
+        if r is not None:
+            steps = [block_of(r.name), *steps[:-1], in_block(r.name)]
         return (
             *(axis_index(tile_of(s.name) if self.upfront else task_tile_of(s.name)) for s in self.spatial),
-            *(axis_index(r.name) for r in self.reduction),
+            *(axis_index(n) for n in steps),
             *(axis_index(inner_of(s.name)) for s in self.spatial),
         )
 

@@ -39,7 +39,9 @@ from roller.codegen.cpu.plan import (
     PanelPlan,
     ReductionPlan,
     SpatialPlan,
+    block_of,
     halo_plan,
+    in_block,
     inner_of,
     mixes_axes,
     panel_plan,
@@ -242,18 +244,35 @@ class _Tiled:
         return seq(allocate(self.acc), begin, self._reduce(chunk, step), end)
 
     def _reduce(self, chunk: Env, step: Callable[[Env], Stmt]) -> Stmt:
-        """Loop over one chunk of the reduction axes."""
+        """Loop over one chunk of the reduction axes; blocks of the innermost go outside where it has some."""
 
-        def axis(rest: tuple[ReductionPlan, ...], at: Env) -> Stmt:
-            if not rest:
-                return step(at)
-            r = rest[0]
+        def span(r: ReductionPlan) -> tuple[Any, Any]:
             offset = chunk[r.name] * r.chunk if r.name in chunk else 0
-            size = lower_of(r.chunk, r.extent - offset) if r.extent % r.chunk else r.chunk
-            kind = "unroll" if r.unroll else "serial"
-            return self.nest.loop(size, lambda k: axis(rest[1:], {**at, r.name: offset + k}), kind, "k")
+            return offset, lower_of(r.chunk, r.extent - offset) if r.extent % r.chunk else r.chunk
 
-        return axis(self.reduction, {})
+        def axes(rest: tuple[ReductionPlan, ...], at: Env, inner: Callable[[Env], Stmt]) -> Stmt:
+            if not rest:
+                return inner(at)
+            r, kind = rest[0], "unroll" if rest[0].unroll else "serial"
+            first, size = span(r)
+            return self.nest.loop(size, lambda k: axes(rest[1:], {**at, r.name: first + k}, inner), kind, "k")
+
+        last = self.reduction[-1] if self.reduction else None
+        if last is None or not last.block:
+            return axes(self.reduction, {}, step)
+        size = last.block
+
+        def block(b: Expr) -> Stmt:
+            length = size if last.extent % size == 0 else lower_of(size, last.extent - b * size)
+            named = {block_of(last.name): b}
+            return axes(
+                self.reduction[:-1], named,
+                lambda at: self.nest.loop(
+                    length, lambda k: step({**at, last.name: b * size + k, in_block(last.name): k}), "serial", "k"
+                ),
+            )  # fmt: skip
+
+        return self.nest.loop(-(-last.extent // size), block, name="block")
 
     def _write_back(self, env: Env) -> Stmt:
         """Store the finished tile through the epilogue, vectorised where the output is contiguous."""
