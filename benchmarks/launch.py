@@ -25,6 +25,8 @@ from roller.pipeline import lower
 
 #: Seconds from a Python call to its kernel, all checks included.
 LIMIT_S = 10e-6
+#: Seconds of a turn: far below a scheduler's time slice.
+TURN_S = 2e-4
 #: Seconds without work after which TVM's workers sleep, with a margin for a busy machine.
 ASLEEP_S = 1.0
 Calls = dict[str, Callable[[], object]]
@@ -64,17 +66,22 @@ def fork_calls(cores: int) -> Calls:
     return out
 
 
-def in_turn(calls: Calls, rounds: int, each: int) -> dict[str, list[float]]:
-    """Return seconds per call of every round; all take their turn in each."""
+def in_turn(calls: Calls, rounds: int) -> dict[str, list[float]]:
+    """Return seconds per call of every round; all take turns of equal time, so that other programs hit all alike."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
+    each = {name: max(1, round(TURN_S / min(_timed(call, 20) for _ in range(3)))) for name, call in calls.items()}
     for _ in range(rounds):
         for name, call in calls.items():
             call()
-            start = time.perf_counter()
-            for _ in range(each):
-                call()
-            seconds[name].append((time.perf_counter() - start) / each)
+            seconds[name].append(_timed(call, each[name]))
     return seconds
+
+
+def _timed(call: Callable[[], object], times: int) -> float:
+    start = time.perf_counter()
+    for _ in range(times):
+        call()
+    return (time.perf_counter() - start) / times
 
 
 def after_sleep(call: Callable[[], object], times: int) -> list[float]:
@@ -90,8 +97,7 @@ def after_sleep(call: Callable[[], object], times: int) -> list[float]:
 
 
 def main(
-    rounds: Annotated[int, typer.Option(min=1, help="Turns of every call.")] = 50,
-    calls: Annotated[int, typer.Option(min=1, help="Calls per turn.")] = 1000,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of every call.")] = 300,
     sleeps: Annotated[int, typer.Option(min=0, help="Calls to sleeping workers, a second each.")] = 10,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 above the limit.")] = False,
     json_path: JsonOption = None,
@@ -99,10 +105,10 @@ def main(
     """Time the calls and print medians and minima in microseconds."""
     check_outputs(json_path)
     cores = int(load_spec("cpu").units)
-    seconds = in_turn(small_calls(), rounds, calls)
+    seconds = in_turn(small_calls(), rounds)
     if cores > 1:
         forks = fork_calls(cores)
-        seconds.update({f"matmul of {name}: bound": s for name, s in in_turn(forks, rounds, calls).items()})
+        seconds.update({f"matmul of {name}: bound": s for name, s in in_turn(forks, rounds).items()})
         for name, call in forks.items() if sleeps else ():
             seconds[f"matmul of {name}: bound, after {ASLEEP_S:g} s without work"] = after_sleep(call, sleeps)
     rows = [(n, f"{statistics.median(s) * 1e6:.2f}", f"{min(s) * 1e6:.2f}") for n, s in seconds.items()]

@@ -189,8 +189,8 @@ class CpuKernel:
             views.append(slot.view(array) if slot.viewed else array)
         if out is None:
             made = [np.empty(s.shape, s.dtype) for s in self._outputs]
-            for slot, array in zip(self._outputs, made, strict=True):
-                views.append(slot.view(array) if slot.viewed else array)
+            for i, slot in enumerate(self._outputs):
+                views.append(slot.view(made[i]) if slot.viewed else made[i])
             return views, made[0] if len(made) == 1 else tuple(made)
         self._add_outputs(out, views, name)
         return views, out
@@ -202,7 +202,8 @@ class CpuKernel:
         if not isinstance(given, (tuple, list)) or len(given) != len(outputs):
             got = len(given) if isinstance(given, (tuple, list)) else f"one {type(out).__name__}"
             raise LaunchError(f"{name}: argument 'out': expected {len(outputs)} arrays, got {got}.")
-        for slot, array in zip(outputs, given, strict=True):
+        for n, slot in enumerate(outputs):
+            array = given[n]
             fits = type(array) is _NDARRAY and array.dtype is slot.dtype and array.shape == slot.shape
             if not (fits and array.flags.carray):
                 array = slot.output(array, name)
