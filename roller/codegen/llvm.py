@@ -14,6 +14,7 @@ from roller.codegen.cpu.nest import Buffer, Nests, computed, declare, is_paralle
 from roller.codegen.cpu.rows import rows_body
 from roller.codegen.cpu.streaming import streaming_body
 from roller.codegen.cpu.tiled import tiled_nests
+from roller.codegen.cpu.winograd import winograd_nests
 from roller.errors import BuildError
 from roller.expr import TensorExpr
 from roller.tile import RProgram
@@ -30,6 +31,8 @@ _TEMPLATES: dict[str, Callable[[RProgram, dict[str, Buffer], int], Nests]] = {
     "tiled": _tiled,
     "rows": lambda program, buffers, cores: Nests(rows_body(program, buffers, cores)),
     "streaming": lambda program, buffers, cores: Nests(streaming_body(program, buffers)),
+    "winograd2": lambda program, buffers, cores: winograd_nests(program, buffers),
+    "winograd4": lambda program, buffers, cores: winograd_nests(program, buffers),
 }
 
 

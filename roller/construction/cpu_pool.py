@@ -9,6 +9,7 @@ import numpy as np
 from roller.construction.gpu_pool import structure_of
 from roller.construction.options import ConstructOptions
 from roller.construction.scale_up import unique_rows
+from roller.construction.winograd import winograd_pool
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.cpu import lane_count, lane_distance
@@ -25,7 +26,7 @@ _TASKS = 48
 
 
 def cpu_pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
-    """Return batches of distinct programs, one per vector axis."""
+    """Return batches of distinct programs: one per vector axis and packing, and per size of Winograd's tiles."""
     structure = structure_of(geometry)
     if structure == "tiled":
         axes = vector_axes(geometry, structure)
@@ -35,14 +36,14 @@ def cpu_pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) ->
         batches = [_streaming(geometry, spec, geometry.order[-1])]
     else:
         batches = _rows(geometry, spec)
-    kept = []
-    for b in batches:
+    kept, share = [], options.pool // len(batches)
+    for b in (*batches, *(winograd_pool(geometry, spec) if options.winograd else ())):
         waste = (-geometry.extents % b.block) / geometry.extents
         ok = (waste <= options.epsilon).all(axis=1) if geometry.expr.allow_padding else (waste == 0).all(axis=1)
         if options.epsilon < 1.0 or not geometry.expr.allow_padding:
             b = b.take(np.flatnonzero(ok))
-        if len(b) > options.pool // len(batches):
-            b = b.take(np.linspace(0, len(b) - 1, options.pool // len(batches)).astype(np.int64))
+        if len(b) > share:
+            b = b.take(np.linspace(0, len(b) - 1, share).astype(np.int64))
         kept.append(b)
     return kept
 

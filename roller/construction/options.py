@@ -37,6 +37,9 @@ class ConstructOptions:
         Construction policy.
     pool
         Distinct programs to price at most, per canonical form.
+    winograd
+        Consider Winograd's algorithm where its structure is there (3x3 windows of step one, CPU): fewer products, but
+        an output is accurate relative to the largest input of its tile instead of its own window.
     constants
         Inputs, by name, whose values do not change from call to call (weights): packing them costs no call anything.
     """
@@ -50,11 +53,12 @@ class ConstructOptions:
     units: int | None = None
     policy: str = "roller"
     pool: int = 8192
+    winograd: bool = True
     constants: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Reject values no construction can honour."""
-        for name in ("shrink", "axis_fusion", "axis_grouping", "split_k"):
+        for name in ("shrink", "axis_fusion", "axis_grouping", "split_k", "winograd"):
             if not isinstance(getattr(self, name), bool):
                 raise _bad(name, "True or False", getattr(self, name))
         if not _is_number(self.top_k, int) or self.top_k < 1:

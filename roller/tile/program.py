@@ -20,7 +20,7 @@ from roller.expr import SPATIAL, Axis, TensorExpr
 from roller.expr.serialize import expr_from_dict, expr_to_dict
 
 #: Code-generation structures (one template each), chosen by properties of the expression.
-STRUCTURES = ("tiled", "rows", "streaming")
+STRUCTURES = ("tiled", "rows", "streaming", "winograd2", "winograd4")
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,8 @@ class RProgram:
         ``"gpu"`` or ``"cpu"``.
     structure
         ``"tiled"`` (reduction with reuse), ``"rows"`` (reduction without reuse, and multi-stage
-        expressions), ``"streaming"`` (no reduction).
+        expressions), ``"streaming"`` (no reduction), ``"winograd2"`` and ``"winograd4"`` (CPU: a 3x3 window by
+        Winograd's algorithm, output tiles of that many elements a side; see :mod:`roller.tile.winograd`).
     tiles
         ``((layer, extents), ...)`` from fastest to slowest; extents in elements over ``expr.axes``.
     storage_padding

@@ -16,6 +16,7 @@ import numpy as np
 from roller.expr import instruction_mix
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
+from roller.perf.cpu import winograd
 from roller.perf.cpu.lanes import (
     copies_box,
     effective_register,
@@ -29,12 +30,15 @@ from roller.perf.cpu.micro_kernel import micro_kernel_cycles
 from roller.perf.cpu.traffic import cache_traffic, dram_traffic_bytes, packing_s
 from roller.perf.phases import overlapped
 from roller.tile.geometry import Floats, Ints
+from roller.tile.winograd import STRUCTURES
 
 Terms = dict[str, Floats]
 
 
 def price(batch: TileBatch, spec: DeviceSpec) -> Terms:
     """Price a batch on a CPU; returns ``seconds`` and its terms as arrays ``(N,)``."""
+    if batch.structure in STRUCTURES:
+        return winograd.price(batch, spec)
     return _tiled(batch, spec) if batch.structure == "tiled" else _streamed(batch, spec)
 
 

@@ -87,7 +87,7 @@ def packing_s(batch: TileBatch, spec: DeviceSpec, register: Ints, tiles: Ints, t
             rows, _ = a.runs(task)
             cost = cost + rows * ROW_CYCLES / np.maximum(1, a.elements(task))
             # The box is written once and read at least once from the layer that holds it.
-            total = total + 2.0 * box * tasks / _holding_bandwidth(box, spec)
+            total = total + 2.0 * box * tasks / holding_bandwidth(box, spec)
         else:
             covered = np.where(a.uses & g.spatial, tiles * register, np.where(a.uses, g.extents, 1))
             elements = covered.astype(np.float64).prod(axis=1)
@@ -95,12 +95,12 @@ def packing_s(batch: TileBatch, spec: DeviceSpec, register: Ints, tiles: Ints, t
             gather = (spec.execution.element_gather_s or 0.0) * spec.clock_hz
             cost = gather * np.where(inner >= spec.teu.lanes, GATHERED_ROWS if a.gather else WHOLE_ROWS, 1.0)
             panel = np.broadcast_to(elements * float(a.tensor.itemsize_bytes), (len(batch),))
-            total = total + 2.0 * panel / _holding_bandwidth(panel, spec)
+            total = total + 2.0 * panel / holding_bandwidth(panel, spec)
         total = total + elements * cost / (spec.clock_hz * spec.units)
     return total
 
 
-def _holding_bandwidth(size_bytes: Any, spec: DeviceSpec) -> Floats:
+def holding_bandwidth(size_bytes: Any, spec: DeviceSpec) -> Floats:
     """Return bytes per second of the fastest layer that holds ``size_bytes``."""
     l1, l2, l3 = (spec.layer(n) for n in ("l1", "l2", "l3"))
     slower = np.where(
