@@ -44,9 +44,10 @@ def missing(threads: int, environ: Mapping[str, str]) -> dict[str, str]:
     return {k: v for k, v in wanted(threads).items() if environ.get(k) != v}
 
 
-def restart_with(threads: int) -> None:
+def restart_with(threads: int, module: str = "benchmarks.cpu") -> None:
     """Start this command again, on as many processors as threads and with the variables set; return where they are.
 
+    ``module`` is what was run with ``python -m``.
     The libraries read them once, when they are loaded, so setting them now would come too late.
     """
     if len(os.sched_getaffinity(0)) > threads:  # so that Roller detects the same number of cores
@@ -54,7 +55,7 @@ def restart_with(threads: int) -> None:
     lacking = missing(threads, os.environ)
     if lacking:
         sys.stdout.flush()
-        arguments = [sys.executable, "-m", "benchmarks.cpu", *sys.argv[1:]]
+        arguments = [sys.executable, "-m", module, *sys.argv[1:]]
         os.execve(sys.executable, arguments, {**os.environ, **lacking})
 
 
