@@ -150,7 +150,7 @@ def program_of(batch: TileBatch, i: int, spec: DeviceSpec) -> RProgram:
     axis, elements = _vector(batch, i, spec)
     program = RProgram(
         g.expr, spec.kind, batch.structure, tuple(tiles), (), batch.staged, axis, elements, False,
-        int(batch.split_k[i]), constants=batch.constants,
+        int(batch.split_k[i]), constants=batch.constants, nontemporal=batch.nontemporal,
     )  # fmt: skip
     if spec.kind == "gpu" and batch.staged:
         program = _lay_out(program, spec)

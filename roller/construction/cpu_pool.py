@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from roller.construction.scale_up import unique_rows
 from roller.construction.winograd import winograd_pool
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.perf.cpu import lane_count, lane_distance
+from roller.perf.cpu import lane_count, lane_distance, leaves_caches
 from roller.tile.geometry import Geometry, Ints
 
 #: Rows of a micro-kernel along a scalar (broadcast) axis.
@@ -34,6 +35,8 @@ def cpu_pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) ->
         batches = [_tiled(geometry, spec, v, staged) for v, staged in packed]
     elif structure == "streaming":
         batches = [_streaming(geometry, spec, geometry.order[-1])]
+        if leaves_caches(geometry, spec):
+            batches = [replace(b, nontemporal=way) for b in batches for way in (False, True)]
     else:
         batches = _rows(geometry, spec)
     kept, share = [], options.pool // len(batches)

@@ -20,8 +20,8 @@ class TileBatch:
     """Programs as arrays: ``register`` and ``block`` tiles ``(N, axes)``, ``split_k`` ``(N,)``.
 
     ``block`` is the tile of the slowest tiled layer: a thread block (GPU) or a task (CPU). ``panel`` is
-    the CPU's l1 tile, absent on a GPU. ``structure``, ``staged`` and ``constants`` are as in RProgram and common to
-    the batch.
+    the CPU's l1 tile, absent on a GPU. ``structure``, ``staged``, ``constants`` and ``nontemporal`` are as in
+    RProgram and common to the batch.
     """
 
     geometry: Geometry
@@ -33,6 +33,7 @@ class TileBatch:
     panel: Ints | None = None
     vector_axis: int | None = None
     constants: tuple[str, ...] = ()
+    nontemporal: bool = False
 
     def __len__(self) -> int:
         """Return the number of programs."""
@@ -50,6 +51,7 @@ class TileBatch:
             None if self.panel is None else self.panel[index],
             self.vector_axis,
             self.constants,
+            self.nontemporal,
         )
 
     @cached_property

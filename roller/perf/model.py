@@ -69,6 +69,7 @@ def batch_of(programs: Sequence[RProgram]) -> TileBatch:
         rows[1] if layers > 2 else None,
         axis,
         first.constants,
+        first.nontemporal,
     )
 
 
@@ -77,7 +78,7 @@ def estimate_programs(programs: Sequence[RProgram], spec: DeviceSpec) -> list[Es
     groups: dict[tuple[Any, ...], list[int]] = {}
     for n, p in enumerate(programs):
         axis = p.vector_axis if p.kind == "cpu" else None
-        groups.setdefault((id(p.expr), p.structure, p.staged, axis, p.layers, p.constants), []).append(n)
+        groups.setdefault((id(p.expr), p.structure, p.staged, axis, p.layers, p.constants, p.nontemporal), []).append(n)
     out: dict[int, Estimate] = {}
     for members in groups.values():
         mine = [programs[n] for n in members]

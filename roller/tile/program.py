@@ -21,6 +21,8 @@ from roller.expr.serialize import expr_from_dict, expr_to_dict
 
 #: Code-generation structures (one template each), chosen by properties of the expression.
 STRUCTURES = ("tiled", "rows", "streaming", "winograd2", "winograd4")
+#: Register tiles of a row from which on non-temporal programs start them at cache lines; the ends overlap.
+ALIGNED_TILES = 4
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class RProgram:
         Names of alignment rules this program does not meet and is priced for.
     constants
         Inputs whose values do not change from call to call; CPU: those also ``staged`` are packed ahead of all calls.
+    nontemporal
+        CPU: whole lines of the results are written past the caches, which then need not read them first.
     """
 
     expr: TensorExpr
@@ -71,6 +75,7 @@ class RProgram:
     split_k: int = 1
     relaxed: tuple[str, ...] = ()
     constants: tuple[str, ...] = ()
+    nontemporal: bool = False
     # Not an argument: dataclasses.replace must start a new one, or results of the old value would be found.
     _memo: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False, hash=False)
 
@@ -164,6 +169,7 @@ class RProgram:
             "split_k": self.split_k,
             "relaxed": list(self.relaxed),
             "constants": list(self.constants),
+            "nontemporal": self.nontemporal,
         }
 
     @classmethod
@@ -189,6 +195,7 @@ class RProgram:
                 data["split_k"],
                 tuple(data["relaxed"]),
                 tuple(data.get("constants", ())),  # files of before they were known have none
+                data.get("nontemporal", False),
             )
         except (KeyError, TypeError) as err:
             raise ArtifactError(f"program: expected a serialised RProgram, got {err!r}. The file is damaged.") from err
@@ -217,6 +224,8 @@ class RProgram:
             extra.append(f"split_k={self.split_k}")
         if self.constants:
             extra.append("constants=" + ",".join(self.constants))
+        if self.nontemporal:
+            extra.append("nontemporal")
         if self.relaxed:
             extra.append("relaxed=" + ",".join(self.relaxed))
         return " ".join([f"{self.kind}/{self.structure}", tiles, *extra])

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from roller.codegen.cpu.nest import Nest, Stmt, lane_stride, lower_of, unravel
+from roller.codegen.cpu.nest import Nest, Stmt, clamp, lane_stride, lower_of, unravel
 from roller.codegen.cpu.packing import tile_start
 from roller.codegen.cpu.plan import SpatialPlan, power_of_two_below
 from roller.expr import Stage, TensorExpr
@@ -46,8 +47,19 @@ def default_plans(stage: Stage, expr: TensorExpr, lanes: int, names: Sequence[st
     return tuple(reversed(plans))
 
 
-def task_loop(nest: Nest, plans: Sequence[SpatialPlan], body: Callable[[Mapping[str, Any]], Stmt], kind: str) -> Stmt:
-    """Loop over the tasks and their register tiles; ``body`` receives the first coordinate per axis."""
+def task_loop(
+    nest: Nest,
+    plans: Sequence[SpatialPlan],
+    body: Callable[[Mapping[str, Any]], Stmt],
+    kind: str,
+    to_line: Callable[[Mapping[str, Any]], Expr] | None = None,
+) -> Stmt:
+    """Loop over the tasks and their register tiles; ``body`` receives the first coordinate per axis.
+
+    With ``to_line`` the tiles of the vector axis start at cache lines (see :func:`_from_line`).
+    """
+    if to_line is not None:
+        plans = [replace(p, tiles=p.tiles + 1) if p.lanes > 1 else p for p in plans]
     tasks = [p.tasks for p in plans]
 
     def task(t: Expr) -> Stmt:
@@ -57,11 +69,23 @@ def task_loop(nest: Nest, plans: Sequence[SpatialPlan], body: Callable[[Mapping[
         ]
 
         def tile(at: tuple[Expr, ...]) -> Stmt:
-            return body({p.name: tile_start(p, first[p.name] + c) for p, c in zip(plans, at, strict=True)})
+            tiles = {p.name: first[p.name] + c for p, c in zip(plans, at, strict=True)}
+            start = {p.name: tile_start(p, tiles[p.name]) for p in plans}
+            if to_line is not None:
+                start |= {p.name: _from_line(p, tiles[p.name], to_line(start)) for p in plans if p.lanes > 1}
+            return body(start)
 
         return nest.grid(counts, tile)
 
     return nest.loop(math.prod(tasks), task, kind, "task")
+
+
+def _from_line(plan: SpatialPlan, tile: Expr, head: Expr) -> Expr:
+    """First coordinate of a tile where tiles start ``head`` elements behind the start of the axis.
+
+    One tile more covers what lies before; it and the last one overlap their neighbours.
+    """
+    return clamp(head + (tile - 1) * plan.tile, 0, plan.extent - plan.tile)
 
 
 def tile_loop(
@@ -88,9 +112,16 @@ def tile_loop(
 
 
 def elementwise_nest(
-    nest: Nest, plans: Sequence[SpatialPlan], store: Callable[[dict[str, Any]], Stmt], parallel: bool
+    nest: Nest,
+    plans: Sequence[SpatialPlan],
+    store: Callable[[dict[str, Any]], Stmt],
+    parallel: bool,
+    to_line: Callable[[Mapping[str, Any]], Expr] | None = None,
 ) -> Stmt:
-    """Return the whole nest that runs ``store`` at every point of the axes of ``plans``."""
-    return task_loop(
-        nest, plans, lambda start: tile_loop(nest, plans, start, store), "parallel" if parallel else "serial"
-    )
+    """Return the whole nest that runs ``store`` at every point of the axes of ``plans``.
+
+    ``to_line`` gives at a start the elements from there to the next cache line of what is stored; with it, vectors
+    start at lines.
+    """
+    kind = "parallel" if parallel else "serial"
+    return task_loop(nest, plans, lambda start: tile_loop(nest, plans, start, store), kind, to_line)

@@ -39,7 +39,10 @@ def vectorise_math(body: Stmt) -> Stmt:
     """Return ``body`` with the float32 functions of this module in place of library calls."""
 
     def replace(call: Any) -> Any:
-        name, dtype = getattr(call.op, "name", ""), dtype_of(call)
+        name = getattr(call.op, "name", "")
+        if name not in ("tirx.tanh", *_REPLACEMENTS):
+            return call  # addresses, for one, have no dtype
+        dtype = dtype_of(call)
         if name == "tirx.tanh" and dtype == "float64":
             # TVM's own expansion subtracts exponentials and loses all digits near zero.
             return tirx.call_pure_extern(dtype, "tanh", call.args[0])

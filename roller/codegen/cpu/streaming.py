@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from roller.codegen.cpu.elementwise import default_plans, elementwise_nest
-from roller.codegen.cpu.nest import Buffer, Nest, Stmt, allocate, declare, reader, seq, write
-from roller.codegen.cpu.plan import spatial_plans
+from roller.codegen.cpu.nest import (
+    Buffer,
+    Nest,
+    Stmt,
+    allocate,
+    declare,
+    integer,
+    lane_stride,
+    reader,
+    seq,
+    write,
+)  # fmt: skip
+from roller.codegen.cpu.nontemporal import elements_to_line
+from roller.codegen.cpu.plan import SpatialPlan, spatial_plans
 from roller.errors import BuildError
 from roller.expr import Index, Load, Scalar, Stage, TensorExpr, map_indices, transform
 from roller.te.emit import Expr, emit_index, emit_scalar
 from roller.tile import RProgram
+from roller.tile.program import ALIGNED_TILES
 
 
 def inline_stages(expr: TensorExpr) -> tuple[Stage, ...]:
@@ -105,4 +118,18 @@ def _nest(nest: Nest, program: RProgram, s: Stage, out: Buffer, tensors: Mapping
     def store(env: dict[str, Any]) -> Stmt:
         return write(out, emit_scalar(s.body, env, tensors), *(emit_index(i, env) for i in s.store))
 
-    return elementwise_nest(nest, plans, store, True)
+    return elementwise_nest(nest, plans, store, True, _to_line(plans, s, out) if program.nontemporal else None)
+
+
+def _to_line(plans: Sequence[SpatialPlan], s: Stage, out: Buffer) -> Callable[[Mapping[str, Any]], Expr] | None:
+    """Return what gives the elements from the start of a row of ``out`` to its next cache line, or ``None``.
+
+    ``None`` where rows are not contiguous, or too short for tiles that start at lines to be most of them.
+    """
+    vector = next((p for p in plans if p.lanes > 1), None)
+    shape = s.output.shape
+    if vector is None or vector.tiles < ALIGNED_TILES or lane_stride(s.store, shape, vector.name) != 1:
+        return None
+    return lambda start: elements_to_line(
+        out, tuple(emit_index(i, {**start, vector.name: integer(0)}) for i in s.store) or (integer(0),)
+    )

@@ -23,11 +23,10 @@ from roller.perf.cpu.lanes import (
     lane_count,
     lane_distance,
     operand_vectors,
-    room,
     vector_operations,
 )
 from roller.perf.cpu.micro_kernel import micro_kernel_cycles
-from roller.perf.cpu.traffic import cache_traffic, dram_traffic_bytes, packing_s
+from roller.perf.cpu.traffic import cache_traffic, dram_traffic_bytes, packing_s, stream_s
 from roller.perf.phases import overlapped
 from roller.tile.geometry import Floats, Ints
 from roller.tile.winograd import STRUCTURES
@@ -100,16 +99,27 @@ def _tiled(batch: TileBatch, spec: DeviceSpec) -> Terms:
 
 def _streamed(batch: TileBatch, spec: DeviceSpec) -> Terms:
     """Element-wise passes and row reductions: vector arithmetic against the memory bus."""
+    imbalance, tasks = _imbalance(batch, spec)
+    compute = _stream_cycles(batch, spec) / (spec.clock_hz * spec.units) * imbalance
+    memory = stream_s(batch, spec, tasks, imbalance)
+    per_task = tasks * spec.execution.barrier_s / spec.units
+    terms: Terms = {"compute_s": compute, **memory, "launch_s": _start_s(tasks, 1, spec)}
+    terms["seconds"] = np.maximum(compute, sum(memory.values())) + per_task + terms["launch_s"]
+    terms["tasks"] = tasks.astype(float)
+    return terms
+
+
+def _stream_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
+    """Return cycles of one core for the arithmetic, loads and loops of all stages, ``(N,)``."""
     g = batch.geometry
     rate = spec.compute.ops_per_cycle_per_unit
     lanes = spec.teu.lanes
     v = batch.vector_axis
-    imbalance, tasks = _imbalance(batch, spec)
     cycles = np.zeros(len(batch))
     for s in g.expr.stages:
         per_point = sum(n * lanes / rate[c] for c, n in instruction_mix(s.body, s.combiner).items())
         strided = [a for a in g.loads if v is not None and lane_distance(a, v) > 1]
-        loads = max(1, len(s.loads)) * lanes / rate["load_store"]
+        loads = max(1, len(set(s.loads))) * lanes / rate["load_store"]
         vectors = s.points / lanes
         filled = lanes if v is None else np.clip(np.minimum(batch.register[:, v], g.extents[v]), 1, lanes)
         used = lanes / filled
@@ -117,26 +127,4 @@ def _streamed(batch: TileBatch, spec: DeviceSpec) -> Terms:
         cycles = cycles + vectors * used * np.maximum(per_point, loads * scattered)
     unroll = np.maximum(1, batch.register.prod(axis=1) / lanes)
     overhead = sum(s.points for s in g.expr.stages) / lanes / unroll * spec.execution.step_issue_s * spec.clock_hz
-    if v is None:
-        cycles = cycles * lanes
-    compute = (cycles + overhead) / (spec.clock_hz * spec.units) * imbalance
-    inputs = sum(a.tensor.nbytes for a in g.reads)
-    outputs = sum(t.nbytes for t in g.expr.output_tensors)
-    moved = inputs + 2 * outputs  # write-allocate reads a line before it is written
-    cached = moved <= room(spec, "l3")
-    layer = spec.layer("l3" if cached else "dram")
-    # Call after call a core works on the same part of the tensors: in its own L2, where the parts fit there.
-    near = inputs + outputs <= room(spec, "l2") * np.minimum(tasks, spec.units)
-    l2 = np.where(near, (inputs + outputs) / spec.layer("l2").bandwidth_bytes_per_s, 0.0) * imbalance
-    far = np.where(near, 0.0, moved / layer.bandwidth_bytes_per_s) * imbalance
-    memory = l2 + far
-    per_task = tasks * spec.execution.barrier_s / spec.units
-    terms: Terms = {
-        "compute_s": compute,
-        "l2_s": l2,
-        ("l3_s" if cached else "dram_s"): far,
-        "launch_s": _start_s(tasks, 1, spec),
-    }
-    terms["seconds"] = np.maximum(compute, memory) + per_task + terms["launch_s"]
-    terms["tasks"] = tasks.astype(float)
-    return terms
+    return np.asarray((cycles * lanes if v is None else cycles) + overhead)

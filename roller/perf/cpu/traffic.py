@@ -9,8 +9,9 @@ import numpy as np
 
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.perf.cpu.lanes import copies_box, lane_distance, room
-from roller.tile.geometry import Access, Floats, Ints
+from roller.perf.cpu.lanes import copies_box, effective_register, lane_count, lane_distance, room
+from roller.tile.geometry import Access, Floats, Geometry, Ints
+from roller.tile.program import ALIGNED_TILES
 
 #: Cycles a copied row needs around its elements: instructions of our templates.
 ROW_CYCLES = 8.0
@@ -114,9 +115,62 @@ def holding_bandwidth(size_bytes: Any, spec: DeviceSpec) -> Floats:
 
 def dram_traffic_bytes(batch: TileBatch, spec: DeviceSpec) -> float:
     """Return bytes that must cross the memory bus: everything, unless it all stays in the last-level cache."""
-    g = batch.geometry
-    inputs = sum(a.tensor.nbytes for a in g.reads)
-    outputs = sum(t.nbytes for t in g.expr.output_tensors)
+    inputs, outputs = _tensor_bytes(batch.geometry)
     if inputs + outputs <= room(spec, "l3"):
         return 0.0
     return float(inputs + 2 * outputs)  # write-allocate reads a line before it is written
+
+
+def _tensor_bytes(geometry: Geometry) -> tuple[int, int]:
+    """Return the bytes of the tensors read, however often each is, and of those written."""
+    read = {a.tensor.name: a.tensor.nbytes for a in geometry.reads}
+    return sum(read.values()), sum(t.nbytes for t in geometry.expr.output_tensors)
+
+
+def leaves_caches(geometry: Geometry, spec: DeviceSpec) -> bool:
+    """Whether the results are gone from the last-level cache before anyone reads them."""
+    _, outputs = _tensor_bytes(geometry)
+    read_back = any(ld.tensor in geometry.expr.outputs for s in geometry.expr.stages for ld in s.loads)
+    return outputs > room(spec, "l3") and not read_back
+
+
+def stream_s(batch: TileBatch, spec: DeviceSpec, tasks: Ints, imbalance: Floats) -> dict[str, Floats]:
+    """Return seconds that one pass over all tensors takes, under the name of the layer it waits for, ``(N,)`` each.
+
+    Notes
+    -----
+    Call after call a core works on the same part of the tensors: what fits the L2 of the cores at work comes from
+    there, what fits the L3 from the L3, the rest from memory. Beyond the L2 a store reads its line before it writes
+    it (write-allocate) and writes it back; non-temporal stores of whole lines only write, but whoever reads the
+    results next finds none of them in a cache, which is charged here where one could have held them.
+    """
+    inputs, outputs = _tensor_bytes(batch.geometry)
+    both = float(inputs + outputs)
+    active = np.minimum(tasks, spec.units)
+    cached = both <= room(spec, "l3")
+    name = "l3" if cached else "dram"
+    extra = outputs * np.ones(len(batch))
+    if batch.nontemporal:
+        name = "dram"
+        extra = outputs * (_partial_lines(batch, spec) if outputs > room(spec, "l3") else extra)
+    layer = spec.layer(name)
+    # ``imbalance`` is relative to all cores at full rate: fewer of them can draw more than their share of a bus.
+    share = layer.bandwidth_bytes_per_s / spec.units
+    each = np.minimum(
+        np.maximum(share, layer.bandwidth_per_teu_bytes_per_s or 0.0), layer.bandwidth_bytes_per_s / active
+    )
+    near = np.full(len(batch), not batch.nontemporal) & (both <= room(spec, "l2") * active)
+    l2 = np.where(near, both / spec.layer("l2").bandwidth_bytes_per_s, 0.0) * imbalance
+    far = np.where(near, 0.0, (both + extra) / (each * spec.units)) * imbalance
+    return {"l2_s": l2, f"{name}_s": far}
+
+
+def _partial_lines(batch: TileBatch, spec: DeviceSpec) -> Floats:
+    """Return the share of written lines that vectors do not fill: those at the ends of rows, or all of short ones."""
+    g, v = batch.geometry, batch.vector_axis
+    line = spec.layer("l1").line_bytes or 1
+    if v is None or lane_distance(g.store, v) != 1:
+        return np.ones(len(batch))
+    row = int(g.extents[v]) * g.store.tensor.itemsize_bytes
+    aligned = -(-g.extents[v] // effective_register(batch, lane_count(spec, 4))[:, v]) >= ALIGNED_TILES
+    return np.where(aligned, min(1.0, 2.0 * line / row), 1.0)
