@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from roller.artifact import Argument, Constant, KernelArtifact, Launch
+from roller.codegen.cpu.dots import Dots, is_dots
 from roller.codegen.cpu.library import ENTRY, PACK, build_library, prim_funcs
 from roller.codegen.cpu.mathlib import vectorise_math
 from roller.codegen.cpu.nest import Buffer, Nests, computed, declare, is_parallel, serial
@@ -25,7 +26,9 @@ def _tiled(program: RProgram, buffers: dict[str, Buffer], cores: int) -> Nests:
     """Reduce to a single point by parts (a register tile of one element would leave all cores but one idle)."""
     anchor = program.expr.anchor
     single = anchor.combiner is not None and all(a.extent == 1 for a in anchor.spatial_axes)
-    return Nests(rows_body(program, buffers, cores)) if single else tiled_nests(program, buffers)
+    if single:
+        return Nests(rows_body(program, buffers, cores))
+    return Dots(program, buffers).nests() if is_dots(program) else tiled_nests(program, buffers)
 
 
 _TEMPLATES: dict[str, Callable[[RProgram, dict[str, Buffer], int], Nests]] = {

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from roller.construction.cpu_dots import dot_axes, dots_batch
 from roller.construction.gpu_pool import structure_of
 from roller.construction.options import ConstructOptions
 from roller.construction.scale_up import unique_rows
@@ -33,6 +34,10 @@ def cpu_pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) ->
         axes = vector_axes(geometry, structure)
         packed = ((v, staged) for v in axes for staged in staged_choices(geometry, v, options.constants))
         batches = [_tiled(geometry, spec, v, staged) for v, staged in packed]
+        batches += [
+            dots_batch(geometry, spec, v, _row_axes(geometry, v), lambda r: _tasks(geometry, r, spec))
+            for v in dot_axes(geometry, spec)
+        ]
     elif structure == "streaming":
         batches = [_streaming(geometry, spec, geometry.order[-1])]
         if leaves_caches(geometry, spec):

@@ -200,6 +200,13 @@ def _bfloat16_bits(value: Expr) -> Expr:
     return tirx.Let(given, value, tirx.Let(bits, tirx.reinterpret("uint32", given), word))
 
 
+def prefetch(buffer: Buffer, *index: Expr) -> Stmt:
+    """Return a hint to bring the line of an element into the caches; the index must be inside the buffer."""
+    place = tirx.address_of(tirx.BufferLoad(buffer, list(index)))
+    reading, near, data = (tirx.const(x, "int32") for x in (0, 3, 1))
+    return tirx.Evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", place, reading, near, data))
+
+
 def reader(buffer: Buffer) -> Callable[..., Expr]:
     """Return the callable of indices that :func:`roller.te.emit.emit_scalar` expects."""
     return lambda *index: read(buffer, *index)
@@ -210,6 +217,13 @@ def lower_of(a: int | Expr, b: int | Expr) -> int | Expr:
     if isinstance(a, int) and isinstance(b, int):
         return min(a, b)
     return tirx.min(integer(a), integer(b))
+
+
+def quotient(value: int | Expr, by: int) -> tuple[Any, Any]:
+    """Return quotient and remainder of a non-negative extent, at build time where it is known."""
+    if isinstance(value, int):
+        return value // by, value % by
+    return tirx.floordiv(value, by), tirx.floormod(value, by)
 
 
 def clamp(value: Expr, low: int | Expr, high: int | Expr) -> Expr:

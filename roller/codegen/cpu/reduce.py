@@ -12,10 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roller.codegen.cpu.nest import Buffer, Nest, Stmt, allocate, declare, integer, read, seq, write
+from roller.codegen.cpu.nest import Buffer, Nest, Stmt, allocate, declare, integer, quotient, read, seq, write
 from roller.codegen.cpu.plan import power_of_two_below
 from roller.expr import COMBINERS, Axis, Stage
-from roller.te.compat import tirx
 from roller.te.emit import Expr, combine, constant
 
 Value = Callable[[Mapping[str, Any]], Expr]
@@ -101,8 +100,8 @@ class Reducer:
         def each(body: Callable[[Expr, Expr], Stmt]) -> Stmt:
             return n.loop(_ACCUMULATORS, lambda u: n.loop(lanes, lambda x: body(u, x), "vector", "lane"), "unroll")
 
-        blocks, rest = _divide(length, wide)
-        vectors, tail = _divide(rest, lanes)
+        blocks, rest = quotient(length, wide)
+        vectors, tail = quotient(rest, lanes)
 
         def body(e: dict[str, Any]) -> Stmt:
             def at(k: Any) -> dict[str, Any]:
@@ -193,13 +192,6 @@ class Reducer:
             body,
             each(lambda x: finish({**env, vector.name: start + x}, read(acc, x))),
         )
-
-
-def _divide(value: Any, by: int) -> tuple[Any, Any]:
-    """Quotient and remainder of a non-negative extent, at build time where it is known."""
-    if isinstance(value, int):
-        return value // by, value % by
-    return tirx.floordiv(value, by), tirx.floormod(value, by)
 
 
 def _maybe(count: Any, body: Callable[[], Stmt]) -> Stmt | None:

@@ -63,7 +63,7 @@ Env = dict[str, Any]
 
 
 @dataclass
-class _Tiled:
+class Tiled:
     """One lowering of a tiled program: its plans, buffers and the pieces of its loop nest."""
 
     program: RProgram
@@ -95,6 +95,12 @@ class _Tiled:
         self.chunked = any(r.chunks > 1 for r in self.reduction)
         tiles = tuple(s.per_task for s in self.spatial)
         self.partial = declare("partial", (*tiles, *shape), self.stage.acc_dtype)
+
+    @functools.cached_property
+    def tensors(self) -> dict[str, Callable[..., Expr]]:
+        """What the micro-kernel's loads read, by name: arguments, panels and boxes."""
+        staged = {n: b for n, (_, b) in (*self.panels.items(), *self.halos.items())}
+        return {n: reader(b) for n, b in {**self.buffers, **staged}.items()}
 
     def _stage_loads(self) -> Scalar:
         """Plan the packing of every staged load and return the body with those loads redirected."""
@@ -179,11 +185,7 @@ class _Tiled:
 
     def _tiles(self, first: Env, count: Env, start: Env, chunk: Env) -> Stmt:
         """Loop over the register tiles of one task."""
-        packed = any(s is self.vector for p, _ in self.panels.values() for s in p.spatial)
-        # A packed vector panel is reused from L1/L2 by all other tiles, so its axis goes outermost.
-        loops = ([self.vector] if self.vector and packed else []) + [
-            s for s in self.spatial if not (packed and s is self.vector)
-        ]
+        loops = self._loop_order()
 
         def tile(at: tuple[Expr, ...]) -> Stmt:
             env: Env = {}
@@ -194,6 +196,14 @@ class _Tiled:
             return self._micro_kernel(env, chunk)
 
         return self.nest.grid([count[s.name] for s in loops], tile)
+
+    def _loop_order(self) -> list[SpatialPlan]:
+        """Return the axes in the order their register tiles are looped over."""
+        packed = any(s is self.vector for p, _ in self.panels.values() for s in p.spatial)
+        # A packed vector panel is reused from L1/L2 by all other tiles, so its axis goes outermost.
+        return ([self.vector] if self.vector and packed else []) + [
+            s for s in self.spatial if not (packed and s is self.vector)
+        ]
 
     def _each(self, body: Callable[[tuple[Expr, ...]], Stmt]) -> Stmt:
         """Run ``body`` on every element of the register tile: rows unrolled, lanes vectorised."""
@@ -221,12 +231,10 @@ class _Tiled:
 
     def _micro_kernel(self, env: Env, chunk: Env) -> Stmt:
         neutral = constant(COMBINERS[self.stage.combiner or "sum"], self.stage.acc_dtype)
-        tensors: dict[str, Callable[..., Expr]] = {n: reader(b) for n, b in self.buffers.items()}
-        tensors.update({n: reader(b) for n, (_, b) in (*self.panels.items(), *self.halos.items())})
 
         def step(at: Env) -> Stmt:
             def element(inner: tuple[Expr, ...]) -> Stmt:
-                value = emit_scalar(self.body, self._at({**env, **at}, inner), tensors).astype(self.stage.acc_dtype)
+                value = self._value({**env, **at}, inner)
                 index = inner or (integer(0),)
                 return write(self.acc, combine(self.stage.combiner or "sum", read(self.acc, *index), value), *index)
 
@@ -242,6 +250,10 @@ class _Tiled:
             last = tirx.all(*(chunk[r.name] == r.chunks - 1 for r in self.reduction if r.name in chunk))
             end = when(last, end, keep)
         return seq(allocate(self.acc), begin, self._reduce(chunk, step), end)
+
+    def _value(self, env: Env, inner: tuple[Expr, ...]) -> Expr:
+        """Return what one reduction point adds to one element of the tile."""
+        return emit_scalar(self.body, self._at(env, inner), self.tensors).astype(self.stage.acc_dtype)
 
     def _reduce(self, chunk: Env, step: Callable[[Env], Stmt]) -> Stmt:
         """Loop over one chunk of the reduction axes; blocks of the innermost go outside where it has some."""
@@ -355,7 +367,7 @@ def tiled_nests(program: RProgram, buffers: dict[str, Buffer]) -> Nests:
 
     Parameters and errors are those of :func:`tiled_body`.
     """
-    return _Tiled(program, buffers, frozenset(program.constants)).nests()
+    return Tiled(program, buffers, frozenset(program.constants)).nests()
 
 
 def tiled_body(program: RProgram, buffers: dict[str, Buffer]) -> Stmt:
@@ -373,4 +385,4 @@ def tiled_body(program: RProgram, buffers: dict[str, Buffer]) -> Stmt:
     BuildError
         Where the expression has no reduction, or stages the template cannot fuse.
     """
-    return _Tiled(program, buffers).function_body()
+    return Tiled(program, buffers).function_body()

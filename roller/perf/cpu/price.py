@@ -17,6 +17,7 @@ from roller.expr import instruction_mix
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.cpu import winograd
+from roller.perf.cpu.dots import dots_terms, fits, is_dots
 from roller.perf.cpu.lanes import (
     copies_box,
     effective_register,
@@ -38,7 +39,21 @@ def price(batch: TileBatch, spec: DeviceSpec) -> Terms:
     """Price a batch on a CPU; returns ``seconds`` and its terms as arrays ``(N,)``."""
     if batch.structure in STRUCTURES:
         return winograd.price(batch, spec)
+    if is_dots(batch):
+        return _dots(batch, spec)
     return _tiled(batch, spec) if batch.structure == "tiled" else _streamed(batch, spec)
+
+
+def _dots(batch: TileBatch, spec: DeviceSpec) -> Terms:
+    """Dot products read their operands in place: arithmetic against the caches and the memory bus."""
+    imbalance, tasks = _imbalance(batch, spec)
+    terms = dots_terms(batch, spec, imbalance, _start_s(tasks, 1, spec))
+    memory = np.maximum.reduce([terms["l2_s"], terms["l3_s"], terms["dram_s"]])
+    # Every tile starts at other rows, where prefetching starts anew: little of the one hides behind the other.
+    slowest = memory + terms["compute_s"]
+    terms["seconds"] = np.where(fits(batch, spec), slowest + terms["launch_s"], np.inf)
+    terms["tasks"] = tasks.astype(float)
+    return terms
 
 
 def _imbalance(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Ints]:
