@@ -66,7 +66,18 @@ _CONV = [
     _case("residual", "conv2d", n=1, c=4, h=6, w=6, f=5, kh=3, kw=3, padding=1, epilogue=("bias", "add", "silu")),
     _case("f16", "conv2d", n=1, c=8, h=6, w=6, f=8, kh=3, kw=3, padding=1, dtype="float16"),
     _case("i8", "conv2d", n=1, c=4, h=6, w=5, f=8, kh=3, kw=3, padding=1, dtype="int8"),
-]
+    _case("blocked", "conv2d", n=2, c=8, h=7, w=9, f=16, kh=3, kw=3, layout="NCHW8c"),
+    _case("blocked-odd", "conv2d", n=1, c=7, h=9, w=8, f=9, kh=3, kw=3, stride=2, padding=1, layout="NCHW4c"),
+    _case("blocked-c3", "conv2d", n=1, c=3, h=11, w=9, f=17, kh=5, kw=5, stride=2, padding=2, layout="NCHW16c"),
+    _case("blocked-1x1", "conv2d", n=1, c=32, h=7, w=7, f=16, kh=1, kw=1, layout="NCHW16c", epilogue=("bias", "relu")),
+    _case("blocked-d2", "conv2d", n=1, c=5, h=9, w=7, f=6, kh=3, kw=2, dilation=2, padding=(2, 1), layout="NCHW4c",
+          epilogue=("bias", "residual", "sigmoid")),
+    _case("blocked-groups2", "conv2d", n=1, c=16, h=6, w=5, f=8, kh=3, kw=3, groups=2, padding=1, layout="NCHW4c"),
+    _case("blocked-groups3", "conv2d", n=1, c=6, h=5, w=6, f=6, kh=3, kw=3, groups=3, padding=1, layout="NCHW4c"),
+    _case("blocked-groups-c", "conv2d", n=2, c=5, h=6, w=6, f=5, kh=3, kw=3, groups=5, stride=2, layout="NCHW8c"),
+    _case("blocked-f16", "conv2d", n=1, c=20, h=4, w=4, f=24, kh=3, kw=3, padding=1, dtype="float16", layout="NCHW16c",
+          epilogue=("bias", "relu")),
+]  # fmt: skip
 
 _DEPTHWISE = [
     _case("same3", "depthwise_conv2d", n=2, c=5, h=9, w=7, kh=3, kw=3, padding=1),
@@ -75,7 +86,13 @@ _DEPTHWISE = [
     _case("multiplier", "depthwise_conv2d", n=1, c=3, h=6, w=6, kh=3, kw=3, padding=1, multiplier=2),
     _case("multiplier-c1", "depthwise_conv2d", n=2, c=1, h=5, w=6, kh=2, kw=3, multiplier=3),
     _case("d2-bias", "depthwise_conv2d", n=1, c=6, h=9, w=9, kh=3, kw=3, dilation=2, epilogue=("bias", "relu6")),
-]
+    _case("blocked", "depthwise_conv2d", n=2, c=16, h=9, w=7, kh=3, kw=3, padding=1, layout="NCHW8c"),
+    _case("blocked-5x5-s2", "depthwise_conv2d", n=1, c=20, h=13, w=11, kh=5, kw=5, stride=2, padding=2,
+          layout="NCHW16c", epilogue=("bias", "silu")),
+    _case("blocked-multiplier", "depthwise_conv2d", n=1, c=5, h=6, w=6, kh=3, kw=3, multiplier=2, layout="NCHW4c"),
+    _case("blocked-f16", "depthwise_conv2d", n=1, c=9, h=7, w=7, kh=3, kw=3, padding=1, dtype="float16",
+          layout="NCHW16c"),
+]  # fmt: skip
 
 _POOL = [
     _case("max", "pool2d", kind="max", n=2, c=3, h=9, w=8, kh=3, kw=2, stride=2),
@@ -83,11 +100,64 @@ _POOL = [
     _case("max-i8", "pool2d", kind="max", n=1, c=4, h=7, w=7, kh=3, kw=3, padding=1, dtype="int8"),
     _case("avg", "pool2d", kind="avg", n=1, c=3, h=7, w=11, kh=2, kw=3),
     _case("avg-pad", "pool2d", kind="avg", n=1, c=3, h=7, w=7, kh=3, kw=3, padding=1),
-    _case("avg-pad-excluded", "pool2d", kind="avg", n=1, c=3, h=7, w=8, kh=3, kw=3, stride=2, padding=(1, 0, 1, 1),
-          count_include_pad=False),
+    _case(
+        "avg-pad-excluded",
+        "pool2d",
+        kind="avg",
+        n=1,
+        c=3,
+        h=7,
+        w=8,
+        kh=3,
+        kw=3,
+        stride=2,
+        padding=(1, 0, 1, 1),
+        count_include_pad=False,
+    ),
     _case("avg-1x1-s2", "pool2d", kind="avg", n=2, c=5, h=9, w=9, kh=1, kw=1, stride=2),
     _case("global", "pool2d", kind="avg", n=2, c=7, h=5, w=5, kh=5, kw=5),
     _case("max-relu", "pool2d", kind="max", n=1, c=2, h=6, w=6, kh=2, kw=2, stride=2, epilogue=("bias", "relu")),
+    _case("blocked-max", "pool2d", kind="max", n=2, c=5, h=9, w=9, kh=3, kw=3, stride=2, padding=1, layout="NCHW4c"),
+    _case("blocked-avg", "pool2d", kind="avg", n=1, c=16, h=7, w=9, kh=3, kw=3, padding=1, layout="NCHW8c"),
+    _case(
+        "blocked-excluded",
+        "pool2d",
+        kind="avg",
+        n=1,
+        c=9,
+        h=7,
+        w=8,
+        kh=3,
+        kw=3,
+        stride=2,
+        padding=(1, 0, 1, 1),
+        count_include_pad=False,
+        layout="NCHW8c",
+        epilogue=("bias", "sigmoid"),
+    ),
+    _case(
+        "blocked-f16",
+        "pool2d",
+        kind="max",
+        n=1,
+        c=16,
+        h=8,
+        w=8,
+        kh=2,
+        kw=2,
+        stride=2,
+        dtype="float16",
+        layout="NCHW16c",
+    ),
+]
+
+_LAYOUTS = [
+    _case("aligned", "to_blocked", n=2, c=32, h=5, w=7),
+    _case("odd", "to_blocked", n=1, c=13, h=6, w=3, block=8),
+    _case("c3-f16", "to_blocked", n=1, c=3, h=8, w=8, block=16, dtype="float16"),
+    _case("aligned", "from_blocked", n=2, c=32, h=5, w=7),
+    _case("odd", "from_blocked", n=1, c=13, h=6, w=3, block=8),
+    _case("one-block", "from_blocked", n=3, c=3, h=8, w=8, block=4),
 ]  # fmt: skip
 
 #: Every unary element-wise function; parameters as a user writes them.
@@ -142,7 +212,7 @@ _ROWS = [
 ]
 
 #: ``(id, factory)`` of every small odd expression.
-ODD_CASES: list[Case] = [*_MATMUL, *_CONV, *_DEPTHWISE, *_POOL, *_ELEMENTWISE, *_REDUCE, *_ROWS]
+ODD_CASES: list[Case] = [*_MATMUL, *_CONV, *_DEPTHWISE, *_POOL, *_LAYOUTS, *_ELEMENTWISE, *_REDUCE, *_ROWS]
 
 #: Functions whose arguments must be positive (or whose result is huge near zero).
 _POSITIVE = ("log", "sqrt", "rsqrt", "div", "pow", "reciprocal", "prod")

@@ -53,6 +53,18 @@ class Index:
         """Whether the index is exactly the axis ``name``."""
         return self.const == 0 and self.terms == (Term(name),)
 
+    def is_digits(self, extents: Mapping[str, int]) -> bool:
+        """Whether axes of ``extents`` write the index like a number: no two points of theirs share a position.
+
+        ``16 * block + inner`` with 16 inner elements is; a sliding window ``out + kernel`` is not.
+        """
+        reach = 0
+        for t in sorted(self.terms, key=lambda t: abs(t.coef)):
+            if not t.is_affine or t.axis not in extents or t.coef <= reach:
+                return False
+            reach += t.coef * (extents[t.axis] - 1)
+        return True
+
     def __call__(self, values: Mapping[str, Any]) -> Any:
         """Evaluate with ``values[axis]`` an int or an integer array."""
         total: Any = self.const

@@ -3,6 +3,7 @@
 One file per operator; ``REGISTRY`` maps names to functions and ``ONNX_NAMES`` ONNX types to names.
 """
 
+from roller.ops.blocked import from_blocked, to_blocked
 from roller.ops.conv2d import conv2d
 from roller.ops.depthwise_conv2d import depthwise_conv2d
 from roller.ops.elementwise import elementwise
@@ -16,6 +17,6 @@ from roller.ops.softmax import softmax
 from roller.ops.spec import from_spec
 
 __all__ = [
-    "ONNX_NAMES", "REGISTRY", "conv2d", "depthwise_conv2d", "elementwise", "from_spec", "layer_norm", "matmul", "parse",
-    "pool2d", "reduce", "rms_norm", "softmax",
+    "ONNX_NAMES", "REGISTRY", "conv2d", "depthwise_conv2d", "elementwise", "from_blocked", "from_spec", "layer_norm",
+    "matmul", "parse", "pool2d", "reduce", "rms_norm", "softmax", "to_blocked",
 ]  # fmt: skip

@@ -15,9 +15,11 @@ from roller.expr import (
     SPATIAL,
     Axis,
     Bound,
+    Call,
     Cast,
     Const,
     Index,
+    IndexValue,
     Load,
     Scalar,
     Stage,
@@ -185,6 +187,30 @@ def window(
     return Window(out, index, (Bound(index, 0, size),) if low < 0 or high >= size else ())
 
 
+@dataclass(frozen=True)
+class Channel:
+    """What ``"bias"`` runs over where no dimension of the output is the channel: blocked layouts.
+
+    Parameters
+    ----------
+    extent
+        Channels (elements of the bias).
+    index
+        The channel of a point; may exceed ``extent``.
+    has_tail
+        Whether it does: points beyond are written as zero, whatever the epilogue makes of them.
+    """
+
+    extent: int
+    index: Index
+    has_tail: bool
+
+    @property
+    def guard(self) -> tuple[Bound, ...]:
+        """The bound that keeps the index inside the channels."""
+        return (Bound(self.index, 0, self.extent),) if self.has_tail else ()
+
+
 def finish(
     name: str,
     inputs: Sequence[Tensor],
@@ -192,7 +218,7 @@ def finish(
     t: Types,
     *,
     epilogue: Sequence[str] | str = (),
-    channel: int = -1,
+    channel: int | Channel = -1,
     own: Callable[[Scalar], Scalar] | None = None,
 ) -> TensorExpr:
     """Close an operator: compose its ``own`` last step and the user's epilogue after the last stage.
@@ -205,7 +231,7 @@ def finish(
     stages
         Stages whose last one writes the result in the output's dtype.
     channel
-        Output dimension that ``"bias"`` is indexed by.
+        Output dimension that ``"bias"`` is indexed by, or the channels themselves where none is.
     own
         The operator's own element-wise ending (the division of an average).
     """
@@ -228,30 +254,38 @@ def finish(
 
 
 def _compose(
-    name: str, value: Scalar, epilogue: tuple[str, ...], last: Stage, t: Types, channel: int, taken: set[str]
+    name: str, value: Scalar, epilogue: tuple[str, ...], last: Stage, t: Types, channel: int | Channel, taken: set[str]
 ) -> tuple[Scalar, list[Tensor]]:
     where = f"{name}: argument 'epilogue'"
     operands: list[Tensor] = []
     shape, store = last.output.shape, last.store
 
-    def operand(base: str, dims: tuple[int, ...], index: tuple[Index, ...]) -> Scalar:
+    def operand(base: str, dims: tuple[int, ...], index: tuple[Index, ...], guard: tuple[Bound, ...] = ()) -> Scalar:
         label, n = base, 1
         while label in taken:
             n += 1
             label = f"{base}{n}"
         taken.add(label)
         operands.append(Tensor(label, dims, t.storage))
-        return t.load(label, index)
+        return t.load(label, index, guard)
 
     for step in epilogue:
         if step == "bias":
             if not shape:
                 raise ExprError(f"{where}: 'bias' needs an output with at least one dimension. Use 'add'.")
-            arg = operand("bias", (shape[channel],), (store[channel],))
+            if isinstance(channel, Channel):
+                arg = operand("bias", (channel.extent,), (channel.index,), channel.guard)
+            else:
+                arg = operand("bias", (shape[channel],), (store[channel],))
             value = element_function("add", where, t.is_float)[0].build(t.const, value, arg)
             continue
         function, parameters = element_function(step, where, t.is_float)
         base = "residual" if ALIASES.get(step, step) == "add" else "operand"
         args = [operand(base, shape, store)] if function.tensors == 2 else []
         value = function.build(t.const, value, *args, *parameters)
+    if epilogue and isinstance(channel, Channel) and channel.has_tail:
+        # As numbers: a reader takes comparisons of indices for guards of the loads, and an epilogue's must have none.
+        position = Cast("float32", IndexValue(channel.index))
+        inside = Call("lt", (position, Const(float(channel.extent), "float32")))
+        value = Call("select", (inside, value, t.const(0)))
     return value, operands

@@ -1,12 +1,25 @@
-"""Two-dimensional convolution: strides, dilation, any padding, groups, NCHW and NHWC."""
+"""Two-dimensional convolution: strides, dilation, any padding, groups; NCHW, NHWC and channels in blocks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from roller.errors import ExprError, did_you_mean
-from roller.expr import Call, Index, Stage, Tensor, TensorExpr, Term
-from roller.ops.build import extent, finish, indices, padding_sides, pair, reduction, spatial, types, window
+from roller.errors import ExprError
+from roller.expr import Bound, Call, Index, Stage, Tensor, TensorExpr, Term, axis_index
+from roller.ops.blocked import Blocks, block_of
+from roller.ops.build import (
+    Types,
+    Window,
+    extent,
+    finish,
+    indices,
+    padding_sides,
+    pair,
+    reduction,
+    spatial,
+    types,
+    window,
+)
 from roller.ops.registry import operator
 
 _LAYOUTS = ("NCHW", "NHWC")
@@ -47,19 +60,25 @@ def conv2d(
     groups
         Channel groups; divides ``c`` and ``f``.
     layout
-        ``"NCHW"`` or ``"NHWC"`` for ``X`` and the output; ``W`` is ``(f, c / groups, kh, kw)`` in both.
+        ``"NCHW"``, ``"NHWC"``, or ``"NCHW<b>c"`` (``"NCHW16c"``; b a power of two up to 64) for ``X`` and the output;
+        ``W`` is ``(f, c / groups, kh, kw)`` in all. In blocks ``X`` is ``(n, ceil(c / b), h, w, b)`` and ``Y`` alike
+        with ``f``. Elements of the last block beyond ``c`` must be finite and are ignored; those of ``Y`` beyond
+        ``f`` are zero, after any epilogue too. Blocked groups must be whole blocks (b divides ``c / groups`` and
+        ``f / groups``), or whole groups must fill a block (equal channels in and out, dividing b).
     dtype, acc_dtype, out_dtype, epilogue
         As for :func:`roller.ops.matmul`; ``"bias"`` adds a vector over ``f``.
 
     Returns
     -------
     TensorExpr
-        Axes ``n f ho wo c kh kw`` (NHWC: ``n ho wo f c kh kw``, the order of the output); output ``Y``.
+        Axes ``n f ho wo c kh kw`` (NHWC: ``n ho wo f c kh kw``, the order of the output; blocked:
+        ``n fo ho wo fi co kh kw ci``); output ``Y``.
 
     Raises
     ------
     ExprError
-        Where an argument is not positive, the kernel exceeds the padded input, or groups do not divide.
+        Where an argument is not positive, the kernel exceeds the padded input, groups do not divide, or the layout is
+        unknown or its blocks cut through groups.
 
     Examples
     --------
@@ -70,10 +89,7 @@ def conv2d(
     where = "conv2d"
     sizes = {"n": n, "c": c, "h": h, "w": w, "f": f, "kh": kh, "kw": kw, "groups": groups}
     n, c, h, w, f, kh, kw, groups = (extent(where, name, value) for name, value in sizes.items())
-    if layout not in _LAYOUTS:
-        hint = did_you_mean(str(layout), _LAYOUTS) or "."
-        raise ExprError(f"{where}: argument 'layout': unknown layout {layout!r}{hint} "
-                        f"Use one of {list(_LAYOUTS)}.")  # fmt: skip
+    block = block_of(where, layout, _LAYOUTS)
     for name, channels in (("c", c), ("f", f)):
         if channels % groups:
             raise ExprError(f"{where}: argument 'groups': expected a divisor of {name}={channels}, got {groups}. "
@@ -84,9 +100,13 @@ def conv2d(
     rows = window(where, ("h", "ho", "kh"), h, kh, sh, dh, (top, bottom))
     cols = window(where, ("w", "wo", "kw"), w, kw, sw, dw, (left, right))
     cg = c // groups
+    if block:
+        return _blocked(
+            where, Blocks(c, block), Blocks(f, block), groups, n, (h, w), (kh, kw), (rows, cols), t, epilogue
+        )
     channel = Index((Term("c"),)) if groups == 1 else Index((Term("f", cg, f // groups), Term("c")))
     nhwc = layout == "NHWC"
-    source = (n, h, w, c) if nhwc else (n, c, h, w)
+    shape = (n, h, w, c) if nhwc else (n, c, h, w)
     at = (*indices("n"), rows.index, cols.index, channel) if nhwc else (*indices("n"), channel, rows.index, cols.index)
     body = Call("mul", (t.load("X", at, rows.guard + cols.guard), t.load("W", indices(("f", "c", "kh", "kw")))))
     axes = spatial(("n", n), ("f", f), ("ho", rows.out), ("wo", cols.out))
@@ -95,5 +115,55 @@ def conv2d(
     out = Tensor("Y", tuple(a.extent for a in axes), t.out)
     reduced = reduction(("c", cg), ("kh", kh), ("kw", kw))
     stage = Stage(out, (*axes, *reduced), indices(axes), body, "sum", t.acc)
-    inputs = (Tensor("X", source, dtype), Tensor("W", (f, cg, kh, kw), dtype))
+    inputs = (Tensor("X", shape, dtype), Tensor("W", (f, cg, kh, kw), dtype))
     return finish(where, inputs, (stage,), t, epilogue=epilogue, channel=3 if nhwc else 1)
+
+
+def _blocked_source(where: str, source: Blocks, out: Blocks, groups: int) -> tuple[Index, Index, int, int]:
+    """Return where ``X`` holds the channels of a blocked convolution, and the extents of its axes ``co`` and ``ci``.
+
+    The first index is that of the block, the second that of the position in it. Blocks may not cut through groups.
+    """
+    b, cg, fg = source.size, source.channels // groups, out.channels // groups
+    if groups == 1:  # of channels that do not fill a block nothing else is read
+        return axis_index("co"), axis_index("ci"), source.count, min(b, cg)
+    if cg % b == 0 and fg % b == 0:
+        return Index((Term("fo", cg // b, fg // b), Term("co"))), axis_index("ci"), cg // b, b
+    if cg == fg and b % cg == 0:
+        inner = Index((Term("fi", cg, cg), Term("ci"))) if cg > 1 else axis_index("fi")
+        return axis_index("fo"), inner, 1, cg
+    raise ExprError(
+        f"{where}: argument 'layout': blocks of {b} cut through groups of {cg} input and {fg} output channels. "
+        "Use a block that divides both, or one that equal numbers of both divide, or 'NCHW'."
+    )
+
+
+def _blocked(
+    where: str, source: Blocks, out: Blocks, groups: int, n: int, size: tuple[int, int], kernel: tuple[int, int],
+    windows: tuple[Window, Window], t: Types, epilogue: Sequence[str] | str,
+) -> TensorExpr:  # fmt: skip
+    """Return the convolution of channels in blocks: 5-D tensors, weights as in the other layouts.
+
+    Parameters
+    ----------
+    source, out
+        Channels of ``X`` and of the output.
+    size, kernel
+        Height and width of ``X`` and of the kernel.
+    """
+    rows, cols = windows
+    outer, inner, blocks, positions = _blocked_source(where, source, out, groups)
+    cg = source.channels // groups
+    x = t.load("X", (axis_index("n"), outer, rows.index, cols.index, inner), rows.guard + cols.guard)
+    f, c = out.index("fo", "fi"), Blocks(cg, source.size).index("co", "ci")
+    beyond = (Bound(c, 0, cg),) if blocks * positions > cg else ()
+    weight = t.load("W", (f, c, *indices(("kh", "kw"))), out.guard(f) + beyond)
+    axes = spatial(("n", n), ("fo", out.count), ("ho", rows.out), ("wo", cols.out), ("fi", out.size))
+    reduced = reduction(("co", blocks), ("kh", kernel[0]), ("kw", kernel[1]), ("ci", positions))
+    y = Tensor("Y", tuple(a.extent for a in axes), t.out)
+    stage = Stage(y, (*axes, *reduced), indices(axes), Call("mul", (x, weight)), "sum", t.acc)
+    inputs = (
+        Tensor("X", (n, source.count, *size, source.size), t.storage),
+        Tensor("W", (out.channels, cg, *kernel), t.storage),
+    )
+    return finish(where, inputs, (stage,), t, epilogue=epilogue, channel=out.channel("fo", "fi"))

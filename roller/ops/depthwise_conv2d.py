@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from roller.errors import ExprError
 from roller.expr import Call, Index, Stage, Tensor, TensorExpr, Term, axis_index
+from roller.ops.blocked import Blocks, block_of
 from roller.ops.build import extent, finish, indices, padding_sides, pair, reduction, spatial, types, window
 from roller.ops.registry import operator
 
@@ -21,6 +23,7 @@ def depthwise_conv2d(
     padding: int | tuple[int, ...] = 0,
     dilation: int | tuple[int, int] = 1,
     multiplier: int = 1,
+    layout: str = "NCHW",
     *,
     dtype: str = "float32",
     acc_dtype: str | None = None,
@@ -37,18 +40,21 @@ def depthwise_conv2d(
         As for :func:`roller.ops.conv2d`.
     multiplier
         Output channels per input channel: output ``c`` reads channel ``c // multiplier``.
+    layout
+        ``"NCHW"`` or ``"NCHW<b>c"``, as for :func:`roller.ops.conv2d`; a multiplier must then divide b.
     dtype, acc_dtype, out_dtype, epilogue
         As for :func:`roller.ops.matmul`; ``"bias"`` adds a vector over ``c``.
 
     Returns
     -------
     TensorExpr
-        Axes ``n c ho wo kh kw``; inputs ``X``, ``W``; output ``Y``.
+        Axes ``n c ho wo kh kw`` (blocked: ``n co ho wo ci kh kw``); inputs ``X``, ``W``; output ``Y``.
 
     Raises
     ------
     ExprError
-        Where an argument is not positive or the kernel exceeds the padded input.
+        Where an argument is not positive, the kernel exceeds the padded input, or the layout is unknown or its blocks
+        hold part of an input channel's outputs.
 
     Examples
     --------
@@ -65,15 +71,36 @@ def depthwise_conv2d(
     rows = window(where, ("h", "ho", "kh"), h, kh, sh, dh, (top, bottom))
     cols = window(where, ("w", "wo", "kw"), w, kw, sw, dw, (left, right))
     out_channels = c * multiplier
-    if multiplier == 1:
-        channel = axis_index("c")
+    block = block_of(where, layout, ("NCHW",))
+    if block:
+        axes = spatial(("n", n), ("co", -(-out_channels // block)), ("ho", rows.out), ("wo", cols.out), ("ci", block))
+        outer, inner = _blocked_source(where, block, multiplier)
+        at = (axis_index("n"), outer, rows.index, cols.index, inner)
+        out_blocks = Blocks(out_channels, block)
+        channel = out_blocks.index("co", "ci")
+        x = t.load("X", at, rows.guard + cols.guard)
+        kernel = t.load("W", (channel, Index(), *indices(("kh", "kw"))), out_blocks.guard(channel))
+        shape: tuple[int, ...] = (n, -(-c // block), h, w, block)
     else:
-        channel = Index((Term("c", 1, multiplier),)) if c > 1 else Index()
-    x = t.load("X", (axis_index("n"), channel, rows.index, cols.index), rows.guard + cols.guard)
-    kernel = t.load("W", (axis_index("c"), Index(), *indices(("kh", "kw"))))
-    axes = spatial(("n", n), ("c", out_channels), ("ho", rows.out), ("wo", cols.out))
+        axes = spatial(("n", n), ("c", out_channels), ("ho", rows.out), ("wo", cols.out))
+        source = axis_index("c") if multiplier == 1 else Index((Term("c", 1, multiplier),)) if c > 1 else Index()
+        x = t.load("X", (axis_index("n"), source, rows.index, cols.index), rows.guard + cols.guard)
+        kernel = t.load("W", (axis_index("c"), Index(), *indices(("kh", "kw"))))
+        shape = (n, c, h, w)
     out = Tensor("Y", tuple(a.extent for a in axes), t.out)
     reduced = reduction(("kh", kh), ("kw", kw))
     stage = Stage(out, (*axes, *reduced), indices(axes), Call("mul", (x, kernel)), "sum", t.acc)
-    inputs = (Tensor("X", (n, c, h, w), dtype), Tensor("W", (out_channels, 1, kh, kw), dtype))
-    return finish(where, inputs, (stage,), t, epilogue=epilogue, channel=1)
+    inputs = (Tensor("X", shape, dtype), Tensor("W", (out_channels, 1, kh, kw), dtype))
+    bias_over = Blocks(out_channels, block).channel("co", "ci") if block else 1
+    return finish(where, inputs, (stage,), t, epilogue=epilogue, channel=bias_over)
+
+
+def _blocked_source(where: str, block: int, multiplier: int) -> tuple[Index, Index]:
+    """Return block and position of the channel that output ``ci`` of block ``co`` reads."""
+    if block % multiplier:
+        raise ExprError(f"{where}: argument 'multiplier': expected a divisor of the block of {block} channels, got "
+                        f"{multiplier}. Use another block, or layout='NCHW'.")  # fmt: skip
+    if multiplier == 1:
+        return axis_index("co"), axis_index("ci")
+    part = block // multiplier
+    return Index((Term("co", 1, multiplier),)), Index((Term("co", part, 1, multiplier), Term("ci", 1, multiplier)))

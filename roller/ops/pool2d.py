@@ -7,7 +7,9 @@ from functools import partial
 
 from roller.errors import ExprError, did_you_mean
 from roller.expr import Call, Cast, IndexValue, Scalar, Stage, Tensor, TensorExpr, axis_index
+from roller.ops.blocked import Blocks, block_of
 from roller.ops.build import (
+    Channel,
     Types,
     Window,
     extent,
@@ -37,6 +39,7 @@ def pool2d(
     stride: int | tuple[int, int] = 1,
     padding: int | tuple[int, ...] = 0,
     count_include_pad: bool = True,
+    layout: str = "NCHW",
     *,
     dtype: str = "float32",
     acc_dtype: str | None = None,
@@ -55,18 +58,22 @@ def pool2d(
         As for :func:`roller.ops.conv2d`; a window may not lie wholly in the padding.
     count_include_pad
         Whether an average divides by ``kh * kw`` (also at the border) or by the elements inside.
+    layout
+        ``"NCHW"`` or ``"NCHW<b>c"``, as for :func:`roller.ops.conv2d`. Elements of the last block beyond ``c`` are
+        pooled like the others, so that zeros stay zeros; an epilogue writes zeros there.
     dtype, acc_dtype, out_dtype, epilogue
         As for :func:`roller.ops.matmul`; ``"bias"`` adds a vector over ``c``.
 
     Returns
     -------
     TensorExpr
-        Axes ``n c ho wo kh kw``; input ``X``; output ``Y``. An average is a sum and a fused division.
+        Axes ``n c ho wo kh kw`` (blocked: ``n co ho wo ci kh kw``); input ``X``; output ``Y``. An average is a sum and
+        a fused division.
 
     Raises
     ------
     ExprError
-        Where an argument is out of range, or padding reaches the size of the window.
+        Where an argument is out of range, padding reaches the size of the window, or the layout is unknown.
 
     Examples
     --------
@@ -95,9 +102,19 @@ def pool2d(
                             "A window may not lie wholly in the padding.")  # fmt: skip
     rows = window(where, ("h", "ho", "kh"), h, kh, sh, 1, (top, bottom))
     cols = window(where, ("w", "wo", "kw"), w, kw, sw, 1, (left, right))
+    block = block_of(where, layout, ("NCHW",))
+    blocks = Blocks(c, block or 1)
     axes = spatial(("n", n), ("c", c), ("ho", rows.out), ("wo", cols.out))
+    at = (*indices(("n", "c")), rows.index, cols.index)
+    shape: tuple[int, ...] = (n, c, h, w)
+    channel: int | Channel = 1
+    if block:
+        axes = spatial(("n", n), ("co", blocks.count), ("ho", rows.out), ("wo", cols.out), ("ci", block))
+        at = (*indices(("n", "co")), rows.index, cols.index, axis_index("ci"))
+        shape = (n, blocks.count, h, w, block)
+        channel = blocks.channel("co", "ci")
     outside = 0.0 if average else t.lowest(-1)
-    body = t.load("X", (*indices(("n", "c")), rows.index, cols.index), rows.guard + cols.guard, outside)
+    body = t.load("X", at, rows.guard + cols.guard, outside)
     reduced = reduction(("kh", kh), ("kw", kw))
     out = Tensor("Y", tuple(a.extent for a in axes), t.out)
     stage = Stage(out, (*axes, *reduced), indices(axes), body, "sum" if average else "max", t.acc)
@@ -108,7 +125,7 @@ def pool2d(
             own = partial(_binary, "div", count)
         elif kh * kw > 1:
             own = partial(_binary, "mul", t.const(1.0 / (kh * kw)))
-    return finish(where, (Tensor("X", (n, c, h, w), dtype),), (stage,), t, epilogue=epilogue, channel=1, own=own)
+    return finish(where, (Tensor("X", shape, dtype),), (stage,), t, epilogue=epilogue, channel=channel, own=own)
 
 
 def _binary(fn: str, right: Scalar, left: Scalar) -> Scalar:

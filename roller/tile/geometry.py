@@ -30,7 +30,8 @@ class Access:
 
     ``coefficients`` is ``(dimensions, axes)``; ``uses`` says which axes the tensor depends on;
     ``gather`` marks quasi-affine accesses; ``bounds`` counts guards; ``reloads`` says over which axes' tiles data
-    are loaded again (operands of an epilogue come once per output tile, not per reduction step).
+    are loaded again (operands of an epilogue come once per output tile, not per reduction step); ``spatial`` masks
+    the spatial axes.
     """
 
     tensor: Tensor
@@ -43,6 +44,7 @@ class Access:
     axis_names: tuple[str, ...]
     axis_extents: Ints
     reloads: NDArray[np.bool_]
+    spatial: NDArray[np.bool_]
     _memo: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
@@ -52,6 +54,15 @@ class Access:
         if (np.count_nonzero(rows, axis=1) > 1).any():
             return np.ones(len(rows), np.int64)
         return np.array([max(1, int(np.abs(row).max(initial=1))) for row in rows], np.int64)
+
+    @cached_property
+    def windows(self) -> tuple[bool, ...]:
+        """Per dimension, whether several axes share its positions; axes of one kind that write a number do not."""
+        kinds = [
+            {n: int(e) for n, e, s in zip(self.axis_names, self.axis_extents, self.spatial, strict=True) if s == kind}
+            for kind in (True, False)
+        ]
+        return tuple(len(i.axes) > 1 and not any(i.is_digits(k) for k in kinds) for i in self.index)
 
     @cached_property
     def _steps(self) -> Ints:
@@ -184,7 +195,8 @@ class Access:
         if not axes:
             return np.ones(len(tiles))
         if len(dims) == len(axes) == 1 and self.coefficients[dims[0], axes[0]] == 1 and self.constants[dims[0]] == 0:
-            return np.full(len(tiles), float(self.axis_extents[axes[0]]))
+            inside = min(int(self.axis_extents[axes[0]]), self.tensor.shape[dims[0]])  # guards may keep the rest out
+            return np.full(len(tiles), float(inside))
         codes = tiles[:, axes[0]]
         for a in axes[1:]:
             codes = codes * (int(tiles[:, a].max()) + 1) + tiles[:, a]
@@ -341,6 +353,7 @@ def _access(expr: TensorExpr, stage: Stage, tensor: str, index: tuple[Index, ...
         names,
         np.array([a.extent for a in expr.axes], np.int64),
         np.array([stage is expr.anchor or a.kind == SPATIAL for a in expr.axes], bool),
+        np.array([a.kind == SPATIAL for a in expr.axes], bool),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -131,8 +132,32 @@ def rms_norm(a: Arrays, *, eps: float, **_: Any) -> np.ndarray:
     return a[0] / np.sqrt(np.mean(a[0] ** 2, -1, keepdims=True) + eps) * a[1]
 
 
+def to_blocked(a: Arrays, *, c: int, block: int = 16, **_: Any) -> np.ndarray:
+    n, _c, h, w = a[0].shape
+    full = np.pad(a[0], ((0, 0), (0, -c % block), (0, 0), (0, 0)))
+    return full.reshape(n, -1, block, h, w).transpose(0, 1, 3, 4, 2)
+
+
+def from_blocked(a: Arrays, *, c: int, **_: Any) -> np.ndarray:
+    n, _co, h, w, _ci = a[0].shape
+    return a[0].transpose(0, 1, 4, 2, 3).reshape(n, -1, h, w)[:, :c]
+
+
+def _compute_blocked(op: str, keywords: dict[str, Any], arrays: Arrays, block: int) -> np.ndarray:
+    """Compute in NCHW what channels in blocks hold; only a pooling without an epilogue pools the tail too."""
+    source = arrays[0].shape[1] * block if op == "pool2d" and not keywords.get("epilogue") else keywords["c"]
+    out_channels = keywords.get("f", source * keywords.get("multiplier", 1))
+    plain = [from_blocked([arrays[0]], c=source), *arrays[1:]]
+    plain[1:] = [from_blocked([x], c=out_channels) if x.ndim == 5 else x for x in plain[1:]]
+    out = compute(op, {**keywords, "layout": "NCHW"}, plain)
+    return to_blocked([out], c=out_channels, block=block)
+
+
 def compute(op: str, keywords: dict[str, Any], arrays: Arrays) -> np.ndarray:
     """Compute the operator and its epilogue in float64 (integers in int64)."""
+    blocked = re.fullmatch(r"NCHW(\d+)c", keywords.get("layout", ""))
+    if blocked:
+        return _compute_blocked(op, keywords, arrays, int(blocked[1]))
     wide = [a.astype(np.int64 if np.issubdtype(a.dtype, np.integer) else np.float64) for a in arrays]
     steps = keywords.get("epilogue", ())
     operands = sum(1 for s in steps if s == "bias" or s in BINARY)

@@ -22,7 +22,6 @@ from roller.codegen.cpu.nest import (
     read,
     seq,
     unravel,
-    when,
     write,
 )
 from roller.codegen.cpu.plan import HaloPlan, PanelPlan, SpatialPlan
@@ -196,16 +195,21 @@ def pack_halo(nest: Nest, plan: HaloPlan, source: Buffer, box: Buffer, start: Ma
     def dimension(d: int, at: tuple[Expr, ...], coords: tuple[Expr, ...]) -> Stmt:
         if d == rank - 1:
             return row(at, coords)
-        low, high = valid(d)
+        (low, high), size = valid(d), plan.extents[d]
 
-        def element(i: Expr) -> Stmt:
-            x = base[d] + i
-            inner = dimension(d + 1, (*at, i), (*coords, x))
-            if not plan.base[d].terms and plan.base[d].const >= low and plan.base[d].const + plan.extents[d] <= high:
-                return inner
-            return when(tirx.all(x >= low, x < high), inner, fill(d + 1, (*at, i)))
+        def copy(i: Expr) -> Stmt:
+            return dimension(d + 1, (*at, i), (*coords, base[d] + i))
 
-        return nest.loop(plan.extents[d], element)
+        if not plan.base[d].terms and plan.base[d].const >= low and plan.base[d].const + size <= high:
+            return nest.loop(size, copy)
+        # Three loops instead of a condition per element: what is copied stays a plain nest of contiguous runs.
+        first = clamp(low - base[d], 0, size)
+        end = clamp(high - base[d], first, size)
+        return seq(
+            nest.loop(first, lambda i: fill(d + 1, (*at, i))),
+            nest.loop(end - first, lambda i: copy(first + i)),
+            nest.loop(size - end, lambda i: fill(d + 1, (*at, end + i))),
+        )
 
     def row(at: tuple[Expr, ...], coords: tuple[Expr, ...]) -> Stmt:
         low, high = valid(rank - 1)

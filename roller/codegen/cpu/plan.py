@@ -102,10 +102,10 @@ def spatial_plans(program: RProgram) -> tuple[SpatialPlan, ...]:
 def reduction_order(stage: Stage) -> tuple[Axis, ...]:
     """Return the reduction axes, window axes (``kh``, ``kw``) outermost.
 
-    A window axis shares its dimension with another axis. Innermost, LLVM unrolls it fully and keeps the
+    A window axis shares its dimension with a spatial axis. Innermost, LLVM unrolls it fully and keeps the
     values neighbouring steps share in registers, which the accumulators need.
     """
-    window = {x for ld in stage.loads for i in ld.index if len(i.axes) > 1 for x in i.axes}
+    window = {x for ld in stage.loads for i in ld.index if len(i.axes) > 1 and not _digits(i, stage) for x in i.axes}
     return tuple(sorted(stage.reduction_axes, key=lambda a: a.name not in window))
 
 
@@ -180,16 +180,25 @@ def relative(name: str) -> str:
     return f"{name}.task"
 
 
-def mixes_axes(load: Load) -> bool:
-    """Whether some dimension combines several axes or strides, so that a box holds less than a gather."""
-    return any(len(i.terms) > 1 or any(t.coef != 1 for t in i.terms) for i in load.index)
+def _digits(index: Index, stage: Stage) -> bool:
+    """Whether axes of one kind write the index like a number: channels in blocks, no window."""
+    kinds = ({a.name: a.extent for a in axes} for axes in (stage.spatial_axes, stage.reduction_axes))
+    return any(index.is_digits(k) for k in kinds)
+
+
+def mixes_axes(load: Load, stage: Stage) -> bool:
+    """Whether some dimension is a window or strides, so that a box holds less than a gather."""
+    several = (i for i in load.index if len(i.terms) > 1)
+    return any(t.coef != 1 for i in load.index if len(i.terms) == 1 for t in i.terms) or any(
+        not _digits(i, stage) for i in several
+    )
 
 
 def halo_plan(
     load: Load, stage: Stage, spatial: tuple[SpatialPlan, ...], vector_axis: str | None, padding: int
 ) -> HaloPlan | None:
     """Return how to stage ``load`` as a box, or ``None`` where its accesses are not affine per dimension."""
-    if not all(i.is_affine for i in load.index) or not mixes_axes(load):
+    if not all(i.is_affine for i in load.index) or not mixes_axes(load, stage):
         return None
     by_dim: list[tuple[int, int] | None] = [None] * len(load.index)
     for b in load.guard:

@@ -133,7 +133,7 @@ class Tiled:
         again = math.prod(s.extent for s in self.spatial if s.name not in used)
         shape = self.program.expr.tensors[load.tensor].shape
         step = lane_stride(load.index, shape, self.vector.name) if self.vector else 0
-        return again == 1 and step in (0, 1) and not load.guard and not mixes_axes(load)
+        return again == 1 and step in (0, 1) and not load.guard and not mixes_axes(load, self.stage)
 
     def function_body(self) -> Stmt:
         """Return the whole nest of a call: packing up front, then the parallel tasks."""

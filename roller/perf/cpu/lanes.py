@@ -61,8 +61,9 @@ def operand_vectors(batch: TileBatch, lanes: int) -> Ints:
 
 def copies_box(access: Access) -> bool:
     """Whether staging copies the box of the tensor (strides or windows) instead of gathering a panel."""
-    windows = (np.count_nonzero(access.coefficients, axis=1) > 1).any()
-    return not access.gather and bool(windows or (np.abs(access.coefficients) > 1).any())
+    steps = np.abs(access.coefficients)
+    strided = (np.count_nonzero(steps, axis=1) == 1) & (steps > 1).any(axis=1)
+    return not access.gather and (any(access.windows) or bool(strided.any()))
 
 
 def room(spec: DeviceSpec, name: str) -> int:

@@ -1,0 +1,164 @@
+"""Channels in blocks (``NCHW<b>c``): the layout operators share, and its transforms.
+
+``b`` neighbouring channels of one pixel are neighbours in memory: ``[N, ceil(C / b), H, W, b]``. Vectors then run
+along channels, so odd widths waste no lanes, and a window is read without packing. ``C`` stays the true count of
+channels. Elements of the last block beyond it are its *tail*: :func:`to_blocked` writes zeros there, a convolution
+reads it with weights of zero (any finite values do) and writes zeros, a pooling pools it like every other channel
+(zeros stay zeros), and :func:`from_blocked` drops it. Element-wise functions need no layout: blocked tensors are of
+the shape ``(n, ceil(c / b), h, w, b)``, a vector over channels ``(ceil(c / b), 1, 1, b)``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from roller.errors import ExprError, did_you_mean
+from roller.expr import Axis, Bound, Index, Load, Stage, Tensor, TensorExpr, Term, axis_index
+from roller.ops.build import Channel, dimensions, extent, indices, spatial, types
+from roller.ops.registry import operator
+
+#: Largest block: one cache line of bytes, the widest vector of the narrowest dtype.
+_LARGEST = 64
+_BLOCKED = re.compile(r"NCHW(\d+)c")
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """``channels`` of a tensor in ``count`` blocks of ``size``."""
+
+    channels: int
+    size: int
+
+    @property
+    def count(self) -> int:
+        """Blocks, the last one perhaps partly empty."""
+        return -(-self.channels // self.size)
+
+    @property
+    def has_tail(self) -> bool:
+        """Whether the last block holds elements that are no channel."""
+        return self.channels % self.size != 0
+
+    def index(self, outer: str, inner: str) -> Index:
+        """Return the channel at position ``inner`` of block ``outer``."""
+        return Index((Term(outer, self.size), Term(inner)))
+
+    def guard(self, index: Index) -> tuple[Bound, ...]:
+        """Return the bound that keeps ``index`` out of the tail."""
+        return (Bound(index, 0, self.channels),) if self.has_tail else ()
+
+    def channel(self, outer: str, inner: str) -> Channel:
+        """Return how an epilogue addresses a vector over the channels."""
+        return Channel(self.channels, self.index(outer, inner), self.has_tail)
+
+
+def block_of(where: str, layout: str, plain: tuple[str, ...]) -> int:
+    """Return the channels per block of ``layout``, 0 where it is one of the ``plain`` layouts.
+
+    Raises
+    ------
+    ExprError
+        Where the layout is unknown, or its block is not a power of two up to 64.
+    """
+    if layout in plain:
+        return 0
+    match = _BLOCKED.fullmatch(str(layout))
+    if match is None:
+        names = [*plain, "NCHW8c", "NCHW16c"]
+        hint = did_you_mean(str(layout), names) or "."
+        raise ExprError(
+            f"{where}: argument 'layout': unknown layout {layout!r}{hint} "
+            f"Use one of {list(plain)}, or 'NCHW<b>c' with b channels per block, such as 'NCHW16c'."
+        )
+    return _size(where, "layout", int(match[1]))
+
+
+def _size(where: str, argument: str, size: int) -> int:
+    if size < 2 or size > _LARGEST or size & (size - 1):
+        raise ExprError(f"{where}: argument '{argument}': expected a block of a power of two from 2 to {_LARGEST} "
+                        f"channels, got {size}. Use the elements of one vector, for example 16.")  # fmt: skip
+    return size
+
+
+@operator()
+def to_blocked(n: int, c: int, h: int, w: int, block: int = 16, *, dtype: str = "float32") -> TensorExpr:
+    """Return ``X (n, c, h, w)`` in the layout ``NCHW<block>c``; the tail of the last block is zero.
+
+    Parameters
+    ----------
+    n, c, h, w
+        Batch, channels, height, width.
+    block
+        Channels per block, a power of two up to 64.
+    dtype
+        Of input and output.
+
+    Returns
+    -------
+    TensorExpr
+        Axes ``n co h w ci``; output ``Y (n, ceil(c / block), h, w, block)``.
+
+    Raises
+    ------
+    ExprError
+        Where an extent is not positive or the block no power of two up to 64.
+
+    Examples
+    --------
+    >>> import roller
+    >>> roller.ops.to_blocked(1, 20, 7, 7, block=16).output_tensors[0].shape
+    (1, 2, 7, 7, 16)
+    """
+    where = "to_blocked"
+    n, c, h, w = dimensions(where, (n, c, h, w))
+    blocks = Blocks(c, _size(where, "block", extent(where, "block", block)))
+    t = types(where, dtype, dtype, dtype)
+    axes = spatial(("n", n), ("co", blocks.count), ("h", h), ("w", w), ("ci", blocks.size))
+    channel = blocks.index("co", "ci")
+    body = t.load("X", (axis_index("n"), channel, *indices(("h", "w"))), blocks.guard(channel))
+    return _copy(where, Tensor("X", (n, c, h, w), dtype), axes, body)
+
+
+@operator()
+def from_blocked(n: int, c: int, h: int, w: int, block: int = 16, *, dtype: str = "float32") -> TensorExpr:
+    """Return ``X`` of the layout ``NCHW<block>c`` as ``(n, c, h, w)``; the tail of the last block is dropped.
+
+    Parameters
+    ----------
+    n, c, h, w, block, dtype
+        As for :func:`to_blocked`; ``X`` is ``(n, ceil(c / block), h, w, block)``.
+
+    Returns
+    -------
+    TensorExpr
+        Axes ``n c h w``; output ``Y``.
+
+    Raises
+    ------
+    ExprError
+        As for :func:`to_blocked`.
+
+    Examples
+    --------
+    >>> import roller
+    >>> roller.ops.from_blocked(1, 20, 7, 7, block=16).inputs[0].shape
+    (1, 2, 7, 7, 16)
+    """
+    where = "from_blocked"
+    n, c, h, w = dimensions(where, (n, c, h, w))
+    blocks = Blocks(c, _size(where, "block", extent(where, "block", block)))
+    t = types(where, dtype, dtype, dtype)
+    outer, inner = Index((Term("c", 1, blocks.size),)), Index((Term("c", 1, 1, blocks.size),))
+    if c <= blocks.size:
+        outer, inner = Index(), axis_index("c")
+    body = t.load("X", (axis_index("n"), outer, *indices(("h", "w")), inner))
+    axes = spatial(("n", n), ("c", c), ("h", h), ("w", w))
+    return _copy(where, Tensor("X", (n, blocks.count, h, w, blocks.size), dtype), axes, body)
+
+
+def _copy(where: str, source: Tensor, axes: tuple[Axis, ...], body: object) -> TensorExpr:
+    assert isinstance(body, Load)
+    out = Tensor("Y", tuple(a.extent for a in axes), source.dtype)
+    stage = Stage(out, axes, indices(axes), body, None, source.dtype)
+    return TensorExpr(where, (source,), (stage,), (out.name,))
