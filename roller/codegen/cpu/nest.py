@@ -88,6 +88,10 @@ class Nest:
         var = tirx.Var(f"{name}_{next(self._count)}", "int32")
         return tirx.For(var, integer(0), integer(extent), _KIND[kind], body(var))
 
+    def variable(self, name: str, value: Expr) -> Expr:
+        """Return a new variable of the type of ``value``, to be bound to it."""
+        return tirx.Var(f"{name}_{next(self._count)}", value.ty)
+
     def grid(
         self, extents: Sequence[int | Expr], body: Callable[[tuple[Expr, ...]], Stmt], kind: str = "serial"
     ) -> Stmt:

@@ -7,7 +7,7 @@ the micro-kernel reads a convolution's input without a single guard.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from roller.codegen.cpu.nest import (
@@ -26,6 +26,7 @@ from roller.codegen.cpu.nest import (
 )
 from roller.codegen.cpu.plan import HaloPlan, PanelPlan, SpatialPlan
 from roller.codegen.cpu.runs import address, by_runs, copy_run, flat
+from roller.codegen.cpu.transpose import transposable, transpose_block
 from roller.expr import Load, Run, run_along
 from roller.te.compat import tirx
 from roller.te.emit import Expr, constant, emit_index, emit_load
@@ -92,7 +93,22 @@ def _gather(
     contiguous = next((n for n in reversed(reduction) if strides[n] == 1), None)
     if last is not None and strides[last] != 1 and contiguous is not None and extents[contiguous] > 1:
         others = [n for n in (*reduction, *inner[:-1]) if n != contiguous]
-        return nested_blocks(nest, others, contiguous, last, extents, store)
+        lanes = plan.spatial[-1].lanes
+        if strides[last] is None or load.guard or not transposable(source, panel, lanes):
+            return nested_blocks(nest, others, contiguous, last, extents, store)
+
+        def block(at: Mapping[str, Expr]) -> Stmt:
+            def place(r: int) -> tuple[Expr, ...]:
+                env = {**at, **{n: starts[n] + at[n] for n in inner}, last: starts[last] + (at[last] + r)}
+                return flat(source, address(load.index, shape, env))
+
+            def target(c: int) -> tuple[Expr, ...]:
+                step = {**at, contiguous: at[contiguous] + c}
+                return (*tiles, *plan.steps(step), *(at[n] for n in inner))
+
+            return transpose_block(nest, lanes, source, place, panel, target)
+
+        return shuffled_blocks(nest, others, contiguous, last, extents, lanes, block, store)
     run = _run_of(plan, shape) if last is not None and strides[last] is None else None
     if run is not None:
         return _gather_runs(nest, plan, run, source, panel, tiles, starts)
@@ -168,6 +184,36 @@ def nested_blocks(
         return nest.loop(extents[names[0]], lambda v: around(names[1:], {**at, names[0]: v}))
 
     return around(others, {})
+
+
+def shuffled_blocks(
+    nest: Nest,
+    others: list[str],
+    contiguous: str,
+    last: str,
+    extents: Mapping[str, int],
+    lanes: int,
+    block: Callable[[Mapping[str, Expr]], Stmt],
+    store: Callable[[Mapping[str, Expr]], Stmt],
+) -> Stmt:
+    """Return a transposing copy by square blocks, a ``block`` at a time; the rest of ``contiguous`` by elements."""
+    whole, rest = divmod(extents[contiguous], lanes)
+
+    def panel(outer: tuple[Expr, ...]) -> Stmt:
+        at = dict(zip(others, outer, strict=True))
+
+        def square(b: tuple[Expr, ...]) -> Stmt:
+            return block({**at, contiguous: b[0] * lanes, last: b[1] * lanes})
+
+        def element(b: tuple[Expr, ...]) -> Stmt:
+            return store({**at, contiguous: b[0] + whole * lanes, last: b[1]})
+
+        return seq(
+            nest.grid([whole, extents[last] // lanes], square) if whole else None,
+            nest.grid([rest, extents[last]], element) if rest else None,
+        )
+
+    return nest.grid([extents[n] for n in others], panel)
 
 
 def pack_halo(nest: Nest, plan: HaloPlan, source: Buffer, box: Buffer, start: Mapping[str, Expr]) -> Stmt:

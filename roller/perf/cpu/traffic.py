@@ -17,6 +17,8 @@ from roller.tile.program import ALIGNED_TILES
 ROW_CYCLES = 8.0
 #: Share of the gather time that vectors of a panel row take: loaded whole, or collected through a gathered index.
 WHOLE_ROWS, GATHERED_ROWS = 0.25, 0.6
+#: Share of the gather time that blocks transposed in registers take.
+SHUFFLED = 0.3
 
 
 def cache_traffic(
@@ -94,11 +96,23 @@ def packing_s(batch: TileBatch, spec: DeviceSpec, register: Ints, tiles: Ints, t
             elements = covered.astype(np.float64).prod(axis=1)
             inner = register[:, v] if v is not None and a.uses[v] and step == 1 else np.ones(len(batch))
             gather = (spec.execution.element_gather_s or 0.0) * spec.clock_hz
-            cost = gather * np.where(inner >= spec.teu.lanes, GATHERED_ROWS if a.gather else WHOLE_ROWS, 1.0)
-            panel = np.broadcast_to(elements * float(a.tensor.itemsize_bytes), (len(batch),))
-            total = total + 2.0 * panel / holding_bandwidth(panel, spec)
+            vectors = GATHERED_ROWS if a.gather else WHOLE_ROWS
+            cost = gather * np.where(inner >= spec.teu.lanes, vectors, _shuffled(batch, a, register))
+            own = (tiles / per_task)[:, g.spatial & ~a.uses].prod(axis=1) <= 1  # a panel of several tasks is kept whole
+            panel = np.where(own, a.elements(task), elements) * float(a.tensor.itemsize_bytes)
+            moved = np.broadcast_to(elements * float(a.tensor.itemsize_bytes), (len(batch),))
+            total = total + 2.0 * moved / holding_bandwidth(panel, spec)
         total = total + elements * cost / (spec.clock_hz * spec.units)
     return total
+
+
+def _shuffled(batch: TileBatch, access: Access, register: Ints) -> Floats:
+    """Return the share of the gather time of lanes that lie apart: blocks whose rows are contiguous are shuffled."""
+    g, v = batch.geometry, batch.vector_axis
+    contiguous = any(lane_distance(access, int(x)) == 1 and g.extents[x] >= 16 for x in np.flatnonzero(~g.spatial))
+    if v is None or not access.uses[v] or access.gather or access.bounds or not contiguous:
+        return np.ones(len(batch))
+    return np.where(register[:, v] >= 4, SHUFFLED, 1.0)
 
 
 def holding_bandwidth(size_bytes: Any, spec: DeviceSpec) -> Floats:
