@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from roller.codegen.cpu.nest import Nest, Stmt, clamp, lane_stride, lower_of, unravel
+from roller.codegen.cpu.nest import Nest, Stmt, clamp, integer, lane_stride, lower_of, unravel
 from roller.codegen.cpu.packing import tile_start
 from roller.codegen.cpu.plan import SpatialPlan, power_of_two_below
 from roller.expr import Stage, TensorExpr
+from roller.te.compat import tirx
 from roller.te.emit import Expr
 
 #: Elements one task of an element-wise nest writes at least, so that its launch does not show.
@@ -83,9 +84,10 @@ def task_loop(
 def _from_line(plan: SpatialPlan, tile: Expr, head: Expr) -> Expr:
     """First coordinate of a tile where tiles start ``head`` elements behind the start of the axis.
 
-    One tile more covers what lies before; it and the last one overlap their neighbours.
+    One tile more covers what lies before, hence at most a tile; it and the last one overlap their neighbours.
     """
-    return clamp(head + (tile - 1) * plan.tile, 0, plan.extent - plan.tile)
+    before = tirx.floormod(head, integer(plan.tile))
+    return clamp(before + (tile - 1) * plan.tile, 0, plan.extent - plan.tile)
 
 
 def tile_loop(
