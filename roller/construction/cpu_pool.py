@@ -25,6 +25,8 @@ _VECTORS = (1, 2, 3, 4, 6, 8)
 _PER_TASK = (1, 2, 4, 8, 16, 32, 64)
 #: Task shapes per micro-kernel.
 _TASKS = 48
+#: Pieces of a deep reduction (elements), and tasks tried with all: so many, and one in so many of the rest.
+_CHUNKS, _CHUNKED_TASKS = (8, 16, 256, 512, 1024), 6
 
 
 def cpu_pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
@@ -98,6 +100,7 @@ def _tiled(geometry: Geometry, spec: DeviceSpec, v: int, staged: tuple[str, ...]
     others = _row_axes(geometry, v)
     rank = len(geometry.names)
     reduction = np.where(geometry.spatial, 1, geometry.extents)
+    chunks = reduction_chunks(geometry)
     both = []
     for vectors in _VECTORS:
         if vectors > 1 and vectors * lanes > int(geometry.extents[v]):
@@ -107,11 +110,31 @@ def _tiled(geometry: Geometry, spec: DeviceSpec, v: int, staged: tuple[str, ...]
             register[v] = vectors * lanes
             for a, n in zip(others, rows, strict=True):
                 register[a] = n
-            for per_task in _tasks(geometry, register, spec):
+            tasks = _tasks(geometry, register, spec)
+            for per_task in tasks:
                 block = np.where(geometry.spatial, register * per_task, reduction)
                 both.append(np.concatenate([register, block]))
+            for steps, per_task in itertools.product(chunks, _chunked_tasks(tasks)):
+                both.append(np.concatenate([register, np.where(geometry.spatial, register * per_task, steps)]))
     tiles = unique_rows(np.array(both, np.int64))
     return _batch(geometry, "tiled", tiles[:, :rank], tiles[:, rank:], staged, v)
+
+
+def reduction_chunks(geometry: Geometry) -> list[Ints]:
+    """Return the pieces of a deep reduction to consider.
+
+    The tiles of a task take turns, piece by piece, and read operands while their lines and pages are still near.
+    """
+    deep = np.flatnonzero(~geometry.spatial & (geometry.extents > 1))
+    if len(deep) != 1:
+        return []
+    return [np.where(geometry.spatial, 1, c) for c in _CHUNKS if 2 * c <= geometry.extents[deep[0]]]
+
+
+def _chunked_tasks(tasks: list[Ints]) -> list[Ints]:
+    """Return the largest tasks, which share most, and some of the others; tasks of one tile have nothing to share."""
+    several = sorted((t for t in tasks if t.prod() > 1), key=lambda t: -int(t.prod()))
+    return several[:_CHUNKED_TASKS] + several[_CHUNKED_TASKS::_CHUNKED_TASKS]
 
 
 def _row_axes(geometry: Geometry, v: int) -> list[int]:

@@ -123,3 +123,11 @@ def test_what_stays_in_the_l2_of_its_core_is_not_fetched_from_beyond():
     near, far = (_best(ops.elementwise("relu", (n,)), "cpu-avx512").terms for n in (1 << 14, 1 << 20))
     assert near["l2_s"] > 0 and near["l3_s"] == 0
     assert far["l3_s"] > 0 and far["l2_s"] == 0
+
+
+def test_a_deep_reduction_is_read_in_pieces_by_the_tiles_of_a_task():
+    """Reference: 64 x 64 x 65536 takes half the time in pieces of 512 to 1024 as in one (8 x 48 and 6 x 64, AVX-512)."""
+    found = roller.construct(ops.matmul(64, 64, 65536), device="cpu-avx512", top_k=4)
+    assert all(c.program.tile("l1")["k"] < 65536 for c in found)
+    flat = roller.construct(ops.matmul(512, 512, 64), device="cpu-avx512", top_k=4)
+    assert all(c.program.tile("l1")["k"] == 64 for c in flat)

@@ -59,6 +59,13 @@ def operand_vectors(batch: TileBatch, lanes: int) -> Ints:
     return np.asarray(-(-effective_register(batch, lanes)[:, v] // lanes))
 
 
+def chunk_extents(batch: TileBatch) -> Ints:
+    """Return per axis what one chunk of the reductions covers; spatial axes whole."""
+    g = batch.geometry
+    whole = np.broadcast_to(g.extents, batch.block.shape)
+    return whole if batch.panel is None else np.where(g.spatial, whole, np.minimum(batch.panel, whole))
+
+
 def copies_box(access: Access) -> bool:
     """Whether staging copies the box of the tensor (strides or windows) instead of gathering a panel."""
     steps = np.abs(access.coefficients)

@@ -9,7 +9,15 @@ import numpy as np
 from roller.expr import instruction_mix
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.perf.cpu.lanes import copies_box, effective_register, lane_count, lane_distance, room, vector_operations
+from roller.perf.cpu.lanes import (
+    chunk_extents,
+    copies_box,
+    effective_register,
+    lane_count,
+    lane_distance,
+    room,
+    vector_operations,
+)
 from roller.tile.geometry import Access, Floats, Ints
 
 #: Cycles a micro-kernel needs around its loop: instructions of our templates.
@@ -82,26 +90,37 @@ def _partial_lines(batch: TileBatch, spec: DeviceSpec, register: Ints) -> Floats
     )
 
 
-def _page_misses(batch: TileBatch, spec: DeviceSpec) -> float:
+def resumed_cycles(batch: TileBatch, lanes: int) -> Floats:
+    """Return cycles one register tile needs to keep its results between the chunks of the reductions."""
+    g = batch.geometry
+    chunks = -(-g.extents // chunk_extents(batch))[:, ~g.spatial].prod(axis=1)
+    return np.asarray((chunks - 1) * (2.0 * vector_operations(batch, lanes) + KERNEL_CYCLES))
+
+
+def _page_misses(batch: TileBatch, spec: DeviceSpec) -> Floats:
     """Return cycles per reduction point lost to first-level TLB misses of operands read in place.
 
     An operand whose innermost reduction axis steps a page or more touches one page per reduction point; with more
-    points than the TLB holds, every pass misses again.
+    points than the TLB holds, every pass misses again. The pages of a chunk it holds serve neighbouring tiles.
     """
     l1, g = spec.layer("l1"), batch.geometry
     page = l1.page_bytes
     reductions = np.flatnonzero(~g.spatial)
     if not l1.tlb_entries or not page or not len(reductions):
-        return 0.0
+        return np.zeros(len(batch))
     inner = int(reductions[-1])
-    points = int(g.extents[inner])
-    total = 0.0
+    points = chunk_extents(batch)[:, inner]
+    total = np.zeros(len(batch))
     for a in g.loads:
         if a.tensor.name in batch.staged:
             continue
         share = min(1.0, lane_distance(a, inner) * a.tensor.itemsize_bytes / page)
-        if points * share > l1.tlb_entries:
-            total += (l1.tlb_miss_s or 0.0) * spec.clock_hz * share
+        width = (
+            batch.register[:, batch.vector_axis] * a.tensor.itemsize_bytes if batch.vector_axis is not None else page
+        )
+        again = np.where(points < g.extents[inner], np.minimum(1.0, width / page), 0.0)
+        missed = np.where(points * share > l1.tlb_entries, 1.0, again)
+        total = total + missed * (l1.tlb_miss_s or 0.0) * spec.clock_hz * share
     return total
 
 

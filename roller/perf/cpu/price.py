@@ -26,7 +26,7 @@ from roller.perf.cpu.lanes import (
     operand_vectors,
     vector_operations,
 )
-from roller.perf.cpu.micro_kernel import micro_kernel_cycles
+from roller.perf.cpu.micro_kernel import micro_kernel_cycles, resumed_cycles
 from roller.perf.cpu.traffic import cache_traffic, dram_traffic_bytes, packing_s, stream_s
 from roller.perf.phases import overlapped
 from roller.tile.geometry import Floats, Ints
@@ -86,6 +86,7 @@ def _tiled(batch: TileBatch, spec: DeviceSpec) -> Terms:
     kernels = tiles.astype(np.float64).prod(axis=1)
     points = float(g.extents[~g.spatial].prod())
     cycles, write = micro_kernel_cycles(batch, spec, lanes)
+    write = write + resumed_cycles(batch, lanes)
     imbalance, tasks = _imbalance(batch, spec)
     compute = kernels * (points * cycles + write) / (spec.clock_hz * spec.units) * imbalance
     l2, l3 = cache_traffic(batch, spec, register, tiles, kernels)

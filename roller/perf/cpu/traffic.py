@@ -9,10 +9,12 @@ import numpy as np
 
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.perf.cpu.lanes import copies_box, effective_register, lane_count, lane_distance, room
+from roller.perf.cpu.lanes import chunk_extents, copies_box, effective_register, lane_count, lane_distance, room
 from roller.tile.geometry import Access, Floats, Geometry, Ints
 from roller.tile.program import ALIGNED_TILES
 
+#: Bytes of an accumulator that waits between chunks of a reduction: all but float64's.
+_ACCUMULATOR_BYTES = 4
 #: Cycles a copied row needs around its elements: instructions of our templates.
 ROW_CYCLES = 8.0
 #: Share of the gather time that vectors of a panel row take: loaded whole, or collected through a gathered index.
@@ -30,12 +32,15 @@ def cache_traffic(
     a task's panels stay in L2 if they fit, else they stream from L3 once per pass.
     """
     g, v = batch.geometry, batch.vector_axis
-    whole = np.where(g.spatial, register, g.extents)
+    depth = np.minimum(chunk_extents(batch), g.extents)
+    chunks = -(-g.extents // depth)[:, ~g.spatial].prod(axis=1)
+    kernels = kernels * chunks
+    whole = np.where(g.spatial, register, depth)
     per_task = np.maximum(1, np.minimum(batch.block // batch.register, tiles))
     l1, l2 = room(spec, "l1"), room(spec, "l2")
     to_l1 = to_l2 = np.zeros(len(batch))
     others = per_task.prod(axis=1) / (per_task[:, v] if v is not None else 1)
-    task = np.where(g.spatial, np.minimum(per_task * register, g.extents), g.extents)
+    task = np.where(g.spatial, np.minimum(per_task * register, g.extents), depth)
     held = sum((a.elements(task) * float(a.tensor.itemsize_bytes) for a in g.loads), np.zeros(len(batch)))
     for a in g.loads:
         panel = a.elements(whole) * float(a.tensor.itemsize_bytes)
@@ -49,7 +54,10 @@ def cache_traffic(
         again = per_task[:, v] if v is not None and not stays else 1
         sweep = np.where(held <= l2, once, np.minimum(passes * panel, once * again))
         to_l2 = to_l2 + sweep
-    return to_l1, to_l2
+    # Results wait in a buffer of the task from chunk to chunk.
+    results = task[:, g.spatial].prod(axis=1) * float(_ACCUMULATOR_BYTES)
+    waiting = np.where(chunks > 1, 2.0 * kernels * register[:, g.spatial].prod(axis=1) * _ACCUMULATOR_BYTES, 0.0)
+    return to_l1 + np.where(results > l1, waiting, 0.0), to_l2 + np.where(held + results > l2, waiting, 0.0)
 
 
 def _set_share(access: Access, spec: DeviceSpec) -> float:
@@ -142,26 +150,10 @@ def _tensor_bytes(geometry: Geometry) -> tuple[int, int]:
 
 
 def leaves_caches(geometry: Geometry, spec: DeviceSpec) -> bool:
-    """Whether results are gone from the last-level cache before anyone reads them."""
+    """Whether the results are gone from the last-level cache before anyone reads them."""
+    _, outputs = _tensor_bytes(geometry)
     read_back = any(ld.tensor in geometry.expr.outputs for s in geometry.expr.stages for ld in s.loads)
-    return kept_share(geometry, spec) < 1.0 and not read_back
-
-
-def kept_share(geometry: Geometry, spec: DeviceSpec) -> float:
-    """Return the share of the results that a next pass like this one finds in the last-level cache.
-
-    Notes
-    -----
-    ``I`` bytes are read and ``O`` written at an even pace, and the cache keeps the last ``C`` of both. Having read
-    ``p`` of the results, and written as much, the next pass has pushed out ``2 p`` of what was kept, in it
-    ``2 p O / (I + O)`` of the results; it is past what is lost from ``p = O (I + O - C) / (I - O)`` on. Where
-    ``O >= I`` it never is: what stays is always just ahead.
-    """
-    inputs, outputs = _tensor_bytes(geometry)
-    lost = inputs + outputs - room(spec, "l3")
-    if lost <= 0:
-        return 1.0
-    return max(0.0, 1.0 - lost / (inputs - outputs)) if inputs > outputs else 0.0
+    return outputs > room(spec, "l3") and not read_back
 
 
 def stream_s(batch: TileBatch, spec: DeviceSpec, tasks: Ints, imbalance: Floats) -> dict[str, Floats]:
@@ -182,7 +174,7 @@ def stream_s(batch: TileBatch, spec: DeviceSpec, tasks: Ints, imbalance: Floats)
     extra = outputs * np.ones(len(batch))
     if batch.nontemporal:
         name = "dram"
-        extra = outputs * np.minimum(1.0, _partial_lines(batch, spec) + kept_share(batch.geometry, spec))
+        extra = outputs * (_partial_lines(batch, spec) if outputs > room(spec, "l3") else extra)
     layer = spec.layer(name)
     # ``imbalance`` is relative to all cores at full rate: fewer of them can draw more than their share of a bus.
     share = layer.bandwidth_bytes_per_s / spec.units
