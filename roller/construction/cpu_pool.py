@@ -183,12 +183,16 @@ def _streaming(geometry: Geometry, spec: DeviceSpec, v: int) -> TileBatch:
     lanes = lane_count(spec, 4)
     rank = len(geometry.names)
     registers, blocks = [], []
-    for vectors, chunk in itertools.product((1, 2, 4), (1, 4, 16, 64, 256, 1024, 4096)):
+    # Where lanes are far apart, the axis along which their lines go on is the other one to fill a task with.
+    far = [a for a in geometry.loads if lane_distance(a, v) > 1]
+    along = [x for a in far for x in geometry.order if lane_distance(a, x) == 1]
+    orders = dict.fromkeys([geometry.order[::-1], *((x, *(y for y in geometry.order[::-1] if y != x)) for x in along)])
+    for order, vectors, chunk in itertools.product(orders, (1, 2, 4), (1, 4, 16, 64, 256, 1024, 4096)):
         register = np.ones(rank, np.int64)
         register[v] = vectors * lanes
         block = register.copy()
         left = chunk
-        for a in reversed(geometry.order):
+        for a in order:
             tiles = -(-int(geometry.extents[a]) // int(register[a]))
             take = min(left, tiles)
             block[a] *= take

@@ -80,6 +80,13 @@ def conv2d(
         Where an argument is not positive, the kernel exceeds the padded input, groups do not divide, or the layout is
         unknown or its blocks cut through groups.
 
+    Notes
+    -----
+    In blocks, weights stay plain because they are packed anyway: give them as ``constants`` and that is done once.
+    Packed in every call they cost more than the layout gains where images are small (7x7 with 512 channels: 1.3 ms
+    become 5 ms on one Zen 5 core). Winograd's algorithm, where it may be used (3x3, step one), is faster than direct
+    sums, and is known to the plain layouts only.
+
     Examples
     --------
     >>> import roller

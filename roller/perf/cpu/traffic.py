@@ -182,9 +182,32 @@ def stream_s(batch: TileBatch, spec: DeviceSpec, tasks: Ints, imbalance: Floats)
         np.maximum(share, layer.bandwidth_per_teu_bytes_per_s or 0.0), layer.bandwidth_bytes_per_s / active
     )
     near = np.full(len(batch), not batch.nontemporal) & (both <= room(spec, "l2") * active)
-    l2 = np.where(near, both / spec.layer("l2").bandwidth_bytes_per_s, 0.0) * imbalance
+    l2 = (np.where(near, both, 0.0) + _lines_again(batch, spec)) / spec.layer("l2").bandwidth_bytes_per_s * imbalance
     far = np.where(near, 0.0, (both + extra) / (each * spec.units)) * imbalance
     return {"l2_s": l2, f"{name}_s": far}
+
+
+def _lines_again(batch: TileBatch, spec: DeviceSpec) -> Floats:
+    """Return bytes that lanes far apart make L1 load again: of each line they take one element at a time.
+
+    The next elements of the lines are taken at the next step of the axis they lie along. A task that covers it finds
+    them in L1 where the lines of one step fit; all others load every line once per element.
+    """
+    g, v = batch.geometry, batch.vector_axis
+    total = np.zeros(len(batch))
+    if v is None or not g.spatial.all():
+        return total
+    line = spec.layer("l1").line_bytes or spec.layer("l1").transaction_bytes
+    for a in g.loads:
+        along = next((x for x in g.order if lane_distance(a, x) == 1), None)
+        if along is None or lane_distance(a, v) < 2:
+            continue
+        whole = line // a.tensor.itemsize_bytes
+        inside = [x for x in g.order[g.order.index(along) + 1 :] if a.uses[x]]
+        kept = batch.block[:, inside].prod(axis=1) * line <= room(spec, "l1")
+        taken = np.where(kept, np.minimum(batch.block[:, along], whole), 1)
+        total = total + float(g.extents[a.uses].prod()) * line * (1.0 / taken - 1.0 / whole)
+    return total
 
 
 def _partial_lines(batch: TileBatch, spec: DeviceSpec) -> Floats:
