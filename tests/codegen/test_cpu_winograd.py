@@ -73,6 +73,14 @@ def test_one_core_and_narrow_vectors():
     assert_right(e, winograd(e, 4, {"wo": 2}, {}, 4), cores=1)
 
 
+def test_a_program_of_one_task_wakes_nobody():
+    e = ops.conv2d(1, 16, 8, 8, 16, 3, 3, padding=1)
+    one, several = winograd(e, 4, {"wo": 2}, {"ho": 2}), winograd(e, 4, {"wo": 2}, {})
+    parallel = [lower(p, e, host_mcpu(), 2, "test", 64).target["parallel"] for p in (one, several)]
+    assert parallel == [False, True]
+    assert_right(e, one)
+
+
 @pytest.mark.parametrize("constants", [("W",), ("X",)])
 def test_constant_filters_are_transformed_before_the_first_call(constants):
     e = ops.conv2d(1, 24, 9, 12, 20, 3, 3, padding=1, epilogue=("bias",))

@@ -29,6 +29,7 @@ from roller.codegen.cpu.nest import (
     read,
     reader,
     seq,
+    serial,
     unravel,
     when,
     write,
@@ -92,6 +93,8 @@ class _Winograd:
         boxes = [t.boxes for t in (*plan.tiled, plan.panels)]
         main = self.nest.loop(math.prod(boxes), lambda t: self._task(unravel(t, boxes)), "parallel", "task")
         name = plan.form.filters.tensor
+        if plan.tasks == 1:  # as the model prices it: a program of one task wakes nobody
+            pack = serial(pack)
         if name not in self.program.constants:
             return Nests(seq(allocate(self.weights), pack, main))
         again = {ld.tensor for s in self.program.expr.stages if s is not self.program.expr.anchor for ld in s.loads}
