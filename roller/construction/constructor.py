@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,6 +27,8 @@ from roller.tile.program import RProgram
 
 #: Programs beyond ``top_k`` that are laid out and priced again.
 _SPARE = 2
+#: Rows that are looked at for one that is kept, where several of one micro-kernel stand together.
+_PER_KERNEL_ROWS = 8
 
 
 @dataclass(frozen=True)
@@ -103,16 +107,36 @@ def _best_programs(batches: list[TileBatch], spec: DeviceSpec, count: int) -> li
     rows are considered, until the batches have no more.
     """
     wanted = 2 * count + _SPARE
+    if count > 1 and any(b.panel is not None for b in batches):
+        wanted *= _PER_KERNEL_ROWS
     while True:
         pool: list[tuple[float, TileBatch, int]] = []
         for b in batches:  # what an earlier batch already beats needs no pricing
             limit_s = pool[wanted - 1][0] if len(pool) >= wanted else float("inf")
             pool += [(s, b, row) for s, row in perf.best_rows(b, spec, wanted, limit_s)]
             pool.sort(key=lambda entry: entry[0])
-        best = _lay_out_best(pool, spec, count)
+        best = _lay_out_best(_spread(pool, count), spec, count)
         if len(best) >= count or wanted >= max((len(b) for b in batches), default=0):
             return best
         wanted *= 8
+
+
+def _spread(pool: list[tuple[float, TileBatch, int]], count: int) -> list[tuple[float, TileBatch, int]]:
+    """Return the rows with at most ``sqrt(count)`` of every micro-kernel first, the others behind them.
+
+    Programs that differ only in how many micro-kernels one task runs are predicted, and run, almost alike: ten of them
+    are one guess, not ten. Where there are no micro-kernels (no panels) the order stays.
+    """
+    share = math.isqrt(count - 1) + 1
+    taken: Counter[tuple[int, bytes]] = Counter()
+    first: list[tuple[float, TileBatch, int]] = []
+    later: list[tuple[float, TileBatch, int]] = []
+    for entry in pool:
+        _, batch, row = entry
+        kernel = (id(batch), batch.register[row].tobytes())
+        taken[kernel] += 1
+        (first if batch.panel is None or taken[kernel] <= share else later).append(entry)
+    return first + later
 
 
 def _lay_out_best(

@@ -14,6 +14,7 @@ from typing import Any
 
 from roller.expr import Axis, Index, Load, Stage, Term
 from roller.expr.scalar import axis_index
+from roller.perf.cpu.lanes import UNROLL_LIMIT, UNROLLED_BROADCASTS
 from roller.tile import RProgram
 
 
@@ -77,10 +78,6 @@ _HELD_LINES = 128
 #: Elements of a line of float32, and the shortest block that is worth its loop.
 _LINE_ELEMENTS, _SHORTEST_BLOCK = 16, 4
 
-#: Multiply-adds (vectors) up to which a short inner reduction is unrolled into the micro-kernel.
-_UNROLL_LIMIT = 160
-
-
 def spatial_plans(program: RProgram) -> tuple[SpatialPlan, ...]:
     """Return one plan per spatial axis of the anchor, in order."""
     register, task = program.tile("register"), program.block_tile
@@ -121,17 +118,26 @@ def reduction_plans(program: RProgram, vectors: int) -> tuple[ReductionPlan, ...
     chunk = program.tile(layer)
     whole = layer == "register"
     plans: list[ReductionPlan] = []
-    budget, inner = vectors, True
+    budget, inner, sizes = vectors, True, dict(program.tile("register"))
     for a in reversed(reduction_order(program.expr.anchor)):
         step = a.extent if whole else min(chunk[a.name], a.extent)
-        unroll = inner and step == a.extent and budget * a.extent <= _UNROLL_LIMIT
         budget *= a.extent
+        sizes[a.name] = a.extent
+        first = not plans
+        unroll = inner and step == a.extent and budget <= UNROLL_LIMIT
+        unroll = unroll and (first or _broadcasts(program, sizes) <= UNROLLED_BROADCASTS)
         inner = unroll
         plans.append(ReductionPlan(a.name, a.extent, step, unroll))
     plans.reverse()
     if len(plans) > 1 and plans[-1].chunks == 1 and not plans[-1].unroll:
         plans[-1] = replace(plans[-1], block=_block(program, plans[-1]))
     return tuple(plans)
+
+
+def _broadcasts(program: RProgram, sizes: Mapping[str, int]) -> int:
+    """Return the different broadcast values of a micro-kernel that covers ``sizes`` of the axes."""
+    used = [{x for i in ld.index for x in i.axes} for ld in program.expr.anchor.loads]
+    return sum(math.prod(sizes[x] for x in axes) for axes in used if program.vector_axis not in axes)
 
 
 def _block(program: RProgram, inner: ReductionPlan) -> int:

@@ -8,6 +8,12 @@ from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.tile.geometry import Access, Ints
 
+#: Multiply-adds (vectors) up to which short inner reductions are unrolled into the micro-kernel: the templates' rule.
+UNROLL_LIMIT = 160
+#: Broadcast values up to which more than one reduction axis is unrolled: they do not change from tile to tile, so LLVM
+#: keeps all of them in registers, and what does not fit goes through the stack.
+UNROLLED_BROADCASTS = 12
+
 
 def lane_count(spec: DeviceSpec, itemsize_bytes: int) -> int:
     """Return elements of one vector register."""

@@ -10,6 +10,8 @@ from roller.expr import instruction_mix
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.cpu.lanes import (
+    UNROLL_LIMIT,
+    UNROLLED_BROADCASTS,
     chunk_extents,
     copies_box,
     effective_register,
@@ -34,18 +36,21 @@ def micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec, lanes: int) -> tuple
     width = spec.teu.lanes
     fma = sum(vectors * n * width / rate[c] for c, n in instruction_mix(anchor.body, anchor.combiner).items())
     loads = gathers = np.zeros(len(batch))
+    unrolled, steps = _unrolled(batch, vectors)
     for a in g.loads:
-        elements = a.elements(register).astype(np.float64)
+        elements = _elements_per_step(a, v, register, unrolled, steps)
         if v is None or not a.uses[v]:
             loads = loads + elements
         elif _lanes_together(a, v, a.tensor.name in batch.staged):
-            loads = loads + elements / np.minimum(lanes, np.maximum(1, register[:, v]))
+            vectors_read = elements / np.minimum(lanes, np.maximum(1, register[:, v]))
+            loads = loads + vectors_read * (1.0 + _split_share(a, batch, spec))
         else:
             gathers = gathers + elements
     load = (loads + 2 * gathers) * width / rate["load_store"]
     issue = (vectors + loads + 2 * gathers) * width / rate["issue"]
     latency = spec.execution.step_latency_s * spec.clock_hz
-    cycles = np.maximum(np.maximum(fma, load), np.maximum(issue, latency)) + spec.execution.step_issue_s * spec.clock_hz
+    cycles = np.maximum(np.maximum(fma, load), np.maximum(issue, latency))
+    cycles = cycles + spec.execution.step_issue_s * spec.clock_hz / steps
     cycles = cycles + _page_misses(batch, spec) + _set_conflicts(batch, spec, register)
     outputs = register.prod(axis=1).astype(np.float64)
     contiguous = v is not None and lane_distance(g.store, v) == 1
@@ -58,6 +63,51 @@ def micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec, lanes: int) -> tuple
     scatter = (spec.execution.element_scatter_s or 0.0) * spec.clock_hz
     write = vectors * 2 if contiguous or v is None else outputs * scatter + vectors
     return cycles, write + epilogue + KERNEL_CYCLES + _partial_lines(batch, spec, register)
+
+
+def _unrolled(batch: TileBatch, vectors: Floats) -> tuple[Ints, Floats]:
+    """Return the extents of the reduction axes unrolled into the micro-kernel (1 elsewhere), and their product.
+
+    The same rule as the template's: from the innermost axis on, as long as the limits hold.
+    """
+    g, v = batch.geometry, batch.vector_axis
+    windows = {x for ld in g.expr.anchor.loads for i in ld.index if len(i.axes) > 1 for x in i.axes}
+    order = sorted((int(a) for a in np.flatnonzero(~g.spatial)), key=lambda a: g.names[a] not in windows)
+    extents = np.ones((len(batch), len(g.names)), np.int64)
+    budget, inner, sizes = vectors.copy(), np.ones(len(batch), bool), np.where(g.spatial, batch.register, 1)
+    for n, a in enumerate(reversed(order)):
+        budget, sizes[:, a] = budget * g.extents[a], g.extents[a]
+        inner = inner & (budget <= UNROLL_LIMIT)
+        if n:
+            held = sum(np.where(x.uses, sizes, 1).prod(axis=1) for x in g.loads if v is None or not x.uses[v])
+            inner = inner & (held <= UNROLLED_BROADCASTS)
+        extents[:, a] = np.where(inner, g.extents[a], 1)
+    return extents, extents.prod(axis=1).astype(np.float64)
+
+
+def _elements_per_step(access: Access, v: int | None, register: Ints, unrolled: Ints, steps: Floats) -> Floats:
+    """Return elements loaded per reduction point: steps of an unrolled window share what they have in common.
+
+    Steps along the vectors share nothing: vectors that overlap in part are different vectors.
+    """
+    apart = np.ones(register.shape[1], bool)
+    for a in np.flatnonzero((unrolled > 1).any(axis=0)):
+        moves = access.coefficients != 0
+        together = v is not None and (moves[:, a] & moves[:, v]).any()
+        apart[a] = access.gather or together
+    shared = access.elements(np.where(apart, register, np.maximum(register, unrolled)))
+    return np.asarray(shared * np.where(access.uses & apart, unrolled, 1).prod(axis=1) / steps)
+
+
+def _split_share(access: Access, batch: TileBatch, spec: DeviceSpec) -> float:
+    """Return the share of vector loads that touch two cache lines, and so take two turns of a load port.
+
+    Panels lie on lines; tensors read in place lie anywhere, and a box is read at every offset of the window.
+    """
+    if access.tensor.name in batch.staged and not copies_box(access):
+        return 0.0
+    line = spec.layer("l1").line_bytes or spec.layer("l1").transaction_bytes
+    return min(1.0, spec.teu.lanes * 4 / line)
 
 
 def _lanes_together(access: Access, v: int, staged: bool) -> bool:

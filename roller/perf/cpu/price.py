@@ -27,7 +27,7 @@ from roller.perf.cpu.lanes import (
     vector_operations,
 )
 from roller.perf.cpu.micro_kernel import micro_kernel_cycles, resumed_cycles
-from roller.perf.cpu.traffic import cache_traffic, dram_traffic_bytes, packing_s, stream_s
+from roller.perf.cpu.traffic import cache_traffic, packing_s, stream_s, task_dram_bytes
 from roller.perf.phases import overlapped
 from roller.tile.geometry import Floats, Ints
 from roller.tile.winograd import STRUCTURES
@@ -91,12 +91,12 @@ def _tiled(batch: TileBatch, spec: DeviceSpec) -> Terms:
     compute = kernels * (points * cycles + write) / (spec.clock_hz * spec.units) * imbalance
     l2, l3 = cache_traffic(batch, spec, register, tiles, kernels)
     pack = packing_s(batch, spec, register, tiles, tasks) * np.where(tasks > 1, 1, spec.units)
-    dram_bytes = dram_traffic_bytes(batch, spec)
+    dram_bytes = task_dram_bytes(batch, spec, register, tiles)
     terms: Terms = {
         "compute_s": compute,
         "l2_s": l2 / spec.layer("l2").bandwidth_bytes_per_s * imbalance,
         "l3_s": l3 / spec.layer("l3").bandwidth_bytes_per_s * imbalance,
-        "dram_s": np.broadcast_to(dram_bytes / spec.layer("dram").bandwidth_bytes_per_s, compute.shape),
+        "dram_s": dram_bytes / spec.layer("dram").bandwidth_bytes_per_s,
         "pack_s": pack,
         "launch_s": _start_s(tasks, 1 + _panels_packed(batch), spec),
     }
@@ -107,7 +107,7 @@ def _tiled(batch: TileBatch, spec: DeviceSpec) -> Terms:
     every = accumulators + operand_vectors(batch, lanes) + 1  # one more holds the broadcast
     fits = (accumulators <= usable) & (every < (spec.limits.vector_registers or usable))
     terms["seconds"] = np.where(fits, slowest + pack + terms["launch_s"], np.inf)
-    terms["dram_bytes"] = np.broadcast_to(dram_bytes, compute.shape).astype(float)
+    terms["dram_bytes"] = dram_bytes
     terms["tasks"] = tasks.astype(float)
     terms["vectors"] = vector_operations(batch, lanes) * size / size
     return terms

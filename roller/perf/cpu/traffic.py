@@ -6,7 +6,9 @@ import math
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from roller.expr import run_along
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.cpu.lanes import chunk_extents, copies_box, effective_register, lane_count, lane_distance, room
@@ -17,8 +19,9 @@ from roller.tile.program import ALIGNED_TILES
 _ACCUMULATOR_BYTES = 4
 #: Cycles a copied row needs around its elements: instructions of our templates.
 ROW_CYCLES = 8.0
-#: Share of the gather time that vectors of a panel row take: loaded whole, or collected through a gathered index.
-WHOLE_ROWS, GATHERED_ROWS = 0.25, 0.6
+#: Share of the gather time that elements of a panel row take: loaded as whole vectors, or collected one by one through
+#: a divided index (with its guard; several times what an element with a plain address takes).
+WHOLE_ROWS, GATHERED_ROWS = 0.25, 2.0
 #: Share of the gather time that blocks transposed in registers take.
 SHUFFLED = 0.3
 
@@ -85,33 +88,60 @@ def packing_s(batch: TileBatch, spec: DeviceSpec, register: Ints, tiles: Ints, t
         return total
     per_task = np.maximum(1, np.minimum(batch.block // batch.register, tiles))
     task = np.where(g.spatial, np.minimum(per_task * register, g.extents), g.extents)
+    packed: Floats
     for a in g.loads:
         if a.tensor.name not in batch.staged or (a.tensor.name in batch.constants and not copies_box(a)):
             continue
         step = 0 if v is None else lane_distance(a, v)
         if copies_box(a):
             box = a.elements(task) * float(a.tensor.itemsize_bytes)
-            elements, cost = (
-                a.elements(task) * tasks.astype(np.float64),
-                np.full(len(batch), (spec.execution.element_copy_s or 0.0) * spec.clock_hz),
-            )
+            packed = a.elements(task).astype(np.float64) * tasks
+            cost = np.full(len(batch), (spec.execution.element_copy_s or 0.0) * spec.clock_hz)
             rows, _ = a.runs(task)
             cost = cost + rows * ROW_CYCLES / np.maximum(1, a.elements(task))
             # The box is written once and read at least once from the layer that holds it.
             total = total + 2.0 * box * tasks / holding_bandwidth(box, spec)
         else:
-            covered = np.where(a.uses & g.spatial, tiles * register, np.where(a.uses, g.extents, 1))
-            elements = covered.astype(np.float64).prod(axis=1)
-            inner = register[:, v] if v is not None and a.uses[v] and step == 1 else np.ones(len(batch))
+            panel, held, _ = _panels(a, batch, register, tiles)
+            packed = panel / a.tensor.itemsize_bytes
+            lone = v is None or not a.uses[v] or step != 1
+            inner = np.where(lone, 1, register[:, v or 0])
             gather = (spec.execution.element_gather_s or 0.0) * spec.clock_hz
-            vectors = GATHERED_ROWS if a.gather else WHOLE_ROWS
-            cost = gather * np.where(inner >= spec.teu.lanes, vectors, _shuffled(batch, a, register))
-            own = (tiles / per_task)[:, g.spatial & ~a.uses].prod(axis=1) <= 1  # a panel of several tasks is kept whole
-            panel = np.where(own, a.elements(task), elements) * float(a.tensor.itemsize_bytes)
-            moved = np.broadcast_to(elements * float(a.tensor.itemsize_bytes), (len(batch),))
-            total = total + 2.0 * moved / holding_bandwidth(panel, spec)
-        total = total + elements * cost / (spec.clock_hz * spec.units)
+            cost = gather * np.where(
+                inner >= spec.teu.lanes, _row_share(a, v, spec.teu.lanes), _shuffled(batch, a, register)
+            )
+            total = total + panel / holding_bandwidth(a.tensor.nbytes, spec) + panel / holding_bandwidth(held, spec)
+        total = total + packed * cost / (spec.clock_hz * spec.units)
     return total
+
+
+def _panels(access: Access, batch: TileBatch, register: Ints, tiles: Ints) -> tuple[Floats, Floats, NDArray[np.bool_]]:
+    """Return bytes packed in all, bytes that pass a cache until they are used, and whether that is up front.
+
+    Several tasks that need the same panel find it packed before them, and by then the whole tensor and the whole panel
+    have passed; else every task packs its own.
+    """
+    g = batch.geometry
+    per_task = np.maximum(1, np.minimum(batch.block // batch.register, tiles))
+    tasks = np.where(g.spatial, -(-tiles // per_task), 1)
+    upfront = np.where(access.uses, 1, tasks).prod(axis=1) > 1
+    size, spatial = float(access.tensor.itemsize_bytes), access.uses & g.spatial
+    reduced = np.where(access.uses & ~g.spatial, g.extents, 1).astype(np.float64).prod() * size
+    whole = np.where(spatial, tiles * register, 1).astype(np.float64).prod(axis=1) * reduced
+    mine = np.where(spatial, per_task * register, 1).astype(np.float64).prod(axis=1) * reduced
+    return whole, np.where(upfront, whole + access.tensor.nbytes, mine), upfront
+
+
+def _row_share(access: Access, v: int | None, lanes: int) -> float:
+    """Return the share of the gather time that an element of a panel row takes, lanes along axis ``v``."""
+    if not access.gather:
+        return WHOLE_ROWS
+    if access.bounds or v is None:
+        return GATHERED_ROWS
+    run = run_along(access.index, access.tensor.shape, access.axis_names[v], int(access.axis_extents[v]))
+    if run is None or run.length < lanes or not run.step:
+        return GATHERED_ROWS
+    return WHOLE_ROWS if run.step == 1 else 1.0
 
 
 def _shuffled(batch: TileBatch, access: Access, register: Ints) -> Floats:
@@ -219,3 +249,19 @@ def _partial_lines(batch: TileBatch, spec: DeviceSpec) -> Floats:
     row = int(g.extents[v]) * g.store.tensor.itemsize_bytes
     aligned = -(-g.extents[v] // effective_register(batch, lane_count(spec, 4))[:, v]) >= ALIGNED_TILES
     return np.where(aligned, min(1.0, 2.0 * line / row), 1.0)
+
+
+def task_dram_bytes(batch: TileBatch, spec: DeviceSpec, register: Ints, tiles: Ints) -> Floats:
+    """Return bytes that cross the memory bus while the tasks run, ``(N,)``.
+
+    What was packed before the tasks was read then; the panels come from memory where they outgrow the last level.
+    """
+    total = np.full(len(batch), dram_traffic_bytes(batch, spec))
+    if not total.any():
+        return total
+    for a in batch.geometry.loads:
+        if a.tensor.name in batch.staged and not copies_box(a):
+            panel, passed, upfront = _panels(a, batch, register, tiles)
+            instead = np.where(passed > room(spec, "l3"), panel, 0.0)
+            total = total + np.where(upfront, instead - a.tensor.nbytes, 0.0)
+    return total
