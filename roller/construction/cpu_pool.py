@@ -42,8 +42,7 @@ def cpu_pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) ->
         ]
     elif structure == "streaming":
         batches = [_streaming(geometry, spec, geometry.order[-1])]
-        if leaves_caches(geometry, spec):
-            batches = [replace(b, nontemporal=way) for b in batches for way in (False, True)]
+        batches = [choice for b in batches for choice in store_choices(b, spec)]
     else:
         batches = _rows(geometry, spec)
     kept, share = [], options.pool // len(batches)
@@ -86,6 +85,12 @@ def staged_choices(geometry: Geometry, v: int, constants: tuple[str, ...] = ()) 
             may.add(a.tensor.name)
     sets = (must, must | (may & set(constants)), must | may)
     return list(dict.fromkeys(tuple(n for n in geometry.load_names if n in chosen) for chosen in sets))
+
+
+def store_choices(batch: TileBatch, spec: DeviceSpec) -> list[TileBatch]:
+    """Return the batch as it is and, where streams leave no result in a cache, with non-temporal stores."""
+    past = batch.structure == "streaming" and leaves_caches(batch.geometry, spec)
+    return [batch, replace(batch, nontemporal=True)] if past else [batch]
 
 
 def _batch(g: Geometry, structure: str, register: Ints, block: Ints, staged: tuple[str, ...], v: int) -> TileBatch:

@@ -9,7 +9,7 @@ import numpy as np
 
 from roller import perf
 from roller.construction.constructor import program_of
-from roller.construction.cpu_pool import staged_choices, vector_axes
+from roller.construction.cpu_pool import staged_choices, store_choices, vector_axes
 from roller.construction.gpu_pool import structure_of
 from roller.errors import TileError, did_you_mean
 from roller.expr import TensorExpr
@@ -68,7 +68,7 @@ def _row(extents: tuple[int, ...]) -> Ints:
 
 
 def _cpu_program(geometry: Geometry, spec: DeviceSpec, structure: str, rows: list[tuple[int, ...]]) -> RProgram:
-    """Return the tiles with the vector axis and the packing that make them fastest.
+    """Return the tiles with the vector axis, the packing and the stores that make them fastest.
 
     Raises
     ------
@@ -80,7 +80,7 @@ def _cpu_program(geometry: Geometry, spec: DeviceSpec, structure: str, rows: lis
     for v in vector_axes(geometry, structure):
         for staged in staged_choices(geometry, v) if structure == "tiled" else [()]:
             batch = TileBatch(geometry, structure, _row(rows[0]), _row(rows[-1]), ones, staged, _row(rows[1]), v)
-            programs.append(program_of(batch, 0, spec))
+            programs += [program_of(b, 0, spec) for b in store_choices(batch, spec)]
     priced = [(e.seconds, str(p), p) for p, e in zip(programs, perf.estimate_programs(programs, spec), strict=True)]
     seconds, _, best = min(priced, key=lambda x: x[:2])
     if not np.isfinite(seconds):

@@ -8,6 +8,7 @@ import pytest
 
 import roller
 from roller import ops, perf
+from roller.construction.named import program_from_tiles
 from roller.perf.cpu.traffic import kept_share
 from roller.tile.geometry import Geometry
 
@@ -68,3 +69,11 @@ def test_one_core_draws_more_than_its_share_of_the_bus_where_it_can():
     one = replace(program, tiles=whole)
     assert perf.estimate_program(one, able).seconds < 0.7 * perf.estimate_program(one, spec).seconds
     assert perf.estimate_program(program, able).seconds == perf.estimate_program(program, spec).seconds
+
+
+def test_tiles_a_person_names_are_priced_with_the_better_stores():
+    spec = roller.load_spec("cpu-avx512")
+    expr = ops.elementwise("relu", (1 << 25,))
+    program = program_from_tiles(expr, spec, {"register": [64], "l2": [1 << 16]})
+    assert program.nontemporal
+    assert not program_from_tiles(ops.elementwise("relu", (1 << 18,)), spec, {"register": [64]}).nontemporal

@@ -180,10 +180,26 @@ def _tensor_bytes(geometry: Geometry) -> tuple[int, int]:
 
 
 def leaves_caches(geometry: Geometry, spec: DeviceSpec) -> bool:
-    """Whether the results are gone from the last-level cache before anyone reads them."""
-    _, outputs = _tensor_bytes(geometry)
+    """Whether results are gone from the last-level cache before anyone reads them."""
     read_back = any(ld.tensor in geometry.expr.outputs for s in geometry.expr.stages for ld in s.loads)
-    return outputs > room(spec, "l3") and not read_back
+    return kept_share(geometry, spec) < 1.0 and not read_back
+
+
+def kept_share(geometry: Geometry, spec: DeviceSpec) -> float:
+    """Return the share of the results that a next pass like this one finds in the last-level cache.
+
+    Notes
+    -----
+    ``I`` bytes are read and ``O`` written at an even pace, and the cache keeps the last ``C`` of both. Having read
+    ``p`` of the results, and written as much, the next pass has pushed out ``2 p`` of what was kept, in it
+    ``2 p O / (I + O)`` of the results; it is past what is lost from ``p = O (I + O - C) / (I - O)`` on. Where
+    ``O >= I`` it never is: what stays is always just ahead.
+    """
+    inputs, outputs = _tensor_bytes(geometry)
+    lost = inputs + outputs - room(spec, "l3")
+    if lost <= 0:
+        return 1.0
+    return max(0.0, 1.0 - lost / (inputs - outputs)) if inputs > outputs else 0.0
 
 
 def stream_s(batch: TileBatch, spec: DeviceSpec, tasks: Ints, imbalance: Floats) -> dict[str, Floats]:
@@ -204,7 +220,7 @@ def stream_s(batch: TileBatch, spec: DeviceSpec, tasks: Ints, imbalance: Floats)
     extra = outputs * np.ones(len(batch))
     if batch.nontemporal:
         name = "dram"
-        extra = outputs * (_partial_lines(batch, spec) if outputs > room(spec, "l3") else extra)
+        extra = outputs * np.minimum(1.0, _partial_lines(batch, spec) + kept_share(batch.geometry, spec))
     layer = spec.layer(name)
     # ``imbalance`` is relative to all cores at full rate: fewer of them can draw more than their share of a bus.
     share = layer.bandwidth_bytes_per_s / spec.units
