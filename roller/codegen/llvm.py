@@ -14,6 +14,7 @@ from roller.codegen.cpu.mathlib import vectorise_math
 from roller.codegen.cpu.nest import Buffer, Nests, computed, declare, is_parallel, serial
 from roller.codegen.cpu.nontemporal import stream_stores
 from roller.codegen.cpu.rows import rows_body
+from roller.codegen.cpu.split import split_nests
 from roller.codegen.cpu.streaming import streaming_body
 from roller.codegen.cpu.tiled import tiled_nests
 from roller.codegen.cpu.winograd import winograd_nests
@@ -28,6 +29,8 @@ def _tiled(program: RProgram, buffers: dict[str, Buffer], cores: int) -> Nests:
     single = anchor.combiner is not None and all(a.extent == 1 for a in anchor.spatial_axes)
     if single:
         return Nests(rows_body(program, buffers, cores))
+    if program.split_k > 1:
+        return split_nests(program, buffers)
     return Dots(program, buffers).nests() if is_dots(program) else tiled_nests(program, buffers)
 
 

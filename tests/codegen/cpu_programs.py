@@ -18,7 +18,7 @@ def up(n, step):
     return -(-n // step) * step
 
 
-def program(expr, structure, register=None, task=None, vector=None, lanes=16, chunk=None, staged=()):
+def program(expr, structure, register=None, task=None, vector=None, lanes=16, chunk=None, staged=(), split_k=1):
     """Return a program of the canonical ``expr``; tiles by axis name, 1 (or the whole reduction) where not given."""
     register, task, chunk = register or {}, task or {}, chunk or {}
     r = tuple(register.get(a.name, 1) for a in expr.axes)
@@ -28,7 +28,8 @@ def program(expr, structure, register=None, task=None, vector=None, lanes=16, ch
     l2 = tuple(
         up(task.get(a.name, e), e) if a.kind == SPATIAL else up(a.extent, e) for a, e in zip(expr.axes, l1, strict=True)
     )
-    return RProgram(expr, "cpu", structure, (("register", r), ("l1", l1), ("l2", l2)), (), tuple(staged), vector, lanes)
+    tiles = ("register", r), ("l1", l1), ("l2", l2)
+    return RProgram(expr, "cpu", structure, tiles, (), tuple(staged), vector, lanes, split_k=split_k)
 
 
 def kernel(expression, prog, cores=2):

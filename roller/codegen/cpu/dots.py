@@ -100,8 +100,8 @@ class Dots(Tiled):
         place = tuple(env[task_tile_of(s.name)] for s in self.spatial)
         resume = self._each(lambda i: write(self.acc, read(self.partial, *place, *self._place(i)), *self._place(i)))
         keep = self._each(lambda i: write(self.partial, read(self.acc, *self._place(i)), *place, *self._place(i)))
-        last = tirx.all(*(chunk[r.name] == r.chunks - 1 for r in self.reduction if r.name in chunk))
-        return when(tirx.all(*(c == 0 for c in chunk.values())), begin, resume), when(last, end, keep)
+        first, last = self._ends(chunk)
+        return when(first, begin, resume), when(last, end, keep)
 
     @staticmethod
     def _place(inner: tuple[Expr, ...]) -> tuple[Expr, ...]:

@@ -246,10 +246,19 @@ class Tiled:
             place = tuple(env[task_tile_of(s.name)] for s in self.spatial)
             resume = self._each(lambda i: write(self.acc, read(self.partial, *place, *i), *i))
             keep = self._each(lambda i: write(self.partial, read(self.acc, *(i or (integer(0),))), *place, *i))
-            begin = when(tirx.all(*(c == 0 for c in chunk.values())), begin, resume)
-            last = tirx.all(*(chunk[r.name] == r.chunks - 1 for r in self.reduction if r.name in chunk))
-            end = when(last, end, keep)
+            first, last = self._ends(chunk)
+            begin, end = when(first, begin, resume), when(last, end, keep)
         return seq(allocate(self.acc), begin, self._reduce(chunk, step), end)
+
+    def _ends(self, chunk: Env) -> tuple[Expr, Expr]:
+        """Return whether a chunk is the first of its task, and whether it is the last."""
+        first, last = zip(*(self._span(n) for n in chunk), strict=True)
+        at = tuple(chunk.values())
+        return tuple(tirx.all(*(c == x for c, x in zip(at, edge, strict=True))) for edge in (first, last))
+
+    def _span(self, name: str) -> tuple[int | Expr, int | Expr]:
+        """Return the first and the last chunk of a reduction axis that a task takes."""
+        return 0, next(r for r in self.reduction if r.name == name).chunks - 1
 
     def _value(self, env: Env, inner: tuple[Expr, ...]) -> Expr:
         """Return what one reduction point adds to one element of the tile."""
