@@ -27,6 +27,8 @@ from roller.tile.program import RProgram
 
 #: Programs beyond ``top_k`` that are laid out and priced again.
 _SPARE = 2
+#: Candidates from which on every structure has one among them.
+_FAMILY_COUNT = 4
 #: Rows that are looked at for one that is kept, where several of one micro-kernel stand together.
 _PER_KERNEL_ROWS = 8
 
@@ -112,7 +114,8 @@ def _best_programs(batches: list[TileBatch], spec: DeviceSpec, count: int) -> li
     while True:
         pool: list[tuple[float, TileBatch, int]] = []
         for b in batches:  # what an earlier batch already beats needs no pricing
-            limit_s = pool[wanted - 1][0] if len(pool) >= wanted else float("inf")
+            known = count < _FAMILY_COUNT or any(p.structure == b.structure for _, p, _ in pool)
+            limit_s = pool[wanted - 1][0] if known and len(pool) >= wanted else float("inf")
             pool += [(s, b, row) for s, row in perf.best_rows(b, spec, wanted, limit_s)]
             pool.sort(key=lambda entry: entry[0])
         best = _lay_out_best(_spread(pool, count), spec, count)
@@ -136,7 +139,21 @@ def _spread(pool: list[tuple[float, TileBatch, int]], count: int) -> list[tuple[
         kernel = (id(batch), batch.register[row].tobytes())
         taken[kernel] += 1
         (first if batch.panel is None or taken[kernel] <= share else later).append(entry)
-    return first + later
+    return _with_every_structure(first + later, count)
+
+
+def _with_every_structure(pool: list[tuple[float, TileBatch, int]], count: int) -> list[tuple[float, TileBatch, int]]:
+    """Return the rows with the best one of every structure among the first ``count``, where there are several.
+
+    The model may misjudge a whole family of programs (another algorithm); then a measurement can still put it right.
+    """
+    best = {b.structure: n for n, (_, b, _) in reversed(list(enumerate(pool)))}
+    if count < _FAMILY_COUNT or len(best) < 2:
+        return pool
+    moved = [n for n in best.values() if n >= count]
+    kept = [n for n in range(len(pool)) if n not in moved]
+    place = count - len(moved)
+    return [pool[n] for n in (*kept[:place], *moved, *kept[place:])]
 
 
 def _lay_out_best(
@@ -155,7 +172,13 @@ def _lay_out_best(
         estimates = perf.estimate_programs(programs, spec)
         found += [(p, e) for p, e in zip(programs, estimates, strict=True) if np.isfinite(e.seconds)]
         start = end
-    return sorted(found, key=lambda r: (r[1].seconds, str(r[0])))[:count]
+    found.sort(key=lambda r: (r[1].seconds, str(r[0])))
+    if count < _FAMILY_COUNT:
+        return found[:count]
+    first = {p.structure: n for n, (p, _) in reversed(list(enumerate(found)))}
+    kept = sorted(first.values())[:count]
+    others = [n for n in range(len(found)) if n not in kept]
+    return [found[n] for n in sorted([*kept, *others[: count - len(kept)]])]
 
 
 def _candidate(identity: str, program: RProgram, estimate: Estimate, spec: DeviceSpec, epsilon: float) -> Candidate:

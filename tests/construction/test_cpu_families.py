@@ -1,0 +1,32 @@
+"""The top ten of a CPU: several micro-kernels, and one program of every structure."""
+
+from collections import Counter
+
+import roller
+
+
+def test_the_first_ten_do_not_share_one_micro_kernel():
+    found = roller.construct(roller.ops.matmul(512, 512, 512), device="cpu-avx512", top_k=10)
+    kernels = Counter(
+        (tuple(c.program.tile("register").values()), c.program.staged, c.program.vector_axis) for c in found
+    )
+    assert max(kernels.values()) <= 4 and len(kernels) >= 3
+    assert [c.estimate.seconds for c in found] == sorted(c.estimate.seconds for c in found)
+
+
+def test_every_structure_has_its_best_program_among_the_first_ten():
+    e = roller.ops.conv2d(8, 64, 28, 28, 64, 3, 3, padding=1)
+    found = roller.construct(e, device="cpu-avx512", top_k=10)
+    more = roller.construct(e, device="cpu-avx512", top_k=200)
+    assert {c.program.structure for c in found} == {c.program.structure for c in more} and len(found) == 10
+    assert len({c.program.structure for c in found}) > 1
+    for structure in {c.program.structure for c in more}:
+        best = min(c.estimate.seconds for c in more if c.program.structure == structure)
+        assert min(c.estimate.seconds for c in found if c.program.structure == structure) == best
+
+
+def test_a_single_program_is_the_best_of_all_structures():
+    e = roller.ops.conv2d(8, 64, 28, 28, 64, 3, 3, padding=1)
+    one = roller.construct(e, device="cpu-avx512", top_k=1)
+    ten = roller.construct(e, device="cpu-avx512", top_k=10)
+    assert one[0].program == ten[0].program
