@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from roller.construction.cpu_dots import dot_axes, dots_batch
+from roller.construction.cpu_split import split_batches
 from roller.construction.gpu_pool import structure_of
 from roller.construction.options import ConstructOptions
 from roller.construction.scale_up import unique_rows
@@ -40,6 +41,8 @@ def cpu_pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) ->
             dots_batch(geometry, spec, v, _row_axes(geometry, v), lambda r: _tasks(geometry, r, spec))
             for v in dot_axes(geometry, spec)
         ]
+        if options.split_k and (geometry.extents[geometry.spatial] > 1).any():
+            batches += [s for b in batches for s in split_batches(b, spec)]
     elif structure == "streaming":
         batches = [_streaming(geometry, spec, geometry.order[-1])]
         batches = [choice for b in batches for choice in store_choices(b, spec)]

@@ -126,8 +126,24 @@ def test_what_stays_in_the_l2_of_its_core_is_not_fetched_from_beyond():
 
 
 def test_a_deep_reduction_is_read_in_pieces_by_the_tiles_of_a_task():
-    """Reference: 64 x 64 x 65536 takes half the time in pieces of 512 to 1024 as in one (8 x 48 and 6 x 64, AVX-512)."""
+    """Reference: 64 x 64 x 65536 takes half the time in pieces of 512 to 1024 as in one (6 x 64, AVX-512)."""
     found = roller.construct(ops.matmul(64, 64, 65536), device="cpu-avx512", top_k=4)
     assert all(c.program.tile("l1")["k"] < 65536 for c in found)
     flat = roller.construct(ops.matmul(512, 512, 64), device="cpu-avx512", top_k=4)
     assert all(c.program.tile("l1")["k"] == 64 for c in flat)
+
+def test_few_outputs_of_a_deep_reduction_keep_all_cores_busy():
+    spec = roller.load_spec("cpu-avx512")
+    for shape, transposed in (((16, 16, 65536), False), ((16, 16, 65536), True)):
+        e = ops.matmul(*shape, transpose_b=transposed)
+        best = roller.construct(e, device=spec, top_k=1)[0]
+        assert dict(best.estimate.terms)["tasks"] % spec.units == 0
+        without = roller.construct(e, device=spec, options=roller.ConstructOptions(split_k=False))
+        assert all(c.program.split_k == 1 for c in without)
+        assert best.estimate.seconds <= without[0].estimate.seconds
+
+
+@pytest.mark.parametrize("kernel", [(1, 1), (3, 1), (3, 3)])
+def test_no_term_is_negative_whatever_the_number_of_reductions(kernel):
+    for c in roller.construct(ops.conv2d(2, 8, 20, 20, 16, *kernel), device="cpu-avx512", top_k=20):
+        assert all(value >= 0 for _, value in c.estimate.terms)

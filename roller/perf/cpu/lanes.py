@@ -65,11 +65,24 @@ def operand_vectors(batch: TileBatch, lanes: int) -> Ints:
     return np.asarray(-(-effective_register(batch, lanes)[:, v] // lanes))
 
 
+def task_count(batch: TileBatch, spec: DeviceSpec) -> Ints:
+    """Return the tasks the outputs make, ``(N,)``."""
+    tiles = -(-batch.geometry.extents // effective_register(batch, lane_count(spec, 4)))
+    per_task = np.maximum(1, batch.block // batch.register)
+    return np.asarray(np.where(batch.geometry.spatial, -(-tiles // per_task), 1).prod(axis=1))
+
+
 def chunk_extents(batch: TileBatch) -> Ints:
     """Return per axis what one chunk of the reductions covers; spatial axes whole."""
     g = batch.geometry
     whole = np.broadcast_to(g.extents, batch.block.shape)
     return whole if batch.panel is None else np.where(g.spatial, whole, np.minimum(batch.panel, whole))
+
+
+def chunk_count(batch: TileBatch) -> Ints:
+    """Return the chunks all reductions are cut into together, ``(N,)``."""
+    counts = -(-batch.geometry.extents // chunk_extents(batch))
+    return np.asarray(counts[:, ~batch.geometry.spatial].prod(axis=1))
 
 
 def copies_box(access: Access) -> bool:

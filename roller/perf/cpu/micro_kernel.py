@@ -12,6 +12,7 @@ from roller.perf.batch import TileBatch
 from roller.perf.cpu.lanes import (
     UNROLL_LIMIT,
     UNROLLED_BROADCASTS,
+    chunk_count,
     chunk_extents,
     copies_box,
     effective_register,
@@ -142,8 +143,7 @@ def _partial_lines(batch: TileBatch, spec: DeviceSpec, register: Ints) -> Floats
 
 def resumed_cycles(batch: TileBatch, lanes: int) -> Floats:
     """Return cycles one register tile needs to keep its results between the chunks of the reductions."""
-    g = batch.geometry
-    chunks = -(-g.extents // chunk_extents(batch))[:, ~g.spatial].prod(axis=1)
+    chunks = chunk_count(batch)
     return np.asarray((chunks - 1) * (2.0 * vector_operations(batch, lanes) + KERNEL_CYCLES))
 
 

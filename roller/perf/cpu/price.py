@@ -19,15 +19,24 @@ from roller.perf.batch import TileBatch
 from roller.perf.cpu import winograd
 from roller.perf.cpu.dots import dots_terms, fits, is_dots
 from roller.perf.cpu.lanes import (
+    chunk_count,
     copies_box,
     effective_register,
     lane_count,
     lane_distance,
     operand_vectors,
+    task_count,
     vector_operations,
 )
 from roller.perf.cpu.micro_kernel import micro_kernel_cycles, resumed_cycles
-from roller.perf.cpu.traffic import cache_traffic, packing_s, stream_s, task_dram_bytes
+from roller.perf.cpu.traffic import (
+    ACCUMULATOR_BYTES,
+    cache_traffic,
+    holding_bandwidth,
+    packing_s,
+    stream_s,
+    task_dram_bytes,
+)
 from roller.perf.phases import overlapped
 from roller.tile.geometry import Floats, Ints
 from roller.tile.winograd import STRUCTURES
@@ -51,17 +60,25 @@ def _dots(batch: TileBatch, spec: DeviceSpec) -> Terms:
     memory = np.maximum.reduce([terms["l2_s"], terms["l3_s"], terms["dram_s"]])
     # Every tile starts at other rows, where prefetching starts anew: little of the one hides behind the other.
     slowest = memory + terms["compute_s"]
-    terms["seconds"] = np.where(fits(batch, spec), slowest + terms["launch_s"], np.inf)
+    terms["combine_s"] = _combine_s(batch, spec)
+    terms["seconds"] = np.where(fits(batch, spec), slowest + terms["combine_s"] + terms["launch_s"], np.inf)
     terms["tasks"] = tasks.astype(float)
     return terms
 
 
 def _imbalance(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Ints]:
-    """Return cores' idle factor for whole tasks, and the number of tasks."""
-    tiles = -(-batch.geometry.extents // effective_register(batch, lane_count(spec, 4)))
-    per_task = np.maximum(1, batch.block // batch.register)
-    tasks = np.where(batch.geometry.spatial, -(-tiles // per_task), 1).prod(axis=1)
-    return -(-tasks // spec.units) * spec.units / tasks, tasks
+    """Return cores' idle factor for whole tasks, and the number of tasks; parts of a reduction are tasks."""
+    tasks = task_count(batch, spec)
+    chunks = chunk_count(batch)
+    share = np.where(batch.split_k > 1, -(-chunks // batch.split_k), chunks)  # the last part may get less
+    parts = tasks * -(-chunks // share)
+    return -(-parts // spec.units) * spec.units * share / (tasks * chunks), parts
+
+
+def _combine_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
+    """Return seconds one core takes to combine the parts of a split reduction: written once, read once."""
+    results = batch.split_k * float(batch.geometry.store.tensor.elements) * ACCUMULATOR_BYTES
+    return np.where(batch.split_k > 1, 2 * results * spec.units / holding_bandwidth(results, spec), 0.0)
 
 
 def _start_s(tasks: Ints, loops: int, spec: DeviceSpec) -> Floats:
@@ -106,7 +123,8 @@ def _tiled(batch: TileBatch, spec: DeviceSpec) -> Terms:
     accumulators = vector_operations(batch, lanes)
     every = accumulators + operand_vectors(batch, lanes) + 1  # one more holds the broadcast
     fits = (accumulators <= usable) & (every < (spec.limits.vector_registers or usable))
-    terms["seconds"] = np.where(fits, slowest + pack + terms["launch_s"], np.inf)
+    terms["combine_s"] = _combine_s(batch, spec)
+    terms["seconds"] = np.where(fits, slowest + pack + terms["combine_s"] + terms["launch_s"], np.inf)
     terms["dram_bytes"] = dram_bytes
     terms["tasks"] = tasks.astype(float)
     terms["vectors"] = vector_operations(batch, lanes) * size / size

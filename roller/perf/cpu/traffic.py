@@ -11,12 +11,20 @@ from numpy.typing import NDArray
 from roller.expr import run_along
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.perf.cpu.lanes import chunk_extents, copies_box, effective_register, lane_count, lane_distance, room
+from roller.perf.cpu.lanes import (
+    chunk_count,
+    chunk_extents,
+    copies_box,
+    effective_register,
+    lane_count,
+    lane_distance,
+    room,
+)
 from roller.tile.geometry import Access, Floats, Geometry, Ints
 from roller.tile.program import ALIGNED_TILES
 
 #: Bytes of an accumulator that waits between chunks of a reduction: all but float64's.
-_ACCUMULATOR_BYTES = 4
+ACCUMULATOR_BYTES = 4
 #: Cycles a copied row needs around its elements: instructions of our templates.
 ROW_CYCLES = 8.0
 #: Share of the gather time that elements of a panel row take: loaded as whole vectors, or collected one by one through
@@ -36,7 +44,7 @@ def cache_traffic(
     """
     g, v = batch.geometry, batch.vector_axis
     depth = np.minimum(chunk_extents(batch), g.extents)
-    chunks = -(-g.extents // depth)[:, ~g.spatial].prod(axis=1)
+    chunks = chunk_count(batch)
     kernels = kernels * chunks
     whole = np.where(g.spatial, register, depth)
     per_task = np.maximum(1, np.minimum(batch.block // batch.register, tiles))
@@ -58,8 +66,8 @@ def cache_traffic(
         sweep = np.where(held <= l2, once, np.minimum(passes * panel, once * again))
         to_l2 = to_l2 + sweep
     # Results wait in a buffer of the task from chunk to chunk.
-    results = task[:, g.spatial].prod(axis=1) * float(_ACCUMULATOR_BYTES)
-    waiting = np.where(chunks > 1, 2.0 * kernels * register[:, g.spatial].prod(axis=1) * _ACCUMULATOR_BYTES, 0.0)
+    results = task[:, g.spatial].prod(axis=1) * float(ACCUMULATOR_BYTES)
+    waiting = np.where(chunks > 1, 2.0 * kernels * register[:, g.spatial].prod(axis=1) * ACCUMULATOR_BYTES, 0.0)
     return to_l1 + np.where(results > l1, waiting, 0.0), to_l2 + np.where(held + results > l2, waiting, 0.0)
 
 
