@@ -10,7 +10,7 @@ import typer
 
 from benchmarks.common import HERE, screen, table, write_json
 from benchmarks.cpu import environment, limits, report
-from benchmarks.cpu.cases import Case, select, suite
+from benchmarks.cpu.cases import Case, beside, select, suite
 from benchmarks.cpu.measure import ROLLER, Record, Settings, measure
 from benchmarks.cpu.peers import available
 from benchmarks.cpu.race import Pace
@@ -71,7 +71,7 @@ def main(
     """Measure Roller against the best of PyTorch, ONNX Runtime and NumPy on this processor."""
     threads = threads or default_threads()
     environment.restart_with(threads)
-    cases = select(suite(), pattern, quick)
+    cases = select([*suite(), *beside()], pattern, quick)
     pace = QUICK if quick else Pace(rounds=rounds)
     settings = Settings(threads, top_k, pace, regret, constant_weights=constant_weights)
     facts = environment.facts(threads)

@@ -71,8 +71,16 @@ def suite() -> list[Case]:
     ]
 
 
+def beside() -> list[Case]:
+    """Return the cases that are measured where a pattern names them or their set, and belong to no suite."""
+    rows = yaml.safe_load((HERE / "extra_operators.yaml").read_text())["beside"]
+    return [Case(row["set"], row, (None,)) for row in rows]
+
+
 def select(cases: Sequence[Case], pattern: str, quick: bool) -> list[Case]:
     """Return the cases whose id or set matches one of the comma-separated patterns; with ``quick`` one per class.
+
+    A case of a set beside the suite is not meant by ``*``.
 
     Raises
     ------
@@ -80,7 +88,12 @@ def select(cases: Sequence[Case], pattern: str, quick: bool) -> list[Case]:
         Where nothing matches.
     """
     patterns = [p.strip() for p in pattern.split(",")]
-    found = [c for c in cases if any(fnmatch.fnmatchcase(n, p) for n in (c.id, c.set) for p in patterns)]
+    named = {c.id for c in suite()}
+    found = [
+        c
+        for c in cases
+        if any(fnmatch.fnmatchcase(n, p) for n in (c.id, c.set) for p in patterns if p != "*" or c.id in named)
+    ]
     if not found:
         raise typer.BadParameter(
             f"--filter: expected ids like 'M0', patterns or sets {sorted({c.set for c in cases})}, nothing matches "

@@ -62,6 +62,7 @@ class NumpyPeer:
         """Return the operator where NumPy has it as one call."""
         out = np.empty(out_shape, arrays[0].dtype)
         x, y = arrays[0], arrays[-1]
+        y = np.swapaxes(y, -1, -2) if row.get("transpose_b") else y
         calls: dict[str, Callable[[], object]] = {
             "matmul": lambda: np.matmul(x, y, out=out),
             "elementwise relu": lambda: np.maximum(x, 0, out=out),
@@ -101,8 +102,9 @@ class TorchPeer:
 
     def _pointwise(self, row: Row, tensors: list[Any], out: Any) -> Callable[[], object]:
         torch, x, y = self.torch, tensors[0], tensors[-1]
+        y = y.transpose(-1, -2) if row.get("transpose_b") else y
         calls: dict[str, Callable[[], object]] = {
-            "matmul": lambda: torch.mm(x, y, out=out),
+            "matmul": lambda: torch.matmul(x, y, out=out),
             "elementwise relu": lambda: torch.clamp_min(x, 0, out=out),
             "elementwise add": lambda: torch.add(x, y, out=out),
             "elementwise bias_add": lambda: torch.add(x, y, out=out),
@@ -193,7 +195,8 @@ class OnnxPeer:
              for n, a in enumerate(arrays) if n not in constants],
             [helper.make_tensor_value_info("y", element, out_shape)], initializer=held,
         )  # fmt: skip
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
         return bytes(model.SerializeToString())
 
 
@@ -220,6 +223,8 @@ def onnx_operator(row: Row) -> tuple[str, dict[str, Any]]:
     if row["op"] == "pooling":
         shape = {"kernel_shape": [row["KH"], row["KW"]], "pads": [top, left, bottom, right], "strides": stride}
         return ("AveragePool", {**shape, "count_include_pad": 1}) if row["pool"] == "avg" else ("MaxPool", shape)
+    if row.get("transpose_b"):  # what ONNX Runtime makes of a Transpose before a MatMul
+        return "FusedMatMul", {"domain": "com.microsoft", "transB": 1}
     if name_of(row) == "reduce sum":
         return "ReduceSum", {"keepdims": 0}
     if name_of(row) not in _ONNX_POINTWISE:

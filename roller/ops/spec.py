@@ -80,7 +80,8 @@ class _Row:
 def _matmul(r: _Row) -> TensorExpr:
     m, n, k = r.ints("M", "N", "K")
     # Only rows that are sequences scale with the batch; a small M is the layer's own.
-    return matmul(r.rows(m) if m == _ROWS_PER_SEQUENCE * DEFAULT_BATCH else m, n, k, dtype=r.dtype)
+    rows = r.rows(m) if m == _ROWS_PER_SEQUENCE * DEFAULT_BATCH else m
+    return matmul(rows, n, k, r.row.get("batch"), transpose_b=r.row.get("transpose_b", False), dtype=r.dtype)
 
 
 def _conv2d(r: _Row) -> TensorExpr:

@@ -12,9 +12,11 @@ import pytest
 pytest.importorskip("typer")
 
 from benchmarks.cpu import environment, limits, measure, race, report
-from benchmarks.cpu.cases import BATCHES, Case, largest_batch, select, suite, weights
+from benchmarks.cpu.cases import BATCHES, Case, beside, largest_batch, select, suite, weights
 from benchmarks.cpu.measure import ROLLER, Record, Settings
 from benchmarks.cpu.peers import NumpyPeer, Prepared, Skipped, available, onnx_operator
+from roller.runtime.check import check
+from roller.runtime.inputs import random_inputs
 
 PACE = race.Pace(rounds=3, turn_s=0.0005, settle_s=0.0)
 SUITE = suite()
@@ -46,6 +48,25 @@ def test_filter_takes_ids_patterns_and_sets():
     assert sorted(c.kind for c in select(SUITE, "*", quick=True)) == sorted(limits.PER_CLASS)
     with pytest.raises(Exception, match="nothing matches 'Z9'"):
         select(SUITE, "Z9", quick=False)
+
+
+def test_sets_beside_the_suite_are_measured_where_they_are_named():
+    cases = [*SUITE, *beside()]
+    assert select(cases, "*", quick=False) == SUITE
+    found = select(cases, "skinny", quick=False)
+    assert {c.set for c in found} == {"skinny"} and len({c.id for c in found}) == len(found) > 40
+    one = select(cases, "skinny-12x1x64x1024t", quick=False)[0]
+    assert [t.shape for t in one.expression(None).inputs] == [(12, 1, 1024), (12, 64, 1024)]
+    assert all(c.row["flops"] == c.expression(None).flops for c in found)
+
+
+@pytest.mark.parametrize("name", ["skinny-16x16x65536t", "skinny-12x1x64x1024", "skinny-12x1x64x1024t"])
+def test_peers_multiply_what_roller_multiplies(name):
+    case = select(beside(), name, quick=False)[0]
+    arrays = random_inputs(case.expression(None), 0)
+    out = NumpyPeer().prepare(case.row, arrays, case.expression(None).output_tensors[0].shape)
+    out.call()
+    assert check(case.expression(None), arrays, (out.result(),)).ok
 
 
 def test_every_row_of_the_suite_has_an_onnx_operator():

@@ -146,4 +146,4 @@ def test_few_outputs_of_a_deep_reduction_keep_all_cores_busy():
 @pytest.mark.parametrize("kernel", [(1, 1), (3, 1), (3, 3)])
 def test_no_term_is_negative_whatever_the_number_of_reductions(kernel):
     for c in roller.construct(ops.conv2d(2, 8, 20, 20, 16, *kernel), device="cpu-avx512", top_k=20):
-        assert all(value >= 0 for _, value in c.estimate.terms)
+        assert min(c.estimate.terms.values()) >= 0
