@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -15,13 +17,15 @@ from roller.construction.scale_up import unique_rows
 from roller.construction.winograd import winograd_pool
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.perf.cpu import lane_count, lane_distance, leaves_caches
-from roller.tile.geometry import Geometry, Ints
+from roller.perf.cpu import lane_count, lane_distance, leaves_caches, price
+from roller.tile.geometry import Floats, Geometry, Ints
 
 #: Rows of a micro-kernel along a scalar (broadcast) axis.
 _ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14)
 #: Vectors of a micro-kernel along the vector axis.
 _VECTORS = (1, 2, 3, 4, 6, 8)
+#: Micro-kernels that are given tasks, per vector axis; and how far behind the best one an axis may be.
+_KERNELS, _NEAR = 24, 1.8
 #: Register tiles of one task along an axis, beside all of them.
 _PER_TASK = (1, 2, 4, 8, 16, 32, 64)
 #: Task shapes per micro-kernel.
@@ -34,11 +38,13 @@ def cpu_pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) ->
     """Return batches of distinct programs: one per vector axis and packing, and per size of Winograd's tiles."""
     structure = structure_of(geometry)
     if structure == "tiled":
-        axes = vector_axes(geometry, structure)
-        packed = ((v, staged) for v in axes for staged in staged_choices(geometry, v, options.constants))
-        batches = [_tiled(geometry, spec, v, staged) for v, staged in packed]
+        batches = []
+        for v, registers in _micro_kernels(geometry, spec, options.constants).items():
+            register, block = np.split(_tiled(geometry, spec, registers), 2, axis=1)
+            for staged in staged_choices(geometry, v, options.constants):
+                batches.append(_batch(geometry, "tiled", register, block, staged, v))
         batches += [
-            dots_batch(geometry, spec, v, _row_axes(geometry, v), lambda r: _tasks(geometry, r, spec))
+            dots_batch(geometry, spec, v, _row_axes(geometry, v), lambda r: list(_tasks(_tiles(geometry, r), spec)))
             for v in dot_axes(geometry, spec)
         ]
         if options.split_k and (geometry.extents[geometry.spatial] > 1).any():
@@ -102,30 +108,55 @@ def _batch(g: Geometry, structure: str, register: Ints, block: Ints, staged: tup
     return TileBatch(g, structure, register, block, np.ones(len(block), np.int64), staged, panel, v)
 
 
-def _tiled(geometry: Geometry, spec: DeviceSpec, v: int, staged: tuple[str, ...]) -> TileBatch:
+def _micro_kernels(geometry: Geometry, spec: DeviceSpec, constants: tuple[str, ...]) -> dict[int, Ints]:
+    """Return the register tiles worth trying with many tasks, ``(N, axes)`` per vector axis.
+
+    Construction goes from the fastest layer outwards: micro-kernels are compared first, each as one task; the most
+    promising ones, along axes that come near the best, are given tasks.
+    """
+    found, best = dict[int, tuple[Ints, Floats]](), np.inf
+    for v in vector_axes(geometry, "tiled"):
+        register = _register_tiles(geometry, spec, v)
+        block = np.where(geometry.spatial, -(-geometry.extents // register) * register, geometry.extents)
+        choices = staged_choices(geometry, v, constants)
+        priced = [price(_batch(geometry, "tiled", register, block, s, v), spec)["seconds"] for s in choices]
+        seconds = np.minimum.reduce(priced)
+        found[v] = register, seconds
+        best = min(best, float(seconds.min()))
+    near = {v: f for v, f in found.items() if f[1].min() <= _NEAR * best} or found
+    return {v: register[np.sort(np.argsort(s, kind="stable")[:_KERNELS])] for v, (register, s) in near.items()}
+
+
+def _register_tiles(geometry: Geometry, spec: DeviceSpec, v: int) -> Ints:
+    """Return the register tiles whose lanes lie along axis ``v``, ``(N, axes)``."""
     lanes = lane_count(spec, 4)
     usable = spec.limits.usable_vector_registers or 1  # the schema requires it of a CPU
-    others = _row_axes(geometry, v)
-    rank = len(geometry.names)
-    reduction = np.where(geometry.spatial, 1, geometry.extents)
-    chunks = reduction_chunks(geometry)
-    both = []
+    others, found = _row_axes(geometry, v), []
     for vectors in _VECTORS:
         if vectors > 1 and vectors * lanes > int(geometry.extents[v]):
             continue
         for rows in _row_choices(geometry, others, max(1, usable // vectors)):
-            register = np.ones(rank, np.int64)
+            register = np.ones(len(geometry.names), np.int64)
             register[v] = vectors * lanes
-            for a, n in zip(others, rows, strict=True):
-                register[a] = n
-            tasks = _tasks(geometry, register, spec)
-            for per_task in tasks:
-                block = np.where(geometry.spatial, register * per_task, reduction)
-                both.append(np.concatenate([register, block]))
-            for steps, per_task in itertools.product(chunks, _chunked_tasks(tasks)):
-                both.append(np.concatenate([register, np.where(geometry.spatial, register * per_task, steps)]))
-    tiles = unique_rows(np.array(both, np.int64))
-    return _batch(geometry, "tiled", tiles[:, :rank], tiles[:, rank:], staged, v)
+            register[others] = rows
+            found.append(register)
+    return np.stack(found)
+
+
+def _tiled(geometry: Geometry, spec: DeviceSpec, registers: Ints) -> Ints:
+    """Return distinct rows of register tile and task side by side, ``(N, 2 * axes)``."""
+    steps = [np.where(geometry.spatial, 1, geometry.extents), *reduction_chunks(geometry)]
+    rows, known = [], dict[bytes, tuple[Ints, Ints]]()
+    for register in registers:
+        tiles = _tiles(geometry, register)
+        key = tiles.tobytes()
+        if key not in known:
+            tasks = _tasks(tiles, spec)
+            known[key] = tasks, _chunked_tasks(tasks)
+        for n, step in enumerate(steps):
+            block = np.where(geometry.spatial, register * known[key][n > 0], step)
+            rows.append(np.concatenate([np.broadcast_to(register, block.shape), block], axis=1))
+    return unique_rows(np.concatenate(rows))
 
 
 def reduction_chunks(geometry: Geometry) -> list[Ints]:
@@ -139,10 +170,11 @@ def reduction_chunks(geometry: Geometry) -> list[Ints]:
     return [np.where(geometry.spatial, 1, c) for c in _CHUNKS if 2 * c <= geometry.extents[deep[0]]]
 
 
-def _chunked_tasks(tasks: list[Ints]) -> list[Ints]:
+def _chunked_tasks(tasks: Ints) -> Ints:
     """Return the largest tasks, which share most, and some of the others; tasks of one tile have nothing to share."""
-    several = sorted((t for t in tasks if t.prod() > 1), key=lambda t: -int(t.prod()))
-    return several[:_CHUNKED_TASKS] + several[_CHUNKED_TASKS::_CHUNKED_TASKS]
+    sizes = tasks.prod(axis=1)
+    several = tasks[np.argsort(-sizes, kind="stable")][: int((sizes > 1).sum())]
+    return np.concatenate([several[:_CHUNKED_TASKS], several[_CHUNKED_TASKS::_CHUNKED_TASKS]])
 
 
 def _row_axes(geometry: Geometry, v: int) -> list[int]:
@@ -160,17 +192,30 @@ def _row_axes(geometry: Geometry, v: int) -> list[int]:
     return out
 
 
-def _tasks(geometry: Geometry, register: Ints, spec: DeviceSpec) -> list[Ints]:
-    """Register tiles per task along every axis: a few sizes, one share per core, and all in one task."""
-    tiles = -(-geometry.extents // register)
-    choices: list[list[int]] = []
-    for a in range(len(geometry.names)):
-        n = int(tiles[a]) if geometry.spatial[a] else 1
-        choices.append(sorted({min(p, n) for p in _PER_TASK} | {n, -(-n // spec.units)}))
-    every = list(itertools.product(*choices))
-    step = -(-len(every) // _TASKS)
-    kept = dict.fromkeys([*every[::step], every[-1]])  # the last is one task, which wakes no worker
-    return [np.array(t, np.int64) for t in kept]
+def _tiles(geometry: Geometry, register: Ints) -> Ints:
+    """Return the number of register tiles along every spatial axis, 1 along the others."""
+    return np.where(geometry.spatial, -(-geometry.extents // register), 1)
+
+
+def _tasks(tiles: Ints, spec: DeviceSpec) -> Ints:
+    """Return register tiles per task along every axis, ``(N, axes)``: a few sizes, a share per core, all in one."""
+    choices = [_per_task(int(n), spec.units) for n in tiles]
+    places = _places(tuple(len(c) for c in choices))
+    return np.stack([c[i] for c, i in zip(choices, places, strict=True)], axis=1)
+
+
+@functools.cache
+def _places(lengths: tuple[int, ...]) -> tuple[Ints, ...]:
+    """Return evenly spread places of a box, and its last: one task, which wakes no worker."""
+    every = math.prod(lengths)
+    kept = dict.fromkeys([*range(0, every, -(-every // _TASKS)), every - 1])
+    return np.unravel_index(np.array(list(kept)), lengths)
+
+
+@functools.cache
+def _per_task(tiles: int, units: int) -> Ints:
+    """Return the numbers of tiles one task may take along an axis of ``tiles``."""
+    return np.array(sorted({min(p, tiles) for p in _PER_TASK} | {tiles, -(-tiles // units)}), np.int64)
 
 
 def _row_choices(geometry: Geometry, others: list[int], room: int) -> list[tuple[int, ...]]:
