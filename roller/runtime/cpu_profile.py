@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from roller.artifact import KernelArtifact
@@ -12,7 +12,7 @@ from roller.expr import TensorExpr
 from roller.runtime.check import Oracle
 from roller.runtime.inputs import random_inputs
 from roller.runtime.records import Record
-from roller.runtime.timing import compare
+from roller.runtime.timing import Contender, compare, run_once
 
 
 def profile(
@@ -48,7 +48,7 @@ def profile(
     positions = {c.position for a in artifacts.values() for c in a.constants}
     values = {n: inputs[n].tobytes() for n in positions}
 
-    def correct() -> Iterator[tuple[str, Callable[[], object]]]:
+    def correct() -> Iterator[Contender]:
         """Check one kernel at a time: each holds packed copies of its constants."""
         for name, artifact in artifacts.items():
             build_s = artifact.build.get("build_s")
@@ -56,13 +56,13 @@ def profile(
             try:
                 kernel = CpuKernel(replace(artifact, constants=constants))
                 run, result = kernel.bind(*(a for n, a in enumerate(inputs) if n not in values))
-                run()
+                first_s = run_once(run)
             except RollerError as err:
                 records[name] = Record(name, "failed", str(err), build_s=build_s)
                 continue
             outcome = oracle.check(result if isinstance(result, tuple) else (result,))
             if outcome.ok:
-                yield name, run
+                yield Contender(name, run, first_s)
             else:
                 records[name] = Record(name, "wrong", outcome.message, build_s=build_s)
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 #: A sample shorter than this is dominated by the clock and the call (seconds).
 MIN_SAMPLE_S = 50e-6
+#: A kernel longer than this needs no warm run, and few samples (seconds).
+_LONG_S = 0.02
+#: Turns of every finalist.
+_ROUNDS = 7
 
 
 @dataclass(frozen=True)
@@ -65,37 +69,62 @@ def measure(
     return Timing(statistics.median(samples), min(samples), len(samples), calls)
 
 
-def compare(
-    runs: Mapping[str, Callable[[], object]] | Iterable[tuple[str, Callable[[], object]]],
-    *,
-    budget_s: float = 0.3,
-    drop_factor: float = 2.0,
-) -> dict[str, Timing]:
-    """Time several candidates alone, one after another, in the order given.
+@dataclass(frozen=True)
+class Contender:
+    """One bare call, and how long its first run took (the one that was checked; page faults and all)."""
 
-    A candidate whose warm first run takes more than ``drop_factor`` times the best median so far keeps
-    that single time and is dropped: a loser does not earn a careful measurement.
+    name: str
+    run: Callable[[], object]
+    first_s: float
+
+
+def compare(
+    contenders: Iterable[Contender], *, budget_s: float = 0.3, drop_factor: float = 1.5, finalists: int = 3
+) -> dict[str, Timing]:
+    """Time several candidates alone, one after another, then the best few in turn.
+
+    A candidate whose first run (or warm run, where it is short) takes more than ``drop_factor`` times the best median
+    so far keeps that single time and is dropped: a loser does not earn a careful measurement. The ``finalists`` best
+    run in turn at the end, so that a disturbance during one of them does not decide.
 
     Parameters
     ----------
-    runs
-        One bare call per candidate id; of pairs, the next is asked for when the one before has been timed.
+    contenders
+        The next is asked for when the one before has been timed.
     budget_s
-        Seconds per candidate that is measured.
+        Seconds per candidate that is measured, and for all finalists together; exceeded only for kernels that are long
+        themselves.
 
     Returns
     -------
     dict
-        Timing per id, in the order given.
+        Timing per name, in the order given.
     """
     out: dict[str, Timing] = {}
-    best = float("inf")
-    for name, run in runs.items() if isinstance(runs, Mapping) else runs:
-        run_once(run)
-        first = min(run_once(run), run_once(run))
+    ahead: list[Contender] = []
+    for c in contenders:
+        best = min((t.median_s for t in out.values() if t.complete), default=float("inf"))
+        first = c.first_s if c.first_s > _LONG_S else min(run_once(c.run) for _ in range(3))
         if first > drop_factor * best and first > MIN_SAMPLE_S:
-            out[name] = Timing(first, first, 1, 1, complete=False)
+            out[c.name] = Timing(first, first, 1, 1, complete=False)
             continue
-        out[name] = measure(run, budget_s=budget_s, warm_up=1)
-        best = min(best, out[name].median_s)
+        samples = 2 if first > _LONG_S else 5
+        out[c.name] = measure(c.run, budget_s=budget_s, min_samples=samples, warm_up=1)
+        ahead = sorted([*ahead, c], key=lambda a: out[a.name].median_s)[:finalists]  # the others may be forgotten
+    if len(ahead) > 1 and out[ahead[0].name].median_s <= _LONG_S:
+        out.update(_final(ahead, out, budget_s))
     return out
+
+
+def _final(ahead: Sequence[Contender], known: Mapping[str, Timing], budget_s: float) -> dict[str, Timing]:
+    """Time the contenders in turn: as many rounds as the budget allows."""
+    turn_s = budget_s / (_ROUNDS * len(ahead))
+    samples: dict[str, list[float]] = {c.name: [] for c in ahead}
+    calls = {c.name: max(1, round(turn_s / known[c.name].median_s)) for c in ahead}
+    for _ in range(_ROUNDS):
+        for c in ahead:
+            start = time.perf_counter()
+            for _ in range(calls[c.name]):
+                c.run()
+            samples[c.name].append((time.perf_counter() - start) / calls[c.name])
+    return {n: Timing(statistics.median(s), min(s), len(s), calls[n]) for n, s in samples.items()}

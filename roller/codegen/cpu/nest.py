@@ -125,6 +125,19 @@ def seq(*statements: Stmt | None) -> Stmt:
     return kept[0] if len(kept) == 1 else tirx.SeqStmt(kept)
 
 
+def bound(value: Expr, name: str, body: Callable[[Expr], Stmt]) -> Stmt:
+    """Return ``body(name)`` after ``name = value``: what is used often is computed, and optimised, once."""
+    var = tirx.Var(name, "int32")
+    return seq(tirx.Bind(var, value), body(var))
+
+
+def copy_elements(to: Buffer, to_index: Sequence[Expr], source: Buffer, index: Sequence[Expr], count: Expr) -> Stmt:
+    """Return a copy of ``count`` neighbouring elements of one dtype: a call, where a loop would be code to optimise."""
+    size = tirx.const(DTYPE_BYTES[str(to.ty.dtype)], "int64")
+    places = (tirx.address_of(tirx.BufferLoad(b, list(i))) for b, i in ((to, to_index), (source, index)))
+    return tirx.Evaluate(tirx.call_extern("handle", "memcpy", *places, count.astype("int64") * size))
+
+
 def when(condition: Expr, then: Stmt, otherwise: Stmt | None = None) -> Stmt:
     """Return an ``if``; a condition known at build time is decided here."""
     return tirx.IfThenElse(condition, then, otherwise)

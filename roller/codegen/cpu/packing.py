@@ -14,7 +14,9 @@ from roller.codegen.cpu.nest import (
     Buffer,
     Nest,
     Stmt,
+    bound,
     clamp,
+    copy_elements,
     element_dtype,
     integer,
     lane_stride,
@@ -25,7 +27,7 @@ from roller.codegen.cpu.nest import (
     write,
 )
 from roller.codegen.cpu.plan import HaloPlan, PanelPlan, SpatialPlan
-from roller.codegen.cpu.runs import address, by_runs, copy_run, flat
+from roller.codegen.cpu.runs import address, along, by_runs, copy_run, flat
 from roller.codegen.cpu.transpose import transposable, transpose_block
 from roller.expr import Load, Run, run_along
 from roller.te.compat import tirx
@@ -135,21 +137,28 @@ def _gather_runs(
     extents = [*(r.extent for r in plan.reduction), *(s.tile for s in plan.spatial[:-1])]
     names = [*(r.name for r in plan.reduction), *(s.name for s in plan.spatial[:-1])]
 
-    def rows(first: Expr, length: int | Expr) -> Stmt:
+    def rows(first: Expr, length: int | Expr, base: Expr) -> Stmt:
         def row(at: tuple[Expr, ...]) -> Stmt:
             env = dict(zip(names, at, strict=True))
-            env = {**env, **{n: starts[n] + env.get(n, first) for n in starts}}
-            place = address(plan.load.index, shape, env)
+            env = {**env, **{n: starts[n] + env[n] for n in starts if n in env}, last.name: integer(0)}
+            place = base + address(plan.load.index, shape, env)
+
+            to = (*tiles, *plan.steps(env), *at[len(plan.reduction) :])
+            if run.step == 1 and not isinstance(length, int) and panel.ty.dtype == source.ty.dtype:
+                return copy_elements(panel, (*to, first), source, flat(source, place), length)
 
             def element(x: Expr) -> Stmt:
-                value = read(source, *flat(source, place + x * run.step))
-                return write(panel, value, *tiles, *plan.steps(env), *at[len(plan.reduction) :], first + x)
+                return write(panel, read(source, *flat(source, place + x * run.step)), *to, first + x)
 
             return copy_run(nest, length, last.lanes, element, run.step)
 
         return nest.grid(extents, row)
 
-    return by_runs(nest, run, starts[last.name], last, lambda: rows(integer(0), last.tile), rows)
+    def piece(first: Expr, length: int | Expr) -> Stmt:
+        base = along(plan.load.index, shape, last.name, starts[last.name] + first)
+        return bound(base, "base", lambda b: rows(first, length, b))
+
+    return by_runs(nest, run, starts[last.name], last, lambda: piece(integer(0), last.tile), piece)
 
 
 def _vector_loop(nest: Nest, plan: PanelPlan, name: str, body: Any) -> Stmt:

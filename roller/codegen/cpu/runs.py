@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from roller.codegen.cpu.nest import Buffer, Nest, Stmt, clamp, integer, seq, strides, when
+from roller.codegen.cpu.nest import Buffer, Nest, Stmt, bound, clamp, integer, seq, strides, when
 from roller.codegen.cpu.plan import SpatialPlan
 from roller.expr import Index, Load, Run, Scalar, Stage, TensorExpr, Term, run_along, transform
 from roller.te.compat import tirx
@@ -21,6 +21,12 @@ def address(index: Sequence[Index], shape: Sequence[int], env: Mapping[str, Any]
     for i, pitch in zip(index, strides(shape), strict=True):
         total = total + emit_index(i, env) * pitch
     return total
+
+
+def along(index: Sequence[Index], shape: Sequence[int], axis: str, value: Expr) -> Expr:
+    """Return the part of an access's address that ``axis`` has at ``value``: what is divided is computed once."""
+    mine = [Index(tuple(t for t in i.terms if t.axis == axis)) for i in index]
+    return address(mine, shape, {axis: value})
 
 
 def flat(buffer: Buffer, place: Expr) -> tuple[Expr, ...]:
@@ -53,9 +59,12 @@ def by_runs(
     touched = (size + run.length - 2) // run.length + 1
 
     def part(n: Expr) -> Stmt:
-        begin = clamp((first + n) * run.length - start, 0, size)
-        end = clamp((first + n + 1) * run.length - start, 0, size)
-        return piece(begin, end - begin)
+        at = (first + n) * run.length - start
+        return bound(
+            clamp(at, 0, size),
+            "begin",
+            lambda begin: bound(clamp(at + run.length, 0, size) - begin, "length", lambda length: piece(begin, length)),
+        )
 
     one = tirx.floordiv(start + (size - 1), run.length).equal(first)
     return when(one, whole(), seq(*before, nest.loop(touched, part, name="run")))

@@ -51,7 +51,7 @@ from roller.codegen.cpu.plan import (
     task_tile_of,
     tile_of,
 )  # fmt: skip
-from roller.codegen.cpu.runs import ELEMENT, address, by_runs, copy_run, flat, flat_body, store_run
+from roller.codegen.cpu.run_store import write_runs
 from roller.errors import BuildError
 from roller.expr import COMBINERS, Load, Scalar, Stage, transform, walk
 from roller.te.compat import tirx
@@ -302,7 +302,7 @@ class Tiled:
         v = self.vector
         if v is None or lane_stride(last.store, last.output.shape, v.name) == 1:
             return self._each(lambda i: self._store(last, out, self._at(env, i), self.acc, i))
-        runs = self._write_runs(last, out, v, env)
+        runs = write_runs(self, last, out, v, env)
         if runs is not None:
             return runs
         spill = self._each(lambda i: write(self.spill, read(self.acc, *i), *i))
@@ -314,49 +314,6 @@ class Tiled:
 
         return seq(allocate(self.spill), spill, self.nest.grid(sizes, element))
 
-    def _write_runs(self, last: Stage, out: Buffer, v: SpatialPlan, env: Env) -> Stmt | None:
-        """Store a tile of a grouped vector axis: whole vectors, and piece by piece where it crosses into a new run."""
-        run = store_run(last, v.name, v.extent)
-        if run is None or run.length < v.lanes:
-            return None
-        alone = last is self.stage
-        flat_form = (last.body, {}) if alone else flat_body(last.body, self.program.expr, v.name, run)
-        if flat_form is None:
-            return None
-        body, loads = flat_form
-        shapes = self.program.expr.tensors
-        rows = [s.tile for s in self.order[:-1]]
-
-        def row(inner: tuple[Expr, ...], acc: Buffer, first: Expr, each: Callable[..., Stmt]) -> Stmt:
-            """Store one row of the tile from element ``first`` on."""
-            at = self._at(env, (*inner, first))
-            place = address(last.store, last.output.shape, at)
-            at.update({n: address(ld.index, shapes[ld.tensor].shape, at) for n, ld in loads.items()})
-
-            def element(x: Expr) -> Stmt:
-                result = read(acc, *inner, first + x).astype(computed_dtype(self.stage.output.dtype))
-                value = result
-                if not alone:
-                    tensors: dict[str, Callable[..., Expr]] = {n: reader(b) for n, b in self.buffers.items()}
-                    tensors[self.stage.name] = lambda *_: result
-                    for n, ld in loads.items():
-                        tensors[n] = functools.partial(_read_flat, self.buffers[ld.tensor])
-                    value = emit_scalar(body, {**at, ELEMENT: x}, tensors)
-                return write(out, value, *flat(out, place + x))
-
-            return each(element)
-
-        def whole() -> Stmt:
-            each = functools.partial(copy_run, self.nest, v.tile, v.lanes)
-            return self.nest.grid(rows, lambda i: row(i, self.acc, integer(0), each), "unroll")
-
-        def piece(first: Expr, length: Expr) -> Stmt:
-            each = functools.partial(copy_run, self.nest, length, v.lanes)
-            return self.nest.grid(rows, lambda i: row(i, self.spill, first, each))
-
-        spill = self._each(lambda i: write(self.spill, read(self.acc, *i), *i))
-        return by_runs(self.nest, run, env[v.name], v, whole, piece, (allocate(self.spill), spill))
-
     def _store(self, last: Stage, out: Buffer, env: Env, acc: Buffer, inner: tuple[Expr, ...]) -> Stmt:
         result = read(acc, *(inner or (integer(0),))).astype(computed_dtype(self.stage.output.dtype))
         value = result
@@ -365,10 +322,6 @@ class Tiled:
             tensors[self.stage.name] = lambda *_: result
             value = emit_scalar(last.body, env, tensors)
         return write(out, value, *(emit_index(i, env) for i in last.store))
-
-
-def _read_flat(buffer: Buffer, place: Expr) -> Expr:
-    return read(buffer, *flat(buffer, place))
 
 
 def tiled_nests(program: RProgram, buffers: dict[str, Buffer]) -> Nests:
