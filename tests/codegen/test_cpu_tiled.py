@@ -3,7 +3,7 @@
 import pytest
 
 from roller import ops
-from roller.codegen.cpu.plan import reduction_plans
+from roller.codegen.cpu.plan import reduction_plans, spatial_plans
 from roller.errors import BuildError
 from roller.expr.canonical import group_axes
 from tests.codegen.cpu_programs import assert_right, canonical, program
@@ -139,3 +139,27 @@ def test_a_block_serves_no_purpose_without_a_window():
     e = canonical(ops.conv2d(2, 64, 12, 12, 32, 1, 1))
     prog = program(e, "tiled", {"f": 16}, vector="f", staged=("W",))
     assert all(not r.block for r in reduction_plans(prog, 16))
+
+
+@pytest.mark.parametrize("width,stride", [(11, 1), (7, 1), (23, 2), (5, 1), (13, 3)])
+@pytest.mark.parametrize("epilogue", [(), ("bias", "relu")])
+def test_lanes_may_lie_beyond_short_rows_of_boxes(width, stride, epilogue):
+    e = ops.depthwise_conv2d(3, 6, 9, width, 5, 5, stride=stride, padding=2, epilogue=epilogue)
+    prog = program(canonical(e), "tiled", {"ho": 2, "wo": 16}, {"c": 2, "ho": 4}, "wo", 16, staged=("X",))
+    wide = next(s for s in spatial_plans(prog) if s.name == "wo")
+    assert wide.tiles == 1 and wide.extent <= wide.lanes < 2 * wide.extent
+    assert_right(e, prog)
+
+
+def test_max_pooling_ignores_what_lies_beyond_its_rows():
+    e = ops.pool2d("max", 2, 5, 9, 11, 3, 3, stride=1, padding=1)
+    prog = program(canonical(e), "tiled", {"ho": 3, "wo": 16}, {"ho": 6}, "wo", 16, staged=("X",))
+    assert next(s for s in spatial_plans(prog) if s.name == "wo").tiles == 1
+    assert_right(e, prog)
+
+
+def test_operands_read_in_place_are_not_read_past_their_rows():
+    e = ops.conv2d(2, 4, 9, 11, 6, 1, 1)
+    prog = program(e, "tiled", {"f": 2, "wo": 16}, vector="wo", staged=())
+    assert next(s for s in spatial_plans(prog) if s.name == "wo").tile <= 11
+    assert_right(e, prog)

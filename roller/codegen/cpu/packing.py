@@ -39,7 +39,7 @@ _TRANSPOSE_BLOCK = 16
 
 def tile_start(plan: SpatialPlan, tile: Expr) -> Expr:
     """First coordinate of a register tile; the last tile is shifted back to end with the axis."""
-    if plan.tiles * plan.tile == plan.extent:
+    if plan.tiles * plan.tile == plan.extent or plan.tiles == 1:
         return tile * plan.tile
     return tirx.min(tile * plan.tile, integer(plan.extent - plan.tile))
 

@@ -27,7 +27,7 @@ class SpatialPlan:
     name, extent
         The axis (elements).
     tile
-        Effective register tile, at most ``extent`` (elements).
+        Effective register tile, at most ``extent`` (elements) but where lanes may lie beyond it.
     tiles
         Register tiles covering the axis; the last one may overlap its neighbour.
     per_task
@@ -78,6 +78,7 @@ _HELD_LINES = 128
 #: Elements of a line of float32, and the shortest block that is worth its loop.
 _LINE_ELEMENTS, _SHORTEST_BLOCK = 16, 4
 
+
 def spatial_plans(program: RProgram) -> tuple[SpatialPlan, ...]:
     """Return one plan per spatial axis of the anchor, in order."""
     register, task = program.tile("register"), program.block_tile
@@ -85,6 +86,10 @@ def spatial_plans(program: RProgram) -> tuple[SpatialPlan, ...]:
     for a in program.expr.anchor.spatial_axes:
         tile, lanes = min(register[a.name], a.extent), 1
         if a.name == program.vector_axis:
+            if a.extent < program.vector_elements and reads_past_the_end(program):
+                lanes = 1 << (a.extent - 1).bit_length()
+                plans.append(SpatialPlan(a.name, a.extent, lanes, 1, 1, lanes))
+                continue
             lanes = power_of_two_below(min(program.vector_elements, tile))
             tile = tile // lanes * lanes
         tiles = -(-a.extent // tile)
@@ -94,6 +99,16 @@ def spatial_plans(program: RProgram) -> tuple[SpatialPlan, ...]:
         per_task = min(tiles, max(1, task[a.name] // register[a.name]))
         plans.append(SpatialPlan(a.name, a.extent, tile, tiles, per_task, lanes))
     return tuple(plans)
+
+
+def reads_past_the_end(program: RProgram) -> bool:
+    """Whether lanes may lie beyond the vector axis: all its operands are boxes of the task, which hold something there.
+
+    A row of 11 is then one vector of 16 of which 11 elements are stored, instead of two overlapping ones of 8.
+    """
+    stage = program.expr.anchor
+    loads = [ld for ld in stage.loads if any(program.vector_axis in i.axes for i in ld.index)]
+    return program.structure == "tiled" and all(ld.tensor in program.staged and is_box(ld, stage) for ld in loads)
 
 
 def reduction_order(stage: Stage) -> tuple[Axis, ...]:
@@ -200,6 +215,14 @@ def mixes_axes(load: Load, stage: Stage) -> bool:
     )
 
 
+def is_box(load: Load, stage: Stage) -> bool:
+    """Whether a staged load is copied as the box that its task touches: windows or strides, all forward."""
+    forward = all(t.coef >= 0 for i in load.index for t in i.terms)
+    return forward and mixes_axes(load, stage) and all(i.is_affine for i in load.index) and all(
+        b.index in load.index for b in load.guard
+    )  # fmt: skip
+
+
 def halo_plan(
     load: Load, stage: Stage, spatial: tuple[SpatialPlan, ...], vector_axis: str | None, padding: int
 ) -> HaloPlan | None:
@@ -213,7 +236,7 @@ def halo_plan(
         d = load.index.index(b.index)
         low, high = by_dim[d] or (b.low, b.high)
         by_dim[d] = (max(low, b.low), min(high, b.high))
-    sizes = {s.name: min(s.per_task * s.tile, s.extent) for s in spatial}
+    sizes = {s.name: max(s.tile, min(s.per_task * s.tile, s.extent)) for s in spatial}
     reduced = {a.name: a.extent for a in stage.reduction_axes}
     base, extents, local = [], [], []
     for i in load.index:

@@ -300,13 +300,20 @@ class Tiled:
         last = self.program.expr.epilogue or self.stage
         out = self.buffers[last.name]
         v = self.vector
-        if v is None or lane_stride(last.store, last.output.shape, v.name) == 1:
+        contiguous = v is None or lane_stride(last.store, last.output.shape, v.name) == 1
+        if v is None or (contiguous and v.tile <= v.extent):
             return self._each(lambda i: self._store(last, out, self._at(env, i), self.acc, i))
         runs = write_runs(self, last, out, v, env)
         if runs is not None:
             return runs
         spill = self._each(lambda i: write(self.spill, read(self.acc, *i), *i))
-        sizes = [v.tile, *(s.tile for s in self.order[:-1])]
+        rows, length = [s.tile for s in self.order[:-1]], min(v.tile, v.extent)
+        if contiguous:
+            stores = self.nest.grid(
+                [*rows, length], lambda i: self._store(last, out, self._at(env, i), self.spill, i)
+            )
+            return seq(allocate(self.spill), spill, stores)
+        sizes = [length, *rows]
 
         def element(i: tuple[Expr, ...]) -> Stmt:
             inner = (*i[1:], i[0])

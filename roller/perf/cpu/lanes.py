@@ -52,9 +52,24 @@ def effective_register(batch: TileBatch, lanes: int) -> Ints:
     unit = np.ones_like(tile)
     if v is not None:
         unit[:, v] = np.minimum(lanes, 1 << np.log2(tile[:, v]).astype(np.int64))
+        if g.extents[v] < lanes and reads_past_the_end(batch):
+            unit[:, v] = 1 << int(g.extents[v] - 1).bit_length()
+            tile[:, v] = unit[:, v]
         tile[:, v] = tile[:, v] // unit[:, v] * unit[:, v]
     even = -(-g.extents // -(-g.extents // tile))
     return np.asarray(-(-even // unit) * unit)
+
+
+def reads_past_the_end(batch: TileBatch) -> bool:
+    """Whether lanes may lie beyond the vector axis: all its operands are boxes of the task."""
+    v, g = batch.vector_axis, batch.geometry
+    operands = [a for a in g.loads if v is not None and a.uses[v]]
+    return (
+        batch.structure == "tiled"
+        and v is not None
+        and bool(g.spatial[v])
+        and all(a.tensor.name in batch.staged and copies_box(a) and (a.coefficients >= 0).all() for a in operands)
+    )
 
 
 def operand_vectors(batch: TileBatch, lanes: int) -> Ints:
