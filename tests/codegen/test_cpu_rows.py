@@ -110,3 +110,11 @@ def test_broadcast_inputs_stream():
     e = ops.elementwise(("bias_add", "relu"), (9, 33))
     c = canonical(e)
     assert_right(e, program(c, "streaming", {c.axes[-1].name: 32}, {c.axes[-1].name: 32}, c.axes[-1].name))
+
+
+@pytest.mark.parametrize("extent", [3, 9, 15, 49, 63, 65, 121, 127, 200])
+@pytest.mark.parametrize("fn", ["sum", "max", "prod"])
+def test_tails_of_rows_are_parts_of_a_vector(fn, extent):
+    e = ops.reduce(fn, (13, extent), axes=(1,))
+    names = [a.name for a in canonical(e).axes]
+    assert_right(e, program(canonical(e), "rows", {names[1]: 64}, {names[0]: 12}, names[1], 16))

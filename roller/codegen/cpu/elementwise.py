@@ -54,8 +54,12 @@ def task_loop(
     body: Callable[[Mapping[str, Any]], Stmt],
     kind: str,
     to_line: Callable[[Mapping[str, Any]], Expr] | None = None,
+    group: int = 1,
 ) -> Stmt:
     """Loop over the tasks and their register tiles; ``body`` receives the first coordinate per axis.
+
+    Where the tiles of the last axis come in groups of ``group``, those of one group are unrolled: what depends on
+    itself in one of them (the lanes of a sum, folded) fills the gaps of the others.
 
     With ``to_line`` the tiles of the vector axis start at cache lines (see :func:`_from_line`).
     """
@@ -76,6 +80,12 @@ def task_loop(
                 start |= {p.name: _from_line(p, tiles[p.name], to_line(start)) for p in plans if p.lanes > 1}
             return body(start)
 
+        last = counts[-1] if counts else 1
+        if group > 1 and isinstance(last, int) and last % group == 0:
+            return nest.grid(
+                [*counts[:-1], last // group],
+                lambda at: nest.loop(group, lambda u: tile((*at[:-1], at[-1] * group + u)), "unroll"),
+            )
         return nest.grid(counts, tile)
 
     return nest.loop(math.prod(tasks), task, kind, "task")

@@ -15,6 +15,7 @@ from typing import Any
 from roller.codegen.cpu.nest import Buffer, Nest, Stmt, allocate, declare, integer, quotient, read, seq, write
 from roller.codegen.cpu.plan import power_of_two_below
 from roller.expr import COMBINERS, Axis, Stage
+from roller.te.compat import tirx
 from roller.te.emit import Expr, combine, constant
 
 Value = Callable[[Mapping[str, Any]], Expr]
@@ -102,6 +103,7 @@ class Reducer:
 
         blocks, rest = quotient(length, wide)
         vectors, tail = quotient(rest, lanes)
+        halves = self._halves(tail)
 
         def body(e: dict[str, Any]) -> Stmt:
             def at(k: Any) -> dict[str, Any]:
@@ -113,49 +115,80 @@ class Reducer:
                     blocks,
                     lambda b: each(lambda u, x: self._accumulate(acc, (u, x), at(b * wide + (u * lanes + x)))),
                 )),
-                _maybe(vectors, lambda: n.loop(
-                    vectors,
-                    lambda b: n.loop(
-                        lanes,
-                        lambda x: self._accumulate(acc, (integer(0), x), at(done + b * lanes + x)), "vector", "lane",
-                    ),
-                )),
-                _maybe(tail, lambda: n.loop(
-                    tail, lambda k: self._accumulate(scalar, (integer(0),), at(ended + k))
-                )),
+                *self._single_vectors(vectors, acc, lambda b, x: at(done + b * lanes + x)),
+                *self._tail(tail, halves, scalar, lambda k: at(ended + k)),
             )  # fmt: skip
 
         return seq(
             allocate(acc),
+            *(allocate(b) for _, _, b in halves),
             each(lambda u, x: write(acc, neutral, u, x)),
+            *(n.loop(w, functools.partial(_put, b, neutral), "vector", "lane") for _, w, b in halves),
             around(body),
-            self._fold(acc, scalar),
+            self._fold(acc, halves, scalar),
             finish(read(scalar, integer(0))),
         )
 
-    def _fold(self, acc: Buffer, scalar: Buffer) -> Stmt:
-        """Combine the lanes by halving, in a buffer of its own so that ``acc`` can stay in registers."""
-        n, lanes, how = self.nest, self.lanes, self.stage.combiner or "sum"
-        fold = declare("fold", (lanes,), self.stage.acc_dtype, scope="local")
-        steps: list[Stmt] = [allocate(fold)]
+    def _single_vectors(self, count: Any, acc: Buffer, at: Callable[[Any, Expr], Env]) -> list[Stmt]:
+        """Reduce the vectors behind the wide loop, each into an accumulator of its own where their number is known."""
+        n, lanes = self.nest, self.lanes
 
-        def gather(x: Expr) -> Stmt:
-            total = read(acc, integer(0), x)
-            for u in range(1, _ACCUMULATORS):
-                total = combine(how, total, read(acc, integer(u), x))
-            return write(fold, total, x)
+        def one(b: Any, u: int) -> Stmt:
+            return n.loop(lanes, lambda x: self._accumulate(acc, (integer(u), x), at(b, x)), "vector", "lane")
 
-        steps.append(n.loop(lanes, gather, "vector", "lane"))
-        half = lanes // 2
-        while half:
-            steps.append(n.loop(half, functools.partial(self._halve, fold, half), "vector", "lane"))
-            half //= 2
+        if isinstance(count, int):
+            return [one(b, b % _ACCUMULATORS) for b in range(count)]
+        return [n.loop(count, lambda b: one(b, 0))]
+
+    def _halves(self, tail: Any) -> list[tuple[int, int, Buffer]]:
+        """Return the parts of a vector that a known tail is made of: first element, width, accumulator."""
+        out, done, width = [], 0, self.lanes // 2
+        while isinstance(tail, int) and width > 1:
+            if tail - done >= width:
+                buffer = declare(f"part{width}", (width,), self.stage.acc_dtype, scope="local")
+                out.append((done, width, buffer))
+                done += width
+            width //= 2
+        return out
+
+    def _tail(
+        self, count: Any, halves: Sequence[tuple[int, int, Buffer]], scalar: Buffer, at: Callable[[Any], Env]
+    ) -> list[Stmt]:
+        """Reduce what is left behind the vectors: parts of a vector, then elements."""
+        n = self.nest
+
+        def part(first: int, width: int, buffer: Buffer) -> Stmt:
+            return n.loop(width, lambda x: self._accumulate(buffer, (x,), at(first + x)), "vector", "lane")
+
+        done = sum(width for _, width, _ in halves)
+        rest = count - done
+        elements = n.loop(rest, lambda k: self._accumulate(scalar, (integer(0),), at(done + k)))
+        return [*(part(*h) for h in halves), *([] if isinstance(rest, int) and not rest else [elements])]
+
+    def _fold(self, acc: Buffer, halves: Sequence[tuple[int, int, Buffer]], scalar: Buffer) -> Stmt:
+        """Combine the lanes by halving, in registers: a fixed tree, the same bits on every run."""
+        how, steps, parts = self.stage.combiner or "sum", list[Stmt](), {w: b for _, w, b in halves}
+
+        def vector(buffer: Buffer, *row: Expr, width: int) -> Expr:
+            return tirx.BufferLoad(buffer, [*row, tirx.Ramp(integer(0), integer(1), width)])
+
+        value = vector(acc, integer(0), width=self.lanes)
+        for u in range(1, _ACCUMULATORS):
+            value = combine(how, value, vector(acc, integer(u), width=self.lanes))
+        width = self.lanes
+        while width > 1:
+            whole = self.nest.variable("fold", value)
+            steps.append(tirx.Bind(whole, value))
+            width //= 2
+            low, high = (
+                tirx.Shuffle([whole], [tirx.const(x, "int32") for x in range(first, first + width)])
+                for first in (0, width)
+            )
+            value = combine(how, low, high)
+            if width in parts:
+                value = combine(how, value, vector(parts[width], width=width))
         zero = integer(0)
-        steps.append(write(scalar, combine(how, read(scalar, zero), read(fold, zero)), zero))
-        return seq(*steps)
-
-    def _halve(self, fold: Buffer, half: int, x: Expr) -> Stmt:
-        return write(fold, combine(self.stage.combiner or "sum", read(fold, x), read(fold, x + half)), x)
+        return seq(*steps, write(scalar, combine(how, read(scalar, zero), value), zero))
 
     def across(self, vector: Axis, finish: Callable[[Env, Expr], Stmt], env: Env, start: Expr, width: int) -> Stmt:
         """Reduce ``width`` neighbouring outputs along the spatial axis ``vector`` at once.
@@ -192,6 +225,10 @@ class Reducer:
             body,
             each(lambda x: finish({**env, vector.name: start + x}, read(acc, x))),
         )
+
+
+def _put(buffer: Buffer, value: Expr, place: Expr) -> Stmt:
+    return write(buffer, value, place)
 
 
 def _maybe(count: Any, body: Callable[[], Stmt]) -> Stmt | None:

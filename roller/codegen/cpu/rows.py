@@ -40,6 +40,8 @@ Env = Mapping[str, Any]
 
 #: Points below which a stage is not worth splitting over cores.
 _SPLIT_POINTS = 1 << 16
+#: Rows of one reduction that are unrolled together.
+_ROW_GROUP = 4
 #: Parts of a split reduction per core.
 _PARTS_PER_CORE = 4
 
@@ -97,7 +99,8 @@ class _Rows:
             stages = [self._row_stage(s, start, buffers, vector, lanes) for s in self.expr.stages]
             return seq(*(allocate(b) for b in local.values()), *stages)
 
-        return task_loop(self.nest, plans, task, "parallel")
+        alone = len(self.expr.stages) == 1 and vector is None
+        return task_loop(self.nest, plans, task, "parallel", group=_ROW_GROUP if alone else 1)
 
     def _row_plan(self, plan: SpatialPlan, lanes: int) -> SpatialPlan:
         """One row (or one vector of rows) per step; as many steps per task as the program says."""
