@@ -25,8 +25,8 @@ from benchmarks.cpu.metaschedule.subjects import Task
 TRIALS_PER_ITERATION = 32
 #: A trial that failed is in the database with this many seconds or more.
 _FAILED_S = 1e9
-#: Seconds one build and one measurement may take; the machine may be shared.
-_BUILD_LIMIT_S, _RUN_LIMIT_S = 120.0, 120.0
+#: Seconds one build and one measurement may take: TVM's defaults.
+_BUILD_LIMIT_S, _RUN_LIMIT_S = 30.0, 30.0
 #: Most calls of one measurement, and about how long they take.
 _CALLS, _MEASURE_S = 1000, 0.2
 SEED = 20220711
