@@ -16,7 +16,7 @@ from roller.runtime.timing import Contender, compare, run_once
 
 
 def profile(
-    expression: TensorExpr, artifacts: Mapping[str, KernelArtifact], seed: int = 0, budget_s: float = 0.12
+    expression: TensorExpr, artifacts: Mapping[str, KernelArtifact], seed: int = 0, budget_s: float = 0.06
 ) -> dict[str, Record]:
     """Run every artifact on the same random inputs; time the correct ones.
 

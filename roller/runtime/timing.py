@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 #: A sample shorter than this is dominated by the clock and the call (seconds).
 MIN_SAMPLE_S = 50e-6
-#: A kernel longer than this needs no warm run, and few samples (seconds).
+#: A kernel longer than this needs no warm run, and one sample (seconds).
 _LONG_S = 0.02
 #: Turns of every finalist.
 _ROUNDS = 7
@@ -79,7 +79,7 @@ class Contender:
 
 
 def compare(
-    contenders: Iterable[Contender], *, budget_s: float = 0.3, drop_factor: float = 1.5, finalists: int = 3
+    contenders: Iterable[Contender], *, budget_s: float = 0.3, drop_factor: float = 1.3, finalists: int = 3
 ) -> dict[str, Timing]:
     """Time several candidates alone, one after another, then the best few in turn.
 
@@ -108,8 +108,11 @@ def compare(
         if first > drop_factor * best and first > MIN_SAMPLE_S:
             out[c.name] = Timing(first, first, 1, 1, complete=False)
             continue
-        samples = 2 if first > _LONG_S else 5
-        out[c.name] = measure(c.run, budget_s=budget_s, min_samples=samples, warm_up=1)
+        if first > _LONG_S:  # the checked run was the warm one
+            once = run_once(c.run)
+            out[c.name] = Timing(once, min(once, first), 1, 1)
+        else:
+            out[c.name] = measure(c.run, budget_s=budget_s, min_samples=3, warm_up=1)
         ahead = sorted([*ahead, c], key=lambda a: out[a.name].median_s)[:finalists]  # the others may be forgotten
     if len(ahead) > 1 and out[ahead[0].name].median_s <= _LONG_S:
         out.update(_final(ahead, out, budget_s))

@@ -72,7 +72,23 @@ def _imbalance(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Ints]:
     chunks = chunk_count(batch)
     share = np.where(batch.split_k > 1, -(-chunks // batch.split_k), chunks)  # the last part may get less
     parts = tasks * -(-chunks // share)
-    return -(-parts // spec.units) * spec.units * share / (tasks * chunks), parts
+    whole = -(-parts // spec.units) * spec.units * share / (tasks * chunks)
+    return np.where(parts > 1, whole * _uneven(batch, spec), whole), parts
+
+
+def _uneven(batch: TileBatch, spec: DeviceSpec) -> Floats:
+    """Return how much more than its share the first core gets because the last tasks of an axis are smaller.
+
+    Every core takes a run of neighbouring tasks: the smaller ones at the end of the outermost axis are all the last
+    core's. Those of the other axes come evenly.
+    """
+    g = batch.geometry
+    tiles = np.where(g.spatial, -(-g.extents // effective_register(batch, lane_count(spec, 4))), 1)
+    per_task = np.minimum(np.maximum(1, batch.block // batch.register), tiles)
+    tasks = -(-tiles // per_task)
+    outer = np.argmax(tasks > 1, axis=1)
+    rows = np.arange(len(batch))
+    return np.asarray(tasks[rows, outer] * per_task[rows, outer] / tiles[rows, outer])
 
 
 def _combine_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
