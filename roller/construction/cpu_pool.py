@@ -32,6 +32,8 @@ _PER_TASK = (1, 2, 4, 8, 16, 32, 64)
 _TASKS = 48
 #: Pieces of a deep reduction (elements), and tasks tried with all: so many, and one in so many of the rest.
 _CHUNKS, _CHUNKED_TASKS = (8, 16, 256, 512, 1024), 6
+#: Pieces shorter than this are for a single row of outputs: several rows cost more to put away than to compute.
+_SHORT_CHUNK = 64
 
 
 def cpu_pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
@@ -146,17 +148,20 @@ def _register_tiles(geometry: Geometry, spec: DeviceSpec, v: int) -> Ints:
 def _tiled(geometry: Geometry, spec: DeviceSpec, registers: Ints) -> Ints:
     """Return distinct rows of register tile and task side by side, ``(N, 2 * axes)``."""
     steps = [np.where(geometry.spatial, 1, geometry.extents), *reduction_chunks(geometry)]
-    rows, known = [], dict[bytes, tuple[Ints, Ints]]()
+    found, known = [], dict[bytes, tuple[Ints, Ints]]()
     for register in registers:
         tiles = _tiles(geometry, register)
         key = tiles.tobytes()
         if key not in known:
             tasks = _tasks(tiles, spec)
             known[key] = tasks, _chunked_tasks(tasks)
+        rows = register.prod() // register.max()
         for n, step in enumerate(steps):
+            if n and rows > 1 and step.max() < _SHORT_CHUNK:
+                continue
             block = np.where(geometry.spatial, register * known[key][n > 0], step)
-            rows.append(np.concatenate([np.broadcast_to(register, block.shape), block], axis=1))
-    return unique_rows(np.concatenate(rows))
+            found.append(np.concatenate([np.broadcast_to(register, block.shape), block], axis=1))
+    return unique_rows(np.concatenate(found))
 
 
 def reduction_chunks(geometry: Geometry) -> list[Ints]:

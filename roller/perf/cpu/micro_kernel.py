@@ -169,8 +169,12 @@ def _page_misses(batch: TileBatch, spec: DeviceSpec) -> Floats:
             batch.register[:, batch.vector_axis] * a.tensor.itemsize_bytes if batch.vector_axis is not None else page
         )
         again = np.where(points < g.extents[inner], np.minimum(1.0, width / page), 0.0)
-        missed = np.where(points * share > l1.tlb_entries, 1.0, again)
-        total = total + missed * (l1.tlb_miss_s or 0.0) * spec.clock_hz * share
+        rows = np.ones(len(batch), np.int64)  # rows a page or more apart take a page each
+        for axis in np.flatnonzero(a.uses & g.spatial):
+            if axis != batch.vector_axis and lane_distance(a, int(axis)) * a.tensor.itemsize_bytes >= page:
+                rows = rows * np.minimum(batch.register[:, axis], g.extents[axis])
+        missed = np.where(points * share * rows > l1.tlb_entries, 1.0, again)
+        total = total + missed * rows * (l1.tlb_miss_s or 0.0) * spec.clock_hz * share
     return total
 
 
