@@ -1,0 +1,47 @@
+"""Checking and timing built CPU kernels: what a wrong kernel cannot hide behind."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from roller import ops
+from roller.runtime import cpu_profile
+from roller.runtime.inputs import random_inputs
+
+EXPR = ops.elementwise("relu", (5, 7))
+
+
+class _Lazy:
+    """A kernel whose output's memory holds the right result already, of which it writes the first ``rows`` rows."""
+
+    def __init__(self, artifact):
+        self.rows = artifact.rows
+
+    def bind(self, *arrays):
+        right = np.maximum(arrays[0], 0)
+        out = right.copy()
+
+        def run():
+            out[: self.rows] = right[: self.rows]
+
+        return run, out
+
+
+@pytest.mark.parametrize(("rows", "status"), [(5, "measured"), (4, "wrong"), (0, "wrong")])
+def test_an_element_never_written_is_wrong_whatever_lay_there(monkeypatch, rows, status):
+    monkeypatch.setattr(cpu_profile, "CpuKernel", _Lazy)
+    monkeypatch.setattr(cpu_profile, "replace", lambda artifact, **_: artifact)
+    artifact = SimpleNamespace(rows=rows, build={}, constants=())
+    records = cpu_profile.profile(EXPR, {"a": artifact}, budget_s=0.001)
+    assert records["a"].status == status
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int8", "int64"])
+@pytest.mark.parametrize("shape", [(), (3, 5)])
+def test_poison_is_no_number_or_minus_one(dtype, shape):
+    expr = ops.elementwise("relu", shape or 1, dtype=dtype)
+    out = np.zeros(shape, random_inputs(expr, 0)[0].dtype)
+    cpu_profile._poison(out)
+    values = out.astype("float64")
+    assert (np.isnan(values) if "float" in dtype else values == -1).all()
