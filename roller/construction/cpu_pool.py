@@ -56,7 +56,7 @@ def cpu_pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) ->
         batches = [choice for b in batches for choice in store_choices(b, spec)]
     else:
         batches = _rows(geometry, spec)
-    kept, share = [], options.pool // len(batches)
+    kept, share = [], max(1, options.pool // len(batches))
     for b in (*batches, *(winograd_pool(geometry, spec) if options.winograd else ())):
         waste = (-geometry.extents % b.block) / geometry.extents
         ok = (waste <= options.epsilon).all(axis=1) if geometry.expr.allow_padding else (waste == 0).all(axis=1)

@@ -2,6 +2,8 @@
 
 from collections import Counter
 
+import pytest
+
 import roller
 
 
@@ -30,3 +32,9 @@ def test_a_single_program_is_the_best_of_all_structures():
     one = roller.construct(e, device="cpu-avx512", top_k=1)
     ten = roller.construct(e, device="cpu-avx512", top_k=10)
     assert one[0].program == ten[0].program
+
+
+@pytest.mark.parametrize("expr", [roller.ops.matmul(64, 64, 64), roller.ops.reduce("sum", (5, 7), 1)], ids=str)
+def test_a_pool_smaller_than_the_batches_still_has_a_program(expr):
+    options = roller.ConstructOptions(pool=1, top_k=1)
+    assert len(roller.construct(expr, device="cpu-avx512", options=options)) == 1
