@@ -5,10 +5,12 @@ import os
 import signal
 import tempfile
 import time
+import types
 
 import pytest
 
 from roller.errors import BuildError
+from roller.runtime import timing
 from roller.runtime.build_pool import build_all
 from roller.runtime.records import Record, grouped_reasons
 from roller.runtime.timing import Contender, compare, measure
@@ -120,21 +122,39 @@ def test_timing_takes_the_median_and_drops_losers_after_one_run():
     assert 0.001 <= out["fast"].median_s < 0.01 < out["slow"].median_s
 
 
-def test_the_best_few_run_in_turn_at_the_end():
-    order = []
+def test_the_best_few_run_in_turn_at_the_end(monkeypatch):
+    order, now = [], [0.0]
+    monkeypatch.setattr(timing, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
 
     def run(name):
         def one():
             order.append(name)
-            time.sleep(0.002)
+            now[0] += 0.002
 
         return one
 
     out = compare([Contender(n, run(n), 0.002) for n in "abcd"], budget_s=0.02)
     assert set(out) == set("abcd") and all(t.complete for t in out.values())
     turns = [n for n, _ in itertools.groupby(order)]
-    assert len(turns) == 4 + 3 * 7, "each once alone, then three of them seven times"
+    assert turns[:4] == list("abcd") and len(turns) == 4 + 3 * 7, "each alone, then three of them seven times"
     assert len(set(turns[4:7])) == 3 and turns[4:7] == turns[7:10]
+
+
+def test_a_long_run_that_was_cold_gets_a_warm_one_before_it_loses(monkeypatch):
+    now, calls = [0.0], []
+    monkeypatch.setattr(timing, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def run(name):
+        def one():
+            calls.append(name)
+            now[0] += 0.05
+
+        return one
+
+    first = {"a": 0.06, "cold": 0.1, "slow": 1.0}
+    out = compare([Contender(n, run(n), s) for n, s in first.items()])
+    assert out["cold"].complete and out["cold"].median_s == pytest.approx(0.05)
+    assert not out["slow"].complete and "slow" not in calls
 
 
 def test_short_calls_are_batched():

@@ -112,7 +112,6 @@ def _panels_packed(batch: TileBatch) -> int:
 
 def _tiled(batch: TileBatch, spec: DeviceSpec) -> Terms:
     g = batch.geometry
-    size = g.store.tensor.itemsize_bytes
     lanes = lane_count(spec, 4)
     register = np.where(g.spatial, effective_register(batch, lane_count(spec, 4)), 1)
     tiles = np.where(g.spatial, -(-g.extents // register), 1)
@@ -143,7 +142,7 @@ def _tiled(batch: TileBatch, spec: DeviceSpec) -> Terms:
     terms["seconds"] = np.where(fits, slowest + pack + terms["combine_s"] + terms["launch_s"], np.inf)
     terms["dram_bytes"] = dram_bytes
     terms["tasks"] = tasks.astype(float)
-    terms["vectors"] = vector_operations(batch, lanes) * size / size
+    terms["vectors"] = vector_operations(batch, lanes).astype(float)
     return terms
 
 
