@@ -15,7 +15,7 @@ PACKAGE = ROOT / "roller"
 #: Bottom to top. A floor imports only floors before it in this list; ``roller`` itself loads all of them lazily.
 FLOORS = (
     "errors", "expr", "hardware", "ops", "tile", "perf", "construction", "artifact", "te", "codegen", "emulator",
-    "backends", "runtime", "compiled", "arguments", "pipeline", "onnx", "report", "roller", "cli",
+    "backends", "runtime", "probing", "compiled", "arguments", "pipeline", "onnx", "report", "roller", "cli",
 )  # fmt: skip
 
 #: Pairs that are neighbours, not stairs: neither may import the other.
@@ -23,7 +23,8 @@ SIBLINGS = (("expr", "hardware"), ("ops", "hardware"), ("ops", "tile"), ("perf",
             ("construction", "ops"),
             ("te", "hardware"), ("artifact", "perf"), ("artifact", "construction"), ("backends", "codegen"),
             ("emulator", "codegen"), ("emulator", "te"), ("emulator", "perf"), ("emulator", "construction"),
-            ("emulator", "hardware"), ("emulator", "ops"))  # fmt: skip
+            ("emulator", "hardware"), ("emulator", "ops"), ("probing", "perf"), ("probing", "construction"),
+            ("probing", "codegen"))  # fmt: skip
 
 #: What a bare machine has on which a compiled kernel only runs, and what each launcher may need besides.
 RUNS_BARE = ("errors", "expr", "tile", "artifact", "emulator")

@@ -28,6 +28,8 @@ class Quantity:
     kinds: tuple[str, ...] = ("gpu", "cpu")
 
 
+_SPREAD = Quantity("", 0, 10)
+
 # Endings that say a unit. The left-hand sides are what people type; the loader takes SI base units only.
 _UNIT_ENDINGS = (
     "_bytes_per_s", "_gb_per_s", "_gbps", "_gb_s", "_mb_per_s", "_tb_per_s", "_gib_per_s", "_kib", "_mib", "_gib",
@@ -121,6 +123,8 @@ def _yaml_float(number: float) -> str:
 def read_sourced(where: str, path: str, data: object, quantity: Quantity) -> tuple[float, str]:
     """Return the effective value of ``{datasheet: ..., measured: ..., note: ...}`` and its source.
 
+    ``spread`` beside a measured value says how far its repetitions were apart, relative.
+
     Raises
     ------
     SpecError
@@ -130,10 +134,12 @@ def read_sourced(where: str, path: str, data: object, quantity: Quantity) -> tup
         raise fail(where, path, _text_problem(data))
     if not isinstance(data, Mapping):
         raise fail(where, path, f"expected a mapping with the source, e.g. {{datasheet: {data}}}, got {data!r}.")
-    check_keys(where, path, data, (*SOURCES, "note"))
+    check_keys(where, path, data, (*SOURCES, "spread", "note"))
     values = {s: check_number(where, f"{path}.{s}", data[s], quantity) for s in SOURCES if s in data}
     if not values:
         raise fail(where, path, f"expected a value from one of {list(SOURCES)}, got none. Add e.g. {{datasheet: ...}}.")
+    if "spread" in data:
+        check_number(where, f"{path}.spread", data["spread"], _SPREAD)
     if not isinstance(data.get("note", ""), str):
         raise fail(where, f"{path}.note", f"expected text, got {data['note']!r}. Quote it.")
     source = next(s for s in SOURCES if s in values)

@@ -153,7 +153,7 @@ def parse_spec(text: str, where: str) -> DeviceSpec:
         raise SpecError(f"{where}: not valid YAML{place}: {problem}. Correct the file.") from err
     if not isinstance(data, Mapping):
         raise SpecError(f"{where}: expected a mapping of sections, got {type(data).__name__}. See v100.yaml.")
-    check_keys(where, "", data, (*_SECTIONS, "memory_layers"), (*_SECTIONS, "memory_layers"))
+    check_keys(where, "", data, (*_SECTIONS, "machine", "memory_layers"), (*_SECTIONS, "memory_layers"))
     return _build(where, data)
 
 
@@ -176,6 +176,7 @@ def _build(where: str, data: Mapping[str, Any]) -> DeviceSpec:
         execution=Execution(**_section(where, "execution", data["execution"], kind, sources)),
         limits=Limits(**_section(where, "limits", data["limits"], kind, sources)),
         memory_layers=_layers(where, data["memory_layers"], kind, sources),
+        machine=_text(where, "machine", data["machine"]) if "machine" in data else "",
         source_items=tuple(sources.items()),
         **top,
     )

@@ -52,6 +52,9 @@ class DeviceSpec:
         Clock the rates are quoted at.
     teu, compute, execution, limits, memory_layers
         See the classes; layers from fastest to slowest.
+    machine
+        Fingerprint of the machine the numbers were measured on, see :mod:`roller.hardware.machine`; empty where the
+        specification describes any device of its name.
     source_items
         ``(path, source)`` of every number; read it through :attr:`sources`.
 
@@ -76,6 +79,7 @@ class DeviceSpec:
     memory_layers: tuple[MemoryLayer, ...]
     units: int = number("units", 1, 1 << 16, integer=True)
     clock_hz: float = number("Hz", 1e7, 1e11)
+    machine: str = field(default="", compare=False)
     source_items: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)
 
     def __hash__(self) -> int:

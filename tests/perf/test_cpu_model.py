@@ -132,6 +132,7 @@ def test_a_deep_reduction_is_read_in_pieces_by_the_tiles_of_a_task():
     flat = roller.construct(ops.matmul(512, 512, 64), device="cpu-avx512", top_k=4)
     assert all(c.program.tile("l1")["k"] == 64 for c in flat)
 
+
 def test_few_outputs_of_a_deep_reduction_keep_all_cores_busy():
     spec = roller.load_spec("cpu-avx512")
     for shape, transposed in (((16, 16, 65536), False), ((16, 16, 65536), True)):

@@ -309,9 +309,7 @@ class Tiled:
         spill = self._each(lambda i: write(self.spill, read(self.acc, *i), *i))
         rows, length = [s.tile for s in self.order[:-1]], min(v.tile, v.extent)
         if contiguous:
-            stores = self.nest.grid(
-                [*rows, length], lambda i: self._store(last, out, self._at(env, i), self.spill, i)
-            )
+            stores = self.nest.grid([*rows, length], lambda i: self._store(last, out, self._at(env, i), self.spill, i))
             return seq(allocate(self.spill), spill, stores)
         sizes = [length, *rows]
 

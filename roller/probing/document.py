@@ -1,0 +1,255 @@
+"""Measured values into YAML: beside ``datasheet`` and ``assumed``, never over them, everything else left as it is.
+
+The file is edited as text at the places the YAML parser names, so that comments, order and notes survive; the result
+is read back and compared before anything is written, and the file appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from roller.errors import SpecError
+from roller.hardware import DeviceSpec, parse_spec
+from roller.hardware.checks import SOURCES
+from roller.hardware.reader import THIS_MACHINE
+from roller.hardware.sections import numbers_of
+from roller.hardware.spec import settable
+from roller.probing.measured import Measured
+
+#: What an earlier run appended to a note.
+_OLD_STAMP = re.compile(r"(; )?probed \d{4}-\d\d-\d\d.*$", re.DOTALL)
+_SOURCES_OF = {"datasheet": "datasheet", "measured": "measured", "detected": "datasheet"}
+
+
+def with_measured(text: str, found: Mapping[str, Measured], stamp: str, where: str = "the specification") -> str:
+    """Return a specification's YAML with measured values put in.
+
+    Parameters
+    ----------
+    text
+        A complete specification.
+    found
+        Values by dotted path. A field the file does not have is added to its section.
+    stamp
+        When and with what, e.g. ``"probed 2026-05-01 by roller probe"``; goes into each note with the spread.
+    where
+        Name of the file in errors.
+
+    Raises
+    ------
+    SpecError
+        Where a path does not exist for the device, a value is out of its range, or the text is no specification.
+
+    Examples
+    --------
+    >>> from roller.hardware import spec_folder
+    >>> text = (spec_folder() / "v100.yaml").read_text()
+    >>> text = with_measured(text, {"units": Measured(79, 0.0, 1)}, "probed 2026-05-01 by roller probe")
+    >>> [line for line in text.splitlines() if line.startswith("units")]
+    ['units: {measured: 79, spread: 0.0, datasheet: 80, note: "probed 2026-05-01 by roller probe, spread 0.0 %"}']
+    """
+    known = settable(parse_spec(text, where))
+    for path, m in found.items():
+        if path not in known:
+            raise SpecError(f"{where}: {path}: unknown field; the device has none of this name. Correct the probe.")
+        value = _number(m.value, known[path].integer)
+        note = f"{stamp}, spread {100 * m.spread:.1f} %"
+        text = _put(text, path, value, f"{m.spread:.4f}".rstrip("0") + ("0" if m.spread < 5e-5 else ""), note)
+    spec = parse_spec(text, where)
+    lost = [p for p in found if spec.sources.get(p) != "measured"]
+    if lost:
+        raise SpecError(f"{where}: {lost[0]}: the measured value did not arrive in the YAML. Report this file.")
+    return text
+
+
+def _put(text: str, path: str, value: str, spread: str, note: str) -> str:
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    assert isinstance(root, yaml.MappingNode)  # the text was parsed as a specification before
+    parents, node, key = _find(root, path)
+    if node is None:
+        entry = f'{key}: {{measured: {value}, spread: {spread}, note: "{note}"}}'
+        return _added(text, parents, entry)
+    old = {k.value: v for k, v in node.value}
+    edits: list[tuple[int, int, str]] = []
+    fresh = []
+    for name, new in (("measured", value), ("spread", spread)):
+        if name in old:
+            edits.append((old[name].start_mark.index, old[name].end_mark.index, new))
+        else:
+            fresh.append(f"{name}: {new}")
+    separator = ", " if node.flow_style else "\n" + " " * node.value[0][0].start_mark.column
+    if "note" in old:
+        kept = _OLD_STAMP.sub("", old["note"].value)
+        edits.append((old["note"].start_mark.index, old["note"].end_mark.index, _quoted(kept, note)))
+    elif node.flow_style:
+        end = old[node.value[-1][0].value].end_mark.index
+        edits.append((end, end, f", note: {_quoted('', note)}"))
+    else:
+        fresh.append(f"note: {_quoted('', note)}")
+    if fresh:
+        first = node.value[0][0].start_mark.index
+        edits.append((first, first, separator.join(fresh) + separator))
+    for start, end, new in sorted(edits, reverse=True):
+        text = text[:start] + new + text[end:]
+    return text
+
+
+def _quoted(kept: str, note: str) -> str:
+    text = f"{kept}; {note}" if kept else note
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
+    return f'"{escaped}"'
+
+
+def _find(root: yaml.MappingNode, path: str) -> tuple[yaml.MappingNode, yaml.MappingNode | None, str]:
+    """Return the section of a path, the node of its sources (``None`` where absent), and the key in the section."""
+    section, rest = root, path
+    while True:
+        entries = {k.value: v for k, v in section.value}
+        if rest in entries:
+            return section, entries[rest], rest
+        head, dot, tail = rest.partition(".")
+        below = entries.get(head)
+        if not dot or below is None or _is_number(below):  # a rate of a dtype has a dot in its own name
+            return section, None, rest
+        rest = tail
+        if isinstance(below, yaml.SequenceNode):
+            name, _, rest = rest.partition(".")
+            below = next(x for x in below.value if {k.value: v.value for k, v in x.value}.get("name") == name)
+        section = below
+
+
+def _is_number(node: yaml.Node) -> bool:
+    """Whether a node holds the sources of a number, not the fields of a section."""
+    return isinstance(node, yaml.MappingNode) and any(k.value in SOURCES for k, _ in node.value)
+
+
+def _added(text: str, section: yaml.MappingNode, entry: str) -> str:
+    """Return the text with an entry behind the last one of a section, and behind that one's comment."""
+    last = section.value[-1][1]
+    end = last.end_mark.index
+    if section.flow_style:
+        return f"{text[:end]}, {entry}{text[end:]}"
+    while text[end - 1].isspace():  # a block node ends where the next thing starts
+        end -= 1
+    line = text.find("\n", end)
+    line = len(text) if line < 0 else line
+    return f"{text[:line]}\n{' ' * section.value[0][0].start_mark.column}{entry}{text[line:]}"
+
+
+def _number(value: float, integer: bool) -> str:
+    """Return a number as YAML 1.1 reads it back as one, with the digits a measurement has.
+
+    Examples
+    --------
+    >>> _number(4.2134e11, False), _number(31.98, False), _number(64.0, True), _number(2e-9, False)
+    ('4.213e+11', '31.98', '64', '2.0e-9')
+    """
+    if integer:
+        return str(round(value))
+    if value == 0 or 1e-3 <= abs(value) < 1e6:
+        short = f"{value:.5g}"
+        return short if "e" not in short else f"{value:.1f}"
+    return _scientific(f"{value:.3e}")
+
+
+def _exact(value: float) -> str:
+    """Return a number so that it reads back as the same one."""
+    if isinstance(value, int):
+        return str(value)
+    text = repr(value)
+    return _scientific(text) if "e" in text else text
+
+
+def _scientific(text: str) -> str:
+    mantissa, _, exponent = text.partition("e")
+    if "." in mantissa:
+        mantissa = mantissa.rstrip("0")
+        mantissa += "0" if mantissa.endswith(".") else ""
+    else:
+        mantissa += ".0"
+    return f"{mantissa}e{int(exponent):+d}"
+
+
+def spec_text(spec: DeviceSpec, name: str | None = None, notes: Mapping[str, str] | None = None) -> str:
+    """Return a complete specification as YAML; the start of a new file.
+
+    Parameters
+    ----------
+    spec
+        Every number it holds is written with its source: detected ones as ``datasheet`` (the system states them), an
+        override as ``assumed``.
+    name
+        Name in the file; the spec's own by default.
+    notes
+        By path, for people.
+
+    Raises
+    ------
+    SpecError
+        Where the name is the one reserved for the detected machine.
+    """
+    name = name or spec.name
+    if name == THIS_MACHINE:
+        raise SpecError(f"device name '{name}': stands for the detected machine. Choose another name for the file.")
+    said = dict(notes or {})
+
+    def entry(path: str, value: float) -> str:
+        source = spec.sources.get(path, "override")
+        note = said.get(path) or ("detected: the operating system's own value" if source == "detected" else "")
+        note = f", note: {_quoted('', note)}" if note else ""
+        return f"{{{_SOURCES_OF.get(source, 'assumed')}: {_exact(value)}{note}}}"
+
+    def section(title: str, values: Mapping[str, float], path: str, indent: str = "  ") -> list[str]:
+        return [title, *(f"{indent}{k}: {entry(f'{path}.{k}', v)}" for k, v in values.items())]
+
+    target = ", ".join(f"{k}: {v}" for k, v in spec.target_items)
+    lines = [
+        "# Values in SI base units; the effective one is measured, else datasheet, else assumed.",
+        f"name: {name}", f"kind: {spec.kind}", f"description: {_quoted('', spec.description)}",
+        *([f"machine: {_quoted('', spec.machine)}"] if spec.machine else []),
+        f"target: {{{target}}}", f"units: {entry('units', spec.units)}",
+        f"clock_hz: {entry('clock_hz', spec.clock_hz)}", "",
+        "teu:", f"  name: {spec.teu.name}", *section("", numbers_of(spec.teu), "teu")[1:], "",
+        "compute:", *section("  ops_per_cycle_per_unit:", dict(spec.compute.rates), "compute.ops_per_cycle_per_unit",
+                             "    "), "",
+        *section("execution:", numbers_of(spec.execution), "execution"), "",
+        *section("limits:", numbers_of(spec.limits), "limits"), "",
+        "memory_layers:",
+    ]  # fmt: skip
+    for layer in spec.memory_layers:
+        lines += [f"  - name: {layer.name}", f"    scope: {layer.scope}", f"    tiled: {str(layer.tiled).lower()}"]
+        lines += section("", numbers_of(layer), f"memory_layers.{layer.name}", "    ")[1:]
+    return "\n".join(lines) + "\n"
+
+
+def save(path: Path, text: str) -> None:
+    """Write a specification: checked first, then whole or not at all.
+
+    Raises
+    ------
+    SpecError
+        Where the text is no specification, or the file cannot be written.
+    """
+    parse_spec(text, str(path))
+    temporary: Any = None
+    try:
+        fd, temporary = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}-")
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except OSError as err:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+        raise SpecError(f"{path}: cannot write the specification ({err.strerror}). Check the folder.") from err

@@ -1,0 +1,121 @@
+"""A measured value and how far to trust it: robust statistics of repeated short windows.
+
+Disturbances (another process, an interrupt, a page fault) only ever make a window slower, and they come in
+bursts: the mean and the median move with the load of the machine, the fast end of many short windows does not.
+A value is therefore the median of the best windows, and its spread how far those are apart. Where even the best ones
+disagree nothing undisturbed was seen, and the value is refused instead of written.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+#: Relative spread above which a value is not written.
+MAX_SPREAD = 0.15
+#: Share of the windows that is kept: the fast end.
+KEPT_SHARE = 0.25
+#: Windows that must be left for a spread to mean anything.
+MIN_KEPT = 3
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A value with its spread.
+
+    Parameters
+    ----------
+    value
+        In the unit of the spec field, or in seconds before it is converted.
+    spread
+        ``(max - min) / median`` of the windows kept, relative.
+    samples
+        Windows taken in all.
+
+    Examples
+    --------
+    >>> Measured(2.0e-3, 0.01, 40).rate(1.0e6).value
+    500000000.0
+    """
+
+    value: float
+    spread: float
+    samples: int
+
+    def times(self, factor: float) -> Measured:
+        """Return the value in another unit."""
+        return Measured(self.value * factor, self.spread, self.samples)
+
+    def rate(self, work: float) -> Measured:
+        """Return ``work`` per second of a value in seconds."""
+        return Measured(work / self.value, self.spread, self.samples)
+
+    def minus(self, other: Measured) -> Measured:
+        """Return the difference of two values; its absolute uncertainties add up, so a small one is uncertain."""
+        value = self.value - other.value
+        uncertain = self.value * self.spread + other.value * other.spread
+        return Measured(value, uncertain / abs(value) if value else float("inf"), min(self.samples, other.samples))
+
+    def to_dict(self) -> dict[str, float]:
+        """Return JSON-ready data; ``Measured(**data)`` reads it back."""
+        return {"value": self.value, "spread": self.spread, "samples": self.samples}
+
+
+def best_of(windows: Sequence[float], kept: float = KEPT_SHARE) -> Measured:
+    """Return the robust value of repeated windows of the same work.
+
+    Parameters
+    ----------
+    windows
+        Seconds of each window (or anything that disturbances only increase).
+    kept
+        Share of the windows that counts, smallest first; never fewer than :data:`MIN_KEPT`.
+
+    Raises
+    ------
+    ValueError
+        Where there is no window, or one took no time at all.
+
+    Examples
+    --------
+    >>> best_of([1.0, 1.01, 1.02, 1.0, 9.0, 1.3, 1.5, 1.2]).value
+    1.0
+    """
+    if not windows or min(windows) <= 0:
+        raise ValueError(f"best_of: expected windows longer than 0 s, got {list(windows)[:4]}. Do more work in each.")
+    best = sorted(windows)[: max(MIN_KEPT, round(len(windows) * kept))]
+    middle = statistics.median(best)
+    return Measured(middle, (best[-1] - best[0]) / middle, len(windows))
+
+
+def split_by_spread(
+    found: Mapping[str, Measured], limit: float = MAX_SPREAD
+) -> tuple[dict[str, Measured], dict[str, str]]:
+    """Return what may be written, and for the rest why not.
+
+    Parameters
+    ----------
+    found
+        Values by spec path.
+    limit
+        Largest relative spread.
+
+    Examples
+    --------
+    >>> fine, refused = split_by_spread({"a": Measured(1.0, 0.02, 9), "b": Measured(1.0, 0.4, 9)})
+    >>> list(fine), refused["b"]
+    (['a'], 'spread 40 % of 9 windows, at most 15 % may be written. Repeat on a quieter machine.')
+    """
+    fine, refused = {}, {}
+    for path, m in found.items():
+        if m.spread <= limit and m.value > 0:
+            fine[path] = m
+        elif m.value <= 0:
+            refused[path] = f"value {m.value:.3g}: lost in the noise of the windows. Repeat on a quieter machine."
+        else:
+            refused[path] = (
+                f"spread {m.spread:.0%} of {m.samples} windows, at most {limit:.0%} may be written. "
+                "Repeat on a quieter machine."
+            ).replace("%", " %")
+    return fine, refused

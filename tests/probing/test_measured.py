@@ -1,0 +1,53 @@
+"""Robust values: disturbances change neither value nor spread until nothing else is left."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from roller.probing import Measured, best_of, split_by_spread
+
+
+@given(st.integers(0, 1000))
+def test_bursts_of_disturbance_do_not_move_the_value(seed):
+    draw = random.Random(seed)
+    quiet = [1e-3 * (1 + 0.01 * draw.random()) for _ in range(40)]
+    loud = [t * (2 + 8 * draw.random()) if draw.random() < 0.4 else t for t in quiet]
+    one, two = best_of(quiet), best_of(loud)
+    assert two.value == pytest.approx(one.value, rel=0.011)
+    assert two.spread < 0.05
+
+
+def test_a_machine_that_is_never_quiet_is_noticed():
+    draw = random.Random(1)
+    m = best_of([1e-3 * (1 + 3 * draw.random()) for _ in range(40)])
+    assert m.spread > 0.15
+    fine, refused = split_by_spread({"clock_hz": m.rate(1e6), "units": Measured(2, 0.0, 1)})
+    assert list(fine) == ["units"]
+    assert refused["clock_hz"].startswith(f"spread {100 * m.spread:.0f} % of 40 windows")
+
+
+def test_a_difference_carries_the_uncertainty_of_both():
+    small = Measured(1.00, 0.01, 9).minus(Measured(0.95, 0.01, 5))
+    assert small.value == pytest.approx(0.05)
+    assert small.spread == pytest.approx(0.39)
+    assert small.samples == 5
+    none = Measured(1.0, 0.01, 9).minus(Measured(1.1, 0.01, 9))
+    assert "lost in the noise" in split_by_spread({"a": none}, limit=1e9)[1]["a"]
+
+
+def test_windows_must_take_time():
+    with pytest.raises(ValueError, match="expected windows longer than 0 s"):
+        best_of([0.0, 1.0])
+    with pytest.raises(ValueError, match="expected windows longer than 0 s"):
+        best_of([])
+
+
+def test_units():
+    m = Measured(0.5, 0.1, 7)
+    assert m.rate(2.0) == Measured(4.0, 0.1, 7)
+    assert m.times(2.0) == Measured(1.0, 0.1, 7)
+    assert Measured(**m.to_dict()) == m
