@@ -115,6 +115,13 @@ def seconds(value: float | None) -> str:
     return f"{value:.4g} s"
 
 
+def prediction_text(estimate: Estimate) -> str:
+    """Return the predicted time, its expected error and its bottleneck for people."""
+    low, high = estimate.interval_s
+    spread = "" if estimate.expected_error is None else f" ({seconds(low)} to {seconds(high)})"
+    return f"predicted {seconds(estimate.seconds)}{spread}, bound by {estimate.bottleneck}"
+
+
 def tile_text(extents: dict[str, int]) -> str:
     """Return the extents above 1; the others say nothing."""
     return " ".join(f"{axis}={extent}" for axis, extent in extents.items() if extent > 1) or "1"
@@ -126,11 +133,20 @@ def candidate_json(candidate: Any) -> dict[str, Any]:
         "id": candidate.id,
         "status": candidate.status,
         "reason": candidate.reason,
-        "predicted_s": candidate.estimate.seconds,
+        **prediction_json(candidate.estimate),
         "measured_s": candidate.measured_s,
-        "bottleneck": candidate.estimate.bottleneck,
-        "terms": dict(candidate.estimate.terms),
         **program_json(candidate.program),
+    }
+
+
+def prediction_json(estimate: Estimate) -> dict[str, Any]:
+    """Return an estimate as JSON-ready data: seconds, how far they may be off, bottleneck, terms."""
+    return {
+        "predicted_s": estimate.seconds,
+        "expected_error": estimate.expected_error,
+        "interval_s": list(estimate.interval_s),
+        "bottleneck": estimate.bottleneck,
+        "terms": dict(estimate.terms),
     }
 
 
@@ -172,7 +188,9 @@ def candidates_table(candidates: Iterable[Any], title: str, best_id: str | None 
             status += f", relaxed {','.join(x.program.relaxed)}"
         if x.reason:
             status += f": {first_line(x.reason)}"
-        predicted, measured = seconds(x.estimate.seconds), seconds(x.measured_s)
+        error = x.estimate.expected_error
+        predicted = seconds(x.estimate.seconds) + ("" if error is None else f" ±{error * 100:.2g} %")
+        measured = seconds(x.measured_s)
         table.add_row(str(rank), predicted, measured, x.estimate.bottleneck, *tiles, status)
     return table
 

@@ -14,8 +14,9 @@ from roller.cli.common import (
     SetOption,
     console,
     device_of,
+    prediction_json,
+    prediction_text,
     print_json,
-    seconds,
     terms_table,
     tiles_of,
 )
@@ -38,10 +39,9 @@ def predict_command(
     expr = roller.ops.parse(expression)
     estimate = roller.predict(expr, device=spec, tiles=tiles_of(tiles))
     if as_json:
-        print_json({"expression": str(expr), "device": spec.name, "predicted_s": estimate.seconds,
-                    "bottleneck": estimate.bottleneck, "terms": dict(estimate.terms)})  # fmt: skip
+        print_json({"expression": str(expr), "device": spec.name, **prediction_json(estimate)})
         return
     screen = console()
     screen.print(f"{expr} on {spec.description}: terms of the prediction", soft_wrap=True)
     screen.print(terms_table(estimate))
-    screen.print(f"predicted {seconds(estimate.seconds)}, bound by {estimate.bottleneck}")
+    screen.print(prediction_text(estimate))

@@ -23,6 +23,7 @@ from roller.hardware.sections import (
     OPERATION_CLASSES,
     OPTIONAL_CLASSES,
     RATE,
+    Accuracy,
     Compute,
     Execution,
     Limits,
@@ -153,7 +154,7 @@ def parse_spec(text: str, where: str) -> DeviceSpec:
         raise SpecError(f"{where}: not valid YAML{place}: {problem}. Correct the file.") from err
     if not isinstance(data, Mapping):
         raise SpecError(f"{where}: expected a mapping of sections, got {type(data).__name__}. See v100.yaml.")
-    check_keys(where, "", data, (*_SECTIONS, "machine", "memory_layers"), (*_SECTIONS, "memory_layers"))
+    check_keys(where, "", data, (*_SECTIONS, "machine", "memory_layers", "accuracy"), (*_SECTIONS, "memory_layers"))
     return _build(where, data)
 
 
@@ -177,6 +178,7 @@ def _build(where: str, data: Mapping[str, Any]) -> DeviceSpec:
         limits=Limits(**_section(where, "limits", data["limits"], kind, sources)),
         memory_layers=_layers(where, data["memory_layers"], kind, sources),
         machine=_text(where, "machine", data["machine"]) if "machine" in data else "",
+        accuracy=Accuracy(**_section(where, "accuracy", data.get("accuracy", {}), kind, sources)),
         source_items=tuple(sources.items()),
         **top,
     )
@@ -184,7 +186,7 @@ def _build(where: str, data: Mapping[str, Any]) -> DeviceSpec:
     return spec
 
 
-_CLASSES = {"teu": Teu, "execution": Execution, "limits": Limits}
+_CLASSES = {"teu": Teu, "execution": Execution, "limits": Limits, "accuracy": Accuracy}
 
 
 def _section(

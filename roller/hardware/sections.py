@@ -156,6 +156,32 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class Accuracy:
+    """How far the model's predictions for this device are off, as its validation found; relative, one sigma.
+
+    Every field may be absent: :mod:`roller.perf.accuracy` says what holds then.
+
+    Parameters
+    ----------
+    prediction_error
+        Of predicted seconds: standard deviation of ``ln(measured / predicted)`` about zero.
+    compute_error, memory_error, overhead_error
+        The same where the estimate is bound by arithmetic, by a memory layer, or by latencies and launches.
+    ranking_error
+        Of the ratio of two candidates of one expression; most of what is wrong is wrong for both.
+    same_kernel_error
+        The same for two candidates that share structure, register tile and staging.
+    """
+
+    prediction_error: float | None = number("relative", 1e-3, 5, required=False)
+    compute_error: float | None = number("relative", 1e-3, 5, required=False)
+    memory_error: float | None = number("relative", 1e-3, 5, required=False)
+    overhead_error: float | None = number("relative", 1e-3, 5, required=False)
+    ranking_error: float | None = number("relative", 1e-3, 5, required=False)
+    same_kernel_error: float | None = number("relative", 1e-3, 5, required=False)
+
+
+@dataclass(frozen=True)
 class MemoryLayer:
     """One level of the memory hierarchy.
 

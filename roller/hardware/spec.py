@@ -21,6 +21,7 @@ from roller.hardware.sections import (
     OPERATION_CLASSES,
     OPTIONAL_CLASSES,
     RATE,
+    Accuracy,
     Compute,
     Execution,
     Limits,
@@ -55,6 +56,8 @@ class DeviceSpec:
     machine
         Fingerprint of the machine the numbers were measured on, see :mod:`roller.hardware.machine`; empty where the
         specification describes any device of its name.
+    accuracy
+        Expected errors of the model on this device.
     source_items
         ``(path, source)`` of every number; read it through :attr:`sources`.
 
@@ -80,6 +83,7 @@ class DeviceSpec:
     units: int = number("units", 1, 1 << 16, integer=True)
     clock_hz: float = number("Hz", 1e7, 1e11)
     machine: str = field(default="", compare=False)
+    accuracy: Accuracy = field(default_factory=Accuracy)
     source_items: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)
 
     def __hash__(self) -> int:
@@ -178,6 +182,7 @@ class DeviceSpec:
         out |= {f"compute.ops_per_cycle_per_unit.{k}": v for k, v in self.compute.rates}
         for layer in self.memory_layers:
             out |= {f"memory_layers.{layer.name}.{k}": v for k, v in numbers_of(layer).items()}
+        out |= {f"accuracy.{k}": v for k, v in numbers_of(self.accuracy).items()}
         return out
 
     def to_dict(self) -> dict[str, Any]:
@@ -250,7 +255,7 @@ def _override(spec: DeviceSpec, overrides: Mapping[str, float], source: str) -> 
     known = settable(spec)
     for path, value in overrides.items():
         if path not in known:
-            raise fail(where, path, f"unknown field{did_you_mean(path, known) or f'; one of {sorted(known)}.'}")
+            raise fail(where, path, f"unknown field{_nearest_fields(path, known)}")
         number = check_number(where, path, value, known[path])
         head, _, rest = path.partition(".")
         if head == "memory_layers":
@@ -268,14 +273,38 @@ def _override(spec: DeviceSpec, overrides: Mapping[str, float], source: str) -> 
     return replace(spec, source_items=tuple((spec.sources | dict.fromkeys(overrides, source)).items()))
 
 
+def _nearest_fields(path: str, known: Mapping[str, Quantity]) -> str:
+    """Return what to write instead of an unknown path: the closest one, else the fields of its section."""
+    last = path.rpartition(".")[2]
+    ends: dict[str, str] = {}
+    for name in known:  # of several layers that have the field, the first is shown
+        ends.setdefault(name.rpartition(".")[2], name)
+    hint = did_you_mean(path, known) or did_you_mean(ends.get(last, ""), known)
+    if hint:
+        return hint
+    section = path.rpartition(".")[0]
+    while section and not any(name.startswith(f"{section}.") for name in known):
+        section = section.rpartition(".")[0]
+    if section:
+        fields = sorted(
+            {name[len(section) + 1 :].partition(".")[0] for name in known if name.startswith(f"{section}.")}
+        )
+        return f"; {section} has {fields}."
+    top = sorted({name.partition(".")[0] for name in known})
+    return f"; expected one of {top} or a path under it. `roller devices --show DEVICE` lists all."
+
+
 def _replaced(obj: Any, name: str, value: object) -> Any:
     return replace(obj, **{name: value})
+
+
+_SECTIONS: dict[str, type] = {"teu": Teu, "execution": Execution, "limits": Limits, "accuracy": Accuracy}
 
 
 def settable(spec: DeviceSpec) -> dict[str, Quantity]:
     """Return every numeric path of a device, given or not, with its unit and range."""
     out = dict(quantities(DeviceSpec))
-    for name, section in (("teu", Teu), ("execution", Execution), ("limits", Limits)):
+    for name, section in _SECTIONS.items():
         out |= {
             f"{name}.{k}": q for k, q in quantities(section).items() if section is not Limits or spec.kind in q.kinds
         }

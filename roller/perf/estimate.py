@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,26 +20,46 @@ class Estimate:
         Name of the term that bounds it.
     term_items
         ``((name, value), ...)``; names end in their unit (``_s``, ``_bytes``, ``_flops`` or none for counts).
+    expected_error
+        Expected error of ``seconds``: one standard deviation of ``ln(measured / seconds)``; ``None`` where the
+        estimate was stored before estimates had one.
+
+    Examples
+    --------
+    >>> estimate = Estimate(0.01, "compute", (), 0.1)
+    >>> [f"{s:.5f}" for s in estimate.interval_s]
+    ['0.00905', '0.01105']
+    >>> print(estimate)
+    predicted 10 ms ±10 %, bound by compute
     """
 
     seconds: float
     bottleneck: str
     term_items: tuple[tuple[str, float], ...] = ()
+    expected_error: float | None = None
 
     @cached_property
     def terms(self) -> dict[str, float]:
         """Every term by name."""
         return dict(self.term_items)
 
+    @property
+    def interval_s(self) -> tuple[float, float]:
+        """Seconds one expected error below and above ``seconds``; both are ``seconds`` where no error is known."""
+        factor = math.exp(self.expected_error or 0.0)
+        return self.seconds / factor, self.seconds * factor
+
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready data; :meth:`from_dict` is the inverse."""
-        return {"seconds": self.seconds, "bottleneck": self.bottleneck, "terms": self.terms}
+        data = {"seconds": self.seconds, "bottleneck": self.bottleneck, "terms": self.terms}
+        return data if self.expected_error is None else {**data, "expected_error": self.expected_error}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Estimate:
         """Rebuild an estimate from :meth:`to_dict` data."""
-        return cls(data["seconds"], data["bottleneck"], tuple(data["terms"].items()))
+        return cls(data["seconds"], data["bottleneck"], tuple(data["terms"].items()), data.get("expected_error"))
 
     def __str__(self) -> str:
-        """Predicted time and bottleneck."""
-        return f"predicted {self.seconds * 1e3:.4g} ms, bound by {self.bottleneck}"
+        """Predicted time, how far it may be off, and bottleneck."""
+        spread = "" if self.expected_error is None else f" ±{self.expected_error * 100:.2g} %"
+        return f"predicted {self.seconds * 1e3:.4g} ms{spread}, bound by {self.bottleneck}"

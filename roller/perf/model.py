@@ -9,6 +9,7 @@ import numpy as np
 
 from roller.hardware import DeviceSpec
 from roller.perf import cpu, gpu
+from roller.perf.accuracy import prediction_error
 from roller.perf.batch import TileBatch
 from roller.perf.estimate import Estimate
 from roller.tile.geometry import Floats, Geometry
@@ -90,7 +91,7 @@ def estimate_programs(programs: Sequence[RProgram], spec: DeviceSpec) -> list[Es
             terms: Mapping[str, Floats] = gpu.price(batch, spec, gpu.scratchpad_bytes(batch, padding))
         else:
             terms = cpu.price(batch, spec)
-        out.update({n: _estimate(terms, row) for row, n in enumerate(members)})
+        out.update({n: _estimate(terms, row, spec) for row, n in enumerate(members)})
     return [out[n] for n in range(len(programs))]
 
 
@@ -99,7 +100,9 @@ def estimate_program(program: RProgram, spec: DeviceSpec) -> Estimate:
     return estimate_programs([program], spec)[0]
 
 
-def _estimate(terms: Mapping[str, Floats], row: int) -> Estimate:
+def _estimate(terms: Mapping[str, Floats], row: int, spec: DeviceSpec) -> Estimate:
     values = {k: float(v[row]) for k, v in terms.items() if k != "seconds"}
     stages = {k: v for k, v in values.items() if k in _STAGES}
-    return Estimate(float(terms["seconds"][row]), max(stages, key=lambda k: stages[k])[:-2], tuple(values.items()))
+    bottleneck = max(stages, key=lambda k: stages[k])[:-2]
+    error = prediction_error(spec, bottleneck)
+    return Estimate(float(terms["seconds"][row]), bottleneck, tuple(values.items()), error)

@@ -227,6 +227,8 @@ def spec_text(spec: DeviceSpec, name: str | None = None, notes: Mapping[str, str
     for layer in spec.memory_layers:
         lines += [f"  - name: {layer.name}", f"    scope: {layer.scope}", f"    tiled: {str(layer.tiled).lower()}"]
         lines += section("", numbers_of(layer), f"memory_layers.{layer.name}", "    ")[1:]
+    if accuracy := numbers_of(spec.accuracy):
+        lines += ["", *section("accuracy:", accuracy, "accuracy")]
     return "\n".join(lines) + "\n"
 
 

@@ -72,6 +72,9 @@ def test_set_overrides_and_is_labelled(cli):
         (("devices", "--show", "v100", "--set", "units"), "--set: expected FIELD=NUMBER, got 'units' without '='."),
         (("devices", "--show", "v100", "--set", "units=x"), "--set: expected FIELD=NUMBER, got 'units=x'."),
         (("devices", "--show", "v100", "--set", "unit=4"), "v100: unit: unknown field; did you mean 'units'?"),
+        (("devices", "--show", "v100", "--set", "foo=3"), "expected one of ['accuracy', 'clock_hz', 'compute', 'exec"),
+        (("devices", "--show", "v100", "--set", "execution.foo=3"), "unknown field; execution has ['barrier_s', "),
+        (("devices", "--show", "v100", "--set", "launch_s=3"), "unknown field; did you mean 'execution.launch_s'?"),
         (("devices", "--show", "v100", "--set", "units=-4"), "v100: units: expected a value of at least 1 units"),
         (("construct", "matmull(1, 2, 3)", "-d", "v100"), "unknown operator; did you mean 'matmul'?"),
         (("construct", "matmul(0, 2, 3)", "-d", "v100"), "matmul"),
@@ -148,6 +151,8 @@ def test_predict_prints_every_term(cli):
     assert data["terms"] == expected.terms
     text = cli(*arguments)[1]
     assert f"bound by {expected.bottleneck}" in text
+    assert (data["expected_error"], tuple(data["interval_s"])) == (expected.expected_error, expected.interval_s)
+    assert f"({seconds(expected.interval_s[0])} to {seconds(expected.interval_s[1])})" in text
     assert all(name in text for name in expected.terms)
 
 

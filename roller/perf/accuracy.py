@@ -1,0 +1,70 @@
+"""How far predictions may be off: the device's validated errors, by what bounds an estimate.
+
+Two quantities that differ by much. Predicted seconds are off by all that is wrong with the spec and the model;
+the ratio of two candidates of one expression only by what is wrong for one of them and right for the other. Which
+candidates are worth timing is a question of ratios.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from roller.hardware import DeviceSpec
+from roller.tile.program import RProgram
+
+#: What is expected of a device nobody validated (its spec has no such field): wide, so that more is timed, not less.
+UNVALIDATED = {"prediction_error": 0.5, "ranking_error": 0.25, "same_kernel_error": 0.1}
+#: Field of ``accuracy`` by the term that bounds an estimate.
+_FIELD = {
+    "compute": "compute_error",
+    "dram": "memory_error",
+    "l2": "memory_error",
+    "l3": "memory_error",
+    "latency": "overhead_error",
+    "launch": "overhead_error",
+}
+
+
+def prediction_error(spec: DeviceSpec, bottleneck: str) -> float:
+    """Return the expected relative error (one sigma) of a prediction bound by ``bottleneck``.
+
+    That of the bottleneck's class where the device gives one, else that of all predictions.
+
+    Examples
+    --------
+    >>> from roller.hardware import load_spec
+    >>> spec = load_spec("v100").with_overrides({"accuracy.prediction_error": 0.2, "accuracy.memory_error": 0.05})
+    >>> prediction_error(spec, "dram")
+    0.05
+    """
+    own = getattr(spec.accuracy, _FIELD.get(bottleneck, "prediction_error"))
+    return own if own is not None else _field(spec, "prediction_error")
+
+
+def ranking_error(spec: DeviceSpec, one: RProgram, other: RProgram) -> float:
+    """Return the expected relative error (one sigma) of the predicted ratio of two candidates of one expression."""
+    return _field(spec, "same_kernel_error" if kernel_family(one) == kernel_family(other) else "ranking_error")
+
+
+def kernel_family(program: RProgram) -> tuple[Any, ...]:
+    """Return what candidates of one kernel share: form, structure, register tile, vectors, staging.
+
+    They differ in how many register tiles a block or task has and in how it steps along reductions: what is
+    mispredicted of their inner loop is mispredicted for all of them.
+
+    Examples
+    --------
+    >>> import roller
+    >>> found = roller.construct(roller.ops.matmul(512, 512, 512), device="cpu-avx512", top_k=10)
+    >>> 1 < len({kernel_family(c.program) for c in found}) < 10
+    True
+    """
+    return (
+        program.axis_names, program.structure, program.tiles[0], program.vector_axis, program.vector_elements,
+        program.staged, program.split_k > 1, program.nontemporal,
+    )  # fmt: skip
+
+
+def _field(spec: DeviceSpec, name: str) -> float:
+    value: float | None = getattr(spec.accuracy, name)
+    return UNVALIDATED[name] if value is None else value

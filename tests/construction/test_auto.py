@@ -1,0 +1,54 @@
+"""top_k="auto": what is worth timing, by predicted ratios and kernel families."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import roller
+from roller import ops
+from roller.construction.auto import worth_timing
+from roller.hardware import load_spec
+from roller.perf.accuracy import kernel_family
+
+SPEC = load_spec("v100").with_overrides({"accuracy.ranking_error": 0.1, "accuracy.same_kernel_error": 0.04})
+FOUND = roller.construct(ops.matmul(1024, 1024, 1024), SPEC, top_k=10)
+
+
+def ranked(*ratios, same_kernel=()):
+    """Candidates predicted at the given multiples of the first; distinct kernels but those named."""
+    first = FOUND[0]
+    out = []
+    for n, ratio in enumerate(ratios):
+        staged = first.program.staged if n in same_kernel else (*first.program.staged, f"another{n}")
+        program = replace(first.program, staged=staged)
+        out.append(replace(first, program=program, estimate=replace(first.estimate, seconds=ratio)))
+    return out
+
+
+@pytest.mark.parametrize(
+    ("ratios", "same", "kept"),
+    [
+        ((1.0, 1.05, 1.09, 1.2, 1.5), (0,), (0, 1, 2)),  # within one ranking error
+        ((1.0, 1.2, 1.3), (0,), (0,)),  # nothing overlaps
+        ((1.0, 1.0, 1.05, 1.05), (0, 1, 2), (0, 3)),  # one of each kernel
+        ((1.0,), (0,), (0,)),
+        ((1.0, 1.0, 1.0), (0, 1, 2), (0,)),
+    ],
+)
+def test_what_overlaps_is_timed_once_per_kernel(ratios, same, kept):
+    assert worth_timing(ranked(*ratios, same_kernel=same), SPEC) == kept
+
+
+def test_of_a_family_the_best_represents():
+    for position in worth_timing(FOUND, SPEC):
+        mine = kernel_family(FOUND[position].program)
+        assert position == next(n for n, c in enumerate(FOUND) if kernel_family(c.program) == mine)
+
+
+def test_a_surer_model_times_less():
+    counts = [len(worth_timing(FOUND, SPEC.with_overrides({"accuracy.ranking_error": s}))) for s in (0.001, 0.1, 3.0)]
+    assert counts == sorted(counts)
+    assert counts[0] < counts[-1]
+    assert counts[-1] == len({kernel_family(c.program) for c in FOUND})
