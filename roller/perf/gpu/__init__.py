@@ -1,0 +1,17 @@
+"""The GPU half of the micro performance model."""
+
+from roller.perf.gpu.compute import compute_rate_per_unit
+from roller.perf.gpu.occupancy import allocated_registers, occupancy, register_words, scratchpad_bytes
+from roller.perf.gpu.price import lower_bound_s, price
+from roller.perf.gpu.traffic import dram_bandwidth
+
+__all__ = [
+    "allocated_registers",
+    "compute_rate_per_unit",
+    "dram_bandwidth",
+    "lower_bound_s",
+    "occupancy",
+    "price",
+    "register_words",
+    "scratchpad_bytes",
+]

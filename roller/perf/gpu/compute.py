@@ -1,0 +1,130 @@
+"""Cycles of a block's arithmetic: FMA pipes, issue slots, scratchpad reads, latency of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from roller.expr import Cast, Load, instruction_mix, walk
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.perf.gpu.occupancy import row_elements
+from roller.perf.gpu.traffic import COPY_INSTRUCTIONS
+from roller.tile.geometry import Floats, Ints
+
+
+def _operand_wavefronts(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
+    """Return scratchpad wavefronts and load instructions of one warp for one register tile."""
+    shared = spec.layer("shared")
+    words_per_wavefront = (shared.banks or spec.teu.lanes) * (shared.bank_width_bytes or 4) // 4
+    warp = batch.register * batch.lanes(spec.teu.lanes)
+    step_tile = np.where(batch.geometry.spatial, batch.register, batch.block)
+    wavefronts = instructions = np.zeros(len(batch))
+    for a in batch.geometry.loads:
+        words = a.elements(batch.register) * a.tensor.itemsize_bytes / 4
+        # A thread's elements along the tensor's last dimension, over the unrolled step, are read as vectors.
+        run = row_elements(a, step_tile)[1] * a.tensor.itemsize_bytes // 4
+        width = np.where(run % 4 == 0, 4, np.where(run % 2 == 0, 2, 1))
+        if a.coefficients.shape[0] and np.count_nonzero(a.coefficients[-1]) > 1:
+            width = np.ones_like(width)  # a window starts anywhere: no vector alignment
+        count = words / width
+        unique = a.elements(warp) * a.tensor.itemsize_bytes / 4
+        wavefronts = wavefronts + np.maximum(count, unique / words_per_wavefront)
+        instructions = instructions + count
+    return wavefronts, instructions
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one block does per reduction step, in cycles of a scheduler or of the scratchpad pipeline.
+
+    ``fma`` and ``overhead`` are cycles per TEU and register group (FMA pipe; operand loads and loop), ``issue`` its
+    issue slots, ``scratchpad`` its wavefronts, ``copies`` and ``finish`` issue slots per TEU and step, and once at
+    the end; ``groups`` register groups per step; ``chain`` latency of one group, ``combine`` of the final exchange.
+    """
+
+    teus: Floats
+    fma: Floats
+    overhead: Floats
+    issue: Floats
+    scratchpad: Floats
+    copies: Floats
+    finish: Floats
+    groups: Floats
+    steps: Floats
+    chain: float
+    combine: Floats
+
+    def cycles(self, blocks: Ints | float, schedulers: int) -> Floats:
+        """Return cycles one unit needs for the arithmetic of ``blocks`` co-resident blocks."""
+        teus = self.teus * blocks
+        share = teus / schedulers
+        busy = self.chain + np.maximum(1.0, share) * self.fma + share * self.overhead
+        group = np.maximum(np.maximum(busy, share * self.issue), teus * self.scratchpad)
+        return np.asarray(self.steps * (self.groups * group + share * self.copies) + self.combine + share * self.finish)
+
+
+def block_work(batch: TileBatch, spec: DeviceSpec, vectors: Floats) -> Work:
+    """Return the work of every block of a batch; ``vectors`` are copy instructions per block and step."""
+    g, ex = batch.geometry, spec.execution
+    per_unit = spec.compute.ops_per_cycle_per_unit
+    schedulers, lanes = spec.teu.schedulers_per_unit, spec.teu.lanes
+    anchor = g.expr.anchor
+    mix = dict(instruction_mix(anchor.body, anchor.combiner))
+    converted = {n.arg.tensor for n in walk(anchor.body) if isinstance(n, Cast) and isinstance(n.arg, Load)}
+    if batch.staged and "convert" in mix:
+        mix["convert"] -= len(converted)  # operands are converted once per fragment, not once per point
+    cycles = sum(n * lanes * schedulers / _rate(per_unit, c, anchor.acc_dtype) for c, n in mix.items())
+    count = (batch.register_outputs * batch.register_points).astype(np.float64)
+    conversions = zero = np.zeros(len(batch))
+    for a in g.loads if batch.staged else ():
+        if a.tensor.name in converted:
+            each = lanes * schedulers / _rate(per_unit, "convert", a.tensor.dtype)
+            conversions = conversions + a.elements(batch.register) * each
+    wavefronts, loads = _operand_wavefronts(batch, spec) if batch.staged else (zero, zero)
+    rate = per_unit["issue"] / lanes / schedulers  # instructions per cycle and scheduler
+    latency = ex.step_latency_s * spec.clock_hz
+    inner, combine = batch.step_points / batch.register_points, zero
+    if batch.structure == "rows":  # reduction points are spread over threads, then combined lane by lane
+        per_thread = batch.threads[:, ~g.spatial].prod(axis=1)
+        inner = inner / per_thread
+        combine = np.ceil(np.log2(np.maximum(per_thread, 1))) * (latency + 2 / rate) * batch.register_outputs
+    return Work(
+        teus=(-(-batch.threads_per_block // lanes)).astype(np.float64),
+        fma=count * cycles + conversions,
+        # The measured issue time is that of a step with up to four vector loads; more of them take more slots.
+        overhead=ex.step_issue_s * spec.clock_hz * np.maximum(1.0, loads / 4),
+        issue=(count * sum(mix.values()) + loads) / rate,
+        scratchpad=wavefronts * lanes / per_unit["load_store"],
+        copies=vectors / np.maximum(1, batch.threads_per_block) / rate,
+        finish=np.asarray(batch.register_outputs * (COPY_INSTRUCTIONS + _epilogue_instructions(batch)) / rate),
+        groups=inner,
+        steps=batch.steps.astype(np.float64),
+        chain=latency,
+        combine=combine,
+    )
+
+
+def _rate(per_unit: Mapping[str, float], instruction_class: str, dtype: str) -> float:
+    return per_unit.get(f"{instruction_class}.{dtype}", per_unit.get(instruction_class, per_unit["fma"]))
+
+
+def _epilogue_instructions(batch: TileBatch) -> float:
+    expr = batch.geometry.expr
+    return float(sum(sum(instruction_mix(s.body, None).values()) for s in expr.stages if s is not expr.anchor))
+
+
+def compute_rate_per_unit(spec: DeviceSpec, register_elements: Floats, warps: Floats) -> Floats:
+    """Return floating-point operations per second of one unit for a matmul register tile.
+
+    ``register_elements`` accumulators per thread, ``warps`` resident on the unit: the compute term alone, as
+    the published table measures it.
+    """
+    schedulers = spec.teu.schedulers_per_unit
+    cycles = spec.teu.lanes * schedulers / spec.compute.ops_per_cycle_per_unit["fma"]
+    busy = np.maximum(1.0, warps / schedulers) * register_elements * cycles
+    step = spec.execution.step_latency_s * spec.clock_hz + busy
+    step = step + warps / schedulers * spec.execution.step_issue_s * spec.clock_hz
+    return 2.0 * register_elements * spec.teu.lanes * warps * spec.clock_hz / step

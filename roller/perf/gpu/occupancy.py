@@ -1,0 +1,105 @@
+"""Registers and scratchpad of a block, and how many blocks fit one unit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.tile.geometry import Access, Ints
+from roller.tile.layout import row_axis
+
+#: Registers a thread of our templates needs beside accumulators and operand fragments (addresses, loop counters).
+BASE_REGISTERS = 24
+
+
+def register_words(batch: TileBatch) -> Ints:
+    """Return 32-bit registers per thread for accumulators and operand fragments, ``(N,)``."""
+    acc = max(1, batch.geometry.store.tensor.itemsize_bytes // 4)
+    words = batch.register_outputs * acc
+    for a in batch.geometry.loads:
+        words = words + a.elements(batch.register) * max(1, a.tensor.itemsize_bytes // 4)
+    return words
+
+
+def allocated_registers(batch: TileBatch) -> Ints:
+    """Return 32-bit registers per thread the compiler needs, allocation granularity excluded, ``(N,)``.
+
+    Accumulators, fragments, and :data:`BASE_REGISTERS`. Where rows of a staged tile run along the innermost
+    reduction axis, a vector read brings several points of the step at once, and the fragment holds them all.
+    """
+    g = batch.geometry
+    words = batch.register_outputs * max(1, g.store.tensor.itemsize_bytes // 4)
+    reductions = np.flatnonzero(~g.spatial)
+    for a in g.loads:
+        mine = a.elements(batch.register) * max(1, a.tensor.itemsize_bytes // 4)
+        if batch.staged and len(reductions) and _row_axis(batch, a) == g.names[reductions[-1]]:
+            step = batch.block[:, reductions[-1]] * a.tensor.itemsize_bytes // 4
+            ahead = np.where(step % 4 == 0, 4, np.where(step % 2 == 0, 2, 1))
+            mine = mine * np.maximum(1, ahead // np.maximum(1, batch.register_points))
+        words = words + mine
+    return words + BASE_REGISTERS
+
+
+def _row_axis(batch: TileBatch, access: Access) -> str | None:
+    if "row_axis" not in access._memo:
+        anchor = batch.geometry.expr.anchor
+        load = next(x for x in anchor.loads if x.tensor == access.tensor.name and x.index == access.index)
+        access._memo["row_axis"] = row_axis(anchor, load, access.tensor)
+    name: str | None = access._memo["row_axis"]
+    return name
+
+
+def row_elements(access: Access, tiles: Ints) -> tuple[Ints, Ints]:
+    """Return rows and elements per row of a data tile as it lies in scratchpad (last dimension last)."""
+    total = access.elements(tiles)
+    if access.gather or access.coefficients.shape[0] == 0:
+        return np.ones_like(total), total
+    last = np.maximum(1, access.extents(tiles)[:, -1])
+    return total // last, last
+
+
+def scratchpad_bytes(batch: TileBatch, padding: Mapping[str, Ints] | None = None) -> Ints:
+    """Return bytes of scratchpad one block allocates, storage padding included, ``(N,)``."""
+    total = np.zeros(len(batch), np.int64)
+    if not batch.staged:
+        return total
+    for a in batch.geometry.loads:
+        elements = a.allocated_elements(batch.block)
+        if padding and a.tensor.name in padding:
+            elements = elements + elements // _row_extent(batch, a) * padding[a.tensor.name]
+        total = total + elements * a.tensor.itemsize_bytes
+    return total
+
+
+def _row_extent(batch: TileBatch, access: Access) -> Ints:
+    """Elements of one row of a staged tile, storage padding excluded, ``(N,)``."""
+    axis = _row_axis(batch, access)
+    if axis is not None:
+        return batch.block[:, batch.geometry.names.index(axis)]
+    steps = np.abs(access.coefficients[-1]) if access.coefficients.shape[0] else 0
+    return np.asarray(1 + ((batch.block - 1) * steps).sum(axis=1))
+
+
+def occupancy(batch: TileBatch, spec: DeviceSpec, scratchpad: Ints) -> tuple[Ints, Ints]:
+    """Return blocks co-resident on one unit (0 where the block cannot run) and registers per thread."""
+    lim = spec.limits
+    threads = batch.threads_per_block
+    teus = -(-threads // spec.teu.lanes)
+    unit = max(1, (lim.register_allocation_unit or 1) // spec.teu.lanes)  # allocated per TEU
+    registers = -(-allocated_registers(batch) // unit) * unit
+    assert lim.registers_per_unit and lim.threads_per_unit and lim.blocks_per_unit  # the schema requires them of a GPU
+    blocks = np.minimum(lim.blocks_per_unit, lim.threads_per_unit // (teus * spec.teu.lanes))
+    # The register file is split evenly among the schedulers, and a TEU's registers lie in one part.
+    parts = spec.teu.schedulers_per_unit
+    blocks = np.minimum(blocks, lim.registers_per_unit // parts // (registers * spec.teu.lanes) * parts // teus)
+    shared = spec.layer("shared")
+    blocks = np.where(scratchpad > 0, np.minimum(blocks, shared.capacity_bytes // np.maximum(scratchpad, 1)), blocks)
+    assert lim.threads_per_block and lim.usable_registers_per_thread  # likewise
+    budget = shared.usable_bytes or shared.capacity_bytes
+    fits = (threads <= lim.threads_per_block) & (scratchpad <= budget)
+    fits &= register_words(batch) <= lim.usable_registers_per_thread
+    fits &= registers <= (lim.registers_per_thread or lim.usable_registers_per_thread)
+    return np.where(fits, blocks, 0).astype(np.int64), registers

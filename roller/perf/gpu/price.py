@@ -1,0 +1,83 @@
+"""The GPU half of the micro performance model: a block's phases, occupancy, waves.
+
+A block alternates a memory phase (global memory through L2 into scratchpad or registers) and a compute
+phase (operands from scratchpad, arithmetic). Phases of one block follow each other and ``b`` co-resident
+blocks overlap: a closed queueing network of two stations and ``b`` customers. With memory time ``M``,
+compute time ``C`` and ``rho = min / max`` a unit needs ``max(M, C) * (1 - rho**(b+1)) / (1 - rho**b)``: the sum
+for one block, the larger for many; and never less than the latency chain of one block. Waves of blocks
+repeat that; the tail wave is paid for the blocks it really has. Sources: Roller (OSDI'22) sections 3.3
+and 3.4; Buzen's throughput of a balanced central-server model; the rate of a register tile follows the
+published V100 tables (``v100_sm_gflops.csv``): a reduction step of ``w`` warps per scheduler with ``r``
+accumulators takes ``step_latency + w * (r * fma_cycles + step_issue)``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.perf.gpu.compute import block_work
+from roller.perf.gpu.occupancy import occupancy, scratchpad_bytes
+from roller.perf.gpu.traffic import dram_bandwidth, global_traffic, loads_in_flight
+from roller.perf.phases import overlapped
+from roller.tile.geometry import Floats, Ints
+
+Terms = dict[str, Floats]
+
+
+def lower_bound_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
+    """Return a time no program of the batch can beat: its arithmetic alone, copies and memory free, ``(N,)``."""
+    resident, _ = occupancy(batch, spec, scratchpad_bytes(batch))
+    occ = np.maximum(resident, 1)
+    work = block_work(batch, spec, np.zeros(len(batch)))
+    schedulers = spec.teu.schedulers_per_unit
+    blocks = batch.blocks
+    full = blocks // (occ * spec.units)
+    rest = blocks - full * occ * spec.units
+    cycles = full * work.cycles(occ, schedulers)
+    cycles = cycles + (rest > 0) * work.cycles(np.maximum(-(-rest // spec.units), 1), schedulers)
+    return np.where(resident > 0, cycles / spec.clock_hz, np.inf)
+
+
+def price(batch: TileBatch, spec: DeviceSpec, scratchpad: Ints | None = None) -> Terms:
+    """Price a batch on a GPU.
+
+    Returns arrays by name: ``seconds`` (infinite where a block cannot run) and its terms: ``compute_s``, ``dram_s``,
+    ``l2_s``, ``latency_s``, ``launch_s``, ``dram_bytes``, ``l2_bytes``, ``scratchpad_bytes``, ``registers``,
+    ``blocks_per_unit``, ``waves``.
+    """
+    pad = scratchpad_bytes(batch) if scratchpad is None else scratchpad
+    resident, registers = occupancy(batch, spec, pad)
+    occ = np.maximum(resident, 1)
+    units = spec.units
+    l2_bytes, dram_bytes, vectors = global_traffic(batch, spec, occ * units)
+    blocks = batch.blocks
+    full = blocks // (occ * units)
+    rest = blocks - full * occ * units
+    tail = -(-rest // units)
+    terms: Terms = {}
+    total = np.zeros(len(batch))
+    flight = loads_in_flight(batch)
+    work = block_work(batch, spec, vectors)
+    alone = work.cycles(1.0, spec.teu.schedulers_per_unit) / spec.clock_hz
+    hops = batch.steps + 1 if batch.staged else np.minimum(batch.steps + 1, 2)
+    barrier_s = 2 * spec.execution.barrier_s * bool(batch.staged)
+    chain = alone + hops * (spec.layer("global").latency_s or 0.0) + batch.steps * barrier_s
+    teus = -(-batch.threads_per_block // spec.teu.lanes) * flight
+    for count, b, active in ((full, occ, occ * units), (rest > 0, np.maximum(tail, 1), rest)):
+        share = active / blocks
+        dram = dram_bytes * share / dram_bandwidth(spec, teus * active)
+        l2 = l2_bytes * share / spec.layer("l2").bandwidth_bytes_per_s
+        memory = np.maximum(dram, l2)
+        compute = work.cycles(b, spec.teu.schedulers_per_unit) / spec.clock_hz
+        total = total + count * np.maximum(overlapped(memory, compute, b), chain)
+        for key, value in (("compute_s", compute), ("dram_s", dram), ("l2_s", l2), ("latency_s", chain)):
+            terms[key] = terms[key] + count * value if key in terms else count * value
+    launches = 1 + (batch.split_k > 1)
+    terms["launch_s"] = np.asarray(launches * spec.execution.launch_s, np.float64)
+    terms["seconds"] = np.where(resident > 0, total + terms["launch_s"], np.inf)
+    terms.update(dram_bytes=dram_bytes, l2_bytes=l2_bytes, scratchpad_bytes=pad.astype(float))
+    terms.update(registers=registers.astype(float), blocks_per_unit=resident.astype(float))
+    terms["waves"] = (full + (rest > 0)).astype(np.float64)
+    return terms

@@ -1,0 +1,114 @@
+"""Bytes a block moves through L2 and DRAM, instructions that copy them, and the bandwidth it meets."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from roller.expr import DTYPE_BYTES
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.tile.geometry import Access, Floats, Ints
+from roller.tile.transactions import tile_transaction_bytes, touched_bytes
+
+#: Instructions per copied vector (load, store, pointer step) of our templates.
+COPY_INSTRUCTIONS = 3.0
+#: Extra instructions per copied vector: for each dimension its position is split over (a division and a
+#: remainder by constants), for each guarded bound, for each quasi-affine term that no loop hoists.
+SPLIT_INSTRUCTIONS, GUARD_INSTRUCTIONS, GATHER_INSTRUCTIONS = 4.0, 2.0, 2.0
+#: Independent loads a thread of our templates keeps in flight at most (unrolled copies).
+LOADS_IN_FLIGHT = 8.0
+#: Share of the shared cache one tensor may fill and still be there for the next wave.
+CACHE_SHARE = 0.5
+
+
+def global_traffic(batch: TileBatch, spec: DeviceSpec, resident: Ints) -> tuple[Floats, Floats, Floats]:
+    """Return bytes through L2, bytes from and to DRAM, and vectors copied per block and step."""
+    g, block = batch.geometry, batch.block
+    transaction = spec.layer("l2").transaction_bytes
+    fetch = spec.layer("global").fetch_bytes or spec.layer("global").transaction_bytes
+    l2 = dram = np.zeros(len(batch))
+    vectors = np.zeros(len(batch))
+    share = _wave_shares(batch, resident)
+    capacity = spec.layer("l2").capacity_bytes * CACHE_SHARE
+    for a in g.reads:
+        moved, alignment = tile_transaction_bytes(a, block, transaction)
+        elements = a.elements(block)
+        rows, run = a.runs(block)
+        waste = moved / (rows * run * a.tensor.itemsize_bytes)
+        total = a.loaded_elements(block) * a.tensor.itemsize_bytes * waste
+        touched = _touched(a, fetch)
+        l2 = l2 + total
+        # Blocks side by side in a wave share the transactions at their borders; gaps of strided rows are in `touched`.
+        again = a.loaded_elements(block) * a.tensor.itemsize_bytes * share[a.tensor.name]
+        dram = dram + (touched if a.tensor.nbytes <= capacity else np.maximum(touched, again))
+        width = np.clip(np.minimum(alignment, 16) // a.tensor.itemsize_bytes, 1, None)
+        cost = COPY_INSTRUCTIONS + _address_instructions(a, block)
+        if any(a is x for x in g.loads):  # an epilogue's operands come once per tile, with the store
+            vectors = vectors + elements / np.where(a.gather | (a.bounds > 0), 1, width) * cost
+    moved, _ = tile_transaction_bytes(g.store, block, transaction)
+    stored = g.store.tensor.nbytes * np.maximum(1.0, moved / (g.store.elements(block) * g.store.tensor.itemsize_bytes))
+    partial_bytes = (
+        g.store.tensor.elements * DTYPE_BYTES[g.expr.anchor.acc_dtype]
+    )  # parts stay in the accumulator's type
+    partial = np.where(batch.split_k > 1, 2.0 * batch.split_k, 0.0) * partial_bytes
+    return l2 + stored + partial, dram + np.minimum(stored, 2.0 * g.store.tensor.nbytes) + partial, vectors
+
+
+def _address_instructions(access: Access, block: Ints) -> Floats:
+    """Return instructions that find one element or vector of a data tile, beyond the copy itself."""
+    guards = GUARD_INSTRUCTIONS * access.bounds
+    if access.gather:
+        quasi = sum(not t.is_affine for i in access.index for t in i.terms)
+        return np.full(len(block), guards + GATHER_INSTRUCTIONS * quasi)
+    if not access.coefficients.shape[0]:
+        return np.full(len(block), guards)
+    wide = (access.extents(block) > 1).sum(axis=1)
+    return np.asarray(guards + SPLIT_INSTRUCTIONS * np.maximum(0, wide - 1))
+
+
+def _touched(access: Access, fetch_bytes: int) -> float:
+    """Return :func:`touched_bytes`, computed once per access."""
+    if fetch_bytes not in access._memo:
+        access._memo[fetch_bytes] = touched_bytes(access, fetch_bytes)
+    return float(access._memo[fetch_bytes])
+
+
+def _wave_shares(batch: TileBatch, resident: Ints) -> dict[str, Floats]:
+    """Return, per tensor, distinct data tiles over blocks of one wave.
+
+    Blocks run along the output's contiguous axis first.
+    """
+    g = batch.geometry
+    left = np.minimum(resident, batch.blocks)
+    in_wave = np.ones_like(batch.block)
+    for a in reversed(g.order):
+        in_wave[:, a] = np.minimum(batch.counts[:, a], left)
+        left = -(-left // in_wave[:, a])
+    every = in_wave.prod(axis=1)
+    return {x.tensor.name: np.where(x.uses, in_wave, 1).prod(axis=1) / every for x in g.reads}
+
+
+def dram_bandwidth(spec: DeviceSpec, warps: Floats | Ints) -> Floats:
+    """Return DRAM bytes per second that ``warps`` resident warps of the device draw together.
+
+    ``((warps * per_teu) ** -p + peak ** -p) ** (-1 / p)``: few warps are bound by latency, many by the bus,
+    and queueing rounds the knee (``v100_glbmem_small.csv``).
+    """
+    layer = spec.layer("global")
+    peak = layer.bandwidth_bytes_per_s
+    if not layer.bandwidth_per_teu_bytes_per_s:
+        return np.full(np.shape(warps), peak)
+    p = layer.saturation_exponent or 2.0
+    linear = np.maximum(warps, 1e-9) * layer.bandwidth_per_teu_bytes_per_s
+    return np.asarray(((linear / peak) ** -p + 1.0) ** (-1.0 / p) * peak)
+
+
+def loads_in_flight(batch: TileBatch) -> Floats:
+    """Return 4-byte loads a thread issues before it must wait: the copies of one step are independent.
+
+    The published bandwidth table is for one load per thread; more in flight saturate DRAM with fewer warps.
+    """
+    words = np.zeros(len(batch))
+    for a in batch.geometry.reads:
+        words = words + a.elements(batch.block) * (a.tensor.itemsize_bytes / 4)
+    return np.asarray(np.clip(words / batch.threads_per_block, 1.0, LOADS_IN_FLIGHT))
