@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -40,13 +40,28 @@ def expression_of(expr: Any) -> TensorExpr:
     )
 
 
-def target_of(device: str | DeviceSpec) -> tuple[DeviceSpec, DeviceHandle | None]:
-    """Return the spec to construct for, and the device to run on where one of this machine was named."""
+def target_of(device: str | DeviceSpec, spec: str | DeviceSpec | None = None) -> tuple[DeviceSpec, DeviceHandle | None]:
+    """Return the spec to construct for, and the device to run on where one of this machine was named.
+
+    Raises
+    ------
+    RollerError
+        Where ``spec`` stands beside the name of another, or is of another kind than the device it stands beside.
+    """
     from roller.runtime.devices import is_reachable, resolve
 
-    if isinstance(device, str) and is_reachable(device):
-        return resolve(device, list_specs(), load_spec)
-    return _spec_of(device), None
+    if not (isinstance(device, str) and is_reachable(device)):
+        if spec is not None:
+            raise RollerError(f"spec: expected beside a device to run on (cuda:0), got '{device}'. Pass it as device.")
+        return _spec_of(device), None
+    fitting, handle = resolve(device, list_specs(), load_spec)
+    if spec is None:
+        return fitting, handle
+    given = _spec_of(spec)
+    wanted, got = fitting.target.get("arch"), given.target.get("arch")
+    if wanted != got:
+        raise RollerError(f"spec: expected one of '{wanted}', which {device} is, got '{given.name}' of '{got}'.")
+    return given, handle
 
 
 def _spec_of(device: str | DeviceSpec) -> DeviceSpec:
@@ -60,7 +75,7 @@ def _spec_of(device: str | DeviceSpec) -> DeviceSpec:
     return load_spec(str(device))
 
 
-def options_of(options: ConstructOptions | None, top_k: int | None) -> ConstructOptions:
+def options_of(options: ConstructOptions | None, top_k: int | Literal["auto"] | None) -> ConstructOptions:
     """Return the options with ``top_k`` in place where it is given.
 
     Raises

@@ -8,15 +8,16 @@ no kernel: a warm compile loads neither of them, nor the constructor and its mod
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from roller.arguments import constants_of, expression_of, options_of, target_of
 from roller.artifact import Constant, KernelArtifact
+from roller.choosing import How, Workshop, choose, first_lowered
 from roller.compiled import CompiledKernel
 from roller.construction.options import TEMPLATE_VERSION, ConstructOptions
-from roller.errors import BuildError, NoCandidateError
+from roller.errors import BuildError, RollerError
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.tile import RProgram
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from roller.perf.estimate import Estimate
     from roller.runtime.cache import CachedCandidate, CacheEntry
     from roller.runtime.devices import DeviceHandle
-    from roller.runtime.records import Record
 
 __all__ = ["Candidate", "CompiledKernel", "ConstructOptions", "compile", "construct", "load", "predict"]
 
@@ -45,7 +45,10 @@ def __getattr__(name: str) -> Any:
 
 
 def construct(
-    expr: Any, device: str | DeviceSpec, top_k: int | None = None, options: ConstructOptions | None = None
+    expr: Any,
+    device: str | DeviceSpec,
+    top_k: int | Literal["auto"] | None = None,
+    options: ConstructOptions | None = None,
 ) -> list[Candidate]:
     """Construct programs for a device from its spec alone: no TVM, no device.
 
@@ -57,7 +60,7 @@ def construct(
         Name of a spec (``"v100"``), path of a YAML, ``"cpu"`` for this machine, or a DeviceSpec; or a device that is
         here, ``"cuda:0"`` or ``"rocm:0"``, which takes the spec of its architecture that is nearest.
     top_k
-        Candidates to return; overrides ``options.top_k``.
+        Candidates to return; overrides ``options.top_k``. ``"auto"``: those :func:`compile` would time.
     options
         See :class:`ConstructOptions`.
 
@@ -75,7 +78,13 @@ def construct(
     """
     from roller.construction.constructor import construct_candidates
 
-    return list(construct_candidates(expression_of(expr), target_of(device)[0], options_of(options, top_k)))
+    spec, chosen = target_of(device)[0], options_of(options, top_k)
+    found = construct_candidates(expression_of(expr), spec, chosen)
+    if chosen.top_k != "auto":
+        return list(found)
+    from roller.construction.auto import worth_timing
+
+    return [found[n] for n in worth_timing(found, spec)]
 
 
 def predict(expr: Any, device: str | DeviceSpec, tiles: Mapping[str, Tile]) -> Estimate:
@@ -118,12 +127,15 @@ def predict(expr: Any, device: str | DeviceSpec, tiles: Mapping[str, Tile]) -> E
 def compile(
     expr: Any,
     device: str | DeviceSpec = THIS_CPU,
-    top_k: int | None = None,
+    top_k: int | Literal["auto"] | None = None,
     options: ConstructOptions | None = None,
     *,
     constants: Mapping[str, Any] | None = None,
     seed: int = 0,
     cache: bool = True,
+    deterministic: bool = False,
+    refine_s: float | None = None,
+    spec: str | DeviceSpec | None = None,
 ) -> CompiledKernel:
     """Compile an expression for a device, or take the kernel from the cache.
 
@@ -136,7 +148,9 @@ def compile(
     Parameters
     ----------
     expr, device, top_k, options
-        As for :func:`construct`.
+        As for :func:`construct`. With ``top_k="auto"`` those of the best ten candidates are timed that the model
+        cannot tell from its favourite (their predicted intervals overlap); where there is none, the favourite is built
+        and checked, and nothing is timed.
     constants
         Values of inputs that do not change from call to call (weights), by name: the kernel is called with the other
         inputs only, and what of them a CPU kernel packs is packed when it is loaded. They are copied, travel with
@@ -147,6 +161,17 @@ def compile(
     cache
         Whether the kernel may come from, and goes to, the cache (``roller cache info`` says where). Expressions
         that differ in nothing but names share a kernel; the axes of its programs are named as they first were.
+    deterministic
+        Time nothing: where the device is here the best prediction is built and checked, and the next one taken only
+        where that fails; so every machine and rank that compiles for the same spec has the same program. Name a spec
+        (``"v100"``, a YAML): ``device="cpu"`` is the spec that was detected or probed on this machine, and another
+        machine has another.
+    refine_s
+        Seconds to search around the fastest candidate, for devices that are here: neighbouring tiles are built, checked
+        and timed against it in turn. Worth it for small operators, where construction leaves something. Off by default.
+    spec
+        Beside a device that is here (``"cuda:0"``) the spec to construct for (a name, a YAML that was probed, or a
+        DeviceSpec) instead of the shipped one of its architecture.
 
     Returns
     -------
@@ -159,23 +184,28 @@ def compile(
     LaunchError
         Where a device named as being here is not; the message says what is missing.
     RollerError
-        Where a constant is no input of the expression, or its array does not fit.
+        Where a constant is no input of the expression, or its array does not fit; where ``refine_s`` is asked of a
+        device that is not here, or beside ``deterministic``.
     """
-    (spec, handle), expression = target_of(device), expression_of(expr)
+    (spec, handle), expression = target_of(device, spec), expression_of(expr)
     chosen, values = constants_of(constants, expression, options_of(options, top_k))
+    how, here = How(deterministic, refine_s or 0.0), _is_here(spec) or handle is not None
+    if how.refine_s and not here:
+        raise RollerError(f"refine_s: expected a device that is here to time on, got '{spec.name}'. Leave it away.")
     if not cache or (handle is not None and handle.kind == "null"):
-        return _compile(expression, spec, chosen, seed, handle).holding(values)
+        return _compile(expression, spec, chosen, seed, handle, how).holding(values)
     from roller.runtime.cache import CacheKey, KernelCache, for_expression
 
     fresh: list[CompiledKernel] = []
 
     def build() -> CacheEntry:
-        fresh.append(_compile(expression, spec, chosen, seed, handle))
+        fresh.append(_compile(expression, spec, chosen, seed, handle, how))
         return _entry_of(fresh[0])
 
-    here = _is_here(spec) or handle is not None
-    key = CacheKey.of(expression, spec.content_key, TEMPLATE_VERSION, chosen.identity(expression))
-    # What runs here must have been measured; elsewhere a prediction will do, a measurement is welcome.
+    options_key = chosen.identity(expression) | how.identity()
+    key = CacheKey.of(expression, spec.content_key, TEMPLATE_VERSION, options_key)
+    # What runs here must have been checked here, and timed unless that was not wanted; elsewhere a prediction will
+    # do, a measurement is welcome.
     entry = KernelCache().load_or_build(key, build, measured=here)
     if fresh:
         return fresh[0].holding(values)
@@ -235,20 +265,6 @@ def _is_here(spec: DeviceSpec) -> bool:
     return spec.kind == "cpu" and spec.name == THIS_CPU
 
 
-def _compile(
-    expression: TensorExpr, spec: DeviceSpec, options: ConstructOptions, seed: int, handle: DeviceHandle | None = None
-) -> CompiledKernel:
-    """Construct, and build, check and time where the device is here; lower the best one where it is not."""
-    from roller.construction.constructor import construct_candidates
-
-    candidates = construct_candidates(expression, spec, options)
-    if handle is not None:
-        return _compile_on(handle, expression, spec, candidates, seed)
-    if _is_here(spec):
-        return _compile_here(expression, spec, candidates, seed)
-    return _lower_best(expression, spec, candidates)
-
-
 def _entry_of(kernel: CompiledKernel) -> CacheEntry:
     from roller.runtime.cache import CachedCandidate, CacheEntry
 
@@ -269,27 +285,58 @@ def _candidate_of(cached: CachedCandidate) -> Candidate:
     return Candidate(cached.id, cached.program, estimate, cached.status, cached.measured_s, cached.reason)
 
 
-def _compile_here(
-    expression: TensorExpr, spec: DeviceSpec, candidates: tuple[Candidate, ...], seed: int
+def _compile(
+    expression: TensorExpr,
+    spec: DeviceSpec,
+    options: ConstructOptions,
+    seed: int,
+    handle: DeviceHandle | None = None,
+    how: How = How(),  # noqa: B008 - frozen
 ) -> CompiledKernel:
-    """Build, check and time the candidates on this machine's processor; keep the fastest correct one."""
+    """Construct; where the device is here build, check, and time what has to be; elsewhere lower the best one."""
+    from roller.construction.constructor import construct_candidates
+
+    candidates = construct_candidates(expression, spec, options)
+    if handle is not None:
+        return _compile_on(handle, expression, spec, candidates, options, seed, how)
+    if _is_here(spec):
+        return _compile_here(expression, spec, candidates, options, seed, how)
+    return first_lowered(expression, spec, candidates, lambda c: lower(c.program, expression, spec))
+
+
+def _compile_here(
+    expression: TensorExpr,
+    spec: DeviceSpec,
+    candidates: tuple[Candidate, ...],
+    options: ConstructOptions,
+    seed: int,
+    how: How,
+) -> CompiledKernel:
+    """Choose among candidates on this machine's processor."""
     from roller.codegen import llvm  # noqa: F401 - imported before forking, so that the children inherit TVM
-    from roller.runtime.cpu_profile import profile
+    from roller.runtime.cpu_profile import Bench
 
     def make(candidate: Candidate) -> KernelArtifact:
         return lower(candidate.program, expression, spec)
 
-    return _best_of(expression, spec, candidates, make, lambda built: profile(expression, built, seed))
+    shop = Workshop(expression, spec, options, make, Bench(expression, seed).profile)
+    return choose(shop, candidates, how)
 
 
 def _compile_on(
-    handle: DeviceHandle, expression: TensorExpr, spec: DeviceSpec, candidates: tuple[Candidate, ...], seed: int
+    handle: DeviceHandle,
+    expression: TensorExpr,
+    spec: DeviceSpec,
+    candidates: tuple[Candidate, ...],
+    options: ConstructOptions,
+    seed: int,
+    how: How,
 ) -> CompiledKernel:
-    """Build, check and time the candidates on a device of this machine; keep the fastest correct one."""
+    """Choose among candidates on a device of this machine."""
     import roller.te.compat  # noqa: F401 - imported before forking, so that the children inherit TVM
     from roller.backends.build import build
     from roller.backends.null.device import NullKernel
-    from roller.runtime.profiler import ProfileOptions, profile
+    from roller.runtime.profiler import Bench
 
     pretended = handle.kind == "null"
 
@@ -297,61 +344,6 @@ def _compile_on(
         artifact = replace(lower(candidate.program, expression, spec), estimate=candidate.estimate.to_dict())
         return artifact if pretended else build(artifact)
 
-    options = ProfileOptions(seed=seed)
-    kernel = _best_of(expression, spec, candidates, make, lambda built: profile(expression, built, [handle], options))
+    with Bench(expression, handle, seed) as bench:
+        kernel = choose(Workshop(expression, spec, options, make, bench.profile), candidates, how)
     return CompiledKernel(kernel.artifact, kernel.candidates, launcher=NullKernel if pretended else None)
-
-
-def _best_of(
-    expression: TensorExpr,
-    spec: DeviceSpec,
-    candidates: tuple[Candidate, ...],
-    make: Callable[[Candidate], KernelArtifact],
-    profile: Callable[[dict[str, KernelArtifact]], Mapping[str, Record]],
-) -> CompiledKernel:
-    """Make all candidates in parallel, profile what was built, return the fastest with the record of each."""
-    from roller.runtime.build_pool import build_all, build_here
-
-    jobs = {c.id: c for c in candidates}
-    built = build_all(jobs, make) if len(jobs) > 1 else build_here(jobs, make)
-    artifacts = {i: r.value for i, r in built.items() if r.value is not None}
-    records = {i: r.record for i, r in built.items()}
-    records.update(profile(artifacts))
-    outcome = tuple(_with_record(c, records[c.id]) for c in candidates)
-    timed = [c for c in outcome if c.measured_s is not None]
-    if not timed:
-        raise _none_survived(expression, spec, records)
-    best = min(timed, key=lambda c: (c.measured_s, c.id))
-    return CompiledKernel(_finished(artifacts[best.id], best), outcome)
-
-
-def _lower_best(expression: TensorExpr, spec: DeviceSpec, candidates: tuple[Candidate, ...]) -> CompiledKernel:
-    """Lower candidates in order until one succeeds; the others keep their reasons."""
-    from roller.runtime.records import Record
-
-    outcome = list(candidates)
-    for n, c in enumerate(candidates):
-        try:
-            artifact = lower(c.program, expression, spec)
-        except BuildError as err:
-            outcome[n] = replace(c, status="failed", reason=str(err))
-            continue
-        return CompiledKernel(_finished(artifact, c), tuple(outcome), reachable=False)
-    raise _none_survived(expression, spec, {c.id: Record(c.id, "failed", c.reason or "") for c in outcome})
-
-
-def _finished(artifact: KernelArtifact, candidate: Candidate) -> KernelArtifact:
-    return replace(artifact, estimate=candidate.estimate.to_dict(), measured_s=candidate.measured_s)
-
-
-def _with_record(candidate: Candidate, record: Record) -> Candidate:
-    return replace(candidate, status=record.status, measured_s=record.measured_s, reason=record.reason or None)
-
-
-def _none_survived(expression: TensorExpr, spec: DeviceSpec, records: Mapping[str, Record]) -> NoCandidateError:
-    from roller.runtime.records import grouped_reasons
-
-    return NoCandidateError(
-        f"{expression.name} on {spec.name}: none of {len(records)} candidates survived: "
-        f"{grouped_reasons(records.values())}. Try a larger top_k, or report the expression."
-    )

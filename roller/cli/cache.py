@@ -26,7 +26,7 @@ def info_command(as_json: JsonOption = False) -> None:
         return
     screen = console()
     screen.print(f"folder:       {info['folder']}", soft_wrap=True)
-    screen.print(f"kernels:      {info['entries']}, of which {info['entries_measured']} were chosen by measurement")
+    screen.print(f"kernels:      {info['entries']}, of which {info['entries_measured']} ran on their device")
     screen.print(f"artifacts:    {info['artifacts']} files, {size(info['artifact_bytes'])}")
     screen.print(f"index:        {size(info['database_bytes'])}")
     screen.print(f"measurements: {info['measurements']}")

@@ -13,16 +13,47 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from roller.arguments import target_of
 from roller.errors import ArtifactError, SpecError, TileError
 from roller.hardware import DeviceSpec, load_spec
+from roller.runtime.devices import is_reachable
 
 if TYPE_CHECKING:
     from roller.perf import Estimate
     from roller.tile import RProgram
 
+
+def top_k_of(text: str | int) -> int | str:
+    """Return the number of candidates a word asks for, or ``"auto"``.
+
+    Raises
+    ------
+    typer.BadParameter
+        Where it is neither.
+    """
+    if text == "auto":
+        return "auto"
+    try:
+        count = int(text)
+    except ValueError:
+        count = 0
+    if count < 1:
+        raise typer.BadParameter(f"expected a whole number of at least 1 or 'auto', got '{text}'.")
+    return count
+
+
 ExprArgument = Annotated[str, typer.Argument(metavar="OP", help="An operator, e.g. 'matmul(m=512, n=768, k=1024)'.")]
 DeviceOption = Annotated[str, typer.Option("--device", "-d", help="Name of `roller devices`, 'cpu', or a YAML file.")]
-TopKOption = Annotated[int, typer.Option("--top-k", "-k", min=1, help="Candidates to keep, best estimate first.")]
+TopKOption = Annotated[
+    Any,
+    typer.Option(
+        "--top-k",
+        "-k",
+        metavar="K|auto",
+        parser=top_k_of,
+        help="Best candidates to keep; auto: those worth timing.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 SetOption = Annotated[
     list[str] | None,
@@ -36,7 +67,7 @@ def console() -> Console:
 
 
 def device_of(name: str, settings: Sequence[str] | None) -> DeviceSpec:
-    """Return the device, with ``FIELD=VALUE`` settings applied.
+    """Return the spec of a device, with ``FIELD=VALUE`` settings applied.
 
     Raises
     ------
@@ -51,6 +82,8 @@ def device_of(name: str, settings: Sequence[str] | None) -> DeviceSpec:
         except ValueError:
             problem = f"got '{text}'" if equals else f"got '{text}' without '='"
             raise SpecError(f"--set: expected FIELD=NUMBER, {problem}. Write for example --set units=40.") from None
+    if is_reachable(name):
+        return target_of(name)[0].with_overrides(overrides)
     return load_spec(name, overrides)
 
 

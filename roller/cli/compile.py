@@ -19,14 +19,20 @@ from roller.cli.common import (
     check_writable,
     console,
     device_of,
+    prediction_text,
     print_json,
     seconds,
 )
-from roller.errors import SpecError
 from roller.runtime.devices import is_reachable
 
 OutOption = Annotated[Path | None, typer.Option("--out", "-o", help="Write the artifact of the best kernel here.")]
 CacheOption = Annotated[bool, typer.Option("--cache/--no-cache", help="Take the kernel from the cache, and keep it.")]
+DeterministicOption = Annotated[
+    bool, typer.Option("--deterministic", help="Time nothing: the best prediction that builds and is correct.")
+]
+RefineOption = Annotated[
+    float, typer.Option("--refine", metavar="SECONDS", min=0, help="Then search around the fastest for so long.")
+]
 SourceOption = Annotated[bool, typer.Option("--source", help="Print the best kernel's source as well.")]
 
 
@@ -37,25 +43,30 @@ def compile_command(
     out: OutOption = None,
     source: SourceOption = False,
     cache: CacheOption = True,
+    deterministic: DeterministicOption = False,
+    refine: RefineOption = 0.0,
     as_json: JsonOption = False,
     settings: SetOption = None,
 ) -> None:
     """Compile an operator and print its candidates, predicted beside measured.
 
-    On a GPU of this machine (--device cuda:0) all candidates are checked and timed. For the name of a device that is
-    not here the best candidate is lowered to source and nothing is measured.
+    On a GPU of this machine (--device cuda:0) all candidates are checked and timed; --set then changes the numbers its
+    programs are constructed with. For the name of a device that is not here the best candidate is lowered to source and
+    nothing is measured.
     """
     if out is not None:
         check_writable(out)
     expr = roller.ops.parse(expression)
-    if is_reachable(device):
-        if settings:
-            raise SpecError(f"--set: expected the name of a spec as the device, got '{device}'. Leave it away.")
-        kernel = roller.compile(expr, device=device, top_k=top_k, cache=cache)
-        spec = device_of(kernel.artifact.device, None)
-    else:
-        spec = device_of(device, settings)
-        kernel = roller.compile(expr, device=spec, top_k=top_k, cache=cache)
+    spec = device_of(device, settings)
+    kernel = roller.compile(
+        expr,
+        device=device if is_reachable(device) else spec,
+        spec=spec if is_reachable(device) else None,
+        top_k=top_k,
+        cache=cache,
+        deterministic=deterministic,
+        refine_s=refine,
+    )
     if out is not None:
         kernel.artifact.save(out)
     best = next((c for c in kernel.candidates if c.program == kernel.program), None)
@@ -73,7 +84,9 @@ def compile_command(
         return
     screen = console()
     screen.print(candidates_table(kernel.candidates, f"{expr} on {spec.description}", best.id if best else None))
-    if best is None or best.measured_s is None:
+    if best is not None and best.status == "checked":
+        screen.print(f"{prediction_text(kernel.estimate)}; built and checked, not timed: it was not in question")
+    elif best is None or best.measured_s is None:
         screen.print(f"predicted {seconds(kernel.estimate.seconds)}; not measured: this device was not run")
     else:
         how = "pretended" if device.startswith("null:") else "measured"

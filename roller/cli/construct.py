@@ -34,5 +34,5 @@ def construct_command(
         return
     screen = console()
     screen.print(candidates_table(candidates, f"{expr} on {spec.description}: predicted, not measured"))
-    if len(candidates) < top_k:
+    if top_k != "auto" and len(candidates) < top_k:
         screen.print(f"{len(candidates)} distinct programs exist; {top_k} were asked for")

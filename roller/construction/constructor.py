@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -44,7 +45,8 @@ class Candidate:
     program, estimate
         The rProgram and its prediction.
     status
-        ``"constructed"``, then ``"measured"``, ``"built"`` or ``"failed"``.
+        ``"constructed"`` (and not tried), ``"measured"``, ``"checked"`` (correct, not timed) or any other of
+        :data:`roller.runtime.records.STATUSES`.
     measured_s
         Median measured seconds, or ``None``.
     reason
@@ -71,7 +73,7 @@ def canonical_forms(expr: TensorExpr, options: ConstructOptions) -> tuple[Tensor
 
 
 def construct_candidates(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> tuple[Candidate, ...]:
-    """Construct ``options.top_k`` distinct programs, best estimate first.
+    """Construct ``options.count`` distinct programs, best estimate first.
 
     Ties are broken by the program's own text, so the result is the same on every machine. Fewer are returned
     only where fewer exist.
@@ -81,25 +83,37 @@ def construct_candidates(expr: TensorExpr, spec: DeviceSpec, options: ConstructO
     NoCandidateError
         Where no program fits the device (or the padding allowed).
     """
-    target = spec if options.units is None else replace(spec, units=min(options.units, spec.units))
+    target = target_units(spec, options)
     forms = canonical_forms(expr, options)
     constants = tuple(expr.inputs[n].name for n in options.constants_of(expr))
-    share = replace(options, pool=max(options.top_k, options.pool // len(forms)))
+    share = replace(options, pool=max(options.count, options.pool // len(forms)))
     batches: list[TileBatch] = []
     for form in forms:
         geometry = Geometry.of(form)
         found = gpu_pool(geometry, target, share) if spec.kind == "gpu" else cpu_pool(geometry, target, share)
         batches += [replace(b, constants=constants) for b in found]
-    best = _best_programs([b for b in batches if len(b)], target, options.top_k)
+    best = _best_programs([b for b in batches if len(b)], target, options.count)
     if not best:
         raise NoCandidateError(
             f"{expr.name} on {spec.name}: expected at least one program, none fits the device and the padding allowed "
             f"(epsilon={options.epsilon}, allow_padding={expr.allow_padding}). Raise epsilon or allow padding."
         )
-    identity = hashlib.sha256(
-        json.dumps([expr.key, spec.content_key, TEMPLATE_VERSION, options.identity(expr)], sort_keys=True).encode()
-    ).hexdigest()
-    return tuple(_candidate(identity, p, e, target, options.epsilon) for p, e in best)
+    return candidates_of(best, expr, spec, options)
+
+
+def candidates_of(
+    programs: Sequence[tuple[RProgram, Estimate]], expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions
+) -> tuple[Candidate, ...]:
+    """Name the rules the programs of an expression relax, and identify each."""
+    parts = [expr.key, spec.content_key, TEMPLATE_VERSION, options.identity(expr)]
+    identity = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    target = target_units(spec, options)
+    return tuple(_candidate(identity, p, e, target, options.epsilon) for p, e in programs)
+
+
+def target_units(spec: DeviceSpec, options: ConstructOptions) -> DeviceSpec:
+    """Return the share of the device that ``options.units`` asks for."""
+    return spec if options.units is None else replace(spec, units=min(options.units, spec.units))
 
 
 def _best_programs(batches: list[TileBatch], spec: DeviceSpec, count: int) -> list[tuple[RProgram, Estimate]]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from roller.errors import RollerError, did_you_mean
 from roller.expr import TensorExpr
 
 #: Part of a candidate's identity: raise it when a template changes what a program means.
 TEMPLATE_VERSION = 2
+#: Candidates constructed, and timed at most, where ``top_k="auto"`` decides which of them are timed.
+AUTO_MOST = 10
 POLICIES = ("roller",)
 
 
@@ -20,7 +22,8 @@ class ConstructOptions:
     Parameters
     ----------
     top_k
-        Programs to keep, best estimate first.
+        Programs to keep, best estimate first; ``"auto"`` for those of the best :data:`AUTO_MOST` that the model cannot
+        tell from its favourite (:mod:`roller.construction.auto`).
     shrink
         Shrink block tiles when there are too few blocks to fill the device.
     axis_fusion
@@ -44,7 +47,7 @@ class ConstructOptions:
         Inputs, by name, whose values do not change from call to call (weights): packing them costs no call anything.
     """
 
-    top_k: int = 10
+    top_k: int | Literal["auto"] = 10
     shrink: bool = True
     axis_fusion: bool = True
     axis_grouping: bool = True
@@ -61,18 +64,23 @@ class ConstructOptions:
         for name in ("shrink", "axis_fusion", "axis_grouping", "split_k", "winograd"):
             if not isinstance(getattr(self, name), bool):
                 raise _bad(name, "True or False", getattr(self, name))
-        if not _is_number(self.top_k, int) or self.top_k < 1:
-            raise _bad("top_k", "an integer of at least 1", self.top_k)
+        if self.top_k != "auto" and (not _is_number(self.top_k, int) or self.top_k < 1):
+            raise _bad("top_k", "an integer of at least 1 or 'auto'", self.top_k)
         if not _is_number(self.epsilon, (int, float)) or not self.epsilon >= 0.0:
             raise _bad("epsilon", "a value of at least 0", self.epsilon)
         if self.units is not None and (not _is_number(self.units, int) or self.units < 1):
             raise _bad("units", "an integer of at least 1 or None", self.units)
         if self.policy not in POLICIES:
             raise _bad("policy", f"one of {POLICIES}", self.policy)
-        if not _is_number(self.pool, int) or self.pool < self.top_k:
-            raise _bad("pool", f"an integer of at least top_k={self.top_k}", self.pool)
+        if not _is_number(self.pool, int) or self.pool < self.count:
+            raise _bad("pool", f"an integer of at least top_k={self.count}", self.pool)
         if not isinstance(self.constants, tuple) or not all(isinstance(n, str) for n in self.constants):
             raise _bad("constants", "a tuple of names of inputs", self.constants)
+
+    @property
+    def count(self) -> int:
+        """Programs to construct."""
+        return AUTO_MOST if self.top_k == "auto" else self.top_k
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options as plain data."""

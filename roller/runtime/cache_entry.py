@@ -54,8 +54,8 @@ class CacheEntry:
 
     @property
     def measured(self) -> bool:
-        """Whether the kernel was chosen by measurement rather than by prediction."""
-        return self.artifact.measured_s is not None
+        """Whether the kernel ran where it was chosen: measured, or checked where nothing was to be measured."""
+        return self.artifact.measured_s is not None or any(c.status == "checked" for c in self.candidates)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from roller.expr import TensorExpr
 
 #: Parts of the package that decide which kernel comes out for a given expression, spec and options.
 _DECIDING = (
-    "artifact.py", "backends", "codegen", "construction", "expr", "hardware", "perf", "pipeline.py", "runtime", "tile",
+    "artifact.py", "backends", "choosing", "codegen", "construction", "expr", "hardware", "perf", "pipeline.py",
+    "runtime", "tile",
 )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 
@@ -24,6 +25,73 @@ def _poison(out: np.ndarray) -> None:
     written; and its pages are there afterwards, so that the first run takes no longer than the next.
     """
     out.reshape(-1).view(np.uint8).fill(0xFF)
+
+
+class Bench:
+    """One expression under test on this machine: its random inputs and its reference, computed once.
+
+    Parameters
+    ----------
+    expression
+        The user's expression: the oracle.
+    seed
+        Seed of the inputs and of the sampled points.
+    """
+
+    def __init__(self, expression: TensorExpr, seed: int = 0) -> None:
+        self.expression, self.seed = expression, seed
+
+    @cached_property
+    def inputs(self) -> list[np.ndarray]:
+        """Random arrays, one per input."""
+        return list(random_inputs(self.expression, self.seed))
+
+    @cached_property
+    def oracle(self) -> Oracle:
+        """The float64 reference at sampled points."""
+        return Oracle(self.expression, self.inputs, self.seed)
+
+    def profile(
+        self, artifacts: Mapping[str, KernelArtifact], timed: bool = True, budget_s: float = 0.06
+    ) -> dict[str, Record]:
+        """Run every artifact on the inputs; time the correct ones where asked. See :func:`profile`."""
+        records: dict[str, Record] = {}
+        found = self._correct(artifacts, records)
+        if not timed:
+            records.update({c.name: Record(c.name, "checked", build_s=_build_s(artifacts[c.name])) for c in found})
+            return records
+        for name, timing in compare(found, budget_s=budget_s).items():
+            status = "measured" if timing.complete else "slower"
+            records[name] = Record(name, status, measured_s=timing.median_s, build_s=_build_s(artifacts[name]))
+        return records
+
+    def _correct(self, artifacts: Mapping[str, KernelArtifact], records: dict[str, Record]) -> Iterator[Contender]:
+        """Check one kernel at a time (each holds packed copies of its constants); what fails goes to ``records``."""
+        # All artifacts of one compilation have the same constants.
+        positions = {c.position for a in artifacts.values() for c in a.constants}
+        values = {n: self.inputs[n].tobytes() for n in positions}
+        for name, artifact in artifacts.items():
+            constants = tuple(replace(c, values=values[c.position]) for c in artifact.constants)
+            try:
+                kernel = CpuKernel(replace(artifact, constants=constants))
+                run, result = kernel.bind(*(a for n, a in enumerate(self.inputs) if n not in values))
+                outputs = result if isinstance(result, tuple) else (result,)
+                for out in outputs:
+                    _poison(out)
+                first_s = run_once(run)
+            except RollerError as err:
+                records[name] = Record(name, "failed", str(err), build_s=_build_s(artifact))
+                continue
+            outcome = self.oracle.check(outputs)
+            if outcome.ok:
+                yield Contender(name, run, first_s)
+            else:
+                records[name] = Record(name, "wrong", outcome.message, build_s=_build_s(artifact))
+
+
+def _build_s(artifact: KernelArtifact) -> float | None:
+    seconds: float | None = artifact.build.get("build_s")
+    return seconds
 
 
 def profile(
@@ -50,37 +118,4 @@ def profile(
     dict
         A record per id: ``measured``, ``slower`` (correct, dropped after one run), ``wrong`` or ``failed``.
     """
-    if not artifacts:
-        return {}
-    inputs = random_inputs(expression, seed)
-    oracle = Oracle(expression, inputs, seed)
-    records: dict[str, Record] = {}
-    # All artifacts of one compilation have the same constants.
-    positions = {c.position for a in artifacts.values() for c in a.constants}
-    values = {n: inputs[n].tobytes() for n in positions}
-
-    def correct() -> Iterator[Contender]:
-        """Check one kernel at a time: each holds packed copies of its constants."""
-        for name, artifact in artifacts.items():
-            build_s = artifact.build.get("build_s")
-            constants = tuple(replace(c, values=values[c.position]) for c in artifact.constants)
-            try:
-                kernel = CpuKernel(replace(artifact, constants=constants))
-                run, result = kernel.bind(*(a for n, a in enumerate(inputs) if n not in values))
-                outputs = result if isinstance(result, tuple) else (result,)
-                for out in outputs:
-                    _poison(out)
-                first_s = run_once(run)
-            except RollerError as err:
-                records[name] = Record(name, "failed", str(err), build_s=build_s)
-                continue
-            outcome = oracle.check(outputs)
-            if outcome.ok:
-                yield Contender(name, run, first_s)
-            else:
-                records[name] = Record(name, "wrong", outcome.message, build_s=build_s)
-
-    for name, timing in compare(correct(), budget_s=budget_s).items():
-        status = "measured" if timing.complete else "slower"
-        records[name] = Record(name, status, measured_s=timing.median_s, build_s=artifacts[name].build.get("build_s"))
-    return records
+    return Bench(expression, seed).profile(artifacts, budget_s=budget_s)

@@ -23,6 +23,9 @@ from roller.runtime.child import DeviceFault, DeviceProcess
 from roller.runtime.devices import DeviceHandle
 from roller.runtime.records import Record
 
+#: What a check may take where no clock shall decide: it ends what hangs, not what is slow (seconds).
+_PATIENT_S = 3600.0
+
 
 @dataclass(frozen=True)
 class ProfileOptions:
@@ -89,7 +92,13 @@ class Session:
         self._prepared: tuple[Subject, int] | None = None
 
     def measure(
-        self, subject: Subject, position: int, candidate_id: str, artifact: KernelArtifact, best_s: float | None
+        self,
+        subject: Subject,
+        position: int,
+        candidate_id: str,
+        artifact: KernelArtifact,
+        best_s: float | None,
+        timed: bool = True,
     ) -> Record:
         """Check one candidate, and time it where it is correct.
 
@@ -103,21 +112,25 @@ class Session:
             The candidate, built.
         best_s
             Best median so far; a candidate far above it is dropped after one run.
+        timed
+            Whether it is timed where it is correct; ``checked`` is what it is else, however long that took.
 
         Returns
         -------
         Record
-            ``measured``, ``slower``, ``wrong``, ``failed``, ``crashed`` or ``timeout``.
+            ``measured``, ``checked``, ``slower``, ``wrong``, ``failed``, ``crashed`` or ``timeout``.
         """
         options, build_s = self._options, artifact.build.get("seconds")
         try:
             self._prepare(subject)
             request = {"op": "check", "position": position, "artifact": artifact.to_dict()}
-            _, stored = self.process.request(request, timeout_s=options.timeout_s)
+            _, stored = self.process.request(request, timeout_s=options.timeout_s if timed else _PATIENT_S)
             outputs = subject.expression.output_tensors
             outcome = subject.oracle.check_values([values_of(x, t.dtype) for x, t in zip(stored, outputs, strict=True)])
             if not outcome.ok:
                 return Record(candidate_id, "wrong", outcome.message, build_s=build_s)
+            if not timed:
+                return Record(candidate_id, "checked", build_s=build_s)
             drop_s = None if best_s is None else best_s * options.drop_factor
             timing = {"op": "time", "id": candidate_id, "budget_s": options.time_s, "drop_s": drop_s}
             reply, _ = self.process.request(timing, timeout_s=options.timeout_s)
@@ -139,6 +152,48 @@ class Session:
     def close(self) -> None:
         """End the device's process."""
         self.process.close()
+
+
+class Bench:
+    """One device and one expression, for several rounds of candidates; a context manager.
+
+    Parameters
+    ----------
+    expression
+        The user's expression: the oracle.
+    device
+        Opened when the first candidate is there.
+    seed
+        Seed of inputs and of the compared points.
+    """
+
+    def __init__(self, expression: TensorExpr, device: DeviceHandle, seed: int = 0) -> None:
+        self._subject = Subject(expression, seed)
+        self._session = Session(device, ProfileOptions(seed=seed))
+        self._judged = 0
+
+    def profile(self, artifacts: Mapping[str, KernelArtifact], timed: bool = True) -> dict[str, Record]:
+        """Check candidates, and time the correct ones where asked; a record per id, in their order.
+
+        Raises
+        ------
+        LaunchError
+            Where the device cannot be opened at all.
+        """
+        if artifacts and not self._judged:
+            self._session.process.properties()
+        records: dict[str, Record] = {}
+        for name, artifact in artifacts.items():
+            best_s = min((r.measured_s for r in records.values() if r.measured_s is not None), default=None)
+            records[name] = self._session.measure(self._subject, self._judged, name, artifact, best_s, timed)
+            self._judged += 1
+        return records
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._session.close()
 
 
 def profile(

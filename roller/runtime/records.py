@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-#: ``built``: compiled only. ``measured``: correct and timed. ``slower``: correct, dropped after one run.
+#: ``built``: compiled only. ``checked``: correct, not to be timed. ``measured``: correct and timed.
+#: ``slower``: correct, dropped after one run.
 #: ``wrong``: outside the error bound. ``failed``: refused by the compiler. ``crashed``/``timeout``: its process died.
-STATUSES = ("built", "measured", "slower", "wrong", "failed", "crashed", "timeout")
+STATUSES = ("built", "checked", "measured", "slower", "wrong", "failed", "crashed", "timeout")
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Record:
     @property
     def ok(self) -> bool:
         """Whether the candidate works as far as it was tried."""
-        return self.status in ("built", "measured", "slower")
+        return self.status in ("built", "checked", "measured", "slower")
 
 
 def grouped_reasons(records: Iterable[Record]) -> str:

@@ -41,7 +41,7 @@ def test_info_clear_export_import(cli: Cli, cache_dir: Path, tmp_path: Path, mon
     assert info["database_bytes"] > 4096
     text = cli("info")[1]
     assert str(cache_dir) in text
-    assert "kernels:      1, of which 1 were chosen by measurement" in text
+    assert "kernels:      1, of which 1 ran on their device" in text
 
     file = tmp_path / "kernels.tar.gz"
     code, out, err = cli("export", str(file))

@@ -1,0 +1,201 @@
+"""The ways to a kernel: the fastest of all, of those worth timing, the first that is correct, the first that lowers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from roller.artifact import KernelArtifact
+from roller.compiled import CompiledKernel
+from roller.errors import BuildError, NoCandidateError
+from roller.expr import TensorExpr
+from roller.hardware import DeviceSpec
+
+if TYPE_CHECKING:
+    from roller.choosing.how import How
+    from roller.construction.constructor import Candidate
+    from roller.construction.options import ConstructOptions
+    from roller.runtime.records import Record
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """Where the candidates of one expression are made and judged.
+
+    Parameters
+    ----------
+    expression, spec
+        What they compute, and the device they were constructed for.
+    options
+        How they were constructed.
+    make
+        Lowers and builds one candidate; called in processes of their own.
+    judge
+        Checks built artifacts by candidate id, and times them where its second argument says so; a record per id.
+    """
+
+    expression: TensorExpr
+    spec: DeviceSpec
+    options: ConstructOptions
+    make: Callable[[Candidate], KernelArtifact]
+    judge: Callable[[Mapping[str, KernelArtifact], bool], Mapping[str, Record]]
+
+
+def choose(shop: Workshop, candidates: Sequence[Candidate], how: How) -> CompiledKernel:
+    """Return the kernel of the candidates as asked: by measurement, by prediction alone, or what a search finds.
+
+    Raises
+    ------
+    NoCandidateError
+        Where none survives.
+    """
+    if how.deterministic:
+        return first_correct(shop, candidates)
+    kernel = (automatic if shop.options.top_k == "auto" else fastest)(shop, candidates)
+    if how.refine_s:
+        from roller.choosing.refine import refine
+
+        return refine(shop, kernel, how.refine_s)
+    return kernel
+
+
+def fastest(shop: Workshop, candidates: Sequence[Candidate]) -> CompiledKernel:
+    """Make all candidates in parallel, check and time what was built; return the fastest with the fate of each.
+
+    Raises
+    ------
+    NoCandidateError
+        Where none survives.
+    """
+    records, artifacts = try_all(shop, candidates)
+    outcome = tuple(with_record(c, records[c.id]) for c in candidates)
+    timed = [c for c in outcome if c.measured_s is not None]
+    if not timed:
+        raise none_survived(shop.expression, shop.spec, outcome)
+    best = min(timed, key=lambda c: (c.measured_s, c.id))
+    return CompiledKernel(finished(artifacts[best.id], best), outcome)
+
+
+def automatic(shop: Workshop, candidates: Sequence[Candidate]) -> CompiledKernel:
+    """Time the candidates the model cannot tell from its favourite; none where it is sure of that one.
+
+    The others are tried only where none of those survives. A candidate that was not tried stays ``constructed``.
+
+    Raises
+    ------
+    NoCandidateError
+        Where none of all survives.
+    """
+    from roller.construction.auto import worth_timing
+
+    chosen = worth_timing(candidates, shop.spec)
+    if len(chosen) == 1:
+        return first_correct(shop, candidates)
+    wanted = [candidates[n] for n in chosen]
+    rest = [c for c in candidates if c not in wanted]
+    try:
+        kernel = fastest(shop, wanted)
+    except NoCandidateError:
+        if not rest:
+            raise
+        return fastest(shop, candidates)
+    tried = {c.id: c for c in kernel.candidates}
+    return CompiledKernel(kernel.artifact, tuple(tried.get(c.id, c) for c in candidates))
+
+
+def first_correct(shop: Workshop, candidates: Sequence[Candidate]) -> CompiledKernel:
+    """Return the best prediction that builds and is correct; nothing is timed, and no clock decides anything.
+
+    Raises
+    ------
+    NoCandidateError
+        Where none is.
+    """
+    outcome = list(candidates)
+    for n, c in enumerate(candidates):
+        records, artifacts = try_all(shop, [c], timed=False)
+        outcome[n] = with_record(c, records[c.id])
+        if outcome[n].status == "checked":
+            return CompiledKernel(finished(artifacts[c.id], outcome[n]), tuple(outcome))
+    raise none_survived(shop.expression, shop.spec, outcome)
+
+
+def first_lowered(
+    expression: TensorExpr,
+    spec: DeviceSpec,
+    candidates: Sequence[Candidate],
+    lower: Callable[[Candidate], KernelArtifact],
+) -> CompiledKernel:
+    """Return the best prediction that lowers, for a device that is not here; those before it keep their reasons.
+
+    Raises
+    ------
+    NoCandidateError
+        Where none does.
+    """
+    outcome = list(candidates)
+    for n, c in enumerate(candidates):
+        try:
+            artifact = lower(c)
+        except BuildError as err:
+            outcome[n] = replace(c, status="failed", reason=str(err))
+            continue
+        return CompiledKernel(finished(artifact, c), tuple(outcome), reachable=False)
+    raise none_survived(expression, spec, outcome)
+
+
+def try_all(
+    shop: Workshop,
+    candidates: Sequence[Candidate],
+    timed: bool = True,
+    known: Mapping[str, KernelArtifact] | None = None,
+) -> tuple[dict[str, Record], dict[str, KernelArtifact]]:
+    """Make and judge candidates.
+
+    Parameters
+    ----------
+    shop, candidates
+        Where, and what.
+    timed
+        Whether correct ones are timed. Where they are not, no build is stopped for its time either.
+    known
+        Artifacts by candidate id that are judged before the others, not built again.
+
+    Returns
+    -------
+    tuple
+        Records and artifacts by candidate id, those of ``known`` among them.
+    """
+    from roller.runtime.build_pool import build_all, build_here
+
+    jobs = {c.id: c for c in candidates}
+    if timed:
+        built = build_all(jobs, shop.make) if len(jobs) > 1 else build_here(jobs, shop.make)
+    else:  # a crash of the compiler is a reason to take the next one, a slow machine is none
+        built = build_all(jobs, shop.make, timeout_s=float("inf"))
+    artifacts = dict(known or {}) | {i: r.value for i, r in built.items() if r.value is not None}
+    records = {i: r.record for i, r in built.items()}
+    records.update(shop.judge(artifacts, timed))
+    return records, artifacts
+
+
+def finished(artifact: KernelArtifact, candidate: Candidate) -> KernelArtifact:
+    """Return the artifact with what was predicted and measured of its candidate."""
+    return replace(artifact, estimate=candidate.estimate.to_dict(), measured_s=candidate.measured_s)
+
+
+def none_survived(expression: TensorExpr, spec: DeviceSpec, outcome: Sequence[Candidate]) -> NoCandidateError:
+    """Return the error that groups the reasons of all candidates."""
+    from roller.runtime.records import Record, grouped_reasons
+
+    records = [Record(c.id, c.status, c.reason or "") for c in outcome]
+    return NoCandidateError(
+        f"{expression.name} on {spec.name}: none of {len(records)} candidates survived: "
+        f"{grouped_reasons(records)}. Try a larger top_k, or report the expression."
+    )
+
+
+def with_record(candidate: Candidate, record: Record) -> Candidate:
+    """Return the candidate with what became of it."""
+    return replace(candidate, status=record.status, measured_s=record.measured_s, reason=record.reason or None)
