@@ -83,6 +83,10 @@ def construct_candidates(expr: TensorExpr, spec: DeviceSpec, options: ConstructO
     NoCandidateError
         Where no program fits the device (or the padding allowed).
     """
+    if options.policy == "sokoban":
+        from roller.construction.sokoban import sokoban_candidates  # it starts from this module's programs
+
+        return sokoban_candidates(expr, spec, options)[0]
     target = target_units(spec, options)
     forms = canonical_forms(expr, options)
     constants = tuple(expr.inputs[n].name for n in options.constants_of(expr))
@@ -93,18 +97,24 @@ def construct_candidates(expr: TensorExpr, spec: DeviceSpec, options: ConstructO
         found = gpu_pool(geometry, target, share) if spec.kind == "gpu" else cpu_pool(geometry, target, share)
         batches += [replace(b, constants=constants) for b in found]
     best = _best_programs([b for b in batches if len(b)], target, options.count)
-    if not best:
-        raise NoCandidateError(
-            f"{expr.name} on {spec.name}: expected at least one program, none fits the device and the padding allowed "
-            f"(epsilon={options.epsilon}, allow_padding={expr.allow_padding}). Raise epsilon or allow padding."
-        )
     return candidates_of(best, expr, spec, options)
 
 
 def candidates_of(
     programs: Sequence[tuple[RProgram, Estimate]], expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions
 ) -> tuple[Candidate, ...]:
-    """Name the rules the programs of an expression relax, and identify each."""
+    """Name the rules the programs of an expression relax, and identify each.
+
+    Raises
+    ------
+    NoCandidateError
+        Where there are no programs.
+    """
+    if not programs:
+        raise NoCandidateError(
+            f"{expr.name} on {spec.name}: expected at least one program, none fits the device and the padding allowed "
+            f"(epsilon={options.epsilon}, allow_padding={expr.allow_padding}). Raise epsilon or allow padding."
+        )
     parts = [expr.key, spec.content_key, TEMPLATE_VERSION, options.identity(expr)]
     identity = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
     target = target_units(spec, options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -245,20 +246,31 @@ def _streaming(geometry: Geometry, spec: DeviceSpec, v: int) -> TileBatch:
     far = [a for a in geometry.loads if lane_distance(a, v) > 1]
     along = [x for a in far for x in geometry.order if lane_distance(a, x) == 1]
     orders = dict.fromkeys([geometry.order[::-1], *((x, *(y for y in geometry.order[::-1] if y != x)) for x in along)])
-    for order, vectors, chunk in itertools.product(orders, (1, 2, 4), (1, 4, 16, 64, 256, 1024, 4096)):
+    sizes = (1, 4, 16, 64, 256, 1024, 4096)
+    for order, vectors, chunk in itertools.product(orders, _vector_counts(geometry, v, lanes), sizes):
         register = np.ones(rank, np.int64)
         register[v] = vectors * lanes
-        block = register.copy()
-        left = chunk
-        for a in order:
-            tiles = -(-int(geometry.extents[a]) // int(register[a]))
-            take = min(left, tiles)
-            block[a] *= take
-            left = max(1, left // take)
         registers.append(register)
-        blocks.append(block)
+        blocks.append(_filled(geometry, register, register, order, chunk))
     both = unique_rows(np.concatenate([np.array(registers), np.array(blocks)], axis=1))
     return _batch(geometry, "streaming", both[:, :rank], both[:, rank:], (), v)
+
+
+def _vector_counts(geometry: Geometry, v: int, lanes: int) -> list[int]:
+    """Return the vectors of a register tile along axis ``v``: no more than the next power of two that covers it."""
+    return [n for n in (1, 2, 4) if n == 1 or n * lanes < 2 * int(geometry.extents[v])]
+
+
+def _filled(geometry: Geometry, register: Ints, block: Ints, order: Iterable[int], count: int) -> Ints:
+    """Return ``block`` grown to about ``count`` register tiles, axis by axis, every axis split as evenly as can be."""
+    grown, left = block.copy(), count
+    for a in order:
+        tiles = -(-int(geometry.extents[a]) // int(register[a]))
+        take = min(left, tiles)
+        take = -(-tiles // -(-tiles // take))
+        grown[a] *= take
+        left = max(1, left // take)
+    return grown
 
 
 def _rows(geometry: Geometry, spec: DeviceSpec) -> list[TileBatch]:
@@ -268,18 +280,13 @@ def _rows(geometry: Geometry, spec: DeviceSpec) -> list[TileBatch]:
     batches = []
     for v in vector_axes(geometry, "rows"):
         registers, blocks = [], []
-        for vectors, chunk in itertools.product((1, 2, 4), (1, 2, 4, 16, 64, 256, 1024)):
+        sizes = (1, 2, 4, 16, 64, 256, 1024)
+        for vectors, chunk in itertools.product(_vector_counts(geometry, v, lanes), sizes):
             register = np.ones(rank, np.int64)
             register[v] = vectors * lanes
             block = np.where(geometry.spatial, register, -(-geometry.extents // register) * register)
-            left = chunk
-            for a in reversed(geometry.order):
-                tiles = -(-int(geometry.extents[a]) // int(register[a]))
-                take = min(left, tiles)
-                block[a] *= take
-                left = max(1, left // take)
             registers.append(register)
-            blocks.append(block)
+            blocks.append(_filled(geometry, register, block, reversed(geometry.order), chunk))
         both = unique_rows(np.concatenate([np.array(registers), np.array(blocks)], axis=1))
         batches.append(_batch(geometry, "rows", both[:, :rank], both[:, rank:], (), v))
     return batches

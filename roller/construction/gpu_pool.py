@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from roller.construction.options import ConstructOptions
@@ -15,6 +17,9 @@ from roller.tile.geometry import Geometry, Ints
 #: Reduction steps branched over per block tile.
 _STEPS = 8
 
+
+#: Parts a reduction is split into where blocks are few.
+SPLITS = (2, 4, 8, 16)
 
 #: Block tiles grown side by side per step.
 _STATES = 384
@@ -117,15 +122,7 @@ def _finish(geometry: Geometry, spec: DeviceSpec, register: Ints, block: Ints, o
     batch = batch.take(np.flatnonzero(keep)[: options.pool])
     if not options.split_k:
         return batch
-    few = (batch.blocks < spec.units) & (batch.steps > 1)
-    parts = [batch]
-    for split in (2, 4, 8, 16):
-        some = few & (batch.steps >= split) & (batch.blocks * split <= 4 * spec.units)
-        chosen = batch.take(np.flatnonzero(some))
-        if len(chosen):
-            parts.append(
-                TileBatch(geometry, "tiled", chosen.register, chosen.block, chosen.split_k * split, chosen.staged)
-            )
+    parts = [batch, *split_variants(batch, spec)]
     if len(parts) == 1:
         return batch
     return TileBatch(
@@ -136,6 +133,18 @@ def _finish(geometry: Geometry, spec: DeviceSpec, register: Ints, block: Ints, o
         np.concatenate([p.split_k for p in parts]),
         batch.staged,
     )
+
+
+def split_variants(batch: TileBatch, spec: DeviceSpec) -> list[TileBatch]:
+    """Return the programs with their reduction split over blocks, where outputs alone make too few of them."""
+    few = (batch.blocks < spec.units) & (batch.steps > 1)
+    found = []
+    for split in SPLITS:
+        some = np.flatnonzero(few & (batch.steps >= split) & (batch.blocks * split <= 4 * spec.units))
+        if len(some):
+            chosen = batch.take(some)
+            found.append(replace(chosen, split_k=chosen.split_k * split))
+    return found
 
 
 def _grow_blocks(geometry: Geometry, spec: DeviceSpec, states: Ints, options: ConstructOptions) -> Ints:
