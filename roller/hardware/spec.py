@@ -6,6 +6,7 @@ floor asks which device it is, only what its numbers are.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from roller.errors import SpecError, did_you_mean
-from roller.hardware.checks import Quantity, check_number, fail
+from roller.hardware.checks import Quantity, check_number, fail, join_path
 from roller.hardware.sections import (
     DTYPES,
     LAYER_NAMES,
@@ -275,23 +276,20 @@ def _override(spec: DeviceSpec, overrides: Mapping[str, float], source: str) -> 
 
 def _nearest_fields(path: str, known: Mapping[str, Quantity]) -> str:
     """Return what to write instead of an unknown path: the closest one, else the fields of its section."""
-    last = path.rpartition(".")[2]
-    ends: dict[str, str] = {}
-    for name in known:  # of several layers that have the field, the first is shown
-        ends.setdefault(name.rpartition(".")[2], name)
-    hint = did_you_mean(path, known) or did_you_mean(ends.get(last, ""), known)
-    if hint:
-        return hint
-    section = path.rpartition(".")[0]
+    section, _, last = path.rpartition(".")
     while section and not any(name.startswith(f"{section}.") for name in known):
-        section = section.rpartition(".")[0]
+        section, _, last = section.rpartition(".")
+    under = [name.removeprefix(f"{section}.") for name in known if not section or name.startswith(f"{section}.")]
+    ends: dict[str, str] = {}
+    for name in under:  # of several layers that have the field, the first is shown
+        ends.setdefault(name.rpartition(".")[2], name)
+        ends.setdefault(name, name)
+    for near in difflib.get_close_matches(last, list(ends), n=1, cutoff=0.5):
+        return f"; did you mean '{join_path(section, ends[near])}'?"
+    fields = sorted({name.partition(".")[0] for name in under})
     if section:
-        fields = sorted(
-            {name[len(section) + 1 :].partition(".")[0] for name in known if name.startswith(f"{section}.")}
-        )
         return f"; {section} has {fields}."
-    top = sorted({name.partition(".")[0] for name in known})
-    return f"; expected one of {top} or a path under it. `roller devices --show DEVICE` lists all."
+    return f"; expected one of {fields} or a path under it. `roller devices --show DEVICE` lists all."
 
 
 def _replaced(obj: Any, name: str, value: object) -> Any:

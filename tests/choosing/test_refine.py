@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -34,7 +35,7 @@ class Bench:
         self.seconds_of, self.rounds, self.seen = seconds_of, [], {}
 
     def make(self, candidate: Any) -> KernelArtifact:
-        return roller.compile(EXPR, "v100", top_k=1).artifact
+        return replace(roller.compile(EXPR, "v100", top_k=1).artifact, program=candidate.program)
 
     def judge(self, artifacts: Mapping[str, KernelArtifact], timed: bool) -> dict[str, Record]:
         assert timed

@@ -118,7 +118,8 @@ def test_compile_on_a_null_device_ranks_by_measurement_and_computes():
 def test_the_command_line_says_that_null_times_are_pretended(capsys):
     for words, status, text in (
         (["--device", "null:v100"], 0, "pretended "),
-        (["--device", "null:v100", "--set", "units=3"], 1, "expected the name of a spec as the device"),
+        (["--device", "null:v100", "--set", "units=3"], 0, "pretended "),
+        (["--device", "null:v100", "--set", "unit=3"], 1, "did you mean 'units'?"),
     ):
         with pytest.raises(SystemExit) as done:
             cli(["compile", "matmul(m=32, n=16, k=8)", "--top-k", "2", *words])
