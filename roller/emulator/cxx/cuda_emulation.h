@@ -163,6 +163,14 @@ static inline float __int2float_rn(int x) { return (float)x; }
 
 template <class P>
 static inline auto __ldg(P p) -> decltype(p[0] + 0) { return *p; }
+template <class P>
+static inline auto __ldcg(P p) -> typename std::decay<decltype(p[0])>::type { return *p; }
+// Time passes here as well, if at another pace: what is computed from it is not a result.
+static inline long long clock64() {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (long long)now.tv_sec * 1000000000 + now.tv_nsec;
+}
 
 // ---- fences and atomics. Blocks run on several operating system threads, so these are truly atomic.
 static inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
