@@ -6,8 +6,8 @@
  * prefetching (the order is random); a cold address translation (the footprint is a few large pages); loop overhead
  * (sixteen loads per turn, and address arithmetic is at most one addition, part of any real load).
  *
- * Proof: one warp, every lane at the same place (which no compiler knows, or it would use scalar loads), each load's address is the value of the load before: nothing overlaps.
- * The place where the chain ends is known.
+ * Proof: one warp, every lane at the same place (which no compiler knows, or it would use scalar loads); the address of
+ * a load is the value of the load before, so nothing overlaps. The place where the chain ends is known.
  */
 #include "portable.h"
 

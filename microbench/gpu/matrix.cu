@@ -1,7 +1,6 @@
 /*
  * Measures: multiply-adds per second of the matrix unit, per dtype (compute.ops_per_cycle_per_unit.matrix.*, with the
- * clock), through the interface that generated kernels use: 16x16x16 fragments of a warp (wmma; on CDNA the 32x32
- * instruction of a wavefront). An instruction set that gets more out of the unit asynchronously is not counted on.
+ * clock), through the interface that generated kernels use: 16x16x16 fragments of a warp (wmma). An instruction set that gets more out of the unit asynchronously is not counted on.
  *
  * Spoiled by: the dependence of an accumulator on itself (four independent ones per warp, two warps and more per
  * scheduler); loads of fragments (once, before the loop).
@@ -11,35 +10,13 @@
  */
 #include "portable.h"
 
-#if defined(__gfx908__) || defined(__gfx90a__) || defined(__gfx942__)
-
-typedef _Float16 Half4 __attribute__((ext_vector_type(4)));
-typedef float Float16 __attribute__((ext_vector_type(16)));
-
-// All elements of an operand are equal, so that the result does not depend on which lane holds which.
-extern "C" __global__ void __launch_bounds__(512) matrix_float16(const int* p, const int* in, float* out) {
-  const int steps = p[0];
-  const _Float16 x = (_Float16)in[0], y = (_Float16)in[1];
-  const Half4 a = {x, x, x, x}, b = {y, y, y, y};
-  Float16 acc[4] = {};
-#pragma unroll 1
-  for (int s = 0; s < steps; ++s) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) acc[j] = __builtin_amdgcn_mfma_f32_32x32x8f16(a, b, acc[j], 0, 0, 0);
-  }
-  float sum = 0.0f;
-#pragma unroll
-  for (int j = 0; j < 4; ++j) sum += acc[j][0] * (j + 1);
-  out[THREAD] = sum;
-}
-
-#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 700
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 700
 
 #include <mma.h>
 using namespace nvcuda;
 
-template <class T, class Sum>
-static __device__ __forceinline__ void multiply(const int* p, const T* tile, Sum* out) {
+template <class T, class Sum, class Tile, class Out>
+static __device__ __forceinline__ void multiply(const int* p, Tile tile, Out out) {
   const int steps = p[0];
   wmma::fragment<wmma::matrix_a, 16, 16, 16, T, wmma::row_major> a[2];
   wmma::fragment<wmma::matrix_b, 16, 16, 16, T, wmma::row_major> b[2];

@@ -60,31 +60,50 @@ static __device__ __forceinline__ float steps_of(const float* tile, int steps) {
   return sum;
 }
 
-#define RUN(RY, RX)                                                                \
-  const int steps = p[0];                                                          \
-  for (int i = threadIdx.x; i < WORDS; i += blockDim.x) tile[i] = in[i];           \
-  __syncthreads();                                                                 \
-  const long long start = clock64();                                               \
-  out[THREAD] = steps_of<RY, RX>(tile, steps);                                     \
+static __device__ __forceinline__ void fill(float* tile, const float* in) {
+  for (int i = threadIdx.x; i < WORDS; i += blockDim.x) tile[i] = in[i];
+}
+
+// Behind the results: cycles of each block.
+template <int RY, int RX>
+static __device__ __forceinline__ void timed(const int* p, const float* tile, float* out) {
+  const int steps = p[0];
+  const long long start = clock64();
+  out[THREAD] = steps_of<RY, RX>(tile, steps);
   if (threadIdx.x == 0) out[gridDim.x * blockDim.x + blockIdx.x] = (float)(clock64() - start);
+}
 
 extern "C" __global__ void __launch_bounds__(1024) tile_1x1(const int* p, const float* in, float* out) {
   alignas(16) __shared__ float tile[WORDS];
-  RUN(1, 1)
+  fill(tile, in);
+  __syncthreads();
+  timed<1, 1>(p, tile, out);
 }
+
 extern "C" __global__ void __launch_bounds__(1024) tile_2x2(const int* p, const float* in, float* out) {
   alignas(16) __shared__ float tile[WORDS];
-  RUN(2, 2)
+  fill(tile, in);
+  __syncthreads();
+  timed<2, 2>(p, tile, out);
 }
+
 extern "C" __global__ void __launch_bounds__(1024) tile_4x4(const int* p, const float* in, float* out) {
   alignas(16) __shared__ float tile[WORDS];
-  RUN(4, 4)
+  fill(tile, in);
+  __syncthreads();
+  timed<4, 4>(p, tile, out);
 }
+
 extern "C" __global__ void __launch_bounds__(512) tile_8x4(const int* p, const float* in, float* out) {
   alignas(16) __shared__ float tile[WORDS];
-  RUN(8, 4)
+  fill(tile, in);
+  __syncthreads();
+  timed<8, 4>(p, tile, out);
 }
+
 extern "C" __global__ void __launch_bounds__(512) tile_8x8(const int* p, const float* in, float* out) {
   alignas(16) __shared__ float tile[WORDS];
-  RUN(8, 8)
+  fill(tile, in);
+  __syncthreads();
+  timed<8, 8>(p, tile, out);
 }

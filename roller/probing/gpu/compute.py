@@ -1,0 +1,236 @@
+"""Probes of one unit: scratchpad, register tiles, instruction classes, matrix unit, barriers and launches."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from roller.errors import SpecError
+from roller.hardware import DeviceSpec
+from roller.probing.gpu.fits import choose, fit_steps
+from roller.probing.gpu.memory import steps_of
+from roller.probing.gpu.planning import full_grid, plan
+from roller.probing.gpu.session import GpuSession, samples_of
+from roller.probing.measured import Measured
+from roller.probing.probe import Finding
+from roller.runtime.probe_format import Case, Contents, Plan
+
+_RATES = "compute.ops_per_cycle_per_unit"
+_BLOCK = 512
+#: Strides (words) of the lanes, and scratchpads that may explain their times: (banks, bytes of one).
+_STRIDES = (1, 2, 3, 4, 8, 16, 32, 33, 64)
+_BANKS = tuple((banks, width) for banks in (16, 32, 64) for width in (4, 8))
+#: Register tiles, and warps per unit, within the threads a block of their kernel may have.
+_TILES = {(1, 1): 1024, (2, 2): 1024, (4, 4): 1024, (8, 4): 512, (8, 8): 512}
+_WARPS = (1, 2, 4, 8, 16, 32)
+#: Class and operations of one thread and step, per kernel.
+_CLASSES = {"add": ("add", 64), "special": ("special", 64), "convert": ("convert", 128),
+            "fma_half": ("fma.float16", 128), "fma_double": ("fma.float64", 64), "issue_integer": ("issue", 256),
+            "issue_shared": ("issue", 192)}  # fmt: skip
+#: A pipe that half the warps fill nearly as fast as all was not full: their share of the time at most.
+_HALF = 0.8
+_VALUES = (0.25, 0.5, 1.0)
+_MATRIX_DTYPES = ("float16", "bfloat16", "int8")
+
+
+def conflict_degree(stride: int, lanes: int, banks: int, width: int) -> int:
+    """Return how many words of one bank the lanes of a TEU ask for at most, their 4-byte words ``stride`` apart.
+
+    Examples
+    --------
+    >>> [conflict_degree(s, 32, 32, 4) for s in (1, 2, 3, 32, 33)]
+    [1, 2, 1, 32, 1]
+    >>> conflict_degree(2, 32, 32, 8)
+    1
+    """
+    rows = {lane * stride * 4 // width for lane in range(lanes)}
+    return max(sum(1 for r in rows if r % banks == bank) for bank in range(banks))
+
+
+def shared_plan(spec: DeviceSpec) -> Plan:
+    """Return wide loads side by side, and words at several strides."""
+    layer, lanes = spec.layer("shared"), spec.teu.lanes
+    grid = min(full_grid(spec, _BLOCK), spec.units * max(1, layer.capacity_bytes // 32768))
+    threads = grid * _BLOCK
+    cases = [Case("vectors", "vectors", grid, _BLOCK, (128,), 128 * threads / layer.bandwidth_bytes_per_s)]
+    once = 16 * threads / spec.ops_per_s("load_store")
+    for stride in _STRIDES:
+        degree, least = (conflict_degree(s, lanes, layer.banks or 32, layer.bank_width_bytes or 4) for s in (stride, 1))
+        key = f"stride={stride}"
+        cases.append(Case(key, "strided", grid, _BLOCK, (1024, stride, lanes), once * degree / least))
+    return plan("shared", (Contents("random", 8192),), cases)
+
+
+def shared(session: GpuSession) -> Finding:
+    """Return bandwidth, banks and the rate of loads of the scratchpad."""
+    spec = session.spec
+    timed, remarks = session.measure(shared_plan(spec))
+    wide = timed["vectors"]
+    values = {"memory_layers.shared.bandwidth_bytes_per_s": wide.step.rate(128 * wide.case.threads)}
+    single = timed["stride=1"]
+    values[f"{_RATES}.load_store"] = single.step.rate(16 * single.case.threads / spec.units / session.clock_hz)
+    strided = [t for k, t in timed.items() if k.startswith("stride")]
+    strides = [t.case.parameters[1] for t in strided]
+    counts = {
+        pair: np.array([conflict_degree(s, spec.teu.lanes, *pair) for s in strides], np.float64) for pair in _BANKS
+    }
+    try:
+        banks, width = choose(steps_of(strided), counts, "banks of the scratchpad")
+        spread = max(t.step.spread for t in strided)
+        for name, value in (("banks", banks), ("bank_width_bytes", width)):
+            values[f"memory_layers.shared.{name}"] = Measured(value, spread, samples_of(strided))
+    except SpecError as err:
+        remarks += (str(err),)
+    return Finding(values, remarks)
+
+
+def tiles_plan(spec: DeviceSpec) -> Plan:
+    """Return reduction steps of five register tiles, with one to all warps of a unit."""
+    lanes, schedulers, ex = spec.teu.lanes, spec.teu.schedulers_per_unit, spec.execution
+    fma_s = lanes * schedulers * spec.units / spec.ops_per_s("fma")
+    cases = []
+    for (ry, rx), most in _TILES.items():
+        for warps in _WARPS:
+            if warps * lanes > most:
+                continue
+            share = warps / schedulers
+            seconds = ex.step_latency_s + max(1.0, share) * ry * rx * fma_s + share * ex.step_issue_s
+            key = f"tile={ry}x{rx} warps={warps}"
+            counted = spec.units * warps * lanes
+            cases.append(
+                Case(key, f"tile_{ry}x{rx}", spec.units, warps * lanes, (), seconds, cycles_word=counted,
+                     cycles=seconds * spec.clock_hz, output_dtype="float32")
+            )  # fmt: skip
+    return plan("tiles", (Contents("small", 4096, "float32"),), cases)
+
+
+def tiles(session: GpuSession) -> Finding:
+    """Return clock, multiply-add rate, and latency and issue time of a reduction step."""
+    spec = session.spec
+    timed, remarks = session.measure(tiles_plan(spec))
+    every = list(timed.values())
+    values: dict[str, Measured] = {}
+    clocks = sorted(t.cycles / t.step.value for t in every if t.cycles and t.step.value > 0)
+    if clocks:
+        low, middle, high = np.quantile(clocks, (0.25, 0.5, 0.75))
+        session.clock_hz = float(middle)
+        values["clock_hz"] = Measured(float(middle), float((high - low) / middle), len(clocks))
+    names = [k.split(" ") for k in timed]
+    outputs = np.array([math.prod(int(x) for x in tile[5:].split("x")) for tile, _ in names], np.float64)
+    warps = np.array([int(w[6:]) for _, w in names], np.float64)
+    latency_s, issue_s, fma_s = fit_steps(
+        outputs, warps, steps_of(every), spec.teu.schedulers_per_unit, samples_of(every)
+    )
+    values |= {"execution.step_latency_s": latency_s, "execution.step_issue_s": issue_s}
+    values[f"{_RATES}.fma"] = fma_s.rate(spec.teu.lanes * spec.teu.schedulers_per_unit / session.clock_hz)
+    return Finding(values, remarks)
+
+
+def rates_plan(spec: DeviceSpec) -> Plan:
+    """Return eight independent chains per thread of each class, with all warps of a unit and with half of them."""
+    both = {"full": spec.units * 2, "half": spec.units}
+    cases = []
+    for entry, (name, operations) in _CLASSES.items():
+        rates = spec.compute.ops_per_cycle_per_unit
+        rate = rates.get(name, rates["fma"]) * spec.units * spec.clock_hz
+        for part, grid in both.items():
+            seconds = operations * grid * _BLOCK / rate
+            if entry == "convert":
+                seconds += 64 * grid * _BLOCK / spec.ops_per_s("add")
+            parameters = {"issue_integer": (0x55AA, 3), "issue_shared": (32,)}.get(entry, ())
+            cases.append(Case(f"{entry} {part}", entry, grid, _BLOCK, parameters, seconds, output_dtype="float32"))
+    return plan("rates", (Contents("values", 4096, "float32", values=_VALUES),), cases)
+
+
+def rates(session: GpuSession) -> Finding:
+    """Return operations per cycle and unit of the instruction classes."""
+    spec = session.spec
+    timed, remarks = session.measure(rates_plan(spec))
+    values: dict[str, Measured] = {}
+    for entry, (name, operations) in _CLASSES.items():
+        full, half = timed.get(f"{entry} full"), timed.get(f"{entry} half")
+        if full is None or half is None:
+            continue
+        share = half.step.value / full.step.value if full.step.value > 0 else math.inf
+        if share > _HALF:
+            remarks += (
+                f"{name}: half the warps take {share:.0%} of the time of all, so latency bounds it. Not written.",
+            )
+            continue
+        step = full.step
+        if entry == "convert":
+            if "add full" not in timed:
+                continue
+            step = step.minus(timed["add full"].step)
+        found = step.rate(operations * full.case.threads / spec.units / session.clock_hz)
+        path = f"{_RATES}.{name}"
+        if path not in values or found.value > values[path].value:  # the most of several mixes
+            values[path] = found
+    return _known(spec, Finding(values, remarks))
+
+
+def _known(spec: DeviceSpec, finding: Finding) -> Finding:
+    """Leave out rates the specification does not give: what no generated code uses, no program may count on."""
+    known = spec.values()
+    extra = tuple(
+        f"{path}: {m.value:.4g}, not written: the specification gives no such rate"
+        for path, m in finding.values.items()
+        if path not in known
+    )
+    return Finding({p: m for p, m in finding.values.items() if p in known}, (*finding.remarks, *extra))
+
+
+def _matrix_step(spec: DeviceSpec) -> tuple[str, int]:
+    """Return the source in the device's language, and multiply-adds of a TEU in one step of it."""
+    return ("matrix_cdna", 4 * 32 * 32 * 8) if spec.target.get("language") == "hip" else ("matrix", 4 * 16 * 16 * 16)
+
+
+def matrix_plan(spec: DeviceSpec) -> Plan | None:
+    """Return multiplied fragments of a TEU, for the dtypes the specification names; ``None`` where that is none."""
+    source, per_step = _matrix_step(spec)
+    given = spec.compute.ops_per_cycle_per_unit
+    grid, block = spec.units * 2, 8 * spec.teu.lanes
+    cases = []
+    for dtype in (d for d in _MATRIX_DTYPES if f"matrix.{d}" in given):
+        rate = given[f"matrix.{dtype}"] * spec.units * spec.clock_hz
+        seconds = per_step * grid * block / spec.teu.lanes / rate
+        out = "int32" if dtype == "int8" else "float32"
+        cases.append(Case(dtype, f"matrix_{dtype}", grid, block, (), seconds, output_dtype=out))
+    words = grid * block // spec.teu.lanes * 256
+    return plan("matrix", (Contents("small", 1024),), cases, source=source, output_words=words) if cases else None
+
+
+def matrix(session: GpuSession) -> Finding:
+    """Return multiply-adds per cycle and unit of the matrix unit, per dtype."""
+    spec = session.spec
+    asked = matrix_plan(spec)
+    if asked is None:
+        return Finding({}, ("matrix: skipped, the specification names no matrix unit",))
+    timed, remarks = session.measure(asked)
+    _, per_step = _matrix_step(spec)
+    values = {}
+    for dtype, t in timed.items():
+        work = per_step * t.case.threads / spec.teu.lanes
+        values[f"{_RATES}.matrix.{dtype}"] = t.step.rate(work / spec.units / session.clock_hz)
+    return Finding(values, remarks)
+
+
+def control_plan(spec: DeviceSpec) -> Plan:
+    """Return launches of an empty kernel, and barriers of a block of eight TEUs on every unit."""
+    cases = (
+        Case("launch", "empty", 1, spec.teu.lanes, (5,), spec.execution.launch_s, launches=True),
+        Case("barrier", "barrier", spec.units, 8 * spec.teu.lanes, (1,), 16 * spec.execution.barrier_s),
+    )
+    return plan("control", (Contents("ones", 64),), cases)
+
+
+def control(session: GpuSession) -> Finding:
+    """Return the cost of a launch and of a barrier."""
+    timed, remarks = session.measure(control_plan(session.spec))
+    values = {}
+    if "launch" in timed:
+        values["execution.launch_s"] = timed["launch"].step
+    if "barrier" in timed:
+        values["execution.barrier_s"] = timed["barrier"].step.times(1 / 16)
+    return Finding(values, remarks)

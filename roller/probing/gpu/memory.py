@@ -1,0 +1,238 @@
+"""Probes of global memory and L2: their cases, and the fields their times are worth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from roller.errors import SpecError
+from roller.hardware import DeviceSpec
+from roller.probing.gpu.fits import choose, edge, fit_saturation, resampled
+from roller.probing.gpu.planning import full_grid, full_warps, plan, powers
+from roller.probing.gpu.session import GpuSession, Timed, samples_of
+from roller.probing.measured import Measured
+from roller.probing.probe import Finding
+from roller.runtime.probe_format import CHECK_STEPS, Case, Contents, Plan
+
+#: Buffers of global memory are at least this large (bytes), and this many times L2.
+BUFFER_BYTES, BUFFER_CACHES = 1 << 28, 16
+#: Loads a step of ``walk_N`` keeps in flight, and from which share of the resident TEUs on it is tried.
+_LOADS = {1: 0.0, 2: 0.25, 4: 0.125}
+_BLOCK = 512
+#: Sizes of the region, in parts of L2, over which its edge is looked for.
+_PARTS = (0.25, 0.5, 0.75, 0.875, 1.0, 1.125, 1.25, 1.5, 1.75, 2.0, 3.0, 4.0, 6.0)
+#: (bytes of a run, its offset) and sizes a transaction may have.
+_RUNS = (
+    (4, 0),
+    (8, 0),
+    (16, 0),
+    (32, 0),
+    (64, 0),
+    (128, 0),
+    (16, 8),
+    (16, 24),
+    (32, 16),
+    (64, 32),
+    (64, 96),
+    (128, 64),
+)
+_SIZES = (16, 32, 64, 128, 256)
+_PITCH_WORDS = 64
+
+
+def buffer_words(spec: DeviceSpec) -> int:
+    """Return the words of a buffer that no cache holds: a power of two, at most an eighth of the memory."""
+    wanted = max(BUFFER_BYTES, BUFFER_CACHES * spec.layer("l2").capacity_bytes)
+    size = 1 << math.ceil(math.log2(wanted))
+    while size > spec.layer("global").capacity_bytes // 8:
+        size //= 2
+    return size // 4
+
+
+def saturated(spec: DeviceSpec, warps: float) -> float:
+    """Return bytes per second of global memory with some loads of TEUs in flight, as the specification has it."""
+    layer = spec.layer("global")
+    peak, p = layer.bandwidth_bytes_per_s, layer.saturation_exponent or 1.4
+    alone = layer.bandwidth_per_teu_bytes_per_s or peak / full_warps(spec)
+    return float(((warps * alone) ** -p + peak**-p) ** (-1 / p))
+
+
+def dram_plan(spec: DeviceSpec) -> Plan:
+    """Return walks with few and many loads in flight, and a copy with all."""
+    words, lanes, full = buffer_words(spec), spec.teu.lanes, full_warps(spec)
+    cases = []
+    for loads, share in _LOADS.items():
+        for warps in powers(4, full):
+            if warps < share * full:
+                continue
+            threads = warps * lanes
+            seconds = 4 * threads * loads / saturated(spec, warps * loads)
+            cases.append(
+                Case(f"walk_{loads} warps={warps}", f"walk_{loads}", warps // 2, 2 * lanes, (words, threads, 0),
+                     seconds, advance=(3, loads * threads, words))
+            )  # fmt: skip
+    grid = full_grid(spec, _BLOCK)
+    threads = grid * _BLOCK
+    vectors = words // 4 // (4 * threads) * 4 * threads
+    moved = 2 * 64 * threads
+    copied = Contents("random", words)
+    places = np.unique(np.linspace(0, CHECK_STEPS * 16 * threads - 1, 24).astype(np.int64))
+    checks = tuple((int(w), float(v)) for w, v in zip(places, copied.at(places), strict=True))
+    cases.append(
+        Case("copy", "copy", grid, _BLOCK, (vectors, threads, 0), moved / spec.layer("global").bandwidth_bytes_per_s,
+             input=1, advance=(3, 4 * threads, vectors), checks=checks)
+    )  # fmt: skip
+    return plan("dram", (Contents("ones", words), copied), cases, output_words=words)
+
+
+def dram(session: GpuSession) -> Finding:
+    """Return bandwidth, bandwidth per TEU and saturation exponent of global memory."""
+    timed, remarks = session.measure(dram_plan(session.spec))
+    values: dict[str, Measured] = {}
+    copy = timed.get("copy")
+    if copy is not None:
+        values["bandwidth_bytes_per_s"] = copy.step.rate(2 * 64 * copy.case.threads)
+    walks = [t for t in timed.values() if t is not copy]
+    warps = np.array([t.case.grid * 2 * int(t.case.entry[-1]) for t in walks], np.float64)
+    moved = np.array([4 * t.case.threads * int(t.case.entry[-1]) for t in walks])
+    alone, exponent, peak = fit_saturation(warps, moved / steps_of(walks), samples_of(walks))
+    values |= {"bandwidth_per_teu_bytes_per_s": alone, "saturation_exponent": exponent}
+    remarks += (f"dram: loads alone reach {peak.value / 1e9:.0f} GB/s",)
+    return Finding({f"memory_layers.global.{k}": v for k, v in values.items()}, remarks)
+
+
+def steps_of(timed: list[Timed]) -> np.ndarray:
+    """Return seconds of a step of each case.
+
+    Raises
+    ------
+    SpecError
+        Where one is lost in the noise.
+    """
+    steps = [t.step for t in timed]
+    for t, m in zip(timed, steps, strict=True):
+        if m.value <= 0 or m.spread > 1.0:
+            raise SpecError(
+                f"{t.case.key}: expected a time above the noise, got a spread of {m.spread:.0%}. "
+                "Repeat on a quieter device."
+            )
+    return np.array([m.value for m in steps])
+
+
+def _region(size_bytes: float) -> int:
+    """Return 16-byte vectors of a region: a multiple of four times the width of a block."""
+    return max(1, round(size_bytes / 16 / (4 * _BLOCK))) * 4 * _BLOCK
+
+
+def l2_plan(spec: DeviceSpec) -> Plan:
+    """Return the same reads over regions within and beyond L2."""
+    capacity, grid = spec.layer("l2").capacity_bytes, full_grid(spec, _BLOCK)
+    cases = []
+    for part in _PARTS:
+        vectors = _region(part * capacity)
+        rate = spec.layer("l2" if part <= 1.0 else "global").bandwidth_bytes_per_s
+        cases.append(Case(f"part={part}", "sweep", grid, _BLOCK, (vectors,), 64 * grid * _BLOCK / rate))
+    return plan("l2", (Contents("random", 4 * _region(_PARTS[-1] * capacity)),), cases)
+
+
+def l2(session: GpuSession) -> Finding:
+    """Return bandwidth and capacity of L2."""
+    timed, remarks = session.measure(l2_plan(session.spec))
+    inside = timed[f"part={_PARTS[0]}"]
+    values = {"bandwidth_bytes_per_s": inside.step.rate(64 * inside.case.threads)}
+    every = list(timed.values())
+    sizes = np.array([16.0 * t.case.parameters[0] for t in every])
+    try:
+        steps_of(every)
+        values["capacity_bytes"] = resampled(
+            lambda rng: edge(sizes, np.array([t.drawn(rng) for t in every])), 25, samples_of(every)
+        )
+    except SpecError as err:
+        remarks += (str(err),)
+    return Finding({f"memory_layers.l2.{k}": v for k, v in values.items()}, remarks)
+
+
+def transactions_of(run: int, offset: int, size: int) -> int:
+    """Return the transactions of ``size`` bytes that a run of bytes touches.
+
+    Examples
+    --------
+    >>> transactions_of(32, 0, 32), transactions_of(32, 16, 32), transactions_of(4, 0, 64)
+    (1, 2, 1)
+    """
+    return (offset + run - 1) // size - offset // size + 1
+
+
+def transactions_plan(spec: DeviceSpec) -> Plan:
+    """Return runs of bytes, aligned and not, over L2 and over fresh global memory."""
+    grid, everything = full_grid(spec, _BLOCK), buffer_words(spec)
+    threads = grid * _BLOCK
+    lines = spec.layer("l2").capacity_bytes // 2 // (4 * _PITCH_WORDS)
+    turn = next(n for n in range(round(lines * 0.618), lines) if math.gcd(n, lines) == 1)  # visits every line
+    cases = []
+    for layer, words in (("l2", lines * _PITCH_WORDS), ("global", everything)):
+        level = spec.layer(layer)
+        size = level.fetch_bytes or level.transaction_bytes
+        for run, offset in _RUNS:
+            groups = 4 * threads // run
+            jump = turn * _PITCH_WORDS if layer == "l2" else groups * _PITCH_WORDS
+            moved = 4 * groups * transactions_of(run, offset, size) * size
+            cases.append(
+                Case(f"{layer} run={run} offset={offset}", "runs", grid, _BLOCK,
+                     (words, _PITCH_WORDS, run // 4, offset // 4, jump, 0), moved / level.bandwidth_bytes_per_s,
+                     advance=(6, 4 * jump, words) if layer == "global" else None)
+            )  # fmt: skip
+    return plan("transactions", (Contents("random", everything),), cases)
+
+
+def transactions(session: GpuSession) -> Finding:
+    """Return the transaction of L2, and what global memory brings at least."""
+    timed, remarks = session.measure(transactions_plan(session.spec))
+    values: dict[str, Measured] = {}
+    for layer, field in (("l2", "l2.transaction_bytes"), ("global", "global.fetch_bytes")):
+        mine = {k: t for k, t in timed.items() if k.startswith(layer)}
+        try:
+            values[f"memory_layers.{field}"] = _transaction(mine, field)
+        except SpecError as err:
+            remarks += (str(err),)
+    return Finding(values, remarks)
+
+
+def _transaction(timed: Mapping[str, Timed], field: str) -> Measured:
+    shapes = [tuple(int(x.split("=")[1]) for x in k.split(" ")[1:]) for k in timed]
+    every = list(timed.values())
+    groups = np.array([16 * t.case.threads // run for t, (run, _) in zip(every, shapes, strict=True)])
+    counts = {s: np.array([transactions_of(run, o, s) for run, o in shapes], np.float64) for s in _SIZES}
+    size = choose(steps_of(every) / groups, counts, field)
+
+    def draw(rng: np.random.Generator) -> float:
+        try:
+            return float(choose(np.array([t.drawn(rng) for t in every]) / groups, counts, field))
+        except SpecError:
+            return 2.0 * size
+
+    return resampled(draw, 15, samples_of(every))
+
+
+def latency_plan(spec: DeviceSpec) -> Plan:
+    """Return chains through scratchpad, through a part of L2, and through four times L2."""
+    capacity = spec.layer("l2").capacity_bytes
+    inputs = (
+        Contents("chain", 1024),
+        Contents("chain", capacity // 16 // 32 * 32, pitch=32),
+        Contents("chain", capacity // 64 * 64, pitch=64),
+    )
+    cases = tuple(
+        Case(name, "near" if name == "shared" else "far", 1, spec.teu.lanes, (0, 0),
+             16 * (spec.layer(name).latency_s or 1e-7), input=n)
+        for n, name in enumerate(("shared", "l2", "global"))
+    )  # fmt: skip
+    return plan("latency", inputs, cases)
+
+
+def latency(session: GpuSession) -> Finding:
+    """Return the latency of scratchpad, L2 and global memory."""
+    timed, remarks = session.measure(latency_plan(session.spec))
+    return Finding({f"memory_layers.{k}.latency_s": t.step.times(1 / 16) for k, t in timed.items()}, remarks)

@@ -1,0 +1,81 @@
+"""Helpers that every plan needs: what fits on a device, and results each case must leave."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from roller.hardware import DeviceSpec
+from roller.probing.gpu.reference import reference_of
+from roller.probing.gpu.sources import source_of
+from roller.runtime.probe_format import CHECK_STEPS, Case, Contents, Plan
+
+#: Threads whose results are compared.
+_SAMPLED = 24
+#: Relative tolerance of floating-point results; integers are exact.
+_TOLERANCE = {"int32": 0.0, "float32": 2e-3}
+
+
+def plan(
+    name: str,
+    inputs: tuple[Contents, ...],
+    cases: Sequence[Case],
+    *,
+    output_words: int | None = None,
+    source: str | None = None,
+) -> Plan:
+    """Return a plan whose cases know what they must leave.
+
+    Parameters
+    ----------
+    name
+        Of the probe.
+    inputs, cases
+        See :class:`Plan`.
+    output_words
+        One per thread of the largest case by default.
+    source
+        Name of the source where it is not the probe's.
+    """
+    words = output_words or max(c.threads + (c.grid if c.cycles_word is not None else 0) for c in cases)
+    done = tuple(
+        c if c.checks else replace(c, checks=_checks(c, inputs[c.input], source), tolerance=_TOLERANCE[c.output_dtype])
+        for c in cases
+    )
+    return Plan(name, source_of(source or name), inputs, words, done)
+
+
+def _checks(case: Case, data: Contents, source: str | None) -> tuple[tuple[int, float], ...]:
+    rng = np.random.default_rng(case.threads)
+    picked = rng.integers(0, case.threads, _SAMPLED)
+    threads = np.unique(np.concatenate([[0, case.threads - 1], picked])).astype(np.int64)
+    values = reference_of(case, data, uniform=source == "matrix_cdna")(CHECK_STEPS, case, data, threads)
+    return tuple((int(t), float(v)) for t, v in zip(threads, values, strict=True))
+
+
+def full_warps(spec: DeviceSpec) -> int:
+    """Return the TEUs that are resident on the whole device in blocks of two."""
+    assert spec.limits.threads_per_unit and spec.limits.blocks_per_unit  # the schema requires them of a GPU
+    return spec.units * min(spec.limits.threads_per_unit // spec.teu.lanes, 2 * spec.limits.blocks_per_unit)
+
+
+def full_grid(spec: DeviceSpec, block: int, registers: int = 32) -> int:
+    """Return the blocks of ``block`` threads, of some registers each, that are resident on the whole device."""
+    lim = spec.limits
+    assert lim.threads_per_unit and lim.registers_per_unit and lim.blocks_per_unit  # likewise
+    per_unit = min(lim.threads_per_unit // block, lim.registers_per_unit // (registers * block), lim.blocks_per_unit)
+    return spec.units * max(1, per_unit)
+
+
+def powers(low: int, high: int) -> tuple[int, ...]:
+    """Return the powers of two from ``low`` on, and ``high`` itself.
+
+    Examples
+    --------
+    >>> powers(4, 20)
+    (4, 8, 16, 20)
+    """
+    return (*(1 << n for n in range(math.ceil(math.log2(low)), math.ceil(math.log2(high)))), high)

@@ -1,0 +1,173 @@
+"""What the probes' kernels must leave behind, in NumPy: the proof that the work they are timed for was done.
+
+One function per family of kernels, written from the header's text and not from the kernel: threads in, values out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from roller.runtime.probe_format import Case, Contents
+
+#: Steps, case, its input and the threads asked for -> the word each thread leaves.
+Reference = Callable[[int, Case, Contents, np.ndarray], np.ndarray]
+_TURNS = 8
+_VALUES = 8
+
+
+def wrapped(values: np.ndarray) -> np.ndarray:
+    """Return integers as 32 bits hold them."""
+    return np.asarray(values, np.int64).astype(np.uint32).view(np.int32)
+
+
+def _walk(loads: int) -> Reference:
+    def run(steps: int, case: Case, data: Contents, threads: np.ndarray) -> np.ndarray:
+        words, total, first = case.parameters
+        sums = sum((n + 1) * ((first + n * total + threads + steps * loads * total) % words) for n in range(loads))
+        return wrapped(np.asarray(sums))
+
+    return run
+
+
+def _sweep(steps: int, case: Case, data: Contents, threads: np.ndarray) -> np.ndarray:
+    (vectors,) = case.parameters
+    start = threads // case.block * 4 * case.block % vectors + threads % case.block
+    step = np.arange(steps)[:, None] * 4 + np.arange(4)
+    at = (start[:, None, None] + step * case.block) % vectors
+    return wrapped(data.at(at[..., None] * 4 + np.arange(4)).astype(np.int64).sum(axis=(1, 2, 3)))
+
+
+def _runs(steps: int, case: Case, data: Contents, threads: np.ndarray) -> np.ndarray:
+    words, pitch, run, offset, jump, first = case.parameters
+    start = (first + threads // run * pitch) % words
+    base = (start[:, None] + np.arange(steps * 4) * jump) % words
+    return wrapped(data.at(base + offset + (threads % run)[:, None]).astype(np.int64).sum(axis=1))
+
+
+def _shared(width: int, count: int, pitch: int, window: int) -> Reference:
+    def run(steps: int, case: Case, data: Contents, threads: np.ndarray) -> np.ndarray:
+        bump, stride, lanes = (*case.parameters, width, case.block)[:3] if width > 1 else case.parameters
+        lane = threads % lanes
+        at = (lane * stride & window)[:, None] + np.arange(steps) * bump & window
+        words = at[..., None, None] + np.arange(count)[:, None] * pitch + np.arange(width)
+        return wrapped(data.at(words).astype(np.int64).sum(axis=(1, 2, 3)))
+
+    return run
+
+
+def _chase(steps: int, case: Case, data: Contents, threads: np.ndarray) -> np.ndarray:
+    at = case.parameters[0] + (threads & case.parameters[1])
+    block = data.block()
+    for _ in range(steps * 16):
+        at = block[at]
+    return wrapped(at)
+
+
+def _operands(data: Contents, rows: np.ndarray, lane: np.ndarray, count: int, pitch: int) -> np.ndarray:
+    """Return what each lane loads for each step: vectors of up to four words, side by side, then `pitch` on."""
+    n = np.arange(count)
+    place = lane[:, None] * min(count, 4) + n // 4 * pitch + n % 4
+    return data.at(rows[:, None, None] + place).astype(np.float64)
+
+
+def _tile(ry: int, rx: int) -> Reference:
+    def run(steps: int, case: Case, data: Contents, threads: np.ndarray) -> np.ndarray:
+        rows = np.arange(steps) * 256 % 4096
+        thread = threads % case.block
+        a = _operands(data, rows, thread // 8 % 4, ry, 16)
+        b = _operands(data, rows + 128, thread % 8, rx, 32)
+        weight = 1.0 + np.arange(ry * rx).reshape(ry, rx) % 3
+        return np.asarray(np.einsum("sti,stj,ij->t", a, b, weight), np.float32)
+
+    return run
+
+
+def _each(
+    start: float, step: float, dtype: type, turn: Callable[[np.ndarray], np.ndarray], lanes: int = 1
+) -> Reference:
+    """Return the reference of eight values per thread that go through ``turn`` eight times a step."""
+
+    def run(steps: int, case: Case, data: Contents, threads: np.ndarray) -> np.ndarray:
+        x = (data.at(np.array(0)) + step * np.arange(_VALUES)).astype(dtype)
+        for _ in range(steps * _TURNS):
+            x = turn(x)
+        return np.full(len(threads), lanes * x.astype(np.float64).sum(), np.float32)
+
+    return run
+
+
+def _rates(data: Sequence[float]) -> dict[str, Reference]:
+    _, a, b = (np.float32(v) for v in data)
+    return {
+        "add": _each(0, 1, np.float32, lambda x: x + a),
+        "special": _each(0, 0.125, np.float64, lambda x: np.exp(-x)),
+        "convert": _each(0, 0.0625, np.float32, lambda x: x.astype(np.float16).astype(np.float32) - a),
+        "fma_half": _each(0, 0.125, np.float16, lambda x: (x.astype(np.float64) * a + b).astype(np.float16), lanes=2),
+        "fma_double": _each(0, 0.125, np.float64, lambda x: x * np.float64(a) + b),
+    }
+
+
+def _issue_integer(steps: int, case: Case, data: Contents, threads: np.ndarray) -> np.ndarray:
+    mask, more = case.parameters
+    first, a, b = data.at(np.arange(3))
+    x = (first + 0.125 * np.arange(_VALUES)).astype(np.float32)
+    n = (threads[:, None] + np.arange(_VALUES)).astype(np.int64)
+    for _ in range(steps * _TURNS):
+        x = x * a + b
+        n = (n ^ mask) + more
+        x = x * a + b
+    return np.asarray(x.astype(np.float64).sum() + (n & 255).sum(axis=1), np.float32)
+
+
+def _issue_shared(steps: int, case: Case, data: Contents, threads: np.ndarray) -> np.ndarray:
+    (bump,) = case.parameters
+    first, a, b = data.at(np.arange(3))
+    x = np.broadcast_to(first + 0.125 * np.arange(_VALUES), (len(threads), _VALUES))
+    at = threads % case.block & 1023
+    for _ in range(steps):
+        for t in range(_TURNS):
+            row = data.at((at[:, None] + (t * 8 + np.arange(_VALUES)) * 32) % 4096)
+            x = (x * a + row) * a + b
+        at = at + bump & 1023
+    return np.asarray(x.sum(axis=1), np.float32)
+
+
+def _matrix(steps: int, case: Case, data: Contents, threads: np.ndarray) -> np.ndarray:
+    tile = data.at(np.arange(1024)).astype(np.float64).reshape(4, 16, 16)
+    total = sum((j + 1) * (tile[j % 2] @ tile[2 + j // 2]) for j in range(4))
+    return np.asarray(np.ravel(total)[threads % 256] * steps)
+
+
+def _matrix_uniform(steps: int, case: Case, data: Contents, threads: np.ndarray) -> np.ndarray:
+    a, b = data.at(np.arange(2)).astype(np.float64)
+    return np.full(len(threads), steps * 8 * a * b * 10)
+
+
+def reference_of(case: Case, data: Contents, uniform: bool = False) -> Reference:
+    """Return the reference of a case's kernel.
+
+    Parameters
+    ----------
+    case
+        The case; its ``entry`` decides.
+    data
+        Its input.
+    uniform
+        Whether the matrix kernel is the one whose operands have equal elements.
+    """
+    known: dict[str, Reference] = {
+        "walk_1": _walk(1), "walk_2": _walk(2), "walk_4": _walk(4),
+        "sweep": _sweep, "runs": _runs, "vectors": _shared(4, 8, 512, 4095), "strided": _shared(1, 16, 64, 4095),
+        "far": _chase, "near": _chase,
+        "tile_1x1": _tile(1, 1), "tile_2x2": _tile(2, 2), "tile_4x4": _tile(4, 4), "tile_8x4": _tile(8, 4),
+        "tile_8x8": _tile(8, 8), "issue_integer": _issue_integer, "issue_shared": _issue_shared,
+        "empty": lambda s, c, d, t: wrapped(np.full(len(t), c.parameters[0] + int(d.at(np.array(0))))),
+        "barrier": lambda s, c, d, t: wrapped(np.full(len(t), int(d.at(np.array(0))) + s * c.parameters[0])),
+    }  # fmt: skip
+    if case.entry in known:
+        return known[case.entry]
+    if case.entry.startswith("matrix_"):
+        return _matrix_uniform if uniform else _matrix
+    return _rates([float(v) for v in data.at(np.arange(3))])[case.entry]

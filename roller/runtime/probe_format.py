@@ -1,0 +1,185 @@
+"""What a GPU probe asks of a device, as plain data: buffers, cases, and what their results must be.
+
+A plan travels in a bundle to a machine that has nothing but Python, NumPy and CuPy, and needs no specification
+there: sizes, steps and expected values are decided where it is made.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+#: Steps of the run whose results are compared.
+CHECK_STEPS = 3
+#: Elements of the random block that a buffer repeats; a prime, so that it never repeats in step with a walk.
+PERIOD = 65_521
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What an input buffer holds.
+
+    Parameters
+    ----------
+    kind
+        ``"ones"``; ``"random"`` integers; ``"small"`` integers from -2 to 2; ``"values"`` repeated; ``"chain"``: a
+        random cycle through words that lie ``pitch`` apart, each holding the place of the next.
+    words
+        32-bit words of the buffer.
+    dtype
+        ``"int32"`` or ``"float32"``.
+    pitch
+        Of a chain.
+    values
+        Of ``"values"``.
+
+    Examples
+    --------
+    >>> Contents("values", 4, "float32", values=(0.5, 1.0)).block().tolist()
+    [0.5, 1.0]
+    >>> chain = Contents("chain", 8, pitch=2).block()
+    >>> sorted(chain[::2].tolist())
+    [0, 2, 4, 6]
+    """
+
+    kind: Literal["ones", "random", "small", "values", "chain"]
+    words: int
+    dtype: Literal["int32", "float32"] = "int32"
+    pitch: int = 1
+    values: tuple[float, ...] = ()
+
+    def block(self) -> np.ndarray:
+        """Return the words that the buffer repeats from its start; all of it where it repeats nothing."""
+        return _block(self)
+
+    def at(self, places: np.ndarray) -> np.ndarray:
+        """Return the words at some places."""
+        block = self.block()
+        return np.asarray(block[np.asarray(places) % len(block)])
+
+
+@functools.lru_cache(maxsize=4)
+def _block(contents: Contents) -> np.ndarray:
+    rng = np.random.default_rng(20)
+    if contents.kind == "chain":
+        order = rng.permutation(contents.words // contents.pitch)
+        out = np.zeros(contents.words, np.int32)
+        out[order * contents.pitch] = np.roll(order, -1) * contents.pitch
+    elif contents.kind == "ones":
+        out = np.ones(min(1024, contents.words), np.int32)
+    elif contents.kind == "values":
+        out = np.array(contents.values)
+    else:
+        low, high = (0, 1 << 20) if contents.kind == "random" else (-2, 3)
+        out = rng.integers(low, high, min(PERIOD, contents.words))
+    out = np.ascontiguousarray(out, contents.dtype)
+    out.flags.writeable = False
+    return out
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kernel at one size, timed over ``n`` and ``2n`` steps.
+
+    Parameters
+    ----------
+    key
+        Its name in the plan, e.g. ``"walk_1 warps=64"``.
+    entry
+        Kernel.
+    grid, block
+        Blocks, and threads of each.
+    parameters
+        What the kernel finds in ``p[1:]``; ``p[0]`` is the number of steps.
+    seconds
+        Expected time of a step: the first guess of how many are needed, and the time on a null device.
+    input
+        Which of the plan's inputs.
+    advance
+        ``(place in p, words per step, modulo)``: where the next run must start so that nothing it reads is cached.
+    launches
+        A step is a launch of its own.
+    cycles_word
+        Word of the output that holds the cycles of the run.
+    cycles
+        Expected cycles of a step, where they are counted.
+    checks
+        ``((word of the output, its value after CHECK_STEPS steps), ...)``.
+    tolerance
+        Relative, of those values.
+    output_dtype
+        Of the output buffer.
+    """
+
+    key: str
+    entry: str
+    grid: int
+    block: int
+    parameters: tuple[int, ...]
+    seconds: float
+    input: int = 0
+    advance: tuple[int, int, int] | None = None
+    launches: bool = False
+    cycles_word: int | None = None
+    cycles: float = 0.0
+    checks: tuple[tuple[int, float], ...] = ()
+    tolerance: float = 0.0
+    output_dtype: Literal["int32", "float32"] = "int32"
+
+    @property
+    def threads(self) -> int:
+        """Threads of the launch."""
+        return self.grid * self.block
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All cases of one probe, the buffers they share, and the source of their kernels.
+
+    Parameters
+    ----------
+    name
+        That of the probe.
+    source
+        CUDA C or HIP C++, complete.
+    inputs
+        Input buffers; a case uses one.
+    output_words
+        32-bit words of the output buffer.
+    cases
+        In the order they run.
+    """
+
+    name: str
+    source: str
+    inputs: tuple[Contents, ...]
+    output_words: int
+    cases: tuple[Case, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready data."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Plan:
+        """Rebuild a plan; lists become tuples."""
+        inputs = tuple(Contents(**{**c, "values": tuple(c["values"])}) for c in data["inputs"])
+        cases = tuple(
+            Case(**{
+                **c, "parameters": tuple(c["parameters"]), "checks": tuple((w, v) for w, v in c["checks"]),
+                "advance": None if c["advance"] is None else tuple(c["advance"]),
+            })
+            for c in data["cases"]
+        )  # fmt: skip
+        return cls(**{**data, "inputs": inputs, "cases": cases})
+
+    @property
+    def key(self) -> str:
+        """SHA-256 over all of it: results belong to the plan they were measured for."""
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
