@@ -69,15 +69,16 @@ def refine(
 def _around(shop: Workshop, best: Candidate, known: set[str]) -> list[Candidate]:
     """Return the neighbours that were not tried and may be faster, best prediction first."""
     from roller.construction.neighbours import neighbours
-    from roller.perf.accuracy import ranking_error
+    from roller.perf.accuracy import kernel_family, ranking_error
 
+    own = kernel_family(best.program)
     found = neighbours(best.program, shop.expression, shop.spec, shop.options)
     return [
         c
         for c in found
         if str(c.program) not in known
         and math.log(c.estimate.seconds / best.estimate.seconds)
-        <= REACH * ranking_error(shop.spec, best.program, c.program)
+        <= REACH * ranking_error(shop.spec, kernel_family(c.program) == own)
     ]
 
 

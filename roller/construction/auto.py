@@ -1,22 +1,27 @@
-"""Which candidates are worth timing: those the model cannot tell from its favourite."""
+"""Which candidates are worth timing: those the model cannot tell from its favourite, as long as one more may pay."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+
+import numpy as np
 
 from roller.construction.constructor import Candidate
 from roller.hardware import DeviceSpec
 from roller.perf.accuracy import kernel_family, ranking_error
 
+#: Expected gain, relative, for which one more candidate is timed: about what a measurement can tell apart.
+GAIN = 0.02
+#: Points of the integral over the fastest of several uncertain times, and sigmas to either side.
+_POINTS, _SIGMAS = 241, 5.0
+
 
 def worth_timing(candidates: Sequence[Candidate], spec: DeviceSpec) -> tuple[int, ...]:
     """Return the positions of the candidates ``top_k="auto"`` times; one position means that none needs to be.
 
-    A candidate is worth timing where its predicted interval overlaps that of the first: where the ratio of the two
-    predictions is within one expected error of such ratios (``accuracy.ranking_error``). Of candidates that share a
-    kernel (:func:`roller.perf.accuracy.kernel_family`) only the best one is: how they differ is predicted well, and a
-    measurement would tell them apart no better.
+    Of candidates that share a kernel (:func:`roller.perf.accuracy.kernel_family`) only the best one is: how they
+    differ is predicted well. See :func:`uncertain` for the others.
 
     Parameters
     ----------
@@ -38,12 +43,59 @@ def worth_timing(candidates: Sequence[Candidate], spec: DeviceSpec) -> tuple[int
     >>> worth_timing(found[:1], spec), len(worth_timing(found, spec)) < 10
     ((0,), True)
     """
-    first = candidates[0]
-    kept, families = [0], {kernel_family(first.program)}
-    for n, c in enumerate(candidates):
-        family = kernel_family(c.program)
-        behind = math.log(c.estimate.seconds / first.estimate.seconds)
-        if family not in families and behind < ranking_error(spec, first.program, c.program):
-            kept.append(n)
-            families.add(family)
+    seconds = [c.estimate.seconds for c in candidates]
+    families = [kernel_family(c.program) for c in candidates]
+    return uncertain(seconds, families, ranking_error(spec))
+
+
+def uncertain(seconds: Sequence[float], families: Sequence[Hashable], error: float) -> tuple[int, ...]:
+    """Return the positions of the best of each family that may well be faster than the first.
+
+    One is left out where its predicted interval does not overlap that of the first (their predicted ratio is beyond
+    ``error``), or where timing it beside those before it is expected to gain less than :data:`GAIN`: of many that are
+    predicted alike, the third and fourth add little.
+
+    Parameters
+    ----------
+    seconds
+        Predicted, ascending.
+    families
+        What the kernel of each is known by.
+    error
+        Expected error (one sigma of the logarithm) of the ratio of two predictions.
+
+    Notes
+    -----
+    The expected gain is that of the minimum of independent normal errors of ``error / sqrt(2)`` each.
+
+    Examples
+    --------
+    >>> uncertain([1.0, 1.01, 1.05, 1.2], ["a", "a", "b", "c"], 0.1)
+    (0, 2)
+    >>> uncertain([1.0] * 10, range(10), 0.1)
+    (0, 1)
+    >>> uncertain([1.0] * 10, range(10), 0.03)
+    (0,)
+    """
+    kept, behind, known = [0], [0.0], {families[0]}
+    for n, (s, family) in enumerate(zip(seconds, families, strict=True)):
+        gap = math.log(s / seconds[0])
+        if family in known or gap >= error:
+            continue
+        if _expected_least(behind, error) - _expected_least([*behind, gap], error) < GAIN:
+            break  # those that follow are predicted slower still
+        known.add(family)
+        kept.append(n)
+        behind.append(gap)
     return tuple(kept)
+
+
+def _expected_least(means: Sequence[float], error: float) -> float:
+    """Return the expected minimum of normal variables; any two differ by a deviation of ``error``."""
+    sigma = error / math.sqrt(2)
+    x = np.linspace(min(means) - _SIGMAS * sigma, min(means) + _SIGMAS * sigma, _POINTS)
+    above = np.ones_like(x)
+    for m in means:
+        above = above * np.array([math.erfc((v - m) / error) / 2 for v in x])
+    steps = (above[1:] + above[:-1]) / 2 * np.diff(x)
+    return float(x[0] + steps.sum())

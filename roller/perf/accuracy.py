@@ -41,9 +41,17 @@ def prediction_error(spec: DeviceSpec, bottleneck: str) -> float:
     return own if own is not None else _field(spec, "prediction_error")
 
 
-def ranking_error(spec: DeviceSpec, one: RProgram, other: RProgram) -> float:
-    """Return the expected relative error (one sigma) of the predicted ratio of two candidates of one expression."""
-    return _field(spec, "same_kernel_error" if kernel_family(one) == kernel_family(other) else "ranking_error")
+def ranking_error(spec: DeviceSpec, same_kernel: bool = False) -> float:
+    """Return the expected relative error (one sigma) of the predicted ratio of two candidates of one expression.
+
+    Parameters
+    ----------
+    spec
+        The device.
+    same_kernel
+        Whether the two share a kernel (:func:`kernel_family`).
+    """
+    return _field(spec, "same_kernel_error" if same_kernel else "ranking_error")
 
 
 def kernel_family(program: RProgram) -> tuple[Any, ...]:

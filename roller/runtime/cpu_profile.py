@@ -56,7 +56,7 @@ class Bench:
     ) -> dict[str, Record]:
         """Run every artifact on the inputs; time the correct ones where asked. See :func:`profile`."""
         records: dict[str, Record] = {}
-        found = self._correct(artifacts, records)
+        found = self.correct(artifacts, records)
         if not timed:
             records.update({c.name: Record(c.name, "checked", build_s=_build_s(artifacts[c.name])) for c in found})
             return records
@@ -65,8 +65,8 @@ class Bench:
             records[name] = Record(name, status, measured_s=timing.median_s, build_s=_build_s(artifacts[name]))
         return records
 
-    def _correct(self, artifacts: Mapping[str, KernelArtifact], records: dict[str, Record]) -> Iterator[Contender]:
-        """Check one kernel at a time (each holds packed copies of its constants); what fails goes to ``records``."""
+    def correct(self, artifacts: Mapping[str, KernelArtifact], records: dict[str, Record]) -> Iterator[Contender]:
+        """Yield the correct kernels, one at a time (each holds packed constants); what fails goes to ``records``."""
         # All artifacts of one compilation have the same constants.
         positions = {c.position for a in artifacts.values() for c in a.constants}
         values = {n: self.inputs[n].tobytes() for n in positions}

@@ -8,11 +8,11 @@ import pytest
 
 import roller
 from roller import ops
-from roller.construction.auto import worth_timing
+from roller.construction.auto import GAIN, uncertain, worth_timing
 from roller.hardware import load_spec
 from roller.perf.accuracy import kernel_family
 
-SPEC = load_spec("v100").with_overrides({"accuracy.ranking_error": 0.1, "accuracy.same_kernel_error": 0.04})
+SPEC = load_spec("v100").with_overrides({"accuracy.ranking_error": 0.2, "accuracy.same_kernel_error": 0.04})
 FOUND = roller.construct(ops.matmul(1024, 1024, 1024), SPEC, top_k=10)
 
 
@@ -30,8 +30,8 @@ def ranked(*ratios, same_kernel=()):
 @pytest.mark.parametrize(
     ("ratios", "same", "kept"),
     [
-        ((1.0, 1.05, 1.09, 1.2, 1.5), (0,), (0, 1, 2)),  # within one ranking error
-        ((1.0, 1.2, 1.3), (0,), (0,)),  # nothing overlaps
+        ((1.0, 1.05, 1.09, 1.25, 1.5), (0,), (0, 1, 2)),  # within one ranking error
+        ((1.0, 1.25, 1.3), (0,), (0,)),  # nothing overlaps
         ((1.0, 1.0, 1.05, 1.05), (0, 1, 2), (0, 3)),  # one of each kernel
         ((1.0,), (0,), (0,)),
         ((1.0, 1.0, 1.0), (0, 1, 2), (0,)),
@@ -52,3 +52,17 @@ def test_a_surer_model_times_less():
     assert counts == sorted(counts)
     assert counts[0] < counts[-1]
     assert counts[-1] == len({kernel_family(c.program) for c in FOUND})
+
+
+def test_of_many_predicted_alike_the_next_one_adds_little():
+    counts = [len(uncertain([1.0] * 10, range(10), error)) for error in (0.02, 0.05, 0.1, 0.15, 0.25, 0.5)]
+    assert counts == sorted(counts)
+    assert counts[0] == 1 and counts[-1] > 4
+    assert counts[3] == 3
+
+
+def test_the_expected_gain_of_a_second_one_is_the_textbook_s():
+    # E[min(X, Y)] of two normals with mean 0 and deviation s is -s / sqrt(pi).
+    just = GAIN * (2 * 3.141592653589793) ** 0.5
+    assert len(uncertain([1.0, 1.0], "ab", just * 1.01)) == 2
+    assert len(uncertain([1.0, 1.0], "ab", just * 0.99)) == 1
