@@ -20,7 +20,7 @@ LAYER_NAMES: dict[str, tuple[str, ...]] = {
 #: Instruction classes every device must give a rate for.
 OPERATION_CLASSES = ("fma", "add", "special", "convert", "issue", "load_store")
 #: Further classes a device may give a rate for, alone or per dtype (``matrix.float16``).
-OPTIONAL_CLASSES = ("matrix",)
+OPTIONAL_CLASSES = ("matrix", "integer")
 #: Dtypes a rate may be given for.
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "int32")
 #: Range of an instruction rate.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from roller.expr import SPATIAL, Index, Load, Stage, Tensor, Term
-from roller.tile.geometry import Geometry
+from roller.tile.geometry import Geometry, Ints
 from roller.tile.program import RProgram
 
 
@@ -58,6 +58,33 @@ def tile_layout(stage: Stage, load: Load, tensor: Tensor, tile: Mapping[str, int
         return TileLayout(dims, tuple(i.range(tile)[1] + 1 for i in dims))
     axes = _axes_order(stage, load, tensor)
     return TileLayout(tuple(Index((Term(a),)) for a in axes), tuple(tile[a] for a in axes), axes)
+
+
+def staged_axes(stage: Stage, load: Load, tensor: Tensor) -> tuple[str, ...]:
+    """Return the axes a staged tile is indexed by; empty where it is a box of the tensor."""
+    return tile_layout(stage, load, tensor, stage.extents).axes
+
+
+#: Rounds of a copy against those of one without idle threads: address arithmetic saved is worth this many.
+IDLE_ROUNDS = 1.5
+
+
+def copy_lead(counts: Ints, threads: Ints) -> Ints:
+    """Return how many leading dimensions of staged tiles the rounds of their copies step over, ``(N,)``.
+
+    All threads of a round share the trailing ones, so that the addresses of all rounds differ by constants and
+    cost neither arithmetic nor registers. Threads that find no row idle; where too many would, the tile is copied as
+    one run. ``counts`` are vectors per dimension ``(N, dimensions)``, ``threads`` the threads of a block ``(N,)``.
+    """
+    rank = counts.shape[1]
+    best = -(-counts.prod(axis=1) // threads)
+    found = np.full(len(counts), rank, np.int64)
+    for lead in range(rank - 1, -1, -1):
+        columns = np.maximum(1, counts[:, lead:].prod(axis=1))
+        rows = counts[:, :lead].prod(axis=1)
+        rounds = -(-rows // np.maximum(1, threads // columns))
+        found = np.where((columns <= threads) & (rounds <= IDLE_ROUNDS * best), lead, found)
+    return found
 
 
 def row_axis(stage: Stage, load: Load, tensor: Tensor) -> str | None:

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from roller.codegen.gpu.access import VECTOR_BYTES, vectorizable
 from roller.codegen.gpu.context import Context, compute_dtype, index_conditions
 from roller.codegen.gpu.nest import (
@@ -32,13 +34,11 @@ from roller.codegen.gpu.nest import (
 from roller.expr import COMBINERS, Cast, Index, Load, Stage, Tensor
 from roller.te.compat import tirx
 from roller.te.emit import constant, emit_bounds, emit_index
-from roller.tile.layout import TileLayout, tile_layout
+from roller.tile.layout import TileLayout, copy_lead, tile_layout
 
 #: Elements one thread has on their way to the scratchpad at most: an unrolled copy holds them, and their
 #: addresses, in registers beside the accumulators.
 _IN_FLIGHT = 16
-#: Rounds of a copy against those of one without idle threads: address arithmetic saved is worth this many.
-_IDLE = 1.5
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def copy_tile(
     """
     width = _copy_width(ctx, t, domain)
     counts = (*t.layout.extents[:-1], t.layout.extents[-1] // width)
-    lead = _leading(counts, threads)
+    lead = int(copy_lead(np.array([counts]), np.array([threads]))[0])
     rows, columns = math.prod(counts[:lead]), math.prod(counts[lead:])
     together = threads // columns
     rounds = -(-rows // together)
@@ -154,21 +154,6 @@ def copy_tile(
         return when([*idle, *([row < rows] if groups * unrolled * together > rows else [])], body)
 
     return loop("copy", groups, lambda g: loop("c", unrolled, lambda c: one(g * unrolled + c), unroll=True))
-
-
-def _leading(counts: Sequence[int], threads: int) -> int:
-    """Return how many leading dimensions of a tile the rounds of its copy step over.
-
-    All threads of a round share the trailing ones, so that the addresses of all rounds differ by constants
-    and cost neither arithmetic nor registers. Threads that find no row idle; where too many would, the
-    tile is copied as one run.
-    """
-    best = -(-math.prod(counts) // threads)
-    for lead in range(len(counts)):
-        columns = math.prod(counts[lead:])
-        if columns <= threads and -(-math.prod(counts[:lead]) // (threads // columns)) <= _IDLE * best:
-            return lead
-    return len(counts)
 
 
 def _source(

@@ -12,6 +12,7 @@ from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.gpu.occupancy import row_elements
 from roller.perf.gpu.traffic import COPY_INSTRUCTIONS
+from roller.perf.phases import overlapped
 from roller.tile.geometry import Floats, Ints
 
 
@@ -56,14 +57,27 @@ class Work:
     steps: Floats
     chain: float
     combine: Floats
+    side_by_side: bool
 
-    def cycles(self, blocks: Ints | float, schedulers: int) -> Floats:
+    def arithmetic(self, blocks: Ints | float, schedulers: int) -> Floats:
         """Return cycles one unit needs for the arithmetic of ``blocks`` co-resident blocks."""
         teus = self.teus * blocks
         share = teus / schedulers
         busy = self.chain + np.maximum(1.0, share) * self.fma + share * self.overhead
         group = np.maximum(np.maximum(busy, share * self.issue), teus * self.scratchpad)
-        return np.asarray(self.steps * (self.groups * group + share * self.copies) + self.combine + share * self.finish)
+        return np.asarray(self.steps * self.groups * group + self.combine)
+
+    def copying(self, blocks: Ints | float, schedulers: int) -> Floats:
+        """Return cycles one unit needs for the instructions that copy and store the tiles of ``blocks`` blocks."""
+        return np.asarray(self.teus * blocks / schedulers * (self.steps * self.copies + self.finish))
+
+    def cycles(self, blocks: Ints | float, schedulers: int, groups: Ints | float) -> Floats:
+        """Return cycles one unit is busy with ``blocks`` blocks, of which ``groups`` are out of step."""
+        arithmetic, copying = self.arithmetic(blocks, schedulers), self.copying(blocks, schedulers)
+        if not self.side_by_side:
+            return arithmetic + copying
+        issue = self.teus * blocks / schedulers * self.steps * self.groups * self.issue + copying
+        return np.maximum(overlapped(copying, arithmetic, groups), issue)
 
 
 def block_work(batch: TileBatch, spec: DeviceSpec, vectors: Floats) -> Work:
@@ -104,6 +118,7 @@ def block_work(batch: TileBatch, spec: DeviceSpec, vectors: Floats) -> Work:
         steps=batch.steps.astype(np.float64),
         chain=latency,
         combine=combine,
+        side_by_side="integer" in per_unit,
     )
 
 

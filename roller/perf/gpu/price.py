@@ -35,8 +35,8 @@ def lower_bound_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
     blocks = batch.blocks
     full = blocks // (occ * spec.units)
     rest = blocks - full * occ * spec.units
-    cycles = full * work.cycles(occ, schedulers)
-    cycles = cycles + (rest > 0) * work.cycles(np.maximum(-(-rest // spec.units), 1), schedulers)
+    cycles = full * work.arithmetic(occ, schedulers)
+    cycles = cycles + (rest > 0) * work.arithmetic(np.maximum(-(-rest // spec.units), 1), schedulers)
     return np.where(resident > 0, cycles / spec.clock_hz, np.inf)
 
 
@@ -60,7 +60,8 @@ def price(batch: TileBatch, spec: DeviceSpec, scratchpad: Ints | None = None) ->
     total = np.zeros(len(batch))
     flight = loads_in_flight(batch)
     work = block_work(batch, spec, vectors)
-    alone = work.cycles(1.0, spec.teu.schedulers_per_unit) / spec.clock_hz
+    alone = work.cycles(1.0, spec.teu.schedulers_per_unit, 1.0) / spec.clock_hz
+    out_of_step = spec.execution.overlap_blocks or float("inf")
     hops = batch.steps + 1 if batch.staged else np.minimum(batch.steps + 1, 2)
     barrier_s = 2 * spec.execution.barrier_s * bool(batch.staged)
     chain = alone + hops * (spec.layer("global").latency_s or 0.0) + batch.steps * barrier_s
@@ -70,8 +71,9 @@ def price(batch: TileBatch, spec: DeviceSpec, scratchpad: Ints | None = None) ->
         dram = dram_bytes * share / dram_bandwidth(spec, teus * active)
         l2 = l2_bytes * share / spec.layer("l2").bandwidth_bytes_per_s
         memory = np.maximum(dram, l2)
-        compute = work.cycles(b, spec.teu.schedulers_per_unit) / spec.clock_hz
-        total = total + count * np.maximum(overlapped(memory, compute, b), chain)
+        groups = np.minimum(b, out_of_step)
+        compute = work.cycles(b, spec.teu.schedulers_per_unit, groups) / spec.clock_hz
+        total = total + count * np.maximum(overlapped(memory, compute, groups), chain)
         for key, value in (("compute_s", compute), ("dram_s", dram), ("l2_s", l2), ("latency_s", chain)):
             terms[key] = terms[key] + count * value if key in terms else count * value
     launches = 1 + (batch.split_k > 1)

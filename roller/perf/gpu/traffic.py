@@ -7,6 +7,7 @@ import numpy as np
 from roller.expr import DTYPE_BYTES
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
+from roller.perf.gpu.copies import copy_instructions
 from roller.tile.geometry import Access, Floats, Ints
 from roller.tile.transactions import tile_transaction_bytes, touched_bytes
 
@@ -42,9 +43,13 @@ def global_traffic(batch: TileBatch, spec: DeviceSpec, resident: Ints) -> tuple[
         again = a.loaded_elements(block) * a.tensor.itemsize_bytes * share[a.tensor.name]
         dram = dram + (touched if a.tensor.nbytes <= capacity else np.maximum(touched, again))
         width = np.clip(np.minimum(alignment, 16) // a.tensor.itemsize_bytes, 1, None)
-        cost = COPY_INSTRUCTIONS + _address_instructions(a, block)
-        if any(a is x for x in g.loads):  # an epilogue's operands come once per tile, with the store
-            vectors = vectors + elements / np.where(a.gather | (a.bounds > 0), 1, width) * cost
+        width = np.where(a.gather | (a.bounds > 0) | (a.lattice[-1:] > 1).any(), 1, width)
+        if not any(a is x for x in g.loads):  # an epilogue's operands come once per tile, with the store
+            continue
+        if batch.staged:
+            vectors = vectors + copy_instructions(a, batch, width)
+        else:
+            vectors = vectors + elements / width * (COPY_INSTRUCTIONS + _address_instructions(a, block))
     moved, _ = tile_transaction_bytes(g.store, block, transaction)
     stored = g.store.tensor.nbytes * np.maximum(1.0, moved / (g.store.elements(block) * g.store.tensor.itemsize_bytes))
     partial_bytes = (

@@ -1,0 +1,88 @@
+"""Instructions of cooperative copies into the scratchpad: loads and stores, and the arithmetic of their addresses.
+
+The rounds of a copy step over the leading dimensions of the staged tile, as the template lays them out
+(:func:`roller.tile.layout.copy_lead`); what only depends on the thread is computed once per copy, the rest per element
+or vector. The counts are those of machine code (sm_75, NVRTC 12.9) of two dozen matmuls, convolutions and poolings,
+rounded; single kernels lie within a factor of two.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from roller.expr import Load
+from roller.perf.batch import TileBatch
+from roller.tile.geometry import Access, Floats, Ints
+from roller.tile.layout import copy_lead, staged_axes
+
+#: Instructions per copied element or vector: a load, a store, half a predicate or pointer step.
+COPY_INSTRUCTIONS = 2.5
+#: Instructions of one thread per staged tile and step: its own position and pointers.
+SETUP_INSTRUCTIONS = 12.0
+#: A division with its remainder by a constant, and by a power of two.
+DIVISION_INSTRUCTIONS, SHIFT_INSTRUCTIONS = 8.0, 2.0
+#: Two comparisons and the branch around a load; where the position does not change from round to round.
+GUARD_INSTRUCTIONS, KEPT_GUARD_INSTRUCTIONS = 6.0, 1.0
+#: One quasi-affine term of an index (a quotient or remainder) whose axis changes from round to round.
+QUASI_INSTRUCTIONS = 6.0
+
+
+def copy_instructions(access: Access, batch: TileBatch, width: Ints) -> Floats:
+    """Return the instructions all threads of a block issue to stage one data tile, ``(N,)``.
+
+    ``width`` elements are copied at once. Threads that idle in a round issue its instructions all the same.
+    """
+    threads = batch.threads_per_block
+    axes = staged_axes(batch.geometry.expr.anchor, _load(batch, access), access.tensor)
+    positions = [batch.geometry.names.index(a) for a in axes]
+    counts = batch.block[:, positions] if axes else access.extents(batch.block)
+    if not counts.shape[1]:
+        return np.asarray(COPY_INSTRUCTIONS * threads)
+    counts = counts.copy()
+    counts[:, -1] = -(-counts[:, -1] // width)
+    lead = copy_lead(counts, threads)
+    rank = counts.shape[1]
+    changes = np.arange(rank)[None, :] < lead[:, None]  # dimensions that differ from round to round
+    outer = np.where(changes, counts, 1).prod(axis=1)
+    together = np.maximum(1, threads // np.maximum(1, np.where(changes, 1, counts).prod(axis=1)))
+    rounds = -(-outer // np.where(lead == rank, threads, together))
+    each = COPY_INSTRUCTIONS + _divisions(counts, changes)
+    if axes:
+        each = each + _index_instructions(access, positions, changes)
+    else:
+        for d in range(rank):
+            guarded = access.bounds and bool(access.constants[d] or access.windows[d])
+            each = each + (np.where(changes[:, d], GUARD_INSTRUCTIONS, KEPT_GUARD_INSTRUCTIONS) if guarded else 0.0)
+    return np.asarray(threads * (rounds * each + SETUP_INSTRUCTIONS))
+
+
+def _load(batch: TileBatch, access: Access) -> Load:
+    anchor = batch.geometry.expr.anchor
+    return next(x for x in anchor.loads if x.tensor == access.tensor.name and x.index == access.index)
+
+
+def _divisions(counts: Ints, changes: np.ndarray) -> Floats:
+    """Instructions that split the number of an element over the dimensions that change, ``(N,)``."""
+    total = np.zeros(len(counts))
+    wide = changes & (counts > 1)
+    for d in range(counts.shape[1] - 1, 0, -1):
+        split = wide[:, d] & wide[:, :d].any(axis=1)
+        shift = (counts[:, d] & (counts[:, d] - 1)) == 0
+        total = total + np.where(split, np.where(shift, SHIFT_INSTRUCTIONS, DIVISION_INSTRUCTIONS), 0.0)
+    return total
+
+
+def _index_instructions(access: Access, positions: list[int], changes: np.ndarray) -> Floats:
+    """Instructions of quasi-affine indices and of guards of a tile staged by axes, ``(N,)``."""
+    total = np.zeros(len(changes))
+    column = {access.axis_names[p]: d for d, p in enumerate(positions)}
+    for i in access.index:
+        moving = np.zeros(len(changes), bool)
+        for t in i.terms:
+            moves = changes[:, column[t.axis]] if t.axis in column else np.zeros(len(changes), bool)
+            moving = moving | moves
+            if not t.is_affine:
+                total = total + QUASI_INSTRUCTIONS * moves
+        if access.bounds and i.const:
+            total = total + np.where(moving, GUARD_INSTRUCTIONS, KEPT_GUARD_INSTRUCTIONS)
+    return total
