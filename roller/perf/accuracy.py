@@ -17,6 +17,7 @@ UNVALIDATED = {"prediction_error": 0.5, "ranking_error": 0.25, "same_kernel_erro
 #: Field of ``accuracy`` by the term that bounds an estimate.
 _FIELD = {
     "compute": "compute_error",
+    "copy": "compute_error",
     "dram": "memory_error",
     "l2": "memory_error",
     "l3": "memory_error",

@@ -18,7 +18,7 @@ from roller.tile.program import RProgram
 #: Rows priced before bounds are compared.
 _PRICED_FIRST = 384
 #: Time terms that compete for the bottleneck.
-_STAGES = ("compute_s", "dram_s", "l2_s", "l3_s", "latency_s", "launch_s")
+_STAGES = ("compute_s", "copy_s", "dram_s", "l2_s", "l3_s", "latency_s", "launch_s")
 
 
 def price(batch: TileBatch, spec: DeviceSpec) -> Mapping[str, Floats]:

@@ -25,18 +25,27 @@ def overlapped(memory_s: Floats, compute_s: Floats, blocks: Ints | Floats | int)
     return np.asarray(longest * (1.0 - rho ** (blocks + 1)) / (1.0 - rho**blocks))
 
 
-def overlapped_phases(phases_s: Sequence[Floats], groups: Floats | float) -> Floats:
-    """Return the time of several phases that ``groups`` (one or two, or between) customers alternate in.
+def alternating(phases_s: Sequence[Floats], customers: Floats | Ints) -> Floats:
+    """Return the time in which all customers have gone once through several phases, each phase serving one at a time.
 
-    Mean value analysis of a closed network, exact for one and for two customers: with the phases' sum ``S`` one
-    customer after the other needs ``S``, two need ``(S + sum(D**2) / S) / 2`` each; never less than the longest phase.
+    Mean value analysis of a closed network: ``phases_s`` are the phases of all ``customers`` together. One customer
+    needs their sum; the more there are, the more the shorter phases hide behind the longest. Between whole numbers
+    of customers the time is interpolated.
 
     Examples
     --------
     >>> two = (np.array(1.0), np.array(1.0))
-    >>> float(overlapped_phases(two, 1.0)), float(overlapped_phases(two, 2.0))
+    >>> float(alternating(two, np.array(1.0))), float(alternating(two, np.array(2.0)))
     (2.0, 1.5)
     """
     total = np.maximum(sum(phases_s, np.zeros(())), 1e-30)
-    both = 0.5 * (total + sum((d * d for d in phases_s), np.zeros(())) / total)
-    return np.asarray(both + (total - both) * np.clip(2.0 - groups, 0.0, 1.0))
+    time = total + np.zeros_like(np.asarray(customers, np.float64))
+    queues = [d / total for d in phases_s]
+    previous = total
+    for n in range(2, int(np.ceil(np.max(customers, initial=1.0))) + 1):
+        waits = [d * (1.0 + q) for d, q in zip(phases_s, queues, strict=True)]
+        cycle = np.maximum(sum(waits, np.zeros(())), 1e-30)
+        queues = [n * w / cycle for w in waits]
+        time = np.where(customers > n - 1, previous + (cycle / n - previous) * np.minimum(customers - n + 1, 1.0), time)
+        previous = cycle / n
+    return np.asarray(time)

@@ -12,7 +12,6 @@ from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.gpu.occupancy import row_elements
 from roller.perf.gpu.traffic import COPY_INSTRUCTIONS
-from roller.perf.phases import overlapped
 from roller.tile.geometry import Floats, Ints
 
 
@@ -43,7 +42,8 @@ class Work:
 
     ``fma`` and ``overhead`` are cycles per TEU and register group (FMA pipe; operand loads and loop), ``issue`` its
     issue slots, ``scratchpad`` its wavefronts, ``copies`` and ``finish`` issue slots per TEU and step, and once at
-    the end; ``groups`` register groups per step; ``chain`` latency of one group, ``combine`` of the final exchange.
+    the end; ``groups`` register groups per step; ``chain`` latency of one group, ``combine`` of the final exchange;
+    ``side_by_side``: integer instructions have pipes of their own, so that copies run beside the arithmetic of others.
     """
 
     teus: Floats
@@ -63,7 +63,8 @@ class Work:
         """Return cycles one unit needs for the arithmetic of ``blocks`` co-resident blocks."""
         teus = self.teus * blocks
         share = teus / schedulers
-        busy = self.chain + np.maximum(1.0, share) * self.fma + share * self.overhead
+        # TEUs do not move between schedulers, and a block waits for its slowest.
+        busy = self.chain + np.ceil(share) * self.fma + share * self.overhead
         group = np.maximum(np.maximum(busy, share * self.issue), teus * self.scratchpad)
         return np.asarray(self.steps * self.groups * group + self.combine)
 
@@ -71,13 +72,10 @@ class Work:
         """Return cycles one unit needs for the instructions that copy and store the tiles of ``blocks`` blocks."""
         return np.asarray(self.teus * blocks / schedulers * (self.steps * self.copies + self.finish))
 
-    def cycles(self, blocks: Ints | float, schedulers: int, groups: Ints | float) -> Floats:
-        """Return cycles one unit is busy with ``blocks`` blocks, of which ``groups`` are out of step."""
-        arithmetic, copying = self.arithmetic(blocks, schedulers), self.copying(blocks, schedulers)
-        if not self.side_by_side:
-            return arithmetic + copying
-        issue = self.teus * blocks / schedulers * self.steps * self.groups * self.issue + copying
-        return np.maximum(overlapped(copying, arithmetic, groups), issue)
+    def issuing(self, blocks: Ints | float, schedulers: int) -> Floats:
+        """Return cycles in which the schedulers can issue all instructions of ``blocks`` blocks."""
+        share = self.teus * blocks / schedulers
+        return np.asarray(share * self.steps * self.groups * self.issue + self.copying(blocks, schedulers))
 
 
 def block_work(batch: TileBatch, spec: DeviceSpec, vectors: Floats) -> Work:

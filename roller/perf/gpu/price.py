@@ -1,14 +1,14 @@
 """The GPU half of the micro performance model: a block's phases, occupancy, waves.
 
-A block alternates a memory phase (global memory through L2 into scratchpad or registers) and a compute
-phase (operands from scratchpad, arithmetic). Phases of one block follow each other and ``b`` co-resident
-blocks overlap: a closed queueing network of two stations and ``b`` customers. With memory time ``M``,
-compute time ``C`` and ``rho = min / max`` a unit needs ``max(M, C) * (1 - rho**(b+1)) / (1 - rho**b)``: the sum
-for one block, the larger for many; and never less than the latency chain of one block. Waves of blocks
-repeat that; the tail wave is paid for the blocks it really has. Sources: Roller (OSDI'22) sections 3.3
-and 3.4; Buzen's throughput of a balanced central-server model; the rate of a register tile follows the
-published V100 tables (``v100_sm_gflops.csv``): a reduction step of ``w`` warps per scheduler with ``r``
-accumulators takes ``step_latency + w * (r * fma_cycles + step_issue)``.
+A block goes again and again through phases: its tiles come through L2 and DRAM, its threads copy them (loads, stores,
+addresses), its arithmetic reads them. Blocks of one unit hide each other's phases: a closed queueing network whose
+stations are the phases. Blocks that start together share every pipe evenly and so stay in step; only
+``overlap_blocks`` groups of them alternate, however many are resident, and they are the network's customers. A wave
+needs that time, never less than the latency chain of one block, nor than its instructions need to be issued. Waves of
+blocks repeat it; the tail wave is paid for the blocks it really has. Sources: Roller (OSDI'22) sections 3.3 and 3.4;
+Reiser's mean value analysis; the rate of a register tile follows the published V100 tables (``v100_sm_gflops.csv``): a
+reduction step of ``w`` warps per scheduler with ``r`` accumulators takes ``step_latency + w * (r * fma_cycles +
+step_issue)``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from roller.perf.batch import TileBatch
 from roller.perf.gpu.compute import block_work
 from roller.perf.gpu.occupancy import occupancy, scratchpad_bytes
 from roller.perf.gpu.traffic import dram_bandwidth, global_traffic, loads_in_flight
-from roller.perf.phases import overlapped
+from roller.perf.phases import alternating
 from roller.tile.geometry import Floats, Ints
 
 Terms = dict[str, Floats]
@@ -43,9 +43,9 @@ def lower_bound_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
 def price(batch: TileBatch, spec: DeviceSpec, scratchpad: Ints | None = None) -> Terms:
     """Price a batch on a GPU.
 
-    Returns arrays by name: ``seconds`` (infinite where a block cannot run) and its terms: ``compute_s``, ``dram_s``,
-    ``l2_s``, ``latency_s``, ``launch_s``, ``dram_bytes``, ``l2_bytes``, ``scratchpad_bytes``, ``registers``,
-    ``blocks_per_unit``, ``waves``.
+    Returns arrays by name: ``seconds`` (infinite where a block cannot run) and its terms: ``compute_s``, ``copy_s``,
+    ``dram_s``, ``l2_s``, ``latency_s``, ``launch_s``, ``dram_bytes``, ``l2_bytes``, ``scratchpad_bytes``,
+    ``registers``, ``blocks_per_unit``, ``waves``.
     """
     pad = scratchpad_bytes(batch) if scratchpad is None else scratchpad
     resident, registers = occupancy(batch, spec, pad)
@@ -60,7 +60,8 @@ def price(batch: TileBatch, spec: DeviceSpec, scratchpad: Ints | None = None) ->
     total = np.zeros(len(batch))
     flight = loads_in_flight(batch)
     work = block_work(batch, spec, vectors)
-    alone = work.cycles(1.0, spec.teu.schedulers_per_unit, 1.0) / spec.clock_hz
+    schedulers = spec.teu.schedulers_per_unit
+    alone = (work.arithmetic(1.0, schedulers) + work.copying(1.0, schedulers)) / spec.clock_hz
     out_of_step = spec.execution.overlap_blocks or float("inf")
     hops = batch.steps + 1 if batch.staged else np.minimum(batch.steps + 1, 2)
     barrier_s = 2 * spec.execution.barrier_s * bool(batch.staged)
@@ -71,10 +72,14 @@ def price(batch: TileBatch, spec: DeviceSpec, scratchpad: Ints | None = None) ->
         dram = dram_bytes * share / dram_bandwidth(spec, teus * active)
         l2 = l2_bytes * share / spec.layer("l2").bandwidth_bytes_per_s
         memory = np.maximum(dram, l2)
-        groups = np.minimum(b, out_of_step)
-        compute = work.cycles(b, spec.teu.schedulers_per_unit, groups) / spec.clock_hz
-        total = total + count * np.maximum(overlapped(memory, compute, groups), chain)
-        for key, value in (("compute_s", compute), ("dram_s", dram), ("l2_s", l2), ("latency_s", chain)):
+        arithmetic, copying = (f(b, schedulers) / spec.clock_hz for f in (work.arithmetic, work.copying))
+        phases = (memory, arithmetic, copying) if work.side_by_side else (memory, arithmetic + copying)
+        slowest = np.maximum(
+            alternating(phases, np.minimum(b, out_of_step)), work.issuing(b, schedulers) / spec.clock_hz
+        )
+        total = total + count * np.maximum(slowest, chain)
+        named = {"compute_s": arithmetic, "copy_s": copying, "dram_s": dram, "l2_s": l2, "latency_s": chain}
+        for key, value in named.items():
             terms[key] = terms[key] + count * value if key in terms else count * value
     launches = 1 + (batch.split_k > 1)
     terms["launch_s"] = np.asarray(launches * spec.execution.launch_s, np.float64)
