@@ -109,6 +109,20 @@ class Access:
                 total *= self._extent(d, tiles)
         return total
 
+    def points(self, tiles: Ints) -> Ints:
+        """Different elements that the points of a tile read, ``(N,)``.
+
+        As :meth:`elements`, without what a stride leaves out between them.
+        """
+        total = np.ones(len(tiles), np.int64)
+        if self.gather:
+            return self.elements(tiles)
+        for d, moves in enumerate(self._moves):
+            if moves:
+                several = tiles[:, [a for a, _ in moves]].prod(axis=1)
+                total *= np.minimum(self._extent(d, tiles), several)
+        return total
+
     def allocated_elements(self, tiles: Ints) -> Ints:
         """Elements the staged copy of a data tile occupies, ``(N,)``.
 

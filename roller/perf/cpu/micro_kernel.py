@@ -36,7 +36,7 @@ def micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec, lanes: int) -> tuple
     vectors = vector_operations(batch, lanes).astype(np.float64)
     width = spec.teu.lanes
     fma = sum(vectors * n * width / rate[c] for c, n in instruction_mix(anchor.body, anchor.combiner).items())
-    loads = gathers = np.zeros(len(batch))
+    loads = gathers = scattered = np.zeros(len(batch))
     unrolled, steps = _unrolled(batch, vectors)
     for a in g.loads:
         elements = _elements_per_step(a, v, register, unrolled, steps)
@@ -44,15 +44,21 @@ def micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec, lanes: int) -> tuple
             loads = loads + elements
         elif _lanes_together(a, v, a.tensor.name in batch.staged):
             vectors_read = elements / np.minimum(lanes, np.maximum(1, register[:, v]))
-            loads = loads + vectors_read * (1.0 + _split_share(a, batch, spec))
+            loads = loads + vectors_read * (1.0 + 0.3 * _split_share(a, batch, spec))
         else:
-            gathers = gathers + elements
-    load = (loads + 2 * gathers) * width / rate["load_store"]
+            # Where the collected vectors do not fit the registers, those that steps share are collected again.
+            alone = np.where(g.spatial, register, 1)
+            held = vectors + elements * steps / lanes
+            kept = held < (spec.limits.vector_registers or np.inf)
+            gathers = gathers + np.where(kept, elements, elements + a.points(alone))
+            scattered = scattered + _scattered_lines(a, batch, spec, register)
+    load = (loads + gathers) * width / rate["load_store"]
     issue = (vectors + loads + 2 * gathers) * width / rate["issue"]
     latency = spec.execution.step_latency_s * spec.clock_hz
-    cycles = np.maximum(np.maximum(fma, load), np.maximum(issue, latency))
-    cycles = cycles + spec.execution.step_issue_s * spec.clock_hz / steps
-    cycles = cycles + _page_misses(batch, spec) + _set_conflicts(batch, spec, register)
+    issue = issue + spec.execution.step_issue_s * spec.clock_hz / steps
+    # Out of order, misses to pages and lines overlap one another and the arithmetic: they bound the rate.
+    misses = (_page_misses(batch, spec) + _set_conflicts(batch, spec, register)) / (spec.execution.misses_in_flight or 1)
+    cycles = np.maximum.reduce([fma, load, issue, np.full(len(batch), latency), misses]) + scattered
     outputs = register.prod(axis=1).astype(np.float64)
     contiguous = v is not None and lane_distance(g.store, v) == 1
     epilogue = sum(
@@ -96,8 +102,25 @@ def _elements_per_step(access: Access, v: int | None, register: Ints, unrolled: 
         moves = access.coefficients != 0
         together = v is not None and (moves[:, a] & moves[:, v]).any()
         apart[a] = access.gather or together
-    shared = access.elements(np.where(apart, register, np.maximum(register, unrolled)))
+    shared = access.points(np.where(apart, register, np.maximum(register, unrolled)))
     return np.asarray(shared * np.where(access.uses & apart, unrolled, 1).prod(axis=1) / steps)
+
+
+def _scattered_lines(access: Access, batch: TileBatch, spec: DeviceSpec, register: Ints) -> Floats:
+    """Return cycles per reduction point that lanes far apart wait for lines of L2.
+
+    Every lane reads a line of its own. The next reduction points and the next tiles find it in L1 only where the lines
+    of a whole pass over the reduction fit.
+    """
+    g, line, size = batch.geometry, spec.layer("l1").line_bytes or 64, access.tensor.itemsize_bytes
+    rows, run = access.runs(np.where(g.spatial, register, 1))
+    all_rows, all_run = access.runs(np.where(g.spatial, register, np.minimum(chunk_extents(batch), g.extents)))
+    held = all_rows * np.ceil(all_run * size / line) * line
+    lines = rows * np.ceil(run * size / line)
+    moved = {int(x) for row, w in zip(access.coefficients, access.windows, strict=True) if w for x in np.flatnonzero(row)}
+    taps = math.prod(int(access.axis_extents[x]) for x in moved if not g.spatial[x])  # blocks of the rest lie inside
+    wait_s = (spec.layer("l2").latency_s or 0.0) / (spec.execution.misses_in_flight or 1)
+    return np.where(held > room(spec, "l1"), lines / taps * wait_s * spec.clock_hz, 0.0)
 
 
 def _split_share(access: Access, batch: TileBatch, spec: DeviceSpec) -> float:
@@ -127,18 +150,23 @@ def _lanes_together(access: Access, v: int, staged: bool) -> bool:
 def _partial_lines(batch: TileBatch, spec: DeviceSpec, register: Ints) -> Floats:
     """Return cycles a micro-kernel's stores wait for lines they fill only in part.
 
-    A line that is not written whole is fetched first, from the layer that holds the output.
+    A line that is not written whole is fetched first. Neighbouring micro-kernels and tasks write the rest of it: they
+    find it in the cache that holds a task's results, and only the first of them waits for the tensor's layer.
     """
     g = batch.geometry
     line = spec.layer("l1").line_bytes or spec.layer("l1").transaction_bytes
-    rows, run = g.store.runs(np.where(g.spatial, register, g.extents))
     size = g.store.tensor.itemsize_bytes
-    layer = spec.layer("l2" if g.store.tensor.nbytes <= room(spec, "l2") else "l3")
+    rows, run = g.store.runs(np.where(g.spatial, register, g.extents))
     partial = np.where(run * size % line == 0, 0.0, np.where(run * size < line, 1.0, 2.0))
+    task = np.where(g.spatial, np.minimum(np.maximum(batch.block, register), g.extents), g.extents)
+    task_rows, task_run = g.store.runs(task)
+    held = task_rows * (-(-task_run * size // line) * line)
+    tensor = spec.layer("l2" if g.store.tensor.nbytes <= room(spec, "l2") else "l3")
+    first = np.where(held <= room(spec, "l2"), np.minimum(1.0, run * size / line), 1.0)  # a line's first touches
+    near = np.where(held <= room(spec, "l1"), 0.0, spec.layer("l2").latency_s or 0.0)
+    wait_s = first * (tensor.latency_s or 0.0) + (1.0 - first) * near
     # Several misses are in flight at once; what is left of one is its share of the latency.
-    return np.asarray(
-        rows * partial * (layer.latency_s or 0.0) * spec.clock_hz / (spec.execution.misses_in_flight or 1)
-    )
+    return np.asarray(rows * partial * wait_s * spec.clock_hz / (spec.execution.misses_in_flight or 1))
 
 
 def resumed_cycles(batch: TileBatch, lanes: int) -> Floats:
@@ -190,7 +218,7 @@ def _set_conflicts(batch: TileBatch, spec: DeviceSpec, register: Ints) -> Floats
     if not page or not line or batch.vector_axis is None:
         return total
     ways = l1.capacity_bytes // page
-    miss = (spec.layer("l2").latency_s or 0.0) * spec.clock_hz / (spec.execution.misses_in_flight or 1)
+    miss = (spec.layer("l2").latency_s or 0.0) * spec.clock_hz
     for a in g.loads:
         if a.tensor.name in batch.staged or a.uses[batch.vector_axis]:
             continue

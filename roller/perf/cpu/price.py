@@ -151,11 +151,23 @@ def _streamed(batch: TileBatch, spec: DeviceSpec) -> Terms:
     imbalance, tasks = _imbalance(batch, spec)
     compute = _stream_cycles(batch, spec) / (spec.clock_hz * spec.units) * imbalance
     memory = stream_s(batch, spec, tasks, imbalance)
-    per_task = tasks * spec.execution.barrier_s / spec.units
+    per_task = tasks * _task_s(batch, spec) / spec.units
     terms: Terms = {"compute_s": compute, **memory, "launch_s": _start_s(tasks, 1, spec)}
     terms["seconds"] = np.maximum(compute, sum(memory.values())) + per_task + terms["launch_s"]
     terms["tasks"] = tasks.astype(float)
     return terms
+
+
+def _task_s(batch: TileBatch, spec: DeviceSpec) -> float:
+    """Return seconds between one task and the next on a core, beside their work.
+
+    Plain streams are one loop whatever the tasks are. Rows start anew, and non-temporal stores drain before the task
+    ends, the lines at its ends one by one.
+    """
+    dram, flight = spec.layer("dram"), spec.execution.misses_in_flight or 1
+    if batch.nontemporal:
+        return spec.execution.barrier_s + 2 * (dram.latency_s or 0.0) / flight
+    return spec.execution.barrier_s if batch.structure == "rows" else 0.0
 
 
 def _stream_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
@@ -172,8 +184,8 @@ def _stream_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
         vectors = s.points / lanes
         filled = lanes if v is None else np.clip(np.minimum(batch.register[:, v], g.extents[v]), 1, lanes)
         used = lanes / filled
-        scattered = float(lanes) if strided else 1.0
-        cycles = cycles + vectors * used * np.maximum(per_point, loads * scattered)
+        collected = loads * lanes if strided else used * loads  # elements are collected one by one, however many
+        cycles = cycles + vectors * np.maximum(used * per_point, collected)
     unroll = np.maximum(1, batch.register.prod(axis=1) / lanes)
     overhead = sum(s.points for s in g.expr.stages) / lanes / unroll * spec.execution.step_issue_s * spec.clock_hz
     return np.asarray((cycles * lanes if v is None else cycles) + overhead)

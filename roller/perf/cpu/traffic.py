@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roller.expr import run_along
-from roller.hardware import DeviceSpec
+from roller.hardware import DeviceSpec, MemoryLayer
 from roller.perf.batch import TileBatch
 from roller.perf.cpu.lanes import (
     chunk_count,
@@ -30,6 +30,7 @@ ROW_CYCLES = 8.0
 #: Share of the gather time that elements of a panel row take: loaded as whole vectors, or collected one by one through
 #: a divided index (with its guard; several times what an element with a plain address takes).
 WHOLE_ROWS, GATHERED_ROWS = 0.25, 2.0
+GUARDED_ROWS, GUARDED_LONE = 3.3, 2.3
 #: Share of the gather time that blocks transposed in registers take.
 SHUFFLED = 0.3
 
@@ -39,36 +40,93 @@ def cache_traffic(
 ) -> tuple[Floats, Floats]:
     """Return bytes from L2 into L1 and from L3 into L2 over all micro-kernels.
 
-    The packed panel of the vector axis stays in L1 while the other tiles of the task pass, if it fits;
-    a task's panels stay in L2 if they fit, else they stream from L3 once per pass.
+    Notes
+    -----
+    The register tiles of a task are a loop nest. Going outwards, a loop multiplies what an operand brings in, unless
+    the operand is the same in all its iterations and one iteration brings in no more than the cache holds: then the
+    operand is still there when the next one starts.
     """
-    g, v = batch.geometry, batch.vector_axis
+    g = batch.geometry
     depth = np.minimum(chunk_extents(batch), g.extents)
     chunks = chunk_count(batch)
-    kernels = kernels * chunks
-    whole = np.where(g.spatial, register, depth)
-    per_task = np.maximum(1, np.minimum(batch.block // batch.register, tiles))
-    l1, l2 = room(spec, "l1"), room(spec, "l2")
-    to_l1 = to_l2 = np.zeros(len(batch))
-    others = per_task.prod(axis=1) / (per_task[:, v] if v is not None else 1)
+    per_task = np.where(g.spatial, np.maximum(1, np.minimum(batch.block // batch.register, tiles)), 1)
+    in_task = per_task.prod(axis=1)
     task = np.where(g.spatial, np.minimum(per_task * register, g.extents), depth)
-    held = sum((a.elements(task) * float(a.tensor.itemsize_bytes) for a in g.loads), np.zeros(len(batch)))
-    for a in g.loads:
-        panel = a.elements(whole) * float(a.tensor.itemsize_bytes)
-        stays = v is not None and a.uses[v]
-        fits = panel <= l1 * (1.0 if a.tensor.name in batch.staged else _set_share(a, spec))
-        passes = np.where(fits & bool(stays), kernels / others, kernels)
-        to_l1 = to_l1 + passes * panel
-        mine = a.elements(task) * float(a.tensor.itemsize_bytes)
-        all_tasks = kernels / per_task.prod(axis=1)
-        once = all_tasks * mine
-        again = per_task[:, v] if v is not None and not stays else 1
-        sweep = np.where(held <= l2, once, np.minimum(passes * panel, once * again))
-        to_l2 = to_l2 + sweep
-    # Results wait in a buffer of the task from chunk to chunk.
+    l1, l2 = room(spec, "l1"), room(spec, "l2")
+    passes = kernels * chunks / in_task
     results = task[:, g.spatial].prod(axis=1) * float(ACCUMULATOR_BYTES)
-    waiting = np.where(chunks > 1, 2.0 * kernels * register[:, g.spatial].prod(axis=1) * ACCUMULATOR_BYTES, 0.0)
-    return to_l1 + np.where(results > l1, waiting, 0.0), to_l2 + np.where(held + results > l2, waiting, 0.0)
+    held = np.zeros(len(batch))
+    to_l1, to_l2 = np.zeros(len(batch)), np.zeros(len(batch))
+    near: list[Floats] = []
+    for a in g.loads:
+        near.append(np.ones(len(batch)))
+    far = [x.copy() for x in near]
+    tile = np.where(g.spatial, register, depth)
+    for axis in reversed(_loop_order(batch)):
+        bytes_now = [_moved_bytes(a, tile, batch, spec) for a in g.loads]
+        crowd = [1.0 if a.tensor.name in batch.staged else _set_share(a, spec) for a in g.loads]
+        fits_l1 = sum((x / c for x, c in zip(bytes_now, crowd, strict=True)), held) <= l1
+        fits_l2 = sum(bytes_now, held) <= l2
+        tile = tile.copy()
+        tile[:, axis] = np.minimum(tile[:, axis] * per_task[:, axis], g.extents[axis])
+        trips = per_task[:, axis]
+        for n, a in enumerate(g.loads):
+            more = trips if a.uses[axis] else np.where(fits_l1, 1, trips)
+            near[n] = near[n] * more
+            far[n] = far[n] * (trips if a.uses[axis] else np.where(fits_l2, 1, trips))
+    kernel = np.where(g.spatial, register, depth)
+    sparse1, sparse2 = np.zeros(len(batch)), np.zeros(len(batch))
+    for n, a in enumerate(g.loads):
+        panel = _moved_bytes(a, kernel, batch, spec)
+        jumps = _jumps(a, kernel, batch, spec)
+        sparse1 = sparse1 + jumps * passes * near[n] * panel
+        sparse2 = sparse2 + jumps * passes * far[n] * panel
+        mine = _moved_bytes(a, task, batch, spec)
+        held = held + mine
+        to_l1 = to_l1 + passes * near[n] * panel
+        # Boxes of neighbouring tiles overlap, and tiles of a row share lines: the task's data are brought in once.
+        used = np.where(a.uses, per_task, 1).prod(axis=1)
+        to_l2 = to_l2 + passes * far[n] * np.minimum(panel, mine / used)
+    # Results wait in a buffer of the task from chunk to chunk.
+    waiting = np.where(chunks > 1, 2.0 * kernels * chunks * register[:, g.spatial].prod(axis=1) * ACCUMULATOR_BYTES, 0.0)
+    to_l1, to_l2 = to_l1 + np.where(results > l1, waiting, 0.0), to_l2 + np.where(held + results > l2, waiting, 0.0)
+    line, flight = spec.layer("l1").line_bytes or 64, spec.execution.misses_in_flight or 1
+    waits = [(spec.layer(x).latency_s or 0.0) * spec.layer(x).bandwidth_bytes_per_s / spec.units / flight / line for x in ("l2", "l3")]
+    return to_l1 + sparse1 * max(0.0, waits[0] - 1.0), to_l2 + sparse2 * max(0.0, waits[1] - 1.0)
+
+
+def _jumps(access: Access, tile: Ints, batch: TileBatch, spec: DeviceSpec) -> Floats:
+    """Return the share of lines no prefetcher brings: every reduction point is on another page and takes a few lines."""
+    g, page, line = batch.geometry, spec.layer("l1").page_bytes, spec.layer("l1").line_bytes or 64
+    reductions = np.flatnonzero(~g.spatial)
+    if access.tensor.name in batch.staged or access.gather or not page or not len(reductions):
+        return np.zeros(len(batch))
+    pitch = lane_distance(access, int(reductions[-1])) * access.tensor.itemsize_bytes
+    if pitch < page // 2:
+        return np.zeros(len(batch))
+    _, run = access.runs(tile)
+    return np.clip(1.0 - run * access.tensor.itemsize_bytes / (8.0 * line), 0.0, 1.0)
+
+
+def _loop_order(batch: TileBatch) -> list[int]:
+    """Return the spatial axes in the order in which a task loops over its register tiles, as the template does."""
+    g, v = batch.geometry, batch.vector_axis
+    axes = [int(a) for a in np.flatnonzero(g.spatial)]
+    packed = any(a.uses[v] and a.tensor.name in batch.staged and not copies_box(a) for a in g.loads if v is not None)
+    return [v, *(a for a in axes if a != v)] if packed and v is not None else axes
+
+
+def _moved_bytes(access: Access, tile: Ints, batch: TileBatch, spec: DeviceSpec) -> Floats:
+    """Return the bytes of the lines that hold a data tile: all of it where it is packed, whole lines where it is not.
+
+    A run of ``r`` bytes that starts anywhere touches ``r / line + 1 - itemsize / line`` lines on average.
+    """
+    size = access.tensor.itemsize_bytes
+    if access.tensor.name in batch.staged or access.gather:
+        return np.asarray(access.elements(tile) * float(size))
+    line = spec.layer("l1").line_bytes or spec.layer("l1").transaction_bytes
+    rows, run = access.runs(tile)
+    return np.asarray(np.minimum(rows * (run * size + line - size), access.elements(tile) * float(line)))
 
 
 def _set_share(access: Access, spec: DeviceSpec) -> float:
@@ -104,9 +162,12 @@ def packing_s(batch: TileBatch, spec: DeviceSpec, register: Ints, tiles: Ints, t
         if copies_box(a):
             box = a.elements(task) * float(a.tensor.itemsize_bytes)
             packed = a.elements(task).astype(np.float64) * tasks
-            cost = np.full(len(batch), (spec.execution.element_copy_s or 0.0) * spec.clock_hz)
+            # Columns that lanes stride over are sorted by their phase: a loop each, of loads that are shuffled.
+            phases = max(1, int(a.coefficients[-1, v])) if v is not None else 1
+            shuffles = 2 if phases > 1 else 1
+            cost = np.full(len(batch), (spec.execution.element_copy_s or 0.0) * spec.clock_hz * shuffles)
             rows, _ = a.runs(task)
-            cost = cost + rows * ROW_CYCLES / np.maximum(1, a.elements(task))
+            cost = cost + rows * phases * ROW_CYCLES / np.maximum(1, a.elements(task))
             # The box is written once and read at least once from the layer that holds it.
             total = total + 2.0 * box * tasks / holding_bandwidth(box, spec)
         else:
@@ -118,6 +179,7 @@ def packing_s(batch: TileBatch, spec: DeviceSpec, register: Ints, tiles: Ints, t
             cost = gather * np.where(
                 inner >= spec.teu.lanes, _row_share(a, v, spec.teu.lanes), _shuffled(batch, a, register)
             )
+            if v is None or not a.uses[v]: cost=cost*(GUARDED_LONE if a.gather and a.bounds else 1)
             total = total + panel / holding_bandwidth(a.tensor.nbytes, spec) + panel / holding_bandwidth(held, spec)
         total = total + packed * cost / (spec.clock_hz * spec.units)
     return total
@@ -144,9 +206,12 @@ def _row_share(access: Access, v: int | None, lanes: int) -> float:
     """Return the share of the gather time that an element of a panel row takes, lanes along axis ``v``."""
     if not access.gather:
         return WHOLE_ROWS
-    if access.bounds or v is None:
+    if v is None:
         return GATHERED_ROWS
     run = run_along(access.index, access.tensor.shape, access.axis_names[v], int(access.axis_extents[v]))
+    if access.bounds:
+        whole = run is not None and run.step == 1 and run.length >= access.axis_extents[v]
+        return WHOLE_ROWS if whole else GUARDED_ROWS
     if run is None or run.length < lanes or not run.step:
         return GATHERED_ROWS
     return WHOLE_ROWS if run.step == 1 else 1.0
@@ -174,11 +239,32 @@ def holding_bandwidth(size_bytes: Any, spec: DeviceSpec) -> Floats:
 
 
 def dram_traffic_bytes(batch: TileBatch, spec: DeviceSpec) -> float:
-    """Return bytes that must cross the memory bus: everything, unless it all stays in the last-level cache."""
+    """Return bytes that must cross the memory bus: all that the last-level cache has not kept from the call before."""
     inputs, outputs = _tensor_bytes(batch.geometry)
-    if inputs + outputs <= room(spec, "l3"):
-        return 0.0
-    return float(inputs + 2 * outputs)  # write-allocate reads a line before it is written
+    # Write-allocate reads a line before it is written.
+    return float(inputs + 2 * outputs) * (1.0 - cached_share(inputs + outputs, room(spec, "l3")))
+
+
+def cached_share(working_set_bytes: float, capacity_bytes: float) -> float:
+    """Return the share of a working set that a cache still holds when a loop over it comes round again.
+
+    Examples
+    --------
+    >>> cached_share(1.0, 2.0), round(cached_share(2.0, 1.0), 2)
+    (1.0, 0.2)
+
+    Notes
+    -----
+    Pure LRU would drop to nothing as soon as the set exceeds the cache. Last-level caches are hashed over slices and
+    replace pseudo-randomly: a line survives the ``(1 - h) W / C`` evictions per line until it is used again with
+    probability ``h = exp(-(1 - h) W / C)``.
+    """
+    if working_set_bytes <= capacity_bytes:
+        return 1.0
+    ratio, share = working_set_bytes / capacity_bytes, 0.0
+    for _ in range(60):
+        share = math.exp((share - 1.0) * ratio)
+    return share
 
 
 def _tensor_bytes(geometry: Geometry) -> tuple[int, int]:
@@ -217,28 +303,37 @@ def stream_s(batch: TileBatch, spec: DeviceSpec, tasks: Ints, imbalance: Floats)
     -----
     Call after call a core works on the same part of the tensors: what fits the L2 of the cores at work comes from
     there, what fits the L3 from the L3, the rest from memory. Beyond the L2 a store reads its line before it writes
-    it (write-allocate) and writes it back; non-temporal stores of whole lines only write, but whoever reads the
-    results next finds none of them in a cache, which is charged here where one could have held them.
+    it (write-allocate) and writes it back; non-temporal stores of whole lines only write.
     """
     inputs, outputs = _tensor_bytes(batch.geometry)
     both = float(inputs + outputs)
+    l2, l3, dram = (spec.layer(n) for n in ("l2", "l3", "dram"))
     active = np.minimum(tasks, spec.units)
-    cached = both <= room(spec, "l3")
-    name = "l3" if cached else "dram"
-    extra = outputs * np.ones(len(batch))
-    if batch.nontemporal:
-        name = "dram"
-        extra = outputs * np.minimum(1.0, _partial_lines(batch, spec) + kept_share(batch.geometry, spec))
-    layer = spec.layer(name)
-    # ``imbalance`` is relative to all cores at full rate: fewer of them can draw more than their share of a bus.
-    share = layer.bandwidth_bytes_per_s / spec.units
-    each = np.minimum(
-        np.maximum(share, layer.bandwidth_per_teu_bytes_per_s or 0.0), layer.bandwidth_bytes_per_s / active
-    )
     near = np.full(len(batch), not batch.nontemporal) & (both <= room(spec, "l2") * active)
-    l2 = (np.where(near, both, 0.0) + _lines_again(batch, spec)) / spec.layer("l2").bandwidth_bytes_per_s * imbalance
-    far = np.where(near, 0.0, (both + extra) / (each * spec.units)) * imbalance
-    return {"l2_s": l2, f"{name}_s": far}
+    l2_s = (np.where(near, both, 0.0) + _lines_again(batch, spec)) / l2.bandwidth_bytes_per_s * imbalance
+    if batch.nontemporal:
+        cached = inputs * cached_share(inputs, room(spec, "l3"))
+        far = inputs - cached + outputs * (1.0 + _partial_lines(batch, spec))
+    else:
+        kept = cached_share(both, room(spec, "l3"))
+        cached, far = (both + outputs) * kept, np.full(len(batch), (both + outputs) * (1.0 - kept))
+    away = np.where(near, 0.0, imbalance)
+    return {
+        "l2_s": l2_s,
+        "l3_s": away * cached / (bandwidth_of(l3, active, spec) * spec.units / active),
+        "dram_s": away * far / (bandwidth_of(dram, active, spec) * spec.units / active),
+    }
+
+
+def bandwidth_of(layer: MemoryLayer, active: Ints, spec: DeviceSpec) -> Floats:
+    """Return bytes per second that ``active`` cores draw from a layer together, ``(N,)``.
+
+    A core alone draws ``bandwidth_per_teu_bytes_per_s`` where that is known, and its share where it is not; together
+    they draw no more than the layer gives.
+    """
+    share = layer.bandwidth_bytes_per_s / spec.units
+    alone = max(share, layer.bandwidth_per_teu_bytes_per_s or 0.0)
+    return np.asarray(np.minimum(active * alone, layer.bandwidth_bytes_per_s))
 
 
 def _lines_again(batch: TileBatch, spec: DeviceSpec) -> Floats:
