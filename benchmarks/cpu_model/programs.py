@@ -93,9 +93,7 @@ def _random_batch(g: Geometry, spec: DeviceSpec, rng: np.random.Generator, align
     return replace(batch, nontemporal=structure == "streaming" and bool(rng.random() < 0.5))
 
 
-def _register(
-    g: Geometry, spec: DeviceSpec, rng: np.random.Generator, v: int, aligned: bool, structure: str
-) -> Ints:
+def _register(g: Geometry, spec: DeviceSpec, rng: np.random.Generator, v: int, aligned: bool, structure: str) -> Ints:
     """Return a random register tile: vectors along ``v``, rows over the spatial axes within the usable registers."""
     lanes = lane_count(spec, 4)
     usable = spec.limits.usable_vector_registers or 1

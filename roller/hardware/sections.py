@@ -105,6 +105,8 @@ class Execution:
         neighbours lie apart.
     misses_in_flight
         CPU: cache misses a core keeps in flight beside its arithmetic.
+    split_load_slots
+        CPU: load slots a vector load takes beyond its own where it touches two cache lines; 1 where it is unknown.
     """
 
     step_latency_s: float = number("s", 0, 1e-3)
@@ -117,6 +119,7 @@ class Execution:
     element_copy_s: float | None = number("s", 0, 1e-6, kinds=("cpu",))
     element_scatter_s: float | None = number("s", 0, 1e-6, kinds=("cpu",))
     misses_in_flight: int | None = number("misses", 1, 1024, integer=True, kinds=("cpu",))
+    split_load_slots: float | None = number("slots", 0, 64, required=False)
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ def test_a_dearer_fork_moves_the_size_from_which_work_is_shared():
 
 def test_every_parallel_loop_is_a_fork():
     spec = roller.load_spec("cpu-avx512")
-    packing = roller.construct(ops.matmul(512, 512, 512), spec, top_k=1)[0].program
+    packing = roller.construct(ops.matmul(1024, 1024, 1024), spec, top_k=1)[0].program
     assert packing.staged == ("B",)
     for staged in ((), ("B",), ("A", "B")):
         terms = estimate_program(replace(packing, staged=staged), spec).terms

@@ -9,7 +9,7 @@ import pytest
 import roller
 from roller import ops, perf
 from roller.construction.named import program_from_tiles
-from roller.perf.cpu.traffic import kept_share
+from roller.perf.cpu.streams import kept_share
 from roller.tile.geometry import Geometry
 
 PROFILES = ("cpu-avx512", "cpu-avx2", "cpu-neon")

@@ -2,6 +2,6 @@
 
 from roller.perf.cpu.lanes import chunk_count, lane_count, lane_distance, room, task_count
 from roller.perf.cpu.price import price
-from roller.perf.cpu.traffic import leaves_caches
+from roller.perf.cpu.streams import leaves_caches
 
 __all__ = ["chunk_count", "lane_count", "lane_distance", "leaves_caches", "price", "room", "task_count"]

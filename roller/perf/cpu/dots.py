@@ -9,9 +9,9 @@ import numpy as np
 from roller.expr import instruction_mix
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
+from roller.perf.cpu.caches import dram_traffic_bytes
 from roller.perf.cpu.lanes import effective_register, lane_count, room
 from roller.perf.cpu.micro_kernel import KERNEL_CYCLES
-from roller.perf.cpu.traffic import dram_traffic_bytes
 from roller.tile.geometry import Access, Floats, Ints
 
 #: Ways of a cache whose spec does not tell them.

@@ -38,13 +38,14 @@ def micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec, lanes: int) -> tuple
     fma = sum(vectors * n * width / rate[c] for c, n in instruction_mix(anchor.body, anchor.combiner).items())
     loads = gathers = scattered = np.zeros(len(batch))
     unrolled, steps = _unrolled(batch, vectors)
+    split = 1.0 if spec.execution.split_load_slots is None else spec.execution.split_load_slots
     for a in g.loads:
         elements = _elements_per_step(a, v, register, unrolled, steps)
         if v is None or not a.uses[v]:
             loads = loads + elements
         elif _lanes_together(a, v, a.tensor.name in batch.staged):
             vectors_read = elements / np.minimum(lanes, np.maximum(1, register[:, v]))
-            loads = loads + vectors_read * (1.0 + 0.3 * _split_share(a, batch, spec))
+            loads = loads + vectors_read * (1.0 + split * _split_share(a, batch, spec))
         else:
             # Where the collected vectors do not fit the registers, those that steps share are collected again.
             alone = np.where(g.spatial, register, 1)
@@ -57,7 +58,8 @@ def micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec, lanes: int) -> tuple
     latency = spec.execution.step_latency_s * spec.clock_hz
     issue = issue + spec.execution.step_issue_s * spec.clock_hz / steps
     # Out of order, misses to pages and lines overlap one another and the arithmetic: they bound the rate.
-    misses = (_page_misses(batch, spec) + _set_conflicts(batch, spec, register)) / (spec.execution.misses_in_flight or 1)
+    misses = _page_misses(batch, spec) + _set_conflicts(batch, spec, register)
+    misses = misses / (spec.execution.misses_in_flight or 1)
     cycles = np.maximum.reduce([fma, load, issue, np.full(len(batch), latency), misses]) + scattered
     outputs = register.prod(axis=1).astype(np.float64)
     contiguous = v is not None and lane_distance(g.store, v) == 1
@@ -69,7 +71,7 @@ def micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec, lanes: int) -> tuple
     )
     scatter = (spec.execution.element_scatter_s or 0.0) * spec.clock_hz
     write = vectors * 2 if contiguous or v is None else outputs * scatter + vectors
-    return cycles, write + epilogue + KERNEL_CYCLES + _partial_lines(batch, spec, register)
+    return cycles, write + epilogue + KERNEL_CYCLES
 
 
 def _unrolled(batch: TileBatch, vectors: Floats) -> tuple[Ints, Floats]:
@@ -117,14 +119,16 @@ def _scattered_lines(access: Access, batch: TileBatch, spec: DeviceSpec, registe
     all_rows, all_run = access.runs(np.where(g.spatial, register, np.minimum(chunk_extents(batch), g.extents)))
     held = all_rows * np.ceil(all_run * size / line) * line
     lines = rows * np.ceil(run * size / line)
-    moved = {int(x) for row, w in zip(access.coefficients, access.windows, strict=True) if w for x in np.flatnonzero(row)}
+    moved = {
+        int(x) for row, w in zip(access.coefficients, access.windows, strict=True) if w for x in np.flatnonzero(row)
+    }
     taps = math.prod(int(access.axis_extents[x]) for x in moved if not g.spatial[x])  # blocks of the rest lie inside
     wait_s = (spec.layer("l2").latency_s or 0.0) / (spec.execution.misses_in_flight or 1)
     return np.where(held > room(spec, "l1"), lines / taps * wait_s * spec.clock_hz, 0.0)
 
 
 def _split_share(access: Access, batch: TileBatch, spec: DeviceSpec) -> float:
-    """Return the share of vector loads that touch two cache lines, and so take two turns of a load port.
+    """Return the share of vector loads that touch two cache lines, and so wait for a second one.
 
     Panels lie on lines; tensors read in place lie anywhere, and a box is read at every offset of the window.
     """
@@ -147,7 +151,7 @@ def _lanes_together(access: Access, v: int, staged: bool) -> bool:
     return staged and bool(access.coefficients[-1, v])
 
 
-def _partial_lines(batch: TileBatch, spec: DeviceSpec, register: Ints) -> Floats:
+def partial_line_cycles(batch: TileBatch, spec: DeviceSpec, register: Ints) -> Floats:
     """Return cycles a micro-kernel's stores wait for lines they fill only in part.
 
     A line that is not written whole is fetched first. Neighbouring micro-kernels and tasks write the rest of it: they

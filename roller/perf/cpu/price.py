@@ -17,6 +17,7 @@ from roller.expr import instruction_mix
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.cpu import winograd
+from roller.perf.cpu.caches import holding_bandwidth
 from roller.perf.cpu.dots import dots_terms, fits, is_dots
 from roller.perf.cpu.lanes import (
     chunk_count,
@@ -28,15 +29,10 @@ from roller.perf.cpu.lanes import (
     task_count,
     vector_operations,
 )
-from roller.perf.cpu.micro_kernel import micro_kernel_cycles, resumed_cycles
-from roller.perf.cpu.traffic import (
-    ACCUMULATOR_BYTES,
-    cache_traffic,
-    holding_bandwidth,
-    packing_s,
-    stream_s,
-    task_dram_bytes,
-)
+from roller.perf.cpu.micro_kernel import micro_kernel_cycles, partial_line_cycles, resumed_cycles
+from roller.perf.cpu.packing import packing_s, task_dram_bytes
+from roller.perf.cpu.streams import stream_s
+from roller.perf.cpu.traffic import ACCUMULATOR_BYTES, cache_traffic
 from roller.perf.phases import overlapped
 from roller.tile.geometry import Floats, Ints
 from roller.tile.winograd import STRUCTURES
@@ -121,11 +117,13 @@ def _tiled(batch: TileBatch, spec: DeviceSpec) -> Terms:
     write = write + resumed_cycles(batch, lanes)
     imbalance, tasks = _imbalance(batch, spec)
     compute = kernels * (points * cycles + write) / (spec.clock_hz * spec.units) * imbalance
+    store = kernels * partial_line_cycles(batch, spec, register) / (spec.clock_hz * spec.units) * imbalance
     l2, l3 = cache_traffic(batch, spec, register, tiles, kernels)
     pack = packing_s(batch, spec, register, tiles, tasks) * np.where(tasks > 1, 1, spec.units)
     dram_bytes = task_dram_bytes(batch, spec, register, tiles)
     terms: Terms = {
         "compute_s": compute,
+        "store_s": store,
         "l2_s": l2 / spec.layer("l2").bandwidth_bytes_per_s * imbalance,
         "l3_s": l3 / spec.layer("l3").bandwidth_bytes_per_s * imbalance,
         "dram_s": dram_bytes / spec.layer("dram").bandwidth_bytes_per_s,
@@ -133,7 +131,7 @@ def _tiled(batch: TileBatch, spec: DeviceSpec) -> Terms:
         "launch_s": _start_s(tasks, 1 + _panels_packed(batch), spec),
     }
     memory = np.maximum.reduce([terms["l2_s"], terms["l3_s"], terms["dram_s"]])
-    slowest = overlapped(memory, compute, spec.execution.misses_in_flight or 1)
+    slowest = overlapped(memory, compute + store, spec.execution.misses_in_flight or 1)
     usable = spec.limits.usable_vector_registers or 0  # the schema requires it of a CPU
     accumulators = vector_operations(batch, lanes)
     every = accumulators + operand_vectors(batch, lanes) + 1  # one more holds the broadcast

@@ -12,9 +12,9 @@ import numpy as np
 from roller.expr import instruction_mix
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
+from roller.perf.cpu.caches import dram_traffic_bytes, holding_bandwidth
 from roller.perf.cpu.lanes import lane_count, lane_distance, room
 from roller.perf.cpu.micro_kernel import KERNEL_CYCLES
-from roller.perf.cpu.traffic import dram_traffic_bytes, holding_bandwidth
 from roller.perf.phases import overlapped
 from roller.tile.geometry import Floats
 from roller.tile.winograd import WINDOW, Matrix, WinogradPlan, matrices, operations
