@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -60,7 +61,8 @@ def micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec, lanes: int) -> tuple
     # Out of order, misses to pages and lines overlap one another and the arithmetic: they bound the rate.
     misses = _page_misses(batch, spec) + _set_conflicts(batch, spec, register)
     misses = misses / (spec.execution.misses_in_flight or 1)
-    cycles = np.maximum.reduce([fma, load, issue, np.full(len(batch), latency), misses]) + scattered
+    bounds = (load, issue, misses, np.full(len(batch), latency))
+    cycles = functools.reduce(np.maximum, bounds, np.asarray(fma)) + scattered
     outputs = register.prod(axis=1).astype(np.float64)
     contiguous = v is not None and lane_distance(g.store, v) == 1
     epilogue = sum(

@@ -63,9 +63,8 @@ def _loaded_again(
     near = [np.ones(len(batch)) for _ in g.loads]
     far = [np.ones(len(batch)) for _ in g.loads]
     for axis in reversed(_loop_order(batch)):
-        held = np.stack([_moved_bytes(a, tile, batch, spec) for a in g.loads])
-        in_l1 = (held / np.array(crowd)[:, None]).sum(axis=0) <= room(spec, "l1")
-        in_l2 = held.sum(axis=0) <= room(spec, "l2")
+        held = sum(_moved_bytes(a, tile, batch, spec) / c for a, c in zip(g.loads, crowd, strict=True))
+        in_l1, in_l2 = held <= room(spec, "l1"), held <= room(spec, "l2")
         trips = per_task[:, axis]
         tile = tile.copy()
         tile[:, axis] = np.minimum(tile[:, axis] * trips, g.extents[axis])
@@ -120,10 +119,10 @@ def _moved_bytes(access: Access, tile: Ints, batch: TileBatch, spec: DeviceSpec)
 
 
 def _set_share(access: Access, spec: DeviceSpec) -> float:
-    """Return the share of L1 that rows of a tile read in place can use: equal row pitches meet in the same sets.
+    """Return the share of a cache that rows of a tile read in place can use: equal row pitches meet in the same sets.
 
-    Rows ``pitch`` bytes apart start in ``page / gcd(pitch, page)`` different places of a way of ``page`` bytes (one way
-    of an L1 indexed by the page offset).
+    Rows ``pitch`` bytes apart start in ``page / gcd(pitch, page)`` different places of a page, and only the offset in
+    the page decides the sets: all of an L1's, and those of an L2 within what the physical page is in.
     """
     shape, size = access.tensor.shape, access.tensor.itemsize_bytes
     line, page = spec.layer("l1").line_bytes, spec.layer("l1").page_bytes
