@@ -1,0 +1,49 @@
+/* How far a core's memory traffic hides behind its arithmetic.
+ *
+ * Measures: execution.misses_in_flight, the `b` of the model's law for two stations that work at once: with memory time
+ *   M and arithmetic time C alone, both together take max(M, C) * (1 - rho^(b+1)) / (1 - rho^b), rho = min / max. Vectors
+ *   come from L2 or L3, each goes through some multiply-adds; C is the same code on a block in L1, M the loads alone.
+ *   Beside it, for people: how many independent chases through memory a core keeps going.
+ * Spoiled by: M and C far apart (then any b fits: the multiply-adds per vector are chosen to make them nearly equal).
+ * Proof: C does not change with more accumulators, M not with fewer loads per line; both are measured in the same run.
+ */
+#include "fma.h"
+#include "chase.h"
+
+#define STREAM(count)                                                                              \
+  KERNEL(stream_fma_##count) {                                                                     \
+    floats acc[8], factor = (floats){0} + 0.999f;                                                  \
+    PIN(factor);                                                                                   \
+    _Pragma("GCC unroll 8") for (int n = 0; n < 8; n++) acc[n] = factor;                           \
+    for (long r = 0; r < repeat; r++)                                                              \
+      for (char *p = data, *end = data + bytes; p < end; p += 8 * VECTOR_BYTES) {                  \
+        _Pragma("GCC unroll 8") for (int n = 0; n < 8; n++) {                                      \
+          floats v = ((volatile floats *)p)[n];                                                    \
+          _Pragma("GCC unroll 32") for (int k = 0; k < count; k++) {                               \
+            acc[(n * count + k) % 8] = v * factor + acc[(n * count + k) % 8];                      \
+            PIN(acc[(n * count + k) % 8]);                                                         \
+          }                                                                                        \
+        }                                                                                          \
+      }                                                                                            \
+    _Pragma("GCC unroll 8") for (int n = 0; n < 8; n++) PIN(acc[n]);                               \
+  }
+
+STREAM(1) STREAM(2) STREAM(3) STREAM(4) STREAM(6) STREAM(8) STREAM(12) STREAM(16)
+
+/* Independent chases, each in its part of the block (filled by chase_fill). */
+#define CHASES(count)                                                                              \
+  KERNEL(chases_##count) {                                                                         \
+    void *p[count];                                                                                \
+    long part = bytes / count & ~4095L;                                                            \
+    _Pragma("GCC unroll 32") for (int n = 0; n < count; n++) p[n] = ((struct Chase *)(data + n * part))->at; \
+    for (long i = 0; i < repeat; i++)                                                              \
+      _Pragma("GCC unroll 32") for (int n = 0; n < count; n++) p[n] = *(void *volatile *)p[n];     \
+    _Pragma("GCC unroll 32") for (int n = 0; n < count; n++) ((struct Chase *)(data + n * part))->at = p[n]; \
+  }                                                                                                \
+  KERNEL(chases_fill_##count) {                                                                    \
+    long part = bytes / count & ~4095L;                                                            \
+    for (int n = 0; n < count; n++) chase_fill(repeat, data + n * part, part);                     \
+  }
+
+void chase_fill(long repeat, char *data, long bytes);
+CHASES(1) CHASES(2) CHASES(4) CHASES(8) CHASES(12) CHASES(16) CHASES(24)
