@@ -1,4 +1,7 @@
-"""No test, and no doctest, ever touches the user's cache of kernels: each has an empty folder of its own."""
+"""No test, and no doctest, ever touches the user's cache of kernels: each has an empty folder of its own.
+
+Nor does any see a probed profile of this machine: what one machine measured is no ground for a test.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ def _session_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("caches")
     patch = pytest.MonkeyPatch()
     patch.setenv("ROLLER_CACHE_DIR", str(folder / "session"))
+    patch.setenv("ROLLER_PROFILE_DIR", str(folder / "profiles"))
     yield folder
     patch.undo()
 

@@ -20,6 +20,7 @@ from roller.construction.options import TEMPLATE_VERSION, ConstructOptions
 from roller.errors import BuildError, RollerError
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
+from roller.hardware.detect import is_this_machine
 from roller.tile import RProgram
 
 if TYPE_CHECKING:
@@ -262,7 +263,7 @@ def _with_constants(artifact: KernelArtifact) -> KernelArtifact:
 
 def _is_here(spec: DeviceSpec) -> bool:
     """Whether this process runs the kernels it compiles for the device."""
-    return spec.kind == "cpu" and spec.name == THIS_CPU
+    return is_this_machine(spec)
 
 
 def _entry_of(kernel: CompiledKernel) -> CacheEntry:

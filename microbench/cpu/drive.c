@@ -74,7 +74,7 @@ static void *work(void *argument) {
   int round = 0;
   while (!atomic_load(&r->go)) sched_yield();
   for (int w = 0; w <= r->windows && atomic_load(&r->go) > 0; w++) { /* the first one warms up */
-    char *data = me->data + (r->span ? (long)w * r->step % r->span : 0);
+    char *data = me->data + (r->span ? (long)w * (me->index + 1) * r->step % r->span : 0);
     meet(r, &round);
     me->start = probe_now();
     r->kernel(r->repeat, data, r->bytes);
@@ -88,7 +88,8 @@ static void *work(void *argument) {
 }
 
 /* Fill `seconds` with up to `windows` windows, stop after `budget_s`; return how many there are, -1 without threads.
- * Window w works on `data[thread] + w * step % span`. */
+ * Window w works on `data[thread] + w * (thread + 1) * step % span`: threads that walk through memory side by side, always as
+ * far apart, would meet in the same bank of it again and again, or never. */
 EXPORT int probe_drive(Kernel kernel, long repeat, char **data, long bytes, long step, long span, const int *processors,
                        int threads, int windows, double budget_s, double *seconds) {
   struct Run r = {.kernel = kernel, .repeat = repeat, .bytes = bytes, .step = step, .span = span, .threads = threads,

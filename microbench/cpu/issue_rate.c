@@ -27,7 +27,7 @@
     (void)bytes;                                                                                              \
   }
 
-/* Per eight slots: 4 * kind for kinds up to 2, adds of 3 and 4 add four each. */
+/* Eight slots: a kind of 1 is in every other one, of 2 in each, additions of 4 twice in each. */
 MIX(issue_221, 2, 2, 1)
 MIX(issue_222, 2, 2, 2)
 MIX(issue_224, 2, 2, 4)

@@ -14,6 +14,7 @@ from roller.cli import compile as compile_verb
 from roller.cli import construct as construct_verb
 from roller.cli import devices as devices_verb
 from roller.cli import predict as predict_verb
+from roller.cli import probe as probe_verb
 from roller.errors import RollerError
 
 app = typer.Typer(
@@ -42,6 +43,7 @@ app.command("compile")(compile_verb.compile_command)
 app.command("construct")(construct_verb.construct_command)
 app.command("predict")(predict_verb.predict_command)
 app.command("devices")(devices_verb.devices_command)
+app.command("probe")(probe_verb.probe_command)
 app.add_typer(bundle_verb.bundle_app)
 app.add_typer(cache_verb.cache_app)
 

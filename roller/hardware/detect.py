@@ -2,7 +2,8 @@
 
 Detection reads what the operating system already knows (``/proc/cpuinfo``, ``/sys``, the process's affinity and
 its control group); it starts nothing, measures nothing, and needs no TVM. What it cannot find keeps the profile's
-assumed value. Two machines give two specs, so golden tests use the profiles and never this.
+assumed value. Where ``roller probe cpu`` has measured this machine, its values lie on top. Two machines give two
+specs, so golden tests use the profiles and never this.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from functools import lru_cache
 from pathlib import Path
 
 from roller.errors import SpecError
-from roller.hardware.reader import read_spec
-from roller.hardware.spec import DeviceSpec
+from roller.hardware.generic import generic_profile
+from roller.hardware.machine import profile_path
+from roller.hardware.reader import read_spec, spec_folder
+from roller.hardware.spec import DeviceSpec, settable
 
 _AVX512 = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _AVX2 = {"avx2", "fma", "bmi1", "bmi2", "f16c", "movbe"}
@@ -81,7 +84,8 @@ def detect_cpu(root: Path | None = None, machine: str | None = None) -> DeviceSp
     Returns
     -------
     DeviceSpec
-        The profile that matches, with detected numbers marked ``detected`` in ``sources``.
+        The profile that matches, with detected numbers marked ``detected`` in ``sources``, and those a probe of this
+        machine measured marked ``measured``.
 
     Raises
     ------
@@ -93,14 +97,57 @@ def detect_cpu(root: Path | None = None, machine: str | None = None) -> DeviceSp
     >>> detect_cpu().kind
     'cpu'
     """
-    return _detect(root or Path("/"), (machine or platform.machine()).lower(), _affinity())
+    found = _detect(root or Path("/"), (machine or platform.machine()).lower(), _affinity())
+    return found if root is not None else with_profile(found)
+
+
+def detect_unprobed() -> DeviceSpec:
+    """Return this machine as detected, whatever a probe has measured: what a probe starts from."""
+    return _detect(Path("/"), platform.machine().lower(), _affinity())
+
+
+def is_this_machine(spec: DeviceSpec) -> bool:
+    """Whether a specification is of the machine roller runs on: detected, or measured here."""
+    return spec.kind == "cpu" and (spec.name == "cpu" or (spec.machine != "" and spec.machine == _here()))
+
+
+def _here() -> str:
+    return detect_unprobed().machine
+
+
+def with_profile(detected: DeviceSpec) -> DeviceSpec:
+    """Return a detected machine with the measured values of its probed profile, where there is one."""
+    path = profile_path(detected.machine)
+    if not path.is_file():
+        return detected
+    try:
+        profile = read_spec(str(path))
+    except SpecError as err:
+        raise SpecError(f"{err} It is what `roller probe cpu` wrote: run it again, or delete the file.") from err
+    if profile.machine != detected.machine:
+        return detected
+    return _overlaid(detected, profile)
+
+
+@lru_cache(maxsize=8)
+def _overlaid(detected: DeviceSpec, profile: DeviceSpec) -> DeviceSpec:
+    values, known = profile.values(), settable(detected)
+    measured = {p: v for p, v in values.items() if profile.sources.get(p) == "measured" and p in known}
+    for path in list(measured):  # a bandwidth of one core and the way to that of all belong together
+        layer, _, field = path.rpartition(".")
+        bend = f"{layer}.saturation_exponent"
+        if field == "bandwidth_per_teu_bytes_per_s" and bend not in detected.values() and bend not in measured:
+            measured[bend] = values[bend]
+    found = detected.with_overrides(measured, "measured")
+    return replace(found, description=f"{detected.description}, probed")
 
 
 @lru_cache(maxsize=8)
 def _detect(root: Path, machine: str, affinity: tuple[int, ...]) -> DeviceSpec:
     info = read_cpuinfo(root)
     profile, mcpu = match_profile(machine, info)
-    spec = read_spec(profile)
+    shipped = (spec_folder() / f"{profile}.yaml").is_file()
+    spec = read_spec(profile) if shipped else generic_profile(profile)
     target = {k: v for k, v in spec.target.items() if k != "mtriple"} | {"mcpu": mcpu}
     spec = replace(
         spec,
@@ -118,7 +165,14 @@ def _detect(root: Path, machine: str, affinity: tuple[int, ...]) -> DeviceSpec:
     if memory is not None:
         detected["memory_layers.dram.capacity_bytes"] = memory
     scaled = _scaled(spec, cores, clock or spec.clock_hz)
-    return spec.with_overrides(scaled, "assumed").with_overrides(detected, "detected")
+    found = spec.with_overrides(scaled, "assumed").with_overrides(detected, "detected")
+    return replace(found, machine=_fingerprint(info, machine, found))
+
+
+def _fingerprint(info: CpuInfo, machine: str, spec: DeviceSpec) -> str:
+    """Return what tells this machine from others: model, cores, caches, and what code generation may use."""
+    caches = ", ".join(f"{x.name} {x.capacity_bytes}" for x in spec.memory_layers if x.name in ("l1", "l2", "l3"))
+    return f"{info.model or info.part or machine}; {spec.units} cores; {caches} bytes; {spec.target['mcpu']}"
 
 
 def read_cpuinfo(root: Path) -> CpuInfo:

@@ -118,7 +118,7 @@ class Execution:
     element_gather_s: float | None = number("s", 0, 1e-6, kinds=("cpu",))
     element_copy_s: float | None = number("s", 0, 1e-6, kinds=("cpu",))
     element_scatter_s: float | None = number("s", 0, 1e-6, kinds=("cpu",))
-    misses_in_flight: int | None = number("misses", 1, 1024, integer=True, kinds=("cpu",))
+    misses_in_flight: float | None = number("misses", 1, 1024, kinds=("cpu",))
     split_load_slots: float | None = number("slots", 0, 64, required=False)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from roller.tile.geometry import Floats, Ints
 
 
-def overlapped(memory_s: Floats, compute_s: Floats, blocks: Ints | Floats | int) -> Floats:
+def overlapped(memory_s: Floats, compute_s: Floats, blocks: Ints | Floats | float) -> Floats:
     """Return the time of two alternating phases of ``blocks`` co-resident customers.
 
     A closed queueing network of two stations (Buzen): with ``rho`` the shorter over the longer phase the time is

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 MAX_SPREAD = 0.15
 #: Share of the windows that is kept: the fast end.
 KEPT_SHARE = 0.25
+#: Share of the rounds that counts where disturbances have a direction.
+_BEST_SHARE = 0.4
 #: Windows that must be left for a spread to mean anything.
 MIN_KEPT = 3
 
@@ -89,6 +91,41 @@ def best_of(windows: Sequence[float], kept: float = KEPT_SHARE) -> Measured:
     return Measured(middle, (best[-1] - best[0]) / middle, len(windows))
 
 
+def agreed(rounds: Sequence[Measured], better: int = 0) -> Measured:
+    """Return one value of several rounds, which lie seconds apart: the median of those that count.
+
+    Parameters
+    ----------
+    rounds
+        One value each.
+    better
+        1 where disturbances only lower the value (rates), -1 where they only raise it (times): the best two of five
+        count. 0 where either may happen: the majority that lies closest together does.
+
+    Returns
+    -------
+    Measured
+        Its spread is that between the rounds that count, and at least that of the windows of the quietest one.
+
+    Examples
+    --------
+    >>> agreed([Measured(v, 0.01, 9) for v in (1.0, 3.0, 1.02, 1.01, 0.5)])
+    Measured(value=1.01, spread=0.01980198019801982, samples=45)
+    >>> agreed([Measured(v, 0.01, 9) for v in (100, 71, 72, 101, 70)], better=1).value
+    100.5
+    """
+    values = sorted(rounds, key=lambda m: m.value)
+    many = round(len(values) * _BEST_SHARE) if better else len(values) // 2 + 1
+    runs = [values[i : i + max(1, many)] for i in range(len(values) - max(1, many) + 1)]
+    if better:
+        near = runs[-1 if better > 0 else 0]
+    else:
+        near = min(runs, key=lambda r: r[-1].value - r[0].value)
+    middle = statistics.median(m.value for m in near)
+    apart = (near[-1].value - near[0].value) / abs(middle) if middle else float(near[-1].value != near[0].value)
+    return Measured(middle, max(apart, min(m.spread for m in near)), sum(m.samples for m in rounds))
+
+
 def split_by_spread(
     found: Mapping[str, Measured], limit: float = MAX_SPREAD
 ) -> tuple[dict[str, Measured], dict[str, str]]:
@@ -109,9 +146,9 @@ def split_by_spread(
     """
     fine, refused = {}, {}
     for path, m in found.items():
-        if m.spread <= limit and m.value > 0:
+        if m.spread <= limit and m.value >= 0:
             fine[path] = m
-        elif m.value <= 0:
+        elif m.value < 0:
             refused[path] = f"value {m.value:.3g}: lost in the noise of the windows. Repeat on a quieter machine."
         else:
             refused[path] = (

@@ -47,13 +47,14 @@ class Finding:
     Parameters
     ----------
     values
-        By dotted spec path; only paths among the probe's ``fields``.
-    remarks
-        What a person should know: a sweep's best point, a check that failed and took a value away.
+        By dotted spec path; only paths among the probe's ``fields``. One the schema does not know (yet) is shown and
+        not written.
+    doubts
+        Reasons by path why a value must not be written although its windows agree: a proof that failed.
     """
 
     values: Mapping[str, Measured]
-    remarks: tuple[str, ...] = ()
+    doubts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,6 @@ class Probe:
         File below ``microbench/``; its header makes the :class:`Statement`.
     run
         Measures; its argument is the session of the kind (what compiles, pins, times).
-    needs
-        Names of probes whose findings it reads (the clock, say); they come first in the registry.
     """
 
     name: str
@@ -81,7 +80,6 @@ class Probe:
     fields: tuple[str, ...]
     source: str
     run: Callable[[Any], Finding] = field(compare=False, repr=False)
-    needs: tuple[str, ...] = ()
 
 
 def statement_of(source: Path) -> Statement:

@@ -158,7 +158,7 @@ class CpuKernel:
             )
         views, result = self._views(arrays, out)
         if self._threads:
-            threads.ready(self._threads, _runtime_of_pools)
+            threads.ready(self._threads, runtime_of_pools)
         self._function(*views, *self._held)
         return result
 
@@ -227,7 +227,7 @@ class _Run:
 
     def __call__(self) -> None:
         if self.threads:
-            threads.ready(self.threads, _runtime_of_pools)
+            threads.ready(self.threads, runtime_of_pools)
         self.function(*self.views)
 
 
@@ -330,7 +330,7 @@ def _load(binary: bytes, entry: str) -> tuple[Any, Any]:
             ) from err
 
 
-def _runtime_of_pools() -> tuple[ctypes.CDLL, Any]:
+def runtime_of_pools() -> tuple[ctypes.CDLL, Any]:
     """Return TVM's runtime library and its function that sets a pool's size."""
     configure = runtime().get_global_func("runtime.config_threadpool", allow_missing=True)
     return ctypes.CDLL(str(_find_runtime())), configure

@@ -1,6 +1,6 @@
-"""Probes of a CPU."""
+"""Probes of a CPU: C kernels on threads bound to one processor per core."""
 
-from roller.probing.probe import Probe
+from roller.probing.cpu.probes import PROBES
+from roller.probing.cpu.session import CpuSession
 
-#: In the order they run: what others need comes first.
-PROBES: tuple[Probe, ...] = ()
+__all__ = ["PROBES", "CpuSession"]

@@ -1,0 +1,113 @@
+"""``roller probe``: measure a device into a specification."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from roller.cli.common import JsonOption, check_writable, console, print_json
+from roller.errors import SpecError
+from roller.hardware import THIS_MACHINE, DeviceSpec
+from roller.hardware.detect import detect_unprobed
+from roller.hardware.machine import profile_path
+from roller.hardware.spec import settable
+from roller.probing import Probe, probes, save, spec_text, with_measured
+from roller.probing.run import QUICK_ROUNDS, ROUNDS, Report, run_probes
+
+DeviceArgument = Annotated[str, typer.Argument(metavar="DEVICE", help="'cpu' is this machine's processor.")]
+OutOption = Annotated[
+    Path | None, typer.Option("--out", "-o", metavar="FILE.yaml", help="Write a complete specification there instead.")
+]
+QuickOption = Annotated[bool, typer.Option("--quick", help="One round instead of five: a fifth of the time.")]
+
+
+def probe_command(
+    device: DeviceArgument = THIS_MACHINE,
+    out: OutOption = None,
+    quick: QuickOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure a device: instruction rates, bandwidths, latencies and overheads, each with its spread.
+
+    Without --out the profile of this machine is stored for this user, and device 'cpu' uses it from then on.
+    """
+    if device != THIS_MACHINE:
+        raise SpecError(f"probe: expected 'cpu', got '{device}'. Probe a processor on the machine it is in.")
+    if out is not None:
+        check_writable(out)
+    base = detect_unprobed()
+    report = _measure(base, QUICK_ROUNDS if quick else ROUNDS)
+    path = out or profile_path(base.machine)
+    if out is None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    save(path, profile_text(base, report, path.stem))
+    if as_json:
+        print_json(_as_json(path, report))
+    else:
+        _show(console(), base, report, path)
+
+
+def profile_text(base: DeviceSpec, report: Report, name: str) -> str:
+    """Return the YAML of a probed processor: everything detected or assumed, the measured values beside it."""
+    now = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+    named = replace(base, description=f"{base.description}, probed {now}")
+    if name == THIS_MACHINE:
+        name = f"{name}-probed"
+    return with_measured(spec_text(named, name), report.values, f"probed {now} by roller probe", name)
+
+
+def _measure(base: DeviceSpec, rounds: int) -> Report:
+    from roller.probing.cpu import CpuSession
+
+    chosen: tuple[Probe, ...] = probes("cpu")
+    columns = (TextColumn("{task.description:14}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with (
+        Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar,
+        CpuSession(base) as session,
+    ):
+        task = bar.add_task("", total=rounds * len(chosen))
+
+        def progress(name: str) -> None:
+            bar.update(task, advance=1, description=name)
+
+        return run_probes(chosen, session, base, rounds, progress)
+
+
+def _show(screen: Console, base: DeviceSpec, report: Report, path: Path) -> None:
+    table = Table(title=f"{base.description}: measured in {report.wall_s:.0f} s", box=box.SIMPLE, title_justify="left")
+    table.add_column("field")
+    for name in ("measured", "spread", "windows", "before"):
+        table.add_column(name, justify="right")
+    table.add_column("unit")
+    known, before = settable(base), base.values()
+    for field, m in report.values.items():
+        old = f"{before[field]:.4g} {base.sources.get(field, '')}" if field in before else "-"
+        table.add_row(field, f"{m.value:.4g}", f"{m.spread:.1%}", str(m.samples), old, known[field].unit)
+    for field, m in report.beside.items():
+        table.add_row(field, f"{m.value:.4g}", f"{m.spread:.1%}", str(m.samples), "no field", "")
+    screen.print(table)
+    for field, reason in report.refused.items():
+        screen.print(f"not written: {field}: {reason}", soft_wrap=True)
+    for name, reason in report.failed.items():
+        screen.print(f"probe {name} failed: {reason}", soft_wrap=True)
+    screen.print(f"written to {path}", soft_wrap=True)
+
+
+def _as_json(path: Path, report: Report) -> dict[str, Any]:
+    return {
+        "path": str(path),
+        "wall_s": report.wall_s,
+        "values": {k: m.to_dict() for k, m in report.values.items()},
+        "beside": {k: m.to_dict() for k, m in report.beside.items()},
+        "refused": report.refused,
+        "failed": report.failed,
+    }

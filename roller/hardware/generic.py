@@ -1,0 +1,156 @@
+"""A CPU about which nothing is known but its instruction set: what a probe starts from where no profile is shipped.
+
+Every number is an assumption stated in cycles and lanes, the habits of recent out-of-order cores; detection and
+probes put what they find on top.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from roller.errors import SpecError
+from roller.hardware.reader import parse_spec
+from roller.hardware.spec import DeviceSpec
+
+
+@dataclass(frozen=True)
+class _InstructionSet:
+    """Lanes (float32) and vector registers, code generation name, and triple where it is not the host's."""
+
+    lanes: int
+    registers: int
+    mcpu: str
+    mtriple: str = ""
+
+
+_SETS = {
+    "cpu-avx512": _InstructionSet(16, 32, "skylake-avx512"),
+    "cpu-avx2": _InstructionSet(8, 16, "haswell"),
+    "cpu-neon": _InstructionSet(4, 32, "neoverse-n1", "aarch64-linux-gnu"),
+}
+#: One core, so that totals are per core; the clock only turns cycles into seconds until it is detected or measured.
+_CLOCK_HZ = 3.0e9
+#: Registers a micro-kernel keeps for operands; LLVM spills where fewer are left.
+_OPERAND_REGISTERS = {16: 3, 32: 8}
+
+_TEXT = """
+name: {name}
+kind: cpu
+description: CPU with the instruction set of {name}, nothing else known
+target: {{language: llvm, mcpu: {mcpu}{mtriple}}}
+units: {{assumed: 1, note: "cores"}}
+clock_hz: {{assumed: {clock:.6e}}}
+teu:
+  name: vector
+  lanes: {{datasheet: {lanes}, note: "float32"}}
+  schedulers_per_unit: {{assumed: 2, note: "FMA ports"}}
+compute:
+  ops_per_cycle_per_unit:
+    fma: {{assumed: {pair}, note: "lanes x FMA ports"}}
+    fma.float64: {{assumed: {lanes}}}
+    add: {{assumed: {pair}}}
+    add.float64: {{assumed: {lanes}}}
+    special: {{assumed: {special}, note: "polynomials of about 16 vector operations"}}
+    convert: {{assumed: {lanes}}}
+    issue: {{assumed: {issue}, note: "4 vector instructions per cycle"}}
+    load_store: {{assumed: {pair}, note: "2 vector loads per cycle"}}
+execution:
+  step_latency_s: {{assumed: {c4:.6e}, note: "4 cycles: dependent FMA"}}
+  step_issue_s: {{assumed: {c1:.6e}, note: "1 cycle: loop and address arithmetic of one step"}}
+  barrier_s: {{assumed: 2.0e-8, note: "loop overhead of one panel step"}}
+  launch_s: {{assumed: 3.0e-7, note: "the foreign-function call, and the kernel's look at its arguments"}}
+  fork_s: {{assumed: 2.0e-6, note: "to workers that spin since the last kernel"}}
+  element_gather_s: {{assumed: {gather:.6e}, note: "1.5 cycles: a load and a store that cannot be vectors"}}
+  element_copy_s: {{assumed: {half:.6e}, note: "half a cycle: short rows with borders"}}
+  element_scatter_s: {{assumed: {c1:.6e}, note: "one store per cycle"}}
+  misses_in_flight: {{assumed: 4, note: "cache-line streams beside the arithmetic"}}
+limits:
+  vector_registers: {{datasheet: {registers}}}
+  usable_vector_registers: {{assumed: {usable}, note: "accumulators; the rest holds operands"}}
+memory_layers:
+  - name: register
+    scope: unit
+    tiled: true
+    capacity_bytes: {{datasheet: {register_bytes}}}
+    usable_bytes: {{assumed: {usable_bytes}}}
+    bandwidth_bytes_per_s: {{assumed: {registers_per_s:.6e}, note: "three 4-byte operands per FMA"}}
+    transaction_bytes: {{datasheet: {vector}}}
+  - name: l1
+    scope: unit
+    tiled: true
+    capacity_bytes: {{assumed: 32768}}
+    usable_bytes: {{assumed: 24576, note: "three quarters"}}
+    bandwidth_bytes_per_s: {{assumed: {l1:.6e}, note: "two vectors per cycle"}}
+    transaction_bytes: {{datasheet: {vector}}}
+    page_bytes: {{datasheet: 4096}}
+    tlb_entries: {{assumed: 64}}
+    tlb_miss_s: {{assumed: 2.5e-9}}
+    line_bytes: {{assumed: 64}}
+    latency_s: {{assumed: 1.667e-9, note: "5 cycles"}}
+  - name: l2
+    scope: unit
+    tiled: true
+    capacity_bytes: {{assumed: 524288}}
+    usable_bytes: {{assumed: 393216, note: "three quarters"}}
+    bandwidth_bytes_per_s: {{assumed: {l2:.6e}, note: "one vector per cycle"}}
+    transaction_bytes: {{assumed: 64}}
+    line_bytes: {{assumed: 64}}
+    latency_s: {{assumed: 4.667e-9, note: "14 cycles"}}
+  - name: l3
+    scope: device
+    tiled: false
+    capacity_bytes: {{assumed: 16777216}}
+    usable_bytes: {{assumed: 12582912, note: "three quarters"}}
+    bandwidth_bytes_per_s: {{assumed: 5.0e+10, note: "per core"}}
+    transaction_bytes: {{assumed: 64}}
+    line_bytes: {{assumed: 64}}
+    bandwidth_per_teu_bytes_per_s: {{assumed: 5.0e+10, note: "one core"}}
+    saturation_exponent: {{assumed: 4, note: "cores add up almost linearly until the slices are busy"}}
+    latency_s: {{assumed: 2.0e-8}}
+  - name: dram
+    scope: device
+    tiled: false
+    capacity_bytes: {{assumed: 8589934592}}
+    bandwidth_bytes_per_s: {{assumed: 2.0e+10, note: "per core"}}
+    transaction_bytes: {{assumed: 64}}
+    bandwidth_per_teu_bytes_per_s: {{assumed: 2.0e+10, note: "one core"}}
+    saturation_exponent: {{assumed: 4, note: "cores add up almost linearly until the channels are full"}}
+    latency_s: {{assumed: 9.0e-8}}
+"""
+
+
+@lru_cache(maxsize=8)
+def generic_profile(name: str) -> DeviceSpec:
+    """Return the assumed profile of an instruction set, one core.
+
+    Parameters
+    ----------
+    name
+        ``"cpu-avx512"``, ``"cpu-avx2"`` or ``"cpu-neon"``.
+
+    Raises
+    ------
+    SpecError
+        For any other name.
+
+    Examples
+    --------
+    >>> spec = generic_profile("cpu-avx2")
+    >>> spec.teu.lanes, spec.limits.usable_vector_registers
+    (8, 13)
+    """
+    known = _SETS.get(name)
+    if known is None:
+        raise SpecError(f"profile '{name}': expected one of {sorted(_SETS)}. Pass the path of a YAML of your own.")
+    lanes, vector = known.lanes, 4 * known.lanes
+    cycle = 1.0 / _CLOCK_HZ
+    usable = known.registers - _OPERAND_REGISTERS[known.registers]
+    text = _TEXT.format(
+        name=name, mcpu=known.mcpu, mtriple=known.mtriple and f", mtriple: {known.mtriple}", clock=_CLOCK_HZ,
+        lanes=lanes, pair=2 * lanes, special=lanes / 8, issue=4 * lanes, c1=cycle, c4=4 * cycle, half=cycle / 2,
+        gather=1.5 * cycle, registers=known.registers, usable=usable, register_bytes=known.registers * vector,
+        usable_bytes=usable * vector, registers_per_s=12 * 2 * lanes * _CLOCK_HZ, vector=vector,
+        l1=2 * vector * _CLOCK_HZ, l2=vector * _CLOCK_HZ,
+    )  # fmt: skip
+    return parse_spec(text, f"generic {name}")

@@ -1,0 +1,239 @@
+"""Bandwidths, latencies, lines and pages of the memory layers, and how far traffic hides behind arithmetic."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+from roller.hardware import MemoryLayer
+from roller.probing.cpu.rates import TOLERANCE
+from roller.probing.cpu.session import CpuSession
+from roller.probing.measured import Measured
+from roller.probing.probe import Finding
+
+#: Bytes a core sweeps in a window of memory, and memory it has for that: caches do not bring back what went by.
+_MARCH_BYTES = 4 << 20
+_MEMORY_BYTES, _MOST_MEMORY_BYTES = 128 << 20, 1 << 30
+#: Turns of measurements that are compared with each other, and multiply-adds per vector loaded.
+_TURNS, _MULTIPLY_ADDS = 12, (1, 2, 3, 4, 6, 8)
+#: Lines of one loop over unrolled vectors.
+_UNIT = 1024
+
+
+def _per_core(layer: MemoryLayer, session: CpuSession) -> int:
+    """Return bytes of a cache one core may use while all are at work."""
+    return layer.capacity_bytes // (1 if layer.scope == "unit" else session.cores)
+
+
+def block_bytes(name: str, session: CpuSession) -> int:
+    """Return bytes of a block that lives in a cache and not in the one before it."""
+    spec = session.spec
+    size = _per_core(spec.layer(name), session) // 2
+    if name == "l3":  # a shared cache is never ours alone: a few times L2 is enough not to be in it
+        size = min(size, 4 * spec.layer("l2").capacity_bytes)
+    return max(_UNIT, size // _UNIT * _UNIT)
+
+
+def memory_bytes(session: CpuSession) -> int:
+    """Return bytes of a block per core that no cache holds."""
+    last = session.spec.layer("l3").capacity_bytes
+    wanted = max(_MEMORY_BYTES, 4 * last // session.cores)
+    free = session.spec.layer("dram").capacity_bytes // 4 // session.cores
+    return min(wanted, _MOST_MEMORY_BYTES, max(_MARCH_BYTES, free)) // _MARCH_BYTES * _MARCH_BYTES
+
+
+def _bandwidth(session: CpuSession, layer: str, kernel: str, cores: int) -> Measured:
+    if layer == "dram":
+        size, march = _MARCH_BYTES, memory_bytes(session)
+        data = session.blocks("memory", march, session.cores)[:cores]
+        taken = session.seconds(kernel, data, size, cores, (size, march), repeat=1)
+    else:
+        size = block_bytes(layer, session)
+        data = session.blocks(layer, size, session.cores)[:cores]
+        taken = session.seconds(kernel, data, size, cores)
+    return taken.rate(size * cores)
+
+
+def bandwidth(session: CpuSession) -> Finding:
+    """Bytes per second of every layer, for one core and for all."""
+    values: dict[str, Measured] = {}
+    for layer in ("l1", "l2", "l3", "dram"):
+        path = f"memory_layers.{layer}"
+        one, every = (_bandwidth(session, layer, "load_all", n) for n in (1, session.cores))
+        values[f"{path}.bandwidth_bytes_per_s"] = every
+        if layer == "l1":
+            vector = 4 * session.spec.teu.lanes
+            per_cycle = every.times(session.spec.teu.lanes / vector / session.clock_hz / session.cores)
+            values["compute.ops_per_cycle_per_unit.load_store"] = per_cycle
+        if layer in ("l3", "dram"):
+            # What all cores draw together bounds what each of them draws alone from below.
+            values[f"{path}.bandwidth_per_teu_bytes_per_s"] = max(one, every.times(1 / session.cores), key=_value)
+            bend = _exponent(session, layer, one, every)
+            if bend is not None:
+                values[f"{path}.saturation_exponent"] = bend
+        else:
+            values[f"beside.{layer}_one_core_bytes_per_s"] = one
+        values[f"{path}.store_bandwidth_bytes_per_s"] = _bandwidth(session, layer, "store_all", session.cores)
+        values[f"beside.{layer}_store_one_core_bytes_per_s"] = _bandwidth(session, layer, "store_all", 1)
+        for cores, text in {1: "one_core", session.cores: "all_cores"}.items():
+            values[f"beside.{layer}_copy_{text}_bytes_per_s"] = _bandwidth(session, layer, "copy_half", cores)
+    return Finding(values)
+
+
+def _value(m: Measured) -> float:
+    return m.value
+
+
+def _exponent(session: CpuSession, layer: str, one: Measured, every: Measured) -> Measured | None:
+    """Return ``p`` of the model's law of saturation from half the cores; ``None`` where there are too few."""
+    half = session.cores // 2
+    if half < 2 or every.value >= 0.9 * session.cores * one.value:
+        return None
+    middle = _bandwidth(session, layer, "load_all", half)
+
+    def law(p: float) -> float:
+        return float(((half * one.value) ** -p + every.value**-p) ** (-1 / p))
+
+    low, high = 0.2, 20.0
+    for _ in range(40):
+        p = (low + high) / 2
+        low, high = (p, high) if law(p) < middle.value else (low, p)
+    return Measured(low, middle.spread, middle.samples)
+
+
+def _chase(session: CpuSession, name: str, size: int, fill: str, places: int, kernel: str = "chase_one") -> Measured:
+    data = session.blocks(f"{name}{size}", size)
+    session.once(fill, data, size, places)
+    return session.seconds(kernel, data, size).times(1 / 16)
+
+
+def latency(session: CpuSession) -> Finding:
+    """Seconds from a load to the next that needs it, per layer; which block still fits a cache."""
+    spec = session.spec
+    # Places a kilobyte apart share a sixteenth of the sets: a ring that has long left L2 is still so short that others
+    # do not push it out of a shared L3 between two visits, and four loads share the walk of a page.
+    sizes = {"l1": spec.layer("l1").capacity_bytes // 3, "l2": spec.layer("l2").capacity_bytes // 6}
+    found = {n: _chase(session, "ring", size // 64 * 64, "chase_fill", 64) for n, size in sizes.items()}
+    beyond = min(8 * spec.layer("l2").capacity_bytes, spec.layer("l3").capacity_bytes // 2)
+    found["l3"] = _chase(session, "pages", beyond, "chase_fill_pages", 4)
+    found["dram"] = _chase(session, "pages", memory_bytes(session), "chase_fill_pages", 4)
+    values = {f"memory_layers.{n}.latency_s": m for n, m in found.items()}
+    doubts = {}
+    for n, size in sizes.items():
+        pair = _chase(session, "rings", 2 * (size // 128 * 64), "chase_fill_two", 64, "chase_two")
+        if pair.value > found[n].value * (1 + 3 * TOLERANCE):
+            doubts[f"memory_layers.{n}.latency_s"] = "two chases take longer than one: not bound by latency."
+    for layer, outer in (("l1", "l2"), ("l2", "l3")):
+        if spec.sources.get(f"memory_layers.{layer}.capacity_bytes") not in ("detected", "datasheet"):
+            smallest = 4096 if layer == "l1" else 65536
+            fitting = _capacity(session, found[layer], found[outer], smallest)
+            values[f"memory_layers.{layer}.capacity_bytes"] = fitting
+    return Finding(values, doubts)
+
+
+def _capacity(session: CpuSession, inner: Measured, outer: Measured, smallest: int) -> Measured:
+    """Return the largest usual size whose latency is nearer to the inner layer's than to the outer one's."""
+    border, best, spread = math.sqrt(inner.value * outer.value), smallest, inner.spread
+    for size in sorted(smallest * m << e for m in (2, 3) for e in range(10)):
+        m = _chase(session, "fits", size, "chase_fill", 64)
+        if m.value > border:
+            break
+        best, spread = size, m.spread
+    return Measured(best, spread, inner.samples)
+
+
+def line(session: CpuSession) -> Finding:
+    """Bytes of a cache line."""
+    size = session.spec.layer("l2").capacity_bytes // 2
+    data = session.blocks("line", size)
+    session.once("line_fill", data, size, 512)
+    near, far = session.seconds("line_pair", data, 8), session.seconds("line_pair", data, 256)
+    border, found = (near.value + far.value) / 2, 256
+    if far.value < 1.2 * near.value:  # every word costs the same: nothing to see
+        return Finding({})
+    for distance in (128, 64, 32, 16):
+        if session.seconds("line_pair", data, distance).value < border:
+            break
+        found = distance
+    line_bytes = Measured(found, near.spread, near.samples)
+    return Finding({f"memory_layers.{n}.line_bytes": line_bytes for n in ("l1", "l2", "l3")})
+
+
+def tlb(session: CpuSession) -> Finding:
+    """Pages the first-level TLB holds, and the cost of a miss."""
+    page = session.spec.layer("l1").page_bytes or 4096
+    lines = session.spec.layer("l1").capacity_bytes // 64
+    most = lines * 2 // 3
+    data = session.blocks("tlb", (2 * most + 2) * page, large_pages=False)
+
+    def touch(pages: int) -> Measured:
+        session.once("tlb_fill", data, page, pages)
+        return session.seconds("chase_one", data, 0).times(1 / 16)
+
+    inside, outside = touch(16), touch(most)
+    border, entries = (inside.value + outside.value) / 2, 16
+    for size in sorted(m << e for m in (2, 3) for e in range(3, 9)):
+        if 0.9 * size > most or touch(int(0.9 * size)).value > border:
+            break
+        entries = size
+    if outside.value < 1.25 * inside.value:  # more pages than L1 has lines: nothing to see
+        return Finding({})
+    return Finding({
+        "memory_layers.l1.tlb_entries": Measured(entries, inside.spread, inside.samples),
+        "memory_layers.l1.tlb_miss_s": outside.minus(inside),
+    })  # fmt: skip
+
+
+def overlap(session: CpuSession) -> Finding:
+    """Return ``b`` of the model's law for two stations, from streams out of L2 that go through multiply-adds."""
+    small, size, vector = 16 << 10, block_bytes("l2", session), 4 * session.spec.teu.lanes
+    near, far = session.blocks("near", small), session.blocks("l2", size, session.cores)[:1]
+
+    def times(count: int) -> tuple[float, float, float]:
+        """Time memory, arithmetic and both, one after the other: each triple sees the same neighbours."""
+        memory = session.seconds("load_all", far, size, turns=2).times(vector / size)
+        alone = session.seconds(f"stream_fma_{count}", near, small, turns=2).times(vector / small)
+        both = session.seconds(f"stream_fma_{count}", far, size, turns=2).times(vector / size)
+        return memory.value, alone.value, both.value
+
+    def apart(count: int) -> float:
+        memory, alone, _ = times(count)
+        return abs(math.log(alone / memory))
+
+    balanced = min(_MULTIPLY_ADDS, key=apart)
+    ratios = sorted(_over(*times(balanced)) for _ in range(_TURNS))
+    kept = ratios[_TURNS // 4 : -(_TURNS // 4)]
+    over = statistics.median(kept)
+    # Both stations at their limit take (b + 1) / b of what either takes alone.
+    # The spread is that of the median: single triples differ by several times as much, rounds decide.
+    uncertain = (kept[-1] - kept[0]) / max(over, 1 / 32) / math.sqrt(_TURNS)
+    law = Measured(1 / max(over, 1 / 32), uncertain, 30 * _TURNS)
+    values = {"execution.misses_in_flight": law}
+    space = memory_bytes(session)
+    data, most = session.blocks("memory", space, session.cores)[:1], 0.0
+    for chases in (1, 2, 4, 8, 12, 16, 24):
+        session.once(f"chases_fill_{chases}", data, space, 256)
+        each = session.seconds(f"chases_{chases}", data, space).times(1 / chases)
+        if chases == 1:
+            single = each
+        most = max(most, single.value / each.value)
+    values["beside.chases_in_flight"] = Measured(most, single.spread, single.samples)
+    return Finding(values)
+
+
+def _over(memory: float, alone: float, both: float) -> float:
+    """Return ``1 / b`` of ``both = longest * (1 - rho^(b+1)) / (1 - rho^b)``, 0 where everything is hidden.
+
+    Examples
+    --------
+    >>> round(_over(1.0, 1.0, 1.25), 3), _over(1.0, 0.9, 0.99)
+    (0.25, 0.0)
+    """
+    longest = max(memory, alone)
+    rho = min(min(memory, alone) / longest, 1 - 1e-6)
+    low, high = 1e-3, 1.0
+    for _ in range(40):
+        b = 2 / (low + high)
+        together = longest * (1 - rho ** (b + 1)) / (1 - rho**b)
+        low, high = (low, 1 / b) if together > both else (1 / b, high)
+    return low if low > 1e-3 else 0.0

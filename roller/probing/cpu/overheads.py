@@ -1,0 +1,88 @@
+"""Times around the arithmetic: tasks, single elements, the call of a kernel and the fork of its tasks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from roller.backends.cpu import launcher, threads
+from roller.probing.cpu.session import WINDOW_S, CpuSession, build
+from roller.probing.measured import Measured, best_of
+from roller.probing.probe import Finding
+from roller.probing.registry import microbench_folder
+
+#: Elements of one repetition of the copies, and cycles the model charges each row of a copy beside its elements.
+_GATHERED, _ROWS, _ROW_ELEMENTS, _ROW_CYCLES = 128 * 32, 128, 28, 8.0
+
+#: Vectors by which the rows of the tasks are longer on average, so that nobody foresees where they end.
+_JITTER = 1.5
+
+
+def tasks(session: CpuSession) -> Finding:
+    """Return seconds of a task beside its elements: the intercept over the length of its row."""
+    data, vector = session.blocks("tasks", 32768), 4 * session.spec.teu.lanes
+    short, long = (session.seconds("task_rows", data, n * vector) for n in (4, 32))
+    slope = (long.value - short.value) / 28
+    over = short.value - (4 + _JITTER) * slope
+    spread = max(short.spread, long.spread)
+    return Finding({"execution.barrier_s": Measured(over, spread, short.samples)})
+
+
+def elements(session: CpuSession) -> Finding:
+    """Return seconds per element of copies that cannot be whole vectors."""
+    data = session.blocks("elements", 65536)
+    gather, copy, scatter = (session.seconds(k, data) for k in ("gather_elements", "copy_rows", "scatter_elements"))
+    row = copy.times(1 / _ROWS)
+    moved = (row.value - _ROW_CYCLES / session.clock_hz) / _ROW_ELEMENTS
+    return Finding({
+        "execution.element_gather_s": gather.times(1 / _GATHERED),
+        "execution.element_copy_s": Measured(moved, row.spread, row.samples),
+        "execution.element_scatter_s": scatter.times(1 / _GATHERED),
+    })  # fmt: skip
+
+
+def launch(session: CpuSession) -> Finding:
+    """Call a kernel that does nothing through roller's launcher, and one that forks."""
+    ffi = launcher.runtime()
+    path = session.folder / "launch.so"
+    if not path.exists():
+        build([microbench_folder() / "cpu" / "launch.c"], path, ("-DWITH_RUNTIME",))
+    module = ffi.load_module(str(path))
+    views = [ffi.from_dlpack(np.zeros(64, np.float32)) for _ in range(3)]
+
+    def call(name: str) -> Callable[[], None]:
+        function: Any = module[name]
+
+        def run() -> None:
+            threads.ready(session.cores, launcher.runtime_of_pools)
+            function(*views)
+
+        return run
+
+    alone = _windows(session, call("call_only"))
+    values = {"execution.launch_s": alone}
+    if session.cores > 1:
+        both = _windows(session, call("call_and_fork"))
+        values["execution.fork_s"] = both.minus(alone)
+    return Finding(values)
+
+
+def _windows(session: CpuSession, run: Callable[[], None]) -> Measured:
+    """Time windows of calls from this thread, as a caller would make them."""
+    for _ in range(200):
+        run()
+    start = time.perf_counter()
+    for _ in range(50):
+        run()
+    count = max(1, round(WINDOW_S * 50 / (time.perf_counter() - start)))
+    windows: list[float] = []
+    end = time.perf_counter() + session.budget_s
+    while len(windows) < session.windows and (len(windows) < 8 or time.perf_counter() < end):
+        start = time.perf_counter()
+        for _ in range(count):
+            run()
+        windows.append((time.perf_counter() - start) / count)
+    return best_of(windows)

@@ -1,0 +1,40 @@
+"""Probes of a CPU: what each measures, in the order they run. A further one is a function, a source and a line here."""
+
+from roller.probing.cpu import memory, overheads, rates
+from roller.probing.probe import Probe
+
+_RATE = "compute.ops_per_cycle_per_unit"
+_CACHES = ("l1", "l2", "l3")
+_LAYERS = (*_CACHES, "dram")
+
+
+def _of(layers: tuple[str, ...], field: str) -> tuple[str, ...]:
+    return tuple(f"memory_layers.{x}.{field}" for x in layers)
+
+
+#: The clock comes first: the others count cycles with it.
+PROBES: tuple[Probe, ...] = (
+    Probe("clock", "cpu", ("clock_hz",), "cpu/clock.c", rates.clock),
+    Probe("fma_peak", "cpu", (f"{_RATE}.fma", f"{_RATE}.fma.float64", "teu.schedulers_per_unit",
+                              "memory_layers.register.bandwidth_bytes_per_s"), "cpu/fma_peak.c", rates.fma_peak),
+    Probe("fma_latency", "cpu", ("execution.step_latency_s",), "cpu/fma_latency.c", rates.fma_latency),
+    Probe("simple_rates", "cpu", tuple(f"{_RATE}.{x}" for x in ("add", "add.float64", "convert")),
+          "cpu/simple_rates.c", rates.simple_rates),
+    Probe("special_rate", "cpu", (f"{_RATE}.special",), "cpu/special_rate.c", rates.special_rate),
+    Probe("issue_rate", "cpu", (f"{_RATE}.issue",), "cpu/issue_rate.c", rates.issue_rate),
+    Probe("micro_kernel", "cpu", ("execution.step_issue_s",), "cpu/micro_kernel.c", rates.micro_kernel),
+    Probe("bandwidth", "cpu", (f"{_RATE}.load_store", *_of(_LAYERS, "bandwidth_bytes_per_s"),
+                               *_of(("l3", "dram"), "bandwidth_per_teu_bytes_per_s"),
+                               *_of(("l3", "dram"), "saturation_exponent"),
+                               *_of(_LAYERS, "store_bandwidth_bytes_per_s")),
+          "cpu/bandwidth.c", memory.bandwidth),
+    Probe("latency", "cpu", (*_of(_LAYERS, "latency_s"), *_of(("l1", "l2"), "capacity_bytes")), "cpu/latency.c",
+          memory.latency),
+    Probe("line", "cpu", _of(_CACHES, "line_bytes"), "cpu/line.c", memory.line),
+    Probe("tlb", "cpu", ("memory_layers.l1.tlb_entries", "memory_layers.l1.tlb_miss_s"), "cpu/tlb.c", memory.tlb),
+    Probe("overlap", "cpu", ("execution.misses_in_flight",), "cpu/overlap.c", memory.overlap),
+    Probe("tasks", "cpu", ("execution.barrier_s",), "cpu/tasks.c", overheads.tasks),
+    Probe("elements", "cpu", tuple(f"execution.element_{x}_s" for x in ("gather", "copy", "scatter")),
+          "cpu/elements.c", overheads.elements),
+    Probe("launch", "cpu", ("execution.launch_s", "execution.fork_s"), "cpu/launch.c", overheads.launch),
+)  # fmt: skip

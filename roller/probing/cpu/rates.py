@@ -1,0 +1,129 @@
+"""Clock, instruction rates and latencies of a core: kernels that touch no memory, or only L1."""
+
+from __future__ import annotations
+
+from roller.probing.cpu.session import CpuSession
+from roller.probing.measured import Measured
+from roller.probing.probe import Finding
+
+_RATE = "compute.ops_per_cycle_per_unit"
+#: A proof that compares two times allows them to differ by this much.
+TOLERANCE = 0.12
+#: Tiles of a micro-kernel ``(rows, vectors)`` that hide the latency of a multiply-add and fit the registers.
+_TILES = {16: ((6, 2), (4, 3)), 32: ((8, 2), (6, 3), (10, 2), (7, 3), (12, 2), (8, 3), (6, 4))}
+#: All tiles by accumulators, for the report.
+_SWEEP = {16: ((1, 1), (2, 1), (4, 1), (4, 2), (5, 2), (6, 2), (7, 2)),
+          32: ((1, 1), (2, 1), (4, 1), (4, 2), (5, 2), (6, 2), (8, 2), (10, 2), (12, 2), (13, 2), (14, 2),
+               (15, 2))}  # fmt: skip
+
+
+def clock(session: CpuSession) -> Finding:
+    """Count dependent additions per second on all cores at once."""
+    chain = session.constant("clock_chain")
+    one, two = (session.seconds(k, cores=session.cores) for k in ("clock_one", "clock_two"))
+    found = one.rate(chain)
+    session.clock_hz = found.value
+    doubts = {}
+    if two.value > one.value * (1 + TOLERANCE):
+        doubts["clock_hz"] = f"two chains take {two.value / one.value:.2f} times as long as one: not bound by latency."
+    return Finding({"clock_hz": found}, doubts)
+
+
+def _per_cycle(session: CpuSession, kernel: str, operations: float) -> Measured:
+    """Return operations per cycle and core, all cores at work."""
+    return session.seconds(kernel, session.blocks("small", 8192), 8192, session.cores).rate(
+        operations / session.clock_hz
+    )
+
+
+def fma_peak(session: CpuSession) -> Finding:
+    """Multiply-adds per cycle at every width."""
+    lanes, chains = session.spec.teu.lanes, session.constant("fma_chains")
+    single = _per_cycle(session, "fma_float32", chains * lanes)
+    double = _per_cycle(session, "fma_float64", chains * lanes / 2)
+    half = _per_cycle(session, "fma_float32_half", session.constant("fma_half_chains") * lanes)
+    values = {f"{_RATE}.fma": single, f"{_RATE}.fma.float64": double}
+    doubts = {}
+    if half.value < single.value * (1 - TOLERANCE):
+        doubts[f"{_RATE}.fma"] = "fewer accumulators are slower: bound by latency. Use more in fma.h."
+    for width in (16, 32):
+        if width < 4 * lanes:
+            values[f"beside.fma_per_cycle_{width}_byte_vectors"] = _per_cycle(
+                session, f"fma_float32_{width}", chains * width / 4
+            )
+    alone = session.seconds("fma_float32").rate(2 * chains * lanes)
+    values["beside.one_core_flops_per_s"] = alone
+    ports = round(single.value / lanes)
+    if ports:
+        values["teu.schedulers_per_unit"] = Measured(ports, single.spread, single.samples)
+    # Three four-byte operands per lane: what the registers deliver at that rate.
+    total = single.times(12 * session.clock_hz * session.cores)
+    values["memory_layers.register.bandwidth_bytes_per_s"] = total
+    return Finding(values, doubts)
+
+
+def fma_latency(session: CpuSession) -> Finding:
+    """Seconds from one multiply-add to the next that needs it."""
+    path = "execution.step_latency_s"
+    one, two = session.seconds("fma_one"), session.seconds("fma_two")
+    doubts = {}
+    if two.value > one.value * (1 + TOLERANCE):
+        doubts[path] = f"two chains take {two.value / one.value:.2f} times as long as one: not bound by latency."
+    return Finding({path: one}, doubts)
+
+
+def simple_rates(session: CpuSession) -> Finding:
+    """Additions, maxima and conversions per cycle."""
+    lanes, chains = session.spec.teu.lanes, session.constant("rate_chains")
+    add, top = (_per_cycle(session, k, chains * lanes) for k in ("add_float32", "max_float32"))
+    return Finding({
+        f"{_RATE}.add": min(add, top, key=lambda m: m.value),
+        f"{_RATE}.add.float64": _per_cycle(session, "add_float64", chains * lanes / 2),
+        f"{_RATE}.convert": _per_cycle(session, "convert_float32", 2 * chains * lanes),
+    })  # fmt: skip
+
+
+def special_rate(session: CpuSession) -> Finding:
+    """Exponentials per cycle; divisions and roots beside them."""
+    size, data = 8192, session.blocks("small", 8192, session.cores)
+
+    def rate(kernel: str) -> Measured:
+        return session.seconds(kernel, data, size, session.cores).rate(size / 8 / session.clock_hz)
+
+    return Finding({
+        f"{_RATE}.special": rate("exp_float32"),
+        "beside.divisions_per_cycle": rate("divide_float32"),
+        "beside.roots_per_cycle": rate("root_float32"),
+    })  # fmt: skip
+
+
+def issue_rate(session: CpuSession) -> Finding:
+    """Instructions per cycle of the best mix, times the lanes of a vector."""
+    lanes = session.spec.teu.lanes
+    data = session.blocks("small", 8192)
+    # Instructions per repetition: eight multiply-adds, eight loads, and the integer additions of the mix.
+    mixes = {"issue_221": 16 + 4, "issue_222": 16 + 8, "issue_224": 16 + 16}
+    rates = [session.seconds(k, data, 8192).rate(n * lanes / session.clock_hz) for k, n in mixes.items()]
+    return Finding({f"{_RATE}.issue": max(rates, key=lambda m: m.value)})
+
+
+def micro_kernel(session: CpuSession) -> Finding:
+    """Time reduction steps: what they take beside their multiply-adds, and up to how many accumulators."""
+    registers = session.spec.limits.vector_registers or 16
+    data, steps = session.blocks("panels", 65536), session.constant("tile_steps")
+
+    def step(rows: int, vectors: int) -> Measured:
+        return session.seconds(f"tile_{rows}x{vectors}", data).times(session.clock_hz / steps)
+
+    rates = {r * v: r * v / step(r, v).value for r, v in _SWEEP[min(32, registers)]}
+    best = max(rates.values())
+    usable = max(n for n, rate in rates.items() if rate >= 0.95 * best)
+    over = [(t, t.value - r * v / best) for r, v in _TILES[min(32, registers)] for t in [step(r, v)]]
+    over.sort(key=lambda pair: pair[1])
+    middle, beside = over[len(over) // 2]
+    # Whole quarters of a cycle: the windows do not tell more apart. The spread is that of a whole step.
+    cycles = max(0.0, round(4 * beside) / 4)
+    return Finding({
+        "execution.step_issue_s": Measured(cycles / session.clock_hz, middle.spread, middle.samples),
+        "beside.accumulators_at_full_rate": Measured(usable, 0.0, len(rates)),
+    })  # fmt: skip

@@ -1,0 +1,118 @@
+"""Runs the probes of a device in rounds and settles what may be written."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from roller.errors import RollerError
+from roller.hardware import DeviceSpec
+from roller.hardware.spec import settable
+from roller.probing.measured import Measured, agreed, split_by_spread
+from roller.probing.probe import Finding, Probe
+
+#: Rounds of a careful and of a quick run.
+ROUNDS, QUICK_ROUNDS = 5, 1
+#: Seconds all rounds may take; a loaded machine gets fewer of them.
+LIMIT_S = 50.0
+#: Endings of the fields that disturbances only raise, and only lower.
+_TIMES, _RATES = ("_s",), ("_per_s", "clock_hz", "_flops_per_s")
+
+
+def _better(path: str) -> int:
+    """Return 1 where more is what an undisturbed device shows, -1 where less is, 0 where neither.
+
+    Examples
+    --------
+    >>> [_better(p) for p in ("execution.fork_s", "clock_hz", "memory_layers.l1.tlb_entries")]
+    [-1, 1, 0]
+    """
+    if path.endswith(_RATES) or path.startswith("compute.") or path.endswith("_per_cycle"):
+        return 1
+    return -1 if path.endswith(_TIMES) else 0
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a run of all probes brought.
+
+    Parameters
+    ----------
+    values
+        What may be written, by dotted path.
+    beside
+        What the schema has no field for.
+    refused
+        Reasons by path.
+    failed
+        Reasons by probe: it could not run at all.
+    wall_s
+        Seconds it took.
+    """
+
+    values: dict[str, Measured]
+    beside: dict[str, Measured]
+    refused: dict[str, str]
+    failed: dict[str, str] = field(default_factory=dict)
+    wall_s: float = 0.0
+
+
+def run_probes(
+    probes: Sequence[Probe],
+    session: Any,
+    spec: DeviceSpec,
+    rounds: int = ROUNDS,
+    progress: Callable[[str], None] = lambda name: None,
+) -> Report:
+    """Run every probe once per round and keep what the rounds agree on.
+
+    Parameters
+    ----------
+    probes
+        In order.
+    session
+        What the probes of this kind take.
+    spec
+        The device: its fields are what may be written.
+    rounds
+        How often each probe runs; the rounds lie seconds apart.
+    progress
+        Called with the name of each probe before it runs.
+
+    Returns
+    -------
+    Report
+        A probe that raises (no compiler feature, no memory) is in ``failed`` and does not stop the others.
+    """
+    start = time.perf_counter()
+    seen: dict[str, list[Measured]] = {}
+    doubted: dict[str, list[str]] = {}
+    failed: dict[str, str] = {}
+    done = 0
+    while done < rounds and (time.perf_counter() - start) * (done + 1) <= LIMIT_S * max(done, 1):
+        done += 1
+        for probe in probes:
+            progress(probe.name)
+            try:
+                finding: Finding = probe.run(session)
+            except (RollerError, ValueError) as err:
+                failed[probe.name] = str(err)
+                continue
+            for path, m in finding.values.items():
+                if path in finding.doubts:
+                    doubted.setdefault(path, []).append(finding.doubts[path])
+                else:
+                    seen.setdefault(path, []).append(m)
+    known = settable(spec)
+    settled = {p: agreed(ms, _better(p)) for p, ms in seen.items() if 2 * len(ms) > done}
+    fine, refused = split_by_spread(settled)
+    refused |= {p: reasons[-1] for p, reasons in doubted.items() if p not in fine}
+    return Report(
+        {p: m for p, m in fine.items() if p in known},
+        {p: m for p, m in fine.items() if p not in known},
+        refused,
+        failed,
+        time.perf_counter() - start,
+    )

@@ -1,0 +1,141 @@
+"""``roller probe`` with a device that is made up: what is written, where, and what it does to device 'cpu'."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+import roller
+from roller.cli import main as cli
+from roller.cli import probe as verb
+from roller.hardware import load_spec
+from roller.hardware.detect import detect_unprobed, is_this_machine
+from roller.hardware.generic import generic_profile
+from roller.hardware.machine import profile_path
+from roller.probing import Measured
+from roller.probing.run import Report
+
+FOUND = {
+    "clock_hz": Measured(3.2e9, 0.01, 60),
+    "execution.fork_s": Measured(1.4e-6, 0.05, 60),
+    "memory_layers.l3.bandwidth_bytes_per_s": Measured(2.4e11, 0.04, 60),
+    "memory_layers.l3.bandwidth_per_teu_bytes_per_s": Measured(1.2e11, 0.04, 60),
+    "memory_layers.l1.tlb_entries": Measured(96, 0.0, 60),
+}
+REFUSED = {"execution.launch_s": "spread 40 % of 60 windows, at most 15 % may be written. Repeat on a quieter machine."}
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    monkeypatch.setenv("ROLLER_PROFILE_DIR", str(tmp_path / "profiles"))
+    rounds = []
+
+    def measure(base, count):
+        rounds.append(count)
+        return Report(FOUND, {"beside.roots": Measured(3.5, 0.0, 1)}, REFUSED, {"launch": "no pool"}, 12.0)
+
+    monkeypatch.setattr(verb, "_measure", measure)
+
+    def invoke(*words):
+        return CliRunner().invoke(cli.app, ["probe", *words], catch_exceptions=True)
+
+    invoke.rounds = rounds
+    return invoke
+
+
+def test_the_profile_of_this_machine_lies_on_top_of_detection(run):
+    before = load_spec("cpu")
+    assert "measured" not in {before.sources[p] for p in FOUND if p in before.sources}
+    done = run("cpu")
+    assert done.exit_code == 0, done.output
+    assert "not written: execution.launch_s: spread 40 %" in done.output
+    assert "probe launch failed: no pool" in done.output
+    after = load_spec("cpu")
+    assert {p: after.values()[p] for p in FOUND} == {p: m.value for p, m in FOUND.items()}
+    assert {after.sources[p] for p in FOUND} == {"measured"}
+    others = set(before.values()) - set(FOUND)
+    assert {p: after.values()[p] for p in others} == {p: before.values()[p] for p in others}
+    assert after.name == "cpu"
+    assert after.description.endswith("probed")
+    assert detect_unprobed().values() == before.values()
+
+
+def test_out_writes_a_complete_specification_of_this_machine(run, tmp_path):
+    path = tmp_path / "mine.yaml"
+    assert run("cpu", "--out", str(path)).exit_code == 0
+    assert load_spec("cpu").sources["clock_hz"] != "measured"
+    spec = load_spec(path)
+    assert (spec.name, spec.kind, spec.clock_hz) == ("mine", "cpu", 3.2e9)
+    assert spec.sources["execution.launch_s"] == "assumed"
+    assert "spread 1.0 %" in path.read_text()
+    assert is_this_machine(spec)
+    assert not is_this_machine(load_spec("cpu-avx512"))
+
+
+def test_a_kernel_for_the_file_of_this_machine_runs_here(run, tmp_path):
+    path = tmp_path / "mine.yaml"
+    run("cpu", "--out", str(path))
+    kernel = roller.compile(roller.ops.elementwise("relu", (4, 64)), device=str(path), top_k=1)
+    assert kernel.artifact.measured_s is not None
+    text = path.read_text().replace(load_spec(path).machine, "another machine; 64 cores")
+    (tmp_path / "other.yaml").write_text(text)
+    elsewhere = roller.compile(roller.ops.elementwise("relu", (4, 64)), device=str(tmp_path / "other.yaml"), top_k=1)
+    assert elsewhere.artifact.measured_s is None
+
+
+def test_the_profile_of_another_machine_is_left_alone(run):
+    run("cpu")
+    path = profile_path(detect_unprobed().machine)
+    text = path.read_text()
+    path.write_text(text.replace(detect_unprobed().machine, "another machine"))
+    assert load_spec("cpu").sources["clock_hz"] != "measured"
+
+
+def test_a_damaged_profile_says_what_to_do(run):
+    run("cpu")
+    profile_path(detect_unprobed().machine).write_text("kind: [")
+    with pytest.raises(roller.errors.SpecError, match=r"run it again, or delete the file\."):
+        load_spec("cpu")
+
+
+def test_it_works_without_the_shipped_profile(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("roller.hardware.detect.spec_folder", lambda: tmp_path)
+    detect_module = __import__("roller.hardware.detect", fromlist=["_detect"])
+    detect_module._detect.cache_clear()
+    try:
+        spec = detect_unprobed()
+        assert spec.sources["execution.fork_s"] == "assumed"
+        assert "nothing else known" not in spec.description  # detection names the model
+        path = tmp_path / "mine.yaml"
+        assert run("cpu", "--out", str(path)).exit_code == 0
+        assert run("cpu").exit_code == 0
+        assert load_spec("cpu").clock_hz == load_spec(path).clock_hz == 3.2e9
+        assert len(roller.construct(roller.ops.matmul(256, 256, 256), device="cpu", top_k=3)) == 3
+    finally:
+        detect_module._detect.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["cpu-avx512", "cpu-avx2", "cpu-neon"])
+def test_a_generic_profile_is_near_the_shipped_one(name):
+    generic, shipped = generic_profile(name), load_spec(name)
+    assert generic.teu == shipped.teu
+    assert generic.limits.vector_registers == shipped.limits.vector_registers
+    values, known = generic.values(), shipped.values()
+    per_core = {f"memory_layers.{x.name}.bandwidth_bytes_per_s" for x in shipped.memory_layers}
+    for path in set(values) & set(known) - {"units"}:
+        expected = known[path] / (shipped.units if path in per_core else 1)
+        assert expected / 4 <= values[path] <= expected * 4, path
+
+
+def test_json_quick_and_wrong_names(run, tmp_path):
+    data = json.loads(run("cpu", "--json", "--quick").output)
+    assert data["values"]["clock_hz"] == {"value": 3.2e9, "spread": 0.01, "samples": 60}
+    assert data["refused"] == REFUSED
+    assert run.rounds == [verb.QUICK_ROUNDS]
+    assert "expected 'cpu', got 'gpu'" in str(run("gpu").exception)
+    assert "does not exist" in str(run("cpu", "--out", str(tmp_path / "no" / "x.yaml")).exception)
+    named = tmp_path / "cpu.yaml"
+    assert run("cpu", "--out", str(named)).exit_code == 0
+    assert load_spec(named).name == "cpu-probed"
