@@ -99,6 +99,8 @@ def _show(screen: Console, base: DeviceSpec, report: Report, path: Path) -> None
         screen.print(f"not written: {field}: {reason}", soft_wrap=True)
     for name, reason in report.failed.items():
         screen.print(f"probe {name} failed: {reason}", soft_wrap=True)
+    for text in report.remarks:
+        screen.print(text, soft_wrap=True)
     screen.print(f"written to {path}", soft_wrap=True)
 
 
@@ -110,4 +112,5 @@ def _as_json(path: Path, report: Report) -> dict[str, Any]:
         "beside": {k: m.to_dict() for k, m in report.beside.items()},
         "refused": report.refused,
         "failed": report.failed,
+        "remarks": report.remarks,
     }

@@ -49,11 +49,14 @@ class Finding:
     values
         By dotted spec path; only paths among the probe's ``fields``. One the schema does not know (yet) is shown and
         not written.
+    remarks
+        What a person should know: a sweep's best point, what could not be told apart.
     doubts
         Reasons by path why a value must not be written although its windows agree: a proof that failed.
     """
 
     values: Mapping[str, Measured]
+    remarks: tuple[str, ...] = ()
     doubts: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -73,6 +76,8 @@ class Probe:
         File below ``microbench/``; its header makes the :class:`Statement`.
     run
         Measures; its argument is the session of the kind (what compiles, pins, times).
+    needs
+        Names of probes whose findings it reads (the clock, say); they come first in the registry.
     """
 
     name: str
@@ -80,6 +85,7 @@ class Probe:
     fields: tuple[str, ...]
     source: str
     run: Callable[[Any], Finding] = field(compare=False, repr=False)
+    needs: tuple[str, ...] = ()
 
 
 def statement_of(source: Path) -> Statement:

@@ -48,6 +48,8 @@ class Report:
         Reasons by path.
     failed
         Reasons by probe: it could not run at all.
+    remarks
+        What the probes of the last round had to say.
     wall_s
         Seconds it took.
     """
@@ -56,6 +58,7 @@ class Report:
     beside: dict[str, Measured]
     refused: dict[str, str]
     failed: dict[str, str] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
     wall_s: float = 0.0
 
 
@@ -90,6 +93,7 @@ def run_probes(
     seen: dict[str, list[Measured]] = {}
     doubted: dict[str, list[str]] = {}
     failed: dict[str, str] = {}
+    remarks: dict[str, tuple[str, ...]] = {}
     done = 0
     while done < rounds and (time.perf_counter() - start) * (done + 1) <= LIMIT_S * max(done, 1):
         done += 1
@@ -100,6 +104,7 @@ def run_probes(
             except (RollerError, ValueError) as err:
                 failed[probe.name] = str(err)
                 continue
+            remarks[probe.name] = finding.remarks
             for path, m in finding.values.items():
                 if path in finding.doubts:
                     doubted.setdefault(path, []).append(finding.doubts[path])
@@ -114,5 +119,6 @@ def run_probes(
         {p: m for p, m in fine.items() if p not in known},
         refused,
         failed,
+        tuple(f"{name}: {text}" for name, texts in remarks.items() for text in texts),
         time.perf_counter() - start,
     )

@@ -63,7 +63,7 @@ def test_rounds_that_contradict_each_other_are_refused_even_if_each_is_quiet():
 
 def test_a_value_whose_proof_failed_is_refused_with_the_reason():
     def run(session):
-        return Finding({"clock_hz": Measured(3e9, 0.0, 20)}, {"clock_hz": "not bound by latency."})
+        return Finding({"clock_hz": Measured(3e9, 0.0, 20)}, doubts={"clock_hz": "not bound by latency."})
 
     report = run_probes([probe("p", run, "clock_hz")], None, SPEC)
     assert report.refused == {"clock_hz": "not bound by latency."}

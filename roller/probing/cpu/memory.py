@@ -128,7 +128,7 @@ def latency(session: CpuSession) -> Finding:
             smallest = 4096 if layer == "l1" else 65536
             fitting = _capacity(session, found[layer], found[outer], smallest)
             values[f"memory_layers.{layer}.capacity_bytes"] = fitting
-    return Finding(values, doubts)
+    return Finding(values, doubts=doubts)
 
 
 def _capacity(session: CpuSession, inner: Measured, outer: Measured, smallest: int) -> Measured:

@@ -26,7 +26,7 @@ def clock(session: CpuSession) -> Finding:
     doubts = {}
     if two.value > one.value * (1 + TOLERANCE):
         doubts["clock_hz"] = f"two chains take {two.value / one.value:.2f} times as long as one: not bound by latency."
-    return Finding({"clock_hz": found}, doubts)
+    return Finding({"clock_hz": found}, doubts=doubts)
 
 
 def _per_cycle(session: CpuSession, kernel: str, operations: float) -> Measured:
@@ -59,7 +59,7 @@ def fma_peak(session: CpuSession) -> Finding:
     # Three four-byte operands per lane: what the registers deliver at that rate.
     total = single.times(12 * session.clock_hz * session.cores)
     values["memory_layers.register.bandwidth_bytes_per_s"] = total
-    return Finding(values, doubts)
+    return Finding(values, doubts=doubts)
 
 
 def fma_latency(session: CpuSession) -> Finding:
@@ -69,7 +69,7 @@ def fma_latency(session: CpuSession) -> Finding:
     doubts = {}
     if two.value > one.value * (1 + TOLERANCE):
         doubts[path] = f"two chains take {two.value / one.value:.2f} times as long as one: not bound by latency."
-    return Finding({path: one}, doubts)
+    return Finding({path: one}, doubts=doubts)
 
 
 def simple_rates(session: CpuSession) -> Finding:
