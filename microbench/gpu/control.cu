@@ -1,8 +1,9 @@
 /*
- * Measures: execution.launch_s, the time one more kernel adds to a queue of them (`empty`), and
+ * Measures: execution.launch_s, the time one more kernel adds to a queue of them (`empty`; in a graph, as kernels are
+ * timed, where there are graphs), and
  * execution.barrier_s, what a block of eight warps loses at a barrier (`barrier`).
  *
- * Spoiled by: the host falling behind (launches are timed on the device, n and 2n of them); work between the barriers
+ * Spoiled by: the host falling behind (a graph holds n or 2n launches; without graphs the host's pace is measured); work between the barriers
  * (there is none, and a loop turn holds sixteen); other blocks on the unit (one block per unit).
  *
  * Proof: `empty` has one store; `barrier` counts its turns, and the compiler may not remove a barrier.

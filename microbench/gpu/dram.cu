@@ -1,8 +1,8 @@
 /*
  * Measures: bytes per second from global memory against loads in flight. `walk_N` keeps N loads of 4 bytes per thread
  * in flight: warps times N on one axis gives memory_layers.global.bandwidth_per_teu_bytes_per_s (the slope of few
- * warps) and saturation_exponent (the knee); `copy` reads and writes with everything in flight, the bandwidth that
- * kernels reach. One warp's load covers whole transactions, next to those of its neighbours.
+ * warps) and saturation_exponent (the knee); `copy` reads and writes with everything in flight, the
+ * memory_layers.global.bandwidth_bytes_per_s that kernels reach. One warp's load covers whole transactions, next to those of its neighbours.
  *
  * Spoiled by: data that is still in L2 (every run goes on where the last one stopped, over a buffer many times the
  * cache); launch and start-up (the time of 2n steps minus that of n); fewer resident warps than launched (blocks of two

@@ -33,8 +33,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from roller.runtime.bundle_run import run_bundle
     from roller.runtime.devices import KINDS, parse
+    from roller.runtime.probe_bundle import is_probe_bundle
+
+    if is_probe_bundle(arguments.bundle):
+        return _probe(arguments)
+    from roller.runtime.bundle_run import run_bundle
     from roller.runtime.profiler import ProfileOptions
 
     options = ProfileOptions(
@@ -55,9 +59,35 @@ def _run(arguments: argparse.Namespace) -> int:
     return 1 if without else 0
 
 
+def _probe(arguments: argparse.Namespace) -> int:
+    """Run a bundle of probes: the same command, another kind of folder."""
+    from roller.runtime.devices import parse
+    from roller.runtime.probe_bundle import run_probe_bundle
+
+    results = run_probe_bundle(
+        arguments.bundle, arguments.json, parse(arguments.device), budget_s=arguments.budget_s,
+        timeout_s=arguments.timeout_s, say=_say,
+    )  # fmt: skip
+    cases = [r for plan in results["results"].values() for r in plan.values()]
+    good = sum(r["status"] == "measured" for r in cases)
+    _say(f"{len(cases)} cases of {len(results['results'])} probes on {results['device']} in {results['seconds']:.0f} s: "
+         f"{good} right and timed, {len(cases) - good} not")  # fmt: skip
+    if not results["complete"]:
+        _say("not complete: run the same command again to continue")
+    return 0 if good else 1
+
+
 def _verify(arguments: argparse.Namespace) -> int:
     from roller.runtime.bundle_format import Bundle
+    from roller.runtime.probe_bundle import ProbeBundle, is_probe_bundle
 
+    if is_probe_bundle(arguments.bundle):
+        probes = ProbeBundle(arguments.bundle)
+        count = sum(len(probes.plan(name).cases) for name in probes.names)
+        for name in probes.names:
+            probes.image(probes.plan(name), build=False)
+        _say(f"{arguments.bundle}: {len(probes.names)} probes, {count} cases for {probes.device}, all as listed")
+        return 0
     bundle = Bundle(arguments.bundle)
     count = sum(len(bundle.load(e)) for e in bundle.operators)
     _say(

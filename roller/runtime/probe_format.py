@@ -67,6 +67,7 @@ class Contents:
 @functools.lru_cache(maxsize=4)
 def _block(contents: Contents) -> np.ndarray:
     rng = np.random.default_rng(20)
+    out: np.ndarray
     if contents.kind == "chain":
         order = rng.permutation(contents.words // contents.pitch)
         out = np.zeros(contents.words, np.int32)

@@ -46,10 +46,10 @@ class Worker:
         Parameters
         ----------
         request
-            ``op`` is ``properties``, ``prepare`` (an expression, a seed, points to compare), ``check`` (an artifact)
-            or ``time`` (the artifact just checked).
+            ``op`` is ``properties``, ``prepare`` (an expression, a seed, points to compare), ``check`` (an artifact),
+            ``time`` (the artifact just checked), ``probe_load`` (an image and buffers) or ``probe_run`` (a case).
         blobs
-            The arrays of a ``prepare``.
+            The arrays of a ``prepare`` or ``probe_load``.
         """
         op = request["op"]
         if op == "properties":
@@ -58,6 +58,13 @@ class Worker:
             points = unpack(request["arrays"], blobs)
             self._device.prepare(expr_from_dict(request["expression"]), request["seed"], points)
             return {}, []
+        if op == "probe_load":
+            image, *blocks = unpack(request["arrays"], blobs)
+            inputs = list(zip(request["words"], blocks, strict=True))
+            self._device.probe_load(image.tobytes(), inputs, request["output_words"])
+            return {}, []
+        if op == "probe_run":
+            return self._device.probe_run(request["case"], request["check_steps"]), []
         if op == "check":
             return {}, self._device.check(request["position"], KernelArtifact.from_dict(request["artifact"]))
         return self._device.time(request["id"], request["budget_s"], request["drop_s"]), []

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from roller.artifact import KernelArtifact
+from roller.backends.cuda.bench import Bench
 from roller.backends.cuda.memory import Buffer
 from roller.backends.cuda.module import Module, cupy
 from roller.backends.periodic import periodic_inputs, storage_dtype
@@ -69,6 +70,7 @@ class CudaDevice:
         self._points: Sequence[np.ndarray] = ()
         self._module: Module | None = None
         self._scratch: list[Buffer] = []
+        self._bench: Bench | None = None
 
     def _runtime(self) -> Any:
         return cupy()
@@ -199,6 +201,24 @@ class CudaDevice:
             "complete": True,
             "method": method,
         }
+
+    def probe_load(self, image: bytes, inputs: Sequence[tuple[int, np.ndarray]], output_words: int) -> None:
+        """Load the kernels and buffers of a probe's plan; drop those before.
+
+        Raises
+        ------
+        LaunchError
+            See :class:`~roller.backends.cuda.bench.Bench`.
+        """
+        self._module, self._scratch, self._sets, self._bench = None, [], [], None
+        self._cp.get_default_memory_pool().free_all_blocks()
+        self._awake()
+        self._bench = Bench(self._cp, self._stream, image, inputs, output_words)
+
+    def probe_run(self, case: Mapping[str, Any], check_steps: int) -> dict[str, Any]:
+        """Check and time one case of the plan loaded last; see :meth:`Bench.run`."""
+        assert self._bench is not None
+        return self._bench.run(case, check_steps)
 
     def _launch(self, number: int) -> None:
         """Start all kernels on buffer set ``number`` (modulo their count)."""

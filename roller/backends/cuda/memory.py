@@ -73,10 +73,13 @@ class Buffer:
         runtime.memcpy(self.ptr + to, source, nbytes, runtime.memcpyDeviceToDevice)
 
     def fill(self, x: PeriodicInput) -> None:
-        """Write an input: one period from the host, the rest by doubling copies of whole periods."""
-        first = x.first()
-        self.write(0, first)
-        done = first.nbytes
+        """Write an input: one period from the host, the rest on the device."""
+        self.repeat(x.first())
+
+    def repeat(self, first: np.ndarray) -> None:
+        """Write a block again and again until the buffer is full, by doubling copies of whole blocks."""
+        self.write(0, first.view(np.uint8).reshape(-1)[: self.nbytes])
+        done = min(first.nbytes, self.nbytes)
         while done < self.nbytes:
             # ``done`` is a whole number of periods here, so a prefix continues the sequence.
             n = min(done, self.nbytes - done)

@@ -158,6 +158,24 @@ def compile_source(source: str, arch: str, options: Sequence[str] = ()) -> tuple
     BuildError
         Where the wheels are missing, or with the compiler's errors.
     """
+    return _compiled(source, arch, options, ("nvrtcGetCUBINSize", "nvrtcGetCUBIN"))
+
+
+def to_ptx(source: str, arch: str, options: Sequence[str] = ()) -> str:
+    """Return the PTX of CUDA C for an architecture (``"sm_70"``): what a person or a test can read without a toolkit.
+
+    Raises
+    ------
+    BuildError
+        Where the wheels are missing, or with the compiler's errors.
+    """
+    virtual = arch.replace("sm_", "compute_")
+    image, _ = _compiled(source, virtual, options, ("nvrtcGetPTXSize", "nvrtcGetPTX"))
+    return image.rstrip(b"\0").decode()
+
+
+def _compiled(source: str, arch: str, options: Sequence[str], get: tuple[str, str]) -> tuple[bytes, str]:
+    """Compile CUDA C; return what NVRTC's functions of two names give (size, image), and the log."""
     lib = _nvrtc()
     includes = [f"-I{find('nvidia-cuda-runtime-cu12').parent}", f"-I{find('nvidia-cuda-nvcc-cu12').parent.parent}"]
     flags = [f"--gpu-architecture={arch}", *includes, "-default-device", "-w", "--ptxas-options=-v", *options]
@@ -175,7 +193,7 @@ def compile_source(source: str, arch: str, options: Sequence[str] = ()) -> tuple
                     f"The source is CUDA C all the same: build it with a CUDA release that knows {arch}."
                 )
             raise BuildError(f"CUDA build for {arch}: {_error(lib, status)}\n{log.strip()}")
-        return _read(lib, lib.nvrtcGetCUBINSize, lib.nvrtcGetCUBIN, program), log
+        return _read(lib, getattr(lib, get[0]), getattr(lib, get[1]), program), log
     finally:
         lib.nvrtcDestroyProgram(ctypes.byref(program))
 

@@ -27,6 +27,8 @@ from roller.expr.evaluate import _Evaluation as Evaluation
 NOISE = 0.02
 #: Samples a "measurement" pretends to take.
 _SAMPLES = 9
+#: A run of a probe's case lasts about this long, and this much longer than its steps (s).
+_RUN_S, _START_S = 0.4e-3, 4e-6
 
 
 class NullDevice:
@@ -52,6 +54,7 @@ class NullDevice:
         }
         self._expected: list[np.ndarray] = []
         self._estimate_s = 0.0
+        self._probed = -1
 
     def properties(self) -> dict[str, Any]:
         """Return what the device says of itself."""
@@ -92,6 +95,34 @@ class NullDevice:
             return {"median_s": float(samples[0]), "samples": 1, "complete": False}
         low, median, high = np.percentile(samples, (25, 50, 75))
         return {"median_s": float(median), "spread_s": float(high - low), "samples": _SAMPLES, "complete": True}
+
+    def probe_load(self, image: bytes, inputs: Sequence[tuple[int, np.ndarray]], output_words: int) -> None:
+        """Load nothing."""
+        del image, inputs, output_words
+        self._probed = -1
+
+    def probe_run(self, case: Mapping[str, Any], check_steps: int) -> dict[str, Any]:
+        """Return the expected results, and the expected times with noise, unless a fault is planted at this case."""
+        del check_steps
+        self._probed += 1
+        time.sleep(self._delay_s)
+        if self._probed in self._faults["hang"]:
+            time.sleep(1e9)
+        if self._probed in self._faults["crash"]:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        overrun = "4 bytes past its end (planted)" if self._probed in self._faults["out_of_bounds"] else None
+        values = [v + (self._probed in self._faults["wrong"]) for _, v in case["checks"]]
+        digest = hashlib.sha256(f"{self._seed}/{case['key']}".encode()).digest()
+        rng = np.random.default_rng(list(digest))
+        steps = max(1, round(_RUN_S / case["seconds"]))
+        out: dict[str, Any] = {"values": values, "overrun": overrun, "steps": steps}
+        for n, name in ((1, "once"), (2, "twice")):
+            # Disturbances make a run slower, never faster.
+            slower = np.exp(self._noise * np.abs(rng.standard_normal(_SAMPLES)))
+            out[name] = list(map(float, (_START_S + n * steps * case["seconds"]) * slower))
+        if case["cycles_word"] is not None:
+            out["cycles"] = [[n * steps * case["cycles"]] * _SAMPLES for n in (1, 2)]
+        return out
 
 
 class NullKernel:

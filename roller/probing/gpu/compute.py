@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from roller.hardware import DeviceSpec
 from roller.probing.gpu.fits import choose, fit_steps
 from roller.probing.gpu.memory import steps_of
 from roller.probing.gpu.planning import full_grid, plan
-from roller.probing.gpu.session import GpuSession, samples_of
+from roller.probing.gpu.session import GpuSession, doubted, samples_of
 from roller.probing.measured import Measured
 from roller.probing.probe import Finding
 from roller.runtime.probe_format import Case, Contents, Plan
@@ -65,24 +66,27 @@ def shared_plan(spec: DeviceSpec) -> Plan:
 def shared(session: GpuSession) -> Finding:
     """Return bandwidth, banks and the rate of loads of the scratchpad."""
     spec = session.spec
-    timed, remarks = session.measure(shared_plan(spec))
-    wide = timed["vectors"]
-    values = {"memory_layers.shared.bandwidth_bytes_per_s": wide.step.rate(128 * wide.case.threads)}
-    single = timed["stride=1"]
-    values[f"{_RATES}.load_store"] = single.step.rate(16 * single.case.threads / spec.units / session.clock_hz)
+    timed = session.measure(shared_plan(spec))
+    values: dict[str, Measured] = {}
+    wide, single = timed.get("vectors"), timed.get("stride=1")
+    if wide is not None:
+        values["memory_layers.shared.bandwidth_bytes_per_s"] = wide.step.rate(128 * wide.case.threads)
+    if single is not None:
+        values[f"{_RATES}.load_store"] = single.step.rate(16 * single.case.threads / spec.units / session.clock_hz)
     strided = [t for k, t in timed.items() if k.startswith("stride")]
     strides = [t.case.parameters[1] for t in strided]
     counts = {
         pair: np.array([conflict_degree(s, spec.teu.lanes, *pair) for s in strides], np.float64) for pair in _BANKS
     }
+    paths = ("memory_layers.shared.banks", "memory_layers.shared.bank_width_bytes")
+    doubts: dict[str, str] = {}
     try:
-        banks, width = choose(steps_of(strided), counts, "banks of the scratchpad")
+        pair = choose(steps_of(strided), counts, "banks of the scratchpad")
         spread = max(t.step.spread for t in strided)
-        for name, value in (("banks", banks), ("bank_width_bytes", width)):
-            values[f"memory_layers.shared.{name}"] = Measured(value, spread, samples_of(strided))
+        values |= {p: Measured(v, spread, samples_of(strided)) for p, v in zip(paths, pair, strict=True)}
     except SpecError as err:
-        remarks += (str(err),)
-    return Finding(values, remarks)
+        values |= doubted(err, doubts, *paths)
+    return Finding(values, doubts)
 
 
 def tiles_plan(spec: DeviceSpec) -> Plan:
@@ -108,7 +112,7 @@ def tiles_plan(spec: DeviceSpec) -> Plan:
 def tiles(session: GpuSession) -> Finding:
     """Return clock, multiply-add rate, and latency and issue time of a reduction step."""
     spec = session.spec
-    timed, remarks = session.measure(tiles_plan(spec))
+    timed = session.measure(tiles_plan(spec))
     every = list(timed.values())
     values: dict[str, Measured] = {}
     clocks = sorted(t.cycles / t.step.value for t in every if t.cycles and t.step.value > 0)
@@ -124,7 +128,7 @@ def tiles(session: GpuSession) -> Finding:
     )
     values |= {"execution.step_latency_s": latency_s, "execution.step_issue_s": issue_s}
     values[f"{_RATES}.fma"] = fma_s.rate(spec.teu.lanes * spec.teu.schedulers_per_unit / session.clock_hz)
-    return Finding(values, remarks)
+    return Finding(values)
 
 
 def rates_plan(spec: DeviceSpec) -> Plan:
@@ -146,39 +150,28 @@ def rates_plan(spec: DeviceSpec) -> Plan:
 def rates(session: GpuSession) -> Finding:
     """Return operations per cycle and unit of the instruction classes."""
     spec = session.spec
-    timed, remarks = session.measure(rates_plan(spec))
+    timed = session.measure(rates_plan(spec))
     values: dict[str, Measured] = {}
+    doubts: dict[str, str] = {}
     for entry, (name, operations) in _CLASSES.items():
         full, half = timed.get(f"{entry} full"), timed.get(f"{entry} half")
         if full is None or half is None:
             continue
         share = half.step.value / full.step.value if full.step.value > 0 else math.inf
+        path, step = f"{_RATES}.{name}", full.step
         if share > _HALF:
-            remarks += (
-                f"{name}: half the warps take {share:.0%} of the time of all, so latency bounds it. Not written.",
-            )
+            reason = f"half the warps take {share:.0%} of the time of all: latency bounds it, not the pipe"
+            values |= {} if path in values else doubted(reason, doubts, path)
             continue
-        step = full.step
         if entry == "convert":
             if "add full" not in timed:
                 continue
             step = step.minus(timed["add full"].step)
         found = step.rate(operations * full.case.threads / spec.units / session.clock_hz)
-        path = f"{_RATES}.{name}"
         if path not in values or found.value > values[path].value:  # the most of several mixes
             values[path] = found
-    return _known(spec, Finding(values, remarks))
-
-
-def _known(spec: DeviceSpec, finding: Finding) -> Finding:
-    """Leave out rates the specification does not give: what no generated code uses, no program may count on."""
-    known = spec.values()
-    extra = tuple(
-        f"{path}: {m.value:.4g}, not written: the specification gives no such rate"
-        for path, m in finding.values.items()
-        if path not in known
-    )
-    return Finding({p: m for p, m in finding.values.items() if p in known}, (*finding.remarks, *extra))
+            doubts.pop(path, None)
+    return Finding(values, doubts)
 
 
 def _matrix_step(spec: DeviceSpec) -> tuple[str, int]:
@@ -195,7 +188,7 @@ def matrix_plan(spec: DeviceSpec) -> Plan | None:
     for dtype in (d for d in _MATRIX_DTYPES if f"matrix.{d}" in given):
         rate = given[f"matrix.{dtype}"] * spec.units * spec.clock_hz
         seconds = per_step * grid * block / spec.teu.lanes / rate
-        out = "int32" if dtype == "int8" else "float32"
+        out: Literal["int32", "float32"] = "int32" if dtype == "int8" else "float32"
         cases.append(Case(dtype, f"matrix_{dtype}", grid, block, (), seconds, output_dtype=out))
     words = grid * block // spec.teu.lanes * 256
     return plan("matrix", (Contents("small", 1024),), cases, source=source, output_words=words) if cases else None
@@ -206,14 +199,15 @@ def matrix(session: GpuSession) -> Finding:
     spec = session.spec
     asked = matrix_plan(spec)
     if asked is None:
-        return Finding({}, ("matrix: skipped, the specification names no matrix unit",))
-    timed, remarks = session.measure(asked)
+        session.remarks.append("matrix: skipped, the specification names no matrix unit")
+        return Finding({})
+    timed = session.measure(asked)
     _, per_step = _matrix_step(spec)
     values = {}
     for dtype, t in timed.items():
         work = per_step * t.case.threads / spec.teu.lanes
         values[f"{_RATES}.matrix.{dtype}"] = t.step.rate(work / spec.units / session.clock_hz)
-    return Finding(values, remarks)
+    return Finding(values)
 
 
 def control_plan(spec: DeviceSpec) -> Plan:
@@ -227,10 +221,10 @@ def control_plan(spec: DeviceSpec) -> Plan:
 
 def control(session: GpuSession) -> Finding:
     """Return the cost of a launch and of a barrier."""
-    timed, remarks = session.measure(control_plan(session.spec))
+    timed = session.measure(control_plan(session.spec))
     values = {}
     if "launch" in timed:
         values["execution.launch_s"] = timed["launch"].step
     if "barrier" in timed:
         values["execution.barrier_s"] = timed["barrier"].step.times(1 / 16)
-    return Finding(values, remarks)
+    return Finding(values)

@@ -11,7 +11,7 @@ from roller.errors import SpecError
 from roller.hardware import DeviceSpec
 from roller.probing.gpu.fits import choose, edge, fit_saturation, resampled
 from roller.probing.gpu.planning import full_grid, full_warps, plan, powers
-from roller.probing.gpu.session import GpuSession, Timed, samples_of
+from roller.probing.gpu.session import GpuSession, Timed, doubted, samples_of
 from roller.probing.measured import Measured
 from roller.probing.probe import Finding
 from roller.runtime.probe_format import CHECK_STEPS, Case, Contents, Plan
@@ -22,7 +22,7 @@ BUFFER_BYTES, BUFFER_CACHES = 1 << 28, 16
 _LOADS = {1: 0.0, 2: 0.25, 4: 0.125}
 _BLOCK = 512
 #: Sizes of the region, in parts of L2, over which its edge is looked for.
-_PARTS = (0.25, 0.5, 0.75, 0.875, 1.0, 1.125, 1.25, 1.5, 1.75, 2.0, 3.0, 4.0, 6.0)
+_PARTS = (0.25, 0.5, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.3, 1.5, 2.0, 4.0, 6.0)
 #: (bytes of a run, its offset) and sizes a transaction may have.
 _RUNS = (
     (4, 0),
@@ -89,7 +89,7 @@ def dram_plan(spec: DeviceSpec) -> Plan:
 
 def dram(session: GpuSession) -> Finding:
     """Return bandwidth, bandwidth per TEU and saturation exponent of global memory."""
-    timed, remarks = session.measure(dram_plan(session.spec))
+    timed = session.measure(dram_plan(session.spec))
     values: dict[str, Measured] = {}
     copy = timed.get("copy")
     if copy is not None:
@@ -99,8 +99,8 @@ def dram(session: GpuSession) -> Finding:
     moved = np.array([4 * t.case.threads * int(t.case.entry[-1]) for t in walks])
     alone, exponent, peak = fit_saturation(warps, moved / steps_of(walks), samples_of(walks))
     values |= {"bandwidth_per_teu_bytes_per_s": alone, "saturation_exponent": exponent}
-    remarks += (f"dram: loads alone reach {peak.value / 1e9:.0f} GB/s",)
-    return Finding({f"memory_layers.global.{k}": v for k, v in values.items()}, remarks)
+    session.remarks.append(f"dram: loads alone reach {peak.value / 1e9:.0f} GB/s")
+    return Finding({f"memory_layers.global.{k}": v for k, v in values.items()})
 
 
 def steps_of(timed: list[Timed]) -> np.ndarray:
@@ -139,19 +139,24 @@ def l2_plan(spec: DeviceSpec) -> Plan:
 
 def l2(session: GpuSession) -> Finding:
     """Return bandwidth and capacity of L2."""
-    timed, remarks = session.measure(l2_plan(session.spec))
-    inside = timed[f"part={_PARTS[0]}"]
-    values = {"bandwidth_bytes_per_s": inside.step.rate(64 * inside.case.threads)}
+    timed = session.measure(l2_plan(session.spec))
+    values: dict[str, Measured] = {}
+    inside = timed.get(f"part={_PARTS[0]}")
+    if inside is not None:
+        values["memory_layers.l2.bandwidth_bytes_per_s"] = inside.step.rate(64 * inside.case.threads)
     every = list(timed.values())
     sizes = np.array([16.0 * t.case.parameters[0] for t in every])
+    path = "memory_layers.l2.capacity_bytes"
+    doubts: dict[str, str] = {}
     try:
-        steps_of(every)
-        values["capacity_bytes"] = resampled(
-            lambda rng: edge(sizes, np.array([t.drawn(rng) for t in every])), 25, samples_of(every)
-        )
+        at = edge(sizes, steps_of(every))
+        found = resampled(lambda rng: edge(sizes, np.array([t.drawn(rng) for t in every])), 25, samples_of(every))
+        above = int(np.argmax(sizes >= at))  # between two sizes that were tried anything may be true
+        apart = float(sizes[above] / sizes[above - 1] - 1)
+        values[path] = Measured(found.value, max(found.spread, apart), found.samples)
     except SpecError as err:
-        remarks += (str(err),)
-    return Finding({f"memory_layers.l2.{k}": v for k, v in values.items()}, remarks)
+        values |= doubted(err, doubts, path)
+    return Finding(values, doubts)
 
 
 def transactions_of(run: int, offset: int, size: int) -> int:
@@ -189,15 +194,16 @@ def transactions_plan(spec: DeviceSpec) -> Plan:
 
 def transactions(session: GpuSession) -> Finding:
     """Return the transaction of L2, and what global memory brings at least."""
-    timed, remarks = session.measure(transactions_plan(session.spec))
+    timed = session.measure(transactions_plan(session.spec))
     values: dict[str, Measured] = {}
+    doubts: dict[str, str] = {}
     for layer, field in (("l2", "l2.transaction_bytes"), ("global", "global.fetch_bytes")):
         mine = {k: t for k, t in timed.items() if k.startswith(layer)}
         try:
             values[f"memory_layers.{field}"] = _transaction(mine, field)
         except SpecError as err:
-            remarks += (str(err),)
-    return Finding(values, remarks)
+            values |= doubted(err, doubts, f"memory_layers.{field}")
+    return Finding(values, doubts)
 
 
 def _transaction(timed: Mapping[str, Timed], field: str) -> Measured:
@@ -205,7 +211,7 @@ def _transaction(timed: Mapping[str, Timed], field: str) -> Measured:
     every = list(timed.values())
     groups = np.array([16 * t.case.threads // run for t, (run, _) in zip(every, shapes, strict=True)])
     counts = {s: np.array([transactions_of(run, o, s) for run, o in shapes], np.float64) for s in _SIZES}
-    size = choose(steps_of(every) / groups, counts, field)
+    size: int = choose(steps_of(every) / groups, counts, field)
 
     def draw(rng: np.random.Generator) -> float:
         try:
@@ -234,5 +240,5 @@ def latency_plan(spec: DeviceSpec) -> Plan:
 
 def latency(session: GpuSession) -> Finding:
     """Return the latency of scratchpad, L2 and global memory."""
-    timed, remarks = session.measure(latency_plan(session.spec))
-    return Finding({f"memory_layers.{k}.latency_s": t.step.times(1 / 16) for k, t in timed.items()}, remarks)
+    timed = session.measure(latency_plan(session.spec))
+    return Finding({f"memory_layers.{k}.latency_s": t.step.times(1 / 16) for k, t in timed.items()})

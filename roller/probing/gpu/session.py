@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -66,9 +67,11 @@ class GpuSession:
         self._source = source
         #: Clock the tiles probe found under load (Hz); the specification's until then.
         self.clock_hz = spec.clock_hz
+        #: What a person should know: cases that failed, and why.
+        self.remarks: list[str] = []
 
-    def measure(self, plan: Plan) -> tuple[dict[str, Timed], tuple[str, ...]]:
-        """Return the cases of a plan that ran and were right, by key, and a remark for each other.
+    def measure(self, plan: Plan) -> dict[str, Timed]:
+        """Return the cases of a plan that ran and were right, by key; each other is a remark.
 
         Raises
         ------
@@ -76,11 +79,11 @@ class GpuSession:
             Where none did.
         """
         results = self._source(plan)
-        good, remarks = {}, []
+        good = {}
         for case in plan.cases:
             r = results.get(case.key, {"status": "missing", "reason": "was not run"})
             if r["status"] != "measured":
-                remarks.append(f"{plan.name}: {case.key}: {r['status']}: {r['reason']}")
+                self.remarks.append(f"{plan.name}: {case.key}: {r['status']}: {r['reason']}")
                 continue
             cycles = None
             if r.get("cycles"):
@@ -88,8 +91,26 @@ class GpuSession:
                 cycles = (long - short) / r["steps"]
             good[case.key] = Timed(case, int(r["steps"]), tuple(r["once"]), tuple(r["twice"]), cycles)
         if not good:
-            raise SpecError(f"probe '{plan.name}': no case succeeded: {remarks[0]}. Correct what is named and repeat.")
-        return good, tuple(remarks)
+            raise SpecError(
+                f"probe '{plan.name}': no case succeeded: {self.remarks[-1]}. Correct what is named and repeat."
+            )
+        return good
+
+
+def doubted(reason: object, doubts: dict[str, str], *paths: str) -> dict[str, Measured]:
+    """Return values that must not be written, and note why.
+
+    Parameters
+    ----------
+    reason
+        Why.
+    doubts
+        Receives the reason, per path.
+    paths
+        The fields.
+    """
+    doubts.update(dict.fromkeys(paths, str(reason)))
+    return dict.fromkeys(paths, Measured(0.0, math.inf, 0))
 
 
 def samples_of(timed: Sequence[Timed]) -> int:

@@ -1,0 +1,179 @@
+"""Times the cases of a probe on a GPU: one module, its buffers, ``n`` and ``2n`` steps of a kernel in turn.
+
+Needs no compiler and no artifact: an image, raw buffers, integers. Runs inside the device process.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from roller.backends.cuda.memory import Buffer
+from roller.errors import LaunchError
+
+#: The short run of a case lasts about this long (s); launches and timer ticks are far below.
+TARGET_S = 0.4e-3
+#: Runs of each kind, and seconds a case may take for them.
+WINDOWS, BUDGET_S = 16, 0.25
+_MIN_WINDOWS = 6
+_MOST_STEPS = 1 << 24
+_MOST_LAUNCHES = 512
+_WORD = 4
+
+
+class Bench:
+    """The cases of one plan on one device.
+
+    Parameters
+    ----------
+    cp
+        The CuPy module.
+    stream
+        Where everything runs.
+    image
+        Built kernels.
+    inputs
+        ``(words, block that is repeated)`` of each input buffer.
+    output_words
+        Of the output buffer.
+
+    Raises
+    ------
+    LaunchError
+        Where the image does not fit the device, or the device has too little memory.
+    """
+
+    def __init__(
+        self, cp: Any, stream: Any, image: bytes, inputs: Sequence[tuple[int, np.ndarray]], output_words: int
+    ) -> None:
+        self._cp, self._stream = cp, stream
+        self._image = cp.cuda.Module()
+        try:
+            self._image.load(image)
+        except RuntimeError as err:  # CUDADriverError
+            raise LaunchError(
+                f"the device refuses the image ({err}). Build for the device's own architecture."
+            ) from err
+        try:
+            self._inputs = [Buffer(cp, words * _WORD) for words, _ in inputs]
+            self._output = Buffer(cp, output_words * _WORD)
+            self._parameters = Buffer(cp, 64 * _WORD)
+        except MemoryError as err:
+            size = (sum(w for w, _ in inputs) + output_words) * _WORD
+            raise LaunchError(f"buffers take {size / 1e9:.3g} GB, more than the device has free. Free some.") from err
+        for buffer, (_, block) in zip(self._inputs, inputs, strict=True):
+            buffer.repeat(block)
+
+    def run(self, case: Mapping[str, Any], check_steps: int) -> dict[str, Any]:
+        """Run a case once with few steps for its results, then time it.
+
+        Parameters
+        ----------
+        case
+            Fields of ``roller.runtime.probe_format.Case``.
+        check_steps
+            Steps of the first run.
+
+        Returns
+        -------
+        dict
+            ``values`` (words of the output asked for, after the first run), ``overrun`` (a guard that was written, or
+            ``None``), ``steps``, and seconds per run as ``once`` and ``twice``; ``cycles`` (two lists) where counted.
+
+        Raises
+        ------
+        LaunchError
+            Where the image has no such kernel.
+        """
+        try:
+            function = self._image.get_function(case["entry"])
+        except RuntimeError as err:
+            raise LaunchError(f"no kernel '{case['entry']}' for this target ({err}). Nothing to measure.") from err
+        one = _One(self._cp, self._stream, function, case, self._inputs[case["input"]], self._output, self._parameters)
+        self._output.poison()
+        one.go(check_steps)
+        values = [one.word(w) for w, _ in case["checks"]]
+        overrun = next((b.overrun() for b in (self._output, *self._inputs) if b.overrun()), None)
+        return {"values": values, "overrun": overrun, **one.time()}
+
+
+class _One:
+    """One case being timed."""
+
+    def __init__(
+        self, cp: Any, stream: Any, function: Any, case: Mapping[str, Any], source: Buffer, output: Buffer,
+        parameters: Buffer,
+    ) -> None:  # fmt: skip
+        self._cp, self._stream, self._function, self._case = cp, stream, function, case
+        self._output, self._p = output, parameters
+        self._arguments = tuple(np.uint64(b.ptr) for b in (parameters, source, output))
+        self._first = 0
+        self._graphs: dict[int, Any] = {}
+
+    def word(self, index: int) -> float:
+        """Return a word of the output."""
+        raw = self._output.read(index * _WORD, _WORD)
+        return float(raw.view(self._case["output_dtype"])[0])
+
+    def go(self, steps: int) -> float:
+        """Run the kernel; return its seconds."""
+        case = self._case
+        values = [1 if case["launches"] else steps, *case["parameters"]]
+        if case["advance"] is not None:
+            place, per_step, modulo = case["advance"]
+            values[place] = self._first
+            self._first = (self._first + steps * per_step) % modulo
+        self._p.write(0, np.array(values, np.int32))
+        self._cp.cuda.runtime.deviceSynchronize()  # the copy is not ordered with the stream
+        start_all = self._queue(steps) if case["launches"] else self._launch
+        start, end = self._cp.cuda.Event(), self._cp.cuda.Event()
+        start.record(self._stream)
+        start_all()
+        end.record(self._stream)
+        end.synchronize()
+        return float(self._cp.cuda.get_elapsed_time(start, end)) * 1e-3
+
+    def _launch(self) -> None:
+        grid, block = (self._case["grid"], 1, 1), (self._case["block"], 1, 1)
+        self._function(grid, block, self._arguments, 0, self._stream)
+
+    def _queue(self, launches: int) -> Callable[[], None]:
+        """Return what starts many launches: a graph, as kernels are timed, or a loop where CuPy captures none (HIP)."""
+
+        def loop() -> None:
+            for _ in range(launches):
+                self._launch()
+
+        if getattr(self._cp.cuda.runtime, "is_hip", False):
+            return loop
+        if launches not in self._graphs:
+            self._stream.begin_capture()
+            loop()
+            self._graphs[launches] = self._stream.end_capture()
+        graph = self._graphs[launches]
+        return lambda: graph.launch(self._stream)
+
+    def time(self) -> dict[str, Any]:
+        """Find how many steps last long enough, then run ``n`` and ``2n`` of them in turn."""
+        most = _MOST_LAUNCHES if self._case["launches"] else _MOST_STEPS
+        steps = min(most, max(1, math.ceil(TARGET_S / self._case["seconds"])))
+        for _ in range(4):
+            self.go(steps)
+            seconds = max(self.go(steps), 1e-7)
+            if 0.5 * TARGET_S <= seconds <= 4 * TARGET_S or (steps == most and seconds < TARGET_S):
+                break
+            steps = min(most, max(1, math.ceil(steps * min(64.0, TARGET_S / seconds))))
+        windows = max(_MIN_WINDOWS, min(WINDOWS, int(BUDGET_S / (3 * seconds))))
+        counted = self._case["cycles_word"]
+        times: tuple[list[float], list[float]] = ([], [])
+        cycles: tuple[list[float], list[float]] = ([], [])
+        for _ in range(windows):
+            for n in (0, 1):
+                times[n].append(self.go(steps << n))
+                if counted is not None:
+                    cycles[n].append(self.word(counted))
+        out: dict[str, Any] = {"steps": steps, "once": times[0], "twice": times[1]}
+        return out if counted is None else {**out, "cycles": list(cycles)}

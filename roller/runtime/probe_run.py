@@ -1,0 +1,125 @@
+"""Run the plans of probes on a device, case by case, in the process that a fault may end without losing the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from roller.runtime.child import DeviceFault, DeviceProcess
+from roller.runtime.devices import DeviceHandle, DeviceProperties
+from roller.runtime.probe_format import CHECK_STEPS, Case, Plan
+
+#: Seconds a plan may take to be loaded (an image, gigabytes of buffers), and a case to be checked and timed.
+LOAD_TIMEOUT_S, CASE_TIMEOUT_S = 60.0, 20.0
+#: Cases of a plan that hang or crash before the rest of it is left out.
+_MOST_FAULTS = 2
+#: What a null device runs.
+NO_IMAGE = b"none"
+
+Result = dict[str, Any]
+
+
+class PlanRunner:
+    """Runs plans on one device.
+
+    Parameters
+    ----------
+    handle
+        The device.
+    case_timeout_s
+        Seconds a case may take.
+    """
+
+    def __init__(self, handle: DeviceHandle, case_timeout_s: float = CASE_TIMEOUT_S) -> None:
+        self.process = DeviceProcess(handle)
+        self._case_timeout_s = case_timeout_s
+        self._loaded: tuple[str, int] | None = None
+
+    def properties(self) -> DeviceProperties:
+        """Return what the device says of itself; see :meth:`DeviceProcess.properties`."""
+        return self.process.properties()
+
+    def close(self) -> None:
+        """End the device process."""
+        self.process.close()
+
+    def run(
+        self,
+        plan: Plan,
+        image: bytes | str,
+        known: Mapping[str, Result] | None = None,
+        keep: Callable[[str, Result], None] = lambda key, result: None,
+    ) -> dict[str, Result]:
+        """Run the cases of a plan that are not known yet.
+
+        Parameters
+        ----------
+        plan
+            The plan.
+        image
+            Its built kernels, or the reason why there are none.
+        known
+            Results of earlier runs by case; those are not run again.
+        keep
+            Receives each result as soon as it is there.
+
+        Returns
+        -------
+        dict
+            Per case ``status`` (``"measured"``, or ``"failed"``, ``"wrong"``, ``"crashed"``, ``"timeout"`` with a
+            ``reason``), and what :meth:`~roller.backends.cuda.bench.Bench.run` returns.
+        """
+        out = dict(known or {})
+        faults = 0
+        for case in plan.cases:
+            if case.key in out:
+                continue
+            if faults < _MOST_FAULTS:
+                result = self._case(plan, image, case)
+            else:
+                result = {"status": "failed", "reason": f"not run: {faults} cases of '{plan.name}' hung or crashed"}
+            faults += result["status"] in ("timeout", "crashed")
+            out[case.key] = result
+            keep(case.key, result)
+        return out
+
+    def _case(self, plan: Plan, image: bytes | str, case: Case) -> Result:
+        if isinstance(image, str):
+            return {"status": "failed", "reason": image}
+        try:
+            self._load(plan, image)
+            reply, _ = self.process.request(
+                {"op": "probe_run", "case": asdict(case), "check_steps": CHECK_STEPS}, timeout_s=self._case_timeout_s
+            )
+        except DeviceFault as err:
+            return {"status": err.status, "reason": err.reason}
+        wrong = _wrong(case, reply.pop("values"), reply.pop("overrun"))
+        if wrong:
+            return {"status": "wrong", "reason": wrong}
+        return {"status": "measured", **{k: v for k, v in reply.items() if k != "arrays"}}
+
+    def _load(self, plan: Plan, image: bytes) -> None:
+        if self._loaded == (plan.name, self.process.generation) and self.process.alive:
+            return
+        null = self.process.handle.kind == "null"
+        blocks = [] if null else [c.block() for c in plan.inputs]
+        words = [] if null else [c.words for c in plan.inputs]
+        self.process.request(
+            {"op": "probe_load", "words": words, "output_words": plan.output_words},
+            [np.frombuffer(image, np.uint8), *blocks],
+            timeout_s=LOAD_TIMEOUT_S,
+        )
+        self._loaded = (plan.name, self.process.generation)
+
+
+def _wrong(case: Case, values: list[float], overrun: str | None) -> str:
+    """Say what is wrong with a case's results; empty where nothing is."""
+    if overrun:
+        return f"wrote {overrun}"
+    for (word, expected), value in zip(case.checks, values, strict=True):
+        if not abs(value - expected) <= case.tolerance * max(1.0, abs(expected)):
+            return f"word {word} of the output: expected {expected:.7g}, got {value:.7g}: the work timed was not done"
+    return ""

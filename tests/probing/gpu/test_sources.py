@@ -1,0 +1,137 @@
+"""Every probe builds for the architectures of the specifications, without spills, and its loop is what its header says."""
+
+import collections
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from roller.backends.cuda import toolchain as cuda
+from roller.backends.rocm import toolchain as rocm
+from roller.probing import microbench_folder, probes, statement_of
+from roller.probing.gpu.sources import OPTIONS, entries_of, source_of
+
+NAMES = sorted(p.stem for p in (microbench_folder() / "gpu").glob("*.cu"))
+CUDA_NAMES = [n for n in NAMES if n != "matrix_cdna"]
+needs_cuda = pytest.mark.skipif(cuda.available() is not None, reason=f"NVRTC: {cuda.available()}")
+needs_hip = pytest.mark.skipif(rocm.available() is not None, reason=f"hipcc: {rocm.available()}")
+
+#: Per kernel, how often each kind of instruction must stand in its innermost loop, of PTX for sm_80.
+LOOPS = {
+    "walk_1": {"ld.global.u32": 1}, "walk_2": {"ld.global.u32": 2}, "walk_4": {"ld.global.u32": 4},
+    "copy": {"ld.global.v4.u32": 4, "st.global.v4.u32": 4}, "sweep": {"ld.global.cg.v4.s32": 4},
+    "runs": {"ld.global.cg.s32": 4}, "far": {"ld.global.cg.s32": 16}, "near": {"ld.shared": 16},
+    "vectors": {"ld.shared.v4.u32": 8}, "strided": {"ld.shared.u32": 16},
+    "tile_1x1": {"ld.shared.f32": 2, "fma.rn": 1}, "tile_2x2": {"ld.shared.v2.f32": 2, "fma.rn": 4},
+    "tile_4x4": {"ld.shared.v4.f32": 2, "fma.rn": 16}, "tile_8x4": {"ld.shared.v4.f32": 3, "fma.rn": 32},
+    "tile_8x8": {"ld.shared.v4.f32": 4, "fma.rn": 64},
+    "add": {"add.ftz.f32": 64}, "special": {"ex2.approx": 64}, "convert": {"cvt.f32.f16": 64, "cvt.rn.f16": 64},
+    "fma_half": {"fma.rn.f16x2": 64}, "fma_double": {"fma.rn.f64": 64},
+    "issue_integer": {"fma.rn": 128, "xor.b32": 64, "add.s32": 65}, "issue_shared": {"fma.rn": 128, "ld.shared.f32": 64},
+    "matrix_float16": {"wmma.mma.sync": 4}, "matrix_bfloat16": {"wmma.mma.sync": 4}, "matrix_int8": {"wmma.mma.sync": 4},
+    "barrier": {"bar": 16}, "empty": {},
+}  # fmt: skip
+
+
+def loops_of(text, label, branch):
+    """Return the loops of a kernel's body: lines from a label to the branch back to it."""
+    lines, seen, out = text.splitlines(), {}, []
+    for i, line in enumerate(lines):
+        at = re.match(label, line.strip())
+        if at:
+            seen[at[1]] = i
+        back = re.search(branch, line)
+        if back and back[1] in seen:
+            out.append(lines[seen[back[1]] + 1 : i + 1])
+    return out
+
+
+def holds(codes, wanted):
+    """Whether opcodes begin with each of some words exactly as often as wanted."""
+    return all(sum(c.startswith(word) for c in codes) == n for word, n in wanted.items())
+
+
+def ptx_loops(name, arch):
+    """Return per kernel the opcodes of its last loop."""
+    out = {}
+    for part in cuda.to_ptx(source_of(name), arch, OPTIONS["cuda"]).split(".entry ")[1:]:
+        found = loops_of(part, r"(\$L\w+):", r"\bbra(?:\.uni)?\s+(\$L\w+);")
+        codes = (re.match(r"[{\s]*(?:@!?%p\d+\s+)?([a-z][\w.:]*)", line) for line in (found[-1] if found else []))
+        out[part.partition("(")[0]] = [c[1] for c in codes if c]
+    return out
+
+
+def test_every_probe_states_what_it_measures():
+    for name in NAMES:
+        said = statement_of(microbench_folder() / "gpu" / f"{name}.cu")
+        assert all(len(s) > 60 for s in (said.measures, said.spoiled_by, said.proof)), name
+    for probe in probes("gpu"):
+        said = statement_of(microbench_folder() / probe.source).measures
+        for field in probe.fields:
+            last = "matrix.*" if "matrix" in field else field.rpartition(".")[2]
+            assert last in said, f"{probe.source} does not name {field}"
+    assert {p.source for p in probes("gpu")} == {f"gpu/{n}.cu" for n in CUDA_NAMES}
+
+
+@needs_cuda
+@pytest.mark.parametrize("arch", ["sm_70", "sm_80", "sm_90"])
+@pytest.mark.parametrize("name", CUDA_NAMES)
+def test_cuda_builds_without_spills(name, arch):
+    image, log = cuda.compile_source(source_of(name), arch, OPTIONS["cuda"])
+    found = cuda.kernel_resources(log)
+    later = {"matrix_bfloat16", "matrix_int8"} if arch == "sm_70" else set()
+    assert set(found) == set(entries_of(source_of(name))) - later
+    assert image[:4] == b"\x7fELF"
+    for entry, used in found.items():
+        assert used["spill_bytes"] == 0, entry
+        # As many threads as the plans count on are resident: 2048 of 32 registers, or one block of a large tile.
+        assert used["registers"] <= (128 if entry.startswith(("tile_8", "matrix")) else 40), entry
+
+
+@needs_hip
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["gfx906", "gfx90a"])
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "matrix"])
+def test_hip_builds_without_spills(name, arch):
+    image, log = rocm.compile_source(source_of(name), arch, OPTIONS["hip"])
+    found = rocm.kernel_resources(log)
+    expected = set() if (name, arch) == ("matrix_cdna", "gfx906") else set(entries_of(source_of(name)))
+    assert set(found) == expected and image
+    assert all(used["spill_bytes"] == 0 for used in found.values())
+
+
+@needs_cuda
+@pytest.mark.parametrize("name", CUDA_NAMES)
+def test_loops_hold_the_instruction_meant(name):
+    loops = ptx_loops(name, "sm_80")
+    assert set(loops) == set(entries_of(source_of(name)))
+    for entry, codes in loops.items():
+        assert holds(codes, LOOPS[entry]), f"{entry}: {collections.Counter(codes)}"
+
+
+#: The same of machine code, where a disassembler is installed.
+SASS = {
+    "walk_4": {"LDG.E": 4}, "copy": {"LDG.E.128": 4, "STG.E.128": 4}, "sweep": {"LDG.E.128": 4}, "far": {"LDG.E": 16},
+    "near": {"LDS": 16}, "vectors": {"LDS.128": 8}, "strided": {"LDS": 16}, "runs": {"LDG.E": 4},
+    "tile_1x1": {"LDS": 2, "FFMA": 1}, "tile_8x8": {"LDS.128": 4, "FFMA": 64}, "add": {"FADD": 64},
+    "special": {"MUFU.EX2": 64}, "fma_half": {"HFMA2": 64}, "fma_double": {"DFMA": 64},
+    "issue_integer": {"FFMA": 128, "LOP3": 64, "IADD3": 64}, "issue_shared": {"FFMA": 128, "LDS": 64},
+    "matrix_float16": {"HMMA.16816.F32": 8}, "matrix_int8": {"IMMA": 8}, "barrier": {"BAR.SYNC": 16},
+}  # fmt: skip
+
+
+@needs_cuda
+@pytest.mark.skipif(shutil.which("nvdisasm") is None, reason="nvdisasm is not on PATH")
+@pytest.mark.parametrize("name", CUDA_NAMES)
+def test_machine_code_holds_the_instruction_meant(name, tmp_path):
+    image = tmp_path / "image.cubin"
+    image.write_bytes(cuda.compile_source(source_of(name), "sm_80", OPTIONS["cuda"])[0])
+    text = subprocess.run(["nvdisasm", "-c", str(image)], capture_output=True, text=True, check=True).stdout
+    for part in re.split(r"\n(?=\.text\.)", text)[1:]:
+        entry = re.match(r"\.text\.(\w+)", part)[1]
+        loops = [
+            [m[1] for m in (re.search(r"\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)", line) for line in lines) if m]
+            for lines in loops_of(part, r"(\.L\w+):", r"BRA.*`\((\.L\w+)\)")
+        ]
+        assert any(holds(codes, SASS.get(entry, {})) for codes in loops) or entry == "empty", f"{entry}: {loops}"
