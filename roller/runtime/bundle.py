@@ -70,8 +70,8 @@ def _probe(arguments: argparse.Namespace) -> int:
     )  # fmt: skip
     cases = [r for plan in results["results"].values() for r in plan.values()]
     good = sum(r["status"] == "measured" for r in cases)
-    _say(f"{len(cases)} cases of {len(results['results'])} probes on {results['device']} in {results['seconds']:.0f} s: "
-         f"{good} right and timed, {len(cases) - good} not")  # fmt: skip
+    done = f"{len(cases)} cases of {len(results['results'])} probes on {results['device']}"
+    _say(f"{done} in {results['seconds']:.0f} s: {good} right and timed, {len(cases) - good} not")
     if not results["complete"]:
         _say("not complete: run the same command again to continue")
     return 0 if good else 1

@@ -86,7 +86,7 @@ def shared(session: GpuSession) -> Finding:
         values |= {p: Measured(v, spread, samples_of(strided)) for p, v in zip(paths, pair, strict=True)}
     except SpecError as err:
         values |= doubted(err, doubts, *paths)
-    return Finding(values, doubts)
+    return Finding(values, session.taken(), doubts)
 
 
 def tiles_plan(spec: DeviceSpec) -> Plan:
@@ -128,7 +128,7 @@ def tiles(session: GpuSession) -> Finding:
     )
     values |= {"execution.step_latency_s": latency_s, "execution.step_issue_s": issue_s}
     values[f"{_RATES}.fma"] = fma_s.rate(spec.teu.lanes * spec.teu.schedulers_per_unit / session.clock_hz)
-    return Finding(values)
+    return Finding(values, session.taken())
 
 
 def rates_plan(spec: DeviceSpec) -> Plan:
@@ -171,7 +171,7 @@ def rates(session: GpuSession) -> Finding:
         if path not in values or found.value > values[path].value:  # the most of several mixes
             values[path] = found
             doubts.pop(path, None)
-    return Finding(values, doubts)
+    return Finding(values, session.taken(), doubts)
 
 
 def _matrix_step(spec: DeviceSpec) -> tuple[str, int]:
@@ -199,15 +199,14 @@ def matrix(session: GpuSession) -> Finding:
     spec = session.spec
     asked = matrix_plan(spec)
     if asked is None:
-        session.remarks.append("matrix: skipped, the specification names no matrix unit")
-        return Finding({})
+        return Finding({}, ("skipped: the specification names no matrix unit",))
     timed = session.measure(asked)
     _, per_step = _matrix_step(spec)
     values = {}
     for dtype, t in timed.items():
         work = per_step * t.case.threads / spec.teu.lanes
         values[f"{_RATES}.matrix.{dtype}"] = t.step.rate(work / spec.units / session.clock_hz)
-    return Finding(values)
+    return Finding(values, session.taken())
 
 
 def control_plan(spec: DeviceSpec) -> Plan:
@@ -227,4 +226,4 @@ def control(session: GpuSession) -> Finding:
         values["execution.launch_s"] = timed["launch"].step
     if "barrier" in timed:
         values["execution.barrier_s"] = timed["barrier"].step.times(1 / 16)
-    return Finding(values)
+    return Finding(values, session.taken())

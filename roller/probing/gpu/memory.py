@@ -99,8 +99,8 @@ def dram(session: GpuSession) -> Finding:
     moved = np.array([4 * t.case.threads * int(t.case.entry[-1]) for t in walks])
     alone, exponent, peak = fit_saturation(warps, moved / steps_of(walks), samples_of(walks))
     values |= {"bandwidth_per_teu_bytes_per_s": alone, "saturation_exponent": exponent}
-    session.remarks.append(f"dram: loads alone reach {peak.value / 1e9:.0f} GB/s")
-    return Finding({f"memory_layers.global.{k}": v for k, v in values.items()})
+    session.remarks.append(f"loads alone reach {peak.value / 1e9:.0f} GB/s")
+    return Finding({f"memory_layers.global.{k}": v for k, v in values.items()}, session.taken())
 
 
 def steps_of(timed: list[Timed]) -> np.ndarray:
@@ -156,7 +156,7 @@ def l2(session: GpuSession) -> Finding:
         values[path] = Measured(found.value, max(found.spread, apart), found.samples)
     except SpecError as err:
         values |= doubted(err, doubts, path)
-    return Finding(values, doubts)
+    return Finding(values, session.taken(), doubts)
 
 
 def transactions_of(run: int, offset: int, size: int) -> int:
@@ -203,7 +203,7 @@ def transactions(session: GpuSession) -> Finding:
             values[f"memory_layers.{field}"] = _transaction(mine, field)
         except SpecError as err:
             values |= doubted(err, doubts, f"memory_layers.{field}")
-    return Finding(values, doubts)
+    return Finding(values, session.taken(), doubts)
 
 
 def _transaction(timed: Mapping[str, Timed], field: str) -> Measured:
@@ -241,4 +241,4 @@ def latency_plan(spec: DeviceSpec) -> Plan:
 def latency(session: GpuSession) -> Finding:
     """Return the latency of scratchpad, L2 and global memory."""
     timed = session.measure(latency_plan(session.spec))
-    return Finding({f"memory_layers.{k}.latency_s": t.step.times(1 / 16) for k, t in timed.items()})
+    return Finding({f"memory_layers.{k}.latency_s": t.step.times(1 / 16) for k, t in timed.items()}, session.taken())

@@ -83,7 +83,7 @@ class GpuSession:
         for case in plan.cases:
             r = results.get(case.key, {"status": "missing", "reason": "was not run"})
             if r["status"] != "measured":
-                self.remarks.append(f"{plan.name}: {case.key}: {r['status']}: {r['reason']}")
+                self.remarks.append(f"{case.key}: {r['status']}: {r['reason']}")
                 continue
             cycles = None
             if r.get("cycles"):
@@ -95,6 +95,11 @@ class GpuSession:
                 f"probe '{plan.name}': no case succeeded: {self.remarks[-1]}. Correct what is named and repeat."
             )
         return good
+
+    def taken(self) -> tuple[str, ...]:
+        """Return the remarks since the last time, and forget them."""
+        found, self.remarks = tuple(self.remarks), []
+        return found
 
 
 def doubted(reason: object, doubts: dict[str, str], *paths: str) -> dict[str, Measured]:

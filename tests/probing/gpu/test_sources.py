@@ -1,4 +1,4 @@
-"""Every probe builds for the architectures of the specifications, without spills, and its loop is what its header says."""
+"""Every probe builds for the architectures of the specifications, without spills; its loop is what its header says."""
 
 import collections
 import re
@@ -28,8 +28,9 @@ LOOPS = {
     "tile_8x8": {"ld.shared.v4.f32": 4, "fma.rn": 64},
     "add": {"add.ftz.f32": 64}, "special": {"ex2.approx": 64}, "convert": {"cvt.f32.f16": 64, "cvt.rn.f16": 64},
     "fma_half": {"fma.rn.f16x2": 64}, "fma_double": {"fma.rn.f64": 64},
-    "issue_integer": {"fma.rn": 128, "xor.b32": 64, "add.s32": 65}, "issue_shared": {"fma.rn": 128, "ld.shared.f32": 64},
-    "matrix_float16": {"wmma.mma.sync": 4}, "matrix_bfloat16": {"wmma.mma.sync": 4}, "matrix_int8": {"wmma.mma.sync": 4},
+    "issue_integer": {"fma.rn": 128, "xor.b32": 64, "add.s32": 65},
+    "issue_shared": {"fma.rn": 128, "ld.shared.f32": 64}, "matrix_float16": {"wmma.mma.sync": 4},
+    "matrix_bfloat16": {"wmma.mma.sync": 4}, "matrix_int8": {"wmma.mma.sync": 4},
     "barrier": {"bar": 16}, "empty": {},
 }  # fmt: skip
 
