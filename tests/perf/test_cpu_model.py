@@ -122,7 +122,7 @@ def test_every_parallel_loop_is_a_fork():
 def test_what_stays_in_the_l2_of_its_core_is_not_fetched_from_beyond():
     near, far = (_best(ops.elementwise("relu", (n,)), "cpu-avx512").terms for n in (1 << 14, 1 << 20))
     assert near["l2_s"] > 0 and near["l3_s"] == 0
-    assert far["l3_s"] > 0 and far["l2_s"] == 0
+    assert far["l2_s"] < 0.01 * far["l3_s"]  # little of what is several times as large survives a pass
 
 
 def test_a_deep_reduction_is_read_in_pieces_by_the_tiles_of_a_task():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -36,33 +35,32 @@ def bandwidth_of(layer: MemoryLayer, active: Ints, spec: DeviceSpec) -> Floats:
     return np.asarray(np.minimum(active * alone, layer.bandwidth_bytes_per_s))
 
 
-def cached_share(working_set_bytes: float, capacity_bytes: float) -> float:
+def cached_share(working_set_bytes: float, capacity_bytes: Any) -> Floats:
     """Return the share of a working set that a cache still holds when a loop over it comes round again.
 
     Examples
     --------
-    >>> cached_share(1.0, 2.0), round(cached_share(2.0, 1.0), 2)
-    (1.0, 0.2)
+    >>> [round(float(cached_share(n, 1.0)), 2) for n in (1.0, 1.2, 2.0, 4.0)]
+    [1.0, 0.69, 0.2, 0.02]
 
     Notes
     -----
-    Pure LRU would drop to nothing as soon as the set exceeds the cache. Last-level caches are hashed over slices and
-    replace pseudo-randomly: a line survives the ``(1 - h) W / C`` evictions per line until it is used again with
-    probability ``h = exp(-(1 - h) W / C)``.
+    Pure LRU would drop to nothing as soon as the set exceeds the cache. Large caches are hashed over slices and replace
+    pseudo-randomly: a line survives the ``(1 - h) W / C`` evictions per line until it is used again with probability
+    ``h = exp(-(1 - h) W / C)``.
     """
-    if working_set_bytes <= capacity_bytes:
-        return 1.0
-    ratio, share = working_set_bytes / capacity_bytes, 0.0
+    ratio = np.maximum(working_set_bytes / np.asarray(capacity_bytes, float), 1.0)
+    share = np.zeros_like(ratio)
     for _ in range(60):
-        share = math.exp((share - 1.0) * ratio)
-    return share
+        share = np.exp((share - 1.0) * ratio)
+    return np.where(ratio <= 1.0, 1.0, share)
 
 
 def dram_traffic_bytes(batch: TileBatch, spec: DeviceSpec) -> float:
     """Return bytes that must cross the memory bus: all that the last-level cache has not kept from the call before."""
     inputs, outputs = tensor_bytes(batch.geometry)
     # Write-allocate reads a line before it is written.
-    return float(inputs + 2 * outputs) * (1.0 - cached_share(inputs + outputs, room(spec, "l3")))
+    return float((inputs + 2 * outputs) * (1.0 - cached_share(inputs + outputs, room(spec, "l3"))))
 
 
 def tensor_bytes(geometry: Geometry) -> tuple[int, int]:

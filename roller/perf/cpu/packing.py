@@ -17,6 +17,8 @@ ROW_CYCLES = 8.0
 #: Shares of the gather time, by how the templates copy an element of a panel: in whole vectors; through a divided
 #: index, one by one; that with a guard, in rows of vectors and one at a time; in blocks transposed in registers.
 WHOLE_ROWS, GATHERED_ROWS, GUARDED_ROWS, GUARDED_ONES, SHUFFLED = 0.25, 2.0, 3.3, 2.3, 0.3
+#: Share of the copy time that elements of a box take whose rows have the same bounds in every task: whole vectors.
+FIXED_ROWS = 0.4
 
 
 def packing_s(batch: TileBatch, spec: DeviceSpec, register: Ints, tiles: Ints, tasks: Ints) -> Floats:
@@ -40,8 +42,10 @@ def packing_s(batch: TileBatch, spec: DeviceSpec, register: Ints, tiles: Ints, t
             packed = a.elements(task).astype(np.float64) * tasks
             # Columns that lanes stride over are sorted by their phase: a loop each, of loads that are shuffled.
             phases = max(1, int(a.coefficients[-1, v])) if v is not None else 1
-            shuffles = 2 if phases > 1 else 1
-            cost = np.full(len(batch), (spec.execution.element_copy_s or 0.0) * spec.clock_hz * shuffles)
+            along = np.flatnonzero((a.coefficients[-1] != 0) & g.spatial)
+            fixed = (task[:, along] >= g.extents[along]).all(axis=1)  # every task copies the same columns
+            share = np.where(fixed, FIXED_ROWS, 2.0 if phases > 1 else 1.0)
+            cost = (spec.execution.element_copy_s or 0.0) * spec.clock_hz * share
             rows, _ = a.runs(task)
             cost = cost + rows * phases * ROW_CYCLES / np.maximum(1, a.elements(task))
             # The box is written once and read at least once from the layer that holds it.

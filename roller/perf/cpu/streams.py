@@ -48,15 +48,15 @@ def stream_s(batch: TileBatch, spec: DeviceSpec, tasks: Ints, imbalance: Floats)
     both = float(inputs + outputs)
     l2, l3, dram = (spec.layer(n) for n in ("l2", "l3", "dram"))
     active = np.minimum(tasks, spec.units)
-    near = np.full(len(batch), not batch.nontemporal) & (both <= room(spec, "l2") * active)
-    l2_s = (np.where(near, both, 0.0) + _lines_again(batch, spec)) / l2.bandwidth_bytes_per_s * imbalance
+    near = 0.0 * active if batch.nontemporal else cached_share(both, room(spec, "l2") * active)
+    l2_s = (near * both + _lines_again(batch, spec)) / l2.bandwidth_bytes_per_s * imbalance
     if batch.nontemporal:
         cached = inputs * cached_share(inputs, room(spec, "l3"))
         far = inputs - cached + outputs * (1.0 + _partial_lines(batch, spec))
     else:
         kept = cached_share(both, room(spec, "l3"))
         cached, far = (both + outputs) * kept, np.full(len(batch), (both + outputs) * (1.0 - kept))
-    away = np.where(near, 0.0, imbalance)
+    away = (1.0 - near) * imbalance
     return {
         "l2_s": l2_s,
         "l3_s": away * cached / (bandwidth_of(l3, active, spec) * spec.units / active),

@@ -1,0 +1,74 @@
+"""What the CPU model says of caches: loops that find data again, lines nobody fetched ahead, sets that collide."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import roller
+from roller import ops, perf
+from roller.construction.named import program_from_tiles
+from roller.perf.cpu.caches import bandwidth_of, cached_share
+from roller.tile.program import RProgram
+
+
+@pytest.fixture
+def spec():
+    return roller.load_spec("cpu-avx512")
+
+
+def _program(expr, spec, axis, staged, register, block) -> RProgram:
+    """One matmul program with the vector axis and packing a test is about."""
+    tiles = {"register": dict(zip("ijk", register, strict=True)), "l2": dict(zip("ijk", block, strict=True))}
+    panel = {"i": register[0], "j": register[1], "k": block[2]}
+    found = program_from_tiles(expr, spec, {**tiles, "l1": panel})
+    return replace(found, vector_axis=axis, staged=staged)
+
+
+def _terms(program, spec):
+    return perf.estimate_program(program, spec).terms
+
+
+def test_the_share_kept_falls_smoothly_with_the_working_set():
+    shares = cached_share(1.0, 1.0 / np.array([0.5, 1.0, 1.1, 2.0, 8.0]))
+    assert shares[0] == shares[1] == 1.0
+    assert (np.diff(shares[1:]) < 0).all() and shares[-1] < 1e-3
+    assert shares[3] == pytest.approx(np.exp((shares[3] - 1) * 2.0), abs=1e-6)
+
+
+def test_one_core_draws_no_more_than_it_can_and_all_no_more_than_there_is(spec):
+    layer = replace(spec.layer("l3"), bandwidth_bytes_per_s=1.5e11, bandwidth_per_teu_bytes_per_s=1.0e11)
+    assert bandwidth_of(layer, np.array([1, 2]), spec).tolist() == [1.0e11, 1.5e11]
+    unknown = replace(layer, bandwidth_per_teu_bytes_per_s=None)
+    assert bandwidth_of(unknown, np.array([1, 2]), spec).tolist() == [7.5e10, 1.5e11]
+
+
+def test_a_panel_larger_than_l2_comes_from_l3_for_every_row_of_tiles(spec):
+    expr = ops.matmul(240, 1024, 8192)
+    small, large = (_program(expr, spec, "j", ("B",), (6, n, 1), (240, n, 8192)) for n in (16, 64))
+    panels = [n * 8192 * 4 for n in (16, 64)]
+    room = spec.layer("l2").usable_bytes
+    assert panels[0] < room < panels[1]
+    # Forty rows of tiles: the small panel is brought in once, the large one forty times.
+    assert _terms(large, spec)["l3_s"] > 5 * _terms(small, spec)["l3_s"]
+
+
+def test_an_unpacked_operand_far_apart_is_waited_for_line_by_line(spec):
+    near, far = ops.matmul(64, 256, 4096), ops.matmul(64, 4096, 4096)
+    times = []
+    for expr in (near, far):
+        program = _program(expr, spec, "i", ("A",), (16, 4, 1), (64, 64, 4096))
+        lines = expr.anchor.extents["j"]
+        times.append(_terms(program, spec)["l3_s"] / lines)
+    assert times[1] > 1.3 * times[0]  # rows 16 KiB apart against 1 KiB: no prefetcher follows the former
+
+
+def test_tiles_of_a_strided_window_read_only_what_they_use(spec):
+    """A register tile of a stride-2 convolution loads each element once per tap, not the columns between."""
+    expr = ops.conv2d(1, 16, 64, 64, 16, 3, 3, stride=2, padding=1)
+    best = roller.construct(expr, spec, top_k=1)[0]
+    flops = 2.0 * sum(s.points for s in expr.stages)
+    peak = 2 * spec.compute.ops_per_cycle_per_unit["fma"] * spec.clock_hz * spec.units
+    assert best.estimate.terms["compute_s"] < 2.5 * flops / peak
