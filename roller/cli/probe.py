@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from roller.cli.common import JsonOption, check_writable, console, print_json
+from roller.cli.common import JsonOption, SetOption, check_writable, console, print_json
 from roller.errors import SpecError
 from roller.hardware import THIS_MACHINE, DeviceSpec
 from roller.hardware.detect import detect_unprobed
@@ -22,26 +22,51 @@ from roller.hardware.machine import profile_path
 from roller.hardware.spec import settable
 from roller.probing import Probe, probes, save, spec_text, with_measured
 from roller.probing.run import QUICK_ROUNDS, ROUNDS, Report, run_probes
+from roller.runtime.devices import is_reachable
 
-DeviceArgument = Annotated[str, typer.Argument(metavar="DEVICE", help="'cpu' is this machine's processor.")]
+DeviceArgument = Annotated[
+    str, typer.Argument(metavar="DEVICE", help="'cpu' is this machine's processor; 'cuda:0' and 'rocm:0' its GPUs.")
+]
+NearestOption = Annotated[
+    str | None, typer.Option("--device", "-d", metavar="SPEC", help="With --bundle: the specification nearest to it.")
+]
+BundleOption = Annotated[
+    Path | None, typer.Option("--bundle", metavar="DIR", help="Write the probes for a GPU that is elsewhere.")
+]
+ImportOption = Annotated[
+    Path | None, typer.Option("--import", metavar="FILE.json", help="Read what a bundle of probes brought home.")
+]
 OutOption = Annotated[
     Path | None, typer.Option("--out", "-o", metavar="FILE.yaml", help="Write a complete specification there instead.")
 ]
-QuickOption = Annotated[bool, typer.Option("--quick", help="One round instead of five: a fifth of the time.")]
+QuickOption = Annotated[bool, typer.Option("--quick", help="One round instead of several.")]
 
 
 def probe_command(
     device: DeviceArgument = THIS_MACHINE,
     out: OutOption = None,
     quick: QuickOption = False,
+    bundle: BundleOption = None,
+    nearest: NearestOption = None,
+    results: ImportOption = None,
     as_json: JsonOption = False,
+    settings: SetOption = None,
 ) -> None:
     """Measure a device: instruction rates, bandwidths, latencies and overheads, each with its spread.
 
-    Without --out the profile of this machine is stored for this user, and device 'cpu' uses it from then on.
+    Without --out the profile of this machine is stored for this user, and device 'cpu' uses it from then on. A GPU
+    that is elsewhere: --bundle here, ``python -m roller.runtime.bundle run`` there, --import here.
     """
+    if bundle is not None or results is not None or is_reachable(device):
+        _probe_gpu(device, out, quick, bundle, nearest, results, as_json, settings)
+        return
     if device != THIS_MACHINE:
-        raise SpecError(f"probe: expected 'cpu', got '{device}'. Probe a processor on the machine it is in.")
+        raise SpecError(
+            f"probe: expected 'cpu', 'cuda:N' or 'rocm:N', got '{device}'. Probe a processor on the machine it is in, "
+            f"and a GPU that is elsewhere through --bundle DIR --device {device}."
+        )
+    if settings:
+        raise SpecError("--set: expected a GPU. What the operating system says of this processor needs no help.")
     if out is not None:
         check_writable(out)
     base = detect_unprobed()
@@ -54,6 +79,26 @@ def probe_command(
         print_json(_as_json(path, report))
     else:
         _show(console(), base, report, path)
+
+
+def _probe_gpu(
+    device: str, out: Path | None, quick: bool, bundle: Path | None, nearest: str | None, results: Path | None,
+    as_json: bool, settings: list[str] | None,
+) -> None:  # fmt: skip
+    from roller.cli import probe_gpu
+
+    def show(base: DeviceSpec, report: Report, path: Path | None) -> None:
+        if as_json:
+            print_json(_as_json(path, report))
+        else:
+            _show(console(), base, report, path)
+
+    if bundle is not None:
+        probe_gpu.write_probes(nearest or device, settings, bundle, as_json)
+    elif results is not None:
+        probe_gpu.import_probes(results, out, show)
+    else:
+        probe_gpu.probe_device(device, settings, out, quick, show)
 
 
 def profile_text(base: DeviceSpec, report: Report, name: str) -> str:
@@ -82,7 +127,7 @@ def _measure(base: DeviceSpec, rounds: int) -> Report:
         return run_probes(chosen, session, base, rounds, progress)
 
 
-def _show(screen: Console, base: DeviceSpec, report: Report, path: Path) -> None:
+def _show(screen: Console, base: DeviceSpec, report: Report, path: Path | None) -> None:
     table = Table(title=f"{base.description}: measured in {report.wall_s:.0f} s", box=box.SIMPLE, title_justify="left")
     table.add_column("field")
     for name in ("measured", "spread", "windows", "before"):
@@ -101,12 +146,12 @@ def _show(screen: Console, base: DeviceSpec, report: Report, path: Path) -> None
         screen.print(f"probe {name} failed: {reason}", soft_wrap=True)
     for text in report.remarks:
         screen.print(text, soft_wrap=True)
-    screen.print(f"written to {path}", soft_wrap=True)
+    screen.print(f"written to {path}" if path else "written nowhere: give --out FILE.yaml", soft_wrap=True)
 
 
-def _as_json(path: Path, report: Report) -> dict[str, Any]:
+def _as_json(path: Path | None, report: Report) -> dict[str, Any]:
     return {
-        "path": str(path),
+        "path": None if path is None else str(path),
         "wall_s": report.wall_s,
         "values": {k: m.to_dict() for k, m in report.values.items()},
         "beside": {k: m.to_dict() for k, m in report.beside.items()},

@@ -77,6 +77,8 @@ class DeviceProperties:
         Last-level cache.
     versions
         ``((component, version), ...)``: CuPy, driver, runtime.
+    stated
+        ``((path of a specification's field, number), ...)``: limits and sizes as the driver gives them.
     """
 
     name: str
@@ -85,6 +87,7 @@ class DeviceProperties:
     memory_bytes: int = 0
     cache_bytes: int = 0
     versions: tuple[tuple[str, str], ...] = ()
+    stated: tuple[tuple[str, int], ...] = ()
 
 
 def is_reachable(device: object) -> bool:
@@ -192,7 +195,9 @@ def properties_of(data: Mapping[str, object]) -> DeviceProperties:
     values = dict(data)
     raw = values.pop("versions", {})
     versions = tuple((str(k), str(v)) for k, v in raw.items()) if isinstance(raw, dict) else ()
-    return DeviceProperties(versions=versions, **values)  # type: ignore[arg-type]
+    said = values.pop("stated", {})
+    stated = tuple((str(k), int(v)) for k, v in said.items()) if isinstance(said, dict) else ()
+    return DeviceProperties(versions=versions, stated=stated, **values)  # type: ignore[arg-type]
 
 
 def same_arch(one: str, other: str) -> bool:

@@ -180,7 +180,7 @@ def run_probe_bundle(
         "format": RESULTS, "version": RESULTS_VERSION, **header, "complete": complete,
         **{k: bundle.manifest[k] for k in ("yaml", "spec", "roller")},
         "plans": {row["name"]: row["key"] for row in bundle.manifest["plans"]},
-        "properties": {**asdict(properties), "versions": dict(properties.versions)},
+        "properties": {**asdict(properties), "versions": dict(properties.versions), "stated": dict(properties.stated)},
         "versions": {"python": platform.python_version(), "numpy": np.__version__,
                      "roller": sys.modules["roller"].__version__},
         "host": host_fingerprint(), "finished_at": time.time(), "seconds": time.monotonic() - start,

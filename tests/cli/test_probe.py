@@ -138,7 +138,7 @@ def test_json_quick_and_wrong_names(run, tmp_path):
     assert data["values"]["clock_hz"] == {"value": 3.2e9, "spread": 0.01, "samples": 60}
     assert data["refused"] == REFUSED
     assert run.rounds == [verb.QUICK_ROUNDS]
-    assert "expected 'cpu', got 'gpu'" in str(run("gpu").exception)
+    assert "expected 'cpu', 'cuda:N' or 'rocm:N', got 'gpu'" in str(run("gpu").exception)
     assert "does not exist" in str(run("cpu", "--out", str(tmp_path / "no" / "x.yaml")).exception)
     named = tmp_path / "cpu.yaml"
     assert run("cpu", "--out", str(named)).exit_code == 0

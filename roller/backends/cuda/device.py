@@ -35,6 +35,23 @@ _DROP_ABOVE_S = 50e-6
 _WAKE_S = 0.3
 
 
+#: Fields of a specification that the driver knows, and its names for them (not every release has every one).
+_STATED = {
+    "units": "multiProcessorCount",
+    "teu.lanes": "warpSize",
+    "limits.registers_per_unit": "regsPerMultiprocessor",
+    "limits.threads_per_block": "maxThreadsPerBlock",
+    "limits.threads_per_unit": "maxThreadsPerMultiProcessor",
+    "limits.blocks_per_unit": "maxBlocksPerMultiProcessor",
+    "limits.shared_bytes_per_block": "sharedMemPerBlock",
+    "memory_layers.shared.capacity_bytes": "sharedMemPerMultiprocessor",
+    "memory_layers.l2.capacity_bytes": "l2CacheSize",
+    "memory_layers.global.capacity_bytes": "totalGlobalMem",
+}
+#: Of these HIP counts something else than specifications do.
+_OTHERWISE = ("limits.registers_per_unit",)
+
+
 class OutOfBoundsError(RuntimeError):
     """A kernel wrote where none of its buffers is."""
 
@@ -85,6 +102,9 @@ class CudaDevice:
             "units": int(raw["multiProcessorCount"]),
             "memory_bytes": int(raw["totalGlobalMem"]),
             "cache_bytes": self._cache_bytes,
+            "stated": {
+                p: int(raw[k]) for p, k in _STATED.items() if raw.get(k) and not (self._is_hip and p in _OTHERWISE)
+            },
             "versions": {
                 "cupy": self._cp.__version__,
                 "driver": str(runtime.driverGetVersion()),

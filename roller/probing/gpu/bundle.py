@@ -12,21 +12,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from roller.errors import ArtifactError, BuildError
+from roller.errors import ArtifactError, BuildError, RollerError
 from roller.hardware import DeviceSpec, parse_spec
 from roller.probing.document import spec_text
 from roller.probing.gpu import compute, memory
 from roller.probing.gpu.session import GpuSession, Results
 from roller.probing.gpu.sources import OPTIONS
 from roller.runtime.bundle_format import MANIFEST, check_target, checksum, read_checked
-from roller.runtime.devices import DeviceHandle
+from roller.runtime.devices import DeviceHandle, DeviceProperties, properties_of
 from roller.runtime.probe_bundle import (
     FORMAT,
     RESULTS,
     RESULTS_VERSION,
     VERSION,
     built,
-    check_device,
 )
 from roller.runtime.probe_format import Plan
 from roller.runtime.probe_run import NO_IMAGE, PlanRunner
@@ -122,6 +121,12 @@ def _write(work: Path, plan: Plan, image: bytes | str) -> dict[str, Any]:
     return {**row, "image_sha256": hashlib.sha256(image).hexdigest()}
 
 
+def properties_of_results(results: Mapping[str, Any]) -> DeviceProperties:
+    """Return what the device said of itself where a bundle ran."""
+    data = dict(results["properties"])
+    return properties_of({**data, "stated": dict(data.get("stated", {}))})
+
+
 def session_of_results(path: Path) -> tuple[GpuSession, dict[str, Any]]:
     """Return the session of what a bundle brought home, and the results themselves.
 
@@ -157,21 +162,29 @@ class DeviceSession(GpuSession):
 
     Parameters
     ----------
-    spec
-        What is known of it.
     handle
         The device.
+    describe
+        What the device says of itself -> the specification to start from.
+
+    Raises
+    ------
+    LaunchError
+        Where the device cannot be reached.
     """
 
-    def __init__(self, spec: DeviceSpec, handle: DeviceHandle) -> None:
-        super().__init__(spec, self._run)
+    def __init__(self, handle: DeviceHandle, describe: Callable[[DeviceProperties], DeviceSpec]) -> None:
         self._runner = PlanRunner(handle)
+        try:
+            self.properties = self._runner.properties()
+            super().__init__(describe(self.properties), self._run)
+        except RollerError:
+            self._runner.close()
+            raise
         self._built: dict[str, bytes | str] = {}
         self._handle = handle
 
     def __enter__(self) -> DeviceSession:
-        properties = self._runner.properties()
-        check_device(properties, self._handle, self.spec.name, self.spec.target["arch"], self.spec.units)
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -194,7 +194,7 @@ def test_results_of_other_sources_are_refused(bundles, tmp_path, monkeypatch):
 
 def test_a_device_that_is_here_is_measured_at_once():
     spec = roller.load_spec("v100").with_overrides({"execution.launch_s": 3.3e-6})
-    with DeviceSession(spec, parse("null:v100?noise=0.003")) as session:
+    with DeviceSession(parse("null:v100?noise=0.003"), lambda said: spec) as session:
         probe = next(p for p in probes("gpu") if p.name == "control")
         assert probe.run(session).values["execution.launch_s"].value == pytest.approx(3.3e-6, rel=0.02)
 
