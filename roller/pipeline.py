@@ -96,9 +96,11 @@ def predict(expr: Any, device: str | DeviceSpec, tiles: Mapping[str, Tile]) -> E
     expr, device
         As for :func:`construct`.
     tiles
-        Per layer (``register`` and ``shared`` on a GPU; ``register``, ``l1``, ``l2`` on a CPU) the extents by axis
-        name of the expression (before fusion), or a sequence in axis order. An axis left out is 1 in ``register``
-        and the extent of the layer above elsewhere; extents beyond the tensor are padded.
+        Per layer (``register`` and ``shared`` on a GPU, also ``reg``, ``thread`` and ``smem``, ``lds``,
+        ``scratchpad``, ``block``; ``register``, ``l1``, ``l2`` on a CPU) the extents by axis name, or a sequence in
+        axis order: of the expression, or of its fused or grouped form (``n*ho*wo``, ``c*kh*kw``). The reduction step
+        is the reduction extent in ``shared``. An axis left out is 1 in ``register`` and the extent of the layer above
+        elsewhere; extents beyond the tensor are padded; on a GPU nothing needs to be a multiple of anything.
 
     Returns
     -------
@@ -118,11 +120,9 @@ def predict(expr: Any, device: str | DeviceSpec, tiles: Mapping[str, Tile]) -> E
     >>> 0.010 < estimate.seconds < 0.013
     True
     """
-    from roller import perf
-    from roller.construction.named import program_from_tiles, replace_budget
+    from roller.construction.named import estimate_tiles
 
-    spec = target_of(device)[0]
-    return perf.estimate_program(program_from_tiles(expression_of(expr), spec, tiles), replace_budget(spec))
+    return estimate_tiles(expression_of(expr), target_of(device)[0], tiles)
 
 
 def compile(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,8 +13,10 @@ from roller.construction.cpu_pool import staged_choices, store_choices, vector_a
 from roller.construction.gpu_pool import structure_of
 from roller.errors import TileError, did_you_mean
 from roller.expr import TensorExpr
+from roller.expr.canonical import fuse_axes, group_axes
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
+from roller.perf.estimate import Estimate
 from roller.perf.gpu import register_words
 from roller.tile.alignment import broken_rules
 from roller.tile.geometry import Geometry, Ints
@@ -23,35 +25,136 @@ from roller.tile.program import RProgram
 #: Extents of one layer: by axis name, or a sequence in axis order.
 Tile = Mapping[str, int] | Sequence[int]
 
+#: Names that published tile tables give the layers of a GPU.
+LAYER_ALIASES = {
+    "smem": "shared", "scratchpad": "shared", "lds": "shared", "block": "shared",
+    "reg": "register", "thread": "register",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class NamedTiles:
+    """Tiles a person named, over one form of the expression: extents per layer, fastest first."""
+
+    geometry: Geometry
+    rows: tuple[tuple[int, ...], ...]
+
+    @property
+    def whole(self) -> NamedTiles:
+        """The same with every tile rounded up to whole tiles of the faster layer."""
+        rows = [self.rows[0]]
+        for row in self.rows[1:]:
+            rows.append(tuple(-(-n // above) * above for n, above in zip(row, rows[-1], strict=True)))
+        return replace(self, rows=tuple(rows))
+
 
 def program_from_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, Tile]) -> RProgram:
-    """Return the program of tiles named by layer, over the expression's own (pre-fusion) axes.
-
-    An axis left out is 1 in the fastest layer and the extent of the layer above in the others. Extents beyond
-    the tensor are padding.
+    """Return the program of tiles named by layer; see :func:`named_tiles` for what may be named.
 
     Raises
     ------
     TileError
-        Where a layer or axis is unknown, an extent is not a positive integer, a tile is not a multiple of the one
-        above it, or a capacity of the device is exceeded.
+        As :func:`named_tiles`; where a tile is not a multiple of the one above it, or a capacity of the device is
+        exceeded.
     """
-    geometry = Geometry.of(expr)
+    named = named_tiles(expr, spec, tiles)
     layers = [layer.name for layer in spec.memory_layers if layer.tiled]
+    for layer, row, above in zip(layers[1:], named.rows[1:], named.rows, strict=False):
+        for n, v, a in zip(named.geometry.names, row, above, strict=True):
+            if v % a:
+                raise TileError(
+                    f"tiles: layer '{layer}', axis '{n}': expected a multiple of the layer above ({a}), got {v}. "
+                    "Every tile of a program holds whole tiles of the faster layer; predict() prices others on a GPU."
+                )
+    return _program(named, spec)
+
+
+def estimate_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, Tile]) -> Estimate:
+    """Price tiles named by layer, aligned or not; see :func:`named_tiles` for what may be named.
+
+    On a GPU a block need not be whole register tiles: threads at its edge then compute points that nobody stores.
+
+    Raises
+    ------
+    TileError
+        As :func:`named_tiles`, and where a capacity of the device is exceeded.
+    """
+    if spec.kind == "cpu":
+        return perf.estimate_program(program_from_tiles(expr, spec, tiles), spec)
+    named = named_tiles(expr, spec, tiles)
+    return perf.estimate_block(_program(named.whole, spec), replace_budget(spec), named.rows[-1])
+
+
+def named_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, Tile]) -> NamedTiles:
+    """Return tiles named by layer as rows of extents.
+
+    Layers go by the device's names or by those of published tables (:data:`LAYER_ALIASES`). Axes are those of the
+    expression, or of a form of it: fused (``ho*wo``) or grouped (implicit GEMM: ``n*ho*wo``, ``f``, ``c*kh*kw``); a
+    sequence is in the axis order of the first form with as many axes, in ``register`` of its spatial axes alone if it
+    is so short. An axis left out is 1 in the fastest layer and the extent of the layer above in the others. Extents
+    beyond the tensor are padding.
+
+    Raises
+    ------
+    TileError
+        Where a layer or axis is unknown, an extent is not a positive integer, or a tile is smaller than the one above.
+    """
+    layers = [layer.name for layer in spec.memory_layers if layer.tiled]
+    own = Geometry.of(expr)
     if not isinstance(tiles, Mapping):
         raise TileError(
             f"tiles: expected a mapping from layer to extents, got {type(tiles).__name__}. "
-            f"Write for example {{'{layers[-1]}': {{'{geometry.names[0]}': 64}}}}; the layers are {layers}."
+            f"Write for example {{'{layers[-1]}': {{'{own.names[0]}': 64}}}}; the layers are {layers}."
         )
-    for name in tiles:
-        if name not in layers:
-            hint = did_you_mean(str(name), layers) or "."
-            raise TileError(f"tiles: '{name}' is no tiled layer of {spec.name}{hint} Use {layers}.")
+    by_layer = _by_layer(tiles, spec, layers)
+    fitting = (g for g in _forms(expr) if all(_fits_form(t, g, n == layers[0]) for n, t in by_layer.items()))
+    geometry = next(fitting, own)
     rows: list[tuple[int, ...]] = []
     above = tuple(1 for _ in geometry.names)
     for name in layers:
-        above = _extents(name, tiles.get(name, {}), geometry.names, above)
+        above = _extents(name, by_layer.get(name, {}), geometry, above, name == layers[0])
         rows.append(above)
+    return NamedTiles(geometry, tuple(rows))
+
+
+def _by_layer(tiles: Mapping[str, Tile], spec: DeviceSpec, layers: Sequence[str]) -> dict[str, Tile]:
+    """Return the tiles by the device's own names of its layers."""
+    found: dict[str, Tile] = {}
+    for given, tile in tiles.items():
+        name = LAYER_ALIASES.get(given, given) if spec.kind == "gpu" else given
+        if name not in layers:
+            hint = did_you_mean(str(given), layers) or "."
+            raise TileError(f"tiles: '{given}' is no tiled layer of {spec.name}{hint} Use {list(layers)}.")
+        if name in found:
+            raise TileError(f"tiles: '{given}' names layer '{name}' a second time. Give every layer one tile.")
+        found[name] = tile
+    return found
+
+
+def _forms(expr: TensorExpr) -> Iterator[Geometry]:
+    """Yield the forms whose axes tiles may be named over: the expression's own, fused, and both grouped."""
+    fused = fuse_axes(expr)
+    for form in (expr, fused, group_axes(expr), group_axes(fused)):
+        if form is not None:
+            yield Geometry.of(form)
+
+
+def _fits_form(tile: Tile, geometry: Geometry, fastest: bool) -> bool:
+    """Whether a layer's tile names axes of this form, or has as many extents."""
+    if isinstance(tile, Mapping):
+        return all(_axis_of(a, geometry.names) is not None for a in tile)
+    ranks = (len(geometry.names), int(geometry.spatial.sum())) if fastest else (len(geometry.names),)
+    return isinstance(tile, Sequence) and not isinstance(tile, str) and len(tile) in ranks
+
+
+def _axis_of(given: object, names: Sequence[str]) -> str | None:
+    """Return the axis of that name; the parts of a group may be given in any order."""
+    parts = sorted(str(given).replace(" ", "").split("*"))
+    return next((n for n in names if n == given or sorted(n.split("*")) == parts), None)
+
+
+def _program(named: NamedTiles, spec: DeviceSpec) -> RProgram:
+    geometry, rows = named.geometry, named.rows
     structure = structure_of(geometry)
     if spec.kind == "cpu":
         return _cpu_program(geometry, spec, structure, rows)
@@ -67,7 +170,7 @@ def _row(extents: tuple[int, ...]) -> Ints:
     return np.array([extents], np.int64)
 
 
-def _cpu_program(geometry: Geometry, spec: DeviceSpec, structure: str, rows: list[tuple[int, ...]]) -> RProgram:
+def _cpu_program(geometry: Geometry, spec: DeviceSpec, structure: str, rows: tuple[tuple[int, ...], ...]) -> RProgram:
     """Return the tiles with the vector axis, the packing and the stores that make them fastest.
 
     Raises
@@ -91,26 +194,32 @@ def _cpu_program(geometry: Geometry, spec: DeviceSpec, structure: str, rows: lis
     return replace(best, relaxed=broken_rules(best, spec))
 
 
-def _extents(layer: str, tile: Tile, names: tuple[str, ...], above: tuple[int, ...]) -> tuple[int, ...]:
+def _extents(layer: str, tile: Tile, geometry: Geometry, above: tuple[int, ...], fastest: bool) -> tuple[int, ...]:
+    """Return one layer's extents over all axes of a form; ``above`` are those of the faster layer."""
+    names = geometry.names
     if isinstance(tile, Mapping):
+        given = {_axis_of(axis, names): v for axis, v in tile.items()}
         for axis in tile:
-            if axis not in names:
+            if _axis_of(axis, names) is None:
                 hint = did_you_mean(str(axis), names) or "."
                 raise TileError(f"tiles: layer '{layer}': unknown axis '{axis}'{hint} Use {names}.")
-        values = [tile.get(n, a) for n, a in zip(names, above, strict=True)]
+        values = [given.get(n, a) for n, a in zip(names, above, strict=True)]
     else:
         if not isinstance(tile, Sequence) or isinstance(tile, str):
             raise TileError(f"tiles: layer '{layer}': expected extents by axis name or a sequence, got {tile!r}.")
         values = list(tile)
+        if fastest and len(values) == int(geometry.spatial.sum()) < len(names):
+            spatial = iter(values)
+            values = [next(spatial) if s else 1 for s in geometry.spatial]
         if len(values) != len(names):
             raise TileError(f"tiles: layer '{layer}': expected {len(names)} extents for {names}, got {len(values)}.")
     for n, v, a in zip(names, values, above, strict=True):
         if not isinstance(v, (int, np.integer)) or isinstance(v, bool) or v < 1:
             raise TileError(f"tiles: layer '{layer}', axis '{n}': expected a positive integer, got {v!r}.")
-        if v % a:
+        if v < a:
             raise TileError(
-                f"tiles: layer '{layer}', axis '{n}': expected a multiple of the layer above ({a}), got {v}. "
-                "Every tile holds whole tiles of the faster layer."
+                f"tiles: layer '{layer}', axis '{n}': expected at least the extent of the layer above ({a}), got {v}. "
+                "A tile holds the tile of the faster layer."
             )
     return tuple(int(v) for v in values)
 

@@ -2,6 +2,15 @@
 
 from roller.perf.batch import TileBatch
 from roller.perf.estimate import Estimate
-from roller.perf.model import batch_of, best_rows, estimate_program, estimate_programs, price
+from roller.perf.model import batch_of, best_rows, estimate_block, estimate_program, estimate_programs, price
 
-__all__ = ["Estimate", "TileBatch", "batch_of", "best_rows", "estimate_program", "estimate_programs", "price"]
+__all__ = [
+    "Estimate",
+    "TileBatch",
+    "batch_of",
+    "best_rows",
+    "estimate_block",
+    "estimate_program",
+    "estimate_programs",
+    "price",
+]

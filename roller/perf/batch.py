@@ -63,7 +63,7 @@ class TileBatch:
     @cached_property
     def threads(self) -> Ints:
         """GPU threads per axis, ``(N, axes)``."""
-        return np.where(self.thread_axes, self.block // self.register, 1)
+        return np.where(self.thread_axes, -(-self.block // self.register), 1)
 
     @cached_property
     def threads_per_block(self) -> Ints:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roller.expr import SPATIAL, Index, Load, Stage, Tensor, TensorExpr
+from roller.tile.steps import break_share
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -168,14 +169,24 @@ class Access:
         return rows, span
 
     def _gather_run(self, tiles: Ints) -> Ints:
-        """Contiguous elements of a gathered tile: along the axis that walks the last dimension."""
+        """Mean contiguous elements of a gathered tile: along the axis that walks the last dimension.
+
+        Where its rows wrap around, the next one may follow in memory (all columns of an image) or not.
+        """
         position = {n: i for i, n in enumerate(self.axis_names)}
         for t in self.index[-1].terms if self.index else ():
             if abs(t.coef) == 1 and t.div == 1:
-                a = position[t.axis]
-                width = tiles[:, a]
-                return np.minimum(width, t.mod) if t.mod else width
+                width = tiles[:, position[t.axis]]
+                return np.maximum(1, np.rint(width / (1.0 + (width - 1) * self._breaks(t.axis)))).astype(np.int64)
         return np.ones(len(tiles), np.int64)
+
+    def _breaks(self, axis: str) -> float:
+        """Share of the neighbours along an axis that do not follow each other in memory."""
+        key = ("breaks", axis)
+        if key not in self._memo:
+            extent = int(self.axis_extents[self.axis_names.index(axis)])
+            self._memo[key] = break_share(self.index, self.tensor.shape, axis, extent)
+        return float(self._memo[key])
 
     def loaded_elements(self, tiles: Ints) -> Floats:
         """Elements loaded over all tiles of the launch, positions outside the tensor excluded.
@@ -188,12 +199,12 @@ class Access:
         if self.gather:
             return np.asarray(reload * self._gathered_points)
         total = reload
-        for dims, axes in self._groups:
+        for dims, axes in self.groups:
             total = total * self._group_sum(dims, axes, tiles)
         return total
 
     @cached_property
-    def _groups(self) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
+    def groups(self) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
         """Dimensions that move together (they share an axis: a diagonal), and the axes that move them."""
         groups: list[tuple[set[int], set[int]]] = []
         for d, row in enumerate(self.coefficients):
@@ -221,13 +232,13 @@ class Access:
             if key not in self._memo:
                 elements: Ints | int = 1
                 for d in dims:
-                    elements = elements * self._lengths(d, axes, tiles[row])
+                    elements = elements * self.pieces(d, axes, tiles[row])[1]
                 self._memo[key] = float(np.sum(elements))
             sums[u] = self._memo[key]
         return sums[inverse]
 
-    def _lengths(self, d: int, axes: tuple[int, ...], tile: Ints) -> Ints:
-        """Lattice positions touched along one dimension, per position of one tile over ``axes``.
+    def pieces(self, d: int, axes: tuple[int, ...], tile: Ints) -> tuple[Ints, Ints]:
+        """First position and number of lattice positions touched along one dimension, per tile position over ``axes``.
 
         Positions count inside the tensor and inside what the whole axes touch: a last tile that reaches beyond its
         axis loads nothing for it.
@@ -247,7 +258,7 @@ class Access:
         g, size = int(self.lattice[d]), self.tensor.shape[d]
         low = np.maximum(0, (max(0, first) + g - 1 - start) // g)  # first lattice step inside
         high = np.minimum(span // g, (min(size - 1, last) - start) // g)
-        return np.asarray(np.maximum(0, high - low + 1))
+        return start + low * g, np.asarray(np.maximum(0, high - low + 1))
 
     @cached_property
     def _gathered_points(self) -> float:

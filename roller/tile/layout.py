@@ -7,7 +7,7 @@ tile). Code generation and the bank rule both read this module, so they cannot d
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from roller.expr import SPATIAL, Index, Load, Stage, Tensor, Term
 from roller.tile.geometry import Geometry, Ints
 from roller.tile.program import RProgram
+from roller.tile.steps import mean_step, pitches
 
 
 @dataclass(frozen=True)
@@ -31,21 +32,6 @@ class TileLayout:
     def pitches(self, padding: int = 0) -> tuple[int, ...]:
         """Elements between neighbours per dimension with ``padding`` elements appended to each row."""
         return pitches((*self.extents[:-1], self.extents[-1] + padding))
-
-
-def pitches(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the elements between neighbours along every dimension of a row-major array.
-
-    Examples
-    --------
-    >>> pitches((2, 3, 4))
-    (12, 4, 1)
-    """
-    out, step = [], 1
-    for n in reversed(shape):
-        out.append(step)
-        step *= n
-    return tuple(out[::-1])
 
 
 def tile_layout(stage: Stage, load: Load, tensor: Tensor, tile: Mapping[str, int]) -> TileLayout:
@@ -94,18 +80,6 @@ def row_axis(stage: Stage, load: Load, tensor: Tensor) -> str | None:
     return last[0].axis if len(last) == 1 and last[0].coef == 1 else None
 
 
-def mean_step(index: Sequence[Index], shape: Sequence[int], axis: str, extent: int) -> float:
-    """Return the mean distance in memory (elements) between neighbours along ``axis``; 1 is contiguous."""
-    n = min(extent, 257)
-    if n < 2:
-        return float("inf")
-    total = np.zeros(n, np.int64)
-    for i, pitch in zip(index, pitches(shape), strict=True):
-        mine = Index(tuple(t for t in i.terms if t.axis == axis))
-        total = total + pitch * np.asarray(mine({axis: np.arange(n)}))
-    return float(np.mean(np.abs(np.diff(total))))
-
-
 #: Orders found so far: they depend on the stage and the load alone.
 _ORDERS: dict[tuple[Stage, Load], tuple[str, ...]] = {}
 
@@ -143,8 +117,12 @@ class LaneReads:
 
     def degree(self, padding: int, banks: int, bank_width_bytes: int) -> int:
         """Return the most distinct words one bank serves for one read (1: no conflict)."""
+        return max(self.degrees(padding, banks, bank_width_bytes))
+
+    def degrees(self, padding: int, banks: int, bank_width_bytes: int) -> tuple[int, ...]:
+        """Return, for every group of lanes served together, the most distinct words one bank serves."""
         pitch = self.row_elements + padding
-        worst = 1
+        found = []
         # A wavefront wider than the banks is served in groups of as many lanes as there are banks.
         group = max(1, min(len(self.columns), banks) // self.width)
         for start in range(0, len(self.columns), group):
@@ -156,8 +134,8 @@ class LaneReads:
             per_bank: dict[int, int] = {}
             for w in words:
                 per_bank[w % banks] = per_bank.get(w % banks, 0) + 1
-            worst = max(worst, max(per_bank.values()))
-        return worst
+            found.append(max(per_bank.values()))
+        return tuple(found)
 
 
 def lane_reads(program: RProgram, lanes: int) -> dict[str, LaneReads]:

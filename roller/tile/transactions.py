@@ -11,6 +11,9 @@ import numpy as np
 
 from roller.tile.geometry import Access, Floats, Ints
 
+#: Tile positions and rows along one dimension up to which rows are counted one by one.
+_COUNTED_ROWS = 1 << 15
+
 
 def row_alignment_bytes(access: Access, tiles: Ints, transaction_bytes: int) -> Ints:
     """Return the largest power of two (up to a transaction) that every row of every tile starts at."""
@@ -57,3 +60,50 @@ def touched_bytes(access: Access, transaction_bytes: int) -> float:
     if access.gather:
         return float(access.tensor.nbytes)
     return float(min(moved[0], -(-access.tensor.nbytes // transaction_bytes) * transaction_bytes))
+
+
+def counted_bytes(access: Access, tile: Ints, transaction_bytes: int) -> float | None:
+    """Return the bytes all tiles of a launch load in whole transactions, every row at the offset it really has.
+
+    ``None`` where rows are not counted one by one: gathered tiles, diagonals, and more than a few ten thousand
+    different rows; :func:`tile_transaction_bytes` then says what is expected.
+    """
+    key = ("counted", transaction_bytes, tile.tobytes())
+    if key not in access._memo:
+        access._memo[key] = _count(access, tile, transaction_bytes)
+    counted: float | None = access._memo[key]
+    return counted
+
+
+def _count(access: Access, tile: Ints, transaction_bytes: int) -> float | None:
+    shape, size = access.tensor.shape, access.tensor.itemsize_bytes
+    if access.gather or not shape or any(len(dims) > 1 for dims, _ in access.groups):
+        return None
+    axes = {dims[0]: a for dims, a in access.groups}
+    counts = -(-access.axis_extents // tile)
+    if any(int(np.prod(counts[list(a)])) > _COUNTED_ROWS for a in axes.values()):
+        return None
+    pieces = [access.pieces(d, axes[d], tile) for d in range(len(shape))]
+    pitch = [size * int(np.prod(shape[d + 1 :])) for d in range(len(shape))]
+    lead = len(shape) - 1  # the run starts at this dimension: those behind it are covered whole
+    while lead > 0 and access.lattice[lead - 1] == 1 and (pieces[lead][1] == shape[lead]).all():
+        lead -= 1
+    offsets = np.zeros(transaction_bytes // size)  # rows by where they start in a transaction, in elements
+    offsets[0] = 1.0
+    for d in range(lead):
+        first, number = pieces[d]
+        if number.sum() > _COUNTED_ROWS:
+            return None
+        steps = np.arange(int(number.max(initial=0)), dtype=np.int64) * int(access.lattice[d])
+        inside = np.arange(len(steps))[None, :] < number[:, None]
+        starts = (first[:, None] + steps[None, :])[inside] * pitch[d] // size % len(offsets)
+        moved = np.bincount(starts, minlength=len(offsets))
+        offsets = sum(n * np.roll(offsets, k) for k, n in enumerate(moved) if n) + np.zeros(len(offsets))
+    first, number = pieces[lead]
+    length = ((number - 1) * int(access.lattice[lead]) + 1) * pitch[lead]
+    starts = first * pitch[lead] % transaction_bytes
+    kinds, times = np.unique(np.stack([starts, np.where(number > 0, length, 0)]), axis=1, return_counts=True)
+    begin = (kinds[0][:, None] + size * np.arange(len(offsets))[None, :]) % transaction_bytes
+    touched = np.where(kinds[1][:, None] > 0, (begin + kinds[1][:, None] - 1) // transaction_bytes + 1, 0)
+    again = np.where(access.uses | ~access.reloads, 1, counts).astype(np.float64).prod()
+    return float(again * transaction_bytes * (touched * offsets[None, :] * times[:, None]).sum())

@@ -2,7 +2,7 @@
 
 from roller.codegen.gpu.access import contiguous_axis, padding_is_neutral, vectorizable
 from roller.expr import REDUCTION, Axis, Call, Index, Load, Stage, Tensor, Term, axis_index
-from roller.tile.layout import mean_step
+from roller.tile.steps import mean_step
 
 ROW, COL = axis_index("i"), axis_index("j")
 

@@ -31,7 +31,9 @@ def _predict(tiles, device="v100"):
         ({"shared": {"i": -4}}, "axis 'i': expected a positive integer, got -4"),
         ({"shared": {"i": 2.0}}, r"axis 'i': expected a positive integer, got 2\.0"),
         ({"shared": {"i": True}}, "axis 'i': expected a positive integer, got True"),
-        ({"register": {"i": 4}, "shared": {"i": 6}}, r"axis 'i': expected a multiple of the layer above \(4\), got 6"),
+        ({"register": {"i": 8}, "shared": {"i": 6}}, r"axis 'i': expected at least .* the layer above \(8\), got 6"),
+        ({"shared": {"i": 64}, "smem": {"j": 64}}, "'smem' names layer 'shared' a second time"),
+        ({"thread": {"i": 2}, "reg": {"j": 2}}, "'reg' names layer 'register' a second time"),
         ({"shared": {"i": 64, "j": 64}}, "the block has 4096 threads .* v100 allows 1024"),
         ({"register": {"i": 16, "j": 16}, "shared": {"i": 64, "j": 64}}, "needs .* registers per thread, v100 has 255"),
         (

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from roller import ops
 from roller.expr.canonical import fuse_axes
 from roller.tile import RProgram
-from roller.tile.layout import LaneReads, lane_reads, pitches, published_padding, storage_padding, tile_layout
+from roller.tile.layout import LaneReads, lane_reads, published_padding, storage_padding, tile_layout
+from roller.tile.steps import pitches
 
 
 def _block_128x64(interleaved):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from roller.expr import Axis, Call, Cast, Index, Load, Scalar, Stage, Tensor, loads
-from roller.tile.layout import mean_step, pitches
+from roller.tile.steps import mean_step, pitches
 
 #: Widest access of a CUDA thread (bytes).
 VECTOR_BYTES = 16

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -11,11 +13,45 @@ from roller.expr import Cast, Load, instruction_mix, walk
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.gpu.occupancy import row_elements
-from roller.perf.gpu.traffic import COPY_INSTRUCTIONS
 from roller.tile.geometry import Floats, Ints
+from roller.tile.layout import lane_reads
+from roller.tile.program import RProgram
+from roller.tile.transactions import row_alignment_bytes
+
+#: Instructions of a thread that finds its block's and its own place, and of one stored vector; as in machine code.
+PLACE_INSTRUCTIONS, STORE_INSTRUCTIONS = 60.0, 3.0
+#: Widest store.
+VECTOR_BYTES = 16
 
 
-def _operand_wavefronts(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
+def conflict_degrees(program: RProgram, spec: DeviceSpec) -> dict[str, float]:
+    """Return, per staged tensor, wavefronts of one TEU's read against those without bank conflicts (enumerated)."""
+    if not program.staged:
+        return {}
+    shared, padding = spec.layer("shared"), dict(program.storage_padding)
+    banks, width = shared.banks or spec.teu.lanes, shared.bank_width_bytes or 4
+    degrees = {t: r.degrees(padding.get(t, 0), banks, width) for t, r in lane_reads(program, spec.teu.lanes).items()}
+    return {t: sum(d) / len(d) for t, d in degrees.items()}
+
+
+def expected_conflicts(batch: TileBatch, spec: DeviceSpec) -> dict[str, Floats]:
+    """Return the conflict degrees no storage padding removes, of programs not laid out yet.
+
+    Lanes that read every ``s``-th word of one row of a box use one bank in ``gcd(s, banks)``; padding spreads rows.
+    """
+    found: dict[str, Floats] = {}
+    banks = spec.layer("shared").banks or spec.teu.lanes
+    lanes = batch.lanes(spec.teu.lanes)
+    for a in batch.geometry.loads if batch.staged else ():
+        steps = np.abs(a.coefficients[-1]) if a.coefficients.shape[0] and a.windows[-1] else np.zeros(0, np.int64)
+        for axis in np.flatnonzero(steps):
+            apart = math.gcd(int(steps[axis]), banks)
+            if batch.geometry.spatial[axis] and apart > 1:
+                found[a.tensor.name] = np.maximum(1.0, np.ceil(np.minimum(lanes[:, axis], banks) * apart / banks))
+    return found
+
+
+def _operand_wavefronts(batch: TileBatch, spec: DeviceSpec, conflicts: Mapping[str, Floats]) -> tuple[Floats, Floats]:
     """Return scratchpad wavefronts and load instructions of one warp for one register tile."""
     shared = spec.layer("shared")
     words_per_wavefront = (shared.banks or spec.teu.lanes) * (shared.bank_width_bytes or 4) // 4
@@ -31,7 +67,7 @@ def _operand_wavefronts(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Flo
             width = np.ones_like(width)  # a window starts anywhere: no vector alignment
         count = words / width
         unique = a.elements(warp) * a.tensor.itemsize_bytes / 4
-        wavefronts = wavefronts + np.maximum(count, unique / words_per_wavefront)
+        wavefronts = wavefronts + np.maximum(count, unique / words_per_wavefront) * conflicts.get(a.tensor.name, 1.0)
         instructions = instructions + count
     return wavefronts, instructions
 
@@ -78,8 +114,13 @@ class Work:
         return np.asarray(share * self.steps * self.groups * self.issue + self.copying(blocks, schedulers))
 
 
-def block_work(batch: TileBatch, spec: DeviceSpec, vectors: Floats) -> Work:
-    """Return the work of every block of a batch; ``vectors`` are copy instructions per block and step."""
+def block_work(
+    batch: TileBatch, spec: DeviceSpec, vectors: Floats, conflicts: Mapping[str, Floats] = MappingProxyType({})
+) -> Work:
+    """Return the work of every block of a batch.
+
+    ``vectors`` are copy instructions per block and step, ``conflicts`` the :func:`conflict_degrees` where known.
+    """
     g, ex = batch.geometry, spec.execution
     per_unit = spec.compute.ops_per_cycle_per_unit
     schedulers, lanes = spec.teu.schedulers_per_unit, spec.teu.lanes
@@ -95,7 +136,7 @@ def block_work(batch: TileBatch, spec: DeviceSpec, vectors: Floats) -> Work:
         if a.tensor.name in converted:
             each = lanes * schedulers / _rate(per_unit, "convert", a.tensor.dtype)
             conversions = conversions + a.elements(batch.register) * each
-    wavefronts, loads = _operand_wavefronts(batch, spec) if batch.staged else (zero, zero)
+    wavefronts, loads = _operand_wavefronts(batch, spec, conflicts) if batch.staged else (zero, zero)
     rate = per_unit["issue"] / lanes / schedulers  # instructions per cycle and scheduler
     latency = ex.step_latency_s * spec.clock_hz
     inner, combine = batch.step_points / batch.register_points, zero
@@ -111,7 +152,7 @@ def block_work(batch: TileBatch, spec: DeviceSpec, vectors: Floats) -> Work:
         issue=(count * sum(mix.values()) + loads) / rate,
         scratchpad=wavefronts * lanes / per_unit["load_store"],
         copies=vectors / np.maximum(1, batch.threads_per_block) / rate,
-        finish=np.asarray(batch.register_outputs * (COPY_INSTRUCTIONS + _epilogue_instructions(batch)) / rate),
+        finish=np.asarray(_finish_instructions(batch) / rate),
         groups=inner,
         steps=batch.steps.astype(np.float64),
         chain=latency,
@@ -124,9 +165,16 @@ def _rate(per_unit: Mapping[str, float], instruction_class: str, dtype: str) -> 
     return per_unit.get(f"{instruction_class}.{dtype}", per_unit.get(instruction_class, per_unit["fma"]))
 
 
-def _epilogue_instructions(batch: TileBatch) -> float:
-    expr = batch.geometry.expr
-    return float(sum(sum(instruction_mix(s.body, None).values()) for s in expr.stages if s is not expr.anchor))
+def _finish_instructions(batch: TileBatch) -> Floats:
+    """Return instructions of one thread outside the reduction: finding its place, its epilogue, its stores."""
+    g = batch.geometry
+    epilogue = float(sum(sum(instruction_mix(x.body, None).values()) for x in g.expr.stages if x is not g.expr.anchor))
+    vectors = np.ones(len(batch))
+    if g.order:
+        run = batch.register[:, g.order[-1]] * g.store.tensor.itemsize_bytes
+        aligned = row_alignment_bytes(g.store, batch.block, VECTOR_BYTES)
+        vectors = np.maximum(1, np.minimum(aligned, run & -run) // g.store.tensor.itemsize_bytes).astype(np.float64)
+    return np.asarray(PLACE_INSTRUCTIONS + batch.register_outputs * (STORE_INSTRUCTIONS / vectors + epilogue))
 
 
 def compute_rate_per_unit(spec: DeviceSpec, register_elements: Floats, warps: Floats) -> Floats:

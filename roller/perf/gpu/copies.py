@@ -20,9 +20,11 @@ COPY_INSTRUCTIONS = 2.5
 #: Instructions of one thread per staged tile and step: its own position and pointers.
 SETUP_INSTRUCTIONS = 12.0
 #: A division with its remainder by a constant, and by a power of two.
-DIVISION_INSTRUCTIONS, SHIFT_INSTRUCTIONS = 8.0, 2.0
-#: Two comparisons and the branch around a load; where the position does not change from round to round.
-GUARD_INSTRUCTIONS, KEPT_GUARD_INSTRUCTIONS = 6.0, 1.0
+DIVISION_INSTRUCTIONS, SHIFT_INSTRUCTIONS = 10.0, 2.0
+#: The branch around a guarded load.
+BRANCH_INSTRUCTIONS = 8.0
+#: Comparing a position with both bounds; where it does not change from round to round.
+GUARD_INSTRUCTIONS, KEPT_GUARD_INSTRUCTIONS = 3.0, 1.0
 #: One quasi-affine term of an index (a quotient or remainder) whose axis changes from round to round.
 QUASI_INSTRUCTIONS = 6.0
 
@@ -46,7 +48,7 @@ def copy_instructions(access: Access, batch: TileBatch, width: Ints) -> Floats:
     outer = np.where(changes, counts, 1).prod(axis=1)
     together = np.maximum(1, threads // np.maximum(1, np.where(changes, 1, counts).prod(axis=1)))
     rounds = -(-outer // np.where(lead == rank, threads, together))
-    each = COPY_INSTRUCTIONS + _divisions(counts, changes)
+    each = COPY_INSTRUCTIONS + BRANCH_INSTRUCTIONS * bool(access.bounds) + _divisions(counts, changes)
     if axes:
         each = each + _index_instructions(access, positions, changes)
     else:

@@ -89,7 +89,9 @@ def occupancy(batch: TileBatch, spec: DeviceSpec, scratchpad: Ints) -> tuple[Int
     threads = batch.threads_per_block
     teus = -(-threads // spec.teu.lanes)
     unit = max(1, (lim.register_allocation_unit or 1) // spec.teu.lanes)  # allocated per TEU
-    registers = -(-allocated_registers(batch) // unit) * unit
+    most = lim.registers_per_thread or lim.usable_registers_per_thread or 0
+    # Addresses and fragments are squeezed, at worst spilled, where accumulators and operands leave them no room.
+    registers = np.minimum(-(-allocated_registers(batch) // unit) * unit, -(-most // unit) * unit)
     assert lim.registers_per_unit and lim.threads_per_unit and lim.blocks_per_unit  # the schema requires them of a GPU
     blocks = np.minimum(lim.blocks_per_unit, lim.threads_per_unit // (teus * spec.teu.lanes))
     # The register file is split evenly among the schedulers, and a TEU's registers lie in one part.
@@ -101,5 +103,4 @@ def occupancy(batch: TileBatch, spec: DeviceSpec, scratchpad: Ints) -> tuple[Int
     budget = shared.usable_bytes or shared.capacity_bytes
     fits = (threads <= lim.threads_per_block) & (scratchpad <= budget)
     fits &= register_words(batch) <= lim.usable_registers_per_thread
-    fits &= registers <= (lim.registers_per_thread or lim.usable_registers_per_thread)
     return np.where(fits, blocks, 0).astype(np.int64), registers

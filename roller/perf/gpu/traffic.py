@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import numpy as np
 
 from roller.expr import DTYPE_BYTES
@@ -9,7 +12,7 @@ from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.gpu.copies import copy_instructions
 from roller.tile.geometry import Access, Floats, Ints
-from roller.tile.transactions import tile_transaction_bytes, touched_bytes
+from roller.tile.transactions import counted_bytes, tile_transaction_bytes, touched_bytes
 
 #: Instructions per copied vector (load, store, pointer step) of our templates.
 COPY_INSTRUCTIONS = 3.0
@@ -22,25 +25,44 @@ LOADS_IN_FLIGHT = 8.0
 CACHE_SHARE = 0.5
 
 
-def global_traffic(batch: TileBatch, spec: DeviceSpec, resident: Ints) -> tuple[Floats, Floats, Floats]:
-    """Return bytes through L2, bytes from and to DRAM, and vectors copied per block and step."""
+def counted_traffic(batch: TileBatch, spec: DeviceSpec) -> dict[int, Floats]:
+    """Return bytes through L2 over the launch where every row can be counted: by position in ``reads``, stores last."""
+    g, transaction = batch.geometry, spec.layer("l2").transaction_bytes
+    once = np.where(g.spatial, batch.block, g.extents)  # an output tile is stored once, whatever the reduction steps
+    found = {}
+    for n, a in enumerate((*g.reads, g.store)):
+        counted = [counted_bytes(a, row, transaction) for row in (once if a is g.store else batch.block)]
+        known = np.array([np.nan if c is None else c for c in counted])
+        if not np.isnan(known).all():
+            found[n] = known
+    return found
+
+
+def global_traffic(
+    batch: TileBatch, spec: DeviceSpec, resident: Ints, counted: Mapping[int, Floats] = MappingProxyType({})
+) -> tuple[Floats, Floats, Floats]:
+    """Return bytes through L2, bytes from and to DRAM, and instructions that copy per block and step.
+
+    ``counted`` is :func:`counted_traffic` where it is known; expected transactions of rows anywhere else.
+    """
     g, block = batch.geometry, batch.block
     transaction = spec.layer("l2").transaction_bytes
     fetch = spec.layer("global").fetch_bytes or spec.layer("global").transaction_bytes
     l2 = dram = np.zeros(len(batch))
     vectors = np.zeros(len(batch))
-    share = _wave_shares(batch, resident)
+    wave = _wave_tiles(batch, resident)
     capacity = spec.layer("l2").capacity_bytes * CACHE_SHARE
-    for a in g.reads:
+    for n, a in enumerate(g.reads):
         moved, alignment = tile_transaction_bytes(a, block, transaction)
         elements = a.elements(block)
         rows, run = a.runs(block)
         waste = moved / (rows * run * a.tensor.itemsize_bytes)
         total = a.loaded_elements(block) * a.tensor.itemsize_bytes * waste
         touched = _touched(a, fetch)
-        l2 = l2 + total
-        # Blocks side by side in a wave share the transactions at their borders; gaps of strided rows are in `touched`.
-        again = a.loaded_elements(block) * a.tensor.itemsize_bytes * share[a.tensor.name]
+        l2 = l2 + (np.where(np.isnan(counted[n]), total, counted[n]) if n in counted else total)
+        # Blocks of a wave find in L2 what another one has loaded: operands they share, halos, transactions at
+        # their borders. Gaps of strided rows are in `touched`.
+        again = a.loaded_elements(wave) * a.tensor.itemsize_bytes
         dram = dram + (touched if a.tensor.nbytes <= capacity else np.maximum(touched, again))
         width = np.clip(np.minimum(alignment, 16) // a.tensor.itemsize_bytes, 1, None)
         width = np.where(a.gather | (a.bounds > 0) | (a.lattice[-1:] > 1).any(), 1, width)
@@ -52,6 +74,8 @@ def global_traffic(batch: TileBatch, spec: DeviceSpec, resident: Ints) -> tuple[
             vectors = vectors + elements / width * (COPY_INSTRUCTIONS + _address_instructions(a, block))
     moved, _ = tile_transaction_bytes(g.store, block, transaction)
     stored = g.store.tensor.nbytes * np.maximum(1.0, moved / (g.store.elements(block) * g.store.tensor.itemsize_bytes))
+    if len(g.reads) in counted:
+        stored = np.where(np.isnan(counted[len(g.reads)]), stored, counted[len(g.reads)])
     partial_bytes = (
         g.store.tensor.elements * DTYPE_BYTES[g.expr.anchor.acc_dtype]
     )  # parts stay in the accumulator's type
@@ -78,19 +102,15 @@ def _touched(access: Access, fetch_bytes: int) -> float:
     return float(access._memo[fetch_bytes])
 
 
-def _wave_shares(batch: TileBatch, resident: Ints) -> dict[str, Floats]:
-    """Return, per tensor, distinct data tiles over blocks of one wave.
-
-    Blocks run along the output's contiguous axis first.
-    """
-    g = batch.geometry
+def _wave_tiles(batch: TileBatch, resident: Ints) -> Ints:
+    """Return the tile all blocks of one wave cover together; blocks run along the output's contiguous axis first."""
     left = np.minimum(resident, batch.blocks)
-    in_wave = np.ones_like(batch.block)
-    for a in reversed(g.order):
-        in_wave[:, a] = np.minimum(batch.counts[:, a], left)
-        left = -(-left // in_wave[:, a])
-    every = in_wave.prod(axis=1)
-    return {x.tensor.name: np.where(x.uses, in_wave, 1).prod(axis=1) / every for x in g.reads}
+    tiles = batch.block.copy()
+    for a in reversed(batch.geometry.order):
+        in_wave = np.minimum(batch.counts[:, a], left)
+        tiles[:, a] = tiles[:, a] * in_wave
+        left = -(-left // in_wave)
+    return tiles
 
 
 def dram_bandwidth(spec: DeviceSpec, warps: Floats | Ints) -> Floats:

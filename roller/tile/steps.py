@@ -1,0 +1,61 @@
+"""Distances in memory between neighbours along an axis, of affine and quasi-affine (fused) indices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roller.expr import Index
+
+#: Points along an axis that are looked at to find how often its rows wrap around.
+_SAMPLE = 4096
+
+
+def pitches(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the elements between neighbours along every dimension of a row-major array.
+
+    Examples
+    --------
+    >>> pitches((2, 3, 4))
+    (12, 4, 1)
+    """
+    out, step = [], 1
+    for n in reversed(shape):
+        out.append(step)
+        step *= n
+    return tuple(out[::-1])
+
+
+def mean_step(index: Sequence[Index], shape: Sequence[int], axis: str, extent: int) -> float:
+    """Return the mean distance in memory (elements) between neighbours along ``axis``; 1 is contiguous."""
+    n = min(extent, 257)
+    if n < 2:
+        return float("inf")
+    return float(np.mean(np.abs(np.diff(_addresses(index, shape, axis, n)))))
+
+
+def break_share(index: Sequence[Index], shape: Sequence[int], axis: str, extent: int) -> float:
+    """Return the share of neighbours along ``axis`` that do not follow each other in memory: rows that wrap around.
+
+    Examples
+    --------
+    Columns and rows of an image as one axis: contiguous where all columns are read, broken at every row where not.
+
+    >>> from roller.expr import Term
+    >>> rows, columns = Index((Term("p", 1, 4),)), Index((Term("p", 1, 1, 4),))
+    >>> break_share((rows, columns), (4, 4), "p", 16), break_share((rows, columns), (4, 8), "p", 16)
+    (0.0, 0.2)
+    """
+    steps = np.abs(np.diff(_addresses(index, shape, axis, min(extent, _SAMPLE))))
+    return float((steps != 1).mean()) if len(steps) else 0.0
+
+
+def _addresses(index: Sequence[Index], shape: Sequence[int], axis: str, points: int) -> NDArray[np.int64]:
+    """Element addresses along one axis, the others at 0."""
+    total = np.zeros(points, np.int64)
+    for i, pitch in zip(index, pitches(shape), strict=True):
+        mine = Index(tuple(t for t in i.terms if t.axis == axis))
+        total = total + pitch * np.asarray(mine({axis: np.arange(points)}))
+    return total

@@ -1,0 +1,168 @@
+"""predict() prices any tile: names of published tables, grouped axes, ragged blocks; counts against enumeration."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import roller
+from roller import ops
+from roller.construction.named import program_from_tiles
+from roller.errors import TileError
+from roller.tile.instructions import Load, Store, instructions
+
+V100 = roller.load_spec("v100")
+MATMUL = ops.matmul(256, 192, 96)
+CONV = ops.conv2d(4, 24, 13, 13, 40, 3, 3, stride=2, padding=1)
+POINTWISE = ops.conv2d(4, 24, 14, 14, 40, 1, 1)
+
+
+@pytest.mark.parametrize("shared", ["shared", "smem", "scratchpad", "lds", "block"])
+@pytest.mark.parametrize("register", ["register", "reg", "thread"])
+def test_layers_go_by_the_names_of_published_tables(shared, register):
+    named = roller.predict(MATMUL, "v100", {shared: (64, 32, 8), register: (4, 4, 1)})
+    assert named == roller.predict(MATMUL, "v100", {"shared": (64, 32, 8), "register": (4, 4, 1)})
+
+
+def test_a_register_tile_may_leave_out_the_reductions():
+    assert roller.predict(MATMUL, "v100", {"smem": (64, 32, 8), "reg": (4, 4)}) == roller.predict(
+        MATMUL, "v100", {"smem": (64, 32, 8), "reg": (4, 4, 1)}
+    )
+
+
+@pytest.mark.parametrize("expr", [CONV, POINTWISE], ids=["3x3", "1x1"])
+def test_a_convolution_is_tiled_by_its_own_axes_or_as_implicit_gemm(expr):
+    gemm = {"smem": {"f": 40, "n*ho*wo": 64, "c*kh*kw": 16}, "reg": {"f": 5, "n*ho*wo": 4}}
+    by_name = roller.predict(expr, "v100", gemm)
+    spelled = {"smem": {"f": 40, "ho*wo*n": 64, "kh * kw * c": 16}, "reg": {"f": 5, "wo*n*ho": 4}}
+    assert by_name == roller.predict(expr, "v100", spelled)
+    assert by_name == roller.predict(expr, "v100", {"smem": (40, 64, 16), "reg": (5, 4)})
+    program = program_from_tiles(expr, V100, gemm)
+    assert program.axis_names == ("f", "n*ho*wo", "c*kh*kw") and program.threads_per_block == 8 * 16
+    own = {"smem": {"n": 1, "f": 40, "ho": 4, "wo": 4, "c": 8, "kh": 1, "kw": 1}, "reg": {"f": 5}}
+    assert roller.predict(expr, "v100", own).seconds > 0
+
+
+def test_fused_axes_are_named_too():
+    expr = ops.elementwise("relu", (8, 16, 32))
+    assert roller.predict(expr, "v100", {"block": [1024], "thread": [4]}).seconds > 0
+    assert roller.predict(POINTWISE, "v100", {"block": {"ho*wo": 28, "f": 8}, "thread": {"f": 2}}).seconds > 0
+
+
+def test_axes_of_no_form_are_an_error_that_names_the_expressions_own():
+    with pytest.raises(TileError, match=r"unknown axis 'n\*ho'.*Use \('n', 'f', 'ho', 'wo', 'c', 'kh', 'kw'\)"):
+        roller.predict(CONV, "v100", {"smem": {"n*ho": 8}})
+
+
+def test_threads_at_the_edge_of_a_ragged_block_compute_for_nobody():
+    """100 rows by 8 per thread: 13 threads compute 104, and the grid advances by 100."""
+    expr = ops.matmul(10400, 64, 512)
+    ragged, whole = (
+        roller.predict(expr, "v100", {"smem": {"i": rows, "j": 64, "k": 16}, "reg": {"i": 8, "j": 4}})
+        for rows in (100, 104)
+    )
+    blocks = {100: 104, 104: 100}  # one wave of either on a V100: the arithmetic of a block is the same
+    assert ragged.terms["blocks_per_unit"] >= 2 and ragged.terms["waves"] == whole.terms["waves"] == 1
+    assert ragged.terms["compute_s"] == pytest.approx(whole.terms["compute_s"])
+    loads = {rows: 10400 * 512 * 4 + 64 * 512 * 4 * n for rows, n in blocks.items()}
+    assert ragged.terms["l2_bytes"] - whole.terms["l2_bytes"] == pytest.approx(loads[100] - loads[104])
+
+
+def test_ragged_blocks_are_priced_but_not_programs():
+    tiles = {"smem": {"i": 100, "j": 64, "k": 16}, "reg": {"i": 8, "j": 4}}
+    assert np.isfinite(roller.predict(MATMUL, "v100", tiles).seconds)
+    with pytest.raises(TileError, match=r"axis 'i': expected a multiple of the layer above \(8\), got 100"):
+        program_from_tiles(MATMUL, V100, tiles)
+    with pytest.raises(TileError, match="expected a multiple of the layer above"):
+        roller.predict(MATMUL, "cpu-avx512", {"register": {"i": 4, "j": 16}, "l1": {"i": 6, "j": 16}})
+
+
+def test_lanes_without_work_cost_as_much_as_those_with():
+    """15 threads of a warp: as long as 16, though fewer points are computed."""
+    expr = ops.matmul(1600, 1680, 256)
+    few, full = (
+        roller.predict(expr, "v100", {"smem": (4 * rows, 16, 8), "reg": (4, 4)}).terms["compute_s"] for rows in (3, 4)
+    )
+    assert few / full == pytest.approx(-(-1600 // 12) / -(-1600 // 16), rel=0.05)
+
+
+def test_a_step_deeper_than_the_reduction_is_padding():
+    deep, exact = (
+        roller.predict(ops.matmul(256, 256, 24), "v100", {"smem": (64, 64, k), "reg": (4, 4)}) for k in (32, 24)
+    )
+    assert deep.terms["compute_s"] / exact.terms["compute_s"] == pytest.approx(32 / 24, rel=0.1)
+    assert deep.terms["l2_bytes"] == pytest.approx(exact.terms["l2_bytes"], rel=0.1)
+
+
+@given(
+    block=st.tuples(st.integers(1, 200), st.integers(1, 200), st.integers(1, 64)),
+    register=st.tuples(st.integers(1, 9), st.integers(1, 9)), device=st.sampled_from(["v100", "k80", "mi50"]),
+)  # fmt: skip
+def test_every_tile_is_priced_or_exceeds_a_limit(block, register, device):
+    """Within the limits of the device there is a time, and it is no less than the arithmetic takes."""
+    expr = ops.matmul(300, 200, 100)
+    register = tuple(min(r, b) for r, b in zip(register, block, strict=False))
+    try:
+        estimate = roller.predict(expr, device, {"smem": block, "reg": register})
+    except TileError as error:
+        assert any(word in str(error) for word in ("threads", "registers", "scratchpad"))
+        return
+    assert np.isfinite(estimate.seconds)
+    assert estimate.seconds >= expr.flops / (2 * roller.load_spec(device).ops_per_s("fma"))
+
+
+def _touched(program, tensor: str, transaction: int) -> int:
+    """Bytes of transactions, run by run, that all loads or stores of one tensor touch: every address enumerated."""
+    shape, total = program.expr.tensors[tensor].shape, 0
+    for step in instructions(program):
+        if not isinstance(step, (Load, Store)) or step.tensor != tensor:
+            continue
+        inside = [[x for x in range(*r) if 0 <= x < n] for r, n in zip(step.region.ranges, shape, strict=True)]
+        flat = np.sort([np.ravel_multi_index(point, shape) for point in itertools.product(*inside)])
+        for run in np.split(flat, np.flatnonzero(np.diff(flat) != 1) + 1):
+            total += len({int(x) * 4 // transaction for x in run}) * transaction
+    return total
+
+
+@pytest.mark.parametrize(
+    ("expr", "tiles"),
+    [
+        (ops.matmul(40, 70, 67), {"smem": (16, 32, 12), "reg": (2, 2)}),
+        (ops.matmul(64, 100, 50), {"smem": (32, 20, 10), "reg": (4, 2)}),
+        (ops.matmul(33, 64, 48), {"smem": (8, 24, 6), "reg": (1, 3)}),
+        (ops.conv2d(1, 4, 17, 19, 6, 3, 3), {"smem": (1, 2, 4, 6, 2, 3, 3), "reg": (1, 2, 1, 1, 1, 1, 1)}),
+        (ops.conv2d(2, 3, 16, 16, 4, 3, 3, padding=1), {"smem": (1, 4, 8, 8, 3, 3, 3), "reg": (1, 2, 1, 1, 1, 1, 1)}),
+    ],
+    ids=["prime pitch", "unaligned", "ragged", "conv", "halo"],
+)  # fmt: skip
+@pytest.mark.parametrize("device", ["v100", "mi50"])
+def test_transactions_of_unaligned_tiles_by_enumeration(expr, tiles, device):
+    """Every row of every tile of the launch, at the offset it has."""
+    transaction = roller.load_spec(device).layer("l2").transaction_bytes
+    program = program_from_tiles(expr, roller.load_spec(device), tiles)
+    counted = sum(_touched(program, t.name, transaction) for t in expr.inputs)
+    counted += _touched(program, expr.output_tensors[0].name, transaction)
+    assert roller.predict(expr, device, tiles).terms["l2_bytes"] == counted
+
+
+@pytest.mark.parametrize(
+    ("stride", "width", "degree"), [(1, 32, 1), (2, 32, 2), (4, 32, 4), (2, 16, 2), (3, 32, 1)]
+)  # fmt: skip
+def test_conflicts_of_a_window_read_with_a_stride(stride, width, degree):
+    """A warp reads every stride-th word of its rows: gcd(stride, 32) lanes meet in one bank."""
+    expr = ops.pool2d("max", 8, 8, 67, 131, 3, 3, stride=stride)
+    tiles = {"smem": {"n": 1, "c": 1, "ho": 64 // width, "wo": width, "kh": 3, "kw": 3}, "reg": {}}
+    estimate = roller.predict(expr, "v100", tiles)
+    program = program_from_tiles(expr, V100, tiles)
+    padding = dict(program.storage_padding).get("X", 0)
+    pitch = (width - 1) * stride + 3 + padding
+    lanes = [(lane // width, lane % width) for lane in range(32)]
+    banks: dict[int, set[int]] = {}
+    for row, column in lanes:
+        word = row * stride * pitch + column * stride
+        banks.setdefault(word % 32, set()).add(word)
+    assert estimate.terms["bank_conflicts"] == max(len(w) for w in banks.values()) == degree
