@@ -12,7 +12,7 @@ import numpy as np
 from roller.tile.geometry import Access, Floats, Ints
 
 #: Tile positions and rows along one dimension up to which rows are counted one by one.
-_COUNTED_ROWS = 1 << 15
+_COUNTED_ROWS = 1 << 13
 
 
 def row_alignment_bytes(access: Access, tiles: Ints, transaction_bytes: int) -> Ints:
@@ -68,14 +68,17 @@ def counted_bytes(access: Access, tile: Ints, transaction_bytes: int) -> float |
     ``None`` where rows are not counted one by one: gathered tiles, diagonals, and more than a few ten thousand
     different rows; :func:`tile_transaction_bytes` then says what is expected.
     """
-    key = ("counted", transaction_bytes, tile.tobytes())
+    key = ("counted", transaction_bytes, tile[access.uses].tobytes())
     if key not in access._memo:
         access._memo[key] = _count(access, tile, transaction_bytes)
-    counted: float | None = access._memo[key]
-    return counted
+    once: float | None = access._memo[key]
+    counts = -(-access.axis_extents // tile)
+    again = np.where(access.uses | ~access.reloads, 1, counts).astype(np.float64).prod()
+    return None if once is None else float(again * once)
 
 
 def _count(access: Access, tile: Ints, transaction_bytes: int) -> float | None:
+    """Return the bytes of every data tile once."""
     shape, size = access.tensor.shape, access.tensor.itemsize_bytes
     if access.gather or not shape or any(len(dims) > 1 for dims, _ in access.groups):
         return None
@@ -102,8 +105,9 @@ def _count(access: Access, tile: Ints, transaction_bytes: int) -> float | None:
     first, number = pieces[lead]
     length = ((number - 1) * int(access.lattice[lead]) + 1) * pitch[lead]
     starts = first * pitch[lead] % transaction_bytes
-    kinds, times = np.unique(np.stack([starts, np.where(number > 0, length, 0)]), axis=1, return_counts=True)
-    begin = (kinds[0][:, None] + size * np.arange(len(offsets))[None, :]) % transaction_bytes
-    touched = np.where(kinds[1][:, None] > 0, (begin + kinds[1][:, None] - 1) // transaction_bytes + 1, 0)
-    again = np.where(access.uses | ~access.reloads, 1, counts).astype(np.float64).prod()
-    return float(again * transaction_bytes * (touched * offsets[None, :] * times[:, None]).sum())
+    span = int(length.max(initial=0)) + 1
+    kinds, times = np.unique(starts * span + np.where(number > 0, length, 0), return_counts=True)
+    starts, length = kinds[:, None] // span, kinds[:, None] % span
+    begin = (starts + size * np.arange(len(offsets))[None, :]) % transaction_bytes
+    touched = np.where(length > 0, (begin + length - 1) // transaction_bytes + 1, 0)
+    return float(transaction_bytes * (touched * offsets[None, :] * times[:, None]).sum())
