@@ -1,6 +1,9 @@
 """The micro performance model against published V100 measurements, a plain roofline beside it.
 
-Nothing is fitted here: the model knows the device spec alone. Tables: ``reference/README.md``.
+Nothing is fitted to operators: the model knows the device spec alone. Its one constant that no table or datasheet
+gives (``execution.overlap_blocks``) is cross-validated: chosen on all classes but one, or on half of the operators, and
+judged on the rest. Paper and rerun (raw) disagree with each other; what they disagree by bounds what can be reached.
+Tables: ``reference/README.md``.
 """
 
 from __future__ import annotations
@@ -21,12 +24,14 @@ from roller.perf.gpu import compute_rate_per_unit, dram_bandwidth
 from roller.tile.geometry import Geometry
 from roller.tile.transactions import touched_bytes
 
-#: Largest mean absolute percentage error per class of operators.
-LIMITS = {"C": 0.15, "E": 0.15, "R": 0.15, "M3-M6": 0.15, "P": 0.20}
+#: Largest mean absolute percentage error per class of operators (issue 5, "Must hold").
+LIMITS = {"C": 0.10, "E": 0.10, "R": 0.10, "M3-M6": 0.10, "P": 0.15}
 #: Where the program may be better than Roller's: times of the best measured system, and of Roller.
-WINDOW = (0.7, 1.2)
+WINDOW = (0.8, 1.15)
 #: The published program: 4096^3, block 128x64, step 32, thread 8x4 (milliseconds, relative error allowed).
-PUBLISHED_MS, PUBLISHED_LIMIT = 10.99, 0.15
+PUBLISHED_MS, PUBLISHED_LIMIT = 10.99, 0.10
+#: Values of ``execution.overlap_blocks`` cross-validation chooses from.
+OVERLAPS = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 8.0)
 STATES = ("paper", "raw")
 _SYSTEMS = ("cudalib", "tvm", "ansor", "roller_top1", "roller_top10")
 
@@ -46,7 +51,7 @@ class Prediction:
     @property
     def window(self) -> tuple[float, float]:
         """Milliseconds between which a program that need not be Roller's may lie."""
-        return WINDOW[0] * self.best_ms, WINDOW[1] * max(self.roller_ms.values())
+        return WINDOW[0] * self.best_ms, WINDOW[1] * min(self.roller_ms.values())
 
 
 @dataclass(frozen=True)
@@ -86,12 +91,12 @@ def roofline_s(expr: roller.TensorExpr, flops: float, spec: DeviceSpec) -> float
     return max(flops / peak, moved / layer.bandwidth_bytes_per_s)
 
 
-def predictions(spec: DeviceSpec) -> list[Prediction]:
+def predictions(spec: DeviceSpec, exprs: dict[str, roller.TensorExpr]) -> list[Prediction]:
     """Return the best program's estimate for every operator with published times."""
     rows: dict[str, Row] = {r["id"]: r for r in operators()}
     out = []
     for measured in reference("v100_times_dev"):
-        expr = roller.ops.from_spec(rows[measured["id"]])
+        expr = exprs.setdefault(measured["id"], roller.ops.from_spec(rows[measured["id"]]))
         best = roller.construct(expr, spec, top_k=1)[0]
         systems = [float(v) for k, v in measured.items() if k.split("_ms")[0] in _SYSTEMS and v]
         out.append(
@@ -122,12 +127,43 @@ def class_checks(found: Sequence[Prediction]) -> Iterable[Check]:
             roof = float(np.mean([error(p.roofline_ms, p.roller_ms[state]) for p in mine]))
             limit = LIMITS.get(name)
             text = "-" if limit is None else f"{limit:.0%}"
-            value = f"{model:.1%} (roofline {roof:.1%}, {len(mine)} operators)"
+            other = float(np.mean([error(*(p.roller_ms[x] for x in (STATES if state == "raw" else STATES[::-1])))
+                                   for p in mine]))  # fmt: skip
+            value = f"{model:.1%} (roofline {roof:.1%}, the other column {other:.1%}, {len(mine)} operators)"
             yield Check(f"{name} against Roller, {state}", value, text, None if limit is None else model <= limit)
     for state in STATES:
         measured = [p.roller_ms[state] for p in found]
         model, roof = (spearman([pick(p) for p in found], measured) for pick in (_predicted, _roofline))
         yield Check(f"rank correlation, {state}", f"{model:.3f} (roofline {roof:.3f})", "-", None)
+
+
+def mean_error(found: Iterable[Prediction]) -> float:
+    """Return the mean absolute error against both columns, classes with a limit weighing alike."""
+    judged: dict[str, list[float]] = {}
+    for p in found:
+        judged.setdefault(class_of(p.id), []).extend(error(p.predicted_ms, t) for t in p.roller_ms.values())
+    return float(np.mean([np.mean(errors) for name, errors in judged.items() if name in LIMITS]))
+
+
+def cross_checks(spec: DeviceSpec, exprs: dict[str, roller.TensorExpr]) -> Iterable[Check]:
+    """Yield errors of operators that had no say in ``overlap_blocks``: class by class left out, and by halves."""
+    runs = {
+        v: [p for p in predictions(spec.with_overrides({"execution.overlap_blocks": v}), exprs)
+            if class_of(p.id) in LIMITS]
+        for v in OVERLAPS
+    }  # fmt: skip
+    names = [p.id for p in runs[OVERLAPS[0]]]
+    parts = {name: {n for n in names if class_of(n) == name} for name in LIMITS}
+    parts |= {
+        "odd numbers": {n for n in names if int(n[1:]) % 2},
+        "even numbers": {n for n in names if not int(n[1:]) % 2},
+    }
+    for part, out in parts.items():
+        best = min(OVERLAPS, key=lambda v: mean_error(p for p in runs[v] if p.id not in out))
+        left = mean_error(p for p in runs[best] if p.id in out)
+        own = mean_error(p for p in runs[spec.execution.overlap_blocks or 0] if p.id in out)
+        value = f"{left:.1%} with {best:g} groups, as the others would choose; {own:.1%} with the spec's"
+        yield Check(f"left out: {part}", value, "-", None)
 
 
 def _predicted(p: Prediction) -> float:
@@ -198,8 +234,9 @@ def main(
         folder.mkdir(exist_ok=True)
         check_outputs(*paths)
     spec, out = load_spec("v100"), screen()
-    found = predictions(spec)
-    checks = [*term_checks(spec), *class_checks(found), *window_checks(found)]
+    exprs: dict[str, roller.TensorExpr] = {}
+    found = predictions(spec, exprs)
+    checks = [*term_checks(spec), *class_checks(found), *window_checks(found), *cross_checks(spec, exprs)]
     operators_rows, check_rows = [_operator_cells(p) for p in found], [_check_cells(c) for c in checks]
     out.print(table("best program against published times (ms)", _OPERATOR_COLUMNS, operators_rows))
     out.print(table("", _CHECK_COLUMNS, check_rows))

@@ -138,6 +138,8 @@ def block_work(
             conversions = conversions + a.elements(batch.register) * each
     wavefronts, loads = _operand_wavefronts(batch, spec, conflicts) if batch.staged else (zero, zero)
     rate = per_unit["issue"] / lanes / schedulers  # instructions per cycle and scheduler
+    # Without integer pipes of their own, addresses take the slots of additions in the FMA pipes.
+    slot = 1.0 / rate if "integer" in per_unit else max(1.0 / rate, lanes * schedulers / per_unit["add"])
     latency = ex.step_latency_s * spec.clock_hz
     inner, combine = batch.step_points / batch.register_points, zero
     if batch.structure == "rows":  # reduction points are spread over threads, then combined lane by lane
@@ -151,8 +153,8 @@ def block_work(
         overhead=ex.step_issue_s * spec.clock_hz * np.maximum(1.0, loads / 4),
         issue=(count * sum(mix.values()) + loads) / rate,
         scratchpad=wavefronts * lanes / per_unit["load_store"],
-        copies=vectors / np.maximum(1, batch.threads_per_block) / rate,
-        finish=np.asarray(_finish_instructions(batch) / rate),
+        copies=vectors / np.maximum(1, batch.threads_per_block) * slot,
+        finish=np.asarray(_finish_instructions(batch) * slot),
         groups=inner,
         steps=batch.steps.astype(np.float64),
         chain=latency,
