@@ -46,8 +46,7 @@ def test_one_core_draws_no_more_than_it_can_and_all_no_more_than_there_is(spec):
 
 
 def test_a_panel_larger_than_l2_comes_from_l3_for_every_row_of_tiles(spec):
-    expr = ops.matmul(240, 1024, 8192)
-    small, large = (_program(expr, spec, "j", ("B",), (6, n, 1), (240, n, 8192)) for n in (16, 64))
+    small, large = (_program(ops.matmul(240, n, 8192), spec, "j", ("B",), (6, n, 1), (240, n, 8192)) for n in (16, 64))
     panels = [n * 8192 * 4 for n in (16, 64)]
     room = spec.layer("l2").usable_bytes
     assert panels[0] < room < panels[1]

@@ -14,11 +14,13 @@ from roller.tile.geometry import Access, Floats, Ints
 
 #: Cycles a copied row needs around its elements: instructions of our templates.
 ROW_CYCLES = 8.0
-#: Shares of the gather time, by how the templates copy an element of a panel: in whole vectors; through a divided
-#: index, one by one; that with a guard, in rows of vectors and one at a time; in blocks transposed in registers.
-WHOLE_ROWS, GATHERED_ROWS, GUARDED_ROWS, GUARDED_ONES, SHUFFLED = 0.25, 2.0, 3.3, 2.3, 0.3
-#: Share of the copy time that elements of a box take whose rows have the same bounds in every task: whole vectors.
-FIXED_ROWS = 0.4
+#: Times of a plainly copied element that the templates take for one: of a panel in whole vectors, and in blocks
+#: transposed in registers; of a box whose rows have the same bounds in every task, other bounds in every task, and
+#: columns sorted by their phase besides.
+WHOLE_ROWS, SHUFFLED, FIXED_BOX, BOX, PHASED_BOX = 1.7, 2.0, 0.9, 2.2, 4.5
+#: Times of a plainly gathered element: transposed one by one; through a divided index; that with a guard, in rows of
+#: vectors and one at a time. What LLVM makes of them on AVX-512 (0.4 to 1.4 ns).
+TRANSPOSED, DIVIDED, GUARDED_ROWS, GUARDED_ONES = 2.7, 5.4, 9.0, 6.2
 
 
 def packing_s(batch: TileBatch, spec: DeviceSpec, register: Ints, tiles: Ints, tasks: Ints) -> Floats:
@@ -33,6 +35,7 @@ def packing_s(batch: TileBatch, spec: DeviceSpec, register: Ints, tiles: Ints, t
     per_task = np.maximum(1, np.minimum(batch.block // batch.register, tiles))
     task = np.where(g.spatial, np.minimum(per_task * register, g.extents), g.extents)
     packed: Floats
+    copy, _ = _copy_cycles(spec)
     for a in g.loads:
         if a.tensor.name not in batch.staged or (a.tensor.name in batch.constants and not copies_box(a)):
             continue
@@ -44,8 +47,8 @@ def packing_s(batch: TileBatch, spec: DeviceSpec, register: Ints, tiles: Ints, t
             phases = max(1, int(a.coefficients[-1, v])) if v is not None else 1
             along = np.flatnonzero((a.coefficients[-1] != 0) & g.spatial)
             fixed = (task[:, along] >= g.extents[along]).all(axis=1)  # every task copies the same columns
-            share = np.where(fixed, FIXED_ROWS, 2.0 if phases > 1 else 1.0)
-            cost = (spec.execution.element_copy_s or 0.0) * spec.clock_hz * share
+            share = np.where(fixed, FIXED_BOX, PHASED_BOX if phases > 1 else BOX)
+            cost = copy * share
             rows, _ = a.runs(task)
             cost = cost + rows * phases * ROW_CYCLES / np.maximum(1, a.elements(task))
             # The box is written once and read at least once from the layer that holds it.
@@ -55,12 +58,7 @@ def packing_s(batch: TileBatch, spec: DeviceSpec, register: Ints, tiles: Ints, t
             packed = panel / a.tensor.itemsize_bytes
             lone = v is None or not a.uses[v] or step != 1
             inner = np.where(lone, 1, register[:, v or 0])
-            gather = (spec.execution.element_gather_s or 0.0) * spec.clock_hz
-            cost = gather * np.where(
-                inner >= spec.teu.lanes, _row_share(a, v, spec.teu.lanes), _shuffled(batch, a, register)
-            )
-            if a.gather and a.bounds and (v is None or not a.uses[v]):
-                cost = cost * GUARDED_ONES
+            cost = np.where(inner >= spec.teu.lanes, _row_cycles(a, v, spec), _one_cycles(a, batch, register, spec))
             total = total + panel / holding_bandwidth(a.tensor.nbytes, spec) + panel / holding_bandwidth(held, spec)
         total = total + packed * cost / (spec.clock_hz * spec.units)
     return total
@@ -83,28 +81,40 @@ def _panels(access: Access, batch: TileBatch, register: Ints, tiles: Ints) -> tu
     return whole, np.where(upfront, whole + access.tensor.nbytes, mine), upfront
 
 
-def _row_share(access: Access, v: int | None, lanes: int) -> float:
-    """Return the share of the gather time that an element of a panel row takes, lanes along axis ``v``."""
+def _copy_cycles(spec: DeviceSpec) -> tuple[float, float]:
+    """Return cycles of an element copied in rows, and of one that is gathered."""
+    ex = spec.execution
+    return (ex.element_copy_s or 0.0) * spec.clock_hz, (ex.element_gather_s or 0.0) * spec.clock_hz
+
+
+def _row_cycles(access: Access, v: int | None, spec: DeviceSpec) -> float:
+    """Return cycles of an element of a panel whose rows along axis ``v`` are whole vectors."""
+    copy, gather = _copy_cycles(spec)
     if not access.gather:
-        return WHOLE_ROWS
+        return WHOLE_ROWS * copy
     if v is None:
-        return GATHERED_ROWS
-    run = run_along(access.index, access.tensor.shape, access.axis_names[v], int(access.axis_extents[v]))
+        return DIVIDED * gather
+    extent = int(access.axis_extents[v])
+    run = run_along(access.index, access.tensor.shape, access.axis_names[v], extent)
     if access.bounds:
-        whole = run is not None and run.step == 1 and run.length >= access.axis_extents[v]
-        return WHOLE_ROWS if whole else GUARDED_ROWS
-    if run is None or run.length < lanes or not run.step:
-        return GATHERED_ROWS
-    return WHOLE_ROWS if run.step == 1 else 1.0
+        whole = run is not None and run.step == 1 and run.length >= extent
+        return WHOLE_ROWS * copy if whole else GUARDED_ROWS * gather
+    if run is None or run.length < spec.teu.lanes or not run.step:
+        return DIVIDED * gather
+    return WHOLE_ROWS * copy if run.step == 1 else TRANSPOSED * gather
 
 
-def _shuffled(batch: TileBatch, access: Access, register: Ints) -> Floats:
-    """Return the share of the gather time of lanes that lie apart: blocks whose rows are contiguous are shuffled."""
+def _one_cycles(access: Access, batch: TileBatch, register: Ints, spec: DeviceSpec) -> Floats:
+    """Return cycles of an element of a panel without rows of vectors; blocks with contiguous rows are shuffled."""
     g, v = batch.geometry, batch.vector_axis
+    copy, gather = _copy_cycles(spec)
+    used = v is not None and bool(access.uses[v])
+    if access.gather and access.bounds and not used:
+        return np.full(len(batch), GUARDED_ONES * gather)
     contiguous = any(lane_distance(access, int(x)) == 1 and g.extents[x] >= 16 for x in np.flatnonzero(~g.spatial))
-    if v is None or not access.uses[v] or access.gather or access.bounds or not contiguous:
-        return np.ones(len(batch))
-    return np.where(register[:, v] >= 4, SHUFFLED, 1.0)
+    if v is None or not used or access.gather or access.bounds or not contiguous:
+        return np.full(len(batch), TRANSPOSED * gather)
+    return np.where(register[:, v] >= 4, SHUFFLED * copy, TRANSPOSED * gather)
 
 
 def task_dram_bytes(batch: TileBatch, spec: DeviceSpec, register: Ints, tiles: Ints) -> Floats:

@@ -39,6 +39,9 @@ from roller.tile.winograd import STRUCTURES
 
 Terms = dict[str, Floats]
 
+#: Cycles a task of rows needs around them: bounds, remainders and their branches, in the code of our templates.
+TASK_CYCLES = 200.0
+
 
 def price(batch: TileBatch, spec: DeviceSpec) -> Terms:
     """Price a batch on a CPU; returns ``seconds`` and its terms as arrays ``(N,)``."""
@@ -163,9 +166,10 @@ def _task_s(batch: TileBatch, spec: DeviceSpec) -> float:
     ends, the lines at its ends one by one.
     """
     dram, flight = spec.layer("dram"), spec.execution.misses_in_flight or 1
+    start_s = spec.execution.barrier_s + TASK_CYCLES / spec.clock_hz
     if batch.nontemporal:
-        return spec.execution.barrier_s + 2 * (dram.latency_s or 0.0) / flight
-    return spec.execution.barrier_s if batch.structure == "rows" else 0.0
+        return start_s + 2 * (dram.latency_s or 0.0) / flight
+    return start_s if batch.structure == "rows" else 0.0
 
 
 def _stream_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
