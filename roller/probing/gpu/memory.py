@@ -16,8 +16,9 @@ from roller.probing.measured import Measured
 from roller.probing.probe import Finding
 from roller.runtime.probe_format import CHECK_STEPS, Case, Contents, Plan
 
-#: Buffers of global memory are at least this large (bytes), and this many times L2.
-BUFFER_BYTES, BUFFER_CACHES = 1 << 28, 16
+#: Buffers of global memory are at least this large (bytes; some devices have another cache before it), and this many
+#: times L2.
+BUFFER_BYTES, BUFFER_CACHES = 1 << 30, 16
 #: Loads a step of ``walk_N`` keeps in flight, and from which share of the resident TEUs on it is tried.
 _LOADS = {1: 0.0, 2: 0.25, 4: 0.125}
 _BLOCK = 512
