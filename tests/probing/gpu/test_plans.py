@@ -20,7 +20,7 @@ def test_all_probes_end_within_the_time_a_person_waits(spec):
     assert len(cases) * max(BUDGET_S, 3 * TARGET_S * WINDOWS) <= 45.0
     for case in cases:
         assert 0 < case.seconds < 0.05, case.key  # one step; two make a run at least
-        assert case.checks and all(0 <= word for word, _ in case.checks), case.key
+        assert case.checks and all(word >= 0 for word, _ in case.checks), case.key
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=IDS)
