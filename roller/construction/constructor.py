@@ -97,24 +97,23 @@ def construct_candidates(expr: TensorExpr, spec: DeviceSpec, options: ConstructO
         found = gpu_pool(geometry, target, share) if spec.kind == "gpu" else cpu_pool(geometry, target, share)
         batches += [replace(b, constants=constants) for b in found]
     best = _best_programs([b for b in batches if len(b)], target, options.count)
+    if not best:
+        raise nothing_fits(expr, spec, options)
     return candidates_of(best, expr, spec, options)
+
+
+def nothing_fits(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> NoCandidateError:
+    """Return the error of an expression that no program of a device fits."""
+    return NoCandidateError(
+        f"{expr.name} on {spec.name}: expected at least one program, none fits the device and the padding allowed "
+        f"(epsilon={options.epsilon}, allow_padding={expr.allow_padding}). Raise epsilon or allow padding."
+    )
 
 
 def candidates_of(
     programs: Sequence[tuple[RProgram, Estimate]], expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions
 ) -> tuple[Candidate, ...]:
-    """Name the rules the programs of an expression relax, and identify each.
-
-    Raises
-    ------
-    NoCandidateError
-        Where there are no programs.
-    """
-    if not programs:
-        raise NoCandidateError(
-            f"{expr.name} on {spec.name}: expected at least one program, none fits the device and the padding allowed "
-            f"(epsilon={options.epsilon}, allow_padding={expr.allow_padding}). Raise epsilon or allow padding."
-        )
+    """Name the rules the programs of an expression relax, and identify each."""
     parts = [expr.key, spec.content_key, TEMPLATE_VERSION, options.identity(expr)]
     identity = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
     target = target_units(spec, options)

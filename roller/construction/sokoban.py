@@ -20,6 +20,7 @@ from roller.construction.constructor import (
     candidates_of,
     canonical_forms,
     construct_candidates,
+    nothing_fits,
     program_of,
     target_units,
 )
@@ -79,8 +80,11 @@ def sokoban_candidates(
         seeds = construct_candidates(expr, spec, replace(options, policy="roller"))
         best.add([(replace(c.program, relaxed=()), c.estimate) for c in seeds])
     tally = search(expr, target, options, best)
+    found = best.programs()
+    if not found:
+        raise nothing_fits(expr, spec, options)
     report = SokobanReport(tally.tilings, tally.bounded, tally.priced, best.laid_out)
-    return candidates_of(best.programs(), expr, spec, options), report
+    return candidates_of(found, expr, spec, options), report
 
 
 def search(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions, best: Best) -> Tally:

@@ -1,0 +1,1 @@
+"""Construction against Sokoban, its exhaustive predecessor, on one model."""
