@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
 
 from roller.construction.options import ConstructOptions
 from roller.construction.reduction import reduction_steps, window_axes
-from roller.construction.scale_up import best_children, lane_seeds, register_tiles, unique_rows
+from roller.construction.scale_up import best_children, lane_seeds, register_tiles, unique_rows, whole_teus
+from roller.construction.score import tile_cost
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.perf.gpu import register_words, scratchpad_bytes
+from roller.perf.gpu import lower_bound_s, register_words, scratchpad_bytes
 from roller.tile.geometry import Geometry, Ints
 
 #: Reduction steps branched over per block tile.
@@ -21,8 +23,10 @@ _STEPS = 8
 #: Parts a reduction is split into where blocks are few.
 SPLITS = (2, 4, 8, 16)
 
-#: Block tiles grown side by side per step.
-_STATES = 384
+#: Register tiles per doubling of their outputs, at least.
+_KERNELS = 4
+#: Block tiles grown side by side per step, and ways followed from each.
+_STATES, _BRANCH = 256, 2
 
 
 def structure_of(geometry: Geometry) -> str:
@@ -73,32 +77,18 @@ def padding_allowed(geometry: Geometry, block: Ints, options: ConstructOptions) 
 
 
 def _tiled(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> TileBatch:
-    one = np.ones(1, np.int64)
-    usable = spec.limits.usable_registers_per_thread or 0
-
-    def fits_registers(tiles: Ints) -> np.ndarray:
-        return register_words(TileBatch(geometry, "tiled", tiles, tiles, one, geometry.load_names)) <= usable
-
-    registers = register_tiles(geometry, fits_registers, keep_per_size=4)
-    windows = window_axes(geometry)
-    only_windows = bool(windows[~geometry.spatial].all())
-    if only_windows:  # a register window slides: its reduction axis is unrolled with the outputs
-        last = int(np.flatnonzero(~geometry.spatial)[-1])
-        wide = registers.copy()
-        wide[:, last] = geometry.extents[last]
-        registers = np.concatenate([registers, wide[wide[:, geometry.spatial].prod(axis=1) > 1]])
+    registers = _kernels(geometry, spec)
     a = len(geometry.names)
     starts = []
     for r in registers:
         seeds = lane_seeds(-(-geometry.extents // r), geometry.spatial, spec.teu.lanes)
         starts.append(np.concatenate([np.broadcast_to(r, seeds.shape), seeds], axis=1))
     visited = _grow_blocks(geometry, spec, np.concatenate(starts), options)
-    visited = visited[visited[:, a:].prod(axis=1) % spec.teu.lanes == 0]  # rule 1, decided on finished blocks
     steps = {
         key: reduction_steps(geometry, np.array(key), limit=_STEPS)
         for key in sorted({tuple(int(x) for x in np.where(geometry.spatial, 1, r)) for r in registers})
     }
-    visited = _even_sample(visited, -(-options.pool // min(len(t) for t in steps.values())))
+    visited = _most_promising(geometry, spec, visited, steps, -(-options.pool // max(len(t) for t in steps.values())))
     register, block = visited[:, :a], visited[:, :a] * visited[:, a:]
     registers_, blocks_ = [], []
     for key, table in steps.items():
@@ -107,6 +97,47 @@ def _tiled(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> T
             registers_.append(register[mine])
             blocks_.append(np.where(geometry.spatial, block[mine], step))
     return _finish(geometry, spec, np.concatenate(registers_), np.concatenate(blocks_), options)
+
+
+def _kernels(geometry: Geometry, spec: DeviceSpec) -> Ints:
+    """Return the register tiles that blocks are grown from, ``(N, axes)``.
+
+    Where windows alone are reduced the innermost one is unrolled with the outputs or not: they share operands then.
+    """
+    one, usable = np.ones(1, np.int64), spec.limits.usable_registers_per_thread or 0
+
+    def fits(tiles: Ints) -> np.ndarray:
+        return register_words(TileBatch(geometry, "tiled", tiles, tiles, one, geometry.load_names)) <= usable
+
+    keep = max(_KERNELS, 4 * _KERNELS // max(1, int(geometry.spatial.sum())))  # few axes have few shapes of a TEU
+    start = np.ones(len(geometry.names), np.int64)
+    registers = register_tiles(geometry, fits, keep, start)
+    if window_axes(geometry)[~geometry.spatial].all():
+        last = int(np.flatnonzero(~geometry.spatial)[-1])
+        start[last] = geometry.extents[last]
+        registers = unique_rows(np.concatenate([registers, register_tiles(geometry, fits, keep, start)]))
+    return registers
+
+
+def _most_promising(
+    geometry: Geometry, spec: DeviceSpec, visited: Ints, steps: dict[tuple[int, ...], Ints], count: int
+) -> Ints:
+    """Return the ``count`` states of least bound, in the order visited.
+
+    The bound of a block is that of its arithmetic, with the reduction step of most use, or of what it moves through
+    the shared cache.
+    """
+    if len(visited) <= count:
+        return visited
+    a = len(geometry.names)
+    register, block = visited[:, :a], visited[:, :a] * visited[:, a:]
+    for key, table in steps.items():
+        mine = (register[:, ~geometry.spatial] == np.array(key)[~geometry.spatial]).all(axis=1)
+        block[mine] = np.where(geometry.spatial, block[mine], table[0])
+    batch = TileBatch(geometry, "tiled", register, block, np.ones(len(block), np.int64), geometry.load_names)
+    moved_s = tile_cost(geometry, block)[0] / spec.layer("l2").bandwidth_bytes_per_s
+    bound = np.maximum(lower_bound_s(batch, spec), moved_s)
+    return visited[np.sort(np.argsort(bound, kind="stable")[:count])]
 
 
 def _even_sample(rows: Ints, count: int) -> Ints:
@@ -148,28 +179,32 @@ def split_variants(batch: TileBatch, spec: DeviceSpec) -> list[TileBatch]:
 
 
 def _grow_blocks(geometry: Geometry, spec: DeviceSpec, states: Ints, options: ConstructOptions) -> Ints:
-    """Grow blocks by threads per axis; a state is ``[register tile | threads]`` (rows of ``2 * axes``)."""
+    """Grow blocks by threads per axis; a state is ``[register tile | threads]`` (rows of ``2 * axes``).
+
+    Threads double, finish their axis, or go on to the next number that divides it; finished blocks fill whole TEUs.
+    """
     a = len(geometry.names)
     visited = [states]
     limit = spec.limits.threads_per_block or 0
     spatial_axes = np.flatnonzero(geometry.spatial)
+    jumps = [_next_divisor(int(geometry.extents[x]), states[:, x], limit) for x in spatial_axes]
     for _ in range(5):
         register, threads = states[:, :a], states[:, a:]
         useful = -(-geometry.extents // register)
         block = register * threads
-        table = np.repeat(states[None], len(spatial_axes), axis=0)
-        bigger = np.repeat(block[None], len(spatial_axes), axis=0)
-        for child, tile, axis in zip(table, bigger, spatial_axes, strict=True):
-            now = threads[:, axis]
-            finish = np.minimum(2 * now, np.maximum(useful[:, axis], now + 1))
-            child[:, a + axis] = np.where(now < useful[:, axis], finish, now)
-            tile[:, axis] = register[:, axis] * child[:, a + axis]
+        table = np.repeat(states[None], 2 * len(spatial_axes), axis=0)
+        for n, axis in enumerate(spatial_axes):
+            now, most = threads[:, axis], useful[:, axis]
+            double = np.where((now & (now - 1)) == 0, 2 * now, most)  # powers of two, then all the axis has
+            table[2 * n, :, a + axis] = np.where(now < most, np.minimum(double, most), now)
+            table[2 * n + 1, :, a + axis] = jumps[n][register[:, axis], now]
+        bigger = table[:, :, :a] * table[:, :, a:]
         traffic, footprint = _spatial_score_terms(geometry, bigger.reshape(-1, a))
         base = _spatial_score_terms(geometry, block)
-        shape = (len(spatial_axes), len(states))
+        shape = table.shape[:2]
         cost = np.maximum(footprint.reshape(shape) - base[1], 1e-9)
         grows = np.asarray((bigger > block).any(axis=2))
-        chosen = best_children(table, (base[0] - traffic.reshape(shape)) / cost, grows, 2)
+        chosen = best_children(table, (base[0] - traffic.reshape(shape)) / cost, grows, _BRANCH)
         chosen = chosen[chosen[:, a:].prod(axis=1) <= limit]
         if not len(chosen):
             break
@@ -177,7 +212,20 @@ def _grow_blocks(geometry: Geometry, spec: DeviceSpec, states: Ints, options: Co
         visited.append(states)
     # Shrinking a grown tile until there are blocks enough leads back to a state visited on the way up, so the
     # smaller states are the shrunk ones; without shrinking only tiles that nothing can enlarge remain.
-    return unique_rows(np.concatenate(visited if options.shrink else visited[-1:]))
+    found = unique_rows(np.concatenate(visited if options.shrink else visited[-1:]))
+    whole = whole_teus(found[:, a:], geometry.spatial, spec.teu.lanes, limit)
+    return unique_rows(np.concatenate([found[whole[:, -1], :a], whole[:, :-1]], axis=1))
+
+
+def _next_divisor(extent: int, registers: Ints, limit: int) -> Ints:
+    """Return, per register extent and threads, the next larger number of threads that divides the tiles of an axis."""
+    table = np.tile(np.arange(limit + 1), (int(registers.max()) + 1, 1))
+    for r in np.unique(registers):
+        tiles = -(-extent // int(r))
+        divisors = np.array([d for d in range(1, min(tiles, limit) + 1) if tiles % d == 0])
+        for low, high in itertools.pairwise([0, *divisors]):
+            table[r, low:high] = high
+    return table
 
 
 def _spatial_score_terms(geometry: Geometry, block: Ints) -> tuple[np.ndarray, np.ndarray]:

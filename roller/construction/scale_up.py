@@ -17,7 +17,7 @@ from roller.construction.score import reuse_score, tile_cost
 from roller.tile.geometry import Geometry, Ints
 
 #: Largest extent of a register tile along one axis.
-REGISTER_EXTENT = 16
+REGISTER_EXTENT = 32
 
 
 #: Odd 64-bit multipliers (fixed, so that results do not depend on the run) of the row hash.
@@ -96,10 +96,18 @@ def best_children(table: Ints, score: np.ndarray, grew: np.ndarray, branch: int)
     return np.concatenate([table[o, pick][rank[o, pick] > -np.inf] for o in order])
 
 
-def register_tiles(geometry: Geometry, fits: Callable[[Ints], np.ndarray], keep_per_size: int) -> Ints:
-    """Construct register tiles: outputs per thread with the best ratio of outputs to operands.
+def register_tiles(geometry: Geometry, fits: Callable[[Ints], np.ndarray], keep_per_size: int, start: Ints) -> Ints:
+    """Construct register tiles: outputs per thread with the best ratio of products to operands.
 
-    Returns ``(N, axes)`` tiles (reduction extents 1), at most ``keep_per_size`` per doubling of the outputs.
+    Parameters
+    ----------
+    geometry, fits
+        Of the expression; mask of the tiles that fit the registers.
+    keep_per_size
+        Tiles kept per doubling of the outputs.
+    start
+        The first tile, ``(axes,)``: 1 along spatial axes, and the reduction extents of all tiles. A window that is
+        unrolled with the outputs lets neighbouring outputs share operands.
     """
     sizes = [aligned_extents(int(e), REGISTER_EXTENT) for e in geometry.extents]
     tables = []
@@ -109,17 +117,43 @@ def register_tiles(geometry: Geometry, fits: Callable[[Ints], np.ndarray], keep_
             table[low] = high
         table[options[-1] :] = np.arange(options[-1], len(table))
         tables.append(table)
-    start = np.ones((1, len(geometry.names)), np.int64)
-    tiles = grow(geometry, start, lambda t, a: tables[a][t[:, a]], fits, branch=3, rounds=9, cap=96)
+    tiles = grow(geometry, start[None], lambda t, a: tables[a][t[:, a]], fits, branch=3, rounds=9, cap=96)
     outputs = tiles[:, geometry.spatial].prod(axis=1)
     operands = sum((a.elements(tiles) for a in geometry.loads), np.zeros(len(tiles), np.int64))
     padded = (-(-geometry.extents // tiles) * tiles / geometry.extents)[:, geometry.spatial].prod(axis=1)
-    quality = outputs / operands / padded
+    quality = tiles.prod(axis=1) / operands / padded
     kept = []
     for size in np.unique(np.ceil(np.log2(outputs)).astype(int)):
         mine = np.flatnonzero(np.ceil(np.log2(outputs)).astype(int) == size)
         kept.append(mine[np.argsort(-quality[mine], kind="stable")[:keep_per_size]])
     return tiles[np.sort(np.concatenate(kept))]
+
+
+def whole_teus(threads: Ints, spatial: np.ndarray, lanes: int, limit: int) -> Ints:
+    """Return the threads of blocks rounded up along one axis, every axis in turn, until they fill whole TEUs (rule 1).
+
+    Parameters
+    ----------
+    threads
+        ``(N, axes)``; the axes that are not ``spatial`` hold 1.
+    lanes, limit
+        Threads of a TEU, and of a block at most.
+
+    Returns
+    -------
+    numpy.ndarray
+        ``(M, axes)`` thread counts of blocks that fit, and the row each comes from, ``(M, axes + 1)``.
+    """
+    rows = np.arange(len(threads))[:, None]
+    every = threads.prod(axis=1)
+    found = []
+    for a in np.flatnonzero(spatial):
+        unit = lanes // np.gcd(lanes, every // threads[:, a])
+        rounded = threads.copy()
+        rounded[:, a] = -(-threads[:, a] // unit) * unit
+        fits = rounded.prod(axis=1) <= limit
+        found.append(np.concatenate([rounded, rows], axis=1)[fits])
+    return unique_rows(np.concatenate(found))
 
 
 def lane_seeds(counts: Ints, spatial: np.ndarray, lanes: int) -> Ints:

@@ -184,7 +184,7 @@ def _thread_counts(space: _Space, register: Ints) -> list[Ints]:
         room = space.spec.teu.lanes if few and a == space.axes[-1] else 1
         room = room if space.structure == "tiled" else space.threads
         extent, sizes = int(space.geometry.extents[a]), space.sizes(int(a))
-        counts.append(tile_counts(extent, int(register[a]), sizes, space.threads, room))
+        counts.append(tile_counts(extent, int(register[a]), sizes, space.threads, room, space.spec.teu.lanes))
     return counts
 
 

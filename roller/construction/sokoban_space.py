@@ -3,7 +3,7 @@
 A size is a divisor of its axis, a power of two, or a multiple of the lanes of a TEU or, where the axis is contiguous
 in some tensor, of a memory transaction; larger than the axis only as far as one tile needs to cover it. Every tile is
 a per-axis multiple of the one above it: ``count * register``, where the product is a size, or the count a power of two
-(a TEU's shape), or all the axis has.
+(a TEU's shape), a divisor of the axis's tiles, all of them, or one of these rounded up to fill whole TEUs.
 """
 
 from __future__ import annotations
@@ -47,15 +47,18 @@ def axis_multiples(geometry: Geometry, axis: int, spec: DeviceSpec) -> tuple[int
 
 
 @lru_cache(maxsize=65536)
-def tile_counts(extent: int, register: int, sizes: tuple[int, ...], most: int, least_room: int) -> Ints:
+def tile_counts(extent: int, register: int, sizes: tuple[int, ...], most: int, room: int, lanes: int) -> Ints:
     """Return the register tiles a block may hold along an axis, ascending, at most ``most``.
 
-    Powers of two go up to what covers the axis, or ``least_room`` where a TEU would otherwise not be filled.
+    Sizes of the axis over the register tile; powers of two up to what covers the axis, or up to ``room``; divisors of
+    the tiles of the axis, all of them, and both rounded up to multiples of powers of two up to a TEU's ``lanes``.
     """
     useful = -(-extent // register)
-    room = max(1 << (useful - 1).bit_length(), least_room)
+    top = max(1 << (useful - 1).bit_length(), room)
+    whole = {d for d in range(1, min(useful, most) + 1) if useful % d == 0} | {useful}
+    units = [1 << p for p in range(lanes.bit_length())]
     found = {s // register for s in sizes if s % register == 0}
-    found |= {1 << p for p in range(room.bit_length())} | {useful}
+    found |= {1 << p for p in range(top.bit_length())} | {-(-d // u) * u for d in whole for u in units}
     return np.array(sorted(c for c in found if c <= most), np.int64)
 
 

@@ -155,8 +155,9 @@ def test_sizes_and_counts(extent):
     counts = task_counts(extent)
     assert {d for d in range(1, extent + 1) if extent % d == 0} <= set(counts.tolist())
     assert {-(-extent // n) for n in range(1, extent + 1)} <= set(counts.tolist())  # every number of tasks
-    threads = tile_counts(extent, 3, sizes, 1024, 1)
-    assert all(t * 3 in sizes or t & (t - 1) == 0 or t == -(-extent // 3) for t in threads.tolist())
+    tiles, threads = -(-extent // 3), set(tile_counts(extent, 3, sizes, 1024, 1, 32).tolist())
+    assert {s // 3 for s in sizes if s % 3 == 0 and s <= 3072} <= threads and max(threads) <= 1024
+    assert {t for t in (tiles, -(-tiles // 32) * 32, 1 << (tiles - 1).bit_length()) if t <= 1024} <= threads
 
 
 @given(st.lists(st.lists(st.integers(1, 20), min_size=1, max_size=5, unique=True).map(sorted), min_size=1, max_size=4),
