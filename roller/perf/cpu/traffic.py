@@ -59,11 +59,10 @@ def _loaded_again(
 ) -> tuple[list[Floats], list[Floats]]:
     """Return how often a task brings each operand's panel into L1 and into L2, ``(N,)`` per operand."""
     g, tile = batch.geometry, kernel
-    crowd = [1.0 if a.tensor.name in batch.staged else _set_share(a, spec) for a in g.loads]
     near = [np.ones(len(batch)) for _ in g.loads]
     far = [np.ones(len(batch)) for _ in g.loads]
     for axis in reversed(_loop_order(batch)):
-        held = sum(_moved_bytes(a, tile, batch, spec) / c for a, c in zip(g.loads, crowd, strict=True))
+        held = sum(_moved_bytes(a, tile, batch, spec) / _set_share(a, tile, batch, spec) for a in g.loads)
         in_l1, in_l2 = held <= room(spec, "l1"), held <= room(spec, "l2")
         trips = per_task[:, axis]
         tile = tile.copy()
@@ -118,7 +117,7 @@ def _moved_bytes(access: Access, tile: Ints, batch: TileBatch, spec: DeviceSpec)
     return np.asarray(np.minimum(rows * (run * size + line - size), access.elements(tile) * float(line)))
 
 
-def _set_share(access: Access, spec: DeviceSpec) -> float:
+def _set_share(access: Access, tile: Ints, batch: TileBatch, spec: DeviceSpec) -> Floats:
     """Return the share of a cache that rows of a tile read in place can use: equal row pitches meet in the same sets.
 
     Rows ``pitch`` bytes apart start in ``page / gcd(pitch, page)`` different places of a page, and only the offset in
@@ -126,7 +125,8 @@ def _set_share(access: Access, spec: DeviceSpec) -> float:
     """
     shape, size = access.tensor.shape, access.tensor.itemsize_bytes
     line, page = spec.layer("l1").line_bytes, spec.layer("l1").page_bytes
-    if len(shape) < 2 or not line or not page:
-        return 1.0
+    if access.tensor.name in batch.staged or access.gather or len(shape) < 2 or not line or not page:
+        return np.ones(len(batch))
     places = page // math.gcd(shape[-1] * size, page)
-    return min(1.0, places * 2 * line / page)
+    _, run = access.runs(tile)
+    return np.minimum(1.0, places * (run * float(size) + line) / page)
