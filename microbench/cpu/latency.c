@@ -34,13 +34,15 @@ static long every(long n, long pitch) { return n * pitch; }
 /* `repeat` is the distance of the places: a ring through the whole block. */
 KERNEL(chase_fill) { chase_link(data, (bytes - 64) / repeat, every, repeat); }
 
-/* A ring through pages of 4 KiB in random order, `repeat` places in each (in an order without a stride) before the next
- * page comes: a walk of the page table is shared by so many loads. */
+/* A ring through pages of 4 KiB in random order, `repeat` places in each, in an order of its own, before the next page
+ * comes: a walk of the page table is shared by so many loads. */
 KERNEL(chase_fill_pages) {
   uint64_t state = 1442695040888963407ULL;
   long pages = (bytes - 64) / 4096, pitch = 4096 / repeat, turn = 0;
   void **last = &((struct Chase *)data)->at;
   char *first = 0;
+  unsigned char order[64];
+  for (int n = 0; n < 64; n++) order[n] = (unsigned char)n;
   /* Visit page (a * i + c) mod 2^k, skipping those beyond the block: all pages once, far apart, nothing to keep. */
   uint64_t mask = 1, at = random_next(&state);
   while ((long)mask < pages) mask *= 2;
@@ -48,9 +50,14 @@ KERNEL(chase_fill_pages) {
     at = (at * 1664525 + 1013904223) & (mask - 1);
     if ((long)at >= pages) continue;
     turn++;
-    for (long n = 0; n < repeat; n++) { /* 5 n mod a power of two: neighbours do not follow each other */
-      long slot = repeat > 4 ? ((n * 5 + turn * 3) ^ (n & 1 ? repeat / 2 : 0)) & (repeat - 1) : n;
-      char *place = data + 64 + (long)at * 4096 + slot * pitch + (repeat == 1 ? turn % 63 * 64 : 0);
+    for (long n = repeat - 1; n > 0; n--) { /* another order in every page: nothing to learn for a prefetcher */
+      long other = (long)(random_next(&state) % (uint64_t)(n + 1));
+      unsigned char kept = order[n];
+      order[n] = order[other];
+      order[other] = kept;
+    }
+    for (long n = 0; n < repeat; n++) {
+      char *place = data + 64 + (long)at * 4096 + order[n] * pitch + (repeat == 1 ? turn % 63 * 64 : 0);
       if (!first) first = place;
       *last = place;
       last = (void **)place;

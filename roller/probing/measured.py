@@ -99,8 +99,8 @@ def agreed(rounds: Sequence[Measured], better: int = 0) -> Measured:
     rounds
         One value each.
     better
-        1 where disturbances only lower the value (rates), -1 where they only raise it (times): the best two of five
-        count. 0 where either may happen: the majority that lies closest together does.
+        1 where disturbances only lower the value (rates), -1 where they only raise it (times): the best
+        two of five count. 0 where either may happen: the majority that lies closest together does.
 
     Returns
     -------

@@ -14,11 +14,11 @@ from roller.probing.measured import Measured, agreed, split_by_spread
 from roller.probing.probe import Finding, Probe
 
 #: Rounds of a careful and of a quick run.
-ROUNDS, QUICK_ROUNDS = 5, 1
+ROUNDS, QUICK_ROUNDS = 7, 1
 #: Seconds all rounds may take; a loaded machine gets fewer of them.
 LIMIT_S = 50.0
 #: Endings of the fields that disturbances only raise, and only lower.
-_TIMES, _RATES = ("_s",), ("_per_s", "clock_hz", "_flops_per_s")
+_TIMES, _RATES = ("_s",), ("_per_s", "clock_hz", "_flops_per_s", "schedulers_per_unit")
 
 
 def _better(path: str) -> int:

@@ -33,6 +33,7 @@ PROBES: tuple[Probe, ...] = (
     Probe("line", "cpu", _of(_CACHES, "line_bytes"), "cpu/line.c", memory.line),
     Probe("tlb", "cpu", ("memory_layers.l1.tlb_entries", "memory_layers.l1.tlb_miss_s"), "cpu/tlb.c", memory.tlb),
     Probe("overlap", "cpu", ("execution.misses_in_flight",), "cpu/overlap.c", memory.overlap),
+    Probe("split", "cpu", ("execution.split_load_slots",), "cpu/split.c", memory.split),
     Probe("tasks", "cpu", ("execution.barrier_s",), "cpu/tasks.c", overheads.tasks),
     Probe("elements", "cpu", tuple(f"execution.element_{x}_s" for x in ("gather", "copy", "scatter")),
           "cpu/elements.c", overheads.elements),

@@ -77,7 +77,7 @@ class CpuSession:
         Seconds after which a measurement stops early.
     """
 
-    def __init__(self, spec: DeviceSpec, windows: int = 60, budget_s: float = 0.1) -> None:
+    def __init__(self, spec: DeviceSpec, windows: int = 40, budget_s: float = 0.06) -> None:
         self.spec, self.windows, self.budget_s = spec, windows, budget_s
         self.processors = one_per_core(spec.units)
         #: Clock of this round: the first probe sets it, the others count cycles with it.
