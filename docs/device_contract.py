@@ -1,0 +1,215 @@
+"""Writes ``docs/device-contract.md``: what the model reads of a device, its unit, its probe, and what holds without it.
+
+``python docs/device_contract.py`` writes it; ``tests/test_device_contract.py`` holds it up to date. Fields, units and
+kinds come from the schema, probes from the registry, and what the model reads from recording it at work.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import roller
+from roller.hardware import Compute, DeviceSpec, load_spec
+from roller.hardware.checks import Quantity
+from roller.hardware.sections import OPERATION_CLASSES, quantities
+from roller.hardware.spec import settable
+from roller.perf.accuracy import UNVALIDATED
+from roller.probing import microbench_folder, probes, statement_of
+
+PATH = Path(__file__).with_name("device-contract.md")
+#: Specifications that stand for their kind; both have every field the model may read.
+SPECS = {"gpu": "v100", "cpu": "cpu-avx512"}
+#: Others, which give less: what is read in place of a field that is not there shows only there.
+MORE = {"gpu": ("h200",), "cpu": ("cpu-neon",)}
+_RATES = "compute.ops_per_cycle_per_unit"
+_SECTIONS = ("teu", "execution", "limits", "accuracy")
+
+#: What holds where an optional field is not given, by its name; the test prices operators without each of them.
+UNKNOWN = {
+    "overlap_blocks": "blocks never fall into step: as many groups as are resident hide each other's phases",
+    "split_load_slots": "1: such a load takes a slot of its own more",
+    "fetch_bytes": "a transaction of the layer",
+    "page_bytes": "misses to pages and sets are left out",
+    "tlb_entries": "misses to pages are left out",
+    "tlb_miss_s": "misses to pages cost nothing",
+    "usable_bytes": "the whole capacity",
+    "banks": "as many banks as a TEU has lanes",
+    "bank_width_bytes": "4 bytes",
+    "line_bytes": "a transaction of the layer",
+    "latency_s": "0: chains of dependent accesses are left out",
+    "bandwidth_per_teu_bytes_per_s": "an equal share of the total (a GPU: the total, however few TEUs are resident)",
+    "saturation_exponent": "given with bandwidth_per_teu_bytes_per_s or not at all",
+    "matrix": "no matrix units",
+    "integer": "integer instructions take turns with multiply-adds",
+    "prediction_error": f"{UNVALIDATED['prediction_error']:g}",
+    "compute_error": "prediction_error",
+    "memory_error": "prediction_error",
+    "overhead_error": "prediction_error",
+    "ranking_error": f"{UNVALIDATED['ranking_error']:g}",
+    "same_kernel_error": f"{UNVALIDATED['same_kernel_error']:g}",
+}
+
+
+class _RecordingRates(dict[str, float]):
+    """Rates by class that note which were asked for."""
+
+    def __init__(self, rates: dict[str, float], seen: set[str]) -> None:
+        super().__init__(rates)
+        self.seen = seen
+
+    def _note(self, name: object) -> None:
+        self.seen.add(f"{_RATES}.{name}")
+
+    def __getitem__(self, name: str) -> float:
+        self._note(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Note and look up."""
+        self._note(name)
+        return super().get(name, default)
+
+    def __contains__(self, name: object) -> bool:
+        self._note(name)
+        return super().__contains__(name)
+
+
+def _recording(section: Any, prefix: str, seen: set[str]) -> Any:
+    """Return a copy of a section that notes which of its numbers are read."""
+    names = set(quantities(type(section)))
+
+    def read(self: Any, name: str) -> Any:
+        # A copy with other numbers reads all of them and uses none.
+        if name in names and sys._getframe(1).f_globals.get("__name__") != "dataclasses":
+            seen.add(f"{prefix}{name}")
+        return object.__getattribute__(self, name)
+
+    made = object.__new__(type(type(section).__name__, (type(section),), {"__getattribute__": read}))
+    made.__dict__.update(section.__dict__)
+    return made
+
+
+def recorded(spec: DeviceSpec, seen: set[str]) -> DeviceSpec:
+    """Return a specification that notes in ``seen`` the path of every number that is read."""
+    inner = copy.copy(spec)
+    _ = inner.content_key  # reads everything, once, before anybody listens
+    compute = Compute(spec.compute.rates)
+    compute.__dict__["ops_per_cycle_per_unit"] = _RecordingRates(dict(spec.compute.rates), seen)
+    layers = tuple(_recording(x, f"memory_layers.{x.name}.", seen) for x in spec.memory_layers)
+    inner.__dict__.update({name: _recording(getattr(spec, name), f"{name}.", seen) for name in _SECTIONS})
+    inner.__dict__.update(compute=compute, memory_layers=layers)
+    for cached in ("_layers", "tiled_layers"):
+        inner.__dict__.pop(cached, None)
+    found: DeviceSpec = _recording(inner, "", seen)
+    return found
+
+
+def workload(kind: str) -> Iterator[tuple[Any, dict[str, Any] | None]]:
+    """Return operators of all classes, and tiles a person names (also unaligned ones), for a kind of device."""
+    ops = roller.ops
+    tiles = {"gpu": {"shared": {"i": 60, "j": 60, "k": 10}, "register": {"i": 4, "j": 4}},
+             "cpu": {"register": {"i": 4, "j": 16}, "l1": {"i": 4, "j": 16, "k": 64}}}[kind]  # fmt: skip
+    yield ops.matmul(256, 250, 130), tiles
+    yield ops.matmul(512, 512, 512), None
+    yield ops.matmul(64, 64, 64, dtype="float16"), None
+    yield ops.matmul(1, 1024, 4096), None
+    for text in (
+        "conv2d(n=8, c=32, h=28, w=28, f=64, kh=3, kw=3, stride=1, padding=1)",
+        "conv2d(n=4, c=16, h=30, w=30, f=32, kh=3, kw=3, stride=2, padding=1)",
+        "depthwise_conv2d(n=8, c=32, h=28, w=28, kh=3, kw=3, stride=2, padding=1)",
+        "elementwise('add', (1024, 4096))", "elementwise('exp', (64, 64))", "reduce('sum', (512, 2048), (1,))",
+        "softmax((128, 1000))", "pool2d('max', n=8, c=32, h=28, w=28, kh=3, kw=3, stride=2)",
+    ):  # fmt: skip
+        yield ops.parse(text), None
+
+
+def read_by_the_model(kind: str, spec: DeviceSpec | None = None) -> set[str]:
+    """Price the workload and return the paths of all numbers the model read."""
+    seen: set[str] = set()
+    base = spec or load_spec(SPECS[kind])
+    watched = recorded(base.with_overrides({"clock_hz": base.clock_hz * 1.001}), seen)  # no cache knows it
+    for expr, tiles in workload(kind):
+        for candidate in roller.construct(expr, watched, top_k=3):
+            candidate.estimate.to_dict()
+        if tiles is not None:
+            roller.predict(expr, watched, tiles=tiles)
+    known = settable(base)
+    return {p for p in seen if p in known}
+
+
+def _unknown(path: str, quantity: Quantity, kind: str) -> str:
+    name = path.rpartition(".")[2]
+    if path.startswith(_RATES):
+        name, _, dtype = path.removeprefix(f"{_RATES}.").partition(".")
+        if dtype:
+            return "the rate of its class" if name != "matrix" else UNKNOWN["matrix"]
+        if name not in OPERATION_CLASSES:
+            return UNKNOWN[name]
+    elif kind not in quantity.kinds:
+        return UNKNOWN[name]
+    return "required" + ("; detection assumes one" if kind == "cpu" else ": the file is refused")
+
+
+def _table(kind: str, read: set[str], by_field: dict[str, list[str]]) -> list[str]:
+    known = settable(load_spec(SPECS[kind]))
+    lines = ["| field | unit | probe | where it is unknown |", "|---|---|---|---|"]
+    for path, quantity in known.items():
+        if path in read:
+            names = ", ".join(f"`{n}`" for n in by_field.get(path, [])) or "none"
+            lines.append(f"| `{path}` | {quantity.unit or '1'} | {names} | {_unknown(path, quantity, kind)} |")
+    return lines
+
+
+def contract() -> str:
+    """Return the whole document."""
+    lines = [
+        "# What the model reads of a device", "",
+        "Generated by `python docs/device_contract.py` from the schema (`roller/hardware/sections.py`), the registry",
+        "of probes, and a recording of the model at work. The checklist of a new vendor: measure or state what is in",
+        "the first column, in SI base units, in a YAML like those in `hardware_specs/`.", "",
+    ]  # fmt: skip
+    for kind, title in (("gpu", "GPU"), ("cpu", "CPU")):
+        by_field: dict[str, list[str]] = {}
+        for probe in probes(kind):  # type: ignore[arg-type]
+            for field in probe.fields:
+                by_field.setdefault(field, []).append(probe.name)
+        read = set().union(*(read_by_the_model(kind, load_spec(name)) for name in (SPECS[kind], *MORE[kind])))
+        lines += [f"## {title}: read by the model", "", *_table(kind, read, by_field), ""]
+        rest = [p for p in settable(load_spec(SPECS[kind])) if p not in read and p in by_field]
+        if rest:
+            lines += ["Measured, and not read: " + ", ".join(f"`{p}`" for p in rest) + ".", ""]
+        lines += [f"### Probes of a {title}", "", "| probe | source | measures |", "|---|---|---|"]
+        for probe in probes(kind):  # type: ignore[arg-type]
+            said = statement_of(microbench_folder() / probe.source)
+            lines.append(f"| `{probe.name}` | `microbench/{probe.source}` | {said.measures.replace('|', '/')} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def without(spec: DeviceSpec, path: str) -> DeviceSpec:
+    """Return a specification that lacks an optional number, and its partner where there is one."""
+    head, _, name = path.rpartition(".")
+    partner = {"banks": "bank_width_bytes", "bank_width_bytes": "banks",
+               "bandwidth_per_teu_bytes_per_s": "saturation_exponent",
+               "saturation_exponent": "bandwidth_per_teu_bytes_per_s"}.get(name)  # fmt: skip
+    gone = dict.fromkeys((name, partner) if partner else (name,))
+    if path.startswith(_RATES):
+        rate = path.removeprefix(f"{_RATES}.")
+        return replace(spec, compute=Compute(tuple((k, v) for k, v in spec.compute.rates if k != rate)))
+    if head.startswith("memory_layers."):
+        layer = head.partition(".")[2]
+        layers = tuple(replace(x, **gone) if x.name == layer else x for x in spec.memory_layers)
+        return replace(spec, memory_layers=layers)
+    return replace(spec, **{head: replace(getattr(spec, head), **gone)})
+
+
+if __name__ == "__main__":
+    os.environ["ROLLER_PROFILE_DIR"] = tempfile.mkdtemp()  # what this machine measured is nobody else's contract
+    PATH.write_text(contract(), encoding="utf-8")
