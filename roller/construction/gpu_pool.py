@@ -148,7 +148,7 @@ def _even_sample(rows: Ints, count: int) -> Ints:
 def _finish(geometry: Geometry, spec: DeviceSpec, register: Ints, block: Ints, options: ConstructOptions) -> TileBatch:
     """Keep what fits the scratchpad and the padding allowed; add split-K variants where blocks are few."""
     batch = TileBatch(geometry, "tiled", register, block, np.ones(len(block), np.int64), geometry.load_names)
-    keep = scratchpad_bytes(batch) <= (spec.layer("shared").usable_bytes or 0)
+    keep = scratchpad_bytes(batch) <= spec.layer("shared").budget_bytes
     keep &= padding_allowed(geometry, block, options)
     batch = batch.take(np.flatnonzero(keep)[: options.pool])
     if not options.split_k:

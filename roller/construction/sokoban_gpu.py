@@ -234,7 +234,7 @@ def _programs(space: _Space, blocks: list[tuple[Ints, Ints]], limit_s: Limit, ta
             wide = np.repeat(block[rows], len(steps), axis=0)
             wide[:, space.steps] = np.tile(steps, (len(rows), 1))
             batch = space.batch(np.repeat(register[rows], len(steps), axis=0), wide)
-            keep = scratchpad_bytes(batch) <= (space.spec.layer("shared").usable_bytes or 0)
+            keep = scratchpad_bytes(batch) <= space.spec.layer("shared").budget_bytes
             keep &= padding_allowed(space.geometry, wide, space.options)
             batch = batch.take(np.flatnonzero(keep))
             variants = split_variants(batch, space.spec) if space.options.split_k else []

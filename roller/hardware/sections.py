@@ -238,6 +238,11 @@ class MemoryLayer:
     bandwidth_per_teu_bytes_per_s: float | None = number("bytes/s", 1e6, 1e14, required=False)
     saturation_exponent: float | None = number("", 0.1, 20, required=False)
 
+    @property
+    def budget_bytes(self) -> int:
+        """Bytes tiles may take: the usable ones, or all where nothing is said of them."""
+        return self.capacity_bytes if self.usable_bytes is None else self.usable_bytes
+
 
 def quantities(section: type) -> dict[str, Quantity]:
     """Return the numeric fields of a section's class with their unit and range."""
