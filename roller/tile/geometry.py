@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roller.expr import SPATIAL, Index, Load, Stage, Tensor, TensorExpr
-from roller.tile.steps import break_share
+from roller.tile.steps import break_share, tile_pieces
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -238,27 +238,9 @@ class Access:
         return sums[inverse]
 
     def pieces(self, d: int, axes: tuple[int, ...], tile: Ints) -> tuple[Ints, Ints]:
-        """First position and number of lattice positions touched along one dimension, per tile position over ``axes``.
-
-        Positions count inside the tensor and inside what the whole axes touch: a last tile that reaches beyond its
-        axis loads nothing for it.
-        """
-        start = np.array([int(self.constants[d])], np.int64)
-        span = 0
-        first = last = int(self.constants[d])
-        for a in axes:
-            t, c = int(tile[a]), int(self.coefficients[d, a])
-            first += min(0, c * (int(self.axis_extents[a]) - 1))
-            last += max(0, c * (int(self.axis_extents[a]) - 1))
-            n = -(-int(self.axis_extents[a]) // t)
-            start = (start[:, None] + c * t * np.arange(n, dtype=np.int64)[None, :]).ravel()
-            if c < 0:
-                start = start + c * (t - 1)
-            span += abs(c) * (t - 1)
-        g, size = int(self.lattice[d]), self.tensor.shape[d]
-        low = np.maximum(0, (max(0, first) + g - 1 - start) // g)  # first lattice step inside
-        high = np.minimum(span // g, (min(size - 1, last) - start) // g)
-        return start + low * g, np.asarray(np.maximum(0, high - low + 1))
+        """First position and number of positions touched along one dimension, per tile position over ``axes``."""
+        moves = [(int(tile[a]), int(self.coefficients[d, a]), int(self.axis_extents[a])) for a in axes]
+        return tile_pieces(int(self.constants[d]), moves, int(self.lattice[d]), self.tensor.shape[d])
 
     @cached_property
     def _gathered_points(self) -> float:

@@ -36,6 +36,36 @@ def mean_step(index: Sequence[Index], shape: Sequence[int], axis: str, extent: i
     return float(np.mean(np.abs(np.diff(_addresses(index, shape, axis, n)))))
 
 
+def tile_pieces(
+    start: int, moves: Sequence[tuple[int, int, int]], lattice: int, size: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return what tiles touch along one dimension: first position, and number of positions ``lattice`` apart.
+
+    One entry per tile position over the axes of ``moves``: ``(tile extent, coefficient, axis extent)`` each. Positions
+    count inside the tensor (``size``) and inside what the whole axes touch: a last tile that reaches beyond its axis
+    loads nothing for it.
+
+    Examples
+    --------
+    A window of three in a row of eight, tiles of four positions, one element of border:
+
+    >>> [x.tolist() for x in tile_pieces(-1, [(4, 1, 8), (3, 1, 3)], 1, 8)]
+    [[0, 3], [5, 5]]
+    """
+    starts = np.array([start], np.int64)
+    span, first, last = 0, start, start
+    for t, c, extent in moves:
+        first += min(0, c * (extent - 1))
+        last += max(0, c * (extent - 1))
+        starts = (starts[:, None] + c * t * np.arange(-(-extent // t), dtype=np.int64)[None, :]).ravel()
+        if c < 0:
+            starts = starts + c * (t - 1)
+        span += abs(c) * (t - 1)
+    low = np.maximum(0, (max(0, first) + lattice - 1 - starts) // lattice)  # first lattice step inside
+    high = np.minimum(span // lattice, (min(size - 1, last) - starts) // lattice)
+    return starts + low * lattice, np.asarray(np.maximum(0, high - low + 1))
+
+
 def break_share(index: Sequence[Index], shape: Sequence[int], axis: str, extent: int) -> float:
     """Return the share of neighbours along ``axis`` that do not follow each other in memory: rows that wrap around.
 
