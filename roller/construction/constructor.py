@@ -122,7 +122,7 @@ def candidates_of(
 
 def target_units(spec: DeviceSpec, options: ConstructOptions) -> DeviceSpec:
     """Return the share of the device that ``options.units`` asks for."""
-    return spec if options.units is None else replace(spec, units=min(options.units, spec.units))
+    return spec if options.units is None else spec.share(options.units)
 
 
 def _best_programs(batches: list[TileBatch], spec: DeviceSpec, count: int) -> list[tuple[RProgram, Estimate]]:

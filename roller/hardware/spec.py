@@ -175,6 +175,28 @@ class DeviceSpec:
         """
         return _override(self, overrides, source)
 
+    def share(self, units: int) -> DeviceSpec:
+        """Return the device as a program sees it that is given only ``units`` of it, or all it has.
+
+        What every unit has for itself shrinks with their number; a layer of the whole device gives them all they can
+        draw, which is known where ``bandwidth_per_teu_bytes_per_s`` of a core is.
+
+        Examples
+        --------
+        >>> from roller.hardware import load_spec
+        >>> load_spec("v100").share(20).layer("shared").bandwidth_bytes_per_s * 4
+        12080000000000.0
+        """
+        given = min(units, self.units)
+        part, layers = given / self.units, []
+        for layer in self.memory_layers:
+            alone = layer.bandwidth_per_teu_bytes_per_s if self.kind == "cpu" else None
+            scale = part if layer.scope != "device" else 1.0
+            if layer.scope == "device" and alone:
+                scale = min(1.0, given * alone / layer.bandwidth_bytes_per_s)
+            layers.append(replace(layer, bandwidth_bytes_per_s=layer.bandwidth_bytes_per_s * scale))
+        return replace(self, units=given, memory_layers=tuple(layers))
+
     def values(self) -> dict[str, float]:
         """Return every number that is present, by dotted path, in the order of the YAML."""
         out: dict[str, float] = {"units": self.units, "clock_hz": self.clock_hz}
