@@ -34,12 +34,14 @@ _HOME = {
     "load": "roller.pipeline",
     "load_spec": "roller.hardware",
     "predict": "roller.pipeline",
+    "sensitivity": "roller.report.sensitivity",
 }
 _MODULES = ("ops",)
 
 __all__ = [
     "Candidate", "CompiledKernel", "ConstructOptions", "DeviceSpec", "Estimate", "KernelArtifact", "RProgram",
     "RollerError", "TensorExpr", "compile", "construct", "list_specs", "load", "load_spec", "ops", "predict",
+    "sensitivity",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from roller.hardware import DeviceSpec, list_specs, load_spec
     from roller.perf import Estimate
     from roller.pipeline import Candidate, CompiledKernel, ConstructOptions, compile, construct, load, predict
+    from roller.report.sensitivity import sensitivity
     from roller.tile import RProgram
 
 

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 
 import roller
 from roller.artifact import KernelArtifact
 from roller.backends.build import build
-from roller.cli.common import DeviceOption, JsonOption, SetOption, TopKOption, console, device_of, print_json
+from roller.cli.common import (
+    DeviceOption,
+    JsonOption,
+    SetOption,
+    TopKOption,
+    console,
+    device_of,
+    operator_rows,
+    print_json,
+)
 from roller.construction.options import TEMPLATE_VERSION, ConstructOptions
-from roller.errors import ArtifactError, BuildError, ExprError
+from roller.errors import ArtifactError, BuildError
 from roller.hardware import DeviceSpec
 from roller.pipeline import lower
 from roller.runtime.build_pool import BuildResult, build_all
@@ -78,7 +85,7 @@ def create_command(
             f"--device: expected the spec of a GPU, got '{spec.name}'. CPU kernels compile where they run."
         )
     options = ConstructOptions(top_k=top_k)
-    jobs = {str(row["id"]): _Job(row, spec, options, batch, not sources) for row in _rows(ops, pattern)}
+    jobs = {str(row["id"]): _Job(row, spec, options, batch, not sources) for row in operator_rows(ops, pattern)}
     import roller.te.compat  # noqa: F401 - imported before forking, so that the children inherit TVM
 
     built = build_all(jobs, _built, workers=workers, timeout_s=900.0)
@@ -104,30 +111,6 @@ def import_command(results: ResultsArgument, as_json: JsonOption = False) -> Non
     screen.print(f"imported {done['kernels']} kernels and {done['measurements']} measurements")
     if not done["current"]:
         screen.print("the kernels were built by other sources of roller than these, which will build their own")
-
-
-def _rows(path: Path, pattern: str) -> list[Mapping[str, Any]]:
-    """Return the operators of a YAML file whose id matches.
-
-    Raises
-    ------
-    ExprError
-        Where the file cannot be read, holds no list of operators, or none matches.
-    """
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as err:
-        raise ExprError(f"{path}: cannot read the operators ({err}). Check the path.") from err
-    rows = data.get("operators") if isinstance(data, dict) else None
-    if not isinstance(rows, list) or not all(isinstance(r, dict) and "id" in r for r in rows):
-        raise ExprError(
-            f"{path}: expected 'operators:' with a list of rows that have an id. See benchmarks/operators.yaml."
-        )
-    patterns = [p.strip() for p in pattern.split(",")]
-    found = [r for r in rows if any(fnmatch.fnmatchcase(str(r["id"]), p) for p in patterns)]
-    if not found:
-        raise ExprError(f"--filter: '{pattern}' matches none of {len(rows)} operators of {path}.")
-    return found
 
 
 def _built(job: _Job) -> tuple[OperatorEntry, bytes]:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import yaml
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from roller.arguments import target_of
-from roller.errors import ArtifactError, SpecError, TileError
+from roller.errors import ArtifactError, ExprError, SpecError, TileError
 from roller.hardware import DeviceSpec, load_spec
 from roller.runtime.devices import is_reachable
 
@@ -116,6 +118,30 @@ def tiles_of(settings: Sequence[str] | None) -> dict[str, dict[str, int] | tuple
                 "Write for example --tile shared=i:64,j:64,k:8."
             ) from None
     return tiles
+
+
+def operator_rows(path: Path, pattern: str) -> list[Mapping[str, Any]]:
+    """Return the operators of a YAML file whose id matches.
+
+    Raises
+    ------
+    ExprError
+        Where the file cannot be read, holds no list of operators, or none matches.
+    """
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as err:
+        raise ExprError(f"{path}: cannot read the operators ({err}). Check the path.") from err
+    rows = data.get("operators") if isinstance(data, dict) else None
+    if not isinstance(rows, list) or not all(isinstance(r, dict) and "id" in r for r in rows):
+        raise ExprError(
+            f"{path}: expected 'operators:' with a list of rows that have an id. See benchmarks/operators.yaml."
+        )
+    patterns = [p.strip() for p in pattern.split(",")]
+    found = [r for r in rows if any(fnmatch.fnmatchcase(str(r["id"]), p) for p in patterns)]
+    if not found:
+        raise ExprError(f"--filter: '{pattern}' matches none of {len(rows)} operators of {path}.")
+    return found
 
 
 def check_writable(path: Path) -> None:

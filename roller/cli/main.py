@@ -13,8 +13,10 @@ from roller.cli import cache as cache_verb
 from roller.cli import compile as compile_verb
 from roller.cli import construct as construct_verb
 from roller.cli import devices as devices_verb
+from roller.cli import doctor as doctor_verb
 from roller.cli import predict as predict_verb
 from roller.cli import probe as probe_verb
+from roller.cli import sensitivity as sensitivity_verb
 from roller.errors import RollerError
 
 app = typer.Typer(
@@ -44,6 +46,8 @@ app.command("construct")(construct_verb.construct_command)
 app.command("predict")(predict_verb.predict_command)
 app.command("devices")(devices_verb.devices_command)
 app.command("probe")(probe_verb.probe_command)
+app.command("sensitivity")(sensitivity_verb.sensitivity_command)
+app.command("doctor")(doctor_verb.doctor_command)
 app.add_typer(bundle_verb.bundle_app)
 app.add_typer(cache_verb.cache_app)
 

@@ -1,0 +1,51 @@
+"""``roller doctor``: which number of a device's spec the measured times speak against."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.table import Table
+
+from roller.cli.common import DeviceOption, JsonOption, SetOption, console, device_of, print_json
+from roller.report.doctor import diagnose
+from roller.report.evidence import evidence_of
+from roller.runtime.cache import KernelCache
+
+OutdatedOption = Annotated[
+    bool, typer.Option("--outdated", help="Also take kernels that other versions of roller built.")
+]
+
+
+def doctor_command(
+    device: DeviceOption = "cpu",
+    outdated: OutdatedOption = False,
+    as_json: JsonOption = False,
+    settings: SetOption = None,
+) -> None:
+    """Compare predictions with the measured times in the cache, and name the field that explains the difference.
+
+    It says so where none does: too few records, no pattern, or several fields that explain it equally well.
+    """
+    spec = device_of(device, settings)
+    evidence = evidence_of(KernelCache(), spec.name, outdated=outdated)
+    found = diagnose(evidence.observations, spec)
+    if as_json:
+        print_json({**found.to_dict(), "outdated_kernels": 0 if outdated else evidence.outdated})
+        return
+    screen = console()
+    screen.print(f"{spec.name}: {found.records} measured programs of {found.operators} operators", soft_wrap=True)
+    if evidence.outdated:
+        screen.print(f"left out: {evidence.outdated} kernels that other sources of roller built (--outdated)")
+    if found.tried:
+        screen.print(f"measured over predicted: {found.bias:.3f} in the median; {found.residual:.1%} off in the mean")
+        table = Table(title="Fields, by what changing each leaves unexplained", box=box.SIMPLE, title_justify="left")
+        table.add_column("field")
+        for name in ("in the spec", "fits best", "left", "records", "operators"):
+            table.add_column(name, justify="right")
+        for e in found.tried:
+            cells = (f"{e.value:.4g}", f"{e.fitted:.4g}", f"{e.residual:.1%}", str(e.records), str(e.operators))
+            table.add_row(e.field, *cells)
+        screen.print(table)
+    screen.print(str(found.finding) if found.finding is not None else found.reason, soft_wrap=True)
