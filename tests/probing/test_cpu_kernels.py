@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import platform
 from pathlib import Path
 
 import numpy as np
@@ -211,3 +212,12 @@ def test_headers_without_a_statement_are_refused(tmp_path):
     path.write_text("/* Measures: something\n * Proof: none\n */\n")
     with pytest.raises(SpecError, match="expected a line 'Spoiled by"):
         statement_of(path)
+
+
+@pytest.mark.skipif("x86_64" not in platform.machine(), reason="the narrower vectors of this instruction set")
+def test_the_sources_compile_for_narrower_vectors(tmp_path):
+    sources = sorted((microbench_folder() / "cpu").glob("*.c"))
+    for march, width in (("x86-64-v3", 32), ("x86-64-v3", 16)):
+        flags = (f"-march={march}", f"-DVECTOR_BYTES={width}", "-Wall", "-Wextra", "-Werror")
+        library = ctypes.CDLL(str(session_module.build(sources, tmp_path / f"{width}.so", flags)))
+        assert ctypes.c_int.in_dll(library, "vector_bytes").value == width
