@@ -4,7 +4,7 @@
  *
  * Spoiled by: hits in a faster layer (`far` goes around L1, a random cycle visits every line before it comes back);
  * prefetching (the order is random); a cold address translation (the footprint is a few large pages); loop overhead
- * (sixteen loads per turn, and address arithmetic is at most one addition, part of any real load).
+ * (sixteen loads per turn; a chain holds byte offsets from a fixed base, which loads add by themselves).
  *
  * Proof: one warp, every lane at the same place (which no compiler knows, or it would use scalar loads); the address of
  * a load is the value of the load before, so nothing overlaps. The place where the chain ends is known.
@@ -13,11 +13,12 @@
 
 extern "C" __global__ void __launch_bounds__(64) far(const int* p, const int* in, int* out) {
   const int steps = p[0];
-  int at = p[1] + (threadIdx.x & p[2]);
+  const char* base = (const char*)in;
+  unsigned at = p[1] + (threadIdx.x & p[2]);
 #pragma unroll 1
   for (int s = 0; s < steps; ++s) {
 #pragma unroll
-    for (int n = 0; n < 16; ++n) at = LOAD_BEYOND_L1(in + at);
+    for (int n = 0; n < 16; ++n) at = LOAD_BEYOND_L1((const unsigned*)(base + at));
   }
   out[THREAD] = at;
 }
@@ -25,14 +26,14 @@ extern "C" __global__ void __launch_bounds__(64) far(const int* p, const int* in
 extern "C" __global__ void __launch_bounds__(64) near(const int* p, const int* in, int* out) {
   __shared__ int tile[1024];
   const int steps = p[0];
-  for (int i = threadIdx.x; i < 1024; i += blockDim.x) tile[i] = in[i] * 4;
+  for (int i = threadIdx.x; i < 1024; i += blockDim.x) tile[i] = in[i];
   __syncthreads();
   const char* base = (const char*)tile;
-  int at = (p[1] + (threadIdx.x & p[2])) * 4;
+  int at = p[1] + (threadIdx.x & p[2]);
 #pragma unroll 1
   for (int s = 0; s < steps; ++s) {
 #pragma unroll
     for (int n = 0; n < 16; ++n) at = *(const int*)(base + at);
   }
-  out[THREAD] = at / 4;
+  out[THREAD] = at;
 }

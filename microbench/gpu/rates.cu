@@ -91,9 +91,9 @@ extern "C" __global__ void __launch_bounds__(1024) issue_integer(const int* p, c
 }
 
 extern "C" __global__ void __launch_bounds__(1024) issue_shared(const int* p, const float* in, float* out) {
-  __shared__ float tile[4096];
+  __shared__ float tile[8192];
   const int steps = p[0], bump = p[1];
-  for (int i = threadIdx.x; i < 4096; i += blockDim.x) tile[i] = in[i];
+  for (int i = threadIdx.x; i < 8192; i += blockDim.x) tile[i] = in[i];
   __syncthreads();
   const float a = in[1], b = in[2];
   float x[8], sum = 0.0f;
@@ -102,8 +102,9 @@ extern "C" __global__ void __launch_bounds__(1024) issue_shared(const int* p, co
 #pragma unroll 1
   for (int s = 0; s < steps; ++s) {
     const float* row = tile + at;
-    TURN EACH {
-      x[j] = fmaf(x[j], a, row[(t * 8 + j) * 32]);
+#pragma unroll
+    for (int t = 0; t < 2; ++t) EACH {
+      x[j] = fmaf(x[j], a, row[(t * 8 + j) * 257]);  // too far apart for two loads in one instruction
       x[j] = fmaf(x[j], a, b);
     }
     at = at + bump & 1023;

@@ -15,6 +15,8 @@
 
 #define TILE_WORDS 8192
 #define WINDOW 4095
+// Words between the loads of a turn: all lanes move by one bank, and no two loads can become one instruction.
+#define APART 257
 
 extern "C" __global__ void __launch_bounds__(1024) vectors(const int* p, const int* in, int* out) {
   alignas(16) __shared__ int tile[TILE_WORDS];
@@ -45,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(1024) strided(const int* p, const i
   for (int s = 0; s < steps; ++s) {
     const int* row = tile + at;
 #pragma unroll
-    for (int n = 0; n < 16; ++n) sum += row[n * 64];
+    for (int n = 0; n < 16; ++n) sum += row[n * APART];
     at = at + bump & WINDOW;
   }
   out[THREAD] = sum;

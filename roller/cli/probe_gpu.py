@@ -71,8 +71,8 @@ def write_probes(device: str, settings: Sequence[str] | None, folder: Path, as_j
     screen.print(f"{folder}: {len(rows)} probes, {cases} cases for {manifest['device']} ({manifest['arch']})")
     for name, reason in missing.items():
         screen.print(f"{name}: source only, to be built there: {reason.splitlines()[0]}", soft_wrap=True)
-    screen.print(f"run it there: python -m roller.runtime.bundle run {folder.name} --json probes.json", soft_wrap=True)
-    screen.print("and here: roller probe --import probes.json --out hardware_specs/NAME.yaml", soft_wrap=True)
+    screen.print("run it there, in the folder: python -m roller.runtime.bundle run . --json times.json", soft_wrap=True)
+    screen.print("and then here: roller probe --import times.json --out hardware_specs/NAME.yaml", soft_wrap=True)
 
 
 def import_probes(results_path: Path, out: Path | None, show: Show) -> None:

@@ -23,12 +23,16 @@ from roller.tile.geometry import Floats, Geometry, Ints
 
 #: Rows of a micro-kernel along a scalar (broadcast) axis.
 _ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14)
+#: Equal parts of a short axis that are rows too, and rows along two axes.
+_SPLITS, _PAIRS = 4, (2, 3, 4, 7, 12)
 #: Vectors of a micro-kernel along the vector axis.
 _VECTORS = (1, 2, 3, 4, 6, 8)
 #: Micro-kernels that are given tasks, per vector axis; and how far behind the best one an axis may be.
 _KERNELS, _NEAR = 24, 1.8
 #: Register tiles of one task along an axis, beside all of them.
 _PER_TASK = (1, 2, 4, 8, 16, 32, 64)
+#: Register tiles of one task of a stream or of rows.
+_STREAMED = (1, 2, 4, 16, 64, 256, 1024, 4096)
 #: Task shapes per micro-kernel.
 _TASKS = 48
 #: Pieces of a deep reduction (elements), and tasks tried with all: so many, and one in so many of the rest.
@@ -225,14 +229,16 @@ def _per_task(tiles: int, units: int) -> Ints:
 
 
 def _row_choices(geometry: Geometry, others: list[int], room: int) -> list[tuple[int, ...]]:
-    """Rows of a micro-kernel over the scalar axes, at most two of them larger than 1."""
+    """Rows of a micro-kernel over the scalar axes, at most two of them larger than 1; a few, and even splits."""
     out = {tuple(1 for _ in others)}
     for i, a in enumerate(others):
-        for n in _ROWS:
-            if n <= min(room, int(geometry.extents[a])):
+        extent = int(geometry.extents[a])
+        most = min(room, extent)
+        for n in {*_ROWS, *(-(-extent // parts) for parts in range(max(1, -(-extent // room)), _SPLITS + 1))}:
+            if n <= most:
                 out.add(tuple(n if j == i else 1 for j in range(len(others))))
         for k in range(i + 1, len(others)):
-            for n, m in itertools.product((2, 3, 4, 7), (2, 3, 4, 7)):
+            for n, m in itertools.product(_PAIRS, _PAIRS):
                 if n * m <= room and n <= geometry.extents[a] and m <= geometry.extents[others[k]]:
                     out.add(tuple(n if j == i else m if j == k else 1 for j in range(len(others))))
     return sorted(out)
@@ -246,12 +252,12 @@ def _streaming(geometry: Geometry, spec: DeviceSpec, v: int) -> TileBatch:
     far = [a for a in geometry.loads if lane_distance(a, v) > 1]
     along = [x for a in far for x in geometry.order if lane_distance(a, x) == 1]
     orders = dict.fromkeys([geometry.order[::-1], *((x, *(y for y in geometry.order[::-1] if y != x)) for x in along)])
-    sizes = (1, 4, 16, 64, 256, 1024, 4096)
-    for order, vectors, chunk in itertools.product(orders, _vector_counts(geometry, v, lanes), sizes):
+    for order, vectors in itertools.product(orders, _vector_counts(geometry, v, lanes)):
         register = np.ones(rank, np.int64)
         register[v] = vectors * lanes
-        registers.append(register)
-        blocks.append(_filled(geometry, register, register, order, chunk))
+        for count in _task_sizes(geometry, register, spec):
+            registers.append(register)
+            blocks.append(_filled(geometry, register, register, order, count))
     both = unique_rows(np.concatenate([np.array(registers), np.array(blocks)], axis=1))
     return _batch(geometry, "streaming", both[:, :rank], both[:, rank:], (), v)
 
@@ -259,6 +265,12 @@ def _streaming(geometry: Geometry, spec: DeviceSpec, v: int) -> TileBatch:
 def _vector_counts(geometry: Geometry, v: int, lanes: int) -> list[int]:
     """Return the vectors of a register tile along axis ``v``: no more than the next power of two that covers it."""
     return [n for n in (1, 2, 4) if n == 1 or n * lanes < 2 * int(geometry.extents[v])]
+
+
+def _task_sizes(geometry: Geometry, register: Ints, spec: DeviceSpec) -> list[int]:
+    """Return about how many register tiles a task may have: a few sizes, a share per core, and all in one."""
+    tiles = int(_tiles(geometry, register).prod())
+    return [*(n for n in _STREAMED if n < tiles), -(-tiles // spec.units), tiles]
 
 
 def _filled(geometry: Geometry, register: Ints, block: Ints, order: Iterable[int], count: int) -> Ints:
@@ -280,13 +292,13 @@ def _rows(geometry: Geometry, spec: DeviceSpec) -> list[TileBatch]:
     batches = []
     for v in vector_axes(geometry, "rows"):
         registers, blocks = [], []
-        sizes = (1, 2, 4, 16, 64, 256, 1024)
-        for vectors, chunk in itertools.product(_vector_counts(geometry, v, lanes), sizes):
+        for vectors in _vector_counts(geometry, v, lanes):
             register = np.ones(rank, np.int64)
             register[v] = vectors * lanes
             block = np.where(geometry.spatial, register, -(-geometry.extents // register) * register)
-            registers.append(register)
-            blocks.append(_filled(geometry, register, block, reversed(geometry.order), chunk))
+            for count in _task_sizes(geometry, register, spec):
+                registers.append(register)
+                blocks.append(_filled(geometry, register, block, reversed(geometry.order), count))
         both = unique_rows(np.concatenate([np.array(registers), np.array(blocks)], axis=1))
         batches.append(_batch(geometry, "rows", both[:, :rank], both[:, rank:], (), v))
     return batches

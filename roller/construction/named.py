@@ -66,13 +66,15 @@ def program_from_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, T
                     f"tiles: layer '{layer}', axis '{n}': expected a multiple of the layer above ({a}), got {v}. "
                     "Every tile of a program holds whole tiles of the faster layer; predict() prices others on a GPU."
                 )
-    return _program(named, spec)
+    return _program(named, spec, structure_of(named.geometry))
 
 
 def estimate_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, Tile]) -> Estimate:
     """Price tiles named by layer, aligned or not; see :func:`named_tiles` for what may be named.
 
-    On a GPU a block need not be whole register tiles: threads at its edge then compute points that nobody stores.
+    On a GPU a block need not be whole register tiles: threads at its edge then compute points that nobody stores. A
+    reduction without reuse is priced with its points spread over threads, and staged with threads over the outputs
+    only, as published tiles mean it; the faster one counts.
 
     Raises
     ------
@@ -82,7 +84,18 @@ def estimate_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, Tile]
     if spec.kind == "cpu":
         return perf.estimate_program(program_from_tiles(expr, spec, tiles), spec)
     named = named_tiles(expr, spec, tiles)
-    return perf.estimate_block(_program(named.whole, spec), replace_budget(spec), named.rows[-1])
+    found: list[Estimate] = []
+    errors: list[TileError] = []
+    for structure in _structures(named.geometry):
+        try:
+            program = _program(named.whole, spec, structure)
+        except TileError as error:
+            errors.append(error)
+        else:
+            found.append(perf.estimate_block(program, replace_budget(spec), named.rows[-1]))
+    if not found:
+        raise errors[0]
+    return min(found, key=lambda e: e.seconds)
 
 
 def named_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, Tile]) -> NamedTiles:
@@ -153,9 +166,15 @@ def _axis_of(given: object, names: Sequence[str]) -> str | None:
     return next((n for n in names if n == given or sorted(n.split("*")) == parts), None)
 
 
-def _program(named: NamedTiles, spec: DeviceSpec) -> RProgram:
+def _structures(geometry: Geometry) -> tuple[str, ...]:
+    """Return the structures a GPU block of named tiles may have."""
+    expr, structure = geometry.expr, structure_of(geometry)
+    staged = structure == "rows" and len(expr.stages) == 1 and expr.anchor.combiner is not None
+    return (structure, "tiled") if staged else (structure,)
+
+
+def _program(named: NamedTiles, spec: DeviceSpec, structure: str) -> RProgram:
     geometry, rows = named.geometry, named.rows
-    structure = structure_of(geometry)
     if spec.kind == "cpu":
         return _cpu_program(geometry, spec, structure, rows)
     staged = geometry.load_names if structure == "tiled" else ()

@@ -1,7 +1,7 @@
 """Probes as a folder for a machine elsewhere: plans, sources and images there, times back, resumable.
 
 The folder holds ``manifest.json``, per probe ``plans/NAME.json``, ``sources/NAME.cu`` and, where it could be built,
-``images/NAME.bin``. Run it with ``python -m roller.runtime.bundle run FOLDER --json r.json``.
+``images/NAME.bin``, and in ``roller/`` a copy of what runs them: ``python -m roller.runtime.bundle run . --json FILE``.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Contents:
     ----------
     kind
         ``"ones"``; ``"random"`` integers; ``"small"`` integers from -2 to 2; ``"values"`` repeated; ``"chain"``: a
-        random cycle through words that lie ``pitch`` apart, each holding the place of the next.
+        random cycle through words that lie ``pitch`` apart, each holding the byte offset of the next.
     words
         32-bit words of the buffer.
     dtype
@@ -45,7 +45,7 @@ class Contents:
     [0.5, 1.0]
     >>> chain = Contents("chain", 8, pitch=2).block()
     >>> sorted(chain[::2].tolist())
-    [0, 2, 4, 6]
+    [0, 8, 16, 24]
     """
 
     kind: Literal["ones", "random", "small", "values", "chain"]
@@ -71,7 +71,7 @@ def _block(contents: Contents) -> np.ndarray:
     if contents.kind == "chain":
         order = rng.permutation(contents.words // contents.pitch)
         out = np.zeros(contents.words, np.int32)
-        out[order * contents.pitch] = np.roll(order, -1) * contents.pitch
+        out[order * contents.pitch] = np.roll(order, -1) * contents.pitch * 4
     elif contents.kind == "ones":
         out = np.ones(min(1024, contents.words), np.int32)
     elif contents.kind == "values":

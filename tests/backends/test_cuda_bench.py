@@ -28,6 +28,7 @@ STEP_S = 3e-6
 def device(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy)
     monkeypatch.setattr("roller.backends.cuda.device._WAKE_S", 0.001)
+    monkeypatch.setattr("roller.backends.cuda.device._STAY_AWAKE_S", 0.001)
     device = CudaDevice(0, {})
     device.asked = []
 

@@ -1,6 +1,7 @@
 """``roller probe`` of a GPU: on a null device, through a bundle and back, and of devices no specification describes."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -35,13 +36,17 @@ def results(tmp_path_factory):
     done = roller("probe", "cuda:0", "--bundle", folder / "b", "--device", "v100")
     patch.undo()
     assert done.exit_code == 0, done.output
-    assert "9 probes" in done.output and "python -m roller.runtime.bundle run b" in done.output
+    assert "9 probes" in done.output and "python -m roller.runtime.bundle run . --json times.json" in done.output
     # A machine with Python and NumPy alone: nothing of what the command line needs.
     blocked = "; ".join(f"sys.modules[{m!r}] = None" for m in ("yaml", "typer", "rich", "tvm", "tvm_ffi", "cupy"))
-    words = ["run", str(folder / "b"), "--json", str(folder / "null.json"), "--device", "null:v100?noise=0.003"]
-    code = f"import sys; {blocked}; from roller.runtime.bundle import main; sys.exit(main({words!r}))"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    words = ["run", ".", "--json", str(folder / "null.json"), "--device", "null:v100?noise=0.003"]
+    code = f"import sys; {blocked}; from roller.runtime import bundle as b; print(b.__file__); b.main({words!r})"
+    where = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=folder / "b", timeout=120, env=where
+    )
     assert run.returncode == 0, run.stderr
+    assert str(folder / "b" / "roller") in run.stdout, "the copy in the bundle runs, not the checkout"
     assert "115 right and timed, 0 not" in re.sub(r"\d+ right", "115 right", run.stdout)
     data = json.loads((folder / "null.json").read_text())
     data |= {"kind": "cuda", "device": "Tesla V100-SXM2-16GB"}

@@ -15,7 +15,7 @@ from roller import ConstructOptions, ops, perf
 from roller.construction.gpu_pool import pool
 from roller.expr.canonical import fuse_axes
 from roller.perf import gpu
-from roller.perf.phases import overlapped
+from roller.perf.phases import alternating, overlapped
 from roller.tile.geometry import Geometry
 
 V100 = roller.load_spec("v100")
@@ -41,6 +41,60 @@ def test_overlap_lies_between_the_longer_phase_and_the_sum(memory, compute, bloc
 def test_one_customer_adds_and_many_hide_the_shorter_phase():
     assert float(overlapped(np.array(3.0), np.array(1.0), 1)) == pytest.approx(4.0)
     assert float(overlapped(np.array(3.0), np.array(1.0), 64)) == pytest.approx(3.0)
+
+
+@given(phases=st.lists(_times, min_size=1, max_size=4), customers=st.floats(1, 16))
+def test_alternating_phases_take_between_the_longest_and_their_sum(phases, customers):
+    times = [np.array([t]) for t in phases]
+    time = float(alternating(times, np.array([customers]))[0])
+    assert max(phases) * (1 - 1e-9) <= time <= sum(phases) * (1 + 1e-9)
+    assert float(alternating(times, np.array([customers + 0.5]))[0]) <= time * (1 + 1e-9)
+    assert float(alternating([*times, np.array([0.0])], np.array([customers]))[0]) == pytest.approx(time)
+
+
+@given(memory=_times, compute=_times, customers=st.integers(1, 32))
+def test_two_alternating_phases_have_a_closed_form(memory, compute, customers):
+    """Buzen's, which the CPU half uses."""
+    closed = float(overlapped(np.array(memory), np.array(compute), customers))
+    assert float(alternating((np.array(memory), np.array(compute)), np.array(customers))) == pytest.approx(
+        closed, rel=1e-5
+    )
+
+
+@pytest.mark.parametrize("device", ["v100", "k80", "mi50", "h200"])
+@pytest.mark.parametrize("name", EXPRS)
+def test_the_lower_bound_is_one(name, device):
+    spec = roller.load_spec(device)
+    found = pool(Geometry.of(fuse_axes(EXPRS[name])), spec, ConstructOptions(pool=1024))[0]
+    seconds, bound = gpu.price(found, spec)["seconds"], gpu.lower_bound_s(found, spec)
+    assert (bound <= seconds * (1 + 1e-12)).all() and (bound > 0).all()
+
+
+def test_blocks_in_step_hide_no_more_than_their_groups_do():
+    """One group: copies and arithmetic one after the other, however many blocks are resident."""
+    one, two, more = (
+        gpu.price(POOLS["matmul"], V100.with_overrides({"execution.overlap_blocks": n}))["seconds"] for n in (1, 2, 8)
+    )
+    assert (one >= two).all() and (two >= more).all() and (one > 1.1 * more).any()
+
+
+def test_integer_pipes_of_their_own_run_beside_the_arithmetic():
+    """Without them, addresses take the slots of additions: no program is faster, and the copies are longer."""
+    rates = tuple((c, r) for c, r in V100.compute.rates if c != "integer")
+    plain = replace(V100, compute=replace(V100.compute, rates=rates))
+    beside, shared = (gpu.price(POOLS["conv"], s) for s in (V100, plain))
+    assert (shared["seconds"] >= beside["seconds"] * (1 - 1e-12)).all()
+    assert shared["copy_s"] == pytest.approx(2 * beside["copy_s"])
+
+
+def test_dram_serves_a_halo_once_to_all_blocks_of_a_wave():
+    """Blocks side by side reload the border between them through L2; DRAM sees the image about once."""
+    expr = ops.depthwise_conv2d(8, 16, 64, 64, 5, 5, padding=2)
+    tiles = {"smem": {"ho": 8, "wo": 8, "kh": 5, "kw": 5}, "reg": {}}
+    terms = roller.predict(expr, "v100", tiles).terms
+    image = expr.inputs[0].nbytes
+    assert terms["l2_bytes"] - expr.output_tensors[0].nbytes > 1.8 * image
+    assert terms["dram_bytes"] < 1.1 * (image + expr.output_tensors[0].nbytes)
 
 
 @pytest.mark.parametrize("name", EXPRS)

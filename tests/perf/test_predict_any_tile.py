@@ -98,6 +98,17 @@ def test_a_step_deeper_than_the_reduction_is_padding():
     assert deep.terms["l2_bytes"] == pytest.approx(exact.terms["l2_bytes"], rel=0.1)
 
 
+def test_a_reduction_takes_threads_over_its_outputs_alone_or_over_its_points():
+    """128 outputs, 32 points a step: 128 threads as published tables mean it; 4096 are no block."""
+    expr = ops.reduce("sum", (65536, 1024), (1,))
+    published = roller.predict(expr, "v100", {"smem": (128, 32), "reg": (1, 1)})
+    spread = roller.predict(expr, "v100", {"smem": (8, 1024), "reg": (1, 32)})
+    assert published.terms["scratchpad_bytes"] >= 128 * 32 * 4 and spread.terms["scratchpad_bytes"] == 0
+    assert published.bottleneck == spread.bottleneck == "dram"
+    with pytest.raises(TileError, match="threads"):
+        roller.predict(expr, "v100", {"smem": (2048, 32), "reg": (1, 1)})
+
+
 @given(
     block=st.tuples(st.integers(1, 200), st.integers(1, 200), st.integers(1, 64)),
     register=st.tuples(st.integers(1, 9), st.integers(1, 9)), device=st.sampled_from(["v100", "k80", "mi50"]),

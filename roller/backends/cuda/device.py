@@ -33,6 +33,8 @@ _MIN_SAMPLES, _MAX_SAMPLES = 7, 60
 _DROP_ABOVE_S = 50e-6
 #: Work before the first timing; an idle GPU runs at a fraction of its clock (seconds).
 _WAKE_S = 0.3
+#: Work after a pause in which only the host was busy (s).
+_STAY_AWAKE_S = 0.05
 
 
 #: Fields of a specification that the driver knows, and its names for them (not every release has every one).
@@ -232,7 +234,7 @@ class CudaDevice:
         """
         self._module, self._scratch, self._sets, self._bench = None, [], [], None
         self._cp.get_default_memory_pool().free_all_blocks()
-        self._awake()
+        self._awake(_STAY_AWAKE_S)
         self._bench = Bench(self._cp, self._stream, image, inputs, output_words)
 
     def probe_run(self, case: Mapping[str, Any], check_steps: int) -> dict[str, Any]:
@@ -293,10 +295,11 @@ class CudaDevice:
         count = max(_MIN_SAMPLES, min(_MAX_SAMPLES, int(budget_s / max(once, 1e-6))))
         return [self._timed(replay) / launches for _ in range(count)]
 
-    def _awake(self) -> None:
-        """Keep the device busy once, so that its clock is up before the first timing."""
-        if self._flush is None:
-            end = time.perf_counter() + _WAKE_S
+    def _awake(self, again_s: float = 0.0) -> None:
+        """Keep the device busy, so that its clock is up: long before the first timing, ``again_s`` after each pause."""
+        seconds = _WAKE_S if self._flush is None else again_s
+        if seconds:
+            end = time.perf_counter() + seconds
             while time.perf_counter() < end:
                 self._cold(lambda: None)
 

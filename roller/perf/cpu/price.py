@@ -162,14 +162,16 @@ def _streamed(batch: TileBatch, spec: DeviceSpec) -> Terms:
 def _task_s(batch: TileBatch, spec: DeviceSpec) -> float:
     """Return seconds between one task and the next on a core, beside their work.
 
-    Plain streams are one loop whatever the tasks are. Rows start anew, and non-temporal stores drain before the task
-    ends, the lines at its ends one by one.
+    Plain streams along one axis are one loop whatever the tasks are; with more axes a task finds its place first. Rows
+    start anew, and non-temporal stores drain before the task ends, the lines at its ends one by one.
     """
     dram, flight = spec.layer("dram"), spec.execution.misses_in_flight or 1
     start_s = spec.execution.barrier_s + TASK_CYCLES / spec.clock_hz
     if batch.nontemporal:
         return start_s + 2 * (dram.latency_s or 0.0) / flight
-    return start_s if batch.structure == "rows" else 0.0
+    if batch.structure == "rows":
+        return start_s
+    return spec.execution.barrier_s if len(batch.geometry.order) > 1 else 0.0
 
 
 def _stream_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:

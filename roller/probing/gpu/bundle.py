@@ -30,6 +30,9 @@ from roller.runtime.probe_bundle import (
 from roller.runtime.probe_format import Plan
 from roller.runtime.probe_run import NO_IMAGE, PlanRunner
 
+#: What of the package a machine needs on which the probes only run: the standard library, NumPy and CuPy do the rest.
+_DRIVER = ("__init__.py", "errors.py", "artifact.py", "expr", "tile", "backends", "runtime")
+
 _PLANS: tuple[Callable[[DeviceSpec], Plan | None], ...] = (
     compute.tiles_plan, compute.rates_plan, compute.matrix_plan, compute.shared_plan, memory.latency_plan,
     compute.control_plan, memory.l2_plan, memory.transactions_plan, memory.dram_plan,
@@ -58,7 +61,7 @@ def image_of(plan: Plan, spec: DeviceSpec) -> bytes | str:
 
 
 def create_bundle(spec: DeviceSpec, folder: Path, *, images: bool = True) -> dict[str, Any]:
-    """Write all probes of a GPU as a folder that runs where the device is.
+    """Write all probes of a GPU as a folder that runs where the device is, with what runs it.
 
     Parameters
     ----------
@@ -91,6 +94,7 @@ def create_bundle(spec: DeviceSpec, folder: Path, *, images: bool = True) -> dic
     try:
         for name in ("plans", "sources", "images"):
             (work / name).mkdir()
+        _copy_driver(work / "roller")
         rows = [_write(work, plan, image_of(plan, spec) if images else "left out") for plan in plans(spec)]
         body = {
             "format": FORMAT, "version": VERSION, "device": spec.name, "language": spec.target["language"],
@@ -108,6 +112,17 @@ def create_bundle(spec: DeviceSpec, folder: Path, *, images: bool = True) -> dic
         shutil.rmtree(work, ignore_errors=True)
         raise ArtifactError(f"{folder}: cannot write ({err.strerror}). Choose a writable folder.") from err
     return manifest
+
+
+def _copy_driver(to: Path) -> None:
+    """Put a copy of the bare part of the package into a bundle, so that it runs without an installation."""
+    package = Path(__file__).resolve().parents[2]
+    to.mkdir()
+    for name in _DRIVER:
+        if (package / name).is_dir():
+            shutil.copytree(package / name, to / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(package / name, to / name)
 
 
 def _write(work: Path, plan: Plan, image: bytes | str) -> dict[str, Any]:

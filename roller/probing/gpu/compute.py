@@ -28,7 +28,7 @@ _WARPS = (1, 2, 4, 8, 16, 32)
 #: Class and operations of one thread and step, per kernel.
 _CLASSES = {"add": ("add", 64), "special": ("special", 64), "convert": ("convert", 128),
             "fma_half": ("fma.float16", 128), "fma_double": ("fma.float64", 64), "issue_integer": ("issue", 256),
-            "issue_shared": ("issue", 192)}  # fmt: skip
+            "issue_shared": ("issue", 48)}  # fmt: skip
 #: A pipe that half the warps fill nearly as fast as all was not full: their share of the time at most.
 _HALF = 0.8
 _VALUES = (0.25, 0.5, 1.0)
@@ -144,7 +144,7 @@ def rates_plan(spec: DeviceSpec) -> Plan:
                 seconds += 64 * grid * _BLOCK / spec.ops_per_s("add")
             parameters = {"issue_integer": (0x55AA, 3), "issue_shared": (32,)}.get(entry, ())
             cases.append(Case(f"{entry} {part}", entry, grid, _BLOCK, parameters, seconds, output_dtype="float32"))
-    return plan("rates", (Contents("values", 4096, "float32", values=_VALUES),), cases)
+    return plan("rates", (Contents("values", 8192, "float32", values=_VALUES),), cases)
 
 
 def rates(session: GpuSession) -> Finding:

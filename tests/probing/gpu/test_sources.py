@@ -1,6 +1,7 @@
 """Every probe builds for the architectures of the specifications, without spills; its loop is what its header says."""
 
 import collections
+import os
 import re
 import shutil
 import subprocess
@@ -21,7 +22,7 @@ needs_hip = pytest.mark.skipif(rocm.available() is not None, reason=f"hipcc: {ro
 LOOPS = {
     "walk_1": {"ld.global.u32": 1}, "walk_2": {"ld.global.u32": 2}, "walk_4": {"ld.global.u32": 4},
     "copy": {"ld.global.v4.u32": 4, "st.global.v4.u32": 4}, "sweep": {"ld.global.cg.v4.s32": 4},
-    "runs": {"ld.global.cg.s32": 4}, "far": {"ld.global.cg.s32": 16}, "near": {"ld.shared": 16},
+    "runs": {"ld.global.cg.s32": 4}, "far": {"ld.global.cg.u32": 16}, "near": {"ld.shared": 16},
     "vectors": {"ld.shared.v4.u32": 8}, "strided": {"ld.shared.u32": 16},
     "tile_1x1": {"ld.shared.f32": 2, "fma.rn": 1}, "tile_2x2": {"ld.shared.v2.f32": 2, "fma.rn": 4},
     "tile_4x4": {"ld.shared.v4.f32": 2, "fma.rn": 16}, "tile_8x4": {"ld.shared.v4.f32": 3, "fma.rn": 32},
@@ -29,7 +30,7 @@ LOOPS = {
     "add": {"add.ftz.f32": 64}, "special": {"ex2.approx": 64}, "convert": {"cvt.f32.f16": 64, "cvt.rn.f16": 64},
     "fma_half": {"fma.rn.f16x2": 64}, "fma_double": {"fma.rn.f64": 64},
     "issue_integer": {"fma.rn": 128, "xor.b32": 64, "add.s32": 65},
-    "issue_shared": {"fma.rn": 128, "ld.shared.f32": 64}, "matrix_float16": {"wmma.mma.sync": 4},
+    "issue_shared": {"fma.rn": 32, "ld.shared.f32": 16}, "matrix_float16": {"wmma.mma.sync": 4},
     "matrix_bfloat16": {"wmma.mma.sync": 4}, "matrix_int8": {"wmma.mma.sync": 4},
     "barrier": {"bar": 16}, "empty": {},
 }  # fmt: skip
@@ -103,12 +104,50 @@ def test_hip_builds_without_spills(name, arch):
 
 
 @needs_cuda
+@pytest.mark.parametrize("arch", ["sm_70", "sm_90"])
 @pytest.mark.parametrize("name", CUDA_NAMES)
-def test_loops_hold_the_instruction_meant(name):
-    loops = ptx_loops(name, "sm_80")
-    assert set(loops) == set(entries_of(source_of(name)))
+def test_loops_hold_the_instruction_meant(name, arch):
+    loops = ptx_loops(name, arch)
+    later = {"matrix_bfloat16", "matrix_int8"} if arch == "sm_70" else set()
+    assert set(loops) == set(entries_of(source_of(name))) - later
     for entry, codes in loops.items():
         assert holds(codes, LOOPS[entry]), f"{entry}: {collections.Counter(codes)}"
+
+
+#: The same of CDNA 2: no packed operations, no loads merged, no scalar loads.
+GCN = {
+    "walk_1": {"global_load_dword": 1}, "walk_2": {"global_load_dword": 2}, "walk_4": {"global_load_dword": 4},
+    "copy": {"global_load_dwordx4": 4, "global_store_dwordx4": 4},
+    "sweep": {"global_load_dwordx4": 4}, "runs": {"global_load_dword": 4}, "far": {"global_load_dword": 16, "v_": 0},
+    "near": {"ds_read_b32": 16, "v_": 0}, "vectors": {"ds_read_b128": 8}, "strided": {"ds_read_b32": 16},
+    "tile_1x1": {"ds_read_b32": 2, "v_fma": 1}, "tile_2x2": {"ds_read_b64": 2, "v_fma": 4},
+    "tile_4x4": {"ds_read_b128": 2, "v_fma": 16}, "tile_8x4": {"ds_read_b128": 3, "v_fma": 32},
+    "tile_8x8": {"ds_read_b128": 4, "v_fma": 64}, "add": {"v_add_f32": 64}, "special": {"v_exp_f32": 64},
+    "convert": {"v_cvt_f16_f32": 64, "v_cvt_f32_f16": 64}, "fma_half": {"v_pk_fma_f16": 64},
+    "fma_double": {"v_fma_f64": 64}, "issue_integer": {"v_fma_f32": 128, "v_xor": 64, "v_add": 64},
+    "issue_shared": {"v_fma": 32, "ds_read_b32": 16}, "barrier": {"s_barrier": 16}, "empty": {},
+    "matrix_float16": {"v_mfma_f32_32x32x8f16": 4},
+}  # fmt: skip
+
+
+@needs_hip
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "matrix"])
+def test_loops_of_hip_hold_the_instruction_meant(name, tmp_path):
+    (tmp_path / "k.hip.cpp").write_text(source_of(name))
+    command = [rocm.find(), "--offload-arch=gfx90a", "--cuda-device-only", "-S", "-O3", "-w", *OPTIONS["hip"]]
+    environment = {**os.environ, "HIP_PLATFORM": "amd", "TMPDIR": str(tmp_path)}
+    subprocess.run([*command, "k.hip.cpp", "-o", "k.s"], cwd=tmp_path, env=environment, check=True)
+    text = (tmp_path / "k.s").read_text()
+    parts = re.split(r"\n(?=\w+:\s+; @)", text)[1:]
+    assert len(parts) == len(entries_of(source_of(name)))
+    for part in parts:
+        entry = part.partition(":")[0]
+        found = loops_of(part.split(".Lfunc_end")[0], r"(\.LBB\w+):", r"s_c?branch\w*\s+(\.LBB\w+)")
+        codes = [
+            line.split()[0] for line in (found[-1] if found else []) if line.startswith("\t") and line[1:2].isalpha()
+        ]
+        assert holds(codes, GCN[entry]), f"{entry}: {collections.Counter(codes)}"
 
 
 #: The same of machine code, where a disassembler is installed.
@@ -117,7 +156,7 @@ SASS = {
     "near": {"LDS": 16}, "vectors": {"LDS.128": 8}, "strided": {"LDS": 16}, "runs": {"LDG.E": 4},
     "tile_1x1": {"LDS": 2, "FFMA": 1}, "tile_8x8": {"LDS.128": 4, "FFMA": 64}, "add": {"FADD": 64},
     "special": {"MUFU.EX2": 64}, "fma_half": {"HFMA2": 64}, "fma_double": {"DFMA": 64},
-    "issue_integer": {"FFMA": 128, "LOP3": 64, "IADD3": 64}, "issue_shared": {"FFMA": 128, "LDS": 64},
+    "issue_integer": {"FFMA": 128, "LOP3": 64, "IADD3": 64}, "issue_shared": {"FFMA": 32, "LDS": 16},
     "matrix_float16": {"HMMA.16816.F32": 8}, "matrix_int8": {"IMMA": 8}, "barrier": {"BAR.SYNC": 16},
 }  # fmt: skip
 
