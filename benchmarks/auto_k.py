@@ -2,7 +2,8 @@
 
 Every candidate of an operator is timed once, all in turn in one process. Half of the rounds choose, as ``top_k=10``
 and ``top_k="auto"`` would each from what it times; the other half says how fast the two choices are. The times are
-kept: ``--replay FILE`` judges other errors of the model from them without timing anything.
+kept: ``--replay FILE`` judges other errors of the model from them without timing anything. Run it as
+``python -m benchmarks.auto_k --write`` on a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from common import HERE, FilterOption, Row, check_outputs, markdown, operators, screen, table, write_json
 
 import roller
+from benchmarks.common import HERE, FilterOption, Row, check_outputs, markdown, operators, screen, table, write_json
 from roller.codegen import llvm  # noqa: F401 - before forking, so that the children inherit TVM
 from roller.construction.auto import uncertain
 from roller.hardware import DeviceSpec, load_spec

@@ -20,6 +20,7 @@ from common import HERE, Row, check_outputs, markdown, operators, reference, scr
 import roller
 from roller.expr.canonical import fuse_axes
 from roller.hardware import DeviceSpec, load_spec
+from roller.perf.accuracy import prediction_error
 from roller.perf.gpu import compute_rate_per_unit, dram_bandwidth
 from roller.tile.geometry import Geometry
 from roller.tile.transactions import touched_bytes
@@ -174,6 +175,17 @@ def _roofline(p: Prediction) -> float:
     return p.roofline_ms
 
 
+def accuracy_checks(found: Sequence[Prediction], spec: DeviceSpec) -> Iterable[Check]:
+    """Yield the errors the spec should state: root mean square of ``ln(measured / predicted)`` per bottleneck."""
+    mine = [p for p in found if class_of(p.id) in LIMITS]
+    for bottleneck in sorted({p.bottleneck for p in mine}):
+        off = [np.log(p.roller_ms["raw"] / p.predicted_ms) for p in mine if p.bottleneck == bottleneck]
+        value = f"{np.sqrt(np.mean(np.square(off))):.3f} ({len(off)} operators)"
+        yield Check(
+            f"accuracy, bound by {bottleneck}", value, f"spec says {prediction_error(spec, bottleneck):g}", None
+        )
+
+
 def window_checks(found: Sequence[Prediction]) -> Iterable[Check]:
     """Yield whether operators without a class limit lie between the best system and Roller."""
     for p in found:
@@ -236,7 +248,13 @@ def main(
     spec, out = load_spec("v100"), screen()
     exprs: dict[str, roller.TensorExpr] = {}
     found = predictions(spec, exprs)
-    checks = [*term_checks(spec), *class_checks(found), *window_checks(found), *cross_checks(spec, exprs)]
+    checks = [
+        *term_checks(spec),
+        *class_checks(found),
+        *accuracy_checks(found, spec),
+        *window_checks(found),
+        *cross_checks(spec, exprs),
+    ]
     operators_rows, check_rows = [_operator_cells(p) for p in found], [_check_cells(c) for c in checks]
     out.print(table("best program against published times (ms)", _OPERATOR_COLUMNS, operators_rows))
     out.print(table("", _CHECK_COLUMNS, check_rows))

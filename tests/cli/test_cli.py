@@ -184,3 +184,62 @@ def test_times_for_people():
 def test_wrong_tiles(text):
     with pytest.raises(TileError, match=r"--tile: expected LAYER=AXIS:EXTENT,\.\.\. or LAYER=EXTENT"):
         tiles_of([text])
+
+
+def test_top_k_auto_prints_what_would_be_timed(cli):
+    code, out, err = cli("construct", MATMUL, "--device", "v100", "--top-k", "auto", "--json")
+    assert code == 0, err
+    expected = roller.construct(roller.ops.parse(MATMUL), "v100", top_k="auto")
+    assert [r["id"] for r in json.loads(out)["candidates"]] == [c.id for c in expected]
+    for word in ("some", "0", "-3", "1.5"):
+        assert cli("construct", MATMUL, "--top-k", word)[0] == 2
+
+
+def test_deterministic_says_that_nothing_was_timed(cli):
+    code, out, err = cli("compile", MATMUL, "--device", "null:v100", "--deterministic")
+    assert code == 0, err
+    assert "built and checked, not timed" in out
+    assert "checked (best)" in out
+    assert cli("compile", MATMUL, "--device", "v100", "--refine", "2")[0] == 1
+    assert "refine_s: expected none beside" in cli("compile", MATMUL, "--deterministic", "--refine", "2")[2]
+
+
+def test_refine_prints_what_the_search_tried(cli):
+    few = json.loads(cli("compile", MATMUL, "--device", "null:v100", "-k", "1", "--json")[1])
+    more = json.loads(cli("compile", MATMUL, "--device", "null:v100", "-k", "1", "--refine", "1", "--json")[1])
+    assert len(few["candidates"]) == 1 < len(more["candidates"])
+
+
+def test_numbers_of_a_device_that_is_here_can_be_set(cli):
+    words = ("compile", MATMUL, "--device", "null:v100", "-k", "1", "--json")
+    plain, slow = (json.loads(cli(*words, *more)[1]) for more in ((), ("--set", "execution.launch_s=0.5")))
+    assert plain["candidates"][0]["predicted_s"] < 0.5 < slow["candidates"][0]["predicted_s"]
+    constructed = json.loads(cli("construct", MATMUL, "--device", "null:v100", "-k", "1", "--json")[1])
+    assert constructed["candidates"][0]["predicted_s"] == plain["candidates"][0]["predicted_s"]
+
+
+def test_sensitivity_of_an_operator_and_of_a_file(cli, tmp_path):
+    operator = "elementwise('relu', (4096, 4096))"
+    code, out, err = cli("sensitivity", operator, "--device", "v100")
+    assert code == 0, err
+    assert "enlarge first: memory_layers.global.bandwidth_bytes_per_s" in out
+    assert "could be 20% smaller, each alone: " in out
+    data = json.loads(cli("sensitivity", operator, "-d", "v100", "--json")[1])
+    assert data["enlarge"] == "memory_layers.global.bandwidth_bytes_per_s"
+    slower = json.loads(cli("sensitivity", operator, "-d", "v100", "--json", "--set", "clock_hz=2e8")[1])
+    effect = [{e["field"]: e["percent_per_percent"] for e in d["effects"]}.get("clock_hz", 0) for d in (data, slower)]
+    assert effect[1] < effect[0], "at a low clock the arithmetic of a stream begins to count"
+    rows = "operators:\n  - {id: A, op: matmul, M: 64, N: 64, K: 64}\n  - {id: B, op: matmul, M: 64, N: 32, K: 64}\n"
+    (tmp_path / "mine.yaml").write_text(rows)
+    data = json.loads(cli("sensitivity", str(tmp_path / "mine.yaml"), "-d", "v100", "--json", "--filter", "*")[1])
+    assert len(data["predicted_s"]) == 2
+    assert "mine.yaml" in cli("sensitivity", str(tmp_path / "mine.yaml"), "-d", "v100")[1]
+    assert "matches none of 2 operators" in cli("sensitivity", str(tmp_path / "mine.yaml"), "--filter", "Z")[2]
+
+
+def test_doctor_says_what_it_lacks(cli):
+    code, out, err = cli("doctor", "--device", "h200")
+    assert code == 0, err
+    assert "cannot tell: expected at least" in out
+    data = json.loads(cli("doctor", "--device", "h200", "--json")[1])
+    assert (data["finding"], data["records"], data["outdated_kernels"]) == (None, 0, 0)
