@@ -52,7 +52,8 @@ def stream_s(batch: TileBatch, spec: DeviceSpec, tasks: Ints, imbalance: Floats)
     l2_s = (near * both + _lines_again(batch, spec)) / l2.bandwidth_bytes_per_s * imbalance
     if batch.nontemporal:
         cached = inputs * cached_share(inputs, room(spec, "l3"))
-        far = inputs - cached + outputs * (1.0 + _partial_lines(batch, spec))
+        # A line two rows share goes out twice, and memory reads what such a write leaves of it.
+        far = inputs - cached + outputs * (1.0 + 2.0 * _partial_lines(batch, spec))
     else:
         kept = cached_share(both, room(spec, "l3"))
         cached, far = (both + outputs) * kept, np.full(len(batch), (both + outputs) * (1.0 - kept))
