@@ -1,8 +1,9 @@
 /*
  * Measures: instructions of one class per second of a unit full of warps (compute.ops_per_cycle_per_unit, with the
  * clock): add (float32 addition), special (the exponential's own instruction), convert (float32 to float16 and
- * back: what two conversions and an addition take longer than the addition, as the model adds them), fma.float16 (two per lane and instruction) and fma.float64; issue: the most instructions of mixed pipes
- * per cycle, floating point beside integer, or beside scratchpad loads.
+ * back: what two conversions and an addition take longer than the addition, as the model adds them), fma.float16 (two per lane and instruction) and fma.float64; integer (additions and exclusive-ors), where they
+ * run beside multiply-adds and do not take turns with them; issue: the most instructions of mixed pipes per cycle, floating
+ * point beside integer, or beside scratchpad loads.
  *
  * Spoiled by: dependent chains (eight independent values per thread, and all warps that fit); loop overhead (64 or
  * more instructions per turn); a compiler that folds repeated steps (no step can be merged with the next: rounding,
@@ -69,6 +70,16 @@ extern "C" __global__ void __launch_bounds__(1024) fma_double(const int* p, cons
   for (int s = 0; s < steps; ++s) TURN EACH x[j] = fma(x[j], a, b);
   EACH sum += x[j];
   out[THREAD] = (float)sum;
+}
+
+extern "C" __global__ void __launch_bounds__(1024) integer(const int* p, const float* in, float* out) {
+  const int steps = p[0], mask = p[1], more = p[2];
+  int n[8], sum = 0;
+  EACH n[j] = THREAD + j;
+#pragma unroll 1
+  for (int s = 0; s < steps; ++s) TURN EACH n[j] = (n[j] ^ mask) + more;
+  EACH sum += n[j] & 4095;
+  out[THREAD] = (float)sum + in[0];
 }
 
 extern "C" __global__ void __launch_bounds__(1024) issue_integer(const int* p, const float* in, float* out) {

@@ -1,7 +1,8 @@
 /*
  * Measures: what a short contiguous run costs. Lanes read runs of 4 to 128 bytes, one run per 256 bytes, at several
  * offsets; a run that touches k transactions costs k times one. The size that explains all runs and offsets is the
- * transaction: over a region in L2 memory_layers.l2.transaction_bytes, over fresh global memory
+ * transaction: over a region in L2 memory_layers.l2.transaction_bytes (of global memory, too:
+ * what L2 is asked for is what a load moves at least), over fresh global memory
  * memory_layers.global.fetch_bytes (what one access brings at least from behind the cache).
  *
  * Spoiled by: a bound other than bytes (four loads per step are independent, and all warps are resident; where short

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
@@ -12,7 +13,7 @@ from roller.hardware import DeviceSpec
 from roller.probing.gpu.fits import choose, fit_steps
 from roller.probing.gpu.memory import steps_of
 from roller.probing.gpu.planning import full_grid, plan
-from roller.probing.gpu.session import GpuSession, doubted, samples_of
+from roller.probing.gpu.session import GpuSession, Timed, doubted, samples_of
 from roller.probing.measured import Measured
 from roller.probing.probe import Finding
 from roller.runtime.probe_format import Case, Contents, Plan
@@ -27,8 +28,11 @@ _TILES = {(1, 1): 1024, (2, 2): 1024, (4, 4): 1024, (8, 4): 512, (8, 8): 512}
 _WARPS = (1, 2, 4, 8, 16, 32)
 #: Class and operations of one thread and step, per kernel.
 _CLASSES = {"add": ("add", 64), "special": ("special", 64), "convert": ("convert", 128),
-            "fma_half": ("fma.float16", 128), "fma_double": ("fma.float64", 64), "issue_integer": ("issue", 256),
-            "issue_shared": ("issue", 48)}  # fmt: skip
+            "fma_half": ("fma.float16", 128), "fma_double": ("fma.float64", 64), "integer": ("integer", 128),
+            "issue_integer": ("issue", 256), "issue_shared": ("issue", 48)}  # fmt: skip
+_PARAMETERS = {"integer": (0x55AA, 3), "issue_integer": (0x55AA, 3), "issue_shared": (32,)}
+#: Integer instructions have pipes of their own where both kinds mixed take less than this share of one after another.
+_BESIDE = 0.85
 #: A pipe that half the warps fill nearly as fast as all was not full: their share of the time at most.
 _HALF = 0.8
 _VALUES = (0.25, 0.5, 1.0)
@@ -142,7 +146,9 @@ def rates_plan(spec: DeviceSpec) -> Plan:
             seconds = operations * grid * _BLOCK / rate
             if entry == "convert":
                 seconds += 64 * grid * _BLOCK / spec.ops_per_s("add")
-            parameters = {"issue_integer": (0x55AA, 3), "issue_shared": (32,)}.get(entry, ())
+            if entry == "issue_integer" and "integer" not in rates:  # they take turns
+                seconds = max(seconds, 256 * grid * _BLOCK / spec.ops_per_s("add"))
+            parameters = _PARAMETERS.get(entry, ())
             cases.append(Case(f"{entry} {part}", entry, grid, _BLOCK, parameters, seconds, output_dtype="float32"))
     return plan("rates", (Contents("values", 8192, "float32", values=_VALUES),), cases)
 
@@ -171,7 +177,20 @@ def rates(session: GpuSession) -> Finding:
         if path not in values or found.value > values[path].value:  # the most of several mixes
             values[path] = found
             doubts.pop(path, None)
+    together = _turns(timed)
+    if together is not None and together > _BESIDE and f"{_RATES}.integer" in values:
+        reason = f"both kinds together take {together:.0%} of one after another: no pipes beside those of multiply-adds"
+        values |= doubted(reason, doubts, f"{_RATES}.integer")
     return Finding(values, session.taken(), doubts)
+
+
+def _turns(timed: Mapping[str, Timed]) -> float | None:
+    """Return the time of multiply-adds and integer instructions mixed, over that of one kind after the other."""
+    names = ("issue_integer full", "add full", "integer full")
+    if not set(names) <= set(timed):
+        return None
+    mixed, add, integer = (timed[n].step.value for n in names)
+    return mixed / (2 * add + integer)  # 128 multiply-adds are as long as 128 additions, two steps of that kernel
 
 
 def _matrix_step(spec: DeviceSpec) -> tuple[str, int]:

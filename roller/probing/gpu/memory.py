@@ -204,6 +204,11 @@ def transactions(session: GpuSession) -> Finding:
             values[f"memory_layers.{field}"] = _transaction(mine, field)
         except SpecError as err:
             values |= doubted(err, doubts, f"memory_layers.{field}")
+    asked, moved = (f"memory_layers.{x}.transaction_bytes" for x in ("l2", "global"))
+    if asked in values:  # what L2 is asked for is what a load of global memory moves at least
+        values[moved] = values[asked]
+    if asked in doubts:
+        doubts[moved] = doubts[asked]
     return Finding(values, session.taken(), doubts)
 
 

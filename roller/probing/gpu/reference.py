@@ -121,6 +121,14 @@ def _issue_integer(steps: int, case: Case, data: Contents, threads: np.ndarray) 
     return np.asarray(x.astype(np.float64).sum() + (n & 255).sum(axis=1), np.float32)
 
 
+def _integer(steps: int, case: Case, data: Contents, threads: np.ndarray) -> np.ndarray:
+    mask, more = case.parameters
+    n = (threads[:, None] + np.arange(_VALUES)).astype(np.int64)
+    for _ in range(steps * _TURNS):
+        n = (n ^ mask) + more
+    return np.asarray((n & 4095).sum(axis=1) + data.at(np.array(0)), np.float32)
+
+
 def _issue_shared(steps: int, case: Case, data: Contents, threads: np.ndarray) -> np.ndarray:
     (bump,) = case.parameters
     first, a, b = data.at(np.arange(3))
@@ -162,7 +170,7 @@ def reference_of(case: Case, data: Contents, uniform: bool = False) -> Reference
         "sweep": _sweep, "runs": _runs, "vectors": _shared(4, 8, 512, 4095), "strided": _shared(1, 16, 257, 4095),
         "far": _chase, "near": _chase,
         "tile_1x1": _tile(1, 1), "tile_2x2": _tile(2, 2), "tile_4x4": _tile(4, 4), "tile_8x4": _tile(8, 4),
-        "tile_8x8": _tile(8, 8), "issue_integer": _issue_integer, "issue_shared": _issue_shared,
+        "tile_8x8": _tile(8, 8), "integer": _integer, "issue_integer": _issue_integer, "issue_shared": _issue_shared,
         "empty": lambda s, c, d, t: wrapped(np.full(len(t), c.parameters[0] + int(d.at(np.array(0))))),
         "barrier": lambda s, c, d, t: wrapped(np.full(len(t), int(d.at(np.array(0))) + s * c.parameters[0])),
     }  # fmt: skip

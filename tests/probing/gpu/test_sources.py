@@ -29,7 +29,7 @@ LOOPS = {
     "tile_8x8": {"ld.shared.v4.f32": 4, "fma.rn": 64},
     "add": {"add.ftz.f32": 64}, "special": {"ex2.approx": 64}, "convert": {"cvt.f32.f16": 64, "cvt.rn.f16": 64},
     "fma_half": {"fma.rn.f16x2": 64}, "fma_double": {"fma.rn.f64": 64},
-    "issue_integer": {"fma.rn": 128, "xor.b32": 64, "add.s32": 65},
+    "issue_integer": {"fma.rn": 128, "xor.b32": 64, "add.s32": 65}, "integer": {"xor.b32": 64, "add.s32": 65},
     "issue_shared": {"fma.rn": 32, "ld.shared.f32": 16}, "matrix_float16": {"wmma.mma.sync": 4},
     "matrix_bfloat16": {"wmma.mma.sync": 4}, "matrix_int8": {"wmma.mma.sync": 4},
     "barrier": {"bar": 16}, "empty": {},
@@ -124,7 +124,8 @@ GCN = {
     "tile_4x4": {"ds_read_b128": 2, "v_fma": 16}, "tile_8x4": {"ds_read_b128": 3, "v_fma": 32},
     "tile_8x8": {"ds_read_b128": 4, "v_fma": 64}, "add": {"v_add_f32": 64}, "special": {"v_exp_f32": 64},
     "convert": {"v_cvt_f16_f32": 64, "v_cvt_f32_f16": 64}, "fma_half": {"v_pk_fma_f16": 64},
-    "fma_double": {"v_fma_f64": 64}, "issue_integer": {"v_fma_f32": 128, "v_xor": 64, "v_add": 64},
+    "fma_double": {"v_fma_f64": 64}, "integer": {"v_xor": 64, "v_add": 64},
+    "issue_integer": {"v_fma_f32": 128, "v_xor": 64, "v_add": 64},
     "issue_shared": {"v_fma": 32, "ds_read_b32": 16}, "barrier": {"s_barrier": 16}, "empty": {},
     "matrix_float16": {"v_mfma_f32_32x32x8f16": 4},
 }  # fmt: skip
@@ -156,7 +157,8 @@ SASS = {
     "near": {"LDS": 16}, "vectors": {"LDS.128": 8}, "strided": {"LDS": 16}, "runs": {"LDG.E": 4},
     "tile_1x1": {"LDS": 2, "FFMA": 1}, "tile_8x8": {"LDS.128": 4, "FFMA": 64}, "add": {"FADD": 64},
     "special": {"MUFU.EX2": 64}, "fma_half": {"HFMA2": 64}, "fma_double": {"DFMA": 64},
-    "issue_integer": {"FFMA": 128, "LOP3": 64, "IADD3": 64}, "issue_shared": {"FFMA": 32, "LDS": 16},
+    "integer": {"LOP3": 64, "FFMA": 0}, "issue_integer": {"FFMA": 128, "LOP3": 64, "IADD3": 64},
+    "issue_shared": {"FFMA": 32, "LDS": 16},
     "matrix_float16": {"HMMA.16816.F32": 8}, "matrix_int8": {"IMMA": 8}, "barrier": {"BAR.SYNC": 16},
 }  # fmt: skip
 
