@@ -58,13 +58,14 @@ compute:
 execution:
   step_latency_s: {{assumed: {c4:.6e}, note: "4 cycles: dependent FMA"}}
   step_issue_s: {{assumed: {c1:.6e}, note: "1 cycle: loop and address arithmetic of one step"}}
-  barrier_s: {{assumed: 2.0e-8, note: "loop overhead of one panel step"}}
+  barrier_s: {{assumed: {barrier:.6e}, note: "4.5 cycles: loop overhead of one task"}}
   launch_s: {{assumed: 3.0e-7, note: "the foreign-function call, and the kernel's look at its arguments"}}
   fork_s: {{assumed: 2.0e-6, note: "to workers that spin since the last kernel"}}
-  element_gather_s: {{assumed: {gather:.6e}, note: "1.5 cycles: a load and a store that cannot be vectors"}}
-  element_copy_s: {{assumed: {half:.6e}, note: "half a cycle: short rows with borders"}}
+  element_gather_s: {{assumed: {gather:.6e}, note: "half a cycle: loads and stores of single elements"}}
+  element_copy_s: {{assumed: {copy:.6e}, note: "a vector every few cycles: rows that lie in a cache"}}
   element_scatter_s: {{assumed: {c1:.6e}, note: "one store per cycle"}}
-  misses_in_flight: {{assumed: 4, note: "cache-line streams beside the arithmetic"}}
+  misses_in_flight: {{assumed: 6, note: "cache lines waited for beside the arithmetic"}}
+  split_load_slots: {{assumed: 0.5, note: "of a vector load that touches two lines"}}
 limits:
   vector_registers: {{datasheet: {registers}}}
   usable_vector_registers: {{assumed: {usable}, note: "accumulators; the rest holds operands"}}
@@ -148,8 +149,8 @@ def generic_profile(name: str) -> DeviceSpec:
     usable = known.registers - _OPERAND_REGISTERS[known.registers]
     text = _TEXT.format(
         name=name, mcpu=known.mcpu, mtriple=known.mtriple and f", mtriple: {known.mtriple}", clock=_CLOCK_HZ,
-        lanes=lanes, pair=2 * lanes, special=lanes / 8, issue=4 * lanes, c1=cycle, c4=4 * cycle, half=cycle / 2,
-        gather=1.5 * cycle, registers=known.registers, usable=usable, register_bytes=known.registers * vector,
+        lanes=lanes, pair=2 * lanes, special=lanes / 8, issue=4 * lanes, c1=cycle, c4=4 * cycle, barrier=4.5 * cycle,
+        copy=0.22 * cycle, gather=0.55 * cycle, registers=known.registers, usable=usable, register_bytes=known.registers * vector,
         usable_bytes=usable * vector, registers_per_s=12 * 2 * lanes * _CLOCK_HZ, vector=vector,
         l1=2 * vector * _CLOCK_HZ, l2=vector * _CLOCK_HZ,
     )  # fmt: skip

@@ -18,15 +18,15 @@ from roller.probing.registry import microbench_folder
 _GATHERED, _ROWS, _ROW_ELEMENTS, _ROW_CYCLES = 128 * 32, 128, 28, 8.0
 
 #: Vectors by which the rows of the tasks are longer on average, so that nobody foresees where they end.
-_JITTER = 6
+_JITTER = 1.5
 
 
 def tasks(session: CpuSession) -> Finding:
     """Return seconds of a task beside its elements: the intercept over the length of its row."""
-    data, vector = session.blocks("tasks", 65536), 4 * session.spec.teu.lanes
-    short, long = (session.seconds("task_rows", data, n * vector) for n in (16, 64))
-    slope = (long.value - short.value) / 48
-    over = short.value - (16 + _JITTER) * slope
+    data, vector = session.blocks("tasks", 32768), 4 * session.spec.teu.lanes
+    short, long = (session.seconds("task_rows", data, n * vector) for n in (4, 32))
+    slope = (long.value - short.value) / 28
+    over = short.value - (4 + _JITTER) * slope
     spread = max(short.spread, long.spread)
     return Finding({"execution.barrier_s": Measured(over, spread, short.samples)})
 

@@ -7,6 +7,8 @@ from roller.probing.measured import Measured
 from roller.probing.probe import Finding
 
 _RATE = "compute.ops_per_cycle_per_unit"
+#: Turns of the clock, on which all rates per cycle rest.
+_TURNS = 6
 #: A proof that compares two times allows them to differ by this much.
 TOLERANCE = 0.12
 #: Tiles of a micro-kernel ``(rows, vectors)`` that hide the latency of a multiply-add and fit the registers.
@@ -20,9 +22,14 @@ _SWEEP = {16: ((1, 1), (2, 1), (4, 1), (4, 2), (5, 2), (6, 2), (7, 2)),
 def clock(session: CpuSession) -> Finding:
     """Count dependent additions per second on all cores at once."""
     chain = session.constant("clock_chain")
-    one, two = (session.seconds(k, cores=session.cores) for k in ("clock_one", "clock_two"))
+    turns = [
+        [session.seconds(k, cores=session.cores, turns=2) for k in ("clock_one", "clock_two")] for _ in range(_TURNS)
+    ]
+    one, two = (min(found, key=lambda m: m.value) for found in zip(*turns, strict=True))
     found = one.rate(chain)
-    session.clock_hz = found.value
+    # Whoever counts cycles with a clock that was disturbed counts too few of them.
+    session.clock_hz = max(session.clock_hz, found.value) if session.clocked else found.value
+    session.clocked = True
     doubts = {}
     if two.value > one.value * (1 + TOLERANCE):
         doubts["clock_hz"] = f"two chains take {two.value / one.value:.2f} times as long as one: not bound by latency."

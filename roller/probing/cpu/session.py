@@ -80,8 +80,8 @@ class CpuSession:
     def __init__(self, spec: DeviceSpec, windows: int = 40, budget_s: float = 0.06) -> None:
         self.spec, self.windows, self.budget_s = spec, windows, budget_s
         self.processors = one_per_core(spec.units)
-        #: Clock of this round: the first probe sets it, the others count cycles with it.
-        self.clock_hz = spec.clock_hz
+        #: Fastest clock seen: the first probe sets it, the others count cycles with it.
+        self.clock_hz, self.clocked = spec.clock_hz, False
         self._folder = tempfile.TemporaryDirectory(prefix="roller-probe-", ignore_cleanup_errors=True)
         #: Where libraries are built; gone with the session.
         self.folder = Path(self._folder.name)
