@@ -150,7 +150,8 @@ def generic_profile(name: str) -> DeviceSpec:
     text = _TEXT.format(
         name=name, mcpu=known.mcpu, mtriple=known.mtriple and f", mtriple: {known.mtriple}", clock=_CLOCK_HZ,
         lanes=lanes, pair=2 * lanes, special=lanes / 8, issue=4 * lanes, c1=cycle, c4=4 * cycle, barrier=4.5 * cycle,
-        copy=0.22 * cycle, gather=0.55 * cycle, registers=known.registers, usable=usable, register_bytes=known.registers * vector,
+        copy=0.22 * cycle, gather=0.55 * cycle, registers=known.registers, usable=usable,
+        register_bytes=known.registers * vector,
         usable_bytes=usable * vector, registers_per_s=12 * 2 * lanes * _CLOCK_HZ, vector=vector,
         l1=2 * vector * _CLOCK_HZ, l2=vector * _CLOCK_HZ,
     )  # fmt: skip
