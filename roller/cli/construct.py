@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
 import roller
 from roller.cli.common import (
     DeviceOption,
@@ -16,6 +22,16 @@ from roller.cli.common import (
     print_json,
 )
 
+if TYPE_CHECKING:
+    from roller.construction.constructor import Candidate
+    from roller.construction.sokoban import SokobanReport
+    from roller.hardware import DeviceSpec
+
+PolicyOption = Annotated[
+    str, typer.Option("--policy", help="'roller' constructs in milliseconds, 'sokoban' enumerates all tilings.")
+]
+StatsOption = Annotated[bool, typer.Option("--stats", help="Also print what the search did, and its time.")]
+
 
 def construct_command(
     expression: ExprArgument,
@@ -23,16 +39,37 @@ def construct_command(
     top_k: TopKOption = 10,
     as_json: JsonOption = False,
     settings: SetOption = None,
+    policy: PolicyOption = "roller",
+    stats: StatsOption = False,
 ) -> None:
     """Construct aligned programs for a device and print them by predicted time; nothing is built or run."""
     spec = device_of(device, settings)
     expr = roller.ops.parse(expression)
-    candidates = roller.construct(expr, device=spec, top_k=top_k)
+    start = time.process_time()
+    candidates, searched = _candidates(expr, spec, roller.ConstructOptions(top_k=top_k, policy=policy))
+    seconds = time.process_time() - start
+    did = {} if searched is None else asdict(searched)
     if as_json:
         rows = [candidate_json(c) for c in candidates]
-        print_json({"expression": str(expr), "device": spec.name, "candidates": rows})
+        search = {"stats": {"policy": policy, "processor_s": seconds, **did}} if stats else {}
+        print_json({"expression": str(expr), "device": spec.name, "candidates": rows, **search})
         return
     screen = console()
     screen.print(candidates_table(candidates, f"{expr} on {spec.description}: predicted, not measured"))
     if top_k != "auto" and len(candidates) < top_k:
         screen.print(f"{len(candidates)} distinct programs exist; {top_k} were asked for")
+    if stats:
+        counts = "".join(f", {name.replace('_', ' ')} {count:,}" for name, count in did.items())
+        screen.print(f"{policy}: {seconds:.3f} s of one processor{counts}")
+
+
+def _candidates(
+    expr: roller.TensorExpr, spec: DeviceSpec, options: roller.ConstructOptions
+) -> tuple[list[Candidate], SokobanReport | None]:
+    """Return the candidates, and what the search did where it was one."""
+    if options.policy != "sokoban":
+        return roller.construct(expr, device=spec, options=options), None
+    from roller.construction.sokoban import sokoban_candidates
+
+    found, report = sokoban_candidates(expr, spec, options)
+    return list(found), report

@@ -26,7 +26,7 @@ _ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14)
 #: Equal parts of a short axis that are rows too, and rows along two axes.
 _SPLITS, _PAIRS = 4, (2, 3, 4, 7, 12)
 #: Vectors of a micro-kernel along the vector axis.
-_VECTORS = (1, 2, 3, 4, 6, 8)
+VECTORS = (1, 2, 3, 4, 6, 8)
 #: Micro-kernels that are given tasks, per vector axis; and how far behind the best one an axis may be.
 _KERNELS, _NEAR = 24, 1.8
 #: Register tiles of one task along an axis, beside all of them.
@@ -36,7 +36,7 @@ _STREAMED = (1, 2, 4, 16, 64, 256, 1024, 4096)
 #: Task shapes per micro-kernel.
 _TASKS = 48
 #: Pieces of a deep reduction (elements), and tasks tried with all: so many, and one in so many of the rest.
-_CHUNKS, _CHUNKED_TASKS = (8, 16, 256, 512, 1024), 6
+CHUNKS, _CHUNKED_TASKS = (8, 16, 256, 512, 1024), 6
 #: Pieces shorter than this are for a single row of outputs: several rows cost more to put away than to compute.
 _SHORT_CHUNK = 64
 
@@ -46,12 +46,12 @@ def cpu_pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) ->
     structure = structure_of(geometry)
     if structure == "tiled":
         batches = []
-        for v, registers in _micro_kernels(geometry, spec, options.constants).items():
+        for v, registers in micro_kernels(geometry, spec, options.constants).items():
             register, block = np.split(_tiled(geometry, spec, registers), 2, axis=1)
             for staged in staged_choices(geometry, v, options.constants):
                 batches.append(_batch(geometry, "tiled", register, block, staged, v))
         batches += [
-            dots_batch(geometry, spec, v, _row_axes(geometry, v), lambda r: list(_tasks(_tiles(geometry, r), spec)))
+            dots_batch(geometry, spec, v, row_axes(geometry, v), lambda r: list(_tasks(_tiles(geometry, r), spec)))
             for v in dot_axes(geometry, spec)
         ]
         if options.split_k and (geometry.extents[geometry.spatial] > 1).any():
@@ -115,7 +115,7 @@ def _batch(g: Geometry, structure: str, register: Ints, block: Ints, staged: tup
     return TileBatch(g, structure, register, block, np.ones(len(block), np.int64), staged, panel, v)
 
 
-def _micro_kernels(geometry: Geometry, spec: DeviceSpec, constants: tuple[str, ...]) -> dict[int, Ints]:
+def micro_kernels(geometry: Geometry, spec: DeviceSpec, constants: tuple[str, ...]) -> dict[int, Ints]:
     """Return the register tiles worth trying with many tasks, ``(N, axes)`` per vector axis.
 
     Construction goes from the fastest layer outwards: micro-kernels are compared first, each as one task; the most
@@ -138,11 +138,11 @@ def _register_tiles(geometry: Geometry, spec: DeviceSpec, v: int) -> Ints:
     """Return the register tiles whose lanes lie along axis ``v``, ``(N, axes)``."""
     lanes = lane_count(spec, 4)
     usable = spec.limits.usable_vector_registers or 1  # the schema requires it of a CPU
-    others, found = _row_axes(geometry, v), []
-    for vectors in _VECTORS:
+    others, found = row_axes(geometry, v), []
+    for vectors in VECTORS:
         if vectors > 1 and vectors * lanes > int(geometry.extents[v]):
             continue
-        for rows in _row_choices(geometry, others, max(1, usable // vectors)):
+        for rows in row_choices(geometry, others, max(1, usable // vectors)):
             register = np.ones(len(geometry.names), np.int64)
             register[v] = vectors * lanes
             register[others] = rows
@@ -177,7 +177,7 @@ def reduction_chunks(geometry: Geometry) -> list[Ints]:
     deep = np.flatnonzero(~geometry.spatial & (geometry.extents > 1))
     if len(deep) != 1:
         return []
-    return [np.where(geometry.spatial, 1, c) for c in _CHUNKS if 2 * c <= geometry.extents[deep[0]]]
+    return [np.where(geometry.spatial, 1, c) for c in CHUNKS if 2 * c <= geometry.extents[deep[0]]]
 
 
 def _chunked_tasks(tasks: Ints) -> Ints:
@@ -187,7 +187,7 @@ def _chunked_tasks(tasks: Ints) -> Ints:
     return np.concatenate([several[:_CHUNKED_TASKS], several[_CHUNKED_TASKS::_CHUNKED_TASKS]])
 
 
-def _row_axes(geometry: Geometry, v: int) -> list[int]:
+def row_axes(geometry: Geometry, v: int) -> list[int]:
     """Axes worth several rows of a micro-kernel: some operand is reused along them, or a window slides."""
     out = []
     for a in np.flatnonzero(geometry.spatial):
@@ -228,7 +228,7 @@ def _per_task(tiles: int, units: int) -> Ints:
     return np.array(sorted({min(p, tiles) for p in _PER_TASK} | {tiles, -(-tiles // units)}), np.int64)
 
 
-def _row_choices(geometry: Geometry, others: list[int], room: int) -> list[tuple[int, ...]]:
+def row_choices(geometry: Geometry, others: list[int], room: int) -> list[tuple[int, ...]]:
     """Rows of a micro-kernel over the scalar axes, at most two of them larger than 1; a few, and even splits."""
     out = {tuple(1 for _ in others)}
     for i, a in enumerate(others):
@@ -252,7 +252,7 @@ def _streaming(geometry: Geometry, spec: DeviceSpec, v: int) -> TileBatch:
     far = [a for a in geometry.loads if lane_distance(a, v) > 1]
     along = [x for a in far for x in geometry.order if lane_distance(a, x) == 1]
     orders = dict.fromkeys([geometry.order[::-1], *((x, *(y for y in geometry.order[::-1] if y != x)) for x in along)])
-    for order, vectors in itertools.product(orders, _vector_counts(geometry, v, lanes)):
+    for order, vectors in itertools.product(orders, vector_counts(geometry, v, lanes)):
         register = np.ones(rank, np.int64)
         register[v] = vectors * lanes
         for count in _task_sizes(geometry, register, spec):
@@ -262,7 +262,7 @@ def _streaming(geometry: Geometry, spec: DeviceSpec, v: int) -> TileBatch:
     return _batch(geometry, "streaming", both[:, :rank], both[:, rank:], (), v)
 
 
-def _vector_counts(geometry: Geometry, v: int, lanes: int) -> list[int]:
+def vector_counts(geometry: Geometry, v: int, lanes: int) -> list[int]:
     """Return the vectors of a register tile along axis ``v``: no more than the next power of two that covers it."""
     return [n for n in (1, 2, 4) if n == 1 or n * lanes < 2 * int(geometry.extents[v])]
 
@@ -292,7 +292,7 @@ def _rows(geometry: Geometry, spec: DeviceSpec) -> list[TileBatch]:
     batches = []
     for v in vector_axes(geometry, "rows"):
         registers, blocks = [], []
-        for vectors in _vector_counts(geometry, v, lanes):
+        for vectors in vector_counts(geometry, v, lanes):
             register = np.ones(rank, np.int64)
             register[v] = vectors * lanes
             block = np.where(geometry.spatial, register, -(-geometry.extents // register) * register)

@@ -77,18 +77,10 @@ def padding_allowed(geometry: Geometry, block: Ints, options: ConstructOptions) 
 
 
 def _tiled(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> TileBatch:
-    registers = _kernels(geometry, spec)
-    a = len(geometry.names)
-    starts = []
-    for r in registers:
-        seeds = lane_seeds(-(-geometry.extents // r), geometry.spatial, spec.teu.lanes)
-        starts.append(np.concatenate([np.broadcast_to(r, seeds.shape), seeds], axis=1))
-    visited = _grow_blocks(geometry, spec, np.concatenate(starts), options)
-    steps = {
-        key: reduction_steps(geometry, np.array(key), limit=_STEPS)
-        for key in sorted({tuple(int(x) for x in np.where(geometry.spatial, 1, r)) for r in registers})
-    }
-    visited = _most_promising(geometry, spec, visited, steps, -(-options.pool // max(len(t) for t in steps.values())))
+    a, registers = len(geometry.names), kernels(geometry, spec)
+    steps = step_tables(geometry, registers)
+    visited = blocks(geometry, spec, registers, options)
+    visited = most_promising(geometry, spec, visited, steps, -(-options.pool // max(len(t) for t in steps.values())))
     register, block = visited[:, :a], visited[:, :a] * visited[:, a:]
     registers_, blocks_ = [], []
     for key, table in steps.items():
@@ -99,7 +91,24 @@ def _tiled(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> T
     return _finish(geometry, spec, np.concatenate(registers_), np.concatenate(blocks_), options)
 
 
-def _kernels(geometry: Geometry, spec: DeviceSpec) -> Ints:
+def blocks(geometry: Geometry, spec: DeviceSpec, registers: Ints, options: ConstructOptions) -> Ints:
+    """Return the blocks grown from register tiles, as states ``[register tile | threads]`` of whole TEUs."""
+    starts = []
+    for r in registers:
+        seeds = lane_seeds(-(-geometry.extents // r), geometry.spatial, spec.teu.lanes)
+        starts.append(np.concatenate([np.broadcast_to(r, seeds.shape), seeds], axis=1))
+    return _grow_blocks(geometry, spec, np.concatenate(starts), options)
+
+
+def step_tables(geometry: Geometry, registers: Ints) -> dict[tuple[int, ...], Ints]:
+    """Return the reduction steps to branch over, per reduction extents of the register tiles."""
+    return {
+        key: reduction_steps(geometry, np.array(key), limit=_STEPS)
+        for key in sorted({tuple(int(x) for x in np.where(geometry.spatial, 1, r)) for r in registers})
+    }
+
+
+def kernels(geometry: Geometry, spec: DeviceSpec) -> Ints:
     """Return the register tiles that blocks are grown from, ``(N, axes)``.
 
     Where windows alone are reduced the innermost one is unrolled with the outputs or not: they share operands then.
@@ -119,7 +128,7 @@ def _kernels(geometry: Geometry, spec: DeviceSpec) -> Ints:
     return registers
 
 
-def _most_promising(
+def most_promising(
     geometry: Geometry, spec: DeviceSpec, visited: Ints, steps: dict[tuple[int, ...], Ints], count: int
 ) -> Ints:
     """Return the ``count`` states of least bound, in the order visited.
