@@ -32,8 +32,8 @@ from roller.runtime.timing import Contender, run_once
 
 #: Candidates timed in the median operator at most, and time lost against the best of ten, geometric mean.
 MEDIAN_TIMED, MEAN_LOSS = 3, 0.03
-#: Seconds one turn of a candidate takes at least, and what a candidate may be slower than the best to go on.
-TURN_S, DROP = 0.002, 3.0
+#: Seconds of one turn of a candidate and of its first calls; how much slower than the best it may be to go on.
+TURN_S, WARM_S, DROP = 0.002, 0.02, 3.0
 #: Errors of ratios that are tried on the recorded times.
 GRID = (0.02, 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.3, 0.5)
 
@@ -87,7 +87,7 @@ def in_turn(contenders: Sequence[Contender], rounds: int) -> dict[str, tuple[flo
 
     The fastest single call, because other programs only ever add to a time, and to most calls where they are many.
     """
-    warm = {c.name: min(run_once(c.run) for _ in range(4)) for c in contenders}
+    warm = {c.name: _warm(c) for c in contenders}
     best = min(warm.values(), default=0.0)
     ahead = [c for c in contenders if warm[c.name] <= DROP * best]
     calls = {c.name: max(1, round(TURN_S / warm[c.name])) for c in ahead}
@@ -96,6 +96,12 @@ def in_turn(contenders: Sequence[Contender], rounds: int) -> dict[str, tuple[flo
         for c in ahead if n % 4 < 2 else reversed(ahead):
             samples[c.name].append(min(run_once(c.run) for _ in range(calls[c.name])))
     return {i: (min(s[0::2]), min(s[1::2])) for i, s in samples.items()}
+
+
+def _warm(contender: Contender) -> float:
+    """Return the fastest of the first calls: enough of them that a disturbance drops nobody."""
+    first = min(run_once(contender.run) for _ in range(3))
+    return min(first, *(run_once(contender.run) for _ in range(min(100, 1 + int(WARM_S / first)))))
 
 
 def outcome(operator: Operator, error: float) -> Outcome | None:
