@@ -5,8 +5,8 @@
  *   A core sweeps a block that fits the layer and not the one before it.
  * Spoiled by: TLB misses (blocks lie in large pages where the system has them), a block that partly fits the layer before
  *   (at least three times its size, except next to a small L3), memory of another node (each thread touches its own first).
- * Proof: loads go to registers and are used by nothing, one instruction per vector; a block of twice the size, still
- *   inside the layer, has the same bandwidth (L1 to L3).
+ * Proof: loads go to registers and are used by nothing, one instruction per vector and a loop of eight: there is nothing
+ *   else to wait for. In L1 they fill the load ports (load_store is a whole number of vectors per cycle).
  */
 #include "probe.h"
 

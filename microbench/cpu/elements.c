@@ -5,7 +5,8 @@
  *   elements are stored far apart); seconds per element, one core, source and target in L1 and L2.
  * Spoiled by: vectorised gathers (elements pass through a pin one by one), misses (64 KiB at most), rows that meet in one
  *   set of the cache (the pitch is odd in lines).
- * Proof: half the rows take half the time, so starting the loops does not count; the caches deliver several times faster.
+ * Proof: an element is one load and one store through a pinned register, and thirty of them share the start of a loop; the
+ *   caches deliver several times faster (bandwidth.c).
  */
 #include <string.h>
 #include "probe.h"

@@ -2,10 +2,11 @@
  *
  * Measures: execution.misses_in_flight, the `b` of the model's law for two stations that work at once: with memory time
  *   M and arithmetic time C alone, both together take max(M, C) * (1 - rho^(b+1)) / (1 - rho^b), rho = min / max. Vectors
- *   come from L2 or L3, each goes through some multiply-adds; C is the same code on a block in L1, M the loads alone.
+ *   come from L2, each goes through some multiply-adds; C is the same code on a block in L1, M the loads alone.
  *   Beside it, for people: how many independent chases through memory a core keeps going.
  * Spoiled by: M and C far apart (then any b fits: the multiply-adds per vector are chosen to make them nearly equal).
- * Proof: C does not change with more accumulators, M not with fewer loads per line; both are measured in the same run.
+ * Proof: M, C and both together are timed one after the other, again and again, and differ in the block or in the
+ *   multiply-adds alone; where nothing hides b is 1, where everything does its spread keeps it out.
  */
 #include "fma.h"
 #include "chase.h"

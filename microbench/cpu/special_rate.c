@@ -3,8 +3,8 @@
  * Measures: compute.ops_per_cycle_per_unit.special, lanes per cycle and core, all cores at once: the arithmetic of
  *   roller/codegen/cpu/mathlib.py (clipping, Cody and Waite, a polynomial of degree five, two powers of two) over 4 KiB in
  *   L1; divisions and square roots beside it, for people.
- * Spoiled by: a compiler that does not vectorise the loop (its rate then is that of one lane: the test counts lanes
- *   through the result, the report shows the rate), another polynomial.
+ * Spoiled by: a compiler that does not vectorise the loop (its rate then is that of one lane, and the probe withdraws
+ *   it), another polynomial.
  * Proof: arithmetic is 25 vector operations per load and store of L1, far beyond what L1 bounds.
  */
 #include <string.h>

@@ -11,6 +11,8 @@ _RATE = "compute.ops_per_cycle_per_unit"
 _TURNS = 6
 #: A proof that compares two times allows them to differ by this much.
 TOLERANCE = 0.12
+#: Twice the vector operations of an exponential: a vector never takes more cycles.
+_SPECIAL_OPERATIONS = 50
 #: Tiles of a micro-kernel ``(rows, vectors)`` that hide the latency of a multiply-add and fit the registers.
 _TILES = {16: ((6, 2), (4, 3)), 32: ((8, 2), (6, 3), (10, 2), (7, 3), (12, 2), (8, 3), (6, 4))}
 #: All tiles by accumulators, for the report.
@@ -97,11 +99,15 @@ def special_rate(session: CpuSession) -> Finding:
     def rate(kernel: str) -> Measured:
         return session.seconds(kernel, data, size, session.cores).rate(size / 8 / session.clock_hz)
 
-    return Finding({
-        f"{_RATE}.special": rate("exp_float32"),
+    exponentials, doubts = rate("exp_float32"), {}
+    if exponentials.value < session.spec.teu.lanes / _SPECIAL_OPERATIONS:
+        doubts[f"{_RATE}.special"] = "as slow as one lane: the compiler did not vectorise the loop. Update it."
+    values = {
+        f"{_RATE}.special": exponentials,
         "beside.divisions_per_cycle": rate("divide_float32"),
         "beside.roots_per_cycle": rate("root_float32"),
-    })  # fmt: skip
+    }
+    return Finding(values, doubts=doubts)
 
 
 def issue_rate(session: CpuSession) -> Finding:
