@@ -106,6 +106,22 @@ def test_a_win_that_does_not_repeat_is_no_win(start) -> None:
     assert (goal.id, best) in bench.rounds, "the second time in the other order"
 
 
+def test_what_a_search_ends_with_is_held_against_its_start(start) -> None:
+    goal = around(start)[0]
+    first = next(c.id for c in start.candidates if c.program == start.program)
+
+    def seconds_of(name: str, count: int) -> float:
+        if name == goal.id:
+            return 0.5 if count < 3 else 2.0  # wins twice, as if the machine had been busy with another, then no more
+        return 1.0
+
+    bench = Bench(seconds_of)
+    one_batch = refine(shop_of(bench), start, 1.5, ticking())
+    assert bench.rounds[-1] == (goal.id, first)
+    assert one_batch.program == start.program
+    assert one_batch.measured_s == 1.0
+
+
 def test_less_than_the_margin_is_no_win(start) -> None:
     goal = around(start)[0]
     bench = Bench(lambda name, _: 0.995 if name == goal.id else 1.0)
