@@ -23,7 +23,7 @@ from roller.perf.batch import TileBatch
 from roller.perf.estimate import Estimate
 from roller.tile.alignment import broken_rules
 from roller.tile.geometry import Geometry, Ints
-from roller.tile.layout import lane_reads, storage_padding
+from roller.tile.layout import fragment_spread, lane_reads, storage_padding
 from roller.tile.program import RProgram
 
 #: Programs beyond ``top_k`` that are laid out and priced again.
@@ -249,7 +249,7 @@ def _vector(batch: TileBatch, i: int, spec: DeviceSpec) -> tuple[str | None, int
 
 
 def _lay_out(program: RProgram, spec: DeviceSpec) -> RProgram:
-    """Choose interleaved or contiguous thread rows, and the storage padding, by the conflicts of one TEU."""
+    """Choose interleaved or contiguous thread rows, and the storage padding, by what one TEU's reads cost."""
     shared = spec.layer("shared")
     banks, width = shared.banks or spec.teu.lanes, shared.bank_width_bytes or 4
     options = []
@@ -258,10 +258,11 @@ def _lay_out(program: RProgram, spec: DeviceSpec) -> RProgram:
         reads = lane_reads(trial, spec.teu.lanes)
         chosen = {t: storage_padding(r, banks, width) for t, r in reads.items()}
         pads = {t: pad for t, (pad, _) in chosen.items()}
-        conflicts = sum(degree for _, degree in chosen.values())
-        options.append((conflicts, sum(pads.values()), not interleaved, pads, reads))
-        if conflicts == len(reads) and not any(pads.values()):
-            break  # no conflict without padding: nothing can be better
+        spread = fragment_spread(trial)
+        cost = sum(degree * spread[t] for t, (_, degree) in chosen.items())
+        options.append((cost, sum(pads.values()), not interleaved, pads, reads))
+        if cost == len(reads) and not any(pads.values()):
+            break  # no conflict without padding, nothing read twice: nothing can be better
     _, _, contiguous, pads, reads = min(options, key=lambda o: o[:3])
     padding = tuple((t, p) for t, p in pads.items() if p)
     # The padding moves no lane, so the rule that checks it need not enumerate again.

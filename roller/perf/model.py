@@ -88,26 +88,17 @@ def estimate_programs(programs: Sequence[RProgram], spec: DeviceSpec) -> list[Es
     for members in groups.values():
         mine = [programs[n] for n in members]
         batch = batch_of(mine)
-        terms = _gpu_terms(batch, mine, spec) if spec.kind == "gpu" else cpu.price(batch, spec)
+        terms = (
+            gpu.price(batch, spec, gpu.LaidOut.of(batch, mine, spec)) if spec.kind == "gpu" else cpu.price(batch, spec)
+        )
         out.update({n: _estimate(terms, row, spec) for row, n in enumerate(members)})
     return [out[n] for n in range(len(programs))]
-
-
-def _gpu_terms(batch: TileBatch, programs: Sequence[RProgram], spec: DeviceSpec) -> Mapping[str, Floats]:
-    """Price a batch with storage padding, bank conflicts and counted transactions of its programs."""
-    pads = [dict(p.storage_padding) for p in programs]
-    tensors = {t for p in pads for t in p}
-    padding = {t: np.array([p.get(t, 0) for p in pads], np.int64) for t in tensors}
-    degrees = [gpu.conflict_degrees(p, spec) for p in programs]
-    conflicts = {t: np.array([d[t] for d in degrees]) for t in degrees[0]}
-    counted = gpu.counted_traffic(batch, spec)
-    return gpu.price(batch, spec, gpu.scratchpad_bytes(batch, padding), conflicts, counted)
 
 
 def estimate_block(program: RProgram, spec: DeviceSpec, block: Sequence[int]) -> Estimate:
     """Return the estimate of a GPU program whose blocks advance by ``block`` only, though their threads cover more."""
     batch = replace(batch_of([program]), block=np.array([block], np.int64))
-    return _estimate(_gpu_terms(batch, [program], spec), 0, spec)
+    return _estimate(gpu.price(batch, spec, gpu.LaidOut.of(batch, [program], spec)), 0, spec)
 
 
 def estimate_program(program: RProgram, spec: DeviceSpec) -> Estimate:

@@ -7,6 +7,7 @@ tile). Code generation and the bank rule both read this module, so they cannot d
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -136,6 +137,32 @@ class LaneReads:
                 per_bank[w % banks] = per_bank.get(w % banks, 0) + 1
             found.append(max(per_bank.values()))
         return tuple(found)
+
+
+def thread_chunks(program: RProgram) -> dict[str, int]:
+    """Return how many elements a thread's tile holds in a row along each axis: all, or a chunk where it interleaves."""
+    register, threads = program.tile("register"), program.threads
+    chunks = {}
+    for a in program.axes:
+        vector = a.name == program.vector_axis and register[a.name] % program.vector_elements == 0
+        apart = program.interleaved and a.kind == SPATIAL and threads[a.name] > 1
+        chunks[a.name] = (program.vector_elements if vector else 1) if apart else register[a.name]
+    return chunks
+
+
+def fragment_spread(program: RProgram) -> dict[str, float]:
+    """Return, per staged tensor, elements a thread reads for its tile against those of a tile in one piece.
+
+    Windows of neighbouring outputs share elements; those of interleaved chunks do not.
+    """
+    register, chunks = tuple(program.tile("register").values()), tuple(thread_chunks(program).values())
+    found: dict[str, float] = {}
+    for access in Geometry.of(program.expr).loads:
+        if access.tensor.name in program.staged and access.tensor.name not in found:
+            pieces = math.prod(r // c for r, c, used in zip(register, chunks, access.uses, strict=True) if used)
+            whole, chunk = access.elements(np.array([register, chunks], np.int64)).tolist()
+            found[access.tensor.name] = pieces * chunk / whole
+    return found
 
 
 def lane_reads(program: RProgram, lanes: int) -> dict[str, LaneReads]:

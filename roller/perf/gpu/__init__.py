@@ -1,15 +1,15 @@
 """The GPU half of the micro performance model."""
 
-from roller.perf.gpu.compute import compute_rate_per_unit, conflict_degrees
+from roller.perf.gpu.compute import compute_rate_per_unit
+from roller.perf.gpu.laid_out import LaidOut
 from roller.perf.gpu.occupancy import allocated_registers, occupancy, register_words, scratchpad_bytes
 from roller.perf.gpu.price import lower_bound_s, price
-from roller.perf.gpu.traffic import counted_traffic, dram_bandwidth
+from roller.perf.gpu.traffic import dram_bandwidth
 
 __all__ = [
+    "LaidOut",
     "allocated_registers",
     "compute_rate_per_unit",
-    "conflict_degrees",
-    "counted_traffic",
     "dram_bandwidth",
     "lower_bound_s",
     "occupancy",

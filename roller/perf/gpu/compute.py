@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 
 from roller.expr import Cast, Load, instruction_mix, walk
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
+from roller.perf.gpu.laid_out import LaidOut
 from roller.perf.gpu.occupancy import row_elements
 from roller.tile.geometry import Floats, Ints
-from roller.tile.layout import lane_reads
-from roller.tile.program import RProgram
 from roller.tile.transactions import row_alignment_bytes
 
 #: Instructions of a thread that finds its block's and its own place, and of one stored vector; as in machine code.
@@ -24,42 +21,16 @@ PLACE_INSTRUCTIONS, STORE_INSTRUCTIONS = 60.0, 3.0
 VECTOR_BYTES = 16
 
 
-def conflict_degrees(program: RProgram, spec: DeviceSpec) -> dict[str, float]:
-    """Return, per staged tensor, wavefronts of one TEU's read against those without bank conflicts (enumerated)."""
-    if not program.staged:
-        return {}
-    shared, padding = spec.layer("shared"), dict(program.storage_padding)
-    banks, width = shared.banks or spec.teu.lanes, shared.bank_width_bytes or 4
-    degrees = {t: r.degrees(padding.get(t, 0), banks, width) for t, r in lane_reads(program, spec.teu.lanes).items()}
-    return {t: sum(d) / len(d) for t, d in degrees.items()}
-
-
-def expected_conflicts(batch: TileBatch, spec: DeviceSpec) -> dict[str, Floats]:
-    """Return the conflict degrees no storage padding removes, of programs not laid out yet.
-
-    Lanes that read every ``s``-th word of one row of a box use one bank in ``gcd(s, banks)``; padding spreads rows.
-    """
-    found: dict[str, Floats] = {}
-    banks = spec.layer("shared").banks or spec.teu.lanes
-    lanes = batch.lanes(spec.teu.lanes)
-    for a in batch.geometry.loads if batch.staged else ():
-        steps = np.abs(a.coefficients[-1]) if a.coefficients.shape[0] and a.windows[-1] else np.zeros(0, np.int64)
-        for axis in np.flatnonzero(steps):
-            apart = math.gcd(int(steps[axis]), banks)
-            if batch.geometry.spatial[axis] and apart > 1:
-                found[a.tensor.name] = np.maximum(1.0, np.ceil(np.minimum(lanes[:, axis], banks) * apart / banks))
-    return found
-
-
-def _operand_wavefronts(batch: TileBatch, spec: DeviceSpec, conflicts: Mapping[str, Floats]) -> tuple[Floats, Floats]:
+def _operand_wavefronts(batch: TileBatch, spec: DeviceSpec, laid: LaidOut | None) -> tuple[Floats, Floats]:
     """Return scratchpad wavefronts and load instructions of one warp for one register tile."""
     shared = spec.layer("shared")
     words_per_wavefront = (shared.banks or spec.teu.lanes) * (shared.bank_width_bytes or 4) // 4
     warp = batch.register * batch.lanes(spec.teu.lanes)
     step_tile = np.where(batch.geometry.spatial, batch.register, batch.block)
     wavefronts = instructions = np.zeros(len(batch))
+    conflicts, spread = (laid.conflicts, laid.spread) if laid else ({}, {})
     for a in batch.geometry.loads:
-        words = a.elements(batch.register) * a.tensor.itemsize_bytes / 4
+        words = a.elements(batch.register) * spread.get(a.tensor.name, 1.0) * a.tensor.itemsize_bytes / 4
         # A thread's elements along the tensor's last dimension, over the unrolled step, are read as vectors.
         run = row_elements(a, step_tile)[1] * a.tensor.itemsize_bytes // 4
         width = np.where(run % 4 == 0, 4, np.where(run % 2 == 0, 2, 1))
@@ -114,12 +85,10 @@ class Work:
         return np.asarray(share * self.steps * self.groups * self.issue + self.copying(blocks, schedulers))
 
 
-def block_work(
-    batch: TileBatch, spec: DeviceSpec, vectors: Floats, conflicts: Mapping[str, Floats] = MappingProxyType({})
-) -> Work:
-    """Return the work of every block of a batch.
+def block_work(batch: TileBatch, spec: DeviceSpec, vectors: Floats, laid: LaidOut | None) -> Work:
+    """Return the work of every block of a batch, without conflicts where nothing is known of layouts.
 
-    ``vectors`` are copy instructions per block and step, ``conflicts`` the :func:`conflict_degrees` where known.
+    ``vectors`` are copy instructions per block and step.
     """
     g, ex = batch.geometry, spec.execution
     per_unit = spec.compute.ops_per_cycle_per_unit
@@ -136,7 +105,7 @@ def block_work(
         if a.tensor.name in converted:
             each = lanes * schedulers / _rate(per_unit, "convert", a.tensor.dtype)
             conversions = conversions + a.elements(batch.register) * each
-    wavefronts, loads = _operand_wavefronts(batch, spec, conflicts) if batch.staged else (zero, zero)
+    wavefronts, loads = _operand_wavefronts(batch, spec, laid) if batch.staged else (zero, zero)
     rate = per_unit["issue"] / lanes / schedulers  # instructions per cycle and scheduler
     # Without integer pipes of their own, addresses take the slots of additions in the FMA pipes.
     slot = 1.0 / rate if "integer" in per_unit else max(1.0 / rate, lanes * schedulers / per_unit["add"])

@@ -13,18 +13,16 @@ step_issue)``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-
 import numpy as np
 
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.perf.gpu.compute import block_work, expected_conflicts
+from roller.perf.gpu.compute import block_work
+from roller.perf.gpu.laid_out import LaidOut
 from roller.perf.gpu.occupancy import occupancy, scratchpad_bytes
 from roller.perf.gpu.traffic import dram_bandwidth, global_traffic, loads_in_flight
 from roller.perf.phases import alternating
-from roller.tile.geometry import Floats, Ints
+from roller.tile.geometry import Floats
 
 Terms = dict[str, Floats]
 
@@ -33,7 +31,7 @@ def lower_bound_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
     """Return a time no program of the batch can beat: its arithmetic alone, copies and memory free, ``(N,)``."""
     resident, _ = occupancy(batch, spec, scratchpad_bytes(batch))
     occ = np.maximum(resident, 1)
-    work = block_work(batch, spec, np.zeros(len(batch)))
+    work = block_work(batch, spec, np.zeros(len(batch)), None)
     schedulers = spec.teu.schedulers_per_unit
     blocks = batch.blocks
     full = blocks // (occ * spec.units)
@@ -43,29 +41,19 @@ def lower_bound_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
     return np.where(resident > 0, cycles / spec.clock_hz, np.inf)
 
 
-def price(
-    batch: TileBatch,
-    spec: DeviceSpec,
-    scratchpad: Ints | None = None,
-    conflicts: Mapping[str, Floats] | None = None,
-    counted: Mapping[int, Floats] = MappingProxyType({}),
-) -> Terms:
-    """Price a batch on a GPU.
-
-    ``scratchpad`` bytes with storage padding and the degree of bank ``conflicts`` per staged tensor are known of
-    programs that are laid out; of others only the conflicts that no padding removes. ``counted`` are bytes loaded,
-    by position in ``reads``, where they are known exactly.
+def price(batch: TileBatch, spec: DeviceSpec, laid: LaidOut | None = None) -> Terms:
+    """Price a batch on a GPU, as its programs are laid out, or as expected of them.
 
     Returns arrays by name: ``seconds`` (infinite where a block cannot run) and its terms: ``compute_s``, ``copy_s``,
     ``dram_s``, ``l2_s``, ``latency_s``, ``launch_s``, ``dram_bytes``, ``l2_bytes``, ``scratchpad_bytes``,
-    ``registers``, ``blocks_per_unit``, ``waves``.
+    ``registers``, ``blocks_per_unit``, ``bank_conflicts`` (of the worst operand; 1: none), ``waves``.
     """
-    pad = scratchpad_bytes(batch) if scratchpad is None else scratchpad
-    conflicts = expected_conflicts(batch, spec) if conflicts is None else conflicts
+    laid = laid or LaidOut.expected(batch, spec)
+    pad = laid.scratchpad
     resident, registers = occupancy(batch, spec, pad)
     occ = np.maximum(resident, 1)
     units = spec.units
-    l2_bytes, dram_bytes, vectors = global_traffic(batch, spec, occ * units, counted)
+    l2_bytes, dram_bytes, vectors = global_traffic(batch, spec, occ * units, laid.counted)
     blocks = batch.blocks
     full = blocks // (occ * units)
     rest = blocks - full * occ * units
@@ -73,7 +61,7 @@ def price(
     terms: Terms = {}
     total = np.zeros(len(batch))
     flight = loads_in_flight(batch)
-    work = block_work(batch, spec, vectors, conflicts)
+    work = block_work(batch, spec, vectors, laid)
     schedulers = spec.teu.schedulers_per_unit
     alone = (work.arithmetic(1.0, schedulers) + work.copying(1.0, schedulers)) / spec.clock_hz
     out_of_step = spec.execution.overlap_blocks or float("inf")
@@ -100,6 +88,6 @@ def price(
     terms["seconds"] = np.where(resident > 0, total + terms["launch_s"], np.inf)
     terms.update(dram_bytes=dram_bytes, l2_bytes=l2_bytes, scratchpad_bytes=pad.astype(float))
     terms.update(registers=registers.astype(float), blocks_per_unit=resident.astype(float))
-    terms["bank_conflicts"] = np.max([np.ones(len(batch)), *conflicts.values()], axis=0)
+    terms["bank_conflicts"] = np.max([np.ones(len(batch)), *laid.conflicts.values()], axis=0)
     terms["waves"] = (full + (rest > 0)).astype(np.float64)
     return terms
