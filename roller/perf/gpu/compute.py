@@ -17,6 +17,9 @@ from roller.tile.transactions import row_alignment_bytes
 
 #: Instructions of a thread that finds its block's and its own place, and of one stored vector; as in machine code.
 PLACE_INSTRUCTIONS, STORE_INSTRUCTIONS = 60.0, 3.0
+#: Integer multiplications among the instructions of addresses, as in machine code: they run in the FMA pipes even where
+#: other integer instructions have pipes of their own.
+MULTIPLY_SHARE = 0.38
 #: Widest store.
 VECTOR_BYTES = 16
 
@@ -49,8 +52,9 @@ class Work:
 
     ``fma`` and ``overhead`` are cycles per TEU and register group (FMA pipe; operand loads and loop), ``issue`` its
     issue slots, ``scratchpad`` its wavefronts, ``copies`` and ``finish`` issue slots per TEU and step, and once at
-    the end; ``groups`` register groups per step; ``chain`` latency of one group, ``combine`` of the final exchange;
-    ``side_by_side``: integer instructions have pipes of their own, so that copies run beside the arithmetic of others.
+    the end; ``multiplies`` cycles that copies take from the FMA pipe; ``groups`` register groups per step; ``chain``
+    latency of one group, ``combine`` of the final exchange; ``side_by_side``: integer instructions have pipes of their
+    own, so that copies run beside the arithmetic of others.
     """
 
     teus: Floats
@@ -59,6 +63,7 @@ class Work:
     issue: Floats
     scratchpad: Floats
     copies: Floats
+    multiplies: Floats
     finish: Floats
     groups: Floats
     steps: Floats
@@ -73,7 +78,7 @@ class Work:
         # TEUs do not move between schedulers, and a block waits for its slowest.
         busy = self.chain + np.ceil(share) * self.fma + share * self.overhead
         group = np.maximum(np.maximum(busy, share * self.issue), teus * self.scratchpad)
-        return np.asarray(self.steps * self.groups * group + self.combine)
+        return np.asarray(self.steps * (self.groups * group + share * self.multiplies) + self.combine)
 
     def copying(self, blocks: Ints | float, schedulers: int) -> Floats:
         """Return cycles one unit needs for the instructions that copy and store the tiles of ``blocks`` blocks."""
@@ -85,10 +90,10 @@ class Work:
         return np.asarray(share * self.steps * self.groups * self.issue + self.copying(blocks, schedulers))
 
 
-def block_work(batch: TileBatch, spec: DeviceSpec, vectors: Floats, laid: LaidOut | None) -> Work:
+def block_work(batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats], laid: LaidOut | None) -> Work:
     """Return the work of every block of a batch, without conflicts where nothing is known of layouts.
 
-    ``vectors`` are copy instructions per block and step.
+    ``copies`` are copy instructions per block and step, and those among them for addresses of elements.
     """
     g, ex = batch.geometry, spec.execution
     per_unit = spec.compute.ops_per_cycle_per_unit
@@ -122,7 +127,10 @@ def block_work(batch: TileBatch, spec: DeviceSpec, vectors: Floats, laid: LaidOu
         overhead=ex.step_issue_s * spec.clock_hz * np.maximum(1.0, loads / 4),
         issue=(count * sum(mix.values()) + loads) / rate,
         scratchpad=wavefronts * lanes / per_unit["load_store"],
-        copies=vectors / np.maximum(1, batch.threads_per_block) * slot,
+        copies=copies[0] / np.maximum(1, batch.threads_per_block) * slot,
+        multiplies=copies[1]
+        / np.maximum(1, batch.threads_per_block)
+        * (lanes * schedulers / per_unit["fma"] * MULTIPLY_SHARE if "integer" in per_unit else 0.0),
         finish=np.asarray(_finish_instructions(batch) * slot),
         groups=inner,
         steps=batch.steps.astype(np.float64),

@@ -20,7 +20,7 @@ COPY_INSTRUCTIONS = 2.5
 #: Instructions of one thread per staged tile and step: its own position and pointers.
 SETUP_INSTRUCTIONS = 12.0
 #: A division with its remainder by a constant, and by a power of two.
-DIVISION_INSTRUCTIONS, SHIFT_INSTRUCTIONS = 10.0, 2.0
+DIVISION_INSTRUCTIONS, SHIFT_INSTRUCTIONS = 12.0, 2.0
 #: The branch around a guarded load.
 BRANCH_INSTRUCTIONS = 8.0
 #: Comparing a position with both bounds; where it does not change from round to round.
@@ -29,8 +29,8 @@ GUARD_INSTRUCTIONS, KEPT_GUARD_INSTRUCTIONS = 3.0, 1.0
 QUASI_INSTRUCTIONS = 6.0
 
 
-def copy_instructions(access: Access, batch: TileBatch, width: Ints) -> Floats:
-    """Return the instructions all threads of a block issue to stage one data tile, ``(N,)``.
+def copy_instructions(access: Access, batch: TileBatch, width: Ints) -> tuple[Floats, Floats]:
+    """Return the instructions all threads of a block issue to stage one data tile, and those for addresses of elements.
 
     ``width`` elements are copied at once. Threads that idle in a round issue its instructions all the same.
     """
@@ -39,7 +39,7 @@ def copy_instructions(access: Access, batch: TileBatch, width: Ints) -> Floats:
     positions = [batch.geometry.names.index(a) for a in axes]
     counts = batch.block[:, positions] if axes else access.extents(batch.block)
     if not counts.shape[1]:
-        return np.asarray(COPY_INSTRUCTIONS * threads)
+        return np.asarray(COPY_INSTRUCTIONS * threads), np.zeros(len(batch))
     counts = counts.copy()
     counts[:, -1] = -(-counts[:, -1] // width)
     lead = copy_lead(counts, threads)
@@ -48,14 +48,15 @@ def copy_instructions(access: Access, batch: TileBatch, width: Ints) -> Floats:
     outer = np.where(changes, counts, 1).prod(axis=1)
     together = np.maximum(1, threads // np.maximum(1, np.where(changes, 1, counts).prod(axis=1)))
     rounds = -(-outer // np.where(lead == rank, threads, together))
-    each = COPY_INSTRUCTIONS + BRANCH_INSTRUCTIONS * bool(access.bounds) + _divisions(counts, changes)
+    each = BRANCH_INSTRUCTIONS * bool(access.bounds) + _divisions(counts, changes)
     if axes:
         each = each + _index_instructions(access, positions, changes)
     else:
         for d in range(rank):
             guarded = access.bounds and bool(access.constants[d] or access.windows[d])
             each = each + (np.where(changes[:, d], GUARD_INSTRUCTIONS, KEPT_GUARD_INSTRUCTIONS) if guarded else 0.0)
-    return np.asarray(threads * (rounds * each + SETUP_INSTRUCTIONS))
+    addresses = threads * rounds * each
+    return np.asarray(threads * (rounds * COPY_INSTRUCTIONS + SETUP_INSTRUCTIONS) + addresses), np.asarray(addresses)
 
 
 def _load(batch: TileBatch, access: Access) -> Load:

@@ -31,7 +31,7 @@ def lower_bound_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
     """Return a time no program of the batch can beat: its arithmetic alone, copies and memory free, ``(N,)``."""
     resident, _ = occupancy(batch, spec, scratchpad_bytes(batch))
     occ = np.maximum(resident, 1)
-    work = block_work(batch, spec, np.zeros(len(batch)), None)
+    work = block_work(batch, spec, (np.zeros(len(batch)),) * 2, None)
     schedulers = spec.teu.schedulers_per_unit
     blocks = batch.blocks
     full = blocks // (occ * spec.units)
@@ -53,7 +53,7 @@ def price(batch: TileBatch, spec: DeviceSpec, laid: LaidOut | None = None) -> Te
     resident, registers = occupancy(batch, spec, pad)
     occ = np.maximum(resident, 1)
     units = spec.units
-    l2_bytes, dram_bytes, vectors = global_traffic(batch, spec, occ * units, laid.counted)
+    l2_bytes, dram_bytes, copies, addresses = global_traffic(batch, spec, occ * units, laid.counted)
     blocks = batch.blocks
     full = blocks // (occ * units)
     rest = blocks - full * occ * units
@@ -61,7 +61,7 @@ def price(batch: TileBatch, spec: DeviceSpec, laid: LaidOut | None = None) -> Te
     terms: Terms = {}
     total = np.zeros(len(batch))
     flight = loads_in_flight(batch)
-    work = block_work(batch, spec, vectors, laid)
+    work = block_work(batch, spec, (copies, addresses), laid)
     schedulers = spec.teu.schedulers_per_unit
     alone = (work.arithmetic(1.0, schedulers) + work.copying(1.0, schedulers)) / spec.clock_hz
     out_of_step = spec.execution.overlap_blocks or float("inf")

@@ -40,8 +40,8 @@ def counted_traffic(batch: TileBatch, spec: DeviceSpec) -> dict[int, Floats]:
 
 def global_traffic(
     batch: TileBatch, spec: DeviceSpec, resident: Ints, counted: Mapping[int, Floats] = MappingProxyType({})
-) -> tuple[Floats, Floats, Floats]:
-    """Return bytes through L2, bytes from and to DRAM, and instructions that copy per block and step.
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """Return bytes through L2, bytes from and to DRAM, and per block and step copy instructions and those of addresses.
 
     ``counted`` is :func:`counted_traffic` where it is known; expected transactions of rows anywhere else.
     """
@@ -49,7 +49,7 @@ def global_traffic(
     transaction = spec.layer("l2").transaction_bytes
     fetch = spec.layer("global").fetch_bytes or spec.layer("global").transaction_bytes
     l2 = dram = np.zeros(len(batch))
-    vectors = np.zeros(len(batch))
+    copies = addresses = np.zeros(len(batch))
     wave = _wave_tiles(batch, resident)
     capacity = spec.layer("l2").capacity_bytes * CACHE_SHARE
     for n, a in enumerate(g.reads):
@@ -69,9 +69,10 @@ def global_traffic(
         if not any(a is x for x in g.loads):  # an epilogue's operands come once per tile, with the store
             continue
         if batch.staged:
-            vectors = vectors + copy_instructions(a, batch, width)
+            all_of_tile, for_addresses = copy_instructions(a, batch, width)
+            copies, addresses = copies + all_of_tile, addresses + for_addresses
         else:
-            vectors = vectors + elements / width * (COPY_INSTRUCTIONS + _address_instructions(a, block))
+            copies = copies + elements / width * (COPY_INSTRUCTIONS + _address_instructions(a, block))
     moved, _ = tile_transaction_bytes(g.store, block, transaction)
     stored = g.store.tensor.nbytes * np.maximum(1.0, moved / (g.store.elements(block) * g.store.tensor.itemsize_bytes))
     if len(g.reads) in counted:
@@ -80,7 +81,7 @@ def global_traffic(
         g.store.tensor.elements * DTYPE_BYTES[g.expr.anchor.acc_dtype]
     )  # parts stay in the accumulator's type
     partial = np.where(batch.split_k > 1, 2.0 * batch.split_k, 0.0) * partial_bytes
-    return l2 + stored + partial, dram + np.minimum(stored, 2.0 * g.store.tensor.nbytes) + partial, vectors
+    return l2 + stored + partial, dram + np.minimum(stored, 2.0 * g.store.tensor.nbytes) + partial, copies, addresses
 
 
 def _address_instructions(access: Access, block: Ints) -> Floats:
