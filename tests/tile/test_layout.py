@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from roller import ops
 from roller.expr.canonical import fuse_axes
 from roller.tile import RProgram
-from roller.tile.layout import LaneReads, lane_reads, published_padding, storage_padding, tile_layout
+from roller.tile.layout import LaneReads, fragment_spread, lane_reads, published_padding, storage_padding, tile_layout
 from roller.tile.steps import pitches
 
 
@@ -104,3 +104,28 @@ def test_a_strided_tile_without_windows_is_staged_by_its_axes():
     layout = tile_layout(expr.anchor, expr.anchor.loads[0], expr.tensors["X"], tile)
     assert set(layout.axes) == {"n", "ho", "wo", "c"}
     assert layout.axes[0] == "c" and layout.axes[-1] == "wo" and layout.extents[-1] == 8
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize(
+    ("window", "stride", "columns", "vector"), [(3, 1, 8, 4), (5, 2, 6, 2), (7, 1, 4, 1), (1, 1, 8, 4)]
+)
+def test_elements_a_thread_reads_by_enumeration(interleaved, window, stride, columns, vector):
+    """Windows of neighbouring outputs overlap; those of chunks that lie apart do not."""
+    expr = ops.pool2d("max", 1, 1, 32, 200, window, window, stride=stride)
+    threads, block = 3, {"wo": 3 * columns, "kh": window, "kw": window}
+    names = tuple(a.name for a in expr.axes)
+    tiles = [{"wo": columns, "kw": window}, block]
+    rows = tuple(
+        (layer, tuple(t.get(n, 1) for n in names)) for layer, t in zip(("register", "shared"), tiles, strict=True)
+    )
+    program = RProgram(expr, "gpu", "tiled", rows, (), ("X",), "wo", vector, interleaved)
+    outputs = [
+        chunk * vector * (threads if interleaved else 1) + x
+        for chunk in range(columns // vector)
+        for x in range(vector)
+    ]
+    pieces = {} if not interleaved else {c: outputs[c * vector : (c + 1) * vector] for c in range(columns // vector)}
+    read = [{o * stride + k for o in piece for k in range(window)} for piece in (pieces.values() or [outputs])]
+    whole = len({o * stride + k for o in range(columns) for k in range(window)})
+    assert fragment_spread(program) == {"X": pytest.approx(sum(map(len, read)) / whole)}
