@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -27,9 +28,11 @@ Tile = Mapping[str, int] | Sequence[int]
 
 #: Names that published tile tables give the layers of a GPU.
 LAYER_ALIASES = {
-    "smem": "shared", "scratchpad": "shared", "lds": "shared", "block": "shared",
-    "reg": "register", "thread": "register",
+    "smem": "shared", "scratchpad": "shared", "lds": "shared", "block": "shared", "smem_tile": "shared",
+    "reg": "register", "thread": "register", "reg_tile": "register",
 }  # fmt: skip
+#: Where those tables keep the reduction step of the scratchpad's tile.
+STEP = "rstep"
 
 
 @dataclass(frozen=True)
@@ -104,8 +107,9 @@ def named_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, Tile]) -
     Layers go by the device's names or by those of published tables (:data:`LAYER_ALIASES`). Axes are those of the
     expression, or of a form of it: fused (``ho*wo``) or grouped (implicit GEMM: ``n*ho*wo``, ``f``, ``c*kh*kw``); a
     sequence is in the axis order of the first form with as many axes, in ``register`` of its spatial axes alone if it
-    is so short. An axis left out is 1 in the fastest layer and the extent of the layer above in the others. Extents
-    beyond the tensor are padding.
+    is so short. The reduction step may stand apart (:data:`STEP`: one extent, or one per reduction axis), beside a
+    ``shared`` tile of the spatial axes. An axis left out is 1 in the fastest layer and the extent of the layer above
+    in the others. Extents beyond the tensor are padding.
 
     Raises
     ------
@@ -119,9 +123,14 @@ def named_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, Tile]) -
             f"tiles: expected a mapping from layer to extents, got {type(tiles).__name__}. "
             f"Write for example {{'{layers[-1]}': {{'{own.names[0]}': 64}}}}; the layers are {layers}."
         )
-    by_layer = _by_layer(tiles, spec, layers)
-    fitting = (g for g in _forms(expr) if all(_fits_form(t, g, n == layers[0]) for n, t in by_layer.items()))
-    geometry = next(fitting, own)
+    steps = tiles.get(STEP) if spec.kind == "gpu" else None
+    named = _by_layer({n: t for n, t in tiles.items() if n != STEP or steps is None}, spec, layers)
+    geometry, by_layer = own, _with_steps(named, steps, own)
+    for form in _forms(expr):
+        found = _with_steps(named, steps, form)
+        if all(_fits_form(t, form, n == layers[0]) for n, t in found.items()):
+            geometry, by_layer = form, found
+            break
     rows: list[tuple[int, ...]] = []
     above = tuple(1 for _ in geometry.names)
     for name in layers:
@@ -142,6 +151,21 @@ def _by_layer(tiles: Mapping[str, Tile], spec: DeviceSpec, layers: Sequence[str]
             raise TileError(f"tiles: '{given}' names layer '{name}' a second time. Give every layer one tile.")
         found[name] = tile
     return found
+
+
+def _with_steps(tiles: Mapping[str, Tile], steps: Any, geometry: Geometry) -> dict[str, Tile]:
+    """Return the tiles with the reduction step put into the scratchpad's, where it fits this form."""
+    reductions = [n for n, spatial in zip(geometry.names, geometry.spatial, strict=True) if not spatial]
+    extents = list(steps) if isinstance(steps, Sequence) and not isinstance(steps, str) else [steps]
+    shared = tiles.get("shared", {})
+    if steps is None or len(extents) != len(reductions):
+        return dict(tiles)
+    if isinstance(shared, Mapping):
+        return {**tiles, "shared": {**dict(zip(reductions, extents, strict=True)), **shared}}
+    if len(shared) != int(geometry.spatial.sum()):
+        return dict(tiles)
+    spatial, step = iter(shared), iter(extents)
+    return {**tiles, "shared": [next(spatial) if s else next(step) for s in geometry.spatial]}
 
 
 def _forms(expr: TensorExpr) -> Iterator[Geometry]:

@@ -34,6 +34,20 @@ def test_a_register_tile_may_leave_out_the_reductions():
     )
 
 
+def test_the_columns_of_a_published_table():
+    """Row RM_4096 of ``v100_tiles.csv``: smem_tile 128x64, rstep 32, reg_tile 8x4."""
+    expr = ops.matmul(4096, 4096, 4096)
+    row = roller.predict(expr, "v100", {"smem_tile": (128, 64), "rstep": 32, "reg_tile": (8, 4)})
+    assert row == roller.predict(expr, "v100", {"shared": (128, 64, 32), "register": (8, 4, 1)})
+    assert row == roller.predict(expr, "v100", {"smem": {"i": 128, "j": 64}, "rstep": 32, "reg": (8, 4)})
+    grouped = roller.predict(CONV, "v100", {"smem_tile": (40, 64), "rstep": 16, "reg_tile": (5, 4)})
+    assert grouped == roller.predict(CONV, "v100", {"smem": (40, 64, 16), "reg": (5, 4)})
+    own = roller.predict(CONV, "v100", {"smem": (1, 40, 4, 4), "rstep": (8, 3, 3), "reg": {"f": 5}})
+    assert own == roller.predict(CONV, "v100", {"smem": (1, 40, 4, 4, 8, 3, 3), "reg": {"f": 5}})
+    with pytest.raises(TileError, match="expected 3 extents"):
+        roller.predict(expr, "v100", {"smem": (128, 64), "rstep": (8, 8), "reg": (8, 4)})
+
+
 @pytest.mark.parametrize("expr", [CONV, POINTWISE], ids=["3x3", "1x1"])
 def test_a_convolution_is_tiled_by_its_own_axes_or_as_implicit_gemm(expr):
     gemm = {"smem": {"f": 40, "n*ho*wo": 64, "c*kh*kw": 16}, "reg": {"f": 5, "n*ho*wo": 4}}
