@@ -49,7 +49,8 @@ class SokobanReport:
     Parameters
     ----------
     tilings
-        Combinations of register tile, block (task) and reduction step in the space, before capacities are asked.
+        Combinations of register tile, block (task) and reduction step in the space, before capacities are asked; split
+        reductions and, on a CPU, non-temporal stores not counted.
     bounded
         Lower bounds evaluated, of whole groups of programs or of single ones.
     priced
@@ -146,7 +147,11 @@ class Best:
         self._found = dict(kept)
 
     def offer(self, batch: TileBatch, seconds: np.ndarray) -> None:
-        """Consider programs priced without storage padding, which never makes one faster."""
+        """Consider programs priced as a batch: with the fewest conflicts and transactions as expected.
+
+        Storage padding and what conflicts remain make a program slower than that. Transactions counted one by one may
+        be fewer than expected: that a program can gain by it is not foreseen.
+        """
         rows = np.flatnonzero((seconds <= self._last()[0] * _EQUAL) & np.isfinite(seconds))
         tiles = batch.take(rows)
         g = batch.geometry

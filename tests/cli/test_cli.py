@@ -243,3 +243,22 @@ def test_doctor_says_what_it_lacks(cli):
     assert "cannot tell: expected at least" in out
     data = json.loads(cli("doctor", "--device", "h200", "--json")[1])
     assert (data["finding"], data["records"], data["outdated_kernels"]) == (None, 0, 0)
+
+
+def test_construct_by_sokoban_says_what_the_search_did(cli):
+    arguments = ("construct", MATMUL, "-d", "v100", "-k", "3", "--policy", "sokoban", "--stats")
+    code, out, _ = cli(*arguments, "--json")
+    data = json.loads(out)
+    assert code == 0 and len(data["candidates"]) == 3 and data["stats"]["policy"] == "sokoban"
+    assert data["stats"]["tilings"] > 10_000 and data["stats"]["bounded"] > data["stats"]["priced"] > 0
+    assert data["stats"]["laid_out"] > 0
+    code, out, _ = cli(*arguments)
+    assert code == 0 and "sokoban: " in out and " tilings " in out
+    code, out, _ = cli("construct", MATMUL, "-d", "v100", "-k", "3", "--json")
+    assert "stats" not in json.loads(out)
+    assert data["candidates"][0]["predicted_s"] <= json.loads(out)["candidates"][0]["predicted_s"]
+
+
+def test_an_unknown_policy_is_refused(cli):
+    code, _, err = cli("construct", MATMUL, "-d", "v100", "--policy", "sokob")
+    assert code == 1 and "expected one of ('roller', 'sokoban'), got 'sokob'" in err
