@@ -99,7 +99,7 @@ class Execution:
     fork_s
         CPU: time to hand the tasks of a parallel loop to waiting workers and to see the last one done.
     overlap_blocks
-        Co-resident blocks per unit from which one block's loads hide behind another's arithmetic.
+        Groups of co-resident blocks that are out of step, so that one's loads hide behind another's arithmetic.
     element_gather_s, element_copy_s, element_scatter_s
         CPU: time per element of a copy that collects single elements, of one that moves rows, and of a store whose
         neighbours lie apart.
