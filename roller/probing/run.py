@@ -19,6 +19,16 @@ ROUNDS, QUICK_ROUNDS = 7, 1
 LIMIT_S = 50.0
 #: Endings of the fields that disturbances only raise, and only lower.
 _TIMES, _RATES = ("_s",), ("_per_s", "clock_hz", "_flops_per_s", "schedulers_per_unit")
+#: Differences of two times, which a disturbance of the shorter one lowers; and a latency that hits of the layer before do.
+_DIFFERENCES = frozenset(
+    (
+        "execution.barrier_s",
+        "execution.fork_s",
+        "execution.element_copy_s",
+        "memory_layers.l1.tlb_miss_s",
+        "memory_layers.l3.latency_s",
+    )
+)
 
 
 def _better(path: str) -> int:
@@ -26,9 +36,11 @@ def _better(path: str) -> int:
 
     Examples
     --------
-    >>> [_better(p) for p in ("execution.fork_s", "clock_hz", "memory_layers.l1.tlb_entries")]
-    [-1, 1, 0]
+    >>> [_better(p) for p in ("execution.launch_s", "clock_hz", "execution.fork_s", "memory_layers.l1.tlb_entries")]
+    [-1, 1, 0, 0]
     """
+    if path in _DIFFERENCES:
+        return 0
     if path.endswith(_RATES) or path.startswith("compute.") or path.endswith("_per_cycle"):
         return 1
     return -1 if path.endswith(_TIMES) else 0

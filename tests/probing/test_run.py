@@ -30,7 +30,9 @@ def steady(path, value, noise, seed):
     return probe("p", run, path)
 
 
-@pytest.mark.parametrize("path", ["clock_hz", "execution.fork_s", "memory_layers.l3.bandwidth_bytes_per_s"])
+@pytest.mark.parametrize(
+    "path", ["clock_hz", "execution.fork_s", "execution.launch_s", "memory_layers.l3.bandwidth_bytes_per_s"]
+)
 def test_two_runs_agree_although_a_round_is_disturbed(path):
     value = SPEC.values()[path]
     runs = [run_probes([steady(path, value, 0.03, seed)], None, SPEC).values[path] for seed in (1, 2)]
