@@ -19,16 +19,8 @@ ROUNDS, QUICK_ROUNDS = 7, 1
 LIMIT_S = 50.0
 #: Endings of the fields that disturbances only raise, and only lower.
 _TIMES, _RATES = ("_s",), ("_per_s", "clock_hz", "_flops_per_s", "schedulers_per_unit")
-#: Differences of two times, which a disturbance of the shorter one lowers; and a latency that hits of the layer before do.
-_DIFFERENCES = frozenset(
-    (
-        "execution.barrier_s",
-        "execution.fork_s",
-        "execution.element_copy_s",
-        "memory_layers.l1.tlb_miss_s",
-        "memory_layers.l3.latency_s",
-    )
-)
+#: Differences of two times, which a disturbance of the shorter one lowers.
+_DIFFERENCES = ("execution.barrier_s", "execution.fork_s", "memory_layers.l1.tlb_miss_s")
 
 
 def _better(path: str) -> int:
