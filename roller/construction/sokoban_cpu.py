@@ -22,7 +22,6 @@ from roller.construction.reduction import window_axes
 from roller.construction.sokoban_space import (
     Tally,
     all_products,
-    axis_multiples,
     axis_sizes,
     bounded_products,
 )
@@ -118,7 +117,8 @@ def kernels_of(family: _Family) -> tuple[Ints, Ints]:
 def _chunks(family: _Family) -> list[tuple[int, list[int]]]:
     """Return the axes whose reduction may come in pieces, and the pieces, all of it excluded.
 
-    Of lanes along a reduction axis that axis; else the only deep one. Windows are unrolled or walked whole.
+    Of lanes along a reduction axis that axis; else the only deep one. Windows are unrolled or walked whole. Pieces are
+    divisors, powers of two, and of the multiples of a vector, for every number of pieces, the one that is most even.
     """
     g = family.geometry
     if family.structure != "tiled":
@@ -128,7 +128,9 @@ def _chunks(family: _Family) -> list[tuple[int, list[int]]]:
     found = []
     for a in axes:
         extent = int(g.extents[a])
-        sizes = axis_sizes(extent, axis_multiples(g, a, family.spec), extent)
+        lanes = lane_count(family.spec, 4)
+        even = {int(n) * lanes for n in task_counts(-(-extent // lanes))}
+        sizes = sorted({*axis_sizes(extent, (), extent), *even})
         found.append((a, [s for s in sizes if 1 < s < extent and (2 * s <= extent or family.dots)]))
     return found
 
