@@ -100,7 +100,7 @@ def predict(expr: Any, device: str | DeviceSpec, tiles: Mapping[str, Tile]) -> E
         ``scratchpad``, ``block``; ``register``, ``l1``, ``l2`` on a CPU) the extents by axis name, or a sequence in
         axis order: of the expression, or of its fused or grouped form (``n*ho*wo``, ``c*kh*kw``). The reduction step
         is the reduction extent in ``shared``, or stands apart as ``rstep``. An axis left out is 1 in ``register`` and
-        the extent of the layer above elsewhere; extents beyond the tensor are padded; on a GPU nothing needs to be a
+        the extent of the layer above elsewhere; extents beyond the tensor are padded; nothing needs to be a
         multiple of anything.
 
     Returns

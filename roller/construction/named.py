@@ -67,7 +67,7 @@ def program_from_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, T
             if v % a:
                 raise TileError(
                     f"tiles: layer '{layer}', axis '{n}': expected a multiple of the layer above ({a}), got {v}. "
-                    "Every tile of a program holds whole tiles of the faster layer; predict() prices others on a GPU."
+                    "Every tile of a program holds whole tiles of the faster layer; predict() prices others."
                 )
     return _program(named, spec, structure_of(named.geometry))
 
@@ -75,18 +75,20 @@ def program_from_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, T
 def estimate_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, Tile]) -> Estimate:
     """Price tiles named by layer, aligned or not; see :func:`named_tiles` for what may be named.
 
-    On a GPU a block need not be whole register tiles: threads at its edge then compute points that nobody stores. A
-    reduction without reuse is priced with its points spread over threads, and staged with threads over the outputs
-    only, as published tiles mean it; the faster one counts.
+    Tiles need not be whole tiles of the faster layer. On a GPU threads at the edge of a block then compute points that
+    nobody stores; on a CPU a task takes the whole register tiles that cover it. A reduction without reuse is priced on
+    a GPU with its points spread over threads, and staged with threads over the outputs only, as published tiles mean
+    it; the faster one counts.
 
     Raises
     ------
     TileError
         As :func:`named_tiles`, and where a capacity of the device is exceeded.
     """
-    if spec.kind == "cpu":
-        return perf.estimate_program(program_from_tiles(expr, spec, tiles), spec)
     named = named_tiles(expr, spec, tiles)
+    if spec.kind == "cpu":
+        budget = replace_budget(spec)
+        return perf.estimate_program(_program(named.whole, budget, structure_of(named.geometry)), budget)
     found: list[Estimate] = []
     errors: list[TileError] = []
     for structure in _structures(named.geometry):
@@ -292,6 +294,9 @@ def _check_gpu(program: RProgram, batch: TileBatch, spec: DeviceSpec) -> None:
 
 def replace_budget(spec: DeviceSpec) -> DeviceSpec:
     """Return ``spec`` with usable budgets raised to the hard limits: named tiles may use all there is."""
+    if spec.kind == "cpu":
+        limits = replace(spec.limits, usable_vector_registers=spec.limits.vector_registers)
+        return replace(spec, limits=limits)
     layers = tuple(replace(x, usable_bytes=x.capacity_bytes) if x.name == "shared" else x for x in spec.memory_layers)
     limits = replace(spec.limits, usable_registers_per_thread=spec.limits.registers_per_thread)
-    return replace(spec, memory_layers=layers, limits=limits) if spec.kind == "gpu" else spec
+    return replace(spec, memory_layers=layers, limits=limits)

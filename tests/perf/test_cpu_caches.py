@@ -71,3 +71,14 @@ def test_tiles_of_a_strided_window_read_only_what_they_use(spec):
     flops = 2.0 * sum(s.points for s in expr.stages)
     peak = 2 * spec.compute.ops_per_cycle_per_unit["fma"] * spec.clock_hz * spec.units
     assert best.estimate.terms["compute_s"] < 2.5 * flops / peak
+
+
+def test_named_tiles_of_a_cpu_are_priced_whatever_their_extents(spec):
+    expr = ops.matmul(1000, 1000, 1000)
+    odd = {"register": {"i": 5, "j": 37}, "l1": {"k": 100}, "l2": {"i": 33, "j": 100, "k": 100}}
+    whole = {"register": {"i": 5, "j": 37}, "l1": {"k": 100}, "l2": {"i": 35, "j": 111, "k": 100}}
+    assert roller.predict(expr, spec, odd).seconds == roller.predict(expr, spec, whole).seconds
+    hard = {"register": {"i": 14, "j": 32}}  # 28 accumulators: beyond the usable ones, within the architecture's
+    assert np.isfinite(roller.predict(expr, spec, hard).seconds)
+    with pytest.raises(roller.RollerError, match="vector registers"):
+        roller.predict(expr, spec, {"register": {"i": 33, "j": 33}})

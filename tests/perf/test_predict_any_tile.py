@@ -91,8 +91,10 @@ def test_ragged_blocks_are_priced_but_not_programs():
     assert np.isfinite(roller.predict(MATMUL, "v100", tiles).seconds)
     with pytest.raises(TileError, match=r"axis 'i': expected a multiple of the layer above \(8\), got 100"):
         program_from_tiles(MATMUL, V100, tiles)
+    ragged = {"register": {"i": 4, "j": 16}, "l1": {"i": 6, "j": 16}}
+    assert np.isfinite(roller.predict(MATMUL, "cpu-avx512", ragged).seconds)
     with pytest.raises(TileError, match="expected a multiple of the layer above"):
-        roller.predict(MATMUL, "cpu-avx512", {"register": {"i": 4, "j": 16}, "l1": {"i": 6, "j": 16}})
+        program_from_tiles(MATMUL, roller.load_spec("cpu-avx512"), ragged)
 
 
 def test_lanes_without_work_cost_as_much_as_those_with():
