@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -129,6 +130,18 @@ def with_profile(detected: DeviceSpec) -> DeviceSpec:
     return _overlaid(detected, profile)
 
 
+def _memory_of_all(detected: DeviceSpec, measured: Mapping[str, float]) -> dict[str, float]:
+    """Return the assumed memory bandwidth of all cores where only that of one was steady enough to be measured.
+
+    The rule of detection, with the measured core in place of the assumed one.
+    """
+    path = f"memory_layers.{detected.memory_layers[-1].name}."
+    alone = measured.get(f"{path}bandwidth_per_teu_bytes_per_s")
+    if alone is None or f"{path}bandwidth_bytes_per_s" in measured:
+        return {}
+    return {f"{path}bandwidth_bytes_per_s": min(detected.units * alone, max(alone, _DRAM_TOTAL_BYTES_PER_S))}
+
+
 @lru_cache(maxsize=8)
 def _overlaid(detected: DeviceSpec, profile: DeviceSpec) -> DeviceSpec:
     values, known = profile.values(), settable(detected)
@@ -138,7 +151,7 @@ def _overlaid(detected: DeviceSpec, profile: DeviceSpec) -> DeviceSpec:
         bend = f"{layer}.saturation_exponent"
         if field == "bandwidth_per_teu_bytes_per_s" and bend not in detected.values() and bend not in measured:
             measured[bend] = values[bend]
-    found = detected.with_overrides(measured, "measured")
+    found = detected.with_overrides(measured, "measured").with_overrides(_memory_of_all(detected, measured), "assumed")
     return replace(found, description=f"{detected.description}, probed")
 
 
