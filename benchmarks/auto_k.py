@@ -46,6 +46,7 @@ class Timed:
     family: int
     choose_s: float | None = None
     judge_s: float | None = None
+    structure: str = ""
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,8 @@ def measure(row: Row, spec: DeviceSpec, batch: int, rounds: int) -> Operator:
     times = in_turn(list(Bench(expr).correct(artifacts, refused)), rounds)
     families = [kernel_family(c.program) for c in found]
     timed = tuple(
-        Timed(c.estimate.seconds, families.index(f), *times.get(c.id, ())) for c, f in zip(found, families, strict=True)
+        Timed(c.estimate.seconds, families.index(f), *times.get(c.id, (None, None)), c.program.structure)
+        for c, f in zip(found, families, strict=True)
     )
     return Operator(row["id"], str(expr), timed)
 
@@ -110,7 +112,8 @@ def outcome(operator: Operator, error: float) -> Outcome | None:
     every = [n for n, c in enumerate(found) if c.choose_s is not None]
     if not every:
         return None
-    chosen = uncertain([c.predicted_s for c in found], [c.family for c in found], error)
+    seconds, families = [c.predicted_s for c in found], [c.family for c in found]
+    chosen = uncertain(seconds, families, error, [c.structure for c in found])
     mine = [n for n in chosen if n in every] or every
 
     def fastest(of: Iterable[int]) -> float:

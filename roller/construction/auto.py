@@ -45,15 +45,21 @@ def worth_timing(candidates: Sequence[Candidate], spec: DeviceSpec) -> tuple[int
     """
     seconds = [c.estimate.seconds for c in candidates]
     families = [kernel_family(c.program) for c in candidates]
-    return uncertain(seconds, families, ranking_error(spec))
+    return uncertain(seconds, families, ranking_error(spec), [c.program.structure for c in candidates])
 
 
-def uncertain(seconds: Sequence[float], families: Sequence[Hashable], error: float) -> tuple[int, ...]:
+def uncertain(
+    seconds: Sequence[float],
+    families: Sequence[Hashable],
+    error: float,
+    structures: Sequence[Hashable] = (),
+) -> tuple[int, ...]:
     """Return the positions of the best of each family that may well be faster than the first.
 
     One is left out where its predicted interval does not overlap that of the first (their predicted ratio is beyond
     ``error``), or where timing it beside those before it is expected to gain less than :data:`GAIN`: of many that are
-    predicted alike, the third and fourth add little.
+    predicted alike, the third and fourth add little. What is mispredicted of an algorithm is mispredicted of all its
+    kernels, so the best kernel of each algorithm is considered before the second of any.
 
     Parameters
     ----------
@@ -63,6 +69,8 @@ def uncertain(seconds: Sequence[float], families: Sequence[Hashable], error: flo
         What the kernel of each is known by.
     error
         Expected error (one sigma of the logarithm) of the ratio of two predictions.
+    structures
+        The algorithm of each, where there are several.
 
     Notes
     -----
@@ -76,18 +84,23 @@ def uncertain(seconds: Sequence[float], families: Sequence[Hashable], error: flo
     (0, 1)
     >>> uncertain([1.0] * 10, range(10), 0.03)
     (0,)
+    >>> uncertain([1.0, 1.0, 1.0], "abc", 0.1, ["tiled", "tiled", "winograd4"])
+    (0, 2)
     """
+    firsts = {structures.index(s) for s in structures}
     kept, behind, known = [0], [0.0], {families[0]}
-    for n, (s, family) in enumerate(zip(seconds, families, strict=True)):
-        gap = math.log(s / seconds[0])
-        if family in known or gap >= error:
+    for n in sorted(range(len(seconds)), key=lambda n: (n not in firsts, n)):
+        gap = math.log(seconds[n] / seconds[0])
+        if families[n] in known or gap >= error:
             continue
         if _expected_least(behind, error) - _expected_least([*behind, gap], error) < GAIN:
+            if n in firsts:
+                continue
             break  # those that follow are predicted slower still
-        known.add(family)
+        known.add(families[n])
         kept.append(n)
         behind.append(gap)
-    return tuple(kept)
+    return tuple(sorted(kept))
 
 
 def _expected_least(means: Sequence[float], error: float) -> float:

@@ -15,6 +15,7 @@ from roller.perf.batch import TileBatch
 from roller.perf.cpu.caches import dram_traffic_bytes, holding_bandwidth
 from roller.perf.cpu.lanes import lane_count, lane_distance, room
 from roller.perf.cpu.micro_kernel import KERNEL_CYCLES
+from roller.perf.cpu.packing import TRANSPOSED
 from roller.perf.phases import overlapped
 from roller.tile.geometry import Floats
 from roller.tile.winograd import WINDOW, Matrix, WinogradPlan, matrices, operations
@@ -101,7 +102,7 @@ class _Costs:
         positions = (plan.m * rows.box + WINDOW - 1) * (plan.m * columns.box + WINDOW - 1)
         image = next(a for a in self.geometry.loads if a.tensor.name == plan.form.image.tensor)
         strided = lane_distance(image, self.geometry.names.index(plan.form.channel)) != 1
-        gather = (spec.execution.element_gather_s or 0.0) * spec.clock_hz
+        gather = TRANSPOSED * (spec.execution.element_gather_s or 0.0) * spec.clock_hz
         copy = plan.channel_lanes * gather if strided else self._cycles("load_store", 2)
         tiles = rows.box * columns.box
         return vectors * (positions * copy + tiles * self._transform(matrices(plan.m)[2], plan.side))
@@ -122,7 +123,8 @@ class _Costs:
         """Seconds to transform the filters and write their panels."""
         plan, spec = self.plan, self.spec
         vectors = plan.panels.units * plan.channels * (plan.width // plan.lanes)
-        gather = WINDOW**2 * plan.lanes * (spec.execution.element_gather_s or 0.0) * spec.clock_hz
+        each = TRANSPOSED * (spec.execution.element_gather_s or 0.0) * spec.clock_hz
+        gather = WINDOW**2 * plan.lanes * each
         cycles = vectors * (gather + self._transform(matrices(plan.m)[1], WINDOW))
         panels = self._panel_bytes(plan.panels.units)
         cores = spec.units if plan.tasks > 1 else 1
