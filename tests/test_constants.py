@@ -58,7 +58,7 @@ def test_the_kernel_takes_the_other_inputs(expression: roller.TensorExpr, fixed:
 
 @pytest.mark.parametrize("device", ["cpu-avx512", "cpu-avx2", "cpu-neon"])
 def test_packing_a_constant_costs_no_call(device: str) -> None:
-    expr = ops.matmul(512, 512, 512)
+    expr = ops.matmul(1024, 1024, 1024)
     fresh = roller.construct(expr, device, top_k=1)[0]
     best = roller.construct(expr, device, top_k=1, options=ConstructOptions(constants=("B",)))[0]
     assert dict(fresh.estimate.terms)["pack_s"] > 0 and "B" in best.program.staged
