@@ -13,8 +13,8 @@ from roller.construction.scale_up import best_children, lane_seeds, register_til
 from roller.construction.score import tile_cost
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.perf.gpu import lower_bound_s, register_words, scratchpad_bytes
-from roller.tile.geometry import Geometry, Ints
+from roller.perf.gpu import arithmetic_bound_s, register_words, scratchpad_bytes
+from roller.tile.geometry import Geometry, Ints, product
 
 #: Reduction steps branched over per block tile.
 _STEPS = 8
@@ -145,7 +145,7 @@ def most_promising(
         block[mine] = np.where(geometry.spatial, block[mine], table[0])
     batch = TileBatch(geometry, "tiled", register, block, np.ones(len(block), np.int64), geometry.load_names)
     moved_s = tile_cost(geometry, block)[0] / spec.layer("l2").bandwidth_bytes_per_s
-    bound = np.maximum(lower_bound_s(batch, spec), moved_s)
+    bound = np.maximum(arithmetic_bound_s(batch, spec), moved_s)
     return visited[np.sort(np.argsort(bound, kind="stable")[:count])]
 
 
@@ -214,7 +214,7 @@ def _grow_blocks(geometry: Geometry, spec: DeviceSpec, states: Ints, options: Co
         cost = np.maximum(footprint.reshape(shape) - base[1], 1e-9)
         grows = np.asarray((bigger > block).any(axis=2))
         chosen = best_children(table, (base[0] - traffic.reshape(shape)) / cost, grows, _BRANCH)
-        chosen = chosen[chosen[:, a:].prod(axis=1) <= limit]
+        chosen = chosen[product(chosen, a + spatial_axes) <= limit]
         if not len(chosen):
             break
         states = _even_sample(unique_rows(chosen), _STATES)
@@ -239,7 +239,7 @@ def _next_divisor(extent: int, registers: Ints, limit: int) -> Ints:
 
 def _spatial_score_terms(geometry: Geometry, block: Ints) -> tuple[np.ndarray, np.ndarray]:
     """Traffic and footprint (elements) of one reduction point per block: what the axes' scores compare."""
-    outputs = geometry.counts(block)[:, geometry.spatial].astype(np.float64).prod(axis=1)
+    outputs = geometry.blocks(block).astype(np.float64)
     loads = sum((a.elements(block) * float(a.tensor.itemsize_bytes) for a in geometry.loads), np.zeros(len(block)))
     return loads * outputs, loads
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 from roller.construction.score import reuse_score, tile_cost
-from roller.tile.geometry import Geometry, Ints
+from roller.tile.geometry import Geometry, Ints, product
 
 #: Largest extent of a register tile along one axis.
 REGISTER_EXTENT = 32
@@ -118,7 +118,7 @@ def register_tiles(geometry: Geometry, fits: Callable[[Ints], np.ndarray], keep_
         table[options[-1] :] = np.arange(options[-1], len(table))
         tables.append(table)
     tiles = grow(geometry, start[None], lambda t, a: tables[a][t[:, a]], fits, branch=3, rounds=9, cap=96)
-    outputs = tiles[:, geometry.spatial].prod(axis=1)
+    outputs = product(tiles, np.flatnonzero(geometry.spatial))
     operands = sum((a.elements(tiles) for a in geometry.loads), np.zeros(len(tiles), np.int64))
     padded = (-(-geometry.extents // tiles) * tiles / geometry.extents)[:, geometry.spatial].prod(axis=1)
     quality = tiles.prod(axis=1) / operands / padded
@@ -145,13 +145,14 @@ def whole_teus(threads: Ints, spatial: np.ndarray, lanes: int, limit: int) -> In
         ``(M, axes)`` thread counts of blocks that fit, and the row each comes from, ``(M, axes + 1)``.
     """
     rows = np.arange(len(threads))[:, None]
-    every = threads.prod(axis=1)
+    axes = np.flatnonzero(spatial)
+    every = product(threads, axes)
     found = []
-    for a in np.flatnonzero(spatial):
+    for a in axes:
         unit = lanes // np.gcd(lanes, every // threads[:, a])
         rounded = threads.copy()
         rounded[:, a] = -(-threads[:, a] // unit) * unit
-        fits = rounded.prod(axis=1) <= limit
+        fits = product(rounded, axes) <= limit
         found.append(np.concatenate([rounded, rows], axis=1)[fits])
     return unique_rows(np.concatenate(found))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from roller.tile.geometry import Floats, Geometry, Ints
+from roller.tile.geometry import Floats, Geometry, Ints, product
 
 
 def tile_cost(geometry: Geometry, tiles: Ints) -> tuple[Floats, Floats]:
@@ -13,8 +13,8 @@ def tile_cost(geometry: Geometry, tiles: Ints) -> tuple[Floats, Floats]:
     Q is the traffic of all launches with borders not clipped: cheap, and monotone in the same way.
     """
     counts = geometry.counts(tiles).astype(np.float64)
-    outputs = counts[:, geometry.spatial].prod(axis=1)
-    launches = outputs * counts[:, ~geometry.spatial].prod(axis=1)
+    outputs = product(counts, np.flatnonzero(geometry.spatial))
+    launches = outputs * product(counts, np.flatnonzero(~geometry.spatial))
     stored = geometry.store.elements(tiles) * float(geometry.store.tensor.itemsize_bytes)
     loaded = np.zeros(len(tiles))
     for a in geometry.loads:

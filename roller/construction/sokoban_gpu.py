@@ -27,7 +27,7 @@ from roller.construction.sokoban_space import (
 )
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.perf.gpu import lower_bound_s, register_words, scratchpad_bytes
+from roller.perf.gpu import arithmetic_bound_s, lower_bound_s, register_words, scratchpad_bytes
 from roller.tile.geometry import Floats, Geometry, Ints
 from roller.tile.program import RProgram
 
@@ -142,7 +142,7 @@ def _bound_over_steps(space: _Space, register: Ints, block: Ints, spec: DeviceSp
         base = register[:, space.steps]
         wide[:, space.steps] = -(-whole // base) * base  # whole register tiles
         padded = share * (whole / wide[:, space.steps]).prod(axis=1)
-        found.append(lower_bound_s(space.batch(register, wide), spec) * padded)
+        found.append(arithmetic_bound_s(space.batch(register, wide), spec) * padded)
     return np.asarray(np.minimum.reduce(found))
 
 

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from roller.tile.geometry import Geometry, Ints
+from roller.tile.geometry import Geometry, Ints, product
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,14 @@ class TileBatch:
         )
 
     @cached_property
+    def _spatial(self) -> tuple[int, ...]:
+        return tuple(int(a) for a in np.flatnonzero(self.geometry.spatial))
+
+    @cached_property
+    def _reduced(self) -> tuple[int, ...]:
+        return tuple(int(a) for a in np.flatnonzero(~self.geometry.spatial))
+
+    @cached_property
     def thread_axes(self) -> NDArray[np.bool_]:
         """Axes that threads are spread over: the spatial ones, and reductions in ``rows``."""
         spatial = self.geometry.spatial
@@ -68,7 +76,7 @@ class TileBatch:
     @cached_property
     def threads_per_block(self) -> Ints:
         """GPU threads per block, ``(N,)``."""
-        return np.asarray(self.threads.prod(axis=1))
+        return product(self.threads, np.flatnonzero(self.thread_axes))
 
     @cached_property
     def counts(self) -> Ints:
@@ -78,27 +86,27 @@ class TileBatch:
     @cached_property
     def blocks(self) -> Ints:
         """Blocks of the launch, split-K parts included, ``(N,)``."""
-        return np.asarray(self.counts[:, self.geometry.spatial].prod(axis=1) * self.split_k)
+        return product(self.counts, self._spatial) * self.split_k
 
     @cached_property
     def steps(self) -> Ints:
         """Reduction steps one block takes, ``(N,)``."""
-        return np.asarray(-(-self.counts[:, ~self.geometry.spatial].prod(axis=1) // self.split_k))
+        return -(-product(self.counts, self._reduced) // self.split_k)
 
     @cached_property
     def step_points(self) -> Ints:
         """Reduction points in one step, ``(N,)``."""
-        return np.asarray(self.block[:, ~self.geometry.spatial].prod(axis=1))
+        return product(self.block, self._reduced)
 
     @cached_property
     def register_outputs(self) -> Ints:
         """Accumulators of one thread or micro-kernel, ``(N,)``."""
-        return np.asarray(self.register[:, self.geometry.spatial].prod(axis=1))
+        return product(self.register, self._spatial)
 
     @cached_property
     def register_points(self) -> Ints:
         """Reduction points unrolled in registers, ``(N,)``."""
-        return np.asarray(self.register[:, ~self.geometry.spatial].prod(axis=1))
+        return product(self.register, self._reduced)
 
     def lanes(self, width: int) -> Ints:
         """Lanes of one TEU per axis: reductions fastest, then the axis contiguous in the output, ``(N, axes)``."""

@@ -17,7 +17,7 @@ from roller.tile.geometry import Floats, Geometry
 from roller.tile.program import RProgram
 
 #: Rows priced before bounds are compared.
-_PRICED_FIRST = 384
+_PRICED_FIRST = 192
 #: Time terms that compete for the bottleneck.
 _STAGES = ("compute_s", "copy_s", "dram_s", "l2_s", "l3_s", "latency_s", "launch_s")
 

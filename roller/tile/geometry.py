@@ -11,6 +11,7 @@ tile holds one element per combination of the axes it depends on. All functions 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -23,6 +24,17 @@ from roller.tile.steps import break_share, tile_pieces
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+
+#: Codes of tile extents up to which those that occur are found by counting, not by sorting.
+_COUNTED_CODES = 1 << 16
+
+
+def product(table: Ints, columns: Iterable[int]) -> Ints:
+    """Return the product of some columns per row, ``(N,)``; faster than a reduction along rows of a few numbers."""
+    total: Ints | None = None
+    for c in columns:
+        total = table[:, c] if total is None else total * table[:, c]
+    return np.ones(len(table), np.int64) if total is None else total
 
 
 @dataclass(frozen=True)
@@ -81,9 +93,9 @@ class Access:
         """Extent of the data tile per dimension, ``(N, dimensions)`` elements (affine accesses)."""
         if not self.coefficients.shape[0]:
             return np.ones((len(tiles), 0), np.int64)
-        return np.stack([self._extent(d, tiles) for d in range(len(self._steps))], axis=1)
+        return np.stack([self.extent(d, tiles) for d in range(len(self._steps))], axis=1)
 
-    def _extent(self, d: int, tiles: Ints) -> Ints:
+    def extent(self, d: int, tiles: Ints) -> Ints:
         """Extent of the data tile along one dimension, ``(N,)``."""
         touched: Ints | int = 1
         for a, step in self._moves[d]:
@@ -107,7 +119,7 @@ class Access:
             return total
         for d, moves in enumerate(self._moves):
             if moves:
-                total *= self._extent(d, tiles)
+                total *= self.extent(d, tiles)
         return total
 
     def points(self, tiles: Ints) -> Ints:
@@ -120,8 +132,8 @@ class Access:
             return self.elements(tiles)
         for d, moves in enumerate(self._moves):
             if moves:
-                several = tiles[:, [a for a, _ in moves]].prod(axis=1)
-                total *= np.minimum(self._extent(d, tiles), several)
+                several = product(tiles, (a for a, _ in moves))
+                total *= np.minimum(self.extent(d, tiles), several)
         return total
 
     def allocated_elements(self, tiles: Ints) -> Ints:
@@ -132,7 +144,7 @@ class Access:
         """
         total = np.ones(len(tiles), np.int64)
         if self.gather:
-            return np.asarray(tiles[:, self.uses].prod(axis=1))
+            return product(tiles, np.flatnonzero(self.uses))
         for moves in self._moves:
             touched: Ints | int = 1
             for a, step in moves:
@@ -153,19 +165,20 @@ class Access:
             one = np.ones(len(tiles), np.int64)
             return one, one
         shape = self.tensor.shape
-        extents = np.minimum(self.extents(tiles), np.array(shape, np.int64))
-        span = (extents[:, -1] - 1) * int(self.lattice[-1]) + 1
-        rows = extents[:, :-1].prod(axis=1)
-        whole = extents[:, -1] == shape[-1]
+        extents = [np.minimum(self.extent(d, tiles), n) for d, n in enumerate(shape)]
+        span = (extents[-1] - 1) * int(self.lattice[-1]) + 1
+        rows = np.ones(len(tiles), np.int64)
+        for extent in extents[:-1]:
+            rows = rows * extent
+        whole = extents[-1] == shape[-1]
         for d in range(rank - 2, -1, -1):
             if not whole.any():
                 break
-            step = np.where(whole, extents[:, d], 1)
-            if self.lattice[d] != 1:
-                step = np.ones_like(step)
-            span = span * step
-            rows = rows // step
-            whole = whole & (extents[:, d] == shape[d])
+            if self.lattice[d] == 1:
+                step = np.where(whole, extents[d], 1)
+                span = span * step
+                rows = rows // step
+            whole = whole & (extents[d] == shape[d])
         return rows, span
 
     def _gather_run(self, tiles: Ints) -> Ints:
@@ -194,14 +207,20 @@ class Access:
         Exact: per dimension the in-bounds lengths of all tile positions are summed; axes the tensor does
         not depend on multiply by their number of tiles (nothing survives from one tile to the next).
         """
-        counts = -(-self.axis_extents // np.maximum(tiles, 1))
-        reload: Floats = np.where(self.uses | ~self.reloads, 1, counts).astype(np.float64).prod(axis=1)
+        reload: Floats = np.ones(len(tiles))
+        for a in self._again:
+            reload = reload * -(-self.axis_extents[a] // tiles[:, a])
         if self.gather:
             return np.asarray(reload * self._gathered_points)
         total = reload
         for dims, axes in self.groups:
             total = total * self._group_sum(dims, axes, tiles)
         return total
+
+    @cached_property
+    def _again(self) -> tuple[int, ...]:
+        """Axes over whose tiles the same data are loaded again."""
+        return tuple(int(a) for a in np.flatnonzero(~self.uses & self.reloads & (self.axis_extents > 1)))
 
     @cached_property
     def groups(self) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
@@ -222,13 +241,20 @@ class Access:
         if len(dims) == len(axes) == 1 and self.coefficients[dims[0], axes[0]] == 1 and self.constants[dims[0]] == 0:
             inside = min(int(self.axis_extents[axes[0]]), self.tensor.shape[dims[0]])  # guards may keep the rest out
             return np.full(len(tiles), float(inside))
-        codes = tiles[:, axes[0]]
+        codes, span = tiles[:, axes[0]], int(tiles[:, axes[0]].max(initial=0)) + 1
         for a in axes[1:]:
-            codes = codes * (int(tiles[:, a].max()) + 1) + tiles[:, a]
-        unique, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
-        sums = np.empty(len(unique))
-        for u, row in enumerate(first):
-            key = (dims, *(int(tiles[row, a]) for a in axes))
+            wide = int(tiles[:, a].max(initial=0)) + 1
+            codes, span = codes * wide + tiles[:, a], span * wide
+        if span > _COUNTED_CODES:
+            unique, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
+        else:  # a table of all codes, without sorting
+            where, inverse = np.full(span, -1), codes
+            where[codes] = np.arange(len(codes))
+            unique = np.flatnonzero(where >= 0)
+            first = where[unique]
+        sums = np.empty(len(unique) if inverse is not codes else span)
+        for u, row in zip(range(len(unique)) if inverse is not codes else unique, first, strict=True):
+            key = (dims, *tiles[row, list(axes)].tolist())
             if key not in self._memo:
                 elements: Ints | int = 1
                 for d in dims:
@@ -307,7 +333,7 @@ class Geometry:
 
     def blocks(self, tiles: Ints) -> Ints:
         """Output tiles of the launch, ``(N,)``."""
-        return np.asarray(self.counts(tiles)[:, self.spatial].prod(axis=1))
+        return product(self.counts(tiles), np.flatnonzero(self.spatial))
 
     def footprint_bytes(self, tiles: Ints) -> Ints:
         """F(T): bytes of all data tiles and of the output tile, without storage padding, ``(N,)``."""

@@ -122,14 +122,11 @@ class LaneReads:
 
     def degrees(self, padding: int, banks: int, bank_width_bytes: int) -> tuple[int, ...]:
         """Return, for every group of lanes served together, the most distinct words one bank serves."""
-        pitch = self.row_elements + padding
-        found = []
-        # A wavefront wider than the banks is served in groups of as many lanes as there are banks.
-        group = max(1, min(len(self.columns), banks) // self.width)
-        for start in range(0, len(self.columns), group):
+        pitch, found = self.row_elements + padding, []
+        for starts in self._groups(banks):
             words = {
                 (c + pitch * r + x) * self.itemsize_bytes // bank_width_bytes
-                for c, r in zip(self.columns[start : start + group], self.rows[start : start + group], strict=True)
+                for c, r in starts
                 for x in range(self.width)
             }
             per_bank: dict[int, int] = {}
@@ -137,6 +134,13 @@ class LaneReads:
                 per_bank[w % banks] = per_bank.get(w % banks, 0) + 1
             found.append(max(per_bank.values()))
         return tuple(found)
+
+    def _groups(self, banks: int) -> list[set[tuple[int, int]]]:
+        """Return where reads start, columns and rows, per group of lanes that are served together."""
+        # A wavefront wider than the banks is served in groups of as many lanes as there are banks.
+        group = max(1, min(len(self.columns), banks) // self.width)
+        starts = list(zip(self.columns, self.rows, strict=True))
+        return [set(starts[n : n + group]) for n in range(0, len(starts), group)]
 
 
 def thread_chunks(program: RProgram) -> dict[str, int]:

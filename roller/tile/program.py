@@ -97,10 +97,12 @@ class RProgram:
         """Axes the tiles are extents of."""
         return self.expr.axes
 
-    @property
+    @cached_property
     def axis_names(self) -> tuple[str, ...]:
         """Names of the axes."""
-        return tuple(a.name for a in self.axes)
+        names: tuple[str, ...] = self.expr._memo.get("axis_names") or tuple(a.name for a in self.axes)
+        self.expr._memo["axis_names"] = names
+        return names
 
     def tile(self, layer: str) -> dict[str, int]:
         """Return the extents of a layer's tile by axis name."""

@@ -24,17 +24,18 @@ def row_alignment_bytes(access: Access, tiles: Ints, transaction_bytes: int) -> 
         return np.full(len(tiles), size, np.int64)
     shape = access.tensor.shape
     pitch = size
-    extents = np.minimum(access.extents(tiles), np.array(shape, np.int64))
     last = len(shape) - 1
+    whole = np.ones(len(tiles), bool)  # dimensions behind this one are covered
     for d in range(last, -1, -1):
         if access.constants[d]:
             bits |= int(abs(access.constants[d])) * pitch
         for a in np.flatnonzero(access.coefficients[d]):
             moves = tiles[:, a] < access.axis_extents[a]
-            bits |= np.where(moves, tiles[:, a] * (abs(int(access.coefficients[d, a])) * pitch), 0)
+            bits |= moves * (tiles[:, a] * (abs(int(access.coefficients[d, a])) * pitch))
+        extent = np.minimum(access.extent(d, tiles), shape[d])
         if d < last:
-            whole = np.ones(len(tiles), bool) if last == d else (extents[:, d + 1 :] == np.array(shape[d + 1 :])).all(1)
-            bits |= np.where(whole | (extents[:, d] == 1), 0, int(access.lattice[d]) * pitch)
+            bits |= np.where(whole | (extent == 1), 0, int(access.lattice[d]) * pitch)
+        whole = whole & (extent == shape[d])
         pitch *= shape[d]
     return bits & -bits
 

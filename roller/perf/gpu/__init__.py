@@ -3,12 +3,13 @@
 from roller.perf.gpu.compute import compute_rate_per_unit
 from roller.perf.gpu.laid_out import LaidOut
 from roller.perf.gpu.occupancy import allocated_registers, occupancy, register_words, scratchpad_bytes
-from roller.perf.gpu.price import lower_bound_s, price
+from roller.perf.gpu.price import arithmetic_bound_s, lower_bound_s, price
 from roller.perf.gpu.traffic import dram_bandwidth
 
 __all__ = [
     "LaidOut",
     "allocated_registers",
+    "arithmetic_bound_s",
     "compute_rate_per_unit",
     "dram_bandwidth",
     "lower_bound_s",

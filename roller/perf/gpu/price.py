@@ -13,32 +13,93 @@ step_issue)``.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.perf.gpu.compute import block_work
+from roller.perf.gpu.compute import Work, block_work
 from roller.perf.gpu.laid_out import LaidOut
 from roller.perf.gpu.occupancy import occupancy, scratchpad_bytes
-from roller.perf.gpu.traffic import dram_bandwidth, global_traffic, loads_in_flight
+from roller.perf.gpu.traffic import dram_bandwidth, global_traffic, least_copies, least_dram_bytes, loads_in_flight
 from roller.perf.phases import alternating
-from roller.tile.geometry import Floats
+from roller.tile.geometry import Floats, Ints
 
 Terms = dict[str, Floats]
 
+#: Share of a bound that rounding cannot lift above the time it bounds.
+_BOUND_SHARE = 1.0 - 1e-9
+
+
+@dataclass(frozen=True)
+class _Waves:
+    """Launches of a batch as full waves and the tail wave, arrays of shape ``(2, N)`` in that order.
+
+    ``count`` waves of ``per_unit`` blocks on every unit (a tail's blocks spread over the units), ``active`` on all.
+    """
+
+    count: Ints
+    per_unit: Ints
+    active: Ints
+
+    @classmethod
+    def of(cls, batch: TileBatch, resident: Ints, units: int) -> _Waves:
+        """Return the waves of blocks of which ``resident`` fit a unit, one at least."""
+        full, rest = np.divmod(batch.blocks, resident * units)
+        tail = np.maximum(-(-rest // units), 1)
+        return cls(np.stack([full, rest > 0]), np.stack([resident, tail]), np.stack([resident * units, rest]))
+
+    def total(self, each: Floats) -> Floats:
+        """Return the sum over all waves of what is given per full wave and for the tail."""
+        every = self.count * each
+        return np.asarray(every[0] + every[1])
+
+
+def _chain_s(batch: TileBatch, spec: DeviceSpec, work: Work) -> Floats:
+    """Return the seconds of one block that has its unit to itself: nothing of another hides its latencies."""
+    schedulers = spec.teu.schedulers_per_unit
+    alone = (work.arithmetic(1.0, schedulers) + work.copying(1.0, schedulers)) / spec.clock_hz
+    hops = batch.steps + 1 if batch.staged else np.minimum(batch.steps + 1, 2)
+    barrier_s = 2 * spec.execution.barrier_s * bool(batch.staged)
+    return np.asarray(alone + hops * (spec.layer("global").latency_s or 0.0) + batch.steps * barrier_s)
+
+
+def _wave_s(
+    memory: Floats, work: Work, waves: _Waves, chain: Floats, spec: DeviceSpec
+) -> tuple[Floats, Floats, Floats]:
+    """Return seconds of a full wave and of the tail, and those of their arithmetic and of their copies alone."""
+    b, schedulers = waves.per_unit, spec.teu.schedulers_per_unit
+    arithmetic, copying = (f(b, schedulers) / spec.clock_hz for f in (work.arithmetic, work.copying))
+    phases = (memory, arithmetic, copying) if work.side_by_side else (memory, arithmetic + copying)
+    customers = np.minimum(b, spec.execution.overlap_blocks or float("inf"))
+    slowest = np.maximum(alternating(phases, customers), work.issuing(b, schedulers) / spec.clock_hz)
+    return np.maximum(slowest, chain), arithmetic, copying
+
+
+def arithmetic_bound_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
+    """Return the time of the arithmetic of every program alone, copies and memory free, ``(N,)``."""
+    resident, _ = occupancy(batch, spec, scratchpad_bytes(batch))
+    work = block_work(batch, spec, (np.zeros(len(batch)),) * 2, None)
+    waves = _Waves.of(batch, np.maximum(resident, 1), spec.units)
+    cycles = waves.total(work.arithmetic(waves.per_unit, spec.teu.schedulers_per_unit))
+    return np.where(resident > 0, cycles / spec.clock_hz, np.inf)
+
 
 def lower_bound_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return a time no program of the batch can beat: its arithmetic alone, copies and memory free, ``(N,)``."""
+    """Return a time no program of the batch can beat, ``(N,)``.
+
+    That of :func:`price` with every tensor moved once and in whole transactions, copies in the widest vectors without
+    arithmetic for addresses, and no bank conflicts.
+    """
     resident, _ = occupancy(batch, spec, scratchpad_bytes(batch))
-    occ = np.maximum(resident, 1)
-    work = block_work(batch, spec, (np.zeros(len(batch)),) * 2, None)
-    schedulers = spec.teu.schedulers_per_unit
-    blocks = batch.blocks
-    full = blocks // (occ * spec.units)
-    rest = blocks - full * occ * spec.units
-    cycles = full * work.arithmetic(occ, schedulers)
-    cycles = cycles + (rest > 0) * work.arithmetic(np.maximum(-(-rest // spec.units), 1), schedulers)
-    return np.where(resident > 0, cycles / spec.clock_hz, np.inf)
+    work = block_work(batch, spec, (least_copies(batch), np.zeros(len(batch))), None)
+    waves = _Waves.of(batch, np.maximum(resident, 1), spec.units)
+    memory = least_dram_bytes(batch, spec) / spec.layer("global").bandwidth_bytes_per_s * (waves.active / batch.blocks)
+    seconds, _, _ = _wave_s(memory, work, waves, _chain_s(batch, spec, work), spec)
+    launches = 1 + (batch.split_k > 1)
+    total = waves.total(seconds) + launches * spec.execution.launch_s
+    return np.where(resident > 0, total * _BOUND_SHARE, np.inf)
 
 
 def price(batch: TileBatch, spec: DeviceSpec, laid: LaidOut | None = None) -> Terms:
@@ -51,43 +112,22 @@ def price(batch: TileBatch, spec: DeviceSpec, laid: LaidOut | None = None) -> Te
     laid = laid or LaidOut.expected(batch, spec)
     pad = laid.scratchpad
     resident, registers = occupancy(batch, spec, pad)
-    occ = np.maximum(resident, 1)
-    units = spec.units
-    l2_bytes, dram_bytes, copies, addresses = global_traffic(batch, spec, occ * units, laid.counted)
-    blocks = batch.blocks
-    full = blocks // (occ * units)
-    rest = blocks - full * occ * units
-    tail = -(-rest // units)
-    terms: Terms = {}
-    total = np.zeros(len(batch))
-    flight = loads_in_flight(batch)
+    waves = _Waves.of(batch, np.maximum(resident, 1), spec.units)
+    l2_bytes, dram_bytes, copies, addresses = global_traffic(batch, spec, waves.active[0], laid.counted)
     work = block_work(batch, spec, (copies, addresses), laid)
-    schedulers = spec.teu.schedulers_per_unit
-    alone = (work.arithmetic(1.0, schedulers) + work.copying(1.0, schedulers)) / spec.clock_hz
-    out_of_step = spec.execution.overlap_blocks or float("inf")
-    hops = batch.steps + 1 if batch.staged else np.minimum(batch.steps + 1, 2)
-    barrier_s = 2 * spec.execution.barrier_s * bool(batch.staged)
-    chain = alone + hops * (spec.layer("global").latency_s or 0.0) + batch.steps * barrier_s
-    teus = -(-batch.threads_per_block // spec.teu.lanes) * flight
-    for count, b, active in ((full, occ, occ * units), (rest > 0, np.maximum(tail, 1), rest)):
-        share = active / blocks
-        dram = dram_bytes * share / dram_bandwidth(spec, teus * active)
-        l2 = l2_bytes * share / spec.layer("l2").bandwidth_bytes_per_s
-        memory = np.maximum(dram, l2)
-        arithmetic, copying = (f(b, schedulers) / spec.clock_hz for f in (work.arithmetic, work.copying))
-        phases = (memory, arithmetic, copying) if work.side_by_side else (memory, arithmetic + copying)
-        slowest = np.maximum(
-            alternating(phases, np.minimum(b, out_of_step)), work.issuing(b, schedulers) / spec.clock_hz
-        )
-        total = total + count * np.maximum(slowest, chain)
-        named = {"compute_s": arithmetic, "copy_s": copying, "dram_s": dram, "l2_s": l2, "latency_s": chain}
-        for key, value in named.items():
-            terms[key] = terms[key] + count * value if key in terms else count * value
+    chain = _chain_s(batch, spec, work)
+    share = waves.active / batch.blocks
+    warps = -(-batch.threads_per_block // spec.teu.lanes) * loads_in_flight(batch)
+    dram = dram_bytes * share / dram_bandwidth(spec, warps * waves.active)
+    l2 = l2_bytes * share / spec.layer("l2").bandwidth_bytes_per_s
+    seconds, arithmetic, copying = _wave_s(np.maximum(dram, l2), work, waves, chain, spec)
+    named = {"compute_s": arithmetic, "copy_s": copying, "dram_s": dram, "l2_s": l2, "latency_s": chain}
+    terms: Terms = {key: waves.total(value) for key, value in named.items()}
     launches = 1 + (batch.split_k > 1)
     terms["launch_s"] = np.asarray(launches * spec.execution.launch_s, np.float64)
-    terms["seconds"] = np.where(resident > 0, total + terms["launch_s"], np.inf)
+    terms["seconds"] = np.where(resident > 0, waves.total(seconds) + terms["launch_s"], np.inf)
     terms.update(dram_bytes=dram_bytes, l2_bytes=l2_bytes, scratchpad_bytes=pad.astype(float))
     terms.update(registers=registers.astype(float), blocks_per_unit=resident.astype(float))
     terms["bank_conflicts"] = np.max([np.ones(len(batch)), *laid.conflicts.values()], axis=0)
-    terms["waves"] = (full + (rest > 0)).astype(np.float64)
+    terms["waves"] = waves.count.sum(axis=0).astype(np.float64)
     return terms

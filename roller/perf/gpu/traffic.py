@@ -10,7 +10,8 @@ import numpy as np
 from roller.expr import DTYPE_BYTES
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.perf.gpu.copies import copy_instructions
+from roller.perf.gpu.copies import COPY_INSTRUCTIONS as STAGED_INSTRUCTIONS
+from roller.perf.gpu.copies import SETUP_INSTRUCTIONS, copy_instructions
 from roller.tile.geometry import Access, Floats, Ints
 from roller.tile.transactions import counted_bytes, tile_transaction_bytes, touched_bytes
 
@@ -19,6 +20,8 @@ COPY_INSTRUCTIONS = 3.0
 #: Extra instructions per copied vector: for each dimension its position is split over (a division and a
 #: remainder by constants), for each guarded bound, for each quasi-affine term that no loop hoists.
 SPLIT_INSTRUCTIONS, GUARD_INSTRUCTIONS, GATHER_INSTRUCTIONS = 4.0, 2.0, 2.0
+#: Widest vector a copy loads.
+VECTOR_BYTES = 16
 #: Independent loads a thread of our templates keeps in flight at most (unrolled copies).
 LOADS_IN_FLIGHT = 8.0
 #: Share of the shared cache one tensor may fill and still be there for the next wave.
@@ -64,8 +67,8 @@ def global_traffic(
         # their borders. Gaps of strided rows are in `touched`.
         again = a.loaded_elements(wave) * a.tensor.itemsize_bytes
         dram = dram + (touched if a.tensor.nbytes <= capacity else np.maximum(touched, again))
-        width = np.clip(np.minimum(alignment, 16) // a.tensor.itemsize_bytes, 1, None)
-        width = np.where(a.gather | (a.bounds > 0) | (a.lattice[-1:] > 1).any(), 1, width)
+        width = np.clip(np.minimum(alignment, VECTOR_BYTES) // a.tensor.itemsize_bytes, 1, None)
+        width = width if _vectorised(a) else np.ones_like(width)
         if not any(a is x for x in g.loads):  # an epilogue's operands come once per tile, with the store
             continue
         if batch.staged:
@@ -77,11 +80,42 @@ def global_traffic(
     stored = g.store.tensor.nbytes * np.maximum(1.0, moved / (g.store.elements(block) * g.store.tensor.itemsize_bytes))
     if len(g.reads) in counted:
         stored = np.where(np.isnan(counted[len(g.reads)]), stored, counted[len(g.reads)])
-    partial_bytes = (
-        g.store.tensor.elements * DTYPE_BYTES[g.expr.anchor.acc_dtype]
-    )  # parts stay in the accumulator's type
-    partial = np.where(batch.split_k > 1, 2.0 * batch.split_k, 0.0) * partial_bytes
+    partial = _partial_bytes(batch)
     return l2 + stored + partial, dram + np.minimum(stored, 2.0 * g.store.tensor.nbytes) + partial, copies, addresses
+
+
+def least_dram_bytes(batch: TileBatch, spec: DeviceSpec) -> Floats:
+    """Return the least of what :func:`global_traffic` finds for DRAM, ``(N,)``: every tensor moves once."""
+    g = batch.geometry
+    fetch = spec.layer("global").fetch_bytes or spec.layer("global").transaction_bytes
+    once = sum(_touched(a, fetch) for a in g.reads) + g.store.tensor.nbytes
+    return once + _partial_bytes(batch)
+
+
+def least_copies(batch: TileBatch) -> Floats:
+    """Return the least copy instructions :func:`global_traffic` finds per block and step, ``(N,)``."""
+    total = np.zeros(len(batch))
+    for a in batch.geometry.loads:
+        widest = max(1, VECTOR_BYTES // a.tensor.itemsize_bytes) if _vectorised(a) else 1
+        elements = a.elements(batch.block) / widest
+        if batch.staged:
+            total = total + np.maximum(elements, batch.threads_per_block) * STAGED_INSTRUCTIONS
+            total = total + SETUP_INSTRUCTIONS * batch.threads_per_block
+        else:
+            total = total + elements * COPY_INSTRUCTIONS
+    return total
+
+
+def _vectorised(access: Access) -> bool:
+    """Whether elements of a data tile can be copied several at once."""
+    return not (access.gather or access.bounds > 0 or bool((access.lattice[-1:] > 1).any()))
+
+
+def _partial_bytes(batch: TileBatch) -> Floats:
+    """Return the bytes of partial results, written and read again, where a reduction is split, ``(N,)``."""
+    g = batch.geometry
+    each = g.store.tensor.elements * DTYPE_BYTES[g.expr.anchor.acc_dtype]  # parts stay in the accumulator's type
+    return np.asarray(np.where(batch.split_k > 1, 2.0 * batch.split_k, 0.0) * each)
 
 
 def _address_instructions(access: Access, block: Ints) -> Floats:
