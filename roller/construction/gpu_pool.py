@@ -202,17 +202,18 @@ def _grow_blocks(geometry: Geometry, spec: DeviceSpec, states: Ints, options: Co
         useful = -(-geometry.extents // register)
         block = register * threads
         table = np.repeat(states[None], 2 * len(spatial_axes), axis=0)
+        grows = np.empty(table.shape[:2], bool)
         for n, axis in enumerate(spatial_axes):
             now, most = threads[:, axis], useful[:, axis]
             double = np.where((now & (now - 1)) == 0, 2 * now, most)  # powers of two, then all the axis has
-            table[2 * n, :, a + axis] = np.where(now < most, np.minimum(double, most), now)
-            table[2 * n + 1, :, a + axis] = jumps[n][register[:, axis], now]
+            further = np.where(now < most, np.minimum(double, most), now), jumps[n][register[:, axis], now]
+            table[2 * n : 2 * n + 2, :, a + axis] = further
+            grows[2 * n : 2 * n + 2] = further > now
         bigger = table[:, :, :a] * table[:, :, a:]
         traffic, footprint = _spatial_score_terms(geometry, bigger.reshape(-1, a))
         base = _spatial_score_terms(geometry, block)
         shape = table.shape[:2]
         cost = np.maximum(footprint.reshape(shape) - base[1], 1e-9)
-        grows = np.asarray((bigger > block).any(axis=2))
         chosen = best_children(table, (base[0] - traffic.reshape(shape)) / cost, grows, _BRANCH)
         chosen = chosen[product(chosen, a + spatial_axes) <= limit]
         if not len(chosen):
@@ -228,12 +229,14 @@ def _grow_blocks(geometry: Geometry, spec: DeviceSpec, states: Ints, options: Co
 
 def _next_divisor(extent: int, registers: Ints, limit: int) -> Ints:
     """Return, per register extent and threads, the next larger number of threads that divides the tiles of an axis."""
-    table = np.tile(np.arange(limit + 1), (int(registers.max()) + 1, 1))
-    for r in np.unique(registers):
+    now = np.arange(limit + 1)
+    table = np.empty((int(registers.max()) + 1, limit + 1), np.int64)
+    for r in np.flatnonzero(np.bincount(registers)):
         tiles = -(-extent // int(r))
-        divisors = np.array([d for d in range(1, min(tiles, limit) + 1) if tiles % d == 0])
-        for low, high in itertools.pairwise([0, *divisors]):
-            table[r, low:high] = high
+        possible = now[1 : min(tiles, limit) + 1]
+        divisors = possible[tiles % possible == 0]
+        place = np.searchsorted(divisors, now, side="right")
+        table[r] = np.where(place < len(divisors), divisors[np.minimum(place, len(divisors) - 1)], now)
     return table
 
 

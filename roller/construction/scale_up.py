@@ -31,8 +31,9 @@ def unique_rows(rows: Ints) -> Ints:
     # A 64-bit mix of the columns: sorting one integer per row is several times faster than sorting rows, and
     # two of ten thousand rows collide with a probability of about 1e-12.
     mixed = rows.astype(np.uint64) @ _MULTIPLIERS[: rows.shape[1]]
-    _, first = np.unique(mixed, return_index=True)
-    return rows[np.sort(first)]
+    order = np.argsort(mixed)
+    starts = np.flatnonzero(np.diff(mixed[order], prepend=~mixed[order[:1]]))
+    return rows[np.sort(np.minimum.reduceat(order, starts))]
 
 
 def aligned_extents(extent: int, limit: int) -> tuple[int, ...]:

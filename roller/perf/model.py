@@ -36,14 +36,13 @@ def best_rows(batch: TileBatch, spec: DeviceSpec, count: int, limit_s: float = f
     rows = np.arange(len(batch))
     if spec.kind == "gpu" and len(batch) > _PRICED_FIRST:
         bound = gpu.lower_bound_s(batch, spec)
-        rows = np.argsort(bound, kind="stable")
-        rows = rows[bound[rows] <= limit_s]
+        rows = np.flatnonzero(bound <= limit_s)
         if not len(rows):
             return []
-        first = rows[:_PRICED_FIRST]
+        promising = np.argpartition(bound[rows], min(_PRICED_FIRST, len(rows)) - 1)
+        first, later = rows[promising[:_PRICED_FIRST]], rows[promising[_PRICED_FIRST:]]
         seconds = price(batch.take(first), spec)["seconds"]
         limit = min(limit_s, np.partition(seconds, min(count, len(seconds)) - 1)[min(count, len(seconds)) - 1])
-        later = rows[_PRICED_FIRST:]
         later = later[bound[later] <= limit]
         if len(later):
             seconds = np.concatenate([seconds, price(batch.take(later), spec)["seconds"]])

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
@@ -115,6 +116,7 @@ class LaneReads:
     row_elements: int
     width: int
     itemsize_bytes: int
+    _memo: dict[tuple[int, int, int], tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
 
     def degree(self, padding: int, banks: int, bank_width_bytes: int) -> int:
         """Return the most distinct words one bank serves for one read (1: no conflict)."""
@@ -122,6 +124,12 @@ class LaneReads:
 
     def degrees(self, padding: int, banks: int, bank_width_bytes: int) -> tuple[int, ...]:
         """Return, for every group of lanes served together, the most distinct words one bank serves."""
+        key = (padding, banks, bank_width_bytes)
+        if key not in self._memo:
+            self._memo[key] = self._count(*key)
+        return self._memo[key]
+
+    def _count(self, padding: int, banks: int, bank_width_bytes: int) -> tuple[int, ...]:
         pitch, found = self.row_elements + padding, []
         for starts in self._groups(banks):
             words = {
@@ -163,9 +171,12 @@ def fragment_spread(program: RProgram) -> dict[str, float]:
     found: dict[str, float] = {}
     for access in Geometry.of(program.expr).loads:
         if access.tensor.name in program.staged and access.tensor.name not in found:
-            pieces = math.prod(r // c for r, c, used in zip(register, chunks, access.uses, strict=True) if used)
-            whole, chunk = access.elements(np.array([register, chunks], np.int64)).tolist()
-            found[access.tensor.name] = pieces * chunk / whole
+            key = ("spread", register, chunks)
+            if key not in access._memo:
+                pieces = math.prod(r // c for r, c, used in zip(register, chunks, access.uses, strict=True) if used)
+                whole, chunk = access.elements(np.array([register, chunks], np.int64)).tolist()
+                access._memo[key] = pieces * chunk / whole
+            found[access.tensor.name] = access._memo[key]
     return found
 
 
@@ -207,6 +218,7 @@ def lane_reads(program: RProgram, lanes: int) -> dict[str, LaneReads]:
     return out
 
 
+@lru_cache(maxsize=4096)
 def storage_padding(reads: LaneReads, banks: int, bank_width_bytes: int) -> tuple[int, int]:
     """Return the smallest storage padding (elements) with the fewest conflicts, and that conflict degree.
 
@@ -216,6 +228,8 @@ def storage_padding(reads: LaneReads, banks: int, bank_width_bytes: int) -> tupl
     vector = max(1, 16 // reads.itemsize_bytes)
     step = vector if reads.row_elements % vector == 0 else 1
     best = (reads.degree(0, banks, bank_width_bytes), 0)
+    if not any(reads.rows):  # padding only moves rows
+        return 0, best[0]
     for pad in range(step, 8 * step + 1, step):
         if best[0] == 1:
             break

@@ -7,6 +7,8 @@ transaction of ``L`` bytes) touches on average ``(ceil(b / g) + L / g - 1) / (L 
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from roller.tile.geometry import Access, Floats, Ints
@@ -87,28 +89,64 @@ def _count(access: Access, tile: Ints, transaction_bytes: int) -> float | None:
     counts = -(-access.axis_extents // tile)
     if any(int(np.prod(counts[list(a)])) > _COUNTED_ROWS for a in axes.values()):
         return None
-    pieces = [access.pieces(d, axes[d], tile) for d in range(len(shape))]
-    pitch = [size * int(np.prod(shape[d + 1 :])) for d in range(len(shape))]
     lead = len(shape) - 1  # the run starts at this dimension: those behind it are covered whole
-    while lead > 0 and access.lattice[lead - 1] == 1 and (pieces[lead][1] == shape[lead]).all():
+    while lead > 0 and access.lattice[lead - 1] == 1 and _whole(access, lead, axes[lead], tile):
         lead -= 1
-    offsets = np.zeros(transaction_bytes // size)  # rows by where they start in a transaction, in elements
+    slots = transaction_bytes // size
+    offsets = np.zeros(slots)  # rows by where they start in a transaction, in elements
     offsets[0] = 1.0
+    rolled = (np.arange(slots)[:, None] - np.arange(slots)[None, :]) % slots
     for d in range(lead):
-        first, number = pieces[d]
+        moved = _rows_by_offset(access, d, axes[d], tile, slots)
+        if moved is None:
+            return None
+        offsets = offsets[rolled] @ moved
+    return float(transaction_bytes * (_transactions_by_offset(access, lead, axes[lead], tile, slots) @ offsets))
+
+
+def _whole(access: Access, d: int, axes: tuple[int, ...], tile: Ints) -> bool:
+    """Whether every tile covers a dimension."""
+    key = ("whole", d, *tile[list(axes)].tolist())
+    if key not in access._memo:
+        access._memo[key] = bool((access.pieces(d, axes, tile)[1] == access.tensor.shape[d]).all())
+    return bool(access._memo[key])
+
+
+def _pitch(access: Access, d: int) -> int:
+    """Elements between neighbours along a dimension."""
+    return math.prod(access.tensor.shape[d + 1 :])
+
+
+def _rows_by_offset(access: Access, d: int, axes: tuple[int, ...], tile: Ints, slots: int) -> Floats | None:
+    """Return how many positions of all tiles along a dimension lie at which element of a transaction, ``(slots,)``.
+
+    ``None`` where they are too many to be counted.
+    """
+    key = ("offsets", d, slots, *tile[list(axes)].tolist())
+    if key not in access._memo:
+        first, number = access.pieces(d, axes, tile)
         if number.sum() > _COUNTED_ROWS:
             return None
         steps = np.arange(int(number.max(initial=0)), dtype=np.int64) * int(access.lattice[d])
         inside = np.arange(len(steps))[None, :] < number[:, None]
-        starts = (first[:, None] + steps[None, :])[inside] * pitch[d] // size % len(offsets)
-        moved = np.bincount(starts, minlength=len(offsets))
-        offsets = sum(n * np.roll(offsets, k) for k, n in enumerate(moved) if n) + np.zeros(len(offsets))
-    first, number = pieces[lead]
-    length = ((number - 1) * int(access.lattice[lead]) + 1) * pitch[lead]
-    starts = first * pitch[lead] % transaction_bytes
-    span = int(length.max(initial=0)) + 1
-    kinds, times = np.unique(starts * span + np.where(number > 0, length, 0), return_counts=True)
-    starts, length = kinds[:, None] // span, kinds[:, None] % span
-    begin = (starts + size * np.arange(len(offsets))[None, :]) % transaction_bytes
-    touched = np.where(length > 0, (begin + length - 1) // transaction_bytes + 1, 0)
-    return float(transaction_bytes * (touched * offsets[None, :] * times[:, None]).sum())
+        starts = (first[:, None] + steps[None, :])[inside] * _pitch(access, d) % slots
+        access._memo[key] = np.bincount(starts, minlength=slots).astype(np.float64)
+    moved: Floats = access._memo[key]
+    return moved
+
+
+def _transactions_by_offset(access: Access, d: int, axes: tuple[int, ...], tile: Ints, slots: int) -> Floats:
+    """Return transactions of the runs along a dimension for every offset of their rows in elements, ``(slots,)``."""
+    key = ("touched", d, slots, *tile[list(axes)].tolist())
+    if key not in access._memo:
+        first, number = access.pieces(d, axes, tile)
+        length = ((number - 1) * int(access.lattice[d]) + 1) * _pitch(access, d)
+        starts = first * _pitch(access, d) % slots
+        span = int(length.max(initial=0)) + 1
+        kinds, times = np.unique(starts * span + np.where(number > 0, length, 0), return_counts=True)
+        starts, length = kinds[:, None] // span, kinds[:, None] % span
+        begin = (starts + np.arange(slots)[None, :]) % slots
+        touched = np.where(length > 0, (begin + length - 1) // slots + 1, 0)
+        access._memo[key] = times.astype(np.float64) @ touched
+    found: Floats = access._memo[key]
+    return found

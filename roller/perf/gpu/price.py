@@ -22,7 +22,7 @@ from roller.perf.batch import TileBatch
 from roller.perf.gpu.compute import Work, block_work
 from roller.perf.gpu.laid_out import LaidOut
 from roller.perf.gpu.occupancy import occupancy, scratchpad_bytes
-from roller.perf.gpu.traffic import dram_bandwidth, global_traffic, least_copies, least_dram_bytes, loads_in_flight
+from roller.perf.gpu.traffic import dram_bandwidth, global_traffic, least_copies, least_traffic, loads_in_flight
 from roller.perf.phases import alternating
 from roller.tile.geometry import Floats, Ints
 
@@ -89,13 +89,14 @@ def arithmetic_bound_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
 def lower_bound_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
     """Return a time no program of the batch can beat, ``(N,)``.
 
-    That of :func:`price` with every tensor moved once and in whole transactions, copies in the widest vectors without
+    That of :func:`price` with only what tiles use moved, copies in the widest vectors without
     arithmetic for addresses, and no bank conflicts.
     """
     resident, _ = occupancy(batch, spec, scratchpad_bytes(batch))
     work = block_work(batch, spec, (least_copies(batch), np.zeros(len(batch))), None)
     waves = _Waves.of(batch, np.maximum(resident, 1), spec.units)
-    memory = least_dram_bytes(batch, spec) / spec.layer("global").bandwidth_bytes_per_s * (waves.active / batch.blocks)
+    l2, dram = (n / spec.layer(x).bandwidth_bytes_per_s for n, x in zip(least_traffic(batch, spec), ("l2", "global"), strict=True))
+    memory = np.maximum(l2, dram) * (waves.active / batch.blocks)
     seconds, _, _ = _wave_s(memory, work, waves, _chain_s(batch, spec, work), spec)
     launches = 1 + (batch.split_k > 1)
     total = waves.total(seconds) + launches * spec.execution.launch_s

@@ -84,12 +84,16 @@ def global_traffic(
     return l2 + stored + partial, dram + np.minimum(stored, 2.0 * g.store.tensor.nbytes) + partial, copies, addresses
 
 
-def least_dram_bytes(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the least of what :func:`global_traffic` finds for DRAM, ``(N,)``: every tensor moves once."""
+def least_traffic(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
+    """Return the least bytes :func:`global_traffic` finds through L2 and for DRAM, ``(N,)`` each.
+
+    Tiles load what lies inside the tensors, nothing else of a transaction; DRAM moves every tensor once.
+    """
     g = batch.geometry
     fetch = spec.layer("global").fetch_bytes or spec.layer("global").transaction_bytes
-    once = sum(_touched(a, fetch) for a in g.reads) + g.store.tensor.nbytes
-    return once + _partial_bytes(batch)
+    once = g.store.tensor.nbytes + _partial_bytes(batch)
+    l2 = once + sum(a.loaded_elements(batch.block) * a.tensor.itemsize_bytes for a in g.reads)
+    return np.asarray(l2), np.asarray(once + sum(_touched(a, fetch) for a in g.reads))
 
 
 def least_copies(batch: TileBatch) -> Floats:
