@@ -200,7 +200,6 @@ def _grow_blocks(geometry: Geometry, spec: DeviceSpec, states: Ints, options: Co
     for _ in range(5):
         register, threads = states[:, :a], states[:, a:]
         useful = -(-geometry.extents // register)
-        block = register * threads
         table = np.repeat(states[None], 2 * len(spatial_axes), axis=0)
         grows = np.empty(table.shape[:2], bool)
         for n, axis in enumerate(spatial_axes):
@@ -209,12 +208,10 @@ def _grow_blocks(geometry: Geometry, spec: DeviceSpec, states: Ints, options: Co
             further = np.where(now < most, np.minimum(double, most), now), jumps[n][register[:, axis], now]
             table[2 * n : 2 * n + 2, :, a + axis] = further
             grows[2 * n : 2 * n + 2] = further > now
-        bigger = table[:, :, :a] * table[:, :, a:]
-        traffic, footprint = _spatial_score_terms(geometry, bigger.reshape(-1, a))
-        base = _spatial_score_terms(geometry, block)
-        shape = table.shape[:2]
-        cost = np.maximum(footprint.reshape(shape) - base[1], 1e-9)
-        chosen = best_children(table, (base[0] - traffic.reshape(shape)) / cost, grows, _BRANCH)
+        both = np.concatenate([(register * threads)[None], table[:, :, :a] * table[:, :, a:]])  # base and children
+        traffic, footprint = (x.reshape(both.shape[:2]) for x in _spatial_score_terms(geometry, both.reshape(-1, a)))
+        cost = np.maximum(footprint[1:] - footprint[0], 1e-9)
+        chosen = best_children(table, (traffic[0] - traffic[1:]) / cost, grows, _BRANCH)
         chosen = chosen[product(chosen, a + spatial_axes) <= limit]
         if not len(chosen):
             break

@@ -73,13 +73,14 @@ def grow(
     states = start
     axes = np.flatnonzero(geometry.spatial)
     for _ in range(rounds):
-        table = np.repeat(states[None], len(axes), axis=0)  # one copy per axis, priced together
-        for grown, a in zip(table, axes, strict=True):
-            grown[:, a] = next_extent(states, int(a))
-        after = tile_cost(geometry, table.reshape(-1, table.shape[2]))
-        base = tile_cost(geometry, states)
-        score = reuse_score(base, (after[0].reshape(len(axes), -1), after[1].reshape(len(axes), -1)))
-        chosen = best_children(table, score, np.asarray((table > states).any(axis=2)), branch)
+        both = np.repeat(states[None], 1 + len(axes), axis=0)  # the states, and one copy per axis, priced together
+        grew = np.empty((len(axes), len(states)), bool)
+        for n, a in enumerate(axes):
+            both[1 + n, :, a] = next_extent(states, int(a))
+            grew[n] = both[1 + n, :, a] > states[:, a]
+        traffic, footprint = (x.reshape(both.shape[:2]) for x in tile_cost(geometry, both.reshape(-1, both.shape[2])))
+        score = reuse_score((traffic[0], footprint[0]), (traffic[1:], footprint[1:]))
+        chosen = best_children(both[1:], score, grew, branch)
         if not len(chosen):
             break
         states = unique_rows(chosen[feasible(chosen)])[:cap]

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from roller.tile.geometry import Geometry, Ints, product
+from roller.tile.geometry import Access, Geometry, Ints, product
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,31 @@ class TileBatch:
         """Reduction points unrolled in registers, ``(N,)``."""
         return product(self.register, self._reduced)
 
+    @cached_property
+    def _memo(self) -> dict[Any, Ints]:
+        return {}
+
+    def register_elements(self, access: Access) -> Ints:
+        """Elements of the data tile of a register tile, ``(N,)``."""
+        key = ("register", id(access))
+        if key not in self._memo:
+            self._memo[key] = access.elements(self.register)
+        return self._memo[key]
+
+    def block_elements(self, access: Access) -> Ints:
+        """Elements of the data tile of a block tile, ``(N,)``."""
+        key = ("block", id(access))
+        if key not in self._memo:
+            self._memo[key] = access.elements(self.block)
+        return self._memo[key]
+
     def lanes(self, width: int) -> Ints:
         """Lanes of one TEU per axis: reductions fastest, then the axis contiguous in the output, ``(N, axes)``."""
+        if width not in self._memo:
+            self._memo[width] = self._lanes(width)
+        return self._memo[width]
+
+    def _lanes(self, width: int) -> Ints:
         out = np.ones_like(self.block)
         left = np.full(len(self.block), width, np.int64)
         reductions = [a for a in range(self.block.shape[1]) if not self.geometry.spatial[a] and self.thread_axes[a]]

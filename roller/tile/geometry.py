@@ -97,30 +97,47 @@ class Access:
 
     def extent(self, d: int, tiles: Ints) -> Ints:
         """Extent of the data tile along one dimension, ``(N,)``."""
-        touched: Ints | int = 1
+        touched: Ints | None = None
+        first = 1
         for a, step in self._moves[d]:
-            touched = touched + (tiles[:, a] - 1 if step == 1 else step * (tiles[:, a] - 1))
-        if isinstance(touched, int):
+            part = tiles[:, a] if step == 1 else step * tiles[:, a]
+            touched, first = part if touched is None else touched + part, first - step
+        if touched is None:
             return np.ones(len(tiles), np.int64)
-        extent: Ints = np.minimum(touched, self._limits[d])
+        extent: Ints = np.minimum(touched + first if first else touched, self._most[d])
         return extent
+
+    @cached_property
+    def _most(self) -> tuple[int, ...]:
+        return tuple(self._limits.tolist())
 
     @cached_property
     def _moves(self) -> tuple[tuple[tuple[int, int], ...], ...]:
         """Per dimension, the axes that move it and their steps."""
         return tuple(tuple((int(a), int(row[a])) for a in np.flatnonzero(row)) for row in self._steps)
 
+    def row_elements(self, tiles: Ints) -> Ints:
+        """Elements per row of the data tile as it lies in scratchpad (last dimension last), ``(N,)``."""
+        if self.gather or not self._moves:
+            return self.elements(tiles)
+        return self.extent(len(self._moves) - 1, tiles)
+
     def elements(self, tiles: Ints) -> Ints:
         """Elements of the data tile, ``(N,)``."""
-        total = np.ones(len(tiles), np.int64)
-        if self.gather:
-            for a in np.flatnonzero(self.uses):
-                total *= np.minimum(tiles[:, a], self.axis_extents[a])
-            return total
-        for d, moves in enumerate(self._moves):
+        total: Ints | None = None
+        for d, moves in enumerate(() if self.gather else self._moves):
             if moves:
-                total *= self.extent(d, tiles)
-        return total
+                extent = self.extent(d, tiles)
+                total = extent if total is None else total * extent
+        for a, most in self._used if self.gather else ():
+            extent = np.minimum(tiles[:, a], most)
+            total = extent if total is None else total * extent
+        return np.ones(len(tiles), np.int64) if total is None else total
+
+    @cached_property
+    def _used(self) -> tuple[tuple[int, int], ...]:
+        """Axes the tensor depends on and their extents."""
+        return tuple((int(a), int(self.axis_extents[a])) for a in np.flatnonzero(self.uses))
 
     def points(self, tiles: Ints) -> Ints:
         """Different elements that the points of a tile read, ``(N,)``.

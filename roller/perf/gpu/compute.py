@@ -11,7 +11,6 @@ from roller.expr import Cast, Load, instruction_mix, walk
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.gpu.laid_out import LaidOut
-from roller.perf.gpu.occupancy import row_elements
 from roller.tile.geometry import Floats, Ints
 from roller.tile.transactions import row_alignment_bytes
 
@@ -33,13 +32,12 @@ def _operand_wavefronts(batch: TileBatch, spec: DeviceSpec, laid: LaidOut | None
     wavefronts = instructions = np.zeros(len(batch))
     conflicts, spread = (laid.conflicts, laid.spread) if laid else ({}, {})
     for a in batch.geometry.loads:
-        words = a.elements(batch.register) * spread.get(a.tensor.name, 1.0) * a.tensor.itemsize_bytes / 4
+        words = batch.register_elements(a) * spread.get(a.tensor.name, 1.0) * a.tensor.itemsize_bytes / 4
         # A thread's elements along the tensor's last dimension, over the unrolled step, are read as vectors.
-        run = row_elements(a, step_tile)[1] * a.tensor.itemsize_bytes // 4
-        width = np.where(run % 4 == 0, 4, np.where(run % 2 == 0, 2, 1))
-        if a.coefficients.shape[0] and np.count_nonzero(a.coefficients[-1]) > 1:
-            width = np.ones_like(width)  # a window starts anywhere: no vector alignment
-        count = words / width
+        count = words
+        if not a.coefficients.shape[0] or np.count_nonzero(a.coefficients[-1]) <= 1:  # windows are not aligned
+            run = a.row_elements(step_tile) * a.tensor.itemsize_bytes // 4
+            count = words / np.where(run & 3 == 0, 4, 2 - (run & 1))
         unique = a.elements(warp) * a.tensor.itemsize_bytes / 4
         wavefronts = wavefronts + np.maximum(count, unique / words_per_wavefront) * conflicts.get(a.tensor.name, 1.0)
         instructions = instructions + count
@@ -109,7 +107,7 @@ def block_work(batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats]
     for a in g.loads if batch.staged else ():
         if a.tensor.name in converted:
             each = lanes * schedulers / _rate(per_unit, "convert", a.tensor.dtype)
-            conversions = conversions + a.elements(batch.register) * each
+            conversions = conversions + batch.register_elements(a) * each
     wavefronts, loads = _operand_wavefronts(batch, spec, laid) if batch.staged else (zero, zero)
     rate = per_unit["issue"] / lanes / schedulers  # instructions per cycle and scheduler
     # Without integer pipes of their own, addresses take the slots of additions in the FMA pipes.

@@ -20,7 +20,7 @@ def register_words(batch: TileBatch) -> Ints:
     acc = max(1, batch.geometry.store.tensor.itemsize_bytes // 4)
     words = batch.register_outputs * acc
     for a in batch.geometry.loads:
-        words = words + a.elements(batch.register) * max(1, a.tensor.itemsize_bytes // 4)
+        words = words + batch.register_elements(a) * max(1, a.tensor.itemsize_bytes // 4)
     return words
 
 
@@ -34,10 +34,10 @@ def allocated_registers(batch: TileBatch) -> Ints:
     words = batch.register_outputs * max(1, g.store.tensor.itemsize_bytes // 4)
     reductions = np.flatnonzero(~g.spatial)
     for a in g.loads:
-        mine = a.elements(batch.register) * max(1, a.tensor.itemsize_bytes // 4)
+        mine = batch.register_elements(a) * max(1, a.tensor.itemsize_bytes // 4)
         if batch.staged and len(reductions) and _row_axis(batch, a) == g.names[reductions[-1]]:
             step = batch.block[:, reductions[-1]] * a.tensor.itemsize_bytes // 4
-            ahead = np.where(step % 4 == 0, 4, np.where(step % 2 == 0, 2, 1))
+            ahead = np.where(step & 3 == 0, 4, 2 - (step & 1))
             mine = mine * np.maximum(1, ahead // np.maximum(1, batch.register_points))
         words = words + mine
     return words + BASE_REGISTERS
@@ -50,15 +50,6 @@ def _row_axis(batch: TileBatch, access: Access) -> str | None:
         access._memo["row_axis"] = row_axis(anchor, load, access.tensor)
     name: str | None = access._memo["row_axis"]
     return name
-
-
-def row_elements(access: Access, tiles: Ints) -> tuple[Ints, Ints]:
-    """Return rows and elements per row of a data tile as it lies in scratchpad (last dimension last)."""
-    total = access.elements(tiles)
-    if access.gather or access.coefficients.shape[0] == 0:
-        return np.ones_like(total), total
-    last = np.maximum(1, access.extents(tiles)[:, -1])
-    return total // last, last
 
 
 def scratchpad_bytes(batch: TileBatch, padding: Mapping[str, Ints] | None = None) -> Ints:

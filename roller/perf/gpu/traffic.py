@@ -57,7 +57,6 @@ def global_traffic(
     capacity = spec.layer("l2").capacity_bytes * CACHE_SHARE
     for n, a in enumerate(g.reads):
         moved, alignment = tile_transaction_bytes(a, block, transaction)
-        elements = a.elements(block)
         rows, run = a.runs(block)
         waste = moved / (rows * run * a.tensor.itemsize_bytes)
         total = a.loaded_elements(block) * a.tensor.itemsize_bytes * waste
@@ -75,7 +74,7 @@ def global_traffic(
             all_of_tile, for_addresses = copy_instructions(a, batch, width)
             copies, addresses = copies + all_of_tile, addresses + for_addresses
         else:
-            copies = copies + elements / width * (COPY_INSTRUCTIONS + _address_instructions(a, block))
+            copies = copies + batch.block_elements(a) / width * (COPY_INSTRUCTIONS + _address_instructions(a, block))
     moved, _ = tile_transaction_bytes(g.store, block, transaction)
     stored = g.store.tensor.nbytes * np.maximum(1.0, moved / (g.store.elements(block) * g.store.tensor.itemsize_bytes))
     if len(g.reads) in counted:
@@ -101,7 +100,7 @@ def least_copies(batch: TileBatch) -> Floats:
     total = np.zeros(len(batch))
     for a in batch.geometry.loads:
         widest = max(1, VECTOR_BYTES // a.tensor.itemsize_bytes) if _vectorised(a) else 1
-        elements = a.elements(batch.block) / widest
+        elements = batch.block_elements(a) / widest
         if batch.staged:
             total = total + np.maximum(elements, batch.threads_per_block) * STAGED_INSTRUCTIONS
             total = total + SETUP_INSTRUCTIONS * batch.threads_per_block
@@ -174,5 +173,5 @@ def loads_in_flight(batch: TileBatch) -> Floats:
     """
     words = np.zeros(len(batch))
     for a in batch.geometry.reads:
-        words = words + a.elements(batch.block) * (a.tensor.itemsize_bytes / 4)
+        words = words + batch.block_elements(a) * (a.tensor.itemsize_bytes / 4)
     return np.asarray(np.clip(words / batch.threads_per_block, 1.0, LOADS_IN_FLIGHT))
