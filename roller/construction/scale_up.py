@@ -33,7 +33,8 @@ def unique_rows(rows: Ints) -> Ints:
     mixed = rows.astype(np.uint64) @ _MULTIPLIERS[: rows.shape[1]]
     order = np.argsort(mixed)
     starts = np.flatnonzero(np.diff(mixed[order], prepend=~mixed[order[:1]]))
-    return rows[np.sort(np.minimum.reduceat(order, starts))]
+    first: Ints = np.minimum.reduceat(order, starts)
+    return rows[np.sort(first)]
 
 
 def aligned_extents(extent: int, limit: int) -> tuple[int, ...]:

@@ -95,11 +95,10 @@ def lower_bound_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
     resident, _ = occupancy(batch, spec, scratchpad_bytes(batch))
     work = block_work(batch, spec, (least_copies(batch), np.zeros(len(batch))), None)
     waves = _Waves.of(batch, np.maximum(resident, 1), spec.units)
-    l2, dram = (
-        n / spec.layer(x).bandwidth_bytes_per_s
-        for n, x in zip(least_traffic(batch, spec), ("l2", "global"), strict=True)
-    )
-    memory = np.maximum(l2, dram) * (waves.active / batch.blocks)
+    l2_bytes, dram_bytes = least_traffic(batch, spec)
+    l2_s = l2_bytes / spec.layer("l2").bandwidth_bytes_per_s
+    dram_s = dram_bytes / spec.layer("global").bandwidth_bytes_per_s
+    memory = np.maximum(l2_s, dram_s) * (waves.active / batch.blocks)
     seconds, _, _ = _wave_s(memory, work, waves, _chain_s(batch, spec, work), spec)
     launches = 1 + (batch.split_k > 1)
     total = waves.total(seconds) + launches * spec.execution.launch_s

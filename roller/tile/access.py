@@ -1,0 +1,306 @@
+"""Tile inference over many tiles at once: which data a tile of axis extents touches.
+
+A tile gives an extent to every axis of the anchor stage. Along each dimension of a tensor it touches
+``1 + sum(|coef| * (t - 1))`` elements, clipped to what the whole axes touch. An access without windows (every
+dimension moves with one axis at most) holds ``t`` elements along a strided dimension: positions it can never
+hit are not part of the data tile. A guarded dimension includes its border: the padding
+values occupy the data tile although they are never loaded. A quasi-affine access (implicit GEMM) is gathered: its data
+tile holds one element per combination of the axes it depends on. All functions take integer arrays
+``(N, axes)``: one row per tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roller.expr import Index, Tensor
+from roller.tile.steps import break_share, tile_pieces
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+#: Integers or floats.
+_Number = TypeVar("_Number", np.int64, np.float64)
+
+#: Codes of tile extents up to which those that occur are found by counting, not by sorting.
+_COUNTED_CODES = 1 << 16
+
+
+def product(table: NDArray[_Number], columns: Iterable[int]) -> NDArray[_Number]:
+    """Return the product of some columns per row, ``(N,)``; faster than a reduction along rows of a few numbers."""
+    total: NDArray[_Number] | None = None
+    for c in columns:
+        total = table[:, c] if total is None else total * table[:, c]
+    return np.ones(len(table), table.dtype) if total is None else total
+
+
+@dataclass(frozen=True)
+class Access:
+    """One tensor as the anchor touches it: a load, or the store.
+
+    ``coefficients`` is ``(dimensions, axes)``; ``uses`` says which axes the tensor depends on;
+    ``gather`` marks quasi-affine accesses; ``bounds`` counts guards; ``reloads`` says over which axes' tiles data
+    are loaded again (operands of an epilogue come once per output tile, not per reduction step); ``spatial`` masks
+    the spatial axes.
+    """
+
+    tensor: Tensor
+    coefficients: Ints
+    constants: Ints
+    uses: NDArray[np.bool_]
+    gather: bool
+    index: tuple[Index, ...]
+    bounds: int
+    axis_names: tuple[str, ...]
+    axis_extents: Ints
+    reloads: NDArray[np.bool_]
+    spatial: NDArray[np.bool_]
+    _memo: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @cached_property
+    def lattice(self) -> Ints:
+        """Spacing of the touched positions per dimension: the stride of an access without windows, else 1."""
+        rows = self.coefficients
+        if (np.count_nonzero(rows, axis=1) > 1).any():
+            return np.ones(len(rows), np.int64)
+        return np.array([max(1, int(np.abs(row).max(initial=1))) for row in rows], np.int64)
+
+    @cached_property
+    def windows(self) -> tuple[bool, ...]:
+        """Per dimension, whether several axes share its positions; axes of one kind that write a number do not."""
+        kinds = [
+            {n: int(e) for n, e, s in zip(self.axis_names, self.axis_extents, self.spatial, strict=True) if s == kind}
+            for kind in (True, False)
+        ]
+        return tuple(len(i.axes) > 1 and not any(i.is_digits(k) for k in kinds) for i in self.index)
+
+    @cached_property
+    def _steps(self) -> Ints:
+        return np.abs(self.coefficients) // self.lattice[:, None]
+
+    @cached_property
+    def _limits(self) -> Ints:
+        """Most positions of the lattice along each dimension: those of the whole axes, borders included."""
+        whole = self._steps @ (self.axis_extents - 1) + 1
+        shape = np.array(self.tensor.shape, np.int64).reshape(-1)
+        inside = (shape - 1) // self.lattice + 1 if len(shape) else shape
+        return whole if self.bounds else np.minimum(whole, inside)
+
+    def extents(self, tiles: Ints) -> Ints:
+        """Extent of the data tile per dimension, ``(N, dimensions)`` elements (affine accesses)."""
+        if not self.coefficients.shape[0]:
+            return np.ones((len(tiles), 0), np.int64)
+        return np.stack([self.extent(d, tiles) for d in range(len(self._steps))], axis=1)
+
+    def extent(self, d: int, tiles: Ints) -> Ints:
+        """Extent of the data tile along one dimension, ``(N,)``."""
+        touched: Ints | None = None
+        first = 1
+        for a, step in self._moves[d]:
+            part = tiles[:, a] if step == 1 else step * tiles[:, a]
+            touched, first = part if touched is None else touched + part, first - step
+        if touched is None:
+            return np.ones(len(tiles), np.int64)
+        extent: Ints = np.minimum(touched + first if first else touched, self._most[d])
+        return extent
+
+    @cached_property
+    def _most(self) -> tuple[int, ...]:
+        return tuple(self._limits.tolist())
+
+    @cached_property
+    def _moves(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """Per dimension, the axes that move it and their steps."""
+        return tuple(tuple((int(a), int(row[a])) for a in np.flatnonzero(row)) for row in self._steps)
+
+    def row_elements(self, tiles: Ints) -> Ints:
+        """Elements per row of the data tile as it lies in scratchpad (last dimension last), ``(N,)``."""
+        if self.gather or not self._moves:
+            return self.elements(tiles)
+        return self.extent(len(self._moves) - 1, tiles)
+
+    def elements(self, tiles: Ints) -> Ints:
+        """Elements of the data tile, ``(N,)``."""
+        total: Ints | None = None
+        for d, moves in enumerate(() if self.gather else self._moves):
+            if moves:
+                extent = self.extent(d, tiles)
+                total = extent if total is None else total * extent
+        for a, most in self._used if self.gather else ():
+            extent = np.minimum(tiles[:, a], most)
+            total = extent if total is None else total * extent
+        return np.ones(len(tiles), np.int64) if total is None else total
+
+    @cached_property
+    def _used(self) -> tuple[tuple[int, int], ...]:
+        """Axes the tensor depends on and their extents."""
+        return tuple((int(a), int(self.axis_extents[a])) for a in np.flatnonzero(self.uses))
+
+    def points(self, tiles: Ints) -> Ints:
+        """Different elements that the points of a tile read, ``(N,)``.
+
+        As :meth:`elements`, without what a stride leaves out between them.
+        """
+        total = np.ones(len(tiles), np.int64)
+        if self.gather:
+            return self.elements(tiles)
+        for d, moves in enumerate(self._moves):
+            if moves:
+                several = product(tiles, (a for a, _ in moves))
+                total *= np.minimum(self.extent(d, tiles), several)
+        return total
+
+    def allocated_elements(self, tiles: Ints) -> Ints:
+        """Elements the staged copy of a data tile occupies, ``(N,)``.
+
+        As :meth:`elements`, but a tile that reaches beyond the axes is stored whole: threads of the padded part
+        read it, although nothing is loaded there.
+        """
+        total = np.ones(len(tiles), np.int64)
+        if self.gather:
+            return product(tiles, np.flatnonzero(self.uses))
+        for moves in self._moves:
+            touched: Ints | int = 1
+            for a, step in moves:
+                touched = touched + step * (tiles[:, a] - 1)
+            total = total * touched
+        return total
+
+    def runs(self, tiles: Ints) -> tuple[Ints, Ints]:
+        """Rows of a data tile and elements from the first to the last of one contiguous row.
+
+        A row is the product of fully covered trailing dimensions times the next extent.
+        """
+        if self.gather:
+            run = np.minimum(self._gather_run(tiles), self.elements(tiles))
+            return -(-self.elements(tiles) // run), run
+        rank = self.coefficients.shape[0]
+        if rank == 0:
+            one = np.ones(len(tiles), np.int64)
+            return one, one
+        shape = self.tensor.shape
+        extents = [np.minimum(self.extent(d, tiles), n) for d, n in enumerate(shape)]
+        span = (extents[-1] - 1) * int(self.lattice[-1]) + 1
+        rows = np.ones(len(tiles), np.int64)
+        for extent in extents[:-1]:
+            rows = rows * extent
+        whole = extents[-1] == shape[-1]
+        for d in range(rank - 2, -1, -1):
+            if not whole.any():
+                break
+            if self.lattice[d] == 1:
+                step = np.where(whole, extents[d], 1)
+                span = span * step
+                rows = rows // step
+            whole = whole & (extents[d] == shape[d])
+        return rows, span
+
+    def _gather_run(self, tiles: Ints) -> Ints:
+        """Mean contiguous elements of a gathered tile: along the axis that walks the last dimension.
+
+        Where its rows wrap around, the next one may follow in memory (all columns of an image) or not.
+        """
+        position = {n: i for i, n in enumerate(self.axis_names)}
+        for t in self.index[-1].terms if self.index else ():
+            if abs(t.coef) == 1 and t.div == 1:
+                width = tiles[:, position[t.axis]]
+                return np.maximum(1, np.rint(width / (1.0 + (width - 1) * self._breaks(t.axis)))).astype(np.int64)
+        return np.ones(len(tiles), np.int64)
+
+    def _breaks(self, axis: str) -> float:
+        """Share of the neighbours along an axis that do not follow each other in memory."""
+        key = ("breaks", axis)
+        if key not in self._memo:
+            extent = int(self.axis_extents[self.axis_names.index(axis)])
+            self._memo[key] = break_share(self.index, self.tensor.shape, axis, extent)
+        return float(self._memo[key])
+
+    def loaded_elements(self, tiles: Ints) -> Floats:
+        """Elements loaded over all tiles of the launch, positions outside the tensor excluded.
+
+        Exact: per dimension the in-bounds lengths of all tile positions are summed; axes the tensor does
+        not depend on multiply by their number of tiles (nothing survives from one tile to the next).
+        """
+        reload: Floats = np.ones(len(tiles))
+        for a in self._again:
+            reload = reload * -(-self.axis_extents[a] // tiles[:, a])
+        if self.gather:
+            return np.asarray(reload * self._gathered_points)
+        total = reload
+        for dims, axes in self.groups:
+            total = total * self._group_sum(dims, axes, tiles)
+        return total
+
+    @cached_property
+    def _again(self) -> tuple[int, ...]:
+        """Axes over whose tiles the same data are loaded again."""
+        return tuple(int(a) for a in np.flatnonzero(~self.uses & self.reloads & (self.axis_extents > 1)))
+
+    @cached_property
+    def groups(self) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
+        """Dimensions that move together (they share an axis: a diagonal), and the axes that move them."""
+        groups: list[tuple[set[int], set[int]]] = []
+        for d, row in enumerate(self.coefficients):
+            dims, axes = {d}, {int(a) for a in np.flatnonzero(row)}
+            for other in [g for g in groups if g[1] & axes]:
+                groups.remove(other)
+                dims, axes = dims | other[0], axes | other[1]
+            groups.append((dims, axes))
+        return tuple((tuple(sorted(dims)), tuple(sorted(axes))) for dims, axes in groups)
+
+    def _group_sum(self, dims: tuple[int, ...], axes: tuple[int, ...], tiles: Ints) -> Floats:
+        """Sum over tile positions of the in-bounds elements along the dimensions of one group."""
+        if not axes:
+            return np.ones(len(tiles))
+        if len(dims) == len(axes) == 1 and self.coefficients[dims[0], axes[0]] == 1 and self.constants[dims[0]] == 0:
+            inside = min(int(self.axis_extents[axes[0]]), self.tensor.shape[dims[0]])  # guards may keep the rest out
+            return np.full(len(tiles), float(inside))
+        codes, span = tiles[:, axes[0]], int(tiles[:, axes[0]].max(initial=0)) + 1
+        for a in axes[1:]:
+            wide = int(tiles[:, a].max(initial=0)) + 1
+            codes, span = codes * wide + tiles[:, a], span * wide
+        if span > _COUNTED_CODES:
+            unique, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
+        else:  # a table of all codes, without sorting
+            where, inverse = np.full(span, -1), codes
+            where[codes] = np.arange(len(codes))
+            unique = np.flatnonzero(where >= 0)
+            first = where[unique]
+        sums = np.empty(len(unique) if inverse is not codes else span)
+        for u, row in zip(range(len(unique)) if inverse is not codes else unique, first, strict=True):
+            key = (dims, *tiles[row, list(axes)].tolist())
+            if key not in self._memo:
+                elements: Ints | int = 1
+                for d in dims:
+                    elements = elements * self.pieces(d, axes, tiles[row])[1]
+                self._memo[key] = float(np.sum(elements))
+            sums[u] = self._memo[key]
+        return sums[inverse]
+
+    def pieces(self, d: int, axes: tuple[int, ...], tile: Ints) -> tuple[Ints, Ints]:
+        """First position and number of positions touched along one dimension, per tile position over ``axes``."""
+        moves = [(int(tile[a]), int(self.coefficients[d, a]), int(self.axis_extents[a])) for a in axes]
+        return tile_pieces(int(self.constants[d]), moves, int(self.lattice[d]), self.tensor.shape[d])
+
+    @cached_property
+    def _gathered_points(self) -> float:
+        """In-bounds combinations of the axes a gathered access depends on."""
+        extents = dict(zip(self.axis_names, (int(e) for e in self.axis_extents), strict=True))
+        total = 1.0
+        for a, used in zip(self.axis_names, self.uses, strict=True):
+            total *= extents[a] if used else 1
+        for index, size in zip(self.index, self.tensor.shape, strict=True):
+            if len(index.terms) < 2 and index.const == 0:
+                continue
+            values = np.array([index.const], np.int64)
+            for t in index.terms:
+                top = (extents[t.axis] - 1) // t.div + 1
+                steps = np.arange(min(top, t.mod) if t.mod else top, dtype=np.int64)
+                values = (values[:, None] + t.coef * steps[None, :]).ravel()
+            total *= float(((values >= 0) & (values < size)).mean())
+        return total
