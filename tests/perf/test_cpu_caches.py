@@ -82,3 +82,30 @@ def test_named_tiles_of_a_cpu_are_priced_whatever_their_extents(spec):
     assert np.isfinite(roller.predict(expr, spec, hard).seconds)
     with pytest.raises(roller.RollerError, match="vector registers"):
         roller.predict(expr, spec, {"register": {"i": 33, "j": 33}})
+
+
+@pytest.mark.parametrize("n", [3, 9, 15, 16])
+def test_a_short_axis_is_one_task(n):
+    """Nine elements are two overlapping vectors of eight, and no reason to wake a worker."""
+    best = roller.construct(ops.elementwise("relu", (n,)), "cpu-avx512", top_k=1)[0]
+    assert best.estimate.terms["tasks"] == 1
+    if n == 9:
+        assert _plans(best.program) == [(8, 2, 2)]
+
+
+def _plans(program):
+    from roller.codegen.cpu.plan import spatial_plans
+
+    return [(p.tile, p.tiles, p.per_task) for p in spatial_plans(program)]
+
+
+def test_rates_of_a_data_type_are_its_own(spec):
+    """A register tile bound by its multiply-adds takes as long as those of its type take."""
+    tiles = {"register": {"i": 12, "j": 32}, "l1": {"k": 512}, "l2": {"i": 48, "j": 64, "k": 512}}
+    slow = spec.with_overrides({"compute.ops_per_cycle_per_unit.fma.float64": 4}, "given")
+    times = {}
+    for dtype in ("float32", "float64"):
+        expr = ops.matmul(512, 512, 512, dtype=dtype)
+        times[dtype] = [roller.predict(expr, s, tiles).terms["compute_s"] for s in (spec, slow)]
+    assert times["float32"][0] == times["float32"][1]
+    assert times["float64"][1] > 3 * times["float64"][0]

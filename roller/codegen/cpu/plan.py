@@ -96,7 +96,8 @@ def spatial_plans(program: RProgram) -> tuple[SpatialPlan, ...]:
         # As many tiles, but of equal size: 56 by 48 is two tiles of 32, which overlap least.
         even = -(-a.extent // tiles)
         tile = -(-even // lanes) * lanes
-        per_task = min(tiles, max(1, task[a.name] // register[a.name]))
+        covered = task[a.name] >= a.extent  # as effective tiles, which may be more than the program's
+        per_task = tiles if covered else min(tiles, max(1, task[a.name] // register[a.name]))
         plans.append(SpatialPlan(a.name, a.extent, tile, tiles, per_task, lanes))
     return tuple(plans)
 

@@ -10,7 +10,7 @@ from roller.expr import instruction_mix
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.cpu.caches import dram_traffic_bytes
-from roller.perf.cpu.lanes import effective_register, lane_count, room
+from roller.perf.cpu.lanes import effective_register, lane_count, rate_of, room, tiles_per_task
 from roller.perf.cpu.micro_kernel import KERNEL_CYCLES
 from roller.tile.geometry import Access, Floats, Ints
 
@@ -50,7 +50,8 @@ def micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
     outputs, chains = outputs_and_chains(batch, spec)
     register = np.where(g.spatial, effective_register(batch, lanes), 1)
     vectors = (outputs * chains).astype(np.float64)
-    arithmetic = sum(vectors * n * width / rate[c] for c, n in instruction_mix(anchor.body, anchor.combiner).items())
+    mix = instruction_mix(anchor.body, anchor.combiner)
+    arithmetic = sum(vectors * n * width / rate_of(spec, c, anchor.acc_dtype) for c, n in mix.items())
     loads = sum(
         (a.elements(register) * (chains if a.uses[v] else 1) for a in g.loads), np.zeros(len(batch), np.int64)
     ).astype(np.float64)
@@ -81,7 +82,7 @@ def traffic(batch: TileBatch, spec: DeviceSpec, layer: str) -> Floats:
     capacity = float(room(spec, layer))
     register = np.where(g.spatial, effective_register(batch, lane_count(spec, 4)), 1)
     tiles = np.where(g.spatial, -(-g.extents // register), 1)
-    per_task = np.maximum(1, np.minimum(batch.block // batch.register, tiles))
+    per_task = tiles_per_task(batch, tiles)
     chunk = np.minimum(batch.panel if batch.panel is not None else g.extents, g.extents)
     shared = np.all([a.uses for a in g.loads], axis=0)
     order = sorted((int(a) for a in np.flatnonzero(g.spatial)), key=lambda a: (not shared[a], -int(g.extents[a])))

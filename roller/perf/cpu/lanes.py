@@ -20,6 +20,12 @@ def lane_count(spec: DeviceSpec, itemsize_bytes: int) -> int:
     return max(1, spec.teu.lanes * 4 // itemsize_bytes)
 
 
+def rate_of(spec: DeviceSpec, instruction_class: str, dtype: str) -> float:
+    """Return operations per cycle of a core: those of the data type where it has a rate of its own."""
+    rates = spec.compute.ops_per_cycle_per_unit
+    return rates.get(f"{instruction_class}.{dtype}", rates[instruction_class])
+
+
 def lane_distance(access: Access, axis: int) -> int:
     """Return the distance in memory (elements) between neighbouring lanes along ``axis``; 0 is a broadcast."""
     if not access.uses[axis]:
@@ -83,8 +89,18 @@ def operand_vectors(batch: TileBatch, lanes: int) -> Ints:
 def task_count(batch: TileBatch, spec: DeviceSpec) -> Ints:
     """Return the tasks the outputs make, ``(N,)``."""
     tiles = -(-batch.geometry.extents // effective_register(batch, lane_count(spec, 4)))
-    per_task = np.maximum(1, batch.block // batch.register)
-    return np.asarray(np.where(batch.geometry.spatial, -(-tiles // per_task), 1).prod(axis=1))
+    return np.asarray(np.where(batch.geometry.spatial, -(-tiles // tiles_per_task(batch, tiles)), 1).prod(axis=1))
+
+
+def tiles_per_task(batch: TileBatch, tiles: Ints) -> Ints:
+    """Return register tiles of one task along every axis, ``(N, axes)``: all ``tiles`` where the task covers the axis.
+
+    A short axis is cut into more effective tiles than the program's register tile would be: nine elements are two of
+    eight, and still one task of sixteen.
+    """
+    g = batch.geometry
+    some = np.maximum(1, np.minimum(batch.block // batch.register, tiles))
+    return np.asarray(np.where(g.spatial & (batch.block >= g.extents), tiles, some))
 
 
 def chunk_extents(batch: TileBatch) -> Ints:

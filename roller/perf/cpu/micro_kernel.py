@@ -19,6 +19,7 @@ from roller.perf.cpu.lanes import (
     effective_register,
     lane_count,
     lane_distance,
+    rate_of,
     room,
     vector_operations,
 )
@@ -36,7 +37,8 @@ def micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec, lanes: int) -> tuple
     register = np.where(g.spatial, effective_register(batch, lane_count(spec, 4)), 1)
     vectors = vector_operations(batch, lanes).astype(np.float64)
     width = spec.teu.lanes
-    fma = sum(vectors * n * width / rate[c] for c, n in instruction_mix(anchor.body, anchor.combiner).items())
+    mix, dtype = instruction_mix(anchor.body, anchor.combiner), anchor.acc_dtype
+    fma = sum(vectors * n * width / rate_of(spec, c, dtype) for c, n in mix.items())
     loads = gathers = scattered = np.zeros(len(batch))
     unrolled, steps = _unrolled(batch, vectors)
     split = 1.0 if spec.execution.split_load_slots is None else spec.execution.split_load_slots
@@ -66,7 +68,7 @@ def micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec, lanes: int) -> tuple
     outputs = register.prod(axis=1).astype(np.float64)
     contiguous = v is not None and lane_distance(g.store, v) == 1
     epilogue = sum(
-        vectors * n * width / rate[c]
+        vectors * n * width / rate_of(spec, c, dtype)
         for s in g.expr.stages
         if s is not anchor
         for c, n in instruction_mix(s.body, None).items()

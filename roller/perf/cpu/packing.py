@@ -9,7 +9,7 @@ from roller.expr import run_along
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.cpu.caches import dram_traffic_bytes, holding_bandwidth
-from roller.perf.cpu.lanes import copies_box, lane_distance, room
+from roller.perf.cpu.lanes import copies_box, lane_distance, room, tiles_per_task
 from roller.tile.geometry import Access, Floats, Ints
 
 #: Cycles a copied row needs around its elements: instructions of our templates.
@@ -32,7 +32,7 @@ def packing_s(batch: TileBatch, spec: DeviceSpec, register: Ints, tiles: Ints, t
     total = np.zeros(len(batch))
     if not batch.staged:
         return total
-    per_task = np.maximum(1, np.minimum(batch.block // batch.register, tiles))
+    per_task = tiles_per_task(batch, tiles)
     task = np.where(g.spatial, np.minimum(per_task * register, g.extents), g.extents)
     packed: Floats
     copy, _ = _copy_cycles(spec)
@@ -71,7 +71,7 @@ def _panels(access: Access, batch: TileBatch, register: Ints, tiles: Ints) -> tu
     have passed; else every task packs its own.
     """
     g = batch.geometry
-    per_task = np.maximum(1, np.minimum(batch.block // batch.register, tiles))
+    per_task = tiles_per_task(batch, tiles)
     tasks = np.where(g.spatial, -(-tiles // per_task), 1)
     upfront = np.where(access.uses, 1, tasks).prod(axis=1) > 1
     size, spatial = float(access.tensor.itemsize_bytes), access.uses & g.spatial

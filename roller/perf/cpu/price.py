@@ -26,7 +26,9 @@ from roller.perf.cpu.lanes import (
     lane_count,
     lane_distance,
     operand_vectors,
+    rate_of,
     task_count,
+    tiles_per_task,
     vector_operations,
 )
 from roller.perf.cpu.micro_kernel import micro_kernel_cycles, partial_line_cycles, resumed_cycles
@@ -83,7 +85,7 @@ def _uneven(batch: TileBatch, spec: DeviceSpec) -> Floats:
     """
     g = batch.geometry
     tiles = np.where(g.spatial, -(-g.extents // effective_register(batch, lane_count(spec, 4))), 1)
-    per_task = np.minimum(np.maximum(1, batch.block // batch.register), tiles)
+    per_task = tiles_per_task(batch, tiles)
     tasks = -(-tiles // per_task)
     outer = np.argmax(tasks > 1, axis=1)
     rows = np.arange(len(batch))
@@ -182,7 +184,8 @@ def _stream_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
     v = batch.vector_axis
     cycles = np.zeros(len(batch))
     for s in g.expr.stages:
-        per_point = sum(n * lanes / rate[c] for c, n in instruction_mix(s.body, s.combiner).items())
+        mix = instruction_mix(s.body, s.combiner)
+        per_point = sum(n * lanes / rate_of(spec, c, s.acc_dtype) for c, n in mix.items())
         strided = [a for a in g.loads if v is not None and lane_distance(a, v) > 1]
         loads = max(1, len(set(s.loads))) * lanes / rate["load_store"]
         vectors = s.points / lanes

@@ -8,7 +8,7 @@ import numpy as np
 
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.perf.cpu.lanes import chunk_count, chunk_extents, copies_box, lane_distance, room
+from roller.perf.cpu.lanes import chunk_count, chunk_extents, copies_box, lane_distance, room, tiles_per_task
 from roller.tile.geometry import Access, Floats, Ints
 
 #: Bytes of an accumulator that waits between chunks of a reduction: all but float64's.
@@ -32,7 +32,7 @@ def cache_traffic(
     """
     g = batch.geometry
     chunks, depth = chunk_count(batch), np.minimum(chunk_extents(batch), g.extents)
-    per_task = np.where(g.spatial, np.maximum(1, np.minimum(batch.block // batch.register, tiles)), 1)
+    per_task = np.where(g.spatial, tiles_per_task(batch, tiles), 1)
     task = np.where(g.spatial, np.minimum(per_task * register, g.extents), depth)
     kernel = np.where(g.spatial, register, depth)
     passes = kernels * chunks / per_task.prod(axis=1)
