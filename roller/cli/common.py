@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -271,5 +272,13 @@ def first_line(text: str, width: int = 100) -> str:
 
 
 def print_json(data: Any) -> None:
-    """Print data as indented JSON."""
-    typer.echo(json.dumps(data, indent=2))
+    """Print data as indented JSON; numbers that are not finite, which JSON does not have, are null."""
+    typer.echo(json.dumps(_finite(data), indent=2, allow_nan=False))
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, float):
+        return data if math.isfinite(data) else None
+    if isinstance(data, Mapping):
+        return {k: _finite(v) for k, v in data.items()}
+    return [_finite(v) for v in data] if isinstance(data, (list, tuple)) else data

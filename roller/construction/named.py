@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,6 +34,8 @@ LAYER_ALIASES = {
 }  # fmt: skip
 #: Where those tables keep the reduction step of the scratchpad's tile.
 STEP = "rstep"
+#: Largest extent, and most points of one tile: what is counted of them stays exact in 64 bits.
+MAX_EXTENT, MAX_POINTS = 2**31 - 1, 2**53
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,12 @@ def estimate_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, Tile]
             errors.append(error)
         else:
             found.append(perf.estimate_block(program, replace_budget(spec), named.rows[-1]))
+    found = [e for e in found if math.isfinite(e.seconds)]
+    if not found and not errors:
+        raise TileError(
+            f"tiles: expected a block that runs on {spec.name}, got one that exceeds a capacity of a unit: "
+            f"{named.rows} over {named.geometry.names}. Make the tiles smaller."
+        )
     if not found:
         raise errors[0]
     return min(found, key=lambda e: e.seconds)
@@ -116,7 +125,8 @@ def named_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, Tile]) -
     Raises
     ------
     TileError
-        Where a layer or axis is unknown, an extent is not a positive integer, or a tile is smaller than the one above.
+        Where a layer or axis is unknown, an extent is not a positive integer or too large to count with, a tile is
+        smaller than the one above, or the reduction step contradicts the scratchpad's tile or fits no form.
     """
     layers = [layer.name for layer in spec.memory_layers if layer.tiled]
     own = Geometry.of(expr)
@@ -125,7 +135,12 @@ def named_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, Tile]) -
             f"tiles: expected a mapping from layer to extents, got {type(tiles).__name__}. "
             f"Write for example {{'{layers[-1]}': {{'{own.names[0]}': 64}}}}; the layers are {layers}."
         )
-    steps = tiles.get(STEP) if spec.kind == "gpu" else None
+    if STEP in tiles and spec.kind == "cpu":
+        raise TileError(
+            f"tiles: '{STEP}': a CPU's reduction piece is the reduction extent of {layers[-1]}. Give it in the tile of "
+            f"'{layers[-1]}'."
+        )
+    steps = tiles.get(STEP)
     named = _by_layer({n: t for n, t in tiles.items() if n != STEP or steps is None}, spec, layers)
     geometry, by_layer = own, _with_steps(named, steps, own)
     for form in _forms(expr):
@@ -138,6 +153,7 @@ def named_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, Tile]) -
     for name in layers:
         above = _extents(name, by_layer.get(name, {}), geometry, above, name == layers[0])
         rows.append(above)
+    _check_steps(steps, geometry, rows[-1])
     return NamedTiles(geometry, tuple(rows))
 
 
@@ -168,6 +184,24 @@ def _with_steps(tiles: Mapping[str, Tile], steps: Any, geometry: Geometry) -> di
         return dict(tiles)
     spatial, step = iter(shared), iter(extents)
     return {**tiles, "shared": [next(spatial) if s else next(step) for s in geometry.spatial]}
+
+
+def _check_steps(steps: Any, geometry: Geometry, shared: tuple[int, ...]) -> None:
+    """Raise the one clear error where the reduction step is not that of the scratchpad's tile."""
+    if steps is None:
+        return
+    given = list(steps) if isinstance(steps, Sequence) and not isinstance(steps, str) else [steps]
+    found = {n: v for n, v, s in zip(geometry.names, shared, geometry.spatial, strict=True) if not s}
+    if len(given) != len(found):
+        raise TileError(
+            f"tiles: '{STEP}': expected {len(found)} extents, one for each of the reduction axes {list(found)}, got "
+            f"{steps!r}. Give as many, or name the axes in the tile of 'shared'."
+        )
+    if given != list(found.values()):
+        raise TileError(
+            f"tiles: '{STEP}': expected the reduction extents of the tile of 'shared' ({found}), got {steps!r}. "
+            "Give them in one of the two places."
+        )
 
 
 def _forms(expr: TensorExpr) -> Iterator[Geometry]:
@@ -261,12 +295,22 @@ def _extents(layer: str, tile: Tile, geometry: Geometry, above: tuple[int, ...],
     for n, v, a in zip(names, values, above, strict=True):
         if not isinstance(v, (int, np.integer)) or isinstance(v, bool) or v < 1:
             raise TileError(f"tiles: layer '{layer}', axis '{n}': expected a positive integer, got {v!r}.")
+        if v > MAX_EXTENT:
+            raise TileError(
+                f"tiles: layer '{layer}', axis '{n}': expected at most {MAX_EXTENT}, got {v}. Make the tile smaller."
+            )
         if v < a:
             raise TileError(
                 f"tiles: layer '{layer}', axis '{n}': expected at least the extent of the layer above ({a}), got {v}. "
                 "A tile holds the tile of the faster layer."
             )
-    return tuple(int(v) for v in values)
+    row = tuple(int(v) for v in values)
+    if math.prod(row) > MAX_POINTS:
+        raise TileError(
+            f"tiles: layer '{layer}': expected at most {MAX_POINTS} points in all, got {row} over {names}. "
+            "Make the tile smaller."
+        )
+    return row
 
 
 def _check_gpu(program: RProgram, batch: TileBatch, spec: DeviceSpec) -> None:
@@ -283,12 +327,19 @@ def _check_gpu(program: RProgram, batch: TileBatch, spec: DeviceSpec) -> None:
             f"tiles: the register tile needs {words} registers per thread, {spec.name} has {lim.registers_per_thread}. "
             "Shrink the register tile."
         )
-    used = int(perf.estimate_program(program, replace_budget(spec)).terms["scratchpad_bytes"])
+    terms = perf.estimate_program(program, replace_budget(spec)).terms
+    used = int(terms["scratchpad_bytes"])
     limit = spec.layer("shared").capacity_bytes
     if used > limit:
         raise TileError(
             f"tiles: the shared tile needs {used} bytes of scratchpad, {spec.name} has {limit} per unit. "
             "Shrink the shared tile or the reduction step."
+        )
+    if terms["blocks_per_unit"] < 1:
+        raise TileError(
+            f"tiles: expected a block that fits one unit of {spec.name} ({lim.registers_per_unit} registers, "
+            f"{lim.threads_per_unit} threads), got {threads} threads with {int(terms['registers'])} registers each. "
+            "Shrink the shared tile or the register tile."
         )
 
 

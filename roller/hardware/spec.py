@@ -302,6 +302,13 @@ def _nearest_fields(path: str, known: Mapping[str, Quantity]) -> str:
     while section and not any(name.startswith(f"{section}.") for name in known):
         section, _, last = section.rpartition(".")
     under = [name.removeprefix(f"{section}.") for name in known if not section or name.startswith(f"{section}.")]
+    part, _, field = path.removeprefix(f"{section}.").partition(".")
+    for head in difflib.get_close_matches(part, sorted({n.partition(".")[0] for n in under}), n=1, cutoff=0.6):
+        if field and head != part:  # a layer's name that is misspelt comes before its field
+            hint = join_path(section, head)
+            full = f"{hint}.{field}"
+            nested = _nearest_fields(full, known)
+            return nested if "did you mean" in nested else f"; did you mean '{full if full in known else hint}'?"
     ends: dict[str, str] = {}
     for name in under:  # of several layers that have the field, the first is shown
         ends.setdefault(name.rpartition(".")[2], name)

@@ -121,15 +121,18 @@ class Diagnosis:
     tried: tuple[Explanation, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready data."""
+        """Return JSON-ready data; ``None`` where there was too little to tell."""
 
         def plain(e: Explanation) -> dict[str, Any]:
             return {"field": e.field, "value": e.value, "fitted": e.fitted, "too_high": e.too_high,
                     "records": e.records, "operators": e.operators, "residual": e.residual}  # fmt: skip
 
+        def known(value: float) -> float | None:
+            return value if math.isfinite(value) else None
+
         return {
-            "device": self.device, "records": self.records, "operators": self.operators, "bias": self.bias,
-            "residual": self.residual, "finding": None if self.finding is None else plain(self.finding),
+            "device": self.device, "records": self.records, "operators": self.operators, "bias": known(self.bias),
+            "residual": known(self.residual), "finding": None if self.finding is None else plain(self.finding),
             "reason": self.reason, "tried": [plain(e) for e in self.tried],
         }  # fmt: skip
 

@@ -147,6 +147,20 @@ def test_unknown_device_suggests_and_lists():
         assert name in message
 
 
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("memory_layers.globl.bandwidth_bytes_per_s", "memory_layers.global.bandwidth_bytes_per_s"),
+        ("memory_layers.globl.bandwith_bytes_per_s", "memory_layers.global.bandwidth_bytes_per_s"),
+        ("memory_layers.globl.zzz", "memory_layers.global"),
+        ("memory_layer.globl.capacity_bytes", "memory_layers.global.capacity_bytes"),
+    ],
+)
+def test_a_misspelt_layer_is_suggested_before_its_field(path, meant):
+    with pytest.raises(SpecError, match=rf"unknown field; did you mean '{meant}'\?"):
+        load_spec("v100").with_overrides({path: 1e9})
+
+
 def test_device_in_capitals_is_recognised():
     with pytest.raises(SpecError, match="did you mean 'h200'"):
         load_spec("H200")

@@ -193,3 +193,41 @@ def test_conflicts_of_a_window_read_with_a_stride(stride, width, degree):
         word = row * stride * pitch + column * stride
         banks.setdefault(word % 32, set()).add(word)
     assert estimate.terms["bank_conflicts"] == max(len(w) for w in banks.values()) == degree
+
+
+def test_a_block_that_no_unit_can_hold_is_refused():
+    expr = ops.parse("depthwise_conv2d(n=2,c=33,h=15,w=15,kh=3,kw=3)")
+    register = {"n": 1, "c": 1, "ho": 13, "wo": 2, "kh": 3, "kw": 3}
+    shared = {"n": 4, "c": 33, "ho": 13, "wo": 10, "kh": 3, "kw": 3}
+    tiles = {"register": register, "shared": shared}
+    for price in (lambda: roller.predict(expr, "v100", tiles), lambda: program_from_tiles(expr, V100, tiles)):
+        with pytest.raises(TileError, match=r"fits one unit of v100 \(65536 registers.* got 660 threads with 120"):
+            price()
+    fits = roller.predict(expr, "v100", {"register": register, "shared": {**shared, "n": 2}})
+    assert np.isfinite(fits.seconds) and fits.terms["blocks_per_unit"] >= 1
+
+
+def test_a_reduction_step_that_contradicts_the_tile_is_refused():
+    same = roller.predict(MATMUL, "v100", {"smem": (64, 32, 8), "reg": (4, 4), "rstep": 8})
+    assert same == roller.predict(MATMUL, "v100", {"smem": (64, 32, 8), "reg": (4, 4)})
+    for shared in ((64, 32, 8), {"i": 64, "j": 32, "k": 8}):
+        with pytest.raises(TileError, match=r"'rstep': expected the reduction extents .*\{'k': 8\}.*got 16"):
+            roller.predict(MATMUL, "v100", {"smem": shared, "reg": (4, 4), "rstep": 16})
+    with pytest.raises(TileError, match=r"'rstep': expected 1 extents, one for each .*\['k'\], got \(8, 8\)"):
+        roller.predict(MATMUL, "v100", {"smem": {"i": 64, "j": 32}, "reg": (4, 4), "rstep": (8, 8)})
+    with pytest.raises(TileError, match="a CPU's reduction piece is the reduction extent of l2"):
+        roller.predict(MATMUL, "cpu-avx2", {"register": (4, 8, 1), "rstep": 8})
+
+
+@pytest.mark.parametrize(("device", "layer"), [("v100", "shared"), ("cpu-avx2", "l1"), ("v100", "register")])
+def test_extents_too_large_to_count_with_are_refused(device, layer):
+    for extent in (2**31, 2**63, 10**30):
+        with pytest.raises(TileError, match=f"layer '{layer}', axis 'i': expected at most 2147483647, got {extent}"):
+            roller.predict(MATMUL, device, {layer: {"i": extent}})
+    with pytest.raises(TileError, match=r"expected at most \d+ points in all"):
+        roller.predict(MATMUL, device, {layer: (2**31 - 1, 2**31 - 1, 2**31 - 1)})
+    if device == "v100":
+        with pytest.raises(TileError, match=r"the block has|registers per thread"):
+            roller.predict(MATMUL, device, {layer: {"i": 2**31 - 1, "j": 2**21}})
+    else:  # padding, as far as it can be counted
+        assert 0 < roller.predict(MATMUL, device, {layer: {"i": 2**31 - 1, "j": 2**21}}).seconds < np.inf
