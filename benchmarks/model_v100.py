@@ -31,6 +31,8 @@ LIMITS = {"C": 0.10, "E": 0.10, "R": 0.10, "M3-M6": 0.10, "P": 0.15}
 WINDOW = (0.8, 1.15)
 #: The published program: 4096^3, block 128x64, step 32, thread 8x4 (milliseconds, relative error allowed).
 PUBLISHED_MS, PUBLISHED_LIMIT = 10.99, 0.10
+#: How far an error the spec states may be from the one found here.
+ACCURACY_TOLERANCE = 0.02
 #: Values of ``execution.overlap_blocks`` cross-validation chooses from.
 OVERLAPS = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 8.0)
 STATES = ("paper", "raw")
@@ -176,14 +178,20 @@ def _roofline(p: Prediction) -> float:
 
 
 def accuracy_checks(found: Sequence[Prediction], spec: DeviceSpec) -> Iterable[Check]:
-    """Yield the errors the spec should state: root mean square of ``ln(measured / predicted)`` per bottleneck."""
+    """Yield whether the spec states the errors found: root mean square of ``ln(raw / predicted)``, all, by bottleneck.
+
+    Of operators in classes with a limit. The raw column is the rerun; the paper's times differ from it as the class
+    lines say.
+    """
     mine = [p for p in found if class_of(p.id) in LIMITS]
-    for bottleneck in sorted({p.bottleneck for p in mine}):
-        off = [np.log(p.roller_ms["raw"] / p.predicted_ms) for p in mine if p.bottleneck == bottleneck]
-        value = f"{np.sqrt(np.mean(np.square(off))):.3f} ({len(off)} operators)"
-        yield Check(
-            f"accuracy, bound by {bottleneck}", value, f"spec says {prediction_error(spec, bottleneck):g}", None
-        )
+    parts = {"all": mine}
+    parts |= {f"bound by {b}": [p for p in mine if p.bottleneck == b] for b in sorted({p.bottleneck for p in mine})}
+    for name, part in parts.items():
+        off = float(np.sqrt(np.mean([np.log(p.roller_ms["raw"] / p.predicted_ms) ** 2 for p in part])))
+        stated = prediction_error(spec, name.removeprefix("bound by "))
+        limit = f"spec says {stated:g}, within {ACCURACY_TOLERANCE:g}"
+        holds = abs(off - stated) <= ACCURACY_TOLERANCE
+        yield Check(f"accuracy, {name}", f"{off:.3f} ({len(part)} operators, raw)", limit, holds)
 
 
 def window_checks(found: Sequence[Prediction]) -> Iterable[Check]:

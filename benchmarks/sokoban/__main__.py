@@ -38,8 +38,11 @@ def main(
     pattern: FilterOption = "*",
     out: Annotated[Path | None, typer.Option(help="Folder of sokoban.json and sokoban.md.")] = None,
     strict: Annotated[bool, typer.Option(help="Exit 1 where a limit is missed.")] = False,
+    replay: Annotated[bool, typer.Option(help="Run nothing: write sokoban.md anew from sokoban.json.")] = False,
 ) -> None:
     """Compare construction's predicted best with Sokoban's; results of a full run go to benchmarks/results."""
+    if replay:
+        return _render((out or HERE / "results") / "sokoban.json")
     spec, screened = load_spec(device), screen()
     roller.construct(roller.ops.matmul(64, 64, 64), spec)  # first-use tables are no part of construction
     cases = {row["id"]: expression(row, spec) for row in operators(pattern)}
@@ -66,6 +69,12 @@ def _write(folder: Path, name: str, kind: str, records: list[Compared]) -> None:
     data = json.loads(path.read_text()) if path.is_file() else {}
     data[name] = {"kind": kind, "operators": [r.to_dict() for r in records]}
     path.write_text(json.dumps(data, indent=1) + "\n")
+    _render(path)
+
+
+def _render(path: Path) -> None:
+    """Write the report of stored results beside them."""
+    data = json.loads(path.read_text())
     devices = {n: (d["kind"], [Compared.from_dict(r) for r in d["operators"]]) for n, d in sorted(data.items())}
     path.with_suffix(".md").write_text(report.as_markdown(devices))
 

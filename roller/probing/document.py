@@ -26,7 +26,7 @@ from roller.probing.measured import Measured
 
 #: What an earlier run appended to a note.
 _OLD_STAMP = re.compile(r"(; )?probed \d{4}-\d\d-\d\d.*$", re.DOTALL)
-_SOURCES_OF = {"datasheet": "datasheet", "measured": "measured", "detected": "datasheet"}
+_SOURCES_OF = {"datasheet": "datasheet", "measured": "measured"}
 
 
 def with_measured(text: str, found: Mapping[str, Measured], stamp: str, where: str = "the specification") -> str:
@@ -184,8 +184,8 @@ def spec_text(spec: DeviceSpec, name: str | None = None, notes: Mapping[str, str
     Parameters
     ----------
     spec
-        Every number it holds is written with its source: detected ones as ``datasheet`` (the system states them), an
-        override as ``assumed``.
+        Every number it holds is written with its source; ``assumed`` where that is an override, or detection: what
+        the operating system states is no datasheet, and a note says so.
     name
         Name in the file; the spec's own by default.
     notes

@@ -73,6 +73,20 @@ def test_class_limits_judge_each_state():
     assert checks["D against Roller, raw"] is None  # judged by its window
 
 
+def test_the_spec_states_the_errors_that_are_found():
+    spec = load_spec("v100").with_overrides({"accuracy.prediction_error": 0.1, "accuracy.compute_error": 0.15})
+    found = [
+        prediction("C0", 1.0, 9.0, 1.105, 1.0),
+        prediction("C1", 1.0, 9.0, 0.905, 1.0),
+        prediction("D0", 1, 9, 9, 9),
+    ]
+    checks = {c.name: (c.value, c.ok) for c in model_v100.accuracy_checks(found, spec)}
+    assert checks == {
+        "accuracy, all": ("0.100 (2 operators, raw)", True),
+        "accuracy, bound by compute": ("0.100 (2 operators, raw)", False),
+    }
+
+
 def test_windows_are_between_the_best_system_and_roller():
     found = [prediction("D0", 1.0, 2.0, 1.5, 1.2), prediction("D1", 0.5, 2.0, 1.5, 1.2), prediction("M0", 2.5, 2, 2, 1)]
     assert [c.ok for c in model_v100.window_checks([*found, prediction("E0", 9, 1, 1, 1)])] == [True, False, False]

@@ -122,6 +122,12 @@ def test_a_spec_becomes_a_file_and_comes_back(name, tmp_path):
     }
 
 
+def test_what_was_detected_is_not_called_a_datasheet():
+    detected = load_spec("v100").with_overrides({"clock_hz": 1.4e9}, "detected")
+    number = yaml.safe_load(spec_text(detected, "copy"))["clock_hz"]
+    assert number == {"assumed": 1.4e9, "note": "detected: the operating system's own value"}
+
+
 def test_the_name_of_this_machine_is_reserved():
     with pytest.raises(SpecError, match="stands for the detected machine"):
         spec_text(load_spec("cpu"))

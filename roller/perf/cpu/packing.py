@@ -12,6 +12,8 @@ from roller.perf.cpu.caches import dram_traffic_bytes, holding_bandwidth
 from roller.perf.cpu.lanes import copies_box, lane_distance, room, tiles_per_task
 from roller.tile.geometry import Access, Floats, Ints
 
+# What LLVM makes of our templates on AVX-512: numbers of templates and compiler, not of a device, so in no YAML.
+
 #: Cycles a copied row needs around its elements: instructions of our templates.
 ROW_CYCLES = 8.0
 #: Times of a plainly copied element that the templates take for one: of a panel in whole vectors, and in blocks
@@ -19,7 +21,7 @@ ROW_CYCLES = 8.0
 #: columns sorted by their phase besides.
 WHOLE_ROWS, SHUFFLED, FIXED_BOX, BOX, PHASED_BOX = 1.7, 2.0, 0.9, 2.2, 4.5
 #: Times of a plainly gathered element: transposed one by one; through a divided index; that with a guard, in rows of
-#: vectors and one at a time. What LLVM makes of them on AVX-512 (0.4 to 1.4 ns).
+#: vectors and one at a time (0.4 to 1.4 ns on AVX-512).
 TRANSPOSED, DIVIDED, GUARDED_ROWS, GUARDED_ONES = 2.7, 5.4, 9.0, 6.2
 
 

@@ -15,24 +15,7 @@ from roller.tile.program import ALIGNED_TILES
 def leaves_caches(geometry: Geometry, spec: DeviceSpec) -> bool:
     """Whether results are gone from the last-level cache before anyone reads them."""
     read_back = any(ld.tensor in geometry.expr.outputs for s in geometry.expr.stages for ld in s.loads)
-    return kept_share(geometry, spec) < 1.0 and not read_back
-
-
-def kept_share(geometry: Geometry, spec: DeviceSpec) -> float:
-    """Return the share of the results that a next pass like this one finds in the last-level cache.
-
-    Notes
-    -----
-    ``I`` bytes are read and ``O`` written at an even pace, and the cache keeps the last ``C`` of both. Having read
-    ``p`` of the results, and written as much, the next pass has pushed out ``2 p`` of what was kept, in it
-    ``2 p O / (I + O)`` of the results; it is past what is lost from ``p = O (I + O - C) / (I - O)`` on. Where
-    ``O >= I`` it never is: what stays is always just ahead.
-    """
-    inputs, outputs = tensor_bytes(geometry)
-    lost = inputs + outputs - room(spec, "l3")
-    if lost <= 0:
-        return 1.0
-    return max(0.0, 1.0 - lost / (inputs - outputs)) if inputs > outputs else 0.0
+    return sum(tensor_bytes(geometry)) > room(spec, "l3") and not read_back
 
 
 def stream_s(batch: TileBatch, spec: DeviceSpec, tasks: Ints, imbalance: Floats) -> dict[str, Floats]:

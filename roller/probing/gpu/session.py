@@ -121,8 +121,3 @@ def doubted(reason: object, doubts: dict[str, str], *paths: str) -> dict[str, Me
 def samples_of(timed: Sequence[Timed]) -> int:
     """Return the windows behind some cases."""
     return sum(len(t.once) + len(t.twice) for t in timed)
-
-
-def noisiest(timed: Sequence[Timed]) -> float:
-    """Return the largest spread among some cases' steps."""
-    return max(t.step.spread for t in timed)
