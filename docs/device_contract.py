@@ -123,6 +123,8 @@ def workload(kind: str) -> Iterator[tuple[Any, dict[str, Any] | None]]:
     yield ops.matmul(512, 512, 512), None
     yield ops.matmul(64, 64, 64, dtype="float16"), None
     yield ops.matmul(128, 96, 64, dtype="float64"), None
+    yield ops.elementwise("add", (64, 1024), dtype="float64"), None
+    yield ops.softmax((64, 100), dtype="float64"), None
     yield ops.matmul(1, 1024, 4096), None
     for text in (
         "conv2d(n=8, c=32, h=28, w=28, f=64, kh=3, kw=3, stride=1, padding=1)",
