@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from roller.cli.common import JsonOption, SetOption, check_writable, console, print_json
+from roller.cli.common import JsonOption, SetOption, console, print_json
+from roller.cli.probe_checks import QUICK_MARK, check_options, check_out, check_quick
 from roller.errors import SpecError
 from roller.hardware import THIS_MACHINE, DeviceSpec
 from roller.hardware.detect import detect_unprobed
@@ -25,7 +26,10 @@ from roller.probing.run import QUICK_ROUNDS, ROUNDS, Report, run_probes
 from roller.runtime.devices import is_reachable
 
 DeviceArgument = Annotated[
-    str, typer.Argument(metavar="DEVICE", help="'cpu' is this machine's processor; 'cuda:0' and 'rocm:0' its GPUs.")
+    str | None,
+    typer.Argument(
+        metavar="[DEVICE]", help="'cpu' is this machine's processor, the default; 'cuda:0' and 'rocm:0' its GPUs."
+    ),
 ]
 NearestOption = Annotated[
     str | None, typer.Option("--device", "-d", metavar="SPEC", help="With --bundle: the specification nearest to it.")
@@ -39,11 +43,11 @@ ImportOption = Annotated[
 OutOption = Annotated[
     Path | None, typer.Option("--out", "-o", metavar="FILE.yaml", help="Write a complete specification there instead.")
 ]
-QuickOption = Annotated[bool, typer.Option("--quick", help="One round instead of several.")]
+QuickOption = Annotated[bool, typer.Option("--quick", help="One round; a full profile is not replaced by it.")]
 
 
 def probe_command(
-    device: DeviceArgument = THIS_MACHINE,
+    device: DeviceArgument = None,
     out: OutOption = None,
     quick: QuickOption = False,
     bundle: BundleOption = None,
@@ -57,24 +61,23 @@ def probe_command(
     Without --out the profile of this machine is stored for this user, and device 'cpu' uses it from then on. A GPU
     that is elsewhere: --bundle here, ``python -m roller.runtime.bundle run`` there, --import here.
     """
+    check_options(device, out, quick, bundle, nearest, results, settings)
+    device = device or THIS_MACHINE
     if bundle is not None or results is not None or is_reachable(device):
         _probe_gpu(device, out, quick, bundle, nearest, results, as_json, settings)
         return
-    if device != THIS_MACHINE:
-        raise SpecError(
-            f"probe: expected 'cpu', 'cuda:N' or 'rocm:N', got '{device}'. Probe a processor on the machine it is in, "
-            f"and a GPU that is elsewhere through --bundle DIR --device {device}."
-        )
     if settings:
         raise SpecError("--set: expected a GPU. What the operating system says of this processor needs no help.")
-    if out is not None:
-        check_writable(out)
     base = detect_unprobed()
-    report = _measure(base, QUICK_ROUNDS if quick else ROUNDS)
+    if out is not None:
+        check_out(out, base.kind, base.machine)
     path = out or profile_path(base.machine)
+    if quick:
+        check_quick(path)
+    report = _measure(base, QUICK_ROUNDS if quick else ROUNDS)
     if out is None:
         path.parent.mkdir(parents=True, exist_ok=True)
-    save(path, profile_text(base, report, path.stem))
+    save(path, profile_text(base, report, path.stem, quick))
     if as_json:
         print_json(_as_json(path, report))
     else:
@@ -101,13 +104,14 @@ def _probe_gpu(
         probe_gpu.probe_device(device, settings, out, quick, show)
 
 
-def profile_text(base: DeviceSpec, report: Report, name: str) -> str:
+def profile_text(base: DeviceSpec, report: Report, name: str, quick: bool = False) -> str:
     """Return the YAML of a probed processor: everything detected or assumed, the measured values beside it."""
     now = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
-    named = replace(base, description=f"{base.description}, probed {now}")
+    mark = f" {QUICK_MARK}" if quick else ""
+    named = replace(base, description=f"{base.description}, probed {now}{mark}")
     if name == THIS_MACHINE:
         name = f"{name}-probed"
-    return with_measured(spec_text(named, name), report.values, f"probed {now} by roller probe", name)
+    return with_measured(spec_text(named, name), report.values, f"probed {now} by roller probe{mark}", name)
 
 
 def _measure(base: DeviceSpec, rounds: int) -> Report:

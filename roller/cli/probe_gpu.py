@@ -12,7 +12,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from roller.cli.common import check_writable, console, device_of, print_json
+from roller.cli.common import console, device_of, print_json
+from roller.cli.probe_checks import check_out
 from roller.errors import ArtifactError, SpecError
 from roller.hardware import DeviceSpec, list_specs, load_spec, parse_spec, spec_folder
 from roller.probing import probes, save, spec_text, with_measured
@@ -30,7 +31,7 @@ Show = Callable[[DeviceSpec, Report, Path | None], None]
 def probe_device(device: str, settings: Sequence[str] | None, out: Path | None, quick: bool, show: Show) -> None:
     """Measure a GPU of this machine; write it where ``out`` is given."""
     if out is not None:
-        check_writable(out)
+        check_out(out, "gpu")
     handle = parse(device)
     if handle.kind == "null" and out is not None:
         raise ArtifactError(f"device '{device}': its times are not measured. Leave --out away.")
@@ -84,7 +85,7 @@ def import_probes(results_path: Path, out: Path | None, show: Show) -> None:
         Where the file is refused, or comes from a null device and would be written.
     """
     if out is not None:
-        check_writable(out)
+        check_out(out, "gpu")
     session, results = session_of_results(results_path)
     if results["kind"] == "null" and out is not None:
         raise ArtifactError(f"{results_path}: was run on a null device; its times are not measured. Leave --out away.")

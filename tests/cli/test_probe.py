@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 import roller
 from roller.cli import main as cli
 from roller.cli import probe as verb
-from roller.hardware import load_spec
+from roller.hardware import load_spec, spec_folder
 from roller.hardware.detect import detect_unprobed, is_this_machine
 from roller.hardware.generic import generic_profile
 from roller.hardware.machine import profile_path
@@ -143,3 +144,79 @@ def test_json_quick_and_wrong_names(run, tmp_path):
     named = tmp_path / "cpu.yaml"
     assert run("cpu", "--out", str(named)).exit_code == 0
     assert load_spec(named).name == "cpu-probed"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("cpu --bundle B", r"--bundle: expected a GPU, got 'cpu'"),
+        ("cpu --bundle B --device v100", r"--bundle: expected a GPU, got 'cpu'"),
+        ("cpu --device v100", r"--device: expected --bundle DIR beside it, got 'v100' alone"),
+        ("cuda:0 --device v100", r"--device: expected --bundle DIR beside it"),
+        ("cpu --import x.json", r"--import: expected a GPU, got 'cpu'"),
+        ("--bundle B --import x.json", r"--import: expected no --bundle beside it"),
+        ("--bundle B --device v100 --quick --out x.yaml", r"--bundle: expected no --out and no --quick beside it"),
+        ("--import x.json --quick", r"--import: expected no --quick beside it"),
+        (
+            "rocm:0 --bundle B --device v100",
+            r"kernels in 'hip' for 'rocm:0', got 'v100' with 'cuda'\. Use one of.*mi50",
+        ),
+        (
+            "cuda:0 --bundle B --device mi50",
+            r"kernels in 'cuda' for 'cuda:0', got 'mi50' with 'hip'\. Use one of.*v100",
+        ),
+        ("cuda:0 --bundle B --device cpu-avx2", r"expected the specification of a GPU, got 'cpu-avx2' of a cpu"),
+        ("xx --bundle B --device v100", r"expected 'cuda:N' or 'rocm:N' beside --device v100, got 'xx'"),
+        ("xx", r"expected 'cpu', 'cuda:N' or 'rocm:N', got 'xx'\. Name one of these\."),
+        ("xx --import x.json", r"expected 'cpu', 'cuda:N' or 'rocm:N', got 'xx'"),
+        ("cudaa:0", r"got 'cudaa:0'; did you mean 'cuda'\?"),
+    ],
+)
+def test_options_that_do_not_belong_together_are_refused(run, tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    done = run(*words.split())
+    assert isinstance(done.exception, roller.errors.SpecError), (done.output, done.exception)
+    assert re.search(message, str(done.exception)), done.exception
+    assert not run.rounds and not list(tmp_path.iterdir())
+
+
+def test_out_does_not_overwrite_what_is_not_its_own(run, tmp_path):
+    def refused(path, message):
+        before = path.read_bytes() if path.is_file() else None
+        for words in (("cpu",), ("cuda:0",), ("--import", str(tmp_path / "times.json"))):
+            done = run(*words, "--out", str(path))
+            assert isinstance(done.exception, roller.errors.ArtifactError), (done.output, done.exception)
+            assert re.search(message, str(done.exception)), done.exception
+        assert before is None or path.read_bytes() == before
+
+    refused(tmp_path, "expected a file, got a folder")
+    refused(tmp_path / "x.json", r"expected a name in \.yaml or \.yml")
+    (tmp_path / "notes.yaml").write_text("shopping: [milk]\n")
+    refused(tmp_path / "notes.yaml", "expected a specification, got another file. Choose another name, or delete")
+    (tmp_path / "binary.yml").write_bytes(b"\xff\xfe\x00")
+    refused(tmp_path / "binary.yml", "expected a specification, got another file")
+    shipped = (spec_folder() / "v100.yaml").read_text()
+    (tmp_path / "other.yaml").write_text(shipped)
+    refused(tmp_path / "other.yaml", "expected a specification named 'other', got 'v100'")
+    (tmp_path / "v100.yaml").write_text(shipped)
+    done = run("cpu", "--out", str(tmp_path / "v100.yaml"))
+    assert "expected a specification of this device, got one of another" in str(done.exception)
+    assert not run.rounds
+    for name in ("mine.yaml", "cpu.yml"):
+        for _ in range(2):  # probed again: its own file is written anew
+            assert run("cpu", "--out", str(tmp_path / name)).exit_code == 0
+
+
+def test_one_round_does_not_replace_a_full_profile(run, tmp_path):
+    path = profile_path(detect_unprobed().machine)
+    for words in (("--quick",), ("--quick",), ()):  # quick, quick again, then full
+        assert run("cpu", *words).exit_code == 0
+    full = path.read_text()
+    assert f"probed {full.split('probed ')[1][:10]} in one round" not in full
+    done = run("cpu", "--quick")
+    assert "expected no profile or a quick one, got a full one" in str(done.exception)
+    assert path.read_text() == full and len(run.rounds) == 3
+    assert run("cpu", "--quick", "--out", str(tmp_path / "quick.yaml")).exit_code == 0
+    assert load_spec(tmp_path / "quick.yaml").description.endswith("in one round")
+    path.write_text("kind: [")  # damaged: nothing to keep
+    assert run("cpu", "--quick").exit_code == 0

@@ -1,0 +1,149 @@
+"""What ``roller probe`` refuses before it measures: options that do not belong together, files it must not touch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from roller.cli.common import check_writable
+from roller.errors import ArtifactError, SpecError, did_you_mean
+from roller.hardware import THIS_MACHINE, DeviceSpec, list_specs, load_spec, parse_spec
+from roller.runtime.devices import is_reachable, parse
+
+#: How the description of a specification that was measured in one round ends.
+QUICK_MARK = "in one round"
+#: Language of the kernels of a reachable GPU, by the kind in its name.
+_LANGUAGES = {"cuda": "cuda", "rocm": "hip"}
+
+
+def check_options(
+    device: str | None, out: Path | None, quick: bool, bundle: Path | None, nearest: str | None, results: Path | None,
+    settings: list[str] | None,
+) -> None:  # fmt: skip
+    """Refuse options that do not belong together.
+
+    Raises
+    ------
+    SpecError
+        Where an option would be ignored, or the device and the specification named contradict each other.
+    """
+    if bundle is not None and results is not None:
+        raise SpecError(
+            "--import: expected no --bundle beside it. Write a bundle first, import its times after it ran."
+        )
+    if nearest is not None and bundle is None:
+        raise SpecError(f"--device: expected --bundle DIR beside it, got '{nearest}' alone. Leave it away.")
+    _refuse("--bundle", bundle, {"--out": out is not None, "--quick": quick})
+    _refuse("--import", results, {"--set": bool(settings), "--quick": quick})
+    if device == THIS_MACHINE and (bundle is not None or results is not None):
+        option = "--bundle" if bundle is not None else "--import"
+        raise SpecError(f"{option}: expected a GPU, got '{device}'. Probe a processor on the machine it is in.")
+    if bundle is not None:
+        _check_nearest(device, nearest)
+    else:
+        _check_device(device)
+
+
+def _refuse(option: str, given: Path | None, others: dict[str, bool]) -> None:
+    wrong = [name for name, there in others.items() if there]
+    if given is not None and wrong:
+        raise SpecError(f"{option}: expected no {' and no '.join(wrong)} beside it: it would not count. Leave it away.")
+
+
+def _check_device(device: str | None) -> None:
+    if device is None or device == THIS_MACHINE or is_reachable(device):
+        return
+    known = list_specs()
+    message = f"probe: expected 'cpu', 'cuda:N' or 'rocm:N', got '{device}'"
+    if device not in known:
+        raise SpecError(
+            f"{message}{did_you_mean(device, [THIS_MACHINE, 'cuda', 'rocm', *known]) or '.'} Name one of these."
+        )
+    raise SpecError(
+        f"{message}. Probe a processor on the machine it is in, and a GPU that is elsewhere through --bundle DIR "
+        f"--device {device}."
+    )
+
+
+def _check_nearest(device: str | None, nearest: str | None) -> None:
+    """Refuse a bundle whose device is no GPU, or speaks another language than the specification."""
+    if nearest is None or is_reachable(nearest):
+        return  # the device itself names the specification, or the bundle says what to write
+    spec = load_spec(nearest)
+    if spec.kind != "gpu":
+        raise SpecError(f"--device: expected the specification of a GPU, got '{nearest}' of a {spec.kind}.")
+    if device is None or device == nearest:
+        return
+    if not is_reachable(device):
+        raise SpecError(
+            f"probe: expected 'cuda:N' or 'rocm:N' beside --device {nearest}, got '{device}'. Leave one of them away."
+        )
+    kind = parse(device).kind
+    language, expected = spec.target.get("language"), _LANGUAGES.get(kind)
+    if expected is not None and language != expected:
+        fitting = [n for n in list_specs() if load_spec(n).target.get("language") == expected]
+        raise SpecError(
+            f"--device: expected a specification with kernels in '{expected}' for '{device}', got '{nearest}' with "
+            f"'{language}'. Use one of {fitting}."
+        )
+
+
+def check_out(path: Path, kind: str, machine: str | None = None) -> None:
+    """Refuse a path that a specification cannot or must not be written to.
+
+    Parameters
+    ----------
+    path
+        What ``--out`` names.
+    kind
+        Of the device: ``"cpu"`` or ``"gpu"``.
+    machine
+        Fingerprint of this machine, where it is probed.
+
+    Raises
+    ------
+    ArtifactError
+        Where it is a folder, lies in none, has another suffix, or holds something else than a specification of this
+        name and device.
+    """
+    if path.is_dir():
+        raise ArtifactError(f"--out: {path}: expected a file, got a folder. Name the file, e.g. {path / 'mine.yaml'}.")
+    if path.suffix not in (".yaml", ".yml"):
+        raise ArtifactError(f"--out: {path}: expected a name in .yaml or .yml. Write for example {path.stem}.yaml.")
+    check_writable(path)
+    if not path.exists():
+        return
+    remedy = "Choose another name, or delete the file."
+    try:
+        found = parse_spec(path.read_text(encoding="utf-8"), str(path))
+    except (SpecError, OSError, UnicodeDecodeError) as err:
+        raise ArtifactError(f"--out: {path}: expected a specification, got another file. {remedy}") from err
+    if found.name not in (path.stem, f"{path.stem}-probed"):
+        raise ArtifactError(
+            f"--out: {path}: expected a specification named '{path.stem}', got '{found.name}'. {remedy}"
+        )
+    if found.kind != kind or (machine is not None and found.machine != machine):
+        raise ArtifactError(f"--out: {path}: expected a specification of this device, got one of another. {remedy}")
+
+
+def check_quick(path: Path) -> None:
+    """Refuse to put one round in the place of several.
+
+    Raises
+    ------
+    ArtifactError
+        Where the file holds a profile that was measured with care; one that cannot be read does not count.
+    """
+    try:
+        found = parse_spec(path.read_text(encoding="utf-8"), str(path))
+    except (SpecError, OSError, UnicodeDecodeError):
+        return
+    if not is_quick(found):
+        raise ArtifactError(
+            f"--quick: {path}: expected no profile or a quick one, got a full one, which one round would spoil. Leave "
+            "--quick away, give another --out FILE.yaml, or delete the file."
+        )
+
+
+def is_quick(spec: DeviceSpec) -> bool:
+    """Return whether a specification was measured in one round."""
+    return spec.description.endswith(QUICK_MARK)
