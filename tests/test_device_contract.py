@@ -48,6 +48,13 @@ def test_the_recording_sees_what_is_read_and_only_that(generator):
     assert seen == {"memory_layers.l2.latency_s"}
 
 
+@pytest.mark.parametrize("kind", ["gpu", "cpu"])
+def test_the_workload_covers_double_precision_and_what_is_chosen_by_the_accuracy(generator, kind):
+    read = generator.read_by_the_model(kind)
+    assert {"accuracy.ranking_error", "accuracy.same_kernel_error"} <= read
+    assert "compute.ops_per_cycle_per_unit.fma.float64" in read
+
+
 def optional(kind):
     spec = load_spec({"gpu": "v100", "cpu": "cpu-avx512"}[kind])
     for path, quantity in settable(spec).items():
