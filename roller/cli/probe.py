@@ -28,7 +28,7 @@ from roller.runtime.devices import is_reachable
 DeviceArgument = Annotated[
     str | None,
     typer.Argument(
-        metavar="[DEVICE]", help="'cpu' is this machine's processor, the default; 'cuda:0' and 'rocm:0' its GPUs."
+        metavar="DEVICE", help="'cpu' is this machine's processor, the default; 'cuda:0' and 'rocm:0' its GPUs."
     ),
 ]
 NearestOption = Annotated[

@@ -7,7 +7,7 @@ import json
 import pytest
 
 import roller
-from roller.cli.common import seconds, tiles_of
+from roller.cli.common import print_json, seconds, tiles_of
 from roller.cli.main import main
 from roller.errors import TileError
 
@@ -265,3 +265,10 @@ def test_construct_by_sokoban_says_what_the_search_did(cli):
 def test_an_unknown_policy_is_refused(cli):
     code, _, err = cli("construct", MATMUL, "-d", "v100", "--policy", "sokob")
     assert code == 1 and "expected one of ('roller', 'sokoban'), got 'sokob'" in err
+
+
+def test_json_has_no_number_that_is_none(capsys):
+    print_json({"a": [1.5, float("inf"), {"b": float("nan")}], "c": (-float("inf"), "NaN", True, None)})
+    assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {
+        "a": [1.5, None, {"b": None}], "c": [None, "NaN", True, None],
+    }  # fmt: skip
