@@ -13,6 +13,7 @@ from roller import perf
 from roller.construction.constructor import program_of
 from roller.construction.cpu_pool import staged_choices, store_choices, vector_axes
 from roller.construction.gpu_pool import structure_of
+from roller.construction.reduction import window_axes
 from roller.errors import TileError, did_you_mean
 from roller.expr import TensorExpr
 from roller.expr.canonical import fuse_axes, group_axes
@@ -238,6 +239,10 @@ def _program(named: NamedTiles, spec: DeviceSpec, structure: str) -> RProgram:
     if spec.kind == "cpu":
         return _cpu_program(geometry, spec, structure, rows)
     staged = geometry.load_names if structure == "tiled" else ()
+    reductions = ~geometry.spatial
+    if structure == "tiled" and not window_axes(geometry)[reductions].all():
+        # A thread walks the reduction step point by point: nothing is held in registers from one to the next.
+        rows = (tuple(1 if r else n for n, r in zip(rows[0], reductions, strict=True)), *rows[1:])
     ones = np.ones(1, np.int64)
     batch = TileBatch(geometry, structure, _row(rows[0]), _row(rows[-1]), ones, staged)
     program = program_of(batch, 0, spec)

@@ -169,9 +169,10 @@ def dram_bandwidth(spec: DeviceSpec, warps: Floats | Ints) -> Floats:
 def loads_in_flight(batch: TileBatch) -> Floats:
     """Return 4-byte loads a thread issues before it must wait: the copies of one step are independent.
 
-    The published bandwidth table is for one load per thread; more in flight saturate DRAM with fewer warps.
+    The published bandwidth table is for one load per thread; more in flight saturate DRAM with fewer warps. Threads of
+    padding beyond the tensor load nothing.
     """
     words = np.zeros(len(batch))
     for a in batch.geometry.reads:
         words = words + batch.block_elements(a) * (a.tensor.itemsize_bytes / 4)
-    return np.asarray(np.clip(words / batch.threads_per_block, 1.0, LOADS_IN_FLIGHT))
+    return np.asarray(np.minimum(words / batch.threads_per_block, LOADS_IN_FLIGHT))
