@@ -190,5 +190,5 @@ def test_an_estimate_names_its_bottleneck_and_every_term():
     estimate = roller.construct(EXPRS["relu"], device="v100", top_k=1)[0].estimate
     assert estimate.bottleneck == "dram"
     assert {"compute_s", "dram_s", "l2_s", "latency_s", "launch_s", "waves", "registers"} <= set(estimate.terms)
-    error = f"±{100 * estimate.expected_error:.0f} %"
+    error = f"±{100 * estimate.expected_error:.2g} %"
     assert str(estimate) == f"predicted {estimate.seconds * 1e3:.4g} ms {error}, bound by dram"
