@@ -6,6 +6,7 @@ import csv
 import fnmatch
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +24,21 @@ FilterOption = Annotated[
 ]
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Also write the results to this file.")]
 Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One limit: ``holds`` is ``None`` where nothing was measured that it could be judged by."""
+
+    name: str
+    limit: str
+    value: str
+    holds: bool | None
+
+    @property
+    def word(self) -> str:
+        """``holds``, ``missed`` or ``not measured``."""
+        return {True: "holds", False: "missed", None: "not measured"}[self.holds]
 
 
 def operators(pattern: str = "*") -> list[Row]:

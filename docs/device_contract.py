@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import roller
-from roller.choosing.refine import _around
+from roller.choosing.refine import untried_neighbours
 from roller.construction.auto import worth_timing
 from roller.hardware import Compute, DeviceSpec, load_spec
 from roller.hardware.checks import Quantity
@@ -149,7 +149,9 @@ def read_by_the_model(kind: str, spec: DeviceSpec | None = None) -> set[str]:
         if tiles is not None:
             roller.predict(expr, watched, tiles=tiles)
             # What refining tries, which needs no machine; the rest of it measures.
-            _around(SimpleNamespace(expression=expr, spec=watched, options=roller.ConstructOptions()), found[0], set())  # type: ignore[arg-type]
+            untried_neighbours(
+                SimpleNamespace(expression=expr, spec=watched, options=roller.ConstructOptions()), found[0], set()
+            )  # type: ignore[arg-type]
     known = settable(base)
     return {p for p in seen if p in known}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
+from benchmarks.common import Verdict
 from benchmarks.cpu.measure import ROLLER, Record
 
 #: Geometric mean of speed against the best peer per operator: over everything, and per class.
@@ -20,21 +20,6 @@ REGRET, REGRET_OF = 1.10, 50
 COMPILE_S = 0.3
 #: Ten programs built, checked and timed, per operator: seconds, and times of the kernel.
 TOP_K_S, TOP_K_KERNELS = 3.0, 15.0
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """One limit: ``holds`` is ``None`` where nothing was measured that it could be judged by."""
-
-    name: str
-    limit: str
-    value: str
-    holds: bool | None
-
-    @property
-    def word(self) -> str:
-        """``holds``, ``missed`` or ``not measured``."""
-        return {True: "holds", False: "missed", None: "not measured"}[self.holds]
 
 
 def geometric_mean(values: Iterable[float]) -> float | None:

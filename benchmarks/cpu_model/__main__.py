@@ -15,8 +15,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from benchmarks.common import HERE, check_outputs, screen
-from benchmarks.cpu.limits import Verdict
+from benchmarks.common import HERE, Verdict, check_outputs, screen
 from benchmarks.cpu_model import report
 from benchmarks.cpu_model.measure import OPERATORS, append, measure_operator, recorded
 from roller.hardware import load_spec

@@ -15,6 +15,7 @@ from benchmarks.cpu_model.programs import Sample, random_programs
 from roller import pipeline
 from roller.artifact import KernelArtifact
 from roller.backends.cpu import CpuKernel
+from roller.errors import BuildError, LaunchError
 from roller.hardware import DeviceSpec
 from roller.runtime.build_pool import build_all
 from roller.runtime.check import Oracle
@@ -61,8 +62,8 @@ def measure_operator(operator: str, batch: int | None, spec: DeviceSpec, count: 
 
     Raises
     ------
-    AssertionError
-        Where a program computes a wrong result: the benchmark is a test of code generation as well.
+    BuildError, LaunchError
+        Where a program does not build, or computes a wrong result: the benchmark tests code generation as well.
     """
     expr = expression(operator, batch)
     samples = random_programs(expr, spec, count, seed)
@@ -73,7 +74,8 @@ def measure_operator(operator: str, batch: int | None, spec: DeviceSpec, count: 
 
     built = build_all(jobs, build)
     failed = {n: r.record.reason for n, r in built.items() if r.value is None}
-    assert not failed, f"{operator}: {len(failed)} programs did not build: {next(iter(failed.values()))}"
+    if failed:
+        raise BuildError(f"{operator}: {len(failed)} programs did not build: {next(iter(failed.values()))}")
     inputs = random_inputs(expr, seed)
     oracle = Oracle(expr, inputs, seed)
     runs: list[Callable[[], object]] = []
@@ -82,7 +84,8 @@ def measure_operator(operator: str, batch: int | None, spec: DeviceSpec, count: 
         run, result = CpuKernel(r.value).bind(*inputs)
         run()
         outcome = oracle.check(result if isinstance(result, tuple) else (result,))
-        assert outcome.ok, f"{operator}: wrong result of {jobs[n].program}: {outcome.message}"
+        if not outcome.ok:
+            raise LaunchError(f"{operator}: wrong result of {jobs[n].program}: {outcome.message}")
         runs.append(run)
     seconds = fastest(runs)
     return [Timed(operator, s.program, s.aligned, t) for s, t in zip(samples, seconds, strict=True)]

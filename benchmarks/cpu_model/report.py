@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from benchmarks.cpu.limits import Verdict
+from benchmarks.common import Verdict
 from benchmarks.cpu_model.measure import Timed
 from roller import perf
 from roller.expr import instruction_mix
@@ -96,9 +96,7 @@ def _outcome(timed: Sequence[Timed], spec: DeviceSpec) -> Outcome:
 def _sharing_expressions(programs: Sequence[RProgram]) -> list[RProgram]:
     """Return the programs with one object per expression: each was read from a line of its own."""
     known: dict[str, Any] = {}
-    for p in programs:
-        object.__setattr__(p, "expr", known.setdefault(p.expr.key, p.expr))
-    return list(programs)
+    return [replace(p, expr=known.setdefault(p.expr.key, p.expr)) for p in programs]
 
 
 def spearman(a: Floats, b: Floats) -> float:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
-from benchmarks.common import markdown
+from benchmarks.common import Verdict, markdown
 from benchmarks.sokoban.compare import WORSE, Compared
 
 #: Construction's predicted best over Sokoban's: geometric mean over all operators, and any of the small ones.
@@ -21,21 +20,6 @@ SMALL_IDS = ("M1", "M2", "128x256x256")
 SQUARE_ID = "4096^3"
 COLUMNS = ("class", "operators", "ratio", "worst", "considered", "Sokoban's", "times", "priced", "Sokoban's priced",
            "ms", "Sokoban's s")  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """One limit and whether it holds; ``None`` where nothing was compared that it could be judged by."""
-
-    name: str
-    limit: str
-    value: str
-    holds: bool | None
-
-    @property
-    def word(self) -> str:
-        """``holds``, ``missed`` or ``not compared``."""
-        return {True: "holds", False: "missed", None: "not compared"}[self.holds]
 
 
 def evaluation(records: Iterable[Compared]) -> list[Compared]:

@@ -54,7 +54,7 @@ def refine(
     artifacts = {best.id: kernel.artifact}
     tried = {c.id: c for c in kernel.candidates}
     known = {str(c.program) for c in kernel.candidates if c.status != "constructed"}
-    waiting = _around(shop, best, known)
+    waiting = untried_neighbours(shop, best, known)
     last_s = 0.0
     while waiting and clock() + last_s < end:
         began = clock()
@@ -62,7 +62,7 @@ def refine(
         known |= {str(c.program) for c in batch}
         winner, artifacts = _duel(shop, best, artifacts, batch, tried)
         if winner.id != best.id:
-            waiting = _around(shop, winner, known)
+            waiting = untried_neighbours(shop, winner, known)
         best, last_s = winner, clock() - began
     if best.id != start.id:  # many small steps, each beside the one before: the last is held against the first
         records = shop.judge({best.id: artifacts[best.id], start.id: kernel.artifact}, True)
@@ -72,7 +72,7 @@ def refine(
     return CompiledKernel(finished(artifacts[best.id], best), tuple(tried.values()))
 
 
-def _around(shop: Workshop, best: Candidate, known: set[str]) -> list[Candidate]:
+def untried_neighbours(shop: Workshop, best: Candidate, known: set[str]) -> list[Candidate]:
     """Return the neighbours that were not tried and may be faster, best prediction first."""
     from roller.construction.neighbours import neighbours
     from roller.perf.accuracy import kernel_family, ranking_error

@@ -25,10 +25,10 @@ def test_limits_are_judged_over_the_evaluation_alone():
     records = [compared("M1", 1.0), compared("M2", 1.2), compared("C0", 1.0, 100), compared("128x256x256", 9.0)]
     found = {v.name.split(", ")[-1]: v.word for v in report.verdicts(records, "gpu") if "in full" not in v.name}
     assert found["geometric mean"] == "missed" and found["M1"] == "holds" and found["M2"] == "missed"
-    assert found["class M"] == "holds" and found["class C"] == "missed" and found["class D"] == "not compared"
-    assert found["128x256x256"] == "missed" and found["seconds of one processor to enumerate 4096^3"] == "not compared"
+    assert found["class M"] == "holds" and found["class C"] == "missed" and found["class D"] == "not measured"
+    assert found["128x256x256"] == "missed" and found["seconds of one processor to enumerate 4096^3"] == "not measured"
     priced = {v.name[-1]: v.word for v in report.verdicts(records, "cpu") if "priced in full" in v.name}
-    assert priced == {"M": "missed", "C": "missed", "D": "not compared"}, "10 times more are not 20"
+    assert priced == {"M": "missed", "C": "missed", "D": "not measured"}, "10 times more are not 20"
     assert len(report.verdicts(records, "cpu")) == len(found) + len(priced) - 1
     assert report.times_more(records[:2]) == pytest.approx(100)
 

@@ -118,7 +118,8 @@ def _scattered_lines(access: Access, batch: TileBatch, spec: DeviceSpec, registe
     Every lane reads a line of its own. The next reduction points and the next tiles find it in L1 only where the lines
     of a whole pass over the reduction fit.
     """
-    g, line, size = batch.geometry, spec.layer("l1").line_bytes or 64, access.tensor.itemsize_bytes
+    g, l1, size = batch.geometry, spec.layer("l1"), access.tensor.itemsize_bytes
+    line = l1.line_bytes or l1.transaction_bytes
     rows, run = access.runs(np.where(g.spatial, register, 1))
     all_rows, all_run = access.runs(np.where(g.spatial, register, np.minimum(chunk_extents(batch), g.extents)))
     held = all_rows * np.ceil(all_run * size / line) * line
