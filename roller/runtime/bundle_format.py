@@ -13,7 +13,8 @@ import os
 import shutil
 import struct
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -156,12 +157,7 @@ def write_bundle(
     ArtifactError
         Where the folder cannot be written.
     """
-    check_target(folder)
-    try:
-        work = Path(tempfile.mkdtemp(dir=folder.absolute().parent, prefix=f".{folder.name}."))
-    except OSError as err:
-        raise ArtifactError(f"{folder}: cannot write ({err.strerror}). Choose a writable folder.") from err
-    try:
+    with whole_folder(folder) as work:
         (work / "ops").mkdir()
         rows = []
         for n, (entry, data) in enumerate(operators):
@@ -169,18 +165,42 @@ def write_bundle(
             (work / file).write_bytes(data)
             digest = hashlib.sha256(data).hexdigest()
             rows.append(asdict(replace(entry, file=file, sha256=digest, size_bytes=len(data))))
-        body = {"format": FORMAT, "version": VERSION, **header, "operators": rows}
-        body = json.loads(json.dumps(body))  # tuples become the lists that a reader sees
-        manifest = {**body, "checksum": checksum(body)}
-        (work / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+        return write_manifest(work, {"format": FORMAT, "version": VERSION, **header, "operators": rows})
+
+
+def write_manifest(work: Path, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Write and return the manifest of a bundle: ``body`` with its checksum."""
+    plain = json.loads(json.dumps(body))  # tuples become the lists that a reader sees
+    manifest = {**plain, "checksum": checksum(plain)}
+    (work / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    return manifest
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """Yield a folder to fill, which becomes ``folder`` at the end; nothing is left of it where filling fails.
+
+    Raises
+    ------
+    ArtifactError
+        Where ``folder`` exists and holds something, or cannot be written.
+    """
+    check_target(folder)
+    try:
+        work = Path(tempfile.mkdtemp(dir=folder.absolute().parent, prefix=f".{folder.name}."))
+    except OSError as err:
+        raise ArtifactError(f"{folder}: cannot write ({err.strerror}). Choose a writable folder.") from err
+    try:
+        yield work
         work.chmod(0o755)
         if folder.exists():
             folder.rmdir()
         os.replace(work, folder)
-    except OSError as err:
+    except BaseException as err:
         shutil.rmtree(work, ignore_errors=True)
-        raise ArtifactError(f"{folder}: cannot write ({err.strerror}). Choose a writable folder.") from err
-    return manifest
+        if isinstance(err, OSError):
+            raise ArtifactError(f"{folder}: cannot write ({err.strerror}). Choose a writable folder.") from err
+        raise
 
 
 def check_target(folder: Path) -> None:

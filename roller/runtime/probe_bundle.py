@@ -21,6 +21,7 @@ import numpy as np
 
 from roller.errors import ArtifactError, BuildError, LaunchError
 from roller.runtime.bundle_format import MANIFEST, checksum, read_checked
+from roller.runtime.bundle_journal import JournalFile
 from roller.runtime.cache_entry import host_fingerprint
 from roller.runtime.devices import DeviceHandle, DeviceProperties, same_arch
 from roller.runtime.probe_format import Plan
@@ -226,60 +227,33 @@ class _Journal:
     """Results so far, one line per case; survives a kill at any moment."""
 
     def __init__(self, path: Path, header: Mapping[str, Any], final: Path) -> None:
-        self.path = path
         self.results: dict[str, dict[str, Result]] = {}
         if final.exists():
             earlier = read_checked(final, RESULTS, RESULTS_VERSION)
             if any(earlier[k] != v for k, v in header.items()):
                 raise ArtifactError(f"{final}: holds the results of another run. Remove it, or choose another --json.")
             self.results = earlier["results"]
-        try:
-            old = path.read_bytes() if path.exists() else b""
-            whole = old[: old.rfind(b"\n") + 1]  # a line that a kill cut off was never written
-            self._read(whole, dict(header))
-            self._file = path.open("r+b" if old else "wb")
-            self._file.truncate(len(whole))
-            self._file.seek(len(whole))
-            if not whole:
-                self._append(dict(header))
-        except OSError as err:
-            raise ArtifactError(f"{path}: cannot write ({err.strerror}). Choose a writable path for --json.") from err
+        self._file = JournalFile(path, header, self._take)
 
     def keeper(self, plan: str) -> Callable[[str, Result], None]:
         """Return what writes the results of a plan."""
 
         def keep(case: str, result: Result) -> None:
-            self._append({"plan": plan, "case": case, "result": result})
+            self._file.append({"plan": plan, "case": case, "result": result})
             self.results.setdefault(plan, {})[case] = result
 
         return keep
 
     def sync(self) -> None:
         """Put what was written on the disk; a kill of this process loses nothing even before."""
-        os.fsync(self._file.fileno())
+        self._file.sync()
 
     def close(self, *, remove: bool) -> None:
         """Close the file, and remove it where its content has gone into the final result."""
-        self._file.close()
-        if remove:
-            self.path.unlink(missing_ok=True)
+        self._file.close(remove=remove)
 
-    def _append(self, line: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(line).encode() + b"\n")
-        self._file.flush()
-
-    def _read(self, data: bytes, header: dict[str, Any]) -> None:
-        for number, line in enumerate(data.splitlines()):
-            try:
-                row = json.loads(line)
-                if number:
-                    self.results.setdefault(row["plan"], {})[row["case"]] = row["result"]
-            except (ValueError, KeyError, TypeError) as err:
-                raise ArtifactError(
-                    f"{self.path}: line {number + 1} is damaged ({err}). Remove the file to start again."
-                ) from err
-            if not number and row != header:
-                raise ArtifactError(f"{self.path}: belongs to another run. Remove it, or choose another --json.")
+    def _take(self, row: dict[str, Any]) -> None:
+        self.results.setdefault(row["plan"], {})[row["case"]] = row["result"]
 
 
 def _write(path: Path, results: Mapping[str, Any]) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from roller.probing.document import spec_text
 from roller.probing.gpu import compute, memory
 from roller.probing.gpu.session import GpuSession, Results
 from roller.probing.gpu.sources import OPTIONS
-from roller.runtime.bundle_format import MANIFEST, check_target, checksum, read_checked
+from roller.runtime.bundle_format import read_checked, whole_folder, write_manifest
 from roller.runtime.devices import DeviceHandle, DeviceProperties, properties_of
 from roller.runtime.probe_bundle import (
     FORMAT,
@@ -86,12 +84,7 @@ def create_bundle(spec: DeviceSpec, folder: Path, *, images: bool = True) -> dic
         raise ArtifactError(
             f"--device: expected the specification of a GPU, got '{spec.name}'. Probe a CPU where it is."
         )
-    check_target(folder)
-    try:
-        work = Path(tempfile.mkdtemp(dir=folder.absolute().parent, prefix=f".{folder.name}."))
-    except OSError as err:
-        raise ArtifactError(f"{folder}: cannot write ({err.strerror}). Choose a writable folder.") from err
-    try:
+    with whole_folder(folder) as work:
         for name in ("plans", "sources", "images"):
             (work / name).mkdir()
         _copy_driver(work / "roller")
@@ -102,16 +95,7 @@ def create_bundle(spec: DeviceSpec, folder: Path, *, images: bool = True) -> dic
             "spec": {"name": spec.name, "content_key": spec.content_key}, "yaml": spec_text(spec),
             "roller": sys.modules["roller"].__version__, "plans": rows,
         }  # fmt: skip
-        manifest = {**body, "checksum": checksum(json.loads(json.dumps(body)))}
-        (work / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-        work.chmod(0o755)
-        if folder.exists():
-            folder.rmdir()
-        os.replace(work, folder)
-    except OSError as err:
-        shutil.rmtree(work, ignore_errors=True)
-        raise ArtifactError(f"{folder}: cannot write ({err.strerror}). Choose a writable folder.") from err
-    return manifest
+        return write_manifest(work, body)
 
 
 def _copy_driver(to: Path) -> None:
