@@ -14,7 +14,8 @@ PACKAGE = ROOT / "roller"
 
 #: Bottom to top. A floor imports only floors before it in this list; ``roller`` itself loads all of them lazily.
 FLOORS = (
-    "errors", "expr", "hardware", "ops", "tile", "perf", "construction", "artifact", "te", "codegen", "emulator",
+    "errors", "fragment", "expr", "hardware", "ops", "tile", "perf", "construction", "artifact", "te", "codegen",
+    "emulator",
     "backends", "runtime", "probing", "compiled", "arguments", "choosing", "pipeline", "onnx", "report", "roller",
     "cli",
 )  # fmt: skip
@@ -28,7 +29,7 @@ SIBLINGS = (("expr", "hardware"), ("ops", "hardware"), ("ops", "tile"), ("perf",
             ("probing", "codegen"))  # fmt: skip
 
 #: What a bare machine has on which a compiled kernel only runs, and what each launcher may need besides.
-RUNS_BARE = ("errors", "expr", "tile", "artifact", "emulator")
+RUNS_BARE = ("errors", "fragment", "expr", "tile", "artifact", "emulator")
 #: Used where it is installed, and done without where it is not.
 OPTIONAL = {"roller.runtime.cache_location": {"platformdirs"}}
 FILES = sorted(PACKAGE.rglob("*.py"))

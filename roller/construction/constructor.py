@@ -220,7 +220,8 @@ def program_of(batch: TileBatch, i: int, spec: DeviceSpec) -> RProgram:
     axis, elements = _vector(batch, i, spec)
     program = RProgram(
         g.expr, spec.kind, batch.structure, tuple(tiles), (), batch.staged, axis, elements, False,
-        int(batch.split_k[i]), constants=batch.constants, nontemporal=batch.nontemporal,
+        int(batch.split_k[i]), constants=batch.constants, nontemporal=batch.nontemporal, stages=batch.stages,
+        raster=batch.raster, fragment=batch.fragment, matrix_axes=batch.matrix_axes,
     )  # fmt: skip
     if spec.kind == "gpu" and batch.staged:
         program = _lay_out(program, spec)

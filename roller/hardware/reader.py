@@ -17,6 +17,7 @@ import yaml
 
 from roller.errors import SpecError, did_you_mean
 from roller.hardware.checks import check_keys, fail, join_path, read_sourced
+from roller.hardware.fragments import read_fragments
 from roller.hardware.sections import (
     DTYPES,
     LAYER_NAMES,
@@ -154,7 +155,13 @@ def parse_spec(text: str, where: str) -> DeviceSpec:
         raise SpecError(f"{where}: not valid YAML{place}: {problem}. Correct the file.") from err
     if not isinstance(data, Mapping):
         raise SpecError(f"{where}: expected a mapping of sections, got {type(data).__name__}. See v100.yaml.")
-    check_keys(where, "", data, (*_SECTIONS, "machine", "memory_layers", "accuracy"), (*_SECTIONS, "memory_layers"))
+    check_keys(
+        where,
+        "",
+        data,
+        (*_SECTIONS, "machine", "memory_layers", "accuracy", "fragments"),
+        (*_SECTIONS, "memory_layers"),
+    )
     return _build(where, data)
 
 
@@ -179,6 +186,7 @@ def _build(where: str, data: Mapping[str, Any]) -> DeviceSpec:
         memory_layers=_layers(where, data["memory_layers"], kind, sources),
         machine=_text(where, "machine", data["machine"]) if "machine" in data else "",
         accuracy=Accuracy(**_section(where, "accuracy", data.get("accuracy", {}), kind, sources)),
+        fragments=read_fragments(where, data.get("fragments", [])),
         source_items=tuple(sources.items()),
         **top,
     )

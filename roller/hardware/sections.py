@@ -20,7 +20,7 @@ LAYER_NAMES: dict[str, tuple[str, ...]] = {
 #: Instruction classes every device must give a rate for.
 OPERATION_CLASSES = ("fma", "add", "special", "convert", "issue", "load_store")
 #: Further classes a device may give a rate for, alone or per dtype (``matrix.float16``).
-OPTIONAL_CLASSES = ("matrix", "integer")
+OPTIONAL_CLASSES = ("matrix", "group_matrix", "integer")
 #: Dtypes a rate may be given for.
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "int32")
 #: Range of an instruction rate.
@@ -100,6 +100,8 @@ class Execution:
         CPU: time to hand the tasks of a parallel loop to waiting workers and to see the last one done.
     overlap_blocks
         Groups of co-resident blocks that are out of step, so that one's loads hide behind another's arithmetic.
+    async_copy_bytes
+        Widest copy from global memory to the scratchpad that needs no register and is waited for later; absent: none.
     element_gather_s, element_copy_s, element_scatter_s
         CPU: time per element of a copy that collects single elements, of one that moves rows, and of a store whose
         neighbours lie apart.
@@ -115,6 +117,7 @@ class Execution:
     launch_s: float = number("s", 0, 1.0)
     fork_s: float | None = number("s", 0, 1e-2, kinds=("cpu",))
     overlap_blocks: float | None = number("blocks", 1, 64, required=False)
+    async_copy_bytes: int | None = number("bytes", 4, 1024, integer=True, required=False)
     element_gather_s: float | None = number("s", 0, 1e-6, kinds=("cpu",))
     element_copy_s: float | None = number("s", 0, 1e-6, kinds=("cpu",))
     element_scatter_s: float | None = number("s", 0, 1e-6, kinds=("cpu",))

@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from roller.errors import SpecError, did_you_mean
+from roller.fragment import Fragment
 from roller.hardware.checks import Quantity, check_number, fail, join_path
 from roller.hardware.sections import (
     DTYPES,
@@ -59,6 +60,8 @@ class DeviceSpec:
         specification describes any device of its name.
     accuracy
         Expected errors of the model on this device.
+    fragments
+        Instructions of its matrix unit, in no particular order; empty where it has none.
     source_items
         ``(path, source)`` of every number; read it through :attr:`sources`.
 
@@ -85,6 +88,7 @@ class DeviceSpec:
     clock_hz: float = number("Hz", 1e7, 1e11)
     machine: str = field(default="", compare=False)
     accuracy: Accuracy = field(default_factory=Accuracy)
+    fragments: tuple[Fragment, ...] = ()
     source_items: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)
 
     def __hash__(self) -> int:
@@ -216,6 +220,7 @@ class DeviceSpec:
             "description": self.description,
             "target": self.target,
             "teu": self.teu.name,
+            "fragments": [f.to_dict() for f in self.fragments],
             "memory_layers": [{"name": x.name, "scope": x.scope, "tiled": x.tiled} for x in self.memory_layers],
             "values": {k: {"value": v, "source": self.sources.get(k, "override")} for k, v in self.values().items()},
             "content_key": self.content_key,
@@ -229,6 +234,7 @@ class DeviceSpec:
             "kind": self.kind,
             "target": self.target_items,
             "teu": self.teu.name,
+            "fragments": [f.to_dict() for f in self.fragments],
             "layers": [(x.name, x.scope, x.tiled) for x in self.memory_layers],
             "values": {k: float(v) for k, v in self.values().items()},
         }
@@ -337,7 +343,7 @@ def settable(spec: DeviceSpec) -> dict[str, Quantity]:
         }
     prefix = "compute.ops_per_cycle_per_unit"
     names = {*OPERATION_CLASSES, *OPTIONAL_CLASSES, *spec.compute.ops_per_cycle_per_unit}
-    names |= {f"{c}.{d}" for c in ("fma", "add", "matrix") for d in DTYPES}
+    names |= {f"{c}.{d}" for c in ("fma", "add", "matrix", "group_matrix") for d in DTYPES}
     out |= {f"{prefix}.{name}": RATE for name in sorted(names)}
     for layer in LAYER_NAMES[spec.kind]:
         out |= {f"memory_layers.{layer}.{k}": q for k, q in quantities(MemoryLayer).items()}

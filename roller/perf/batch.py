@@ -6,13 +6,14 @@ there is one model and one code path.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from roller.fragment import Fragment
 from roller.tile.geometry import Access, Geometry, Ints, product
 
 
@@ -21,8 +22,8 @@ class TileBatch:
     """Programs as arrays: ``register`` and ``block`` tiles ``(N, axes)``, ``split_k`` ``(N,)``.
 
     ``block`` is the tile of the slowest tiled layer: a thread block (GPU) or a task (CPU). ``panel`` is
-    the CPU's l1 tile, absent on a GPU. ``structure``, ``staged``, ``constants`` and ``nontemporal`` are as in
-    RProgram and common to the batch.
+    the CPU's l1 tile, absent on a GPU. ``structure``, ``staged``, ``constants``, ``nontemporal``, ``stages``,
+    ``raster``, ``fragment`` and ``matrix_axes`` are as in RProgram and common to the batch.
     """
 
     geometry: Geometry
@@ -35,6 +36,10 @@ class TileBatch:
     vector_axis: int | None = None
     constants: tuple[str, ...] = ()
     nontemporal: bool = False
+    stages: int = 1
+    raster: int = 1
+    fragment: Fragment | None = None
+    matrix_axes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         """Return the number of programs."""
@@ -42,17 +47,12 @@ class TileBatch:
 
     def take(self, index: NDArray[np.intp] | NDArray[np.bool_]) -> TileBatch:
         """Return the selected programs."""
-        return TileBatch(
-            self.geometry,
-            self.structure,
-            self.register[index],
-            self.block[index],
-            self.split_k[index],
-            self.staged,
-            None if self.panel is None else self.panel[index],
-            self.vector_axis,
-            self.constants,
-            self.nontemporal,
+        return replace(
+            self,
+            register=self.register[index],
+            block=self.block[index],
+            split_k=self.split_k[index],
+            panel=None if self.panel is None else self.panel[index],
         )
 
     @cached_property
@@ -71,13 +71,14 @@ class TileBatch:
 
     @cached_property
     def threads(self) -> Ints:
-        """GPU threads per axis, ``(N, axes)``."""
+        """GPU threads per axis (of a ``matrix`` program: groups of ``fragment.threads``), ``(N, axes)``."""
         return np.where(self.thread_axes, -(-self.block // self.register), 1)
 
     @cached_property
     def threads_per_block(self) -> Ints:
         """GPU threads per block, ``(N,)``."""
-        return product(self.threads, np.flatnonzero(self.thread_axes))
+        together = self.fragment.threads if self.fragment else 1
+        return product(self.threads, np.flatnonzero(self.thread_axes)) * together
 
     @cached_property
     def counts(self) -> Ints:

@@ -71,6 +71,10 @@ def batch_of(programs: Sequence[RProgram]) -> TileBatch:
         axis,
         first.constants,
         first.nontemporal,
+        first.stages,
+        first.raster,
+        first.fragment,
+        first.matrix_axes,
     )
 
 
@@ -82,7 +86,8 @@ def estimate_programs(programs: Sequence[RProgram], spec: DeviceSpec) -> list[Es
     groups: dict[tuple[Any, ...], list[int]] = {}
     for n, p in enumerate(programs):
         axis = p.vector_axis if p.kind == "cpu" else None
-        groups.setdefault((id(p.expr), p.structure, p.staged, axis, p.layers, p.constants, p.nontemporal), []).append(n)
+        alike = (p.layers, p.constants, p.nontemporal, p.stages, p.raster, p.fragment, p.matrix_axes)
+        groups.setdefault((id(p.expr), p.structure, p.staged, axis, *alike), []).append(n)
     out: dict[int, Estimate] = {}
     for members in groups.values():
         mine = [programs[n] for n in members]

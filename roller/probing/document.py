@@ -222,7 +222,7 @@ def spec_text(spec: DeviceSpec, name: str | None = None, notes: Mapping[str, str
                              "    "), "",
         *section("execution:", numbers_of(spec.execution), "execution"), "",
         *section("limits:", numbers_of(spec.limits), "limits"), "",
-        "memory_layers:",
+        *_fragment_lines(spec), "memory_layers:",
     ]  # fmt: skip
     for layer in spec.memory_layers:
         lines += [f"  - name: {layer.name}", f"    scope: {layer.scope}", f"    tiled: {str(layer.tiled).lower()}"]
@@ -230,6 +230,14 @@ def spec_text(spec: DeviceSpec, name: str | None = None, notes: Mapping[str, str
     if accuracy := numbers_of(spec.accuracy):
         lines += ["", *section("accuracy:", accuracy, "accuracy")]
     return "\n".join(lines) + "\n"
+
+
+def _fragment_lines(spec: DeviceSpec) -> list[str]:
+    """Return the matrix instructions as YAML: names and shapes, which no probe measures."""
+    if not spec.fragments:
+        return []
+    each = (", ".join(f"{k}: {v}" for k, v in f.to_dict().items()) for f in spec.fragments)
+    return ["fragments:", *(f"  - {{{line}}}" for line in each), ""]
 
 
 def save(path: Path, text: str) -> None:

@@ -18,9 +18,10 @@ from typing import Any
 from roller.errors import ArtifactError, TileError
 from roller.expr import SPATIAL, Axis, TensorExpr
 from roller.expr.serialize import expr_from_dict, expr_to_dict
+from roller.fragment import Fragment
 
 #: Code-generation structures (one template each), chosen by properties of the expression.
-STRUCTURES = ("tiled", "rows", "streaming", "winograd2", "winograd4")
+STRUCTURES = ("tiled", "matrix", "rows", "streaming", "winograd2", "winograd4")
 #: Register tiles of a row from which on non-temporal programs start them at cache lines; the ends overlap.
 ALIGNED_TILES = 4
 
@@ -36,7 +37,8 @@ class RProgram:
     kind
         ``"gpu"`` or ``"cpu"``.
     structure
-        ``"tiled"`` (reduction with reuse), ``"rows"`` (reduction without reuse, and multi-stage
+        ``"tiled"`` (reduction with reuse), ``"matrix"`` (GPU: the same by a matrix unit; the register tile
+        belongs to the threads of one ``fragment``), ``"rows"`` (reduction without reuse, and multi-stage
         expressions), ``"streaming"`` (no reduction), ``"winograd2"`` and ``"winograd4"`` (CPU: a 3x3 window by
         Winograd's algorithm, output tiles of that many elements a side; see :mod:`roller.tile.winograd`).
     tiles
@@ -61,6 +63,14 @@ class RProgram:
         Inputs whose values do not change from call to call; CPU: those also ``staged`` are packed ahead of all calls.
     nontemporal
         CPU: whole lines of the results are written past the caches, which then need not read them first.
+    stages
+        GPU: copies of every staged tile in the scratchpad. With more than one, that many reduction steps less one
+        are loaded ahead of the arithmetic.
+    raster
+        GPU: block tiles of the slower of the two fastest output axes that blocks run over before the faster one
+        advances, so that a wave of blocks covers a squarer piece of the output.
+    fragment, matrix_axes
+        The matrix instruction of a ``"matrix"`` program, and the axes along its m, n and k.
     """
 
     expr: TensorExpr
@@ -76,6 +86,10 @@ class RProgram:
     relaxed: tuple[str, ...] = ()
     constants: tuple[str, ...] = ()
     nontemporal: bool = False
+    stages: int = 1
+    raster: int = 1
+    fragment: Fragment | None = None
+    matrix_axes: tuple[str, ...] = ()
     # Not an argument: dataclasses.replace must start a new one, or results of the old value would be found.
     _memo: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False, hash=False)
 
@@ -91,6 +105,12 @@ class RProgram:
             if above is not None and any(e % a for e, a in zip(extents, above, strict=True)):
                 raise TileError(f"tile '{layer}' {extents} is not a per-axis multiple of the tile above it {above}.")
             above = extents
+        if (self.structure == "matrix") != (self.fragment is not None):
+            raise TileError(
+                f"structure '{self.structure}': expected a fragment with 'matrix' only, got {self.fragment}."
+            )
+        if min(self.stages, self.raster) < 1:
+            raise TileError(f"expected stages and raster of at least 1, got {self.stages} and {self.raster}.")
 
     @property
     def axes(self) -> tuple[Axis, ...]:
@@ -123,7 +143,10 @@ class RProgram:
 
     @cached_property
     def threads(self) -> dict[str, int]:
-        """GPU: threads per axis = block tile / register tile (reduction axes only in ``rows``)."""
+        """GPU: threads per axis = block tile / register tile (reduction axes only in ``rows``).
+
+        Of a ``matrix`` program: groups of ``fragment.threads``.
+        """
         register, block = self.tile("register"), self.block_tile
         return {
             a.name: block[a.name] // register[a.name] if a.kind == SPATIAL or self.structure == "rows" else 1
@@ -133,7 +156,7 @@ class RProgram:
     @cached_property
     def threads_per_block(self) -> int:
         """GPU: threads of one block."""
-        total = 1
+        total = self.fragment.threads if self.fragment else 1
         for n in self.threads.values():
             total *= n
         return total
@@ -172,6 +195,10 @@ class RProgram:
             "relaxed": list(self.relaxed),
             "constants": list(self.constants),
             "nontemporal": self.nontemporal,
+            "stages": self.stages,
+            "raster": self.raster,
+            "fragment": self.fragment.to_dict() if self.fragment else None,
+            "matrix_axes": list(self.matrix_axes),
         }
 
     @classmethod
@@ -198,6 +225,10 @@ class RProgram:
                 tuple(data["relaxed"]),
                 tuple(data.get("constants", ())),  # files of before they were known have none
                 data.get("nontemporal", False),
+                data.get("stages", 1),
+                data.get("raster", 1),
+                Fragment(**data["fragment"]) if data.get("fragment") else None,
+                tuple(data.get("matrix_axes", ())),
             )
         except (KeyError, TypeError) as err:
             raise ArtifactError(f"program: expected a serialised RProgram, got {err!r}. The file is damaged.") from err
@@ -228,6 +259,12 @@ class RProgram:
             extra.append("constants=" + ",".join(self.constants))
         if self.nontemporal:
             extra.append("nontemporal")
+        if self.stages > 1:
+            extra.append(f"stages={self.stages}")
+        if self.raster > 1:
+            extra.append(f"raster={self.raster}")
+        if self.fragment is not None:
+            extra.append(f"fragment={self.fragment.name}:{','.join(self.matrix_axes)}")
         if self.relaxed:
             extra.append("relaxed=" + ",".join(self.relaxed))
         return " ".join([f"{self.kind}/{self.structure}", tiles, *extra])

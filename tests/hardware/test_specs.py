@@ -72,7 +72,8 @@ def test_derived_numbers_agree_with_the_ones_they_follow_from(name):
     assert register.capacity_bytes == 4 * spec.limits.registers_per_thread
     assert register.usable_bytes == 4 * spec.limits.usable_registers_per_thread
     assert register.bandwidth_bytes_per_s == pytest.approx(12 * spec.ops_per_s("fma"), rel=1e-3)
-    assert shared.usable_bytes <= spec.limits.shared_bytes_per_block <= shared.capacity_bytes
+    assert max(shared.usable_bytes, spec.limits.shared_bytes_per_block) <= shared.capacity_bytes
+    assert all(f"{f.rate}.{f.operand}" in spec.compute.ops_per_cycle_per_unit for f in spec.fragments)
     row = shared.banks * shared.bank_width_bytes
     assert shared.transaction_bytes == row
     assert shared.bandwidth_bytes_per_s <= row * spec.units * spec.clock_hz * 1.001

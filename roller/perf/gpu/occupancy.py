@@ -53,7 +53,7 @@ def _row_axis(batch: TileBatch, access: Access) -> str | None:
 
 
 def scratchpad_bytes(batch: TileBatch, padding: Mapping[str, Ints] | None = None) -> Ints:
-    """Return bytes of scratchpad one block allocates, storage padding included, ``(N,)``."""
+    """Return bytes of scratchpad one block allocates, storage padding and all stages included, ``(N,)``."""
     total = np.zeros(len(batch), np.int64)
     if not batch.staged:
         return total
@@ -61,7 +61,7 @@ def scratchpad_bytes(batch: TileBatch, padding: Mapping[str, Ints] | None = None
         elements = a.allocated_elements(batch.block)
         if padding and a.tensor.name in padding:
             elements = elements + elements // _row_extent(batch, a) * padding[a.tensor.name]
-        total = total + elements * a.tensor.itemsize_bytes
+        total = total + elements * a.tensor.itemsize_bytes * batch.stages
     return total
 
 

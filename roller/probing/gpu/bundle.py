@@ -29,7 +29,7 @@ from roller.runtime.probe_format import Plan
 from roller.runtime.probe_run import NO_IMAGE, PlanRunner
 
 #: What of the package a machine needs on which the probes only run: the standard library, NumPy and CuPy do the rest.
-_DRIVER = ("__init__.py", "errors.py", "artifact.py", "expr", "tile", "backends", "runtime")
+_DRIVER = ("__init__.py", "errors.py", "fragment.py", "artifact.py", "expr", "tile", "backends", "runtime")
 
 _PLANS: tuple[Callable[[DeviceSpec], Plan | None], ...] = (
     compute.tiles_plan, compute.rates_plan, compute.matrix_plan, compute.shared_plan, memory.latency_plan,

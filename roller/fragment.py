@@ -1,0 +1,51 @@
+"""Fragment: one instruction of a matrix unit, as a specification names it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+#: Instruction families; code generation has device functions for each.
+FAMILIES = ("wmma", "mma", "wgmma", "mfma")
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """A matrix instruction ``D[m, n] += A[m, k] * B[k, n]`` that several threads execute together.
+
+    Parameters
+    ----------
+    name
+        Family, shape, operand and accumulator: ``"mma.m16n8k16.f16.f32"``.
+    m, n, k
+        Extents (elements); tiles of a TEU are multiples of them.
+    operand, accumulator
+        Dtypes of A and B, and of D.
+    threads
+        Threads that execute it together: those of one TEU, or of several (a warp group).
+    rate
+        Instruction class of its throughput in ``compute.ops_per_cycle_per_unit``: ``"matrix"`` or ``"group_matrix"``.
+
+    Examples
+    --------
+    >>> Fragment("mma.m16n8k16.f16.f32", 16, 8, 16, "float16", "float32", 32).family
+    'mma'
+    """
+
+    name: str
+    m: int
+    n: int
+    k: int
+    operand: str
+    accumulator: str
+    threads: int
+    rate: str = "matrix"
+
+    @property
+    def family(self) -> str:
+        """Instruction family: the part of the name before its first dot."""
+        return self.name.partition(".")[0]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready data; ``Fragment(**data)`` is the inverse."""
+        return asdict(self)

@@ -1,0 +1,49 @@
+"""Read the ``fragments`` of a specification: the instructions of its matrix unit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from roller.errors import did_you_mean
+from roller.fragment import FAMILIES, Fragment
+from roller.hardware.checks import Quantity, check_keys, check_number, fail
+from roller.hardware.sections import DTYPES
+
+_EXTENT = Quantity("elements", 1, 1024, integer=True)
+_THREADS = Quantity("threads", 1, 1024, integer=True)
+_KEYS = ("name", "m", "n", "k", "operand", "accumulator", "threads", "rate")
+
+
+def read_fragments(where: str, data: object) -> tuple[Fragment, ...]:
+    """Return the matrix instructions of a specification's ``fragments`` list.
+
+    Raises
+    ------
+    SpecError
+        Where an entry is malformed, or a name is given twice.
+    """
+    if not isinstance(data, list) or not all(isinstance(x, Mapping) for x in data):
+        raise fail(where, "fragments", "expected a list of mappings such as {name: mma.m16n8k16.f16.f32, m: 16, ...}.")
+    found = [_fragment(where, f"fragments.{n}", x) for n, x in enumerate(data)]
+    names = [f.name for f in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise fail(where, "fragments", f"'{name}' is given twice. Remove one of them.")
+    return tuple(found)
+
+
+def _fragment(where: str, path: str, data: Mapping[str, Any]) -> Fragment:
+    check_keys(where, path, data, _KEYS, _KEYS[:-1])
+    for key in ("operand", "accumulator"):
+        if data[key] not in DTYPES:
+            hint = did_you_mean(str(data[key]), DTYPES) or f"; expected one of {list(DTYPES)}."
+            raise fail(where, f"{path}.{key}", f"unknown dtype {data[key]!r}{hint}")
+    name, rate = data["name"], data.get("rate", "matrix")
+    if not isinstance(name, str) or name.partition(".")[0] not in FAMILIES:
+        raise fail(where, f"{path}.name", f"expected a name that starts with one of {list(FAMILIES)}, got {name!r}.")
+    if rate not in ("matrix", "group_matrix"):
+        raise fail(where, f"{path}.rate", f"expected 'matrix' or 'group_matrix', got {rate!r}.")
+    m, n, k = (int(check_number(where, f"{path}.{x}", data[x], _EXTENT)) for x in "mnk")
+    threads = int(check_number(where, f"{path}.threads", data["threads"], _THREADS))
+    return Fragment(name, m, n, k, data["operand"], data["accumulator"], threads, rate)

@@ -1,0 +1,47 @@
+"""Matrix instructions of a specification: read, refused, and part of what a device is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from roller.errors import SpecError
+from roller.hardware import Fragment, load_spec
+from roller.hardware.fragments import read_fragments
+
+_GOOD = {"name": "mma.m16n8k16.f16.f32", "m": 16, "n": 8, "k": 16, "operand": "float16", "accumulator": "float32",
+         "threads": 32}  # fmt: skip
+
+
+def test_an_entry_is_read_whole():
+    (found,) = read_fragments("x.yaml", [_GOOD])
+    assert found == Fragment("mma.m16n8k16.f16.f32", 16, 8, 16, "float16", "float32", 32, "matrix")
+    assert (found.family, Fragment(**found.to_dict())) == ("mma", found)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"m": 0}, "fragments.0.m"),
+        ({"threads": "many"}, "fragments.0.threads"),
+        ({"operand": "flaot16"}, "did you mean 'float16'"),
+        ({"name": "tensor.m16"}, "expected a name that starts with"),
+        ({"rate": "fma"}, "expected 'matrix' or 'group_matrix'"),
+        ({"depth": 4}, "depth"),
+    ],
+)
+def test_a_wrong_entry_is_one_clear_error(change, message):
+    with pytest.raises(SpecError, match=message):
+        read_fragments("x.yaml", [{**_GOOD, **change}])
+
+
+def test_a_name_is_given_once():
+    with pytest.raises(SpecError, match="given twice"):
+        read_fragments("x.yaml", [_GOOD, _GOOD])
+
+
+def test_fragments_are_part_of_what_a_device_is():
+    spec = load_spec("a100")
+    assert spec.fragments
+    assert replace(spec, fragments=()).content_key != spec.content_key
