@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 from roller.artifact import Argument, KernelArtifact, Launch
+from roller.codegen.gpu import device_functions
 from roller.codegen.gpu.context import Context
 from roller.codegen.gpu.plan import kernels
 from roller.errors import BuildError
@@ -101,8 +102,11 @@ def _launches(body: list[Any], params: list[Any], names: dict[str, str], entry: 
     target = tvm.target.Target({"kind": "cuda", "arch": arch})
     module = tvm.IRModule({entry: func})
     try:
-        # CSE only adds variables nvcc finds by itself, and makes the source harder to read.
-        with tvm.transform.PassContext(config={"tirx.disable_cse_tir": True}):
+        # CSE only adds variables nvcc finds by itself, and makes the source harder to read. Templates allocate exactly
+        # what they need; compaction would cut off what is only reached through the address of its first element.
+        with tvm.transform.PassContext(
+            config={"tirx.disable_cse_tir": True}, disabled_pass=["s_tir.CompactBufferAllocation"]
+        ):
             pipeline, _, finish = default_pipeline(target)
             bound = tirx.transform.BindTarget(target.with_host(tvm.target.Target("llvm")))(module)
             host, devices = split_host_device(pipeline(bound))
@@ -162,6 +166,7 @@ def clean(source: str) -> str:
     source = re.sub(r'extern "C" __global__[^;{]*\);\n', "", source)  # forward declarations
     added = _INFINITY if "CUDART_INF" in source else ""
     added += WIDE_INTEGERS if re.search(EIGHT_INTEGERS, source) else ""
+    added += device_functions.prelude(source)
     at = source.index('extern "C" __global__')
     source = source[:at] + added + source[at:]
     return source.strip() + "\n"

@@ -1,0 +1,88 @@
+"""Device functions of the emitted source that CUDA C has no expression for: asynchronous copies, matrix instructions.
+
+A template calls them with :func:`call`; :func:`prelude` gives the text of those a source uses. They are a few
+instructions of inline PTX each, so that no header is needed and what runs is what is written; the emulator knows
+each instruction (:mod:`roller.emulator.ptx`).
+
+Element addresses (:func:`address`) hide an access from TVM's analyses: a template that uses them places its own
+barriers (:func:`barrier`), and keeps what is alive at the same time in different buffers.
+"""
+
+from __future__ import annotations
+
+import re
+
+from roller.codegen.gpu.nest import Buffer, Expr, Stmt, load
+from roller.te.compat import tirx
+
+#: Name and text, in the order they must stand in a source: a function only calls those before it.
+FUNCTIONS: dict[str, str] = {}
+
+
+def define(name: str, text: str) -> None:
+    """Add a function; ``text`` is all of it but ``static __device__ __forceinline__``."""
+    prefix, rest = ("template <int N>\n", text.removeprefix("template <int N> ")) if "int N>" in text else ("", text)
+    FUNCTIONS[name] = f"{prefix}static __device__ __forceinline__ {rest.strip()}\n"
+
+
+define("roller_shared_address", """unsigned roller_shared_address(const void* p) {
+  return (unsigned)__cvta_generic_to_shared(p);
+}""")  # fmt: skip
+# Zeros are written where the source is not `inside`: it is not read then, and its address may be anything.
+# Copies of 16 bytes pass the first-level cache by.
+_COPY = """void roller_copy_async_{bytes}(void* target, const void* source, bool inside) {{
+  asm volatile("cp.async.{cache}.shared.global [%0], [%1], {bytes}, %2;"
+               :: "r"(roller_shared_address(target)), "l"(source), "r"(inside ? {bytes} : 0) : "memory");
+}}"""
+for _bytes, _cache in ((16, "cg"), (8, "ca"), (4, "ca")):
+    define(f"roller_copy_async_{_bytes}", _COPY.format(bytes=_bytes, cache=_cache))
+define("roller_copy_commit", """void roller_copy_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}""")  # fmt: skip
+define("roller_copy_wait", """template <int N> void roller_copy_wait() {
+  asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
+}""")  # fmt: skip
+
+
+def prelude(source: str) -> str:
+    """Return the functions that a source calls, and those they call."""
+    wanted = [n for n in FUNCTIONS if re.search(rf"\b{n}\b", source)]
+    for name in reversed(FUNCTIONS):
+        if name not in wanted and any(re.search(rf"\b{name}\b", FUNCTIONS[n]) for n in wanted):
+            wanted.append(name)
+    return "".join(text for name, text in FUNCTIONS.items() if name in wanted)
+
+
+def call(name: str, *arguments: Expr) -> Stmt:
+    """Return the statement ``name(arguments)``; ``name`` may carry template arguments."""
+    assert name.partition("<")[0] in FUNCTIONS, name
+    return tirx.Evaluate(tirx.call_extern("void", name, *arguments))
+
+
+def address(of: Buffer, *index: Expr) -> Expr:
+    """Return the address of an element."""
+    return tirx.address_of(load(of, *index))
+
+
+def copy_async(nbytes: int, target: Expr, source: Expr, inside: list[Expr]) -> Stmt:
+    """Return the copy of ``nbytes`` (16, 8 or 4, aligned) bytes from global memory to the scratchpad, sm_80 and later.
+
+    Zeros where not all conditions ``inside`` hold; ``source`` is not read then.
+    """
+    condition = tirx.const(True, "bool") if not inside else inside[0] if len(inside) == 1 else tirx.all(*inside)
+    return call(f"roller_copy_async_{nbytes}", target, source, condition)
+
+
+def copy_commit() -> Stmt:
+    """Return the end of a group of this thread's asynchronous copies."""
+    return call("roller_copy_commit")
+
+
+def copy_wait(groups: int) -> Stmt:
+    """Return a wait until at most ``groups`` groups of this thread's asynchronous copies are in flight."""
+    return call(f"roller_copy_wait<{groups}>")
+
+
+def barrier() -> Stmt:
+    """Return a barrier of the block."""
+    return tirx.Evaluate(tirx.call_intrin("void", "tirx.tvm_storage_sync", "shared"))
