@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roller.codegen.gpu.nest import Expr, Stmt, loop, loops, num
+from roller.codegen.gpu.nest import Expr, Stmt, loop, loops, num, unravel
 from roller.expr import Axis
+from roller.te.compat import tirx
 from roller.tile import RProgram
 
 
@@ -60,6 +62,40 @@ def axis_map(program: RProgram, axis: Axis, *, interleaved: bool | None = None) 
     vector = wanted if register % wanted == 0 else 1
     order = program.interleaved if interleaved is None else interleaved
     return AxisMap(axis.name, axis.extent, block // register, register, vector, order)
+
+
+def block_position(flat: Expr, steps: Sequence[int], raster: int) -> list[Expr]:
+    """Return a block's place among the block tiles of every axis, from its number in the launch.
+
+    Parameters
+    ----------
+    flat
+        Number of the block, which the hardware counts up as blocks start.
+    steps
+        Block tiles per axis, the fastest axis of the output last.
+    raster
+        Tiles of the slower of the two fastest axes (of those with several tiles) that blocks run over before the
+        fastest one advances; the last group may be smaller. Blocks that run together then share more of what they
+        load from the shared cache.
+    """
+    wide = [n for n, e in enumerate(steps) if e > 1][-2:]
+    if raster == 1 or len(wide) < 2:
+        return unravel(flat, steps)
+    slow, fast = wide
+    depth = min(raster, steps[slow])
+    groups = -(-steps[slow] // depth)
+    rest = list(steps)
+    rest[slow] = rest[fast] = 1
+    both = steps[slow] * steps[fast]
+    out = unravel(tirx.floordiv(flat, both), rest)
+    within = tirx.floormod(flat, both) if math.prod(rest) > 1 else flat
+    group = tirx.floordiv(within, depth * steps[fast]) if groups > 1 else num(0)
+    tile = tirx.floormod(within, depth * steps[fast]) if groups > 1 else within
+    # Only the last group is shorter where the depth does not divide.
+    here = tirx.min(num(depth), num(steps[slow]) - group * depth) if steps[slow] % depth else num(depth)
+    out[slow] = group * depth + tirx.floormod(tile, here)
+    out[fast] = tirx.floordiv(tile, here)
+    return out
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from roller.codegen.gpu.mapping import (
     AxisMap,
     Registers,
     axis_map,
+    block_position,
     register_count,
     register_index,
     register_points,
@@ -70,8 +71,10 @@ class Tiled:
         self.threads = math.prod(m.threads for m in self.maps)
         self.block = thread_axis("blockIdx.x", p.split_k * math.prod(m.steps for m in self.maps))
         self.thread = thread_axis("threadIdx.x", self.threads)
-        part, *blocks = unravel(self.block.var, [p.split_k, *(m.steps for m in self.maps)])
-        self.part = part
+        tiles = math.prod(m.steps for m in self.maps)
+        self.part = tirx.floordiv(self.block.var, tiles) if p.split_k > 1 else num(0)
+        within = tirx.floormod(self.block.var, tiles) if p.split_k > 1 else self.block.var
+        blocks = block_position(within, [m.steps for m in self.maps], p.raster)
         self.base = {m.name: b * m.tile for m, b in zip(self.maps, blocks, strict=True)}
         lanes = unravel(self.thread.var, [m.threads for m in self.maps])
         self.lane = {m.name: t for m, t in zip(self.maps, lanes, strict=True)}

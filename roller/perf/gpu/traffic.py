@@ -141,12 +141,24 @@ def _touched(access: Access, fetch_bytes: int) -> float:
 
 
 def _wave_tiles(batch: TileBatch, resident: Ints) -> Ints:
-    """Return the tile all blocks of one wave cover together; blocks run along the output's contiguous axis first."""
+    """Return the tile all blocks of one wave cover together.
+
+    Blocks run along the output's contiguous axis first; with ``raster`` along that many tiles of the next axis that has
+    several of them before the first one advances.
+    """
     left = np.minimum(resident, batch.blocks)
     tiles = batch.block.copy()
-    for a in reversed(batch.geometry.order):
-        in_wave = np.minimum(batch.counts[:, a], left)
-        tiles[:, a] = tiles[:, a] * in_wave
+    taken = np.ones_like(tiles)
+    order = list(reversed(batch.geometry.order))
+    if batch.raster > 1:
+        several = batch.counts[:, order] > 1
+        slower = several & (several.cumsum(axis=1) == 2)  # the second axis with several tiles
+        for n, a in enumerate(order):
+            taken[:, a] = np.where(slower[:, n], np.minimum(np.minimum(batch.counts[:, a], batch.raster), left), 1)
+        left = -(-left // taken.prod(axis=1))
+    for a in order:
+        in_wave = np.minimum(-(-batch.counts[:, a] // taken[:, a]), left)
+        tiles[:, a] = tiles[:, a] * np.minimum(in_wave * taken[:, a], batch.counts[:, a])
         left = -(-left // in_wave)
     return tiles
 
