@@ -113,7 +113,7 @@ def _launches(body: list[Any], params: list[Any], names: dict[str, str], entry: 
             ((device_target, device_module),) = devices.items()
             device_module = finish()(device_module)
             source = tvm.get_global_func("target.build.cuda")(device_module, device_target).inspect_source()
-    except (tvm.error.TVMError, RuntimeError, ValueError, TypeError) as err:
+    except (RuntimeError, ValueError, TypeError) as err:
         text = str(err).strip().splitlines()
         raise BuildError(f"cuda: {entry}: TVM could not lower the program: {text[-1] if text else err!r}.") from err
     source = clean(source)

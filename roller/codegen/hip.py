@@ -14,6 +14,7 @@ barrier between groups. This stays right on a wavefront of 64, because
   reader's own half;
 - ``__shfl(v, s, 32)`` reads lane ``l - l % 32 + s``. CUDA takes ``s % 32``, HIP (its ``amd_warp_functions.h``) does
   not, and TVM relies on it (``s = threadIdx.y * 32``): the rewrite takes the remainder itself;
+- ``__shfl_xor(v, d, 32)`` reads lane ``l ^ d`` with ``d < 32``: a lane of the reader's own half;
 - the two halves of a wavefront may take different branches: a shuffle reads lanes of its own half only,
   which execute it together, as the lanes of a warp do.
 
@@ -45,6 +46,7 @@ _REWRITES: tuple[tuple[str, str], ...] = (
     (r"^ *__attribute__\(\(aligned\(\d+\)\)\) uint mask_ptr\w*\[1\];\n", ""),
     (r"^ *mask_ptr\w*\[0\] = __activemask\(\);\n", ""),
     (r"\b__shfl_down_sync\(mask_ptr\w*\[0\], ", "__shfl_down("),
+    (r"\b__shfl_xor_sync\(\(uint\)4294967295, ", "__shfl_xor("),
     (r"\b__shfl_sync\(mask_ptr\w*\[0\], (\w+\[\d+\]), (.+), 32\);", r"__shfl(\1, \2 & 31, 32);"),
     # Constants that CUDA keeps in math_constants.h.
     (r"\bCUDART_INF_F\b", "__builtin_huge_valf()"),
@@ -152,7 +154,7 @@ def adapt(source: str) -> str:
             f"hip: expected text that AMD devices have a word for, got '{foreign[0]}'. Construct the program for a "
             "spec without matrix units, and report the expression."
         )
-    widths = set(re.findall(r"__shfl\w*\(.*, (\w+)\);", text))
+    widths = set(re.findall(r"__shfl\w*\(.*, (\w+)\)+;", text))
     if widths - {"32"}:
         raise BuildError(f"hip: expected shuffles over 32 lanes, got {sorted(widths)}. Report the expression.")
     prelude = "".join(part for pattern, part in _PRELUDE if re.search(pattern, text))

@@ -140,7 +140,7 @@ def test_softmax_is_one_kernel_without_workspace():
     assert len(a.launches) == 1 and a.launches[0].block == (128, 1, 1)
     assert all(x.role != "workspace" for x in a.arguments)
     text = body(a)
-    assert "__shfl_down_sync" in text and "float4" in text
+    assert "__shfl_xor_sync" in text and "float4" in text
 
 
 def test_column_reduction_reads_neighbouring_columns():

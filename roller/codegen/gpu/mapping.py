@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from roller.codegen.gpu.nest import Expr, Stmt, loop, loops, num, unravel
@@ -98,6 +98,11 @@ def block_position(flat: Expr, steps: Sequence[int], raster: int) -> list[Expr]:
     return out
 
 
+def whole_vectors(m: AxisMap) -> AxisMap:
+    """Return the map with vectors that divide its axis: a chunk then lies inside it or beyond, never across its end."""
+    return replace(m, vector=math.gcd(m.vector, m.extent))
+
+
 @dataclass(frozen=True)
 class Registers:
     """One point of the register tile: chunk and offset in it, per axis."""
@@ -116,16 +121,16 @@ def register_points(maps: Sequence[AxisMap], body: Callable[[Registers], Stmt], 
     def chunk(env: dict[str, Expr]) -> Stmt:
         inner = [(m.name, m.vector) for m in maps if m.vector > 1 and vector not in (m.name, "*")]
         fixed = {m.name: num(0) for m in maps}
-        names = [(f"v_{_ident(n)}", e) for n, e in inner]
-        chunks = {m.name: env[f"r_{_ident(m.name)}"] for m in maps}
+        names = [(f"v_{ident(n)}", e) for n, e in inner]
+        chunks = {m.name: env[f"r_{ident(m.name)}"] for m in maps}
 
         def point(at: dict[str, Expr]) -> Stmt:
-            offsets = {n: at[f"v_{_ident(n)}"] for n, _ in inner}
+            offsets = {n: at[f"v_{ident(n)}"] for n, _ in inner}
             return body(Registers(chunks, {**fixed, **offsets}))
 
         return loops(names, point, unroll=True)
 
-    return loops([(f"r_{_ident(m.name)}", m.chunks) for m in maps], chunk, unroll=True)
+    return loops([(f"r_{ident(m.name)}", m.chunks) for m in maps], chunk, unroll=True)
 
 
 def register_index(maps: Sequence[AxisMap], at: Registers) -> Expr:
@@ -149,5 +154,6 @@ def vector_loop(width: int, body: Callable[[Expr], Stmt]) -> Stmt:
     return loop("v", width, body, vector=True)
 
 
-def _ident(name: str) -> str:
+def ident(name: str) -> str:
+    """Return an axis name as part of a C identifier."""
     return "".join(c if c.isalnum() else "_" for c in name)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from roller.te.compat import tirx, tvm
+from roller.te.compat import dtype_of, tirx, tvm
 
 Stmt: TypeAlias = Any
 Expr: TypeAlias = Any
@@ -19,6 +19,8 @@ Buffer: TypeAlias = Any
 
 #: Body instances one unrolled nest may expand to; with more (512, 1024), nvcc prefetches until it spills.
 UNROLL_BUDGET = 256
+#: Threads that shuffle with each other. Also on devices whose TEUs are wider: see :mod:`roller.codegen.hip`.
+WARP = 32
 
 
 def num(value: int) -> Expr:
@@ -148,3 +150,16 @@ def all_reduce(combine: Callable[[Expr, Expr], Expr], neutral: Expr, value: Expr
         lane,
     )
     return tirx.AttrStmt(reducer, "reduce_scope", num(0), tirx.Evaluate(call))
+
+
+def shuffle_xor(value: Expr, distance: int) -> Expr:
+    """Return ``value`` of the lane whose number in the warp differs in the bit ``distance``; all lanes take part."""
+    mask = tirx.const(0xFFFFFFFF, "uint32")
+    return tirx.call_intrin(
+        dtype_of(value), "tirx.tvm_warp_shuffle_xor", mask, value, num(distance), num(WARP), num(WARP)
+    )
+
+
+def barrier() -> Stmt:
+    """Return the barrier of a block; TVM inserts those it sees a need for, and takes equal indices for one thread's."""
+    return tirx.Evaluate(tirx.call_intrin("void", "tirx.tvm_storage_sync", "shared"))

@@ -40,7 +40,7 @@ def kernels(ctx: Context, program: RProgram) -> list[Stmt]:
     if structure == "tiled" and (len(expr.stages) == 1 or (expr.epilogue and expr.outputs == (expr.epilogue.name,))):
         return tiled_kernels(ctx, anchor, expr.epilogue, program)
     if structure == "rows" and rows_fuse(expr):
-        return [_rows(ctx, anchor, program).write(expr.stages)]
+        return [_rows(ctx, anchor, program).write()]
     return _stage_by_stage(ctx, program)
 
 

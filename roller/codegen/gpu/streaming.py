@@ -1,28 +1,18 @@
-"""Template of streaming kernels: every element of an output once, no reduction."""
+"""Template of streaming kernels: every element of an output once, no reduction.
+
+A thread loads all vectors of its tile before it stores the first: as many bytes are in flight as the tile holds.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 from roller.codegen.gpu.access import vectorizable
-from roller.codegen.gpu.context import Context, Reader, as_output, named_loads
-from roller.codegen.gpu.mapping import AxisMap, Registers, register_points, vector_loop
-from roller.codegen.gpu.nest import (
-    Expr,
-    Stmt,
-    buffer,
-    kernel,
-    load,
-    loop,
-    seq,
-    store,
-    thread_axis,
-    unravel,
-    when,
-    with_buffers,
-)
-from roller.codegen.gpu.rows import vector_reads
+from roller.codegen.gpu.context import Context, as_output, named_loads
+from roller.codegen.gpu.fragments import Fragment, element_reader, fragments, vector_store
+from roller.codegen.gpu.mapping import AxisMap, Registers, register_points, whole_vectors
+from roller.codegen.gpu.nest import Expr, Stmt, kernel, num, seq, store, thread_axis, unravel, when, with_buffers
 from roller.expr import Stage
 from roller.te.emit import emit_index, emit_scalar
 
@@ -39,46 +29,48 @@ def streaming_kernel(ctx: Context, s: Stage, maps: Sequence[AxisMap]) -> Stmt:
     maps
         Maps of its axes, the one contiguous in the output last.
     """
+    maps = [whole_vectors(m) for m in maps]
     block = thread_axis("blockIdx.x", math.prod(m.steps for m in maps))
     thread = thread_axis("threadIdx.x", math.prod(m.threads for m in maps))
     blocks = unravel(block.var, [m.steps for m in maps])
     threads = unravel(thread.var, [m.threads for m in maps])
     target = ctx.buffers[s.name]
     vector = next((m for m in maps if vectorizable(s.store, s.output, m.name, m.extent, m.vector)), None)
-    inputs = {t.name: t for t in ctx.expr.inputs}
-    wide = tuple(
-        ld
-        for ld in s.loads
-        if vector is not None
-        and ld.tensor in inputs
-        and not ld.guard
-        and vectorizable(ld.index, inputs[ld.tensor], vector.name, vector.extent, vector.vector)
-    )
-    body = named_loads(s.body, {ld: f"vec{n}" for n, ld in enumerate(wide)})
+    wanted = [ld for ld in s.loads if ctx.in_memory(ld.tensor) and not ld.guard and any(i.axes for i in ld.index)]
+    found = fragments(ctx, wanted, maps, "vec")
+    body = named_loads(s.body, {f.load: f.name for f in found})
 
-    def value(env: Mapping[str, Expr], frags: Mapping[str, Reader]) -> Expr:
-        return as_output(emit_scalar(body, env, ctx.readers(frags)), s)
-
-    def point(at: Registers) -> Stmt:
+    def place(at: Registers, *, only: Sequence[AxisMap] = maps) -> tuple[dict[str, Expr], list[Expr]]:
+        """Coordinates of a register point along ``only``, and the conditions under which they exist."""
         env = {
             m.name: b * m.tile + m.local(t, at.chunk[m.name]) + at.offset[m.name]
             for m, b, t in zip(maps, blocks, threads, strict=True)
+            if m in only
         }
-        inside = [env[m.name] < m.extent for m in maps if m.padded]
+        return env, [env[m.name] < m.extent for m in only if m.padded]
+
+    def fetch(f: Fragment) -> Stmt:
+        def one(at: Registers) -> Stmt:
+            env, inside = place(at, only=f.maps)
+            return when(inside, f.fill(ctx, env, at))
+
+        return register_points(f.maps, one, vector=f.vector_axis)
+
+    def point(at: Registers) -> Stmt:
+        env, inside = place(at)
         where = [emit_index(i, env) for i in s.store]
+
+        def value(v: Expr) -> Expr:
+            here, there = at, env
+            if vector is not None:
+                here = Registers(at.chunk, {**at.offset, vector.name: v})
+                there = {**env, vector.name: env[vector.name] + v}
+            local = {f.name: element_reader(f.buffer, f.index(here)) for f in found}
+            return as_output(emit_scalar(body, there, ctx.readers(local)), s)
+
         if vector is None:
-            return when(inside, store(target, value(env, {}), *where))
-        width = vector.vector
-        out = buffer("out", (width,), s.output.dtype, "local")
+            return when(inside, store(target, value(num(0)), *where))
+        return when(inside, vector_store(target, where, value, vector.vector))
 
-        def compute(frags: Callable[[Expr], dict[str, Reader]]) -> Stmt:
-
-            def element(v: Expr) -> Stmt:
-                return store(out, value({**env, vector.name: env[vector.name] + v}, frags(v)), v)
-
-            write = vector_loop(width, lambda v: store(target, load(out, v), *where[:-1], where[-1] + v))
-            return with_buffers([out], seq([loop("e", width, element, unroll=True), write]))
-
-        return when(inside, vector_reads(ctx, wide, env, width, compute))
-
-    return kernel([block, thread], register_points(maps, point, vector=vector.name if vector else None))
+    write = register_points(maps, point, vector=vector.name if vector else None)
+    return kernel([block, thread], with_buffers([f.buffer for f in found], seq([*(fetch(f) for f in found), write])))

@@ -60,6 +60,10 @@ template <class T> T __shfl_down(T v, unsigned delta, int width) {
   const int inside = (wave::lane & (width - 1)) + int(delta);
   return wave::read(v, inside >= width ? wave::lane : wave::lane + int(delta));
 }
+template <class T> T __shfl_xor(T v, int lanes, int width) {
+  const int source = wave::lane ^ lanes;
+  return wave::read(v, source / width <= wave::lane / width ? source : wave::lane);
+}
 inline void __syncthreads() { wave::block->arrive_and_wait(); }
 
 namespace wave {

@@ -1,0 +1,95 @@
+"""Registers that hold the elements a thread loads of one tensor, filled in the widest vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from roller.codegen.gpu.access import depends, vectorizable
+from roller.codegen.gpu.context import Context, Reader, promote
+from roller.codegen.gpu.mapping import AxisMap, Registers, register_count, register_index, vector_loop
+from roller.codegen.gpu.nest import Buffer, Expr, Stmt, buffer, dtype_name, load, loop, seq, store, with_buffers
+from roller.expr import Load
+from roller.te.emit import emit_index
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """One load's elements of a thread.
+
+    ``maps`` are the axes it moves with, the vector axis last; ``width`` elements along ``vector_axis`` are one access
+    (1: single elements, and no such axis).
+    """
+
+    load: Load
+    name: str
+    maps: tuple[AxisMap, ...]
+    buffer: Buffer
+    vector_axis: str | None
+    width: int
+
+    def index(self, at: Registers) -> Expr:
+        """Return the position of a register point."""
+        return register_index(self.maps, at)
+
+    def fill(self, ctx: Context, env: Mapping[str, Expr], at: Registers) -> Stmt:
+        """Return the load of one element, or of the vectors of one chunk."""
+        where = [emit_index(i, env) for i in self.load.index]
+        source, index = ctx.buffers[self.load.tensor], self.index(at)
+        if self.vector_axis is None:
+            return store(self.buffer, load(source, *where), index)
+        chunk = self.maps[-1].vector
+
+        def piece(n: Expr) -> Stmt:
+            at_piece = n * self.width
+            return vector_loop(
+                self.width,
+                lambda v: store(self.buffer, load(source, *where[:-1], where[-1] + at_piece + v), index + at_piece + v),
+            )
+
+        return loop("piece", chunk // self.width, piece, unroll=True)
+
+
+def fragments(ctx: Context, wanted: Sequence[Load], maps: Sequence[AxisMap], prefix: str) -> list[Fragment]:
+    """Return a fragment for every load, for the register tile of ``maps``."""
+    found = []
+    for n, ld in enumerate(wanted):
+        mine = [m for m in maps if depends(ld, m.name)]
+        vector = next((m for m in mine if m.vector > 1), None)
+        width = vector.vector if vector is not None else 1
+        tensor = ctx.expr.tensors[ld.tensor]
+        while (
+            vector is not None and width > 1 and not vectorizable(ld.index, tensor, vector.name, vector.extent, width)
+        ):
+            width //= 2
+        if vector is not None and width > 1:
+            mine = [*(m for m in mine if m is not vector), vector]
+        dtype = dtype_name(ctx.buffers[ld.tensor])
+        held = buffer(f"{prefix}{n}", (register_count(mine),), dtype, "local")
+        found.append(
+            Fragment(ld, f"{prefix}{n}", tuple(mine), held, vector.name if vector and width > 1 else None, width)
+        )
+    return found
+
+
+def element_reader(b: Buffer, index: Expr) -> Reader:
+    """Return a reader of one register, whatever the indices it is called with."""
+    return lambda *_: promote(load(b, index))
+
+
+def vector_store(
+    target: Buffer, where: Sequence[Expr], value: Callable[[Expr], Expr], count: int, width: int | None = None
+) -> Stmt:
+    """Return the store of ``count`` values in vectors of ``width`` along the target's last dimension."""
+    wide = width or count
+    out = buffer("out", (wide,), dtype_name(target), "local")
+
+    def piece(n: Expr) -> Stmt:
+        fill = loop("e", wide, lambda e: store(out, value(n * wide + e), e), unroll=True)
+        write = vector_loop(wide, lambda v: store(target, load(out, v), *where[:-1], where[-1] + n * wide + v))
+        return seq([fill, write])
+
+    return with_buffers([out], loop("piece", count // wide, piece, unroll=True))
+
+
+__all__ = ["Fragment", "element_reader", "fragments", "vector_store"]

@@ -1,0 +1,141 @@
+"""Row expressions: which stages run over the same columns of a row, and what of the inputs they share.
+
+A row expression has one result (or one per row) for every point of the anchor's spatial axes, the *rows*. What a stage
+walks beyond them are its *columns*: the reduction axes of a reduction, the remaining axes of an element-wise result.
+Stages whose columns have the anchor's extents are spread over threads alike, so that an input element a thread needs
+in one stage it needs in the others too: it can be kept in a register. The template and the model both ask here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from roller.expr import Call, Index, Load, Scalar, Stage, TensorExpr, Term, map_indices, transform
+
+#: Functions whose result is a truth value, of another type than a floating-point result they may be stored as.
+_LOGICAL = ("eq", "lt", "le")
+
+
+@dataclass(frozen=True)
+class RowStage:
+    """A stage of a row expression, in the names of the anchor's axes where it is spread like the anchor.
+
+    Parameters
+    ----------
+    stage
+        The stage; element-wise producers are part of its body, ``aligned`` columns bear the anchor's names.
+    columns
+        Names of its axes that are no rows, in order; none: one result per row.
+    aligned
+        Whether it walks the anchor's columns.
+    """
+
+    stage: Stage
+    columns: tuple[str, ...]
+    aligned: bool
+
+
+def row_stages(expr: TensorExpr) -> tuple[RowStage, ...]:
+    """Return the stages a row kernel runs, in order; element-wise stages nobody asked for live in their readers."""
+    if "row_stages" not in expr._memo:
+        rows = {a.name for a in expr.anchor.spatial_axes}
+        wide: dict[str, Stage] = {}
+        found = []
+        for s in expr.stages:
+            columns = tuple(a.name for a in s.axes if a.name not in rows)
+            whole = replace(s, body=_inlined(s.body, wide))
+            if columns and s.combiner is None:
+                wide[s.name] = whole
+                if s.name not in expr.outputs:
+                    continue
+            found.append(_renamed(expr, whole, columns))
+        expr._memo["row_stages"] = tuple(found)
+    stages: tuple[RowStage, ...] = expr._memo["row_stages"]
+    return stages
+
+
+def kept_loads(expr: TensorExpr) -> tuple[Load, ...]:
+    """Return the loads that a thread which holds all its columns of a row issues once for all stages.
+
+    Those of inputs that move with the columns and that several stages read, or a reduction; in the anchor's names.
+    """
+    if "kept_loads" not in expr._memo:
+        inputs, columns = {t.name for t in expr.inputs}, {a.name for a in expr.anchor.reduction_axes}
+        uses: dict[Load, int] = {}
+        for s in row_stages(expr):
+            for ld in s.stage.loads if s.aligned else ():
+                moves = any(a in columns for i in ld.index for a in i.axes)
+                if ld.tensor in inputs and moves and not ld.guard:
+                    uses[ld] = uses.get(ld, 0) + (2 if s.stage.combiner is not None else 1)
+        expr._memo["kept_loads"] = tuple(ld for ld, n in uses.items() if n > 1)
+    kept: tuple[Load, ...] = expr._memo["kept_loads"]
+    return kept
+
+
+def composed(index: Index, at: Mapping[str, Index]) -> Index | None:
+    """Return ``index`` with axes replaced by the indices of ``at``, or ``None`` where the result is no index.
+
+    Examples
+    --------
+    >>> from roller.expr import axis_index
+    >>> composed(axis_index("i", 2, 1), {"i": axis_index("k", 3)})
+    Index(terms=(Term(axis='k', coef=6, div=1, mod=0),), const=1)
+    """
+    terms: list[Term] = []
+    const = index.const
+    for t in index.terms:
+        inner = at.get(t.axis)
+        if inner is None:
+            terms.append(t)
+        elif t.is_affine:
+            terms += [replace(u, coef=u.coef * t.coef) for u in inner.terms]
+            const += t.coef * inner.const
+        elif inner.const == 0 and len(inner.terms) == 1 and inner.is_axis(inner.terms[0].axis):
+            terms.append(replace(t, axis=inner.terms[0].axis))
+        else:
+            return None
+    return Index(tuple(terms), const)
+
+
+def _inlined(body: Scalar, producers: Mapping[str, Stage]) -> Scalar:
+    """Replace loads of element-wise results by what they are computed from, where that is plain arithmetic."""
+
+    def swap(n: Scalar) -> Scalar:
+        s = producers.get(n.tensor) if isinstance(n, Load) and not n.guard else None
+        if s is None or not isinstance(n, Load):
+            return n
+        logical = isinstance(s.body, Call) and s.body.fn in _LOGICAL
+        simple = all(len(i.terms) == 1 and i.is_axis(i.terms[0].axis) for i in s.store)
+        if logical or not simple or "float" not in s.output.dtype:
+            return n
+        at = {i.terms[0].axis: index for i, index in zip(s.store, n.index, strict=True)}
+        possible = True
+
+        def compose(i: Index) -> Index:
+            nonlocal possible
+            new = composed(i, at)
+            possible &= new is not None
+            return i if new is None else new
+
+        value = map_indices(s.body, compose)
+        return value if possible else n
+
+    return transform(body, swap)
+
+
+def _renamed(expr: TensorExpr, s: Stage, columns: tuple[str, ...]) -> RowStage:
+    """Give the columns the anchor's names where their extents are the anchor's."""
+    own = {a.name: a.extent for a in s.axes}
+    theirs = expr.anchor.reduction_axes
+    aligned = [own[c] for c in columns] == [a.extent for a in theirs] and bool(columns)
+    if not aligned:
+        return RowStage(s, columns, False)
+    names = dict(zip(columns, (a.name for a in theirs), strict=True))
+
+    def rename(i: Index) -> Index:
+        return replace(i, terms=tuple(replace(t, axis=names.get(t.axis, t.axis)) for t in i.terms))
+
+    axes = tuple(replace(a, name=names.get(a.name, a.name)) for a in s.axes)
+    stage = replace(s, axes=axes, store=tuple(rename(i) for i in s.store), body=map_indices(s.body, rename))
+    return RowStage(stage, tuple(names.values()), True)

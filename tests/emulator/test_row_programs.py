@@ -1,0 +1,93 @@
+"""Row programs: kept rows, rows read again, lanes of every kind, on odd shapes; what their code loads and how wide."""
+
+import pytest
+
+pytest.importorskip("tvm")
+
+from roller import ops
+from roller.backends.cuda import ptx, toolchain
+from roller.codegen.cuda import lower
+from roller.emulator import prove
+from roller.expr.canonical import fuse_axes
+from roller.runtime.check import check
+from roller.tile import RProgram
+
+SOFTMAX = ops.softmax((13, 200))
+COLUMNS = ops.softmax((3, 40, 52), axis=1)
+NORM = ops.layer_norm((9, 136))
+HALF_NORM = ops.layer_norm((9, 136), dtype="float16")
+
+#: Expression, register and block tile, vector axis (by position) and elements.
+PROGRAMS = {
+    "kept, a row of part of a warp": (SOFTMAX, (1, 16), (8, 256), 1, 4),
+    "kept, rows of two warps, two a thread": (SOFTMAX, (2, 4), (4, 256), 1, 4),
+    "kept, three warps": (ops.softmax((5, 301)), (1, 4), (1, 384), 1, 1),
+    "kept, eight warps": (ops.softmax((5, 1024)), (1, 4), (1, 1024), 1, 4),
+    "kept, blocks of no whole warp": (ops.softmax((5, 21)), (1, 1), (4, 24), 1, 1),
+    "read again": (SOFTMAX, (1, 4), (2, 64), 1, 4),
+    "columns kept": (COLUMNS, (1, 1, 5), (1, 32, 40), 1, 1),
+    "columns kept as vectors": (COLUMNS, (1, 4, 5), (1, 32, 40), 1, 4),
+    "columns read again": (COLUMNS, (1, 4, 2), (1, 64, 8), 1, 4),
+    "norm kept": (NORM, (1, 8), (2, 256), 1, 4),
+    "norm read again": (NORM, (1, 2), (2, 64), 1, 2),
+    "norm of half precision": (HALF_NORM, (1, 8), (2, 256), 1, 8),
+    "sum of an odd row": (ops.reduce("sum", (37, 121), (1,)), (2, 4), (8, 128), 1, 1),
+    "sum of columns": (ops.reduce("sum", (121, 76), (0,)), (4, 2), (128, 16), 0, 4),
+    "mean and its epilogue": (ops.reduce("mean", (37, 121), (1,), epilogue=("relu",)), (1, 4), (8, 128), 1, 1),
+    "positions": (ops.reduce("argmax", (9, 77), (1,)), (1, 4), (2, 64), 1, 1),
+}  # fmt: skip
+
+
+def lowered(name, arch="sm_70"):
+    expr, register, block, axis, elements = PROGRAMS[name]
+    form = fuse_axes(expr)
+    vector = form.axes[axis].name if elements > 1 else None
+    tiles = (("register", register), ("shared", block))
+    return lower(RProgram(form, "gpu", "rows", tiles, vector_axis=vector, vector_elements=elements), expr, arch, "test")
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_row_program_is_right_in_every_order(built, name):
+    proof = prove(lowered(name), compare=lambda *a: check(*a).message, cache_dir=built)
+    assert proof.ok, str(proof)
+
+
+#: Accesses of a thread: of the input at 128 bits, of anything else, and stores of the result at 128 bits.
+ACCESSES = {
+    # 200 columns in chunks of 64: three whole ones and a guarded one
+    "kept, a row of part of a warp": ({"global_load_128": 4}, {"global_store_128": 4}),
+    "kept, eight warps": ({"global_load_128": 1}, {"global_store_128": 1}),
+    "columns kept as vectors": ({"global_load_128": 5}, {"global_store_128": 5}),
+    # one guarded chunk of X, gamma and beta; X as well before the reductions
+    "norm of half precision": ({"global_load_128": 3}, {"global_store_128": 1}),
+    "read again": ({"global_load_128": 3 * 2}, {"global_store_128": 2}),
+}
+
+
+@pytest.mark.skipif(toolchain.available() is not None, reason="needs the CUDA wheels")
+@pytest.mark.parametrize("arch", ["sm_70", "sm_80", "sm_90"])
+@pytest.mark.parametrize("name", ACCESSES)
+def test_a_kept_row_is_loaded_once_in_wide_accesses(name, arch):
+    artifact = lowered(name, arch)
+    (kernel,) = ptx.kernels(toolchain.to_ptx(artifact.source, arch)).values()
+    loads, stores = ACCESSES[name]
+    counts = kernel.counts
+    assert {c: n for c, n in counts.items() if c.startswith("global_load")} == loads
+    assert {c: n for c, n in counts.items() if c.startswith("global_store")} == stores
+    assert not [c for c in counts if c.startswith("local")]
+    assert toolchain.build(artifact).build["spill_bytes"] == 0
+
+
+@pytest.mark.skipif(toolchain.available() is not None, reason="needs the CUDA wheels")
+def test_lanes_of_one_warp_need_no_scratchpad():
+    (kernel,) = ptx.kernels(toolchain.to_ptx(lowered("kept, a row of part of a warp").source, "sm_80")).values()
+    assert not [c for c in kernel.counts if c.startswith(("shared", "barrier"))]
+    assert kernel.counts["shuffle"] == 2 * 4  # sixteen lanes, two reductions
+
+
+@pytest.mark.skipif(toolchain.available() is not None, reason="needs the CUDA wheels")
+def test_warps_of_a_row_meet_once_in_the_scratchpad():
+    (kernel,) = ptx.kernels(toolchain.to_ptx(lowered("kept, eight warps").source, "sm_80")).values()
+    assert kernel.counts["shuffle"] == 2 * (5 + 3)
+    assert kernel.counts["shared_store_32"] == 2 and kernel.counts["shared_load_32"] == 2
+    assert kernel.counts["barrier"] <= 3
