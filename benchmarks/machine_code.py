@@ -27,7 +27,7 @@ from roller.pipeline import lower
 from roller.runtime.build_pool import build_all
 
 #: Sets of ``extra_operators.yaml`` that are built beside the 119.
-SETS = ("tensorcore", "scale_matmul", "scale_conv", "scale_relu", "readme", "lstm")
+SETS = ("tensorcore", "scale_matmul", "scale_conv", "scale_relu", "readme", "lstm", "rows", "tensorcore_more")
 #: Classes of the 119 by operator, as the tables name them.
 _CLASSES = {"matmul": "M", "conv2d": "C", "depthwise_conv2d": "D", "elementwise": "E", "pooling": "P", "reduce": "R"}
 
@@ -44,8 +44,9 @@ class Job:
 def rows(pattern: str = "*") -> list[Row]:
     """Return the 119 operators and the further sets whose id matches, each with the set it is reported in."""
     main = yaml.safe_load((HERE / "operators.yaml").read_text())["operators"]
-    extra = yaml.safe_load((HERE / "extra_operators.yaml").read_text())["operators"]
-    named = [{**r, "set": _CLASSES.get(r["op"], r["op"])} for r in main] + [r for r in extra if r["set"] in SETS]
+    extra = yaml.safe_load((HERE / "extra_operators.yaml").read_text())
+    further = [r for r in (*extra["operators"], *extra["gpu"]) if r["set"] in SETS]
+    named = [{**r, "set": _CLASSES.get(r["op"], r["op"])} for r in main] + further
     patterns = [p.strip() for p in pattern.split(",")]
     found = [r for r in named if any(fnmatchcase(r["id"], p) for p in patterns)]
     if not found:

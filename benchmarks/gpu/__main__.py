@@ -39,11 +39,15 @@ def prepare_command(
 def report_command(
     results: Annotated[Path, typer.Argument(help="JSON of benchmarks/gpu/run.py.")],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Markdown file; the screen when absent.")] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", "-d", help="Spec (a probed YAML, best) to give shares of ceilings by.")
+    ] = None,
 ) -> None:
     """Turn results into Markdown tables."""
     from benchmarks.gpu.report import read_results, render
+    from roller.hardware import load_spec
 
-    text = render(read_results(results))
+    text = render(read_results(results), load_spec(device) if device else None)
     if out is None:
         print(text)
     else:

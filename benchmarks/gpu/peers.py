@@ -51,8 +51,28 @@ def functional(torch: Any, row: Mapping[str, Any]) -> Peer:
 
 
 def _matmul(torch: Any, row: Mapping[str, Any]) -> Peer:
+    swap_a, swap_b = row.get("transpose_a", False), row.get("transpose_b", False)
+    product = torch._int_mm if row["dtype"] == "int8" else torch.matmul  # the only product of PyTorch with int32 sums
+
+    def view(inputs: list[Any]) -> list[Any]:
+        return [x.transpose(-1, -2) if swap else x for x, swap in zip(inputs, (swap_a, swap_b), strict=True)]
+
+    return Peer(product, view)
+
+
+def _softmax(torch: Any, row: Mapping[str, Any]) -> Peer:
     del row
-    return Peer(torch.matmul)
+    return Peer(lambda x: torch.nn.functional.softmax(x, -1))
+
+
+def _layer_norm(torch: Any, row: Mapping[str, Any]) -> Peer:
+    size = row["shape"][-1:]
+    return Peer(lambda x, gamma, beta: torch.nn.functional.layer_norm(x, size, gamma, beta))
+
+
+def _rms_norm(torch: Any, row: Mapping[str, Any]) -> Peer:
+    size = row["shape"][-1:]
+    return Peer(lambda x, gamma: torch.nn.functional.rms_norm(x, size, gamma, 1e-6))
 
 
 def _sides(torch: Any, row: Mapping[str, Any]) -> tuple[tuple[int, int], Callable[[list[Any]], list[Any]], str]:
@@ -106,5 +126,6 @@ def _reduce(torch: Any, row: Mapping[str, Any]) -> Peer:
 
 _PEERS: dict[str, Callable[[Any, Mapping[str, Any]], Peer]] = {
     "matmul": _matmul, "conv2d": _conv2d, "depthwise_conv2d": _conv2d, "pooling": _pooling,
-    "elementwise": _elementwise, "reduce": _reduce,
+    "elementwise": _elementwise, "reduce": _reduce, "softmax": _softmax, "layer_norm": _layer_norm,
+    "rms_norm": _rms_norm,
 }  # fmt: skip

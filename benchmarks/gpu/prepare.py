@@ -26,7 +26,7 @@ LONGEST_S = 0.05
 MEMORY_SHARE = 0.25
 #: Published rows whose size is the batch's, by operator: the column that is halved.
 _BATCH_COLUMN = {"matmul": "M", "conv2d": "N", "depthwise_conv2d": "N", "pooling": "N"}
-_MATRIX_UNIT = re.compile(r"\b(wmma|w?mma\.sync|ldmatrix|__builtin_amdgcn_mfma)")
+_MATRIX_UNIT = re.compile(r"\b(wg?mma|w?mma\.sync|ldmatrix|__builtin_amdgcn_mfma)")
 
 
 def rows(pattern: str = "*") -> list[Planned]:
@@ -41,7 +41,9 @@ def rows(pattern: str = "*") -> list[Planned]:
     extra = yaml.safe_load((HERE / "extra_operators.yaml").read_text())
     named: Mapping[str, list[str]] = extra["sets"]
     planned = [Planned(r, (r["op"], "all 119", *(s for s, ids in named.items() if r["id"] in ids))) for r in main]
-    planned += [Planned(r, (r["set"],), (r["note"],) if "note" in r else ()) for r in extra["operators"]]
+    planned += [
+        Planned(r, (r["set"],), (r["note"],) if "note" in r else ()) for r in (*extra["operators"], *extra["gpu"])
+    ]
     patterns = [p.strip() for p in pattern.split(",")]
     found = [p for p in planned if any(fnmatchcase(p.id, x) for x in patterns)]
     if not found:
@@ -102,15 +104,16 @@ def _too_large(row: Mapping[str, Any], spec: DeviceSpec) -> str:
 
 
 def chosen_for_compile(planned: Iterable[Planned]) -> set[str]:
-    """Return the subset ``torch.compile`` is tuned for: of every set the operator of median size.
+    """Return the subset ``torch.compile`` is tuned for: of every set the operator of median size, and what it fuses.
 
-    Autotuning takes tens of seconds per operator, so the whole list would not end in the time there is.
+    That is softmax and norms. Autotuning takes tens of seconds per operator, so the whole list would not end in time.
     """
     sets: dict[str, list[Planned]] = {}
     for p in planned:
         if not p.left_out:
             sets.setdefault(p.sets[-1], []).append(p)
-    return {sorted(x, key=lambda p: p.row.get("flops", 0))[len(x) // 2].id for x in sets.values()}
+    median = {sorted(x, key=lambda p: p.row.get("flops", 0))[len(x) // 2].id for x in sets.values()}
+    return median | {p.id for p in sets.get("rows", ())}
 
 
 def prepare(
@@ -140,8 +143,8 @@ def prepare(
             continue
         notes = p.notes
         best = bundle.load(entries[p.id])[0][1]
-        if p.row["op"] == "matmul" and p.row["dtype"] == "float16" and not _MATRIX_UNIT.search(best.source):
-            notes = (*notes, "fp16 without tensor-core instructions: code generation emits none for it today")
+        if any(f.operand == p.row["dtype"] for f in spec.fragments) and not _MATRIX_UNIT.search(best.source):
+            notes = (*notes, f"{p.row['dtype']} without matrix instructions: the model prefers, or has, none for it")
         done.append(replace(p, notes=notes, compiled=p.id in compiled))
     write_plan(out, bundle.checksum, done)
     return done

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu import limits
 from benchmarks.gpu.run import FORMAT, VERSION
+from benchmarks.gpu.statistic import geometric_mean, top_share
 from roller.errors import ArtifactError
+from roller.hardware import DeviceSpec
 
 
 def read_results(path: Path) -> dict[str, Any]:
@@ -32,18 +34,6 @@ def read_results(path: Path) -> dict[str, Any]:
         ) from err
 
 
-def geometric_mean(values: Iterable[float]) -> float:
-    """Return the geometric mean; NaN of nothing.
-
-    Examples
-    --------
-    >>> geometric_mean([1.0, 4.0])
-    2.0
-    """
-    logs = [math.log(v) for v in values]
-    return math.exp(statistics.fmean(logs)) if logs else math.nan
-
-
 def against(ratios: Sequence[float]) -> tuple[str, ...]:
     """Return cells: geometric mean of peer / ours, shares faster and within 5, 10, 50 % of the peer.
 
@@ -59,8 +49,12 @@ def against(ratios: Sequence[float]) -> tuple[str, ...]:
     return (str(len(ratios)), f"{geometric_mean(ratios):.2f}", faster, *map(share, (0.05, 0.1, 0.5)))
 
 
-def render(results: Mapping[str, Any]) -> str:
-    """Return the whole report as Markdown."""
+def render(results: Mapping[str, Any], spec: DeviceSpec | None = None) -> str:
+    """Return the whole report as Markdown.
+
+    ``spec`` is that of the device: with it, products are also given as a share of the ceiling of their instruction,
+    which is a measured one where the specification was probed.
+    """
     operators: Sequence[Mapping[str, Any]] = results["operators"]
     sets = list(dict.fromkeys(s for o in operators for s in o["sets"]))
     parts = ["# Kernels on " + results["device"], *_head(results)]
@@ -71,10 +65,37 @@ def render(results: Mapping[str, Any]) -> str:
         parts += [f"## Against {name}: its time divided by ours", _table(columns, [r for r in rows if r[1] != "0"])]
     if not names:
         parts.append(f"No peer was timed: {results['peers']}.")
+    judged = limits.verdicts(operators) if results["measured"] else []
+    if judged:
+        rows = [(v.name, v.limit, v.value, v.word) for v in judged]
+        parts += ["## Limits", _table(("ratio", "limit", "measured", "verdict"), rows)]
+    if spec is not None:
+        parts += ["## Share of the instruction's ceiling", _ceilings(operators, spec)]
     parts += ["## First prediction against the best of all candidates", _ranks(operators, sets)]
     parts += ["## Operators", _each(operators, names)]
     notes = [f"- {line}" for o in operators for line in _notes(o)]
     return "\n\n".join([*parts, *(["## Notes", "\n".join(notes)] if notes else [])])
+
+
+def _ceilings(operators: Sequence[Mapping[str, Any]], spec: DeviceSpec) -> str:
+    """Return the rate of every product on a matrix unit against the unit's, and where that number comes from."""
+    rows = []
+    for o in operators:
+        kinds = {f.rate for f in spec.fragments if f.operand == o["row"]["dtype"]}
+        if not kinds or not o["candidates"] or o["best_s"] is None or not o["row"].get("flops"):
+            continue
+        cells = [o["id"], f"{o['row']['flops'] / o['best_s'] / 1e12:.0f}"]
+        for rate in ("matrix", "group_matrix"):
+            key = f"{rate}.{o['row']['dtype']}"
+            if rate not in kinds or key not in spec.compute.ops_per_cycle_per_unit:
+                cells += ["", ""]
+                continue
+            source = spec.sources.get(f"compute.ops_per_cycle_per_unit.{key}", "override")
+            peak = 2 * spec.ops_per_s(rate, o["row"]["dtype"])
+            cells += [f"{100 * o['row']['flops'] / o['best_s'] / peak:.0f} %", source]
+        rows.append(cells)
+    columns = ("id", "TFLOP/s", "of one TEU's instruction", "which is", "of a group's instruction", "which is")
+    return _table(columns, rows)
 
 
 def _notes(operator: Mapping[str, Any]) -> list[str]:
@@ -108,14 +129,6 @@ def _of(operators: Sequence[Mapping[str, Any]], name: str) -> list[Mapping[str, 
 
 def _measured(operator: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
     return [p for p in operator["peers"] if p["name"] == name and p["status"] == "measured"]
-
-
-def top_share(operator: Mapping[str, Any]) -> float | None:
-    """Return the best candidate's time divided by the first's: 1 where the first prediction was the best."""
-    first = next((c for c in operator["candidates"] if c["rank"] == 1), None)
-    if first is None or first["measured_s"] is None or operator["best_s"] is None:
-        return None
-    return float(operator["best_s"] / first["measured_s"])
 
 
 def _ranks(operators: Sequence[Mapping[str, Any]], sets: Sequence[str]) -> str:

@@ -28,7 +28,7 @@ from roller.errors import RollerError
 from roller.runtime.bundle_format import Bundle
 
 #: Largest difference from the peer's result, relative to its largest element, that is one of rounding.
-_AGREES = {"float32": 1e-3, "float16": 2e-2}
+_AGREES = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 5e-2, "int32": 0.0}
 _MOST_SETS = 16
 #: Elements compared at a time, so that the comparison needs little memory.
 _CHUNK = 1 << 26
@@ -99,10 +99,7 @@ class Bench:
         tensors = (*expression.inputs, *expression.output_tensors)
         needed = sum(t.nbytes for t in tensors)
         sets = max(1, min(_MOST_SETS, math.ceil(2 * self._cache_bytes / max(needed, 1))))
-        data = [
-            [torch.randn(t.shape, device="cuda", dtype=getattr(torch, t.dtype)) for t in expression.inputs]
-            for _ in range(sets)
-        ]
+        data = [[self._random(t.shape, getattr(torch, t.dtype)) for t in expression.inputs] for _ in range(sets)]
         ours, outputs = self._ours(artifact, data)
         ours(0)
         torch.cuda.synchronize()
@@ -135,9 +132,7 @@ class Bench:
         torch, cp = self._torch, self._cp
         module = Module(cp, artifact if artifact.binary is not None else build(artifact))
         tensors = artifact.expression.output_tensors
-        outputs = [
-            [torch.full(t.shape, math.nan, device="cuda", dtype=getattr(torch, t.dtype)) for t in tensors] for _ in data
-        ]
+        outputs = [[self._poisoned(t.shape, getattr(torch, t.dtype)) for t in tensors] for _ in data]
         work = {
             a.name: torch.empty(a.shape, device="cuda", dtype=getattr(torch, a.dtype))
             for a in artifact.arguments if a.role == "workspace"
@@ -153,6 +148,20 @@ class Bench:
 
         return run, outputs[0]
 
+    def _random(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Return standard normal numbers, or all values of an integer type."""
+        torch = self._torch
+        if dtype.is_floating_point:
+            return torch.randn(shape, device="cuda", dtype=dtype)
+        kinds = torch.iinfo(dtype)
+        return torch.randint(kinds.min, kinds.max + 1, shape, device="cuda", dtype=dtype)
+
+    def _poisoned(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Return memory in which an element that is never written is seen: NaN, or the least integer."""
+        torch = self._torch
+        value = math.nan if dtype.is_floating_point else torch.iinfo(dtype).min
+        return torch.full(shape, value, device="cuda", dtype=dtype)
+
     def _peers(self, task: Mapping[str, Any]) -> list[tuple[str, Peer]]:
         peer = functional(self._torch, task["row"])
         if task["kind"] == "compile":
@@ -161,7 +170,7 @@ class Bench:
             call = self._torch.compile(peer.call, mode="max-autotune-no-cudagraphs", dynamic=False)
             return [("torch.compile", Peer(call, peer.prepare, peer.note))]
         out = [("torch", peer)]
-        if task["row"]["op"] == "matmul" and self.versions()["triton"]:
+        if _triton_has(task["row"]) and self.versions()["triton"]:
             from benchmarks.gpu.triton_matmul import matmul
 
             out.append(("triton", Peer(matmul)))
@@ -178,6 +187,12 @@ class Bench:
             largest = torch.maximum(largest, (x.float() - y.float()).abs().max())
             scale = torch.maximum(scale, y.float().abs().max())
         return float(largest / scale.clamp(min=1e-30))
+
+
+def _triton_has(row: Mapping[str, Any]) -> bool:
+    """Whether the Triton peer covers a row: plain row-major products of floating numbers."""
+    plain = not (row.get("batch") or row.get("transpose_a") or row.get("transpose_b"))
+    return row["op"] == "matmul" and plain and row["dtype"] != "int8"
 
 
 def _rotating(call: Callable[..., Any], data: list[list[Any]]) -> Callable[[int], None]:

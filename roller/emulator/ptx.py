@@ -70,6 +70,16 @@ def _load(m: re.Match[str], o: Operands) -> str:
     return f"uint32_t e_l[{count}]; emul::ptx::load_global(e_l, {count}, {o[1][0]});{puts}"
 
 
+def _wgmma(m: re.Match[str], o: Operands) -> str:
+    n = int(m["n"])
+    if n % 8 or not 8 <= n <= 256 or len(o[0]) != n // 2 or len(o[1]) != 1:
+        raise _unknown(m[0], f"{len(o[0])} registers of D and {len(o[1])} of A, expected {n // 2} and a descriptor")
+    d = ", ".join(f"emul::ptx::place({x})" for x in o[0])
+    a, b, adds, scale_a, scale_b, trans_a, trans_b = (x[0] for x in o[1:])
+    given = f"{a}, {b}, {adds}, {scale_a}, {scale_b}, {trans_a}, {trans_b}"
+    return f"emul::ptx::wgmma<emul::ptx::{m['a']}>({n}, {{{d}}}, {given});"
+
+
 #: Opcode pattern (whole match), how many operands it may have, translation.
 INSTRUCTIONS: tuple[Instruction, ...] = (
     Instruction(
@@ -91,6 +101,13 @@ INSTRUCTIONS: tuple[Instruction, ...] = (
         lambda m, o: f"{o[0][0]} = emul::shared_address(emul::ptx::generic({o[1][0]}));",
     ),
     Instruction(r"cvt\.u32\.u64", (2,), lambda m, o: f"{o[0][0]} = (uint32_t){o[1][0]};"),
+    Instruction(
+        r"wgmma\.mma_async\.sync\.aligned\.m64n(?P<n>\d+)k16\.f32\.(?P<a>f16|bf16)\.(?P=a)", (8,), _wgmma
+    ),
+    Instruction(r"wgmma\.fence\.sync\.aligned", (0,), lambda m, o: "emul::ptx::wgmma_fence();"),
+    Instruction(r"wgmma\.commit_group\.sync\.aligned", (0,), lambda m, o: "emul::ptx::wgmma_commit();"),
+    Instruction(r"wgmma\.wait_group\.sync\.aligned", (1,), lambda m, o: f"emul::ptx::wgmma_wait({o[0][0]});"),
+    Instruction(r"fence\.proxy\.async(?:\.shared::cta)?", (0,), lambda m, o: "emul::proxy_fence();"),
     Instruction(r"ld\.global(?:\.\w+)*?(?:\.v(?P<v>[24]))?\.[bfus]32", (2,), _load),
     Instruction(r"mov\.[bus]32", (2,), lambda m, o: f"emul::ptx::put({o[0][0]}, (uint32_t)({o[1][0]}));"),
     Instruction(

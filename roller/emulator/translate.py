@@ -43,6 +43,8 @@ _INDICES = (
     " const emul::Index3 threadIdx = emul::thread_index(), blockIdx = emul::block_index(), "
     "blockDim = emul::block_extent(), gridDim = emul::grid_extent();"
 )
+#: Containers of warp groups: slow to compile, so only where needed, and ahead of CUDA's keywords.
+_CONTAINERS = "#include <map>\n#include <memory>\n#include <vector>\n"
 #: What makes threads of a block wait for each other; a kernel without it runs without fibers.
 _CONVERGES = re.compile(r"__sync|__shfl|__activemask|_sync\b|\basm\b|__asm__|wmma")
 
@@ -97,9 +99,10 @@ def translate(source: str, architecture: int = 800) -> tuple[str, tuple[Kernel, 
     text = _local_arrays(_shared_arrays(text))
     text = _KERNEL.sub(lambda m: m[0] + _INDICES, text)
     text = _POINTER.sub(lambda m: f"emul::Ptr<{' '.join(m[1].split())}> ", text)
+    first, last = (_CONTAINERS, '#include "wgmma.h"\n') if "wgmma" in text else ("", "")
     head = (
-        f"#define __CUDA_ARCH__ {architecture}\n#define __CUDACC_VER_MAJOR__ 12\n#define __CUDACC_VER_MINOR__ 9\n"
-        '#include "cuda_emulation.h"\n#include "ptx.h"\n#line 1 "kernel.cu"\n'
+        f"{first}#define __CUDA_ARCH__ {architecture}\n#define __CUDACC_VER_MAJOR__ 12\n"
+        f'#define __CUDACC_VER_MINOR__ 9\n#include "cuda_emulation.h"\n#include "ptx.h"\n{last}#line 1 "kernel.cu"\n'
     )
     return head + text + "\n" + "".join(_entry(k) for k in kernels), kernels
 

@@ -11,8 +11,10 @@ from roller.ops.conv2d import conv2d
 from roller.ops.depthwise_conv2d import depthwise_conv2d
 from roller.ops.elementwise import elementwise
 from roller.ops.matmul import matmul
+from roller.ops.norms import layer_norm, rms_norm
 from roller.ops.pool2d import pool2d
 from roller.ops.reduce import reduce
+from roller.ops.softmax import softmax
 
 #: Batch of a row that leaves N to the benchmark (Roller, section 5: batch 128).
 DEFAULT_BATCH = 128
@@ -81,7 +83,8 @@ def _matmul(r: _Row) -> TensorExpr:
     m, n, k = r.ints("M", "N", "K")
     # Only rows that are sequences scale with the batch; a small M is the layer's own.
     rows = r.rows(m) if m == _ROWS_PER_SEQUENCE * DEFAULT_BATCH else m
-    return matmul(rows, n, k, r.row.get("batch"), transpose_b=r.row.get("transpose_b", False), dtype=r.dtype)
+    return matmul(rows, n, k, r.row.get("batch"), r.row.get("transpose_a", False), r.row.get("transpose_b", False),
+                  dtype=r.dtype, acc_dtype=r.row.get("acc_dtype"), out_dtype=r.row.get("out_dtype"))  # fmt: skip
 
 
 def _conv2d(r: _Row) -> TensorExpr:
@@ -110,9 +113,14 @@ def _reduce(r: _Row) -> TensorExpr:
     return reduce(r.get("fn"), r.shape, r.get("axes"), dtype=r.dtype)
 
 
+def _rows_operator(build: Callable[..., TensorExpr]) -> Callable[[_Row], TensorExpr]:
+    return lambda r: build(r.shape, dtype=r.dtype)
+
+
 _OPS: dict[str, Callable[[_Row], TensorExpr]] = {
     "matmul": _matmul, "conv2d": _conv2d, "depthwise_conv2d": _depthwise, "pooling": _pooling,
-    "elementwise": _elementwise, "reduce": _reduce,
+    "elementwise": _elementwise, "reduce": _reduce, "softmax": _rows_operator(softmax),
+    "layer_norm": _rows_operator(layer_norm), "rms_norm": _rows_operator(rms_norm),
 }  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """benchmarks/gpu without a GPU: rows, timing, the process around peers, and the whole way on a null device."""
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -8,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import comparison, paired, plan, prepare, report
+from benchmarks.gpu import comparison, once, paired, plan, prepare, report
 from benchmarks.gpu.run import main
 from roller.errors import ArtifactError, ExprError
 from roller.hardware import load_spec
+from roller.runtime.bundle_format import Bundle
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,7 +22,7 @@ def test_every_row_builds_an_expression_of_the_published_work():
     import roller
 
     planned = prepare.rows()
-    assert len({p.id for p in planned}) == len(planned) == 119 + 44
+    assert len({p.id for p in planned}) == len(planned) == 119 + 44 + 14
     sets = {s: [p.id for p in planned if s in p.sets] for p in planned for s in p.sets}
     assert len(sets["all 119"]) == 119 and len(sets["scale_relu"]) == 7
     assert sets["tensorcore"] == ["TC_M3", "TC_M4", "TC_M5", "TC_M6"]
@@ -29,11 +31,11 @@ def test_every_row_builds_an_expression_of_the_published_work():
         expr = roller.ops.from_spec(p.row)
         assert all(t.dtype == p.row["dtype"] for t in expr.inputs)
         if p.row["op"] == "matmul":
-            assert p.row["flops"] == 2 * p.row["M"] * p.row["N"] * p.row["K"]
+            assert p.row["flops"] == 2 * p.row.get("batch", 1) * p.row["M"] * p.row["N"] * p.row["K"]
 
 
 def test_unknown_ids_are_refused():
-    with pytest.raises(ExprError, match="none of 163"):
+    with pytest.raises(ExprError, match="none of 177"):
         prepare.rows("Z*")
 
 
@@ -167,20 +169,26 @@ def test_report_counts_shares_by_the_peers_time_over_ours():
         "measured_s": 2e-3,
         "predicted_s": 1e-3,
     }
-    common = {"sets": ["matmul"], "row": {"flops": 2_000_000_000}, "notes": [], "left_out": "", "expression": "e"}
+    row = {"op": "matmul", "dtype": "float16", "flops": 2_000_000_000}
+    common = {"sets": ["matmul", "tensorcore"], "row": row, "notes": [], "left_out": "", "expression": "e"}
     second = {**record, "rank": 2, "candidate_id": "b", "measured_s": 1e-3}
     operators = [
         {**common, "id": "A", "candidates": [record, second], "best": "b", "best_s": 1e-3, "peers": peers},
         {**common, "id": "B", "candidates": [record], "best": "a", "best_s": 2e-3, "peers": slower},
     ]
-    text = report.render({
+    results = {
         "device": "d", "date": "today", "seconds": 1.0, "properties": {"versions": {}}, "versions": {"torch": "9"},
         "settings": {}, "measured": True, "complete": True, "peers": "measured", "operators": operators,
-    })  # fmt: skip
+    }  # fmt: skip
+    text = report.render(results, load_spec("h200"))
     assert "| matmul | 2 | 1.00 | 50 % | 50 % | 50 % | 50 % |" in text
     assert "| matmul | 2 | 3/3 | 0.707 | 50 % | 25 % |" in text
     assert "| A | e | 1 | 1 | 2 | 2.00 | 2 | 2.00 |" in text
     assert "- B: triton: failed: no" in text
+    assert "| fp16 matmul, tensor cores against torch | >= 0.6 | 1.00 over 2 of 2 | holds |" in text
+    assert "| depthwise against torch | >= 1.5 | none of 0 | not measured |" in text
+    ceiling = 2 * load_spec("h200").ops_per_s("matrix", "float16")
+    assert f"| A | 2 | {100 * 2e12 / ceiling:.0f} % | assumed |" in text
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +199,10 @@ def bundle(tmp_path_factory):
                "2", "--filter", "E19,R3,EW0,TC_M4,P4", "--sources"]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "TC_M4: fp16 without tensor-core instructions" in done.stdout
+    found = Bundle(folder)
+    best = next(found.load(e)[0][1] for e in found.operators if e.id == "TC_M4")
+    noted = "TC_M4: float16 without matrix instructions" in done.stdout
+    assert noted != bool(re.search(r"mma\.sync|wmma|wgmma", best.source))
     return folder
 
 
@@ -247,3 +258,14 @@ def test_a_plan_of_another_bundle_is_refused(bundle, tmp_path, capsys):
     (copy / plan.PLAN).write_text(json.dumps({**data, "bundle": "0"}))
     assert main([str(copy), "--json", str(tmp_path / "r.json"), "--device", "null:h200"]) == 1
     assert "belongs to another bundle" in capsys.readouterr().err
+
+
+def test_a_profiler_gets_the_kernel_it_asks_for(bundle, tmp_path):
+    by_id = {e.id: dict(Bundle(bundle).load(e)) for e in Bundle(bundle).operators}
+    assert once.chosen(bundle, "R3", None).program == next(iter(by_id["R3"].values())).program
+    run_script(bundle, tmp_path / "r.json", "--device", "null:h200")
+    results = report.read_results(tmp_path / "r.json")
+    best = next(o["best"] for o in results["operators"] if o["id"] == "R3")
+    assert once.chosen(bundle, "R3", tmp_path / "r.json").program == by_id["R3"][best].program
+    with pytest.raises(ArtifactError, match="expected operator 'R9'"):
+        once.chosen(bundle, "R9", None)

@@ -255,5 +255,5 @@ def test_predicated_ptx_and_registers_of_the_statement():
 
 
 def test_unknown_ptx_is_named():
-    with pytest.raises(EmulationError, match=r"inline PTX 'wgmma.fence': no translation .* roller/emulator/ptx.py"):
-        translate_asm('asm volatile("wgmma.fence;");')
+    with pytest.raises(EmulationError, match=r"inline PTX 'tcgen05.fence': no translation .* roller/emulator/ptx.py"):
+        translate_asm('asm volatile("tcgen05.fence;");')

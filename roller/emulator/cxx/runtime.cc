@@ -21,6 +21,7 @@ const int64_t ARENA_BYTES = 1 << 20;   // scratchpad of a block, all arrays and 
 const int64_t ARENA_START = 1024;      // no array begins at shared address 0
 const int64_t GAP_BYTES = 256;
 const int64_t NEAR_BYTES = 1 << 20;  // a stray address this close to an array is reported as beyond it
+const int64_t GRANULE_BYTES = 16;  // of the scratchpad, as copies and matrix operands are aligned
 const int MAX_ARRAYS = 64;
 const int POISON = 0xff;               // NaN as float and half, -1 as integer
 
@@ -32,11 +33,6 @@ struct Copy {
   int64_t bytes, source_bytes;
   int group;
 };
-
-void perform(const Copy& c) {
-  memcpy(c.target, c.source, (size_t)c.source_bytes);
-  memset(c.target + c.source_bytes, 0, (size_t)(c.bytes - c.source_bytes));
-}
 
 struct Fiber {
   jmp_buf at;
@@ -51,6 +47,7 @@ struct Fiber {
   Collective run = nullptr;
   std::vector<Copy> copies;
   int group = 0;
+  std::vector<uint32_t> unpublished;  // granules of the scratchpad its copies wrote since its last proxy fence
 };
 
 struct Warp {
@@ -94,11 +91,25 @@ struct Worker {
   int64_t arena_used = 0;
   Region arrays[MAX_ARRAYS] = {};
   Region dynamic = {};
+  std::vector<uint16_t> writers;  // per granule: thread + 1 whose copy no proxy fence has followed
+  uint64_t serial = 0;
   jmp_buf scheduler, abandoned;
   ucontext_t scheduler_context;
 };
 
 thread_local Worker* W = nullptr;
+std::atomic<uint64_t> serials{0};
+
+void perform(const Copy& c) {
+  memcpy(c.target, c.source, (size_t)c.source_bytes);
+  memset(c.target + c.source_bytes, 0, (size_t)(c.bytes - c.source_bytes));
+  Worker& w = *W;
+  if (w.writers.empty()) w.writers.resize(ARENA_BYTES / GRANULE_BYTES);
+  uint32_t granule = (uint32_t)((c.target - w.arena) / GRANULE_BYTES);
+  if (granule >= w.writers.size() || w.writers[granule] == w.current + 1) return;
+  w.writers[granule] = (uint16_t)(w.current + 1);
+  w.fibers[w.current].unpublished.push_back(granule);
+}
 
 void switch_out() {
   if (_setjmp(W->fibers[W->current].at) == 0) _longjmp(W->scheduler, 1);
@@ -142,6 +153,7 @@ void fiber_main() {
     Fiber& f = w.fibers[w.current];
     f.state = DONE;
     f.copies.clear();
+    f.unpublished.clear();
     f.group = 0;
     w.alive--;
     Warp& warp = w.warps[w.current / 32];
@@ -211,8 +223,17 @@ void run_converging(Worker& w) {
   arrange(w);
   while (w.alive > 0) {
     bool progress = false;
-    for (int i : w.order)
-      if (w.fibers[i].state == READY) resume(w, i), progress = true;
+    // A warp runs on as far as it can before the next one starts, which shows what nothing but luck keeps in step.
+    for (size_t first = 0; first < w.order.size(); first += 32) {
+      size_t end = std::min(first + 32, w.order.size());
+      bool again = true;
+      while (again) {
+        again = false;
+        for (size_t i = first; i < end; ++i)
+          if (w.fibers[w.order[i]].state == READY) resume(w, w.order[i]), again = progress = true;
+        if (w.launch->order == 2) break;  // a turn each, by chance
+      }
+    }
     if (progress && w.launch->order == 2) arrange(w);
     if (!progress && !release_active(w)) release_barrier(w);
   }
@@ -223,6 +244,8 @@ void run_block(Worker& w, uint32_t number) {
   w.block = Index3{number % g[0], number / g[0] % g[1], number / g[0] / g[1]};
   w.random.state = w.launch->seed * 0x2545f4914f6cdd1dull + number;
   if (w.arena) memset(w.arena, POISON, ARENA_START + w.arena_used);
+  std::fill(w.writers.begin(), w.writers.end(), 0);
+  w.serial = ++serials;
   if (w.launch->converges) return run_converging(w);
   arrange(w);
   for (int i : w.order) {
@@ -376,6 +399,8 @@ Index3 block_index() { return W->block; }
 Index3 block_extent() { return Index3{W->launch->block[0], W->launch->block[1], W->launch->block[2]}; }
 Index3 grid_extent() { return Index3{W->launch->grid[0], W->launch->grid[1], W->launch->grid[2]}; }
 unsigned lane_index() { return (unsigned)W->current % 32; }
+unsigned warp_index() { return (unsigned)W->current / 32; }
+uint64_t block_serial() { return W->serial; }
 
 const Region* shared_region(int id, int64_t bytes, int64_t alignment, const char* name) {
   Worker& w = *W;
@@ -422,11 +447,15 @@ char* shared_pointer(unsigned address) {
   return W->arena + address;
 }
 
+bool at_once(int order) {
+  Worker& w = *W;
+  return w.launch->order == order || (w.launch->order == 2 && (w.random.next() & 1));
+}
+
 void async_copy(char* target, const char* source, int64_t bytes, int64_t source_bytes) {
   Worker& w = *W;
   Copy copy{target, source, bytes, source_bytes, w.fibers[w.current].group};
-  bool now = w.launch->order == 0 || (w.launch->order == 2 && (w.random.next() & 1));
-  if (now)
+  if (at_once(0))
     perform(copy);
   else
     w.fibers[w.current].copies.push_back(copy);
@@ -445,6 +474,26 @@ void async_wait(int groups_left) {
     perform(c);
   }
   f.copies.resize(kept);
+}
+
+void proxy_fence() {
+  Worker& w = *W;
+  std::vector<uint32_t>& own = w.fibers[w.current].unpublished;
+  for (uint32_t granule : own)
+    if (w.writers[granule] == w.current + 1) w.writers[granule] = 0;
+  own.clear();
+}
+
+void async_proxy_reads(const char* from, int64_t bytes) {
+  Worker& w = *W;
+  if (w.writers.empty()) return;
+  for (int64_t at = from - w.arena; at < from - w.arena + bytes; at += GRANULE_BYTES) {
+    int writer = w.writers[at / GRANULE_BYTES];
+    if (!writer) continue;
+    const Region* r = region_of(from, bytes);
+    fail("proxy", "an asynchronous instruction reads byte %lld of shared array '%s', which a copy of thread %d wrote with "
+         "no fence.proxy.async after it", (long long)(from - r->base), r->name, writer - 1);
+  }
 }
 
 }  // namespace emul

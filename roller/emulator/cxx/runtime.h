@@ -42,7 +42,9 @@ typedef void (*Body)(const Region* buffers);
 typedef void (*Collective)(void** lanes, unsigned mask);
 
 // Kinds of collectives: lanes of a warp that meet must agree on it.
-enum Kind { SYNC_WARP = 1, SHUFFLE, VOTE, LOAD_MATRIX, MULTIPLY_MATRIX, REDUCE };
+enum Kind {
+  SYNC_WARP = 1, SHUFFLE, VOTE, LOAD_MATRIX, MULTIPLY_MATRIX, REDUCE, MULTIPLY_GROUP, FENCE_GROUP, COMMIT_GROUP, WAIT_GROUP
+};
 
 int run(const Launch& launch, Body body);
 
@@ -62,6 +64,8 @@ Index3 block_index();
 Index3 block_extent();
 Index3 grid_extent();
 unsigned lane_index();
+unsigned warp_index();
+uint64_t block_serial();  // of the block that runs: what is kept per block starts anew when it changes
 
 // Static scratchpad of the running block; the same array for all its threads.
 const Region* shared_region(int id, int64_t bytes, int64_t alignment, const char* name);
@@ -71,10 +75,18 @@ const Region* region_of(const void* address, int64_t bytes);
 unsigned shared_address(const void* pointer);
 char* shared_pointer(unsigned address);
 
+// Whether an asynchronous operation takes place as it is issued (else when it is waited for): always where blocks run in
+// `order`, never in the opposite one, by chance in random order.
+bool at_once(int order);
+
 // An asynchronous copy may land at any moment until the thread waits for it: at once in forward order, which shows a
 // target still being read; at the wait in reverse order, which shows a missing wait; either in random order.
 void async_copy(char* target, const char* source, int64_t bytes, int64_t source_bytes);
 void async_commit();
 void async_wait(int groups_left);
+
+// Instructions of the async proxy see what a thread's copies wrote only after that thread's fence.
+void proxy_fence();
+void async_proxy_reads(const char* from, int64_t bytes);
 
 }  // namespace emul
