@@ -21,6 +21,9 @@ from roller.tile import RProgram
 #: Elements an int32 offset can address; the generated index arithmetic is 32 bits wide.
 _MAX_ELEMENTS = 2**31
 
+#: First architecture with asynchronous copies into the scratchpad.
+_ASYNC_COPIES = 80
+
 # NVRTC has neither <cstdint> nor <math_constants.h> without the toolkit's headers.
 _PRELUDE = """\
 #if defined(__CUDACC_RTC__)
@@ -81,7 +84,7 @@ def lower(program: RProgram, expression: TensorExpr, arch: str, device: str) -> 
                 f"cuda: tensor '{t.name}': expected fewer than 2**31 elements, got {t.elements}. "
                 "Split the operator: offsets in the kernel are 32 bits wide."
             )
-    ctx = Context(program.expr)
+    ctx = Context(program.expr, async_copies=_architecture(arch) >= _ASYNC_COPIES)
     body = kernels(ctx, program)
     arguments = (
         *(Argument(t.name, "input", t.shape, t.dtype) for t in ctx.expr.inputs),
@@ -91,12 +94,26 @@ def lower(program: RProgram, expression: TensorExpr, arch: str, device: str) -> 
     params = [ctx.buffers[a.name] for a in arguments]
     entry = re.sub(r"\W", "_", program.expr.name, flags=re.ASCII) or "roller"
     entry = f"k{entry}" if entry[0].isdigit() else entry
-    launches = _launches(body, params, {ctx.buffers[a.name].name: a.name for a in arguments}, entry, arch)
+    launches = _launches(
+        body, params, {ctx.buffers[a.name].name: a.name for a in arguments}, entry, arch, ctx.own_barriers
+    )
     return KernelArtifact("cuda", {"arch": arch}, device, expression, program, launches, arguments)
 
 
-def _launches(body: list[Any], params: list[Any], names: dict[str, str], entry: str, arch: str) -> tuple[Launch, ...]:
-    """Lower all kernels as one module and describe one launch each, in order."""
+def _architecture(arch: str) -> int:
+    """Return the number of an architecture: 90 of ``"sm_90a"``."""
+    found = re.fullmatch(r"sm_(\d+)[af]?", arch)
+    return int(found[1]) if found else 0
+
+
+def _launches(
+    body: list[Any], params: list[Any], names: dict[str, str], entry: str, arch: str, own_barriers: bool
+) -> tuple[Launch, ...]:
+    """Lower all kernels as one module and describe one launch each, in order.
+
+    ``own_barriers``: the templates placed all barriers, and TVM must not add any.
+    """
+    left_out = ["s_tir.CompactBufferAllocation", *(["s_tir.ThreadSync"] if own_barriers else [])]
     whole = body[0] if len(body) == 1 else tirx.SeqStmt(body)
     func = tirx.PrimFunc(params, whole).with_attrs({"global_symbol": entry, "tirx.noalias": True})
     target = tvm.target.Target({"kind": "cuda", "arch": arch})
@@ -104,9 +121,7 @@ def _launches(body: list[Any], params: list[Any], names: dict[str, str], entry: 
     try:
         # CSE only adds variables nvcc finds by itself, and makes the source harder to read. Templates allocate exactly
         # what they need; compaction would cut off what is only reached through the address of its first element.
-        with tvm.transform.PassContext(
-            config={"tirx.disable_cse_tir": True}, disabled_pass=["s_tir.CompactBufferAllocation"]
-        ):
+        with tvm.transform.PassContext(config={"tirx.disable_cse_tir": True}, disabled_pass=left_out):
             pipeline, _, finish = default_pipeline(target)
             bound = tirx.transform.BindTarget(target.with_host(tvm.target.Target("llvm")))(module)
             host, devices = split_host_device(pipeline(bound))

@@ -9,7 +9,7 @@ from roller.errors import RollerError, did_you_mean
 from roller.expr import TensorExpr
 
 #: Part of a candidate's identity: raise it when a template changes what a program means.
-TEMPLATE_VERSION = 2
+TEMPLATE_VERSION = 3
 #: Candidates constructed, and timed at most, where ``top_k="auto"`` decides which of them are timed.
 AUTO_MOST = 10
 #: ``roller`` constructs, ``sokoban`` enumerates.

@@ -37,8 +37,12 @@ class Context:
     """
 
     expr: TensorExpr
+    #: Whether the target copies from global memory to the scratchpad without registers.
+    async_copies: bool = False
     buffers: dict[str, Buffer] = field(default_factory=dict)
     workspaces: list[Tensor] = field(default_factory=list)
+    #: Set by a template that places all barriers itself.
+    own_barriers: bool = False
 
     def __post_init__(self) -> None:
         """Declare inputs and outputs."""

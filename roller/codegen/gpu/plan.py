@@ -6,6 +6,8 @@ element-wise output. What fits none of these runs stage by stage, reduction resu
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from roller.codegen.gpu.access import contiguous_axis, store_order
 from roller.codegen.gpu.context import Context
 from roller.codegen.gpu.mapping import AxisMap, axis_map
@@ -105,7 +107,8 @@ def _stage_by_stage(ctx: Context, program: RProgram) -> list[Stmt]:
             ctx.workspace(s.output)
         own = program if s is expr.anchor else None
         if own is not None and program.structure == "tiled":
-            out += tiled_kernels(ctx, s, None, program)
+            # The other kernels count on TVM's barriers.
+            out += tiled_kernels(ctx, s, None, replace(program, stages=1))
         else:
             out.append(_rows(ctx, s, own).write([s]))
     return out

@@ -9,7 +9,7 @@ needs no predicate.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,7 @@ from roller.codegen.gpu.nest import (
     unravel,
     when,
 )
-from roller.expr import COMBINERS, Cast, Index, Load, Stage, Tensor
+from roller.expr import COMBINERS, DTYPE_BYTES, Cast, Index, Load, Stage, Tensor
 from roller.te.compat import tirx
 from roller.te.emit import constant, emit_bounds, emit_index
 from roller.tile.layout import TileLayout, copy_lead, tile_layout
@@ -66,7 +66,8 @@ class Domain:
 class StagedTile:
     """One load's tile in the scratchpad.
 
-    ``padding`` elements are appended to each row of ``layout``; ``fill`` is the value outside the tensor.
+    ``padding`` elements are appended to each row of ``layout``; ``fill`` is the value outside the tensor. ``target``
+    holds one or more copies of the tile (*slots*), each of ``slot_elements``.
     """
 
     load: Load
@@ -75,6 +76,7 @@ class StagedTile:
     padding: int
     fill: float
     target: Buffer
+    slot_elements: int
 
     @property
     def by_axes(self) -> bool:
@@ -114,14 +116,102 @@ def fill_value(ld: Load, stage: Stage) -> float:
     return COMBINERS[stage.combiner] if body == ld and stage.combiner is not None else 0.0
 
 
-def stage_tile(ctx: Context, stage: Stage, ld: Load, domain: Domain, padding: int, name: str) -> StagedTile:
-    """Lay out the tile of one load; ``padding`` elements are appended to each row."""
+def stage_tile(
+    ctx: Context, stage: Stage, ld: Load, domain: Domain, padding: int, name: str, slots: int = 1
+) -> StagedTile:
+    """Lay out the tile of one load, ``slots`` of it; ``padding`` elements are appended to each row."""
     tensor = ctx.expr.tensors[ld.tensor]
     layout = tile_layout(stage, ld, tensor, domain.tile)
-    rows = math.prod(layout.extents[:-1])
+    elements = math.prod(layout.extents[:-1]) * (layout.extents[-1] + padding)
     dtype = tensor.dtype if ctx.in_memory(ld.tensor) else compute_dtype(tensor.dtype)
-    target = buffer(name, (rows * (layout.extents[-1] + padding),), dtype, "shared")
-    return StagedTile(ld, tensor, layout, padding, fill_value(ld, stage), target)
+    if slots > 1:  # every slot starts where vectors may
+        vector = VECTOR_BYTES // DTYPE_BYTES[dtype]
+        elements = -(-elements // vector) * vector
+    target = buffer(name, (slots * elements,), dtype, "shared")
+    return StagedTile(ld, tensor, layout, padding, fill_value(ld, stage), target, elements)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What one thread copies in one round: ``width`` elements from ``index`` of the tensor to ``offset`` of a slot.
+
+    ``number`` counts the rounds of a thread; ``conditions`` tell what lies inside the tensor.
+    """
+
+    number: Expr
+    conditions: list[Expr]
+    index: list[Expr]
+    offset: Expr
+    width: int
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """How the threads of a block share a staged tile: vectors of ``width`` elements, in rounds.
+
+    Rounds step over the leading dimensions of the tile, ``together`` rows at once; what only depends on the thread
+    is the same in all of them.
+    """
+
+    tile: StagedTile
+    width: int
+    counts: tuple[int, ...]
+    lead: int
+    threads: int
+
+    @classmethod
+    def of(cls, ctx: Context, t: StagedTile, domain: Domain, threads: int) -> Rounds:
+        """Return the rounds in which ``threads`` copy a tile."""
+        width = _copy_width(ctx, t, domain)
+        counts = (*t.layout.extents[:-1], t.layout.extents[-1] // width)
+        return cls(t, width, counts, int(copy_lead(np.array([counts]), np.array([threads]))[0]), threads)
+
+    @property
+    def rows(self) -> int:
+        """Rows, each copied by neighbouring threads."""
+        return math.prod(self.counts[: self.lead])
+
+    @property
+    def columns(self) -> int:
+        """Vectors of a row."""
+        return math.prod(self.counts[self.lead :])
+
+    @property
+    def together(self) -> int:
+        """Rows copied in one round."""
+        return self.threads // self.columns
+
+    @property
+    def count(self) -> int:
+        """Rounds."""
+        return -(-self.rows // self.together)
+
+    def statement(
+        self, domain: Domain, base: Mapping[str, Expr], thread: Expr, each: Callable[[Chunk], Stmt], *, whole: bool
+    ) -> Stmt:
+        """Return ``each`` of a thread's chunks, unrolled all together (``whole``) or in groups that fit registers.
+
+        ``base`` maps every axis to the start of the current tile.
+        """
+        groups = 1 if whole else -(-self.count // max(1, _IN_FLIGHT // self.width))
+        unrolled = -(-self.count // groups)
+        used = self.together * self.columns
+        idle = [thread < used] if used < self.threads else []
+        column = tirx.floormod(thread, self.columns) if self.rows > 1 or idle else thread
+        inner = unravel(column, self.counts[self.lead :])
+
+        def one(r: Expr) -> Stmt:
+            row = r * self.together + tirx.floordiv(thread, self.columns)
+            coords = [*unravel(row, self.counts[: self.lead]), *inner]
+            coords[-1] = coords[-1] * self.width
+            offset: Any = num(0)
+            for c, p in zip(coords, self.tile.pitch, strict=True):
+                offset = offset + c * p
+            conditions, index = _source(self.tile, domain, base, coords)
+            body = each(Chunk(r, conditions, index, offset, self.width))
+            return when([*idle, *([row < self.rows] if groups * unrolled * self.together > self.rows else [])], body)
+
+        return loop("copy", groups, lambda g: loop("c", unrolled, lambda c: one(g * unrolled + c), unroll=True))
 
 
 def copy_tile(
@@ -131,29 +221,8 @@ def copy_tile(
 
     ``base`` maps every axis to the start of the current tile.
     """
-    width = _copy_width(ctx, t, domain)
-    counts = (*t.layout.extents[:-1], t.layout.extents[-1] // width)
-    lead = int(copy_lead(np.array([counts]), np.array([threads]))[0])
-    rows, columns = math.prod(counts[:lead]), math.prod(counts[lead:])
-    together = threads // columns
-    rounds = -(-rows // together)
-    groups = -(-rounds // max(1, _IN_FLIGHT // width))
-    unrolled = -(-rounds // groups)
-    idle = [thread < together * columns] if together * columns < threads else []
-    inner = unravel(tirx.floormod(thread, columns) if rows > 1 or idle else thread, counts[lead:])
-
-    def one(r: Expr) -> Stmt:
-        row = r * together + tirx.floordiv(thread, columns)
-        coords = [*unravel(row, counts[:lead]), *inner]
-        coords[-1] = coords[-1] * width
-        offset: Any = num(0)
-        for c, p in zip(coords, t.pitch, strict=True):
-            offset = offset + c * p
-        conditions, index = _source(t, domain, base, coords)
-        body = _transfer(ctx, t, conditions, index, offset, width)
-        return when([*idle, *([row < rows] if groups * unrolled * together > rows else [])], body)
-
-    return loop("copy", groups, lambda g: loop("c", unrolled, lambda c: one(g * unrolled + c), unroll=True))
+    rounds = Rounds.of(ctx, t, domain, threads)
+    return rounds.statement(domain, base, thread, lambda c: transfer(ctx, t, c, num(0)), whole=False)
 
 
 def _source(
@@ -176,25 +245,41 @@ def _source(
     return conditions, index
 
 
-def _transfer(ctx: Context, t: StagedTile, conditions: list[Expr], index: list[Expr], offset: Expr, width: int) -> Stmt:
-    """Copy one vector (or element) from the tensor, or write the fill value."""
+def element(ctx: Context, t: StagedTile, chunk: Chunk) -> Expr:
+    """Return the one element of a chunk, or the fill value."""
     dtype = dtype_name(t.target)
-    outside = constant(t.fill, dtype)
-    if width == 1:
-        if ctx.in_memory(t.load.tensor):
-            value = load(ctx.buffers[t.load.tensor], *index)
-        else:
-            value = ctx.readers()[t.load.tensor](*index).astype(dtype)
-        return store(t.target, guarded(conditions, value, outside), offset)
-    source = ctx.buffers[t.load.tensor]
+    if ctx.in_memory(t.load.tensor):
+        value = load(ctx.buffers[t.load.tensor], *chunk.index)
+    else:
+        value = ctx.readers()[t.load.tensor](*chunk.index).astype(dtype)
+    return guarded(chunk.conditions, value, constant(t.fill, dtype))
+
+
+def transfer(
+    ctx: Context, t: StagedTile, chunk: Chunk, slot: Expr, target: Buffer | None = None, at: Expr | None = None
+) -> Stmt:
+    """Copy one chunk from the tensor, or the fill value, to a slot that starts at ``slot`` elements.
+
+    ``target`` and ``at`` name another place: registers that hold the chunk for a while.
+    """
+    to, offset = (t.target, slot + chunk.offset) if target is None else (target, at)
+    if chunk.width == 1:
+        return store(to, element(ctx, t, chunk), offset)
+    source, index = ctx.buffers[t.load.tensor], chunk.index
     # The last dimension moves with the vector whichever way the tile is indexed: a chunk is one run.
-    copy = loop(
-        "v", width, lambda v: store(t.target, load(source, *index[:-1], index[-1] + v), offset + v), vector=True
-    )
-    if not conditions:
+    copy = _vector(chunk, lambda v: store(to, load(source, *index[:-1], index[-1] + v), offset + v))
+    if not chunk.conditions:
         return copy
-    fill = loop("v", width, lambda v: store(t.target, outside, offset + v), vector=True)
-    return when(conditions, copy, fill)
+    return when(chunk.conditions, copy, fill_chunk(t, chunk, to, offset))
+
+
+def fill_chunk(t: StagedTile, chunk: Chunk, target: Buffer, offset: Expr) -> Stmt:
+    """Write the fill value to all elements of a chunk."""
+    return _vector(chunk, lambda v: store(target, constant(t.fill, dtype_name(t.target)), offset + v))
+
+
+def _vector(chunk: Chunk, body: Callable[[Expr], Stmt]) -> Stmt:
+    return loop("v", chunk.width, body, vector=True)
 
 
 def _copy_width(ctx: Context, t: StagedTile, domain: Domain) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from roller.codegen.gpu.access import VECTOR_BYTES, padding_is_neutral, store_order, vectorizable
 from roller.codegen.gpu.context import Context, Reader, as_output, compute_dtype, named_loads, promote
@@ -43,6 +42,7 @@ from roller.codegen.gpu.nest import (
     when,
     with_buffers,
 )
+from roller.codegen.gpu.pipeline import Pipeline
 from roller.codegen.gpu.staging import Domain, StagedTile, copy_tile, stage_tile
 from roller.expr import COMBINERS, DTYPE_BYTES, Load, Stage, Tensor
 from roller.te.compat import tirx
@@ -53,6 +53,18 @@ from roller.tile import RProgram
 _VECTOR_WORDS = 4
 #: Scratchpad a kernel may declare statically (bytes); more must be dynamic.
 STATIC_SHARED_BYTES = 48 * 1024
+
+
+@dataclass(frozen=True)
+class Point:
+    """One reduction point: start of the current tile along every axis, its slot in the scratchpad, place in the tile.
+
+    ``slot`` counts slots.
+    """
+
+    base: Mapping[str, Expr]
+    slot: Expr
+    inner: Mapping[str, Expr]
 
 
 @dataclass
@@ -89,7 +101,7 @@ class Tiled:
         for n, ld in enumerate(self.stage.loads):
             if ld.tensor in self.program.staged and any(i.terms for i in ld.index):
                 pad = padding.get(ld.tensor, 0)
-                out[ld] = stage_tile(self.ctx, self.stage, ld, self.domain, pad, f"tile{n}")
+                out[ld] = stage_tile(self.ctx, self.stage, ld, self.domain, pad, f"tile{n}", self.program.stages)
         used = sum(_nbytes(t.target) for t in out.values())
         if used > STATIC_SHARED_BYTES:
             dynamic = {
@@ -129,36 +141,48 @@ class Tiled:
         """Initialise the accumulators, then all steps of this block's share of the reduction."""
         neutral = constant(COMBINERS[self.stage.combiner or "sum"], self.stage.acc_dtype)
         init = register_points(self.maps, lambda at: store(self.acc, neutral, register_index(self.maps, at)))
-        body = self._reduction(lambda outer: self._step(outer))
+        body = self._reduction()
         shared = [t.target for t in self.tiles.values()]
         return with_buffers([*shared, self.acc], seq([init, body]))
 
-    def _reduction(self, step: Any) -> Stmt:
+    def _reduction(self) -> Stmt:
         axes = self.stage.reduction_axes
         steps = [-(-a.extent // self.domain.tile[a.name]) for a in axes]
         names = [f"{_c(a.name)}_step" for a in axes]
-        if self.program.split_k == 1:
+        pipelined = self.program.stages > 1 and self.tiles
+        if self.program.split_k == 1 and not pipelined:
             return loops(
                 list(zip(names, steps, strict=True)),
-                lambda env: step({a.name: env[n] for a, n in zip(axes, names, strict=True)}),
+                lambda env: self._step({a.name: env[n] for a, n in zip(axes, names, strict=True)}),
             )
         total = math.prod(steps)
         share = -(-total // self.program.split_k)
+        count: int | Expr = share
+        if total % self.program.split_k:
+            count = tirx.max(tirx.min(num(share), num(total) - self.part * share), num(0))
 
-        def one(s: Expr) -> Stmt:
-            outer = unravel(self.part * share + s, steps)
-            return step({a.name: o for a, o in zip(axes, outer, strict=True)})
+        def outer(s: Expr) -> dict[str, Expr]:
+            flat = s if self.program.split_k == 1 else self.part * share + s
+            return {a.name: o for a, o in zip(axes, unravel(flat, steps), strict=True)}
 
-        if total % self.program.split_k == 0:
-            return loop("step", share, one)
-        return loop("step", tirx.max(tirx.min(num(share), num(total) - self.part * share), num(0)), one)
+        if not pipelined:
+            return loop("step", count, lambda s: self._step(outer(s)))
+        tiles, stages = tuple(self.tiles.values()), self.program.stages
+        return Pipeline(
+            self.ctx, tiles, self.domain, self.thread.var, self.threads, stages, count,
+            lambda s: self._start(outer(s)), lambda s, slot: self._inner(self._start(outer(s)), slot),
+        ).statement()  # fmt: skip
+
+    def _start(self, outer: Mapping[str, Expr]) -> dict[str, Expr]:
+        """Start of the current tile along every axis."""
+        return {**self.base, **{a: o * self.domain.tile[a] for a, o in outer.items()}}
 
     def _step(self, outer: Mapping[str, Expr]) -> Stmt:
-        base = {**self.base, **{a: o * self.domain.tile[a] for a, o in outer.items()}}
+        base = self._start(outer)
         copies = [copy_tile(self.ctx, t, self.domain, base, self.thread.var, self.threads) for t in self.tiles.values()]
-        return seq([*copies, self._inner(base)])
+        return seq([*copies, self._inner(base, num(0))])
 
-    def _inner(self, base: Mapping[str, Expr]) -> Stmt:
+    def _inner(self, base: Mapping[str, Expr], slot: Expr) -> Stmt:
         """Loops over one step of the reduction, the innermost ones unrolled within the budget."""
         budget = max(1, UNROLL_BUDGET // register_count(self.maps))
         plan: list[tuple[str, int, bool]] = []
@@ -175,7 +199,7 @@ class Tiled:
 
         def at(depth: int, inner: dict[str, Expr]) -> Stmt:
             if depth == len(plan):
-                return self._multiply(base, inner)
+                return self._multiply(Point(base, slot, inner))
             name, extent, unrolled = plan[depth]
             prefix = f"{_c(name)}_{'u' if unrolled else 'i'}"
             return loop(
@@ -187,12 +211,12 @@ class Tiled:
 
         return at(0, {})
 
-    def _multiply(self, base: Mapping[str, Expr], inner: Mapping[str, Expr]) -> Stmt:
+    def _multiply(self, p: Point) -> Stmt:
         """Load the fragments of one reduction point and combine them into the accumulators."""
-        fills = [self._load_fragment(*f, base, inner) for f in self.fragments]
+        fills = [self._load_fragment(*f, p) for f in self.fragments]
         names = {ld: f"frag{n}" for n, (ld, _, _) in enumerate(self.fragments)}
         body = named_loads(self.stage.body, names)
-        env_reduction = {a: base[a] + v for a, v in inner.items()}
+        env_reduction = {a: p.base[a] + v for a, v in p.inner.items()}
 
         def point(at: Registers) -> Stmt:
             readers: dict[str, Reader] = {
@@ -207,17 +231,15 @@ class Tiled:
 
         return with_buffers([f for _, f, _ in self.fragments], seq([*fills, register_points(self.maps, point)]))
 
-    def _load_fragment(
-        self, ld: Load, frag: Buffer, maps: tuple[AxisMap, ...], base: Mapping[str, Expr], inner: Mapping[str, Expr]
-    ) -> Stmt:
+    def _load_fragment(self, ld: Load, frag: Buffer, maps: tuple[AxisMap, ...], p: Point) -> Stmt:
         tile = self.tiles.get(ld)
         if tile is None:
-            return register_points(maps, lambda at: self._in_place(ld, frag, maps, at, base, inner))
+            return register_points(maps, lambda at: self._in_place(ld, frag, maps, at, p))
         vector = next((m for m in maps if m.vector > 1 and _fragment_vector(tile, m, self.domain)), None)
 
         def fill(at: Registers) -> Stmt:
-            local = {**inner, **{m.name: self.local(m, at) for m in maps}}
-            offset = tile.offset({**{a: num(0) for a in self.stage.extents}, **local})
+            local = {**p.inner, **{m.name: self.local(m, at) for m in maps}}
+            offset = p.slot * tile.slot_elements + tile.offset({**{a: num(0) for a in self.stage.extents}, **local})
             index = register_index(maps, at)
             if vector is None:
                 return store(frag, promote(load(tile.target, offset)), index)
@@ -229,12 +251,9 @@ class Tiled:
 
         return register_points(maps, fill, vector=vector.name if vector else None)
 
-    def _in_place(
-        self, ld: Load, frag: Buffer, maps: tuple[AxisMap, ...], at: Registers, base: Mapping[str, Expr],
-        inner: Mapping[str, Expr],
-    ) -> Stmt:  # fmt: skip
+    def _in_place(self, ld: Load, frag: Buffer, maps: tuple[AxisMap, ...], at: Registers, p: Point) -> Stmt:
         """Read one element of an input that is not staged, guarded where padding could leave the tensor."""
-        env = {**base, **{a: base[a] + v for a, v in inner.items()}}
+        env = {**p.base, **{a: p.base[a] + v for a, v in p.inner.items()}}
         env.update({m.name: self.base[m.name] + self.local(m, at) for m in maps})
         moving = {a for i in (*ld.index, *(b.index for b in ld.guard)) for a in i.axes}
         conditions = [env[a] < self.domain.real[a] for a in self.stage.extents if a in moving and self.domain.beyond(a)]

@@ -1,0 +1,116 @@
+"""Pipelined reductions are right in every order of threads, on shapes that nothing divides, and are what they claim."""
+
+import re
+
+import pytest
+
+pytest.importorskip("tvm")
+
+from roller import ops
+from roller.backends.cuda import toolchain
+from roller.codegen.cuda import lower
+from roller.emulator import prove
+from roller.errors import BuildError
+from roller.expr.canonical import fuse_axes, group_axes
+from roller.tile import RProgram
+
+
+def grouped(e):
+    return group_axes(fuse_axes(e))
+
+
+def pipelined(e, register, block, arch="sm_80", canon=fuse_axes, **kw):
+    form = canon(e)
+    loaded = {x.tensor for x in form.anchor.loads}
+    kw.setdefault("staged", tuple(t.name for t in form.inputs if t.name in loaded))
+    tiles = (("register", register), ("shared", block))
+    return lower(RProgram(form, "gpu", "tiled", tiles, **kw), e, arch, "test")
+
+
+def conv_tiles(e, register, block):
+    rank = len(fuse_axes(e).axes)
+    return register[-rank:], block[-rank:]
+
+
+MATMUL = ops.matmul(70, 67, 101)
+VECTORS = ops.matmul(72, 68, 100, epilogue=("bias", "relu"))
+CONV = ops.conv2d(2, 8, 15, 13, 24, 3, 3, padding=1, epilogue=("bias", "relu"))
+POOL = ops.pool2d("max", 1, 5, 13, 11, 3, 3, stride=2, padding=1)
+HALF = ops.matmul(40, 48, 72, dtype="float16")
+CASES = {
+    "rows_of_odd_length": (MATMUL, (2, 4, 1), (32, 32, 8), {}),
+    "vectors": (VECTORS, (4, 4, 1), (64, 32, 16), {"vector_axis": "j", "vector_elements": 4}),
+    "storage_padding": (VECTORS, (4, 4, 1), (64, 32, 16), {"storage_padding": (("A", 4),)}),
+    # 13 steps in 5 parts: the last has one step, fewer than are fetched ahead.
+    "split": (MATMUL, (2, 4, 1), (32, 32, 8), {"split_k": 5}),
+    "a_part_without_steps": (VECTORS, (4, 4, 1), (64, 32, 16), {"split_k": 6}),
+    "windows": (CONV, *conv_tiles(CONV, (1, 4, 2, 2, 1, 1, 1), (1, 16, 4, 8, 4, 3, 3)), {}),
+    "implicit_gemm": (CONV, (4, 4, 1), (16, 32, 12), {"canon": grouped}),
+    "transposed": (ops.matmul(70, 67, 50, transpose_a=True, transpose_b=True), (4, 2, 1), (32, 32, 8), {}),
+    "half_vectors": (HALF, (4, 4, 1), (32, 32, 16), {}),
+    "half_elements_are_too_narrow_to_copy_asynchronously": (
+        ops.matmul(37, 45, 51, dtype="float16"), (4, 4, 1), (32, 32, 8), {},
+    ),
+    "one_step": (ops.matmul(33, 20, 7), (2, 2, 1), (16, 16, 8), {}),
+    "one_operand_in_place": (MATMUL, (2, 4, 1), (32, 32, 8), {"staged": ("B",)}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("arch", "stages"), [("sm_80", 2), ("sm_80", 3), ("sm_80", 4), ("sm_70", 2)])
+def test_right_in_every_order(case, arch, stages):
+    e, register, block, kw = CASES[case]
+    proof = prove(pipelined(e, register, block, arch, stages=stages, **kw))
+    assert proof.ok, proof
+
+
+@pytest.mark.parametrize(("arch", "stages"), [("sm_80", 3), ("sm_70", 2)])
+def test_fill_values_other_than_zero_are_written(arch, stages):
+    a = pipelined(POOL, (1, 1, 1, 1, 1), (4, 4, 8, 1, 3), arch, stages=stages)
+    assert "-CUDART_INF_F" in a.source
+    proof = prove(a)
+    assert proof.ok, proof
+
+
+def step_loop(ptx):
+    """The PTX between the first and the last barrier: one step of the pipeline."""
+    return ptx[ptx.index("bar.sync") : ptx.rindex("bra")]
+
+
+def test_copies_are_asynchronous_vectors_and_one_barrier_separates_steps():
+    kw = {"vector_axis": "j", "vector_elements": 4, "stages": 3}
+    a = pipelined(ops.matmul(256, 256, 256), (8, 8, 1), (128, 64, 16), **kw)
+    assert len(re.findall("__syncthreads", a.source)) == 1
+    for arch in ("sm_80", "sm_90"):
+        ptx = toolchain.to_ptx(a.source, arch)
+        loop = step_loop(ptx)
+        copies = re.findall(r"cp\.async\.c[ga]\.shared\.global \[[^,]+, \[[^,]+, (\d+)", loop)
+        assert copies and set(copies) == {"16"}
+        assert "ld.global" not in ptx and "st.shared" not in ptx and ".local" not in ptx
+        assert "ld.shared.v4" in loop
+
+
+def test_without_asynchronous_copies_the_next_tile_waits_in_registers():
+    kw = {"vector_axis": "j", "vector_elements": 4, "stages": 2}
+    a = pipelined(ops.matmul(256, 256, 256), (8, 8, 1), (128, 64, 16), "sm_70", **kw)
+    assert "asm" not in a.source
+    assert len(re.findall("__syncthreads", a.source)) == 2  # after the first tile, and one a step
+    loop = step_loop(toolchain.to_ptx(a.source, "sm_70"))
+    assert loop.index("ld.global") < loop.index("fma.rn") < loop.rindex("fma.rn") < loop.index("st.shared")
+    assert ".local" not in loop
+
+
+@pytest.mark.parametrize(("arch", "stages"), [("sm_70", 2), ("sm_80", 2), ("sm_80", 4), ("sm_90", 3)])
+def test_builds_without_spills(arch, stages):
+    a = pipelined(ops.matmul(512, 512, 512), (8, 8, 1), (128, 128, 8), arch, stages=stages)
+    assert toolchain.build(a).build["spill_bytes"] == 0
+
+
+def test_slots_beyond_the_static_limit_are_dynamic():
+    a = pipelined(ops.matmul(512, 512, 128), (8, 8, 1), (128, 128, 16), stages=4)
+    assert a.launches[0].dynamic_shared_bytes == 4 * (128 * 16 + 16 * 128) * 4
+
+
+def test_three_stages_need_asynchronous_copies():
+    with pytest.raises(BuildError, match="expected at most 2 on a target without asynchronous copies, got 3"):
+        pipelined(MATMUL, (2, 4, 1), (32, 32, 8), "sm_70", stages=3)
