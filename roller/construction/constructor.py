@@ -15,12 +15,14 @@ from roller import perf
 from roller.construction.cpu_pool import cpu_pool
 from roller.construction.gpu_pool import pool as gpu_pool
 from roller.construction.options import TEMPLATE_VERSION, ConstructOptions
+from roller.construction.winograd_gpu import winograd_gpu_pool
 from roller.errors import NoCandidateError
 from roller.expr import TensorExpr
 from roller.expr.canonical import fuse_axes, group_axes
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.estimate import Estimate
+from roller.perf.gpu import inner_batch, products_of
 from roller.tile.alignment import broken_rules
 from roller.tile.geometry import Geometry, Ints
 from roller.tile.layout import fragment_spread, lane_reads, storage_padding
@@ -94,7 +96,8 @@ def construct_candidates(expr: TensorExpr, spec: DeviceSpec, options: ConstructO
     batches: list[TileBatch] = []
     for form in forms:
         geometry = Geometry.of(form)
-        found = gpu_pool(geometry, target, share) if spec.kind == "gpu" else cpu_pool(geometry, target, share)
+        found = cpu_pool(geometry, target, share) if spec.kind == "cpu" else gpu_pool(geometry, target, share)
+        found += winograd_gpu_pool(geometry, target, share) if spec.kind == "gpu" else []
         batches += [replace(b, constants=constants) for b in found]
     best = _best_programs([b for b in batches if len(b)], target, options.count)
     if not best:
@@ -212,7 +215,9 @@ def _candidate(identity: str, program: RProgram, estimate: Estimate, spec: Devic
 
 def program_of(batch: TileBatch, i: int, spec: DeviceSpec) -> RProgram:
     """Return row ``i`` of a batch as a program, its vectors and storage padding chosen."""
-    g = batch.geometry
+    g, product = batch.geometry, products_of(batch)
+    if product is not None:
+        return product.outer(program_of(inner_batch(batch, product), i, spec), g.expr, batch.structure)
     fast, slow = [layer.name for layer in spec.memory_layers if layer.tiled][:: 1 if batch.panel is None else 2][:2]
     tiles = [(fast, _ints(batch.register[i])), (slow, _ints(batch.block[i]))]
     if batch.panel is not None:

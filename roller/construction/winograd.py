@@ -19,14 +19,14 @@ _TASK_TILES = (8, 16, 32, 64)
 #: Equal groups of output tiles along an axis that are tried, fewest first.
 _GROUPS = 2
 #: Channels from which on the rounding of the transforms stays well inside a correct kernel's bound.
-_LEAST_CHANNELS = 16
+LEAST_CHANNELS = 16
 
 
 def winograd_pool(geometry: Geometry, spec: DeviceSpec) -> list[TileBatch]:
     """Return a batch per output tile size; none where the expression is no window product of enough channels."""
     form = window_product(geometry.expr)
     extents = geometry.expr.anchor.extents
-    if form is None or extents[form.channel] < _LEAST_CHANNELS:
+    if form is None or extents[form.channel] < LEAST_CHANNELS:
         return []
     return [_batch(geometry, spec, form, structure) for structure in STRUCTURES]
 

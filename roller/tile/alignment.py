@@ -11,6 +11,7 @@ from roller.tile.geometry import Geometry
 from roller.tile.layout import lane_reads
 from roller.tile.program import RProgram
 from roller.tile.transactions import row_alignment_bytes
+from roller.tile.winograd_products import products_program
 
 if TYPE_CHECKING:  # the spec is only read here; importing it would bring YAML to machines that only run kernels
     from roller.hardware import DeviceSpec
@@ -78,5 +79,6 @@ RULES: dict[str, Rule] = {
 
 
 def broken_rules(program: RProgram, spec: DeviceSpec, epsilon: float = 1.0) -> tuple[str, ...]:
-    """Return the names of the rules a program does not meet."""
+    """Return the names of the rules a program does not meet; a GPU's Winograd programs are asked for their product."""
+    program = products_program(program) or program
     return tuple(name for name, rule in RULES.items() if not rule(program, spec, epsilon))

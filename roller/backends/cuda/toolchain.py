@@ -87,10 +87,12 @@ def build(artifact: KernelArtifact) -> KernelArtifact:
     terms = dict(artifact.estimate.get("terms", {}))
     blocks = max(1, int(terms.get("blocks_per_unit", 1)))
     spills = resources(log)["spill_bytes"]
-    crowded = kernel_resources(log)[artifact.launches[0].entry]["registers"] > terms.get("registers", 255)
+    kernels = kernel_resources(log)
+    largest = max((x.entry for x in artifact.launches), key=lambda n: kernels[n]["registers"])
+    crowded = kernels[largest]["registers"] > terms.get("registers", 255)
     # Fewer resident blocks leave each thread more registers; fewer than priced are worth it only to end spills.
     for bound in range(blocks, 0, -1) if spills else [blocks] if crowded else []:
-        bounded = _bounded(artifact, bound)
+        bounded = _bounded(artifact, largest, bound)
         second, second_log = compile_source(bounded.source, arch)
         left = resources(second_log)["spill_bytes"]
         if left < spills or (left == 0 and crowded):
@@ -100,9 +102,9 @@ def build(artifact: KernelArtifact) -> KernelArtifact:
     return artifact.with_binary(binary, **resources(log), seconds=time.perf_counter() - start, log=log)
 
 
-def _bounded(artifact: KernelArtifact, blocks: int) -> KernelArtifact:
-    """Ask for resident blocks of the first kernel: ptxas fits its registers to them, instead of to a guess."""
-    entry = re.escape(artifact.launches[0].entry)
+def _bounded(artifact: KernelArtifact, kernel: str, blocks: int) -> KernelArtifact:
+    """Ask for resident blocks of one kernel: ptxas fits its registers to them, instead of to a guess."""
+    entry = re.escape(kernel)
     pattern = rf"__launch_bounds__\((\d+)(?:, \d+)?\)(?= {entry}\()"
     source = re.sub(pattern, rf"__launch_bounds__(\1, {blocks})", artifact.launches[0].source)
     return replace(artifact, launches=tuple(replace(x, source=source) for x in artifact.launches))

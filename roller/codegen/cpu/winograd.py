@@ -34,7 +34,7 @@ from roller.codegen.cpu.nest import (
     when,
     write,
 )  # fmt: skip
-from roller.codegen.cpu.winograd_products import back_product, product
+from roller.codegen.winograd_products import back_product, product
 from roller.errors import BuildError
 from roller.te.compat import tirx
 from roller.te.emit import Expr, constant, emit_index, emit_scalar

@@ -15,9 +15,11 @@ from roller.codegen.gpu.nest import Stmt
 from roller.codegen.gpu.reduction import tiled_kernels
 from roller.codegen.gpu.rows import Rows
 from roller.codegen.gpu.streaming import streaming_kernel
+from roller.codegen.gpu.winograd import winograd_kernels
 from roller.errors import BuildError
 from roller.expr import Index, Stage, TensorExpr
 from roller.tile import RProgram
+from roller.tile.winograd import STRUCTURES as WINOGRAD
 
 #: Threads of a block where the program has no tile for a stage (the smaller stages of a fallback).
 _THREADS = 256
@@ -41,6 +43,8 @@ def kernels(ctx: Context, program: RProgram) -> list[Stmt]:
         return [_streaming(ctx, s, program) for s in expr.stages if s.name in expr.outputs]
     if structure == "tiled" and (len(expr.stages) == 1 or (expr.epilogue and expr.outputs == (expr.epilogue.name,))):
         return tiled_kernels(ctx, anchor, expr.epilogue, program)
+    if structure in WINOGRAD:
+        return winograd_kernels(ctx, program)
     if structure == "rows" and rows_fuse(expr):
         return [_rows(ctx, anchor, program).write()]
     return _stage_by_stage(ctx, program)

@@ -3,7 +3,9 @@
 from roller.perf.gpu.compute import compute_rate_per_unit
 from roller.perf.gpu.laid_out import LaidOut
 from roller.perf.gpu.occupancy import allocated_registers, occupancy, register_words, scratchpad_bytes
-from roller.perf.gpu.price import arithmetic_bound_s, lower_bound_s, price
+from roller.perf.gpu.price import arithmetic_bound_s, lower_bound_s
+from roller.perf.gpu.products import inner_batch, outer_batch, products_of
+from roller.perf.gpu.structures import price
 from roller.perf.gpu.traffic import dram_bandwidth
 
 __all__ = [
@@ -12,9 +14,12 @@ __all__ = [
     "arithmetic_bound_s",
     "compute_rate_per_unit",
     "dram_bandwidth",
+    "inner_batch",
     "lower_bound_s",
     "occupancy",
+    "outer_batch",
     "price",
+    "products_of",
     "register_words",
     "scratchpad_bytes",
 ]

@@ -11,6 +11,7 @@ import numpy as np
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.gpu.occupancy import scratchpad_bytes
+from roller.perf.gpu.products import inner_batch, products_of
 from roller.perf.gpu.traffic import counted_traffic
 from roller.tile.geometry import Floats, Ints
 from roller.tile.layout import fragment_spread, lane_reads
@@ -41,6 +42,9 @@ class LaidOut:
     @classmethod
     def of(cls, batch: TileBatch, programs: Sequence[RProgram], spec: DeviceSpec) -> LaidOut:
         """Return what the programs a batch was made of are laid out to."""
+        found = products_of(batch)
+        if found is not None:
+            batch, programs = inner_batch(batch, found), [found.inner(p) for p in programs]
         pads = [dict(p.storage_padding) for p in programs]
         padding = {t: np.array([p.get(t, 0) for p in pads], np.int64) for t in {t for p in pads for t in p}}
         return cls(

@@ -1,0 +1,178 @@
+"""Winograd's algorithm as kernels in sequence (GPU): the batched matrix product between the transforms.
+
+Filters and images are transformed into workspaces ``U`` and ``V``, one matrix product per element of the transformed
+tile makes ``M`` of them, and ``M`` is transformed back. A program of a ``winograd`` structure for a GPU says how that
+product is tiled: it *is* a tiled program of :attr:`Products.expr`, written in the axes of the window product
+(:meth:`Products.outer` and :meth:`Products.inner` translate). Output tiles are numbered through images, rows and
+columns; a block takes a run of them, whatever row or image they belong to. In a program the run stands along the
+columns axis, in elements (``m`` for every output tile), beside one row of tiles of one image.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from roller.expr import REDUCTION, Axis, Call, Index, Load, Stage, Tensor, TensorExpr, axis_index
+from roller.tile.program import RProgram
+from roller.tile.winograd import STRUCTURES, WINDOW, WindowProduct, window_product
+
+#: Rows of the workspaces are whole vectors of this many elements (16 bytes): the last filter or tile is repeated.
+ROW_ELEMENTS = 4
+#: Threads of a block of the kernels that transform, one tile of one channel or filter each.
+THREADS = 256
+#: Axes of the product: element of the transformed tile, filter, output tile, channel.
+ELEMENT, FILTER, TILE, CHANNEL = "e", "f", "t", "c"
+
+
+@dataclass(frozen=True)
+class Products:
+    """The batched matrix product of a window product, for one size of output tiles.
+
+    Parameters
+    ----------
+    form
+        Operands and axes of the window product.
+    m
+        Outputs of a tile along rows and columns.
+    units
+        ``(axis, output tiles or images along it)``: batch axes in the image's order, rows, columns.
+    axes
+        Axes of the window product, in order.
+    expr
+        The product: ``M[e, f, t] = sum_c U[e, c, f] * V[e, c, t]``. ``V`` is ``[e, t, c]`` where the image's channels
+        are contiguous, ``M`` is ``[e, t, f]`` where the output's filters are. ``U`` and ``V`` bear the names of the
+        tensors they are made of, so that what a program says of them holds for both.
+    """
+
+    form: WindowProduct
+    m: int
+    units: tuple[tuple[str, int], ...]
+    axes: tuple[str, ...]
+    expr: TensorExpr
+
+    @property
+    def tiles(self) -> int:
+        """Output tiles of all images; rows of the workspaces may hold a few more."""
+        return math.prod(n for _, n in self.units)
+
+    @property
+    def elements(self) -> int:
+        """Elements of a transformed tile."""
+        return (self.m + WINDOW - 1) ** 2
+
+    @property
+    def channels_last(self) -> bool:
+        """Whether neighbours in ``V`` are channels."""
+        return next(ld for ld in self.expr.anchor.loads if ld.tensor == self.form.image.tensor).index[-1].is_axis(CHANNEL)
+
+    @property
+    def filters_last(self) -> bool:
+        """Whether neighbours in ``M`` are filters."""
+        return self.expr.anchor.store[-1].is_axis(FILTER)
+
+    @property
+    def columns(self) -> str:
+        """Axis of the window product that a run of output tiles stands along."""
+        return self.form.slides[1][0]
+
+    def outer_extents(self, tile: Sequence[Any], one: Any) -> list[Any]:
+        """Return the extents (numbers or arrays) of a tile of the product over the axes of the window product."""
+        own = dict(zip((a.name for a in self.expr.axes), tile, strict=True))
+        windows = {k for _, k, _ in self.form.slides}
+        named = {self.form.filter: own[FILTER], self.form.channel: own[CHANNEL]}
+        named[self.columns] = self.m * own[TILE]
+        named[self.form.slides[0][0]] = self.m * one
+        return [WINDOW * one if a in windows else named.get(a, one) for a in self.axes]
+
+    def inner_extents(self, tile: Sequence[Any], one: Any) -> list[Any]:
+        """Return the extents (numbers or arrays) of a tile of the window product over the axes of the product."""
+        own = dict(zip(self.axes, tile, strict=True))
+        named = {FILTER: own[self.form.filter], CHANNEL: own[self.form.channel], ELEMENT: one}
+        named[TILE] = own[self.columns] // self.m
+        return [named[a.name] for a in self.expr.axes]
+
+    def outer(self, program: RProgram, expr: TensorExpr, structure: str) -> RProgram:
+        """Return a tiled program of the product as a program of ``expr``, the window product."""
+        tiles = tuple((x, tuple(self.outer_extents(t, 1))) for x, t in program.tiles)
+        names = {FILTER: self.form.filter, TILE: self.columns, CHANNEL: self.form.channel}
+        vector = None if program.vector_axis is None else names[program.vector_axis]
+        return replace(program, expr=expr, structure=structure, tiles=tiles, vector_axis=vector)
+
+    def inner(self, program: RProgram) -> RProgram:
+        """Return the tiled program of the product that a program of the window product stands for."""
+        tiles = tuple((x, tuple(self.inner_extents(t, 1))) for x, t in program.tiles)
+        names = {self.form.filter: FILTER, self.columns: TILE, self.form.channel: CHANNEL}
+        vector = None if program.vector_axis is None else names[program.vector_axis]
+        return replace(program, expr=self.expr, structure="tiled", tiles=tiles, vector_axis=vector)
+
+
+def products(expr: TensorExpr, structure: str) -> Products | None:
+    """Return the batched matrix product of an expression (memoised on it); ``None`` where it is no window product.
+
+    Parameters
+    ----------
+    expr
+        A canonical form.
+    structure
+        Name in :data:`~roller.tile.winograd.STRUCTURES`.
+
+    Examples
+    --------
+    >>> from roller import ops
+    >>> found = products(ops.conv2d(2, 8, 9, 9, 5, 3, 3, padding=1), "winograd4")
+    >>> found.tiles, str(found.expr)
+    (18, 'winograd4_products[e=36 f=8 t=20 c=8]')
+    """
+    key = f"products/{structure}"
+    if key not in expr._memo:
+        expr._memo[key] = _build(expr, structure)
+    found: Products | None = expr._memo[key]
+    return found
+
+
+def products_program(program: RProgram) -> RProgram | None:
+    """Return the tiled product a GPU program of a ``winograd`` structure stands for, ``None`` for any other program."""
+    if program.kind != "gpu" or program.structure not in STRUCTURES:
+        return None
+    found = products(program.expr, program.structure)
+    return None if found is None else found.inner(program)
+
+
+def _build(expr: TensorExpr, structure: str) -> Products | None:
+    form = window_product(expr)
+    if form is None:
+        return None
+    m, extents = STRUCTURES[structure], expr.anchor.extents
+    moving = {t.axis: d for d, i in enumerate(form.image.index) for t in i.terms}
+    units = [(b, extents[b]) for b in sorted(form.batch, key=lambda b: moving[b])]
+    units += [(a, -(-extents[a] // m)) for a, _, _ in form.slides]
+    tiles = math.prod(n for _, n in units)
+    sizes = {
+        ELEMENT: (m + WINDOW - 1) ** 2,
+        FILTER: -(-extents[form.filter] // ROW_ELEMENTS) * ROW_ELEMENTS,
+        TILE: -(-tiles // ROW_ELEMENTS) * ROW_ELEMENTS,
+        CHANNEL: extents[form.channel],
+    }
+    image = (ELEMENT, TILE, CHANNEL) if form.image.index[-1].is_axis(form.channel) else (ELEMENT, CHANNEL, TILE)
+    out = (ELEMENT, TILE, FILTER) if expr.anchor.store[-1].is_axis(form.filter) else (ELEMENT, FILTER, TILE)
+    weights = (ELEMENT, CHANNEL, FILTER)
+
+    def tensor(name: str, axes: tuple[str, ...]) -> Tensor:
+        return Tensor(name, tuple(sizes[a] for a in axes), "float32")
+
+    def load(name: str, axes: tuple[str, ...]) -> Load:
+        return Load(name, tuple(_axis(a) for a in axes))
+
+    inputs = (tensor(form.filters.tensor, weights), tensor(form.image.tensor, image))
+    body = Call("mul", (load(form.filters.tensor, weights), load(form.image.tensor, image)))
+    axes = (*(Axis(a, sizes[a]) for a in out), Axis(CHANNEL, sizes[CHANNEL], REDUCTION))
+    stage = Stage(tensor(expr.anchor.name, out), axes, tuple(_axis(a) for a in out), body, "sum", "float32")
+    product = TensorExpr(f"{structure}_products", inputs, (stage,), (stage.name,))
+    return Products(form, m, tuple(units), tuple(a.name for a in expr.axes), product)
+
+
+def _axis(name: str) -> Index:
+    return axis_index(name)
