@@ -20,6 +20,7 @@ from roller.arguments import target_of
 from roller.errors import ArtifactError, ExprError, SpecError, TileError
 from roller.hardware import DeviceSpec, load_spec
 from roller.runtime.devices import is_reachable
+from roller.tile.winograd import ACCURACY, STRUCTURES
 
 if TYPE_CHECKING:
     from roller.perf import Estimate
@@ -216,6 +217,7 @@ def program_json(program: RProgram) -> dict[str, Any]:
         "program": str(program),
         "tiles": {layer: program.tile(layer) for layer in program.layers},
         "relaxed": list(program.relaxed),
+        **({"accuracy": ACCURACY} if program.structure in STRUCTURES else {}),
     }
 
 
@@ -237,6 +239,7 @@ def candidates_table(candidates: Iterable[Any], title: str, best_id: str | None 
     table.add_column("#", justify="right")
     table.add_column("predicted", justify="right")
     table.add_column("measured", justify="right")
+    table.add_column("structure")
     table.add_column("bound by")
     for layer in layers:
         table.add_column(f"{layer} tile")
@@ -251,8 +254,14 @@ def candidates_table(candidates: Iterable[Any], title: str, best_id: str | None 
         error = x.estimate.expected_error
         predicted = seconds(x.estimate.seconds) + ("" if error is None else f" ±{error * 100:.2g} %")
         measured = seconds(x.measured_s)
-        table.add_row(str(rank), predicted, measured, x.estimate.bottleneck, *tiles, status)
+        table.add_row(str(rank), predicted, measured, x.program.structure, x.estimate.bottleneck, *tiles, status)
     return table
+
+
+def accuracy_notes(programs: Iterable[RProgram]) -> list[str]:
+    """Return a line on the structures among programs whose results differ from a direct sum, and how they do."""
+    found = sorted({p.structure for p in programs} & set(STRUCTURES))
+    return [f"{', '.join(found)}: {ACCURACY}"] if found else []
 
 
 def terms_table(estimate: Estimate) -> Table:

@@ -14,6 +14,7 @@ from roller.cli.common import (
     JsonOption,
     SetOption,
     TopKOption,
+    accuracy_notes,
     candidate_json,
     candidates_table,
     check_writable,
@@ -92,6 +93,8 @@ def compile_command(
         how = "pretended" if device.startswith("null:") else "measured"
         screen.print(f"{how} {seconds(best.measured_s)}, predicted {seconds(kernel.estimate.seconds)}")
     screen.print(f"program: {kernel.program}", soft_wrap=True)
+    for note in accuracy_notes([kernel.program]):
+        screen.print(note, soft_wrap=True)
     if out is not None:
         screen.print(f"artifact: {out}", soft_wrap=True)
     if source:

@@ -15,6 +15,7 @@ from roller.cli.common import (
     JsonOption,
     SetOption,
     TopKOption,
+    accuracy_notes,
     candidate_json,
     candidates_table,
     console,
@@ -56,6 +57,8 @@ def construct_command(
         return
     screen = console()
     screen.print(candidates_table(candidates, f"{expr} on {spec.description}: predicted, not measured"))
+    for note in accuracy_notes(c.program for c in candidates):
+        screen.print(note, soft_wrap=True)
     if top_k != "auto" and len(candidates) < top_k:
         screen.print(f"{len(candidates)} distinct programs exist; {top_k} were asked for")
     if stats:

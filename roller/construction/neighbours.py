@@ -25,6 +25,7 @@ from roller.perf.model import batch_of
 from roller.tile.geometry import Geometry, Ints
 from roller.tile.program import RProgram
 from roller.tile.winograd import STRUCTURES as WINOGRAD
+from roller.tile.winograd_products import ELEMENT, products
 
 #: Parts a reduction is split into on a GPU.
 _SPLITS = (1, 2, 4, 8, 16)
@@ -52,9 +53,13 @@ def neighbours(
     (True, False)
     """
     target = target_units(spec, options)
-    place = _Place.of(program, target, options)
+    multiplies = program.kind == "gpu" and program.structure in WINOGRAD
+    product = products(program.expr, program.structure) if multiplies else None
+    place = _Place.of(program if product is None else product.inner(program), target, options)
     batches = [b for b in place.batches() if len(b)]
     rows = [program_of(b, int(n), target) for b in batches for n in np.flatnonzero(_allowed(b, target, options))]
+    if product is not None:
+        rows = [product.outer(p, program.expr, program.structure) for p in rows if p.block_tile[ELEMENT] == 1]
     found = {str(p): p for p in rows}
     found.pop(str(replace(program, relaxed=())), None)
     programs = list(found.values())

@@ -43,7 +43,7 @@ class ConstructOptions:
     pool
         Distinct programs to price at most, per canonical form.
     winograd
-        Consider Winograd's algorithm where its structure is there (3x3 windows of step one, CPU): fewer products, but
+        Consider Winograd's algorithm where its structure is there (3x3 windows of step one): fewer products, but
         an output is accurate relative to the largest input of its tile instead of its own window.
     constants
         Inputs, by name, whose values do not change from call to call (weights): packing them costs no call anything.

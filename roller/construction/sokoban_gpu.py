@@ -25,11 +25,13 @@ from roller.construction.sokoban_space import (
     bounded_products,
     tile_counts,
 )
+from roller.construction.winograd_gpu import winograd_gpu_pool
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.gpu import arithmetic_bound_s, lower_bound_s, register_words, scratchpad_bytes
 from roller.tile.geometry import Floats, Geometry, Ints
 from roller.tile.program import RProgram
+from roller.tile.winograd import STRUCTURES
 
 #: Rows (programs) expanded at a time: bounds memory.
 _ROWS = 1 << 16
@@ -83,6 +85,9 @@ def gpu_batches(
 ) -> Iterator[TileBatch]:
     """Yield all programs of a form that may take at most ``limit_s()`` seconds, in batches of bounded size."""
     space = _Space(geometry, structure_of(geometry), spec, options)
+    for batch in winograd_gpu_pool(geometry, spec, options):
+        tally.tilings += len(batch)
+        yield replace(batch, constants=options.constants)
     registers = register_tiles(space)
     bounds = _register_bounds(space, registers) if space.structure == "tiled" else np.zeros(len(registers))
     tally.bounded += len(registers)
@@ -251,6 +256,10 @@ def _promising(space: _Space, batches: list[TileBatch], limit_s: Limit, tally: T
 def gpu_contains(program: RProgram, spec: DeviceSpec, options: ConstructOptions) -> bool:
     """Whether the tiles of a program are among those enumerated for its form."""
     geometry = Geometry.of(program.expr)
+    if program.structure in STRUCTURES:
+        register, block = (np.array(program.tiles[n][1], np.int64) for n in (0, -1))
+        pools = [b for b in winograd_gpu_pool(geometry, spec, options) if b.structure == program.structure]
+        return any(bool(((b.register == register) & (b.block == block)).all(axis=1).any()) for b in pools)
     space = _Space(geometry, structure_of(geometry), spec, options)
     register, block = (np.array(program.tiles[n][1], np.int64) for n in (0, -1))
     threads = block[space.axes] // register[space.axes]

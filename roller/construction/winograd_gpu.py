@@ -15,10 +15,10 @@ from roller.perf.batch import TileBatch
 from roller.perf.gpu import outer_batch
 from roller.tile.geometry import Geometry
 from roller.tile.winograd import STRUCTURES, window_product
-from roller.tile.winograd_products import products
+from roller.tile.winograd_products import ELEMENT, products
 
 #: Tilings of a product that are priced, and those of them that are kept.
-_PRICED, _KEPT = 1024, 64
+_PRICED, _KEPT = 2048, 64
 #: Elements that 32-bit offsets of a workspace reach.
 _MOST_ELEMENTS = 2**31
 
@@ -43,8 +43,11 @@ def _batch(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions, stru
         return None
     share = replace(options, pool=max(options.count, _PRICED), constants=())
     rows: list[tuple[float, TileBatch, int]] = []
-    for batch in pool(Geometry.of(product.expr), spec, share):
-        if batch.structure == "tiled":
+    inner = Geometry.of(product.expr)
+    element = inner.names.index(ELEMENT)
+    for batch in pool(inner, spec, share):
+        if batch.structure == "tiled":  # a block multiplies for one element of the transformed tile
+            batch = batch.take(batch.block[:, element] == 1)
             rows += [(s, batch, n) for s, n in perf.best_rows(batch, spec, _KEPT)]
     if not rows:
         return None

@@ -39,8 +39,9 @@ class RProgram:
     structure
         ``"tiled"`` (reduction with reuse), ``"matrix"`` (GPU: the same by a matrix unit; the register tile
         belongs to the threads of one ``fragment``), ``"rows"`` (reduction without reuse, and multi-stage
-        expressions), ``"streaming"`` (no reduction), ``"winograd2"`` and ``"winograd4"`` (CPU: a 3x3 window by
-        Winograd's algorithm, output tiles of that many elements a side; see :mod:`roller.tile.winograd`).
+        expressions), ``"streaming"`` (no reduction), ``"winograd2"`` and ``"winograd4"`` (a 3x3 window by Winograd's
+        algorithm, output tiles of that many elements a side; see :mod:`roller.tile.winograd` for a CPU, and for a GPU,
+        where the tiles are those of a batched product, :mod:`roller.tile.winograd_products`).
     tiles
         ``((layer, extents), ...)`` from fastest to slowest; extents in elements over ``expr.axes``.
     storage_padding

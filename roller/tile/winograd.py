@@ -25,7 +25,7 @@ F(4x4)               2.41, 0.47, 2.86    1.98, 0.30, 2.25    1.81, 0.23, 2.16
 What differs in kind: the error of an output follows the largest input of its *tile*, not of its own 3x3 window. Where
 a window is zero throughout the result is not exactly zero, beside an input that is orders of magnitude larger the
 elementwise bound does not hold, and an infinity or NaN reaches every output of its tile.
-``ConstructOptions(winograd=False)`` keeps to direct sums.
+``ConstructOptions(winograd=False)`` keeps to direct sums. A GPU's kernels use the same matrices in the same order.
 """
 
 from __future__ import annotations
@@ -43,6 +43,11 @@ Matrix = tuple[tuple[float, ...], ...]
 
 #: Structure name of each output tile size.
 STRUCTURES = {"winograd2": 2, "winograd4": 4}
+#: What a person is told of results by this algorithm; the table above has the measurements.
+ACCURACY = (
+    "Winograd's algorithm: root mean square error 0.2 to 2.9 times that of a direct sum; an output is accurate "
+    "relative to the largest input of its tile, not of its 3x3 window. ConstructOptions(winograd=False) sums directly."
+)
 #: Width of the window the matrices below are made for (elements).
 WINDOW = 3
 #: Finite points of each output tile size; the point at infinity is added.

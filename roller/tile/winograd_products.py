@@ -66,7 +66,7 @@ class Products:
     @property
     def channels_last(self) -> bool:
         """Whether neighbours in ``V`` are channels."""
-        return next(ld for ld in self.expr.anchor.loads if ld.tensor == self.form.image.tensor).index[-1].is_axis(CHANNEL)
+        return self.form.image.index[-1].is_axis(self.form.channel)
 
     @property
     def filters_last(self) -> bool:

@@ -127,6 +127,18 @@ def test_construct_table_says_predicted(cli):
     assert "shared tile" in out
 
 
+def test_winograd_is_named_with_its_accuracy(cli):
+    conv = "conv2d(32, 64, 28, 28, 64, 3, 3, padding=1)"
+    note = "root mean square error 0.2 to 2.9 times that of a direct sum"
+    code, out, _ = cli("construct", conv, "--device", "v100", "--top-k", "5")
+    assert code == 0 and "winograd2, winograd4: Winograd's algorithm" in out and note in out
+    rows = json.loads(cli("construct", conv, "--device", "v100", "--top-k", "5", "--json")[1])["candidates"]
+    assert [note in r.get("accuracy", "") for r in rows] == ["winograd" in r["program"] for r in rows]
+    assert "Winograd" not in cli("construct", MATMUL, "--device", "v100", "--top-k", "5")[1]
+    code, out, _ = cli("compile", conv, "--device", "v100", "--top-k", "1")
+    assert code == 0 and note in out
+
+
 def test_a_slower_device_predicts_a_longer_time(cli):
     big = "matmul(m=4096, n=4096, k=4096)"
     fast = json.loads(cli("construct", big, "-d", "v100", "-k", "1", "--json")[1])

@@ -9,8 +9,8 @@ import pytest
 import roller
 from roller import ConstructOptions, ops
 from roller.backends.cpu import CpuKernel
-from roller.codegen.winograd_products import back_product, product
 from roller.codegen.llvm import lower
+from roller.codegen.winograd_products import back_product, product
 from roller.errors import BuildError
 from roller.expr.canonical import fuse_axes
 from roller.runtime.check import check

@@ -34,7 +34,7 @@ def test_axis_fusion():
 
 def test_axis_grouping():
     grouped = ("f", "n*ho*wo", "c*kh*kw")
-    assert grouped in _axes(ODD_IMAGE)
+    assert grouped in _axes(ODD_IMAGE, winograd=False)
     assert _axes(ODD_IMAGE, axis_grouping=False) == {("n", "f", "ho", "wo", "c", "kh", "kw")}
     forms = canonical_forms(ODD_IMAGE, ConstructOptions())
     assert [tuple(a.name for a in f.axes) for f in forms] == [("n", "f", "ho", "wo", "c", "kh", "kw"), grouped]

@@ -231,8 +231,7 @@ class _Winograd:
                 vector = buffer(f"row{y}", (m,), last.output.dtype, "local")
                 where = [emit_index(i, env(y, 0)) for i in last.store]
                 body = [store(vector, value(y, x), num(x)) for x in range(m)]
-                write = vector_loop(m, lambda v, b=vector, w=where: store(target, load(b, v), *w[:-1], w[-1] + v))
-                line = with_buffers([vector], seq([*body, write]))
+                line = with_buffers([vector], seq([*body, _store_row(target, vector, m, where)]))
             else:
                 line = seq([
                     when(inside(columns, corner[columns] + x),
@@ -241,6 +240,11 @@ class _Winograd:
                 ])  # fmt: skip
             out.append(when(inside(rows, corner[rows] + y), line))
         return seq(out)
+
+
+def _store_row(target: Buffer, vector: Buffer, width: int, where: Sequence[Expr]) -> Stmt:
+    """Store ``width`` elements at ``where`` and behind it as one vector."""
+    return vector_loop(width, lambda v: store(target, load(vector, v), *where[:-1], where[-1] + v))
 
 
 def _at_most(value: Expr, count: int, padded: int) -> Expr:

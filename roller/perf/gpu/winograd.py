@@ -24,7 +24,7 @@ from roller.tile.winograd import WINDOW, Matrix, matrices, operations
 from roller.tile.winograd_products import THREADS, Products
 
 #: Instructions of a thread that finds its tile, of one load or store with its address, and of the guards of an image's
-#: tile, as in machine code (NVRTC 12.9, sm_80): 528 and 264 for images, 232 and 112 for outputs, 152 and 80 for filters.
+#: tile. In machine code (sm_80) 528 and 264 transform an image's tile, 232 and 112 an output's, 152 and 80 a filter.
 PLACE_INSTRUCTIONS, ACCESS_INSTRUCTIONS, GUARD_INSTRUCTIONS = 30.0, 2.0, 120.0
 #: Registers of a thread that transforms.
 _REGISTERS = 48
@@ -56,7 +56,8 @@ class _Stream:
             "latency_s": 2.0 * (spec.layer("global").latency_s or 0.0),
         }
         launch = spec.execution.launch_s
-        return {**terms, "launch_s": launch, "seconds": max(terms.values()) + launch, "dram_bytes": dram, "l2_bytes": l2}
+        terms |= {"seconds": max(terms.values()) + launch, "launch_s": launch}
+        return terms | {"dram_bytes": dram, "l2_bytes": l2}
 
 
 def price(batch: TileBatch, spec: DeviceSpec, laid: LaidOut | None = None) -> Terms:
@@ -84,16 +85,13 @@ def _from_l2(spec: DeviceSpec) -> DeviceSpec:
     """Return the device with everything the product moves held by L2."""
     l2 = spec.layer("l2")
 
-    def held(name: str, latency_s: float | None) -> dict[str, float | None]:
-        return {"bandwidth_bytes_per_s": l2.bandwidth_bytes_per_s, "latency_s": latency_s} if name == "global" else {}
-
-    layers = tuple(
-        replace(x, bandwidth_per_teu_bytes_per_s=None, **held(x.name, l2.latency_s or x.latency_s))  # type: ignore[arg-type]
-        if x.name == "global"
-        else x
-        for x in spec.memory_layers
+    held = replace(
+        spec.layer("global"),
+        bandwidth_bytes_per_s=l2.bandwidth_bytes_per_s,
+        bandwidth_per_teu_bytes_per_s=None,
+        latency_s=l2.latency_s or spec.layer("global").latency_s,
     )
-    return replace(spec, memory_layers=layers)
+    return replace(spec, memory_layers=tuple(held if x.name == "global" else x for x in spec.memory_layers))
 
 
 def _transforms(found: Products, geometry: Geometry) -> tuple[_Stream, ...]:
