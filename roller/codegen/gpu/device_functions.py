@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 
+from roller.codegen.gpu import matrix_functions
 from roller.codegen.gpu.nest import Buffer, Expr, Stmt, load
 from roller.te.compat import tirx
 
@@ -21,8 +22,8 @@ FUNCTIONS: dict[str, str] = {}
 
 def define(name: str, text: str) -> None:
     """Add a function; ``text`` is all of it but ``static __device__ __forceinline__``."""
-    prefix, rest = ("template <int N>\n", text.removeprefix("template <int N> ")) if "int N>" in text else ("", text)
-    FUNCTIONS[name] = f"{prefix}static __device__ __forceinline__ {rest.strip()}\n"
+    template = "template <int N> " if text.startswith("template") else ""
+    FUNCTIONS[name] = f"{template}static __device__ __forceinline__ {text.removeprefix(template).strip()}\n"
 
 
 define("roller_shared_address", """unsigned roller_shared_address(const void* p) {
@@ -42,6 +43,21 @@ define("roller_copy_commit", """void roller_copy_commit() {
 define("roller_copy_wait", """template <int N> void roller_copy_wait() {
   asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
 }""")  # fmt: skip
+
+#: Moves of whole vectors (bytes) between global memory, registers and scratchpad.
+_VECTORS = {16: "uint4", 8: "uint2", 4: "unsigned", 2: "unsigned short", 1: "unsigned char"}
+_FETCH = """void roller_fetch_{bytes}(void* registers, const void* source, bool inside) {{
+  *({type}*)registers = inside ? *(const {type}*)source : {zero};
+}}"""
+_STORE = """void roller_store_{bytes}(void* target, const void* registers) {{
+  *({type}*)target = *(const {type}*)registers;
+}}"""
+for _bytes, _type in _VECTORS.items():
+    _zero = {16: "make_uint4(0u, 0u, 0u, 0u)", 8: "make_uint2(0u, 0u)"}.get(_bytes, f"({_type})0")
+    define(f"roller_fetch_{_bytes}", _FETCH.format(bytes=_bytes, type=_type, zero=_zero))
+    define(f"roller_store_{_bytes}", _STORE.format(bytes=_bytes, type=_type))
+for _text in matrix_functions.texts():
+    define(_text.partition("(")[0].removeprefix("void "), _text)
 
 
 def prelude(source: str) -> str:
@@ -69,8 +85,23 @@ def copy_async(nbytes: int, target: Expr, source: Expr, inside: list[Expr]) -> S
 
     Zeros where not all conditions ``inside`` hold; ``source`` is not read then.
     """
-    condition = tirx.const(True, "bool") if not inside else inside[0] if len(inside) == 1 else tirx.all(*inside)
-    return call(f"roller_copy_async_{nbytes}", target, source, condition)
+    return call(f"roller_copy_async_{nbytes}", target, source, _all(inside))
+
+
+def fetch(nbytes: int, registers: Expr, source: Expr, inside: list[Expr]) -> Stmt:
+    """Return the load of one vector of global memory into registers; zeros, without reading, where it is not inside."""
+    return call(f"roller_fetch_{nbytes}", registers, source, _all(inside))
+
+
+def put(nbytes: int, target: Expr, registers: Expr) -> Stmt:
+    """Return the store of one vector of registers to aligned memory."""
+    return call(f"roller_store_{nbytes}", target, registers)
+
+
+def _all(conditions: list[Expr]) -> Expr:
+    if not conditions:
+        return tirx.const(True, "bool")
+    return conditions[0] if len(conditions) == 1 else tirx.all(*conditions)
 
 
 def copy_commit() -> Stmt:

@@ -41,7 +41,9 @@ def kernels(ctx: Context, program: RProgram) -> list[Stmt]:
         raise BuildError(f"{expr.name}: structure '{structure}' does not fit an expression with {kind}.")
     if structure == "streaming":
         return [_streaming(ctx, s, program) for s in expr.stages if s.name in expr.outputs]
-    if structure == "tiled" and (len(expr.stages) == 1 or (expr.epilogue and expr.outputs == (expr.epilogue.name,))):
+    if structure in ("tiled", "matrix") and (
+        len(expr.stages) == 1 or (expr.epilogue and expr.outputs == (expr.epilogue.name,))
+    ):
         return tiled_kernels(ctx, anchor, expr.epilogue, program)
     if structure in WINOGRAD:
         return winograd_kernels(ctx, program)
@@ -110,7 +112,7 @@ def _stage_by_stage(ctx: Context, program: RProgram) -> list[Stmt]:
         if s.name not in ctx.buffers:
             ctx.workspace(s.output)
         own = program if s is expr.anchor else None
-        if own is not None and program.structure == "tiled":
+        if own is not None and program.structure in ("tiled", "matrix"):
             # The other kernels count on TVM's barriers.
             out += tiled_kernels(ctx, s, None, replace(program, stages=1))
         else:

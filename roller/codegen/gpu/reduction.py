@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from roller.codegen.gpu.access import store_order
 from roller.codegen.gpu.context import Context, as_output, promote
+from roller.codegen.gpu.matrix import Matrix
 from roller.codegen.gpu.nest import (
     Expr,
     Stmt,
@@ -36,7 +37,7 @@ def tiled_kernels(ctx: Context, stage: Stage, epilogue: Stage | None, program: R
     """
     result = epilogue or stage
     if program.split_k == 1:
-        return [Tiled(ctx, stage, program).kernel(result, ctx.buffers[result.name])]
+        return [_template(ctx, stage, program).kernel(result, ctx.buffers[result.name])]
     order = store_order(stage)
     shape = (program.split_k, *(a.extent for a in order))
     partial = Tensor(_fresh(ctx, "partial"), shape, stage.acc_dtype)
@@ -45,8 +46,12 @@ def tiled_kernels(ctx: Context, stage: Stage, epilogue: Stage | None, program: R
         Tensor(stage.name, shape[1:], stage.acc_dtype), stage.axes, tuple(axis_index(a.name) for a in order),
         stage.body, stage.combiner, stage.acc_dtype,
     )  # fmt: skip
-    t = Tiled(ctx, flat, program)
+    t = _template(ctx, flat, program)
     return [t.kernel(flat, target, (t.part,)), _combine_parts(ctx, stage, result, partial, order)]
+
+
+def _template(ctx: Context, stage: Stage, program: RProgram) -> Tiled | Matrix:
+    return Matrix(ctx, stage, program) if program.structure == "matrix" else Tiled(ctx, stage, program)
 
 
 def _combine_parts(ctx: Context, stage: Stage, result: Stage, partial: Tensor, order: Sequence[Axis]) -> Stmt:

@@ -1,0 +1,83 @@
+"""Copies of operand tiles into a ring of the scratchpad: asynchronous, or through registers.
+
+A tile is copied in vectors of 16, 8 or 4 bytes without registers where the device copies asynchronously and addresses
+are aligned; otherwise a thread *fetches* its elements of a tile into registers, and *puts* them into the
+scratchpad later, so that the arithmetic of another tile can run between the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from roller.codegen.gpu.context import Context
+from roller.codegen.gpu.device_functions import address, copy_async, fetch, put
+from roller.codegen.gpu.nest import Buffer, Expr, Stmt, buffer, store
+from roller.codegen.gpu.staging import Chunk, Domain, Rounds, StagedTile, element
+from roller.tile.fragments import Operand
+
+#: Fewest bytes of an asynchronous copy.
+_ASYNC_BYTES = 4
+
+
+class OperandCopy:
+    """How all threads of a block copy one operand's tile.
+
+    ``pool`` holds the elements of all tiles as plain integers of their size.
+    """
+
+    def __init__(
+        self, ctx: Context, operand: Operand, domain: Domain, padding: int, pool: Buffer, thread: Expr, threads: int
+    ) -> None:  # fmt: skip
+        self.ctx, self.operand, self.domain, self.pool, self.thread = ctx, operand, domain, pool, thread
+        dtype = operand.tensor.dtype
+        whole = buffer(f"fetched_{operand.tensor.name}", (1,), dtype, "local")
+        tile = StagedTile(operand.load, operand.tensor, operand.layout, padding, 0.0, whole, operand.elements(padding))
+        self.rounds = Rounds.of(ctx, tile, domain, threads)
+        self.nbytes = self.rounds.width * operand.tensor.itemsize_bytes
+        self.asynchronous = ctx.async_copies and self.nbytes >= _ASYNC_BYTES
+        self.registers = buffer(whole.name, (self.rounds.count * self.rounds.width,), dtype, "local")
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """Register arrays that live from a fetch to its put."""
+        return () if self.asynchronous else (self.registers,)
+
+    def issue(self, base: Mapping[str, Expr], start: Expr) -> Stmt:
+        """Start the asynchronous copy of the tile at ``base`` to element ``start`` of the pool; commit nothing."""
+        source = self.ctx.buffers.get(self.operand.load.tensor)
+        assert source is not None  # only what is in memory has vectors
+
+        def one(c: Chunk) -> Stmt:
+            return copy_async(
+                self.nbytes, address(self.pool, start + c.offset), address(source, *c.index), c.conditions
+            )
+
+        return self._all(base, one)
+
+    def fetch(self, base: Mapping[str, Expr]) -> Stmt:
+        """Load this thread's elements of the tile that starts at ``base`` into registers."""
+        source = self.ctx.buffers.get(self.operand.load.tensor)
+
+        def one(c: Chunk) -> Stmt:
+            if c.width == 1:
+                return store(self.registers, element(self.ctx, self.rounds.tile, c), c.number)
+            return fetch(
+                self.nbytes, address(self.registers, c.number * c.width), address(source, *c.index), c.conditions
+            )
+
+        return self._all(base, one)
+
+    def put(self, base: Mapping[str, Expr], start: Expr) -> Stmt:
+        """Store what was fetched into the tile that begins at element ``start`` of the pool."""
+
+        def one(c: Chunk) -> Stmt:
+            return put(self.nbytes, address(self.pool, start + c.offset), address(self.registers, c.number * c.width))
+
+        return self._all(base, one)
+
+    def now(self, base: Mapping[str, Expr], start: Expr) -> list[Stmt]:
+        """Return a copy without look-ahead."""
+        return [self.fetch(base), self.put(base, start)]
+
+    def _all(self, base: Mapping[str, Expr], one: Callable[[Chunk], Stmt]) -> Stmt:
+        return self.rounds.statement(self.domain, base, self.thread, one, whole=True)

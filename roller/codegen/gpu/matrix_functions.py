@@ -1,0 +1,89 @@
+"""Device functions of matrix instructions, as text: ``ldmatrix``, ``mma.sync`` and ``wmma`` in inline PTX.
+
+Registers are passed by the address of the first one; all are inlined, and their arrays indexed by constants after
+unrolling, so that everything stays in registers.
+"""
+
+from __future__ import annotations
+
+#: PTX type, 32-bit registers a lane holds of a 16 x 8 accumulator, C type and constraint, by accumulator dtype.
+_MMA_SUMS = {"f32": (4, "float", "f"), "f16": (2, "unsigned", "r"), "s32": (4, "int", "r")}
+#: ``(shape, operand, accumulator)`` with the operands' PTX type.
+_MMA = (
+    ("m16n8k16", "f16", "f32"),
+    ("m16n8k16", "f16", "f16"),
+    ("m16n8k16", "bf16", "f32"),
+    ("m16n8k32", "s8", "s32"),
+)
+#: Registers of a wmma accumulator of 16 x 16: f32 in eight, f16 in four.
+_WMMA_SUMS = {"f32": (8, "float", "f"), "f16": (4, "unsigned", "r")}
+
+
+def _places(first: int, count: int) -> str:
+    return "{" + ", ".join(f"%{first + n}" for n in range(count)) + "}"
+
+
+def _bound(constraint: str, name: str, count: int) -> str:
+    return ", ".join(f'"{constraint}"({name}[{n}])' for n in range(count))
+
+
+def _ldmatrix(count: int, trans: str) -> str:
+    suffix = trans.replace(".", "_")
+    return (
+        f"void roller_ldmatrix_x{count}{suffix}(unsigned* r, const void* row) {{\n"
+        f'  asm volatile("ldmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 {_places(0, count)}, [%{count}];"\n'
+        f'               : {_bound("=r", "r", count)} : "r"(roller_shared_address(row)));\n}}'
+    )
+
+
+def _mma(shape: str, operand: str, sums: str) -> str:
+    count, kind, constraint = _MMA_SUMS[sums]
+    form = f"mma.sync.aligned.{shape}.row.col.{sums}.{operand}.{operand}.{sums}"
+    d, a, b = _places(0, count), _places(count, 4), _places(count + 4, 2)
+    return (
+        f"void roller_mma_{shape}_{operand}_{sums}(void* sums, const unsigned* a, const unsigned* b) {{\n"
+        f"  {kind}* d = ({kind}*)sums;\n"
+        f'  asm volatile("{form} {d}, {a}, {b}, {d};"\n'
+        f"               : {_bound('+' + constraint, 'd', count)} : {_bound('r', 'a', 4)}, {_bound('r', 'b', 2)});\n}}"
+    )
+
+
+def _wmma_load(operand: str, layout: str) -> str:
+    form = f"wmma.load.{operand}.sync.aligned.{layout}.m16n16k16.shared.f16"
+    return (
+        f"void roller_wmma_load_{operand}_{layout}(unsigned* r, const void* p, int pitch) {{\n"
+        f'  asm volatile("{form} {_places(0, 8)}, [%8], %9;"\n'
+        f'               : {_bound("=r", "r", 8)} : "r"(roller_shared_address(p)), "r"(pitch));\n}}'
+    )
+
+
+def _wmma_mma(a: str, b: str, sums: str) -> str:
+    count, kind, constraint = _WMMA_SUMS[sums]
+    form = f"wmma.mma.sync.aligned.{a}.{b}.m16n16k16.{sums}.{sums}"
+    d = _places(0, count)
+    return (
+        f"void roller_wmma_mma_{a}_{b}_{sums}(void* sums, const unsigned* a, const unsigned* b) {{\n"
+        f"  {kind}* d = ({kind}*)sums;\n"
+        f'  asm volatile("{form} {d}, {_places(count, 8)}, {_places(count + 8, 8)}, {d};"\n'
+        f"               : {_bound('+' + constraint, 'd', count)} : {_bound('r', 'a', 8)}, {_bound('r', 'b', 8)});\n}}"
+    )
+
+
+def _wmma_store(sums: str) -> str:
+    count, kind, constraint = _WMMA_SUMS[sums]
+    return (
+        f"void roller_wmma_store_{sums}(void* p, const void* sums, int pitch) {{\n"
+        f"  const {kind}* d = (const {kind}*)sums;\n"
+        f'  asm volatile("wmma.store.d.sync.aligned.row.m16n16k16.shared.{sums} [%0], {_places(2, count)}, %1;"\n'
+        f'               :: "r"(roller_shared_address(p)), "r"(pitch), {_bound(constraint, "d", count)}\n'
+        '               : "memory");\n}'
+    )
+
+
+def texts() -> list[str]:
+    """Return the text of every function, without its qualifiers."""
+    found = [_ldmatrix(count, trans) for count in (4, 2) for trans in ("", ".trans")]
+    found += [_mma(*form) for form in _MMA]
+    found += [_wmma_load(operand, layout) for operand in "ab" for layout in ("row", "col")]
+    found += [_wmma_mma(a, b, s) for a in ("row", "col") for b in ("row", "col") for s in _WMMA_SUMS]
+    return found + [_wmma_store(s) for s in _WMMA_SUMS]

@@ -1,0 +1,196 @@
+"""Operands of a matrix instruction: which load is A and which is B, how their tiles lie in scratchpad, what reads cost.
+
+A is the load that moves with the m axis, B the one that moves with the n axis; both move with the k axis. A matrix
+unit reads *rows* of 16 bytes of a staged tile: eight elements of half precision that follow each other along k, or
+along m (n), in which case the instruction that loads them transposes. A tile whose rows would not start at multiples
+of 16 bytes (windows, strides) is staged by axes instead. Construction and code generation both read this module.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from roller.errors import TileError
+from roller.expr import Call, Cast, Index, Load, Scalar, Stage, Tensor, Term
+from roller.fragment import Fragment
+from roller.tile.layout import TileLayout, tile_layout
+from roller.tile.program import RProgram
+from roller.tile.steps import mean_step
+
+#: One row of a matrix that ``ldmatrix`` reads (bytes), and the rows it reads at once.
+ROW_BYTES = 16
+PHASE_ROWS = 8
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Operand A or B of a matrix program, and the layout of its staged tile.
+
+    Parameters
+    ----------
+    load, tensor
+        What is staged.
+    axis, k_axis
+        The spatial axis it moves with (m for A, n for B), and the reduction axis along k.
+    layout
+        Of the block's tile; rows run along ``row_axis``, which is ``k_axis`` or ``axis``.
+    row_axis
+        Axis along which scratchpad rows are contiguous.
+    """
+
+    load: Load
+    tensor: Tensor
+    axis: str
+    k_axis: str
+    layout: TileLayout
+    row_axis: str
+
+    @property
+    def transposed(self) -> bool:
+        """Whether rows run along m (n) instead of k, so that loading fragments transposes."""
+        return self.row_axis != self.k_axis
+
+    @property
+    def chunk(self) -> int:
+        """Elements of one row of a matrix: 16 bytes."""
+        return ROW_BYTES // self.tensor.itemsize_bytes
+
+    def elements(self, padding: int) -> int:
+        """Return the elements of the staged tile with ``padding`` elements appended to each row."""
+        return math.prod(self.layout.extents[:-1]) * (self.layout.extents[-1] + padding)
+
+    def offset(self, local: Mapping[str, int], padding: int) -> int:
+        """Return the position of a point of the tile (elements); axes that are not given are 0."""
+        point = {**dict.fromkeys((t.axis for i in self.layout.dims for t in i.terms), 0), **local}
+        return sum(int(i(point)) * p for i, p in zip(self.layout.dims, self.layout.pitches(padding), strict=True))
+
+
+def operand_loads(stage: Stage, matrix_axes: tuple[str, ...]) -> tuple[Load, Load]:
+    """Return the loads that are A and B.
+
+    Raises
+    ------
+    TileError
+        Where the stage is no sum of products of two loads, of which one moves with m and k, the other with n and k.
+    """
+    m, n, k = matrix_axes
+    found = _factors(stage.body)
+    loads = [f for f in found if isinstance(f, Load)]
+    if stage.combiner == "sum" and len(found) == len(loads) == 2:
+        for a, b in (loads, loads[::-1]):
+            in_a, in_b = _moves(a), _moves(b)
+            if m in in_a and m not in in_b and n in in_b and n not in in_a and k in in_a and k in in_b:
+                return a, b
+    raise TileError(
+        f"{stage.name}: expected a sum of products of a load that moves with {m}, {k} and one that moves with {n}, "
+        f"{k}, got {stage.combiner} of {[ld.tensor for ld in stage.loads]}. Use another structure."
+    )
+
+
+def operands(
+    stage: Stage, tensors: Mapping[str, Tensor], matrix_axes: tuple[str, ...], tile: Mapping[str, int]
+) -> tuple[Operand, Operand]:
+    """Return A and B with the layouts of their tiles for the extents ``tile`` of a block.
+
+    Raises
+    ------
+    TileError
+        As :func:`operand_loads`.
+    """
+    m, n, k = matrix_axes
+    a, b = operand_loads(stage, matrix_axes)
+    return (
+        _operand(stage, a, tensors[a.tensor], m, k, tile),
+        _operand(stage, b, tensors[b.tensor], n, k, tile),
+    )
+
+
+def program_operands(program: RProgram) -> tuple[Operand, Operand]:
+    """Return the operands of a ``"matrix"`` program."""
+    expr = program.expr
+    return operands(expr.anchor, expr.tensors, program.matrix_axes, program.block_tile)
+
+
+def _operand(stage: Stage, load: Load, tensor: Tensor, axis: str, k: str, tile: Mapping[str, int]) -> Operand:
+    layout = tile_layout(stage, load, tensor, tile)
+    rows = _row_axis(layout, tensor, tile)
+    # Elements of one byte cannot be transposed on the way: an instruction moves pairs of bytes.
+    allowed = (k,) if tensor.itemsize_bytes == 1 else (axis, k)
+    if rows in allowed:
+        return Operand(load, tensor, axis, k, layout, rows)
+    step = {a: mean_step(load.index, tensor.shape, a, stage.extents[a]) for a in allowed}
+    rows = min(allowed, key=lambda a: step[a])
+    axes = (*(a.name for a in reversed(stage.axes) if a.name in _moves(load) and a.name != rows), rows)
+    by_axes = TileLayout(tuple(Index((Term(a),)) for a in axes), tuple(tile[a] for a in axes), axes)
+    return Operand(load, tensor, axis, k, by_axes, rows)
+
+
+def _row_axis(layout: TileLayout, tensor: Tensor, tile: Mapping[str, int]) -> str:
+    """Return the axis rows of a tile run along; nothing where they would not be runs of whole 16-byte rows."""
+    chunk = ROW_BYTES // tensor.itemsize_bytes
+    last = layout.dims[-1] if layout.dims else Index()
+    moving = [t for t in last.terms if tile[t.axis] > 1]
+    along = [t for t in moving if t.coef == 1 and t.is_affine]
+    if len(along) != 1 or last.const % chunk or layout.extents[-1] % chunk:
+        return ""
+    if any(t.coef % chunk for t in moving if t is not along[0]):
+        return ""
+    return along[0].axis
+
+
+def _factors(body: Scalar) -> list[Scalar]:
+    if isinstance(body, Cast):
+        return _factors(body.arg)
+    if isinstance(body, Call) and body.fn == "mul":
+        return [f for a in body.args for f in _factors(a)]
+    return [body]
+
+
+def _moves(load: Load) -> frozenset[str]:
+    return frozenset(a for i in (*load.index, *(b.index for b in load.guard)) for a in i.axes)
+
+
+# ---- bank conflicts
+
+
+def phases(operand: Operand, fragment: Fragment, padding: int) -> list[list[int]]:
+    """Return the byte addresses of the rows a TEU reads, by phase: the eight rows that are served together.
+
+    One list per matrix of eight rows in the fragment; an operand's other fragments lie at multiples of these.
+    """
+    chunk, size = operand.chunk, operand.tensor.itemsize_bytes
+    extent = {operand.k_axis: fragment.k, operand.axis: max(fragment.m, fragment.n)}
+    across = operand.axis if operand.row_axis == operand.k_axis else operand.k_axis
+    starts = itertools.product(range(0, extent[across], PHASE_ROWS), range(0, extent[operand.row_axis], chunk))
+    return [
+        [operand.offset({across: a + r, operand.row_axis: c}, padding) * size for r in range(PHASE_ROWS)]
+        for a, c in starts
+    ]
+
+
+def conflicts(operand: Operand, fragment: Fragment, padding: int, banks: int, bank_width_bytes: int) -> int:
+    """Return the most words one bank serves for one phase (1: no conflict)."""
+    worst = 1
+    for rows in phases(operand, fragment, padding):
+        words = {(start + x) // bank_width_bytes for start in rows for x in range(0, ROW_BYTES, bank_width_bytes)}
+        per_bank = [0] * banks
+        for w in words:
+            per_bank[w % banks] += 1
+        worst = max(worst, *per_bank)
+    return worst
+
+
+def fragment_padding(operand: Operand, fragment: Fragment, banks: int, bank_width_bytes: int) -> tuple[int, int]:
+    """Return the least storage padding (elements) with the fewest conflicts, and the conflicts left.
+
+    Rows stay multiples of 16 bytes.
+    """
+    best = (conflicts(operand, fragment, 0, banks, bank_width_bytes), 0)
+    for pad in range(operand.chunk, PHASE_ROWS * operand.chunk + 1, operand.chunk):
+        if best[0] == 1:
+            break
+        best = min(best, (conflicts(operand, fragment, pad, banks, bank_width_bytes), pad))
+    return best[1], best[0]
