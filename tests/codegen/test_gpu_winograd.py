@@ -60,7 +60,7 @@ def test_shapes_paddings_and_layouts_in_every_order(shape, m, layout):
     n, c, h, w, f, padding = shape
     e = ops.conv2d(n, c, h, w, f, 3, 3, padding=padding, layout=layout)
     artifact = assert_right(e, winograd(e, m))
-    assert len(artifact.launches) == 4
+    assert len(artifact.launches) == 3
     assert [a.role for a in artifact.arguments].count("workspace") == 3
 
 
@@ -74,7 +74,7 @@ def test_epilogues(layout, size):
 def test_a_split_reduction_combines_before_the_way_back():
     e = ops.conv2d(1, 40, 7, 9, 18, 3, 3, padding=1, epilogue=("bias",))
     artifact = assert_right(e, winograd(e, 2, split_k=2))
-    assert len(artifact.launches) == 5
+    assert len(artifact.launches) == 4
     assert [a.role for a in artifact.arguments].count("workspace") == 4
 
 
@@ -150,7 +150,7 @@ def test_pool_offers_them_where_they_win(device):
         assert c.program.relaxed == broken_rules(c.program, spec)
         if c.program.structure in STRUCTURES:
             assert c.estimate.seconds >= fewest[c.program.structure] + c.estimate.terms["transform_s"] / 2
-            assert c.estimate.terms["launch_s"] >= 4 * spec.execution.launch_s
+            assert c.estimate.terms["launch_s"] >= 3 * spec.execution.launch_s
 
 
 def test_option_turns_them_off():

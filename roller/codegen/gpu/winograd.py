@@ -1,15 +1,18 @@
 """Kernels of 3x3 windows by Winograd's algorithm: transform filters and image, multiply, transform back.
 
-Four kernels (or five, where the product's reduction is split) over workspaces ``U[e][c][f]``, ``V[e][c][t]`` and
+Three kernels (or four, where the product's reduction is split) over workspaces ``U[e][c][f]``, ``V[e][c][t]`` and
 ``M[e][f][t]``, ``e`` the element of the transformed tile and ``t`` the number of an output tile; where channels or
 filters are contiguous in the image or the output they are so in ``V`` or ``M``. A thread transforms one tile of one
-channel or filter in registers, neighbouring threads neighbours in the workspace. The product is the tiled template's.
+channel or filter in registers, neighbouring threads neighbours in the workspace. One kernel transforms both operands, a
+block either filters or images. The product is the tiled template's.
 Why it is right, and how accurate: :mod:`roller.tile.winograd`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from roller.codegen.gpu.access import vectorizable
 from roller.codegen.gpu.context import Context, as_output, promote
@@ -40,6 +43,9 @@ from roller.te.emit import constant, emit_index, emit_scalar
 from roller.tile import RProgram
 from roller.tile.winograd import WINDOW, Matrix, matrices
 from roller.tile.winograd_products import CHANNEL, FILTER, THREADS, TILE, Products, products
+
+#: Extents of a part of a kernel, the last one fastest, and what the thread of one point does.
+Points: TypeAlias = tuple[tuple[int, int], Callable[[Expr, Expr], Stmt]]
 
 _DTYPE = "float32"
 #: Elements a 32-bit offset reaches.
@@ -98,13 +104,13 @@ class _Winograd:
         for t in inner.workspaces:
             self.ctx.workspaces.append(t)
             self.ctx.buffers[t.name] = inner.buffers[t.name]
-        return [self._filters(), self._images(), *multiply, self._outputs()]
+        return [_each_thread([self._filters(), self._images()]), *multiply, _each_thread([self._outputs()])]
 
     def _extent(self, axis: str) -> int:
         """Extent of an axis of the product, repeated tiles or filters included."""
         return self.found.expr.anchor.extents[axis]
 
-    def _filters(self) -> Stmt:
+    def _filters(self) -> Points:
         """Transform one 3x3 filter of one channel per thread."""
         form, source = self.form, self.ctx.buffers[self.form.filters.tensor]
         (_, kh, _), (_, kw, _) = form.slides
@@ -121,9 +127,9 @@ class _Winograd:
 
             return self._two_sided(self.filter_matrix, get, WINDOW, product, place)
 
-        return _each_thread([self._extent(CHANNEL), self._extent(FILTER)], body)
+        return (self._extent(CHANNEL), self._extent(FILTER)), body
 
-    def _images(self) -> Stmt:
+    def _images(self) -> Points:
         """Transform the input of one output tile of one channel per thread."""
         found, form, source = self.found, self.form, self.ctx.buffers[self.form.image.tensor]
 
@@ -147,8 +153,8 @@ class _Winograd:
             return self._two_sided(self.image_matrix, get, self.side, product, write)
 
         if found.channels_last:
-            return _each_thread([self._extent(TILE), self._extent(CHANNEL)], lambda t, c: transform(c, t))
-        return _each_thread([self._extent(CHANNEL), self._extent(TILE)], transform)
+            return (self._extent(TILE), self._extent(CHANNEL)), lambda t, c: transform(c, t)
+        return (self._extent(CHANNEL), self._extent(TILE)), transform
 
     def _inside(self, dimension: int, value: Expr, offset: int, axis: str) -> list[Expr]:
         """Return those bounds of a sliding dimension that some tile exceeds at ``offset`` of its input."""
@@ -184,7 +190,7 @@ class _Winograd:
             rows += [place(i * height + j, v) for j, v in enumerate(values)]
         return with_buffers([given, half], seq([*fetch, loop("j", size, column, unroll=True), *rows]))
 
-    def _outputs(self) -> Stmt:
+    def _outputs(self) -> Points:
         """Transform one tile of one filter back per thread, and store it through the epilogue."""
         found, form = self.found, self.form
         filters = self.program.expr.anchor.extents[form.filter]
@@ -201,8 +207,8 @@ class _Winograd:
             return with_buffers([result], seq([both, self._store(result, {**units, form.filter: row})]))
 
         if found.filters_last:
-            return _each_thread([found.tiles, filters], lambda t, f: back(f, t))
-        return _each_thread([filters, found.tiles], back)
+            return (found.tiles, filters), lambda t, f: back(f, t)
+        return (filters, found.tiles), back
 
     def _store(self, result: Buffer, units: dict[str, Expr]) -> Stmt:
         """Store a thread's tile, clipped at the ends of rows and columns; whole rows of it as vectors where aligned."""
@@ -252,12 +258,14 @@ def _at_most(value: Expr, count: int, padded: int) -> Expr:
     return value if count == padded else tirx.min(value, num(count - 1))
 
 
-def _each_thread(extents: Sequence[int], body: Callable[..., Stmt]) -> Stmt:
-    """Return a kernel with a thread per point of ``extents``, the last one fastest; ``body`` gets the coordinates."""
-    total = 1
-    for n in extents:
-        total *= n
-    block, thread = thread_axis("blockIdx.x", -(-total // THREADS)), thread_axis("threadIdx.x", THREADS)
-    flat = block.var * THREADS + thread.var
-    inside = [flat < total] if total % THREADS else []
-    return kernel((block, thread), when(inside, body(*unravel(flat, extents))))
+def _each_thread(parts: Sequence[Points]) -> Stmt:
+    """Return a kernel with a thread per point of every part, blocks of one part after those of the one before."""
+    counts = [-(-math.prod(extents) // THREADS) for extents, _ in parts]
+    block, thread = thread_axis("blockIdx.x", sum(counts)), thread_axis("threadIdx.x", THREADS)
+    out: Stmt | None = None
+    for n, (extents, body) in reversed(list(enumerate(parts))):
+        first, total = sum(counts[:n]), math.prod(extents)
+        flat = (block.var - first if first else block.var) * THREADS + thread.var
+        mine = when([flat < total] if total % THREADS else [], body(*unravel(flat, extents)))
+        out = mine if out is None else when([block.var < first + counts[n]], mine, out)
+    return kernel((block, thread), out)

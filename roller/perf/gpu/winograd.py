@@ -40,6 +40,13 @@ class _Stream:
     halo_bytes: float
     workspace_bytes: float
 
+    def beside(self, other: _Stream) -> _Stream:
+        """Return both transforms as one kernel."""
+        threads = self.threads + other.threads
+        instructions = (self.threads * self.instructions + other.threads * other.instructions) / threads
+        moved = (self.tensor_bytes + other.tensor_bytes, self.halo_bytes + other.halo_bytes)
+        return _Stream(threads, instructions, *moved, self.workspace_bytes + other.workspace_bytes)
+
     def terms(self, spec: DeviceSpec, cached: bool) -> dict[str, float]:
         """Return ``seconds`` and its terms; ``cached``: workspaces stay in L2."""
         lim, lanes = spec.limits, spec.teu.lanes
@@ -95,7 +102,7 @@ def _from_l2(spec: DeviceSpec) -> DeviceSpec:
 
 
 def _transforms(found: Products, geometry: Geometry) -> tuple[_Stream, ...]:
-    """Return the transforms of filters, images and outputs."""
+    """Return the transforms as they are launched: filters and images together, outputs."""
     expr, form, m = geometry.expr, found.form, found.m
     inverse, filters, image = matrices(m)
     extents, side = expr.anchor.extents, m + WINDOW - 1
@@ -111,11 +118,9 @@ def _transforms(found: Products, geometry: Geometry) -> tuple[_Stream, ...]:
     # A warp reads every row of its tiles once; rows that tiles share with the next row of tiles may come again.
     halo = source * (side / m - 1.0)
     threads = (sizes["c"] * sizes["f"], sizes["c"] * sizes["t"], extents[form.filter] * found.tiles)
-    return (
-        _Stream(threads[0], _instructions(filters, WINDOW, side), weights, 0.0, u),
-        _Stream(threads[1], _instructions(image, side, side) + GUARD_INSTRUCTIONS, source, halo, v),
-        _Stream(threads[2], back, last.output.nbytes + extras, 0.0, products_bytes),
-    )
+    of_filters = _Stream(threads[0], _instructions(filters, WINDOW, side), weights, 0.0, u)
+    of_images = _Stream(threads[1], _instructions(image, side, side) + GUARD_INSTRUCTIONS, source, halo, v)
+    return of_filters.beside(of_images), _Stream(threads[2], back, last.output.nbytes + extras, 0.0, products_bytes)
 
 
 def _instructions(matrix: Matrix, size: int, height: int) -> float:
