@@ -24,7 +24,7 @@ _MOST_ELEMENTS = 2**31
 
 
 def winograd_gpu_pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
-    """Return a batch per output tile size.
+    """Return batches of the best tilings per output tile size.
 
     None where the option is off, the expression is no window product of enough channels, its workspaces are too
     large for 32-bit offsets, or it forbids padding.
@@ -32,26 +32,22 @@ def winograd_gpu_pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOp
     form = window_product(geometry.expr) if options.winograd and geometry.expr.allow_padding else None
     if form is None or geometry.expr.anchor.extents[form.channel] < LEAST_CHANNELS:
         return []
-    found = (_batch(geometry, spec, options, structure) for structure in STRUCTURES)
-    return [b for b in found if b is not None]
+    return [b for structure in STRUCTURES for b in _batches(geometry, spec, options, structure)]
 
 
-def _batch(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions, structure: str) -> TileBatch | None:
+def _batches(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions, structure: str) -> list[TileBatch]:
     product = products(geometry.expr, structure)
     assert product is not None
     if any(t.elements >= _MOST_ELEMENTS for t in product.expr.tensors.values()):
-        return None
+        return []
     share = replace(options, pool=max(options.count, _PRICED), constants=())
-    rows: list[tuple[float, TileBatch, int]] = []
     inner = Geometry.of(product.expr)
     element = inner.names.index(ELEMENT)
-    for batch in pool(inner, spec, share):
-        if batch.structure == "tiled":  # a block multiplies for one element of the transformed tile
-            batch = batch.take(batch.block[:, element] == 1)
-            rows += [(s, batch, n) for s, n in perf.best_rows(batch, spec, _KEPT)]
-    if not rows:
-        return None
-    rows.sort(key=lambda r: r[0])
-    first = rows[0][1]  # what the batch of the best has in common, all kept ones have
-    kept = first.take(np.array([n for _, b, n in rows[:_KEPT] if b is first]))
-    return outer_batch(kept, product, geometry, structure)
+    batches = [b for b in pool(inner, spec, share) if b.structure == "tiled"]
+    # A block multiplies for one element of the transformed tile.
+    batches = [b.take(b.block[:, element] == 1) for b in batches]
+    best = [(s, n, row) for n, b in enumerate(batches) if len(b) for s, row in perf.best_rows(b, spec, _KEPT)]
+    kept: dict[int, list[int]] = {}
+    for _, n, row in sorted(best)[:_KEPT]:
+        kept.setdefault(n, []).append(row)
+    return [outer_batch(batches[n].take(np.array(r)), product, geometry, structure) for n, r in kept.items()]

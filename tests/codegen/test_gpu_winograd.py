@@ -36,8 +36,8 @@ def winograd(expression, m, register=None, block=None, **changes):
     return outer
 
 
-def assert_right(expression, program):
-    artifact = lower(program, expression, "sm_70", "v100")
+def assert_right(expression, program, arch="sm_70"):
+    artifact = lower(program, expression, arch, "test")
     verdict = prove(artifact, compare=lambda *a: check(*a).message)
     assert verdict.ok, str(verdict)
     return artifact
@@ -85,6 +85,13 @@ def test_vectors_and_padded_rows(m, register, block):
     columns = products(program.expr, f"winograd{m}").columns
     wide = replace(program, vector_axis=columns, vector_elements=2, interleaved=True, storage_padding=(("X", 4),))
     assert_right(e, wide)
+
+
+@pytest.mark.parametrize(("arch", "stages"), [("sm_70", 2), ("sm_80", 3)])
+def test_the_product_may_be_a_pipeline(arch, stages):
+    e = ops.conv2d(2, 40, 9, 11, 20, 3, 3, padding=1)
+    artifact = assert_right(e, winograd(e, 4, stages=stages), arch)
+    assert ("cp.async" in artifact.source) == (arch == "sm_80")
 
 
 def test_a_program_says_what_its_product_is():

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 from roller.codegen.gpu.access import vectorizable
@@ -96,11 +97,12 @@ class _Winograd:
 
     def kernels(self) -> list[Stmt]:
         """Return all kernels in launch order."""
-        inner = Context(self.found.expr)
+        inner = replace(self.ctx, expr=self.found.expr, buffers={}, workspaces=[])
         names = (self.form.filters.tensor, self.form.image.tensor, self.found.expr.anchor.name)
         mine = dict(zip(names, (self.weights, self.image, self.products), strict=True))
         inner.buffers = {**self.ctx.buffers, **mine}
         multiply = tiled_kernels(inner, self.found.expr.anchor, None, self.found.inner(self.program))
+        self.ctx.own_barriers |= inner.own_barriers
         for t in inner.workspaces:
             self.ctx.workspaces.append(t)
             self.ctx.buffers[t.name] = inner.buffers[t.name]
