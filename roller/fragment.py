@@ -25,6 +25,8 @@ class Fragment:
         Threads that execute it together: those of one TEU, or of several (a warp group).
     rate
         Instruction class of its throughput in ``compute.ops_per_cycle_per_unit``: ``"matrix"`` or ``"group_matrix"``.
+    arch
+        Architecture its kernels must be built for, where that is not the device's own (``"sm_90a"``).
 
     Examples
     --------
@@ -40,6 +42,7 @@ class Fragment:
     accumulator: str
     threads: int
     rate: str = "matrix"
+    arch: str = ""
 
     @property
     def family(self) -> str:

@@ -17,6 +17,7 @@ from roller.errors import BuildError
 from roller.expr import TensorExpr
 from roller.te.compat import default_pipeline, split_host_device, tirx, tvm, tvm_ffi
 from roller.tile import RProgram
+from roller.tile.warp_groups import ALIGNMENT_BYTES
 
 #: Elements an int32 offset can address; the generated index arithmetic is 32 bits wide.
 _MAX_ELEMENTS = 2**31
@@ -97,6 +98,7 @@ def lower(program: RProgram, expression: TensorExpr, arch: str, device: str) -> 
     launches = _launches(
         body, params, {ctx.buffers[a.name].name: a.name for a in arguments}, entry, arch, ctx.own_barriers
     )
+    arch = (program.fragment.arch if program.fragment else "") or arch
     return KernelArtifact("cuda", {"arch": arch}, device, expression, program, launches, arguments)
 
 
@@ -182,6 +184,8 @@ def clean(source: str) -> str:
     added = _INFINITY if "CUDART_INF" in source else ""
     added += WIDE_INTEGERS if re.search(EIGHT_INTEGERS, source) else ""
     added += device_functions.prelude(source)
+    if "roller_group_" in source:  # swizzled lines are counted from addresses, not from the start of the array
+        source = re.sub(r"(extern __shared__ __align__\()\d+", rf"\g<1>{ALIGNMENT_BYTES}", source)
     at = source.index('extern "C" __global__')
     source = source[:at] + added + source[at:]
     return source.strip() + "\n"

@@ -12,7 +12,7 @@ from roller.hardware.sections import DTYPES
 
 _EXTENT = Quantity("elements", 1, 1024, integer=True)
 _THREADS = Quantity("threads", 1, 1024, integer=True)
-_KEYS = ("name", "m", "n", "k", "operand", "accumulator", "threads", "rate")
+_KEYS = ("name", "m", "n", "k", "operand", "accumulator", "threads", "rate", "arch")
 
 
 def read_fragments(where: str, data: object) -> tuple[Fragment, ...]:
@@ -34,7 +34,7 @@ def read_fragments(where: str, data: object) -> tuple[Fragment, ...]:
 
 
 def _fragment(where: str, path: str, data: Mapping[str, Any]) -> Fragment:
-    check_keys(where, path, data, _KEYS, _KEYS[:-1])
+    check_keys(where, path, data, _KEYS, _KEYS[:-2])
     for key in ("operand", "accumulator"):
         if data[key] not in DTYPES:
             hint = did_you_mean(str(data[key]), DTYPES) or f"; expected one of {list(DTYPES)}."
@@ -46,4 +46,7 @@ def _fragment(where: str, path: str, data: Mapping[str, Any]) -> Fragment:
         raise fail(where, f"{path}.rate", f"expected 'matrix' or 'group_matrix', got {rate!r}.")
     m, n, k = (int(check_number(where, f"{path}.{x}", data[x], _EXTENT)) for x in "mnk")
     threads = int(check_number(where, f"{path}.threads", data["threads"], _THREADS))
-    return Fragment(name, m, n, k, data["operand"], data["accumulator"], threads, rate)
+    arch = data.get("arch", "")
+    if not isinstance(arch, str):
+        raise fail(where, f"{path}.arch", f"expected the name of an architecture such as sm_90a, got {arch!r}.")
+    return Fragment(name, m, n, k, data["operand"], data["accumulator"], threads, rate, arch)

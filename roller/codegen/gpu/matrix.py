@@ -51,6 +51,14 @@ class Matrix:
     program: RProgram
 
     def __post_init__(self) -> None:
+        self._prepare()
+        self._pool()
+        self.unit: MatrixUnit = matrix_unit(
+            self.fragment, *self.operands, self.register[self.m_axis], self.register[self.n_axis], self.lane
+        )
+
+    def _prepare(self) -> None:
+        """Name axes, threads and operands, and check that the template fits."""
         p, s = self.program, self.stage
         assert p.fragment is not None
         self.fragment = p.fragment
@@ -61,10 +69,6 @@ class Matrix:
         self._threads()
         self.operands = operands(s, self.ctx.expr.tensors, p.matrix_axes, p.block_tile)
         self._check()
-        self._pool()
-        self.unit: MatrixUnit = matrix_unit(
-            self.fragment, *self.operands, self.register[self.m_axis], self.register[self.n_axis], self.lane
-        )
 
     def _threads(self) -> None:
         """Name the threads: block, group of threads and lane, and where their tiles lie."""

@@ -36,7 +36,7 @@ def write(t: Matrix, result: Stage, target: Buffer, prefix: tuple[Expr, ...]) ->
     Element ``e`` of a 16 x 8 accumulator lies at row ``lane / 4 + 8 (e / 2)``, column ``2 (lane % 4) + e % 2``.
     """
     rows, columns = t.register[t.m_axis] // t.fragment.m, t.register[t.n_axis] // t.fragment.n
-    width = 2 if _pairs(t, result, target) else 1
+    width = 2 if pairs(t, result, target) else 1
     out = buffer("out", (2,), dtype_name(target), "local")
 
     def element(i: Expr, j: Expr, half: Expr) -> Stmt:
@@ -57,10 +57,10 @@ def write(t: Matrix, result: Stage, target: Buffer, prefix: tuple[Expr, ...]) ->
             return loop(
                 "e",
                 2,
-                lambda e: when(inside(t, at(e)), store(target, value(e), *_where(result, prefix, at(e)))),
+                lambda e: when(inside(t, at(e)), store(target, value(e), *place(result, prefix, at(e)))),
                 unroll=True,
             )
-        index = _where(result, prefix, at(num(0)))
+        index = place(result, prefix, at(num(0)))
         compute = loop("e", 2, lambda e: store(out, value(e), e), unroll=True)
         put = vector_loop(2, lambda v: store(target, load(out, v), *index[:-1], index[-1] + v))
         return when(inside(t, at(num(0))), seq([compute, put]))
@@ -87,11 +87,13 @@ def inside(t: Matrix, env: Mapping[str, Expr]) -> list[Expr]:
     return [env[m.name] < m.extent for m in t.maps if m.padded]
 
 
-def _where(result: Stage, prefix: tuple[Expr, ...], env: Mapping[str, Expr]) -> list[Expr]:
+def place(result: Stage, prefix: tuple[Expr, ...], env: Mapping[str, Expr]) -> list[Expr]:
+    """Return the index of a result in the output."""
     return [*prefix, *(emit_index(i, env) for i in result.store)]
 
 
-def _pairs(t: Matrix, result: Stage, target: Buffer) -> bool:
+def pairs(t: Matrix, result: Stage, target: Buffer) -> bool:
+    """Whether two neighbours along n are one aligned access of the output."""
     shape = tuple(int(x) for x in target.shape)
     if shape[-1] % 2:
         return False

@@ -24,6 +24,7 @@ from roller.codegen.gpu.nest import (
     with_buffers,
 )
 from roller.codegen.gpu.tiled import Tiled
+from roller.codegen.gpu.warp_groups import WarpGroups
 from roller.expr import COMBINERS, Axis, Stage, Tensor, axis_index
 from roller.te.emit import combine, constant, emit_index, emit_scalar
 from roller.tile import RProgram
@@ -51,7 +52,9 @@ def tiled_kernels(ctx: Context, stage: Stage, epilogue: Stage | None, program: R
 
 
 def _template(ctx: Context, stage: Stage, program: RProgram) -> Tiled | Matrix:
-    return Matrix(ctx, stage, program) if program.structure == "matrix" else Tiled(ctx, stage, program)
+    if program.fragment is None:
+        return Tiled(ctx, stage, program)
+    return (WarpGroups if program.fragment.family == "wgmma" else Matrix)(ctx, stage, program)
 
 
 def _combine_parts(ctx: Context, stage: Stage, result: Stage, partial: Tensor, order: Sequence[Axis]) -> Stmt:

@@ -1,0 +1,193 @@
+"""Template of reductions by warp groups: wgmma reads both operands from scratchpad, sums stay in registers.
+
+Per block, for every step of the reduction: the threads' copies of the step have landed and are published to the matrix
+unit, a barrier, then every warp group starts its products and, while they run, the copies of a later step. With three
+stages or more the products of one step are still running as those of the next start; the stage they read is refilled
+only after the next barrier, which all threads reach after waiting for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from roller.codegen.gpu import device_functions as device
+from roller.codegen.gpu import group_functions
+from roller.codegen.gpu.access import vectorizable
+from roller.codegen.gpu.group_copies import copy_group_tile
+from roller.codegen.gpu.mapping import vector_loop
+from roller.codegen.gpu.matrix import Matrix
+from roller.codegen.gpu.matrix_store import finished, inside, pairs, place
+from roller.codegen.gpu.nest import (
+    Buffer,
+    Expr,
+    Stmt,
+    buffer,
+    dtype_name,
+    kernel,
+    load,
+    loop,
+    loops,
+    num,
+    seq,
+    store,
+    when,
+    with_buffers,
+)
+from roller.expr import Stage
+from roller.te.compat import tirx
+from roller.tile.fragments import Operand
+from roller.tile.warp_groups import CHUNK_BYTES, GroupTile, group_tile
+
+#: Neighbouring results of a thread along n, and columns of the instruction that share a layout.
+_PAIR, _COLUMNS = 2, 8
+#: Rows of the instruction that one warp of the group holds.
+_WARP_ROWS = 16
+#: Stages from which on products of two steps run at the same time.
+_OVERLAPPED = 3
+
+
+@dataclass
+class WarpGroups(Matrix):
+    """Everything one kernel by warp groups needs while it is written."""
+
+    def __post_init__(self) -> None:
+        """Lay out the ring of tiles, and the sums of one thread."""
+        self._prepare()
+        f = self.fragment
+        self.across = self.register[self.m_axis] // f.m, self.register[self.n_axis] // f.n
+        self.sums = buffer("sums", (self.across[0] * self.across[1] * f.m * f.n // f.threads,), f.accumulator, "local")
+        a, b = self.operands
+        self.group_tiles = self._tile(a, f.m), self._tile(b, f.n)
+        self.offsets = 0, self.group_tiles[0].bytes // a.tensor.itemsize_bytes
+        self.slot_elements = sum(t.bytes for t in self.group_tiles) // a.tensor.itemsize_bytes
+        self.ring = buffer("ring", (self.program.stages * self.slot_elements,), f.operand, "shared.dyn")
+        self.starts = buffer("starts", (2,), "uint64", "local")
+
+    def _tile(self, operand: Operand, step: int) -> GroupTile:
+        """Lay out an operand: lines run along the axis whose neighbours are neighbours in memory."""
+
+        def contiguous(axis: str) -> bool:
+            index, extent = operand.load.index, self.domain.real[axis]
+            return vectorizable(index, operand.tensor, axis, extent, operand.chunk)
+
+        k_major = contiguous(operand.k_axis) or not (operand.transposed or contiguous(operand.axis))
+        axes = operand.axis, operand.k_axis
+        return group_tile(operand.load, operand.tensor, axes, self.program.block_tile, step, k_major)
+
+    # ---- the reduction
+
+    def accumulate(self) -> Stmt:
+        """Clear the sums, then all steps of this block's share of the reduction."""
+        self.ctx.own_barriers = True
+        extent = int(self.sums.shape[0])
+        zero = tirx.const(0.0, self.fragment.accumulator)
+        init = loop("r", extent, lambda r: store(self.sums, zero, r), unroll=True)
+        hold = device.call(f"roller_group_hold<{extent}>", device.address(self.sums, num(0)))
+        return seq([init, hold, self._overlapped(), hold])
+
+    def _overlapped(self) -> Stmt:
+        """Return the loop over steps; see the module's description."""
+        count, base = self._steps()
+        running = 1 if self.program.stages >= _OVERLAPPED else 0  # groups of products that outlive their step
+        ahead = self.program.stages - 1 - running
+
+        def fill(step: Expr) -> Stmt:
+            # Groups are counted, also those of steps there are not: the wait of step n is for group n.
+            return seq([when([step < count], self._copies(base(step), step)), device.copy_commit()])
+
+        def one(step: Expr) -> Stmt:
+            before, after = ([], [fill(step + ahead)]) if ahead else ([fill(step)], [])
+            last = [] if ahead else [device.barrier()]
+            return seq(
+                [
+                    *before, device.copy_wait(max(ahead - 1, 0)), device.call("roller_publish"), device.barrier(),
+                    self._products(step), *after, device.call(f"roller_group_wait<{running}>"), *last,
+                ]
+            )  # fmt: skip
+
+        first = [loop("fill", ahead, fill)] if ahead else []
+        rest = [device.call("roller_group_wait<0>")] if running else []
+        return seq([*first, loop("step", count, one), *rest])
+
+    def _copies(self, base: Mapping[str, Expr], step: Expr) -> Stmt:
+        """Return the copies of both operands' tiles of a step."""
+        threads = self.program.threads_per_block
+        return seq(
+            [
+                copy_group_tile(self.ctx, t, self.domain, base, (self.thread.var, threads), self.ring, start)
+                for t, start in zip(self.group_tiles, self._tile_starts(step), strict=True)
+            ]
+        )
+
+    def _tile_starts(self, step: Expr) -> list[Expr]:
+        return [self._slot(step) * self.slot_elements + offset for offset in self.offsets]
+
+    def _products(self, step: Expr) -> Stmt:
+        """Start the products of a step on this warp group's part of the tiles."""
+        a, b = self.group_tiles
+        describe = []
+        for n, (t, start) in enumerate(zip(self.group_tiles, self._tile_starts(step), strict=True)):
+            own = device.address(self.ring, start + t.start(self.group[t.axis], 0))
+            fields = (num(x) for x in (t.leading_bytes, t.stride_bytes, t.swizzle))
+            describe.append(store(self.starts, tirx.call_extern("uint64", "roller_group_tile", own, *fields), num(n)))
+        f = self.fragment
+        name = group_functions.product(f, not a.k_major, not b.k_major)
+        calls = []
+        for k in range(0, a.depth, f.k):
+            for i in range(self.across[0]):
+                for j in range(self.across[1]):
+                    sums = device.address(self.sums, num((i * self.across[1] + j) * (f.m * f.n // f.threads)))
+                    calls.append(device.call(name, sums, self._described(0, i * f.m, k), self._described(1, j * f.n, k)))
+        return seq([*describe, device.call("roller_group_fence"), *calls, device.call("roller_group_commit")])
+
+    def _described(self, n: int, row: int, k: int) -> Expr:
+        """Return the descriptor of one product's operand: the group's own, moved on by whole chunks."""
+        t = self.group_tiles[n]
+        moved = t.start(row, k) * t.tensor.itemsize_bytes // CHUNK_BYTES
+        start = load(self.starts, num(n))
+        return start + tirx.const(moved, "uint64") if moved else start
+
+    # ---- the result
+
+    def kernel(self, result: Stage, target: Buffer, prefix: tuple[Expr, ...] = ()) -> Stmt:
+        """Return the whole kernel; ``prefix`` are leading indices of ``target`` (the part of a split reduction)."""
+        body = seq([self.accumulate(), self._write(result, target, prefix)])
+        return kernel((self.block, self.thread), with_buffers([self.ring, self.sums, self.starts], body))
+
+    def _write(self, result: Stage, target: Buffer, prefix: tuple[Expr, ...]) -> Stmt:
+        """Store every sum of this thread, two neighbours along n at once where the output allows.
+
+        Sum ``4 c + 2 h + e`` of a product of 64 rows lies at row ``16 warp + lane / 4 + 8 h`` and column
+        ``8 c + 2 (lane % 4) + e`` (PTX manual, wgmma: registers of D).
+        """
+        wide = pairs(self, result, target)
+        out = buffer("out", (_PAIR,), dtype_name(target), "local")
+        f, (m, n) = self.fragment, (self.m_axis, self.n_axis)
+
+        def element(at: dict[str, Expr]) -> Stmt:
+            row = at["i"] * f.m + tirx.floordiv(self.lane, 32) * _WARP_ROWS + at["h"] * 8
+            row = row + tirx.floordiv(tirx.floormod(self.lane, 32), 4)
+            column = at["j"] * f.n + at["c"] * _COLUMNS + tirx.floormod(self.lane, 4) * _PAIR
+            first = (((at["i"] * self.across[1] + at["j"]) * (f.n // _COLUMNS) + at["c"]) * 2 + at["h"]) * _PAIR
+
+            def env(e: Expr) -> dict[str, Expr]:
+                moved = {m: self.group[m] + row, n: self.group[n] + column + e}
+                return {**self.base, **{a: self.base[a] + x for a, x in moved.items()}}
+
+            def value(e: Expr) -> Expr:
+                return finished(self, result, load(self.sums, first + e), env(e))
+
+            def single(e: Expr) -> Stmt:
+                return when(inside(self, env(e)), store(target, value(e), *place(result, prefix, env(e))))
+
+            if not wide:
+                return loop("e", _PAIR, single, unroll=True)
+            index = place(result, prefix, env(num(0)))
+            compute = loop("e", _PAIR, lambda e: store(out, value(e), e), unroll=True)
+            put = vector_loop(_PAIR, lambda v: store(target, load(out, v), *index[:-1], index[-1] + v))
+            return when(inside(self, env(num(0))), seq([compute, put]))
+
+        names = [("i", self.across[0]), ("j", self.across[1]), ("c", f.n // _COLUMNS), ("h", 2)]
+        body = loops(names, element, unroll=True)
+        return with_buffers([out], body) if wide else body

@@ -1,0 +1,143 @@
+"""Operand tiles of warp-group matrix instructions: how they lie in scratchpad, and how a descriptor names them.
+
+The unit reads both operands from scratchpad by itself. A tile is made of *slabs*: lines of up to 128 bytes, one per
+row (where it is contiguous along k) or per k (where it is contiguous along its rows), whose 16-byte chunks are
+exchanged by an exclusive or with the line's number, so that neither copies nor products meet in a bank. The rules are
+those of the canonical layouts of the PTX manual ("Shared Memory Matrix Layout" of wgmma).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from roller.errors import TileError
+from roller.expr import Load, Tensor
+
+#: One chunk of a line (bytes): what the swizzle moves, and one asynchronous copy.
+CHUNK_BYTES = 16
+#: Lines the unit reads at a time, and bytes of its longest line.
+_LINES, _LINE_BYTES = 8, 128
+#: Code of the swizzle in a descriptor by bytes of a line.
+_SWIZZLES = {128: 1, 64: 2, 32: 3}
+#: Where tiles start (bytes): the longest pattern of swizzled lines repeats so.
+ALIGNMENT_BYTES = _LINES * _LINE_BYTES
+
+
+@dataclass(frozen=True)
+class GroupTile:
+    """The tile of operand A or B in one stage of the scratchpad.
+
+    Parameters
+    ----------
+    load, tensor
+        What is copied.
+    axis, k_axis
+        Axis of its rows (m for A, n for B), and of the reduction.
+    rows, depth
+        Extents along both (elements).
+    k_major
+        Whether lines run along k.
+    line_bytes
+        Length of a line.
+    """
+
+    load: Load
+    tensor: Tensor
+    axis: str
+    k_axis: str
+    rows: int
+    depth: int
+    k_major: bool
+    line_bytes: int
+
+    @property
+    def chunk(self) -> int:
+        """Elements of a chunk."""
+        return CHUNK_BYTES // self.tensor.itemsize_bytes
+
+    @property
+    def along(self) -> str:
+        """Axis along which lines run."""
+        return self.k_axis if self.k_major else self.axis
+
+    @property
+    def lines(self) -> int:
+        """Lines of a slab."""
+        return self.rows if self.k_major else self.depth
+
+    @property
+    def length(self) -> int:
+        """Elements of the tile along its lines, over all slabs."""
+        return self.depth if self.k_major else self.rows
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the tile, rounded up so that another may follow."""
+        used = self.rows * self.depth * self.tensor.itemsize_bytes
+        return -(-used // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+    @property
+    def swizzle(self) -> int:
+        """Code of the swizzle in a descriptor."""
+        return _SWIZZLES[self.line_bytes]
+
+    @property
+    def leading_bytes(self) -> int:
+        """Leading offset of a descriptor: from slab to slab; ignored where lines run along k."""
+        return CHUNK_BYTES if self.k_major else self.lines * self.line_bytes
+
+    @property
+    def stride_bytes(self) -> int:
+        """Stride offset of a descriptor: from eight lines to the next."""
+        return _LINES * self.line_bytes
+
+    def position(self, line: Any, chunk: Any) -> Any:
+        """Return the element at which a chunk of 16 bytes lies; ``chunk`` counts along the lines of all slabs."""
+        per, line_elements = self.line_bytes // CHUNK_BYTES, self.line_bytes // self.tensor.itemsize_bytes
+        repeat = _LINE_BYTES // self.line_bytes  # lines the swizzle treats alike
+        moved = (chunk % per) ^ (line // repeat % per)
+        return chunk // per * (self.lines * line_elements) + line * line_elements + moved * self.chunk
+
+    def start(self, row: Any, k: int) -> Any:
+        """Return the element at which a product's operand starts: ``row`` a multiple of its rows, ``k`` of 16."""
+        line_elements = self.line_bytes // self.tensor.itemsize_bytes
+        line, along = (row, k) if self.k_major else (k, row)
+        return along // line_elements * (self.lines * line_elements) + line * line_elements + along % line_elements
+
+
+def group_tile(
+    load: Load, tensor: Tensor, axes: tuple[str, str], tile: Mapping[str, int], step: int, k_major: bool
+) -> GroupTile:
+    """Lay out the tile of one operand.
+
+    Parameters
+    ----------
+    load, tensor
+        What is copied; elements of 2 bytes.
+    axes
+        The operand's own axis and the axis along k.
+    tile
+        Extents of the block's tile.
+    step
+        Rows one instruction reads (its m or n).
+    k_major
+        Whether lines run along k.
+
+    Raises
+    ------
+    TileError
+        Where no length of line fits.
+    """
+    rows, depth = tile[axes[0]], tile[axes[1]]
+    bound = (depth,) if k_major else (rows, step)
+    for line in _SWIZZLES:
+        elements = line // tensor.itemsize_bytes
+        if all(b % elements == 0 for b in bound):
+            return GroupTile(load, tensor, *axes, rows, depth, k_major, line)
+    raise TileError(
+        f"{tensor.name}: expected a tile in lines of at least {min(_SWIZZLES)} bytes, "
+        f"got {rows} x {depth}. Choose another tile."
+    )
+
