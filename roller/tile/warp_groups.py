@@ -140,4 +140,3 @@ def group_tile(
         f"{tensor.name}: expected a tile in lines of at least {min(_SWIZZLES)} bytes, "
         f"got {rows} x {depth}. Choose another tile."
     )
-

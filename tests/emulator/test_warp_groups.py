@@ -19,7 +19,7 @@ MODES = {0: (0, 1), 32: (3, 2), 64: (2, 4), 128: (1, 8)}
 IMAGE_BYTES = 16384
 
 
-def layout(mode, transposed, lead, stride, row, k):
+def layout(mode, transposed, lead, stride, row, k, start=0):
     """Byte of element ``(row, k)``: CUTLASS's canonical layouts in units of 16 bytes, then the swizzle of addresses."""
     width = MODES[mode][1]
     if transposed:  # ((T, width, m), (8, k)) : ((1, T, LBO), (width T, SBO)); without swizzle the offsets change places
@@ -29,6 +29,7 @@ def layout(mode, transposed, lead, stride, row, k):
     else:  # ((8, n), 2) : ((width, SBO), 1), or LBO instead of 1 without swizzle
         unit = row % 8 * width + row // 8 * stride // 16 + k // 8 * (1 if mode else lead // 16)
         byte = 16 * unit + k % 8 * 2
+    byte += start
     return byte ^ (byte >> 7 & (width - 1)) << 4
 
 

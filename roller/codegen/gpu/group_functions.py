@@ -29,7 +29,8 @@ define("roller_group_hold", """template <int N> void roller_group_hold(float* su
   #pragma unroll
   for (int i = 0; i < N; ++i) asm volatile("" : "+f"(sum[i]) :: "memory");
 }""")  # fmt: skip
-define("roller_group_tile", """unsigned long long roller_group_tile(const void* start, int leading, int stride, int swizzle) {
+define("roller_group_tile", """unsigned long long roller_group_tile(
+    const void* start, int leading, int stride, int swizzle) {
   return (unsigned long long)((roller_shared_address(start) & 0x3ffff) >> 4) | (unsigned long long)(leading >> 4) << 16
          | (unsigned long long)(stride >> 4) << 32 | (unsigned long long)swizzle << 62;
 }""")  # fmt: skip

@@ -53,8 +53,9 @@ class Matrix:
     def __post_init__(self) -> None:
         self._prepare()
         self._pool()
+        a, b = self.operands
         self.unit: MatrixUnit = matrix_unit(
-            self.fragment, *self.operands, self.register[self.m_axis], self.register[self.n_axis], self.lane
+            self.fragment, a, b, self.register[self.m_axis], self.register[self.n_axis], self.lane
         )
 
     def _prepare(self) -> None:

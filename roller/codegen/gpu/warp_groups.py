@@ -138,7 +138,9 @@ class WarpGroups(Matrix):
             for i in range(self.across[0]):
                 for j in range(self.across[1]):
                     sums = device.address(self.sums, num((i * self.across[1] + j) * (f.m * f.n // f.threads)))
-                    calls.append(device.call(name, sums, self._described(0, i * f.m, k), self._described(1, j * f.n, k)))
+                    calls.append(
+                        device.call(name, sums, self._described(0, i * f.m, k), self._described(1, j * f.n, k))
+                    )
         return seq([*describe, device.call("roller_group_fence"), *calls, device.call("roller_group_commit")])
 
     def _described(self, n: int, row: int, k: int) -> Expr:
