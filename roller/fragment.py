@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-#: Instruction families; code generation has device functions for each.
+#: Instruction families.
 FAMILIES = ("wmma", "mma", "wgmma", "mfma")
+#: Those of them that a template lowers: construction makes programs of no others.
+LOWERED = ("mma",)
 
 
 @dataclass(frozen=True)

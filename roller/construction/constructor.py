@@ -14,6 +14,7 @@ import numpy as np
 from roller import perf
 from roller.construction.cpu_pool import cpu_pool
 from roller.construction.gpu_pool import pool as gpu_pool
+from roller.construction.matrix_pool import matrix_pool
 from roller.construction.options import TEMPLATE_VERSION, ConstructOptions
 from roller.construction.winograd_gpu import winograd_gpu_pool
 from roller.errors import NoCandidateError
@@ -24,6 +25,7 @@ from roller.perf.batch import TileBatch
 from roller.perf.estimate import Estimate
 from roller.perf.gpu import inner_batch, products_of
 from roller.tile.alignment import broken_rules
+from roller.tile.fragments import fragment_padding, program_operands
 from roller.tile.geometry import Geometry, Ints
 from roller.tile.layout import fragment_spread, lane_reads, storage_padding
 from roller.tile.program import RProgram
@@ -98,6 +100,7 @@ def construct_candidates(expr: TensorExpr, spec: DeviceSpec, options: ConstructO
         geometry = Geometry.of(form)
         found = cpu_pool(geometry, target, share) if spec.kind == "cpu" else gpu_pool(geometry, target, share)
         found += winograd_gpu_pool(geometry, target, share) if spec.kind == "gpu" else []
+        found += matrix_pool(geometry, target, share)
         batches += [replace(b, constants=constants) for b in found]
     best = _best_programs([b for b in batches if len(b)], target, options.count)
     if not best:
@@ -243,7 +246,7 @@ def _vector(batch: TileBatch, i: int, spec: DeviceSpec) -> tuple[str | None, int
     if batch.vector_axis is not None:
         lanes = spec.teu.lanes * 4 // max(4, g.store.tensor.itemsize_bytes)
         return g.names[batch.vector_axis], lanes
-    if not g.order:
+    if not g.order or batch.fragment is not None:  # the fragment says which results a thread holds
         return None, 1
     axis = g.order[-1]
     reductions = np.flatnonzero(~g.spatial)
@@ -258,6 +261,10 @@ def _lay_out(program: RProgram, spec: DeviceSpec) -> RProgram:
     """Choose interleaved or contiguous thread rows, and the storage padding, by what one TEU's reads cost."""
     shared = spec.layer("shared")
     banks, width = shared.banks or spec.teu.lanes, shared.bank_width_bytes or 4
+    if program.fragment is not None:
+        read = program_operands(program)
+        parted = [(x.tensor.name, fragment_padding(x, program.fragment, banks, width)[0]) for x in read]
+        return replace(program, storage_padding=tuple((t, pad) for t, pad in parted if pad))
     options = []
     for interleaved in (True, False):
         trial = replace(program, interleaved=interleaved)

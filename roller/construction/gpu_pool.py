@@ -12,7 +12,7 @@ from roller.construction.scale_up import best_children, lane_seeds, register_til
 from roller.construction.score import tile_cost
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.perf.gpu import arithmetic_bound_s, register_words, scratchpad_bytes
+from roller.perf.gpu import arithmetic_bound_s, register_words, scratchpad_bytes, usable_registers
 from roller.tile.geometry import Geometry, Ints, product
 
 #: Reduction steps branched over per block tile.
@@ -61,9 +61,9 @@ def register_limits(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
     """Mask of programs within the thread and register limits whose blocks fill whole TEUs (rule 1)."""
     threads = batch.threads_per_block
     words = register_words(batch)
-    assert spec.limits.threads_per_block and spec.limits.usable_registers_per_thread
+    assert spec.limits.threads_per_block
     fits = (threads % spec.teu.lanes == 0) & (threads <= spec.limits.threads_per_block)
-    return np.asarray(fits & (words <= spec.limits.usable_registers_per_thread))
+    return np.asarray(fits & (words <= usable_registers(batch, spec)))
 
 
 def padding_allowed(geometry: Geometry, block: Ints, options: ConstructOptions) -> np.ndarray:

@@ -111,7 +111,7 @@ class TileBatch:
         return product(self.register, self._reduced)
 
     @cached_property
-    def _memo(self) -> dict[Any, Ints]:
+    def _memo(self) -> dict[Any, Any]:
         return {}
 
     def register_elements(self, access: Access) -> Ints:
@@ -119,20 +119,23 @@ class TileBatch:
         key = ("register", id(access))
         if key not in self._memo:
             self._memo[key] = access.elements(self.register)
-        return self._memo[key]
+        found: Ints = self._memo[key]
+        return found
 
     def block_elements(self, access: Access) -> Ints:
         """Elements of the data tile of a block tile, ``(N,)``."""
         key = ("block", id(access))
         if key not in self._memo:
             self._memo[key] = access.elements(self.block)
-        return self._memo[key]
+        found: Ints = self._memo[key]
+        return found
 
     def lanes(self, width: int) -> Ints:
         """Lanes of one TEU per axis: reductions fastest, then the axis contiguous in the output, ``(N, axes)``."""
         if width not in self._memo:
             self._memo[width] = self._lanes(width)
-        return self._memo[width]
+        found: Ints = self._memo[width]
+        return found
 
     def _lanes(self, width: int) -> Ints:
         out = np.ones_like(self.block)

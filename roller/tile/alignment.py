@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from roller.tile.fragments import conflicts, program_operands
 from roller.tile.geometry import Geometry
 from roller.tile.layout import lane_reads
 from roller.tile.program import RProgram
@@ -21,7 +22,14 @@ Rule: TypeAlias = "Callable[[RProgram, DeviceSpec, float], bool]"
 
 
 def execution_unit(program: RProgram, spec: DeviceSpec, epsilon: float) -> bool:
-    """Rule 1: the threads of a block fill whole TEUs; on a CPU the vectorised axis is a multiple of the lanes."""
+    """Rule 1: the threads of a block fill whole TEUs; on a CPU the vectorised axis is a multiple of the lanes.
+
+    Tiles of a matrix unit are multiples of its fragment.
+    """
+    if program.fragment is not None:
+        f, tile = program.fragment, program.tile("register")
+        sizes = zip(program.matrix_axes, (f.m, f.n, f.k), strict=True)
+        return program.threads_per_block % spec.teu.lanes == 0 and all(tile[a] % size == 0 for a, size in sizes)
     if program.kind == "gpu":
         return program.threads_per_block % spec.teu.lanes == 0
     if program.vector_axis is None:
@@ -61,6 +69,9 @@ def memory_bank(program: RProgram, spec: DeviceSpec, epsilon: float) -> bool:
     shared = spec.layer("shared")
     padding = dict(program.storage_padding)
     banks, width = shared.banks or spec.teu.lanes, shared.bank_width_bytes or 4
+    if program.fragment is not None:
+        read = ((x, program.fragment, padding.get(x.tensor.name, 0), banks, width) for x in program_operands(program))
+        return all(conflicts(*r) == 1 for r in read)
     reads = lane_reads(program, spec.teu.lanes)
     return all(r.degree(padding.get(t, 0), banks, width) == 1 for t, r in reads.items())
 

@@ -2,7 +2,7 @@
 
 from roller.perf.gpu.compute import compute_rate_per_unit
 from roller.perf.gpu.laid_out import LaidOut
-from roller.perf.gpu.occupancy import allocated_registers, occupancy, register_words, scratchpad_bytes
+from roller.perf.gpu.occupancy import allocated_registers, occupancy, register_words, scratchpad_bytes, usable_registers
 from roller.perf.gpu.price import arithmetic_bound_s, lower_bound_s
 from roller.perf.gpu.products import inner_batch, outer_batch, products_of
 from roller.perf.gpu.structures import price
@@ -22,4 +22,5 @@ __all__ = [
     "products_of",
     "register_words",
     "scratchpad_bytes",
+    "usable_registers",
 ]

@@ -65,7 +65,7 @@ class Work:
     finish: Floats
     groups: Floats
     steps: Floats
-    chain: float
+    chain: Floats | float
     combine: Floats
     side_by_side: bool
 

@@ -10,9 +10,10 @@ import numpy as np
 
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.perf.gpu.occupancy import scratchpad_bytes
+from roller.perf.gpu.occupancy import matrix_scratchpad_bytes, scratchpad_bytes
 from roller.perf.gpu.products import inner_batch, products_of
 from roller.perf.gpu.traffic import counted_traffic
+from roller.tile.fragments import conflicts, program_operands
 from roller.tile.geometry import Floats, Ints
 from roller.tile.layout import fragment_spread, lane_reads
 from roller.tile.program import RProgram
@@ -47,10 +48,11 @@ class LaidOut:
             batch, programs = inner_batch(batch, found), [found.inner(p) for p in programs]
         pads = [dict(p.storage_padding) for p in programs]
         padding = {t: np.array([p.get(t, 0) for p in pads], np.int64) for t in {t for p in pads for t in p}}
+        used = [matrix_scratchpad_bytes(p) for p in programs if p.fragment is not None]
         return cls(
-            scratchpad_bytes(batch, padding),
+            np.array(used, np.int64) if used else scratchpad_bytes(batch, padding),
             _by_tensor([_conflict_degrees(p, spec) for p in programs]),
-            _by_tensor([fragment_spread(p) for p in programs]),
+            {} if batch.fragment else _by_tensor([fragment_spread(p) for p in programs]),
             counted_traffic(batch, spec),
         )
 
@@ -70,6 +72,9 @@ def _conflict_degrees(program: RProgram, spec: DeviceSpec) -> dict[str, float]:
         return {}
     shared, padding = spec.layer("shared"), dict(program.storage_padding)
     banks, width = shared.banks or spec.teu.lanes, shared.bank_width_bytes or 4
+    if program.fragment is not None:
+        read = ((x, program.fragment, padding.get(x.tensor.name, 0)) for x in program_operands(program))
+        return {x.tensor.name: float(conflicts(x, f, pad, banks, width)) for x, f, pad in read}
     degrees = {t: r.degrees(padding.get(t, 0), banks, width) for t, r in lane_reads(program, spec.teu.lanes).items()}
     return {t: sum(d) / len(d) for t, d in degrees.items()}
 
@@ -81,6 +86,8 @@ def _unavoidable_conflicts(batch: TileBatch, spec: DeviceSpec) -> dict[str, Floa
     """
     found: dict[str, Floats] = {}
     banks = spec.layer("shared").banks or spec.teu.lanes
+    if batch.fragment is not None:  # padding parts the rows of fragments
+        return found
     lanes = batch.lanes(spec.teu.lanes)
     for a in batch.geometry.loads if batch.staged else ():
         steps = np.abs(a.coefficients[-1]) if a.coefficients.shape[0] and a.windows[-1] else np.zeros(0, np.int64)

@@ -6,17 +6,29 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from roller.expr import DTYPE_BYTES
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.tile.geometry import Access, Ints
+from roller.perf.gpu.matrix_copies import fetched_words
+from roller.tile.fragments import program_operands
+from roller.tile.geometry import Access, Ints, product
 from roller.tile.layout import row_axis
+from roller.tile.program import RProgram
 
 #: Registers a thread of our templates needs beside accumulators and operand fragments (addresses, loop counters).
 BASE_REGISTERS = 24
+#: The same where a matrix unit computes: addresses of copies, of both operands' fragments and of the results.
+MATRIX_BASE_REGISTERS = 48
+#: Fragments of operands a thread holds: those it multiplies, and those it reads meanwhile.
+OPERAND_SETS = 2
+#: Times that fragments of a family hold every operand element (Volta's: in two threads each).
+OPERAND_COPIES = {"wmma": 2}
 
 
 def register_words(batch: TileBatch) -> Ints:
     """Return 32-bit registers per thread for accumulators and operand fragments, ``(N,)``."""
+    if batch.fragment is not None:
+        return _matrix_words(batch)
     acc = max(1, batch.geometry.store.tensor.itemsize_bytes // 4)
     words = batch.register_outputs * acc
     for a in batch.geometry.loads:
@@ -30,6 +42,8 @@ def allocated_registers(batch: TileBatch) -> Ints:
     Accumulators, fragments, and :data:`BASE_REGISTERS`. Where rows of a staged tile run along the innermost
     reduction axis, a vector read brings several points of the step at once, and the fragment holds them all.
     """
+    if batch.fragment is not None:
+        return _matrix_words(batch) + MATRIX_BASE_REGISTERS
     g = batch.geometry
     words = batch.register_outputs * max(1, g.store.tensor.itemsize_bytes // 4)
     reductions = np.flatnonzero(~g.spatial)
@@ -41,6 +55,27 @@ def allocated_registers(batch: TileBatch) -> Ints:
             mine = mine * np.maximum(1, ahead // np.maximum(1, batch.register_points))
         words = words + mine
     return words + BASE_REGISTERS
+
+
+def usable_registers(batch: TileBatch, spec: DeviceSpec) -> Ints:
+    """Return the 32-bit registers per thread that accumulators and operands may take, ``(N,)``.
+
+    Those of a matrix unit are known one by one, so that only the hard limit binds them.
+    """
+    usable = np.full(len(batch), spec.limits.usable_registers_per_thread or 0, np.int64)
+    if batch.fragment is None:
+        return usable
+    hard = spec.limits.registers_per_thread or spec.limits.usable_registers_per_thread or 0
+    return hard - MATRIX_BASE_REGISTERS - fetched_words(batch, spec)
+
+
+def _matrix_words(batch: TileBatch) -> Ints:
+    """Return registers per thread of the accumulators, operand fragments, and copies on their way through registers."""
+    f, g = batch.fragment, batch.geometry
+    assert f is not None
+    acc = batch.register_outputs * DTYPE_BYTES[f.accumulator]
+    operands = sum((batch.register_elements(a) * a.tensor.itemsize_bytes for a in g.loads), np.zeros_like(acc))
+    return -(-(acc + OPERAND_SETS * OPERAND_COPIES.get(f.family, 1) * operands) // (4 * f.threads))
 
 
 def _row_axis(batch: TileBatch, access: Access) -> str | None:
@@ -58,10 +93,20 @@ def scratchpad_bytes(batch: TileBatch, padding: Mapping[str, Ints] | None = None
     if not batch.staged:
         return total
     for a in batch.geometry.loads:
-        elements = a.allocated_elements(batch.block)
+        # Strides leave no gaps where a matrix unit reads rows of neighbours.
+        matrix = product(batch.block, np.flatnonzero(a.uses)) if batch.fragment is not None else None
+        elements = a.allocated_elements(batch.block) if matrix is None else matrix
         if padding and a.tensor.name in padding:
             elements = elements + elements // _row_extent(batch, a) * padding[a.tensor.name]
         total = total + elements * a.tensor.itemsize_bytes * batch.stages
+    return total
+
+
+def matrix_scratchpad_bytes(program: RProgram) -> int:
+    """Return bytes of scratchpad a block of a ``"matrix"`` program allocates, as its operands are laid out."""
+    padding, total = dict(program.storage_padding), 0
+    for x in program_operands(program):
+        total += x.elements(padding.get(x.tensor.name, 0)) * x.tensor.itemsize_bytes * program.stages
     return total
 
 
@@ -82,7 +127,8 @@ def occupancy(batch: TileBatch, spec: DeviceSpec, scratchpad: Ints) -> tuple[Int
     unit = max(1, (lim.register_allocation_unit or 1) // spec.teu.lanes)  # allocated per TEU
     most = lim.registers_per_thread or lim.usable_registers_per_thread or 0
     # Addresses and fragments are squeezed, at worst spilled, where accumulators and operands leave them no room.
-    registers = np.minimum(-(-allocated_registers(batch) // unit) * unit, -(-most // unit) * unit)
+    allocated = allocated_registers(batch) + (fetched_words(batch, spec) if batch.fragment is not None else 0)
+    registers = np.minimum(-(-allocated // unit) * unit, -(-most // unit) * unit)
     assert lim.registers_per_unit and lim.threads_per_unit and lim.blocks_per_unit  # the schema requires them of a GPU
     blocks = np.minimum(lim.blocks_per_unit, lim.threads_per_unit // (teus * spec.teu.lanes))
     # The register file is split evenly among the schedulers, and a TEU's registers lie in one part.
@@ -93,5 +139,5 @@ def occupancy(batch: TileBatch, spec: DeviceSpec, scratchpad: Ints) -> tuple[Int
     assert lim.threads_per_block and lim.usable_registers_per_thread  # likewise
     budget = shared.usable_bytes or shared.capacity_bytes
     fits = (threads <= lim.threads_per_block) & (scratchpad <= budget)
-    fits &= register_words(batch) <= lim.usable_registers_per_thread
+    fits &= register_words(batch) <= usable_registers(batch, spec)
     return np.where(fits, blocks, 0).astype(np.int64), registers

@@ -21,6 +21,7 @@ from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.gpu.compute import Work, block_work
 from roller.perf.gpu.laid_out import LaidOut
+from roller.perf.gpu.matrix import matrix_work
 from roller.perf.gpu.occupancy import occupancy, scratchpad_bytes
 from roller.perf.gpu.traffic import dram_bandwidth, global_traffic, least_copies, least_traffic, loads_in_flight
 from roller.perf.phases import alternating
@@ -56,31 +57,59 @@ class _Waves:
         return np.asarray(every[0] + every[1])
 
 
+def _work(batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats], laid: LaidOut | None) -> Work:
+    """Return the work of every block: of the threads' own pipes, or of a matrix unit."""
+    return (block_work if batch.fragment is None else matrix_work)(batch, spec, copies, laid)
+
+
 def _chain_s(batch: TileBatch, spec: DeviceSpec, work: Work) -> Floats:
-    """Return the seconds of one block that has its unit to itself: nothing of another hides its latencies."""
-    schedulers = spec.teu.schedulers_per_unit
+    """Return the seconds of one block that has its unit to itself: nothing of another hides its latencies.
+
+    With several stages as many steps less one are on their way at once, and the arithmetic runs meanwhile; the first
+    tile and the results are waited for.
+    """
+    schedulers, latency = spec.teu.schedulers_per_unit, spec.layer("global").latency_s or 0.0
     alone = (work.arithmetic(1.0, schedulers) + work.copying(1.0, schedulers)) / spec.clock_hz
+    barriers = 0 if batch.fragment is not None else 2  # those of matrix programs are among their arithmetic
+    barrier_s = batch.steps * barriers * spec.execution.barrier_s * bool(batch.staged)
+    if batch.stages > 1:
+        ahead = batch.stages - 1
+        waiting = np.maximum(batch.steps - ahead, 0) * latency / ahead
+        return np.asarray(2 * latency + np.maximum(alone, waiting) + barrier_s)
     hops = batch.steps + 1 if batch.staged else np.minimum(batch.steps + 1, 2)
-    barrier_s = 2 * spec.execution.barrier_s * bool(batch.staged)
-    return np.asarray(alone + hops * (spec.layer("global").latency_s or 0.0) + batch.steps * barrier_s)
+    return np.asarray(alone + hops * latency + barrier_s)
+
+
+def _fill_s(batch: TileBatch, spec: DeviceSpec, per_unit: Ints) -> Floats:
+    """Return the seconds in which a matrix unit waits for a block's first tile, others of the unit computing meanwhile.
+
+    The SIMT terms are fitted to whole kernels, and have it in them.
+    """
+    customers = np.minimum(per_unit, spec.execution.overlap_blocks or float("inf"))
+    return np.asarray((batch.fragment is not None) * (spec.layer("global").latency_s or 0.0) / np.maximum(customers, 1))
 
 
 def _wave_s(
-    memory: Floats, work: Work, waves: _Waves, chain: Floats, spec: DeviceSpec
-) -> tuple[Floats, Floats, Floats]:
-    """Return seconds of a full wave and of the tail, and those of their arithmetic and of their copies alone."""
+    memory: Floats, work: Work, waves: _Waves, batch: TileBatch, spec: DeviceSpec
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """Return seconds of a full wave and of the tail, those of their arithmetic and copies alone, and of one block.
+
+    Every stage of a block is a customer: its tile is on its way, or computed with.
+    """
     b, schedulers = waves.per_unit, spec.teu.schedulers_per_unit
     arithmetic, copying = (f(b, schedulers) / spec.clock_hz for f in (work.arithmetic, work.copying))
     phases = (memory, arithmetic, copying) if work.side_by_side else (memory, arithmetic + copying)
-    customers = np.minimum(b, spec.execution.overlap_blocks or float("inf"))
+    under_way = np.minimum(batch.stages, batch.steps)
+    customers = np.minimum(b, spec.execution.overlap_blocks or float("inf")) * under_way
+    chain = _chain_s(batch, spec, work)
     slowest = np.maximum(alternating(phases, customers), work.issuing(b, schedulers) / spec.clock_hz)
-    return np.maximum(slowest, chain), arithmetic, copying
+    return np.maximum(slowest + _fill_s(batch, spec, b), chain), arithmetic, copying, chain
 
 
 def arithmetic_bound_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
     """Return the time of the arithmetic of every program alone, copies and memory free, ``(N,)``."""
     resident, _ = occupancy(batch, spec, scratchpad_bytes(batch))
-    work = block_work(batch, spec, (np.zeros(len(batch)),) * 2, None)
+    work = _work(batch, spec, (np.zeros(len(batch)),) * 2, None)
     waves = _Waves.of(batch, np.maximum(resident, 1), spec.units)
     cycles = waves.total(work.arithmetic(waves.per_unit, spec.teu.schedulers_per_unit))
     return np.where(resident > 0, cycles / spec.clock_hz, np.inf)
@@ -93,13 +122,13 @@ def lower_bound_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
     arithmetic for addresses, and no bank conflicts.
     """
     resident, _ = occupancy(batch, spec, scratchpad_bytes(batch))
-    work = block_work(batch, spec, (least_copies(batch), np.zeros(len(batch))), None)
+    work = _work(batch, spec, (least_copies(batch), np.zeros(len(batch))), None)
     waves = _Waves.of(batch, np.maximum(resident, 1), spec.units)
     l2_bytes, dram_bytes = least_traffic(batch, spec)
     l2_s = l2_bytes / spec.layer("l2").bandwidth_bytes_per_s
     dram_s = dram_bytes / spec.layer("global").bandwidth_bytes_per_s
     memory = np.maximum(l2_s, dram_s) * (waves.active / batch.blocks)
-    seconds, _, _ = _wave_s(memory, work, waves, _chain_s(batch, spec, work), spec)
+    seconds = _wave_s(memory, work, waves, batch, spec)[0]
     launches = 1 + (batch.split_k > 1)
     total = waves.total(seconds) + launches * spec.execution.launch_s
     return np.where(resident > 0, total * _BOUND_SHARE, np.inf)
@@ -117,13 +146,12 @@ def price(batch: TileBatch, spec: DeviceSpec, laid: LaidOut | None = None) -> Te
     resident, registers = occupancy(batch, spec, pad)
     waves = _Waves.of(batch, np.maximum(resident, 1), spec.units)
     l2_bytes, dram_bytes, copies, addresses = global_traffic(batch, spec, waves.active[0], laid.counted)
-    work = block_work(batch, spec, (copies, addresses), laid)
-    chain = _chain_s(batch, spec, work)
+    work = _work(batch, spec, (copies, addresses), laid)
     share = waves.active / batch.blocks
     warps = -(-batch.threads_per_block // spec.teu.lanes) * loads_in_flight(batch)
     dram = dram_bytes * share / dram_bandwidth(spec, warps * waves.active)
     l2 = l2_bytes * share / spec.layer("l2").bandwidth_bytes_per_s
-    seconds, arithmetic, copying = _wave_s(np.maximum(dram, l2), work, waves, chain, spec)
+    seconds, arithmetic, copying, chain = _wave_s(np.maximum(dram, l2), work, waves, batch, spec)
     named = {"compute_s": arithmetic, "copy_s": copying, "dram_s": dram, "l2_s": l2, "latency_s": chain}
     terms: Terms = {key: waves.total(value) for key, value in named.items()}
     launches = 1 + (batch.split_k > 1)

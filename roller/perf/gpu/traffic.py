@@ -12,6 +12,7 @@ from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.gpu.copies import COPY_INSTRUCTIONS as STAGED_INSTRUCTIONS
 from roller.perf.gpu.copies import SETUP_INSTRUCTIONS, copy_instructions
+from roller.perf.gpu.matrix_copies import operand_copies
 from roller.tile.geometry import Access, Floats, Ints
 from roller.tile.transactions import counted_bytes, tile_transaction_bytes, touched_bytes
 
@@ -68,6 +69,8 @@ def global_traffic(
         dram = dram + (touched if a.tensor.nbytes <= capacity else np.maximum(touched, again))
         width = np.clip(np.minimum(alignment, VECTOR_BYTES) // a.tensor.itemsize_bytes, 1, None)
         width = width if _vectorised(a) else np.ones_like(width)
+        if batch.fragment is not None:
+            width = next((c.width for c in operand_copies(batch) if c.access is a), width)
         if not any(a is x for x in g.loads):  # an epilogue's operands come once per tile, with the store
             continue
         if batch.staged:
@@ -99,7 +102,8 @@ def least_copies(batch: TileBatch) -> Floats:
     """Return the least copy instructions :func:`global_traffic` finds per block and step, ``(N,)``."""
     total = np.zeros(len(batch))
     for a in batch.geometry.loads:
-        widest = max(1, VECTOR_BYTES // a.tensor.itemsize_bytes) if _vectorised(a) else 1
+        vectorised = batch.fragment is not None or _vectorised(a)
+        widest = max(1, VECTOR_BYTES // a.tensor.itemsize_bytes) if vectorised else 1
         elements = batch.block_elements(a) / widest
         if batch.staged:
             total = total + np.maximum(elements, batch.threads_per_block) * STAGED_INSTRUCTIONS

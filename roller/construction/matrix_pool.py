@@ -1,0 +1,276 @@
+"""The pool of programs for a matrix unit: aligned with its fragments, grown by data reuse, pipelined by price.
+
+It applies wherever the anchor sums products of two tensors of a dtype that a fragment of the device takes, with the
+fragment's accumulator: matrix products of all layouts, batched or not, and convolutions as implicit GEMM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from roller.construction.gpu_pool import padding_allowed, register_limits, split_variants, structure_of
+from roller.construction.options import ConstructOptions
+from roller.construction.scale_up import best_children, unique_rows
+from roller.construction.score import reuse_score, tile_cost
+from roller.expr import Call, Cast, Load, TensorExpr
+from roller.fragment import LOWERED, Fragment
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.perf.gpu import arithmetic_bound_s, price, scratchpad_bytes
+from roller.perf.gpu.matrix_copies import are_async
+from roller.tile.geometry import Floats, Geometry, Ints, product
+from roller.tile.steps import mean_step
+
+#: Fragments along m and n of one group's tile.
+_ACROSS = (1, 2, 3, 4, 6, 8)
+#: Groups of threads per block at most; more only share what the shared cache gives anyway.
+_GROUPS = 16
+#: Fragments along k of one reduction step.
+_STEPS = (1, 2, 4, 8)
+#: Copies of staged tiles considered where copies run beside the arithmetic, and where they go through registers.
+STAGES, REGISTER_STAGES = (1, 2, 3, 4, 5), (1, 2)
+#: Mean step (elements) up to which neighbours along an axis count as neighbours in memory.
+_NEIGHBOURS = 2.0
+#: How much worse than the best choice of axes another one may look to be followed.
+_WORSE = 1.5
+#: Choices of fragment and axes followed, programs priced of each, and programs whose stages and raster are chosen.
+_FORMS, _PRICED, _VARIED = 3, 96, 16
+
+
+@dataclass(frozen=True)
+class MatrixForm:
+    """One way to see an expression as a matrix product: the fragment, and positions of its m, n and k axes."""
+
+    fragment: Fragment
+    axes: tuple[int, int, int]
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Extents of the fragment along :attr:`axes`."""
+        return self.fragment.m, self.fragment.n, self.fragment.k
+
+    def waste(self, geometry: Geometry) -> float:
+        """Return computed against useful products: fragments overhang short axes."""
+        total = 1.0
+        for a, s in zip(self.axes, self.sizes, strict=True):
+            extent = int(geometry.extents[a])
+            total *= -(-extent // s) * s / extent
+        return total
+
+    def quality(self, geometry: Geometry) -> tuple[Any, ...]:
+        """Return what sorts forms, the most promising first.
+
+        Few products wasted, operands of which the axis along m or n, or that of k, runs along memory (each that has
+        neither counts like twice the products), and results of a thread that are neighbours in the output.
+        """
+        apart = 0
+        for access in geometry.loads:
+            own = [a for a in self.axes if access.uses[a]]
+            steps = (
+                mean_step(access.index, access.tensor.shape, geometry.names[a], int(geometry.extents[a])) for a in own
+            )
+            apart += min(steps) > _NEIGHBOURS
+        stored_along = bool(geometry.order) and geometry.order[-1] == self.axes[1]
+        return self.waste(geometry) * 2.0**apart, not stored_along, self.axes, self.fragment.name
+
+
+def matrix_forms(geometry: Geometry, spec: DeviceSpec) -> tuple[MatrixForm, ...]:
+    """Return the ways in which a matrix unit of the device computes an expression, least padded first.
+
+    Parameters
+    ----------
+    geometry
+        Of the expression.
+    spec
+        Device; without fragments there is no way.
+    """
+    expr = geometry.expr
+    loads = _product_loads(expr)
+    if loads is None or not spec.fragments or structure_of(geometry) != "tiled" or not expr.allow_padding:
+        return ()
+    dtypes = {expr.tensors[x.tensor].dtype for x in loads}
+    usable = [f for f in spec.fragments if dtypes == {f.operand} and expr.anchor.acc_dtype == f.accumulator]
+    found = []
+    for f in usable:
+        if f.family not in LOWERED or f.threads % spec.teu.lanes:
+            continue
+        if f"{f.rate}.{f.operand}" not in spec.compute.ops_per_cycle_per_unit:
+            continue
+        found += [MatrixForm(f, axes) for axes in _axes(geometry, loads)]
+    return tuple(sorted(found, key=lambda form: form.quality(geometry)))
+
+
+def _product_loads(expr: TensorExpr) -> tuple[Load, Load] | None:
+    """Return the two loads whose products the anchor sums, converted to the accumulator or not; None for anything else.
+
+    Padding must be zeros, or what a fragment holds beyond the tensors would be added.
+    """
+    anchor = expr.anchor
+    if anchor.combiner != "sum" or not isinstance(anchor.body, Call) or anchor.body.fn != "mul":
+        return None
+    values = [x.arg if isinstance(x, Cast) and x.dtype == anchor.acc_dtype else x for x in anchor.body.args]
+    loads = [x for x in values if isinstance(x, Load) and not (x.guard and x.outside != 0.0)]
+    inputs = {t.name for t in expr.inputs}
+    if len(values) != 2 or len(loads) != 2 or {x.tensor for x in loads} - inputs or loads[0].tensor == loads[1].tensor:
+        return None
+    return loads[0], loads[1]
+
+
+def _axes(geometry: Geometry, loads: tuple[Load, Load]) -> list[tuple[int, int, int]]:
+    """Return the choices of m, n and k axes: m moves one operand, n the other one, k both; both assignments."""
+    uses = [next(a.uses for a in geometry.loads if a.tensor.name == x.tensor) for x in loads]
+    reduced = np.flatnonzero(~geometry.spatial & uses[0] & uses[1])
+    found = []
+    for one, other in (uses, uses[::-1]):
+        ms, ns = np.flatnonzero(geometry.spatial & one & ~other), np.flatnonzero(geometry.spatial & other & ~one)
+        found += [(int(m), int(n), int(k)) for m in ms for n in ns for k in reduced]
+    return found
+
+
+def matrix_pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
+    """Return batches of programs for the matrix unit, one per choice of axes, stages and raster; none where none fits.
+
+    Blocks grow from tiles of every group of threads along the axes of best reuse score; the most promising get their
+    stages and their raster by price.
+    """
+    found: list[TileBatch] = []
+    for form in _narrowed(matrix_forms(geometry, spec), geometry):
+        batch = _blocks(geometry, spec, form, options)
+        if len(batch):
+            found += _pipelined(batch, spec, options)
+    return found
+
+
+def _narrowed(forms: Sequence[MatrixForm], geometry: Geometry) -> tuple[MatrixForm, ...]:
+    """Return the forms worth growing: of both assignments of m and n the better one, which differ in nothing else."""
+    best: dict[tuple[Fragment, frozenset[int], int], MatrixForm] = {}
+    for f in forms:
+        best.setdefault((f.fragment, frozenset(f.axes[:2]), f.axes[2]), f)
+    kept = list(best.values())[:_FORMS]
+    return tuple(f for f in kept if f.quality(geometry)[0] <= _WORSE * kept[0].quality(geometry)[0])
+
+
+def _blocks(geometry: Geometry, spec: DeviceSpec, form: MatrixForm, options: ConstructOptions) -> TileBatch:
+    """Return the most promising blocks of one form with one stage, by the bound of arithmetic and shared cache."""
+    register = _group_tiles(geometry, form)
+    register = register[register_limits(_batch(geometry, form, register, register), spec)]
+    states = _grow(geometry, spec, form, register, options)
+    a = len(geometry.names)
+    k, fragment_k = form.axes[2], form.fragment.k
+    most = -(-int(geometry.extents[k]) // fragment_k)
+    steps = sorted({min(s, most) for s in _STEPS})
+    register = np.repeat(states[:, :a], len(steps), axis=0)
+    block = register * np.repeat(states[:, a:], len(steps), axis=0)
+    block[:, k] = np.tile(steps, len(states)) * fragment_k
+    batch = _batch(geometry, form, register, block)
+    keep = (scratchpad_bytes(batch) <= spec.layer("shared").budget_bytes) & padding_allowed(geometry, block, options)
+    batch = batch.take(keep)
+    if len(batch) <= _PRICED:
+        return batch
+    moved_s = tile_cost(geometry, batch.block)[0] / spec.layer("l2").bandwidth_bytes_per_s
+    bound = np.maximum(arithmetic_bound_s(batch, spec), moved_s)
+    return batch.take(np.sort(np.argsort(bound, kind="stable")[:_PRICED]))
+
+
+def _batch(geometry: Geometry, form: MatrixForm, register: Ints, block: Ints) -> TileBatch:
+    names = tuple(geometry.names[a] for a in form.axes)
+    ones = np.ones(len(block), np.int64)
+    return TileBatch(
+        geometry, "matrix", register, block, ones, geometry.load_names, fragment=form.fragment, matrix_axes=names
+    )
+
+
+def _group_tiles(geometry: Geometry, form: MatrixForm) -> Ints:
+    """Return the tiles of one group of threads, ``(N, axes)``: whole fragments along m and n, one along k."""
+    m, n, k = form.axes
+    counts = [-(-int(geometry.extents[a]) // s) for a, s in zip(form.axes, form.sizes, strict=True)]
+    # A short axis is taken whole, or overhung by less than the next size.
+    choices = [[c for c in _ACROSS if c <= count] for count in counts[:2]]
+    tiles = np.ones((len(choices[0]) * len(choices[1]), len(geometry.names)), np.int64)
+    tiles[:, m] = np.repeat(choices[0], len(choices[1])) * form.fragment.m
+    tiles[:, n] = np.tile(choices[1], len(choices[0])) * form.fragment.n
+    tiles[:, k] = form.fragment.k
+    return tiles
+
+
+def _grow(geometry: Geometry, spec: DeviceSpec, form: MatrixForm, register: Ints, options: ConstructOptions) -> Ints:
+    """Return blocks grown by groups per axis, as states ``[register tile | groups]``; along the two best axes each."""
+    a = len(geometry.names)
+    most = min(_GROUPS, (spec.limits.threads_per_block or 0) // form.fragment.threads)
+    axes = np.array(form.axes[:2])  # blocks step over all other axes
+    states = np.concatenate([register, np.ones_like(register)], axis=1)
+    visited = [states]
+    for _ in range(most.bit_length() - 1):
+        useful = -(-geometry.extents // states[:, :a])
+        table = np.repeat(states[None], len(axes), axis=0)
+        grows = np.empty(table.shape[:2], bool)
+        for n, axis in enumerate(axes):
+            now = states[:, a + axis]
+            table[n, :, a + axis] = np.minimum(2 * now, np.maximum(useful[:, axis], now))
+            grows[n] = table[n, :, a + axis] > now
+        both = np.concatenate([states[None], table])
+        traffic, footprint = (
+            x.reshape(both.shape[:2]) for x in tile_cost(geometry, (both[..., :a] * both[..., a:]).reshape(-1, a))
+        )
+        score = reuse_score((traffic[0], footprint[0]), (traffic[1:], footprint[1:]))
+        chosen = best_children(table, score, grows, 2)
+        chosen = unique_rows(chosen[product(chosen, a + axes) <= most])
+        if not len(chosen):
+            break
+        states = chosen
+        visited.append(states)
+    return unique_rows(np.concatenate(visited if options.shrink else visited[-1:]))
+
+
+def _pipelined(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
+    """Return variants of the best rows: parts of the reduction, stages, then raster; each kept where it is fastest."""
+    ring = STAGES if spec.execution.async_copy_bytes else REGISTER_STAGES
+    parts = [batch, *(split_variants(batch, spec) if options.split_k else [])]
+    whole = replace(
+        batch,
+        register=np.concatenate([p.register for p in parts]),
+        block=np.concatenate([p.block for p in parts]),
+        split_k=np.concatenate([p.split_k for p in parts]),
+    )
+    middle = replace(whole, stages=ring[len(ring) // 2])
+    whole = whole.take(_best(np.minimum(price(middle, spec)["seconds"], price(whole, spec)["seconds"]), _VARIED))
+    staged = [replace(whole, stages=s) for s in ring]
+    seconds = np.array([price(b, spec)["seconds"] for b in staged])
+    seconds[len(REGISTER_STAGES) :, ~are_async(whole, spec)] = np.inf  # registers hold one step only
+    chosen = _best_of(staged, seconds, 2)
+    return [b for x in chosen for b in _rastered(x, spec)]
+
+
+def _rastered(batch: TileBatch, spec: DeviceSpec) -> list[TileBatch]:
+    """Return the rows of a batch by the order of blocks that is faster, the plain one where both are.
+
+    Blocks that cover a square piece of the output together load least; only powers of two are tried.
+    """
+    several = (batch.counts[:, batch.geometry.spatial] > 1).sum(axis=1) > 1  # else there is one order only
+    if not (several & (batch.blocks > spec.units)).any():
+        return [batch]
+    plain = price(batch, spec)
+    together = spec.units * float(np.median(plain["blocks_per_unit"]))
+    square = replace(batch, raster=1 << round(np.log2(together) / 2))
+    return _best_of((batch, square), np.array([plain["seconds"], price(square, spec)["seconds"]]), 1)
+
+
+def _best(seconds: Floats, count: int) -> np.ndarray:
+    """Return the rows of the least times that are finite, in order of rows."""
+    order = np.argsort(seconds, kind="stable")[:count]
+    return np.asarray(np.sort(order[np.isfinite(seconds[order])]))
+
+
+def _best_of(batches: Iterable[TileBatch], seconds: Floats, places: int) -> list[TileBatch]:
+    """Return of every batch the rows for which it is among the fastest ``places``; of equals the first."""
+    rank = np.argsort(np.argsort(seconds, axis=0, kind="stable"), axis=0, kind="stable")
+    found = []
+    for n, b in enumerate(batches):
+        rows = np.flatnonzero((rank[n] < places) & np.isfinite(seconds[n]))
+        if len(rows):
+            found.append(b.take(rows))
+    return found

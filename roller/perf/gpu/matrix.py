@@ -1,0 +1,100 @@
+"""Cycles of a block whose arithmetic a matrix unit does: its instructions, operand reads, latencies of a step.
+
+A group of threads multiplies its tile fragment by fragment: per step of the fragment's k it reads both operands' rows
+from scratchpad once and issues one instruction per output fragment. The matrix unit works beside all other pipes; what
+it must wait for is the scratchpad's bandwidth (operand reads, and copies being written), issue slots, and once per
+reduction step the barrier and the latency of the first operand.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from roller.errors import SpecError
+from roller.expr import instruction_mix
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.perf.gpu.compute import PLACE_INSTRUCTIONS, STORE_INSTRUCTIONS, Work
+from roller.perf.gpu.laid_out import LaidOut
+from roller.perf.gpu.occupancy import OPERAND_COPIES
+from roller.tile.geometry import Floats
+
+#: Machine instructions of one fragment's product, where it is not one (Volta: 4 sets of 4 steps).
+INSTRUCTIONS = {"wmma": 16.0}
+#: Bytes that one instruction of a warp reads from scratchpad (``ldmatrix.x4``; 16 bytes per thread).
+READ_BYTES = 512.0
+#: Instructions of the loop over fragments, per step of the fragment's k: addresses that no offset folds.
+LOOP_INSTRUCTIONS = 4.0
+#: Barriers of a reduction step: tiles are written after all have read the last ones, and read after all have written;
+#: a ring of stages needs only one.
+BARRIERS, RING_BARRIERS = 2, 1
+#: Neighbouring results a thread holds along n, and stores at once.
+RESULT_RUN = 2
+
+
+def matrix_rate(batch: TileBatch, spec: DeviceSpec) -> float:
+    """Return products and sums per cycle and unit of the batch's fragment.
+
+    Raises
+    ------
+    SpecError
+        Where the specification names the fragment but gives no rate for it.
+    """
+    f = batch.fragment
+    assert f is not None
+    rate = spec.compute.ops_per_cycle_per_unit.get(f"{f.rate}.{f.operand}")
+    if rate is None:
+        path = f"compute.ops_per_cycle_per_unit.{f.rate}.{f.operand}"
+        raise SpecError(f"{spec.name}: {path}: expected the rate of fragment '{f.name}', got none. Add it.")
+    return rate
+
+
+def matrix_work(batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats], laid: LaidOut | None) -> Work:
+    """Return the work of every block of ``"matrix"`` programs; as :func:`roller.perf.gpu.compute.block_work`."""
+    f, g, ex = batch.fragment, batch.geometry, spec.execution
+    assert f is not None
+    per_unit, lanes, schedulers = spec.compute.ops_per_cycle_per_unit, spec.teu.lanes, spec.teu.schedulers_per_unit
+    names = [batch.geometry.names.index(a) for a in batch.matrix_axes]
+    tile = batch.register[:, names].astype(np.float64)
+    together = f.threads // lanes  # TEUs that execute one instruction
+    teus = batch.threads_per_block / lanes
+    groups = batch.step_points / f.k
+    products = tile[:, 0] * tile[:, 1] * f.k
+    instructions = tile[:, 0] / f.m * (tile[:, 1] / f.n) * INSTRUCTIONS.get(f.family, 1.0)
+    read = written = loads = np.zeros(len(batch))
+    conflicts = laid.conflicts if laid else {}
+    for a in g.loads:
+        mine = batch.register_elements(a) * float(a.tensor.itemsize_bytes) * OPERAND_COPIES.get(f.family, 1)
+        read = read + mine * conflicts.get(a.tensor.name, 1.0)
+        loads = loads + np.ceil(mine / READ_BYTES)
+        written = written + batch.block_elements(a) * float(a.tensor.itemsize_bytes)
+    wavefront = (spec.layer("shared").banks or lanes) * (spec.layer("shared").bank_width_bytes or 4)
+    slot = lanes * schedulers / per_unit["issue"]
+    barriers = RING_BARRIERS if batch.stages > 1 else BARRIERS
+    latency = barriers * ex.barrier_s + (spec.layer("shared").latency_s or 0.0)
+    threads = np.maximum(1, batch.threads_per_block)
+    return Work(
+        teus=teus,
+        fma=products / together * schedulers / matrix_rate(batch, spec),
+        overhead=np.zeros(len(batch)),
+        issue=(instructions + loads + LOOP_INSTRUCTIONS) * slot,
+        scratchpad=(read / together + written / groups / teus) / wavefront * lanes / per_unit["load_store"],
+        copies=copies[0] / threads * slot,
+        multiplies=np.zeros(len(batch)),
+        finish=np.asarray(_finish_instructions(batch) * slot),
+        groups=groups,
+        steps=batch.steps.astype(np.float64),
+        chain=latency * spec.clock_hz / groups,
+        combine=np.zeros(len(batch)),
+        side_by_side=True,
+    )
+
+
+def _finish_instructions(batch: TileBatch) -> Floats:
+    """Return instructions of one thread outside the reduction: its place; epilogue, conversion, store of results."""
+    f, g = batch.fragment, batch.geometry
+    assert f is not None
+    epilogue = float(sum(sum(instruction_mix(x.body, None).values()) for x in g.expr.stages if x is not g.expr.anchor))
+    results = batch.register_outputs / f.threads
+    run = RESULT_RUN if g.order and g.names[g.order[-1]] == batch.matrix_axes[1] else 1
+    return np.asarray(PLACE_INSTRUCTIONS + results * (1.0 + STORE_INSTRUCTIONS / run + epilogue))

@@ -1,0 +1,95 @@
+"""Copies of operands for a matrix unit: elements copied at once, and what waits in registers on its way.
+
+Rows of a staged tile run along one axis (:mod:`roller.tile.fragments`); elements are copied together where that axis
+runs along the tensor's rows too, at places that are aligned whatever the block. Copies of four bytes and more need
+neither registers nor waiting where the device copies asynchronously; others are fetched one step ahead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from roller.expr import Load
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.tile.fragments import ROW_BYTES, Operand, operands
+from roller.tile.geometry import Access, Ints, product
+
+#: Fewest bytes of an asynchronous copy.
+ASYNC_BYTES = 4
+
+
+@dataclass(frozen=True)
+class OperandCopy:
+    """How one operand of a batch is copied: ``width`` elements at once, ``(N,)``."""
+
+    access: Access
+    width: Ints
+
+    @property
+    def nbytes(self) -> Ints:
+        """Bytes of one copy, ``(N,)``."""
+        return self.width * self.access.tensor.itemsize_bytes
+
+    def is_async(self, spec: DeviceSpec) -> np.ndarray:
+        """Whether copies run beside everything else, ``(N,)``."""
+        return self.nbytes >= (ASYNC_BYTES if spec.execution.async_copy_bytes else np.inf)
+
+
+def operand_copies(batch: TileBatch) -> tuple[OperandCopy, OperandCopy]:
+    """Return how operands A and B of a ``"matrix"`` batch are copied."""
+    if "operand_copies" not in batch._memo:
+        g = batch.geometry
+        tile = dict(zip(g.names, (int(x) for x in batch.block[0]), strict=True))
+        found = operands(g.expr.anchor, g.expr.tensors, batch.matrix_axes, tile)
+        loads = {(a.tensor.name, a.index): a for a in g.loads}
+        accesses = [loads[x.load.tensor, x.load.index] for x in found]
+        copies = [OperandCopy(a, _width(a, x, batch)) for a, x in zip(accesses, found, strict=True)]
+        batch._memo["operand_copies"] = copies[0], copies[1]
+    both: tuple[OperandCopy, OperandCopy] = batch._memo["operand_copies"]
+    return both
+
+
+def _width(access: Access, operand: Operand, batch: TileBatch) -> Ints:
+    """Return the elements of an operand copied at once: as many as are aligned in the tensor and in the scratchpad."""
+    load, row = operand.load, operand.row_axis
+    if not load.index or not _runs_along(load, row) or (operand.layout.axes and _guards(load, row)):
+        return np.ones(len(batch), np.int64)
+    last, size = load.index[-1], operand.tensor.itemsize_bytes
+    bits = np.full(len(batch), ROW_BYTES // size | operand.tensor.shape[-1] | abs(last.const), np.int64)
+    for b in load.guard:
+        if b.index == last:
+            bits |= abs(b.low) | abs(b.high)
+    for t in last.terms:
+        a = batch.geometry.names.index(t.axis)
+        moves = batch.block[:, a] < batch.geometry.extents[a]
+        bits |= moves * (abs(t.coef) * batch.block[:, a])
+    return bits & -bits
+
+
+def _runs_along(load: Load, axis: str) -> bool:
+    mine = [t for t in load.index[-1].terms if t.axis == axis]
+    alone = all(axis not in i.axes for i in load.index[:-1])
+    return alone and len(mine) == 1 and mine[0].is_affine and mine[0].coef == 1
+
+
+def _guards(load: Load, axis: str) -> bool:
+    return any(axis in b.index.axes for b in load.guard)
+
+
+def fetched_words(batch: TileBatch, spec: DeviceSpec) -> Ints:
+    """Return the registers per thread of elements on their way through registers, ``(N,)``."""
+    total = np.zeros(len(batch), np.int64)
+    for copy in operand_copies(batch):
+        elements = product(batch.block, np.flatnonzero(copy.access.uses))
+        rounds = -(-elements // copy.width // np.maximum(1, batch.threads_per_block))
+        total += np.where(copy.is_async(spec), 0, rounds * np.maximum(1, copy.nbytes // 4))
+    return total
+
+
+def are_async(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
+    """Whether both operands are copied asynchronously, ``(N,)``."""
+    one, other = operand_copies(batch)
+    return np.asarray(one.is_async(spec) & other.is_async(spec))

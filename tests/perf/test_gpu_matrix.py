@@ -1,0 +1,140 @@
+"""Properties of the model of matrix units: bounds, what more of anything does, what stages hide."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import roller
+from roller import ConstructOptions, ops, perf
+from roller.construction.constructor import canonical_forms
+from roller.construction.matrix_pool import STAGES, matrix_pool
+from roller.errors import SpecError
+from roller.perf import gpu
+from roller.perf.gpu.matrix_copies import are_async, operand_copies
+from roller.tile.geometry import Geometry
+
+A100 = roller.load_spec("a100")
+EXPRS = {
+    "matmul": ops.matmul(2048, 1024, 768, dtype="float16"),
+    "bytes": ops.matmul(2048, 1000, 768, dtype="int8"),
+    "conv": ops.conv2d(16, 64, 14, 14, 64, 3, 3, padding=1, dtype="float16"),
+}
+#: A device whose scratchpad holds any number of stages of many blocks.
+ROOMY = A100.with_overrides(
+    {"memory_layers.shared.capacity_bytes": 1 << 28, "memory_layers.shared.usable_bytes": 1 << 26}
+)
+
+
+def batches(name, spec=A100):
+    return [
+        b for f in canonical_forms(EXPRS[name], ConstructOptions())
+        for b in matrix_pool(Geometry.of(f), spec, ConstructOptions())
+    ]  # fmt: skip
+
+
+def seconds(batch, spec=A100):
+    return gpu.price(batch, spec)["seconds"]
+
+
+@pytest.mark.parametrize("name", EXPRS)
+def test_more_stages_are_never_slower_where_scratchpad_is_free(name):
+    for batch in batches(name, ROOMY):
+        times = np.array([seconds(replace(batch, stages=s), ROOMY) for s in STAGES])
+        assert (np.diff(times, axis=0) <= 1e-12).all()
+
+
+def test_two_stages_hide_what_one_waits_for_and_their_scratchpad_costs_blocks():
+    (batch,) = [b for b in batches("matmul", ROOMY) if b.stages == max(x.stages for x in batches("matmul", ROOMY))][:1]
+    one, two = seconds(replace(batch, stages=1), ROOMY), seconds(replace(batch, stages=2), ROOMY)
+    assert (two < one).all()
+    resident = [gpu.price(replace(batch, stages=s), A100)["blocks_per_unit"] for s in (1, 5)]
+    assert (resident[1] <= resident[0]).all()
+
+
+@pytest.mark.parametrize("name", EXPRS)
+def test_nothing_beats_the_matrix_unit_or_the_memory(name):
+    expr = EXPRS[name]
+    dtype = expr.inputs[0].dtype
+    for batch in batches(name):
+        times = seconds(batch)
+        assert (times >= expr.flops / (2 * A100.ops_per_s("matrix", dtype))).all()
+        assert (times >= expr.compulsory_bytes / A100.layer("global").bandwidth_bytes_per_s).all()
+
+
+@pytest.mark.parametrize("name", EXPRS)
+def test_the_lower_bound_is_one(name):
+    for batch in batches(name):
+        times, bound = seconds(batch), gpu.lower_bound_s(batch, A100)
+        assert (bound <= times * (1 + 1e-12)).all() and (bound > 0).all()
+
+
+@pytest.mark.parametrize("name", EXPRS)
+@pytest.mark.parametrize(
+    "key",
+    [
+        "compute.ops_per_cycle_per_unit.matrix.float16", "compute.ops_per_cycle_per_unit.matrix.int8",
+        "compute.ops_per_cycle_per_unit.load_store", "compute.ops_per_cycle_per_unit.issue",
+        "memory_layers.l2.bandwidth_bytes_per_s", "memory_layers.global.bandwidth_bytes_per_s",
+    ],
+)  # fmt: skip
+def test_twice_of_anything_is_never_slower(name, key):
+    twice = A100.with_overrides({key: 2 * A100.values()[key]})
+    assert all((seconds(b, twice) <= seconds(b) * (1 + 1e-9)).all() for b in batches(name))
+
+
+def test_the_arithmetic_of_a_full_pipeline_is_the_rate_of_the_unit():
+    """With everything else free, a batch of whole waves needs its products over the rate, and nothing more."""
+    free = {
+        "memory_layers.l2.bandwidth_bytes_per_s": 1e17, "memory_layers.global.bandwidth_bytes_per_s": 1e17,
+        "memory_layers.global.latency_s": 1e-11, "memory_layers.shared.latency_s": 1e-11,
+        "execution.barrier_s": 0.0, "execution.launch_s": 0.0, "compute.ops_per_cycle_per_unit.issue": 1e6,
+        "compute.ops_per_cycle_per_unit.load_store": 1e6, "units": 64,
+    }  # fmt: skip
+    spec = A100.with_overrides(free)
+    expr = ops.matmul(1024, 1024, 2048, dtype="float16")
+    found = [c for c in roller.construct(expr, device=spec) if c.program.structure == "matrix"]
+    best = min(c.estimate.seconds for c in found)
+    assert best == pytest.approx(expr.flops / (2 * spec.ops_per_s("matrix", "float16")), rel=0.02)
+
+
+def test_bank_conflicts_raise_the_price():
+    expr = EXPRS["matmul"]
+    slow = A100.with_overrides({"compute.ops_per_cycle_per_unit.matrix.float16": 16384.0})  # bound by the scratchpad
+    made = next(c.program for c in roller.construct(expr, device=slow) if c.program.structure == "matrix")
+    assert made.storage_padding
+    padded, plain = perf.estimate_programs([made, replace(made, storage_padding=())], slow)
+    assert plain.terms["bank_conflicts"] > padded.terms["bank_conflicts"] == 1.0
+    assert plain.terms["compute_s"] > padded.terms["compute_s"]
+
+
+def test_a_fragment_without_a_rate_is_an_error_that_names_it():
+    rates = tuple((c, r) for c, r in A100.compute.rates if c != "matrix.float16")
+    bare = replace(A100, compute=replace(A100.compute, rates=rates))
+    with pytest.raises(SpecError, match=r"matrix\.float16: expected the rate of fragment 'mma\.m16n8k16\.f16\.f32'"):
+        gpu.price(batches("matmul")[0], bare)
+
+
+@pytest.mark.parametrize(
+    ("expr", "widths"),
+    [
+        (ops.matmul(256, 256, 256, dtype="float16"), (8, 8)),
+        (ops.matmul(256, 252, 256, dtype="float16"), (8, 4)),
+        (ops.matmul(256, 256, 255, dtype="float16"), (1, 8)),
+        (ops.matmul(256, 256, 256, dtype="int8"), (16, 1)),  # bytes of B cannot be transposed on the way
+        (ops.matmul(256, 256, 256, transpose_b=True, dtype="int8"), (16, 16)),
+        (ops.conv2d(8, 64, 16, 16, 64, 1, 1, dtype="float16"), (8, 8)),
+        (ops.conv2d(8, 64, 14, 14, 64, 1, 1, dtype="float16"), (8, 4)),
+    ],
+)
+def test_elements_copied_at_once(expr, widths):
+    form = canonical_forms(expr, ConstructOptions())[0]
+    for batch in matrix_pool(Geometry.of(form), A100, ConstructOptions()):
+        found = {c.access.tensor.name: c for c in operand_copies(batch)}
+        names = [t.name for t in expr.inputs]
+        if names[0] == "X":
+            names = names[::-1]
+        assert tuple(int(found[n].width.max()) for n in names) == widths
+        assert bool(are_async(batch, A100).all()) == all(w * expr.inputs[0].itemsize_bytes >= 4 for w in widths)
