@@ -18,6 +18,7 @@ from roller.expr import SPATIAL, Index, Load, Stage, Tensor, Term
 from roller.tile.geometry import Geometry, Ints
 from roller.tile.program import RProgram
 from roller.tile.steps import mean_step, pitches
+from roller.tile.windows import Halo, halo, slide_of
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,24 @@ def tile_layout(stage: Stage, load: Load, tensor: Tensor, tile: Mapping[str, int
         return TileLayout(dims, tuple(i.range(tile)[1] + 1 for i in dims))
     axes = _axes_order(stage, load, tensor)
     return TileLayout(tuple(Index((Term(a),)) for a in axes), tuple(tile[a] for a in axes), axes)
+
+
+def window_halo(program: RProgram) -> Halo:
+    """Return how a program of structure ``window`` lays out the rows of its staged tile."""
+    slide = slide_of(program.expr.anchor)
+    assert slide is not None
+    tensor = program.expr.tensors[slide.source.tensor]
+    return halo(slide, tensor.shape, tensor.itemsize_bytes, program.tile("register"), program.block_tile)
+
+
+def program_layout(program: RProgram, load: Load) -> TileLayout:
+    """Return the layout of the staged tile of one load of a program."""
+    layout = tile_layout(program.expr.anchor, load, program.expr.tensors[load.tensor], program.block_tile)
+    if program.structure != "window":
+        return layout
+    rows, last = window_halo(program), layout.dims[-1]
+    dims = (*layout.dims[:-1], Index(last.terms, last.const + rows.shift))
+    return TileLayout(dims, (*layout.extents[:-1], rows.extent))
 
 
 def staged_axes(stage: Stage, load: Load, tensor: Tensor) -> tuple[str, ...]:
@@ -187,7 +206,7 @@ def lane_reads(program: RProgram, lanes: int) -> dict[str, LaneReads]:
         return found
     expr = program.expr
     names = tuple(a.name for a in expr.axes)
-    register, threads, block = program.tile("register"), program.threads, program.block_tile
+    register, threads = program.tile("register"), program.threads
     left = np.arange(lanes)
     local: dict[str, np.ndarray] = {n: np.zeros(lanes, np.int64) for n in names}
     chunks = dict.fromkeys(names, 1)
@@ -202,7 +221,7 @@ def lane_reads(program: RProgram, lanes: int) -> dict[str, LaneReads]:
         if ld.tensor not in program.staged or ld.tensor in out:
             continue
         tensor = expr.tensors[ld.tensor]
-        layout = tile_layout(expr.anchor, ld, tensor, block)
+        layout = program_layout(program, ld)
         if not layout.dims:
             continue
         column = np.asarray(layout.dims[-1](local)) + np.zeros(lanes, np.int64)
@@ -211,6 +230,9 @@ def lane_reads(program: RProgram, lanes: int) -> dict[str, LaneReads]:
             row = row + pitch * np.asarray(i(local))
         last = layout.dims[-1].terms
         width = chunks[last[0].axis] if len(last) == 1 and last[0].coef == 1 else 1
+        if program.structure == "window":
+            rows = window_halo(program)
+            width, column = rows.width, column - rows.lead
         out[ld.tensor] = LaneReads(
             tuple(column.tolist()), tuple(row.tolist()), layout.extents[-1], width, tensor.itemsize_bytes
         )

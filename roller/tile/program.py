@@ -21,7 +21,7 @@ from roller.expr.serialize import expr_from_dict, expr_to_dict
 from roller.fragment import Fragment
 
 #: Code-generation structures (one template each), chosen by properties of the expression.
-STRUCTURES = ("tiled", "matrix", "rows", "streaming", "winograd2", "winograd4")
+STRUCTURES = ("tiled", "matrix", "window", "rows", "streaming", "winograd2", "winograd4")
 #: Register tiles of a row from which on non-temporal programs start them at cache lines; the ends overlap.
 ALIGNED_TILES = 4
 
@@ -38,10 +38,11 @@ class RProgram:
         ``"gpu"`` or ``"cpu"``.
     structure
         ``"tiled"`` (reduction with reuse), ``"matrix"`` (GPU: the same by a matrix unit; the register tile
-        belongs to the threads of one ``fragment``), ``"rows"`` (reduction without reuse, and multi-stage
-        expressions), ``"streaming"`` (no reduction), ``"winograd2"`` and ``"winograd4"`` (a 3x3 window by Winograd's
-        algorithm, output tiles of that many elements a side; see :mod:`roller.tile.winograd` for a CPU, and for a GPU,
-        where the tiles are those of a batched product, :mod:`roller.tile.winograd_products`).
+        belongs to the threads of one ``fragment``), ``"window"`` (GPU: a reduction over windows alone, threads walk
+        the input rows of a strip of outputs; see :mod:`roller.tile.windows`), ``"rows"`` (reduction without reuse,
+        and multi-stage expressions), ``"streaming"`` (no reduction), ``"winograd2"`` and ``"winograd4"`` (a 3x3 window
+        by Winograd's algorithm, output tiles of that many elements a side; see :mod:`roller.tile.winograd` for a CPU,
+        and for a GPU, where the tiles are those of a batched product, :mod:`roller.tile.winograd_products`).
     tiles
         ``((layer, extents), ...)`` from fastest to slowest; extents in elements over ``expr.axes``.
     storage_padding

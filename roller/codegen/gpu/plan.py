@@ -15,6 +15,7 @@ from roller.codegen.gpu.nest import Stmt
 from roller.codegen.gpu.reduction import tiled_kernels
 from roller.codegen.gpu.rows import Rows
 from roller.codegen.gpu.streaming import streaming_kernel
+from roller.codegen.gpu.window import window_kernel
 from roller.codegen.gpu.winograd import winograd_kernels
 from roller.errors import BuildError
 from roller.expr import Index, Stage, TensorExpr
@@ -41,10 +42,11 @@ def kernels(ctx: Context, program: RProgram) -> list[Stmt]:
         raise BuildError(f"{expr.name}: structure '{structure}' does not fit an expression with {kind}.")
     if structure == "streaming":
         return [_streaming(ctx, s, program) for s in expr.stages if s.name in expr.outputs]
-    if structure in ("tiled", "matrix") and (
-        len(expr.stages) == 1 or (expr.epilogue and expr.outputs == (expr.epilogue.name,))
-    ):
+    alone = len(expr.stages) == 1 or (expr.epilogue is not None and expr.outputs == (expr.epilogue.name,))
+    if structure in ("tiled", "matrix") and alone:
         return tiled_kernels(ctx, anchor, expr.epilogue, program)
+    if structure == "window" and alone:
+        return [window_kernel(ctx, anchor, expr.epilogue, program)]
     if structure in WINOGRAD:
         return winograd_kernels(ctx, program)
     if structure == "rows" and rows_fuse(expr):

@@ -1,0 +1,174 @@
+"""Reductions that slide a window: which rows of the input a strip of outputs needs, and what each row adds to.
+
+A thread of structure ``window`` computes a strip of outputs along one spatial axis (the *slide*) and walks the input
+rows below it: every row is loaded once and added to all outputs whose window holds it, so only the outputs in flight
+need accumulators.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from roller.expr import SPATIAL, Index, Load, Stage, Term
+
+#: One row of the walk: its offset from the first, and the outputs and taps ``(i, k)`` it belongs to.
+Row = tuple[int, tuple[tuple[int, int], ...]]
+
+
+@dataclass(frozen=True)
+class Slide:
+    """A window of ``taps`` elements that slides along ``axis`` of the load ``source``.
+
+    Parameters
+    ----------
+    source
+        The load whose dimension ``dim`` is ``stride * axis + dilation * window + const``.
+    others
+        Loads that do not move with ``axis``: weights, which a thread keeps.
+    axis, window
+        Spatial and reduction axis.
+    """
+
+    source: Load
+    others: tuple[Load, ...]
+    dim: int
+    axis: str
+    window: str
+    stride: int
+    dilation: int
+    taps: int
+
+    def rows(self, outputs: int) -> tuple[Row, ...]:
+        """Return the input rows that a strip of ``outputs`` needs, in order.
+
+        Examples
+        --------
+        >>> from roller.ops import pool2d
+        >>> [r for r, _ in slide_of(pool2d("max", 1, 1, 9, 9, 3, 3, stride=2).anchor).rows(2)]
+        [0, 1, 2, 3, 4]
+        """
+        found: dict[int, list[tuple[int, int]]] = {}
+        for i in range(outputs):
+            for k in range(self.taps):
+                found.setdefault(i * self.stride + k * self.dilation, []).append((i, k))
+        return tuple((r, tuple(found[r])) for r in sorted(found))
+
+    def live(self, outputs: int) -> int:
+        """Return how many outputs of the strip are being summed at once."""
+        return min(outputs, -(-((self.taps - 1) * self.dilation + 1) // self.stride))
+
+
+@lru_cache(maxsize=1024)
+def slide_of(stage: Stage) -> Slide | None:
+    """Return the slide of a stage whose reduction axes are all windows of one load, else ``None``.
+
+    The slide runs along the window of the slowest dimension; loads other than the windowed one may not move with it.
+    """
+    windowed = [ld for ld in stage.loads if any(len(i.terms) > 1 for i in ld.index)]
+    if stage.combiner is None or len(windowed) != 1 or not all(i.is_affine for ld in stage.loads for i in ld.index):
+        return None
+    source = windowed[0]
+    if any(b.index not in source.index for b in source.guard) or any(t.coef < 1 for i in source.index for t in i.terms):
+        return None
+    found: list[tuple[int, Term, Term]] = []
+    for d, index in enumerate(source.index):
+        moving = [t for t in index.terms if stage.extents[t.axis] > 1]
+        over = [t for t in moving if _kind(stage, t.axis) == SPATIAL]
+        taps = [t for t in moving if _kind(stage, t.axis) != SPATIAL]
+        if not taps:
+            continue
+        if len(over) != 1 or len(taps) != 1:
+            return None
+        found.append((d, over[0], taps[0]))
+    windows = {taps.axis for _, _, taps in found}
+    if not found or any(a.extent > 1 and a.name not in windows for a in stage.reduction_axes):
+        return None
+    d, over_, taps_ = found[0]
+    others = tuple(ld for ld in stage.loads if ld != source)
+    if any(over_.axis in i.axes for ld in others for i in ld.index):
+        return None
+    return Slide(source, others, d, over_.axis, taps_.axis, over_.coef, taps_.coef, stage.extents[taps_.axis])
+
+
+def _kind(stage: Stage, axis: str) -> str:
+    return next(a.kind for a in stage.axes if a.name == axis)
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """Registers of one thread for one row of the windowed load: a box of every dimension but the slide's.
+
+    ``dims`` maps local coordinates (outputs and taps of the thread) to positions, ``extents`` bound them, ``steps`` are
+    the elements of the tensor between neighbouring positions (a stride without a window leaves gaps).
+    """
+
+    dims: tuple[Index, ...]
+    extents: tuple[int, ...]
+    steps: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        """Registers of one row (elements)."""
+        return math.prod(self.extents)
+
+
+def fragment_of(slide: Slide, tile: Mapping[str, int]) -> Fragment:
+    """Return the fragment of one row for register extents ``tile``, reduction extents in full."""
+    dims, extents, steps = [], [], []
+    for d, index in enumerate(slide.source.index):
+        terms = [t for t in index.terms if tile[t.axis] > 1] if d != slide.dim else []
+        step = math.gcd(*(t.coef for t in terms)) if terms else 1
+        dims.append(Index(tuple(Term(t.axis, t.coef // step) for t in terms)))
+        extents.append(dims[-1].range(tile)[1] + 1)
+        steps.append(step)
+    return Fragment(tuple(dims), tuple(extents), tuple(steps))
+
+
+@dataclass(frozen=True)
+class Halo:
+    """How rows of a staged tile lie in scratchpad, and how a thread reads its fragment of one.
+
+    ``shift`` elements precede the tile, so that rows start where vectors of the tensor do; rows hold ``extent``
+    elements. A thread reads ``chunks`` vectors of ``width`` elements from ``lead`` elements before its fragment.
+    """
+
+    shift: int
+    extent: int
+    lead: int
+    width: int
+    chunks: int
+
+
+def halo(
+    slide: Slide, shape: tuple[int, ...], itemsize_bytes: int, register: Mapping[str, int], block: Mapping[str, int]
+) -> Halo:
+    """Return the halo of a block tile: vectors as wide as sizes and strides allow."""
+    index = slide.source.index[-1]
+    terms = [t for t in index.terms if block[t.axis] > 1]
+    extent = Index(tuple(terms)).range(block)[1] + 1
+    widest = max(1, 16 // itemsize_bytes)
+    copy = _width(widest, [shape[-1], *(t.coef * block[t.axis] for t in index.terms)])
+    guards = [x for b in slide.source.guard if b.index == index for x in (b.low, b.high)]
+    copy = _width(copy, guards)
+    shift = index.const % copy
+    fragment = fragment_of(slide, register)
+    apart = [t.coef * register[t.axis] for t in terms if block[t.axis] > register[t.axis]]
+    width = _width(widest, apart) if fragment.steps[-1] == 1 and len(slide.source.index) - 1 != slide.dim else 1
+    width = min(width, _power_of_two_from(fragment.extents[-1]))
+    lead = shift % width
+    unit = max(copy, width)
+    return Halo(shift, -(-(shift + extent) // unit) * unit, lead, width, -(-(lead + fragment.extents[-1]) // width))
+
+
+def _width(widest: int, multiples: list[int]) -> int:
+    """Return the widest power of two that divides all of ``multiples``."""
+    while any(m % widest for m in multiples):
+        widest //= 2
+    return widest
+
+
+def _power_of_two_from(n: int) -> int:
+    return 1 << (n - 1).bit_length()
