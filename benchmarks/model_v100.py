@@ -37,7 +37,7 @@ ACCURACY_TOLERANCE = 0.02
 OVERLAPS = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 8.0)
 STATES = ("paper", "raw")
 #: Roller's published kernels sum directly.
-DIRECT = roller.ConstructOptions(top_k=1, winograd=False)
+DIRECT = roller.ConstructOptions(top_k=1, winograd=False, windows=False)
 _SYSTEMS = ("cudalib", "tvm", "ansor", "roller_top1", "roller_top10")
 
 

@@ -266,7 +266,7 @@ def _lay_out(program: RProgram, spec: DeviceSpec) -> RProgram:
         parted = [(x.tensor.name, fragment_padding(x, program.fragment, banks, width)[0]) for x in read]
         return replace(program, storage_padding=tuple((t, pad) for t, pad in parted if pad))
     options = []
-    for interleaved in (True, False):
+    for interleaved in (False,) if program.structure == "window" else (True, False):  # strips are one piece
         trial = replace(program, interleaved=interleaved)
         reads = lane_reads(trial, spec.teu.lanes)
         chosen = {t: storage_padding(r, banks, width) for t, r in reads.items()}

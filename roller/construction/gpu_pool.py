@@ -10,6 +10,7 @@ from roller.construction.options import ConstructOptions
 from roller.construction.reduction import reduction_steps, window_axes
 from roller.construction.scale_up import best_children, lane_seeds, register_tiles, unique_rows, whole_teus
 from roller.construction.score import tile_cost
+from roller.construction.window_pool import fills, straight, window_pools
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.gpu import arithmetic_bound_s, register_words, scratchpad_bytes, usable_registers
@@ -48,7 +49,9 @@ def pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> lis
     """Return batches of distinct programs (one per structure variant), at most ``options.pool`` in all."""
     structure = structure_of(geometry)
     if structure == "tiled":
-        return [_tiled(geometry, spec, options)]
+        windows = window_pools(geometry, spec, options) if options.windows else []
+        allowed = [b.take(padding_allowed(geometry, b.block, options)) for b in windows]
+        return [*allowed, _tiled(geometry, spec, options)]
     tiles = _streaming(geometry, spec) if structure == "streaming" else _rows(geometry, spec)
     register, block = tiles
     keep = register_limits(TileBatch(geometry, structure, register, block, np.ones(len(block), np.int64), ()), spec)
@@ -58,11 +61,17 @@ def pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> lis
 
 
 def register_limits(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
-    """Mask of programs within the thread and register limits whose blocks fill whole TEUs (rule 1)."""
+    """Mask of programs within the thread and register limits whose blocks fill whole TEUs (rule 1).
+
+    Those that walk windows may fill their last TEU partly, and must be short enough for straight-line code.
+    """
     threads = batch.threads_per_block
     words = register_words(batch)
     assert spec.limits.threads_per_block
-    fits = (threads % spec.teu.lanes == 0) & (threads <= spec.limits.threads_per_block)
+    whole = threads % spec.teu.lanes == 0
+    if batch.structure == "window":
+        whole = fills(threads, spec.teu.lanes) & straight(batch.register)
+    fits = whole & (threads <= spec.limits.threads_per_block)
     return np.asarray(fits & (words <= usable_registers(batch, spec)))
 
 

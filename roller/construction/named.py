@@ -24,6 +24,7 @@ from roller.perf.gpu import register_words
 from roller.tile.alignment import broken_rules
 from roller.tile.geometry import Geometry, Ints
 from roller.tile.program import RProgram
+from roller.tile.windows import slide_of
 
 #: Extents of one layer: by axis name, or a sequence in axis order.
 Tile = Mapping[str, int] | Sequence[int]
@@ -95,9 +96,9 @@ def estimate_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, Tile]
         return perf.estimate_program(_program(named.whole, budget, structure_of(named.geometry)), budget)
     found: list[Estimate] = []
     errors: list[TileError] = []
-    for structure in _structures(named.geometry):
+    for structure, staged in _kinds(named):
         try:
-            program = _program(named.whole, spec, structure)
+            program = _program(named.whole, spec, structure, staged)
         except TileError as error:
             errors.append(error)
         else:
@@ -227,18 +228,26 @@ def _axis_of(given: object, names: Sequence[str]) -> str | None:
     return next((n for n in names if n == given or sorted(n.split("*")) == parts), None)
 
 
-def _structures(geometry: Geometry) -> tuple[str, ...]:
-    """Return the structures a GPU block of named tiles may have."""
+def _kinds(named: NamedTiles) -> list[tuple[str, tuple[str, ...]]]:
+    """Return the structures a GPU block of named tiles may have, and what each stages."""
+    geometry = named.geometry
     expr, structure = geometry.expr, structure_of(geometry)
-    staged = structure == "rows" and len(expr.stages) == 1 and expr.anchor.combiner is not None
-    return (structure, "tiled") if staged else (structure,)
+    found = [(structure, geometry.load_names if structure == "tiled" else ())]
+    if structure == "rows" and len(expr.stages) == 1 and expr.anchor.combiner is not None:
+        found.append(("tiled", geometry.load_names))
+    slide = slide_of(expr.anchor)
+    whole = (np.array([named.rows[0], named.rows[-1]]) == geometry.extents)[:, ~geometry.spatial].all()
+    if slide is not None and structure == "tiled" and whole:
+        found += [("window", ()), ("window", (slide.source.tensor,))]
+    return found
 
 
-def _program(named: NamedTiles, spec: DeviceSpec, structure: str) -> RProgram:
+def _program(named: NamedTiles, spec: DeviceSpec, structure: str, staged: tuple[str, ...] | None = None) -> RProgram:
     geometry, rows = named.geometry, named.rows
     if spec.kind == "cpu":
         return _cpu_program(geometry, spec, structure, rows)
-    staged = geometry.load_names if structure == "tiled" else ()
+    if staged is None:
+        staged = geometry.load_names if structure == "tiled" else ()
     reductions = ~geometry.spatial
     if structure == "tiled" and not window_axes(geometry)[reductions].all():
         # A thread walks the reduction step point by point: nothing is held in registers from one to the next.

@@ -132,7 +132,7 @@ class _Place:
 
     def _steps_reduction(self, a: int) -> bool:
         """Whether programs of this structure may take a reduction axis in steps of any size."""
-        return self.spec.kind == "gpu" or self.batch.structure == "tiled"
+        return self.batch.structure != "window" and (self.spec.kind == "gpu" or self.batch.structure == "tiled")
 
     def _register_steps(self) -> Iterator[tuple[Ints, Ints]]:
         """Yield the tiles with one axis of the register tile a step larger or smaller.
@@ -144,6 +144,8 @@ class _Place:
             unit = lane_count(self.spec, 4) if a == self.batch.vector_axis else 1
             if self.spec.kind == "cpu" and not g.spatial[a] and a != self.batch.vector_axis:
                 continue  # a micro-kernel takes one point of it at a time
+            if self.batch.structure == "window" and not g.spatial[a]:
+                continue  # a walk takes its windows whole
             whole = -(-int(g.extents[a]) // unit) * unit
             for n in _steps(int(self.register[a]), unit, whole):
                 register = self.register.copy()

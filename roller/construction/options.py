@@ -45,6 +45,8 @@ class ConstructOptions:
     winograd
         Consider Winograd's algorithm where its structure is there (3x3 windows of step one): fewer products, but
         an output is accurate relative to the largest input of its tile instead of its own window.
+    windows
+        Consider threads that walk the rows below sliding windows (depthwise convolution, pooling; GPU).
     constants
         Inputs, by name, whose values do not change from call to call (weights): packing them costs no call anything.
     """
@@ -59,11 +61,12 @@ class ConstructOptions:
     policy: str = "roller"
     pool: int = 8192
     winograd: bool = True
+    windows: bool = True
     constants: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Reject values no construction can honour."""
-        for name in ("shrink", "axis_fusion", "axis_grouping", "split_k", "winograd"):
+        for name in ("shrink", "axis_fusion", "axis_grouping", "split_k", "winograd", "windows"):
             if not isinstance(getattr(self, name), bool):
                 raise _bad(name, "True or False", getattr(self, name))
         if self.top_k != "auto" and (not _is_number(self.top_k, int) or self.top_k < 1):

@@ -53,6 +53,10 @@ def _whole_transactions(geometry: Geometry, block: tuple[int, ...], size: int) -
     for access in geometry.loads:
         if not access.coefficients.shape[0]:
             continue
+        # Of windows that reach a whole dimension from several blocks, each sees but a part.
+        several = (-(-geometry.extents // tile[0]) > 1) & (access.coefficients != 0)
+        if (several.any(axis=1) & (access.extents(tile)[0] >= np.array(access.tensor.shape))).any():
+            return False
         rows, run = access.runs(tile)
         spans = not access.gather and bool(access.extents(tile)[0, -1] >= access.tensor.shape[-1])
         whole = int(run[0]) * access.tensor.itemsize_bytes % size == 0

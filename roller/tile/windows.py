@@ -30,6 +30,8 @@ class Slide:
         Loads that do not move with ``axis``: weights, which a thread keeps.
     axis, window
         Spatial and reduction axis.
+    windows
+        All reduction axes that move ``source``; threads and blocks take them whole.
     """
 
     source: Load
@@ -40,6 +42,7 @@ class Slide:
     stride: int
     dilation: int
     taps: int
+    windows: tuple[str, ...]
 
     def rows(self, outputs: int) -> tuple[Row, ...]:
         """Return the input rows that a strip of ``outputs`` needs, in order.
@@ -83,14 +86,16 @@ def slide_of(stage: Stage) -> Slide | None:
         if len(over) != 1 or len(taps) != 1:
             return None
         found.append((d, over[0], taps[0]))
-    windows = {taps.axis for _, _, taps in found}
+    windows = dict.fromkeys(taps.axis for _, _, taps in found)
     if not found or any(a.extent > 1 and a.name not in windows for a in stage.reduction_axes):
         return None
     d, over_, taps_ = found[0]
     others = tuple(ld for ld in stage.loads if ld != source)
     if any(over_.axis in i.axes for ld in others for i in ld.index):
         return None
-    return Slide(source, others, d, over_.axis, taps_.axis, over_.coef, taps_.coef, stage.extents[taps_.axis])
+    return Slide(
+        source, others, d, over_.axis, taps_.axis, over_.coef, taps_.coef, stage.extents[taps_.axis], tuple(windows)
+    )
 
 
 def _kind(stage: Stage, axis: str) -> str:
@@ -132,9 +137,11 @@ class Halo:
     """How rows of a staged tile lie in scratchpad, and how a thread reads its fragment of one.
 
     ``shift`` elements precede the tile, so that rows start where vectors of the tensor do; rows hold ``extent``
-    elements. A thread reads ``chunks`` vectors of ``width`` elements from ``lead`` elements before its fragment.
+    elements. A thread reads ``chunks`` vectors of ``width`` elements from ``lead`` elements before its fragment;
+    rows are copied in vectors of ``copy`` elements.
     """
 
+    copy: int
     shift: int
     extent: int
     lead: int
@@ -150,7 +157,8 @@ def halo(
     terms = [t for t in index.terms if block[t.axis] > 1]
     extent = Index(tuple(terms)).range(block)[1] + 1
     widest = max(1, 16 // itemsize_bytes)
-    copy = _width(widest, [shape[-1], *(t.coef * block[t.axis] for t in index.terms)])
+    starts = [t.coef * block[t.axis] for t in index.terms if t.axis not in slide.windows]
+    copy = _width(widest, [shape[-1], *starts])
     guards = [x for b in slide.source.guard if b.index == index for x in (b.low, b.high)]
     copy = _width(copy, guards)
     shift = index.const % copy
@@ -159,8 +167,9 @@ def halo(
     width = _width(widest, apart) if fragment.steps[-1] == 1 and len(slide.source.index) - 1 != slide.dim else 1
     width = min(width, _power_of_two_from(fragment.extents[-1]))
     lead = shift % width
-    unit = max(copy, width)
-    return Halo(shift, -(-(shift + extent) // unit) * unit, lead, width, -(-(lead + fragment.extents[-1]) // width))
+    unit = widest if max(copy, width) > 1 else 1  # storage padding then keeps rows aligned
+    rows = -(-(shift + extent) // unit) * unit
+    return Halo(copy, shift, rows, lead, width, -(-(lead + fragment.extents[-1]) // width))
 
 
 def _width(widest: int, multiples: list[int]) -> int:

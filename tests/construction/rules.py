@@ -12,7 +12,8 @@ from roller.hardware import DeviceSpec
 from roller.tile import RProgram
 from roller.tile.geometry import Geometry
 from roller.tile.instructions import Box, Load, instructions
-from roller.tile.layout import tile_layout
+from roller.tile.layout import program_layout, window_halo
+from roller.tile.windows import fragment_of, slide_of
 
 
 def thread_counts(program: RProgram) -> dict[str, int]:
@@ -69,7 +70,7 @@ def first_warp(program: RProgram, lanes: int) -> dict[str, np.ndarray]:
     names = [program.axis_names[a] for a in Geometry.of(program.expr).order]
     counts = thread_counts(program)
     register = program.tile("register")
-    at = np.unravel_index(np.arange(lanes), [counts[n] for n in names])
+    at = np.unravel_index(np.arange(lanes) % math.prod(counts[n] for n in names), [counts[n] for n in names])
     out = {n: np.zeros(lanes, np.int64) for n in program.axis_names}
     for name, thread in zip(names, at, strict=True):
         chunk = program.vector_elements if name == program.vector_axis else 1
@@ -90,7 +91,7 @@ def conflict_free(program: RProgram, spec: DeviceSpec) -> bool:
             continue
         seen.add(load.tensor)
         tensor = program.expr.tensors[load.tensor]
-        layout = tile_layout(program.expr.anchor, load, tensor, program.block_tile)
+        layout = program_layout(program, load)
         if not layout.dims:
             continue
         pitch = layout.pitches(padding.get(load.tensor, 0))
@@ -100,6 +101,9 @@ def conflict_free(program: RProgram, spec: DeviceSpec) -> bool:
         last = layout.dims[-1].terms
         vector = len(last) == 1 and last[0].coef == 1 and last[0].axis == program.vector_axis
         width = program.vector_elements if vector else 1
+        if program.structure == "window":
+            width, start = window_halo(program).width, start - window_halo(program).lead
+            assert (start % width == 0).all()
         group = min(spec.teu.lanes, shared.banks) // width  # a wavefront wider than the banks goes in parts
         for first in range(0, spec.teu.lanes, group):
             element = (start[first : first + group, None] + np.arange(width)).ravel()
@@ -122,7 +126,7 @@ def scratchpad_bytes(program: RProgram) -> int:
         if load.tensor not in program.staged:
             continue
         tensor = program.expr.tensors[load.tensor]
-        extents = tile_layout(program.expr.anchor, load, tensor, program.block_tile).extents
+        extents = program_layout(program, load).extents
         rows = math.prod(extents[:-1])
         total += rows * ((extents[-1] if extents else 1) + padding.get(load.tensor, 0)) * tensor.itemsize_bytes
     return total
@@ -130,8 +134,24 @@ def scratchpad_bytes(program: RProgram) -> int:
 
 def operand_words(program: RProgram) -> int:
     """32-bit registers of accumulators and operand fragments of one thread."""
+    if program.structure == "window":
+        return walking_words(program)
     register = np.array([tuple(program.tile("register").values())])
     g = Geometry.of(program.expr)
     outputs = math.prod(n for n, a in zip(register[0].tolist(), program.axes, strict=True) if a.kind == SPATIAL)
     words = outputs * max(1, g.store.tensor.itemsize_bytes // 4)
     return words + sum(int(a.elements(register)[0]) * max(1, a.tensor.itemsize_bytes // 4) for a in g.loads)
+
+
+def walking_words(program: RProgram) -> int:
+    """32-bit registers of a thread that walks windows: outputs begun and not done, one row, the weights."""
+    slide, tile = slide_of(program.expr.anchor), program.tile("register")
+    assert slide is not None
+    begun, done, live = set(), set(), 0
+    for _, pairs in slide.rows(tile[slide.axis]):
+        begun |= {i for i, _ in pairs}
+        live = max(live, len(begun - done))
+        done |= {i for i, k in pairs if k == slide.taps - 1}
+    inner = math.prod(tile[a.name] for a in program.axes if a.kind == SPATIAL and a.name != slide.axis)
+    weights = sum(math.prod(tile[a] for a in {t.axis for i in ld.index for t in i.terms}) for ld in slide.others)
+    return live * inner + fragment_of(slide, tile).elements + weights

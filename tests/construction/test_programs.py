@@ -25,6 +25,12 @@ DEVICES = ("v100", "k80", "mi50", "a100", "h200")
 SAMPLE = ("M1", "M3", "C0", "C2", "C16", "C25", "D0", "D9", "E0", "P0", "R0", "R3")
 
 
+def _walks(program: roller.RProgram, lanes: int) -> bool:
+    """Whether threads walk windows, fill most of the last TEU, and say that they leave some of it idle."""
+    filled = program.threads_per_block / (-(-program.threads_per_block // lanes) * lanes)
+    return program.structure == "window" and filled >= 0.7 and "execution_unit" in program.relaxed
+
+
 def _check_programs(expr: roller.TensorExpr, device: str) -> None:
     spec = roller.load_spec(device)
     found = roller.construct(expr, device=device)
@@ -38,7 +44,7 @@ def _check_programs(expr: roller.TensorExpr, device: str) -> None:
         p = replace(products_program(c.program) or c.program, relaxed=c.program.relaxed)
         where = f"{expr.name} {device} {p}"
         assert set(p.relaxed) <= set(RULES) and p.relaxed == relaxed, where
-        assert rules.fills_units(p, spec), where  # never relaxed on a GPU
+        assert rules.fills_units(p, spec) or _walks(p, spec.teu.lanes), where  # nothing else relaxes it on a GPU
         assert "transaction" in p.relaxed or rules.whole_transactions(p, spec), where
         assert ("bank" not in p.relaxed) == rules.conflict_free(p, spec), where
         assert ("shape" in p.relaxed) == (rules.padded_waste(p) > 1.0), where

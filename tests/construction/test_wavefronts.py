@@ -25,7 +25,12 @@ def test_ten_programs_of_whole_wavefronts_within_the_limits(device):
         found = roller.construct(roller.ops.from_spec(row), spec, top_k=10)
         assert len({str(c.program) for c in found}) == 10, row["id"]
         for c in found:
-            assert c.program.threads_per_block % 64 == 0, (row["id"], str(c.program))
+            threads = c.program.threads_per_block
+            walks = c.program.structure == "window"  # part of the last wavefront may idle, and is priced
+            assert threads >= 0.7 * (-(-threads // 64) * 64) if walks else threads % 64 == 0, (
+                row["id"],
+                str(c.program),
+            )
             assert c.program.threads_per_block <= spec.limits.threads_per_block
             assert c.estimate.terms["scratchpad_bytes"] <= spec.limits.shared_bytes_per_block
             assert c.estimate.terms["blocks_per_unit"] >= 1

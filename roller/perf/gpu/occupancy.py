@@ -10,6 +10,7 @@ from roller.expr import DTYPE_BYTES
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.gpu.matrix_copies import fetched_words
+from roller.perf.gpu.walk import walk
 from roller.tile.fragments import program_operands
 from roller.tile.geometry import Access, Ints, product
 from roller.tile.layout import row_axis
@@ -29,6 +30,8 @@ def register_words(batch: TileBatch) -> Ints:
     """Return 32-bit registers per thread for accumulators and operand fragments, ``(N,)``."""
     if batch.fragment is not None:
         return _matrix_words(batch)
+    if batch.structure == "window":
+        return walk(batch).register_words(batch)
     acc = max(1, batch.geometry.store.tensor.itemsize_bytes // 4)
     words = batch.register_outputs * acc
     for a in batch.geometry.loads:
@@ -44,6 +47,8 @@ def allocated_registers(batch: TileBatch) -> Ints:
     """
     if batch.fragment is not None:
         return _matrix_words(batch) + MATRIX_BASE_REGISTERS
+    if batch.structure == "window":
+        return walk(batch).register_words(batch) + BASE_REGISTERS
     g = batch.geometry
     words = batch.register_outputs * max(1, g.store.tensor.itemsize_bytes // 4)
     reductions = np.flatnonzero(~g.spatial)
@@ -93,11 +98,16 @@ def scratchpad_bytes(batch: TileBatch, padding: Mapping[str, Ints] | None = None
     if not batch.staged:
         return total
     for a in batch.geometry.loads:
+        if a.tensor.name not in batch.staged:
+            continue
         # Strides leave no gaps where a matrix unit reads rows of neighbours.
         matrix = product(batch.block, np.flatnonzero(a.uses)) if batch.fragment is not None else None
         elements = a.allocated_elements(batch.block) if matrix is None else matrix
+        rows = elements // _row_extent(batch, a)
+        if batch.structure == "window":  # rows start and end where vectors do
+            elements = rows * walk(batch).extent
         if padding and a.tensor.name in padding:
-            elements = elements + elements // _row_extent(batch, a) * padding[a.tensor.name]
+            elements = elements + rows * padding[a.tensor.name]
         total = total + elements * a.tensor.itemsize_bytes * batch.stages
     return total
 

@@ -24,6 +24,7 @@ from roller.perf.gpu.laid_out import LaidOut
 from roller.perf.gpu.matrix import matrix_work
 from roller.perf.gpu.occupancy import occupancy, scratchpad_bytes
 from roller.perf.gpu.traffic import dram_bandwidth, global_traffic, least_copies, least_traffic, loads_in_flight
+from roller.perf.gpu.windows import window_work
 from roller.perf.phases import alternating
 from roller.tile.geometry import Floats, Ints
 
@@ -58,7 +59,9 @@ class _Waves:
 
 
 def _work(batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats], laid: LaidOut | None) -> Work:
-    """Return the work of every block: of the threads' own pipes, or of a matrix unit."""
+    """Return the work of every block: of the threads' own pipes, of a matrix unit, or of walks along windows."""
+    if batch.structure == "window":
+        return window_work(batch, spec, copies, laid)
     return (block_work if batch.fragment is None else matrix_work)(batch, spec, copies, laid)
 
 

@@ -13,6 +13,7 @@ from roller.perf.batch import TileBatch
 from roller.perf.gpu.copies import COPY_INSTRUCTIONS as STAGED_INSTRUCTIONS
 from roller.perf.gpu.copies import SETUP_INSTRUCTIONS, copy_instructions
 from roller.perf.gpu.matrix_copies import operand_copies
+from roller.perf.gpu.walk import reloaded_share, walk_copies
 from roller.tile.geometry import Access, Floats, Ints
 from roller.tile.transactions import counted_bytes, tile_transaction_bytes, touched_bytes
 
@@ -62,7 +63,10 @@ def global_traffic(
         waste = moved / (rows * run * a.tensor.itemsize_bytes)
         total = a.loaded_elements(block) * a.tensor.itemsize_bytes * waste
         touched = _touched(a, fetch)
-        l2 = l2 + (np.where(np.isnan(counted[n]), total, counted[n]) if n in counted else total)
+        through = np.where(np.isnan(counted[n]), total, counted[n]) if n in counted else total
+        if batch.structure == "window":
+            through = through * reloaded_share(a, batch, spec.layer("shared").capacity_bytes, resident / spec.units)
+        l2 = l2 + through
         # Blocks of a wave find in L2 what another one has loaded: operands they share, halos, transactions at
         # their borders. Gaps of strided rows are in `touched`.
         again = a.loaded_elements(wave) * a.tensor.itemsize_bytes
@@ -73,7 +77,10 @@ def global_traffic(
             width = next((c.width for c in operand_copies(batch) if c.access is a), width)
         if not any(a is x for x in g.loads):  # an epilogue's operands come once per tile, with the store
             continue
-        if batch.staged:
+        if batch.structure == "window":
+            all_of_tile, for_addresses = walk_copies(a, batch)
+            copies, addresses = copies + all_of_tile, addresses + for_addresses
+        elif batch.staged:
             all_of_tile, for_addresses = copy_instructions(a, batch, width)
             copies, addresses = copies + all_of_tile, addresses + for_addresses
         else:
@@ -102,9 +109,12 @@ def least_copies(batch: TileBatch) -> Floats:
     """Return the least copy instructions :func:`global_traffic` finds per block and step, ``(N,)``."""
     total = np.zeros(len(batch))
     for a in batch.geometry.loads:
-        vectorised = batch.fragment is not None or _vectorised(a)
+        # Tiles of windows may start where vectors do.
+        vectorised = batch.fragment is not None or batch.structure == "window" or _vectorised(a)
         widest = max(1, VECTOR_BYTES // a.tensor.itemsize_bytes) if vectorised else 1
         elements = batch.block_elements(a) / widest
+        if batch.structure == "window" and a.tensor.name not in batch.staged:  # read as the walk goes
+            continue
         if batch.staged:
             total = total + np.maximum(elements, batch.threads_per_block) * STAGED_INSTRUCTIONS
             total = total + SETUP_INSTRUCTIONS * batch.threads_per_block

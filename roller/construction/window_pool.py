@@ -1,0 +1,113 @@
+"""Programs of structure ``window``: strips of outputs that threads walk, read in place or staged."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from roller.construction.options import ConstructOptions
+from roller.construction.scale_up import unique_rows
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.perf.gpu import register_words, scratchpad_bytes
+from roller.tile.geometry import Geometry, Ints, product
+from roller.tile.windows import Slide, slide_of
+
+#: Longest strip of outputs, and most outputs of a thread along any other axis.
+_STRIP, _ACROSS = 32, 8
+#: Products of one thread: its walk is straight-line code, which must fit the instruction cache.
+_PRODUCTS = 2048
+#: Pieces an axis is cut into evenly, and threads of a block that are aimed at.
+_PIECES, _THREADS = (1, 2, 3, 4), (64, 128, 256)
+#: Least share of a block's TEUs that its threads fill: partly filled ones are priced, hardly filled ones never win.
+_FILLED = 0.7
+
+
+def window_pools(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
+    """Return the programs that walk windows, read in place and staged; none where the reduction is no window."""
+    expr = geometry.expr
+    slide = slide_of(expr.anchor)
+    if slide is None or not (len(expr.stages) == 1 or expr.epilogue is not None):
+        return []
+    register, block = _tiles(geometry, slide, spec)
+    batch = TileBatch(geometry, "window", register, block, np.ones(len(block), np.int64), ())
+    staged = replace(batch, staged=(slide.source.tensor,))
+    fits = scratchpad_bytes(staged) <= spec.layer("shared").budget_bytes
+    return [batch.take(np.arange(min(len(batch), options.pool))), staged.take(np.flatnonzero(fits)[: options.pool])]
+
+
+def _tiles(geometry: Geometry, slide: Slide, spec: DeviceSpec) -> tuple[Ints, Ints]:
+    """Return register and block tiles, ``(N, axes)`` each."""
+    register = _register_tiles(geometry, slide)
+    one = np.ones(len(register), np.int64)
+    words = register_words(TileBatch(geometry, "window", register, register, one, ()))
+    register = register[words <= (spec.limits.usable_registers_per_thread or 0)]
+    states = [np.ones((0, 2 * register.shape[1]), np.int64)]
+    limit = spec.limits.threads_per_block or 0
+    for row in register:
+        threads = _threads(geometry, slide, row, limit)
+        states.append(np.concatenate([np.broadcast_to(row, threads.shape), threads], axis=1))
+    both = unique_rows(np.concatenate(states))
+    axes = register.shape[1]
+    threads = product(both[:, axes:], range(axes))
+    both = both[(threads <= limit) & fills(threads, spec.teu.lanes)]
+    return both[:, :axes], both[:, :axes] * both[:, axes:]
+
+
+def fills(threads: Ints, lanes: int) -> np.ndarray:
+    """Mask of blocks whose threads fill their TEUs well enough for their programs to be considered."""
+    return np.asarray(threads >= _FILLED * -(-threads // lanes) * lanes)
+
+
+def straight(register: Ints) -> np.ndarray:
+    """Mask of register tiles whose walks are short enough for straight-line code; the shortest ones always are."""
+    products = register.prod(axis=1)
+    return np.asarray(products <= max(_PRODUCTS, int(products.min(initial=_PRODUCTS))))
+
+
+def _windowed(geometry: Geometry, slide: Slide) -> list[int]:
+    """Return the spatial axes that share a dimension of the source with a window, the slide's first."""
+    names = [t.axis for i in slide.source.index if len(i.terms) > 1 for t in i.terms]
+    axes = [geometry.names.index(n) for n in dict.fromkeys(names) if geometry.spatial[geometry.names.index(n)]]
+    return sorted(axes, key=lambda a: geometry.names[a] != slide.axis)
+
+
+def _register_tiles(geometry: Geometry, slide: Slide) -> Ints:
+    """Return strips along the slide times outputs along other windows and vectors of the contiguous axis."""
+    sizes: list[Iterable[int]] = [[1] for _ in geometry.names]
+    fast = geometry.order[-1]
+    widest = max(1, 16 // geometry.store.tensor.itemsize_bytes)
+    sizes[fast] = [v for v in (1, 2, 4, 8) if v <= widest and geometry.extents[fast] % v == 0]
+    for a in _windowed(geometry, slide):
+        extent, limit = int(geometry.extents[a]), _STRIP if geometry.names[a] == slide.axis else _ACROSS
+        even = {-(-extent // p) for p in range(1, 13)}
+        sizes[a] = sorted({e for e in (1, 2, 4, *even) if e <= min(limit, extent)})
+    for reduced in np.flatnonzero(~geometry.spatial):
+        sizes[reduced] = [int(geometry.extents[reduced])]
+    table = np.array(list(itertools.product(*sizes)), np.int64)
+    return np.asarray(table[straight(table)])
+
+
+def _threads(geometry: Geometry, slide: Slide, register: Ints, limit: int) -> Ints:
+    """Return threads per axis: even pieces of windows and of the contiguous axis, then other axes to fill a block."""
+    useful = -(-geometry.extents // register)
+    fixed = list(dict.fromkeys([geometry.order[-1], *_windowed(geometry, slide)]))
+    sizes = []
+    for a in fixed:
+        most = int(useful[a])
+        pieces = {-(-most // p) for p in _PIECES} | ({1} if a != geometry.order[-1] else set())
+        powers = {p for p in (8, 16, 32, 64) if p < most} if a == geometry.order[-1] else set()
+        sizes.append(sorted(p for p in pieces | powers if p <= limit) or [1])
+    rest = [a for a in reversed(geometry.order) if a not in fixed]
+    table = np.array(list(itertools.product(*sizes, _THREADS)), np.int64)
+    used = table[:, :-1].prod(axis=1)
+    threads = np.ones((len(table), len(useful)), np.int64)
+    threads[:, fixed] = table[:, :-1]
+    left = np.maximum(1, table[:, -1] // used)
+    for a in rest:
+        threads[:, a] = np.minimum(left, useful[a])
+        left //= threads[:, a]
+    return np.asarray(threads[used <= limit])

@@ -1,0 +1,120 @@
+"""What one thread of a ``window`` program loads and holds: rows of its walk, outputs in flight, weights."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from roller.errors import TileError
+from roller.perf.batch import TileBatch
+from roller.perf.gpu.copies import copy_instructions
+from roller.tile.geometry import Access, Floats, Ints
+from roller.tile.windows import Slide, fragment_of, halo, slide_of
+
+#: Widest access (bytes).
+VECTOR_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Per program, arrays ``(N,)``.
+
+    ``rows`` of the strip; ``loads`` of one row (instructions) of ``width`` elements each; ``row`` elements held of one,
+    ``live`` accumulators, ``weights`` kept; ``copy_width`` elements of one vector of a staged tile's copy, whose rows
+    hold ``extent``.
+    """
+
+    rows: Ints
+    loads: Ints
+    width: Ints
+    row: Ints
+    live: Ints
+    weights: Ints
+    copy_width: Ints
+    extent: Ints
+
+    def register_words(self, batch: TileBatch) -> Ints:
+        """Return 32-bit registers of accumulators in flight, one row and the weights."""
+        g = batch.geometry
+        acc = max(1, g.store.tensor.itemsize_bytes // 4)
+        return np.asarray(self.live * acc + self.row + self.weights)
+
+
+def slide(batch: TileBatch) -> Slide:
+    """Return the slide of a batch's expression."""
+    found = slide_of(batch.geometry.expr.anchor)
+    if found is None:
+        raise TileError(
+            f"{batch.geometry.expr.name}: structure 'window' needs a reduction over windows of one operand."
+        )
+    return found
+
+
+def walk(batch: TileBatch) -> Walk:
+    """Return the walk of every program, found once per batch and per kind of program."""
+    if "walk" not in batch._memo:
+        g, staged = batch.geometry, bool(batch.staged)
+        columns = [g.names.index(a) for a in slide(batch).source.index[-1].axes]
+        kinds = np.concatenate([batch.register, batch.block[:, columns]], axis=1) if staged else batch.register
+        codes = np.zeros(len(batch), np.int64)  # one number per row sorts faster than rows do
+        for column in kinds.T:
+            codes = codes * (int(column.max(initial=0)) + 1) + column
+        _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
+        known = g.expr._memo.setdefault("walks", {})
+        found = []
+        for row in kinds[first].tolist():
+            key = (staged, *row)
+            if key not in known:
+                register = dict(zip(g.names, row, strict=False))
+                block = dict(zip((g.names[c] for c in columns), row[len(g.names) :], strict=staged))
+                known[key] = _of(batch, register, block, staged)
+            found.append(known[key])
+        batch._memo["walk"] = np.array(found, np.int64)[inverse.reshape(-1)]
+    return Walk(*batch._memo["walk"].T)
+
+
+def _of(batch: TileBatch, tile: dict[str, int], block: dict[str, int], staged: bool) -> tuple[int, ...]:
+    """Return the numbers of :class:`Walk` for one register tile and the block's extents of the last dimension."""
+    g, s = batch.geometry, slide(batch)
+    fragment = fragment_of(s, tile)
+    tensor = g.expr.tensors[s.source.tensor]
+    chunks, width, copy_width, extent = fragment.extents[-1], 1, 1, 0
+    if staged:
+        lines = halo(s, tensor.shape, tensor.itemsize_bytes, tile, block)
+        chunks, width, copy_width, extent = lines.chunks, lines.width, lines.copy, lines.extent
+    elif len(s.source.index[-1].terms) == 1:
+        widest = max(1, VECTOR_BYTES // tensor.itemsize_bytes)
+        width = math.gcd(widest, tile[s.source.index[-1].terms[0].axis], tensor.shape[-1])
+        chunks //= width
+    above = math.prod(fragment.extents[:-1])
+    inner = math.prod(tile[n] for n, over in zip(g.names, g.spatial, strict=True) if over and n != s.axis)
+    weights = sum(math.prod(tile[a] for a in {t.axis for i in ld.index for t in i.terms}) for ld in s.others)
+    rows, live = len(s.rows(tile[s.axis])), s.live(tile[s.axis]) * inner
+    return rows, above * chunks, width, above * chunks * width, live, weights, copy_width, extent
+
+
+def walk_copies(access: Access, batch: TileBatch) -> tuple[Floats, Floats]:
+    """Return the copy instructions of one operand of a window program, and those of addresses; see :mod:`.copies`.
+
+    What is read in place is part of the walk.
+    """
+    if access.tensor.name not in batch.staged:
+        return np.zeros(len(batch)), np.zeros(len(batch))
+    return copy_instructions(access, batch, walk(batch).copy_width)
+
+
+def reloaded_share(access: Access, batch: TileBatch, capacity_bytes: float, resident: Floats) -> Floats:
+    """Return bytes that blocks load of an operand read in place, relative to each element of a block's tile once.
+
+    ``capacity_bytes`` of the first-level cache serve ``resident`` blocks; of tiles that do not fit it, threads load
+    what they share with others again.
+    """
+    if batch.staged or access.tensor.name != slide(batch).source.tensor:
+        return np.ones(len(batch))
+    w = walk(batch)
+    once = batch.block_elements(access)
+    again = np.maximum(1.0, batch.threads_per_block * (w.rows * w.row) / once)
+    kept = np.clip(capacity_bytes / (once * access.tensor.itemsize_bytes * np.maximum(resident, 1.0)), 0.0, 1.0)
+    return np.asarray(kept + (1.0 - kept) * again)
