@@ -24,6 +24,7 @@ STRIDED = ops.depthwise_conv2d(1, 3, 18, 16, 5, 5, padding=2, stride=2, epilogue
 CASES = {
     "in place": (DEPTHWISE, {"ho": 4, "wo": 3}, {"c": 3, "ho": 2, "wo": 4}, False),
     "staged": (DEPTHWISE, {"ho": 4, "wo": 4}, {"c": 3, "ho": 2, "wo": 3}, True),
+    "staged, nothing padded": (ops.pool2d("max", 1, 2, 9, 15, 3, 3), {"ho": 7, "wo": 4}, {"wo": 4}, True),
     "one output": (DEPTHWISE, {}, {"c": 2, "ho": 3, "wo": 11}, False),
     "two images": (DEPTHWISE, {"n": 2, "ho": 13}, {"wo": 11}, False),
     "two channels": (DEPTHWISE, {"c": 2, "ho": 7}, {"c": 2, "wo": 11}, True),

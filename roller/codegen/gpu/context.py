@@ -122,7 +122,12 @@ def as_output(value: Expr, s: Stage) -> Expr:
     return value if dtype_of(value) == s.output.dtype else value.astype(s.output.dtype)
 
 
-def index_conditions(index: Index, value: Expr, extents: Mapping[str, int], low: int, high: int) -> list[Expr]:
-    """Return those of ``low <= value``, ``value < high`` that are not certain over the box of ``extents``."""
+def index_conditions(
+    index: Index, value: Expr, extents: Mapping[str, int], low: int, high: int, beyond: tuple[int, int] = (0, 0)
+) -> list[Expr]:
+    """Return those of ``low <= value``, ``value < high`` that are not certain over the box of ``extents``.
+
+    The box may be ``beyond`` larger, before and behind.
+    """
     first, last = index.range(extents)
-    return ([value >= low] if first < low else []) + ([value < high] if last >= high else [])
+    return ([value >= low] if first - beyond[0] < low else []) + ([value < high] if last + beyond[1] >= high else [])

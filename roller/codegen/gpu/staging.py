@@ -240,7 +240,9 @@ def _source(
         value = emit_index(Index(i.terms, i.const - local.const), base) + c
         guards = [b for b in t.load.guard if b.index == i]
         low, high = max([0, *(b.low for b in guards)]), min([t.tensor.shape[d], *(b.high for b in guards)])
-        conditions += index_conditions(i, value, domain.padded, low, high)
+        # Rows may start before, and end behind, what is needed: where vectors do.
+        first, last = local.range(domain.tile)
+        conditions += index_conditions(i, value, domain.padded, low, high, (first, t.layout.extents[d] - 1 - last))
         index.append(value)
     return conditions, index
 

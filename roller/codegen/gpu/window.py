@@ -96,7 +96,7 @@ class Window:
         dtype = tensor.dtype if self.ctx.in_memory(ld.tensor) else compute_dtype(tensor.dtype)
         scope = "shared" if elements * DTYPE_BYTES[dtype] <= STATIC_SHARED_BYTES else "shared.dyn"
         target = buffer("tile0", (elements,), dtype, scope)
-        return StagedTile(ld, tensor, layout, padding, fill_value(ld, self.stage), target)
+        return StagedTile(ld, tensor, layout, padding, fill_value(ld, self.stage), target, elements)
 
     def _row_reads(self) -> tuple[int, int, int]:
         """Return the elements before the fragment of a row, and the width and number of the vectors it is read as."""
