@@ -14,6 +14,7 @@ import numpy as np
 from roller import perf
 from roller.construction.cpu_pool import cpu_pool
 from roller.construction.gpu_pool import pool as gpu_pool
+from roller.construction.gpu_rows import row_vector
 from roller.construction.matrix_pool import matrix_pool
 from roller.construction.options import TEMPLATE_VERSION, ConstructOptions
 from roller.construction.winograd_gpu import winograd_gpu_pool
@@ -225,9 +226,12 @@ def program_of(batch: TileBatch, i: int, spec: DeviceSpec) -> RProgram:
     tiles = [(fast, _ints(batch.register[i])), (slow, _ints(batch.block[i]))]
     if batch.panel is not None:
         tiles.insert(1, (spec.memory_layers[1].name, _ints(batch.panel[i])))
-    axis, elements = _vector(batch, i, spec)
+    rowwise = spec.kind == "gpu" and batch.structure == "rows"
+    axis, elements = row_vector(batch, i) if rowwise else _vector(batch, i, spec)
+    # Neighbouring threads take neighbouring vectors; staged programs choose by what their reads cost.
+    apart = rowwise or (spec.kind == "gpu" and batch.structure == "streaming")
     program = RProgram(
-        g.expr, spec.kind, batch.structure, tuple(tiles), (), batch.staged, axis, elements, False,
+        g.expr, spec.kind, batch.structure, tuple(tiles), (), batch.staged, axis, elements, apart,
         int(batch.split_k[i]), constants=batch.constants, nontemporal=batch.nontemporal, stages=batch.stages,
         raster=batch.raster, fragment=batch.fragment, matrix_axes=batch.matrix_axes,
     )  # fmt: skip
@@ -249,9 +253,6 @@ def _vector(batch: TileBatch, i: int, spec: DeviceSpec) -> tuple[str | None, int
     if not g.order or batch.fragment is not None:  # the fragment says which results a thread holds
         return None, 1
     axis = g.order[-1]
-    reductions = np.flatnonzero(~g.spatial)
-    if batch.structure == "rows" and len(reductions) and batch.threads[i, reductions[-1]] > 1:
-        axis = int(reductions[-1])
     widest = max(1, 16 // g.store.tensor.itemsize_bytes)
     elements = next(w for w in (8, 4, 2, 1) if w <= widest and int(batch.register[i, axis]) % w == 0)
     return (g.names[axis], elements) if elements > 1 else (None, 1)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from roller.construction.gpu_rows import rows, streaming, with_split_rows
 from roller.construction.options import ConstructOptions
 from roller.construction.reduction import reduction_steps, window_axes
 from roller.construction.scale_up import best_children, lane_seeds, register_tiles, unique_rows, whole_teus
@@ -37,7 +38,7 @@ def structure_of(geometry: Geometry) -> str:
     """
     expr = geometry.expr
     anchor = expr.anchor
-    if anchor.combiner is None and len(expr.stages) == 1:
+    if anchor.combiner is None:
         return "streaming"
     alone = len(expr.stages) == 1 or expr.epilogue is not None
     wide = geometry.spatial & (geometry.extents > 1)
@@ -52,12 +53,11 @@ def pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> lis
         windows = window_pools(geometry, spec, options) if options.windows else []
         allowed = [b.take(padding_allowed(geometry, b.block, options)) for b in windows]
         return [*allowed, _tiled(geometry, spec, options)]
-    tiles = _streaming(geometry, spec) if structure == "streaming" else _rows(geometry, spec)
-    register, block = tiles
-    keep = register_limits(TileBatch(geometry, structure, register, block, np.ones(len(block), np.int64), ()), spec)
-    keep &= padding_allowed(geometry, block, options)
-    register, block = register[keep][: options.pool], block[keep][: options.pool]
-    return [TileBatch(geometry, structure, register, block, np.ones(len(block), np.int64), ())]
+    register, block = streaming(geometry, spec) if structure == "streaming" else rows(geometry, spec)
+    batch = TileBatch(geometry, structure, register, block, np.ones(len(block), np.int64), ())
+    keep = register_limits(batch, spec) & padding_allowed(geometry, block, options)
+    batch = batch.take(np.flatnonzero(keep)[: options.pool])
+    return [with_split_rows(batch, spec, options) if structure == "rows" else batch]
 
 
 def register_limits(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
@@ -250,61 +250,3 @@ def _spatial_score_terms(geometry: Geometry, block: Ints) -> tuple[np.ndarray, n
     outputs = geometry.blocks(block).astype(np.float64)
     loads = sum((a.elements(block) * float(a.tensor.itemsize_bytes) for a in geometry.loads), np.zeros(len(block)))
     return loads * outputs, loads
-
-
-def _streaming(geometry: Geometry, spec: DeviceSpec) -> tuple[Ints, Ints]:
-    """Element-wise: top layer only; threads fill axes from the last, a thread holds vectors of it."""
-    rank = len(geometry.names)
-    registers, blocks = [], []
-    limit = spec.limits.threads_per_block or spec.teu.lanes
-    sizes = [spec.teu.lanes << n for n in range((limit // spec.teu.lanes).bit_length())]  # whole TEUs up to the limit
-    for vector in (1, 2, 4, 8):
-        for rows in (1, 2, 4):
-            register = np.ones(rank, np.int64)
-            register[-1] = vector
-            if rows > 1 and rank == 1:
-                continue
-            if rows > 1:
-                register[-2] = rows
-            for threads in sizes:
-                for last_cap in (threads, *sizes[:2]) if rank > 1 else (threads,):
-                    block = register.copy()
-                    left = threads
-                    for a in range(rank - 1, -1, -1):
-                        useful = -(-int(geometry.extents[a]) // int(register[a]))
-                        fit = min(left, 1 << max(0, (useful - 1).bit_length()), last_cap if a == rank - 1 else left)
-                        block[a] *= fit
-                        left //= fit
-                    block[-1] *= max(1, left)
-                    registers.append(register)
-                    blocks.append(block)
-    both = unique_rows(np.concatenate([np.array(registers), np.array(blocks)], axis=1))
-    return both[:, :rank], both[:, rank:]
-
-
-def _rows(geometry: Geometry, spec: DeviceSpec) -> tuple[Ints, Ints]:
-    """Reductions without reuse: threads over the last reduction axis, the last spatial axis, or both."""
-    rank = len(geometry.names)
-    spatial = np.flatnonzero(geometry.spatial)
-    red = np.flatnonzero(~geometry.spatial)
-    registers, blocks = [], []
-    limit = spec.limits.threads_per_block or 0
-    k = int(red[-1]) if len(red) else int(spatial[-1])
-    s = int(spatial[-1]) if len(spatial) else k
-    extent_k, extent_s = int(geometry.extents[k]), int(geometry.extents[s])
-    for vector in (1, 2, 4, 8):
-        for across in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024):
-            for rows in (1, 2, 4, 8, 16, 32, 64, 128, 256):
-                if across * rows > limit or (across > 1 and across >= 2 * extent_k) or (s == k and rows > 1):
-                    continue
-                if rows > 1 and rows >= 2 * extent_s and across * rows > spec.teu.lanes:
-                    continue
-                register, block = np.ones(rank, np.int64), np.ones(rank, np.int64)
-                register[k] = min(vector, 1 << (extent_k - 1).bit_length())
-                block[k] = register[k] * across
-                if s != k:
-                    block[s] = rows
-                registers.append(register)
-                blocks.append(block)
-    both = unique_rows(np.concatenate([np.array(registers), np.array(blocks)], axis=1))
-    return both[:, :rank], both[:, rank:]

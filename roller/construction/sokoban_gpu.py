@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from roller.construction.gpu_pool import SPLITS, padding_allowed, split_variants, structure_of
+from roller.construction.gpu_pool import SPLITS, padding_allowed, pool, split_variants, structure_of
 from roller.construction.options import ConstructOptions
 from roller.construction.reduction import window_axes
 from roller.construction.sokoban_space import (
@@ -85,7 +85,7 @@ def gpu_batches(
 ) -> Iterator[TileBatch]:
     """Yield all programs of a form that may take at most ``limit_s()`` seconds, in batches of bounded size."""
     space = _Space(geometry, structure_of(geometry), spec, options)
-    for batch in winograd_gpu_pool(geometry, spec, options):
+    for batch in [*winograd_gpu_pool(geometry, spec, options), *_constructed(space)]:
         tally.tilings += len(batch)
         yield replace(batch, constants=options.constants)
     registers = register_tiles(space)
@@ -253,15 +253,23 @@ def _promising(space: _Space, batches: list[TileBatch], limit_s: Limit, tally: T
         yield batch.take(np.flatnonzero(lower_bound_s(batch, space.spec) <= limit_s()))
 
 
+def _constructed(space: _Space) -> list[TileBatch]:
+    """Return construction's programs without reuse: tiles of a whole row, and reductions split over blocks."""
+    return [] if space.structure == "tiled" else pool(space.geometry, space.spec, space.options)
+
+
 def gpu_contains(program: RProgram, spec: DeviceSpec, options: ConstructOptions) -> bool:
     """Whether the tiles of a program are among those enumerated for its form."""
     geometry = Geometry.of(program.expr)
-    if program.structure in STRUCTURES:
-        register, block = (np.array(program.tiles[n][1], np.int64) for n in (0, -1))
-        pools = [b for b in winograd_gpu_pool(geometry, spec, options) if b.structure == program.structure]
-        return any(bool(((b.register == register) & (b.block == block)).all(axis=1).any()) for b in pools)
     space = _Space(geometry, structure_of(geometry), spec, options)
     register, block = (np.array(program.tiles[n][1], np.int64) for n in (0, -1))
+    pools = [*winograd_gpu_pool(geometry, spec, options), *_constructed(space)]
+    for b in pools:
+        same = ((b.register == register) & (b.block == block)).all(axis=1) & (b.split_k == program.split_k)
+        if b.structure == program.structure and same.any():
+            return True
+    if program.structure in STRUCTURES:
+        return False
     threads = block[space.axes] // register[space.axes]
     return (
         program.structure == space.structure

@@ -8,10 +8,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from roller.expr import SPATIAL, Index, Load, Stage, TensorExpr
+from roller.expr import SPATIAL, Index, Load, Stage, Tensor, TensorExpr
 from roller.tile.access import Access, Floats, Ints, product
 
-__all__ = ["Access", "Floats", "Geometry", "Ints", "product", "store_order"]
+__all__ = ["Access", "Floats", "Geometry", "Ints", "access_of", "product", "store_order"]
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,11 @@ def store_order(stage: Stage, names: tuple[str, ...]) -> tuple[int, ...]:
     return tuple(names.index(n) for n in ordered)
 
 
-def _access(expr: TensorExpr, stage: Stage, tensor: str, index: tuple[Index, ...], bounds: int) -> Access:
+def access_of(expr: TensorExpr, tensor: Tensor, index: tuple[Index, ...], bounds: int, *, every_step: bool) -> Access:
+    """Return a tensor as it is touched by ``index`` (in axes of the anchor) under ``bounds`` guards.
+
+    ``every_step``: what does not move with a reduction axis is loaded again at each of its steps.
+    """
     names = tuple(a.name for a in expr.axes)
     coefficients = np.zeros((len(index), len(names)), np.int64)
     gather = False
@@ -110,7 +114,7 @@ def _access(expr: TensorExpr, stage: Stage, tensor: str, index: tuple[Index, ...
             coefficients[d, a] += t.coef
             gather |= not t.is_affine
     return Access(
-        expr.tensors[tensor],
+        tensor,
         coefficients,
         np.array([i.const for i in index], np.int64).reshape(-1),
         uses,
@@ -119,7 +123,7 @@ def _access(expr: TensorExpr, stage: Stage, tensor: str, index: tuple[Index, ...
         bounds,
         names,
         np.array([a.extent for a in expr.axes], np.int64),
-        np.array([stage is expr.anchor or a.kind == SPATIAL for a in expr.axes], bool),
+        np.array([every_step or a.kind == SPATIAL for a in expr.axes], bool),
         np.array([a.kind == SPATIAL for a in expr.axes], bool),
     )
 
@@ -127,7 +131,10 @@ def _access(expr: TensorExpr, stage: Stage, tensor: str, index: tuple[Index, ...
 def _build(expr: TensorExpr) -> Geometry:
     anchor = expr.anchor
     own = {a.name for a in expr.axes}
-    loads = [_access(expr, anchor, ld.tensor, ld.index, len(ld.guard)) for ld in _distinct(anchor.loads)]
+    loads = [
+        access_of(expr, expr.tensors[ld.tensor], ld.index, len(ld.guard), every_step=True)
+        for ld in _distinct(anchor.loads)
+    ]
     extras = []
     for s in expr.stages:
         if s is anchor:
@@ -136,14 +143,14 @@ def _build(expr: TensorExpr) -> Geometry:
             # A tensor another stage also reads is streamed with the anchor; intermediates never leave the chip.
             new = ld.tensor in {t.name for t in expr.inputs} and ld.tensor not in {a.tensor.name for a in loads}
             if new and all(set(i.axes) <= own for i in ld.index):
-                extras.append(_access(expr, s, ld.tensor, ld.index, len(ld.guard)))
+                extras.append(access_of(expr, expr.tensors[ld.tensor], ld.index, len(ld.guard), every_step=False))
     return Geometry(
         expr,
         tuple(a.name for a in expr.axes),
         np.array([a.extent for a in expr.axes], np.int64),
         np.array([a.kind == SPATIAL for a in expr.axes], bool),
         tuple(loads),
-        _access(expr, anchor, anchor.name, anchor.store, 0),
+        access_of(expr, anchor.output, anchor.store, 0, every_step=True),
         tuple(extras),
     )
 

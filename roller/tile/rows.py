@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from roller.expr import Call, Index, Load, Scalar, Stage, TensorExpr, Term, map_indices, transform
+from roller.expr import Call, Index, Load, Scalar, Stage, Tensor, TensorExpr, Term, map_indices, transform
+from roller.tile.steps import mean_step
 
 #: Functions whose result is a truth value, of another type than a floating-point result they may be stored as.
 _LOGICAL = ("eq", "lt", "le")
@@ -71,6 +72,17 @@ def kept_loads(expr: TensorExpr) -> tuple[Load, ...]:
         expr._memo["kept_loads"] = tuple(ld for ld, n in uses.items() if n > 1)
     kept: tuple[Load, ...] = expr._memo["kept_loads"]
     return kept
+
+
+def contiguous_axis(stage: Stage, tensors: Mapping[str, Tensor]) -> str:
+    """Return the axis along which the largest load of a stage is most nearly contiguous."""
+    candidates = [
+        (-tensors[ld.tensor].elements, mean_step(ld.index, tensors[ld.tensor].shape, a.name, a.extent), n, a.name)
+        for ld in stage.loads
+        for n, a in enumerate(reversed(stage.axes))
+        if any(a.name in i.axes for i in ld.index)
+    ]
+    return min(candidates)[3] if candidates else stage.axes[-1].name
 
 
 def composed(index: Index, at: Mapping[str, Index]) -> Index | None:

@@ -1,7 +1,8 @@
 """Vector widths and masking are decided by arithmetic on the access, not by its source."""
 
-from roller.codegen.gpu.access import contiguous_axis, padding_is_neutral, vectorizable
+from roller.codegen.gpu.access import padding_is_neutral, vectorizable
 from roller.expr import REDUCTION, Axis, Call, Index, Load, Stage, Tensor, Term, axis_index
+from roller.tile.rows import contiguous_axis
 from roller.tile.steps import mean_step
 
 ROW, COL = axis_index("i"), axis_index("j")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from roller.expr import Axis, Call, Cast, Index, Load, Scalar, Stage, Tensor, loads
-from roller.tile.steps import mean_step, pitches
+from roller.tile.steps import pitches
 
 #: Widest access of a CUDA thread (bytes).
 VECTOR_BYTES = 16
@@ -40,17 +40,6 @@ def vectorizable(index: Sequence[Index], tensor: Tensor, axis: str, extent: int,
     n = min(extent, -(-2 * max(period, width) // width) * width)
     flat = _flat(index, tensor.shape, axis, np.arange(n)).reshape(-1, width)
     return bool((flat[:, 0] % width == 0).all() and (flat == flat[:, :1] + np.arange(width)).all())
-
-
-def contiguous_axis(stage: Stage, tensors: Mapping[str, Tensor]) -> str:
-    """Return the axis along which the largest load of a stage is most nearly contiguous."""
-    candidates = [
-        (-tensors[ld.tensor].elements, mean_step(ld.index, tensors[ld.tensor].shape, a.name, a.extent), n, a.name)
-        for ld in stage.loads
-        for n, a in enumerate(reversed(stage.axes))
-        if any(a.name in i.axes for i in ld.index)
-    ]
-    return min(candidates)[3] if candidates else stage.axes[-1].name
 
 
 def store_order(stage: Stage) -> tuple[Axis, ...]:

@@ -64,6 +64,11 @@ class Context:
         self.workspaces.append(tensor)
         return self.declare(tensor)
 
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor by name, workspaces included."""
+        return {**self.expr.tensors, **{t.name: t for t in self.workspaces}}
+
     def stage(self, tensor: str) -> Stage | None:
         """Return the stage that writes a tensor, or ``None`` for an input."""
         return next((s for s in self.expr.stages if s.name == tensor), None)

@@ -57,7 +57,7 @@ def fragments(ctx: Context, wanted: Sequence[Load], maps: Sequence[AxisMap], pre
         mine = [m for m in maps if depends(ld, m.name)]
         vector = next((m for m in mine if m.vector > 1), None)
         width = vector.vector if vector is not None else 1
-        tensor = ctx.expr.tensors[ld.tensor]
+        tensor = ctx.tensors[ld.tensor]
         while (
             vector is not None and width > 1 and not vectorizable(ld.index, tensor, vector.name, vector.extent, width)
         ):

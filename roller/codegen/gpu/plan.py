@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from roller.codegen.gpu.access import contiguous_axis, store_order
+from roller.codegen.gpu.access import store_order
 from roller.codegen.gpu.context import Context
 from roller.codegen.gpu.mapping import AxisMap, axis_map
 from roller.codegen.gpu.nest import Stmt
-from roller.codegen.gpu.reduction import tiled_kernels
+from roller.codegen.gpu.reduction import split_row_kernels, tiled_kernels
 from roller.codegen.gpu.rows import Rows
 from roller.codegen.gpu.streaming import streaming_kernel
 from roller.codegen.gpu.window import window_kernel
@@ -20,6 +20,7 @@ from roller.codegen.gpu.winograd import winograd_kernels
 from roller.errors import BuildError
 from roller.expr import Index, Stage, TensorExpr
 from roller.tile import RProgram
+from roller.tile.rows import contiguous_axis
 from roller.tile.winograd import STRUCTURES as WINOGRAD
 
 #: Threads of a block where the program has no tile for a stage (the smaller stages of a fallback).
@@ -49,6 +50,8 @@ def kernels(ctx: Context, program: RProgram) -> list[Stmt]:
         return [window_kernel(ctx, anchor, expr.epilogue, program)]
     if structure in WINOGRAD:
         return winograd_kernels(ctx, program)
+    if structure == "rows" and program.split_k > 1:
+        return split_row_kernels(ctx, program)
     if structure == "rows" and rows_fuse(expr):
         return [_rows(ctx, anchor, program).write()]
     return _stage_by_stage(ctx, program)

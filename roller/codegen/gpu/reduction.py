@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from roller.codegen.gpu.access import store_order
 from roller.codegen.gpu.context import Context, as_output, promote
+from roller.codegen.gpu.mapping import AxisMap, axis_map
 from roller.codegen.gpu.matrix import Matrix
 from roller.codegen.gpu.nest import (
+    WARP,
     Expr,
     Stmt,
     buffer,
@@ -23,11 +26,17 @@ from roller.codegen.gpu.nest import (
     when,
     with_buffers,
 )
+from roller.codegen.gpu.rows import Rows
 from roller.codegen.gpu.tiled import Tiled
 from roller.codegen.gpu.warp_groups import WarpGroups
-from roller.expr import COMBINERS, Axis, Stage, Tensor, axis_index
+from roller.errors import BuildError
+from roller.expr import COMBINERS, REDUCTION, Axis, Load, Stage, Tensor, axis_index
 from roller.te.emit import combine, constant, emit_index, emit_scalar
 from roller.tile import RProgram
+from roller.tile.rows import row_stages
+
+#: Threads of a block of the second kernel.
+_THREADS = 256
 
 
 def tiled_kernels(ctx: Context, stage: Stage, epilogue: Stage | None, program: RProgram) -> list[Stmt]:
@@ -59,7 +68,7 @@ def _template(ctx: Context, stage: Stage, program: RProgram) -> Tiled | Matrix:
 
 def _combine_parts(ctx: Context, stage: Stage, result: Stage, partial: Tensor, order: Sequence[Axis]) -> Stmt:
     """Second kernel of a split reduction: one thread adds the parts of one element in order, then the epilogue."""
-    threads = 256
+    threads = _THREADS
     total = math.prod(a.extent for a in order)
     block, thread = thread_axis("blockIdx.x", -(-total // threads)), thread_axis("threadIdx.x", threads)
     flat = block.var * threads + thread.var
@@ -83,6 +92,40 @@ def _combine_parts(ctx: Context, stage: Stage, result: Stage, partial: Tensor, o
     body = seq([init, loop("part", partial.shape[0], add, unroll=True), write])
     inside = [flat < total] if total % threads else []
     return kernel((block, thread), with_buffers([acc], when(inside, body)))
+
+
+def split_row_kernels(ctx: Context, program: RProgram) -> list[Stmt]:
+    """Return the two kernels of a row reduction that is split over blocks: its parts, and their sum in a fixed order.
+
+    Raises
+    ------
+    BuildError
+        Where a stage reads the row once more: it would have to wait for all blocks.
+    """
+    first, *rest = row_stages(ctx.expr)
+    if first.stage.combiner is None or any(s.columns for s in rest):
+        raise BuildError(f"{ctx.expr.name}: a split reduction expected to be the only one, got {len(rest) + 1} stages.")
+    s, order = first.stage, store_order(first.stage)
+    shape = (program.split_k, *(a.extent for a in order))
+    partial = Tensor(_fresh(ctx, "partial"), shape, s.acc_dtype)
+    target = ctx.workspace(partial)
+    where = tuple(axis_index(a.name) for a in order)
+    parts = replace(s, output=Tensor(s.name, shape[1:], s.acc_dtype), store=where)
+    columns = [axis_map(program, a, interleaved=True) for a in s.reduction_axes]
+    maps = [axis_map(program, a) for a in order]
+    part = Axis("part", program.split_k, REDUCTION)
+    load_part = Load(partial.name, (axis_index(part.name), *where))
+    total = replace(s, axes=(*s.spatial_axes, part), body=load_part)
+    threads = [1] * len(order)
+    if order:
+        threads[-1] = min(_THREADS, 1 << (order[-1].extent - 1).bit_length())
+    lanes = min(_THREADS // math.prod(threads), max(WARP // math.prod(threads), 1 << (part.extent - 1).bit_length()))
+    second = Rows(
+        ctx, total, [AxisMap(a.name, a.extent, t, 1) for a, t in zip(order, threads, strict=True)],
+        [AxisMap(part.name, part.extent, lanes, 1, interleaved=True)],
+    )  # fmt: skip
+    stages = [total, *(x.stage for x in rest)]
+    return [Rows(ctx, parts, maps, columns, program.split_k).write_partial(parts, target), second.write(stages)]
 
 
 def _fresh(ctx: Context, name: str) -> str:

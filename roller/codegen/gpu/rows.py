@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from roller.codegen.gpu.access import contiguous_axis, vectorizable
+from roller.codegen.gpu.access import vectorizable
 from roller.codegen.gpu.context import Context, Reader, as_output, compute_dtype, named_loads
 from roller.codegen.gpu.fragments import Fragment, element_reader, fragments, vector_store
 from roller.codegen.gpu.lanes import Lanes
@@ -44,7 +44,7 @@ from roller.codegen.gpu.sweep import Part, Tile, points, sweep
 from roller.expr import COMBINERS, Load, Scalar, Stage
 from roller.te.compat import tirx
 from roller.te.emit import combine, constant, emit_index, emit_scalar
-from roller.tile.rows import RowStage, kept_loads, row_stages
+from roller.tile.rows import RowStage, contiguous_axis, kept_loads, row_stages
 
 
 class Rows:
@@ -76,6 +76,7 @@ class Rows:
         self.lanes = self._bind(math.prod(m.threads for m in rows), math.prod(m.threads for m in lanes))
         parts = unravel(self.lanes.row, [m.threads for m in rows])
         self.row_lane = {m.name: t for m, t in zip(rows, parts, strict=True)}
+        self.partial: Buffer | None = None
         self.results: dict[str, Buffer] = {}
         self.kept: dict[Load, Fragment] = {}
 
@@ -84,7 +85,7 @@ class Rows:
         if lanes == 1:
             self.threads = [thread_axis("threadIdx.x", rows)]
             return Lanes(None, 1, self.threads[0].var, rows, True)
-        along = contiguous_axis(self.anchor, self.ctx.expr.tensors) in {a.name for a in self.anchor.reduction_axes}
+        along = contiguous_axis(self.anchor, self.ctx.tensors) in {a.name for a in self.anchor.reduction_axes}
         if rows == 1:
             self.threads = [thread_axis("threadIdx.x", lanes)]
             return Lanes(self.threads[0], lanes, num(0), 1, True)
@@ -164,6 +165,11 @@ class Rows:
         buffers = [*(f.buffer for f in self.kept.values()), *self.results.values()]
         return kernel([self.block, *self.threads], with_buffers(buffers, seq(body)))
 
+    def write_partial(self, s: Stage, target: Buffer) -> Stmt:
+        """Return the kernel that writes every part's own result of a reduction to ``target[part, ...]``."""
+        self.partial = target
+        return self.write([s])
+
     def _stages(self, stages: Sequence[Stage] | None) -> list[RowStage]:
         if stages is None:
             return list(row_stages(self.ctx.expr))
@@ -237,12 +243,12 @@ class Rows:
 
             body = [register_points(self.rows, point)]
         self.results[stage.name] = result
-        if stage.name in self.ctx.expr.outputs or stage.name in self.ctx.buffers:
+        if self.partial is not None or stage.name in self.ctx.expr.outputs or stage.name in self.ctx.buffers:
             body.append(self._store_rows(stage, result))
         return seq(body)
 
     def _store_rows(self, s: Stage, result: Buffer) -> Stmt:
-        target = self.ctx.buffers[s.name]
+        target = self.partial if self.partial is not None else self.ctx.buffers[s.name]
         prefix = [self.part.index] if self.part is not None else []
         lane = [self.lanes.lane.equal(0)] if self.lanes.count > 1 else []
         vector = next((m for m in self.rows if vectorizable(s.store, s.output, m.name, m.extent, m.vector)), None)

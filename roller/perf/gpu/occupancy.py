@@ -10,6 +10,7 @@ from roller.expr import DTYPE_BYTES
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.gpu.matrix_copies import fetched_words
+from roller.perf.gpu.row_shape import exchange_bytes, held_words
 from roller.perf.gpu.walk import walk
 from roller.tile.fragments import program_operands
 from roller.tile.geometry import Access, Ints, product
@@ -32,6 +33,8 @@ def register_words(batch: TileBatch) -> Ints:
         return _matrix_words(batch)
     if batch.structure == "window":
         return walk(batch).register_words(batch)
+    if batch.structure == "rows":
+        return held_words(batch)
     acc = max(1, batch.geometry.store.tensor.itemsize_bytes // 4)
     words = batch.register_outputs * acc
     for a in batch.geometry.loads:
@@ -50,6 +53,8 @@ def allocated_registers(batch: TileBatch) -> Ints:
     if batch.structure == "window":
         return walk(batch).register_words(batch) + BASE_REGISTERS
     g = batch.geometry
+    if batch.structure == "rows":
+        return held_words(batch) + BASE_REGISTERS
     words = batch.register_outputs * max(1, g.store.tensor.itemsize_bytes // 4)
     reductions = np.flatnonzero(~g.spatial)
     for a in g.loads:
@@ -95,6 +100,8 @@ def _row_axis(batch: TileBatch, access: Access) -> str | None:
 def scratchpad_bytes(batch: TileBatch, padding: Mapping[str, Ints] | None = None) -> Ints:
     """Return bytes of scratchpad one block allocates, storage padding and all stages included, ``(N,)``."""
     total = np.zeros(len(batch), np.int64)
+    if batch.structure == "rows":
+        return exchange_bytes(batch)
     if not batch.staged:
         return total
     for a in batch.geometry.loads:

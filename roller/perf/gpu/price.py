@@ -23,6 +23,7 @@ from roller.perf.gpu.compute import Work, block_work
 from roller.perf.gpu.laid_out import LaidOut
 from roller.perf.gpu.matrix import matrix_work
 from roller.perf.gpu.occupancy import occupancy, scratchpad_bytes
+from roller.perf.gpu.rows import row_access_s, row_chain_s
 from roller.perf.gpu.traffic import dram_bandwidth, global_traffic, least_copies, least_traffic, loads_in_flight
 from roller.perf.gpu.windows import window_work
 from roller.perf.phases import alternating
@@ -73,6 +74,8 @@ def _chain_s(batch: TileBatch, spec: DeviceSpec, work: Work) -> Floats:
     """
     schedulers, latency = spec.teu.schedulers_per_unit, spec.layer("global").latency_s or 0.0
     alone = (work.arithmetic(1.0, schedulers) + work.copying(1.0, schedulers)) / spec.clock_hz
+    if batch.structure == "rows":
+        return np.asarray(alone + row_chain_s(batch, spec))
     barriers = 0 if batch.fragment is not None else 2  # those of matrix programs are among their arithmetic
     barrier_s = batch.steps * barriers * spec.execution.barrier_s * bool(batch.staged)
     if batch.stages > 1:
@@ -154,6 +157,8 @@ def price(batch: TileBatch, spec: DeviceSpec, laid: LaidOut | None = None) -> Te
     warps = -(-batch.threads_per_block // spec.teu.lanes) * loads_in_flight(batch)
     dram = dram_bytes * share / dram_bandwidth(spec, warps * waves.active)
     l2 = l2_bytes * share / spec.layer("l2").bandwidth_bytes_per_s
+    if batch.structure == "rows":  # accesses of scattered lanes occupy the unit's path to its caches
+        l2 = np.maximum(l2, row_access_s(batch, spec) * waves.per_unit)
     seconds, arithmetic, copying, chain = _wave_s(np.maximum(dram, l2), work, waves, batch, spec)
     named = {"compute_s": arithmetic, "copy_s": copying, "dram_s": dram, "l2_s": l2, "latency_s": chain}
     terms: Terms = {key: waves.total(value) for key, value in named.items()}

@@ -13,6 +13,8 @@ from roller.perf.batch import TileBatch
 from roller.perf.gpu.copies import COPY_INSTRUCTIONS as STAGED_INSTRUCTIONS
 from roller.perf.gpu.copies import SETUP_INSTRUCTIONS, copy_instructions
 from roller.perf.gpu.matrix_copies import operand_copies
+from roller.perf.gpu.row_shape import words_in_flight
+from roller.perf.gpu.rows import row_traffic
 from roller.perf.gpu.walk import reloaded_share, walk_copies
 from roller.tile.geometry import Access, Floats, Ints
 from roller.tile.transactions import counted_bytes, tile_transaction_bytes, touched_bytes
@@ -26,6 +28,8 @@ SPLIT_INSTRUCTIONS, GUARD_INSTRUCTIONS, GATHER_INSTRUCTIONS = 4.0, 2.0, 2.0
 VECTOR_BYTES = 16
 #: Independent loads a thread of our templates keeps in flight at most (unrolled copies).
 LOADS_IN_FLIGHT = 8.0
+#: The same of rows and streams, whose threads load all vectors of their tile before the first is used.
+ROW_LOADS_IN_FLIGHT = 16.0
 #: Share of the shared cache one tensor may fill and still be there for the next wave.
 CACHE_SHARE = 0.5
 
@@ -51,6 +55,10 @@ def global_traffic(
     ``counted`` is :func:`counted_traffic` where it is known; expected transactions of rows anywhere else.
     """
     g, block = batch.geometry, batch.block
+    if batch.structure == "rows":
+        l2, dram = row_traffic(batch, spec, resident)
+        partial, zero = _partial_bytes(batch), np.zeros(len(batch))
+        return l2 + partial, dram + partial, zero, zero  # instructions of loads: row_work
     transaction = spec.layer("l2").transaction_bytes
     fetch = spec.layer("global").fetch_bytes or spec.layer("global").transaction_bytes
     l2 = dram = np.zeros(len(batch))
@@ -99,6 +107,9 @@ def least_traffic(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
     Tiles load what lies inside the tensors, nothing else of a transaction; DRAM moves every tensor once.
     """
     g = batch.geometry
+    if batch.structure == "rows":
+        l2, dram = row_traffic(batch, spec, np.ones(len(batch), np.int64), least=True)
+        return l2 + _partial_bytes(batch), dram + _partial_bytes(batch)
     fetch = spec.layer("global").fetch_bytes or spec.layer("global").transaction_bytes
     once = g.store.tensor.nbytes + _partial_bytes(batch)
     l2 = once + sum(a.loaded_elements(batch.block) * a.tensor.itemsize_bytes for a in g.reads)
@@ -198,7 +209,10 @@ def loads_in_flight(batch: TileBatch) -> Floats:
     The published bandwidth table is for one load per thread; more in flight saturate DRAM with fewer warps. Threads of
     padding beyond the tensor load nothing.
     """
+    if batch.structure == "rows":
+        return words_in_flight(batch, ROW_LOADS_IN_FLIGHT)
     words = np.zeros(len(batch))
     for a in batch.geometry.reads:
         words = words + batch.block_elements(a) * (a.tensor.itemsize_bytes / 4)
-    return np.asarray(np.minimum(words / batch.threads_per_block, LOADS_IN_FLIGHT))
+    most = ROW_LOADS_IN_FLIGHT if batch.structure == "streaming" else LOADS_IN_FLIGHT
+    return np.asarray(np.minimum(words / batch.threads_per_block, most))

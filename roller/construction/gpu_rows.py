@@ -1,0 +1,160 @@
+"""Pools of GPU programs without reuse: row reductions, and streams of elements.
+
+A row program is threads along a row (lanes), threads along rows, and what one thread holds of either. Where its
+register tile holds all columns of a row, inputs that several stages read are kept (:mod:`roller.tile.rows`); smaller
+tiles walk the row in steps and read it again. Both are in the pool, and the model prices them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from roller.construction.options import ConstructOptions
+from roller.construction.scale_up import unique_rows
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.tile.geometry import Geometry, Ints
+from roller.tile.rows import contiguous_axis, row_stages
+
+#: Widest access of a thread (bytes).
+VECTOR_BYTES = 16
+#: Vectors of a step along the contiguous axis, and elements along the other one, that a thread holds.
+_VECTORS, _OTHERS = (1, 2, 4, 8), (1, 2, 4, 8, 16)
+#: Rows of one thread where columns are contiguous.
+_THREAD_ROWS = (1, 2, 4)
+#: Threads of blocks whose reduction is split over blocks.
+_SPLIT_THREADS = (128, 256, 512)
+#: Blocks per unit up to which a reduction is split.
+_SPLIT_BLOCKS = 8
+#: Elements of all reduction axes but the contiguous one up to which a thread may hold them.
+_WHOLE_REST = 64
+
+
+def streaming(geometry: Geometry, spec: DeviceSpec) -> tuple[Ints, Ints]:
+    """Element-wise: top layer only; threads fill axes from the last, a thread holds several vectors of it."""
+    rank = len(geometry.names)
+    registers, blocks = [], []
+    limit = spec.limits.threads_per_block or spec.teu.lanes
+    sizes = [spec.teu.lanes << n for n in range((limit // spec.teu.lanes).bit_length())]  # whole TEUs up to the limit
+    held = [(v, 1) for v in (1, 2, 4, 8, 16, 32)] + [(v, r) for v in (1, 2, 4, 8) for r in (2, 4) if rank > 1]
+    for vector, rows in held:
+        register = np.ones(rank, np.int64)
+        register[-1] = vector
+        if rows > 1:
+            register[-2] = rows
+        for threads in sizes:
+            for last_cap in (threads, *sizes[:2]) if rank > 1 else (threads,):
+                block = register.copy()
+                left = threads
+                for a in range(rank - 1, -1, -1):
+                    useful = -(-int(geometry.extents[a]) // int(register[a]))
+                    fit = min(left, 1 << max(0, (useful - 1).bit_length()), last_cap if a == rank - 1 else left)
+                    block[a] *= fit
+                    left //= fit
+                block[-1] *= max(1, left)
+                registers.append(register)
+                blocks.append(block)
+    both = unique_rows(np.concatenate([np.array(registers), np.array(blocks)], axis=1))
+    return both[:, :rank], both[:, rank:]
+
+
+def rows(geometry: Geometry, spec: DeviceSpec) -> tuple[Ints, Ints]:
+    """Reductions without reuse: threads along the row, along rows, or both, and what each holds."""
+    column, row = _axes(geometry)
+    rank, limit = len(geometry.names), spec.limits.threads_per_block or spec.teu.lanes
+    extent = int(geometry.extents[column])
+    others = int(geometry.extents[row]) if row is not None else 1
+    widest = VECTOR_BYTES // min(a.tensor.itemsize_bytes for a in geometry.loads)
+    vectors = [v for v in (1, 2, 4, 8, 16) if v <= widest]
+    along = geometry.names[column] == contiguous_axis(geometry.expr.anchor, geometry.expr.tensors)
+    steps = sorted({v * n for v in vectors for n in _VECTORS} if along else _OTHERS)
+    thread_rows = _THREAD_ROWS if along else vectors
+    found: list[tuple[int, int, int, int]] = []
+    for lanes in _powers(min(limit, _next_power(extent))):
+        whole = {-(-extent // (lanes * v)) * v for v in (vectors if along else (1,))}
+        for threads in _powers(limit // lanes):
+            if threads >= 2 * others and lanes * threads > spec.teu.lanes:
+                break
+            for held in thread_rows:
+                if held > 1 and threads * held >= 2 * others:
+                    continue
+                found += [(k, lanes, held, threads) for k in {*steps, *whole} if k * lanes < 2 * extent + k]
+    table = np.array(found, np.int64)
+    register, block = np.ones((len(table), rank), np.int64), np.ones((len(table), rank), np.int64)
+    register[:, column], block[:, column] = table[:, 0], table[:, 0] * table[:, 1]
+    if row is not None:
+        register[:, row], block[:, row] = table[:, 2], table[:, 2] * table[:, 3]
+    elif (table[:, 3] > 1).any():  # no axis of rows: one block of threads along the columns
+        keep = (table[:, 3] == 1) & (table[:, 2] == 1)
+        register, block = register[keep], block[keep]
+    both = np.concatenate([register, block], axis=1)
+    return _with_rest(geometry, column, unique_rows(both))
+
+
+def _axes(geometry: Geometry) -> tuple[int, int | None]:
+    """Return the reduction axis that lanes are spread over, and the spatial axis that rows are."""
+    fast = contiguous_axis(geometry.expr.anchor, geometry.expr.tensors)
+    reductions, spatial = np.flatnonzero(~geometry.spatial), np.flatnonzero(geometry.spatial)
+    position = geometry.names.index(fast)
+    column = position if position in reductions else int(reductions[-1])
+    row = position if position in spatial else (geometry.order[-1] if geometry.order else None)
+    return column, row
+
+
+def _with_rest(geometry: Geometry, column: int, both: Ints) -> tuple[Ints, Ints]:
+    """Return the tiles, and those that hold all other reduction axes whole as well."""
+    rank = len(geometry.names)
+    rest = [int(a) for a in np.flatnonzero(~geometry.spatial) if a != column]
+    if rest and int(np.prod(geometry.extents[rest])) <= _WHOLE_REST:
+        wide = both.copy()
+        for a in rest:
+            wide[:, a] = wide[:, rank + a] = geometry.extents[a]
+        both = np.concatenate([both, wide])
+    return both[:, :rank], both[:, rank:]
+
+
+def with_split_rows(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> TileBatch:
+    """Return the programs and those with their reduction split over blocks, where rows alone make too few of them."""
+    stages = row_stages(batch.geometry.expr)
+    alone = stages[0].stage.combiner is not None and not any(s.columns for s in stages[1:])
+    if not options.split_k or not alone or not len(batch):
+        return batch
+    longest = batch.counts[:, ~batch.geometry.spatial].max(axis=1)
+    few = (batch.blocks < spec.units) & np.isin(batch.threads_per_block, _SPLIT_THREADS)
+    found = [batch]
+    parts = 2
+    while parts <= int(longest.max()):
+        fills = (batch.blocks * parts <= _SPLIT_BLOCKS * spec.units) & (2 * batch.blocks * parts > spec.units)
+        some = np.flatnonzero(few & fills & (longest >= parts))
+        if len(some):
+            chosen = batch.take(some)
+            found.append(replace(chosen, split_k=chosen.split_k * parts))
+        parts *= 2
+    return replace(
+        batch,
+        register=np.concatenate([b.register for b in found]),
+        block=np.concatenate([b.block for b in found]),
+        split_k=np.concatenate([b.split_k for b in found]),
+    )
+
+
+def row_vector(batch: TileBatch, i: int) -> tuple[str | None, int]:
+    """Return the axis along which a row program loads vectors, and their elements: up to 16 bytes of a tile."""
+    g = batch.geometry
+    fast = contiguous_axis(g.expr.anchor, g.expr.tensors)
+    size = min(a.tensor.itemsize_bytes for a in g.loads)
+    axis = g.names.index(fast)
+    held = math.gcd(int(batch.register[i, axis]), int(g.extents[axis]))
+    elements = next(w for w in (16, 8, 4, 2, 1) if w * size <= VECTOR_BYTES and held % w == 0)
+    return (fast, elements) if elements > 1 else (None, 1)
+
+
+def _powers(most: int) -> list[int]:
+    return [1 << n for n in range(max(1, most).bit_length())]
+
+
+def _next_power(n: int) -> int:
+    return 1 << max(0, n - 1).bit_length()

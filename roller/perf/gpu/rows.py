@@ -1,0 +1,182 @@
+"""Row programs: bytes read once or once per stage, shuffles, exchanges in scratchpad, the chain of a block.
+
+Instruction counts are those of PTX and machine code (NVRTC 12.9) of softmax, norms and sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from roller.expr import instruction_mix
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.perf.gpu.row_shape import SHUFFLE_LANES, RowShape, keeps, lane_counts, passes, teu_lanes
+from roller.tile.geometry import Access, Floats, Ints
+from roller.tile.transactions import row_alignment_bytes, tile_transaction_bytes, touched_bytes
+
+#: Widest access of a thread (bytes).
+VECTOR_BYTES = 16
+#: Instructions of a load, and of a store: the access and its share of addresses and predicates.
+LOAD_INSTRUCTIONS, STORE_INSTRUCTIONS = 2.0, 3.0
+#: A conversion from or to half precision, per element.
+HALF_INSTRUCTIONS = 1.0
+#: Instructions in the FMA pipes of a special function (exponential: argument reduction; division: Newton steps).
+SPECIAL_INSTRUCTIONS = 7.0
+#: A shuffle and what combines it.
+SHUFFLE_INSTRUCTIONS = 2.0
+#: Share of the shared cache that rows read again find themselves in.
+CACHE_SHARE = 0.5
+
+
+def row_traffic(batch: TileBatch, spec: DeviceSpec, active: Ints, *, least: bool = False) -> tuple[Floats, Floats]:
+    """Return bytes through L2 and for DRAM over the launch; ``least``: without parts of transactions nobody uses.
+
+    A stage that reads a row again finds it in L2 where the rows of all active blocks fit there, else in DRAM.
+    """
+    shape = RowShape.of(batch.geometry)
+    transaction, l2_layer = spec.layer("l2").transaction_bytes, spec.layer("l2")
+    fetch = spec.layer("global").fetch_bytes or spec.layer("global").transaction_bytes
+    whole = np.where(batch.geometry.spatial, batch.block, batch.geometry.extents)
+    rows = sum((r.access.elements(whole) * r.access.tensor.itemsize_bytes for r in shape.reads), np.zeros(len(batch)))
+    lost = rows * np.minimum(active, batch.blocks) > CACHE_SHARE * l2_layer.capacity_bytes
+    l2 = dram = np.full(len(batch), float(shape.other_bytes))
+    for r in shape.reads:
+        a, again = r.access, passes(batch, r)
+        moved = a.loaded_elements(batch.block) * a.tensor.itemsize_bytes
+        if not least:
+            expected, _ = tile_transaction_bytes(a, batch.block, transaction)
+            run_rows, run = a.runs(batch.block)
+            moved = moved * expected / (run_rows * run * a.tensor.itemsize_bytes)
+        l2 = l2 + moved * again
+        dram = dram + _touched(a, fetch) * (1 + (again - 1) * (lost & r.wide))
+    for a in shape.stores:
+        stored = np.full(len(batch), float(a.tensor.nbytes))
+        if not least:
+            moved, _ = tile_transaction_bytes(a, whole, transaction)
+            stored = stored * np.maximum(1.0, moved / (a.elements(whole) * a.tensor.itemsize_bytes))
+        l2, dram = l2 + stored, dram + np.minimum(stored, 2.0 * a.tensor.nbytes)
+    return l2, dram
+
+
+def _touched(access: Access, fetch_bytes: int) -> float:
+    if fetch_bytes not in access._memo:
+        access._memo[fetch_bytes] = touched_bytes(access, fetch_bytes)
+    return float(access._memo[fetch_bytes])
+
+
+def row_instructions(batch: TileBatch) -> tuple[Floats, Floats]:
+    """Return a thread's instructions that load, and that store, over the whole launch of its block."""
+    shape = RowShape.of(batch.geometry)
+    loads = stores = np.zeros(len(batch))
+    steps = batch.steps
+    for r in shape.reads:
+        a = r.access
+        elements = a.elements(batch.register) * np.where(r.wide, steps, 1)
+        width = _width(a, batch)
+        half = HALF_INSTRUCTIONS * (a.tensor.itemsize_bytes < 4) * r.passes
+        loads = loads + elements * (LOAD_INSTRUCTIONS * passes(batch, r) / width + half)
+    for a in shape.stores:
+        wide = bool(a.uses[~batch.geometry.spatial].any())
+        elements = a.elements(batch.register) * np.where(wide, steps, 1)
+        half = HALF_INSTRUCTIONS * (a.tensor.itemsize_bytes < 4)
+        stores = stores + elements * (STORE_INSTRUCTIONS / _width(a, batch) + half)
+    return loads, stores
+
+
+def row_access_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
+    """Return the seconds a unit's load and store pipe needs for all accesses of one block.
+
+    An access takes a cycle for every line its lanes touch: neighbours share one, lanes with rows of their own do not.
+    """
+    shape, line = RowShape.of(batch.geometry), spec.layer("l2").line_bytes or 4 * spec.layer("l2").transaction_bytes
+    lanes = teu_lanes(batch, spec.teu.lanes)
+    total = np.zeros(len(batch))
+    one = np.ones(len(batch), np.int64)
+    for a, times in (*((r.access, passes(batch, r)) for r in shape.reads), *((a, one) for a in shape.stores)):
+        wide = bool(a.uses[~batch.geometry.spatial].any())
+        width = _width(a, batch)
+        tile = lanes.copy()
+        for axis in np.flatnonzero(a.coefficients[-1]) if len(a.coefficients) else ():
+            tile[:, axis] *= np.minimum(width, batch.register[:, axis])
+        touched, _ = tile_transaction_bytes(a, tile, line)
+        accesses = a.elements(batch.register) / width * np.where(wide, batch.steps, 1) * times
+        total = total + accesses * touched / line
+    teus = -(-batch.threads_per_block // spec.teu.lanes)
+    pipe = spec.teu.lanes / spec.compute.ops_per_cycle_per_unit["load_store"]
+    return np.asarray(total * teus * pipe / spec.clock_hz)
+
+
+def _width(access: Access, batch: TileBatch) -> Ints:
+    """Elements of one access of a thread: whole vectors of its register tile that are aligned in memory."""
+    size = access.tensor.itemsize_bytes
+    aligned = np.minimum(row_alignment_bytes(access, batch.register, VECTOR_BYTES), VECTOR_BYTES)
+    run = access.row_elements(batch.register) * size
+    widest: Ints = np.maximum(1, np.minimum(aligned, run & -run) // size)
+    return np.ones_like(widest) if access.bounds or access.gather else widest
+
+
+def row_arithmetic(batch: TileBatch, rates: Mapping[str, float], lanes_cycles: float) -> tuple[Floats, Floats]:
+    """Return cycles of a TEU's scheduler for the arithmetic of all stages, and its instructions, per block.
+
+    ``rates`` are operations per cycle and unit, ``lanes_cycles`` lanes times schedulers: one instruction of a TEU takes
+    ``lanes_cycles / rate`` cycles. An exponential that two stages share counts in both, though the compiler computes it
+    once where the row is kept.
+    """
+    shape = RowShape.of(batch.geometry)
+    points = (batch.register_points * batch.steps * batch.register_outputs).astype(np.float64)
+    outputs = batch.register_outputs.astype(np.float64)
+    cycles = count = np.zeros(len(batch))
+    columns = {a.name for a in batch.geometry.expr.anchor.reduction_axes}
+    for s in shape.stages:
+        wide = any(a.name in columns for a in s.axes)
+        times = points if wide else outputs
+        for fn, n in instruction_mix(s.body, s.combiner).items():
+            rate = rates.get(f"{fn}.{s.acc_dtype}", rates.get(fn, rates["fma"]))
+            each = lanes_cycles / rate
+            instructions = n
+            if fn == "special":
+                each = max(each, SPECIAL_INSTRUCTIONS * lanes_cycles / rates["fma"])
+                instructions = n * (1.0 + SPECIAL_INSTRUCTIONS)
+            cycles, count = cycles + times * n * each, count + times * instructions
+    return cycles, count
+
+
+def row_exchange(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
+    """Return the cycles all lanes of a row need to meet, one block alone, and a thread's instructions for it."""
+    shape = RowShape.of(batch.geometry)
+    lanes, _ = lane_counts(batch)
+    held = batch.register_outputs.astype(np.float64)
+    latency = spec.execution.step_latency_s * spec.clock_hz
+    barrier = spec.execution.barrier_s * spec.clock_hz
+    if shape.neighbours:
+        inner = np.log2(np.minimum(lanes, SHUFFLE_LANES))
+        warps = np.maximum(1, lanes // SHUFFLE_LANES)
+        hops, meets = inner + np.log2(warps), warps > 1
+        cycles = hops * (latency + (held - 1) * SHUFFLE_INSTRUCTIONS) + meets * (2 * barrier + latency)
+        instructions = held * (hops * SHUFFLE_INSTRUCTIONS + meets * 2 * STORE_INSTRUCTIONS)
+    else:
+        meets = lanes > 1
+        vector = np.where(batch.register_outputs % 4 == 0, 4, np.where(batch.register_outputs % 2 == 0, 2, 1))
+        reads = (lanes - 1) * held / vector
+        cycles = meets * (barrier + latency + reads + (lanes - 1) * held)
+        everyone = shape.reductions > 1 or len(shape.stages) > shape.reductions
+        cycles = cycles + everyone * meets * (barrier + latency)
+        # Only the first lane adds: its instructions, shared by all threads of the block.
+        instructions = meets * (held / vector * 2 + (reads + (lanes - 1) * held) / lanes)
+    return np.asarray(cycles * shape.reductions), np.asarray(instructions * shape.reductions)
+
+
+def row_chain_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
+    """Return the memory latencies that one block alone waits for, one after the other.
+
+    A row that is kept comes once; a step waits for its loads before the next one issues its own.
+    """
+    shape = RowShape.of(batch.geometry)
+    far, near = spec.layer("global").latency_s or 0.0, spec.layer("l2").latency_s or 0.0
+    readers = sum(1 for s in shape.stages if s.loads and len(s.axes) > batch.geometry.spatial.sum())
+    again = max(0, readers - 1)
+    once = far + near * any(r.wide and not r.keepable for r in shape.reads)
+    stepped = batch.steps * (far + again * near)
+    return np.asarray(far + np.where(keeps(batch), once, stepped))
