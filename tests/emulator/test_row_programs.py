@@ -52,6 +52,31 @@ def test_a_row_program_is_right_in_every_order(built, name):
     assert proof.ok, str(proof)
 
 
+#: Expression, register and block tile, vector axis, elements, and the parts of the reduction.
+SPLIT = {
+    "all of it": (ops.reduce("sum", (10007,), (0,)), (1, 4), (1, 1024), None, 1, 5),
+    "few rows": (ops.reduce("max", (5, 3000), (1,)), (1, 4), (1, 256), "d1", 4, 4),
+    "an epilogue": (ops.reduce("mean", (5, 3000), (1,), epilogue=("relu",)), (1, 4), (2, 256), "d1", 4, 8),
+    "more parts than steps need": (ops.reduce("sum", (999, 36), (0,)), (4, 4), (16, 64), "d1", 4, 7),
+    "few columns": (ops.reduce("sum", (999, 300), (0,)), (1, 4), (32, 64), None, 1, 16),
+}
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_a_row_reduction_split_over_blocks(built, name):
+    expr, register, block, axis, elements, parts = SPLIT[name]
+    tiles = (("register", register), ("shared", block))
+    program = RProgram(
+        fuse_axes(expr), "gpu", "rows", tiles, vector_axis=axis, vector_elements=elements, interleaved=True,
+        split_k=parts,
+    )  # fmt: skip
+    artifact = lower(program, expr, "sm_70", "test")
+    assert len(artifact.launches) == 2 and "atomic" not in artifact.source
+    assert [a.shape[0] for a in artifact.arguments if a.role == "workspace"] == [parts]
+    proof = prove(artifact, compare=lambda *a: check(*a).message, cache_dir=built)
+    assert proof.ok, str(proof)
+
+
 #: Accesses of a thread: of the input at 128 bits, of anything else, and stores of the result at 128 bits.
 ACCESSES = {
     # 200 columns in chunks of 64: three whole ones and a guarded one
