@@ -37,10 +37,7 @@ def _mma(m: re.Match[str], o: Operands) -> str:
     k, d_type, a, b, c_type = int(m["k"]), m["d"], m["a"], m["b"], m["c"]
     if d_type != c_type:
         raise _unknown(m[0], "accumulators of two types")
-    arrays = "".join(
-        f" const uint32_t {name}[] = {{{', '.join(f'emul::ptx::bits({x})' for x in regs)}}};"
-        for name, regs in zip(("e_a", "e_b", "e_c"), o[1:], strict=True)
-    )
+    arrays = _bits(("e_a", "e_b", "e_c"), o[1:])
     packed = {"f16": 2, "bf16": 2, "tf32": 1, "s8": 4, "u8": 4}[a]
     expected = [2 if d_type == "f16" else 4, k // 2 // packed, k // 4 // packed, 2 if d_type == "f16" else 4]
     if [len(x) for x in o] != expected:
@@ -57,6 +54,38 @@ def _ldmatrix(m: re.Match[str], o: Operands) -> str:
     puts = "".join(f" emul::ptx::put({x}, e_m[{i}]);" for i, x in enumerate(o[0]))
     transposed = "true" if m["trans"] else "false"
     return f"uint32_t e_m[4]; emul::ptx::ldmatrix(e_m, {count}, {transposed}, {o[1][0]});{puts}"
+
+
+def _wmma_load(m: re.Match[str], o: Operands) -> str:
+    if len(o[0]) != 8:
+        raise _unknown(m[0], f"{len(o[0])} registers instead of 8")
+    puts = "".join(f" emul::ptx::put({x}, e_w[{i}]);" for i, x in enumerate(o[0]))
+    by_columns = "true" if m["layout"] == "col" else "false"
+    return f"uint32_t e_w[8]; emul::ptx::wmma_load(e_w, {by_columns}, {o[1][0]}, {o[2][0]});{puts}"
+
+
+def _wmma_mma(m: re.Match[str], o: Operands) -> str:
+    sums = {"f32": 8, "f16": 4}[m["d"]]
+    if m["d"] != m["c"] or [len(x) for x in o] != [sums, 8, 8, sums]:
+        raise _unknown(m[0], f"{[len(x) for x in o]} registers instead of {[sums, 8, 8, sums]}")
+    puts = "".join(f" emul::ptx::put({x}, e_d[{i}]);" for i, x in enumerate(o[0]))
+    return (
+        f"{_bits(('e_a', 'e_b', 'e_d'), o[1:])} emul::ptx::wmma_mma<emul::ptx::{m['d']}_sum>(e_d, e_a, e_b, e_d);{puts}"
+    )
+
+
+def _wmma_store(m: re.Match[str], o: Operands) -> str:
+    if len(o[1]) != {"f32": 8, "f16": 4}[m["d"]]:
+        raise _unknown(m[0], f"{len(o[1])} registers")
+    return f"{_bits(('e_d',), o[1:2])} emul::ptx::wmma_store<emul::ptx::{m['d']}_sum>({o[0][0]}, e_d, {o[2][0]});"
+
+
+def _bits(names: tuple[str, ...], operands: Operands) -> str:
+    """Return arrays of the bits of each operand's registers."""
+    return "".join(
+        f" uint32_t {name}[] = {{{', '.join(f'emul::ptx::bits({x})' for x in regs)}}};"
+        for name, regs in zip(names, operands, strict=True)
+    )
 
 
 def _cp_async(m: re.Match[str], o: Operands) -> str:
@@ -89,6 +118,16 @@ INSTRUCTIONS: tuple[Instruction, ...] = (
     ),
     Instruction(
         r"ldmatrix\.sync\.aligned\.m8n8\.x(?P<n>[124])(?P<trans>\.trans)?(?:\.shared(?:::cta)?)?\.b16", (2,), _ldmatrix
+    ),
+    Instruction(
+        r"wmma\.load\.[ab]\.sync\.aligned\.(?P<layout>row|col)\.m16n16k16\.shared(?:::cta)?\.f16", (3,), _wmma_load
+    ),
+    Instruction(
+        r"wmma\.mma\.sync\.aligned\.(?:row|col)\.(?:row|col)\.m16n16k16\.(?P<d>f16|f32)\.(?P<c>f16|f32)",
+        (4,), _wmma_mma,
+    ),
+    Instruction(
+        r"wmma\.store\.d\.sync\.aligned\.row\.m16n16k16\.shared(?:::cta)?\.(?P<d>f16|f32)", (3,), _wmma_store
     ),
     Instruction(
         r"cp\.async\.c[ag]\.shared(?:::cta)?\.global(?:\.L2::(?:cache_hint|\d+B))?", (3, 4), _cp_async

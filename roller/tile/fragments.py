@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from roller.errors import TileError
-from roller.expr import Call, Cast, Index, Load, Scalar, Stage, Tensor, Term
+from roller.expr import DTYPE_BYTES, Call, Cast, Index, Load, Scalar, Stage, Tensor, Term
 from roller.fragment import Fragment
 from roller.tile.layout import TileLayout, tile_layout
 from roller.tile.program import RProgram
@@ -57,6 +57,15 @@ class Operand:
     def chunk(self) -> int:
         """Elements of one row of a matrix: 16 bytes."""
         return ROW_BYTES // self.tensor.itemsize_bytes
+
+    @property
+    def across(self) -> str:
+        """The axis along which the tile steps from row to row."""
+        return self.axis if self.row_axis == self.k_axis else self.k_axis
+
+    def pitch(self, padding: int) -> int:
+        """Return the elements between neighbours along :attr:`across`."""
+        return self.offset({self.across: 1}, padding) - self.offset({}, padding)
 
     def elements(self, padding: int) -> int:
         """Return the elements of the staged tile with ``padding`` elements appended to each row."""
@@ -153,6 +162,29 @@ def _moves(load: Load) -> frozenset[str]:
     return frozenset(a for i in (*load.index, *(b.index for b in load.guard)) for a in i.axes)
 
 
+# ---- scratchpad
+
+
+def spread_pitch(columns: int) -> int:
+    """Return the elements between rows of accumulators in scratchpad: an odd number of eights, so that banks differ."""
+    return columns + (8 if columns // 8 % 2 == 0 else 16)
+
+
+def spread_bytes(fragment: Fragment, columns: int) -> int:
+    """Return the scratchpad in which one group spreads a row of its fragments before it stores results (bytes)."""
+    return fragment.m * spread_pitch(columns) * DTYPE_BYTES[fragment.accumulator]
+
+
+def pool_bytes(program: RProgram, staged: tuple[Operand, Operand]) -> int:
+    """Return the scratchpad of a block (bytes): the tiles of all stages, and the results in their place afterwards."""
+    assert program.fragment is not None
+    padding, n = dict(program.storage_padding), program.matrix_axes[1]
+    ring = sum(o.elements(padding.get(o.tensor.name, 0)) * o.tensor.itemsize_bytes for o in staged) * program.stages
+    groups = program.threads_per_block // program.fragment.threads
+    spread = groups * spread_bytes(program.fragment, program.tile("register")[n])
+    return max(ring, spread)
+
+
 # ---- bank conflicts
 
 
@@ -163,7 +195,7 @@ def phases(operand: Operand, fragment: Fragment, padding: int) -> list[list[int]
     """
     chunk, size = operand.chunk, operand.tensor.itemsize_bytes
     extent = {operand.k_axis: fragment.k, operand.axis: max(fragment.m, fragment.n)}
-    across = operand.axis if operand.row_axis == operand.k_axis else operand.k_axis
+    across = operand.across
     starts = itertools.product(range(0, extent[across], PHASE_ROWS), range(0, extent[operand.row_axis], chunk))
     return [
         [operand.offset({across: a + r, operand.row_axis: c}, padding) * size for r in range(PHASE_ROWS)]

@@ -7,7 +7,9 @@ pytest.importorskip("tvm")
 from roller import ops
 from roller.backends.cuda import ptx, toolchain
 from roller.errors import BuildError, TileError
-from tests.codegen.matrix_programs import artifact, assert_right, program
+from roller.expr.canonical import fuse_axes, group_axes
+from roller.tile.fragments import conflicts, phases, program_operands
+from tests.codegen.matrix_programs import FRAGMENTS, artifact, assert_right, program
 
 F16 = "mma.m16n8k16.f16.f32"
 needs_nvrtc = pytest.mark.skipif(toolchain.available() is not None, reason="no NVRTC")
@@ -64,3 +66,70 @@ def test_a_sum_that_is_no_product_of_two_loads_is_refused():
     expr = ops.reduce("sum", (64, 64), axes=(1,), dtype="float16")
     with pytest.raises(TileError, match="expected a sum of products"):
         program(expr, F16, (16, 16, 16), (16, 16, 16), axes=(*(a.name for a in expr.axes), "none"))
+
+
+@pytest.mark.parametrize("fragment", ["mma.m16n8k16.bf16.f32", "mma.m16n8k16.f16.f16"])
+def test_other_types_of_operands_and_sums(fragment):
+    dtype, acc = FRAGMENTS[fragment].operand, FRAGMENTS[fragment].accumulator
+    expr = ops.matmul(70, 88, 72, dtype=dtype, acc_dtype=acc, epilogue=("bias", "relu"))
+    assert_right(program(expr, fragment, (32, 32, 16), (64, 64, 32), stages=3), orders=("reverse", "random"))
+
+
+@pytest.mark.parametrize("transposed", [(False, True), (False, False), (True, False)])
+def test_bytes_are_turned_on_their_way_to_the_scratchpad_where_rows_run_across_k(transposed):
+    expr = ops.matmul(70, 88, 80, None, *transposed, dtype="int8")
+    made = program(expr, "mma.m16n8k32.s8.s32", (32, 32, 32), (64, 64, 64), stages=3)
+    assert_right(made, orders=("reverse", "random"))
+
+
+@pytest.mark.parametrize("fragment", ["wmma.m16n16k16.f16.f32", "wmma.m16n16k16.f16.f16"])
+@pytest.mark.parametrize(("stages", "transposed"), [(1, (False, False)), (2, (True, True)), (2, (False, True))])
+def test_wmma_with_the_next_tile_in_registers(fragment, stages, transposed):
+    acc = FRAGMENTS[fragment].accumulator
+    expr = ops.matmul(72, 88, 80, None, *transposed, dtype="float16", acc_dtype=acc, epilogue=("bias", "relu"))
+    assert_right(program(expr, fragment, (32, 32, 16), (64, 64, 32), stages=stages), arch="sm_70")
+
+
+def conv(layout, stride=1):
+    return ops.conv2d(
+        2, 24, 9, 11, 40, 3, 3, stride=stride, padding=1, dtype="float16", layout=layout, epilogue=("bias", "relu")
+    )
+
+
+def test_convolution_as_one_product_gathers_its_window_on_the_fly():
+    expr = conv("NCHW")
+    grouped = group_axes(fuse_axes(expr))
+    axes = ("f", "n*ho*wo", "c*kh*kw")
+    made = program(grouped, F16, (16, 32, 16), (32, 64, 32), axes, stages=3)
+    assert_right(made, expr, orders=("reverse", "random"))
+
+
+@pytest.mark.parametrize(("layout", "axes"), [("NCHW", ("f", "wo", "c")), ("NHWC", ("wo", "f", "c"))])
+def test_convolution_steps_over_its_window(layout, axes):
+    expr = conv(layout, stride=2)
+    made = program(fuse_axes(expr), F16, (16, 16, 16), (32, 32, 16), axes, stages=2)
+    assert_right(made, expr, orders=("reverse", "random"))
+
+
+@needs_nvrtc
+def test_results_and_residuals_move_in_vectors():
+    expr = ops.matmul(256, 256, 64, dtype="float16", epilogue=("bias", "add", "relu"))
+    made = program(expr, F16, (32, 64, 16), (64, 128, 32), stages=2)
+    (kernel,) = ptx.kernels(toolchain.to_ptx(artifact(made).source, "sm_80")).values()
+    assert kernel.counts["global_store_128"] == 32 * 64 // 8 // 32
+    assert kernel.counts["global_load_128"] >= 32 * 64 // 8 // 32
+    assert not kernel.counts["global_store_16"]
+    assert not kernel.counts["global_load_16"]
+    assert_right(made, orders=("random",))
+
+
+@pytest.mark.parametrize("transposed", [(False, False), (True, True)])
+@pytest.mark.parametrize("k", [32, 64])
+def test_no_bank_serves_two_rows_of_a_phase(transposed, k):
+    expr = ops.matmul(256, 256, 256, None, *transposed, dtype="float16")
+    made = program(expr, F16, (64, 64, 16), (128, 128, k))
+    for operand in program_operands(made):
+        assert conflicts(operand, made.fragment, 0, 32, 4) > 1
+        assert conflicts(operand, made.fragment, dict(made.storage_padding)[operand.tensor.name], 32, 4) == 1
+        for rows in phases(operand, made.fragment, 8):
+            assert len({start // 16 % 8 for start in rows}) == 8

@@ -44,6 +44,9 @@ define("roller_copy_wait", """template <int N> void roller_copy_wait() {
   asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
 }""")  # fmt: skip
 
+define("roller_group_sync", """void roller_group_sync() {
+  __syncwarp();
+}""")  # fmt: skip
 #: Moves of whole vectors (bytes) between global memory, registers and scratchpad.
 _VECTORS = {16: "uint4", 8: "uint2", 4: "unsigned", 2: "unsigned short", 1: "unsigned char"}
 _FETCH = """void roller_fetch_{bytes}(void* registers, const void* source, bool inside) {{

@@ -39,7 +39,7 @@ from roller.expr import Stage
 from roller.te.compat import tirx
 from roller.te.emit import emit_index
 from roller.tile import RProgram
-from roller.tile.fragments import Operand, operands
+from roller.tile.fragments import Operand, operands, pool_bytes
 
 
 @dataclass
@@ -53,10 +53,8 @@ class Matrix:
     def __post_init__(self) -> None:
         self._prepare()
         self._pool()
-        a, b = self.operands
-        self.unit: MatrixUnit = matrix_unit(
-            self.fragment, a, b, self.register[self.m_axis], self.register[self.n_axis], self.lane
-        )
+        m, n = self.register[self.m_axis], self.register[self.n_axis]
+        self.unit: MatrixUnit = matrix_unit(self.fragment, self.operands, m, n, self.lane, self._padding())
 
     def _prepare(self) -> None:
         """Name axes, threads and operands, and check that the template fits."""
@@ -107,23 +105,25 @@ class Matrix:
         ):
             raise BuildError(f"{where}: expected operands that are zero outside. Use another structure.")
 
+    def _padding(self) -> tuple[int, int]:
+        padding = dict(self.program.storage_padding)
+        a, b = (padding.get(o.tensor.name, 0) for o in self.operands)
+        return a, b
+
     def _pool(self) -> None:
         """Allocate the ring: the tiles of all stages of A, then those of B."""
-        p, padding = self.program, dict(self.program.storage_padding)
-        sizes = [o.elements(padding.get(o.tensor.name, 0)) for o in self.operands]
+        p, padding = self.program, self._padding()
+        sizes = [o.elements(x) for o, x in zip(self.operands, padding, strict=True)]
         self.tile_elements = dict(zip(self.operands, sizes, strict=True))
         self.tile_start = dict(zip(self.operands, (0, p.stages * sizes[0]), strict=True))
         itemsize = self.operands[0].tensor.itemsize_bytes
-        total = p.stages * sum(sizes)
+        total = pool_bytes(p, self.operands) // itemsize
         scope = "shared.dyn" if total * itemsize > STATIC_SHARED_BYTES else "shared"
         self.pool: Buffer = buffer("pool", (total,), f"uint{8 * itemsize}", scope)
         self.copies = [
-            OperandCopy(
-                self.ctx, o, self.domain, padding.get(o.tensor.name, 0), self.pool, self.thread.var,
-                p.threads_per_block,
-            )
-            for o in self.operands
-        ]  # fmt: skip
+            OperandCopy(self.ctx, o, self.domain, x, self.pool, self.thread.var, p.threads_per_block)
+            for o, x in zip(self.operands, padding, strict=True)
+        ]
 
     # ---- the reduction
 
@@ -229,8 +229,7 @@ class Matrix:
         return seq(out)
 
     def _place(self, operand: Operand, slot: Expr) -> Place:
-        padding = dict(self.program.storage_padding).get(operand.tensor.name, 0)
-        pitches = operand.layout.pitches(padding)
+        pitches = operand.layout.pitches(self._padding()[self.operands.index(operand)])
         start = self._start(operand, slot)
 
         def at(spatial: Expr, k: Expr) -> Expr:

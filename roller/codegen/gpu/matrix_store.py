@@ -1,12 +1,20 @@
-"""Results of a matrix kernel: bias, residual and activation on the accumulators, then the stores."""
+"""Results of a matrix kernel: bias, residual and activation on the accumulators, then the stores.
+
+Where each lane's elements are known and two neighbours fill a good part of a transaction, lanes store pairs straight
+from their accumulators. Otherwise each group of threads spreads one row of fragments at a time over a slice of
+the scratchpad, which the ring no longer needs, and stores whole rows from there in vectors of up to 16 bytes;
+operands of the epilogue are read in vectors as well.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Protocol
 
-from roller.codegen.gpu.access import vectorizable
-from roller.codegen.gpu.context import as_output, promote
+from roller.codegen.gpu.access import VECTOR_BYTES, vectorizable
+from roller.codegen.gpu.context import Context, Reader, as_output, named_loads, promote
+from roller.codegen.gpu.device_functions import address, barrier, call, put
 from roller.codegen.gpu.mapping import vector_loop
 from roller.codegen.gpu.nest import (
     Buffer,
@@ -16,70 +24,178 @@ from roller.codegen.gpu.nest import (
     dtype_name,
     load,
     loop,
-    num,
     seq,
     store,
+    unravel,
     when,
     with_buffers,
 )
-from roller.expr import Stage, Tensor
+from roller.expr import DTYPE_BYTES, Load, Stage, Tensor, loads
 from roller.te.compat import tirx
 from roller.te.emit import emit_index, emit_scalar
+from roller.tile.fragments import spread_bytes, spread_pitch
 
 if TYPE_CHECKING:
     from roller.codegen.gpu.matrix import Matrix
 
+#: Bytes of a pair of results from which on lanes store straight from their accumulators: four lanes then fill a sector.
+_DIRECT_BYTES = 8
+
+
+class Template(Protocol):
+    """What finishing a sum needs of a kernel."""
+
+    ctx: Context
+    stage: Stage
+
+
+class Writer:
+    """Stores of one kernel: ``result`` (the stage itself or its epilogue) to ``target``.
+
+    ``prefix`` are leading indices of ``target`` (the part of a split reduction).
+    """
+
+    def __init__(self, ctx: Context, stage: Stage, result: Stage, target: Buffer, prefix: tuple[Expr, ...]) -> None:
+        self.ctx, self.stage, self.result, self.target, self.prefix = ctx, stage, result, target, prefix
+        self.itemsize = DTYPE_BYTES[dtype_name(target)]
+
+    def width(self, axis: str, most: int) -> int:
+        """Return how many neighbours along ``axis``, at most ``most``, are always one aligned vector of the target."""
+        extent = self.stage.extents[axis]
+        fits = (w for w in (16, 8, 4, 2) if w <= most)
+        return next((w for w in fits if neighbours(self.result, self.target, axis, extent, w)), 1)
+
+    def value(self, total: Expr, env: Mapping[str, Expr], held: Mapping[Load, Reader]) -> Expr:
+        """Return what is stored for one sum; ``held`` are loads of the epilogue that are in registers."""
+        return finished(self, self.result, total, env, held)
+
+    def put(self, env: Mapping[str, Expr], values: Buffer, width: int) -> Stmt:
+        """Store ``width`` finished values from registers."""
+        index = place(self.result, self.prefix, env)
+        return vector_loop(width, lambda v: store(self.target, load(values, v), *index[:-1], index[-1] + v))
+
+    def vector_loads(self, axis: str, width: int) -> dict[Load, Buffer]:
+        """Return registers for the epilogue's loads that are one aligned vector along ``axis``."""
+        found: dict[Load, Buffer] = {}
+        for n, ld in enumerate(loads(self.result.body) if self.result is not self.stage and width > 1 else ()):
+            tensor = self.ctx.expr.tensors[ld.tensor]
+            fits = width * tensor.itemsize_bytes <= VECTOR_BYTES and not ld.guard and self.ctx.in_memory(ld.tensor)
+            moves = any(axis in i.axes for i in ld.index)
+            if fits and moves and vectorizable(ld.index, tensor, axis, self.stage.extents[axis], width):
+                found[ld] = buffer(f"held{n}", (width,), tensor.dtype, "local")
+        return {ld: b for ld, b in found.items() if ld.tensor != self.stage.name}
+
+    def read(self, ld: Load, into: Buffer, env: Mapping[str, Expr], width: int) -> Stmt:
+        """Load one vector of an epilogue's operand."""
+        index, source = [emit_index(i, env) for i in ld.index], self.ctx.buffers[ld.tensor]
+        return vector_loop(width, lambda v: store(into, load(source, *index[:-1], index[-1] + v), v))
+
 
 def write(t: Matrix, result: Stage, target: Buffer, prefix: tuple[Expr, ...]) -> Stmt:
-    """Store every accumulator element of this lane, two neighbours along n at once where the output allows.
+    """Return the statements that store the results of all accumulators of a block."""
+    writer = Writer(t.ctx, t.stage, result, target, prefix)
+    if is_direct(t, writer):
+        return _direct(t, writer)
+    return _through_scratchpad(t, writer)
 
-    Element ``e`` of a 16 x 8 accumulator lies at row ``lane / 4 + 8 (e / 2)``, column ``2 (lane % 4) + e % 2``.
-    """
+
+def is_direct(t: Matrix, writer: Writer) -> bool:
+    """Whether lanes store pairs straight from their accumulators."""
+    return t.unit.per_lane and 2 * writer.itemsize >= _DIRECT_BYTES and writer.width(t.n_axis, 2) == 2
+
+
+def _direct(t: Matrix, writer: Writer) -> Stmt:
     rows, columns = t.register[t.m_axis] // t.fragment.m, t.register[t.n_axis] // t.fragment.n
-    width = 2 if pairs(t, result, target) else 1
-    out = buffer("out", (2,), dtype_name(target), "local")
+    out = buffer("out", (2,), dtype_name(writer.target), "local")
 
-    def element(i: Expr, j: Expr, half: Expr) -> Stmt:
+    def pair(i: Expr, j: Expr, half: Expr) -> Stmt:
         row = i * t.fragment.m + tirx.floordiv(t.lane, 4) + half * 8
         column = j * t.fragment.n + tirx.floormod(t.lane, 4) * 2
         first = (i * columns + j) * 4 + half * 2
-
-        def at(e: Expr) -> dict[str, Expr]:
-            env = dict(t.base)
-            env[t.m_axis] = t.base[t.m_axis] + t.group[t.m_axis] + row
-            env[t.n_axis] = t.base[t.n_axis] + t.group[t.n_axis] + column + e
-            return env
-
-        def value(e: Expr) -> Expr:
-            return finished(t, result, load(t.unit.sums, first + e), at(e))
-
-        if width == 1:
-            return loop(
-                "e",
-                2,
-                lambda e: when(inside(t, at(e)), store(target, value(e), *place(result, prefix, at(e)))),
-                unroll=True,
-            )
-        index = place(result, prefix, at(num(0)))
-        compute = loop("e", 2, lambda e: store(out, value(e), e), unroll=True)
-        put = vector_loop(2, lambda v: store(target, load(out, v), *index[:-1], index[-1] + v))
-        return when(inside(t, at(num(0))), seq([compute, put]))
+        sums: Callable[[Expr], Expr] = lambda v: load(t.unit.sums, first + v)  # noqa: E731
+        return _finish(t, writer, row, column, 2, out, sums)
 
     body = loop(
         "i", rows,
-        lambda i: loop("j", columns, lambda j: loop("h", 2, lambda h: element(i, j, h), unroll=True), unroll=True),
+        lambda i: loop("j", columns, lambda j: loop("h", 2, lambda h: pair(i, j, h), unroll=True), unroll=True),
         unroll=True,
     )  # fmt: skip
-    return with_buffers([out], body) if width == 2 else body
+    return with_buffers([out], body)
 
 
-def finished(t: Matrix, result: Stage, total: Expr, env: Mapping[str, Expr]) -> Expr:
-    """Return what is stored for one sum: the sum itself, or the epilogue's value."""
+def _through_scratchpad(t: Matrix, writer: Writer) -> Stmt:
+    """Spread a row of fragments, read it back by rows, store; the slice belongs to the group alone."""
+    m, n = t.fragment.m, t.register[t.n_axis]
+    accumulator = t.fragment.accumulator
+    size = DTYPE_BYTES[accumulator]
+    width = writer.width(t.n_axis, VECTOR_BYTES // writer.itemsize)
+    width = min(width, math.gcd(n, VECTOR_BYTES))
+    pitch = spread_pitch(n)
+    unit = t.operands[0].tensor.itemsize_bytes
+    start = t.group_index * (spread_bytes(t.fragment, n) // unit)
+    totals = buffer("totals", (width,), accumulator, "local")
+    out = buffer("out", (width,), dtype_name(writer.target), "local")
+    piece = min(VECTOR_BYTES, width * size)
+    vectors = m * n // width
+    lanes = t.fragment.threads
+
+    def spread_at(row: Expr, column: Expr) -> Expr:
+        return address(t.pool, start + (row * pitch + column) * (size // unit))
+
+    def one(i: Expr, r: Expr) -> Stmt:
+        number = r * lanes + t.lane
+        row, column = unravel(number, [m, n // width])
+        column = column * width
+
+        def part(p: Expr) -> Stmt:
+            first = p * (piece // size)
+            return put(piece, address(totals, first), spread_at(row, column + first))
+
+        take = loop("p", width * size // piece, part, unroll=True)
+        finish = _finish(t, writer, i * m + row, column, width, out, lambda v: load(totals, v))
+        inside = [number < vectors] if vectors % lanes else []
+        return when(inside, seq([take, finish]))
+
+    def fragments(i: Expr) -> Stmt:
+        rounds = loop("r", -(-vectors // lanes), lambda r: one(i, r), unroll=True)
+        return seq([t.unit.spread(i, spread_at, pitch), call("roller_group_sync"), rounds, call("roller_group_sync")])
+
+    rows = t.register[t.m_axis] // m
+    return with_buffers([totals, out], seq([barrier(), loop("i", rows, fragments, unroll=True)]))
+
+
+def _finish(
+    t: Matrix, writer: Writer, row: Expr, column: Expr, width: int, out: Buffer, sums: Callable[[Expr], Expr]
+) -> Stmt:
+    """Compute ``width`` neighbours along n and store them, where they are no padding."""
+    env = dict(t.base)
+    env[t.m_axis] = t.base[t.m_axis] + t.group[t.m_axis] + row
+    env[t.n_axis] = t.base[t.n_axis] + t.group[t.n_axis] + column
+    held = writer.vector_loads(t.n_axis, width)
+    reads = [writer.read(ld, b, env, width) for ld, b in held.items()]
+
+    def element(v: Expr) -> Stmt:
+        readers: dict[Load, Reader] = {ld: _reader(b, v) for ld, b in held.items()}
+        return store(out, writer.value(sums(v), {**env, t.n_axis: env[t.n_axis] + v}, readers), v)
+
+    compute = loop("e", width, element, unroll=True)
+    return when(inside(t, env), with_buffers(list(held.values()), seq([*reads, compute, writer.put(env, out, width)])))
+
+
+def finished(
+    t: Template, result: Stage, total: Expr, env: Mapping[str, Expr], held: Mapping[Load, Reader] | None = None
+) -> Expr:
+    """Return what is stored for one sum: the sum itself, or the epilogue's value.
+
+    ``held`` reads those loads of the epilogue that are in registers.
+    """
     acc = as_output(total, t.stage)
     if result is t.stage:
         return acc
+    names = {ld: f"held{n}" for n, ld in enumerate(held or {})}
     readers = t.ctx.readers({t.stage.name: lambda *_: promote(acc)})
-    return as_output(emit_scalar(result.body, env, readers), result)
+    readers.update({names[ld]: reader for ld, reader in (held or {}).items()})
+    return as_output(emit_scalar(named_loads(result.body, names), env, readers), result)
 
 
 def inside(t: Matrix, env: Mapping[str, Expr]) -> list[Expr]:
@@ -94,8 +210,15 @@ def place(result: Stage, prefix: tuple[Expr, ...], env: Mapping[str, Expr]) -> l
 
 def pairs(t: Matrix, result: Stage, target: Buffer) -> bool:
     """Whether two neighbours along n are one aligned access of the output."""
+    return neighbours(result, target, t.n_axis, t.stage.extents[t.n_axis], 2)
+
+
+def neighbours(result: Stage, target: Buffer, axis: str, extent: int, width: int) -> bool:
+    """Whether ``width`` neighbours along ``axis`` are always one aligned vector of the output."""
     shape = tuple(int(x) for x in target.shape)
-    if shape[-1] % 2:
-        return False
     tensor = Tensor(target.name, shape[len(shape) - len(result.store) :], dtype_name(target))
-    return vectorizable(result.store, tensor, t.n_axis, t.stage.extents[t.n_axis], 2)
+    return shape[-1] % width == 0 and vectorizable(result.store, tensor, axis, extent, width)
+
+
+def _reader(held: Buffer, v: Expr) -> Reader:
+    return lambda: promote(load(held, v))

@@ -20,6 +20,11 @@ struct Ptr {
   // A plain pointer is to a thread's own variables: only its alignment can be wrong.
   template <class U>
   Ptr(U* raw) : p((T*)raw), base(nullptr), bytes(INT64_MAX), region(nullptr) {}
+  // One that was passed as an address without type may be to anything.
+  Ptr(void* raw) : Ptr((const void*)raw) {}
+  Ptr(const void* raw) : p((T*)raw), base(nullptr), bytes(INT64_MAX), region(raw ? region_of(raw, 1) : nullptr) {
+    if (region) base = region->base, bytes = region->bytes;
+  }
   template <class U>
   Ptr(const Ptr<U>& o) : p((T*)o.p), base(o.base), bytes(o.bytes), region(o.region) {}
 

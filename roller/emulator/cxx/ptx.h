@@ -78,9 +78,10 @@ template <class T> struct Accumulator {  // one 32-bit value a register; rows g,
   static T get(const uint32_t* r, int i) { return bit_cast<T>(r[i]); }
   static void set(uint32_t* r, int i, T v) { r[i] = bit_cast<uint32_t>(v); }
 };
-struct f32_sum : Accumulator<float> {};
+struct f32_sum : Accumulator<float> { enum { bytes = 4 }; };
 struct s32_sum : Accumulator<int> {};
 struct f16_sum {  // two values a register
+  enum { bytes = 2 };
   static float get(const uint32_t* r, int i) { return Fp16::widen((uint16_t)(r[i / 2] >> 16 * (i % 2))); }
   static void set(uint32_t* r, int i, float v) {
     int shift = 16 * (i % 2);
@@ -118,6 +119,56 @@ template <int K, class A, class B, class C>
 void mma_m16n8(uint32_t* d, const uint32_t* a, const uint32_t* b, const uint32_t* c) {
   Multiplied own{a, b, c, d};
   collective(0xffffffffu, MULTIPLY_MATRIX, &own, multiply<K, A, B, C>);
+}
+
+// wmma m16n16k16 on 16-bit operands. Which lane holds which element is unspecified: here pairs of a row go round the
+// lanes, and the second half of an operand's registers repeats the first.
+inline int wmma_at(int e) { return (e / 2 * 32 + (int)lane_index()) * 2 + e % 2; }
+inline char* wmma_element(uint32_t address, int64_t pitch, bool by_columns, int e, int size) {
+  int r = wmma_at(e) / 16, c = wmma_at(e) % 16;
+  if (address % 32 || pitch * size % 16) fail("misaligned", "wmma needs multiples of 32 bytes and rows of 16, got 0x%x", address);
+  return span(shared(address) + size * (by_columns ? c * pitch + r : r * pitch + c), size, size);
+}
+inline void wmma_load(uint32_t* out, bool by_columns, uint32_t address, int64_t pitch) {
+  int nothing = 0;
+  collective(0xffffffffu, SYNC_WARP, &nothing, nullptr);
+  for (int e = 0; e < 8; ++e) {
+    uint16_t value;
+    memcpy(&value, wmma_element(address, pitch, by_columns, e, 2), 2);
+    memcpy((char*)out + 2 * e, &value, 2);
+  }
+  memcpy(out + 4, out, 16);
+}
+template <class C>
+void wmma_store(uint32_t address, const uint32_t* values, int64_t pitch) {
+  int nothing = 0;
+  collective(0xffffffffu, SYNC_WARP, &nothing, nullptr);
+  for (int e = 0; e < 8; ++e) memcpy(wmma_element(address, pitch, false, e, C::bytes), (const char*)values + C::bytes * e, C::bytes);
+}
+template <class C>
+void wmma_multiply(void** lanes, unsigned mask) {
+  if (mask != 0xffffffffu) fail("divergence", "wmma.mma needs all 32 lanes, got 0x%08x", mask);
+  float a[256], b[256];
+  auto at = [](int lane, int e) { return (e / 2 * 32 + lane) * 2 + e % 2; };
+  for (int lane = 0; lane < 32; ++lane)
+    for (int e = 0; e < 8; ++e) {
+      const Multiplied& m = *(Multiplied*)lanes[lane];
+      a[at(lane, e)] = f16::get(m.a[e / 2], e % 2);
+      b[at(lane, e)] = f16::get(m.b[e / 2], e % 2);
+    }
+  for (int lane = 0; lane < 32; ++lane)
+    for (int e = 0; e < 8; ++e) {
+      Multiplied& m = *(Multiplied*)lanes[lane];
+      int row = at(lane, e) / 16, column = at(lane, e) % 16;
+      float sum = C::get(m.c, e);
+      for (int k = 0; k < 16; ++k) sum += a[row * 16 + k] * b[k * 16 + column];
+      C::set(m.d, e, sum);
+    }
+}
+template <class C>
+void wmma_mma(uint32_t* d, const uint32_t* a, const uint32_t* b, const uint32_t* c) {
+  Multiplied own{a, b, c, d};
+  collective(0xffffffffu, MULTIPLY_MATRIX, &own, wmma_multiply<C>);
 }
 
 }  // namespace ptx
