@@ -49,6 +49,7 @@ UNKNOWN = {
     "latency_s": "0: chains of dependent accesses are left out",
     "bandwidth_per_teu_bytes_per_s": "an equal share of the total (a GPU: the total, however few TEUs are resident)",
     "saturation_exponent": "given with bandwidth_per_teu_bytes_per_s or not at all",
+    "async_copy_bytes": "copies into the scratchpad pass through registers, one step ahead at most",
     "matrix": "no matrix units",
     "integer": "integer instructions take turns with multiply-adds",
     "prediction_error": f"{UNVALIDATED['prediction_error']:g}",
@@ -121,7 +122,8 @@ def workload(kind: str) -> Iterator[tuple[Any, dict[str, Any] | None]]:
              "cpu": {"register": {"i": 4, "j": 16}, "l1": {"i": 4, "j": 16, "k": 64}}}[kind]  # fmt: skip
     yield ops.matmul(256, 250, 130), tiles
     yield ops.matmul(512, 512, 512), None
-    yield ops.matmul(64, 64, 64, dtype="float16"), None
+    for dtype in ("float16", "bfloat16", "int8"):
+        yield ops.matmul(64, 64, 64, dtype=dtype), None
     yield ops.matmul(128, 96, 64, dtype="float64"), None
     yield ops.elementwise("add", (64, 1024), dtype="float64"), None
     yield ops.softmax((64, 100), dtype="float64"), None

@@ -20,8 +20,7 @@ from roller.expr import Call, Cast, Load, TensorExpr
 from roller.fragment import LOWERED, Fragment
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.perf.gpu import arithmetic_bound_s, price, scratchpad_bytes
-from roller.perf.gpu.matrix_copies import are_async
+from roller.perf.gpu import are_async, arithmetic_bound_s, price, scratchpad_bytes
 from roller.tile.geometry import Floats, Geometry, Ints, product
 from roller.tile.steps import mean_step
 

@@ -16,11 +16,13 @@ from roller.construction.constructor import Candidate, candidates_of, program_of
 from roller.construction.cpu_pool import staged_choices, store_choices, vector_axes
 from roller.construction.cpu_split import split_batches
 from roller.construction.gpu_pool import padding_allowed, register_limits
+from roller.construction.matrix_pool import REGISTER_STAGES, STAGES
 from roller.construction.options import ConstructOptions
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.cpu import lane_count
+from roller.perf.gpu import are_async
 from roller.perf.model import batch_of
 from roller.tile.geometry import Geometry, Ints
 from roller.tile.program import RProgram
@@ -105,6 +107,7 @@ class _Place:
             yield self._batch(tiles)
         if self.spec.kind == "gpu":
             yield from self._gpu_splits()
+            yield from self._rings()
         elif self.batch.structure == "tiled":
             yield from self._stagings()
             yield from self._vectors()
@@ -125,6 +128,8 @@ class _Place:
             most = -(-int(g.extents[a]) // int(self.register[a]))
             if not g.spatial[a] and not self._steps_reduction(a):
                 continue
+            if self._fragment_unit(a) == 0:
+                continue
             for n in _steps(int(per[a]), 1, most) if g.spatial[a] else _halves(int(per[a]), most):
                 block = self.block.copy()
                 block[a] = n * self.register[a]
@@ -141,7 +146,9 @@ class _Place:
         """
         g = self.geometry
         for a in range(len(g.names)):
-            unit = lane_count(self.spec, 4) if a == self.batch.vector_axis else 1
+            unit = lane_count(self.spec, 4) if a == self.batch.vector_axis else self._fragment_unit(a)
+            if unit == 0 or (self.batch.fragment is not None and not g.spatial[a]):
+                continue  # one fragment along k, one point along all other axes
             if self.spec.kind == "cpu" and not g.spatial[a] and a != self.batch.vector_axis:
                 continue  # a micro-kernel takes one point of it at a time
             if self.batch.structure == "window" and not g.spatial[a]:
@@ -151,6 +158,23 @@ class _Place:
                 register = self.register.copy()
                 register[a] = n
                 yield from ((register, block) for block in self._blocks_for(register))
+
+    def _fragment_unit(self, a: int) -> int:
+        """Return what the register tile of an axis is a multiple of: the fragment's extent, 0 where it stays 1."""
+        f = self.batch.fragment
+        if f is None:
+            return 1
+        return dict(zip(self.batch.matrix_axes, (f.m, f.n, f.k), strict=True)).get(self.geometry.names[a], 0)
+
+    def _rings(self) -> Iterator[TileBatch]:
+        """Yield the program of a matrix unit with a stage more or less, and with blocks in another order."""
+        if self.batch.fragment is None:
+            return
+        most = max(STAGES if are_async(self.batch, self.spec).all() else REGISTER_STAGES)
+        for stages in {max(1, self.batch.stages - 1), min(self.batch.stages + 1, most)} - {self.batch.stages}:
+            yield replace(self.batch, stages=stages)
+        for raster in {max(1, self.batch.raster // 2), self.batch.raster * 2} - {self.batch.raster}:
+            yield replace(self.batch, raster=raster)
 
     def _blocks_for(self, register: Ints) -> list[Ints]:
         g = self.geometry
@@ -162,7 +186,7 @@ class _Place:
         return [register * n for n in np.unique(np.stack([counts, extents]), axis=0)]
 
     def _gpu_splits(self) -> Iterator[TileBatch]:
-        if self.batch.structure != "tiled" or not self.options.split_k:
+        if self.batch.structure not in ("tiled", "matrix") or not self.options.split_k:
             return
         now, steps = int(self.batch.split_k[0]), int(self.batch.steps[0] * self.batch.split_k[0])
         for parts in (now // 2, now * 2):

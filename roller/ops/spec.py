@@ -58,6 +58,11 @@ class _Row:
         return str(self.row.get("dtype", "float32"))
 
     @property
+    def dtypes(self) -> dict[str, Any]:
+        """Storage, and where the row says so accumulator and output, of sums of products."""
+        return {"dtype": self.dtype, "acc_dtype": self.row.get("acc_dtype"), "out_dtype": self.row.get("out_dtype")}
+
+    @property
     def padding(self) -> tuple[int, ...]:
         """``pad_*`` columns where given, else from ``padding: SAME | VALID`` (or numbers)."""
         sides = ("pad_top", "pad_bottom", "pad_left", "pad_right")
@@ -83,14 +88,14 @@ def _matmul(r: _Row) -> TensorExpr:
     m, n, k = r.ints("M", "N", "K")
     # Only rows that are sequences scale with the batch; a small M is the layer's own.
     rows = r.rows(m) if m == _ROWS_PER_SEQUENCE * DEFAULT_BATCH else m
-    return matmul(rows, n, k, r.row.get("batch"), r.row.get("transpose_a", False), r.row.get("transpose_b", False),
-                  dtype=r.dtype, acc_dtype=r.row.get("acc_dtype"), out_dtype=r.row.get("out_dtype"))  # fmt: skip
+    transposed = r.row.get("transpose_a", False), r.row.get("transpose_b", False)
+    return matmul(rows, n, k, r.row.get("batch"), *transposed, **r.dtypes)
 
 
 def _conv2d(r: _Row) -> TensorExpr:
     c, h, w, f, kh, kw = r.ints("C", "H", "W", "F", "KH", "KW")
     stride, dilation, groups = r.row.get("stride", 1), r.row.get("dilation", 1), r.row.get("groups", 1)
-    return conv2d(r.n, c, h, w, f, kh, kw, stride, r.padding, dilation, groups, dtype=r.dtype)
+    return conv2d(r.n, c, h, w, f, kh, kw, stride, r.padding, dilation, groups, **r.dtypes)
 
 
 def _depthwise(r: _Row) -> TensorExpr:
@@ -130,8 +135,8 @@ def from_spec(mapping: Mapping[str, Any], batch: int | None = None) -> TensorExp
     Parameters
     ----------
     mapping
-        A row: ``op`` and its sizes; ``fn`` or ``pool`` choose the kind, ``pad_*`` override ``padding``;
-        other columns are ignored.
+        A row: ``op`` and its sizes; ``fn`` or ``pool`` choose the kind, ``pad_*`` override ``padding``; ``dtype``, and
+        of matrix products and convolutions ``acc_dtype`` and ``out_dtype``; other columns are ignored.
     batch
         Replaces ``N`` or the first dimension of ``shape``. The benchmark's 65536 rows (``M`` of its matmuls, first
         dimension of a reduction) are 128 sequences of 512: they become ``512 * batch``.

@@ -47,6 +47,22 @@ def test_neighbours_fit_and_are_new(name, device):
         assert found == neighbours(start.program, expr, spec, options)
 
 
+@pytest.mark.parametrize("sizes", [(256, 256, 512), (500, 51, 33)])
+def test_neighbours_of_a_matrix_program_stay_whole_fragments(sizes):
+    expr, spec, options = ops.matmul(*sizes, dtype="float16"), load_spec("a100"), ConstructOptions()
+    start = next(c.program for c in roller.construct(expr, spec) if c.program.structure == "matrix")
+    found = [c.program for c in neighbours(start, expr, spec, options)]
+    f = start.fragment
+    for p in found:
+        register = p.tile("register")
+        assert not register["i"] % (f.m if p.matrix_axes[0] == "i" else f.n) and register["k"] == f.k
+        assert not register["j"] % (f.n if p.matrix_axes[0] == "i" else f.m) and "execution_unit" not in p.relaxed
+    changed = [(p.stages != start.stages, p.raster != start.raster, p.tiles != start.tiles) for p in found]
+    assert all(sum(c) == 1 for c in changed if p.split_k == start.split_k)
+    assert {c.index(True) for c in changed if any(c)} == {0, 1, 2}
+    assert all(p.stages <= 2 for p in found) or sizes[1] % 2 == 0  # odd rows pass through registers
+
+
 def test_one_step_changes_one_thing():
     expr, spec = EXPRESSIONS["matmul"], load_spec("cpu-avx512")
     start = roller.construct(expr, spec, top_k=1)[0].program

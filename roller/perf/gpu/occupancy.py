@@ -19,10 +19,8 @@ from roller.tile.program import RProgram
 
 #: Registers a thread of our templates needs beside accumulators and operand fragments (addresses, loop counters).
 BASE_REGISTERS = 24
-#: The same where a matrix unit computes: addresses of copies, of both operands' fragments and of the results.
-MATRIX_BASE_REGISTERS = 48
-#: Fragments of operands a thread holds: those it multiplies, and those it reads meanwhile.
-OPERAND_SETS = 2
+#: The same where a matrix unit computes, as in machine code (sm_80, NVRTC 12.9): 6 to 24 where registers are scarce.
+MATRIX_BASE_REGISTERS = 20
 #: Times that fragments of a family hold every operand element (Volta's: in two threads each).
 OPERAND_COPIES = {"wmma": 2}
 
@@ -85,7 +83,7 @@ def _matrix_words(batch: TileBatch) -> Ints:
     assert f is not None
     acc = batch.register_outputs * DTYPE_BYTES[f.accumulator]
     operands = sum((batch.register_elements(a) * a.tensor.itemsize_bytes for a in g.loads), np.zeros_like(acc))
-    return -(-(acc + OPERAND_SETS * OPERAND_COPIES.get(f.family, 1) * operands) // (4 * f.threads))
+    return -(-(acc + OPERAND_COPIES.get(f.family, 1) * operands) // (4 * f.threads))
 
 
 def _row_axis(batch: TileBatch, access: Access) -> str | None:
