@@ -103,7 +103,7 @@ class KernelArtifact:
     constants
         Inputs that are constant; see :class:`Constant`.
     prepare
-        CPU: what packs constants into panels, once, when the kernel is loaded; ``None`` where nothing is to pack.
+        What packs constants into panels, once, when the kernel is loaded; ``None`` where nothing is to pack.
     """
 
     language: str

@@ -91,15 +91,18 @@ def lower(program: RProgram, expression: TensorExpr, arch: str, device: str) -> 
         *(Argument(t.name, "input", t.shape, t.dtype) for t in ctx.expr.inputs),
         *(Argument(t.name, "output", t.shape, t.dtype) for t in ctx.expr.output_tensors),
         *(Argument(t.name, "workspace", t.shape, t.dtype) for t in ctx.workspaces),
+        *(Argument(t.name, "panel", t.shape, t.dtype) for t in ctx.panels),
     )
     params = [ctx.buffers[a.name] for a in arguments]
     entry = re.sub(r"\W", "_", program.expr.name, flags=re.ASCII) or "roller"
     entry = f"k{entry}" if entry[0].isdigit() else entry
+    ahead = [] if ctx.prepare is None else [ctx.prepare]
     launches = _launches(
-        body, params, {ctx.buffers[a.name].name: a.name for a in arguments}, entry, arch, ctx.own_barriers
+        [*ahead, *body], params, {ctx.buffers[a.name].name: a.name for a in arguments}, entry, arch, ctx.own_barriers
     )
     arch = (program.fragment.arch if program.fragment else "") or arch
-    return KernelArtifact("cuda", {"arch": arch}, device, expression, program, launches, arguments)
+    prepare, launches = (launches[0], launches[1:]) if ahead else (None, launches)
+    return KernelArtifact("cuda", {"arch": arch}, device, expression, program, launches, arguments, prepare=prepare)
 
 
 def _architecture(arch: str) -> int:

@@ -120,7 +120,8 @@ def lower(program: RProgram, expression: TensorExpr, arch: str, device: str) -> 
         raise BuildError(str(err).replace("cuda:", "hip:", 1)) from err
     texts = {source: adapt(source) for source in {x.source for x in artifact.launches}}
     launches = tuple(replace(x, source=texts[x.source]) for x in artifact.launches)
-    return replace(artifact, language="hip", target={"arch": arch}, launches=launches)
+    prepare = artifact.prepare and replace(artifact.prepare, source=texts[artifact.prepare.source])
+    return replace(artifact, language="hip", target={"arch": arch}, launches=launches, prepare=prepare)
 
 
 def adapt(source: str) -> str:

@@ -69,7 +69,7 @@ class Emulated:
         self.artifact = artifact
         architecture = _architecture(str(artifact.target.get("arch", "sm_80")))
         self._launches = []
-        for launch in artifact.launches:
+        for launch in (*([artifact.prepare] if artifact.prepare else []), *artifact.launches):
             text, kernels = translate(launch.source, architecture)
             kernel = next((k for k in kernels if k.entry == launch.entry), None)
             if kernel is None:
@@ -170,7 +170,7 @@ class _Buffer:
         start = -raw.ctypes.data % _ALIGNMENT + _GUARD
         self.front, self.data = raw[start - _GUARD : start], raw[start : start + self.bytes]
         self.back = raw[start + self.bytes : start + self.bytes + _GUARD]
-        self.given = None if argument.role in ("output", "workspace") else self._given(array)
+        self.given = None if argument.role != "input" else self._given(array)
         if self.given is not None:
             self.data[:] = self.given
 

@@ -194,6 +194,30 @@ def test_constants_go_to_the_device_once(artifact, monkeypatch):
         CudaKernel(dataclasses.replace(artifact, constants=(Constant(1),)))
 
 
+def test_panels_are_filled_once_and_not_by_calls(artifact, cupy):
+    def scaled(factor):
+        def fill(b, panel):
+            fake_cupy.view(panel, (K, N), "f")[...] = factor * fake_cupy.view(b, (K, N), "f")
+
+        return fill
+
+    cupy.KERNELS.update(fill=scaled(2.0))
+    panel = Argument("P", "panel", (K, N), "float32")
+    launch = dataclasses.replace(artifact.launches[0], arguments=("A", "P", "C", "W"))
+    prepared = dataclasses.replace(
+        artifact, launches=(launch,), arguments=(*artifact.arguments, panel), prepare=Launch("", "fill", ("B", "P"))
+    )
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((M, K), dtype="f"), rng.standard_normal((K, N), dtype="f")
+    kernel = CudaKernel(dataclasses.replace(prepared, constants=(Constant(1, b.tobytes()),)))
+    for _ in range(3):
+        np.testing.assert_allclose(kernel(a).host, 2 * (a @ b), rtol=1e-5)
+    assert [x[0] for x in fake_cupy.LAUNCHES] == ["fill", "matmul", "matmul", "matmul"]
+    cupy.KERNELS.update(fill=scaled(1.0))
+    _, outcome = checked(prepared)
+    assert outcome.ok, outcome.message
+
+
 class _Tensor:
     """What the launcher sees of a torch tensor on the GPU."""
 

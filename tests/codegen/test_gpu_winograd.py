@@ -9,6 +9,7 @@ pytest.importorskip("tvm")
 
 import roller
 from roller import ConstructOptions, ops
+from roller.artifact import Constant
 from roller.backends.cuda.toolchain import build
 from roller.codegen.cuda import lower
 from roller.construction.neighbours import neighbours
@@ -92,6 +93,29 @@ def test_the_product_may_be_a_pipeline(arch, stages):
     e = ops.conv2d(2, 40, 9, 11, 20, 3, 3, padding=1)
     artifact = assert_right(e, winograd(e, 4, stages=stages), arch)
     assert ("cp.async" in artifact.source) == (arch == "sm_80")
+
+
+@pytest.mark.parametrize("constants", [("W",), ("X",)])
+def test_constant_filters_are_transformed_ahead(constants):
+    e = ops.conv2d(2, 17, 9, 7, 33, 3, 3, padding=1, epilogue=("bias",))
+    artifact = assert_right(e, replace(winograd(e, 4), constants=constants))
+    roles = {a.name: a.role for a in artifact.arguments}
+    assert roles["W_transformed"] == ("panel" if constants == ("W",) else "workspace")
+    assert (artifact.prepare is not None) == (constants == ("W",))
+    assert ("W" in artifact.launches[0].arguments) == (constants == ("X",))
+    if artifact.prepare is not None:
+        assert artifact.prepare.arguments == ("W", "W_transformed")
+        built = replace(build(artifact), constants=(Constant(1),))
+        assert type(built).from_dict(built.to_dict()).prepare == artifact.prepare
+
+
+def test_constants_cost_no_call_their_transform():
+    e = ops.conv2d(8, 512, 7, 7, 512, 3, 3, padding=1)
+    free, fixed = (
+        next(c for c in roller.construct(e, "v100", options=o) if c.program.structure == "winograd4")
+        for o in (ConstructOptions(), ConstructOptions(constants=("W",)))
+    )
+    assert fixed.estimate.terms["transform_s"] < 0.5 * free.estimate.terms["transform_s"]
 
 
 def test_a_program_says_what_its_product_is():

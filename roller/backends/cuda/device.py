@@ -22,6 +22,8 @@ from roller.backends.periodic import periodic_inputs, storage_dtype
 from roller.errors import LaunchError
 from roller.expr import TensorExpr
 
+#: Roles of memory that belongs to the kernel.
+_OWN = ("workspace", "panel")
 #: Runs shorter than this are timed as graphs of many, so that launches do not count (seconds).
 GRAPH_BELOW_S = 100e-6
 #: One graph lasts about this long (seconds), within these bounds on launches.
@@ -167,16 +169,17 @@ class CudaDevice:
         assert self._expression is not None
         self._module, self._scratch = Module(self._cp, artifact), []
         for a in artifact.arguments:
-            if a.role == "workspace":
+            if a.role in _OWN:
                 self._scratch.append(Buffer(self._cp, math.prod(a.shape) * storage_dtype(a.dtype).itemsize))
         inputs, outputs = self._sets[0]
         for buffer in (*outputs, *self._scratch):
             buffer.poison()
         self._cp.cuda.runtime.deviceSynchronize()
+        self._module.prepare(self._pointers(0), self._stream)
         self._launch(0)
         self._stream.synchronize()
         named = zip((*artifact.inputs, *artifact.outputs), (*inputs, *outputs), strict=True)
-        work = zip((a for a in artifact.arguments if a.role == "workspace"), self._scratch, strict=True)
+        work = zip((a for a in artifact.arguments if a.role in _OWN), self._scratch, strict=True)
         for argument, buffer in (*named, *work):
             overrun = buffer.overrun()
             if overrun is not None:
@@ -245,12 +248,16 @@ class CudaDevice:
     def _launch(self, number: int) -> None:
         """Start all kernels on buffer set ``number`` (modulo their count)."""
         assert self._module is not None
+        self._module.launch(self._pointers(number), self._stream)
+
+    def _pointers(self, number: int) -> dict[str, int]:
+        """Addresses of all arguments with buffer set ``number``; constants are the same in all sets, panels common."""
+        assert self._module is not None
         inputs, outputs = self._sets[number % len(self._sets)]
         artifact = self._module.artifact
-        work = [a.name for a in artifact.arguments if a.role == "workspace"]
+        work = [a.name for a in artifact.arguments if a.role in _OWN]
         names = [*(a.name for a in (*artifact.inputs, *artifact.outputs)), *work]
-        pointers = {n: b.ptr for n, b in zip(names, (*inputs, *outputs, *self._scratch), strict=True)}
-        self._module.launch(pointers, self._stream)
+        return {n: b.ptr for n, b in zip(names, (*inputs, *outputs, *self._scratch), strict=True)}
 
     def _cold(self, run: Callable[[], None]) -> float:
         """Return the seconds of one run, by events, after the last-level cache was overwritten."""

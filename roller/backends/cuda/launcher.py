@@ -65,7 +65,7 @@ class CudaKernel:
         self._workspaces = [a for a in artifact.arguments if a.role == "workspace"]
         self._modules: dict[int, Module] = {}
         self._constants = constant_arrays(artifact)
-        self._resident: dict[int, dict[int, Any]] = {}
+        self._resident: dict[int, tuple[dict[int, Any], dict[str, Any]]] = {}
 
     def _runtime(self) -> Any:
         return cupy()
@@ -101,7 +101,9 @@ class CudaKernel:
             raise LaunchError(f"{name}: expected {len(free)} arrays ({', '.join(free)}), got {len(arrays)}.")
         torch_device = next((a.device for a in arrays if _is_torch(a) and a.is_cuda), None)
         with self._on(stream, torch_device) as (current, device):
-            every = with_constants(arrays, self._on_device(device, current)) if self._constants else arrays
+            module = self._modules.get(device) or self._modules.setdefault(device, Module(self._cupy, self.artifact))
+            constants, panels = self._on_device(device, module, current)
+            every = with_constants(arrays, constants) if constants else arrays
             inputs = [self._input(s, a) for s, a in zip(self._inputs, every, strict=True)]
             result = self._made(torch_device) if out is None else _as_list(out, len(self._outputs))
             if len(result) != len(self._outputs):
@@ -110,19 +112,23 @@ class CudaKernel:
             self._refuse_overlap(inputs, outputs)
             scratch = [self._cupy.empty(a.shape, storage_dtype(a.dtype)) for a in self._workspaces]
             names = [s.argument.name for s in (*self._inputs, *self._outputs)] + [a.name for a in self._workspaces]
-            held = [*inputs, *outputs, *scratch]
-            module = self._modules.get(device) or self._modules.setdefault(device, Module(self._cupy, self.artifact))
-            module.launch({n: a.data.ptr for n, a in zip(names, held, strict=True)}, current)
+            held = {**dict(zip(names, (*inputs, *outputs, *scratch), strict=True)), **panels}
+            module.launch({n: a.data.ptr for n, a in held.items()}, current)
         if out is not None:
             return out
         return result[0] if len(result) == 1 else tuple(result)
 
-    def _on_device(self, device: int, stream: Any) -> dict[int, Any]:
-        """Return the constants on a device: copied there by the first call, for calls on any stream."""
+    def _on_device(self, device: int, module: Module, stream: Any) -> tuple[dict[int, Any], dict[str, Any]]:
+        """Return the constants on a device, and the panels made of them: by the first call, for calls on any stream."""
         if device not in self._resident:
             copied = {n: self._cupy.asarray(a) for n, a in self._constants.items()}
-            stream.synchronize()
-            self._resident[device] = copied
+            own = (a for a in self.artifact.arguments if a.role == "panel")
+            panels = {a.name: self._cupy.empty(a.shape, storage_dtype(a.dtype)) for a in own}
+            named = {self.artifact.inputs[n].name: a for n, a in copied.items()}
+            module.prepare({n: a.data.ptr for n, a in (*named.items(), *panels.items())}, stream)
+            if copied:
+                stream.synchronize()
+            self._resident[device] = copied, panels
         return self._resident[device]
 
     @contextlib.contextmanager

@@ -6,12 +6,12 @@ interface for CUDA and ROCm; where a name differs, it is looked up here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from roller.artifact import KernelArtifact
+from roller.artifact import KernelArtifact, Launch
 from roller.errors import LaunchError
 
 #: Languages whose built artifacts CuPy loads.
@@ -79,7 +79,9 @@ class Module:
         self._image = cp.cuda.Module()
         try:
             self._image.load(artifact.binary)
-            self._functions = [self._function(cp, x.entry, x.dynamic_shared_bytes) for x in artifact.launches]
+            self._calls = [(x, self._function(cp, x.entry, x.dynamic_shared_bytes)) for x in artifact.launches]
+            first = artifact.prepare
+            self._first = [(first, self._function(cp, first.entry, first.dynamic_shared_bytes))] if first else []
         except RuntimeError as err:  # CUDADriverError
             raise LaunchError(
                 f"{artifact.expression.name}: the device refuses the image for {artifact.target} ({err}). "
@@ -103,6 +105,14 @@ class Module:
         stream
             A CuPy stream.
         """
-        for launch, function in zip(self.artifact.launches, self._functions, strict=True):
-            values = tuple(np.uint64(pointers[n]) for n in launch.arguments)
-            function(launch.grid, launch.block, values, launch.dynamic_shared_bytes, stream)
+        _start(self._calls, pointers, stream)
+
+    def prepare(self, pointers: Mapping[str, int], stream: Any) -> None:
+        """Start what fills the panels of constants, if there is anything to fill; as :meth:`launch`."""
+        _start(self._first, pointers, stream)
+
+
+def _start(calls: Sequence[tuple[Launch, Any]], pointers: Mapping[str, int], stream: Any) -> None:
+    for launch, function in calls:
+        values = tuple(np.uint64(pointers[n]) for n in launch.arguments)
+        function(launch.grid, launch.block, values, launch.dynamic_shared_bytes, stream)

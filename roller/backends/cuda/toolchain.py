@@ -107,7 +107,9 @@ def _bounded(artifact: KernelArtifact, kernel: str, blocks: int) -> KernelArtifa
     entry = re.escape(kernel)
     pattern = rf"__launch_bounds__\((\d+)(?:, \d+)?\)(?= {entry}\()"
     source = re.sub(pattern, rf"__launch_bounds__(\1, {blocks})", artifact.launches[0].source)
-    return replace(artifact, launches=tuple(replace(x, source=source) for x in artifact.launches))
+    prepare = artifact.prepare and replace(artifact.prepare, source=source)
+    launches = tuple(replace(x, source=source) for x in artifact.launches)
+    return replace(artifact, launches=launches, prepare=prepare)
 
 
 def kernel_resources(log: str) -> dict[str, dict[str, int]]:

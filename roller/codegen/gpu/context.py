@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from roller.codegen.gpu.nest import Buffer, Expr, buffer, load
+from roller.codegen.gpu.nest import Buffer, Expr, Stmt, buffer, load
 from roller.expr import Index, Load, Scalar, Stage, Tensor, TensorExpr
 from roller.expr.scalar import transform
 from roller.te.compat import dtype_of, tirx
@@ -41,6 +41,10 @@ class Context:
     async_copies: bool = False
     buffers: dict[str, Buffer] = field(default_factory=dict)
     workspaces: list[Tensor] = field(default_factory=list)
+    #: Memory that :attr:`prepare` fills of constant inputs, ahead of all calls.
+    panels: list[Tensor] = field(default_factory=list)
+    #: The kernel that fills the panels; none where there are none.
+    prepare: Stmt | None = None
     #: Set by a template that places all barriers itself.
     own_barriers: bool = False
 
@@ -68,6 +72,11 @@ class Context:
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor by name, workspaces included."""
         return {**self.expr.tensors, **{t.name: t for t in self.workspaces}}
+
+    def panel(self, tensor: Tensor) -> Buffer:
+        """Declare memory that is filled once and read by every call."""
+        self.panels.append(tensor)
+        return self.declare(tensor)
 
     def stage(self, tensor: str) -> Stage | None:
         """Return the stage that writes a tensor, or ``None`` for an input."""

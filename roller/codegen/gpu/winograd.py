@@ -4,7 +4,8 @@ Three kernels (or four, where the product's reduction is split) over workspaces 
 ``M[e][f][t]``, ``e`` the element of the transformed tile and ``t`` the number of an output tile; where channels or
 filters are contiguous in the image or the output they are so in ``V`` or ``M``. A thread transforms one tile of one
 channel or filter in registers, neighbouring threads neighbours in the workspace. One kernel transforms both operands, a
-block either filters or images. The product is the tiled template's.
+block either filters or images; constant filters are transformed ahead of all calls. The product is the tiled
+template's.
 Why it is right, and how accurate: :mod:`roller.tile.winograd`.
 """
 
@@ -85,19 +86,22 @@ class _Winograd:
         self.m, self.side = found.m, found.m + WINDOW - 1
         self.last = program.expr.epilogue or program.expr.anchor
         self.inverse, self.filter_matrix, self.image_matrix = matrices(found.m)
-        names = (self.form.filters.tensor, self.form.image.tensor, program.expr.anchor.name)
-        self.weights, self.image, self.products = (self._workspace(n) for n in names)
+        self.constant = self.form.filters.tensor in program.constants
+        self.weights = self._own(self.form.filters.tensor, constant=self.constant)
+        self.image, self.products = self._own(self.form.image.tensor), self._own(program.expr.anchor.name)
 
-    def _workspace(self, name: str) -> Buffer:
+    def _own(self, name: str, constant: bool = False) -> Buffer:
+        """Declare the transformed tensor of a name: a workspace, or a panel where it never changes."""
         tensor = self.found.expr.tensors[name]
         fresh = f"{name}_transformed"
         while fresh in self.ctx.buffers or fresh in self.ctx.expr.tensors:
             fresh += "_"
-        return self.ctx.workspace(Tensor(fresh, tensor.shape, tensor.dtype))
+        declare = self.ctx.panel if constant else self.ctx.workspace
+        return declare(Tensor(fresh, tensor.shape, tensor.dtype))
 
     def kernels(self) -> list[Stmt]:
         """Return all kernels in launch order."""
-        inner = replace(self.ctx, expr=self.found.expr, buffers={}, workspaces=[])
+        inner = replace(self.ctx, expr=self.found.expr, buffers={}, workspaces=[], panels=[])
         names = (self.form.filters.tensor, self.form.image.tensor, self.found.expr.anchor.name)
         mine = dict(zip(names, (self.weights, self.image, self.products), strict=True))
         inner.buffers = {**self.ctx.buffers, **mine}
@@ -106,7 +110,11 @@ class _Winograd:
         for t in inner.workspaces:
             self.ctx.workspaces.append(t)
             self.ctx.buffers[t.name] = inner.buffers[t.name]
-        return [_each_thread([self._filters(), self._images()]), *multiply, _each_thread([self._outputs()])]
+        transforms = [self._filters(), self._images()]
+        if self.constant:
+            self.ctx.prepare = _each_thread(transforms[:1])
+            transforms = transforms[1:]
+        return [_each_thread(transforms), *multiply, _each_thread([self._outputs()])]
 
     def _extent(self, axis: str) -> int:
         """Extent of an axis of the product, repeated tiles or filters included."""

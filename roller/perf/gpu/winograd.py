@@ -80,7 +80,8 @@ def price(batch: TileBatch, spec: DeviceSpec, laid: LaidOut | None = None) -> Te
     terms = dict(tiled_price(inner_batch(batch, found), _from_l2(spec) if cached else spec, laid))
     if cached:
         terms["dram_bytes"] = np.zeros(len(batch))
-    parts = [s.terms(spec, cached) for s in _transforms(found, batch.geometry)]
+    constant = found.form.filters.tensor in batch.constants
+    parts = [s.terms(spec, cached) for s in _transforms(found, batch.geometry, constant)]
     for name in parts[0]:
         terms[name] = terms[name] + sum(p[name] for p in parts)
     terms["transform_s"] = np.full(len(batch), sum(p["seconds"] for p in parts))
@@ -101,8 +102,8 @@ def _from_l2(spec: DeviceSpec) -> DeviceSpec:
     return replace(spec, memory_layers=tuple(held if x.name == "global" else x for x in spec.memory_layers))
 
 
-def _transforms(found: Products, geometry: Geometry) -> tuple[_Stream, ...]:
-    """Return the transforms as they are launched: filters and images together, outputs."""
+def _transforms(found: Products, geometry: Geometry, constant: bool) -> tuple[_Stream, ...]:
+    """Return the transforms of a call as they are launched: images with filters that are not constant, outputs."""
     expr, form, m = geometry.expr, found.form, found.m
     inverse, filters, image = matrices(m)
     extents, side = expr.anchor.extents, m + WINDOW - 1
@@ -120,7 +121,8 @@ def _transforms(found: Products, geometry: Geometry) -> tuple[_Stream, ...]:
     threads = (sizes["c"] * sizes["f"], sizes["c"] * sizes["t"], extents[form.filter] * found.tiles)
     of_filters = _Stream(threads[0], _instructions(filters, WINDOW, side), weights, 0.0, u)
     of_images = _Stream(threads[1], _instructions(image, side, side) + GUARD_INSTRUCTIONS, source, halo, v)
-    return of_filters.beside(of_images), _Stream(threads[2], back, last.output.nbytes + extras, 0.0, products_bytes)
+    first = of_images if constant else of_filters.beside(of_images)
+    return first, _Stream(threads[2], back, last.output.nbytes + extras, 0.0, products_bytes)
 
 
 def _instructions(matrix: Matrix, size: int, height: int) -> float:
