@@ -176,11 +176,14 @@ def spread_bytes(fragment: Fragment, columns: int) -> int:
 
 
 def pool_bytes(program: RProgram, staged: tuple[Operand, Operand]) -> int:
-    """Return the scratchpad of a block (bytes): the tiles of all stages, and the results in their place afterwards."""
+    """Return the scratchpad of a block (bytes): the tiles of all stages, and the results in their place afterwards.
+
+    Warp groups store straight from their sums.
+    """
     assert program.fragment is not None
     padding, n = dict(program.storage_padding), program.matrix_axes[1]
     ring = sum(o.elements(padding.get(o.tensor.name, 0)) * o.tensor.itemsize_bytes for o in staged) * program.stages
-    groups = program.threads_per_block // program.fragment.threads
+    groups = program.threads_per_block // program.fragment.threads if program.fragment.family != "wgmma" else 0
     spread = groups * spread_bytes(program.fragment, program.tile("register")[n])
     return max(ring, spread)
 

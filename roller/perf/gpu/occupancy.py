@@ -12,7 +12,7 @@ from roller.perf.batch import TileBatch
 from roller.perf.gpu.matrix_copies import fetched_words
 from roller.perf.gpu.row_shape import exchange_bytes, held_words
 from roller.perf.gpu.walk import walk
-from roller.tile.fragments import program_operands
+from roller.tile.fragments import pool_bytes, program_operands
 from roller.tile.geometry import Access, Ints, product
 from roller.tile.layout import row_axis
 from roller.tile.program import RProgram
@@ -119,10 +119,7 @@ def scratchpad_bytes(batch: TileBatch, padding: Mapping[str, Ints] | None = None
 
 def matrix_scratchpad_bytes(program: RProgram) -> int:
     """Return bytes of scratchpad a block of a ``"matrix"`` program allocates, as its operands are laid out."""
-    padding, total = dict(program.storage_padding), 0
-    for x in program_operands(program):
-        total += x.elements(padding.get(x.tensor.name, 0)) * x.tensor.itemsize_bytes * program.stages
-    return total
+    return pool_bytes(program, program_operands(program))
 
 
 def _row_extent(batch: TileBatch, access: Access) -> Ints:
