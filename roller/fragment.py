@@ -8,7 +8,7 @@ from typing import Any
 #: Instruction families.
 FAMILIES = ("wmma", "mma", "wgmma", "mfma")
 #: Those of them that a template lowers: construction makes programs of no others.
-LOWERED = ("mma",)
+LOWERED = ("mma", "wmma")
 
 
 @dataclass(frozen=True)
