@@ -36,8 +36,8 @@ ACCURACY_TOLERANCE = 0.02
 #: Values of ``execution.overlap_blocks`` cross-validation chooses from.
 OVERLAPS = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 8.0)
 STATES = ("paper", "raw")
-#: Roller's published kernels sum directly.
-DIRECT = roller.ConstructOptions(top_k=1, winograd=False, windows=False)
+#: Roller's published kernels sum directly, and have one tile of every operand in scratchpad.
+DIRECT = roller.ConstructOptions(top_k=1, winograd=False, windows=False, pipelining=False)
 _SYSTEMS = ("cudalib", "tvm", "ansor", "roller_top1", "roller_top10")
 
 

@@ -15,6 +15,7 @@ from roller import perf
 from roller.construction.cpu_pool import cpu_pool
 from roller.construction.gpu_pool import pool as gpu_pool
 from roller.construction.gpu_rows import row_vector
+from roller.construction.gpu_variants import variants_of
 from roller.construction.matrix_pool import matrix_pool
 from roller.construction.options import TEMPLATE_VERSION, ConstructOptions
 from roller.construction.winograd_gpu import winograd_gpu_pool
@@ -100,6 +101,7 @@ def construct_candidates(expr: TensorExpr, spec: DeviceSpec, options: ConstructO
     for form in forms:
         geometry = Geometry.of(form)
         found = cpu_pool(geometry, target, share) if spec.kind == "cpu" else gpu_pool(geometry, target, share)
+        found += variants_of(found, target) if spec.kind == "gpu" and options.pipelining else []
         found += winograd_gpu_pool(geometry, target, share) if spec.kind == "gpu" else []
         found += matrix_pool(geometry, target, share)
         batches += [replace(b, constants=constants) for b in found]

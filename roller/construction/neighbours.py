@@ -16,6 +16,7 @@ from roller.construction.constructor import Candidate, candidates_of, program_of
 from roller.construction.cpu_pool import staged_choices, store_choices, vector_axes
 from roller.construction.cpu_split import split_batches
 from roller.construction.gpu_pool import padding_allowed, register_limits
+from roller.construction.gpu_variants import RASTERS, stage_choices
 from roller.construction.matrix_pool import REGISTER_STAGES, STAGES
 from roller.construction.options import ConstructOptions
 from roller.expr import TensorExpr
@@ -107,6 +108,7 @@ class _Place:
             yield self._batch(tiles)
         if self.spec.kind == "gpu":
             yield from self._gpu_splits()
+            yield from self._gpu_variants()
             yield from self._rings()
         elif self.batch.structure == "tiled":
             yield from self._stagings()
@@ -193,6 +195,15 @@ class _Place:
             if parts in _SPLITS and parts <= steps:
                 yield replace(self.batch, split_k=np.array([parts], np.int64))
 
+    def _gpu_variants(self) -> Iterator[TileBatch]:
+        """Yield the program with a tile more or less in flight, and with other orders of blocks."""
+        if self.batch.structure != "tiled" or not self.options.pipelining or ELEMENT in self.geometry.names:
+            return
+        for stages in _beside(self.batch.stages, (1, *stage_choices(self.spec))):
+            yield replace(self.batch, stages=stages)
+        for raster in _beside(self.batch.raster, (1, *RASTERS)):
+            yield replace(self.batch, raster=raster)
+
     def _stagings(self) -> Iterator[TileBatch]:
         """Yield the program with other operands packed; what runs along a reduction packs none, a split one neither."""
         v = self.batch.vector_axis
@@ -223,6 +234,12 @@ class _Place:
         whole = replace(self.batch, split_k=np.ones(1, np.int64))
         yield whole
         yield from split_batches(whole, self.spec)
+
+
+def _beside(now: int, values: tuple[int, ...]) -> list[int]:
+    """Return the values next to ``now`` among those it may have."""
+    at = values.index(now) if now in values else 0
+    return [v for v in values[max(0, at - 1) : at + 2] if v != now]
 
 
 def _halves(now: int, most: int) -> list[int]:

@@ -47,6 +47,8 @@ class ConstructOptions:
         an output is accurate relative to the largest input of its tile instead of its own window.
     windows
         Consider threads that walk the rows below sliding windows (depthwise convolution, pooling; GPU).
+    pipelining
+        Consider pipelines (several copies of staged tiles, GPU) and other orders of blocks for tiled programs.
     constants
         Inputs, by name, whose values do not change from call to call (weights): packing them costs no call anything.
     """
@@ -62,11 +64,12 @@ class ConstructOptions:
     pool: int = 8192
     winograd: bool = True
     windows: bool = True
+    pipelining: bool = True
     constants: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Reject values no construction can honour."""
-        for name in ("shrink", "axis_fusion", "axis_grouping", "split_k", "winograd", "windows"):
+        for name in ("shrink", "axis_fusion", "axis_grouping", "split_k", "winograd", "windows", "pipelining"):
             if not isinstance(getattr(self, name), bool):
                 raise _bad(name, "True or False", getattr(self, name))
         if self.top_k != "auto" and (not _is_number(self.top_k, int) or self.top_k < 1):

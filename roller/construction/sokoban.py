@@ -24,6 +24,7 @@ from roller.construction.constructor import (
     program_of,
     target_units,
 )
+from roller.construction.gpu_variants import program_variants
 from roller.construction.options import ConstructOptions
 from roller.construction.sokoban_cpu import cpu_batches, cpu_contains
 from roller.construction.sokoban_gpu import gpu_batches, gpu_contains
@@ -78,14 +79,24 @@ def sokoban_candidates(
     target = target_units(spec, options)
     best = Best(target, options.count)
     with contextlib.suppress(NoCandidateError):  # construction may find none where enumeration does
-        seeds = construct_candidates(expr, spec, replace(options, policy="roller"))
-        best.add([(replace(c.program, relaxed=()), c.estimate) for c in seeds])
+        best.add(_constructed(expr, spec, replace(options, pipelining=False)))
     tally = search(expr, target, options, best)
+    if options.pipelining and spec.kind == "gpu":  # a choice per program found, not another space
+        varied = [v for p, _ in best.programs() for v in program_variants(p, target)]
+        best.add(list(zip(varied, perf.estimate_programs(varied, target), strict=True)))
+        with contextlib.suppress(NoCandidateError):
+            best.add(_constructed(expr, spec, options))
     found = best.programs()
     if not found:
         raise nothing_fits(expr, spec, options)
     report = SokobanReport(tally.tilings, tally.bounded, tally.priced, best.laid_out)
     return candidates_of(found, expr, spec, options), report
+
+
+def _constructed(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> list[tuple[RProgram, Estimate]]:
+    """Return construction's programs, without the names of relaxed rules."""
+    found = construct_candidates(expr, spec, replace(options, policy="roller"))
+    return [(replace(c.program, relaxed=()), c.estimate) for c in found]
 
 
 def search(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions, best: Best) -> Tally:

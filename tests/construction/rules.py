@@ -119,7 +119,7 @@ def padded_waste(program: RProgram) -> float:
 
 
 def scratchpad_bytes(program: RProgram) -> int:
-    """Bytes code generation allocates for the staged tiles: layouts with their storage padding."""
+    """Bytes code generation allocates for the staged tiles: layouts with their storage padding, all stages."""
     padding = dict(program.storage_padding)
     total = 0
     for load in {(ld.tensor, ld.index): ld for ld in program.expr.anchor.loads}.values():
@@ -129,7 +129,7 @@ def scratchpad_bytes(program: RProgram) -> int:
         extents = program_layout(program, load).extents
         rows = math.prod(extents[:-1])
         total += rows * ((extents[-1] if extents else 1) + padding.get(load.tensor, 0)) * tensor.itemsize_bytes
-    return total
+    return total * program.stages
 
 
 def operand_words(program: RProgram) -> int:

@@ -150,7 +150,7 @@ def test_the_bounded_search_for_the_best_rows_is_exact(name):
 @pytest.mark.parametrize("name", EXPRS)
 @pytest.mark.parametrize("device", ["v100", "mi50"])
 def test_predict_prices_a_constructed_program_as_construct_did(name, device):
-    options = ConstructOptions(axis_fusion=False, axis_grouping=False, split_k=False, winograd=False)
+    options = ConstructOptions(axis_fusion=False, axis_grouping=False, split_k=False, winograd=False, pipelining=False)
     spec = roller.load_spec(device)
     for c in roller.construct(EXPRS[name], device=device, options=options):
         assert perf.estimate_program(c.program, spec) == c.estimate

@@ -10,7 +10,7 @@ from roller import ops
 from tests.perf.published import operators, table
 
 #: Roller's published kernels sum directly.
-DIRECT = roller.ConstructOptions(top_k=1, winograd=False, windows=False)
+DIRECT = roller.ConstructOptions(top_k=1, winograd=False, windows=False, pipelining=False)
 
 _SYSTEMS = ("cudalib", "tvm", "ansor", "roller_top1", "roller_top10")
 

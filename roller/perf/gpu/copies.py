@@ -11,35 +11,48 @@ from __future__ import annotations
 import numpy as np
 
 from roller.expr import Load
+from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.tile.geometry import Access, Floats, Ints
 from roller.tile.layout import copy_lead, staged_axes
 
 #: Instructions per copied element or vector: a load, a store, half a predicate or pointer step.
 COPY_INSTRUCTIONS = 2.5
+#: The same where the copy is asynchronous: one instruction does both.
+ASYNC_INSTRUCTIONS = 1.5
 #: Instructions of one thread per staged tile and step: its own position and pointers.
 SETUP_INSTRUCTIONS = 12.0
 #: A division with its remainder by a constant, and by a power of two.
 DIVISION_INSTRUCTIONS, SHIFT_INSTRUCTIONS = 12.0, 2.0
 #: The branch around a guarded load.
 BRANCH_INSTRUCTIONS = 8.0
+#: What an asynchronous copy has instead: it is told how many bytes are there, and fills the rest with zeros.
+ASYNC_GUARD_INSTRUCTIONS = 2.0
 #: Comparing a position with both bounds; where it does not change from round to round.
 GUARD_INSTRUCTIONS, KEPT_GUARD_INSTRUCTIONS = 3.0, 1.0
 #: One quasi-affine term of an index (a quotient or remainder) whose axis changes from round to round.
 QUASI_INSTRUCTIONS = 6.0
 
 
-def copy_instructions(access: Access, batch: TileBatch, width: Ints) -> tuple[Floats, Floats]:
+def asynchronous(batch: TileBatch, spec: DeviceSpec) -> bool:
+    """Whether the staged tiles of a batch are copied asynchronously, without passing registers."""
+    return batch.stages > 1 and bool(spec.execution.async_copy_bytes)
+
+
+def copy_instructions(access: Access, batch: TileBatch, width: Ints, spec: DeviceSpec) -> tuple[Floats, Floats]:
     """Return the instructions all threads of a block issue to stage one data tile, and those for addresses of elements.
 
     ``width`` elements are copied at once. Threads that idle in a round issue its instructions all the same.
     """
     threads = batch.threads_per_block
+    alone = asynchronous(batch, spec)
+    # Narrower than a word is narrower than any asynchronous copy.
+    unguarded = np.where(alone & (width * access.tensor.itemsize_bytes >= 4), ASYNC_INSTRUCTIONS, COPY_INSTRUCTIONS)
     axes = staged_axes(batch.geometry.expr.anchor, _load(batch, access), access.tensor)
     positions = [batch.geometry.names.index(a) for a in axes]
     counts = batch.block[:, positions] if axes else access.extents(batch.block)
     if not counts.shape[1]:
-        return np.asarray(COPY_INSTRUCTIONS * threads), np.zeros(len(batch))
+        return np.asarray(unguarded * threads), np.zeros(len(batch))
     counts = counts.copy()
     counts[:, -1] = -(-counts[:, -1] // width)
     lead = copy_lead(counts, threads)
@@ -48,7 +61,9 @@ def copy_instructions(access: Access, batch: TileBatch, width: Ints) -> tuple[Fl
     outer = np.where(changes, counts, 1).prod(axis=1)
     together = np.maximum(1, threads // np.maximum(1, np.where(changes, 1, counts).prod(axis=1)))
     rounds = -(-outer // np.where(lead == rank, threads, together))
-    each = BRANCH_INSTRUCTIONS * bool(access.bounds) + _divisions(counts, changes)
+    zeros = alone and all(x.outside == 0.0 for x in batch.geometry.expr.anchor.loads if x.tensor == access.tensor.name)
+    branch = ASYNC_GUARD_INSTRUCTIONS if zeros else BRANCH_INSTRUCTIONS
+    each = branch * bool(access.bounds) + _divisions(counts, changes)
     if axes:
         each = each + _index_instructions(access, positions, changes)
     else:
@@ -56,7 +71,7 @@ def copy_instructions(access: Access, batch: TileBatch, width: Ints) -> tuple[Fl
             guarded = access.bounds and bool(access.constants[d] or access.windows[d])
             each = each + (np.where(changes[:, d], GUARD_INSTRUCTIONS, KEPT_GUARD_INSTRUCTIONS) if guarded else 0.0)
     addresses = threads * rounds * each
-    return np.asarray(threads * (rounds * COPY_INSTRUCTIONS + SETUP_INSTRUCTIONS) + addresses), np.asarray(addresses)
+    return np.asarray(threads * (rounds * unguarded + SETUP_INSTRUCTIONS) + addresses), np.asarray(addresses)
 
 
 def _load(batch: TileBatch, access: Access) -> Load:

@@ -9,6 +9,7 @@ import numpy as np
 from roller.expr import DTYPE_BYTES
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
+from roller.perf.gpu.copies import asynchronous
 from roller.perf.gpu.matrix_copies import fetched_words
 from roller.perf.gpu.row_shape import exchange_bytes, held_words
 from roller.perf.gpu.walk import walk
@@ -40,11 +41,12 @@ def register_words(batch: TileBatch) -> Ints:
     return words
 
 
-def allocated_registers(batch: TileBatch) -> Ints:
+def allocated_registers(batch: TileBatch, spec: DeviceSpec) -> Ints:
     """Return 32-bit registers per thread the compiler needs, allocation granularity excluded, ``(N,)``.
 
-    Accumulators, fragments, and :data:`BASE_REGISTERS`. Where rows of a staged tile run along the innermost
-    reduction axis, a vector read brings several points of the step at once, and the fragment holds them all.
+    Accumulators, fragments, what a pipeline holds of the next tile, and :data:`BASE_REGISTERS`. Where rows of a staged
+    tile run along the innermost reduction axis, a vector read brings several points of the step at once, and the
+    fragment holds them all.
     """
     if batch.fragment is not None:
         return _matrix_words(batch) + MATRIX_BASE_REGISTERS
@@ -62,7 +64,17 @@ def allocated_registers(batch: TileBatch) -> Ints:
             ahead = np.where(step & 3 == 0, 4, 2 - (step & 1))
             mine = mine * np.maximum(1, ahead // np.maximum(1, batch.register_points))
         words = words + mine
-    return words + BASE_REGISTERS
+    return words + held_registers(batch, spec) + BASE_REGISTERS
+
+
+def held_registers(batch: TileBatch, spec: DeviceSpec) -> Ints:
+    """Return 32-bit registers per thread for the next tile of a pipeline without asynchronous copies, ``(N,)``."""
+    total = np.zeros(len(batch), np.int64)
+    if batch.stages == 1 or not batch.staged or asynchronous(batch, spec):
+        return total
+    for a in batch.geometry.loads:
+        total = total + -(-batch.block_elements(a) * a.tensor.itemsize_bytes // (4 * batch.threads_per_block))
+    return total
 
 
 def usable_registers(batch: TileBatch, spec: DeviceSpec) -> Ints:
@@ -139,8 +151,8 @@ def occupancy(batch: TileBatch, spec: DeviceSpec, scratchpad: Ints) -> tuple[Int
     unit = max(1, (lim.register_allocation_unit or 1) // spec.teu.lanes)  # allocated per TEU
     most = lim.registers_per_thread or lim.usable_registers_per_thread or 0
     # Addresses and fragments are squeezed, at worst spilled, where accumulators and operands leave them no room.
-    allocated = allocated_registers(batch) + (fetched_words(batch, spec) if batch.fragment is not None else 0)
-    registers = np.minimum(-(-allocated // unit) * unit, -(-most // unit) * unit)
+    wanted = allocated_registers(batch, spec)
+    registers = np.minimum(-(-wanted // unit) * unit, -(-most // unit) * unit)
     assert lim.registers_per_unit and lim.threads_per_unit and lim.blocks_per_unit  # the schema requires them of a GPU
     blocks = np.minimum(lim.blocks_per_unit, lim.threads_per_unit // (teus * spec.teu.lanes))
     # The register file is split evenly among the schedulers, and a TEU's registers lie in one part.
@@ -152,4 +164,7 @@ def occupancy(batch: TileBatch, spec: DeviceSpec, scratchpad: Ints) -> tuple[Int
     budget = shared.usable_bytes or shared.capacity_bytes
     fits = (threads <= lim.threads_per_block) & (scratchpad <= budget)
     fits &= register_words(batch) <= usable_registers(batch, spec)
+    if batch.fragment is None and batch.stages > 1 and not asynchronous(batch, spec):
+        # Registers hold one step ahead, and what they hold of it is not to be spilled.
+        fits &= (wanted <= most) & (batch.stages == 2)
     return np.where(fits, blocks, 0).astype(np.int64), registers

@@ -3,7 +3,8 @@
 A block goes again and again through phases: its tiles come through L2 and DRAM, its threads copy them (loads, stores,
 addresses), its arithmetic reads them. Blocks of one unit hide each other's phases: a closed queueing network whose
 stations are the phases. Blocks that start together share every pipe evenly and so stay in step; only
-``overlap_blocks`` groups of them alternate, however many are resident, and they are the network's customers. A wave
+``overlap_blocks`` groups of them alternate, however many are resident, and they are the network's customers; in a
+pipeline (``stages`` > 1) every slot of a block's tiles is one, and memory alternates with the rest only. A wave
 needs that time, never less than the latency chain of one block, nor than its instructions need to be issued. Waves of
 blocks repeat it; the tail wave is paid for the blocks it really has. Sources: Roller (OSDI'22) sections 3.3 and 3.4;
 Reiser's mean value analysis; the rate of a register tile follows the published V100 tables (``v100_sm_gflops.csv``): a
@@ -70,13 +71,13 @@ def _chain_s(batch: TileBatch, spec: DeviceSpec, work: Work) -> Floats:
     """Return the seconds of one block that has its unit to itself: nothing of another hides its latencies.
 
     With several stages as many steps less one are on their way at once, and the arithmetic runs meanwhile; the first
-    tile and the results are waited for.
+    tile and the results are waited for, and one barrier ends a step.
     """
     schedulers, latency = spec.teu.schedulers_per_unit, spec.layer("global").latency_s or 0.0
     alone = (work.arithmetic(1.0, schedulers) + work.copying(1.0, schedulers)) / spec.clock_hz
     if batch.structure == "rows":
         return np.asarray(alone + row_chain_s(batch, spec))
-    barriers = 0 if batch.fragment is not None else 2  # those of matrix programs are among their arithmetic
+    barriers = 0 if batch.fragment is not None else 2 if batch.stages == 1 else 1  # matrix: among their arithmetic
     barrier_s = batch.steps * barriers * spec.execution.barrier_s * bool(batch.staged)
     if batch.stages > 1:
         ahead = batch.stages - 1
@@ -104,12 +105,28 @@ def _wave_s(
     """
     b, schedulers = waves.per_unit, spec.teu.schedulers_per_unit
     arithmetic, copying = (f(b, schedulers) / spec.clock_hz for f in (work.arithmetic, work.copying))
-    phases = (memory, arithmetic, copying) if work.side_by_side else (memory, arithmetic + copying)
-    under_way = np.minimum(batch.stages, batch.steps)
-    customers = np.minimum(b, spec.execution.overlap_blocks or float("inf")) * under_way
+    pipes = (arithmetic, copying) if work.side_by_side else (arithmetic + copying,)
+    customers = np.minimum(b, spec.execution.overlap_blocks or float("inf"))
     chain = _chain_s(batch, spec, work)
-    slowest = np.maximum(alternating(phases, customers), work.issuing(b, schedulers) / spec.clock_hz)
+    if batch.fragment is not None:
+        slowest = alternating((memory, *pipes), customers * np.minimum(batch.stages, batch.steps))
+    else:
+        slowest = _alternating_steps(memory, pipes, customers, batch)
+    slowest = np.maximum(slowest, work.issuing(b, schedulers) / spec.clock_hz)
     return np.maximum(slowest + _fill_s(batch, spec, b), chain), arithmetic, copying, chain
+
+
+def _alternating_steps(memory: Floats, pipes: tuple[Floats, ...], customers: Floats | Ints, batch: TileBatch) -> Floats:
+    """Return the time in which blocks of threads go through memory, copies and arithmetic, step by step.
+
+    The threads of a pipelined block issue copies and arithmetic one after the other, memory brings later tiles
+    meanwhile; the first tile of a block is waited for.
+    """
+    plain = alternating((memory, *pipes), customers)
+    if batch.stages == 1:
+        return plain
+    ahead = alternating((memory, alternating(pipes, customers)), customers * batch.stages)
+    return np.asarray(ahead + (plain - ahead) / batch.steps)
 
 
 def arithmetic_bound_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
@@ -128,7 +145,7 @@ def lower_bound_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
     arithmetic for addresses, and no bank conflicts.
     """
     resident, _ = occupancy(batch, spec, scratchpad_bytes(batch))
-    work = _work(batch, spec, (least_copies(batch), np.zeros(len(batch))), None)
+    work = _work(batch, spec, (least_copies(batch, spec), np.zeros(len(batch))), None)
     waves = _Waves.of(batch, np.maximum(resident, 1), spec.units)
     l2_bytes, dram_bytes = least_traffic(batch, spec)
     l2_s = l2_bytes / spec.layer("l2").bandwidth_bytes_per_s

@@ -10,8 +10,8 @@ import numpy as np
 from roller.expr import DTYPE_BYTES
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
+from roller.perf.gpu.copies import ASYNC_INSTRUCTIONS, SETUP_INSTRUCTIONS, asynchronous, copy_instructions
 from roller.perf.gpu.copies import COPY_INSTRUCTIONS as STAGED_INSTRUCTIONS
-from roller.perf.gpu.copies import SETUP_INSTRUCTIONS, copy_instructions
 from roller.perf.gpu.matrix_copies import operand_copies
 from roller.perf.gpu.row_shape import words_in_flight
 from roller.perf.gpu.rows import row_traffic
@@ -86,10 +86,10 @@ def global_traffic(
         if not any(a is x for x in g.loads):  # an epilogue's operands come once per tile, with the store
             continue
         if batch.structure == "window":
-            all_of_tile, for_addresses = walk_copies(a, batch)
+            all_of_tile, for_addresses = walk_copies(a, batch, spec)
             copies, addresses = copies + all_of_tile, addresses + for_addresses
         elif batch.staged:
-            all_of_tile, for_addresses = copy_instructions(a, batch, width)
+            all_of_tile, for_addresses = copy_instructions(a, batch, width, spec)
             copies, addresses = copies + all_of_tile, addresses + for_addresses
         else:
             copies = copies + batch.block_elements(a) / width * (COPY_INSTRUCTIONS + _address_instructions(a, block))
@@ -116,9 +116,10 @@ def least_traffic(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
     return np.asarray(l2), np.asarray(once + sum(_touched(a, fetch) for a in g.reads))
 
 
-def least_copies(batch: TileBatch) -> Floats:
+def least_copies(batch: TileBatch, spec: DeviceSpec) -> Floats:
     """Return the least copy instructions :func:`global_traffic` finds per block and step, ``(N,)``."""
     total = np.zeros(len(batch))
+    each = ASYNC_INSTRUCTIONS if asynchronous(batch, spec) else STAGED_INSTRUCTIONS
     for a in batch.geometry.loads:
         # Tiles of windows may start where vectors do.
         vectorised = batch.fragment is not None or batch.structure == "window" or _vectorised(a)
@@ -127,7 +128,7 @@ def least_copies(batch: TileBatch) -> Floats:
         if batch.structure == "window" and a.tensor.name not in batch.staged:  # read as the walk goes
             continue
         if batch.staged:
-            total = total + np.maximum(elements, batch.threads_per_block) * STAGED_INSTRUCTIONS
+            total = total + np.maximum(elements, batch.threads_per_block) * each
             total = total + SETUP_INSTRUCTIONS * batch.threads_per_block
         else:
             total = total + elements * COPY_INSTRUCTIONS
@@ -207,7 +208,7 @@ def loads_in_flight(batch: TileBatch) -> Floats:
     """Return 4-byte loads a thread issues before it must wait: the copies of one step are independent.
 
     The published bandwidth table is for one load per thread; more in flight saturate DRAM with fewer warps. Threads of
-    padding beyond the tensor load nothing.
+    padding beyond the tensor load nothing. A pipeline has the loads of ``stages - 1`` steps in flight.
     """
     if batch.structure == "rows":
         return words_in_flight(batch, ROW_LOADS_IN_FLIGHT)
@@ -215,4 +216,5 @@ def loads_in_flight(batch: TileBatch) -> Floats:
     for a in batch.geometry.reads:
         words = words + batch.block_elements(a) * (a.tensor.itemsize_bytes / 4)
     most = ROW_LOADS_IN_FLIGHT if batch.structure == "streaming" else LOADS_IN_FLIGHT
-    return np.asarray(np.minimum(words / batch.threads_per_block, most))
+    steps = np.maximum(1, np.minimum(batch.stages, batch.steps) - 1)
+    return np.asarray(np.minimum(words / batch.threads_per_block, most) * steps)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from roller.errors import TileError
+from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.gpu.copies import copy_instructions
 from roller.tile.geometry import Access, Floats, Ints
@@ -95,14 +96,14 @@ def _of(batch: TileBatch, tile: dict[str, int], block: dict[str, int], staged: b
     return rows, above * chunks, width, above * chunks * width, live, weights, copy_width, extent
 
 
-def walk_copies(access: Access, batch: TileBatch) -> tuple[Floats, Floats]:
+def walk_copies(access: Access, batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
     """Return the copy instructions of one operand of a window program, and those of addresses; see :mod:`.copies`.
 
     What is read in place is part of the walk.
     """
     if access.tensor.name not in batch.staged:
         return np.zeros(len(batch)), np.zeros(len(batch))
-    return copy_instructions(access, batch, walk(batch).copy_width)
+    return copy_instructions(access, batch, walk(batch).copy_width, spec)
 
 
 def reloaded_share(access: Access, batch: TileBatch, capacity_bytes: float, resident: Floats) -> Floats:

@@ -1,0 +1,96 @@
+"""Pipelines and orders of blocks for the most promising tiled programs of a pool.
+
+How many tiles are in flight and in which order blocks run changes neither tiles nor layouts, so only the programs that
+could win are priced with each choice, and a choice is offered where it makes its program faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.perf.gpu import lower_bound_s, price
+from roller.perf.gpu.traffic import CACHE_SHARE
+from roller.tile.program import RProgram
+
+#: Programs looked at, by the bound of a plain program and then by that of a pipeline.
+_PLAIN, _PIPELINED = 1024, 160
+#: Programs priced with other orders of blocks.
+_RASTERED = 32
+#: Copies of a tile, without and with asynchronous copies.
+STAGES_THROUGH_REGISTERS, STAGES = (2,), (2, 3, 4)
+#: Tiles of the slower axis that blocks run over first.
+RASTERS = (4, 8, 16)
+
+#: What a program is varied in: stages and raster.
+Variant = tuple[int, int]
+
+
+def stage_choices(spec: DeviceSpec) -> tuple[int, ...]:
+    """Return how many copies of a tile a pipeline may have on a device."""
+    return STAGES if spec.execution.async_copy_bytes else STAGES_THROUGH_REGISTERS
+
+
+def tiled_variants(batch: TileBatch, spec: DeviceSpec) -> list[TileBatch]:
+    """Return the programs of a plain tiled batch that a pipeline or another order of blocks makes faster.
+
+    One batch per choice, each program with the choice that suits it best.
+    """
+    if batch.structure != "tiled" or not batch.staged or not len(batch):
+        return []
+    some = _promising(batch, spec)
+    variants: list[Variant] = [(1, 1), *((n, 1) for n in stage_choices(spec))]
+    seconds = np.stack([_seconds(some, v, spec) for v in variants])
+    if _exceeds_cache(batch, spec):
+        first = np.argsort(seconds.min(axis=0), kind="stable")[:_RASTERED]
+        stages = np.array([n for n, _ in variants])[seconds[:, first].argmin(axis=0)]
+        for raster in RASTERS:
+            for n in np.unique(stages):
+                rows = first[stages == n]
+                variants.append((int(n), raster))
+                here = np.full(len(some), np.inf)
+                here[rows] = _seconds(some.take(rows), variants[-1], spec)
+                seconds = np.concatenate([seconds, here[None]])
+    chosen = seconds.argmin(axis=0)  # of equals the first, which is the simplest
+    chosen[~np.isfinite(seconds.min(axis=0))] = 0
+    return [
+        replace(some.take(np.flatnonzero(chosen == n)), stages=v[0], raster=v[1])
+        for n, v in enumerate(variants)
+        if n and (chosen == n).any()
+    ]
+
+
+def program_variants(program: RProgram, spec: DeviceSpec) -> list[RProgram]:
+    """Return a plain tiled program with every choice."""
+    if program.structure != "tiled" or not program.staged or (program.stages, program.raster) != (1, 1):
+        return []
+    both = [(n, r) for n in (1, *stage_choices(spec)) for r in (1, *RASTERS)]
+    return [replace(program, stages=n, raster=r) for n, r in both if (n, r) != (1, 1)]
+
+
+def _promising(batch: TileBatch, spec: DeviceSpec) -> TileBatch:
+    """Return the programs that may become the fastest as a pipeline."""
+    for stages, count in ((1, _PLAIN), (2, _PIPELINED)):
+        if len(batch) > count:
+            bound = lower_bound_s(replace(batch, stages=stages), spec)
+            batch = batch.take(np.sort(np.argpartition(bound, count - 1)[:count]))
+    return batch
+
+
+def _seconds(batch: TileBatch, variant: Variant, spec: DeviceSpec) -> np.ndarray:
+    return np.asarray(price(replace(batch, stages=variant[0], raster=variant[1]), spec)["seconds"])
+
+
+def _exceeds_cache(batch: TileBatch, spec: DeviceSpec) -> bool:
+    """Whether an operand does not stay in the shared cache from wave to wave, so that the order of blocks matters."""
+    capacity = spec.layer("l2").capacity_bytes * CACHE_SHARE
+    return any(a.tensor.nbytes > capacity for a in batch.geometry.reads)
+
+
+def variants_of(batches: Sequence[TileBatch], spec: DeviceSpec) -> list[TileBatch]:
+    """Return :func:`tiled_variants` of all batches."""
+    return [v for b in batches for v in tiled_variants(b, spec)]

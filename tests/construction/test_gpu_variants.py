@@ -1,0 +1,88 @@
+"""Pipelines and orders of blocks: offered where they win by the model, never otherwise, and within the device."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import roller
+from roller import ConstructOptions, ops
+from roller.construction.constructor import canonical_forms
+from roller.construction.gpu_pool import pool
+from roller.construction.gpu_variants import STAGES, program_variants, stage_choices, tiled_variants
+from roller.perf import estimate_program
+from roller.perf.gpu import price
+from roller.tile.geometry import Geometry
+
+EXPRS = {
+    "matmul": ops.matmul(1024, 1024, 1024),
+    "conv": ops.conv2d(16, 64, 28, 28, 64, 3, 3, padding=1),
+    "one_step": ops.matmul(65536, 1024, 2),
+    "large": ops.matmul(8192, 8192, 512),
+}
+
+
+def best(name, device, **options):
+    return roller.construct(EXPRS[name], device, options=ConstructOptions(top_k=1, winograd=False, **options))[0]
+
+
+def tiled_pool(name, spec):
+    for form in canonical_forms(EXPRS[name], ConstructOptions()):
+        yield from (b for b in pool(Geometry.of(form), spec, ConstructOptions()) if b.structure == "tiled")
+
+
+@pytest.mark.parametrize("name", ["matmul", "conv"])
+@pytest.mark.parametrize("device", ["v100", "a100", "h200", "mi300x"])
+def test_a_pipeline_is_chosen_where_it_is_predicted_faster(name, device):
+    plain, free = best(name, device, pipelining=False), best(name, device)
+    assert (plain.program.stages, plain.program.raster) == (1, 1)
+    assert free.estimate.seconds < plain.estimate.seconds
+    assert free.program.stages in stage_choices(roller.load_spec(device))
+
+
+def test_one_step_has_nothing_to_overlap():
+    for device in ("v100", "h200"):
+        assert best("one_step", device).program.stages == 1
+
+
+@pytest.mark.parametrize("device", ["v100", "a100"])
+def test_variants_are_faster_than_their_programs_and_distinct(device):
+    spec = roller.load_spec(device)
+    for batch in tiled_pool("conv", spec):
+        seen = set()
+        for v in tiled_variants(batch, spec):
+            assert (v.stages, v.raster) != (1, 1) and v.stages in (1, *stage_choices(spec))
+            fast, plain = price(v, spec)["seconds"], price(replace(v, stages=1, raster=1), spec)["seconds"]
+            assert (fast < plain).all() and np.isfinite(fast).all()
+            seen |= {(v.register[n].tobytes(), v.block[n].tobytes(), int(v.split_k[n])) for n in range(len(v))}
+        assert len(seen) == sum(len(v) for v in tiled_variants(batch, spec)) > 0
+
+
+def test_orders_of_blocks_are_offered_where_operands_exceed_the_cache():
+    v100 = roller.load_spec("v100")
+    slow = v100.with_overrides({"memory_layers.global.bandwidth_bytes_per_s": 5e10})
+    assert max(v.raster for b in tiled_pool("large", slow) for v in tiled_variants(b, slow)) > 1
+    assert max(v.raster for b in tiled_pool("conv", v100) for v in tiled_variants(b, v100)) == 1
+    assert roller.construct(EXPRS["large"], slow, top_k=1)[0].program.raster > 1
+
+
+def test_slots_are_paid_for_in_scratchpad_registers_and_resident_blocks():
+    program = replace(best("matmul", "v100", pipelining=False).program, split_k=1)
+    for device in ("v100", "a100"):
+        spec = roller.load_spec(device)
+        plain, two = (dict(estimate_program(replace(program, stages=n), spec).terms) for n in (1, 2))
+        assert two["scratchpad_bytes"] == 2 * plain["scratchpad_bytes"]
+        assert (two["registers"] > plain["registers"]) == (spec.execution.async_copy_bytes is None)
+        assert (two["copy_s"] < plain["copy_s"]) == (spec.execution.async_copy_bytes is not None)
+
+
+def test_three_stages_do_not_run_without_asynchronous_copies():
+    program = best("matmul", "v100", pipelining=False).program
+    assert np.isinf(estimate_program(replace(program, stages=3), roller.load_spec("v100")).seconds)
+
+
+def test_program_variants_are_those_of_a_plain_tiled_program():
+    program, spec = best("matmul", "h200", pipelining=False).program, roller.load_spec("h200")
+    found = program_variants(program, spec)
+    assert {p.stages for p in found} == {1, *STAGES} and len({str(p) for p in found}) == len(found)
+    assert program_variants(found[0], spec) == []
