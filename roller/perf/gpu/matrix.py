@@ -14,10 +14,11 @@ from roller.errors import SpecError
 from roller.expr import instruction_mix
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.perf.gpu.compute import PLACE_INSTRUCTIONS, STORE_INSTRUCTIONS, Work
+from roller.perf.gpu.compute import PLACE_INSTRUCTIONS, STORE_INSTRUCTIONS, VECTOR_BYTES, Work
 from roller.perf.gpu.laid_out import LaidOut
 from roller.perf.gpu.occupancy import OPERAND_COPIES
 from roller.tile.geometry import Floats
+from roller.tile.transactions import row_alignment_bytes
 
 #: Machine instructions of one fragment's product, where it is not one (Volta: 4 sets of 4 steps).
 INSTRUCTIONS = {"wmma": 16.0}
@@ -28,8 +29,10 @@ LOOP_INSTRUCTIONS = 4.0
 #: Barriers of a reduction step: tiles are written after all have read the last ones, and read after all have written;
 #: a ring of stages needs only one.
 BARRIERS, RING_BARRIERS = 2, 1
-#: Neighbouring results a thread holds along n, and stores at once.
-RESULT_RUN = 2
+#: Neighbouring results a lane holds along n, and bytes of them from which on it stores them directly.
+PAIR, DIRECT_BYTES = 2, 8
+#: Instructions per result that is spread over scratchpad, and per vector read back from there.
+SPREAD_INSTRUCTIONS, READ_INSTRUCTIONS = 0.5, 2.0
 
 
 def matrix_rate(batch: TileBatch, spec: DeviceSpec) -> float:
@@ -95,6 +98,13 @@ def _finish_instructions(batch: TileBatch) -> Floats:
     f, g = batch.fragment, batch.geometry
     assert f is not None
     epilogue = float(sum(sum(instruction_mix(x.body, None).values()) for x in g.expr.stages if x is not g.expr.anchor))
-    results = batch.register_outputs / f.threads
-    run = RESULT_RUN if g.order and g.names[g.order[-1]] == batch.matrix_axes[1] else 1
-    return np.asarray(PLACE_INSTRUCTIONS + results * (1.0 + STORE_INSTRUCTIONS / run + epilogue))
+    results, size = batch.register_outputs / f.threads, g.store.tensor.itemsize_bytes
+    width = np.ones(len(batch))
+    if g.order and g.names[g.order[-1]] == batch.matrix_axes[1]:
+        aligned = row_alignment_bytes(g.store, batch.block, VECTOR_BYTES)
+        run = batch.register[:, g.order[-1]] * size
+        width = np.maximum(1, np.minimum(aligned, run & -run) // size).astype(np.float64)
+    direct = (width >= PAIR) & (PAIR * size >= DIRECT_BYTES) & (f.family == "mma")
+    stored = STORE_INSTRUCTIONS / np.where(direct, PAIR, width)
+    spread = np.where(direct, 0.0, SPREAD_INSTRUCTIONS + READ_INSTRUCTIONS / width)
+    return np.asarray(PLACE_INSTRUCTIONS + results * (1.0 + stored + spread + epilogue))

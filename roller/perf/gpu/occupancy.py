@@ -13,7 +13,7 @@ from roller.perf.gpu.copies import asynchronous
 from roller.perf.gpu.matrix_copies import fetched_words
 from roller.perf.gpu.row_shape import exchange_bytes, held_words
 from roller.perf.gpu.walk import walk
-from roller.tile.fragments import pool_bytes, program_operands
+from roller.tile.fragments import pool_bytes, program_operands, spread_bytes
 from roller.tile.geometry import Access, Ints, product
 from roller.tile.layout import row_axis
 from roller.tile.program import RProgram
@@ -126,6 +126,11 @@ def scratchpad_bytes(batch: TileBatch, padding: Mapping[str, Ints] | None = None
         if padding and a.tensor.name in padding:
             elements = elements + rows * padding[a.tensor.name]
         total = total + elements * a.tensor.itemsize_bytes * batch.stages
+    if batch.fragment is not None:  # results take the place of the tiles afterwards
+        n = batch.register[:, batch.geometry.names.index(batch.matrix_axes[1])]
+        columns, which = np.unique(n, return_inverse=True)
+        spread = np.array([spread_bytes(batch.fragment, int(c)) for c in columns], np.int64)[which]
+        total = np.maximum(total, spread * batch.threads_per_block // batch.fragment.threads)
     return total
 
 
