@@ -8,6 +8,7 @@ from roller import ops
 from roller.backends.cuda import ptx, toolchain
 from roller.codegen.cuda import lower
 from roller.emulator import prove
+from roller.expr import REDUCTION, Axis, Call, Const, Load, Stage, Tensor, TensorExpr, axis_index
 from roller.expr.canonical import fuse_axes
 from roller.runtime.check import check
 from roller.tile import RProgram
@@ -116,3 +117,33 @@ def test_warps_of_a_row_meet_once_in_the_scratchpad():
     assert kernel.counts["shuffle"] == 2 * (5 + 3)
     assert kernel.counts["shared_store_32"] == 2 and kernel.counts["shared_load_32"] == 2
     assert kernel.counts["barrier"] <= 3
+
+
+def residual_norm(rows, columns):
+    """``Z = A + B`` and its root-mean-square norm ``Y``: an element-wise result that several stages read."""
+    i, j, r = axis_index("i"), axis_index("j"), axis_index("r")
+    wide, z = (Axis("i", rows), Axis("j", columns)), Load("Z", (i, r))
+    total = Call("add", (Load("A", (i, j)), Load("B", (i, j))))
+    mean = Call("mul", (Load("S", (i,)), Const(1.0 / columns)))
+    factor = Call("rsqrt", (Call("add", (mean, Const(1e-6))),))
+    value = Call("mul", (Call("mul", (Load("Z", (i, j)), factor)), Load("G", (j,))))
+    stages = (
+        Stage(Tensor("Z", (rows, columns)), wide, (i, j), total),
+        Stage(Tensor("S", (rows,)), (wide[0], Axis("r", columns, REDUCTION)), (i,), Call("mul", (z, z)), "sum"),
+        Stage(Tensor("Y", (rows, columns)), wide, (i, j), value),
+    )
+    inputs = (Tensor("A", (rows, columns)), Tensor("B", (rows, columns)), Tensor("G", (columns,)))
+    return TensorExpr("residual_norm", inputs, stages, ("Z", "Y"))
+
+
+@pytest.mark.skipif(toolchain.available() is not None, reason="needs the CUDA wheels")
+def test_what_an_element_wise_result_is_made_of_is_kept(built):
+    expr = residual_norm(13, 256)
+    tiles = (("register", (1, 8)), ("shared", (4, 256)))
+    program = RProgram(expr, "gpu", "rows", tiles, vector_axis="r", vector_elements=4, interleaved=True)
+    artifact = lower(program, expr, "sm_80", "test")
+    (kernel,) = ptx.kernels(toolchain.to_ptx(artifact.source, "sm_80")).values()
+    assert kernel.counts["global_load_128"] == 3 * 2 and kernel.counts["global_store_128"] == 2 * 2
+    assert not kernel.counts["global_load_32"]
+    proof = prove(artifact, compare=lambda *a: check(*a).message, cache_dir=built)
+    assert proof.ok, str(proof)

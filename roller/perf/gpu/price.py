@@ -24,7 +24,7 @@ from roller.perf.gpu.compute import Work, block_work
 from roller.perf.gpu.laid_out import LaidOut
 from roller.perf.gpu.matrix import matrix_work
 from roller.perf.gpu.occupancy import occupancy, scratchpad_bytes
-from roller.perf.gpu.rows import row_access_s, row_chain_s
+from roller.perf.gpu.rows import row_access_s, row_chain_s, with_accesses
 from roller.perf.gpu.traffic import dram_bandwidth, global_traffic, least_copies, least_traffic, loads_in_flight
 from roller.perf.gpu.windows import window_work
 from roller.perf.phases import alternating
@@ -174,9 +174,10 @@ def price(batch: TileBatch, spec: DeviceSpec, laid: LaidOut | None = None) -> Te
     warps = -(-batch.threads_per_block // spec.teu.lanes) * loads_in_flight(batch)
     dram = dram_bytes * share / dram_bandwidth(spec, warps * waves.active)
     l2 = l2_bytes * share / spec.layer("l2").bandwidth_bytes_per_s
-    if batch.structure == "rows":  # accesses of scattered lanes occupy the unit's path to its caches
-        l2 = np.maximum(l2, row_access_s(batch, spec) * waves.per_unit)
-    seconds, arithmetic, copying, chain = _wave_s(np.maximum(dram, l2), work, waves, batch, spec)
+    memory = np.maximum(dram, l2)
+    if batch.structure == "rows":
+        memory = with_accesses(memory, row_access_s(batch, spec) * waves.per_unit, spec)
+    seconds, arithmetic, copying, chain = _wave_s(memory, work, waves, batch, spec)
     named = {"compute_s": arithmetic, "copy_s": copying, "dram_s": dram, "l2_s": l2, "latency_s": chain}
     terms: Terms = {key: waves.total(value) for key, value in named.items()}
     launches = 1 + (batch.split_k > 1)

@@ -108,6 +108,16 @@ def row_access_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
     return np.asarray(total * teus * pipe / spec.clock_hz)
 
 
+def with_accesses(memory_s: Floats, access_s: Floats, spec: DeviceSpec) -> Floats:
+    """Return the time of memory whose requests pass the units' load and store pipes.
+
+    Queueing rounds the knee between the two as it does between few and many TEUs
+    (:func:`roller.perf.gpu.traffic.dram_bandwidth`).
+    """
+    p = spec.layer("global").saturation_exponent or 2.0
+    return np.asarray((memory_s**p + access_s**p) ** (1.0 / p))
+
+
 def _width(access: Access, batch: TileBatch) -> Ints:
     """Elements of one access of a thread: whole vectors of its register tile that are aligned in memory."""
     size = access.tensor.itemsize_bytes
