@@ -8,7 +8,9 @@ from typing import Any
 #: Instruction families.
 FAMILIES = ("wmma", "mma", "wgmma", "mfma")
 #: Those of them that a template lowers: construction makes programs of no others.
-LOWERED = ("mma", "wmma")
+LOWERED = ("mma", "wmma", "wgmma")
+#: Stages from which on products of two reduction steps run at the same time, where the instruction is asynchronous.
+OVERLAPPED_STAGES = 3
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,15 @@ class Fragment:
         """Instruction family: the part of the name before its first dot."""
         return self.name.partition(".")[0]
 
+    @property
+    def reads_scratchpad(self) -> bool:
+        """Whether the instruction reads its operands from scratchpad by itself, and runs beside what follows it."""
+        return self.family == "wgmma"
+
+    def running_steps(self, stages: int) -> int:
+        """Return how many reduction steps' products still run as those of the next step start."""
+        return int(self.reads_scratchpad and stages >= OVERLAPPED_STAGES)
+
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready data; ``Fragment(**data)`` is the inverse."""
-        return asdict(self)
+        return {k: v for k, v in asdict(self).items() if v != ""}

@@ -264,6 +264,8 @@ def _lay_out(program: RProgram, spec: DeviceSpec) -> RProgram:
     """Choose interleaved or contiguous thread rows, and the storage padding, by what one TEU's reads cost."""
     shared = spec.layer("shared")
     banks, width = shared.banks or spec.teu.lanes, shared.bank_width_bytes or 4
+    if program.fragment is not None and program.fragment.reads_scratchpad:
+        return program  # its tiles are swizzled
     if program.fragment is not None:
         read = program_operands(program)
         parted = [(x.tensor.name, fragment_padding(x, program.fragment, banks, width)[0]) for x in read]

@@ -21,8 +21,10 @@ from roller.fragment import LOWERED, Fragment
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.gpu import are_async, arithmetic_bound_s, price, scratchpad_bytes
+from roller.perf.gpu.matrix_copies import operand_copies
 from roller.tile.geometry import Floats, Geometry, Ints, product
 from roller.tile.steps import mean_step
+from roller.tile.warp_groups import CHUNK_BYTES
 
 #: Fragments along m and n of one group's tile.
 _ACROSS = (1, 2, 3, 4, 6, 8)
@@ -38,6 +40,8 @@ _NEIGHBOURS = 2.0
 _WORSE = 1.5
 #: Choices of fragment and axes followed, programs priced of each, and programs whose stages and raster are chosen.
 _FORMS, _PRICED, _VARIED = 3, 96, 16
+#: Choices followed of instructions that read scratchpad by themselves: they differ in n only.
+_GROUP_FORMS = 2
 
 
 @dataclass(frozen=True)
@@ -149,8 +153,11 @@ def _narrowed(forms: Sequence[MatrixForm], geometry: Geometry) -> tuple[MatrixFo
     best: dict[tuple[Fragment, frozenset[int], int], MatrixForm] = {}
     for f in forms:
         best.setdefault((f.fragment, frozenset(f.axes[:2]), f.axes[2]), f)
-    kept = list(best.values())[:_FORMS]
-    return tuple(f for f in kept if f.quality(geometry)[0] <= _WORSE * kept[0].quality(geometry)[0])
+    kept: list[MatrixForm] = []
+    for alone in (True, False):  # warp groups compete with warps
+        kept += [f for f in best.values() if f.fragment.reads_scratchpad != alone][: _FORMS if alone else _GROUP_FORMS]
+    least = min((f.quality(geometry)[0] for f in kept), default=0.0)
+    return tuple(f for f in kept if f.quality(geometry)[0] <= _WORSE * least)
 
 
 def _blocks(geometry: Geometry, spec: DeviceSpec, form: MatrixForm, options: ConstructOptions) -> TileBatch:
@@ -166,6 +173,9 @@ def _blocks(geometry: Geometry, spec: DeviceSpec, form: MatrixForm, options: Con
     block = register * np.repeat(states[:, a:], len(steps), axis=0)
     block[:, k] = np.tile(steps, len(states)) * fragment_k
     batch = _batch(geometry, form, register, block)
+    if form.fragment.reads_scratchpad:  # its swizzled tiles are copied by whole chunks, or element by element
+        batch = batch.take(np.logical_and.reduce([c.nbytes == CHUNK_BYTES for c in operand_copies(batch)]))
+        register, block = batch.register, batch.block
     keep = (scratchpad_bytes(batch) <= spec.layer("shared").budget_bytes) & padding_allowed(geometry, block, options)
     batch = batch.take(keep)
     if len(batch) <= _PRICED:

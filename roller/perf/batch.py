@@ -80,6 +80,12 @@ class TileBatch:
         together = self.fragment.threads if self.fragment else 1
         return product(self.threads, np.flatnonzero(self.thread_axes)) * together
 
+    @property
+    def steps_ahead(self) -> int:
+        """Reduction steps whose tiles are on their way while one is computed."""
+        running = self.fragment.running_steps(self.stages) if self.fragment else 0
+        return self.stages - 1 - running
+
     @cached_property
     def counts(self) -> Ints:
         """Block tiles per axis, ``(N, axes)``."""

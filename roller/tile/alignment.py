@@ -73,6 +73,8 @@ def memory_bank(program: RProgram, spec: DeviceSpec, epsilon: float) -> bool:
     shared = spec.layer("shared")
     padding = dict(program.storage_padding)
     banks, width = shared.banks or spec.teu.lanes, shared.bank_width_bytes or 4
+    if program.fragment is not None and program.fragment.reads_scratchpad:
+        return True  # swizzled: see roller.tile.warp_groups
     if program.fragment is not None:
         read = ((x, program.fragment, padding.get(x.tensor.name, 0), banks, width) for x in program_operands(program))
         return all(conflicts(*r) == 1 for r in read)

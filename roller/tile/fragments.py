@@ -178,12 +178,15 @@ def spread_bytes(fragment: Fragment, columns: int) -> int:
 def pool_bytes(program: RProgram, staged: tuple[Operand, Operand]) -> int:
     """Return the scratchpad of a block (bytes): the tiles of all stages, and the results in their place afterwards.
 
-    Warp groups store straight from their sums.
+    Warp groups store straight from their sums, and their tiles have no gaps (:mod:`roller.tile.warp_groups`).
     """
     assert program.fragment is not None
+    if program.fragment.reads_scratchpad:
+        rows, columns, depth = (program.block_tile[a] for a in program.matrix_axes)
+        return (rows + columns) * depth * staged[0].tensor.itemsize_bytes * program.stages
     padding, n = dict(program.storage_padding), program.matrix_axes[1]
     ring = sum(o.elements(padding.get(o.tensor.name, 0)) * o.tensor.itemsize_bytes for o in staged) * program.stages
-    groups = program.threads_per_block // program.fragment.threads if program.fragment.family != "wgmma" else 0
+    groups = program.threads_per_block // program.fragment.threads
     spread = groups * spread_bytes(program.fragment, program.tile("register")[n])
     return max(ring, spread)
 

@@ -63,7 +63,7 @@ def tiled_kernels(ctx: Context, stage: Stage, epilogue: Stage | None, program: R
 def _template(ctx: Context, stage: Stage, program: RProgram) -> Tiled | Matrix:
     if program.fragment is None:
         return Tiled(ctx, stage, program)
-    return (WarpGroups if program.fragment.family == "wgmma" else Matrix)(ctx, stage, program)
+    return (WarpGroups if program.fragment.reads_scratchpad else Matrix)(ctx, stage, program)
 
 
 def _combine_parts(ctx: Context, stage: Stage, result: Stage, partial: Tensor, order: Sequence[Axis]) -> Stmt:

@@ -43,8 +43,6 @@ from roller.tile.warp_groups import CHUNK_BYTES, GroupTile, group_tile
 _PAIR, _COLUMNS = 2, 8
 #: Rows of the instruction that one warp of the group holds.
 _WARP_ROWS = 16
-#: Stages from which on products of two steps run at the same time.
-_OVERLAPPED = 3
 
 
 @dataclass
@@ -89,7 +87,7 @@ class WarpGroups(Matrix):
     def _overlapped(self) -> Stmt:
         """Return the loop over steps; see the module's description."""
         count, base = self._steps()
-        running = 1 if self.program.stages >= _OVERLAPPED else 0  # groups of products that outlive their step
+        running = self.fragment.running_steps(self.program.stages)  # groups of products that outlive their step
         ahead = self.program.stages - 1 - running
 
         def fill(step: Expr) -> Stmt:

@@ -72,6 +72,8 @@ def _conflict_degrees(program: RProgram, spec: DeviceSpec) -> dict[str, float]:
         return {}
     shared, padding = spec.layer("shared"), dict(program.storage_padding)
     banks, width = shared.banks or spec.teu.lanes, shared.bank_width_bytes or 4
+    if program.fragment is not None and program.fragment.reads_scratchpad:  # swizzled: see roller.tile.warp_groups
+        return {}
     if program.fragment is not None:
         read = ((x, program.fragment, padding.get(x.tensor.name, 0)) for x in program_operands(program))
         return {x.tensor.name: float(conflicts(x, f, pad, banks, width)) for x, f, pad in read}

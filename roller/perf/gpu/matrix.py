@@ -3,7 +3,8 @@
 A group of threads multiplies its tile fragment by fragment: per step of the fragment's k it reads both operands' rows
 from scratchpad once and issues one instruction per output fragment. The matrix unit works beside all other pipes; what
 it must wait for is the scratchpad's bandwidth (operand reads, and copies being written), issue slots, and once per
-reduction step the barrier and the latency of the first operand.
+reduction step the barrier and the latency of the first operand. Instructions of warp groups read scratchpad by
+themselves, both operands for every product, and with enough stages start before those of the last step are done.
 """
 
 from __future__ import annotations
@@ -68,13 +69,18 @@ def matrix_work(batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats
     conflicts = laid.conflicts if laid else {}
     for a in g.loads:
         mine = batch.register_elements(a) * float(a.tensor.itemsize_bytes) * OPERAND_COPIES.get(f.family, 1)
+        if f.reads_scratchpad:  # every product reads both operands anew
+            mine = mine * (tile[:, 1] / f.n if a.uses[names[0]] else tile[:, 0] / f.m)
+        else:
+            loads = loads + np.ceil(mine / READ_BYTES)
         read = read + mine * conflicts.get(a.tensor.name, 1.0)
-        loads = loads + np.ceil(mine / READ_BYTES)
         written = written + batch.block_elements(a) * float(a.tensor.itemsize_bytes)
     wavefront = (spec.layer("shared").banks or lanes) * (spec.layer("shared").bank_width_bytes or 4)
     slot = lanes * schedulers / per_unit["issue"]
     barriers = RING_BARRIERS if batch.stages > 1 else BARRIERS
+    # Products that still run as the next step starts hide its barrier and its first reads.
     latency = barriers * ex.barrier_s + (spec.layer("shared").latency_s or 0.0)
+    latency = 0.0 if f.running_steps(batch.stages) else latency
     threads = np.maximum(1, batch.threads_per_block)
     return Work(
         teus=teus,
@@ -104,6 +110,9 @@ def _finish_instructions(batch: TileBatch) -> Floats:
         aligned = row_alignment_bytes(g.store, batch.block, VECTOR_BYTES)
         run = batch.register[:, g.order[-1]] * size
         width = np.maximum(1, np.minimum(aligned, run & -run) // size).astype(np.float64)
+    if f.reads_scratchpad:  # always straight from the sums
+        width = np.minimum(width, PAIR)
+        return np.asarray(PLACE_INSTRUCTIONS + results * (1.0 + STORE_INSTRUCTIONS / width + epilogue))
     direct = (width >= PAIR) & (PAIR * size >= DIRECT_BYTES) & (f.family == "mma")
     stored = STORE_INSTRUCTIONS / np.where(direct, PAIR, width)
     spread = np.where(direct, 0.0, SPREAD_INSTRUCTIONS + READ_INSTRUCTIONS / width)

@@ -22,6 +22,8 @@ from roller.tile.program import RProgram
 BASE_REGISTERS = 24
 #: The same where a matrix unit computes, as in machine code (sm_80, NVRTC 12.9): 6 to 24 where registers are scarce.
 MATRIX_BASE_REGISTERS = 20
+#: The same beside the sums of warp groups (sm_90a): 26 to 48, more where one group alone copies large tiles.
+GROUP_BASE_REGISTERS = 40
 #: Times that fragments of a family hold every operand element (Volta's: in two threads each).
 OPERAND_COPIES = {"wmma": 2}
 
@@ -49,7 +51,7 @@ def allocated_registers(batch: TileBatch, spec: DeviceSpec) -> Ints:
     fragment holds them all.
     """
     if batch.fragment is not None:
-        return _matrix_words(batch) + MATRIX_BASE_REGISTERS
+        return _matrix_words(batch) + _matrix_base(batch)
     if batch.structure == "window":
         return walk(batch).register_words(batch) + BASE_REGISTERS
     g = batch.geometry
@@ -86,7 +88,11 @@ def usable_registers(batch: TileBatch, spec: DeviceSpec) -> Ints:
     if batch.fragment is None:
         return usable
     hard = spec.limits.registers_per_thread or spec.limits.usable_registers_per_thread or 0
-    return hard - MATRIX_BASE_REGISTERS - fetched_words(batch, spec)
+    return hard - _matrix_base(batch) - fetched_words(batch, spec)
+
+
+def _matrix_base(batch: TileBatch) -> int:
+    return GROUP_BASE_REGISTERS if batch.fragment and batch.fragment.reads_scratchpad else MATRIX_BASE_REGISTERS
 
 
 def _matrix_words(batch: TileBatch) -> Ints:
@@ -94,6 +100,8 @@ def _matrix_words(batch: TileBatch) -> Ints:
     f, g = batch.fragment, batch.geometry
     assert f is not None
     acc = batch.register_outputs * DTYPE_BYTES[f.accumulator]
+    if f.reads_scratchpad:
+        return -(-acc // (4 * f.threads))
     operands = sum((batch.register_elements(a) * a.tensor.itemsize_bytes for a in g.loads), np.zeros_like(acc))
     return -(-(acc + OPERAND_COPIES.get(f.family, 1) * operands) // (4 * f.threads))
 

@@ -80,7 +80,7 @@ def _chain_s(batch: TileBatch, spec: DeviceSpec, work: Work) -> Floats:
     barriers = 0 if batch.fragment is not None else 2 if batch.stages == 1 else 1  # matrix: among their arithmetic
     barrier_s = batch.steps * barriers * spec.execution.barrier_s * bool(batch.staged)
     if batch.stages > 1:
-        ahead = batch.stages - 1
+        ahead = batch.steps_ahead
         waiting = np.maximum(batch.steps - ahead, 0) * latency / ahead
         return np.asarray(2 * latency + np.maximum(alone, waiting) + barrier_s)
     hops = batch.steps + 1 if batch.staged else np.minimum(batch.steps + 1, 2)
@@ -109,7 +109,7 @@ def _wave_s(
     customers = np.minimum(b, spec.execution.overlap_blocks or float("inf"))
     chain = _chain_s(batch, spec, work)
     if batch.fragment is not None:
-        slowest = alternating((memory, *pipes), customers * np.minimum(batch.stages, batch.steps))
+        slowest = alternating((memory, *pipes), customers * np.minimum(batch.steps_ahead + 1, batch.steps))
     else:
         slowest = _alternating_steps(memory, pipes, customers, batch)
     slowest = np.maximum(slowest, work.issuing(b, schedulers) / spec.clock_hz)
