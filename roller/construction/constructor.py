@@ -78,6 +78,16 @@ def canonical_forms(expr: TensorExpr, options: ConstructOptions) -> tuple[Tensor
     return forms
 
 
+def _matrix_forms(expr: TensorExpr, options: ConstructOptions) -> tuple[TensorExpr, ...]:
+    """Return the forms matrix units are tried on: also that whose output axes alone are grouped."""
+    forms = canonical_forms(expr, options)
+    if "forms/stepped" not in expr._memo:
+        stepped = group_axes(forms[0], reductions=False)
+        expr._memo["forms/stepped"] = () if stepped is None or stepped in forms else (stepped,)
+    extra: tuple[TensorExpr, ...] = expr._memo["forms/stepped"] if len(forms) > 1 else ()
+    return (*forms, *extra)
+
+
 def construct_candidates(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> tuple[Candidate, ...]:
     """Construct ``options.count`` distinct programs, best estimate first.
 
@@ -103,8 +113,9 @@ def construct_candidates(expr: TensorExpr, spec: DeviceSpec, options: ConstructO
         found = cpu_pool(geometry, target, share) if spec.kind == "cpu" else gpu_pool(geometry, target, share)
         found += variants_of(found, target) if spec.kind == "gpu" and options.pipelining else []
         found += winograd_gpu_pool(geometry, target, share) if spec.kind == "gpu" else []
-        found += matrix_pool(geometry, target, share)
         batches += [replace(b, constants=constants) for b in found]
+    for form in _matrix_forms(expr, options) if spec.fragments else ():
+        batches += [replace(b, constants=constants) for b in matrix_pool(Geometry.of(form), target, share)]
     best = _best_programs([b for b in batches if len(b)], target, options.count)
     if not best:
         raise nothing_fits(expr, spec, options)

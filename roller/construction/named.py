@@ -207,9 +207,10 @@ def _check_steps(steps: Any, geometry: Geometry, shared: tuple[int, ...]) -> Non
 
 
 def _forms(expr: TensorExpr) -> Iterator[Geometry]:
-    """Yield the forms whose axes tiles may be named over: the expression's own, fused, and both grouped."""
+    """Yield the forms whose axes tiles may be named over: the expression's own, fused, and both grouped in two ways."""
     fused = fuse_axes(expr)
-    for form in (expr, fused, group_axes(expr), group_axes(fused)):
+    grouped = (group_axes(x, reductions=r) for r in (True, False) for x in (expr, fused))
+    for form in (expr, fused, *grouped):
         if form is not None:
             yield Geometry.of(form)
 

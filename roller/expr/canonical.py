@@ -42,12 +42,13 @@ def _fused(expr: TensorExpr) -> TensorExpr:
         expr = _merge(expr, *pair)
 
 
-def group_axes(expr: TensorExpr) -> TensorExpr | None:
+def group_axes(expr: TensorExpr, *, reductions: bool = True) -> TensorExpr | None:
     """Return the grouped form of ``expr`` or ``None`` where there is nothing to group.
 
     Groups the spatial axes of the anchor that exactly the same inputs see, where at least two of them
     exist, another input does not see them, and a further spatial axis remains; likewise its reduction
-    axes when they all are read by the same inputs. The expression needs an epilogue in place or none.
+    axes when they all are read by the same inputs, unless ``reductions`` is off: a window then is stepped over point by
+    point, and addresses of one step differ by constants. The expression needs an epilogue in place or none.
     """
     s = expr.anchor
     if s.combiner is None or (len(expr.stages) > 1 and expr.epilogue is None):
@@ -64,7 +65,7 @@ def group_axes(expr: TensorExpr) -> TensorExpr | None:
     for g in wide:
         expr = _group(expr, tuple(g))
     reduction = expr.anchor.reduction_axes
-    if len(reduction) > 1 and len({seen[a.name] for a in reduction}) == 1:
+    if reductions and len(reduction) > 1 and len({seen[a.name] for a in reduction}) == 1:
         expr = _group(expr, reduction)
     return expr
 

@@ -18,7 +18,7 @@ from roller.expr import DTYPE_BYTES, Call, Cast, Index, Load, Scalar, Stage, Ten
 from roller.fragment import Fragment
 from roller.tile.layout import TileLayout, tile_layout
 from roller.tile.program import RProgram
-from roller.tile.steps import mean_step
+from roller.tile.steps import break_share, mean_step
 
 #: One row of a matrix that ``ldmatrix`` reads (bytes), and the rows it reads at once.
 ROW_BYTES = 16
@@ -128,13 +128,21 @@ def _operand(stage: Stage, load: Load, tensor: Tensor, axis: str, k: str, tile: 
     rows = _row_axis(layout, tensor, tile)
     # Elements of one byte cannot be transposed on the way: an instruction moves pairs of bytes.
     allowed = (k,) if tensor.itemsize_bytes == 1 else (axis, k)
-    if rows in allowed:
+    best = min(allowed, key=lambda a: _apart(load, tensor, a, stage.extents[a]))
+    if rows == best or (rows in allowed and not layout.axes):
         return Operand(load, tensor, axis, k, layout, rows)
-    step = {a: mean_step(load.index, tensor.shape, a, stage.extents[a]) for a in allowed}
-    rows = min(allowed, key=lambda a: step[a])
+    rows = best
     axes = (*(a.name for a in reversed(stage.axes) if a.name in _moves(load) and a.name != rows), rows)
     by_axes = TileLayout(tuple(Index((Term(a),)) for a in axes), tuple(tile[a] for a in axes), axes)
     return Operand(load, tensor, axis, k, by_axes, rows)
+
+
+def _apart(load: Load, tensor: Tensor, axis: str, extent: int) -> tuple[bool, float]:
+    """Return what sorts axes by how nearly their neighbours are neighbours in memory.
+
+    A few long jumps (from image to image) matter less than a stride between all of them.
+    """
+    return break_share(load.index, tensor.shape, axis, extent) > 0.5, mean_step(load.index, tensor.shape, axis, extent)
 
 
 def _row_axis(layout: TileLayout, tensor: Tensor, tile: Mapping[str, int]) -> str:

@@ -104,6 +104,25 @@ def test_convolution_as_one_product_gathers_its_window_on_the_fly():
     assert_right(made, expr, orders=("reverse", "random"))
 
 
+@pytest.mark.parametrize(("layout", "axes"), [("NCHW", ("f", "n*ho*wo", "c")), ("NHWC", ("n*ho*wo", "f", "c"))])
+def test_convolution_over_all_images_steps_over_its_window(layout, axes):
+    expr = conv(layout)
+    grouped = group_axes(fuse_axes(expr), reductions=False)
+    made = program(grouped, F16, (32, 16, 16), (32, 32, 32), axes, stages=3)
+    assert_right(made, expr, orders=("reverse", "random"))
+
+
+@needs_nvrtc
+def test_gathered_columns_are_neighbours_whose_addresses_differ_by_constants():
+    expr = ops.conv2d(16, 64, 14, 14, 64, 3, 3, padding=1, dtype="float16")
+    grouped = group_axes(fuse_axes(expr), reductions=False)
+    made = program(grouped, F16, (32, 64, 16), (64, 128, 32), ("f", "n*ho*wo", "c"), stages=2)
+    assert program_operands(made)[1].row_axis == "n*ho*wo"  # long jumps from image to image are few
+    counts = main_loop(made).counts
+    assert counts["global_load_16"] == (64 + 128) * 32 // 128
+    assert counts["integer"] < 3 * counts["global_load_16"]
+
+
 @pytest.mark.parametrize(("layout", "axes"), [("NCHW", ("f", "wo", "c")), ("NHWC", ("wo", "f", "c"))])
 def test_convolution_steps_over_its_window(layout, axes):
     expr = conv(layout, stride=2)
