@@ -20,9 +20,8 @@ from roller.ops.build import (
     types,
     window,
 )
+from roller.ops.layouts import IMAGES, channels_last, image_axes, image_index, reduced_axes, weights
 from roller.ops.registry import operator
-
-_LAYOUTS = ("NCHW", "NHWC")
 
 
 @operator("Conv")
@@ -39,6 +38,7 @@ def conv2d(
     dilation: int | tuple[int, int] = 1,
     groups: int = 1,
     layout: str = "NCHW",
+    kernel_layout: str = "OIHW",
     *,
     dtype: str = "float32",
     acc_dtype: str | None = None,
@@ -61,18 +61,21 @@ def conv2d(
         Channel groups; divides ``c`` and ``f``.
     layout
         ``"NCHW"``, ``"NHWC"``, or ``"NCHW<b>c"`` (``"NCHW16c"``; b a power of two up to 64) for ``X`` and the output;
-        ``W`` is ``(f, c / groups, kh, kw)`` in all. In blocks ``X`` is ``(n, ceil(c / b), h, w, b)`` and ``Y`` alike
+        In blocks ``X`` is ``(n, ceil(c / b), h, w, b)`` and ``Y`` alike
         with ``f``. Elements of the last block beyond ``c`` must be finite and are ignored; those of ``Y`` beyond
         ``f`` are zero, after any epilogue too. Blocked groups must be whole blocks (b divides ``c / groups`` and
         ``f / groups``), or whole groups must fill a block (equal channels in and out, dividing b).
+    kernel_layout
+        Of ``W``: ``"OIHW"`` is ``(f, c / groups, kh, kw)``; ``"OHWI"`` and ``"HWIO"`` go with NHWC, whose channels are
+        contiguous (PyTorch's channels last; TensorFlow and JAX).
     dtype, acc_dtype, out_dtype, epilogue
         As for :func:`roller.ops.matmul`; ``"bias"`` adds a vector over ``f``.
 
     Returns
     -------
     TensorExpr
-        Axes ``n f ho wo c kh kw`` (NHWC: ``n ho wo f c kh kw``, the order of the output; blocked:
-        ``n fo ho wo fi co kh kw ci``); output ``Y``.
+        Axes ``n f ho wo c kh kw`` (NHWC: ``n ho wo f``, the order of the output; OHWI and HWIO: ``kh kw c``; blocked:
+        ``n fo ho wo fi co kh kw ci``); inputs ``X``, ``W``; output ``Y``.
 
     Raises
     ------
@@ -96,7 +99,7 @@ def conv2d(
     where = "conv2d"
     sizes = {"n": n, "c": c, "h": h, "w": w, "f": f, "kh": kh, "kw": kw, "groups": groups}
     n, c, h, w, f, kh, kw, groups = (extent(where, name, value) for name, value in sizes.items())
-    block = block_of(where, layout, _LAYOUTS)
+    block = block_of(where, layout, IMAGES)
     for name, channels in (("c", c), ("f", f)):
         if channels % groups:
             raise ExprError(f"{where}: argument 'groups': expected a divisor of {name}={channels}, got {groups}. "
@@ -109,21 +112,19 @@ def conv2d(
     cg = c // groups
     if block:
         return _blocked(
-            where, Blocks(c, block), Blocks(f, block), groups, n, (h, w), (kh, kw), (rows, cols), t, epilogue
-        )
+            where, Blocks(c, block), Blocks(f, block), groups, n, (h, w), (kh, kw), (rows, cols), t, epilogue,
+            kernel_layout,
+        )  # fmt: skip
     channel = Index((Term("c"),)) if groups == 1 else Index((Term("f", cg, f // groups), Term("c")))
-    nhwc = layout == "NHWC"
-    shape = (n, h, w, c) if nhwc else (n, c, h, w)
-    at = (*indices("n"), rows.index, cols.index, channel) if nhwc else (*indices("n"), channel, rows.index, cols.index)
-    body = Call("mul", (t.load("X", at, rows.guard + cols.guard), t.load("W", indices(("f", "c", "kh", "kw")))))
-    axes = spatial(("n", n), ("f", f), ("ho", rows.out), ("wo", cols.out))
-    if nhwc:
-        axes = (axes[0], axes[2], axes[3], axes[1])
+    at = image_index(layout, (axis_index("n"), channel, rows.index, cols.index))
+    kernel_shape, kernel_at = weights(where, kernel_layout, (f, cg, kh, kw), indices(("f", "c", "kh", "kw")))
+    body = Call("mul", (t.load("X", at, rows.guard + cols.guard), t.load("W", kernel_at)))
+    axes = image_axes(layout, spatial(("n", n), ("f", f), ("ho", rows.out), ("wo", cols.out)))
     out = Tensor("Y", tuple(a.extent for a in axes), t.out)
-    reduced = reduction(("c", cg), ("kh", kh), ("kw", kw))
+    reduced = reduced_axes(kernel_layout, cg, kh, kw)
     stage = Stage(out, (*axes, *reduced), indices(axes), body, "sum", t.acc)
-    inputs = (Tensor("X", shape, dtype), Tensor("W", (f, cg, kh, kw), dtype))
-    return finish(where, inputs, (stage,), t, epilogue=epilogue, channel=3 if nhwc else 1)
+    inputs = (Tensor("X", channels_last(layout, (n, c, h, w)), dtype), Tensor("W", kernel_shape, dtype))
+    return finish(where, inputs, (stage,), t, epilogue=epilogue, channel=3 if layout == "NHWC" else 1)
 
 
 def _blocked_source(where: str, source: Blocks, out: Blocks, groups: int) -> tuple[Index, Index, int, int]:
@@ -147,7 +148,7 @@ def _blocked_source(where: str, source: Blocks, out: Blocks, groups: int) -> tup
 
 def _blocked(
     where: str, source: Blocks, out: Blocks, groups: int, n: int, size: tuple[int, int], kernel: tuple[int, int],
-    windows: tuple[Window, Window], t: Types, epilogue: Sequence[str] | str,
+    windows: tuple[Window, Window], t: Types, epilogue: Sequence[str] | str, kernel_layout: str,
 ) -> TensorExpr:  # fmt: skip
     """Return the convolution of channels in blocks: 5-D tensors, weights as in the other layouts.
 
@@ -164,13 +165,14 @@ def _blocked(
     x = t.load("X", (axis_index("n"), outer, rows.index, cols.index, inner), rows.guard + cols.guard)
     f, c = out.index("fo", "fi"), Blocks(cg, source.size).index("co", "ci")
     beyond = (Bound(c, 0, cg),) if blocks * positions > cg else ()
-    weight = t.load("W", (f, c, *indices(("kh", "kw"))), out.guard(f) + beyond)
+    shape, at = weights(where, kernel_layout, (out.channels, cg, *kernel), (f, c, *indices(("kh", "kw"))))
+    weight = t.load("W", at, tuple(sorted(out.guard(f) + beyond, key=lambda b: at.index(b.index))))
     axes = spatial(("n", n), ("fo", out.count), ("ho", rows.out), ("wo", cols.out), ("fi", out.size))
     reduced = reduction(("co", blocks), ("kh", kernel[0]), ("kw", kernel[1]), ("ci", positions))
     y = Tensor("Y", tuple(a.extent for a in axes), t.out)
     stage = Stage(y, (*axes, *reduced), indices(axes), Call("mul", (x, weight)), "sum", t.acc)
     inputs = (
         Tensor("X", (n, source.count, *size, source.size), t.storage),
-        Tensor("W", (out.channels, cg, *kernel), t.storage),
+        Tensor("W", shape, t.storage),
     )
     return finish(where, inputs, (stage,), t, epilogue=epilogue, channel=out.channel("fo", "fi"))

@@ -8,6 +8,7 @@ from roller.errors import ExprError
 from roller.expr import Call, Index, Stage, Tensor, TensorExpr, Term, axis_index
 from roller.ops.blocked import Blocks, block_of
 from roller.ops.build import extent, finish, indices, padding_sides, pair, reduction, spatial, types, window
+from roller.ops.layouts import IMAGES, channels_last, image_axes, image_index, weights
 from roller.ops.registry import operator
 
 
@@ -24,6 +25,7 @@ def depthwise_conv2d(
     dilation: int | tuple[int, int] = 1,
     multiplier: int = 1,
     layout: str = "NCHW",
+    kernel_layout: str = "OIHW",
     *,
     dtype: str = "float32",
     acc_dtype: str | None = None,
@@ -41,14 +43,17 @@ def depthwise_conv2d(
     multiplier
         Output channels per input channel: output ``c`` reads channel ``c // multiplier``.
     layout
-        ``"NCHW"`` or ``"NCHW<b>c"``, as for :func:`roller.ops.conv2d`; a multiplier must then divide b.
+        ``"NCHW"``, ``"NHWC"`` or ``"NCHW<b>c"``, as for :func:`roller.ops.conv2d`; a multiplier must divide b.
+    kernel_layout
+        Of ``W``: ``"OIHW"``, ``"OHWI"`` ``(c * multiplier, kh, kw, 1)`` or ``"HWIO"`` ``(kh, kw, 1, c * multiplier)``.
     dtype, acc_dtype, out_dtype, epilogue
         As for :func:`roller.ops.matmul`; ``"bias"`` adds a vector over ``c``.
 
     Returns
     -------
     TensorExpr
-        Axes ``n c ho wo kh kw`` (blocked: ``n co ho wo ci kh kw``); inputs ``X``, ``W``; output ``Y``.
+        Axes ``n c ho wo kh kw`` (NHWC: ``n ho wo c kh kw``; blocked: ``n co ho wo ci kh kw``); inputs ``X``,
+        ``W``; output ``Y``.
 
     Raises
     ------
@@ -71,27 +76,30 @@ def depthwise_conv2d(
     rows = window(where, ("h", "ho", "kh"), h, kh, sh, dh, (top, bottom))
     cols = window(where, ("w", "wo", "kw"), w, kw, sw, dw, (left, right))
     out_channels = c * multiplier
-    block = block_of(where, layout, ("NCHW",))
+    block = block_of(where, layout, IMAGES)
     if block:
         axes = spatial(("n", n), ("co", -(-out_channels // block)), ("ho", rows.out), ("wo", cols.out), ("ci", block))
         outer, inner = _blocked_source(where, block, multiplier)
-        at = (axis_index("n"), outer, rows.index, cols.index, inner)
+        at: tuple[Index, ...] = (axis_index("n"), outer, rows.index, cols.index, inner)
         out_blocks = Blocks(out_channels, block)
         channel = out_blocks.index("co", "ci")
         x = t.load("X", at, rows.guard + cols.guard)
-        kernel = t.load("W", (channel, Index(), *indices(("kh", "kw"))), out_blocks.guard(channel))
+        kernel_index, guard = (channel, Index(), *indices(("kh", "kw"))), out_blocks.guard(channel)
         shape: tuple[int, ...] = (n, -(-c // block), h, w, block)
     else:
-        axes = spatial(("n", n), ("c", out_channels), ("ho", rows.out), ("wo", cols.out))
+        axes = image_axes(layout, spatial(("n", n), ("c", out_channels), ("ho", rows.out), ("wo", cols.out)))
         source = axis_index("c") if multiplier == 1 else Index((Term("c", 1, multiplier),)) if c > 1 else Index()
-        x = t.load("X", (axis_index("n"), source, rows.index, cols.index), rows.guard + cols.guard)
-        kernel = t.load("W", (axis_index("c"), Index(), *indices(("kh", "kw"))))
-        shape = (n, c, h, w)
+        at = image_index(layout, (axis_index("n"), source, rows.index, cols.index))
+        x = t.load("X", at, rows.guard + cols.guard)
+        kernel_index, guard = (axis_index("c"), Index(), *indices(("kh", "kw"))), ()
+        shape = channels_last(layout, (n, c, h, w))
+    kernel_shape, kernel_index = weights(where, kernel_layout, (out_channels, 1, kh, kw), kernel_index)
+    kernel = t.load("W", kernel_index, guard)
     out = Tensor("Y", tuple(a.extent for a in axes), t.out)
     reduced = reduction(("kh", kh), ("kw", kw))
     stage = Stage(out, (*axes, *reduced), indices(axes), Call("mul", (x, kernel)), "sum", t.acc)
-    inputs = (Tensor("X", shape, dtype), Tensor("W", (out_channels, 1, kh, kw), dtype))
-    bias_over = Blocks(out_channels, block).channel("co", "ci") if block else 1
+    inputs = (Tensor("X", shape, dtype), Tensor("W", kernel_shape, dtype))
+    bias_over = Blocks(out_channels, block).channel("co", "ci") if block else 3 if layout == "NHWC" else 1
     return finish(where, inputs, (stage,), t, epilogue=epilogue, channel=bias_over)
 
 

@@ -22,6 +22,7 @@ from roller.ops.build import (
     types,
     window,
 )
+from roller.ops.layouts import IMAGES, channels_last, image_axes, image_index
 from roller.ops.registry import operator
 
 _KINDS = ("max", "avg")
@@ -59,16 +60,16 @@ def pool2d(
     count_include_pad
         Whether an average divides by ``kh * kw`` (also at the border) or by the elements inside.
     layout
-        ``"NCHW"`` or ``"NCHW<b>c"``, as for :func:`roller.ops.conv2d`. Elements of the last block beyond ``c`` are
-        pooled like the others, so that zeros stay zeros; an epilogue writes zeros there.
+        ``"NCHW"``, ``"NHWC"`` or ``"NCHW<b>c"``, as for :func:`roller.ops.conv2d`. Elements of the last block beyond
+        ``c`` are pooled like the others, so that zeros stay zeros; an epilogue writes zeros there.
     dtype, acc_dtype, out_dtype, epilogue
         As for :func:`roller.ops.matmul`; ``"bias"`` adds a vector over ``c``.
 
     Returns
     -------
     TensorExpr
-        Axes ``n c ho wo kh kw`` (blocked: ``n co ho wo ci kh kw``); input ``X``; output ``Y``. An average is a sum and
-        a fused division.
+        Axes ``n c ho wo kh kw`` (NHWC: ``n ho wo c kh kw``; blocked: ``n co ho wo ci kh kw``); input ``X``; output
+        ``Y``. An average is a sum and a fused division.
 
     Raises
     ------
@@ -102,12 +103,12 @@ def pool2d(
                             "A window may not lie wholly in the padding.")  # fmt: skip
     rows = window(where, ("h", "ho", "kh"), h, kh, sh, 1, (top, bottom))
     cols = window(where, ("w", "wo", "kw"), w, kw, sw, 1, (left, right))
-    block = block_of(where, layout, ("NCHW",))
+    block = block_of(where, layout, IMAGES)
     blocks = Blocks(c, block or 1)
-    axes = spatial(("n", n), ("c", c), ("ho", rows.out), ("wo", cols.out))
-    at = (*indices(("n", "c")), rows.index, cols.index)
-    shape: tuple[int, ...] = (n, c, h, w)
-    channel: int | Channel = 1
+    axes = image_axes(layout, spatial(("n", n), ("c", c), ("ho", rows.out), ("wo", cols.out)))
+    at = image_index(layout, (*indices(("n", "c")), rows.index, cols.index))
+    shape = channels_last(layout, (n, c, h, w))
+    channel: int | Channel = 3 if layout == "NHWC" else 1
     if block:
         axes = spatial(("n", n), ("co", blocks.count), ("ho", rows.out), ("wo", cols.out), ("ci", block))
         at = (*indices(("n", "co")), rows.index, cols.index, axis_index("ci"))

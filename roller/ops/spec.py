@@ -63,6 +63,11 @@ class _Row:
         return {"dtype": self.dtype, "acc_dtype": self.row.get("acc_dtype"), "out_dtype": self.row.get("out_dtype")}
 
     @property
+    def layouts(self) -> dict[str, str]:
+        """``layout`` and ``kernel_layout`` where the row names them."""
+        return {k: str(self.row[k]) for k in ("layout", "kernel_layout") if k in self.row}
+
+    @property
     def padding(self) -> tuple[int, ...]:
         """``pad_*`` columns where given, else from ``padding: SAME | VALID`` (or numbers)."""
         sides = ("pad_top", "pad_bottom", "pad_left", "pad_right")
@@ -95,19 +100,21 @@ def _matmul(r: _Row) -> TensorExpr:
 def _conv2d(r: _Row) -> TensorExpr:
     c, h, w, f, kh, kw = r.ints("C", "H", "W", "F", "KH", "KW")
     stride, dilation, groups = r.row.get("stride", 1), r.row.get("dilation", 1), r.row.get("groups", 1)
-    return conv2d(r.n, c, h, w, f, kh, kw, stride, r.padding, dilation, groups, **r.dtypes)
+    return conv2d(r.n, c, h, w, f, kh, kw, stride, r.padding, dilation, groups, **r.layouts, **r.dtypes)
 
 
 def _depthwise(r: _Row) -> TensorExpr:
     c, h, w, kh, kw = r.ints("C", "H", "W", "KH", "KW")
     return depthwise_conv2d(r.n, c, h, w, kh, kw, stride=r.row.get("stride", 1), padding=r.padding,
                             dilation=r.row.get("dilation", 1), multiplier=r.row.get("multiplier", 1),
-                            dtype=r.dtype)  # fmt: skip
+                            **r.layouts, dtype=r.dtype)  # fmt: skip
 
 
 def _pooling(r: _Row) -> TensorExpr:
     c, h, w, kh, kw = r.ints("C", "H", "W", "KH", "KW")
-    return pool2d(r.get("pool"), r.n, c, h, w, kh, kw, stride=r.row.get("stride", 1), padding=r.padding, dtype=r.dtype)
+    layout = r.row.get("layout", "NCHW")
+    return pool2d(r.get("pool"), r.n, c, h, w, kh, kw, stride=r.row.get("stride", 1), padding=r.padding,
+                  layout=layout, dtype=r.dtype)  # fmt: skip
 
 
 def _elementwise(r: _Row) -> TensorExpr:

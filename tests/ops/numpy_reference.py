@@ -73,30 +73,42 @@ def matmul(a: Arrays, *, transpose_a: bool = False, transpose_b: bool = False, *
 
 def conv2d(
     a: Arrays, *, kh: int, kw: int, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1,
-    layout: str = "NCHW", **_: Any,
+    layout: str = "NCHW", kernel_layout: str = "OIHW", **_: Any,
 ) -> np.ndarray:  # fmt: skip
     x = a[0].transpose(0, 3, 1, 2) if layout == "NHWC" else a[0]
+    weights = _oihw(a[1], kernel_layout)
     windows = _windows(_pad(x, padding, 0), (kh, kw), stride, dilation)
     parts = [
         np.einsum("nchwyx,fcyx->nfhw", part, weight)
-        for part, weight in zip(np.split(windows, groups, 1), np.split(a[1], groups, 0), strict=True)
+        for part, weight in zip(np.split(windows, groups, 1), np.split(weights, groups, 0), strict=True)
     ]
     out = np.concatenate(parts, 1)
     return out.transpose(0, 2, 3, 1) if layout == "NHWC" else out
 
 
+def _oihw(weights: np.ndarray, layout: str) -> np.ndarray:
+    return weights.transpose([layout.index(letter) for letter in "OIHW"])
+
+
 def depthwise_conv2d(
-    a: Arrays, *, kh: int, kw: int, stride: Any = 1, padding: Any = 0, dilation: Any = 1, multiplier: int = 1, **_: Any
-) -> np.ndarray:
-    windows = _windows(_pad(np.repeat(a[0], multiplier, axis=1), padding, 0), (kh, kw), stride, dilation)
-    return np.einsum("nchwyx,cyx->nchw", windows, a[1][:, 0])
+    a: Arrays, *, kh: int, kw: int, stride: Any = 1, padding: Any = 0, dilation: Any = 1, multiplier: int = 1,
+    layout: str = "NCHW", kernel_layout: str = "OIHW", **_: Any,
+) -> np.ndarray:  # fmt: skip
+    x = a[0].transpose(0, 3, 1, 2) if layout == "NHWC" else a[0]
+    windows = _windows(_pad(np.repeat(x, multiplier, axis=1), padding, 0), (kh, kw), stride, dilation)
+    out = np.einsum("nchwyx,cyx->nchw", windows, _oihw(a[1], kernel_layout)[:, 0])
+    return out.transpose(0, 2, 3, 1) if layout == "NHWC" else out
 
 
 def pool2d(
     a: Arrays, *, kind: str, kh: int, kw: int, stride: Any = 1, padding: Any = 0, count_include_pad: bool = True,
-    **_: Any,
+    layout: str = "NCHW", **_: Any,
 ) -> np.ndarray:  # fmt: skip
     x = a[0]
+    if layout == "NHWC":
+        plain = pool2d([x.transpose(0, 3, 1, 2)], kind=kind, kh=kh, kw=kw, stride=stride, padding=padding,
+                       count_include_pad=count_include_pad)  # fmt: skip
+        return plain.transpose(0, 2, 3, 1)
     if kind == "max":
         return _windows(_pad(x.astype(np.float64), padding, -np.inf), (kh, kw), stride).max((-1, -2))
     total = _windows(_pad(x, padding, 0), (kh, kw), stride).sum((-1, -2))

@@ -89,6 +89,29 @@ class Work:
         return np.asarray(share * self.steps * self.groups * self.issue + self.copying(blocks, schedulers))
 
 
+def register_arithmetic(batch: TileBatch, spec: DeviceSpec, fragments: bool) -> tuple[Floats, Floats]:
+    """Return cycles of the pipes for one register tile, and its instructions but loads and conversions, ``(N,)`` each.
+
+    With ``fragments`` operands are converted once per element of the tile's data, else at every product.
+    """
+    g, per_unit = batch.geometry, spec.compute.ops_per_cycle_per_unit
+    width = spec.teu.lanes * spec.teu.schedulers_per_unit
+    anchor = g.expr.anchor
+    mix = dict(instruction_mix(anchor.body, anchor.combiner))
+    converted = {n.arg.tensor for n in walk(anchor.body) if isinstance(n, Cast) and isinstance(n.arg, Load)}
+    if fragments and "convert" in mix:
+        mix["convert"] -= len(converted)
+    cycles = sum(n * width / _rate(per_unit, c, anchor.acc_dtype) for c, n in mix.items())
+    count = (batch.register_outputs * batch.register_points).astype(np.float64)
+    conversions = np.zeros(len(batch))
+    for a in g.loads if fragments else ():
+        if a.tensor.name in converted:
+            conversions = conversions + batch.register_elements(a) * (
+                width / _rate(per_unit, "convert", a.tensor.dtype)
+            )
+    return count * cycles + conversions, count * sum(mix.values())
+
+
 def block_work(batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats], laid: LaidOut | None) -> Work:
     """Return the work of every block of a batch, without conflicts where nothing is known of layouts.
 
@@ -96,21 +119,11 @@ def block_work(batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats]
     """
     if batch.structure == "rows":
         return _row_work(batch, spec)
-    g, ex = batch.geometry, spec.execution
+    ex = spec.execution
     per_unit = spec.compute.ops_per_cycle_per_unit
     schedulers, lanes = spec.teu.schedulers_per_unit, spec.teu.lanes
-    anchor = g.expr.anchor
-    mix = dict(instruction_mix(anchor.body, anchor.combiner))
-    converted = {n.arg.tensor for n in walk(anchor.body) if isinstance(n, Cast) and isinstance(n.arg, Load)}
-    if batch.staged and "convert" in mix:
-        mix["convert"] -= len(converted)  # operands are converted once per fragment, not once per point
-    cycles = sum(n * lanes * schedulers / _rate(per_unit, c, anchor.acc_dtype) for c, n in mix.items())
-    count = (batch.register_outputs * batch.register_points).astype(np.float64)
-    conversions = zero = np.zeros(len(batch))
-    for a in g.loads if batch.staged else ():
-        if a.tensor.name in converted:
-            each = lanes * schedulers / _rate(per_unit, "convert", a.tensor.dtype)
-            conversions = conversions + batch.register_elements(a) * each
+    cycles, instructions = register_arithmetic(batch, spec, bool(batch.staged))
+    zero = np.zeros(len(batch))
     wavefronts, loads = _operand_wavefronts(batch, spec, laid) if batch.staged else (zero, zero)
     rate = per_unit["issue"] / lanes / schedulers  # instructions per cycle and scheduler
     # Without integer pipes of their own, addresses take the slots of additions in the FMA pipes.
@@ -119,10 +132,10 @@ def block_work(batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats]
     inner, combine = batch.step_points / batch.register_points, zero
     return Work(
         teus=(-(-batch.threads_per_block // lanes)).astype(np.float64),
-        fma=count * cycles + conversions,
+        fma=cycles,
         # The measured issue time is that of a step with up to four vector loads; more of them take more slots.
         overhead=ex.step_issue_s * spec.clock_hz * np.maximum(1.0, loads / 4),
-        issue=(count * sum(mix.values()) + loads) / rate,
+        issue=(instructions + loads) / rate,
         scratchpad=wavefronts * lanes / per_unit["load_store"],
         copies=copies[0] / np.maximum(1, batch.threads_per_block) * slot,
         multiplies=copies[1]

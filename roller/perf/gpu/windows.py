@@ -12,7 +12,7 @@ import numpy as np
 
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.perf.gpu.compute import Work, block_work
+from roller.perf.gpu.compute import Work, block_work, register_arithmetic
 from roller.perf.gpu.laid_out import LaidOut
 from roller.perf.gpu.walk import slide, walk
 from roller.tile.geometry import Floats
@@ -26,6 +26,7 @@ VECTOR_START = 4.0
 def window_work(batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats], laid: LaidOut | None) -> Work:
     """Return the work of every block of a batch of window programs; arguments as of :func:`block_work`."""
     base = block_work(replace(batch, staged=()), spec, copies, None)
+    cycles, instructions = register_arithmetic(batch, spec, True)
     w, s = walk(batch), slide(batch)
     per_unit = spec.compute.ops_per_cycle_per_unit
     rate = per_unit["issue"] / spec.teu.lanes / spec.teu.schedulers_per_unit
@@ -38,8 +39,9 @@ def window_work(batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats
     slot = 0.0 if "integer" in per_unit else spec.teu.lanes * spec.teu.schedulers_per_unit / per_unit["add"]
     return replace(
         base,
+        fma=cycles,
         overhead=loads * beside * slot,
-        issue=base.issue + (loads * (1.0 + beside) + w.weights) / rate,
+        issue=(instructions + loads * (1.0 + beside) + w.weights) / rate,
         scratchpad=(wavefronts + w.weights) * spec.teu.lanes / per_unit["load_store"],
     )
 
