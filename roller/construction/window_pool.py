@@ -20,8 +20,8 @@ from roller.tile.windows import Slide, slide_of
 _STRIP, _ACROSS = 32, 8
 #: Products of one thread: its walk is straight-line code, which must fit the instruction cache.
 _PRODUCTS = 2048
-#: Pieces an axis is cut into evenly, and threads of a block that are aimed at.
-_PIECES, _THREADS = (1, 2, 3, 4), (64, 128, 256)
+#: Pieces an axis is cut into evenly, threads along the contiguous axis beside them, and threads of a block aimed at.
+_PIECES, _RUNS, _THREADS = (1, 2, 3, 4), (16, 32, 64), (64, 128, 256)
 #: Least share of a block's TEUs that its threads fill: partly filled ones are priced, hardly filled ones never win.
 _FILLED = 0.7
 
@@ -81,9 +81,10 @@ def _register_tiles(geometry: Geometry, slide: Slide) -> Ints:
     fast = geometry.order[-1]
     widest = max(1, 16 // geometry.store.tensor.itemsize_bytes)
     sizes[fast] = [v for v in (1, 2, 4, 8) if v <= widest and geometry.extents[fast] % v == 0]
-    for a in _windowed(geometry, slide):
+    windowed = _windowed(geometry, slide)
+    for a in windowed:
         extent, limit = int(geometry.extents[a]), _STRIP if geometry.names[a] == slide.axis else _ACROSS
-        even = {-(-extent // p) for p in range(1, 13)}
+        even = {-(-extent // p) for p in range(1, 9 if len(windowed) > 1 and fast not in windowed else 13)}
         sizes[a] = sorted({e for e in (1, 2, 4, *even) if e <= min(limit, extent)})
     for reduced in np.flatnonzero(~geometry.spatial):
         sizes[reduced] = [int(geometry.extents[reduced])]
@@ -93,16 +94,16 @@ def _register_tiles(geometry: Geometry, slide: Slide) -> Ints:
 
 def _threads(geometry: Geometry, slide: Slide, register: Ints, limit: int) -> Ints:
     """Return threads per axis: even pieces of windows and of the contiguous axis, then other axes to fill a block."""
-    useful = -(-geometry.extents // register)
-    fixed = list(dict.fromkeys([geometry.order[-1], *_windowed(geometry, slide)]))
+    useful, fast = -(-geometry.extents // register), geometry.order[-1]
+    windows = [a for a in _windowed(geometry, slide) if a != fast]
+    fixed, few = [fast, *windows], len(windows) > 1  # of two slow windows, few pieces each: they multiply
     sizes = []
     for a in fixed:
         most = int(useful[a])
-        pieces = {-(-most // p) for p in _PIECES} | ({1} if a != geometry.order[-1] else set())
-        powers = {p for p in (8, 16, 32, 64) if p < most} if a == geometry.order[-1] else set()
-        sizes.append(sorted(p for p in pieces | powers if p <= limit) or [1])
+        pieces = {-(-most // p) for p in (_PIECES[:2] if few else _PIECES)}
+        sizes.append({p for p in pieces | ({p for p in _RUNS if p < most} if a == fast else {1}) if p <= limit} or {1})
     rest = [a for a in reversed(geometry.order) if a not in fixed]
-    table = np.array(list(itertools.product(*sizes, _THREADS)), np.int64)
+    table = np.array(list(itertools.product(*map(sorted, sizes), _THREADS)), np.int64)
     used = table[:, :-1].prod(axis=1)
     threads = np.ones((len(table), len(useful)), np.int64)
     threads[:, fixed] = table[:, :-1]

@@ -45,7 +45,10 @@ class Walk:
 
 def slide(batch: TileBatch) -> Slide:
     """Return the slide of a batch's expression."""
-    found = slide_of(batch.geometry.expr.anchor)
+    memo = batch.geometry.expr._memo
+    if "slide" not in memo:
+        memo["slide"] = slide_of(batch.geometry.expr.anchor)
+    found: Slide | None = memo["slide"]
     if found is None:
         raise TileError(
             f"{batch.geometry.expr.name}: structure 'window' needs a reduction over windows of one operand."
