@@ -20,6 +20,7 @@ from roller.tile import RProgram
 SPEC = roller.load_spec("v100")
 DEPTHWISE = ops.depthwise_conv2d(2, 5, 13, 11, 3, 3, padding=1)
 STRIDED = ops.depthwise_conv2d(1, 3, 18, 16, 5, 5, padding=2, stride=2, epilogue=("bias", "relu"))
+LAST = ops.depthwise_conv2d(2, 12, 11, 9, 3, 3, padding=1, layout="NHWC", kernel_layout="HWIO", epilogue=("bias",))
 #: Expression, outputs of a thread, threads of a block, staged; "c" stands for the fused axis too.
 CASES = {
     "in place": (DEPTHWISE, {"ho": 4, "wo": 3}, {"c": 3, "ho": 2, "wo": 4}, False),
@@ -33,6 +34,12 @@ CASES = {
     "dilated": (ops.depthwise_conv2d(1, 2, 15, 14, 3, 2, padding=2, dilation=2), {"ho": 6, "wo": 2}, {"wo": 8}, True),
     "columns alone": (ops.depthwise_conv2d(1, 3, 4, 17, 1, 5, padding=2), {"wo": 6}, {"c": 3, "ho": 4, "wo": 3}, True),
     "gaps": (ops.depthwise_conv2d(1, 3, 13, 13, 3, 1, stride=2), {"ho": 3, "wo": 3}, {"c": 2, "wo": 3}, False),
+    "channels last": (LAST, {"ho": 3, "wo": 2, "c": 4}, {"c": 3, "wo": 2, "ho": 2}, False),
+    "channels last, staged": (LAST, {"ho": 4, "wo": 3, "c": 2}, {"c": 6, "wo": 2}, True),
+    "channels last, odd": (ops.depthwise_conv2d(1, 5, 9, 8, 5, 3, stride=2, layout="NHWC", kernel_layout="OHWI"),
+                           {"ho": 3, "c": 1}, {"c": 5, "wo": 3}, False),
+    "channels last, half": (ops.pool2d("max", 1, 16, 9, 8, 3, 3, padding=1, layout="NHWC", dtype="float16"),
+                            {"ho": 3, "wo": 2, "c": 8}, {"c": 2, "wo": 4}, False),
     "half": (ops.depthwise_conv2d(1, 4, 12, 16, 3, 3, padding=1, dtype="float16"), {"ho": 4, "wo": 4}, {"wo": 4}, True),
     "max": (ops.pool2d("max", 2, 3, 17, 15, 3, 3, padding=1, stride=2), {"ho": 4, "wo": 2}, {"c": 4, "wo": 4}, True),
     "average": (ops.pool2d("avg", 2, 3, 9, 13, 3, 2, padding=1, count_include_pad=False), {"ho": 5}, {"wo": 14}, False),
@@ -70,6 +77,13 @@ def test_every_row_is_loaded_once():
 def test_rows_are_read_as_vectors_where_threads_start_at_them():
     source = lower(program(DEPTHWISE, {"ho": 4, "wo": 4}, {"c": 3, "ho": 2, "wo": 3}, True), DEPTHWISE, SPEC).source
     assert "*(float4*)(row_ptr" in source
+
+
+def test_channels_in_a_row_are_vectors():
+    """Image, weights and output: 128 bits at once where a thread has four channels."""
+    source = lower(program(LAST, {"ho": 3, "wo": 2, "c": 4}, {"c": 3, "wo": 5}, False), LAST, SPEC).source
+    for part in ("*(float4*)(X_ptr", "*(float4*)(W_ptr", "*(float4*)(Y_ptr"):
+        assert part in source
 
 
 @pytest.mark.parametrize("device", ["v100", "a100", "h100"])

@@ -119,6 +119,16 @@ def test_spec_same_padding_and_defaults() -> None:
         assert from_spec({"op": "elementwise", "fn": fn, "shape": [64, 256]}).output_tensors[0].shape == (64, 256)
 
 
+def test_rows_name_their_layouts() -> None:
+    last = {"H": 8, "W": 9, "C": 6, "KH": 3, "KW": 3, "layout": "NHWC"}
+    conv = from_spec({"op": "conv2d", "F": 4, "kernel_layout": "HWIO", **last}, batch=2)
+    assert [t.shape for t in conv.inputs] == [(2, 8, 9, 6), (3, 3, 6, 4)]
+    depthwise = from_spec({"op": "depthwise_conv2d", "kernel_layout": "OHWI", **last}, batch=2)
+    assert [t.shape for t in depthwise.inputs] == [(2, 8, 9, 6), (6, 3, 3, 1)]
+    pooled = from_spec({"op": "pooling", "pool": "max", **last}, batch=2)
+    assert pooled.output_tensors[0].shape == (2, 6, 7, 6)
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [

@@ -30,6 +30,7 @@ from roller.codegen.gpu.nest import (
     guarded,
     kernel,
     load,
+    loop,
     loops,
     num,
     seq,
@@ -42,6 +43,7 @@ from roller.codegen.gpu.nest import (
 from roller.codegen.gpu.staging import Domain, StagedTile, copy_tile, fill_value
 from roller.errors import BuildError
 from roller.expr import COMBINERS, DTYPE_BYTES, Load, Stage
+from roller.te.compat import dtype_of
 from roller.te.emit import combine, constant, emit_bounds, emit_index, emit_scalar
 from roller.tile import RProgram
 from roller.tile.layout import program_layout, window_halo
@@ -114,24 +116,40 @@ class Window:
 
     def _weight_buffer(self, n: int, ld: Load) -> tuple[Buffer, tuple[tuple[str, int], ...]]:
         """Return the registers of an operand a thread keeps, and the axes it moves with in them."""
-        moving = {a for i in ld.index for a in i.axes}
-        axes = tuple((a.name, self.register[a.name]) for a in self.stage.axes if a.name in moving)
+        moving = dict.fromkeys(a for i in ld.index for a in i.axes)  # in the tensor's order, for the sake of vectors
+        axes = tuple((a, self.register[a]) for a in moving)
         size = math.prod(e for _, e in axes)
         return buffer(f"weight{n}", (size,), compute_dtype(self._dtype(ld)), "local"), axes
 
     def _load_weights(self, ld: Load) -> Stmt:
         target, axes = self.weights[ld]
+        width = self._weight_width(ld)
+        points = [*axes[:-1], (axes[-1][0], axes[-1][1] // width)] if width > 1 else axes
 
-        def one(at: dict[str, Expr]) -> Stmt:
+        def one(place: dict[str, Expr]) -> Stmt:
+            at = {**place, axes[-1][0]: place[axes[-1][0]] * width} if width > 1 else place
             env = {**{a: num(0) for a in self.stage.extents}, **self.start}
             env.update({a: env[a] + v for a, v in at.items()})
             conditions = [env[a] < self.by_name[a].extent for a, _ in axes if a in self.by_name and self._ragged(a)]
             conditions += emit_bounds(ld.guard, env)
-            value = self.ctx.readers()[ld.tensor](*(emit_index(i, env) for i in ld.index))
+            where = [emit_index(i, env) for i in ld.index]
+            if width > 1:
+                source = self.ctx.buffers[ld.tensor]
+                return _fetch(target, _flat(axes, at), width, lambda v: load(source, *where[:-1], where[-1] + v))
+            value = self.ctx.readers()[ld.tensor](*where)
             outside = constant(ld.outside, compute_dtype(self._dtype(ld)))
             return store(target, guarded(conditions, value, outside), _flat(axes, at))
 
-        return loops(axes, one, unroll=True)
+        return loops(points, one, unroll=True)
+
+    def _weight_width(self, ld: Load) -> int:
+        """Return the elements of an operand a thread keeps that it loads at once."""
+        last = ld.index[-1].terms if ld.index else ()
+        if len(last) != 1 or last[0].axis not in self.by_name or not self.ctx.in_memory(ld.tensor) or ld.guard:
+            return 1
+        m, tensor = self.by_name[last[0].axis], self.ctx.expr.tensors[ld.tensor]
+        wide = [w for w in (8, 4, 2) if m.registers % w == 0 and vectorizable(ld.index, tensor, m.name, m.extent, w)]
+        return wide[0] if wide else 1
 
     def _ragged(self, axis: str) -> bool:
         """Whether a thread that starts inside an axis may reach beyond its end."""
@@ -154,7 +172,7 @@ class Window:
             moved[self.slide.dim] = moved[self.slide.dim] + offset
             flat = sum((w * p for w, p in zip(moved, self.tile.pitch, strict=True)), num(0))
             target = self.tile.target
-            return self._vector(lambda v: store(self.row, promote(load(target, flat + v)), index + v))
+            return _fetch(self.row, index, self.width, lambda v: load(target, flat + v))
 
         return loops([*positions, ("p", self.chunks)], one, unroll=True)
 
@@ -177,15 +195,9 @@ class Window:
             value = self.ctx.readers()[ld.tensor](*where)
             return store(self.row, guarded(conditions, value, outside), index)
         source = self.ctx.buffers[ld.tensor]
-        copy = self._vector(
-            lambda v: store(self.row, promote(load(source, *where[:-1], where[-1] + v)), index + v)
-        )  # fmt: skip
-        return (
-            when(conditions, copy, self._vector(lambda v: store(self.row, outside, index + v))) if conditions else copy
-        )
-
-    def _vector(self, body: Callable[[Expr], Stmt]) -> Stmt:
-        return vector_loop(self.width, body) if self.width > 1 else body(num(0))
+        copy = _fetch(self.row, index, self.width, lambda v: load(source, *where[:-1], where[-1] + v))
+        fill = loop("e", self.width, lambda v: store(self.row, outside, index + v), unroll=True)
+        return when(conditions, copy, fill)
 
     # ---- arithmetic
 
@@ -293,6 +305,18 @@ def _flat(axes: Sequence[tuple[str, int]], at: Mapping[str, Expr]) -> Expr:
     for name, extent in axes:
         total = total * extent + at[name]
     return total
+
+
+def _fetch(target: Buffer, index: Expr, width: int, element: Callable[[Expr], Expr]) -> Stmt:
+    """Load ``width`` elements at once into registers; half types are converted one by one behind the load."""
+    if width == 1:
+        return store(target, promote(element(num(0))), index)
+    dtype = dtype_of(element(num(0)))
+    if dtype == dtype_name(target):
+        return vector_loop(width, lambda v: store(target, element(v), index + v))
+    raw = buffer("raw", (width,), dtype, "local")
+    convert = loop("e", width, lambda v: store(target, promote(load(raw, v)), index + v), unroll=True)
+    return with_buffers([raw], seq([vector_loop(width, lambda v: store(raw, element(v), v)), convert]))
 
 
 def _element(source: Buffer, index: Expr) -> Reader:
