@@ -141,6 +141,8 @@ def matrix_pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions)
     stages and their raster by price.
     """
     found: list[TileBatch] = []
+    if not options.matrix_units:
+        return found
     for form in _narrowed(matrix_forms(geometry, spec), geometry):
         batch = _blocks(geometry, spec, form, options)
         if len(batch):
@@ -237,7 +239,10 @@ def _grow(geometry: Geometry, spec: DeviceSpec, form: MatrixForm, register: Ints
 
 def _pipelined(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
     """Return variants of the best rows: parts of the reduction, stages, then raster; each kept where it is fastest."""
-    ring = STAGES if spec.execution.async_copy_bytes else REGISTER_STAGES
+    if not options.pipelining:
+        ring: tuple[int, ...] = (1,)
+    else:
+        ring = STAGES if spec.execution.async_copy_bytes else REGISTER_STAGES
     parts = [batch, *(split_variants(batch, spec) if options.split_k else [])]
     whole = replace(
         batch,
@@ -251,7 +256,7 @@ def _pipelined(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) ->
     seconds = np.array([price(b, spec)["seconds"] for b in staged])
     seconds[len(REGISTER_STAGES) :, ~are_async(whole, spec)] = np.inf  # registers hold one step only
     chosen = _best_of(staged, seconds, 2)
-    return [b for x in chosen for b in _rastered(x, spec)]
+    return [b for x in chosen for b in _rastered(x, spec)] if options.pipelining else chosen
 
 
 def _rastered(batch: TileBatch, spec: DeviceSpec) -> list[TileBatch]:

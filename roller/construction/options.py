@@ -14,6 +14,10 @@ TEMPLATE_VERSION = 3
 AUTO_MOST = 10
 #: ``roller`` constructs, ``sokoban`` enumerates.
 POLICIES = ("roller", "sokoban")
+#: Mechanisms that are on or off.
+_SWITCHES = (
+    "shrink", "axis_fusion", "axis_grouping", "split_k", "winograd", "windows", "pipelining", "matrix_units"
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,8 @@ class ConstructOptions:
         Consider threads that walk the rows below sliding windows (depthwise convolution, pooling; GPU).
     pipelining
         Consider pipelines (several copies of staged tiles, GPU) and other orders of blocks for tiled programs.
+    matrix_units
+        Consider the device's matrix unit where one of its fragments takes the dtypes of operands and accumulator.
     constants
         Inputs, by name, whose values do not change from call to call (weights): packing them costs no call anything.
     """
@@ -65,11 +71,12 @@ class ConstructOptions:
     winograd: bool = True
     windows: bool = True
     pipelining: bool = True
+    matrix_units: bool = True
     constants: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Reject values no construction can honour."""
-        for name in ("shrink", "axis_fusion", "axis_grouping", "split_k", "winograd", "windows", "pipelining"):
+        for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise _bad(name, "True or False", getattr(self, name))
         if self.top_k != "auto" and (not _is_number(self.top_k, int) or self.top_k < 1):

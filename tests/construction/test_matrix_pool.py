@@ -186,3 +186,10 @@ def test_groups_per_axis_share_a_block_evenly():
     for batch in matrix_pool(Geometry.of(MADE["matmul"][0]), A100, ConstructOptions()):
         assert not (batch.block % batch.register).any()
         assert np.array_equal(batch.threads.prod(axis=1) * 32, batch.threads_per_block)
+
+
+def test_the_mechanism_and_its_pipelines_can_be_switched_off():
+    expr = MADE["matmul"][0]
+    assert not _programs(expr, options=ConstructOptions(matrix_units=False))
+    plain = _programs(expr, options=ConstructOptions(pipelining=False))
+    assert plain and {(c.program.stages, c.program.raster) for c in plain} == {(1, 1)}

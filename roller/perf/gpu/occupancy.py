@@ -51,7 +51,7 @@ def allocated_registers(batch: TileBatch, spec: DeviceSpec) -> Ints:
     fragment holds them all.
     """
     if batch.fragment is not None:
-        return _matrix_words(batch) + _matrix_base(batch)
+        return _matrix_words(batch) + fetched_words(batch, spec) + _matrix_base(batch)
     if batch.structure == "window":
         return walk(batch).register_words(batch) + BASE_REGISTERS
     g = batch.geometry
