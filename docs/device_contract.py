@@ -51,6 +51,7 @@ UNKNOWN = {
     "saturation_exponent": "given with bandwidth_per_teu_bytes_per_s or not at all",
     "async_copy_bytes": "copies into the scratchpad pass through registers, one step ahead at most",
     "matrix": "no matrix units",
+    "group_matrix": "no instructions of warp groups",
     "integer": "integer instructions take turns with multiply-adds",
     "prediction_error": f"{UNVALIDATED['prediction_error']:g}",
     "compute_error": "prediction_error",
@@ -163,7 +164,7 @@ def _unknown(path: str, quantity: Quantity, kind: str) -> str:
     if path.startswith(_RATES):
         name, _, dtype = path.removeprefix(f"{_RATES}.").partition(".")
         if dtype:
-            return "the rate of its class" if name != "matrix" else UNKNOWN["matrix"]
+            return UNKNOWN.get(name, "the rate of its class")
         if name not in OPERATION_CLASSES:
             return UNKNOWN[name]
     elif kind not in quantity.kinds:
