@@ -25,7 +25,12 @@ F(4x4)               2.41, 0.47, 2.86    1.98, 0.30, 2.25    1.81, 0.23, 2.16
 What differs in kind: the error of an output follows the largest input of its *tile*, not of its own 3x3 window. Where
 a window is zero throughout the result is not exactly zero, beside an input that is orders of magnitude larger the
 elementwise bound does not hold, and an infinity or NaN reaches every output of its tile.
-``ConstructOptions(winograd=False)`` keeps to direct sums. A GPU's kernels use the same matrices in the same order.
+``ConstructOptions(winograd=False)`` keeps to direct sums.
+
+A GPU's kernels use the same matrices. On the emulator (28x28 images, 16 filters, 16 to 256 channels) their root mean
+square errors are 0.37 to 0.96 times (F(2x2)) and 0.25 to 3.2 times (F(4x4)) that of a direct kernel that sums in one
+chain, and their largest error 0.23 of the bound (rectified inputs, 16 channels). A direct sum split over blocks is
+itself more than twice as accurate as one chain.
 """
 
 from __future__ import annotations
@@ -45,7 +50,7 @@ Matrix = tuple[tuple[float, ...], ...]
 STRUCTURES = {"winograd2": 2, "winograd4": 4}
 #: What a person is told of results by this algorithm; the table above has the measurements.
 ACCURACY = (
-    "Winograd's algorithm: root mean square error 0.2 to 2.9 times that of a direct sum; an output is accurate "
+    "Winograd's algorithm: root mean square error 0.2 to 3.2 times that of a direct sum; an output is accurate "
     "relative to the largest input of its tile, not of its 3x3 window. ConstructOptions(winograd=False) sums directly."
 )
 #: Width of the window the matrices below are made for (elements).
