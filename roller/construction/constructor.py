@@ -282,10 +282,11 @@ def _lay_out(program: RProgram, spec: DeviceSpec) -> RProgram:
         parted = [(x.tensor.name, fragment_padding(x, program.fragment, banks, width)[0]) for x in read]
         return replace(program, storage_padding=tuple((t, pad) for t, pad in parted if pad))
     options = []
+    vectors = program.structure != "streaming"  # columns of a tile meet no conflict only with rows of odd length
     for interleaved in (False,) if program.structure == "window" else (True, False):  # strips are one piece
         trial = replace(program, interleaved=interleaved)
         reads = lane_reads(trial, spec.teu.lanes)
-        chosen = {t: storage_padding(r, banks, width) for t, r in reads.items()}
+        chosen = {t: storage_padding(r, banks, width, vectors) for t, r in reads.items()}
         pads = {t: pad for t, (pad, _) in chosen.items()}
         spread = fragment_spread(trial)
         cost = sum(degree * spread[t] for t, (_, degree) in chosen.items())

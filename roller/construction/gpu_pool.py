@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from roller.construction.gpu_rows import rows, streaming, with_split_rows
+from roller.construction.gpu_rows import rows, streaming, transposed, with_split_rows
 from roller.construction.options import ConstructOptions
 from roller.construction.reduction import reduction_steps, window_axes
 from roller.construction.scale_up import best_children, lane_seeds, register_tiles, unique_rows, whole_teus
@@ -57,7 +57,14 @@ def pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> lis
     batch = TileBatch(geometry, structure, register, block, np.ones(len(block), np.int64), ())
     keep = register_limits(batch, spec) & padding_allowed(geometry, block, options)
     batch = batch.take(np.flatnonzero(keep)[: options.pool])
-    return [with_split_rows(batch, spec, options) if structure == "rows" else batch]
+    if structure == "rows":
+        return [with_split_rows(batch, spec, options)]
+    register, block = transposed(geometry, spec)
+    through = TileBatch(geometry, structure, register, block, np.ones(len(block), np.int64), geometry.load_names)
+    keep = register_limits(through, spec) & padding_allowed(geometry, block, options)
+    keep &= scratchpad_bytes(through) <= spec.layer("shared").budget_bytes
+    through = through.take(np.flatnonzero(keep))
+    return [batch, through] if len(through) else [batch]
 
 
 def register_limits(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:

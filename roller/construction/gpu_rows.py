@@ -7,6 +7,7 @@ tiles walk the row in steps and read it again. Both are in the pool, and the mod
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -29,6 +30,8 @@ _THREAD_ROWS = (1, 2, 4)
 _SPLIT_THREADS = (128, 256, 512)
 #: Blocks per unit up to which a reduction is split.
 _SPLIT_BLOCKS = 8
+#: Threads of a block that transposes a tile, at most.
+_MOST_THREADS = 512
 #: Elements of all reduction axes but the contiguous one up to which a thread may hold them.
 _WHOLE_REST = 64
 
@@ -59,6 +62,37 @@ def streaming(geometry: Geometry, spec: DeviceSpec) -> tuple[Ints, Ints]:
                 blocks.append(block)
     both = unique_rows(np.concatenate([np.array(registers), np.array(blocks)], axis=1))
     return both[:, :rank], both[:, rank:]
+
+
+def transposed(geometry: Geometry, spec: DeviceSpec) -> tuple[Ints, Ints]:
+    """Tiles of streams whose inputs are contiguous along another axis than the result; none where all agree.
+
+    They come through the scratchpad: threads copy along the input's rows and store along the result's.
+    """
+    rank = len(geometry.names)
+    none = np.ones((0, rank), np.int64)
+    if len(geometry.expr.stages) > 1 or not geometry.order:
+        return none, none
+    last = geometry.order[-1]
+    others = {
+        int(a)
+        for x in geometry.loads
+        if len(x.coefficients) and not x.gather and x.uses[last]
+        for a in np.flatnonzero(np.abs(x.coefficients[-1]) == 1)
+    } - {last}
+    limit = spec.limits.threads_per_block or spec.teu.lanes
+    sides = (16, 32, 64, 128)
+    registers, blocks = [], []
+    for other in sorted(others):
+        for held, rows_held, wide, deep in itertools.product((1, 2, 4, 8), (1, 2, 4, 8, 16), sides, sides):
+            threads = wide // held * (deep // rows_held)
+            if wide < held or deep < rows_held or not spec.teu.lanes <= threads <= min(limit, _MOST_THREADS):
+                continue
+            register, block = np.ones(rank, np.int64), np.ones(rank, np.int64)
+            register[last], register[other], block[last], block[other] = held, rows_held, wide, deep
+            registers.append(register)
+            blocks.append(block)
+    return (np.array(registers), np.array(blocks)) if registers else (none, none)
 
 
 def rows(geometry: Geometry, spec: DeviceSpec) -> tuple[Ints, Ints]:

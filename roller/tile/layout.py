@@ -241,13 +241,14 @@ def lane_reads(program: RProgram, lanes: int) -> dict[str, LaneReads]:
 
 
 @lru_cache(maxsize=4096)
-def storage_padding(reads: LaneReads, banks: int, bank_width_bytes: int) -> tuple[int, int]:
+def storage_padding(reads: LaneReads, banks: int, bank_width_bytes: int, vectors: bool = True) -> tuple[int, int]:
     """Return the smallest storage padding (elements) with the fewest conflicts, and that conflict degree.
 
     The published pad is the first guess of the paper; here every multiple of the copy vector up to eight of
-    them is enumerated over one TEU (design.md section 3, rule 3).
+    them is enumerated over one TEU (design.md section 3, rule 3). Without ``vectors`` copies move single elements, and
+    any padding will do.
     """
-    vector = max(1, 16 // reads.itemsize_bytes)
+    vector = max(1, 16 // reads.itemsize_bytes) if vectors else 1
     step = vector if reads.row_elements % vector == 0 else 1
     best = (reads.degree(0, banks, bank_width_bytes), 0)
     if not any(reads.rows):  # padding only moves rows

@@ -99,7 +99,9 @@ def _streaming(ctx: Context, s: Stage, program: RProgram) -> Stmt:
     order = store_order(s)
     anchor = ctx.expr.anchor
     if {a.name: a.extent for a in order} == {a.name: a.extent for a in anchor.spatial_axes} and anchor.combiner is None:
-        return streaming_kernel(ctx, s, [axis_map(program, a) for a in order])
+        padding = dict(program.storage_padding)
+        staged = {t: padding.get(t, 0) for t in program.staged}
+        return streaming_kernel(ctx, s, [axis_map(program, a) for a in order], staged)
     last = len(order) - 1
     return streaming_kernel(
         ctx, s, [AxisMap(a.name, a.extent, _THREADS if n == last else 1, 1) for n, a in enumerate(order)]

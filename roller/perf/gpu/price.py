@@ -24,7 +24,7 @@ from roller.perf.gpu.compute import Work, block_work
 from roller.perf.gpu.laid_out import LaidOut
 from roller.perf.gpu.matrix import matrix_work
 from roller.perf.gpu.occupancy import occupancy, scratchpad_bytes
-from roller.perf.gpu.rows import row_access_s, row_chain_s, with_accesses
+from roller.perf.gpu.rows import row_access_s, row_chain_s, scattered_access_s, with_accesses
 from roller.perf.gpu.traffic import dram_bandwidth, global_traffic, least_copies, least_traffic, loads_in_flight
 from roller.perf.gpu.windows import window_work
 from roller.perf.phases import alternating
@@ -177,6 +177,8 @@ def price(batch: TileBatch, spec: DeviceSpec, laid: LaidOut | None = None) -> Te
     memory = np.maximum(dram, l2)
     if batch.structure == "rows":
         memory = with_accesses(memory, row_access_s(batch, spec) * waves.per_unit, spec)
+    elif batch.structure == "streaming":
+        memory = with_accesses(memory, scattered_access_s(batch, spec) * waves.per_unit, spec)
     seconds, arithmetic, copying, chain = _wave_s(memory, work, waves, batch, spec)
     named = {"compute_s": arithmetic, "copy_s": copying, "dram_s": dram, "l2_s": l2, "latency_s": chain}
     terms: Terms = {key: waves.total(value) for key, value in named.items()}

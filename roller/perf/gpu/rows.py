@@ -90,7 +90,7 @@ def row_access_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
 
     An access takes a cycle for every line its lanes touch: neighbours share one, lanes with rows of their own do not.
     """
-    shape, line = RowShape.of(batch.geometry), spec.layer("l2").line_bytes or 4 * spec.layer("l2").transaction_bytes
+    shape, line = RowShape.of(batch.geometry), _line_bytes(spec)
     lanes = teu_lanes(batch, spec.teu.lanes)
     total = np.zeros(len(batch))
     one = np.ones(len(batch), np.int64)
@@ -103,6 +103,35 @@ def row_access_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
         touched, _ = tile_transaction_bytes(a, tile, line)
         accesses = a.elements(batch.register) / width * np.where(wide, batch.steps, 1) * times
         total = total + accesses * touched / line
+    teus = -(-batch.threads_per_block // spec.teu.lanes)
+    pipe = spec.teu.lanes / spec.compute.ops_per_cycle_per_unit["load_store"]
+    return np.asarray(total * teus * pipe / spec.clock_hz)
+
+
+def _line_bytes(spec: DeviceSpec) -> int:
+    return spec.layer("l2").line_bytes or 4 * spec.layer("l2").transaction_bytes
+
+
+def scattered_access_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
+    """Return the seconds a unit's load and store pipe needs for a block of a stream beyond those of whole lines.
+
+    Neighbouring threads own neighbouring elements of the result; of an input with another order each touches a line of
+    its own.
+    """
+    g, line = batch.geometry, _line_bytes(spec)
+    total = np.zeros(len(batch))
+    if batch.staged or not g.order:
+        return total
+    lanes, last = batch.lanes(spec.teu.lanes), g.order[-1]
+    for a in (*g.reads, g.store):
+        size = a.tensor.itemsize_bytes
+        along = len(a.coefficients) > 0 and abs(int(a.coefficients[-1][last])) == 1
+        width = _width(a, batch) if along else np.ones(len(batch), np.int64)
+        tile = lanes.copy()
+        tile[:, last] *= width
+        touched, _ = tile_transaction_bytes(a, tile, line)
+        whole = np.ceil(a.elements(tile) * size / line)
+        total = total + a.elements(batch.register) / width * np.maximum(touched / line - 2 * whole, 0.0)
     teus = -(-batch.threads_per_block // spec.teu.lanes)
     pipe = spec.teu.lanes / spec.compute.ops_per_cycle_per_unit["load_store"]
     return np.asarray(total * teus * pipe / spec.clock_hz)

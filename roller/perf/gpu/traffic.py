@@ -80,7 +80,8 @@ def global_traffic(
         again = a.loaded_elements(wave) * a.tensor.itemsize_bytes
         dram = dram + (touched if a.tensor.nbytes <= capacity else np.maximum(touched, again))
         width = np.clip(np.minimum(alignment, VECTOR_BYTES) // a.tensor.itemsize_bytes, 1, None)
-        width = width if _vectorised(a) else np.ones_like(width)
+        alone = batch.staged and batch.structure == "streaming"  # rows of odd length: copied element by element
+        width = width if _vectorised(a) and not alone else np.ones_like(width)
         if batch.fragment is not None:
             width = next((c.width for c in operand_copies(batch) if c.access is a), width)
         if not any(a is x for x in g.loads):  # an epilogue's operands come once per tile, with the store
