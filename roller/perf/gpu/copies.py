@@ -13,6 +13,7 @@ import numpy as np
 from roller.expr import Load
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
+from roller.perf.gpu.matrix_copies import operand_copies
 from roller.tile.geometry import Access, Floats, Ints
 from roller.tile.layout import copy_lead, staged_axes
 
@@ -28,6 +29,8 @@ DIVISION_INSTRUCTIONS, SHIFT_INSTRUCTIONS = 12.0, 2.0
 BRANCH_INSTRUCTIONS = 8.0
 #: What an asynchronous copy has instead: it is told how many bytes are there, and fills the rest with zeros.
 ASYNC_GUARD_INSTRUCTIONS = 2.0
+#: What a load into registers has instead: it is predicated, and a zero moved where it is not done.
+PREDICATE_INSTRUCTIONS = 1.0
 #: Comparing a position with both bounds; where it does not change from round to round.
 GUARD_INSTRUCTIONS, KEPT_GUARD_INSTRUCTIONS = 3.0, 1.0
 #: One quasi-affine term of an index (a quotient or remainder) whose axis changes from round to round.
@@ -48,7 +51,7 @@ def copy_instructions(access: Access, batch: TileBatch, width: Ints, spec: Devic
     alone = asynchronous(batch, spec)
     # Narrower than a word is narrower than any asynchronous copy.
     unguarded = np.where(alone & (width * access.tensor.itemsize_bytes >= 4), ASYNC_INSTRUCTIONS, COPY_INSTRUCTIONS)
-    axes = staged_axes(batch.geometry.expr.anchor, _load(batch, access), access.tensor)
+    axes = _staged_axes(batch, access)
     positions = [batch.geometry.names.index(a) for a in axes]
     counts = batch.block[:, positions] if axes else access.extents(batch.block)
     if not counts.shape[1]:
@@ -62,7 +65,9 @@ def copy_instructions(access: Access, batch: TileBatch, width: Ints, spec: Devic
     together = np.maximum(1, threads // np.maximum(1, np.where(changes, 1, counts).prod(axis=1)))
     rounds = -(-outer // np.where(lead == rank, threads, together))
     zeros = alone and all(x.outside == 0.0 for x in batch.geometry.expr.anchor.loads if x.tensor == access.tensor.name)
-    branch = ASYNC_GUARD_INSTRUCTIONS if zeros else BRANCH_INSTRUCTIONS
+    branch = np.full(len(batch), ASYNC_GUARD_INSTRUCTIONS if zeros else BRANCH_INSTRUCTIONS)
+    if batch.fragment is not None:  # fetched into registers without a branch
+        branch = np.where(alone & (width * access.tensor.itemsize_bytes >= 4), branch, PREDICATE_INSTRUCTIONS)
     each = branch * bool(access.bounds) + _divisions(counts, changes)
     if axes:
         each = each + _index_instructions(access, positions, changes)
@@ -72,6 +77,13 @@ def copy_instructions(access: Access, batch: TileBatch, width: Ints, spec: Devic
             each = each + (np.where(changes[:, d], GUARD_INSTRUCTIONS, KEPT_GUARD_INSTRUCTIONS) if guarded else 0.0)
     addresses = threads * rounds * each
     return np.asarray(threads * (rounds * unguarded + SETUP_INSTRUCTIONS) + addresses), np.asarray(addresses)
+
+
+def _staged_axes(batch: TileBatch, access: Access) -> tuple[str, ...]:
+    """Return the axes a staged tile is indexed by; empty where it is a box of the tensor."""
+    if batch.fragment is None:
+        return staged_axes(batch.geometry.expr.anchor, _load(batch, access), access.tensor)
+    return next(c.operand.layout.axes for c in operand_copies(batch) if c.access is access)
 
 
 def _load(batch: TileBatch, access: Access) -> Load:

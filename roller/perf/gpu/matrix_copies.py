@@ -25,6 +25,7 @@ ASYNC_BYTES = 4
 class OperandCopy:
     """How one operand of a batch is copied: ``width`` elements at once, ``(N,)``."""
 
+    operand: Operand
     access: Access
     width: Ints
 
@@ -46,7 +47,7 @@ def operand_copies(batch: TileBatch) -> tuple[OperandCopy, OperandCopy]:
         found = operands(g.expr.anchor, g.expr.tensors, batch.matrix_axes, tile)
         loads = {(a.tensor.name, a.index): a for a in g.loads}
         accesses = [loads[x.load.tensor, x.load.index] for x in found]
-        copies = [OperandCopy(a, _width(a, x, batch)) for a, x in zip(accesses, found, strict=True)]
+        copies = [OperandCopy(x, a, _width(a, x, batch)) for a, x in zip(accesses, found, strict=True)]
         batch._memo["operand_copies"] = copies[0], copies[1]
     both: tuple[OperandCopy, OperandCopy] = batch._memo["operand_copies"]
     return both
