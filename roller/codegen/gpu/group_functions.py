@@ -31,7 +31,8 @@ define("roller_group_hold", """template <int N> void roller_group_hold(float* su
 }""")  # fmt: skip
 define("roller_group_tile", """unsigned long long roller_group_tile(
     const void* start, int leading, int stride, int swizzle) {
-  return (unsigned long long)((roller_shared_address(start) & 0x3ffff) >> 4) | (unsigned long long)(leading >> 4) << 16
+  unsigned place = __shfl_sync(0xffffffffu, (roller_shared_address(start) & 0x3ffff) >> 4, 0);  // the same in all lanes
+  return (unsigned long long)place | (unsigned long long)(leading >> 4) << 16
          | (unsigned long long)(stride >> 4) << 32 | (unsigned long long)swizzle << 62;
 }""")  # fmt: skip
 

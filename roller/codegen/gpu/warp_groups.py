@@ -37,7 +37,7 @@ from roller.codegen.gpu.nest import (
 from roller.expr import Stage
 from roller.te.compat import tirx
 from roller.tile.fragments import Operand
-from roller.tile.warp_groups import CHUNK_BYTES, GroupTile, group_tile
+from roller.tile.warp_groups import GroupTile, group_tile
 
 #: Neighbouring results of a thread along n, and columns of the instruction that share a layout.
 _PAIR, _COLUMNS = 2, 8
@@ -82,7 +82,7 @@ class WarpGroups(Matrix):
         zero = tirx.const(0.0, self.fragment.accumulator)
         init = loop("r", extent, lambda r: store(self.sums, zero, r), unroll=True)
         hold = device.call(f"roller_group_hold<{extent}>", device.address(self.sums, num(0)))
-        return seq([init, hold, self._overlapped(), hold])
+        return seq([init, hold, self._describe(), self._overlapped(), hold])
 
     def _overlapped(self) -> Stmt:
         """Return the loop over steps; see the module's description."""
@@ -110,43 +110,41 @@ class WarpGroups(Matrix):
 
     def _copies(self, base: Mapping[str, Expr], step: Expr) -> Stmt:
         """Return the copies of both operands' tiles of a step."""
-        threads = self.program.threads_per_block
+        threads, slot = self.program.threads_per_block, self._slot(step) * self.slot_elements
         return seq(
             [
-                copy_group_tile(self.ctx, t, self.domain, base, (self.thread.var, threads), self.ring, start)
-                for t, start in zip(self.group_tiles, self._tile_starts(step), strict=True)
+                copy_group_tile(self.ctx, t, self.domain, base, (self.thread.var, threads), self.ring, slot + offset)
+                for t, offset in zip(self.group_tiles, self.offsets, strict=True)
             ]
         )
 
-    def _tile_starts(self, step: Expr) -> list[Expr]:
-        return [self._slot(step) * self.slot_elements + offset for offset in self.offsets]
+    def _describe(self) -> Stmt:
+        """Describe this warp group's part of both operands in the first slot: all others are that many units on."""
+        found = []
+        for n, (t, offset) in enumerate(zip(self.group_tiles, self.offsets, strict=True)):
+            own = device.address(self.ring, offset + t.start(self.group[t.axis], 0))
+            fields = (num(x) for x in (t.leading_bytes, t.stride_bytes, t.swizzle))
+            found.append(store(self.starts, tirx.call_extern("uint64", "roller_group_tile", own, *fields), num(n)))
+        return seq(found)
 
     def _products(self, step: Expr) -> Stmt:
         """Start the products of a step on this warp group's part of the tiles."""
-        a, b = self.group_tiles
-        describe = []
-        for n, (t, start) in enumerate(zip(self.group_tiles, self._tile_starts(step), strict=True)):
-            own = device.address(self.ring, start + t.start(self.group[t.axis], 0))
-            fields = (num(x) for x in (t.leading_bytes, t.stride_bytes, t.swizzle))
-            describe.append(store(self.starts, tirx.call_extern("uint64", "roller_group_tile", own, *fields), num(n)))
-        f = self.fragment
+        f, (a, b) = self.fragment, self.group_tiles
         name = group_functions.product(f, not a.k_major, not b.k_major)
         calls = []
         for k in range(0, a.depth, f.k):
             for i in range(self.across[0]):
                 for j in range(self.across[1]):
                     sums = device.address(self.sums, num((i * self.across[1] + j) * (f.m * f.n // f.threads)))
-                    calls.append(
-                        device.call(name, sums, self._described(0, i * f.m, k), self._described(1, j * f.n, k))
-                    )
-        return seq([*describe, device.call("roller_group_fence"), *calls, device.call("roller_group_commit")])
+                    operands = self._described(0, step, i * f.m, k), self._described(1, step, j * f.n, k)
+                    calls.append(device.call(name, sums, *operands))
+        return seq([device.call("roller_group_fence"), *calls, device.call("roller_group_commit")])
 
-    def _described(self, n: int, row: int, k: int) -> Expr:
-        """Return the descriptor of one product's operand: the group's own, moved on by whole chunks."""
+    def _described(self, n: int, step: Expr, row: int, k: int) -> Expr:
+        """Return the descriptor of one product's operand: the group's own in the first slot, moved on by chunks."""
         t = self.group_tiles[n]
-        moved = t.start(row, k) * t.tensor.itemsize_bytes // CHUNK_BYTES
-        start = load(self.starts, num(n))
-        return start + tirx.const(moved, "uint64") if moved else start
+        moved = self._slot(step) * (self.slot_elements // t.chunk) + t.start(row, k) // t.chunk
+        return load(self.starts, num(n)) + tirx.Cast("uint64", moved)
 
     # ---- the result
 

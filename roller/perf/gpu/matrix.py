@@ -27,6 +27,8 @@ INSTRUCTIONS = {"wmma": 16.0}
 READ_BYTES = 512.0
 #: Instructions of the loop over fragments, per step of the fragment's k: addresses that no offset folds.
 LOOP_INSTRUCTIONS = 4.0
+#: Instructions of a reduction step of warp groups beside copies and products: fences, barrier, the place in the ring.
+GROUP_STEP_INSTRUCTIONS = 32.0
 #: Barriers of a reduction step: tiles are written after all have read the last ones, and read after all have written;
 #: a ring of stages needs only one.
 BARRIERS, RING_BARRIERS = 2, 1
@@ -81,12 +83,13 @@ def matrix_work(batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats
     # Products that still run as the next step starts hide its barrier and its first reads.
     latency = barriers * ex.barrier_s + (spec.layer("shared").latency_s or 0.0)
     latency = 0.0 if f.running_steps(batch.stages) else latency
+    around = GROUP_STEP_INSTRUCTIONS / groups if f.reads_scratchpad else LOOP_INSTRUCTIONS
     threads = np.maximum(1, batch.threads_per_block)
     return Work(
         teus=teus,
         fma=products / together * schedulers / matrix_rate(batch, spec),
         overhead=np.zeros(len(batch)),
-        issue=(instructions + loads + LOOP_INSTRUCTIONS) * slot,
+        issue=(instructions + loads + around) * slot,
         scratchpad=(read / together + written / groups / teus) / wavefront * lanes / per_unit["load_store"],
         copies=copies[0] / threads * slot,
         multiplies=np.zeros(len(batch)),
