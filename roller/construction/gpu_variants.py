@@ -45,7 +45,7 @@ def tiled_variants(batch: TileBatch, spec: DeviceSpec) -> list[TileBatch]:
     some = _promising(batch, spec)
     variants: list[Variant] = [(1, 1), *((n, 1) for n in stage_choices(spec))]
     seconds = np.stack([_seconds(some, v, spec) for v in variants])
-    if _exceeds_cache(batch, spec):
+    if exceeds_cache(batch, spec):
         first = np.argsort(seconds.min(axis=0), kind="stable")[:_RASTERED]
         stages = np.array([n for n, _ in variants])[seconds[:, first].argmin(axis=0)]
         for raster in RASTERS:
@@ -85,7 +85,7 @@ def _seconds(batch: TileBatch, variant: Variant, spec: DeviceSpec) -> np.ndarray
     return np.asarray(price(replace(batch, stages=variant[0], raster=variant[1]), spec)["seconds"])
 
 
-def _exceeds_cache(batch: TileBatch, spec: DeviceSpec) -> bool:
+def exceeds_cache(batch: TileBatch, spec: DeviceSpec) -> bool:
     """Whether an operand does not stay in the shared cache from wave to wave, so that the order of blocks matters."""
     capacity = spec.layer("l2").capacity_bytes * CACHE_SHARE
     return any(a.tensor.nbytes > capacity for a in batch.geometry.reads)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from roller.construction.gpu_pool import padding_allowed, register_limits, split_variants, structure_of
+from roller.construction.gpu_variants import exceeds_cache
 from roller.construction.options import ConstructOptions
 from roller.construction.scale_up import best_children, unique_rows
 from roller.construction.score import reuse_score, tile_cost
@@ -39,7 +40,7 @@ _NEIGHBOURS = 2.0
 #: How much worse than the best choice of axes another one may look to be followed.
 _WORSE = 1.5
 #: Choices of fragment and axes followed, programs priced of each, and programs whose stages and raster are chosen.
-_FORMS, _PRICED, _VARIED = 3, 96, 16
+_FORMS, _PRICED, _VARIED = 3, 96, 12
 #: Choices followed of instructions that read scratchpad by themselves: they differ in n only.
 _GROUP_FORMS = 2
 
@@ -239,10 +240,8 @@ def _grow(geometry: Geometry, spec: DeviceSpec, form: MatrixForm, register: Ints
 
 def _pipelined(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
     """Return variants of the best rows: parts of the reduction, stages, then raster; each kept where it is fastest."""
-    if not options.pipelining:
-        ring: tuple[int, ...] = (1,)
-    else:
-        ring = STAGES if spec.execution.async_copy_bytes else REGISTER_STAGES
+    ring: tuple[int, ...] = STAGES if are_async(batch, spec).any() else REGISTER_STAGES  # registers hold one step only
+    ring = ring if options.pipelining else ring[:1]
     parts = [batch, *(split_variants(batch, spec) if options.split_k else [])]
     whole = replace(
         batch,
@@ -250,11 +249,10 @@ def _pipelined(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) ->
         block=np.concatenate([p.block for p in parts]),
         split_k=np.concatenate([p.split_k for p in parts]),
     )
-    middle = replace(whole, stages=ring[len(ring) // 2])
-    whole = whole.take(_best(np.minimum(price(middle, spec)["seconds"], price(whole, spec)["seconds"]), _VARIED))
+    whole = whole.take(_best(price(replace(whole, stages=ring[len(ring) // 2]), spec)["seconds"], _VARIED))
     staged = [replace(whole, stages=s) for s in ring]
     seconds = np.array([price(b, spec)["seconds"] for b in staged])
-    seconds[len(REGISTER_STAGES) :, ~are_async(whole, spec)] = np.inf  # registers hold one step only
+    seconds[len(REGISTER_STAGES) :, ~are_async(whole, spec)] = np.inf
     chosen = _best_of(staged, seconds, 2)
     return [b for x in chosen for b in _rastered(x, spec)] if options.pipelining else chosen
 
@@ -265,7 +263,7 @@ def _rastered(batch: TileBatch, spec: DeviceSpec) -> list[TileBatch]:
     Blocks that cover a square piece of the output together load least; only powers of two are tried.
     """
     several = (batch.counts[:, batch.geometry.spatial] > 1).sum(axis=1) > 1  # else there is one order only
-    if not (several & (batch.blocks > spec.units)).any():
+    if not exceeds_cache(batch, spec) or not (several & (batch.blocks > spec.units)).any():
         return [batch]
     plain = price(batch, spec)
     together = spec.units * float(np.median(plain["blocks_per_unit"]))

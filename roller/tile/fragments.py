@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from roller.errors import TileError
 from roller.expr import DTYPE_BYTES, Call, Cast, Index, Load, Scalar, Stage, Tensor, Term
@@ -137,6 +138,7 @@ def _operand(stage: Stage, load: Load, tensor: Tensor, axis: str, k: str, tile: 
     return Operand(load, tensor, axis, k, by_axes, rows)
 
 
+@lru_cache(maxsize=4096)
 def _apart(load: Load, tensor: Tensor, axis: str, extent: int) -> tuple[bool, float]:
     """Return what sorts axes by how nearly their neighbours are neighbours in memory.
 
@@ -217,6 +219,7 @@ def phases(operand: Operand, fragment: Fragment, padding: int) -> list[list[int]
     ]
 
 
+@lru_cache(maxsize=4096)
 def conflicts(operand: Operand, fragment: Fragment, padding: int, banks: int, bank_width_bytes: int) -> int:
     """Return the most words one bank serves for one phase (1: no conflict)."""
     worst = 1
