@@ -17,6 +17,7 @@ from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.gpu.compute import PLACE_INSTRUCTIONS, STORE_INSTRUCTIONS, VECTOR_BYTES, Work
 from roller.perf.gpu.laid_out import LaidOut
+from roller.perf.gpu.matrix_copies import copy_guards
 from roller.perf.gpu.occupancy import OPERAND_COPIES
 from roller.tile.geometry import Floats
 from roller.tile.transactions import row_alignment_bytes
@@ -29,6 +30,9 @@ READ_BYTES = 512.0
 LOOP_INSTRUCTIONS = 4.0
 #: Instructions of a reduction step of warp groups beside copies and products: fences, barrier, the place in the ring.
 GROUP_STEP_INSTRUCTIONS = 32.0
+#: Instructions of a thread per reduction step beside copies and products (places in the ring, pointers), and per vector
+#: that is copied under conditions; as in PTX of products and convolutions (128 x 128 x 32, sm_80).
+STEP_INSTRUCTIONS, GUARDED_INSTRUCTIONS = 80.0, 6.0
 #: Barriers of a reduction step: tiles are written after all have read the last ones, and read after all have written;
 #: a ring of stages needs only one.
 BARRIERS, RING_BARRIERS = 2, 1
@@ -91,7 +95,7 @@ def matrix_work(batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats
         overhead=np.zeros(len(batch)),
         issue=(instructions + loads + around) * slot,
         scratchpad=(read / together + written / groups / teus) / wavefront * lanes / per_unit["load_store"],
-        copies=copies[0] / threads * slot,
+        copies=(copies[0] / threads + STEP_INSTRUCTIONS + GUARDED_INSTRUCTIONS * copy_guards(batch)) * slot,
         multiplies=np.zeros(len(batch)),
         finish=np.asarray(_finish_instructions(batch) * slot),
         groups=groups,

@@ -90,6 +90,17 @@ def fetched_words(batch: TileBatch, spec: DeviceSpec) -> Ints:
     return total
 
 
+def copy_guards(batch: TileBatch) -> Ints:
+    """Return the vectors a thread copies per step under conditions, because tiles overhang their axes, ``(N,)``."""
+    g, total = batch.geometry, np.zeros(len(batch), np.int64)
+    overhangs = g.extents % batch.block != 0
+    for copy in operand_copies(batch):
+        used = np.flatnonzero(copy.access.uses)
+        rounds = -(-product(batch.block, used) // copy.width // np.maximum(1, batch.threads_per_block))
+        total += np.where(overhangs[:, used].any(axis=1), rounds, 0)
+    return total
+
+
 def are_async(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
     """Whether both operands are copied asynchronously, ``(N,)``."""
     one, other = operand_copies(batch)

@@ -16,7 +16,7 @@ from roller.perf.gpu.matrix_copies import operand_copies
 from roller.perf.gpu.row_shape import words_in_flight
 from roller.perf.gpu.rows import row_traffic
 from roller.perf.gpu.walk import reloaded_share, walk_copies
-from roller.tile.geometry import Access, Floats, Ints
+from roller.tile.geometry import Access, Floats, Geometry, Ints, product
 from roller.tile.transactions import counted_bytes, tile_transaction_bytes, touched_bytes
 
 #: Instructions per copied vector (load, store, pointer step) of our templates.
@@ -77,7 +77,7 @@ def global_traffic(
         l2 = l2 + through
         # Blocks of a wave find in L2 what another one has loaded: operands they share, halos, transactions at
         # their borders. Gaps of strided rows are in `touched`.
-        again = a.loaded_elements(wave) * a.tensor.itemsize_bytes
+        again = _loaded_bytes(a, wave, g)
         dram = dram + (touched if a.tensor.nbytes <= capacity else np.maximum(touched, again))
         width = np.clip(np.minimum(alignment, VECTOR_BYTES) // a.tensor.itemsize_bytes, 1, None)
         alone = batch.staged and batch.structure == "streaming"  # rows of odd length: copied element by element
@@ -134,6 +134,19 @@ def least_copies(batch: TileBatch, spec: DeviceSpec) -> Floats:
         else:
             total = total + elements * COPY_INSTRUCTIONS
     return total
+
+
+def _loaded_bytes(access: Access, wave: Ints, geometry: Geometry) -> Floats:
+    """Return the bytes that waves of blocks load from DRAM, ``(N,)``: what one of them has loaded others find in L2.
+
+    Points of a gathered tile that share an element (a window's) follow each other closely, so that a tensor comes once
+    for every wave tile along the axes it does not depend on.
+    """
+    loaded = access.loaded_elements(wave) * access.tensor.itemsize_bytes
+    if not access.gather:
+        return loaded
+    others = np.flatnonzero(geometry.spatial & ~access.uses & access.reloads)
+    return np.asarray(np.minimum(loaded, product(geometry.counts(wave), others) * float(access.tensor.nbytes)))
 
 
 def _vectorised(access: Access) -> bool:
