@@ -141,6 +141,27 @@ INSTRUCTIONS: tuple[Instruction, ...] = (
     ),
     Instruction(r"cvt\.u32\.u64", (2,), lambda m, o: f"{o[0][0]} = (uint32_t){o[1][0]};"),
     Instruction(
+        r"mbarrier\.init(?:\.shared(?:::cta)?)\.b64", (2,),
+        lambda m, o: f"emul::ptx::mbarrier_init({o[0][0]}, {o[1][0]});",
+    ),
+    Instruction(
+        r"mbarrier\.arrive(?P<tx>\.expect_tx)?(?:\.release)?(?:\.cta)?\.shared(?:::cta)?\.b64", (2, 3),
+        lambda m, o: f"emul::ptx::mbarrier_arrive({o[1][0]}, {o[2][0] if m['tx'] else 0});",
+    ),
+    Instruction(
+        r"mbarrier\.(?:try|test)_wait\.parity(?:\.acquire)?(?:\.cta)?\.shared(?:::cta)?\.b64", (3,),
+        lambda m, o: f"{o[0][0]} = emul::ptx::mbarrier_wait({o[1][0]}, {o[2][0]});",
+    ),
+    Instruction(
+        r"cp\.async\.bulk\.shared::(?:cluster|cta)\.global\.mbarrier::complete_tx::bytes", (4,),
+        lambda m, o: f"emul::ptx::bulk_copy({o[0][0]}, {o[1][0]}, {o[2][0]}, {o[3][0]});",
+    ),
+    Instruction(r"fence\.mbarrier_init\.release\.cluster", (0,), lambda m, o: ";"),
+    Instruction(
+        r"selp\.[bus]32", (4,),
+        lambda m, o: f"emul::ptx::put({o[0][0]}, (uint32_t)({o[3][0]} ? {o[1][0]} : {o[2][0]}));",
+    ),
+    Instruction(
         r"wgmma\.mma_async\.sync\.aligned\.m64n(?P<n>\d+)k16\.f32\.(?P<a>f16|bf16)\.(?P=a)", (8,), _wgmma
     ),
     Instruction(r"wgmma\.fence\.sync\.aligned", (0,), lambda m, o: "emul::ptx::wgmma_fence();"),

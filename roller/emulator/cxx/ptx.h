@@ -36,6 +36,29 @@ void load_global(T* out, int count, P address) {
   memcpy(out, span(generic(address), count * (int64_t)sizeof(T), count * (int64_t)sizeof(T)), (size_t)count * sizeof(T));
 }
 
+// Barrier objects and the copies they count (mbarrier, cp.async.bulk). Waiting for a phase suspends the thread.
+inline uint64_t* barrier_object(uint32_t address) { return (uint64_t*)span(shared(address), 8, 8); }
+inline void mbarrier_init(uint32_t address, uint32_t count) {
+  if (count < 1 || count > 0x7fff) fail("misuse", "an mbarrier for %u arrivals is not emulated", count);
+  *barrier_object(address) = (uint64_t)count << 1 | (uint64_t)count << 16;
+}
+inline void mbarrier_arrive(uint32_t address, int64_t expected_bytes) {
+  barrier_complete(barrier_object(address), 0, 0 - expected_bytes);
+  barrier_complete(barrier_object(address), 1, 0);
+}
+inline bool mbarrier_passed(const void* barrier, unsigned parity) { return (*(const uint64_t*)barrier & 1) != (parity & 1); }
+inline bool mbarrier_wait(uint32_t address, uint32_t parity) {
+  uint64_t* barrier = barrier_object(address);
+  barrier_complete(barrier, 0, 0);
+  wait_until(mbarrier_passed, barrier, parity);
+  return true;
+}
+template <class G>
+void bulk_copy(uint32_t target, G source, int64_t bytes, uint32_t barrier) {
+  if (bytes < 0 || bytes % 16) fail("misuse", "cp.async.bulk copies a multiple of 16 bytes, got %lld", (long long)bytes);
+  emul::bulk_copy(span(shared(target), bytes, 16), span(generic(source), bytes, 16), bytes, barrier_object(barrier));
+}
+
 struct Matrices {
   char* row;
   uint32_t out[4];

@@ -25,13 +25,20 @@ const int64_t GRANULE_BYTES = 16;  // of the scratchpad, as copies and matrix op
 const int MAX_ARRAYS = 64;
 const int POISON = 0xff;               // NaN as float and half, -1 as integer
 
-enum State { READY, AT_BARRIER, AT_ACTIVE_MASK, AT_COLLECTIVE, DONE };
+enum State { READY, AT_BARRIER, AT_ACTIVE_MASK, AT_COLLECTIVE, WAITING, DONE };
 
 struct Copy {
   char* target;
   const char* source;
   int64_t bytes, source_bytes;
   int group;
+};
+
+struct Bulk {  // a copy that a barrier object counts
+  char* target;
+  const char* source;
+  int64_t bytes;
+  uint64_t* barrier;
 };
 
 struct Fiber {
@@ -47,6 +54,9 @@ struct Fiber {
   Collective run = nullptr;
   std::vector<Copy> copies;
   int group = 0;
+  bool (*ready)(const void*, unsigned) = nullptr;  // what it waits for
+  const void* what = nullptr;
+  unsigned value = 0;
   std::vector<uint32_t> unpublished;  // granules of the scratchpad its copies wrote since its last proxy fence
 };
 
@@ -93,6 +103,7 @@ struct Worker {
   Region dynamic = {};
   std::vector<uint16_t> writers;  // per granule: thread + 1 whose copy no proxy fence has followed
   uint64_t serial = 0;
+  std::vector<Bulk> bulk;
   jmp_buf scheduler, abandoned;
   ucontext_t scheduler_context;
 };
@@ -196,6 +207,8 @@ void release_barrier(Worker& w) {
   for (size_t i = 0; i < w.fibers.size(); ++i) {
     Fiber& f = w.fibers[i];
     w.current = (int)i;
+    if (f.state == WAITING)
+      fail("deadlock", "waits for a phase of an mbarrier that never completes");
     if (f.state == AT_COLLECTIVE)
       fail("divergence", "waits for lanes 0x%08x of its warp, which never arrive", f.mask & w.warps[i / 32].alive);
     if (f.state == DONE)
@@ -205,6 +218,22 @@ void release_barrier(Worker& w) {
     line = f.line;
   }
   for (Fiber& f : w.fibers) f.state = READY;
+}
+
+// Performs the bulk copies that are on their way.
+bool land(Worker& w) {
+  std::vector<Bulk> landing;
+  landing.swap(w.bulk);
+  for (const Bulk& c : landing) {
+    memcpy(c.target, c.source, (size_t)c.bytes);
+    barrier_complete(c.barrier, 0, c.bytes);
+  }
+  return !landing.empty();
+}
+
+bool can_run(Fiber& f) {
+  if (f.state == WAITING && f.ready(f.what, f.value)) f.state = READY;
+  return f.state == READY;
 }
 
 void arrange(Worker& w) {
@@ -230,12 +259,12 @@ void run_converging(Worker& w) {
       while (again) {
         again = false;
         for (size_t i = first; i < end; ++i)
-          if (w.fibers[w.order[i]].state == READY) resume(w, w.order[i]), again = progress = true;
+          if (can_run(w.fibers[w.order[i]])) resume(w, w.order[i]), again = progress = true;
         if (w.launch->order == 2) break;  // a turn each, by chance
       }
     }
     if (progress && w.launch->order == 2) arrange(w);
-    if (!progress && !release_active(w)) release_barrier(w);
+    if (!progress && !land(w) && !release_active(w)) release_barrier(w);
   }
 }
 
@@ -246,6 +275,7 @@ void run_block(Worker& w, uint32_t number) {
   if (w.arena) memset(w.arena, POISON, ARENA_START + w.arena_used);
   std::fill(w.writers.begin(), w.writers.end(), 0);
   w.serial = ++serials;
+  w.bulk.clear();
   if (w.launch->converges) return run_converging(w);
   arrange(w);
   for (int i : w.order) {
@@ -474,6 +504,30 @@ void async_wait(int groups_left) {
     perform(c);
   }
   f.copies.resize(kept);
+}
+
+void bulk_copy(char* target, const char* source, int64_t bytes, uint64_t* barrier) {
+  W->bulk.push_back(Bulk{target, source, bytes, barrier});
+  if (at_once(0)) land(*W);
+}
+
+void wait_until(bool (*ready)(const void*, unsigned), const void* what, unsigned value) {
+  if (ready(what, value)) return;
+  Fiber& f = W->fibers[W->current];
+  f.ready = ready, f.what = what, f.value = value;
+  f.state = WAITING;
+  switch_out();
+}
+
+// A barrier object: bit 0 its phase, bits 1-15 arrivals it expects, 16-30 those pending, 32-63 bytes pending.
+void barrier_complete(uint64_t* barrier, int64_t arrivals, int64_t bytes) {
+  uint64_t b = *barrier;
+  if (b >> 31 & 1) fail("misuse", "an mbarrier that no mbarrier.init has made");
+  int64_t phase = b & 1, expected = b >> 1 & 0x7fff, pending = b >> 16 & 0x7fff, left = (int32_t)(b >> 32);
+  pending -= arrivals, left -= bytes;
+  if (pending < 0) fail("misuse", "more than %lld threads arrive at an mbarrier in one phase", (long long)expected);
+  if (!pending && !left) phase ^= 1, pending = expected;
+  *barrier = (uint64_t)phase | (uint64_t)expected << 1 | (uint64_t)pending << 16 | (uint64_t)(uint32_t)(int32_t)left << 32;
 }
 
 void proxy_fence() {

@@ -85,6 +85,12 @@ void async_copy(char* target, const char* source, int64_t bytes, int64_t source_
 void async_commit();
 void async_wait(int groups_left);
 
+// A bulk copy, which a barrier object in the scratchpad counts, lands at once, or not before no thread can go on.
+void bulk_copy(char* target, const char* source, int64_t bytes, uint64_t* barrier);
+void barrier_complete(uint64_t* barrier, int64_t arrivals, int64_t bytes);
+// Suspends the thread until `ready(what)`; reports a deadlock where nothing else can make it so.
+void wait_until(bool (*ready)(const void*, unsigned), const void* what, unsigned value);
+
 // Instructions of the async proxy see what a thread's copies wrote only after that thread's fence.
 void proxy_fence();
 void async_proxy_reads(const char* from, int64_t bytes);
