@@ -8,17 +8,20 @@ import numpy as np
 
 from roller import perf
 from roller.construction.gpu_pool import pool
+from roller.construction.gpu_variants import tiled_variants
 from roller.construction.options import ConstructOptions
 from roller.construction.winograd import LEAST_CHANNELS
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.perf.gpu import outer_batch
+from roller.perf.gpu import inner_batch, outer_batch, products_of
 from roller.tile.geometry import Geometry
 from roller.tile.winograd import STRUCTURES, window_product
 from roller.tile.winograd_products import ELEMENT, products
 
-#: Tilings of a product that are priced, and those of them that are kept.
-_PRICED, _KEPT = 2048, 64
+#: Tilings of a product that are priced, those of them tried as pipelines and in other orders, and those kept of all.
+_PRICED, _VARIED, _KEPT = 1024, 128, 64
+#: A tile size whose best program takes that many times the other's is not tried as a pipeline: none gains so much.
+_FAR_BEHIND = 1.3
 #: Elements that 32-bit offsets of a workspace reach.
 _MOST_ELEMENTS = 2**31
 
@@ -32,22 +35,41 @@ def winograd_gpu_pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOp
     form = window_product(geometry.expr) if options.winograd and geometry.expr.allow_padding else None
     if form is None or geometry.expr.anchor.extents[form.channel] < LEAST_CHANNELS:
         return []
-    return [b for structure in STRUCTURES for b in _batches(geometry, spec, options, structure)]
+    plain = {structure: _plain(geometry, spec, options, structure) for structure in STRUCTURES}
+    best = {name: perf.price(b, spec)["seconds"].min() for name, b in plain.items() if b is not None and len(b)}
+    found: list[TileBatch] = []
+    for name, seconds in best.items():
+        batch = plain[name]
+        assert batch is not None
+        vary = options.pipelining and seconds <= _FAR_BEHIND * min(best.values())
+        found += _with_variants(batch, spec) if vary else [batch.take(np.arange(min(_KEPT, len(batch))))]
+    return found
 
 
-def _batches(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions, structure: str) -> list[TileBatch]:
+def _plain(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions, structure: str) -> TileBatch | None:
+    """Return the best tilings of one product as programs without a pipeline, best first."""
     product = products(geometry.expr, structure)
     assert product is not None
     if any(t.elements >= _MOST_ELEMENTS for t in product.expr.tensors.values()):
-        return []
+        return None
     share = replace(options, pool=max(options.count, _PRICED), constants=())
     inner = Geometry.of(product.expr)
-    element = inner.names.index(ELEMENT)
-    batches = [b for b in pool(inner, spec, share) if b.structure == "tiled"]
+    batch = next(b for b in pool(inner, spec, share) if b.structure == "tiled")
     # A block multiplies for one element of the transformed tile.
-    batches = [b.take(b.block[:, element] == 1) for b in batches]
-    best = [(s, n, row) for n, b in enumerate(batches) if len(b) for s, row in perf.best_rows(b, spec, _KEPT)]
+    batch = batch.take(batch.block[:, inner.names.index(ELEMENT)] == 1)
+    rows = np.array([row for _, row in perf.best_rows(batch, spec, _VARIED)], np.intp)
+    return outer_batch(batch.take(rows), product, geometry, structure)
+
+
+def _with_variants(batch: TileBatch, spec: DeviceSpec) -> list[TileBatch]:
+    """Return the best of the programs of a batch, as they are, as pipelines and with their blocks in other orders."""
+    product = products_of(batch)
+    assert product is not None
+    inner = inner_batch(batch, product)
+    found = [inner, *tiled_variants(inner, spec)]
+    best = sorted((s, n, row) for n, b in enumerate(found) for s, row in perf.best_rows(b, spec, _KEPT))
     kept: dict[int, list[int]] = {}
-    for _, n, row in sorted(best)[:_KEPT]:
+    for _, n, row in best[:_KEPT]:
         kept.setdefault(n, []).append(row)
-    return [outer_batch(batches[n].take(np.array(r)), product, geometry, structure) for n, r in kept.items()]
+    chosen = (found[n].take(np.array(rows, np.intp)) for n, rows in kept.items())
+    return [outer_batch(b, product, batch.geometry, batch.structure) for b in chosen]

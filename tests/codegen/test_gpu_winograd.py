@@ -88,11 +88,13 @@ def test_vectors_and_padded_rows(m, register, block):
     assert_right(e, wide)
 
 
-@pytest.mark.parametrize(("arch", "stages"), [("sm_70", 2), ("sm_80", 3)])
-def test_the_product_may_be_a_pipeline(arch, stages):
+@pytest.mark.parametrize(
+    ("arch", "stages", "raster"), [("sm_70", 2, 1), ("sm_80", 3, 1), ("sm_80", 1, 4), ("sm_80", 2, 4)]
+)
+def test_the_product_may_be_a_pipeline_and_its_blocks_in_any_order(arch, stages, raster):
     e = ops.conv2d(2, 40, 9, 11, 20, 3, 3, padding=1)
-    artifact = assert_right(e, winograd(e, 4, stages=stages), arch)
-    assert ("cp.async" in artifact.source) == (arch == "sm_80")
+    artifact = assert_right(e, winograd(e, 4, stages=stages, raster=raster), arch)
+    assert ("cp.async" in artifact.source) == (arch == "sm_80" and stages > 1)
 
 
 @pytest.mark.parametrize("constants", [("W",), ("X",)])
