@@ -18,8 +18,9 @@ from roller.tile.windows import Slide, slide_of
 
 #: Longest strip of outputs, and most outputs of a thread along any other axis.
 _STRIP, _ACROSS = 32, 8
-#: Products of one thread: its walk is straight-line code, which must fit the instruction cache.
-_PRODUCTS = 2048
+#: Products of one thread: its walk is straight-line code of about two instructions each, which the smallest instruction
+#: cache of all devices should hold (46 KiB of 16-byte instructions on sm_75; Jia et al. 2019).
+_PRODUCTS = 1024
 #: Pieces an axis is cut into evenly, threads along the contiguous axis beside them, and threads of a block aimed at.
 _PIECES, _RUNS, _THREADS = (1, 2, 3, 4), (16, 32, 64), (64, 128, 256)
 #: Least share of a block's TEUs that its threads fill: partly filled ones are priced, hardly filled ones never win.

@@ -26,6 +26,7 @@ from roller.perf.gpu.matrix import matrix_work
 from roller.perf.gpu.occupancy import occupancy, scratchpad_bytes
 from roller.perf.gpu.rows import row_access_s, row_chain_s, scattered_access_s, with_accesses
 from roller.perf.gpu.traffic import dram_bandwidth, global_traffic, least_copies, least_traffic, loads_in_flight
+from roller.perf.gpu.walk import walk_hops
 from roller.perf.gpu.windows import window_work
 from roller.perf.phases import alternating
 from roller.tile.geometry import Floats, Ints
@@ -83,7 +84,9 @@ def _chain_s(batch: TileBatch, spec: DeviceSpec, work: Work) -> Floats:
         ahead = batch.steps_ahead
         waiting = np.maximum(batch.steps - ahead, 0) * latency / ahead
         return np.asarray(2 * latency + np.maximum(alone, waiting) + barrier_s)
-    hops = batch.steps + 1 if batch.staged else np.minimum(batch.steps + 1, 2)
+    hops: Ints | Floats = batch.steps + 1 if batch.staged else np.minimum(batch.steps + 1, 2)
+    if batch.structure == "window" and not batch.staged:
+        hops = walk_hops(batch)
     return np.asarray(alone + hops * latency + barrier_s)
 
 

@@ -15,7 +15,7 @@ from roller.perf.gpu.copies import COPY_INSTRUCTIONS as STAGED_INSTRUCTIONS
 from roller.perf.gpu.matrix_copies import operand_copies
 from roller.perf.gpu.row_shape import words_in_flight
 from roller.perf.gpu.rows import row_traffic
-from roller.perf.gpu.walk import reloaded_share, walk_copies
+from roller.perf.gpu.walk import reloaded_share, walk_copies, walk_words
 from roller.tile.geometry import Access, Floats, Geometry, Ints, product
 from roller.tile.transactions import counted_bytes, tile_transaction_bytes, touched_bytes
 
@@ -226,6 +226,8 @@ def loads_in_flight(batch: TileBatch) -> Floats:
     """
     if batch.structure == "rows":
         return words_in_flight(batch, ROW_LOADS_IN_FLIGHT)
+    if batch.structure == "window" and not batch.staged:
+        return np.minimum(walk_words(batch), LOADS_IN_FLIGHT)
     words = np.zeros(len(batch))
     for a in batch.geometry.reads:
         words = words + batch.block_elements(a) * (a.tensor.itemsize_bytes / 4)
