@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -78,7 +78,7 @@ def walk(batch: TileBatch) -> Walk:
                 block = dict(zip((g.names[c] for c in columns), row[len(g.names) :], strict=staged))
                 known[key] = _of(batch, register, block, staged)
             found.append(known[key])
-        batch._memo["walk"] = np.array(found, np.int64)[inverse.reshape(-1)]
+        batch._memo["walk"] = np.array(found, np.int64).reshape(-1, len(fields(Walk)))[inverse.reshape(-1)]
     return Walk(*batch._memo["walk"].T)
 
 
