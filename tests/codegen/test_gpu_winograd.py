@@ -65,6 +65,12 @@ def test_shapes_paddings_and_layouts_in_every_order(shape, m, layout):
     assert [a.role for a in artifact.arguments].count("workspace") == 3
 
 
+@pytest.mark.parametrize("filters", ["OHWI", "HWIO"])
+def test_layouts_of_the_filters(filters):
+    e = ops.conv2d(2, 17, 9, 7, 30, 3, 3, padding=1, layout="NHWC", kernel_layout=filters)
+    assert_right(e, winograd(e, 4))
+
+
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("size", [(10, 9), (12, 8)], ids=["clipped", "vectors"])
 def test_epilogues(layout, size):
