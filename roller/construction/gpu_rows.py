@@ -34,6 +34,8 @@ _SPLIT_BLOCKS = 8
 _MOST_THREADS = 512
 #: Elements of all reduction axes but the contiguous one up to which a thread may hold them.
 _WHOLE_REST = 64
+#: Elements of the last of them that a thread may hold otherwise.
+_REST = (4, 8)
 
 
 def streaming(geometry: Geometry, spec: DeviceSpec) -> tuple[Ints, Ints]:
@@ -139,15 +141,20 @@ def _axes(geometry: Geometry) -> tuple[int, int | None]:
 
 
 def _with_rest(geometry: Geometry, column: int, both: Ints) -> tuple[Ints, Ints]:
-    """Return the tiles, and those that hold all other reduction axes whole as well."""
+    """Return the tiles, those that hold some of another reduction axis, and those that hold all of them whole."""
     rank = len(geometry.names)
     rest = [int(a) for a in np.flatnonzero(~geometry.spatial) if a != column]
+    choices = [{rest[-1]: n} for n in _REST if rest and n < geometry.extents[rest[-1]]]
     if rest and int(np.prod(geometry.extents[rest])) <= _WHOLE_REST:
+        choices.append({a: int(geometry.extents[a]) for a in rest})
+    found = [both]
+    for choice in choices:
         wide = both.copy()
-        for a in rest:
-            wide[:, a] = wide[:, rank + a] = geometry.extents[a]
-        both = np.concatenate([both, wide])
-    return both[:, :rank], both[:, rank:]
+        for a, n in choice.items():
+            wide[:, a] = wide[:, rank + a] = n
+        found.append(wide)
+    every = np.concatenate(found)
+    return every[:, :rank], every[:, rank:]
 
 
 def with_split_rows(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> TileBatch:
