@@ -107,6 +107,18 @@ def test_main_loop_has_the_instructions_meant_and_no_local_memory(transpose_b):
     assert f"__align__({ALIGNMENT_BYTES})" in artifact.source
 
 
+@needs_nvrtc
+@pytest.mark.parametrize(
+    ("out_dtype", "columns", "stored"),
+    [("float16", 256, "st.global.v4"), ("float32", 256, "st.global.v2"), ("float16", 250, "st.global.v2")],
+)
+def test_results_leave_in_whole_sectors_where_the_output_allows(out_dtype, columns, stored):
+    expr = ops.matmul(128, columns, 64, dtype="float16", out_dtype=out_dtype, transpose_b=True)
+    text = toolchain.to_ptx(lowered(expr, IJK, (64, 64), (1, 1), 64, 64).source, "sm_90a")
+    found = {w for x in text.splitlines() for w in x.split() if w.startswith("st.global")}
+    assert {w.rpartition(".")[0] for w in found} == {stored}
+
+
 def positions(k_major, rows, depth, step):
     """Return the tile and the byte of every element ``[row, k]`` in it."""
     expr = ops.matmul(rows, 64, depth, dtype="float16", transpose_a=not k_major)

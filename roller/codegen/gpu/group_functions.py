@@ -35,6 +35,20 @@ define("roller_group_tile", """unsigned long long roller_group_tile(
   return (unsigned long long)place | (unsigned long long)(leading >> 4) << 16
          | (unsigned long long)(stride >> 4) << 32 | (unsigned long long)swizzle << 62;
 }""")  # fmt: skip
+# Four pairs in each of four neighbouring lanes: pair b of lane t changes places with pair t of lane b.
+define("roller_quad_exchange", """void roller_quad_exchange(float* pairs) {
+  #pragma unroll
+  for (int way = 1; way < 4; way *= 2) {
+    bool high = threadIdx.x & way;
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      int low = (i >> 1) * (4 / way) + (i & 1);
+      float sent = high ? pairs[low] : pairs[low + 2 * way];
+      float got = __shfl_xor_sync(0xffffffffu, sent, way);
+      if (high) pairs[low] = got; else pairs[low + 2 * way] = got;
+    }
+  }
+}""")  # fmt: skip
 
 
 def product(f: Fragment, transposed_a: bool, transposed_b: bool) -> str:

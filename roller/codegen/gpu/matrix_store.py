@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from roller.codegen.gpu.matrix import Matrix
 
 #: Bytes of a pair of results from which on lanes store straight from their accumulators: four lanes then fill a sector.
-_DIRECT_BYTES = 8
+DIRECT_BYTES = 8
 
 
 class Template(Protocol):
@@ -101,7 +101,7 @@ def write(t: Matrix, result: Stage, target: Buffer, prefix: tuple[Expr, ...]) ->
 
 def is_direct(t: Matrix, writer: Writer) -> bool:
     """Whether lanes store pairs straight from their accumulators."""
-    return t.unit.per_lane and 2 * writer.itemsize >= _DIRECT_BYTES and writer.width(t.n_axis, 2) == 2
+    return t.unit.per_lane and 2 * writer.itemsize >= DIRECT_BYTES and writer.width(t.n_axis, 2) == 2
 
 
 def _direct(t: Matrix, writer: Writer) -> Stmt:
@@ -113,7 +113,7 @@ def _direct(t: Matrix, writer: Writer) -> Stmt:
         column = j * t.fragment.n + tirx.floormod(t.lane, 4) * 2
         first = (i * columns + j) * 4 + half * 2
         sums: Callable[[Expr], Expr] = lambda v: load(t.unit.sums, first + v)  # noqa: E731
-        return _finish(t, writer, row, column, 2, out, sums)
+        return finish(t, writer, row, column, 2, out, sums)
 
     body = loop(
         "i", rows,
@@ -152,9 +152,9 @@ def _through_scratchpad(t: Matrix, writer: Writer) -> Stmt:
             return put(piece, address(totals, first), spread_at(row, column + first))
 
         take = loop("p", width * size // piece, part, unroll=True)
-        finish = _finish(t, writer, i * m + row, column, width, out, lambda v: load(totals, v))
+        stored = finish(t, writer, i * m + row, column, width, out, lambda v: load(totals, v))
         inside = [number < vectors] if vectors % lanes else []
-        return when(inside, seq([take, finish]))
+        return when(inside, seq([take, stored]))
 
     def fragments(i: Expr) -> Stmt:
         rounds = loop("r", -(-vectors // lanes), lambda r: one(i, r), unroll=True)
@@ -164,7 +164,7 @@ def _through_scratchpad(t: Matrix, writer: Writer) -> Stmt:
     return with_buffers([totals, out], seq([barrier(), loop("i", rows, fragments, unroll=True)]))
 
 
-def _finish(
+def finish(
     t: Matrix, writer: Writer, row: Expr, column: Expr, width: int, out: Buffer, sums: Callable[[Expr], Expr]
 ) -> Stmt:
     """Compute ``width`` neighbours along n and store them, where they are no padding."""
@@ -206,11 +206,6 @@ def inside(t: Matrix, env: Mapping[str, Expr]) -> list[Expr]:
 def place(result: Stage, prefix: tuple[Expr, ...], env: Mapping[str, Expr]) -> list[Expr]:
     """Return the index of a result in the output."""
     return [*prefix, *(emit_index(i, env) for i in result.store)]
-
-
-def pairs(t: Matrix, result: Stage, target: Buffer) -> bool:
-    """Whether two neighbours along n are one aligned access of the output."""
-    return neighbours(result, target, t.n_axis, t.stage.extents[t.n_axis], 2)
 
 
 def neighbours(result: Stage, target: Buffer, axis: str, extent: int, width: int) -> bool:

@@ -15,9 +15,8 @@ from roller.codegen.gpu import device_functions as device
 from roller.codegen.gpu import group_functions
 from roller.codegen.gpu.access import vectorizable
 from roller.codegen.gpu.group_copies import copy_group_tile
-from roller.codegen.gpu.mapping import vector_loop
 from roller.codegen.gpu.matrix import Matrix
-from roller.codegen.gpu.matrix_store import finished, inside, pairs, place
+from roller.codegen.gpu.matrix_store import DIRECT_BYTES, Writer, finish
 from roller.codegen.gpu.nest import (
     Buffer,
     Expr,
@@ -41,6 +40,8 @@ from roller.tile.warp_groups import GroupTile, group_tile
 
 #: Neighbouring results of a thread along n, and columns of the instruction that share a layout.
 _PAIR, _COLUMNS = 2, 8
+#: Lanes that share a row of the instruction's result.
+_QUAD = 4
 #: Rows of the instruction that one warp of the group holds.
 _WARP_ROWS = 16
 
@@ -154,38 +155,40 @@ class WarpGroups(Matrix):
         return kernel((self.block, self.thread), with_buffers([self.ring, self.sums, self.starts], body))
 
     def _write(self, result: Stage, target: Buffer, prefix: tuple[Expr, ...]) -> Stmt:
-        """Store every sum of this thread, two neighbours along n at once where the output allows.
+        """Store every sum of this thread: neighbours along n at once, as many as the output allows.
 
         Sum ``4 c + 2 h + e`` of a product of 64 rows lies at row ``16 warp + lane / 4 + 8 h`` and column
-        ``8 c + 2 (lane % 4) + e`` (PTX manual, wgmma: registers of D).
+        ``8 c + 2 (lane % 4) + e`` (PTX manual, wgmma: registers of D). Where such pairs are narrow, the four lanes
+        of a row exchange the pairs of four neighbouring columns ``c``, so that each holds all eight results of one.
         """
-        wide = pairs(self, result, target)
-        out = buffer("out", (_PAIR,), dtype_name(target), "local")
-        f, (m, n) = self.fragment, (self.m_axis, self.n_axis)
+        writer, f = Writer(self.ctx, self.stage, result, target, prefix), self.fragment
+        most = writer.width(self.n_axis, _COLUMNS)
+        exchanged = most == _COLUMNS and _PAIR * writer.itemsize < DIRECT_BYTES and f.n % (_QUAD * _COLUMNS) == 0
+        width = _COLUMNS if exchanged else min(most, _PAIR)
+        totals = buffer("totals", (_COLUMNS,), f.accumulator, "local")
+        out = buffer("out", (width,), dtype_name(target), "local")
+        quad = tirx.floormod(self.lane, _QUAD)
+
+        def sum_at(at: Mapping[str, Expr], c: Expr, e: Expr) -> Expr:
+            product = at["i"] * self.across[1] + at["j"]
+            return load(self.sums, ((product * (f.n // _COLUMNS) + c) * 2 + at["h"]) * _PAIR + e)
 
         def element(at: dict[str, Expr]) -> Stmt:
             row = at["i"] * f.m + tirx.floordiv(self.lane, 32) * _WARP_ROWS + at["h"] * 8
-            row = row + tirx.floordiv(tirx.floormod(self.lane, 32), 4)
-            column = at["j"] * f.n + at["c"] * _COLUMNS + tirx.floormod(self.lane, 4) * _PAIR
-            first = (((at["i"] * self.across[1] + at["j"]) * (f.n // _COLUMNS) + at["c"]) * 2 + at["h"]) * _PAIR
+            row = row + tirx.floordiv(tirx.floormod(self.lane, 32), _QUAD)
+            first = at["j"] * f.n
+            if not exchanged:
+                column = first + at["c"] * _COLUMNS + quad * _PAIR + at["e"]
+                return finish(self, writer, row, column, width, out, lambda v: sum_at(at, at["c"], at["e"] + v))
+            taken = [
+                store(totals, sum_at(at, at["c"] * _QUAD + b, num(e)), num(b * _PAIR + e))
+                for b in range(_QUAD) for e in range(_PAIR)
+            ]  # fmt: skip
+            swap = device.call("roller_quad_exchange", device.address(totals, num(0)))
+            column = first + (at["c"] * _QUAD + quad) * _COLUMNS
+            return seq([*taken, swap, finish(self, writer, row, column, width, out, lambda v: load(totals, v))])
 
-            def env(e: Expr) -> dict[str, Expr]:
-                moved = {m: self.group[m] + row, n: self.group[n] + column + e}
-                return {**self.base, **{a: self.base[a] + x for a, x in moved.items()}}
-
-            def value(e: Expr) -> Expr:
-                return finished(self, result, load(self.sums, first + e), env(e))
-
-            def single(e: Expr) -> Stmt:
-                return when(inside(self, env(e)), store(target, value(e), *place(result, prefix, env(e))))
-
-            if not wide:
-                return loop("e", _PAIR, single, unroll=True)
-            index = place(result, prefix, env(num(0)))
-            compute = loop("e", _PAIR, lambda e: store(out, value(e), e), unroll=True)
-            put = vector_loop(_PAIR, lambda v: store(target, load(out, v), *index[:-1], index[-1] + v))
-            return when(inside(self, env(num(0))), seq([compute, put]))
-
-        names = [("i", self.across[0]), ("j", self.across[1]), ("c", f.n // _COLUMNS), ("h", 2)]
-        body = loops(names, element, unroll=True)
-        return with_buffers([out], body) if wide else body
+        columns = f.n // _COLUMNS // (_QUAD if exchanged else 1)
+        names = [("i", self.across[0]), ("j", self.across[1]), ("c", columns), ("h", 2)]
+        names += [] if exchanged else [("e", _PAIR // width)]
+        return with_buffers([totals, out] if exchanged else [out], loops(names, element, unroll=True))

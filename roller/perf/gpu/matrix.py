@@ -38,6 +38,8 @@ STEP_INSTRUCTIONS, GUARDED_INSTRUCTIONS = 80.0, 6.0
 BARRIERS, RING_BARRIERS = 2, 1
 #: Neighbouring results a lane holds along n, and bytes of them from which on it stores them directly.
 PAIR, DIRECT_BYTES = 2, 8
+#: Neighbouring results a lane of a warp group holds after an exchange among four lanes, and instructions per result.
+EXCHANGED, EXCHANGE_INSTRUCTIONS = 8, 3.0
 #: Instructions per result that is spread over scratchpad, and per vector read back from there.
 SPREAD_INSTRUCTIONS, READ_INSTRUCTIONS = 0.5, 2.0
 
@@ -117,9 +119,10 @@ def _finish_instructions(batch: TileBatch) -> Floats:
         aligned = row_alignment_bytes(g.store, batch.block, VECTOR_BYTES)
         run = batch.register[:, g.order[-1]] * size
         width = np.maximum(1, np.minimum(aligned, run & -run) // size).astype(np.float64)
-    if f.reads_scratchpad:  # always straight from the sums
-        width = np.minimum(width, PAIR)
-        return np.asarray(PLACE_INSTRUCTIONS + results * (1.0 + STORE_INSTRUCTIONS / width + epilogue))
+    if f.reads_scratchpad:
+        wide = (width >= EXCHANGED) & (PAIR * size < DIRECT_BYTES)
+        stored = STORE_INSTRUCTIONS / np.where(wide, EXCHANGED, np.minimum(width, PAIR))
+        return np.asarray(PLACE_INSTRUCTIONS + results * (1.0 + stored + wide * EXCHANGE_INSTRUCTIONS + epilogue))
     direct = (width >= PAIR) & (PAIR * size >= DIRECT_BYTES) & (f.family == "mma")
     stored = STORE_INSTRUCTIONS / np.where(direct, PAIR, width)
     spread = np.where(direct, 0.0, SPREAD_INSTRUCTIONS + READ_INSTRUCTIONS / width)
