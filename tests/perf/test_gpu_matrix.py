@@ -12,6 +12,7 @@ from roller import ConstructOptions, ops, perf
 from roller.construction.constructor import canonical_forms
 from roller.construction.matrix_pool import STAGES, matrix_pool
 from roller.errors import SpecError
+from roller.expr.canonical import fuse_axes, group_axes
 from roller.perf import gpu
 from roller.perf.gpu.matrix_copies import are_async, operand_copies
 from roller.tile.geometry import Geometry
@@ -33,6 +34,11 @@ def batches(name, spec=A100):
         b for f in canonical_forms(EXPRS[name], ConstructOptions())
         for b in matrix_pool(Geometry.of(f), spec, ConstructOptions())
     ]  # fmt: skip
+
+
+def stepped(expr):
+    """The form of a convolution whose outputs alone are grouped."""
+    return Geometry.of(group_axes(fuse_axes(expr), reductions=False))
 
 
 def seconds(batch, spec=A100):
@@ -64,9 +70,10 @@ def test_nothing_beats_the_matrix_unit_or_the_memory(name):
         assert (times >= expr.compulsory_bytes / A100.layer("global").bandwidth_bytes_per_s).all()
 
 
-@pytest.mark.parametrize("name", EXPRS)
+@pytest.mark.parametrize("name", [*EXPRS, "stepped"])
 def test_the_lower_bound_is_one(name):
-    for batch in batches(name):
+    found = batches(name) if name in EXPRS else matrix_pool(stepped(EXPRS["conv"]), A100, ConstructOptions())
+    for batch in found:
         times, bound = seconds(batch), gpu.lower_bound_s(batch, A100)
         assert (bound <= times * (1 + 1e-12)).all() and (bound > 0).all()
 
@@ -98,6 +105,22 @@ def test_the_arithmetic_of_a_full_pipeline_is_the_rate_of_the_unit():
     found = [c for c in roller.construct(expr, device=spec) if c.program.structure == "matrix"]
     best = min(c.estimate.seconds for c in found)
     assert best == pytest.approx(expr.flops / (2 * spec.ops_per_s("matrix", "float16")), rel=0.02)
+
+
+def test_steps_over_a_window_find_what_they_read_again_in_the_first_cache():
+    """Nine taps read one tile of filters and one of the image through L2, as far as both fit beside the scratchpad."""
+    expr = ops.conv2d(64, 128, 28, 28, 128, 3, 3, padding=1, dtype="float16")
+    geometry = stepped(expr)
+    batch = matrix_pool(geometry, A100, ConstructOptions())[0]
+    block = np.array([[128, 128, 16, 1, 1]])
+    one = replace(batch, register=block // [2, 2, 1, 1, 1], block=block, split_k=np.ones(1, np.int64), stages=2)
+    small = A100.with_overrides(
+        {"memory_layers.shared.capacity_bytes": 48 << 10, "memory_layers.shared.usable_bytes": 48 << 10}
+    )
+    kept, missed = (float(gpu.price(one, s)["l2_bytes"][0]) for s in (A100, small))
+    outputs, taps = expr.output_tensors[0].nbytes, 9
+    assert missed - outputs > taps * (kept - outputs)
+    assert kept > expr.compulsory_bytes
 
 
 def test_bank_conflicts_raise_the_price():

@@ -31,8 +31,8 @@ LOOP_INSTRUCTIONS = 4.0
 #: Instructions of a reduction step of warp groups beside copies and products: fences, barrier, the place in the ring.
 GROUP_STEP_INSTRUCTIONS = 32.0
 #: Instructions of a thread per reduction step beside copies and products (places in the ring, pointers), and per vector
-#: that is copied under conditions; as in PTX of products and convolutions (128 x 128 x 32, sm_80).
-STEP_INSTRUCTIONS, GUARDED_INSTRUCTIONS = 80.0, 6.0
+#: copied under conditions beyond the copy itself; machine code of products and convolutions (sm_80, NVRTC 12.9).
+STEP_INSTRUCTIONS, GUARDED_INSTRUCTIONS = 26.0, 2.5
 #: Barriers of a reduction step: tiles are written after all have read the last ones, and read after all have written;
 #: a ring of stages needs only one.
 BARRIERS, RING_BARRIERS = 2, 1
@@ -90,14 +90,15 @@ def matrix_work(batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats
     latency = barriers * ex.barrier_s + (spec.layer("shared").latency_s or 0.0)
     latency = 0.0 if f.running_steps(batch.stages) else latency
     around = GROUP_STEP_INSTRUCTIONS / groups if f.reads_scratchpad else LOOP_INSTRUCTIONS
-    threads = np.maximum(1, batch.threads_per_block)
+    step = 0.0 if f.reads_scratchpad else STEP_INSTRUCTIONS
+    moved = copies[0] / np.maximum(1, batch.threads_per_block) + GUARDED_INSTRUCTIONS * copy_guards(batch)
     return Work(
         teus=teus,
         fma=products / together * schedulers / matrix_rate(batch, spec),
         overhead=np.zeros(len(batch)),
         issue=(instructions + loads + around) * slot,
         scratchpad=(read / together + written / groups / teus) / wavefront * lanes / per_unit["load_store"],
-        copies=(copies[0] / threads + STEP_INSTRUCTIONS + GUARDED_INSTRUCTIONS * copy_guards(batch)) * slot,
+        copies=(moved + step) * slot,
         multiplies=np.zeros(len(batch)),
         finish=np.asarray(_finish_instructions(batch) * slot),
         groups=groups,

@@ -15,10 +15,13 @@ from roller.expr import Load
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.tile.fragments import ROW_BYTES, Operand, operands
-from roller.tile.geometry import Access, Ints, product
+from roller.tile.geometry import Access, Floats, Ints, product
+from roller.tile.transactions import tile_transaction_bytes
 
 #: Fewest bytes of an asynchronous copy.
 ASYNC_BYTES = 4
+#: What a tile of outputs and the rows around it that windows reach read against the tile alone.
+_HALO = 1.5
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,33 @@ def copy_guards(batch: TileBatch) -> Ints:
         rounds = -(-product(batch.block, used) // copy.width // np.maximum(1, batch.threads_per_block))
         total += np.where(overhangs[:, used].any(axis=1), rounds, 0)
     return total
+
+
+def cached_bytes(batch: TileBatch, spec: DeviceSpec, resident: Floats) -> dict[int, Floats]:
+    """Return the bytes through L2 of operands whose windows a unit's first cache keeps, by position in ``loads``.
+
+    Reduction axes inside that of k are stepped over one point at a time, and their steps read the same transactions
+    again: those of a tile over whole windows come once where all resident blocks' fit beside the scratchpad. Copies
+    past the registers bypass that cache. ``resident`` are blocks of one unit, ``(N,)``; infinite where nothing is kept.
+    """
+    g, f = batch.geometry, batch.fragment
+    k = g.names.index(batch.matrix_axes[2])
+    inner = [a for a in range(k + 1, len(g.names)) if not g.spatial[a] and g.extents[a] > 1]
+    if not inner or f is None or f.reads_scratchpad:
+        return {}
+    whole = batch.block.copy()
+    whole[:, inner] = g.extents[inner]
+    launches = product(g.counts(whole), range(len(g.names)))
+    kept, staged = {}, np.zeros(len(batch))
+    for copy in operand_copies(batch):
+        a = copy.access
+        tile = batch.block if a.gather else whole
+        moved = tile_transaction_bytes(a, tile, spec.layer("l2").transaction_bytes)[0] * (_HALO if a.gather else 1.0)
+        kept[g.loads.index(a)] = np.where(copy.is_async(spec), np.inf, moved)
+        staged += product(batch.block, np.flatnonzero(a.uses)) * float(a.tensor.itemsize_bytes * batch.stages)
+    together = sum((np.where(np.isfinite(m), m, 0.0) for m in kept.values()), staged)
+    fits = together * np.maximum(resident, 1.0) <= spec.layer("shared").capacity_bytes
+    return {n: np.where(fits, moved * launches, np.inf) for n, moved in kept.items()}
 
 
 def are_async(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:

@@ -12,7 +12,7 @@ from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.gpu.copies import ASYNC_INSTRUCTIONS, SETUP_INSTRUCTIONS, asynchronous, copy_instructions
 from roller.perf.gpu.copies import COPY_INSTRUCTIONS as STAGED_INSTRUCTIONS
-from roller.perf.gpu.matrix_copies import operand_copies
+from roller.perf.gpu.matrix_copies import cached_bytes, operand_copies
 from roller.perf.gpu.row_shape import words_in_flight
 from roller.perf.gpu.rows import row_traffic
 from roller.perf.gpu.walk import reloaded_share, walk_copies, walk_words
@@ -65,6 +65,7 @@ def global_traffic(
     copies = addresses = np.zeros(len(batch))
     wave = _wave_tiles(batch, resident)
     capacity = spec.layer("l2").capacity_bytes * CACHE_SHARE
+    cached = cached_bytes(batch, spec, resident / spec.units) if batch.fragment is not None else {}
     for n, a in enumerate(g.reads):
         moved, alignment = tile_transaction_bytes(a, block, transaction)
         rows, run = a.runs(block)
@@ -72,6 +73,7 @@ def global_traffic(
         total = a.loaded_elements(block) * a.tensor.itemsize_bytes * waste
         touched = _touched(a, fetch)
         through = np.where(np.isnan(counted[n]), total, counted[n]) if n in counted else total
+        through = np.minimum(through, cached[n]) if n in cached else through
         if batch.structure == "window":
             through = through * reloaded_share(a, batch, spec.layer("shared").capacity_bytes, resident / spec.units)
         l2 = l2 + through
@@ -113,7 +115,9 @@ def least_traffic(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
         return l2 + _partial_bytes(batch), dram + _partial_bytes(batch)
     fetch = spec.layer("global").fetch_bytes or spec.layer("global").transaction_bytes
     once = g.store.tensor.nbytes + _partial_bytes(batch)
-    l2 = once + sum(a.loaded_elements(batch.block) * a.tensor.itemsize_bytes for a in g.reads)
+    cached = cached_bytes(batch, spec, np.ones(len(batch))) if batch.fragment is not None else {}
+    loaded = (a.loaded_elements(batch.block) * a.tensor.itemsize_bytes for a in g.reads)
+    l2 = once + sum(np.minimum(x, cached[n]) if n in cached else x for n, x in enumerate(loaded))
     return np.asarray(l2), np.asarray(once + sum(_touched(a, fetch) for a in g.reads))
 
 
