@@ -154,8 +154,10 @@ def _loaded_bytes(access: Access, wave: Ints, geometry: Geometry) -> Floats:
 
 
 def _vectorised(access: Access) -> bool:
-    """Whether elements of a data tile can be copied several at once."""
-    return not (access.gather or access.bounds > 0 or bool((access.lattice[-1:] > 1).any()))
+    """Whether elements of a data tile can be copied several at once: no bound cuts through its rows."""
+    if access.gather or (access.lattice[-1:] > 1).any():
+        return False
+    return not access.bounds or not (access.windows[-1] or access.constants[-1])
 
 
 def _partial_bytes(batch: TileBatch) -> Floats:
