@@ -204,6 +204,50 @@ def pool_bytes(program: RProgram, staged: tuple[Operand, Operand]) -> int:
 # ---- bank conflicts
 
 
+@dataclass(frozen=True)
+class Swizzle:
+    """A permutation of the 16-byte chunks within the rows of a tile that parts the banks of neighbouring rows.
+
+    Rows of ``row`` elements, a power of two of chunks: the chunk's number is combined (exclusive or) with the row's,
+    modulo the chunks that all banks hold together. It moves whole chunks, so that vectors stay in one piece, and
+    repeats every eight rows.
+
+    Parameters
+    ----------
+    chunk, row
+        Elements of a chunk and of a row.
+    """
+
+    chunk: int
+    row: int
+
+    @property
+    def period(self) -> int:
+        """Elements after which the key of a chunk changes: a row, or the rows that fill all banks once."""
+        return max(self.row, PHASE_ROWS * self.chunk)
+
+    @property
+    def keys(self) -> int:
+        """Different keys: chunks of a row, at most as many as all banks hold."""
+        return min(self.row // self.chunk, PHASE_ROWS)
+
+    def __call__(self, offset: int) -> int:
+        """Return where the element ``offset`` of a tile lies."""
+        return offset ^ offset // self.period % self.keys * self.chunk
+
+
+def swizzle(operand: Operand, fragment: Fragment, padding: int) -> Swizzle | None:
+    """Return the swizzle of a staged tile; ``None`` where rows are padded, or cannot be permuted.
+
+    Instructions that address every row themselves (``ldmatrix``) take any permutation, others a pitch. Tiles gathered
+    by axes are left as they are: a thread's elements are then a constant apart.
+    """
+    row, chunk = operand.layout.extents[-1], operand.chunk
+    if padding or operand.layout.axes or fragment.family != "mma" or row <= chunk or row & (row - 1):
+        return None
+    return Swizzle(chunk, row)
+
+
 def phases(operand: Operand, fragment: Fragment, padding: int) -> list[list[int]]:
     """Return the byte addresses of the rows a TEU reads, by phase: the eight rows that are served together.
 
@@ -211,10 +255,11 @@ def phases(operand: Operand, fragment: Fragment, padding: int) -> list[list[int]
     """
     chunk, size = operand.chunk, operand.tensor.itemsize_bytes
     extent = {operand.k_axis: fragment.k, operand.axis: max(fragment.m, fragment.n)}
+    moved = swizzle(operand, fragment, padding) or (lambda offset: offset)
     across = operand.across
     starts = itertools.product(range(0, extent[across], PHASE_ROWS), range(0, extent[operand.row_axis], chunk))
     return [
-        [operand.offset({across: a + r, operand.row_axis: c}, padding) * size for r in range(PHASE_ROWS)]
+        [moved(operand.offset({across: a + r, operand.row_axis: c}, padding)) * size for r in range(PHASE_ROWS)]
         for a, c in starts
     ]
 
@@ -235,7 +280,7 @@ def conflicts(operand: Operand, fragment: Fragment, padding: int, banks: int, ba
 def fragment_padding(operand: Operand, fragment: Fragment, banks: int, bank_width_bytes: int) -> tuple[int, int]:
     """Return the least storage padding (elements) with the fewest conflicts, and the conflicts left.
 
-    Rows stay multiples of 16 bytes.
+    None where a swizzle parts the banks. Rows stay multiples of 16 bytes.
     """
     best = (conflicts(operand, fragment, 0, banks, bank_width_bytes), 0)
     for pad in range(operand.chunk, PHASE_ROWS * operand.chunk + 1, operand.chunk):

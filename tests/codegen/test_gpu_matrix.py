@@ -8,7 +8,7 @@ from roller import ops
 from roller.backends.cuda import ptx, toolchain
 from roller.errors import BuildError, TileError
 from roller.expr.canonical import fuse_axes, group_axes
-from roller.tile.fragments import conflicts, phases, program_operands
+from roller.tile.fragments import conflicts, phases, program_operands, swizzle
 from tests.codegen.matrix_programs import FRAGMENTS, artifact, assert_right, program
 
 F16 = "mma.m16n8k16.f16.f32"
@@ -53,7 +53,7 @@ def test_main_loop_has_the_instructions_meant_and_no_local_memory(arch):
     built = toolchain.build(artifact(made, arch=arch))
     assert built.build["spill_bytes"] == 0
     assert "0 bytes stack frame" in built.build["log"]
-    assert built.launches[0].dynamic_shared_bytes == 3 * 2 * (128 * 40 + 32 * 136)
+    assert built.build["static_shared_bytes"] == 3 * 2 * (128 * 32 + 32 * 128)
 
 
 def test_tiles_that_are_no_multiples_of_the_fragment_are_refused():
@@ -143,12 +143,27 @@ def test_results_and_residuals_move_in_vectors():
 
 
 @pytest.mark.parametrize("transposed", [(False, False), (True, True)])
-@pytest.mark.parametrize("k", [32, 64])
+@pytest.mark.parametrize("k", [16, 32, 64])
 def test_no_bank_serves_two_rows_of_a_phase(transposed, k):
     expr = ops.matmul(256, 256, 256, None, *transposed, dtype="float16")
     made = program(expr, F16, (64, 64, 16), (128, 128, k))
+    assert not any(n for _, n in made.storage_padding)
+    for operand in program_operands(made):
+        moved = swizzle(operand, made.fragment, 0)
+        every = [moved(x) for x in range(operand.elements(0))]
+        assert sorted(every) == list(range(len(every)))  # a permutation
+        assert all(y - every[n] == x - n for n in range(0, len(every), 8) for x, y in enumerate(every[n : n + 8], n))
+        assert conflicts(operand, made.fragment, 0, 32, 4) == 1
+        for rows in phases(operand, made.fragment, 0):
+            assert len({start // 16 % 8 for start in rows}) == 8
+
+
+def test_rows_that_cannot_be_permuted_are_padded():
+    expr = ops.matmul(256, 256, 256, dtype="float16")
+    made = program(expr, F16, (48, 48, 16), (96, 96, 48))
+    assert dict(made.storage_padding) == {"A": 8, "B": 8}
     for operand in program_operands(made):
         assert conflicts(operand, made.fragment, 0, 32, 4) > 1
-        assert conflicts(operand, made.fragment, dict(made.storage_padding)[operand.tensor.name], 32, 4) == 1
-        for rows in phases(operand, made.fragment, 8):
-            assert len({start // 16 % 8 for start in rows}) == 8
+        assert conflicts(operand, made.fragment, 8, 32, 4) == 1
+    wmma = program(expr, "wmma.m16n16k16.f16.f32", (32, 32, 16), (64, 64, 32))
+    assert all(n for _, n in wmma.storage_padding)  # takes a pitch, no permutation

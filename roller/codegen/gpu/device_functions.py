@@ -60,7 +60,7 @@ for _bytes, _type in _VECTORS.items():
     define(f"roller_fetch_{_bytes}", _FETCH.format(bytes=_bytes, type=_type, zero=_zero))
     define(f"roller_store_{_bytes}", _STORE.format(bytes=_bytes, type=_type))
 for _text in matrix_functions.texts():
-    define(_text.partition("(")[0].removeprefix("void "), _text)
+    define(_text.partition("(")[0].split()[-1], _text)
 
 
 def prelude(source: str) -> str:

@@ -15,7 +15,7 @@ from roller.codegen.gpu.access import padding_is_neutral, store_order
 from roller.codegen.gpu.context import Context
 from roller.codegen.gpu.device_functions import address, barrier, copy_commit, copy_wait
 from roller.codegen.gpu.mapping import AxisMap, axis_map, block_position
-from roller.codegen.gpu.matrix_copy import OperandCopy
+from roller.codegen.gpu.matrix_copy import OperandCopy, swizzled
 from roller.codegen.gpu.matrix_store import write
 from roller.codegen.gpu.matrix_units import MatrixUnit, Place, matrix_unit
 from roller.codegen.gpu.nest import (
@@ -39,7 +39,7 @@ from roller.expr import Stage
 from roller.te.compat import tirx
 from roller.te.emit import emit_index
 from roller.tile import RProgram
-from roller.tile.fragments import Operand, operands, pool_bytes
+from roller.tile.fragments import Operand, operands, pool_bytes, swizzle
 
 
 @dataclass
@@ -120,8 +120,9 @@ class Matrix:
         total = pool_bytes(p, self.operands) // itemsize
         scope = "shared.dyn" if total * itemsize > STATIC_SHARED_BYTES else "shared"
         self.pool: Buffer = buffer("pool", (total,), f"uint{8 * itemsize}", scope)
+        threads = self.thread.var, p.threads_per_block
         self.copies = [
-            OperandCopy(self.ctx, o, self.domain, x, self.pool, self.thread.var, p.threads_per_block)
+            OperandCopy(self.ctx, o, self.domain, (x, swizzled(o, self.fragment, x)), self.pool, threads)
             for o, x in zip(self.operands, padding, strict=True)
         ]
 
@@ -216,36 +217,32 @@ class Matrix:
     def compute(self, slot: Expr) -> Stmt:
         """Multiply the tiles of one slot: fragments of the next k step are loaded before this one's are used."""
         steps = self.domain.tile[self.k_axis] // self.fragment.k
-        places = [self._place(o, slot) for o in self.operands]
-
-        def load(k: int) -> Stmt:
-            a, b = (self._moved(p, k * self.fragment.k) for p in places)
-            return self.unit.load(a, b, k % 2)
-
-        out = [load(0)]
+        a, b = (self._place(o, slot) for o in self.operands)
+        out = [self.unit.load(a, b, 0)]
         for k in range(steps):
-            out += [load(k + 1)] if k + 1 < steps else []
-            out.append(self.unit.multiply(k % 2))
+            out += [self.unit.load(a, b, k + 1)] if k + 1 < steps else []
+            out.append(self.unit.multiply(k))
         return seq(out)
 
     def _place(self, operand: Operand, slot: Expr) -> Place:
-        pitches = operand.layout.pitches(self._padding()[self.operands.index(operand)])
-        start = self._start(operand, slot)
+        """Return where this group finds its part of the operand's tile in ``slot``."""
+        padding = self._padding()[self.operands.index(operand)]
+        moved = swizzled(operand, self.fragment, padding)
+        start, group = self._start(operand, slot), self.group[operand.axis]
+        pitch = operand.pitch(padding)
+        if not operand.transposed:  # whole multiples of eight rows do not change how chunks are permuted
+            start, group = start + group * pitch, num(0)
 
-        def at(spatial: Expr, k: Expr) -> Expr:
-            local = dict.fromkeys(self.stage.extents, num(0))
-            local[operand.axis] = self.group[operand.axis] + spatial
-            local[operand.k_axis] = k
-            offset = start
-            for i, p in zip(operand.layout.dims, pitches, strict=True):
+        def at(along: int, spatial: Expr, k: Expr) -> Expr:
+            local = {**dict.fromkeys(self.stage.extents, num(0)), operand.axis: group + spatial, operand.k_axis: k}
+            local[operand.row_axis] = local[operand.row_axis] + along
+            offset: Expr = num(0)
+            for i, p in zip(operand.layout.dims, operand.layout.pitches(padding), strict=True):
                 offset = offset + emit_index(i, local) * p
-            return address(self.pool, offset)
+            return address(self.pool, start + moved(offset))
 
-        return at
-
-    @staticmethod
-    def _moved(place: Place, k: int) -> Place:
-        return lambda spatial, inner: place(spatial, inner + k)
+        is_swizzled = swizzle(operand, self.fragment, padding) is not None
+        return Place(operand, at, pitch * operand.tensor.itemsize_bytes, is_swizzled)
 
     # ---- the result
 

@@ -11,28 +11,50 @@ from collections.abc import Callable, Mapping
 
 from roller.codegen.gpu.context import Context
 from roller.codegen.gpu.device_functions import address, copy_async, fetch, put
-from roller.codegen.gpu.nest import Buffer, Expr, Stmt, buffer, store
+from roller.codegen.gpu.nest import Buffer, Expr, Stmt, buffer, num, store
 from roller.codegen.gpu.staging import Chunk, Domain, Rounds, StagedTile, element
-from roller.tile.fragments import Operand
+from roller.fragment import Fragment
+from roller.te.compat import tirx
+from roller.tile.fragments import PHASE_ROWS, Operand, swizzle
 
 #: Fewest bytes of an asynchronous copy.
 _ASYNC_BYTES = 4
+
+#: Where an element of a tile lies that would lie at an offset.
+Moved = Callable[[Expr], Expr]
+
+
+def swizzled(operand: Operand, fragment: Fragment, padding: int) -> Moved:
+    """Return where elements lie in the staged tile of an operand: see :class:`roller.tile.fragments.Swizzle`."""
+    found = swizzle(operand, fragment, padding)
+    if found is None:
+        return lambda offset: offset
+
+    def moved(offset: Expr) -> Expr:
+        key = tirx.floormod(tirx.floordiv(offset, found.period), found.keys)
+        return tirx.bitwise_xor(offset, key * found.chunk)
+
+    return moved
 
 
 class OperandCopy:
     """How all threads of a block copy one operand's tile.
 
-    ``pool`` holds the elements of all tiles as plain integers of their size.
+    ``layout`` is the storage padding and where an element goes that would lie at an offset; ``pool`` holds the elements
+    of all tiles as plain integers of their size; ``threads`` are this thread and their number.
     """
 
     def __init__(
-        self, ctx: Context, operand: Operand, domain: Domain, padding: int, pool: Buffer, thread: Expr, threads: int
+        self, ctx: Context, operand: Operand, domain: Domain, layout: tuple[int, Moved], pool: Buffer,
+        threads: tuple[Expr, int],
     ) -> None:  # fmt: skip
-        self.ctx, self.operand, self.domain, self.pool, self.thread = ctx, operand, domain, pool, thread
+        self.ctx, self.operand, self.domain, self.pool, self.thread = ctx, operand, domain, pool, threads[0]
+        padding, self.moved = layout
+        self.period = PHASE_ROWS * operand.layout.extents[-1]
         dtype = operand.tensor.dtype
         whole = buffer(f"fetched_{operand.tensor.name}", (1,), dtype, "local")
         tile = StagedTile(operand.load, operand.tensor, operand.layout, padding, 0.0, whole, operand.elements(padding))
-        self.rounds = Rounds.of(ctx, tile, domain, threads)
+        self.rounds = Rounds.of(ctx, tile, domain, threads[1])
         self.nbytes = self.rounds.width * operand.tensor.itemsize_bytes
         self.asynchronous = ctx.async_copies and self.nbytes >= _ASYNC_BYTES
         self.registers = buffer(whole.name, (self.rounds.count * self.rounds.width,), dtype, "local")
@@ -49,7 +71,7 @@ class OperandCopy:
 
         def one(c: Chunk) -> Stmt:
             return copy_async(
-                self.nbytes, address(self.pool, start + c.offset), address(source, *c.index), c.conditions
+                self.nbytes, address(self.pool, start + self._place(c)), address(source, *c.index), c.conditions
             )
 
         return self._all(base, one)
@@ -71,13 +93,24 @@ class OperandCopy:
         """Store what was fetched into the tile that begins at element ``start`` of the pool."""
 
         def one(c: Chunk) -> Stmt:
-            return put(self.nbytes, address(self.pool, start + c.offset), address(self.registers, c.number * c.width))
+            return put(
+                self.nbytes,
+                address(self.pool, start + self._place(c)),
+                address(self.registers, c.number * c.width),
+            )
 
         return self._all(base, one)
 
     def now(self, base: Mapping[str, Expr], start: Expr) -> list[Stmt]:
         """Return a copy without look-ahead."""
         return [self.fetch(base), self.put(base, start)]
+
+    def _place(self, c: Chunk) -> Expr:
+        """Return where a chunk goes in the tile; a round that steps over whole periods of a swizzle is a constant."""
+        r = self.rounds
+        step = r.together * r.tile.pitch[0] if r.lead == 1 else 0
+        rounds = c.number * step if step % self.period == 0 else num(0)
+        return self.moved(c.offset - rounds) + rounds
 
     def _all(self, base: Mapping[str, Expr], one: Callable[[Chunk], Stmt]) -> Stmt:
         return self.rounds.statement(self.domain, base, self.thread, one, whole=True)
