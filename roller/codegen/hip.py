@@ -29,6 +29,7 @@ from dataclasses import replace
 
 from roller.artifact import KernelArtifact
 from roller.codegen import cuda
+from roller.codegen.gpu import device_functions
 from roller.errors import BuildError
 from roller.expr import TensorExpr
 from roller.tile import RProgram
@@ -87,6 +88,7 @@ _PRELUDE: tuple[tuple[str, str], ...] = (
     (r"\b(?:make_)?half4\b", _HALF4),
     (r"\b__pack_half2\b", _PACK_HALF2),
     (cuda.EIGHT_INTEGERS, cuda.WIDE_INTEGERS),
+    (r"\broller_start\b", device_functions.FUNCTIONS["roller_start"]),
 )
 
 

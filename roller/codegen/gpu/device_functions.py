@@ -13,16 +13,17 @@ from __future__ import annotations
 import re
 
 from roller.codegen.gpu import matrix_functions
-from roller.codegen.gpu.nest import Buffer, Expr, Stmt, load
-from roller.te.compat import tirx
+from roller.codegen.gpu.nest import Buffer, Expr, Stmt, dtype_name, load, seq
+from roller.te.compat import tirx, tvm
 
 #: Name and text, in the order they must stand in a source: a function only calls those before it.
 FUNCTIONS: dict[str, str] = {}
 
 
 def define(name: str, text: str) -> None:
-    """Add a function; ``text`` is all of it but ``static __device__ __forceinline__``."""
-    template = "template <int N> " if text.startswith("template") else ""
+    """Add a function; ``text`` is all of it but ``static __device__ __forceinline__``, a template's head included."""
+    head = re.match(r"template <[^>]*> ", text)
+    template = head[0] if head else ""
     FUNCTIONS[name] = f"{template}static __device__ __forceinline__ {text.removeprefix(template).strip()}\n"
 
 
@@ -37,6 +38,9 @@ _COPY = """void roller_copy_async_{bytes}(void* target, const void* source, bool
 }}"""
 for _bytes, _cache in ((16, "cg"), (8, "ca"), (4, "ca")):
     define(f"roller_copy_async_{_bytes}", _COPY.format(bytes=_bytes, cache=_cache))
+define("roller_start", """template <class P> P roller_start(P pointer) {
+  return pointer;
+}""")  # fmt: skip
 define("roller_copy_commit", """void roller_copy_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }""")  # fmt: skip
@@ -81,6 +85,20 @@ def call(name: str, *arguments: Expr) -> Stmt:
 def address(of: Buffer, *index: Expr) -> Expr:
     """Return the address of an element."""
     return tirx.address_of(load(of, *index))
+
+
+def start(name: str, of: Buffer, offset: Expr) -> tuple[Stmt, Buffer]:
+    """Return the statement that names an element's address, and a buffer that starts there.
+
+    What is the same in all accesses of a loop is then added once. In an index the compiler would mix it with the
+    constants of every access, and keep an address of each in a register. Like :func:`address` it hides accesses:
+    of dynamic scratchpad a kernel must then have one buffer.
+    """
+    kind = tvm.ir.PointerType(tvm.ir.PrimType(dtype_name(of)), "global")
+    var = tirx.Var(name, kind)
+    view = tirx.decl_buffer(of.shape, dtype_name(of), name=f"{name}_view")
+    named = tirx.Bind(var, tirx.call_extern(kind, "roller_start", address(of, offset)))
+    return seq([named, tirx.DeclBuffer(view, data=var)]), view
 
 
 def copy_async(nbytes: int, target: Expr, source: Expr, inside: list[Expr]) -> Stmt:

@@ -32,8 +32,7 @@ from roller.codegen.gpu.nest import (
     when,
     with_buffers,
 )
-from roller.codegen.gpu.staging import Domain
-from roller.codegen.gpu.tiled import STATIC_SHARED_BYTES
+from roller.codegen.gpu.staging import STATIC_SHARED_BYTES, Domain
 from roller.errors import BuildError
 from roller.expr import Stage
 from roller.te.compat import tirx

@@ -110,7 +110,7 @@ class Pipeline:
     def _copy(self, step: Expr, slot: Expr) -> Stmt:
         """Return the copies of all tiles of a step into a slot."""
         base = self.base(step)
-        return seq([self._copy_tile(t, base, slot * t.slot_elements) for t in self.tiles])
+        return seq([self._copy_tile(t, base, t.slot(slot)) for t in self.tiles])
 
     def _copy_tile(self, t: StagedTile, base: Mapping[str, Expr], slot: Expr) -> Stmt:
         rounds = Rounds.of(self.ctx, t, self.domain, self.threads)
@@ -145,7 +145,7 @@ class Pipeline:
 
         def put(step: Expr) -> Stmt:
             base = self.base(step)
-            return seq([self._put(r, h, base, self._slot(step) * r.tile.slot_elements) for r, h in both])
+            return seq([self._put(r, h, base, r.tile.slot(self._slot(step))) for r, h in both])
 
         def one(step: Expr) -> Stmt:
             later = step + 1

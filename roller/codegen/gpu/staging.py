@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -67,7 +67,7 @@ class StagedTile:
     """One load's tile in the scratchpad.
 
     ``padding`` elements are appended to each row of ``layout``; ``fill`` is the value outside the tensor. ``target``
-    holds one or more copies of the tile (*slots*), each of ``slot_elements``.
+    holds one or more copies of the tile (*slots*), each of ``slot_elements``, from element ``first`` on.
     """
 
     load: Load
@@ -77,6 +77,7 @@ class StagedTile:
     fill: float
     target: Buffer
     slot_elements: int
+    first: int = 0
 
     @property
     def by_axes(self) -> bool:
@@ -94,6 +95,15 @@ class StagedTile:
         for i, p in zip(self.layout.dims, self.pitch, strict=True):
             total = total + emit_index(i, local) * p
         return total
+
+    def slot(self, number: Expr) -> Expr:
+        """Return where in ``target`` a slot starts."""
+        return number * self.slot_elements + self.first
+
+    @property
+    def constant(self) -> int:
+        """Flat position of the point whose axis coordinates are all zero."""
+        return sum(i.const * p for i, p in zip(self.layout.dims, self.pitch, strict=True))
 
     def masked(self, axis: str, domain: Domain) -> bool:
         """Whether every element beyond the end of ``axis`` holds ``fill``."""
@@ -129,6 +139,31 @@ def stage_tile(
         elements = -(-elements // vector) * vector
     target = buffer(name, (slots * elements,), dtype, "shared")
     return StagedTile(ld, tensor, layout, padding, fill_value(ld, stage), target, elements)
+
+
+#: Scratchpad a kernel may declare statically (bytes); more must be dynamic.
+STATIC_SHARED_BYTES = 48 * 1024
+
+
+def placed(tiles: Mapping[Load, StagedTile]) -> dict[Load, StagedTile]:
+    """Return the tiles in static scratchpad, or all in dynamic scratchpad where it does not hold them.
+
+    There, one lies behind the other in one buffer where their elements are alike: TVM gives buffers of their own the
+    same place where it sees no access to both, and a named address hides some.
+    """
+    if sum(int(t.target.shape[0]) * DTYPE_BYTES[dtype_name(t.target)] for t in tiles.values()) <= STATIC_SHARED_BYTES:
+        return dict(tiles)
+    kinds = {dtype_name(t.target) for t in tiles.values()}
+    if len(kinds) > 1:
+        return {
+            ld: replace(t, target=buffer(t.target.name, t.target.shape, dtype_name(t.target), "shared.dyn"))
+            for ld, t in tiles.items()
+        }
+    (kind,) = kinds
+    vector = VECTOR_BYTES // DTYPE_BYTES[kind]
+    sizes = [-(-int(t.target.shape[0]) // vector) * vector for t in tiles.values()]
+    pool = buffer("tiles", (sum(sizes),), kind, "shared.dyn")
+    return {ld: replace(t, target=pool, first=sum(sizes[:n])) for n, (ld, t) in enumerate(tiles.items())}
 
 
 @dataclass(frozen=True)
@@ -222,7 +257,7 @@ def copy_tile(
     ``base`` maps every axis to the start of the current tile.
     """
     rounds = Rounds.of(ctx, t, domain, threads)
-    return rounds.statement(domain, base, thread, lambda c: transfer(ctx, t, c, num(0)), whole=False)
+    return rounds.statement(domain, base, thread, lambda c: transfer(ctx, t, c, num(t.first)), whole=False)
 
 
 def _source(

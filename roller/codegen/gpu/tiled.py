@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from roller.codegen.gpu.access import VECTOR_BYTES, padding_is_neutral, store_order, vectorizable
 from roller.codegen.gpu.context import Context, Reader, as_output, compute_dtype, named_loads, promote
+from roller.codegen.gpu.device_functions import start
 from roller.codegen.gpu.mapping import (
     AxisMap,
     Registers,
@@ -42,29 +43,37 @@ from roller.codegen.gpu.nest import (
     when,
     with_buffers,
 )
+from roller.codegen.gpu.operands import OperandFragment, depth_of, vector_map
 from roller.codegen.gpu.pipeline import Pipeline
-from roller.codegen.gpu.staging import Domain, StagedTile, copy_tile, stage_tile
-from roller.expr import COMBINERS, DTYPE_BYTES, Load, Stage, Tensor
+from roller.codegen.gpu.staging import Domain, StagedTile, copy_tile, placed, stage_tile
+from roller.expr import COMBINERS, Load, Stage, Tensor
 from roller.te.compat import tirx
 from roller.te.emit import combine, constant, emit_bounds, emit_index, emit_scalar
 from roller.tile import RProgram
 
 #: Words of the widest read of the scratchpad.
 _VECTOR_WORDS = 4
-#: Scratchpad a kernel may declare statically (bytes); more must be dynamic.
-STATIC_SHARED_BYTES = 48 * 1024
+
+
+@dataclass(frozen=True)
+class View:
+    """Where a thread finds the elements of a staged tile: in ``source``, ``offset`` on, seen from place ``lane``."""
+
+    source: Buffer
+    offset: Expr
+    lane: Mapping[str, Expr]
 
 
 @dataclass(frozen=True)
 class Point:
-    """One reduction point: start of the current tile along every axis, its slot in the scratchpad, place in the tile.
+    """One reduction point: start of the current tile along every axis, and place in the tile.
 
-    ``slot`` counts slots.
+    ``views`` are of the slots of the current step.
     """
 
     base: Mapping[str, Expr]
-    slot: Expr
     inner: Mapping[str, Expr]
+    views: Mapping[Load, View]
 
 
 @dataclass
@@ -102,20 +111,20 @@ class Tiled:
             if ld.tensor in self.program.staged and any(i.terms for i in ld.index):
                 pad = padding.get(ld.tensor, 0)
                 out[ld] = stage_tile(self.ctx, self.stage, ld, self.domain, pad, f"tile{n}", self.program.stages)
-        used = sum(_nbytes(t.target) for t in out.values())
-        if used > STATIC_SHARED_BYTES:
-            dynamic = {
-                ld: buffer(t.target.name, t.target.shape, dtype_name(t.target), "shared.dyn") for ld, t in out.items()
-            }
-            out = {ld: replace(t, target=dynamic[ld]) for ld, t in out.items()}
-        return out
+        return placed(out)
 
-    def _fragment(self, n: int, ld: Load) -> tuple[Load, Buffer, tuple[AxisMap, ...]]:
+    def _fragment(self, n: int, ld: Load) -> OperandFragment:
         """Return the registers of one load: one element per register point of the axes it moves with."""
         moving = {a for i in (*ld.index, *(b.index for b in ld.guard)) for a in i.axes}
         maps = tuple(m for m in self.maps if m.name in moving)
-        tensor = self.ctx.expr.tensors[ld.tensor]
-        return ld, buffer(f"frag{n}", (register_count(maps),), compute_dtype(tensor.dtype), "local"), maps
+        dtype = compute_dtype(self.ctx.expr.tensors[ld.tensor].dtype)
+        last = self.stage.reduction_axes[-1].name
+        depth = depth_of(self.tiles.get(ld), last, self._together(last), self.domain)
+        return OperandFragment.of(ld, f"frag{n}", maps, depth, dtype)
+
+    def _together(self, axis: str) -> int:
+        """Return how many points of the innermost reduction axis one read of the scratchpad may bring."""
+        return math.gcd(self.domain.tile[axis], _VECTOR_WORDS)
 
     def _mask_axes(self) -> list[str]:
         """Reduction axes whose padding must be masked in the body."""
@@ -142,8 +151,8 @@ class Tiled:
         neutral = constant(COMBINERS[self.stage.combiner or "sum"], self.stage.acc_dtype)
         init = register_points(self.maps, lambda at: store(self.acc, neutral, register_index(self.maps, at)))
         body = self._reduction()
-        shared = [t.target for t in self.tiles.values()]
-        return with_buffers([*shared, self.acc], seq([init, body]))
+        shared = {t.target.name: t.target for t in self.tiles.values()}
+        return with_buffers([*shared.values(), self.acc], seq([init, body]))
 
     def _reduction(self) -> Stmt:
         axes = self.stage.reduction_axes
@@ -170,7 +179,7 @@ class Tiled:
         tiles, stages = tuple(self.tiles.values()), self.program.stages
         return Pipeline(
             self.ctx, tiles, self.domain, self.thread.var, self.threads, stages, count,
-            lambda s: self._start(outer(s)), lambda s, slot: self._inner(self._start(outer(s)), slot),
+            lambda s: self._start(outer(s)), lambda s, slot: self._in_slot(self._start(outer(s)), slot),
         ).statement()  # fmt: skip
 
     def _start(self, outer: Mapping[str, Expr]) -> dict[str, Expr]:
@@ -180,47 +189,86 @@ class Tiled:
     def _step(self, outer: Mapping[str, Expr]) -> Stmt:
         base = self._start(outer)
         copies = [copy_tile(self.ctx, t, self.domain, base, self.thread.var, self.threads) for t in self.tiles.values()]
-        return seq([*copies, self._inner(base, num(0))])
+        views = {ld: View(t.target, num(t.first), self.lane) for ld, t in self.tiles.items()}
+        return seq([*copies, self._inner(base, views)])
 
-    def _inner(self, base: Mapping[str, Expr], slot: Expr) -> Stmt:
+    def _in_slot(self, base: Mapping[str, Expr], slot: Expr) -> Stmt:
+        """Return the arithmetic of a step on a slot of the tiles, which the thread's own place is found in first."""
+        nowhere = {m.name: num(0) for m in self.maps}
+        lanes = {m.name: m.local(self.lane[m.name], num(0)) for m in self.maps}
+        here = {**{a: num(0) for a in self.stage.extents}, **lanes}
+        names: list[Stmt] = []
+        views = {}
+        mixed = len({t.target.name for t in self.tiles.values() if t.target.scope() == "shared.dyn"}) > 1
+        for n, (ld, t) in enumerate(self.tiles.items()):
+            if mixed:
+                views[ld] = View(t.target, t.slot(slot), self.lane)
+                continue
+            statement, start_here = start(f"at{n}", t.target, t.slot(slot) + t.offset(here))
+            names.append(statement)
+            # It starts at the thread's place, the constants of the tile's indices included.
+            views[ld] = View(start_here, num(-t.constant), nowhere)
+        return seq([*names, self._inner(base, views)])
+
+    def _inner(self, base: Mapping[str, Expr], views: Mapping[Load, View]) -> Stmt:
         """Loops over one step of the reduction, the innermost ones unrolled within the budget."""
         budget = max(1, UNROLL_BUDGET // register_count(self.maps))
         plan: list[tuple[str, int, bool]] = []
+        depth = max(f.depth for f in self.fragments)
         for a in reversed(self.stage.reduction_axes):
             extent = self.domain.tile[a.name]
             # The innermost points are unrolled at least as far as one vector read of the scratchpad reaches.
-            width = 1 if plan else math.gcd(extent, _VECTOR_WORDS)
+            width = 1 if plan else self._together(a.name)
             inner = max(d for d in range(width, extent + 1, width) if extent % d == 0 and d <= max(budget, width))
             budget = budget // inner if inner == extent else 0
-            plan.insert(0, (a.name, inner, True))
+            plan.insert(0, (a.name, inner if plan else inner // depth, True))
             if inner < extent:
                 plan.insert(0, (a.name, extent // inner, False))
             budget = max(budget, 1)
 
-        def at(depth: int, inner: dict[str, Expr]) -> Stmt:
-            if depth == len(plan):
-                return self._multiply(Point(base, slot, inner))
-            name, extent, unrolled = plan[depth]
+        def at(level: int, inner: dict[str, Expr]) -> Stmt:
+            if level == len(plan):
+                return self._points(Point(base, inner, views), plan[-1][0], depth)
+            name, extent, unrolled = plan[level]
             prefix = f"{_c(name)}_{'u' if unrolled else 'i'}"
             return loop(
                 prefix,
                 extent,
-                lambda v: at(depth + 1, {**inner, name: inner[name] * extent + v if name in inner else v}),
+                lambda v: at(level + 1, {**inner, name: inner[name] * extent + v if name in inner else v}),
                 unroll=unrolled,
             )
 
         return at(0, {})
 
-    def _multiply(self, p: Point) -> Stmt:
-        """Load the fragments of one reduction point and combine them into the accumulators."""
-        fills = [self._load_fragment(*f, p) for f in self.fragments]
-        names = {ld: f"frag{n}" for n, (ld, _, _) in enumerate(self.fragments)}
-        body = named_loads(self.stage.body, names)
+    def _points(self, p: Point, axis: str, depth: int) -> Stmt:
+        """Combine ``depth`` successive points of the innermost reduction axis, of which ``p`` counts the groups."""
+        if depth == 1:
+            return self._multiply(p, num(0))
+        first = p.inner[axis] * depth
+        deep = [f for f in self.fragments if f.depth > 1]
+        fills = [self._load_fragment(f, replace(p, inner={**p.inner, axis: first})) for f in deep]
+        body = loop(
+            f"{_c(axis)}_v",
+            depth,
+            lambda v: self._multiply(replace(p, inner={**p.inner, axis: first + v}), v),
+            unroll=True,
+        )
+        return with_buffers([f.target for f in deep], seq([*fills, body]))
+
+    def _multiply(self, p: Point, ahead: Expr) -> Stmt:
+        """Load the fragments of one reduction point and combine them into the accumulators.
+
+        Of fragments that hold several points, the one ``ahead`` of their first is meant.
+        """
+        single = [f for f in self.fragments if f.depth == 1]
+        fills = [self._load_fragment(f, p) for f in single]
+        body = named_loads(self.stage.body, {f.load: f.name for f in self.fragments})
         env_reduction = {a: p.base[a] + v for a, v in p.inner.items()}
 
         def point(at: Registers) -> Stmt:
             readers: dict[str, Reader] = {
-                f"frag{n}": _element(frag, register_index(maps, at)) for n, (_, frag, maps) in enumerate(self.fragments)
+                f.name: _element(f.target, register_index(f.maps, at) * f.depth + (ahead if f.depth > 1 else 0))
+                for f in self.fragments
             }
             env = {**{m.name: self.base[m.name] + self.local(m, at) for m in self.maps}, **env_reduction}
             value = emit_scalar(body, env, readers).astype(self.stage.acc_dtype)
@@ -229,30 +277,32 @@ class Tiled:
             index = register_index(self.maps, at)
             return store(self.acc, combine(self.stage.combiner or "sum", load(self.acc, index), value), index)
 
-        return with_buffers([f for _, f, _ in self.fragments], seq([*fills, register_points(self.maps, point)]))
+        return with_buffers([f.target for f in single], seq([*fills, register_points(self.maps, point)]))
 
-    def _load_fragment(self, ld: Load, frag: Buffer, maps: tuple[AxisMap, ...], p: Point) -> Stmt:
-        tile = self.tiles.get(ld)
+    def _load_fragment(self, f: OperandFragment, p: Point) -> Stmt:
+        tile, maps, frag = self.tiles.get(f.load), f.maps, f.target
         if tile is None:
-            return register_points(maps, lambda at: self._in_place(ld, frag, maps, at, p))
-        vector = next((m for m in maps if m.vector > 1 and _fragment_vector(tile, m, self.domain)), None)
+            return register_points(maps, lambda at: self._in_place(f, at, p))
+        staged = tile
+        vector = None if f.depth > 1 else vector_map(tile, maps, self.domain)
+        view = p.views[f.load]
+        # The vector is the last of maps only by chance: neighbours in the fragment may lie apart.
+        stride = register_count(maps[maps.index(vector) + 1 :]) if vector else 1
+        width = vector.vector if vector else f.depth
 
         def fill(at: Registers) -> Stmt:
-            local = {**p.inner, **{m.name: self.local(m, at) for m in maps}}
-            offset = p.slot * tile.slot_elements + tile.offset({**{a: num(0) for a in self.stage.extents}, **local})
-            index = register_index(maps, at)
-            if vector is None:
-                return store(frag, promote(load(tile.target, offset)), index)
-            # vector is the last of maps only by chance: neighbours in the fragment may lie apart
-            stride = register_count(maps[maps.index(vector) + 1 :])
-            return vector_loop(
-                vector.vector, lambda v: store(frag, promote(load(tile.target, offset + v)), index + v * stride)
-            )
+            place = {m.name: m.local(view.lane[m.name], at.chunk[m.name]) + at.offset[m.name] for m in maps}
+            offset = staged.offset({**{a: num(0) for a in self.stage.extents}, **p.inner, **place}) + view.offset
+            index = register_index(maps, at) * f.depth
+            if width == 1:
+                return store(frag, promote(load(view.source, offset)), index)
+            return vector_loop(width, lambda v: store(frag, promote(load(view.source, offset + v)), index + v * stride))
 
         return register_points(maps, fill, vector=vector.name if vector else None)
 
-    def _in_place(self, ld: Load, frag: Buffer, maps: tuple[AxisMap, ...], at: Registers, p: Point) -> Stmt:
+    def _in_place(self, f: OperandFragment, at: Registers, p: Point) -> Stmt:
         """Read one element of an input that is not staged, guarded where padding could leave the tensor."""
+        ld, maps, frag = f.load, f.maps, f.target
         env = {**p.base, **{a: p.base[a] + v for a, v in p.inner.items()}}
         env.update({m.name: self.base[m.name] + self.local(m, at) for m in maps})
         moving = {a for i in (*ld.index, *(b.index for b in ld.guard)) for a in i.axes}
@@ -311,34 +361,8 @@ class Tiled:
         return vectorizable(result.store, Tensor(tensor.name, shape, tensor.dtype), m.name, m.extent, m.vector)
 
 
-def _fragment_vector(tile: StagedTile, m: AxisMap, domain: Domain) -> bool:
-    """Whether a thread's chunk along ``m`` is one aligned vector of the scratchpad tile."""
-    width = m.vector
-    if width * DTYPE_BYTES[dtype_name(tile.target)] > VECTOR_BYTES or dtype_name(tile.target) in (
-        "float16",
-        "bfloat16",
-    ):
-        return False
-    if not m.interleaved and m.registers % width:
-        return False
-    for d, (i, pitch) in enumerate(zip(tile.layout.dims, tile.pitch, strict=True)):
-        for x in i.terms:
-            if x.axis == m.name:
-                if d != len(tile.layout.dims) - 1 or x.coef != 1:
-                    return False
-            elif domain.tile[x.axis] > 1 and x.coef * pitch % width:
-                return False
-        if i.const * pitch % width:
-            return False
-    return any(x.axis == m.name for x in tile.layout.dims[-1].terms)
-
-
 def _element(frag: Buffer, index: Expr) -> Reader:
     return lambda: load(frag, index)
-
-
-def _nbytes(b: Buffer) -> int:
-    return math.prod(int(x) for x in b.shape) * DTYPE_BYTES[dtype_name(b)]
 
 
 def _c(name: str) -> str:

@@ -1,0 +1,67 @@
+"""What a thread reads of the staged tiles into registers, and in how wide reads of the scratchpad.
+
+Reads are made wide here, not left to the compiler: it finds neighbours only where it can prove how an address is
+aligned, and storage padding or a slot of a pipeline are enough to hide that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from roller.codegen.gpu.access import VECTOR_BYTES
+from roller.codegen.gpu.mapping import AxisMap, register_count
+from roller.codegen.gpu.nest import Buffer, buffer, dtype_name
+from roller.codegen.gpu.staging import Domain, StagedTile
+from roller.expr import DTYPE_BYTES, Load
+
+#: Elements that are converted where they are read: the compiler packs those reads itself.
+_CONVERTED = ("float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class OperandFragment:
+    """Registers of one load: ``depth`` reduction points of the innermost axis per register point of ``maps``.
+
+    The points of one register point are neighbours in the scratchpad and read at once.
+    """
+
+    load: Load
+    name: str
+    maps: tuple[AxisMap, ...]
+    depth: int
+    target: Buffer
+
+    @classmethod
+    def of(cls, load: Load, name: str, maps: tuple[AxisMap, ...], depth: int, dtype: str) -> OperandFragment:
+        """Declare the registers of a load."""
+        return cls(load, name, maps, depth, buffer(name, (register_count(maps) * depth,), dtype, "local"))
+
+
+def vector_map(tile: StagedTile, maps: tuple[AxisMap, ...], domain: Domain) -> AxisMap | None:
+    """Return the axis along which a thread's chunks are aligned vectors of the scratchpad tile, if there is one."""
+    for m in maps:
+        if m.vector > 1 and (m.interleaved or m.registers % m.vector == 0) and _runs(tile, m.name, m.vector, domain):
+            return m
+    return None
+
+
+def depth_of(tile: StagedTile | None, axis: str, width: int, domain: Domain) -> int:
+    """Return how many of ``width`` successive points of a reduction axis one read brings: all of them, or one."""
+    return width if tile is not None and width > 1 and _runs(tile, axis, width, domain) else 1
+
+
+def _runs(tile: StagedTile, axis: str, width: int, domain: Domain) -> bool:
+    """Whether aligned chunks of ``width`` along an axis are aligned vectors of the tile, wherever the others are."""
+    dtype = dtype_name(tile.target)
+    if width * DTYPE_BYTES[dtype] > VECTOR_BYTES or dtype in _CONVERTED:
+        return False
+    for d, (i, pitch) in enumerate(zip(tile.layout.dims, tile.pitch, strict=True)):
+        for x in i.terms:
+            if x.axis == axis:
+                if d != len(tile.layout.dims) - 1 or x.coef != 1:
+                    return False
+            elif domain.tile[x.axis] > 1 and x.coef * pitch % width:
+                return False
+        if i.const * pitch % width:
+            return False
+    return any(x.axis == axis for x in tile.layout.dims[-1].terms)
