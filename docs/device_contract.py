@@ -57,6 +57,7 @@ UNKNOWN = {
     "compute_error": "prediction_error",
     "memory_error": "prediction_error",
     "overhead_error": "prediction_error",
+    "matrix_error": f"{UNVALIDATED['matrix_error']:g}",
     "ranking_error": f"{UNVALIDATED['ranking_error']:g}",
     "same_kernel_error": f"{UNVALIDATED['same_kernel_error']:g}",
 }

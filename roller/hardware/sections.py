@@ -173,6 +173,8 @@ class Accuracy:
         Of predicted seconds: standard deviation of ``ln(measured / predicted)`` about zero.
     compute_error, memory_error, overhead_error
         The same where the estimate is bound by arithmetic, by a memory layer, or by latencies and launches.
+    matrix_error
+        The same for programs of a matrix unit, whatever bounds them.
     ranking_error
         Of the ratio of two candidates of one expression; most of what is wrong is wrong for both.
     same_kernel_error
@@ -183,6 +185,7 @@ class Accuracy:
     compute_error: float | None = number("relative", 1e-3, 5, required=False)
     memory_error: float | None = number("relative", 1e-3, 5, required=False)
     overhead_error: float | None = number("relative", 1e-3, 5, required=False)
+    matrix_error: float | None = number("relative", 1e-3, 5, required=False)
     ranking_error: float | None = number("relative", 1e-3, 5, required=False)
     same_kernel_error: float | None = number("relative", 1e-3, 5, required=False)
 

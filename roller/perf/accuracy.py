@@ -13,7 +13,7 @@ from roller.hardware import DeviceSpec
 from roller.tile.program import RProgram
 
 #: What is expected of a device nobody validated (its spec has no such field): wide, so that more is timed, not less.
-UNVALIDATED = {"prediction_error": 0.5, "ranking_error": 0.25, "same_kernel_error": 0.1}
+UNVALIDATED = {"prediction_error": 0.5, "matrix_error": 0.5, "ranking_error": 0.25, "same_kernel_error": 0.1}
 #: Field of ``accuracy`` by the term that bounds an estimate.
 _FIELD = {
     "compute": "compute_error",
@@ -26,10 +26,11 @@ _FIELD = {
 }
 
 
-def prediction_error(spec: DeviceSpec, bottleneck: str) -> float:
+def prediction_error(spec: DeviceSpec, bottleneck: str, matrix: bool = False) -> float:
     """Return the expected relative error (one sigma) of a prediction bound by ``bottleneck``.
 
-    That of the bottleneck's class where the device gives one, else that of all predictions.
+    That of the bottleneck's class where the device gives one, else that of all predictions. Kernels that validated
+    those used no matrix unit: programs of one (``matrix``) have an error of their own.
 
     Examples
     --------
@@ -38,6 +39,8 @@ def prediction_error(spec: DeviceSpec, bottleneck: str) -> float:
     >>> prediction_error(spec, "dram")
     0.05
     """
+    if matrix:
+        return _field(spec, "matrix_error")
     own = getattr(spec.accuracy, _FIELD.get(bottleneck, "prediction_error"))
     return own if own is not None else _field(spec, "prediction_error")
 

@@ -95,7 +95,7 @@ def estimate_programs(programs: Sequence[RProgram], spec: DeviceSpec) -> list[Es
         terms = (
             gpu.price(batch, spec, gpu.LaidOut.of(batch, mine, spec)) if spec.kind == "gpu" else cpu.price(batch, spec)
         )
-        out.update({n: _estimate(terms, row, spec) for row, n in enumerate(members)})
+        out.update({n: _estimate(terms, row, spec, batch.fragment is not None) for row, n in enumerate(members)})
     return [out[n] for n in range(len(programs))]
 
 
@@ -110,9 +110,9 @@ def estimate_program(program: RProgram, spec: DeviceSpec) -> Estimate:
     return estimate_programs([program], spec)[0]
 
 
-def _estimate(terms: Mapping[str, Floats], row: int, spec: DeviceSpec) -> Estimate:
+def _estimate(terms: Mapping[str, Floats], row: int, spec: DeviceSpec, matrix: bool = False) -> Estimate:
     values = {k: float(v[row]) for k, v in terms.items() if k != "seconds"}
     stages = {k: v for k, v in values.items() if k in _STAGES}
     bottleneck = max(stages, key=lambda k: stages[k])[:-2]
-    error = prediction_error(spec, bottleneck)
+    error = prediction_error(spec, bottleneck, matrix)
     return Estimate(float(terms["seconds"][row]), bottleneck, tuple(values.items()), error)

@@ -14,7 +14,9 @@ from roller.construction.matrix_pool import REGISTER_STAGES, matrix_forms, matri
 from roller.tile import RProgram
 from roller.tile.fragments import phases, pool_bytes, program_operands
 from roller.tile.geometry import Geometry
+from roller.tile.instructions import instructions
 from tests.cases import arrays_for
+from tests.goldens import assert_golden
 from tests.tile.programs import assert_interprets
 
 A100 = roller.load_spec("a100")
@@ -193,3 +195,12 @@ def test_the_mechanism_and_its_pipelines_can_be_switched_off():
     assert not _programs(expr, options=ConstructOptions(matrix_units=False))
     plain = _programs(expr, options=ConstructOptions(pipelining=False))
     assert plain and {(c.program.stages, c.program.raster) for c in plain} == {(1, 1)}
+
+
+def test_the_instructions_of_a_matrix_program():
+    """Padded blocks of two warps, stepped over k: the stream is that of tiles, whoever multiplies them."""
+    fragment = next(f for f in A100.fragments if f.name == "mma.m16n8k16.f16.f32")
+    expr = ops.matmul(40, 12, 20, epilogue=("bias",), **F16)
+    tiles = (("register", (16, 8, 16)), ("shared", (32, 16, 16)))
+    made = RProgram(expr, "gpu", "matrix", tiles, staged=("A", "B"), fragment=fragment, matrix_axes=("i", "j", "k"))
+    assert_golden("instructions_matmul_matrix.txt", "\n".join([str(made), *map(str, instructions(made))]))

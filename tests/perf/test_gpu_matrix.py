@@ -14,6 +14,7 @@ from roller.construction.matrix_pool import STAGES, matrix_pool
 from roller.errors import SpecError
 from roller.expr.canonical import fuse_axes, group_axes
 from roller.perf import gpu
+from roller.perf.accuracy import UNVALIDATED
 from roller.perf.gpu.matrix_copies import are_async, operand_copies
 from roller.tile.fragments import program_operands
 from roller.tile.geometry import Geometry
@@ -164,3 +165,13 @@ def test_elements_copied_at_once(expr, widths):
             names = names[::-1]
         assert tuple(int(found[n].width.max()) for n in names) == widths
         assert bool(are_async(batch, A100).all()) == all(w * expr.inputs[0].itemsize_bytes >= 4 for w in widths)
+
+
+def test_predictions_for_a_matrix_unit_are_not_trusted_like_those_that_were_validated():
+    spec = roller.load_spec("v100")
+    found = {c.program.structure: c for c in roller.construct(ops.matmul(2048, 2048, 2048, dtype="float16"), spec)}
+    assert found["matrix"].estimate.expected_error == UNVALIDATED["matrix_error"]
+    assert found["tiled"].estimate.expected_error == spec.accuracy.compute_error
+    known = spec.with_overrides({"accuracy.matrix_error": 0.07})
+    best = roller.construct(ops.matmul(2048, 2048, 2048, dtype="float16"), known)[0]
+    assert best.program.structure == "matrix" and best.estimate.expected_error == 0.07
