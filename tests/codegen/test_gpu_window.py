@@ -9,6 +9,7 @@ pytest.importorskip("tvm")
 
 import roller
 from roller import ConstructOptions, ops
+from roller.backends.cuda import toolchain
 from roller.construction.constructor import canonical_forms, program_of
 from roller.emulator import prove
 from roller.errors import BuildError
@@ -111,3 +112,23 @@ def test_what_is_no_window_says_so():
     matmul = roller.construct(expr, SPEC, top_k=1)[0].program
     with pytest.raises(BuildError, match="needs a reduction over windows of one operand"):
         lower(replace(matmul, structure="window", staged=()), expr, SPEC)
+
+
+@pytest.mark.skipif(toolchain.available() is not None, reason="needs NVRTC")
+@pytest.mark.parametrize(("device", "arch"), [("v100", "sm_70"), ("a100", "sm_80"), ("h100", "sm_90")])
+@pytest.mark.parametrize(
+    "expr",
+    [
+        ops.depthwise_conv2d(128, 96, 165, 165, 7, 7, stride=2, padding=3),
+        ops.depthwise_conv2d(128, 672, 11, 11, 5, 5, padding=2),
+        ops.depthwise_conv2d(32, 128, 56, 56, 3, 3, padding=1, layout="NHWC", kernel_layout="HWIO"),
+        ops.pool2d("avg", 128, 84, 83, 83, 3, 3, stride=2, padding=1),
+    ],
+    ids=["7x7 s2", "small images", "channels last", "pooling"],
+)
+def test_walks_stay_in_registers(expr, device, arch):
+    best = roller.construct(expr, device, top_k=1)[0]
+    assert best.program.structure == "window"
+    built = toolchain.build(lower(best.program, expr, roller.load_spec(device)))
+    assert built.target["arch"].startswith(arch) and built.build["spill_bytes"] == 0
+    assert "bytes stack frame" not in built.build["log"] or "0 bytes stack frame" in built.build["log"]
