@@ -24,19 +24,21 @@ from roller.perf.batch import TileBatch
 from roller.perf.gpu import are_async, arithmetic_bound_s, price, scratchpad_bytes
 from roller.perf.gpu.matrix_copies import operand_copies
 from roller.tile.geometry import Floats, Geometry, Ints, product
-from roller.tile.steps import mean_step
+from roller.tile.steps import break_share
 from roller.tile.warp_groups import CHUNK_BYTES
 
 #: Fragments along m and n of one group's tile.
 _ACROSS = (1, 2, 3, 4, 6, 8)
+#: Fragments that tiles of a group may take against those an axis has.
+_OVERHANG = 1.1
 #: Groups of threads per block at most; more only share what the shared cache gives anyway.
 _GROUPS = 16
 #: Fragments along k of one reduction step.
 _STEPS = (1, 2, 4, 8)
 #: Copies of staged tiles considered where copies run beside the arithmetic, and where they go through registers.
 STAGES, REGISTER_STAGES = (1, 2, 3, 4, 5), (1, 2)
-#: Mean step (elements) up to which neighbours along an axis count as neighbours in memory.
-_NEIGHBOURS = 2.0
+#: Share of neighbours along an axis that may lie apart in memory where rows still run along it.
+_BROKEN = 0.5
 #: How much worse than the best choice of axes another one may look to be followed.
 _WORSE = 1.5
 #: Choices of fragment and axes followed, programs priced of each, and programs whose stages and raster are chosen.
@@ -73,11 +75,8 @@ class MatrixForm:
         """
         apart = 0
         for access in geometry.loads:
-            own = [a for a in self.axes if access.uses[a]]
-            steps = (
-                mean_step(access.index, access.tensor.shape, geometry.names[a], int(geometry.extents[a])) for a in own
-            )
-            apart += min(steps) > _NEIGHBOURS
+            own = [(geometry.names[a], int(geometry.extents[a])) for a in self.axes if access.uses[a]]
+            apart += min(break_share(access.index, access.tensor.shape, *axis) for axis in own) > _BROKEN
         stored_along = bool(geometry.order) and geometry.order[-1] == self.axes[1]
         return self.waste(geometry) * 2.0**apart, not stored_along, self.axes, self.fragment.name
 
@@ -200,8 +199,7 @@ def _group_tiles(geometry: Geometry, form: MatrixForm) -> Ints:
     """Return the tiles of one group of threads, ``(N, axes)``: whole fragments along m and n, one along k."""
     m, n, k = form.axes
     counts = [-(-int(geometry.extents[a]) // s) for a, s in zip(form.axes, form.sizes, strict=True)]
-    # A short axis is taken whole, or overhung by less than the next size.
-    choices = [[c for c in _ACROSS if c <= count] for count in counts[:2]]
+    choices = [[c for c in _ACROSS if c <= count and -(-count // c) * c <= _OVERHANG * count] for count in counts[:2]]
     tiles = np.ones((len(choices[0]) * len(choices[1]), len(geometry.names)), np.int64)
     tiles[:, m] = np.repeat(choices[0], len(choices[1])) * form.fragment.m
     tiles[:, n] = np.tile(choices[1], len(choices[0])) * form.fragment.n
