@@ -50,6 +50,24 @@ static inline __device__ ulonglong4 make_ulonglong4(unsigned a, unsigned b, unsi
   return make_ulonglong4(a | (wide)b << 32, c | (wide)d << 32, e | (wide)f << 32, g | (wide)h << 32);
 }
 """
+#: It keeps eight or sixteen bytes in an int2 or int4, and fills them by as many arguments.
+BYTES = """\
+static inline __device__ int roller_bytes(signed char a, signed char b, signed char c, signed char d) {
+  return (int)((a & 255u) | (b & 255u) << 8 | (c & 255u) << 16 | (d & 255u) << 24);
+}
+static inline __device__ int2 make_int2(signed char a, signed char b, signed char c, signed char d,
+                                        signed char e, signed char f, signed char g, signed char h) {
+  return make_int2(roller_bytes(a, b, c, d), roller_bytes(e, f, g, h));
+}
+static inline __device__ int4 make_int4(signed char a, signed char b, signed char c, signed char d,
+                                        signed char e, signed char f, signed char g, signed char h,
+                                        signed char i, signed char j, signed char k, signed char l,
+                                        signed char m, signed char n, signed char o, signed char p) {
+  return make_int4(roller_bytes(a, b, c, d), roller_bytes(e, f, g, h),
+                   roller_bytes(i, j, k, l), roller_bytes(m, n, o, p));
+}
+"""
+MANY_BYTES = r"\bmake_int[24]\((?:[^,;]+, ){7}"
 EIGHT_INTEGERS = r"\bmake_ulonglong4\((?:[^,;]+, ){7}"
 
 
@@ -186,6 +204,7 @@ def clean(source: str) -> str:
     source = re.sub(r'extern "C" __global__[^;{]*\);\n', "", source)  # forward declarations
     added = _INFINITY if "CUDART_INF" in source else ""
     added += WIDE_INTEGERS if re.search(EIGHT_INTEGERS, source) else ""
+    added += BYTES if re.search(MANY_BYTES, source) else ""
     added += device_functions.prelude(source)
     if "roller_group_" in source:  # swizzled lines are counted from addresses, not from the start of the array
         source = re.sub(r"(extern __shared__ __align__\()\d+", rf"\g<1>{ALIGNMENT_BYTES}", source)

@@ -8,6 +8,7 @@ pytest.importorskip("tvm")
 
 from roller import ops
 from roller.codegen.cuda import lower
+from roller.emulator import prove
 from roller.errors import BuildError
 from roller.expr import REDUCTION, Axis, Call, Load, Stage, Tensor, TensorExpr, axis_index
 from roller.expr.canonical import fuse_axes, group_axes
@@ -199,6 +200,15 @@ def test_source_is_self_contained():
     source = lowered(MATMUL, "tiled", (8, 4, 1), (128, 64, 32)).source
     assert "cuda/std" not in source and "cuda.h" not in source
     assert source.count('extern "C" __global__') == 1
+
+
+def test_vectors_of_bytes_outside_a_tensor_are_filled():
+    # TVM holds eight of them in an int2, and fills it by eight arguments.
+    e = ops.matmul(20, 40, 24, dtype="int8")
+    a = lowered(e, "tiled", (2, 8, 1), (16, 32, 16), vector_axis="j", vector_elements=8, stages=2)
+    assert "make_int2((signed char)0, (signed char)0, (signed char)0" in body(a)
+    verdict = prove(a, orders=("random",))
+    assert verdict.ok, str(verdict)
 
 
 def test_lowering_is_deterministic():

@@ -97,6 +97,54 @@ def test_wmma_reports_a_fragment_that_leaves_its_tile(built):
         emulate(art, [np.zeros(256, np.float16)], cache_dir=built)
 
 
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(("a_layout", "b_layout"), [("row", "col"), ("col", "row")])
+def test_wmma_in_ptx(built, order, a_layout, b_layout):
+    listed = lambda start: ", ".join(f"%{start + n}" for n in range(8))  # noqa: E731
+    load = (
+        'asm volatile("wmma.load.{0}.sync.aligned.{1}.m16n16k16.shared.f16 {{{2}}}, [%8], %9;" : {3} '
+        ': "r"(roller_at({0}_tile_ptr)), "r"(24));'
+    )
+    bound = {x: ", ".join(f'"=r"({x}[{n}])' for n in range(8)) for x in "ab"}
+    body = f"""
+    __shared__ alignas(64) unsigned short a_tile_ptr[16 * 24];
+    __shared__ alignas(64) unsigned short b_tile_ptr[16 * 24];
+    __shared__ alignas(64) float c_tile_ptr[16 * 20];
+    for (int i = threadIdx.x; i < 256; i += 32) a_tile_ptr[i / 16 * 24 + i % 16] = *(unsigned short*)(&A_ptr[i]);
+    for (int i = threadIdx.x; i < 256; i += 32) b_tile_ptr[i / 16 * 24 + i % 16] = *(unsigned short*)(&B_ptr[i]);
+    unsigned a[8], b[8]; float d[8];
+    for (int i = 0; i < 8; ++i) d[i] = 1.0f;
+    __syncwarp();
+    {load.format("a", a_layout, listed(0), bound["a"])}
+    {load.format("b", b_layout, listed(0), bound["b"])}
+    asm volatile("wmma.mma.sync.aligned.{a_layout}.{b_layout}.m16n16k16.f32.f32 {{{listed(0)}}}, {{{listed(8)}}},"
+      "{{{listed(16)}}}, {{{listed(0)}}};"
+      : {", ".join(f'"+f"(d[{n}])' for n in range(8))}
+      : {", ".join(f'"r"({x}[{n}])' for x in "ab" for n in range(8))});
+    asm volatile("wmma.store.d.sync.aligned.row.m16n16k16.shared.f32 [%0], {{{listed(2)}}}, %1;"
+      :: "r"(roller_at(c_tile_ptr)), "r"(20), {", ".join(f'"f"(d[{n}])' for n in range(8))});
+    __syncwarp();
+    for (int i = threadIdx.x; i < 256; i += 32) Y_ptr[i] = c_tile_ptr[i / 16 * 20 + i % 16];"""
+    at = "static __device__ unsigned roller_at(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }"
+    art = artifact(
+        kernel("half* A_ptr, half* B_ptr, float* Y_ptr", body, "#include <cuda_fp16.h>\n" + at),
+        [("A", 256, "float16"), ("B", 256, "float16")], [("Y", 256, "float32")], block=32, arch="sm_70",
+    )  # fmt: skip
+    a, b = (RNG.standard_normal((16, 16)).astype(np.float16) for _ in range(2))
+    given = [np.ascontiguousarray(x.T if by == "col" else x).ravel() for x, by in ((a, a_layout), (b, b_layout))]
+    got = emulate(art, given, order=order, cache_dir=built)[0].reshape(16, 16)
+    np.testing.assert_allclose(got, 1 + a.astype(np.float64) @ b.astype(np.float64), rtol=1e-5, atol=1e-5)
+
+
+def test_an_address_passed_without_type_still_has_its_bounds(built):
+    take = "static __device__ int take(const void* p) { return *(const int*)p; }"
+    body = "if (threadIdx.x == 0) Y_ptr[0] = take((&(Y_ptr[%d])));"
+    last, beyond = (artifact(kernel("int* Y_ptr", body % at, take), [], [("Y", 4, "int32")], block=1) for at in (3, 4))
+    emulate(last, [], cache_dir=built)
+    with pytest.raises(EmulationError, match=r"out of bounds: .* at byte 16 of global buffer 'Y', which has 16 bytes"):
+        emulate(beyond, [], cache_dir=built)
+
+
 LDMATRIX = """
     __shared__ alignas(64) unsigned short tile_ptr[4 * 64];
     for (int i = threadIdx.x; i < 256; i += 32) tile_ptr[i] = i;

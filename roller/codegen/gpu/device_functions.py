@@ -31,13 +31,14 @@ define("roller_shared_address", """unsigned roller_shared_address(const void* p)
   return (unsigned)__cvta_generic_to_shared(p);
 }""")  # fmt: skip
 # Zeros are written where the source is not `inside`: it is not read then, and its address may be anything.
-# Copies of 16 bytes pass the first-level cache by.
+# Copies of 16 bytes pass the first-level cache by, and have the second one load whole lines: rows of a tile are often
+# shorter, and a later step takes the rest.
 _COPY = """void roller_copy_async_{bytes}(void* target, const void* source, bool inside) {{
-  asm volatile("cp.async.{cache}.shared.global [%0], [%1], {bytes}, %2;"
+  asm volatile("cp.async.{cache}.shared.global{ahead} [%0], [%1], {bytes}, %2;"
                :: "r"(roller_shared_address(target)), "l"(source), "r"(inside ? {bytes} : 0) : "memory");
 }}"""
-for _bytes, _cache in ((16, "cg"), (8, "ca"), (4, "ca")):
-    define(f"roller_copy_async_{_bytes}", _COPY.format(bytes=_bytes, cache=_cache))
+for _bytes, _cache, _ahead in ((16, "cg", ".L2::128B"), (8, "ca", ""), (4, "ca", "")):
+    define(f"roller_copy_async_{_bytes}", _COPY.format(bytes=_bytes, cache=_cache, ahead=_ahead))
 define("roller_start", """template <class P> P roller_start(P pointer) {
   return pointer;
 }""")  # fmt: skip
