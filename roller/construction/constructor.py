@@ -248,7 +248,7 @@ def program_of(batch: TileBatch, i: int, spec: DeviceSpec) -> RProgram:
         int(batch.split_k[i]), constants=batch.constants, nontemporal=batch.nontemporal, stages=batch.stages,
         raster=batch.raster, fragment=batch.fragment, matrix_axes=batch.matrix_axes,
     )  # fmt: skip
-    if spec.kind == "gpu" and batch.staged:
+    if spec.kind == "gpu" and batch.staged and not rowwise:  # threads read only what they left there themselves
         program = _lay_out(program, spec)
     return program
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from roller.construction.gpu_rows import rows, streaming, transposed, with_split_rows
+from roller.construction.gpu_rows import held_rows, rows, streaming, transposed, with_split_rows
 from roller.construction.options import ConstructOptions
 from roller.construction.reduction import reduction_steps, window_axes
 from roller.construction.scale_up import best_children, lane_seeds, register_tiles, unique_rows, whole_teus
@@ -58,7 +58,8 @@ def pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> lis
     keep = register_limits(batch, spec) & padding_allowed(geometry, block, options)
     batch = batch.take(np.flatnonzero(keep)[: options.pool])
     if structure == "rows":
-        return [with_split_rows(batch, spec, options)]
+        held = held_rows(batch, spec)
+        return [with_split_rows(batch, spec, options), *([] if held is None else [held])]
     register, block = transposed(geometry, spec)
     through = TileBatch(geometry, structure, register, block, np.ones(len(block), np.int64), geometry.load_names)
     keep = register_limits(through, spec) & padding_allowed(geometry, block, options)

@@ -17,6 +17,8 @@ from roller.construction.options import ConstructOptions
 from roller.construction.scale_up import unique_rows
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
+from roller.perf.gpu import scratchpad_bytes
+from roller.perf.gpu.row_shape import RowShape
 from roller.tile.geometry import Geometry, Ints
 from roller.tile.rows import contiguous_axis, row_stages
 
@@ -180,6 +182,17 @@ def with_split_rows(batch: TileBatch, spec: DeviceSpec, options: ConstructOption
         block=np.concatenate([b.block for b in found]),
         split_k=np.concatenate([b.split_k for b in found]),
     )
+
+
+def held_rows(batch: TileBatch, spec: DeviceSpec) -> TileBatch | None:
+    """Return the programs that walk a row in steps with the row held in the scratchpad; ``None`` where none can."""
+    shape = RowShape.of(batch.geometry)
+    names = tuple(dict.fromkeys(r.access.tensor.name for r in shape.reads if r.keepable and r.passes > 1))
+    if not names:
+        return None
+    held = replace(batch, staged=names)
+    fits = (batch.steps > 1) & (batch.split_k == 1) & (scratchpad_bytes(held) <= spec.layer("shared").budget_bytes)
+    return held.take(np.flatnonzero(fits)) if fits.any() else None
 
 
 def row_vector(batch: TileBatch, i: int) -> tuple[str | None, int]:

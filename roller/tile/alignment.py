@@ -68,7 +68,7 @@ def _whole_transactions(geometry: Geometry, block: tuple[int, ...], size: int) -
 
 def memory_bank(program: RProgram, spec: DeviceSpec, epsilon: float) -> bool:
     """Rule 3: no bank serves two words for one read of a staged tile by one TEU (enumerated)."""
-    if program.kind != "gpu" or not program.staged:
+    if program.kind != "gpu" or not program.staged or program.structure == "rows":
         return True
     shared = spec.layer("shared")
     padding = dict(program.storage_padding)

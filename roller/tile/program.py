@@ -48,7 +48,8 @@ class RProgram:
     storage_padding
         ``((tensor, elements), ...)``: elements appended to each row of a staged data tile.
     staged
-        Inputs copied through the scratchpad (GPU) or into packed panels (CPU); others are read in place.
+        Inputs copied through the scratchpad (GPU) or into packed panels (CPU); others are read in place. GPU ``rows``:
+        those whose rows stay in the scratchpad from stage to stage.
     vector_axis
         Axis whose register tile is loaded, computed or stored as vectors; ``None`` for scalars.
     vector_elements

@@ -4,7 +4,8 @@ import pytest
 
 pytest.importorskip("tvm")
 
-from roller import ops
+import roller
+from roller import ops, pipeline
 from roller.backends.cuda import ptx, toolchain
 from roller.codegen.cuda import lower
 from roller.emulator import prove
@@ -51,6 +52,38 @@ def lowered(name, arch="sm_70"):
 def test_a_row_program_is_right_in_every_order(built, name):
     proof = prove(lowered(name), compare=lambda *a: check(*a).message, cache_dir=built)
     assert proof.ok, str(proof)
+
+
+#: Expression, register and block tile, vector axis and elements of programs that hold ``X`` in the scratchpad.
+HELD = {
+    "steps of a row": (SOFTMAX, (1, 4), (2, 64), "k", 4),
+    "single elements": (ops.softmax((5, 1003)), (1, 2), (2, 128), None, 1),
+    "half precision": (ops.layer_norm((5, 1000), dtype="float16"), (1, 16), (2, 512), "k", 8),
+    "columns": (COLUMNS, (1, 4, 2), (1, 64, 8), "d2", 4),
+}
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_a_row_held_in_the_scratchpad(built, name):
+    expr, register, block, axis, elements = HELD[name]
+    tiles = (("register", register), ("shared", block))
+    fields = {"vector_axis": axis, "vector_elements": elements, "interleaved": True, "staged": ("X",)}
+    artifact = lower(RProgram(fuse_axes(expr), "gpu", "rows", tiles, **fields), expr, "sm_70", "test")
+    proof = prove(artifact, compare=lambda *a: check(*a).message, cache_dir=built)
+    assert proof.ok, str(proof)
+
+
+@pytest.mark.skipif(toolchain.available() is not None, reason="needs the CUDA wheels")
+def test_rows_too_long_for_registers_are_held_in_a_large_scratchpad():
+    expr, spec = ops.softmax((4096, 50257)), roller.load_spec("h200")
+    program = roller.construct(expr, spec, top_k=1)[0].program
+    assert program.staged == ("X",) and program.reduction_steps["k"] > 1
+    artifact = pipeline.lower(program, expr, spec)
+    assert artifact.launches[0].dynamic_shared_bytes >= 4 * 50257
+    (kernel,) = ptx.kernels(toolchain.to_ptx(artifact.source, "sm_90")).values()
+    # X is loaded as often as Y is stored: once, in whole steps and the rest of the row.
+    assert kernel.counts["global_load_32"] == kernel.counts["global_store_32"]
+    assert toolchain.build(artifact).build["spill_bytes"] == 0
 
 
 #: Expression, register and block tile, vector axis, elements, and the parts of the reduction.

@@ -32,6 +32,24 @@ class Fragment:
         """Return the position of a register point."""
         return register_index(self.maps, at)
 
+    def move(self, at: Registers, held: Buffer, place: Expr, *, leave: bool) -> Stmt:
+        """Return the copy of one element or chunk to ``held`` (``leave``) or from there; ``place`` is where it lies."""
+        chunk = 1 if self.vector_axis is None else self.maps[-1].vector
+        index, width = self.index(at), min(self.width, chunk)
+
+        def piece(n: Expr) -> Stmt:
+            def element(v: Expr) -> Stmt:
+                here, there = index + n * width + v, place + n * width + v
+                return (
+                    store(held, load(self.buffer, here), there)
+                    if leave
+                    else store(self.buffer, load(held, there), here)
+                )
+
+            return vector_loop(width, element)
+
+        return loop("piece", chunk // width, piece, unroll=True)
+
     def fill(self, ctx: Context, env: Mapping[str, Expr], at: Registers) -> Stmt:
         """Return the load of one element, or of the vectors of one chunk."""
         where = [emit_index(i, env) for i in self.load.index]

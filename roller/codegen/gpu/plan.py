@@ -87,7 +87,9 @@ def _rows(ctx: Context, s: Stage, program: RProgram | None) -> Rows:
     order = store_order(s)
     if program is not None:
         rows = [axis_map(program, a) for a in order]
-        return Rows(ctx, s, rows, [axis_map(program, a, interleaved=True) for a in s.reduction_axes])
+        return Rows(
+            ctx, s, rows, [axis_map(program, a, interleaved=True) for a in s.reduction_axes], staged=program.staged
+        )
     fast = contiguous_axis(s, ctx.expr.tensors)
     across = any(a.name == fast for a in s.reduction_axes)
     rows = [AxisMap(a.name, a.extent, _LANES if a.name == fast else 1, 1) for a in order]

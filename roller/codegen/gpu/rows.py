@@ -29,6 +29,7 @@ from roller.codegen.gpu.nest import (
     Expr,
     Stmt,
     buffer,
+    dtype_name,
     kernel,
     load,
     loop,
@@ -40,11 +41,15 @@ from roller.codegen.gpu.nest import (
     when,
     with_buffers,
 )
+from roller.codegen.gpu.staging import STATIC_SHARED_BYTES
 from roller.codegen.gpu.sweep import Part, Tile, points, sweep
-from roller.expr import COMBINERS, Load, Scalar, Stage
+from roller.expr import COMBINERS, DTYPE_BYTES, Load, Scalar, Stage
 from roller.te.compat import tirx
 from roller.te.emit import combine, constant, emit_index, emit_scalar
 from roller.tile.rows import RowStage, contiguous_axis, kept_loads, row_stages
+
+#: Scratchpad left for lanes to meet in where rows are held there statically (bytes).
+_EXCHANGE_BYTES = 8192
 
 
 class Rows:
@@ -60,11 +65,14 @@ class Rows:
         Maps of the anchor's spatial axes (contiguous one last) and reduction axes.
     split
         Parts the reduction is split into over blocks.
+    staged
+        Inputs whose rows stay in the scratchpad from the first stage that reads them on.
     """
 
     def __init__(
-        self, ctx: Context, anchor: Stage, rows: Sequence[AxisMap], lanes: Sequence[AxisMap], split: int = 1
-    ) -> None:
+        self, ctx: Context, anchor: Stage, rows: Sequence[AxisMap], lanes: Sequence[AxisMap], split: int = 1,
+        staged: Sequence[str] = (),
+    ) -> None:  # fmt: skip
         self.ctx = ctx
         self.rows = tuple(whole_vectors(m) for m in rows)
         self.columns = tuple(whole_vectors(m) for m in lanes)
@@ -76,6 +84,8 @@ class Rows:
         self.lanes = self._bind(math.prod(m.threads for m in rows), math.prod(m.threads for m in lanes))
         parts = unravel(self.lanes.row, [m.threads for m in rows])
         self.row_lane = {m.name: t for m, t in zip(rows, parts, strict=True)}
+        self.staged = tuple(staged)
+        self.held: dict[Load, Buffer] = {}
         self.partial: Buffer | None = None
         self.results: dict[str, Buffer] = {}
         self.kept: dict[Load, Fragment] = {}
@@ -162,7 +172,7 @@ class Rows:
         for n, s in enumerate(todo):
             shared = any(s.stage.name in {ld.tensor for ld in x.stage.loads} for x in todo[n + 1 :])
             body.append(self._wide(s) if s.stage.combiner is None and s.columns else self._per_row(s, shared))
-        buffers = [*(f.buffer for f in self.kept.values()), *self.results.values()]
+        buffers = [*(f.buffer for f in self.kept.values()), *self.held.values(), *self.results.values()]
         return kernel([self.block, *self.threads], with_buffers(buffers, seq(body)))
 
     def write_partial(self, s: Stage, target: Buffer) -> Stmt:
@@ -191,8 +201,35 @@ class Rows:
         self.kept = {f.load: f for f in found}
         return [self._fill(found, self.columns, self._whole())] if found else []
 
-    def _fill(self, found: Sequence[Fragment], maps: Sequence[AxisMap], tile: Tile) -> Stmt:
-        """Load the fragments of one tile."""
+    def _hold(self, found: Sequence[Fragment], maps: Sequence[AxisMap]) -> frozenset[Load]:
+        """Give staged inputs their place in the scratchpad; return those that come from memory now."""
+        new = []
+        for f in found:
+            if f.load.tensor in self.staged and f.load in kept_loads(self.ctx.expr) and f.load not in self.held:
+                size = register_count(f.maps) * math.prod(m.steps for m in maps if m in f.maps)
+                threads = self.lanes.count * self.lanes.rows
+                name = f"held{len(self.held)}"
+                dtype = dtype_name(f.buffer)
+                many = size * threads * DTYPE_BYTES[dtype] * len(self.staged) > STATIC_SHARED_BYTES - _EXCHANGE_BYTES
+                self.held[f.load] = buffer(name, (size * threads,), dtype, "shared.dyn" if many else "shared")
+                new.append(f.load)
+        return frozenset(new)
+
+    def _place(self, f: Fragment, maps: Sequence[AxisMap], tile: Tile, at: Registers) -> Expr:
+        """Return where a thread's chunk lies in the scratchpad: chunks of neighbouring threads side by side."""
+        chunk = 1 if f.vector_axis is None else f.maps[-1].vector
+        number: Expr = num(0)
+        for m in maps:
+            if m in f.maps:
+                number = number * m.steps + tirx.floordiv(tile.base[m.name], m.tile)
+        number = number * (register_count(f.maps) // chunk) + tirx.floordiv(f.index(at), chunk)
+        own = self.lanes.row * self.lanes.count + self.lanes.lane
+        return (number * (self.lanes.count * self.lanes.rows) + own) * chunk
+
+    def _fill(
+        self, found: Sequence[Fragment], maps: Sequence[AxisMap], tile: Tile, new: frozenset[Load] = frozenset()
+    ) -> Stmt:
+        """Load the fragments of one tile: those that are held and not ``new`` from the scratchpad."""
         start, extents = self._column_start(maps, tile), {m.name: m.extent for m in maps}
         nowhere = {m.name: num(0) for m in self.rows}
 
@@ -203,7 +240,15 @@ class Rows:
             def point(at: Registers) -> Stmt:
                 env = self._row_env(Registers({**nowhere, **at.chunk}, {**nowhere, **at.offset}))
                 columns = {m.name: start(m.name, at.chunk[m.name]) + at.offset[m.name] for m in mine}
-                return f.fill(self.ctx, {**env, **columns}, at)
+                held = self.held.get(f.load)
+                if held is not None and f.load not in new:
+                    return f.move(at, held, self._place(f, maps, tile, at), leave=False)
+                found = f.fill(self.ctx, {**env, **columns}, at)
+                return (
+                    found
+                    if held is None
+                    else seq([found, f.move(at, held, self._place(f, maps, tile, at), leave=True)])
+                )
 
             return points(both, tile.tails, lambda a, c: start(a, c) < extents[a], point, vector=f.vector_axis)
 
@@ -273,6 +318,7 @@ class Rows:
         size = register_count(self.rows)
         init = loop("i", size, lambda i: store(result, neutral, i), unroll=True)
         found = self._streamed(stage, maps)
+        new = self._hold(found, maps)
 
         def step(tile: Tile) -> Stmt:
             def update(at: Registers, env: dict[str, Expr]) -> Stmt:
@@ -281,7 +327,7 @@ class Rows:
                 index = register_index(self.rows, at)
                 return store(result, combine(combiner, load(result, index), value), index)
 
-            body = [self._fill(found, maps, tile)] if found else []
+            body = [self._fill(found, maps, tile, new)] if found else []
             body.append(self._visit(maps, tile, update, None))
             return seq(body)
 
@@ -296,6 +342,7 @@ class Rows:
         stage, maps = s.stage, self._maps(s)
         target = self.ctx.buffers[stage.name]
         found = self._streamed(stage, maps)
+        new = self._hold(found, maps)
         vector = next((m for m in (*maps, *self.rows) if m.vector > 1), None)
         width = _store_width(stage, vector)
 
@@ -318,7 +365,7 @@ class Rows:
                     self._inside(at), store(target, as_output(emit_scalar(scalar, env, readers), stage), *place)
                 )
 
-            body = [self._fill(found, maps, tile)] if found else []
+            body = [self._fill(found, maps, tile, new)] if found else []
             body.append(self._visit(maps, tile, point, vector.name if width > 1 and vector else None))
             return seq(body)
 

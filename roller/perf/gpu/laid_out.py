@@ -68,7 +68,7 @@ def _by_tensor(values: Sequence[Mapping[str, float]]) -> dict[str, Floats]:
 
 def _conflict_degrees(program: RProgram, spec: DeviceSpec) -> dict[str, float]:
     """Enumerate one TEU's reads of every staged tile."""
-    if not program.staged:
+    if not program.staged or program.structure == "rows":  # threads read what they left themselves, side by side
         return {}
     shared, padding = spec.layer("shared"), dict(program.storage_padding)
     banks, width = shared.banks or spec.teu.lanes, shared.bank_width_bytes or 4

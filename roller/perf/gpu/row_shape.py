@@ -94,12 +94,12 @@ def _shape(geometry: Geometry) -> RowShape:
 
 def keeps(batch: TileBatch) -> np.ndarray:
     """Mask of programs whose register tiles hold all columns of a row."""
-    return np.asarray((batch.steps == 1) & (batch.split_k == 1))
+    return np.asarray((batch.steps == 1) & (batch.split_k == 1) & (not batch.staged))
 
 
 def passes(batch: TileBatch, read: RowRead) -> Ints:
     """Return how often a program reads an input, ``(N,)``."""
-    return np.where(keeps(batch) & read.keepable, 1, read.passes)
+    return np.where((keeps(batch) | bool(batch.staged)) & read.keepable, 1, read.passes)
 
 
 def held_words(batch: TileBatch) -> Ints:
@@ -139,9 +139,23 @@ def exchange_bytes(batch: TileBatch) -> Ints:
     """Return bytes of scratchpad in which lanes meet, ``(N,)``."""
     lanes, rows = lane_counts(batch)
     each = rows * batch.register_outputs * max(4, DTYPE_BYTES[batch.geometry.expr.anchor.acc_dtype])
+    held = held_bytes(batch)
     if RowShape.of(batch.geometry).neighbours:
-        return np.where(lanes > SHUFFLE_LANES, each * (lanes // SHUFFLE_LANES), 0)
-    return np.where(lanes > 1, each * (lanes + 1), 0)
+        return held + np.where(lanes > SHUFFLE_LANES, each * (lanes // SHUFFLE_LANES), 0)
+    return held + np.where(lanes > 1, each * (lanes + 1), 0)
+
+
+def held_bytes(batch: TileBatch) -> Ints:
+    """Return bytes of scratchpad that staged programs hold their rows in, ``(N,)``."""
+    total = np.zeros(len(batch), np.int64)
+    reductions = np.flatnonzero(~batch.geometry.spatial)
+    steps = product(batch.counts, reductions)
+    for r in RowShape.of(batch.geometry).reads if batch.staged else ():
+        if r.keepable:
+            # Every thread has room for whole register tiles, beyond the end of a row too.
+            own = product(batch.register, np.flatnonzero(r.access.uses))
+            total = total + own * steps * batch.threads_per_block * r.access.tensor.itemsize_bytes
+    return total
 
 
 def words_in_flight(batch: TileBatch, most: float) -> Floats:

@@ -76,7 +76,9 @@ def row_instructions(batch: TileBatch) -> tuple[Floats, Floats]:
         elements = a.elements(batch.register) * np.where(r.wide, steps, 1)
         width = _width(a, batch)
         half = HALF_INSTRUCTIONS * (a.tensor.itemsize_bytes < 4) * r.passes
-        loads = loads + elements * (LOAD_INSTRUCTIONS * passes(batch, r) / width + half)
+        # A held row is written to the scratchpad by the first stage and read by the others.
+        held = r.passes if batch.staged and r.keepable else 0
+        loads = loads + elements * (LOAD_INSTRUCTIONS * (passes(batch, r) + held) / width + half)
     for a in shape.stores:
         wide = bool(a.uses[~batch.geometry.spatial].any())
         elements = a.elements(batch.register) * np.where(wide, steps, 1)
@@ -103,6 +105,10 @@ def row_access_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
         touched, _ = tile_transaction_bytes(a, tile, line)
         accesses = a.elements(batch.register) / width * np.where(wide, batch.steps, 1) * times
         total = total + accesses * touched / line
+    for r in shape.reads if batch.staged else ():
+        if r.keepable:  # left in the scratchpad once, fetched by the other stages, without conflicts
+            moved = r.access.elements(batch.register) * batch.steps * r.access.tensor.itemsize_bytes * r.passes
+            total = total + moved * spec.teu.lanes / line
     teus = -(-batch.threads_per_block // spec.teu.lanes)
     pipe = spec.teu.lanes / spec.compute.ops_per_cycle_per_unit["load_store"]
     return np.asarray(total * teus * pipe / spec.clock_hz)
@@ -217,5 +223,6 @@ def row_chain_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
     readers = sum(1 for s in shape.stages if s.loads and len(s.axes) > batch.geometry.spatial.sum())
     again = max(0, readers - 1)
     once = far + near * any(r.wide and not r.keepable for r in shape.reads)
-    stepped = batch.steps * (far + again * near)
+    scratchpad = spec.layer("shared").latency_s or 0.0
+    stepped = batch.steps * (far + again * (scratchpad if batch.staged else near))
     return np.asarray(far + np.where(keeps(batch), once, stepped))
