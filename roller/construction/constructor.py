@@ -16,7 +16,7 @@ from roller.construction.cpu_pool import cpu_pool
 from roller.construction.gpu_pool import pool as gpu_pool
 from roller.construction.gpu_rows import row_vector
 from roller.construction.gpu_variants import variants_of
-from roller.construction.matrix_pool import matrix_pool
+from roller.construction.matrix_pool import matrix_pools
 from roller.construction.options import TEMPLATE_VERSION, ConstructOptions
 from roller.construction.winograd_gpu import winograd_gpu_pool
 from roller.errors import NoCandidateError
@@ -114,8 +114,8 @@ def construct_candidates(expr: TensorExpr, spec: DeviceSpec, options: ConstructO
         found += variants_of(found, target) if spec.kind == "gpu" and options.pipelining else []
         found += winograd_gpu_pool(geometry, target, share) if spec.kind == "gpu" else []
         batches += [replace(b, constants=constants) for b in found]
-    for form in _matrix_forms(expr, options) if spec.fragments else ():
-        batches += [replace(b, constants=constants) for b in matrix_pool(Geometry.of(form), target, share)]
+    tried = [Geometry.of(form) for form in _matrix_forms(expr, options)] if spec.fragments else []
+    batches += [replace(b, constants=constants) for b in matrix_pools(tried, target, share)]
     best = _best_programs([b for b in batches if len(b)], target, options.count)
     if not best:
         raise nothing_fits(expr, spec, options)

@@ -41,6 +41,8 @@ STAGES, REGISTER_STAGES = (1, 2, 3, 4, 5), (1, 2)
 _BROKEN = 0.5
 #: How much worse than the best choice of axes another one may look to be followed.
 _WORSE = 1.5
+#: How much slower than the best one the programs of a choice of axes may be to be varied.
+_SLOWER = 1.3
 #: Choices of fragment and axes followed, programs priced of each, and programs whose stages and raster are chosen.
 _FORMS, _PRICED, _VARIED = 3, 96, 12
 #: Choices followed of instructions that read scratchpad by themselves: they differ in n only.
@@ -135,19 +137,31 @@ def _axes(geometry: Geometry, loads: tuple[Load, Load]) -> list[tuple[int, int, 
 
 
 def matrix_pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
+    """Return :func:`matrix_pools` of one geometry."""
+    return matrix_pools((geometry,), spec, options)
+
+
+def matrix_pools(geometries: Sequence[Geometry], spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
     """Return batches of programs for the matrix unit, one per choice of axes, stages and raster; none where none fits.
 
     Blocks grow from tiles of every group of threads along the axes of best reuse score; the most promising get their
-    stages and their raster by price.
+    stages and their raster by price, where their choice of axes is not clearly slower than another one.
+
+    Parameters
+    ----------
+    geometries
+        Of the forms of one expression.
+    spec, options
+        The device, and what construction may do.
     """
-    found: list[TileBatch] = []
-    if not options.matrix_units:
-        return found
-    for form in _narrowed(matrix_forms(geometry, spec), geometry):
-        batch = _blocks(geometry, spec, form, options)
-        if len(batch):
-            found += _pipelined(batch, spec, options)
-    return found
+    tried: list[tuple[float, TileBatch]] = []
+    for geometry in geometries if options.matrix_units else ():
+        for form in _narrowed(matrix_forms(geometry, spec), geometry):
+            batch = _blocks(geometry, spec, form, options)
+            if len(batch):
+                tried.append(_promising(batch, spec, options))
+    least = min((seconds for seconds, _ in tried), default=0.0)
+    return [b for s, batch in tried if len(batch) and s <= _SLOWER * least for b in _pipelined(batch, spec, options)]
 
 
 def _narrowed(forms: Sequence[MatrixForm], geometry: Geometry) -> tuple[MatrixForm, ...]:
@@ -236,10 +250,15 @@ def _grow(geometry: Geometry, spec: DeviceSpec, form: MatrixForm, register: Ints
     return unique_rows(np.concatenate(visited if options.shrink else visited[-1:]))
 
 
-def _pipelined(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
-    """Return variants of the best rows: parts of the reduction, stages, then raster; each kept where it is fastest."""
-    ring: tuple[int, ...] = STAGES if are_async(batch, spec).any() else REGISTER_STAGES  # registers hold one step only
-    ring = ring if options.pipelining else ring[:1]
+def _ring(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> tuple[int, ...]:
+    """Return the numbers of stages considered: registers hold one step only."""
+    ring = STAGES if are_async(batch, spec).any() else REGISTER_STAGES
+    return ring if options.pipelining else ring[:1]
+
+
+def _promising(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> tuple[float, TileBatch]:
+    """Return the rows that are fastest with a ring of middling length, split reductions among them, and their time."""
+    ring = _ring(batch, spec, options)
     parts = [batch, *(split_variants(batch, spec) if options.split_k else [])]
     whole = replace(
         batch,
@@ -247,10 +266,15 @@ def _pipelined(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) ->
         block=np.concatenate([p.block for p in parts]),
         split_k=np.concatenate([p.split_k for p in parts]),
     )
-    whole = whole.take(_best(price(replace(whole, stages=ring[len(ring) // 2]), spec)["seconds"], _VARIED))
-    staged = [replace(whole, stages=s) for s in ring]
+    seconds = price(replace(whole, stages=ring[len(ring) // 2]), spec)["seconds"]
+    return float(seconds.min()), whole.take(_best(seconds, _VARIED))
+
+
+def _pipelined(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
+    """Return variants of rows with stages, then raster; each kept where it is fastest."""
+    staged = [replace(batch, stages=s) for s in _ring(batch, spec, options)]
     seconds = np.array([price(b, spec)["seconds"] for b in staged])
-    seconds[len(REGISTER_STAGES) :, ~are_async(whole, spec)] = np.inf
+    seconds[len(REGISTER_STAGES) :, ~are_async(batch, spec)] = np.inf
     chosen = _best_of(staged, seconds, 2)
     return [b for x in chosen for b in _rastered(x, spec)] if options.pipelining else chosen
 
