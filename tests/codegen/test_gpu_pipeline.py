@@ -84,7 +84,7 @@ def test_copies_are_asynchronous_vectors_and_one_barrier_separates_steps():
     for arch in ("sm_80", "sm_90"):
         ptx = toolchain.to_ptx(a.source, arch)
         loop = step_loop(ptx)
-        copies = re.findall(r"cp\.async\.c[ga]\.shared\.global \[[^,]+, \[[^,]+, (\d+)", loop)
+        copies = re.findall(r"cp\.async\.c[ga]\.shared\.global(?:\.L2::128B)? \[[^,]+, \[[^,]+, (\d+)", loop)
         assert copies and set(copies) == {"16"}
         assert "ld.global" not in ptx and "st.shared" not in ptx and ".local" not in ptx
         assert "ld.shared.v4" in loop
