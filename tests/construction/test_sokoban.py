@@ -24,8 +24,9 @@ from roller.construction.sokoban_space import axis_sizes, bounded_products, tile
 from roller.perf.cpu import task_count
 from roller.tile.geometry import Geometry
 
-#: Its space holds no programs that walk windows: they only come from construction, where the search starts.
-OPTIONS = ConstructOptions(policy="sokoban", windows=False)
+#: Its space holds no programs that walk windows, which only come from construction, where the search starts; pipelines
+#: are a choice per program found, made after the search.
+OPTIONS = ConstructOptions(policy="sokoban", windows=False, pipelining=False)
 #: Small enough to price every program: all structures, halos, strides, borders, odd extents, epilogues, few blocks.
 SMALL = {
     "matmul": ops.matmul(12, 20, 8),
@@ -58,7 +59,7 @@ def test_pruning_loses_nothing(name, device):
     every, counted = exhaustive(SMALL[name], spec)
     pruned, report = sokoban_candidates(SMALL[name], spec, OPTIONS)
     assert [c.estimate.seconds for c in pruned] == times(every)
-    constructed = roller.construct(SMALL[name], spec, options=ConstructOptions(windows=False))
+    constructed = roller.construct(SMALL[name], spec, options=ConstructOptions(windows=False, pipelining=False))
     assert all(a.estimate.seconds <= b.estimate.seconds for a, b in zip(pruned, constructed, strict=False))
     assert report.tilings == counted.tilings and report.priced <= counted.priced
 
@@ -130,7 +131,9 @@ def test_cpu_bounds_are_below_every_price(name):
 @pytest.mark.parametrize("name", [*SMALL, *LARGE])
 def test_what_construction_finds_is_in_the_space(name, device):
     spec = roller.load_spec(device)
-    for c in roller.construct({**SMALL, **LARGE}[name], spec, options=ConstructOptions(windows=False)):
+    for c in roller.construct(
+        {**SMALL, **LARGE}[name], spec, options=ConstructOptions(windows=False, pipelining=False)
+    ):
         assert contains(c.program, spec), c.program
 
 
