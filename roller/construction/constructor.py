@@ -111,7 +111,7 @@ def construct_candidates(expr: TensorExpr, spec: DeviceSpec, options: ConstructO
     for form in forms:
         geometry = Geometry.of(form)
         found = cpu_pool(geometry, target, share) if spec.kind == "cpu" else gpu_pool(geometry, target, share)
-        found += variants_of(found, target) if spec.kind == "gpu" and options.pipelining else []
+        found += variants_of(found, target, options.split_k) if spec.kind == "gpu" and options.pipelining else []
         found += winograd_gpu_pool(geometry, target, share) if spec.kind == "gpu" else []
         batches += [replace(b, constants=constants) for b in found]
     tried = [Geometry.of(form) for form in _matrix_forms(expr, options)] if spec.fragments else []

@@ -1,4 +1,4 @@
-"""Pipelines and orders of blocks for the most promising tiled programs of a pool.
+"""Pipelines, orders of blocks and other splits for the most promising tiled programs of a pool.
 
 How many tiles are in flight and in which order blocks run changes neither tiles nor layouts, so only the programs that
 could win are priced with each choice, and a choice is offered where it makes its program faster.
@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from roller.construction.gpu_pool import SPLITS
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.gpu import lower_bound_s, price
@@ -21,6 +22,9 @@ from roller.tile.program import RProgram
 _PLAIN, _PIPELINED = 1024, 160
 #: Programs priced with other orders of blocks.
 _RASTERED = 32
+#: Tiles whose reduction is split into other numbers of parts, those numbers, and waves of one block per unit that are
+#: still few, and that parts may make at most.
+_SPLIT_TILES, _PARTS, _FEW_WAVES, _MOST_WAVES = 40, (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64), 3, 12
 #: Copies of a tile, without and with asynchronous copies.
 STAGES_THROUGH_REGISTERS, STAGES = (2,), (2, 3, 4)
 #: Tiles of the slower axis that blocks run over first.
@@ -91,6 +95,33 @@ def exceeds_cache(batch: TileBatch, spec: DeviceSpec) -> bool:
     return any(a.tensor.nbytes > capacity for a in batch.geometry.reads)
 
 
-def variants_of(batches: Sequence[TileBatch], spec: DeviceSpec) -> list[TileBatch]:
-    """Return :func:`tiled_variants` of all batches."""
-    return [v for b in batches for v in tiled_variants(b, spec)]
+def other_splits(batch: TileBatch, spec: DeviceSpec) -> TileBatch:
+    """Return the most promising tiles whose blocks are few, split into the parts that suit them best.
+
+    Pools split into a few powers of two; a last wave of blocks is full with other numbers.
+    """
+    outputs = batch.blocks // batch.split_k
+    some = _promising(batch.take(np.flatnonzero(outputs < _FEW_WAVES * spec.units)), spec)
+    tiles = np.concatenate([some.register, some.block], axis=1)
+    first = np.sort(np.unique(tiles, axis=0, return_index=True)[1])
+    whole = replace(some.take(first), split_k=np.ones(len(first), np.int64))
+    bound = lower_bound_s(replace(some, stages=2), spec)[first]
+    whole = whole.take(np.argsort(bound, kind="stable")[:_SPLIT_TILES])
+    if not len(whole):
+        return whole
+    parts = np.array(_PARTS)[:, None]
+    useful = (whole.steps >= parts) & (whole.blocks * parts <= _MOST_WAVES * spec.units)
+    n, rows = np.nonzero(useful)
+    seconds = np.full(useful.shape, np.inf)
+    seconds[n, rows] = _seconds(replace(whole.take(rows), split_k=parts[n, 0]), (2, 1), spec)
+    best = np.array(_PARTS)[seconds.argmin(axis=0)]
+    few = whole.blocks < spec.units
+    known = few & np.isin(best, SPLITS) & (whole.blocks * best <= 4 * spec.units)  # the pool has them
+    return replace(whole, split_k=best).take(np.flatnonzero(np.isfinite(seconds.min(axis=0)) & ~known))
+
+
+def variants_of(batches: Sequence[TileBatch], spec: DeviceSpec, splits: bool) -> list[TileBatch]:
+    """Return :func:`tiled_variants` of all batches, and with ``splits`` of :func:`other_splits`."""
+    plain = [b for b in batches if b.structure == "tiled" and b.staged]
+    others = [s for b in plain if splits and len(s := other_splits(b, spec))]
+    return [*others, *(v for b in (*plain, *others) for v in tiled_variants(b, spec))]

@@ -9,7 +9,7 @@ import roller
 from roller import ConstructOptions, ops
 from roller.construction.constructor import canonical_forms
 from roller.construction.gpu_pool import pool
-from roller.construction.gpu_variants import STAGES, program_variants, stage_choices, tiled_variants
+from roller.construction.gpu_variants import STAGES, other_splits, program_variants, stage_choices, tiled_variants
 from roller.perf import estimate_program
 from roller.perf.gpu import price
 from roller.tile.geometry import Geometry
@@ -86,3 +86,26 @@ def test_program_variants_are_those_of_a_plain_tiled_program():
     found = program_variants(program, spec)
     assert {p.stages for p in found} == {1, *STAGES} and len({str(p) for p in found}) == len(found)
     assert program_variants(found[0], spec) == []
+
+
+def test_reductions_are_split_into_the_parts_that_fill_the_last_wave():
+    v100, e = roller.load_spec("v100"), ops.matmul(512, 512, 4096)
+    options = {"winograd": False, "top_k": 1}
+    free, powers = (
+        roller.construct(e, v100, options=ConstructOptions(pipelining=p, **options))[0] for p in (True, False)
+    )
+    assert powers.program.split_k in (1, 2, 4, 8, 16) and free.program.split_k not in (1, 2, 4, 8, 16)
+    assert free.program.blocks <= 12 * v100.units
+    assert roller.construct(e, v100, options=ConstructOptions(split_k=False, **options))[0].program.split_k == 1
+
+
+def test_no_split_is_offered_twice():
+    v100 = roller.load_spec("v100")
+    g = Geometry.of(canonical_forms(ops.matmul(512, 512, 4096), ConstructOptions())[0])
+    (batch,) = pool(g, v100, ConstructOptions())
+    found = other_splits(batch, v100)
+    rows = lambda b: {  # noqa: E731
+        (b.register[n].tobytes(), b.block[n].tobytes(), int(b.split_k[n])) for n in range(len(b))
+    }
+    assert len(found) and len(rows(found)) == len(found) and not rows(found) & rows(batch)
+    assert (found.steps >= 1).all() and (found.split_k > 1).all()

@@ -64,6 +64,15 @@ def test_pruning_loses_nothing(name, device):
     assert report.tilings == counted.tilings and report.priced <= counted.priced
 
 
+@pytest.mark.parametrize("device", ["v100", "h200"])
+def test_pipelines_are_chosen_for_what_is_found(device):
+    spec, free = roller.load_spec(device), replace(OPTIONS, pipelining=True)
+    plain, varied = (sokoban_candidates(SMALL["matmul"], spec, o)[0] for o in (OPTIONS, free))
+    constructed = roller.construct(SMALL["matmul"], spec, options=replace(free, policy="roller"))
+    assert varied[0].estimate.seconds < plain[0].estimate.seconds and varied[0].program.stages > 1
+    assert varied[0].estimate.seconds <= constructed[0].estimate.seconds
+
+
 @pytest.mark.parametrize("count", [1, 50])
 def test_any_number_of_programs(count):
     spec = roller.load_spec("v100")
