@@ -75,7 +75,7 @@ def test_every_barrier_of_a_generated_kernel_is_needed(built):
 
 def test_a_wrong_index_in_a_generated_kernel_is_caught(built):
     made = generated(ops.matmul(64, 64, 32))
-    broken = changed(made, lambda s: re.sub(r"k_u \* 32\)", "k_u * 31)", s, count=1))
+    broken = changed(made, lambda s: re.sub(r"k_v \* 32\)", "k_v * 31)", s, count=1))
     assert broken.source != made.source
     assert not prove(broken, cache_dir=built).ok
 
