@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("tvm")
 
 from roller import ops
-from roller.backends.cuda import toolchain
+from roller.backends.cuda import ptx, toolchain
 from roller.codegen.cuda import lower
 from roller.emulator import prove
 from roller.errors import BuildError
@@ -114,3 +114,26 @@ def test_slots_beyond_the_static_limit_are_dynamic():
 def test_three_stages_need_asynchronous_copies():
     with pytest.raises(BuildError, match="expected at most 2 on a target without asynchronous copies, got 3"):
         pipelined(MATMUL, (2, 4, 1), (32, 32, 8), "sm_70", stages=3)
+
+
+@pytest.mark.parametrize(("stages", "arch"), [(1, "sm_70"), (2, "sm_70"), (3, "sm_80"), (4, "sm_90")])
+def test_the_main_loop_is_multiply_adds_and_wide_reads(stages, arch):
+    # Storage padding, and slots in dynamic scratchpad, hide from the compiler how addresses are aligned.
+    kw = {"vector_axis": "j", "vector_elements": 4, "interleaved": True, "storage_padding": (("A", 4),)}
+    a = pipelined(ops.matmul(1024, 1024, 1024), (8, 8, 1), (128, 64, 16), arch, stages=stages, **kw)
+    (kernel,) = ptx.kernels(toolchain.to_ptx(a.source, arch)).values()
+    counts = kernel.main_loop.counts
+    assert counts["fma"] == 256 and counts["shared_load_128"] == 16  # four points: 2 operands * 8 elements * 4 / 4
+    assert {c for c in counts if c.startswith("shared_load")} == {"shared_load_128"}
+    assert sum(counts.values()) <= 1.15 * 256
+
+
+def test_addresses_of_a_slot_are_added_once():
+    # Nine outputs a thread, 8 apart, are no vectors: each is an access of its own, at a constant from one address.
+    e = ops.conv2d(4, 24, 18, 18, 96, 1, 1)
+    a = pipelined(e, (3, 9, 1), (96, 72, 8), canon=grouped, stages=4, interleaved=True)
+    (kernel,) = ptx.kernels(toolchain.to_ptx(a.source, "sm_90")).values()
+    loop = kernel.main_loop
+    assert loop.counts["fma"] >= 27 * 4 and loop.counts["integer"] <= loop.counts["fma"] / 8
+    proof = prove(a)
+    assert proof.ok, proof
