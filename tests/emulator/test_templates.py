@@ -50,7 +50,7 @@ def proven(expression, arrays, built, device="v100", top_k=1, **options):
     oracle = Oracle(expression, arrays)
     spec = load_spec(device)
     programs = []
-    for candidate in roller.construct(expression, device=device, top_k=top_k, **options):
+    for candidate in roller.construct(expression, device, top_k, roller.ConstructOptions(**options)):
         made = pipeline.lower(candidate.program, expression, spec)
         proof = prove(made, arrays, compare=lambda e, x, y: oracle.check(list(y)).message, cache_dir=built)
         assert proof.ok, f"{expression.name} {candidate.program.tiles}: {proof}"
