@@ -113,9 +113,10 @@ def construct_candidates(expr: TensorExpr, spec: DeviceSpec, options: ConstructO
         found = cpu_pool(geometry, target, share) if spec.kind == "cpu" else gpu_pool(geometry, target, share)
         found += variants_of(found, target, options.split_k) if spec.kind == "gpu" and options.pipelining else []
         found += winograd_gpu_pool(geometry, target, share) if spec.kind == "gpu" else []
-        batches += [replace(b, constants=constants) for b in found]
+        batches += found
     tried = [Geometry.of(form) for form in _matrix_forms(expr, options)] if spec.fragments else []
-    batches += [replace(b, constants=constants) for b in matrix_pools(tried, target, share)]
+    batches += matrix_pools(tried, target, share)
+    batches = [replace(b, constants=constants) for b in batches] if constants else batches
     best = _best_programs([b for b in batches if len(b)], target, options.count)
     if not best:
         raise nothing_fits(expr, spec, options)
@@ -156,9 +157,9 @@ def _best_programs(batches: list[TileBatch], spec: DeviceSpec, count: int) -> li
         wanted *= _PER_KERNEL_ROWS
     while True:
         pool: list[tuple[float, TileBatch, int]] = []
-        for b in batches:  # what an earlier batch already beats needs no pricing
-            known = count < _FAMILY_COUNT or any(p.structure == b.structure for _, p, _ in pool)
-            limit_s = pool[wanted - 1][0] if known and len(pool) >= wanted else float("inf")
+        # What another batch already beats needs no pricing, so that those priced already come first.
+        for b in sorted(batches, key=lambda b: b.known_seconds(spec) is None):
+            limit_s = pool[wanted - 1][0] if len(pool) >= wanted else float("inf")
             pool += [(s, b, row) for s, row in perf.best_rows(b, spec, wanted, limit_s)]
             pool.sort(key=lambda entry: entry[0])
         best = _lay_out_best(_spread(pool, count), spec, count)
@@ -245,12 +246,16 @@ def program_of(batch: TileBatch, i: int, spec: DeviceSpec) -> RProgram:
     apart = rowwise or (spec.kind == "gpu" and batch.structure == "streaming")
     program = RProgram(
         g.expr, spec.kind, batch.structure, tuple(tiles), (), batch.staged, axis, elements, apart,
-        int(batch.split_k[i]), constants=batch.constants, nontemporal=batch.nontemporal, stages=batch.stages,
-        raster=batch.raster, fragment=batch.fragment, matrix_axes=batch.matrix_axes,
+        int(batch.split_k[i]), constants=batch.constants, nontemporal=batch.nontemporal, stages=_at(batch.stages, i),
+        raster=_at(batch.raster, i), fragment=batch.fragment, matrix_axes=batch.matrix_axes,
     )  # fmt: skip
     if spec.kind == "gpu" and batch.staged and not rowwise:  # threads read only what they left there themselves
         program = _lay_out(program, spec)
     return program
+
+
+def _at(values: int | Ints, i: int) -> int:
+    return values if isinstance(values, int) else int(values[i])
 
 
 def _ints(row: Ints) -> tuple[int, ...]:

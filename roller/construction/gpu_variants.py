@@ -16,6 +16,7 @@ from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.gpu import lower_bound_s, price
 from roller.perf.gpu.traffic import CACHE_SHARE
+from roller.tile.geometry import Ints
 from roller.tile.program import RProgram
 
 #: Programs looked at, by the bound of a plain program and then by that of a pipeline.
@@ -30,9 +31,6 @@ STAGES_THROUGH_REGISTERS, STAGES = (2,), (2, 3, 4)
 #: Tiles of the slower axis that blocks run over first.
 RASTERS = (4, 8, 16)
 
-#: What a program is varied in: stages and raster.
-Variant = tuple[int, int]
-
 
 def stage_choices(spec: DeviceSpec) -> tuple[int, ...]:
     """Return how many copies of a tile a pipeline may have on a device."""
@@ -42,30 +40,40 @@ def stage_choices(spec: DeviceSpec) -> tuple[int, ...]:
 def tiled_variants(batch: TileBatch, spec: DeviceSpec) -> list[TileBatch]:
     """Return the programs of a plain tiled batch that a pipeline or another order of blocks makes faster.
 
-    One batch per choice, each program with the choice that suits it best.
+    Each program with the choice that suits it best: a batch of those without a pipeline and one of pipelines, which
+    remember what they were priced at.
     """
     if batch.structure != "tiled" or not batch.staged or not len(batch):
         return []
-    some = _promising(batch, spec)
-    variants: list[Variant] = [(1, 1), *((n, 1) for n in stage_choices(spec))]
-    seconds = np.stack([_seconds(some, v, spec) for v in variants])
+    some, tried = _promising(batch, spec), (1, *stage_choices(spec))
+    programs = np.arange(len(some))
+    pipelines = _seconds(some.varied(tried[1:]), spec)
+    seconds = np.concatenate([_seconds(some, spec), pipelines]).reshape(len(tried), -1)
+    stages, raster = np.repeat(tried, len(some)).reshape(seconds.shape), np.ones(seconds.shape, np.int64)
     if exceeds_cache(batch, spec):
-        first = np.argsort(seconds.min(axis=0), kind="stable")[:_RASTERED]
-        stages = np.array([n for n, _ in variants])[seconds[:, first].argmin(axis=0)]
-        for raster in RASTERS:
-            for n in np.unique(stages):
-                rows = first[stages == n]
-                variants.append((int(n), raster))
-                here = np.full(len(some), np.inf)
-                here[rows] = _seconds(some.take(rows), variants[-1], spec)
-                seconds = np.concatenate([seconds, here[None]])
-    chosen = seconds.argmin(axis=0)  # of equals the first, which is the simplest
-    chosen[~np.isfinite(seconds.min(axis=0))] = 0
-    return [
-        replace(some.take(np.flatnonzero(chosen == n)), stages=v[0], raster=v[1])
-        for n, v in enumerate(variants)
-        if n and (chosen == n).any()
-    ]
+        best = stages[seconds.argmin(axis=0), programs]
+        orders = _in_other_orders(some, best, np.argsort(seconds.min(axis=0), kind="stable")[:_RASTERED], spec)
+        seconds, stages = np.concatenate([seconds, orders]), np.concatenate([stages, [best] * len(RASTERS)])
+        raster = np.concatenate([raster, np.repeat(RASTERS, len(some)).reshape(orders.shape)])
+    chosen = seconds.argmin(axis=0), programs  # of equals the first, which is the simplest
+    seconds, stages, raster = seconds[chosen], stages[chosen], raster[chosen]
+    found = []
+    for alone in (True, False):
+        rows = np.flatnonzero(((stages == 1) == alone) & (stages * raster > 1) & np.isfinite(seconds))
+        if len(rows):
+            varied = replace(some.take(rows), stages=1 if alone else stages[rows], raster=raster[rows])
+            found.append(varied.priced(spec, seconds[rows]))
+    return found
+
+
+def _in_other_orders(batch: TileBatch, stages: Ints, first: np.ndarray, spec: DeviceSpec) -> np.ndarray:
+    """Return the times of some programs with every order of blocks, infinite for all others, ``(orders, N)``."""
+    seconds = np.full((len(RASTERS), len(batch)), np.inf)
+    for rows in (first[stages[first] == 1], first[stages[first] > 1]):
+        n = 1 if (stages[rows] == 1).all() else np.tile(stages[rows], len(RASTERS))
+        orders = replace(batch.take(rows).varied(1, RASTERS), stages=n)
+        seconds[:, rows] = _seconds(orders, spec).reshape(len(RASTERS), -1)
+    return seconds
 
 
 def program_variants(program: RProgram, spec: DeviceSpec) -> list[RProgram]:
@@ -80,13 +88,13 @@ def _promising(batch: TileBatch, spec: DeviceSpec) -> TileBatch:
     """Return the programs that may become the fastest as a pipeline."""
     for stages, count in ((1, _PLAIN), (2, _PIPELINED)):
         if len(batch) > count:
-            bound = lower_bound_s(replace(batch, stages=stages), spec)
+            bound = lower_bound_s(batch if stages == 1 else replace(batch, stages=stages), spec)
             batch = batch.take(np.sort(np.argpartition(bound, count - 1)[:count]))
     return batch
 
 
-def _seconds(batch: TileBatch, variant: Variant, spec: DeviceSpec) -> np.ndarray:
-    return np.asarray(price(replace(batch, stages=variant[0], raster=variant[1]), spec)["seconds"])
+def _seconds(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
+    return np.asarray(price(batch, spec)["seconds"]) if len(batch) else np.zeros(0)
 
 
 def exceeds_cache(batch: TileBatch, spec: DeviceSpec) -> bool:
@@ -113,7 +121,7 @@ def other_splits(batch: TileBatch, spec: DeviceSpec) -> TileBatch:
     useful = (whole.steps >= parts) & (whole.blocks * parts <= _MOST_WAVES * spec.units)
     n, rows = np.nonzero(useful)
     seconds = np.full(useful.shape, np.inf)
-    seconds[n, rows] = _seconds(replace(whole.take(rows), split_k=parts[n, 0]), (2, 1), spec)
+    seconds[n, rows] = _seconds(replace(whole.take(rows), split_k=parts[n, 0], stages=2), spec)
     best = np.array(_PARTS)[seconds.argmin(axis=0)]
     few = whole.blocks < spec.units
     known = few & np.isin(best, SPLITS) & (whole.blocks * best <= 4 * spec.units)  # the pool has them

@@ -6,7 +6,7 @@ fragment's accumulator: matrix products of all layouts, batched or not, and conv
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,6 +45,8 @@ _WORSE = 1.5
 _SLOWER = 1.3
 #: Choices of fragment and axes followed, programs priced of each, and programs whose stages and raster are chosen.
 _FORMS, _PRICED, _VARIED = 3, 96, 12
+#: Stages of which a program is kept with the fastest.
+_PLACES = 2
 #: Choices followed of instructions that read scratchpad by themselves: they differ in n only.
 _GROUP_FORMS = 2
 
@@ -272,39 +274,55 @@ def _promising(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) ->
 
 def _pipelined(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
     """Return variants of rows with stages, then raster; each kept where it is fastest."""
-    staged = [replace(batch, stages=s) for s in _ring(batch, spec, options)]
-    seconds = np.array([price(b, spec)["seconds"] for b in staged])
+    ring = _ring(batch, spec, options)
+    tried = [replace(batch, stages=1), *([batch.varied(ring[1:])] if len(ring) > 1 else [])]
+    terms = [price(b, spec) for b in tried]
+    seconds, per_unit = (
+        np.concatenate([t[n] for t in terms]).reshape(len(ring), -1) for n in ("seconds", "blocks_per_unit")
+    )
     seconds[len(REGISTER_STAGES) :, ~are_async(batch, spec)] = np.inf
-    chosen = _best_of(staged, seconds, 2)
-    return [b for x in chosen for b in _rastered(x, spec)] if options.pipelining else chosen
+    rank = np.argsort(np.argsort(seconds, axis=0, kind="stable"), axis=0, kind="stable")
+    kept = (rank < _PLACES) & np.isfinite(seconds)
+    raster = np.ones(seconds.shape, np.int64)
+    if options.pipelining and exceeds_cache(batch, spec):
+        raster, seconds = _rastered(batch, ring, kept, (seconds, per_unit), spec)
+    found = []
+    for n, several in ((ring[:1], False), (ring[1:], True)):
+        which, row = np.nonzero(kept & (np.isin(ring, n)[:, None]))
+        if len(row):
+            stages = np.array(ring)[which] if several else 1
+            b = replace(batch.take(row), stages=stages, raster=raster[which, row])
+            found.append(b.priced(spec, seconds[which, row]))
+    return found
 
 
-def _rastered(batch: TileBatch, spec: DeviceSpec) -> list[TileBatch]:
-    """Return the rows of a batch by the order of blocks that is faster, the plain one where both are.
+def _rastered(
+    batch: TileBatch, ring: Sequence[int], kept: np.ndarray, plain: tuple[Floats, Floats], spec: DeviceSpec
+) -> tuple[Ints, Floats]:
+    """Return by stages and program the faster order of blocks, the plain one where both are, and its time.
 
-    Blocks that cover a square piece of the output together load least; only powers of two are tried.
+    Blocks that cover a square piece of the output together load least; only powers of two are tried. ``plain`` are the
+    times in the plain order, and blocks per unit.
     """
+    seconds, per_unit = (x.copy() for x in plain)
+    raster = np.ones(seconds.shape, np.int64)
     several = (batch.counts[:, batch.geometry.spatial] > 1).sum(axis=1) > 1  # else there is one order only
-    if not exceeds_cache(batch, spec) or not (several & (batch.blocks > spec.units)).any():
-        return [batch]
-    plain = price(batch, spec)
-    together = spec.units * float(np.median(plain["blocks_per_unit"]))
-    square = replace(batch, raster=1 << round(np.log2(together) / 2))
-    return _best_of((batch, square), np.array([plain["seconds"], price(square, spec)["seconds"]]), 1)
+    orders = kept & (kept & several & (batch.blocks > spec.units)).any(axis=1)[:, None]
+    for pipelined in (False, True):
+        which, row = np.nonzero(orders & ((np.array(ring) > 1) == pipelined)[:, None])
+        if not len(row):
+            continue
+        together = np.array([spec.units * np.median(per_unit[n][kept[n]]) for n in which])
+        square = 1 << np.rint(np.log2(together) / 2).astype(np.int64)
+        stages = np.array(ring)[which] if pipelined else 1
+        times = price(replace(batch.take(row), stages=stages, raster=square), spec)["seconds"]
+        faster = times < seconds[which, row]
+        raster[which, row] = np.where(faster, square, 1)
+        seconds[which, row] = np.minimum(times, seconds[which, row])
+    return raster, seconds
 
 
 def _best(seconds: Floats, count: int) -> np.ndarray:
     """Return the rows of the least times that are finite, in order of rows."""
     order = np.argsort(seconds, kind="stable")[:count]
     return np.asarray(np.sort(order[np.isfinite(seconds[order])]))
-
-
-def _best_of(batches: Iterable[TileBatch], seconds: Floats, places: int) -> list[TileBatch]:
-    """Return of every batch the rows for which it is among the fastest ``places``; of equals the first."""
-    rank = np.argsort(np.argsort(seconds, axis=0, kind="stable"), axis=0, kind="stable")
-    found = []
-    for n, b in enumerate(batches):
-        rows = np.flatnonzero((rank[n] < places) & np.isfinite(seconds[n]))
-        if len(rows):
-            found.append(b.take(rows))
-    return found

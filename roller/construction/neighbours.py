@@ -98,6 +98,14 @@ class _Place:
         return np.asarray(self.batch.register[0])
 
     @property
+    def stages(self) -> int:
+        return int(np.max(self.batch.stages))
+
+    @property
+    def raster(self) -> int:
+        return int(np.max(self.batch.raster))
+
+    @property
     def block(self) -> Ints:
         return np.asarray(self.batch.block[0])
 
@@ -173,9 +181,9 @@ class _Place:
         if self.batch.fragment is None:
             return
         most = max(STAGES if are_async(self.batch, self.spec).all() else REGISTER_STAGES)
-        for stages in {max(1, self.batch.stages - 1), min(self.batch.stages + 1, most)} - {self.batch.stages}:
+        for stages in {max(1, self.stages - 1), min(self.stages + 1, most)} - {self.stages}:
             yield replace(self.batch, stages=stages)
-        for raster in {max(1, self.batch.raster // 2), self.batch.raster * 2} - {self.batch.raster}:
+        for raster in {max(1, self.raster // 2), self.raster * 2} - {self.raster}:
             yield replace(self.batch, raster=raster)
 
     def _blocks_for(self, register: Ints) -> list[Ints]:
@@ -199,9 +207,9 @@ class _Place:
         """Yield the program with a tile more or less in flight, and with other orders of blocks."""
         if self.batch.structure != "tiled" or not self.options.pipelining or ELEMENT in self.geometry.names:
             return
-        for stages in _beside(self.batch.stages, (1, *stage_choices(self.spec))):
+        for stages in _beside(self.stages, (1, *stage_choices(self.spec))):
             yield replace(self.batch, stages=stages)
-        for raster in _beside(self.batch.raster, (1, *RASTERS)):
+        for raster in _beside(self.raster, (1, *RASTERS)):
             yield replace(self.batch, raster=raster)
 
     def _stagings(self) -> Iterator[TileBatch]:

@@ -6,6 +6,7 @@ there is one model and one code path.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -14,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roller.fragment import Fragment
-from roller.tile.geometry import Access, Geometry, Ints, product
+from roller.hardware import DeviceSpec
+from roller.tile.geometry import Access, Floats, Geometry, Ints, product
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,8 @@ class TileBatch:
 
     ``block`` is the tile of the slowest tiled layer: a thread block (GPU) or a task (CPU). ``panel`` is
     the CPU's l1 tile, absent on a GPU. ``structure``, ``staged``, ``constants``, ``nontemporal``, ``stages``,
-    ``raster``, ``fragment`` and ``matrix_axes`` are as in RProgram and common to the batch.
+    ``raster``, ``fragment`` and ``matrix_axes`` are as in RProgram and common to the batch; programs in which several
+    tiles are in flight may each have ``stages``, and any programs ``raster``, of their own, ``(N,)``.
     """
 
     geometry: Geometry
@@ -36,8 +39,8 @@ class TileBatch:
     vector_axis: int | None = None
     constants: tuple[str, ...] = ()
     nontemporal: bool = False
-    stages: int = 1
-    raster: int = 1
+    stages: int | Ints = 1
+    raster: int | Ints = 1
     fragment: Fragment | None = None
     matrix_axes: tuple[str, ...] = ()
 
@@ -53,7 +56,33 @@ class TileBatch:
             block=self.block[index],
             split_k=self.split_k[index],
             panel=None if self.panel is None else self.panel[index],
+            stages=self.stages if isinstance(self.stages, int) else self.stages[index],
+            raster=self.raster if isinstance(self.raster, int) else self.raster[index],
         )
+
+    def varied(self, stages: int | Sequence[int], raster: int | Sequence[int] = 1) -> TileBatch:
+        """Return the programs with other stages and orders of blocks: all with the first choice, then the second.
+
+        As many choices of either as of the other; a single one goes with every other.
+        """
+        times, n = max(np.size(stages), np.size(raster)), len(self)
+        some = self if times == 1 else self.take(np.tile(np.arange(n), times))
+        return replace(some, stages=_each(stages, n), raster=_each(raster, n))
+
+    def priced(self, spec: DeviceSpec, seconds: Floats) -> TileBatch:
+        """Return the batch, which remembers the times predicted for a device; copies of it do not."""
+        self._memo["seconds"] = (spec, seconds)
+        return self
+
+    def known_seconds(self, spec: DeviceSpec) -> Floats | None:
+        """Return the times that :meth:`priced` was told for a device, ``(N,)``, or ``None``."""
+        known: tuple[DeviceSpec | None, Floats | None] = self._memo.get("seconds", (None, None))
+        return known[1] if known[0] is spec else None
+
+    @cached_property
+    def pipelined(self) -> bool:
+        """Whether several copies of staged tiles are in flight: of all programs, or of none."""
+        return bool(np.max(self.stages, initial=1) > 1)
 
     @cached_property
     def _spatial(self) -> tuple[int, ...]:
@@ -80,11 +109,20 @@ class TileBatch:
         together = self.fragment.threads if self.fragment else 1
         return product(self.threads, np.flatnonzero(self.thread_axes)) * together
 
+    @cached_property
+    def running_steps(self) -> int | Ints:
+        """Reduction steps whose products still run as the next one starts."""
+        f = self.fragment
+        if f is None:
+            return 0
+        if isinstance(self.stages, int):
+            return f.running_steps(self.stages)
+        return np.array([f.running_steps(n) for n in self.stages.tolist()], np.int64)
+
     @property
-    def steps_ahead(self) -> int:
+    def steps_ahead(self) -> int | Ints:
         """Reduction steps whose tiles are on their way while one is computed."""
-        running = self.fragment.running_steps(self.stages) if self.fragment else 0
-        return self.stages - 1 - running
+        return self.stages - 1 - self.running_steps
 
     @cached_property
     def counts(self) -> Ints:
@@ -151,3 +189,8 @@ class TileBatch:
             out[:, a] = np.minimum(self.threads[:, a], left)
             left = np.maximum(1, left // out[:, a])
         return out
+
+
+def _each(values: int | Sequence[int], programs: int) -> int | Ints:
+    """Return one value for every program, or each of several for as many."""
+    return values if isinstance(values, int) else np.repeat(np.asarray(values, np.int64), programs)

@@ -13,7 +13,7 @@ from roller.perf import cpu, gpu
 from roller.perf.accuracy import prediction_error
 from roller.perf.batch import TileBatch
 from roller.perf.estimate import Estimate
-from roller.tile.geometry import Floats, Geometry
+from roller.tile.geometry import Floats, Geometry, Ints
 from roller.tile.program import RProgram
 
 #: Rows priced before bounds are compared.
@@ -31,18 +31,19 @@ def best_rows(batch: TileBatch, spec: DeviceSpec, count: int, limit_s: float = f
     """Return ``(seconds, row)`` of the ``count`` best programs that fit the device, best first.
 
     Exact, but most rows are only bounded from below: after the most promising have been priced in full, a row
-    whose bound exceeds the ``count``-th best time, or ``limit_s``, cannot be among the best.
+    whose bound exceeds the ``count``-th best time, or ``limit_s``, cannot be among the best. The best program of all is
+    found even where ``limit_s`` beats it.
     """
-    rows = np.arange(len(batch))
-    if spec.kind == "gpu" and len(batch) > _PRICED_FIRST:
+    rows, known = np.arange(len(batch)), batch.known_seconds(spec)
+    if known is not None:
+        seconds = known
+    elif spec.kind == "gpu" and len(batch) > _PRICED_FIRST:
         bound = gpu.lower_bound_s(batch, spec)
-        rows = np.flatnonzero(bound <= limit_s)
-        if not len(rows):
-            return []
-        promising = np.argpartition(bound[rows], min(_PRICED_FIRST, len(rows)) - 1)
-        first, later = rows[promising[:_PRICED_FIRST]], rows[promising[_PRICED_FIRST:]]
+        promising = np.argpartition(bound, _PRICED_FIRST - 1)
+        first, later = promising[:_PRICED_FIRST], promising[_PRICED_FIRST:]
         seconds = price(batch.take(first), spec)["seconds"]
-        limit = min(limit_s, np.partition(seconds, min(count, len(seconds)) - 1)[min(count, len(seconds)) - 1])
+        last = min(count, _PRICED_FIRST) - 1
+        limit = max(seconds.min(), min(limit_s, np.partition(seconds, last)[last]))
         later = later[bound[later] <= limit]
         if len(later):
             seconds = np.concatenate([seconds, price(batch.take(later), spec)["seconds"]])
@@ -54,7 +55,7 @@ def best_rows(batch: TileBatch, spec: DeviceSpec, count: int, limit_s: float = f
 
 
 def batch_of(programs: Sequence[RProgram]) -> TileBatch:
-    """Return programs of one expression, structure and vector axis as a batch."""
+    """Return programs of one expression, structure and vector axis as a batch, all of them pipelines or none."""
     first = programs[0]
     g = Geometry.of(first.expr)
     layers = len(first.tiles)
@@ -71,11 +72,15 @@ def batch_of(programs: Sequence[RProgram]) -> TileBatch:
         axis,
         first.constants,
         first.nontemporal,
-        first.stages,
-        first.raster,
+        _common([p.stages for p in programs]),
+        _common([p.raster for p in programs]),
         first.fragment,
         first.matrix_axes,
     )
+
+
+def _common(values: list[int]) -> int | Ints:
+    return values[0] if min(values) == max(values) else np.array(values, np.int64)
 
 
 def estimate_programs(programs: Sequence[RProgram], spec: DeviceSpec) -> list[Estimate]:
@@ -86,7 +91,7 @@ def estimate_programs(programs: Sequence[RProgram], spec: DeviceSpec) -> list[Es
     groups: dict[tuple[Any, ...], list[int]] = {}
     for n, p in enumerate(programs):
         axis = p.vector_axis if p.kind == "cpu" else None
-        alike = (p.layers, p.constants, p.nontemporal, p.stages, p.raster, p.fragment, p.matrix_axes)
+        alike = (p.layers, p.constants, p.nontemporal, p.stages > 1, p.fragment, p.matrix_axes)
         groups.setdefault((id(p.expr), p.structure, p.staged, axis, *alike), []).append(n)
     out: dict[int, Estimate] = {}
     for members in groups.values():

@@ -75,7 +75,7 @@ def test_every_product_is_priced_with_the_operands_it_reads_anew():
     again = m * 16 * 2 * (n / 64 - n / 128)  # bytes of A per 16 of k: read for twice as many products
     # A quarter of them for each of the group's warps, at 128 bytes a cycle.
     np.testing.assert_allclose(narrow.scratchpad - wide.scratchpad, again / 4 / 128)
-    assert (wide.chain == 0).all() == (batch.stages > 2)
+    assert ((wide.chain == 0) == (batch.stages > 2)).all()
 
 
 def test_fewer_steps_are_on_their_way_than_stages_where_products_outlive_their_step():

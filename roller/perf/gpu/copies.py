@@ -39,7 +39,7 @@ QUASI_INSTRUCTIONS = 6.0
 
 def asynchronous(batch: TileBatch, spec: DeviceSpec) -> bool:
     """Whether the staged tiles of a batch are copied asynchronously, without passing registers."""
-    return batch.stages > 1 and bool(spec.execution.async_copy_bytes)
+    return batch.pipelined and bool(spec.execution.async_copy_bytes)
 
 
 def copy_instructions(access: Access, batch: TileBatch, width: Ints, spec: DeviceSpec) -> tuple[Floats, Floats]:

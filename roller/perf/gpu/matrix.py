@@ -85,10 +85,9 @@ def matrix_work(batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats
         written = written + batch.block_elements(a) * float(a.tensor.itemsize_bytes)
     wavefront = (spec.layer("shared").banks or lanes) * (spec.layer("shared").bank_width_bytes or 4)
     slot = lanes * schedulers / per_unit["issue"]
-    barriers = RING_BARRIERS if batch.stages > 1 else BARRIERS
+    barriers = RING_BARRIERS if batch.pipelined else BARRIERS
     # Products that still run as the next step starts hide its barrier and its first reads.
     latency = barriers * ex.barrier_s + (spec.layer("shared").latency_s or 0.0)
-    latency = 0.0 if f.running_steps(batch.stages) else latency
     around = GROUP_STEP_INSTRUCTIONS / groups if f.reads_scratchpad else LOOP_INSTRUCTIONS
     step = 0.0 if f.reads_scratchpad else STEP_INSTRUCTIONS
     moved = copies[0] / np.maximum(1, batch.threads_per_block) + GUARDED_INSTRUCTIONS * copy_guards(batch)
@@ -103,7 +102,7 @@ def matrix_work(batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats
         finish=np.asarray(_finish_instructions(batch) * slot),
         groups=groups,
         steps=batch.steps.astype(np.float64),
-        chain=latency * spec.clock_hz / groups,
+        chain=latency * (np.asarray(batch.running_steps) == 0) * spec.clock_hz / groups,
         combine=np.zeros(len(batch)),
         side_by_side=True,
     )

@@ -125,7 +125,7 @@ def cached_bytes(batch: TileBatch, spec: DeviceSpec, resident: Floats) -> dict[i
         tile = batch.block if a.gather else whole
         moved = tile_transaction_bytes(a, tile, spec.layer("l2").transaction_bytes)[0] * (_HALO if a.gather else 1.0)
         kept[g.loads.index(a)] = np.where(copy.is_async(spec), np.inf, moved)
-        staged += product(batch.block, np.flatnonzero(a.uses)) * float(a.tensor.itemsize_bytes * batch.stages)
+        staged += product(batch.block, np.flatnonzero(a.uses)) * (a.tensor.itemsize_bytes * batch.stages)
     together = sum((np.where(np.isfinite(m), m, 0.0) for m in kept.values()), staged)
     fits = together * np.maximum(resident, 1.0) <= spec.layer("shared").capacity_bytes
     return {n: np.where(fits, moved * launches, np.inf) for n, moved in kept.items()}

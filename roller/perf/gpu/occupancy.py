@@ -72,7 +72,7 @@ def allocated_registers(batch: TileBatch, spec: DeviceSpec) -> Ints:
 def held_registers(batch: TileBatch, spec: DeviceSpec) -> Ints:
     """Return 32-bit registers per thread for the next tile of a pipeline without asynchronous copies, ``(N,)``."""
     total = np.zeros(len(batch), np.int64)
-    if batch.stages == 1 or not batch.staged or asynchronous(batch, spec):
+    if not batch.pipelined or not batch.staged or asynchronous(batch, spec):
         return total
     for a in batch.geometry.loads:
         total = total + -(-batch.block_elements(a) * a.tensor.itemsize_bytes // (4 * batch.threads_per_block))
@@ -177,7 +177,7 @@ def occupancy(batch: TileBatch, spec: DeviceSpec, scratchpad: Ints) -> tuple[Int
     budget = shared.usable_bytes or shared.capacity_bytes
     fits = (threads <= lim.threads_per_block) & (scratchpad <= budget)
     fits &= register_words(batch) <= usable_registers(batch, spec)
-    if batch.fragment is None and batch.stages > 1 and not asynchronous(batch, spec):
+    if batch.fragment is None and batch.pipelined and not asynchronous(batch, spec):
         # Registers hold one step ahead, and what they hold of it is not to be spilled.
         fits &= (wanted <= most) & (batch.stages == 2)
     return np.where(fits, blocks, 0).astype(np.int64), registers

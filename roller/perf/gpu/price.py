@@ -78,9 +78,9 @@ def _chain_s(batch: TileBatch, spec: DeviceSpec, work: Work) -> Floats:
     alone = (work.arithmetic(1.0, schedulers) + work.copying(1.0, schedulers)) / spec.clock_hz
     if batch.structure == "rows":
         return np.asarray(alone + row_chain_s(batch, spec))
-    barriers = 0 if batch.fragment is not None else 2 if batch.stages == 1 else 1  # matrix: among their arithmetic
+    barriers = 0 if batch.fragment is not None else 1 if batch.pipelined else 2  # matrix: among their arithmetic
     barrier_s = batch.steps * barriers * spec.execution.barrier_s * bool(batch.staged)
-    if batch.stages > 1:
+    if batch.pipelined:
         ahead = batch.steps_ahead
         waiting = np.maximum(batch.steps - ahead, 0) * latency / ahead
         return np.asarray(2 * latency + np.maximum(alone, waiting) + barrier_s)
@@ -126,7 +126,7 @@ def _alternating_steps(memory: Floats, pipes: tuple[Floats, ...], customers: Flo
     meanwhile; the first tile of a block is waited for.
     """
     plain = alternating((memory, *pipes), customers)
-    if batch.stages == 1:
+    if not batch.pipelined:
         return plain
     ahead = alternating((memory, alternating(pipes, customers)), customers * batch.stages)
     return np.asarray(ahead + (plain - ahead) / batch.steps)
@@ -145,8 +145,15 @@ def lower_bound_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
     """Return a time no program of the batch can beat, ``(N,)``.
 
     That of :func:`price` with only what tiles use moved, copies in the widest vectors without
-    arithmetic for addresses, and no bank conflicts.
+    arithmetic for addresses, and no bank conflicts. Computed once per batch and device.
     """
+    known: tuple[DeviceSpec, Floats] | None = batch._memo.get("lower_bound")
+    if known is None or known[0] is not spec:
+        known = batch._memo["lower_bound"] = spec, _lower_bound_s(batch, spec)
+    return known[1]
+
+
+def _lower_bound_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
     resident, _ = occupancy(batch, spec, scratchpad_bytes(batch))
     work = _work(batch, spec, (least_copies(batch, spec), np.zeros(len(batch))), None)
     waves = _Waves.of(batch, np.maximum(resident, 1), spec.units)

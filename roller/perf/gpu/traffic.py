@@ -196,7 +196,7 @@ def _wave_tiles(batch: TileBatch, resident: Ints) -> Ints:
     tiles = batch.block.copy()
     taken = np.ones_like(tiles)
     order = list(reversed(batch.geometry.order))
-    if batch.raster > 1:
+    if np.max(batch.raster, initial=1) > 1:
         several = batch.counts[:, order] > 1
         slower = several & (several.cumsum(axis=1) == 2)  # the second axis with several tiles
         for n, a in enumerate(order):
