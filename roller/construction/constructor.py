@@ -160,7 +160,8 @@ def _best_programs(batches: list[TileBatch], spec: DeviceSpec, count: int) -> li
         # What another batch already beats needs no pricing, so that those priced already come first.
         for b in sorted(batches, key=lambda b: b.known_seconds(spec) is None):
             limit_s = pool[wanted - 1][0] if len(pool) >= wanted else float("inf")
-            pool += [(s, b, row) for s, row in perf.best_rows(b, spec, wanted, limit_s)]
+            new = count >= _FAMILY_COUNT and not any(p.structure == b.structure for _, p, _ in pool)
+            pool += [(s, b, row) for s, row in perf.best_rows(b, spec, wanted, limit_s, always=new)]
             pool.sort(key=lambda entry: entry[0])
         best = _lay_out_best(_spread(pool, count), spec, count)
         if len(best) >= count or wanted >= max((len(b) for b in batches), default=0):

@@ -37,33 +37,47 @@ def stage_choices(spec: DeviceSpec) -> tuple[int, ...]:
     return STAGES if spec.execution.async_copy_bytes else STAGES_THROUGH_REGISTERS
 
 
-def tiled_variants(batch: TileBatch, spec: DeviceSpec) -> list[TileBatch]:
+def tiled_variants(batch: TileBatch, spec: DeviceSpec, splits: bool = False) -> list[TileBatch]:
     """Return the programs of a plain tiled batch that a pipeline or another order of blocks makes faster.
 
     Each program with the choice that suits it best: a batch of those without a pipeline and one of pipelines, which
-    remember what they were priced at.
+    remember what they were priced at. With ``splits`` also :func:`other_splits`, as they are and varied.
     """
     if batch.structure != "tiled" or not batch.staged or not len(batch):
         return []
-    some, tried = _promising(batch, spec), (1, *stage_choices(spec))
+    bounds = _Bounds(batch, spec)
+    some, tried = batch.take(bounds.promising(np.arange(len(batch)))), (1, *stage_choices(spec))
+    others = other_splits(batch, spec, bounds) if splits else some.take(np.arange(0))
+    first_other = len(some)
+    some = _joined(some, others) if len(others) else some
     programs = np.arange(len(some))
-    pipelines = _seconds(some.varied(tried[1:]), spec)
-    seconds = np.concatenate([_seconds(some, spec), pipelines]).reshape(len(tried), -1)
+    plain, pipelines = _seconds(some, spec), _seconds(some.varied(tried[1:]), spec)
+    seconds = np.concatenate([plain, pipelines]).reshape(len(tried), -1)
     stages, raster = np.repeat(tried, len(some)).reshape(seconds.shape), np.ones(seconds.shape, np.int64)
     if exceeds_cache(batch, spec):
-        best = stages[seconds.argmin(axis=0), programs]
-        orders = _in_other_orders(some, best, np.argsort(seconds.min(axis=0), kind="stable")[:_RASTERED], spec)
+        best, least = stages[seconds.argmin(axis=0), programs], seconds.min(axis=0)
+        kinds = (programs[:first_other], programs[first_other:])
+        first = np.concatenate([rows[np.argsort(least[rows], kind="stable")[:_RASTERED]] for rows in kinds])
+        orders = _in_other_orders(some, best, first, spec)
         seconds, stages = np.concatenate([seconds, orders]), np.concatenate([stages, [best] * len(RASTERS)])
         raster = np.concatenate([raster, np.repeat(RASTERS, len(some)).reshape(orders.shape)])
     chosen = seconds.argmin(axis=0), programs  # of equals the first, which is the simplest
     seconds, stages, raster = seconds[chosen], stages[chosen], raster[chosen]
-    found = []
+    found = [others.priced(spec, plain[first_other:])] if len(others) else []
     for alone in (True, False):
         rows = np.flatnonzero(((stages == 1) == alone) & (stages * raster > 1) & np.isfinite(seconds))
         if len(rows):
             varied = replace(some.take(rows), stages=1 if alone else stages[rows], raster=raster[rows])
             found.append(varied.priced(spec, seconds[rows]))
     return found
+
+
+def _joined(one: TileBatch, other: TileBatch) -> TileBatch:
+    """Return the programs of two batches that differ in nothing common to a batch."""
+    register, block, split_k = (
+        np.concatenate([getattr(b, name) for b in (one, other)]) for name in ("register", "block", "split_k")
+    )
+    return replace(one, register=register, block=block, split_k=split_k)
 
 
 def _in_other_orders(batch: TileBatch, stages: Ints, first: np.ndarray, spec: DeviceSpec) -> np.ndarray:
@@ -84,13 +98,27 @@ def program_variants(program: RProgram, spec: DeviceSpec) -> list[RProgram]:
     return [replace(program, stages=n, raster=r) for n, r in both if (n, r) != (1, 1)]
 
 
-def _promising(batch: TileBatch, spec: DeviceSpec) -> TileBatch:
-    """Return the programs that may become the fastest as a pipeline."""
-    for stages, count in ((1, _PLAIN), (2, _PIPELINED)):
-        if len(batch) > count:
-            bound = lower_bound_s(batch if stages == 1 else replace(batch, stages=stages), spec)
-            batch = batch.take(np.sort(np.argpartition(bound, count - 1)[:count]))
-    return batch
+class _Bounds:
+    """Bounds of the programs of a batch and of their pipelines, each computed once."""
+
+    def __init__(self, batch: TileBatch, spec: DeviceSpec) -> None:
+        self._batch, self._spec = batch, spec
+        self._two = np.full(len(batch), np.nan)
+
+    def of_pipelines(self, rows: np.ndarray) -> np.ndarray:
+        """Return the bounds of programs with two stages, ``(N,)``."""
+        new = rows[np.isnan(self._two[rows])]
+        if len(new):
+            self._two[new] = lower_bound_s(replace(self._batch.take(new), stages=2), self._spec)
+        return np.asarray(self._two[rows])
+
+    def promising(self, rows: np.ndarray) -> np.ndarray:
+        """Return those of some rows that may become the fastest as a pipeline."""
+        if len(rows) > _PLAIN:
+            rows = rows[np.sort(np.argpartition(lower_bound_s(self._batch, self._spec)[rows], _PLAIN - 1)[:_PLAIN])]
+        if len(rows) > _PIPELINED:
+            rows = rows[np.sort(np.argpartition(self.of_pipelines(rows), _PIPELINED - 1)[:_PIPELINED])]
+        return rows
 
 
 def _seconds(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
@@ -103,18 +131,17 @@ def exceeds_cache(batch: TileBatch, spec: DeviceSpec) -> bool:
     return any(a.tensor.nbytes > capacity for a in batch.geometry.reads)
 
 
-def other_splits(batch: TileBatch, spec: DeviceSpec) -> TileBatch:
+def other_splits(batch: TileBatch, spec: DeviceSpec, bounds: _Bounds | None = None) -> TileBatch:
     """Return the most promising tiles whose blocks are few, split into the parts that suit them best.
 
     Pools split into a few powers of two; a last wave of blocks is full with other numbers.
     """
-    outputs = batch.blocks // batch.split_k
-    some = _promising(batch.take(np.flatnonzero(outputs < _FEW_WAVES * spec.units)), spec)
-    tiles = np.concatenate([some.register, some.block], axis=1)
-    first = np.sort(np.unique(tiles, axis=0, return_index=True)[1])
-    whole = replace(some.take(first), split_k=np.ones(len(first), np.int64))
-    bound = lower_bound_s(replace(some, stages=2), spec)[first]
-    whole = whole.take(np.argsort(bound, kind="stable")[:_SPLIT_TILES])
+    bounds = bounds or _Bounds(batch, spec)
+    rows = bounds.promising(np.flatnonzero(batch.blocks // batch.split_k < _FEW_WAVES * spec.units))
+    tiles = np.concatenate([batch.register[rows], batch.block[rows]], axis=1)
+    rows = rows[np.sort(np.unique(tiles, axis=0, return_index=True)[1])]
+    rows = rows[np.argsort(bounds.of_pipelines(rows), kind="stable")[:_SPLIT_TILES]]
+    whole = replace(batch.take(rows), split_k=np.ones(len(rows), np.int64))
     if not len(whole):
         return whole
     parts = np.array(_PARTS)[:, None]
@@ -129,7 +156,5 @@ def other_splits(batch: TileBatch, spec: DeviceSpec) -> TileBatch:
 
 
 def variants_of(batches: Sequence[TileBatch], spec: DeviceSpec, splits: bool) -> list[TileBatch]:
-    """Return :func:`tiled_variants` of all batches, and with ``splits`` of :func:`other_splits`."""
-    plain = [b for b in batches if b.structure == "tiled" and b.staged]
-    others = [s for b in plain if splits and len(s := other_splits(b, spec))]
-    return [*others, *(v for b in (*plain, *others) for v in tiled_variants(b, spec))]
+    """Return :func:`tiled_variants` of all batches."""
+    return [v for b in batches for v in tiled_variants(b, spec, splits)]

@@ -27,23 +27,30 @@ def price(batch: TileBatch, spec: DeviceSpec) -> Mapping[str, Floats]:
     return gpu.price(batch, spec) if spec.kind == "gpu" else cpu.price(batch, spec)
 
 
-def best_rows(batch: TileBatch, spec: DeviceSpec, count: int, limit_s: float = float("inf")) -> list[tuple[float, int]]:
+def best_rows(
+    batch: TileBatch, spec: DeviceSpec, count: int, limit_s: float = float("inf"), always: bool = False
+) -> list[tuple[float, int]]:
     """Return ``(seconds, row)`` of the ``count`` best programs that fit the device, best first.
 
     Exact, but most rows are only bounded from below: after the most promising have been priced in full, a row
-    whose bound exceeds the ``count``-th best time, or ``limit_s``, cannot be among the best. The best program of all is
-    found even where ``limit_s`` beats it.
+    whose bound exceeds the ``count``-th best time, or ``limit_s``, cannot be among the best. With ``always`` the best
+    program of all is found even where ``limit_s`` beats it.
     """
     rows, known = np.arange(len(batch)), batch.known_seconds(spec)
     if known is not None:
         seconds = known
     elif spec.kind == "gpu" and len(batch) > _PRICED_FIRST:
         bound = gpu.lower_bound_s(batch, spec)
-        promising = np.argpartition(bound, _PRICED_FIRST - 1)
-        first, later = promising[:_PRICED_FIRST], promising[_PRICED_FIRST:]
+        rows = rows if always else np.flatnonzero(bound <= limit_s)
+        if len(rows) > _PRICED_FIRST:
+            rows = rows[np.argpartition(bound[rows], _PRICED_FIRST - 1)]
+        first, later = rows[:_PRICED_FIRST], rows[_PRICED_FIRST:]
+        if not len(first):
+            return []
         seconds = price(batch.take(first), spec)["seconds"]
-        last = min(count, _PRICED_FIRST) - 1
-        limit = max(seconds.min(), min(limit_s, np.partition(seconds, last)[last]))
+        last = min(count, len(first)) - 1
+        limit = min(limit_s, np.partition(seconds, last)[last])
+        limit = max(limit, seconds.min()) if always else limit
         later = later[bound[later] <= limit]
         if len(later):
             seconds = np.concatenate([seconds, price(batch.take(later), spec)["seconds"]])
