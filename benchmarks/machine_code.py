@@ -21,7 +21,6 @@ import roller
 from roller.artifact import KernelArtifact
 from roller.backends.cuda import ptx, toolchain
 from roller.codegen import cuda  # noqa: F401 - imported before forking, so that the children inherit TVM
-from roller.expr import DTYPE_BYTES
 from roller.hardware import DeviceSpec, load_spec
 from roller.pipeline import lower
 from roller.runtime.build_pool import build_all
@@ -117,15 +116,16 @@ def build_everything(
             {n: str(r.record.reason) for n, r in done.items() if r.value is None})  # fmt: skip
 
 
-def verdicts(device: str, found: Mapping[str, Sequence[Mapping[str, Any]]], failed: Mapping[str, str],
-             by_id: Mapping[str, Row]) -> list[Verdict]:  # fmt: skip
+def verdicts(
+    spec: DeviceSpec, found: Mapping[str, Sequence[Mapping[str, Any]]], failed: Mapping[str, str],
+    by_id: Mapping[str, Row],
+) -> list[Verdict]:  # fmt: skip
     """Judge the limits that need no GPU."""
     every = [(name, r) for name, results in found.items() for r in results]
     spilling = sorted({n for n, r in every if r["spill_bytes"]})
     local = sorted({n for n, r in every if r["local_accesses"]})
-    narrow = [
-        (n, r) for n, r in every if DTYPE_BYTES.get(by_id[n].get("dtype", ""), 4) < 4 and by_id[n]["op"] == "matmul"
-    ]
+    device, multiplied = spec.name, {f.operand for f in spec.fragments}
+    narrow = [(n, r) for n, r in every if by_id[n]["op"] == "matmul" and by_id[n].get("dtype") in multiplied]
     without = sorted({n for n, r in narrow if r is found[n][0] and not r["matrix"]})
     out = [
         Verdict(f"{device}: all build", "0 fail", f"{len(failed)} of {len(by_id)}: {', '.join(failed) or 'none'}",
@@ -135,7 +135,7 @@ def verdicts(device: str, found: Mapping[str, Sequence[Mapping[str, Any]]], fail
         Verdict(f"{device}: no local memory", "0", ", ".join(local) or "none", not local),
     ]  # fmt: skip
     if narrow:
-        name = f"{device}: the best narrow matmuls use the matrix unit"
+        name = f"{device}: the best matmuls of dtypes of its matrix unit use it"
         out.append(Verdict(name, "all", f"without: {', '.join(without) or 'none'}", not without))
     return out
 
@@ -190,7 +190,7 @@ def main(
     for name in device.split(","):
         spec = load_spec(name)
         found, failed = build_everything(by_id.values(), spec, top_k, workers)
-        mine = verdicts(name, found, failed, by_id)
+        mine = verdicts(spec, found, failed, by_id)
         judged += mine
         out.print(table(f"{spec.description}: predicted and counted, no GPU", _COLUMNS, by_set(found, by_id)))
         for v in mine:

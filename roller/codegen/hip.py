@@ -5,15 +5,11 @@ first kernel (CUDA headers and helpers) is replaced by a prelude of the HIP head
 
 Notes
 -----
-**Wavefronts of 64.** TVM reduces over *warps of 32*: shuffles within groups of 32 lanes, scratchpad and a
+**Wavefronts of 64.** The templates reduce over *warps of 32*: shuffles within groups of 32 lanes, scratchpad and a
 barrier between groups. This stays right on a wavefront of 64, because
 
 - the lane number of HIP is the thread's linear index modulo 64, so that lane ``l`` of a wavefront is lane
-  ``l % 32`` of the warp TVM meant, and a warp never straddles two wavefronts;
-- ``__shfl_down(v, d, 32)`` reads lane ``l + d`` where ``l % 32 + d < 32``, else lane ``l``: never outside the
-  reader's own half;
-- ``__shfl(v, s, 32)`` reads lane ``l - l % 32 + s``. CUDA takes ``s % 32``, HIP (its ``amd_warp_functions.h``) does
-  not, and TVM relies on it (``s = threadIdx.y * 32``): the rewrite takes the remainder itself;
+  ``l % 32`` of the warp that was meant, and a warp never straddles two wavefronts;
 - ``__shfl_xor(v, d, 32)`` reads lane ``l ^ d`` with ``d < 32``: a lane of the reader's own half;
 - the two halves of a wavefront may take different branches: a shuffle reads lanes of its own half only,
   which execute it together, as the lanes of a warp do.
@@ -43,12 +39,8 @@ _KERNEL = 'extern "C" __global__'
 _REWRITES: tuple[tuple[str, str], ...] = (
     # clang refuses the keyword after __shared__; the attribute is accepted everywhere.
     (r"\balignas\((\d+)\)", r"__attribute__((aligned(\1)))"),
-    # Lock-step lanes: no mask, and nothing to ask who is active.
-    (r"^ *__attribute__\(\(aligned\(\d+\)\)\) uint mask_ptr\w*\[1\];\n", ""),
-    (r"^ *mask_ptr\w*\[0\] = __activemask\(\);\n", ""),
-    (r"\b__shfl_down_sync\(mask_ptr\w*\[0\], ", "__shfl_down("),
+    # Lock-step lanes: no mask.
     (r"\b__shfl_xor_sync\(\(uint\)4294967295, ", "__shfl_xor("),
-    (r"\b__shfl_sync\(mask_ptr\w*\[0\], (\w+\[\d+\]), (.+), 32\);", r"__shfl(\1, \2 & 31, 32);"),
     # Constants that CUDA keeps in math_constants.h.
     (r"\bCUDART_INF_F\b", "__builtin_huge_valf()"),
     (r"\bCUDART_INF\b", "__builtin_huge_val()"),

@@ -31,12 +31,13 @@ def test_a_row_is_built_and_counted():
 
 def test_limits_name_what_misses_them():
     (row,) = machine_code.rows("TC_M4")
+    v100 = load_spec("v100")
     bad = {"spill_bytes": 8, "local_accesses": 1, "matrix": 0}
-    judged = machine_code.verdicts("v100", {"TC_M4": [bad]}, {}, {"TC_M4": row})
+    judged = machine_code.verdicts(v100, {"TC_M4": [bad]}, {}, {"TC_M4": row})
     assert [v.holds for v in judged] == [True, False, False, False]
     assert all("TC_M4" in v.value for v in judged[1:])
     good = {"spill_bytes": 0, "local_accesses": 0, "matrix": 4}
-    assert all(v.holds for v in machine_code.verdicts("v100", {"TC_M4": [good]}, {}, {"TC_M4": row}))
+    assert all(v.holds for v in machine_code.verdicts(v100, {"TC_M4": [good]}, {}, {"TC_M4": row}))
 
 
 @pytest.mark.slow
@@ -49,5 +50,7 @@ def test_the_best_three_of_every_operator_build_without_spills(device, pattern):
     by_id = {r["id"]: r for r in machine_code.rows(pattern)}
     found, failed = machine_code.build_everything(by_id.values(), load_spec(device), 3, workers=1)
     assert set(found) == set(by_id)
-    missed = [f"{v.name}: {v.value}" for v in machine_code.verdicts(device, found, failed, by_id) if not v.holds]
+    missed = [
+        f"{v.name}: {v.value}" for v in machine_code.verdicts(load_spec(device), found, failed, by_id) if not v.holds
+    ]
     assert not missed

@@ -1,8 +1,8 @@
 """Combine the accumulators of the threads (lanes) that share a row.
 
 Lanes that are neighbours in a warp exchange by butterfly shuffles, after which all of them hold the same bits; several
-warps of one row meet once in the scratchpad. Lanes that lie apart (neighbouring threads own neighbouring rows) meet
-there once too: the first lane adds the others in order.
+warps of one row meet once in the scratchpad. Lanes that lie apart (neighbouring threads own neighbouring rows), and
+numbers of them that no power of two or whole warp describes, meet there too: the first lane adds the others in order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from roller.codegen.gpu.nest import (
     Buffer,
     Expr,
     Stmt,
-    all_reduce,
     barrier,
     buffer,
     dtype_name,
@@ -58,7 +57,7 @@ class Lanes:
         """Number of this thread among those of its row."""
         return self.axis.var if self.axis is not None else num(0)
 
-    def combine(self, result: Buffer, size: int, function: Combine, neutral: Expr, *, everyone: bool) -> Stmt:
+    def combine(self, result: Buffer, size: int, function: Combine, *, everyone: bool) -> Stmt:
         """Return statements after which ``result[0:size]`` holds what all lanes of the row held together.
 
         In the first lane only, unless ``everyone`` needs it.
@@ -71,9 +70,7 @@ class Lanes:
             return self._shuffled(result, size, function, self.count)
         if self.neighbours and whole and self.count % WARP == 0:
             return self._by_warps(result, size, function)
-        if not self.neighbours:
-            return self._in_scratchpad(result, size, function, everyone)
-        return self._each(result, size, function, neutral)
+        return self._in_scratchpad(result, size, function, everyone)
 
     def _shuffled(self, result: Buffer, size: int, function: Combine, lanes: int) -> Stmt:
         """Exchange within groups of ``lanes`` neighbours of a warp."""
@@ -149,14 +146,3 @@ class Lanes:
         publish = when(first, seq([gather, move(total, result, self.row * size, num(0))]))
         fetch = move(result, total, num(0), self.row * size)
         return with_buffers([parts, total, other], seq([leave, barrier(), publish, barrier(), fetch]))
-
-    def _each(self, result: Buffer, size: int, function: Combine, neutral: Expr) -> Stmt:
-        """Leave numbers of lanes that no power of two or whole warp describes to TVM, one accumulator at a time."""
-
-        def one(i: Expr) -> Stmt:
-            total = buffer("total", (1,), dtype_name(result), "local")
-            step = all_reduce(function, neutral, load(result, i), total, self.axis.var)
-            return with_buffers([total], seq([step, store(result, load(total, num(0)), i)]))
-
-        # unrolled: TVM's reduction may not stand in a loop whose variable its value reads
-        return seq([one(num(i)) for i in range(size)])

@@ -135,23 +135,6 @@ def kernel(axes: Sequence[Any], body: Stmt) -> Stmt:
     return body
 
 
-def all_reduce(combine: Callable[[Expr, Expr], Expr], neutral: Expr, value: Expr, result: Buffer, lane: Expr) -> Stmt:
-    """Return ``result[0] = combine of value over all threads along the thread variable lane``."""
-    dtype = dtype_name(result)
-    x, y = tirx.Var("x", dtype), tirx.Var("y", dtype)
-    reducer = tirx.CommReducer([x], [y], [combine(x, y)], [neutral])
-    call = tirx.call_intrin(
-        "void",
-        "tirx.tvm_thread_allreduce",
-        tirx.const(1, "uint32"),
-        value,
-        tirx.const(True, "bool"),
-        load(result),
-        lane,
-    )
-    return tirx.AttrStmt(reducer, "reduce_scope", num(0), tirx.Evaluate(call))
-
-
 def shuffle_xor(value: Expr, distance: int) -> Expr:
     """Return ``value`` of the lane whose number in the warp differs in the bit ``distance``; all lanes take part."""
     mask = tirx.const(0xFFFFFFFF, "uint32")

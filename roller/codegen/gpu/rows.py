@@ -334,7 +334,7 @@ class Rows:
         body = [init, sweep(maps, step, self.part)]
         if self.lanes.count > 1:
             function = lambda x, y: combine(combiner, x, y)  # noqa: E731
-            body.append(self.lanes.combine(result, size, function, neutral, everyone=shared))
+            body.append(self.lanes.combine(result, size, function, everyone=shared))
         return with_buffers([f.buffer for f in found], seq(body))
 
     def _wide(self, s: RowStage) -> Stmt:
