@@ -216,6 +216,7 @@ def program_json(program: RProgram) -> dict[str, Any]:
     return {
         "program": str(program),
         "tiles": {layer: program.tile(layer) for layer in program.layers},
+        "mechanisms": list(program.mechanisms),
         "relaxed": list(program.relaxed),
         **({"accuracy": ACCURACY} if program.structure in STRUCTURES else {}),
     }
@@ -243,6 +244,9 @@ def candidates_table(candidates: Iterable[Any], title: str, best_id: str | None 
     table.add_column("bound by")
     for layer in layers:
         table.add_column(f"{layer} tile")
+    shows_how = any(x.program.mechanisms for x in rows)
+    if shows_how:
+        table.add_column("with")
     table.add_column("status")
     for rank, x in enumerate(rows, 1):
         tiles = [tile_text(x.program.tile(n)) if n in x.program.layers else "-" for n in layers]
@@ -254,7 +258,8 @@ def candidates_table(candidates: Iterable[Any], title: str, best_id: str | None 
         error = x.estimate.expected_error
         predicted = seconds(x.estimate.seconds) + ("" if error is None else f" ±{error * 100:.2g} %")
         measured = seconds(x.measured_s)
-        table.add_row(str(rank), predicted, measured, x.program.structure, x.estimate.bottleneck, *tiles, status)
+        how = [" ".join(x.program.mechanisms)] if shows_how else []
+        table.add_row(str(rank), predicted, measured, x.program.structure, x.estimate.bottleneck, *tiles, *how, status)
     return table
 
 

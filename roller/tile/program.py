@@ -177,6 +177,13 @@ class RProgram:
             total *= n
         return total
 
+    @property
+    def mechanisms(self) -> tuple[str, ...]:
+        """What it does beyond tiling, in words: matrix instruction, pipeline, order of blocks, split reduction."""
+        numbers = (("stages", self.stages), ("raster", self.raster), ("split_k", self.split_k))
+        fragment = (self.fragment.name,) if self.fragment else ()
+        return (*fragment, *(f"{name}={n}" for name, n in numbers if n > 1))
+
     @cached_property
     def reduction_steps(self) -> dict[str, int]:
         """Steps per reduction axis: ``ceil(extent / block tile)``."""

@@ -118,6 +118,17 @@ def test_construct_json_is_ranked_by_prediction(cli):
     assert all(r["measured_s"] is None for r in rows)
 
 
+def test_what_a_program_does_beyond_tiling_is_named(cli):
+    product = "matmul(1024, 1024, 1024, dtype='float16')"
+    table = cli("construct", product, "--device", "a100", "--top-k", "1")[1]
+    best = json.loads(cli("construct", product, "--device", "a100", "--top-k", "1", "--json")[1])["candidates"][0]
+    assert best["mechanisms"][0] == "mma.m16n8k16.f16.f32"
+    assert "with" in table and "mma.m" in table
+    relu = "elementwise('relu', (4096, 4096))"
+    assert json.loads(cli("construct", relu, "-d", "k80", "-k", "1", "--json")[1])["candidates"][0]["mechanisms"] == []
+    assert "with" not in cli("construct", relu, "-d", "k80", "-k", "1")[1]
+
+
 def test_construct_table_says_predicted(cli):
     code, out, _ = cli("construct", MATMUL, "--device", "v100", "--top-k", "2")
     assert code == 0
