@@ -44,6 +44,10 @@ class Slide:
     taps: int
     windows: tuple[str, ...]
 
+    def row_count(self, outputs: int) -> int:
+        """Return how many input rows a strip of ``outputs`` needs."""
+        return len({i * self.stride + k * self.dilation for i in range(outputs) for k in range(self.taps)})
+
     def rows(self, outputs: int) -> tuple[Row, ...]:
         """Return the input rows that a strip of ``outputs`` needs, in order.
 
@@ -150,9 +154,17 @@ class Halo:
 
 
 def halo(
-    slide: Slide, shape: tuple[int, ...], itemsize_bytes: int, register: Mapping[str, int], block: Mapping[str, int]
+    slide: Slide,
+    shape: tuple[int, ...],
+    itemsize_bytes: int,
+    register: Mapping[str, int],
+    block: Mapping[str, int],
+    fragment: Fragment | None = None,
 ) -> Halo:
-    """Return the halo of a block tile: vectors as wide as sizes and strides allow."""
+    """Return the halo of a block tile: vectors as wide as sizes and strides allow.
+
+    ``fragment`` is :func:`fragment_of` of the register tile where it is known.
+    """
     index = slide.source.index[-1]
     terms = [t for t in index.terms if block[t.axis] > 1]
     extent = Index(tuple(terms)).range(block)[1] + 1
@@ -162,7 +174,7 @@ def halo(
     guards = [x for b in slide.source.guard if b.index == index for x in (b.low, b.high)]
     copy = _width(copy, guards)
     shift = index.const % copy
-    fragment = fragment_of(slide, register)
+    fragment = fragment or fragment_of(slide, register)
     apart = [t.coef * register[t.axis] for t in terms if block[t.axis] > register[t.axis]]
     width = _width(widest, apart) if fragment.steps[-1] == 1 and len(slide.source.index) - 1 != slide.dim else 1
     width = min(width, _power_of_two_from(fragment.extents[-1]))

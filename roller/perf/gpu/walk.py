@@ -85,11 +85,15 @@ def walk(batch: TileBatch) -> Walk:
 def _of(batch: TileBatch, tile: dict[str, int], block: dict[str, int], staged: bool) -> tuple[int, ...]:
     """Return the numbers of :class:`Walk` for one register tile and the block's extents of the last dimension."""
     g, s = batch.geometry, slide(batch)
-    fragment = fragment_of(s, tile)
+    known = g.expr._memo.setdefault("walked", {})
+    held = tuple(tile.values())
+    if held not in known:
+        known[held] = fragment_of(s, tile), s.row_count(tile[s.axis])
+    fragment, rows = known[held]
     tensor = g.expr.tensors[s.source.tensor]
     chunks, width, copy_width, extent = fragment.extents[-1], 1, 1, 0
     if staged:
-        lines = halo(s, tensor.shape, tensor.itemsize_bytes, tile, block)
+        lines = halo(s, tensor.shape, tensor.itemsize_bytes, tile, block, fragment)
         chunks, width, copy_width, extent = lines.chunks, lines.width, lines.copy, lines.extent
     elif len(s.source.index[-1].terms) == 1:
         widest = max(1, VECTOR_BYTES // tensor.itemsize_bytes)
@@ -98,7 +102,7 @@ def _of(batch: TileBatch, tile: dict[str, int], block: dict[str, int], staged: b
     above = math.prod(fragment.extents[:-1])
     inner = math.prod(tile[n] for n, over in zip(g.names, g.spatial, strict=True) if over and n != s.axis)
     weights = sum(math.prod(tile[a] for a in {t.axis for i in ld.index for t in i.terms}) for ld in s.others)
-    rows, live = len(s.rows(tile[s.axis])), s.live(tile[s.axis]) * inner
+    live = s.live(tile[s.axis]) * inner
     return rows, above * chunks, width, above * chunks * width, live, weights, copy_width, extent
 
 
