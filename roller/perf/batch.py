@@ -86,11 +86,11 @@ class TileBatch:
 
     @cached_property
     def _spatial(self) -> tuple[int, ...]:
-        return tuple(int(a) for a in np.flatnonzero(self.geometry.spatial))
+        return self.geometry._spatial
 
     @cached_property
     def _reduced(self) -> tuple[int, ...]:
-        return tuple(int(a) for a in np.flatnonzero(~self.geometry.spatial))
+        return self.geometry._reduced
 
     @cached_property
     def thread_axes(self) -> NDArray[np.bool_]:
@@ -101,13 +101,15 @@ class TileBatch:
     @cached_property
     def threads(self) -> Ints:
         """GPU threads per axis (of a ``matrix`` program: groups of ``fragment.threads``), ``(N, axes)``."""
-        return np.where(self.thread_axes, -(-self.block // self.register), 1)
+        threads = -(-self.block // self.register)
+        return threads if self.structure == "rows" else np.where(self.thread_axes, threads, 1)
 
     @cached_property
     def threads_per_block(self) -> Ints:
         """GPU threads per block, ``(N,)``."""
         together = self.fragment.threads if self.fragment else 1
-        return product(self.threads, np.flatnonzero(self.thread_axes)) * together
+        axes = range(self.block.shape[1]) if self.structure == "rows" else self._spatial
+        return product(self.threads, axes) * together
 
     @cached_property
     def running_steps(self) -> int | Ints:

@@ -38,14 +38,22 @@ def alternating(phases_s: Sequence[Floats], customers: Floats | Ints) -> Floats:
     >>> float(alternating(two, np.array(1.0))), float(alternating(two, np.array(2.0)))
     (2.0, 1.5)
     """
-    total = np.maximum(sum(phases_s, np.zeros(())), 1e-30)
-    time = total + np.zeros_like(np.asarray(customers, np.float64))
+    total = np.maximum(_sum(phases_s), 1e-30)
+    time = total + np.zeros(np.shape(customers))
     queues = [d / total for d in phases_s]
     previous = total
     for n in range(2, int(np.ceil(np.max(customers, initial=1.0))) + 1):
         waits = [d * (1.0 + q) for d, q in zip(phases_s, queues, strict=True)]
-        cycle = np.maximum(sum(waits, np.zeros(())), 1e-30)
+        cycle = np.maximum(_sum(waits), 1e-30)
         queues = [n * w / cycle for w in waits]
-        time = np.where(customers > n - 1, previous + (cycle / n - previous) * np.minimum(customers - n + 1, 1.0), time)
-        previous = cycle / n
+        each = cycle / n
+        time = np.where(customers > n - 1, previous + (each - previous) * np.minimum(customers - n + 1, 1.0), time)
+        previous = each
     return np.asarray(time)
+
+
+def _sum(values: Sequence[Floats]) -> Floats:
+    total = values[0]
+    for v in values[1:]:
+        total = total + v
+    return np.asarray(total)

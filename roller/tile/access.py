@@ -137,9 +137,14 @@ class Access:
         return np.ones(len(tiles), np.int64) if total is None else total
 
     @cached_property
+    def used_axes(self) -> tuple[int, ...]:
+        """Axes the tensor depends on."""
+        return tuple(int(a) for a in np.flatnonzero(self.uses))
+
+    @cached_property
     def _used(self) -> tuple[tuple[int, int], ...]:
         """Axes the tensor depends on and their extents."""
-        return tuple((int(a), int(self.axis_extents[a])) for a in np.flatnonzero(self.uses))
+        return tuple((a, int(self.axis_extents[a])) for a in self.used_axes)
 
     def points(self, tiles: Ints) -> Ints:
         """Different elements that the points of a tile read, ``(N,)``.
@@ -163,7 +168,7 @@ class Access:
         """
         total = np.ones(len(tiles), np.int64)
         if self.gather:
-            return product(tiles, np.flatnonzero(self.uses))
+            return product(tiles, self.used_axes)
         for moves in self._moves:
             touched: Ints | int = 1
             for a, step in moves:

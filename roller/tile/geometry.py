@@ -49,6 +49,10 @@ class Geometry:
         return tuple(int(a) for a in np.flatnonzero(self.spatial))
 
     @cached_property
+    def _reduced(self) -> tuple[int, ...]:
+        return tuple(int(a) for a in np.flatnonzero(~self.spatial))
+
+    @cached_property
     def load_names(self) -> tuple[str, ...]:
         """Tensors the anchor loads."""
         return tuple(dict.fromkeys(a.tensor.name for a in self.loads))

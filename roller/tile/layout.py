@@ -84,11 +84,14 @@ def copy_lead(counts: Ints, threads: Ints) -> Ints:
     one run. ``counts`` are vectors per dimension ``(N, dimensions)``, ``threads`` the threads of a block ``(N,)``.
     """
     rank = counts.shape[1]
-    best = -(-counts.prod(axis=1) // threads)
+    behind = [np.ones(len(counts), np.int64)]  # elements of the last dimensions
+    for d in range(rank - 1, -1, -1):
+        behind.append(behind[-1] * counts[:, d])
+    best = -(-behind[-1] // threads)
     found = np.full(len(counts), rank, np.int64)
     for lead in range(rank - 1, -1, -1):
-        columns = np.maximum(1, counts[:, lead:].prod(axis=1))
-        rows = counts[:, :lead].prod(axis=1)
+        columns = np.maximum(1, behind[rank - lead])
+        rows = behind[-1] // columns
         rounds = -(-rows // np.maximum(1, threads // columns))
         found = np.where((columns <= threads) & (rounds <= IDLE_ROUNDS * best), lead, found)
     return found

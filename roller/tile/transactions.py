@@ -24,22 +24,40 @@ def row_alignment_bytes(access: Access, tiles: Ints, transaction_bytes: int) -> 
     if access.gather:
         # Gathered rows start wherever the fused axis wraps: only single elements are certain.
         return np.full(len(tiles), size, np.int64)
-    shape = access.tensor.shape
-    pitch = size
-    last = len(shape) - 1
-    whole = np.ones(len(tiles), bool)  # dimensions behind this one are covered
-    for d in range(last, -1, -1):
-        if access.constants[d]:
-            bits |= int(abs(access.constants[d])) * pitch
-        for a in np.flatnonzero(access.coefficients[d]):
-            moves = tiles[:, a] < access.axis_extents[a]
-            bits |= moves * (tiles[:, a] * (abs(int(access.coefficients[d, a])) * pitch))
-        extent = np.minimum(access.extent(d, tiles), shape[d])
-        if d < last:
-            bits |= np.where(whole | (extent == 1), 0, int(access.lattice[d]) * pitch)
-        whole = whole & (extent == shape[d])
-        pitch *= shape[d]
+    last = len(access.tensor.shape) - 1
+    whole: np.ndarray | None = None  # where dimensions behind this one are covered
+    for d, n, constant, gap, moved in _pitches(access):
+        bits |= constant
+        for a, most, step in moved:
+            bits |= (tiles[:, a] < most) * (tiles[:, a] * step)
+        if d == 0 and d == last:
+            break
+        extent = access.extent(d, tiles)
+        if whole is not None:
+            bits |= ~(whole | (extent == 1)) * gap
+        covered = extent >= n
+        whole = covered if whole is None else whole & covered
     return bits & -bits
+
+
+def _pitches(access: Access) -> tuple[tuple[int, int, int, int, tuple[tuple[int, int, int], ...]], ...]:
+    """Return what moves the start of rows, per dimension, the last first, in bytes.
+
+    The dimension and its size, its constant, a step along it, and axes with their extents and what they step over.
+    """
+    if "pitches" not in access._memo:
+        found, pitch = [], access.tensor.itemsize_bytes
+        for d in range(len(access.tensor.shape) - 1, -1, -1):
+            moved = tuple(
+                (int(a), int(access.axis_extents[a]), abs(int(access.coefficients[d, a])) * pitch)
+                for a in np.flatnonzero(access.coefficients[d])
+            )
+            size, constant = access.tensor.shape[d], abs(int(access.constants[d])) * pitch
+            found.append((d, size, constant, int(access.lattice[d]) * pitch, moved))
+            pitch *= size
+        access._memo["pitches"] = tuple(found)
+    known: tuple[tuple[int, int, int, int, tuple[tuple[int, int, int], ...]], ...] = access._memo["pitches"]
+    return known
 
 
 def transactions_per_row(row_bytes: Ints, alignment_bytes: Ints, transaction_bytes: int) -> Floats:

@@ -14,7 +14,7 @@ from roller.expr import Load
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.gpu.matrix_copies import operand_copies
-from roller.tile.geometry import Access, Floats, Ints
+from roller.tile.geometry import Access, Floats, Ints, product
 from roller.tile.layout import copy_lead, staged_axes
 
 #: Instructions per copied element or vector: a load, a store, half a predicate or pointer step.
@@ -61,8 +61,8 @@ def copy_instructions(access: Access, batch: TileBatch, width: Ints, spec: Devic
     lead = copy_lead(counts, threads)
     rank = counts.shape[1]
     changes = np.arange(rank)[None, :] < lead[:, None]  # dimensions that differ from round to round
-    outer = np.where(changes, counts, 1).prod(axis=1)
-    together = np.maximum(1, threads // np.maximum(1, np.where(changes, 1, counts).prod(axis=1)))
+    outer = product(np.where(changes, counts, 1), range(rank))
+    together = np.maximum(1, threads // np.maximum(1, product(counts, range(rank)) // np.maximum(1, outer)))
     rounds = -(-outer // np.where(lead == rank, threads, together))
     zeros = alone and all(x.outside == 0.0 for x in batch.geometry.expr.anchor.loads if x.tensor == access.tensor.name)
     branch = np.full(len(batch), ASYNC_GUARD_INSTRUCTIONS if zeros else BRANCH_INSTRUCTIONS)
@@ -95,8 +95,11 @@ def _divisions(counts: Ints, changes: np.ndarray) -> Floats:
     """Instructions that split the number of an element over the dimensions that change, ``(N,)``."""
     total = np.zeros(len(counts))
     wide = changes & (counts > 1)
+    before = [np.zeros(len(counts), bool)]  # whether a dimension in front of each is split over
+    for d in range(counts.shape[1] - 1):
+        before.append(before[-1] | wide[:, d])
     for d in range(counts.shape[1] - 1, 0, -1):
-        split = wide[:, d] & wide[:, :d].any(axis=1)
+        split = wide[:, d] & before[d]
         shift = (counts[:, d] & (counts[:, d] - 1)) == 0
         total = total + np.where(split, np.where(shift, SHIFT_INSTRUCTIONS, DIVISION_INSTRUCTIONS), 0.0)
     return total

@@ -87,7 +87,7 @@ def fetched_words(batch: TileBatch, spec: DeviceSpec) -> Ints:
     """Return the registers per thread of elements on their way through registers, ``(N,)``."""
     total = np.zeros(len(batch), np.int64)
     for copy in operand_copies(batch):
-        elements = product(batch.block, np.flatnonzero(copy.access.uses))
+        elements = product(batch.block, copy.access.used_axes)
         rounds = -(-elements // copy.width // np.maximum(1, batch.threads_per_block))
         total += np.where(copy.is_async(spec), 0, rounds * np.maximum(1, copy.nbytes // 4))
     return total
@@ -98,9 +98,9 @@ def copy_guards(batch: TileBatch) -> Ints:
     g, total = batch.geometry, np.zeros(len(batch), np.int64)
     overhangs = g.extents % batch.block != 0
     for copy in operand_copies(batch):
-        used = np.flatnonzero(copy.access.uses)
+        used = copy.access.used_axes
         rounds = -(-product(batch.block, used) // copy.width // np.maximum(1, batch.threads_per_block))
-        total += np.where(overhangs[:, used].any(axis=1), rounds, 0)
+        total += np.where(overhangs[:, list(used)].any(axis=1), rounds, 0)
     return total
 
 
@@ -125,7 +125,7 @@ def cached_bytes(batch: TileBatch, spec: DeviceSpec, resident: Floats) -> dict[i
         tile = batch.block if a.gather else whole
         moved = tile_transaction_bytes(a, tile, spec.layer("l2").transaction_bytes)[0] * (_HALO if a.gather else 1.0)
         kept[g.loads.index(a)] = np.where(copy.is_async(spec), np.inf, moved)
-        staged += product(batch.block, np.flatnonzero(a.uses)) * (a.tensor.itemsize_bytes * batch.stages)
+        staged += product(batch.block, a.used_axes) * (a.tensor.itemsize_bytes * batch.stages)
     together = sum((np.where(np.isfinite(m), m, 0.0) for m in kept.values()), staged)
     fits = together * np.maximum(resident, 1.0) <= spec.layer("shared").capacity_bytes
     return {n: np.where(fits, moved * launches, np.inf) for n, moved in kept.items()}

@@ -126,7 +126,7 @@ def scratchpad_bytes(batch: TileBatch, padding: Mapping[str, Ints] | None = None
         if a.tensor.name not in batch.staged:
             continue
         # Strides leave no gaps where a matrix unit reads rows of neighbours.
-        matrix = product(batch.block, np.flatnonzero(a.uses)) if batch.fragment is not None else None
+        matrix = product(batch.block, a.used_axes) if batch.fragment is not None else None
         elements = a.allocated_elements(batch.block) if matrix is None else matrix
         rows = elements // _row_extent(batch, a)
         if batch.structure == "window":  # rows start and end where vectors do
