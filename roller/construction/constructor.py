@@ -26,7 +26,7 @@ from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.estimate import Estimate
 from roller.perf.gpu import inner_batch, products_of
-from roller.tile.alignment import broken_rules
+from roller.tile.alignment import broken_rules, find_transactions
 from roller.tile.fragments import fragment_padding, program_operands
 from roller.tile.geometry import Geometry, Ints
 from roller.tile.layout import fragment_spread, lane_reads, storage_padding
@@ -138,6 +138,7 @@ def candidates_of(
     parts = [expr.key, spec.content_key, TEMPLATE_VERSION, options.identity(expr)]
     identity = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
     target = target_units(spec, options)
+    find_transactions([p for p, _ in programs], target)
     return tuple(_candidate(identity, p, e, target, options.epsilon) for p, e in programs)
 
 

@@ -7,7 +7,6 @@ axis of every state, and every state visited is a candidate. Branches follow the
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -95,8 +94,8 @@ def best_children(table: Ints, score: np.ndarray, grew: np.ndarray, branch: int)
     """Return, per state, the children along its ``branch`` axes of best score; ``table`` is ``(axes, states, row)``."""
     rank = np.where(grew, score, -np.inf)
     order = np.argsort(-rank, axis=0, kind="stable")[:branch]
-    pick = np.arange(table.shape[1])
-    return np.concatenate([table[o, pick][rank[o, pick] > -np.inf] for o in order])
+    branches, states = np.nonzero(np.take_along_axis(rank, order, axis=0) > -np.inf)
+    return np.asarray(table[order[branches, states], states])
 
 
 def register_tiles(geometry: Geometry, fits: Callable[[Ints], np.ndarray], keep_per_size: int, start: Ints) -> Ints:
@@ -121,10 +120,10 @@ def register_tiles(geometry: Geometry, fits: Callable[[Ints], np.ndarray], keep_
         table[options[-1] :] = np.arange(options[-1], len(table))
         tables.append(table)
     tiles = grow(geometry, start[None], lambda t, a: tables[a][t[:, a]], fits, branch=3, rounds=9, cap=96)
-    outputs = product(tiles, np.flatnonzero(geometry.spatial))
+    outputs = product(tiles, geometry.spatial_axes)
     operands = sum((a.elements(tiles) for a in geometry.loads), np.zeros(len(tiles), np.int64))
-    padded = (-(-geometry.extents // tiles) * tiles / geometry.extents)[:, geometry.spatial].prod(axis=1)
-    quality = tiles.prod(axis=1) / operands / padded
+    padded = product(-(-geometry.extents // tiles) * tiles / geometry.extents, geometry.spatial_axes)
+    quality = product(tiles, range(tiles.shape[1])) / operands / padded
     kept = []
     for size in np.unique(np.ceil(np.log2(outputs)).astype(int)):
         mine = np.flatnonzero(np.ceil(np.log2(outputs)).astype(int) == size)
@@ -168,7 +167,7 @@ def lane_seeds(counts: Ints, spatial: np.ndarray, lanes: int) -> Ints:
     """
     axes = np.flatnonzero(spatial)
     bits = lanes.bit_length() - 1
-    room = [min(bits, max(0, math.ceil(math.log2(int(counts[a]))))) for a in axes]
+    room = [min(bits, (n - 1).bit_length()) for n in counts[axes].tolist()]
     room[-1] = max(room[-1], bits - sum(room[:-1]))
     splits = _splits(tuple(room), bits)
     seeds = np.ones((len(splits), len(counts)), np.int64)

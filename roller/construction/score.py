@@ -13,8 +13,8 @@ def tile_cost(geometry: Geometry, tiles: Ints) -> tuple[Floats, Floats]:
     Q is the traffic of all launches with borders not clipped: cheap, and monotone in the same way.
     """
     counts = geometry.counts(tiles).astype(np.float64)
-    outputs = product(counts, np.flatnonzero(geometry.spatial))
-    launches = outputs * product(counts, np.flatnonzero(~geometry.spatial))
+    outputs = product(counts, geometry.spatial_axes)
+    launches = outputs * product(counts, geometry.reduced_axes)
     stored = geometry.store.elements(tiles) * float(geometry.store.tensor.itemsize_bytes)
     loaded = np.zeros(len(tiles))
     for a in geometry.loads:

@@ -86,11 +86,11 @@ class TileBatch:
 
     @cached_property
     def _spatial(self) -> tuple[int, ...]:
-        return self.geometry._spatial
+        return self.geometry.spatial_axes
 
     @cached_property
     def _reduced(self) -> tuple[int, ...]:
-        return self.geometry._reduced
+        return self.geometry.reduced_axes
 
     @cached_property
     def thread_axes(self) -> NDArray[np.bool_]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from roller.tile.fragments import conflicts, program_operands
-from roller.tile.geometry import Geometry
+from roller.tile.geometry import Geometry, Ints
 from roller.tile.layout import lane_reads
 from roller.tile.program import RProgram
 from roller.tile.transactions import row_alignment_bytes
@@ -43,27 +43,35 @@ def transaction(program: RProgram, spec: DeviceSpec, epsilon: float) -> bool:
     size = spec.memory_layers[-1].transaction_bytes
     known = program.expr._memo.setdefault("transactions", {})
     if (block, size) not in known:  # programs that share a block tile share the answer
-        known[block, size] = _whole_transactions(Geometry.of(program.expr), block, size)
+        known[block, size] = bool(whole_transactions(Geometry.of(program.expr), np.array([block], np.int64), size)[0])
     return bool(known[block, size])
 
 
-def _whole_transactions(geometry: Geometry, block: tuple[int, ...], size: int) -> bool:
-    """Whether every data tile of a block tile consists of whole transactions of ``size`` bytes."""
-    tile = np.array([block], np.int64)
+def find_transactions(programs: Sequence[RProgram], spec: DeviceSpec) -> None:
+    """Find what :func:`transaction` is asked about programs of one expression, all at once."""
+    size, found = spec.memory_layers[-1].transaction_bytes, [products_program(p) or p for p in programs]
+    for expr in {id(p.expr): p.expr for p in found}.values():
+        blocks = list(dict.fromkeys(tuple(p.block_tile.values()) for p in found if p.expr is expr))
+        answers = whole_transactions(Geometry.of(expr), np.array(blocks, np.int64), size)
+        known = expr._memo.setdefault("transactions", {})
+        known.update({(b, size): bool(x) for b, x in zip(blocks, answers, strict=True)})
+
+
+def whole_transactions(geometry: Geometry, tiles: Ints, size: int) -> np.ndarray:
+    """Mask of block tiles whose data tiles all consist of whole transactions of ``size`` bytes, ``(N,)``."""
+    good = np.ones(len(tiles), bool)
     for access in geometry.loads:
         if not access.coefficients.shape[0]:
             continue
         # Of windows that reach a whole dimension from several blocks, each sees but a part.
-        several = (-(-geometry.extents // tile[0]) > 1) & (access.coefficients != 0)
-        if (several.any(axis=1) & (access.extents(tile)[0] >= np.array(access.tensor.shape))).any():
-            return False
-        rows, run = access.runs(tile)
-        spans = not access.gather and bool(access.extents(tile)[0, -1] >= access.tensor.shape[-1])
-        whole = int(run[0]) * access.tensor.itemsize_bytes % size == 0
-        aligned = int(rows[0]) == 1 or int(row_alignment_bytes(access, tile, size)[0]) >= size
-        if not (aligned and (whole or spans)):
-            return False
-    return True
+        several = (-(-geometry.extents // tiles) > 1).astype(np.int64) @ (access.coefficients != 0).T > 0
+        extents = access.extents(tiles)
+        good &= ~(several & (extents >= np.array(access.tensor.shape))).any(axis=1)
+        rows, run = access.runs(tiles)
+        spans = (not access.gather) & (extents[:, -1] >= access.tensor.shape[-1])
+        whole = run * access.tensor.itemsize_bytes % size == 0
+        good &= ((rows == 1) | (row_alignment_bytes(access, tiles, size) >= size)) & (whole | spans)
+    return good
 
 
 def memory_bank(program: RProgram, spec: DeviceSpec, epsilon: float) -> bool:

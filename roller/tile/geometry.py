@@ -45,11 +45,13 @@ class Geometry:
         return tuple(a for a in store_order(self.expr.anchor, self.names) if self.spatial[a])
 
     @cached_property
-    def _spatial(self) -> tuple[int, ...]:
+    def spatial_axes(self) -> tuple[int, ...]:
+        """Positions of the spatial axes."""
         return tuple(int(a) for a in np.flatnonzero(self.spatial))
 
     @cached_property
-    def _reduced(self) -> tuple[int, ...]:
+    def reduced_axes(self) -> tuple[int, ...]:
+        """Positions of the reduction axes."""
         return tuple(int(a) for a in np.flatnonzero(~self.spatial))
 
     @cached_property
@@ -69,7 +71,7 @@ class Geometry:
     def blocks(self, tiles: Ints) -> Ints:
         """Output tiles of the launch, ``(N,)``."""
         outputs = np.ones(len(tiles), np.int64)
-        for a in self._spatial:
+        for a in self.spatial_axes:
             outputs = outputs * -(-self.extents[a] // tiles[:, a])
         return outputs
 
