@@ -54,6 +54,16 @@ def test_more_stages_are_never_slower_where_scratchpad_is_free(name):
         assert (np.diff(times, axis=0) <= 1e-12).all()
 
 
+@pytest.mark.parametrize("device", ["a100", "h200"])
+def test_rings_of_one_batch_cost_what_they_cost_alone(device):
+    spec = roller.load_spec(device)
+    for batch in batches("matmul", spec):
+        batch = replace(batch, stages=1, raster=1)
+        rings = batch.varied((2, 3, 4, 5), (1, 2, 4, 8))
+        alone = [seconds(replace(batch, stages=s, raster=r), spec) for s, r in ((2, 1), (3, 2), (4, 4), (5, 8))]
+        assert (seconds(rings, spec) == np.concatenate(alone)).all()
+
+
 def test_two_stages_hide_what_one_waits_for_and_their_scratchpad_costs_blocks():
     batch = max(batches("matmul", ROOMY), key=lambda b: np.max(b.stages))
     one, two = seconds(replace(batch, stages=1), ROOMY), seconds(replace(batch, stages=2), ROOMY)

@@ -148,6 +148,31 @@ def test_the_bounded_search_for_the_best_rows_is_exact(name):
 
 
 @pytest.mark.parametrize("name", EXPRS)
+def test_a_limit_keeps_what_is_below_it_and_on_demand_the_best(name):
+    batch = POOLS[name].take(np.arange(len(POOLS[name])))  # which remembers nothing
+    best = perf.best_rows(POOLS[name], V100, 25)
+    assert [x for x in perf.best_rows(batch, V100, 25, best[9][0]) if x[0] <= best[9][0]][:10] == best[:10]
+    batch = POOLS[name].take(np.arange(len(POOLS[name])))
+    assert perf.best_rows(batch, V100, 25, best[0][0] / 2, always=True)[:1] == best[:1]
+
+
+@pytest.mark.parametrize("device", ["v100", "a100"])
+@pytest.mark.parametrize("name", ["matmul", "conv"])
+def test_stages_and_orders_of_one_batch_cost_what_they_cost_alone(name, device):
+    spec = roller.load_spec(device)
+    batch = next(b for b in pool(Geometry.of(EXPRS[name]), spec, ConstructOptions(pool=64)) if b.structure == "tiled")
+    for stages, raster in (((2, 3, 4), 1), (2, (1, 4, 8)), (1, (4, 8)), ((2, 4), (8, 1))):
+        together = batch.varied(stages, raster)
+        alone = [
+            gpu.price(replace(batch, stages=int(s), raster=int(r)), spec)["seconds"]
+            for s, r in np.broadcast(stages, raster)
+        ]
+        assert (gpu.price(together, spec)["seconds"] == np.concatenate(alone)).all()
+    assert batch.priced(spec, np.ones(len(batch))).known_seconds(spec) is not None
+    assert replace(batch, stages=2).known_seconds(spec) is None and batch.take(np.arange(2)).known_seconds(spec) is None
+
+
+@pytest.mark.parametrize("name", EXPRS)
 @pytest.mark.parametrize("device", ["v100", "mi50"])
 def test_predict_prices_a_constructed_program_as_construct_did(name, device):
     options = ConstructOptions(axis_fusion=False, axis_grouping=False, split_k=False, winograd=False, pipelining=False)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from roller import ops
 from roller.hardware import load_spec
 from roller.tile import RProgram
-from roller.tile.alignment import broken_rules, execution_unit, memory_bank, tensor_shape, transaction
+from roller.tile.alignment import (
+    broken_rules,
+    execution_unit,
+    find_transactions,
+    memory_bank,
+    tensor_shape,
+    transaction,
+)
 
 V100 = load_spec("v100")
 
@@ -46,6 +55,16 @@ def test_a_wavefront_is_64_threads():
 )
 def test_runs_are_whole_transactions(shape, step, aligned):
     assert transaction(_matmul(shared=(128, 64, step), shape=shape), V100, 1.0) is aligned
+
+
+def test_transactions_of_many_programs_are_those_of_each():
+    tiles = [(128, 64, 32), (128, 60, 32), (64, 64, 4), (16, 4096, 8)]
+    alone = [transaction(_matmul((1, 1, 1), t), V100, 1.0) for t in tiles]
+    programs = [_matmul((1, 1, 1), t) for t in tiles]
+    programs = [replace(p, expr=programs[0].expr) for p in programs]
+    find_transactions(programs, V100)
+    assert len(programs[0].expr._memo["transactions"]) == len(tiles) and {True, False} == set(alone)
+    assert [transaction(p, V100, 1.0) for p in programs] == alone
 
 
 def test_banks_are_enumerated_and_only_where_data_are_staged():
