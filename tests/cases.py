@@ -68,6 +68,7 @@ _CONV = [
     _case("nhwc-1x1-hwio", "conv2d", n=1, c=12, h=7, w=7, f=8, kh=1, kw=1, stride=2, layout="NHWC",
           kernel_layout="HWIO"),
     _case("ohwi", "conv2d", n=1, c=3, h=7, w=6, f=5, kh=3, kw=3, kernel_layout="OHWI"),
+    _case("hwio", "conv2d", n=1, c=3, h=7, w=6, f=5, kh=3, kw=3, padding=1, kernel_layout="HWIO"),
     _case("blocked-hwio", "conv2d", n=1, c=7, h=5, w=5, f=6, kh=3, kw=3, layout="NCHW4c", kernel_layout="HWIO"),
     _case("bias-relu", "conv2d", n=2, c=4, h=7, w=7, f=6, kh=3, kw=3, padding=1, epilogue=("bias", "relu")),
     _case("residual", "conv2d", n=1, c=4, h=6, w=6, f=5, kh=3, kw=3, padding=1, epilogue=("bias", "add", "silu")),

@@ -79,21 +79,30 @@ def expression(row: Row, spec: DeviceSpec) -> roller.TensorExpr:
     return roller.ops.from_spec(row, batch=1 if spec.kind == "cpu" else None)
 
 
+def tilings(spec: DeviceSpec) -> roller.ConstructOptions:
+    """Return options under which construction, too, chooses among tilings alone.
+
+    Sokoban's space holds no programs that walk windows, no pipelines and no matrix units; of Winograd's algorithm it
+    holds what a CPU runs.
+    """
+    return roller.ConstructOptions(windows=False, pipelining=False, matrix_units=False, winograd=spec.kind == "cpu")
+
+
 def compare(name: str, expr: roller.TensorExpr, spec: DeviceSpec) -> Compared:
-    """Construct and enumerate one expression."""
-    options = roller.ConstructOptions(top_k=1, windows=False)  # the space holds no programs that walk windows
+    """Construct and enumerate one expression, both without what Sokoban's space does not hold."""
+    options = tilings(spec)
     with _priced() as counted:
         start = time.process_time()
-        mine = roller.construct(expr, spec)[0]
+        mine = roller.construct(expr, spec, options=options)[0]
         roller_cpu_s = time.process_time() - start
     start = time.process_time()
-    found, report = sokoban_candidates(expr, spec, replace(options, policy="sokoban"))
+    found, report = sokoban_candidates(expr, spec, replace(options, policy="sokoban", top_k=1))
     sokoban_cpu_s = time.process_time() - start
     best = found[0]
     worse = mine.estimate.seconds > WORSE * best.estimate.seconds
-    share = _share(expr, roller.ConstructOptions())
+    share = _share(expr, options)
     return Compared(
-        name, mine.estimate.seconds, best.estimate.seconds, _pool_size(expr, spec), report.tilings, sum(counted),
+        name, mine.estimate.seconds, best.estimate.seconds, _pool_size(expr, spec, share), report.tilings, sum(counted),
         report.priced, roller_cpu_s, sokoban_cpu_s, str(mine.program), str(best.program),
         excluding_rules(best.program, spec, share) if worse else (),
     )  # fmt: skip
@@ -118,9 +127,7 @@ def _share(expr: roller.TensorExpr, options: roller.ConstructOptions) -> roller.
     return replace(options, pool=max(options.count, options.pool // len(canonical_forms(expr, options))))
 
 
-def _pool_size(expr: roller.TensorExpr, spec: DeviceSpec) -> int:
+def _pool_size(expr: roller.TensorExpr, spec: DeviceSpec, share: roller.ConstructOptions) -> int:
     """Return the programs that construction considers, over all canonical forms."""
-    options = roller.ConstructOptions()
     pools = gpu_pool if spec.kind == "gpu" else cpu_pool
-    share = _share(expr, options)
-    return sum(len(b) for form in canonical_forms(expr, options) for b in pools(Geometry.of(form), spec, share))
+    return sum(len(b) for form in canonical_forms(expr, share) for b in pools(Geometry.of(form), spec, share))

@@ -120,7 +120,9 @@ def as_markdown(devices: Mapping[str, tuple[str, Sequence[Compared]]]) -> str:
     """Return the report over devices, ``{name: (kind, records)}``."""
     lines = [
         "# Construction against Sokoban", "",
-        "Written by `python -m benchmarks.sokoban`. Both policies rank by the same model: *ratio* is construction's "
+        "Written by `python -m benchmarks.sokoban`. Tilings are compared: both policies do without what Sokoban's "
+        "space does not hold (walks along windows, pipelines, matrix units and, on GPUs, Winograd's algorithm). Both "
+        "rank by the same model: *ratio* is construction's "
         "predicted best over Sokoban's (geometric mean). *Considered* are the programs of construction's pool and the "
         "tilings of Sokoban's space (threads and registers fit; scratchpad not asked yet); *priced* those priced in "
         "full. Sokoban starts from construction's best program and skips what its bounds exclude, so *priced* says how "

@@ -138,11 +138,6 @@ def _axes(geometry: Geometry, loads: tuple[Load, Load]) -> list[tuple[int, int, 
     return found
 
 
-def matrix_pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
-    """Return :func:`matrix_pools` of one geometry."""
-    return matrix_pools((geometry,), spec, options)
-
-
 def matrix_pools(geometries: Sequence[Geometry], spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
     """Return batches of programs for the matrix unit, one per choice of axes, stages and raster; none where none fits.
 

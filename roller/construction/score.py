@@ -23,26 +23,19 @@ def tile_cost(geometry: Geometry, tiles: Ints) -> tuple[Floats, Floats]:
 
 
 def reuse_score(before: tuple[Floats, Floats], after: tuple[Floats, Floats]) -> Floats:
-    """Return the score of growing from ``before`` to ``after``, each ``(traffic, footprint)`` in bytes."""
-    saved, cost = before[0] - after[0], after[1] - before[1]
-    free = cost <= 0
-    return np.where(free, np.where(saved > 0, np.inf, -np.inf), saved / np.where(free, 1.0, cost))
-
-
-def data_reuse_score(geometry: Geometry, tiles: Ints, grown: Ints) -> Floats:
     """Return ``(Q(T) - Q(T')) / (F(T') - F(T))`` per tile, larger is better (Roller section 3.3).
 
     Parameters
     ----------
-    geometry
-        Of the expression.
-    tiles, grown
-        ``(N, axes)`` extents before and after enlarging.
+    before, after
+        Traffic Q and footprint F (bytes, :func:`tile_cost`) before and after enlarging.
 
     Returns
     -------
     numpy.ndarray
-        Score ``(N,)`` (dimensionless: bytes per byte); ``inf`` where the footprint does not grow and traffic falls,
-        ``-inf`` where neither changes.
+        Score (dimensionless: bytes per byte); ``inf`` where the footprint does not grow and traffic falls, ``-inf``
+        where neither changes.
     """
-    return reuse_score(tile_cost(geometry, tiles), tile_cost(geometry, grown))
+    saved, cost = before[0] - after[0], after[1] - before[1]
+    free = cost <= 0
+    return np.where(free, np.where(saved > 0, np.inf, -np.inf), saved / np.where(free, 1.0, cost))

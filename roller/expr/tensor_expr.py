@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -25,6 +26,9 @@ SPATIAL, REDUCTION = "spatial", "reduction"
 
 #: Neutral value of each combiner.
 COMBINERS: dict[str, float] = {"sum": 0.0, "max": float("-inf"), "min": float("inf"), "prod": 1.0}
+
+#: Elements of a tensor and points of a stage at most: counts and bytes, padded on every axis, stay below 2**63.
+MOST_POINTS = 2**56
 
 DTYPE_BYTES: dict[str, int] = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
@@ -177,9 +181,22 @@ class TensorExpr:
         for s in self.stages:
             self._check_stage(s, known)
             known[s.name] = s.output
+        self._check_sizes(known.values())
         for o in self.outputs:
             if o not in {s.name for s in self.stages}:
                 raise ExprError(f"{self.name}: output '{o}' is written by no stage.")
+
+    def _check_sizes(self, tensors: Iterable[Tensor]) -> None:
+        """Refuse what 64-bit counts of bytes, some tiles padded, cannot hold: they would wrap around silently."""
+        shapes = [(f"tensor '{t.name}'", "elements", t.shape) for t in tensors]
+        shapes += [(f"stage '{s.name}'", "points", tuple(s.extents.values())) for s in self.stages]
+        for where, unit, shape in shapes:
+            count = math.prod(int(n) for n in shape)
+            if count > MOST_POINTS:
+                raise ExprError(
+                    f"{self.name}: {where}: expected at most {MOST_POINTS} {unit}, got {count} ({shape}). "
+                    "Use smaller extents."
+                )
 
     def _check_stage(self, s: Stage, known: Mapping[str, Tensor]) -> None:
         if s.name in known:

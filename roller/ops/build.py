@@ -57,7 +57,9 @@ class Types:
     def require_float(self, where: str) -> None:
         """Raise where arithmetic is not floating point."""
         if not self.is_float:
-            raise ExprError(f"{where}: expected a floating-point dtype, got '{self.acc}'. Pass dtype='float32'.")
+            argument, given = ("acc_dtype", self.acc) if "float" in self.storage else ("dtype", self.storage)
+            raise ExprError(f"{where}: argument '{argument}': expected a floating-point dtype, got '{given}'. "
+                            f"Pass {argument}='float32'.")  # fmt: skip
 
     def const(self, value: float) -> Const:
         """Return a literal of the arithmetic dtype."""

@@ -66,8 +66,8 @@ def conv2d(
         ``f`` are zero, after any epilogue too. Blocked groups must be whole blocks (b divides ``c / groups`` and
         ``f / groups``), or whole groups must fill a block (equal channels in and out, dividing b).
     kernel_layout
-        Of ``W``: ``"OIHW"`` is ``(f, c / groups, kh, kw)``; ``"OHWI"`` and ``"HWIO"`` go with NHWC, whose channels are
-        contiguous (PyTorch's channels last; TensorFlow and JAX).
+        Of ``W``: ``"OIHW"`` is ``(f, c / groups, kh, kw)``; ``"OHWI"`` and ``"HWIO"`` are those of frameworks whose
+        images are NHWC (PyTorch's channels last; TensorFlow and JAX); any layout takes any of them.
     dtype, acc_dtype, out_dtype, epilogue
         As for :func:`roller.ops.matmul`; ``"bias"`` adds a vector over ``f``.
 

@@ -105,19 +105,20 @@ def reduce(
     return finish(where, (source,), (stage,), t, epilogue=epilogue, own=own)
 
 
-def normalize_axes(where: str, axes: Sequence[int] | int | None, rank: int) -> tuple[int, ...]:
-    """Return the reduced dimensions, sorted and non-negative; ``None`` means all."""
+def normalize_axes(where: str, axes: Sequence[int] | int | None, rank: int, argument: str = "axes") -> tuple[int, ...]:
+    """Return the reduced dimensions, sorted and non-negative; ``None`` means all; ``argument`` is named in errors."""
     if axes is None:
         return tuple(range(rank))
     listed = tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
     out = []
     for a in listed:
         if isinstance(a, bool) or not isinstance(a, (int, np.integer)) or not -rank <= a < rank:
-            raise ExprError(f"{where}: argument 'axes': expected dimensions in {-rank}..{rank - 1}, got {a!r}. "
+            raise ExprError(f"{where}: argument '{argument}': expected dimensions in {-rank}..{rank - 1}, got {a!r}. "
                             f"The tensor has {rank} dimensions.")  # fmt: skip
         out.append(int(a) % rank)
     if len(set(out)) != len(out) or not out:
-        raise ExprError(f"{where}: argument 'axes': expected distinct dimensions, got {list(listed)}. Name each once.")
+        raise ExprError(f"{where}: argument '{argument}': expected distinct dimensions, got {list(listed)}. "
+                        "Name each once.")  # fmt: skip
     return tuple(sorted(out))
 
 

@@ -50,7 +50,7 @@ def softmax(
     """
     where = "softmax"
     dims = dimensions(where, shape)
-    (along,) = normalize_axes(where, axis, len(dims))
+    (along,) = normalize_axes(where, axis, len(dims), "axis")
     t = types(where, dtype, acc_dtype, out_dtype)
     t.require_float(where)
     rows = tuple(Axis(f"d{d}", e, SPATIAL) for d, e in enumerate(dims) if d != along)

@@ -13,7 +13,7 @@ import roller
 from roller import ConstructOptions, ops
 from roller.codegen.cuda import lower
 from roller.construction.constructor import canonical_forms
-from roller.construction.matrix_pool import matrix_pool
+from roller.construction.matrix_pool import matrix_pools
 from roller.emulator import prove
 from roller.perf.gpu.matrix import matrix_work
 from roller.tile.geometry import Geometry
@@ -24,7 +24,7 @@ F16 = {"dtype": "float16"}
 
 def _batches(expr):
     forms = canonical_forms(expr, ConstructOptions())
-    found = [b for form in forms for b in matrix_pool(Geometry.of(form), H200, ConstructOptions())]
+    found = [b for form in forms for b in matrix_pools((Geometry.of(form),), H200, ConstructOptions())]
     return [b for b in found if b.fragment.reads_scratchpad]
 
 

@@ -10,7 +10,7 @@ import pytest
 import roller
 from roller import ConstructOptions, ops
 from roller.construction.constructor import canonical_forms
-from roller.construction.matrix_pool import REGISTER_STAGES, matrix_forms, matrix_pool
+from roller.construction.matrix_pool import REGISTER_STAGES, matrix_forms, matrix_pools
 from roller.tile import RProgram
 from roller.tile.fragments import phases, pool_bytes, program_operands
 from roller.tile.geometry import Geometry
@@ -36,7 +36,7 @@ MADE = {
 #: No product of two operands that a fragment takes: exact arithmetic, one operand per output, another sum, none.
 NOT_MADE = {
     "float32": ops.matmul(256, 200, 96),
-    "float32 sums of float64": ops.matmul(256, 200, 96, dtype="float64"),
+    "float64": ops.matmul(256, 200, 96, dtype="float64"),
     "unsigned bytes": ops.matmul(256, 200, 96, dtype="uint8"),
     "depthwise": ops.depthwise_conv2d(4, 32, 14, 14, 3, 3, padding=1, **F16),
     "pooling": ops.pool2d("avg", 4, 32, 14, 14, 3, 3, **F16),
@@ -53,6 +53,13 @@ def _fragments(expr: roller.TensorExpr, spec: roller.DeviceSpec) -> set[str]:
 
 def _programs(expr: roller.TensorExpr, spec: roller.DeviceSpec = A100, **options: object) -> list[roller.Candidate]:
     return [c for c in roller.construct(expr, device=spec, **options) if c.program.structure == "matrix"]
+
+
+def _some(expr: roller.TensorExpr, spec: roller.DeviceSpec = A100, **options: object) -> list[roller.Candidate]:
+    """Matrix programs of an expression that has some: at least two, which differ."""
+    found = _programs(expr, spec, **options)
+    assert len({str(c.program) for c in found}) >= 2
+    return found
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -79,9 +86,9 @@ def test_a_specification_without_fragments_changes_nothing_else():
     plain = replace(A100, fragments=())
     for expr in (MADE["matmul"][0], NOT_MADE["float32"]):
         geometry = Geometry.of(expr)
-        assert not matrix_pool(geometry, plain, ConstructOptions())
+        assert not matrix_pools((geometry,), plain, ConstructOptions())
         texts = [str(c.program) for c in roller.construct(expr, device=plain)]
-        assert all("matrix" not in t for t in texts)
+        assert len(texts) == 10 and all("matrix" not in t for t in texts)
     assert texts == [str(c.program) for c in roller.construct(NOT_MADE["float32"], device=A100)]
 
 
@@ -101,7 +108,7 @@ def test_the_axes_of_both_operands_and_the_assignment_with_less_padding():
 @pytest.mark.parametrize("name", MADE)
 def test_programs_are_aligned_with_their_fragment_and_fit(name, device):
     spec = roller.load_spec(device)
-    for c in _programs(MADE[name][0], spec):
+    for c in _some(MADE[name][0], spec):
         p, f = c.program, c.program.fragment
         register, block = p.tile("register"), p.block_tile
         m, n, k = p.matrix_axes
@@ -128,7 +135,7 @@ def _parted(program: RProgram, operand: object, padding: int) -> bool:
 
 @pytest.mark.parametrize("name", ["matmul", "transposed", "batched", "conv2d 1x1"])
 def test_operands_of_whole_rows_have_no_bank_conflicts(name):
-    assert all("bank" not in c.program.relaxed for c in _programs(MADE[name][0]))
+    assert all("bank" not in c.program.relaxed for c in _some(MADE[name][0]))
 
 
 def test_rings_of_several_stages_need_asynchronous_copies():
@@ -137,16 +144,16 @@ def test_rings_of_several_stages_need_asynchronous_copies():
         (ops.matmul(512, 51, 51, **F16), A100),
         (ops.matmul(512, 512, 512, **F16), replace(A100, execution=replace(A100.execution, async_copy_bytes=None))),
     ):
-        batches = matrix_pool(Geometry.of(expr), spec, ConstructOptions())
+        batches = matrix_pools((Geometry.of(expr),), spec, ConstructOptions())
         assert batches and max(np.max(b.stages) for b in batches) <= max(REGISTER_STAGES)
-    batches = matrix_pool(Geometry.of(ops.matmul(512, 512, 512, **F16)), A100, ConstructOptions())
+    batches = matrix_pools((Geometry.of(ops.matmul(512, 512, 512, **F16)),), A100, ConstructOptions())
     assert max(np.max(b.stages) for b in batches) > max(REGISTER_STAGES)
 
 
 def test_few_blocks_split_the_reduction():
     expr = ops.matmul(64, 64, 16384, **F16)
     assert _programs(expr, top_k=1)[0].program.split_k > 1
-    assert all(c.program.split_k == 1 for c in _programs(expr, options=ConstructOptions(split_k=False)))
+    assert all(c.program.split_k == 1 for c in _some(expr, options=ConstructOptions(split_k=False)))
 
 
 def test_the_matrix_unit_wins_by_its_price_and_the_best_other_program_stays_a_candidate():
@@ -172,20 +179,20 @@ def test_the_interpreter_finds_the_footprint_and_traffic_of_the_model(name):
     expr = factory[name]()
     arrays = arrays_for(expr)
     want = expr.evaluate(arrays)
-    found = _programs(expr)
-    assert found
-    for c in found[:3]:
+    for c in _some(expr)[:3]:
         assert_interprets(c.program, arrays, want)
 
 
 @pytest.mark.parametrize("name", MADE)
 def test_programs_survive_json(name):
-    for c in _programs(MADE[name][0])[:2]:
+    for c in _some(MADE[name][0])[:2]:
         assert RProgram.from_dict(c.program.to_dict()) == c.program
 
 
 def test_groups_per_axis_share_a_block_evenly():
-    for batch in matrix_pool(Geometry.of(MADE["matmul"][0]), A100, ConstructOptions()):
+    batches = matrix_pools((Geometry.of(MADE["matmul"][0]),), A100, ConstructOptions())
+    assert batches and all(len(b) >= 2 for b in batches)
+    for batch in batches:
         assert not (batch.block % batch.register).any()
         assert np.array_equal(batch.threads.prod(axis=1) * 32, batch.threads_per_block)
 

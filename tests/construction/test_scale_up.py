@@ -14,11 +14,16 @@ from roller import ConstructOptions, ops
 from roller.construction.gpu_pool import pool, structure_of
 from roller.construction.reduction import MAX_STEP_POINTS, reduction_steps, window_axes
 from roller.construction.scale_up import aligned_extents, lane_seeds, unique_rows
-from roller.construction.score import data_reuse_score, reuse_score
+from roller.construction.score import reuse_score, tile_cost
 from roller.expr.canonical import fuse_axes
 from roller.tile.geometry import Geometry
 
 V100 = roller.load_spec("v100")
+
+
+def data_reuse_score(geometry, tiles, grown):
+    """What growing tiles is worth, as construction asks for it."""
+    return reuse_score(tile_cost(geometry, tiles), tile_cost(geometry, grown))
 
 
 def test_data_reuse_score_of_a_matmul_by_hand():

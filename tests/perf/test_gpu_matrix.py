@@ -10,7 +10,7 @@ import pytest
 import roller
 from roller import ConstructOptions, ops, perf
 from roller.construction.constructor import canonical_forms
-from roller.construction.matrix_pool import STAGES, matrix_pool
+from roller.construction.matrix_pool import STAGES, matrix_pools
 from roller.errors import SpecError
 from roller.expr.canonical import fuse_axes, group_axes
 from roller.perf import gpu
@@ -34,7 +34,7 @@ ROOMY = A100.with_overrides(
 def batches(name, spec=A100):
     return [
         b for f in canonical_forms(EXPRS[name], ConstructOptions())
-        for b in matrix_pool(Geometry.of(f), spec, ConstructOptions())
+        for b in matrix_pools((Geometry.of(f),), spec, ConstructOptions())
     ]  # fmt: skip
 
 
@@ -84,7 +84,7 @@ def test_nothing_beats_the_matrix_unit_or_the_memory(name):
 
 @pytest.mark.parametrize("name", [*EXPRS, "stepped"])
 def test_the_lower_bound_is_one(name):
-    found = batches(name) if name in EXPRS else matrix_pool(stepped(EXPRS["conv"]), A100, ConstructOptions())
+    found = batches(name) if name in EXPRS else matrix_pools((stepped(EXPRS["conv"]),), A100, ConstructOptions())
     for batch in found:
         times, bound = seconds(batch), gpu.lower_bound_s(batch, A100)
         assert (bound <= times * (1 + 1e-12)).all() and (bound > 0).all()
@@ -123,7 +123,7 @@ def test_steps_over_a_window_find_what_they_read_again_in_the_first_cache():
     """Nine taps read one tile of filters and one of the image through L2, as far as both fit beside the scratchpad."""
     expr = ops.conv2d(64, 128, 28, 28, 128, 3, 3, padding=1, dtype="float16")
     geometry = stepped(expr)
-    batch = matrix_pool(geometry, A100, ConstructOptions())[0]
+    batch = matrix_pools((geometry,), A100, ConstructOptions())[0]
     block = np.array([[128, 128, 16, 1, 1]])
     one = replace(batch, register=block // [2, 2, 1, 1, 1], block=block, split_k=np.ones(1, np.int64), stages=2)
     small = A100.with_overrides(
@@ -168,7 +168,7 @@ def test_a_fragment_without_a_rate_is_an_error_that_names_it():
 )
 def test_elements_copied_at_once(expr, widths):
     form = canonical_forms(expr, ConstructOptions())[0]
-    for batch in matrix_pool(Geometry.of(form), A100, ConstructOptions()):
+    for batch in matrix_pools((Geometry.of(form),), A100, ConstructOptions()):
         found = {c.access.tensor.name: c for c in operand_copies(batch)}
         names = [t.name for t in expr.inputs]
         if names[0] == "X":

@@ -50,13 +50,13 @@ def operand_copies(batch: TileBatch) -> tuple[OperandCopy, OperandCopy]:
         found = operands(g.expr.anchor, g.expr.tensors, batch.matrix_axes, tile)
         loads = {(a.tensor.name, a.index): a for a in g.loads}
         accesses = [loads[x.load.tensor, x.load.index] for x in found]
-        copies = [OperandCopy(x, a, _width(a, x, batch)) for a, x in zip(accesses, found, strict=True)]
+        copies = [OperandCopy(x, a, _width(x, batch)) for a, x in zip(accesses, found, strict=True)]
         batch._memo["operand_copies"] = copies[0], copies[1]
     both: tuple[OperandCopy, OperandCopy] = batch._memo["operand_copies"]
     return both
 
 
-def _width(access: Access, operand: Operand, batch: TileBatch) -> Ints:
+def _width(operand: Operand, batch: TileBatch) -> Ints:
     """Return the elements of an operand copied at once: as many as are aligned in the tensor and in the scratchpad."""
     load, row = operand.load, operand.row_axis
     if not load.index or not _runs_along(load, row) or (operand.layout.axes and _guards(load, row)):
