@@ -222,3 +222,21 @@ def test_an_estimate_names_its_bottleneck_and_every_term():
     assert {"compute_s", "dram_s", "l2_s", "latency_s", "launch_s", "waves", "registers"} <= set(estimate.terms)
     error = f"±{100 * estimate.expected_error:.2g} %"
     assert str(estimate) == f"predicted {estimate.seconds * 1e3:.4g} ms {error}, bound by dram"
+
+
+@pytest.mark.parametrize("device", ["v100", "h200", "mi50"])
+def test_more_elements_never_take_less_time(device):
+    """Few loads draw little bandwidth, but one element is waited for no longer than many."""
+    longest = 0.0
+    for n in (1, 2, 3, 10, 31, 32, 100, 1000, 1024, 10_000, 32_768, 100_000, 1_000_000, 10_000_000):
+        (best,) = roller.construct(ops.elementwise("relu", (n,)), device=device, top_k=1)
+        assert best.estimate.seconds >= 0.98 * longest, n
+        longest = max(longest, best.estimate.seconds)
+
+
+def test_half_the_bytes_of_one_product_are_not_slower():
+    seconds = [
+        roller.construct(ops.matmul(1, 1, 1, dtype=t), device="h200", top_k=1)[0].estimate.seconds
+        for t in ("float16", "float32")
+    ]
+    assert seconds[0] <= 1.02 * seconds[1]

@@ -25,7 +25,7 @@ from roller.perf.gpu.laid_out import LaidOut
 from roller.perf.gpu.matrix import matrix_work
 from roller.perf.gpu.occupancy import occupancy, scratchpad_bytes
 from roller.perf.gpu.rows import row_access_s, row_chain_s, scattered_access_s, with_accesses
-from roller.perf.gpu.traffic import dram_bandwidth, global_traffic, least_copies, least_traffic, loads_in_flight
+from roller.perf.gpu.traffic import dram_time_s, global_traffic, least_copies, least_traffic
 from roller.perf.gpu.walk import walk_hops
 from roller.perf.gpu.windows import window_work
 from roller.perf.phases import alternating
@@ -181,8 +181,7 @@ def price(batch: TileBatch, spec: DeviceSpec, laid: LaidOut | None = None) -> Te
     l2_bytes, dram_bytes, copies, addresses = global_traffic(batch, spec, waves.active[0], laid.counted)
     work = _work(batch, spec, (copies, addresses), laid)
     share = waves.active / batch.blocks
-    warps = -(-batch.threads_per_block // spec.teu.lanes) * loads_in_flight(batch)
-    dram = dram_bytes * share / dram_bandwidth(spec, warps * waves.active)
+    dram = dram_time_s(batch, spec, dram_bytes * share, waves.active)
     l2 = l2_bytes * share / spec.layer("l2").bandwidth_bytes_per_s
     memory = np.maximum(dram, l2)
     if batch.structure == "rows":

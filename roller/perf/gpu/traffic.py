@@ -234,9 +234,40 @@ def loads_in_flight(batch: TileBatch) -> Floats:
         return words_in_flight(batch, ROW_LOADS_IN_FLIGHT)
     if batch.structure == "window" and not batch.staged:
         return np.minimum(walk_words(batch), LOADS_IN_FLIGHT)
+    most = ROW_LOADS_IN_FLIGHT if batch.structure == "streaming" else LOADS_IN_FLIGHT
+    return np.asarray(np.minimum(_words_per_step(batch), most) * _steps_in_flight(batch))
+
+
+def _words_per_step(batch: TileBatch) -> Floats:
+    """Return 4-byte loads of one thread and reduction step, less than one where threads are padding, ``(N,)``."""
     words = np.zeros(len(batch))
     for a in batch.geometry.reads:
         words = words + batch.block_elements(a) * (a.tensor.itemsize_bytes / 4)
-    most = ROW_LOADS_IN_FLIGHT if batch.structure == "streaming" else LOADS_IN_FLIGHT
-    steps = np.maximum(1, np.minimum(batch.stages, batch.steps) - 1)
-    return np.asarray(np.minimum(words / batch.threads_per_block, most) * steps)
+    return np.asarray(words / batch.threads_per_block)
+
+
+def _steps_in_flight(batch: TileBatch) -> Ints:
+    return np.asarray(np.maximum(1, np.minimum(batch.stages, batch.steps) - 1))
+
+
+def load_rounds(batch: TileBatch) -> Floats:
+    """Return how often a block waits for memory, one batch of independent loads after the other, ``(N,)``."""
+    if batch.structure in ("rows", "window"):
+        return np.maximum(1.0, batch.steps)
+    rounds = np.maximum(1.0, _words_per_step(batch) / LOADS_IN_FLIGHT)
+    return np.asarray(np.maximum(1.0, batch.steps * rounds / _steps_in_flight(batch)))
+
+
+def dram_time_s(batch: TileBatch, spec: DeviceSpec, wave_bytes: Floats, active: Ints) -> Floats:
+    """Return the seconds DRAM takes for ``wave_bytes`` of a wave of ``active`` blocks, ``(2, N)``.
+
+    Few loads draw little bandwidth, because each is waited for: so no longer than one latency per round of loads and
+    the bytes at the bus's own speed. Else a launch would take longer the fewer elements it loads.
+    """
+    layer = spec.layer("global")
+    warps = -(-batch.threads_per_block // spec.teu.lanes) * loads_in_flight(batch)
+    drawn = wave_bytes / dram_bandwidth(spec, warps * active)
+    if not layer.latency_s:
+        return np.asarray(drawn)
+    waited = wave_bytes / layer.bandwidth_bytes_per_s + load_rounds(batch) * layer.latency_s
+    return np.asarray(np.minimum(drawn, waited))
