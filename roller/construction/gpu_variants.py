@@ -85,7 +85,7 @@ def _in_other_orders(batch: TileBatch, stages: Ints, first: np.ndarray, spec: De
     seconds = np.full((len(RASTERS), len(batch)), np.inf)
     for rows in (first[stages[first] == 1], first[stages[first] > 1]):
         n = 1 if (stages[rows] == 1).all() else np.tile(stages[rows], len(RASTERS))
-        orders = replace(batch.take(rows).varied(1, RASTERS), stages=n)
+        orders = batch.chosen(np.tile(rows, len(RASTERS)), n, np.repeat(RASTERS, len(rows)))
         seconds[:, rows] = _seconds(orders, spec).reshape(len(RASTERS), -1)
     return seconds
 
@@ -109,7 +109,7 @@ class _Bounds:
         """Return the bounds of programs with two stages, ``(N,)``."""
         new = rows[np.isnan(self._two[rows])]
         if len(new):
-            self._two[new] = lower_bound_s(replace(self._batch.take(new), stages=2), self._spec)
+            self._two[new] = lower_bound_s(self._batch.chosen(new, 2, 1), self._spec)
         return np.asarray(self._two[rows])
 
     def promising(self, rows: np.ndarray) -> np.ndarray:

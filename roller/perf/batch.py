@@ -6,7 +6,7 @@ there is one model and one code path.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -49,16 +49,9 @@ class TileBatch:
         return len(self.block)
 
     def take(self, index: NDArray[np.intp] | NDArray[np.bool_]) -> TileBatch:
-        """Return the selected programs."""
-        return replace(
-            self,
-            register=self.register[index],
-            block=self.block[index],
-            split_k=self.split_k[index],
-            panel=None if self.panel is None else self.panel[index],
-            stages=self.stages if isinstance(self.stages, int) else self.stages[index],
-            raster=self.raster if isinstance(self.raster, int) else self.raster[index],
-        )
+        """Return the selected programs; :meth:`of_tiles` computes nothing again for them."""
+        stages = self.stages if isinstance(self.stages, int) else self.stages[index]
+        return self.chosen(index, stages, self.raster if isinstance(self.raster, int) else self.raster[index])
 
     def varied(self, stages: int | Sequence[int], raster: int | Sequence[int] = 1) -> TileBatch:
         """Return the programs with other stages and orders of blocks: all with the first choice, then the second.
@@ -66,8 +59,39 @@ class TileBatch:
         As many choices of either as of the other; a single one goes with every other.
         """
         times, n = max(np.size(stages), np.size(raster)), len(self)
-        some = self if times == 1 else self.take(np.tile(np.arange(n), times))
-        return replace(some, stages=_each(stages, n), raster=_each(raster, n))
+        return self.chosen(np.tile(np.arange(n), times), _each(stages, n), _each(raster, n))
+
+    def chosen(self, index: NDArray[np.intp] | NDArray[np.bool_], stages: int | Ints, raster: int | Ints) -> TileBatch:
+        """Return the selected programs with other stages and orders of blocks, ``(N,)`` each."""
+        found = replace(
+            self,
+            register=self.register[index],
+            block=self.block[index],
+            split_k=self.split_k[index],
+            panel=None if self.panel is None else self.panel[index],
+            stages=stages,
+            raster=raster,
+        )
+        found._memo["source"] = self, index
+        return found
+
+    def of_tiles(
+        self, spec: DeviceSpec, key: Any, compute: Callable[[], tuple[NDArray[Any], ...]]
+    ) -> tuple[NDArray[Any], ...]:
+        """Return arrays, ``(N,)`` each, that depend on a device, on tiles and ``split_k`` alone.
+
+        Computed once, neither again for programs that were taken from the batch.
+        """
+        own: tuple[DeviceSpec, tuple[NDArray[Any], ...]] | None = self._memo.get(key)
+        if own is None or own[0] is not spec:
+            source: tuple[TileBatch, NDArray[Any]] | None = self._memo.get("source")
+            known = source[0]._memo.get(key) if source else None
+            if source and known and known[0] is spec:
+                own = spec, tuple(x[source[1]] for x in known[1])
+            else:
+                own = spec, compute()
+            self._memo[key] = own
+        return own[1]
 
     def priced(self, spec: DeviceSpec, seconds: Floats) -> TileBatch:
         """Return the batch, which remembers the times predicted for a device; copies of it do not."""

@@ -173,6 +173,17 @@ def test_stages_and_orders_of_one_batch_cost_what_they_cost_alone(name, device):
 
 
 @pytest.mark.parametrize("name", EXPRS)
+def test_nothing_is_remembered_from_another_device_or_other_tiles(name):
+    batch, other = POOLS[name].take(np.arange(0, len(POOLS[name]), 5)), roller.load_spec("a100")
+    for spec in (V100, other, V100):
+        gpu.lower_bound_s(batch, spec)
+        for some in (batch, batch.take(np.arange(0, len(batch), 2)), batch.varied(1, (4, 1))):
+            fresh = replace(some)
+            assert (gpu.price(some, spec)["seconds"] == gpu.price(fresh, spec)["seconds"]).all()
+            assert (gpu.lower_bound_s(some, spec) == gpu.lower_bound_s(fresh, spec)).all()
+
+
+@pytest.mark.parametrize("name", EXPRS)
 @pytest.mark.parametrize("device", ["v100", "mi50"])
 def test_predict_prices_a_constructed_program_as_construct_did(name, device):
     options = ConstructOptions(axis_fusion=False, axis_grouping=False, split_k=False, winograd=False, pipelining=False)

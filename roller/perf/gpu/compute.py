@@ -122,9 +122,18 @@ def block_work(batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats]
     ex = spec.execution
     per_unit = spec.compute.ops_per_cycle_per_unit
     schedulers, lanes = spec.teu.schedulers_per_unit, spec.teu.lanes
-    cycles, instructions = register_arithmetic(batch, spec, bool(batch.staged))
+    cycles, instructions = batch.of_tiles(
+        spec, "arithmetic", lambda: register_arithmetic(batch, spec, bool(batch.staged))
+    )
     zero = np.zeros(len(batch))
-    wavefronts, loads = _operand_wavefronts(batch, spec, laid) if batch.staged else (zero, zero)
+    wavefronts = loads = zero
+    if batch.staged and laid and laid.spread:  # as these very programs are laid out
+        wavefronts, loads = _operand_wavefronts(batch, spec, laid)
+    elif batch.staged:
+        wavefronts, loads = batch.of_tiles(
+            spec, ("reads", laid is None), lambda: _operand_wavefronts(batch, spec, laid)
+        )
+    (finish,) = batch.of_tiles(spec, "finish", lambda: (_finish_instructions(batch),))
     rate = per_unit["issue"] / lanes / schedulers  # instructions per cycle and scheduler
     # Without integer pipes of their own, addresses take the slots of additions in the FMA pipes.
     slot = 1.0 / rate if "integer" in per_unit else max(1.0 / rate, lanes * schedulers / per_unit["add"])
@@ -141,7 +150,7 @@ def block_work(batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats]
         multiplies=copies[1]
         / np.maximum(1, batch.threads_per_block)
         * (lanes * schedulers / per_unit["fma"] * MULTIPLY_SHARE if "integer" in per_unit else 0.0),
-        finish=np.asarray(_finish_instructions(batch) * slot),
+        finish=np.asarray(finish * slot),
         groups=inner,
         steps=batch.steps.astype(np.float64),
         chain=latency,

@@ -21,6 +21,7 @@ import numpy as np
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.gpu.compute import Work, block_work
+from roller.perf.gpu.copies import asynchronous
 from roller.perf.gpu.laid_out import LaidOut
 from roller.perf.gpu.matrix import matrix_work
 from roller.perf.gpu.occupancy import occupancy, scratchpad_bytes
@@ -155,7 +156,8 @@ def lower_bound_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
 
 def _lower_bound_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
     resident, _ = occupancy(batch, spec, scratchpad_bytes(batch))
-    work = _work(batch, spec, (least_copies(batch, spec), np.zeros(len(batch))), None)
+    (copies,) = batch.of_tiles(spec, ("least copies", asynchronous(batch, spec)), lambda: (least_copies(batch, spec),))
+    work = _work(batch, spec, (copies, np.zeros(len(batch))), None)
     waves = _Waves.of(batch, np.maximum(resident, 1), spec.units)
     l2_bytes, dram_bytes = least_traffic(batch, spec)
     l2_s = l2_bytes / spec.layer("l2").bandwidth_bytes_per_s

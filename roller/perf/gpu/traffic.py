@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -67,10 +68,9 @@ def global_traffic(
     capacity = spec.layer("l2").capacity_bytes * CACHE_SHARE
     cached = cached_bytes(batch, spec, resident / spec.units) if batch.fragment is not None else {}
     for n, a in enumerate(g.reads):
-        moved, alignment = tile_transaction_bytes(a, block, transaction)
-        rows, run = a.runs(block)
-        waste = moved / (rows * run * a.tensor.itemsize_bytes)
-        total = a.loaded_elements(block) * a.tensor.itemsize_bytes * waste
+        total, alignment = batch.of_tiles(
+            spec, ("loaded", n, transaction), functools.partial(_loaded, a, block, transaction)
+        )
         touched = _touched(a, fetch)
         through = np.where(np.isnan(counted[n]), total, counted[n]) if n in counted else total
         through = np.minimum(through, cached[n]) if n in cached else through
@@ -92,16 +92,33 @@ def global_traffic(
             all_of_tile, for_addresses = walk_copies(a, batch, spec)
             copies, addresses = copies + all_of_tile, addresses + for_addresses
         elif batch.staged:
-            all_of_tile, for_addresses = copy_instructions(a, batch, width, spec)
+            key = ("copies", n, asynchronous(batch, spec))
+            all_of_tile, for_addresses = batch.of_tiles(
+                spec, key, functools.partial(copy_instructions, a, batch, width, spec)
+            )
             copies, addresses = copies + all_of_tile, addresses + for_addresses
         else:
             copies = copies + batch.block_elements(a) / width * (COPY_INSTRUCTIONS + _address_instructions(a, block))
-    moved, _ = tile_transaction_bytes(g.store, block, transaction)
-    stored = g.store.tensor.nbytes * np.maximum(1.0, moved / (g.store.elements(block) * g.store.tensor.itemsize_bytes))
+    (stored,) = batch.of_tiles(spec, ("stored", transaction), lambda: (_stored(g.store, block, transaction),))
     if len(g.reads) in counted:
         stored = np.where(np.isnan(counted[len(g.reads)]), stored, counted[len(g.reads)])
     partial = _partial_bytes(batch)
     return l2 + stored + partial, dram + np.minimum(stored, 2.0 * g.store.tensor.nbytes) + partial, copies, addresses
+
+
+def _loaded(access: Access, block: Ints, transaction_bytes: int) -> tuple[Floats, Ints]:
+    """Return the bytes that all tiles of a launch load in whole transactions, and the alignment of their rows."""
+    moved, alignment = tile_transaction_bytes(access, block, transaction_bytes)
+    rows, run = access.runs(block)
+    waste = moved / (rows * run * access.tensor.itemsize_bytes)
+    return access.loaded_elements(block) * access.tensor.itemsize_bytes * waste, alignment
+
+
+def _stored(access: Access, block: Ints, transaction_bytes: int) -> Floats:
+    """Return the bytes that all output tiles are stored in, in whole transactions."""
+    moved, _ = tile_transaction_bytes(access, block, transaction_bytes)
+    size = access.tensor.itemsize_bytes
+    return np.asarray(access.tensor.nbytes * np.maximum(1.0, moved / (access.elements(block) * size)))
 
 
 def least_traffic(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
@@ -116,7 +133,9 @@ def least_traffic(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
     fetch = spec.layer("global").fetch_bytes or spec.layer("global").transaction_bytes
     once = g.store.tensor.nbytes + _partial_bytes(batch)
     cached = cached_bytes(batch, spec, np.ones(len(batch))) if batch.fragment is not None else {}
-    loaded = (a.loaded_elements(batch.block) * a.tensor.itemsize_bytes for a in g.reads)
+    loaded = batch.of_tiles(
+        spec, "least loaded", lambda: tuple(a.loaded_elements(batch.block) * a.tensor.itemsize_bytes for a in g.reads)
+    )
     l2 = once + sum(np.minimum(x, cached[n]) if n in cached else x for n, x in enumerate(loaded))
     return np.asarray(l2), np.asarray(once + sum(_touched(a, fetch) for a in g.reads))
 
