@@ -83,7 +83,8 @@ def resident_blocks(spec: DeviceSpec, threads: int, registers: int, scratchpad_b
     parts = spec.teu.schedulers_per_unit  # the register file is split evenly among them
     bounds.append((lim.registers_per_unit or allocated) // parts // allocated * parts // teus)
     if scratchpad_bytes:
-        bounds.append(spec.layer("shared").capacity_bytes // scratchpad_bytes)
+        shared = spec.layer("shared")
+        bounds.append(shared.capacity_bytes // (scratchpad_bytes + (shared.reserved_bytes or 0)))
     return int(min(bounds))
 
 

@@ -44,6 +44,7 @@ UNKNOWN = {
     "tlb_miss_s": "misses to pages cost nothing",
     "usable_bytes": "the whole capacity",
     "banks": "as many banks as a TEU has lanes",
+    "reserved_bytes": "nothing: blocks have all of the scratchpad",
     "bank_width_bytes": "4 bytes",
     "line_bytes": "a transaction of the layer",
     "latency_s": "0: chains of dependent accesses are left out",

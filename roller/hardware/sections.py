@@ -214,6 +214,8 @@ class MemoryLayer:
         CPU: a page, pages the first-level TLB holds, and the time of a miss that the next level answers.
     usable_bytes
         Budget of the tiles of one block (GPU) or one task (CPU) in this layer.
+    reserved_bytes
+        Bytes of a scratchpad that the system takes of every resident block beside its own; absent: none.
     banks, bank_width_bytes
         Interleaved banks of a scratchpad.
     line_bytes
@@ -237,6 +239,7 @@ class MemoryLayer:
     tlb_miss_s: float | None = number("s", 1e-11, 1e-4, required=False)
     fetch_bytes: int | None = number("bytes", 1, 1 << 16, integer=True, required=False)
     usable_bytes: int | None = number("bytes", 16, 1 << 50, integer=True, required=False)
+    reserved_bytes: int | None = number("bytes", 0, 1 << 20, integer=True, required=False)
     banks: int | None = number("banks", 1, 1024, integer=True, required=False)
     bank_width_bytes: int | None = number("bytes", 1, 1024, integer=True, required=False)
     line_bytes: int | None = number("bytes", 8, 4096, integer=True, required=False)

@@ -251,3 +251,12 @@ def test_half_the_bytes_of_one_product_are_not_slower():
         for t in ("float16", "float32")
     ]
     assert seconds[0] <= 1.02 * seconds[1]
+
+
+def test_the_system_takes_its_part_of_the_scratchpad_of_every_resident_block():
+    spec = roller.load_spec("a100")
+    batch = perf.batch_of([roller.construct(EXPRS["relu"], spec, top_k=1)[0].program])
+    asked = np.array([20480])
+    within, _ = gpu.occupancy(batch, spec, asked)
+    free, _ = gpu.occupancy(batch, spec.with_overrides({"memory_layers.shared.reserved_bytes": 0}), asked)
+    assert (within, free) == (167936 // (20480 + 1024), 167936 // 20480) == (7, 8)

@@ -172,7 +172,8 @@ def occupancy(batch: TileBatch, spec: DeviceSpec, scratchpad: Ints) -> tuple[Int
     parts = spec.teu.schedulers_per_unit
     blocks = np.minimum(blocks, lim.registers_per_unit // parts // (registers * spec.teu.lanes) * parts // teus)
     shared = spec.layer("shared")
-    blocks = np.where(scratchpad > 0, np.minimum(blocks, shared.capacity_bytes // np.maximum(scratchpad, 1)), blocks)
+    taken = np.maximum(scratchpad, 1) + (shared.reserved_bytes or 0)
+    blocks = np.where(scratchpad > 0, np.minimum(blocks, shared.capacity_bytes // taken), blocks)
     assert lim.threads_per_block and lim.usable_registers_per_thread  # likewise
     budget = shared.usable_bytes or shared.capacity_bytes
     fits = (threads <= lim.threads_per_block) & (scratchpad <= budget)
