@@ -239,7 +239,8 @@ def lower(program: RProgram, expression: TensorExpr, spec: DeviceSpec) -> Kernel
     if language == "cuda":
         from roller.codegen import cuda
 
-        return _with_constants(cuda.lower(program, expression, spec.target["arch"], spec.name))
+        copies = spec.execution.async_copy_bytes is not None
+        return _with_constants(cuda.lower(program, expression, spec.target["arch"], spec.name, async_copies=copies))
     if language == "hip":
         from roller.codegen import hip
 

@@ -15,15 +15,13 @@ from roller.codegen.gpu.context import Context
 from roller.codegen.gpu.plan import kernels
 from roller.errors import BuildError
 from roller.expr import TensorExpr
+from roller.hardware.architectures import has_async_copies
 from roller.te.compat import default_pipeline, split_host_device, tirx, tvm, tvm_ffi
 from roller.tile import RProgram
 from roller.tile.warp_groups import ALIGNMENT_BYTES
 
 #: Elements an int32 offset can address; the generated index arithmetic is 32 bits wide.
 _MAX_ELEMENTS = 2**31
-
-#: First architecture with asynchronous copies into the scratchpad.
-_ASYNC_COPIES = 80
 
 # NVRTC has neither <cstdint> nor <math_constants.h> without the toolkit's headers.
 _PRELUDE = """\
@@ -71,7 +69,9 @@ MANY_BYTES = r"\bmake_int[24]\((?:[^,;]+, ){7}"
 EIGHT_INTEGERS = r"\bmake_ulonglong4\((?:[^,;]+, ){7}"
 
 
-def lower(program: RProgram, expression: TensorExpr, arch: str, device: str) -> KernelArtifact:
+def lower(
+    program: RProgram, expression: TensorExpr, arch: str, device: str, *, async_copies: bool | None = None
+) -> KernelArtifact:
     """Generate the kernels of a program.
 
     Parameters
@@ -84,6 +84,9 @@ def lower(program: RProgram, expression: TensorExpr, arch: str, device: str) -> 
         CUDA architecture, ``"sm_70"``.
     device
         Name of the device the program was constructed for.
+    async_copies
+        Whether scratchpad tiles are filled by asynchronous copies: what the program was priced with
+        (``execution.async_copy_bytes`` of its specification). ``None``: where the architecture has them.
 
     Returns
     -------
@@ -93,7 +96,8 @@ def lower(program: RProgram, expression: TensorExpr, arch: str, device: str) -> 
     Raises
     ------
     BuildError
-        Where the program is not for a GPU, a tensor is too large for 32-bit offsets, or TVM refuses.
+        Where the program is not for a GPU, a tensor is too large for 32-bit offsets, asynchronous copies are asked of
+        an architecture that has none, or TVM refuses.
     """
     if program.kind != "gpu":
         raise BuildError(f"cuda: expected a program for a gpu, got one for a {program.kind}. Construct it for a GPU.")
@@ -103,7 +107,13 @@ def lower(program: RProgram, expression: TensorExpr, arch: str, device: str) -> 
                 f"cuda: tensor '{t.name}': expected fewer than 2**31 elements, got {t.elements}. "
                 "Split the operator: offsets in the kernel are 32 bits wide."
             )
-    ctx = Context(program.expr, async_copies=_architecture(arch) >= _ASYNC_COPIES)
+    available = has_async_copies(arch)
+    if async_copies and not available:
+        raise BuildError(
+            f"cuda: expected an architecture with asynchronous copies (sm_80 or later), got '{arch}'. Construct for a "
+            "specification without execution.async_copy_bytes."
+        )
+    ctx = Context(program.expr, async_copies=available if async_copies is None else async_copies)
     body = kernels(ctx, program)
     arguments = (
         *(Argument(t.name, "input", t.shape, t.dtype) for t in ctx.expr.inputs),
@@ -121,12 +131,6 @@ def lower(program: RProgram, expression: TensorExpr, arch: str, device: str) -> 
     arch = (program.fragment.arch if program.fragment else "") or arch
     prepare, launches = (launches[0], launches[1:]) if ahead else (None, launches)
     return KernelArtifact("cuda", {"arch": arch}, device, expression, program, launches, arguments, prepare=prepare)
-
-
-def _architecture(arch: str) -> int:
-    """Return the number of an architecture: 90 of ``"sm_90a"``."""
-    found = re.fullmatch(r"sm_(\d+)[af]?", arch)
-    return int(found[1]) if found else 0
 
 
 def _launches(

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from roller.errors import SpecError, did_you_mean
 from roller.fragment import Fragment
+from roller.hardware.architectures import has_async_copies
 from roller.hardware.checks import Quantity, check_number, fail, join_path
 from roller.hardware.sections import (
     DTYPES,
@@ -247,9 +248,15 @@ def check_consistency(where: str, spec: DeviceSpec) -> None:
     Raises
     ------
     SpecError
-        Where a usable budget exceeds its hard limit, or only one of a pair is given.
+        Where a usable budget exceeds its hard limit, only one of a pair is given, or the target lacks what is priced.
     """
-    limits = spec.limits
+    limits, arch = spec.limits, spec.target.get("arch", "")
+    if spec.execution.async_copy_bytes is not None and not has_async_copies(arch):
+        raise fail(
+            where,
+            "execution.async_copy_bytes",
+            f"expected a target with asynchronous copies (sm_80 or later), got '{arch or spec.kind}'. Leave it out.",
+        )
     pairs: list[tuple[str, float | None, str, float | None]] = [
         ("limits.usable_registers_per_thread", limits.usable_registers_per_thread,
          "limits.registers_per_thread", limits.registers_per_thread),

@@ -1,12 +1,14 @@
 """Pipelined reductions are right in every order of threads, on shapes that nothing divides, and are what they claim."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
 pytest.importorskip("tvm")
 
-from roller import ops
+import roller
+from roller import ops, pipeline
 from roller.backends.cuda import ptx, toolchain
 from roller.codegen.cuda import lower
 from roller.emulator import prove
@@ -88,6 +90,20 @@ def test_copies_are_asynchronous_vectors_and_one_barrier_separates_steps():
         assert copies and set(copies) == {"16"}
         assert "ld.global" not in ptx and "st.shared" not in ptx and ".local" not in ptx
         assert "ld.shared.v4" in loop
+
+
+def test_the_specification_says_whether_copies_are_asynchronous():
+    """What a program was priced with is what it does, whatever else the architecture has."""
+    spec = roller.load_spec("a100")
+    plain = replace(spec, execution=replace(spec.execution, async_copy_bytes=None))
+    e = ops.matmul(64, 64, 64)
+    form = fuse_axes(e)
+    tiles = (("register", (4, 4, 1)), ("shared", (32, 32, 8)))
+    program = RProgram(form, "gpu", "tiled", tiles, staged=("A", "B"), stages=2)
+    assert "cp.async" in pipeline.lower(program, e, spec).source
+    assert "cp.async" not in pipeline.lower(program, e, plain).source
+    with pytest.raises(BuildError, match=r"sm_80 or later.*got 'sm_70'"):
+        lower(program, e, "sm_70", "test", async_copies=True)
 
 
 def test_without_asynchronous_copies_the_next_tile_waits_in_registers():

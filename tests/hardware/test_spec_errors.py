@@ -161,6 +161,14 @@ def test_a_misspelt_layer_is_suggested_before_its_field(path, meant):
         load_spec("v100").with_overrides({path: 1e9})
 
 
+@pytest.mark.parametrize(("name", "got"), [("v100", "sm_70"), ("mi250x", "gfx90a"), ("cpu-avx512", "cpu")])
+def test_asynchronous_copies_need_a_target_that_has_them(name, got):
+    path = "execution.async_copy_bytes"
+    with pytest.raises(SpecError, match=rf"{path}: expected a target with .*sm_80 or later.*got '{got}'"):
+        load_spec(name, {path: 4})
+    assert load_spec("a100", {path: 4}).execution.async_copy_bytes == 4
+
+
 def test_device_in_capitals_is_recognised():
     with pytest.raises(SpecError, match="did you mean 'h200'"):
         load_spec("H200")

@@ -1,0 +1,32 @@
+"""What an architecture's instruction set has, whatever the device around it: read from its name."""
+
+from __future__ import annotations
+
+import re
+
+#: First CUDA architecture with copies from global memory into the scratchpad that need no register (``cp.async``; PTX
+#: ISA, section "Data Movement and Conversion Instructions: cp.async").
+_ASYNC_COPIES = 80
+
+
+def cuda_architecture(arch: str) -> int:
+    """Return the number of a CUDA architecture, 0 where it is none.
+
+    Examples
+    --------
+    >>> cuda_architecture("sm_90a"), cuda_architecture("gfx906")
+    (90, 0)
+    """
+    found = re.fullmatch(r"sm_(\d+)[af]?", arch)
+    return int(found[1]) if found else 0
+
+
+def has_async_copies(arch: str) -> bool:
+    """Whether the instruction set has asynchronous copies into the scratchpad that generated kernels use.
+
+    Examples
+    --------
+    >>> has_async_copies("sm_80"), has_async_copies("sm_70"), has_async_copies("gfx90a")
+    (True, False, False)
+    """
+    return cuda_architecture(arch) >= _ASYNC_COPIES
