@@ -190,9 +190,10 @@ def none_survived(expression: TensorExpr, spec: DeviceSpec, outcome: Sequence[Ca
     from roller.runtime.records import Record, grouped_reasons
 
     records = [Record(c.id, c.status, c.reason or "") for c in outcome]
+    alike = len(records) > 1 and len({(r.status, r.reason) for r in records}) == 1  # so would others
     return NoCandidateError(
         f"{expression.name} on {spec.name}: none of {len(records)} candidates survived: "
-        f"{grouped_reasons(records)}. Try a larger top_k, or report the expression."
+        f"{grouped_reasons(records).rstrip('.')}." + ("" if alike else " Try a larger top_k, or report the expression.")
     )
 
 

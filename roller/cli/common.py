@@ -18,6 +18,7 @@ from rich.table import Table
 
 from roller.arguments import target_of
 from roller.errors import ArtifactError, ExprError, SpecError, TileError
+from roller.expr import OFFSET_ELEMENTS, TensorExpr
 from roller.hardware import DeviceSpec, load_spec
 from roller.runtime.devices import is_reachable
 from roller.tile.winograd import ACCURACY, STRUCTURES
@@ -261,6 +262,23 @@ def candidates_table(candidates: Iterable[Any], title: str, best_id: str | None 
         how = [" ".join(x.program.mechanisms)] if shows_how else []
         table.add_row(str(rank), predicted, measured, x.program.structure, x.estimate.bottleneck, *tiles, *how, status)
     return table
+
+
+def size_notes(expr: TensorExpr, spec: DeviceSpec) -> list[str]:
+    """Return lines on what keeps programs of an expression from running: they are priced all the same."""
+    notes = [
+        f"'{t.name}' has {t.elements:,} elements: offsets in kernels are 32 bits wide, so compile refuses "
+        f"{OFFSET_ELEMENTS:,} and more. Split the operator."
+        for t in expr.tensors.values()
+        if t.elements >= OFFSET_ELEMENTS
+    ]
+    memory = spec.memory_layers[-1]
+    if expr.compulsory_bytes > memory.capacity_bytes:
+        notes.append(
+            f"inputs and outputs take {expr.compulsory_bytes:,} bytes, {memory.name} memory of {spec.name} has "
+            f"{memory.capacity_bytes:,}: they do not fit."
+        )
+    return notes
 
 
 def accuracy_notes(programs: Iterable[RProgram]) -> list[str]:

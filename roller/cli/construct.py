@@ -21,6 +21,7 @@ from roller.cli.common import (
     console,
     device_of,
     print_json,
+    size_notes,
 )
 
 if TYPE_CHECKING:
@@ -50,14 +51,15 @@ def construct_command(
     candidates, searched = _candidates(expr, spec, roller.ConstructOptions(top_k=top_k, policy=policy))
     seconds = time.process_time() - start
     did = {} if searched is None else asdict(searched)
+    notes = [*accuracy_notes(c.program for c in candidates), *size_notes(expr, spec)]
     if as_json:
         rows = [candidate_json(c) for c in candidates]
         search = {"stats": {"policy": policy, "processor_s": seconds, **did}} if stats else {}
-        print_json({"expression": str(expr), "device": spec.name, "candidates": rows, **search})
+        print_json({"expression": str(expr), "device": spec.name, "candidates": rows, "notes": notes, **search})
         return
     screen = console()
     screen.print(candidates_table(candidates, f"{expr} on {spec.description}: predicted, not measured"))
-    for note in accuracy_notes(c.program for c in candidates):
+    for note in notes:
         screen.print(note, soft_wrap=True)
     if top_k != "auto" and len(candidates) < top_k:
         screen.print(f"{len(candidates)} distinct programs exist; {top_k} were asked for")

@@ -14,14 +14,11 @@ from roller.codegen.gpu import device_functions
 from roller.codegen.gpu.context import Context
 from roller.codegen.gpu.plan import kernels
 from roller.errors import BuildError
-from roller.expr import TensorExpr
+from roller.expr import OFFSET_ELEMENTS, TensorExpr
 from roller.hardware.architectures import has_async_copies
 from roller.te.compat import default_pipeline, split_host_device, tirx, tvm, tvm_ffi
 from roller.tile import RProgram
 from roller.tile.warp_groups import ALIGNMENT_BYTES
-
-#: Elements an int32 offset can address; the generated index arithmetic is 32 bits wide.
-_MAX_ELEMENTS = 2**31
 
 # NVRTC has neither <cstdint> nor <math_constants.h> without the toolkit's headers.
 _PRELUDE = """\
@@ -102,7 +99,7 @@ def lower(
     if program.kind != "gpu":
         raise BuildError(f"cuda: expected a program for a gpu, got one for a {program.kind}. Construct it for a GPU.")
     for t in program.expr.tensors.values():
-        if t.elements >= _MAX_ELEMENTS:
+        if t.elements >= OFFSET_ELEMENTS:
             raise BuildError(
                 f"cuda: tensor '{t.name}': expected fewer than 2**31 elements, got {t.elements}. "
                 "Split the operator: offsets in the kernel are 32 bits wide."

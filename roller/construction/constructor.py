@@ -26,6 +26,7 @@ from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.estimate import Estimate
 from roller.perf.gpu import inner_batch, products_of
+from roller.tile.access import VECTOR_BYTES
 from roller.tile.alignment import broken_rules, find_transactions
 from roller.tile.fragments import fragment_padding, program_operands
 from roller.tile.geometry import Geometry, Ints
@@ -273,7 +274,7 @@ def _vector(batch: TileBatch, i: int, spec: DeviceSpec) -> tuple[str | None, int
     if not g.order or batch.fragment is not None:  # the fragment says which results a thread holds
         return None, 1
     axis = g.order[-1]
-    widest = max(1, 16 // g.store.tensor.itemsize_bytes)
+    widest = max(1, VECTOR_BYTES // g.store.tensor.itemsize_bytes)
     elements = next(w for w in (8, 4, 2, 1) if w <= widest and int(batch.register[i, axis]) % w == 0)
     return (g.names[axis], elements) if elements > 1 else (None, 1)
 

@@ -19,11 +19,10 @@ from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.gpu import scratchpad_bytes
 from roller.perf.gpu.row_shape import RowShape
+from roller.tile.access import VECTOR_BYTES
 from roller.tile.geometry import Geometry, Ints
 from roller.tile.rows import contiguous_axis, row_stages
 
-#: Widest access of a thread (bytes).
-VECTOR_BYTES = 16
 #: Vectors of a step along the contiguous axis, and elements along the other one, that a thread holds.
 _VECTORS, _OTHERS = (1, 2, 4, 8), (1, 2, 4, 8, 16)
 #: Rows of one thread where columns are contiguous.

@@ -13,6 +13,7 @@ from roller.construction.scale_up import unique_rows
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.gpu import register_words, scratchpad_bytes
+from roller.tile.access import VECTOR_BYTES
 from roller.tile.geometry import Geometry, Ints, product
 from roller.tile.windows import Slide, slide_of
 
@@ -80,7 +81,7 @@ def _register_tiles(geometry: Geometry, slide: Slide) -> Ints:
     """Return strips along the slide times outputs along other windows and vectors of the contiguous axis."""
     sizes: list[Iterable[int]] = [[1] for _ in geometry.names]
     fast = geometry.order[-1]
-    widest = max(1, 16 // geometry.store.tensor.itemsize_bytes)
+    widest = max(1, VECTOR_BYTES // geometry.store.tensor.itemsize_bytes)
     sizes[fast] = [v for v in (1, 2, 4, 8) if v <= widest and geometry.extents[fast] % v == 0]
     windowed = _windowed(geometry, slide)
     for a in windowed:

@@ -11,6 +11,7 @@ from roller.construction.gpu_pool import pool
 from roller.construction.gpu_variants import tiled_variants
 from roller.construction.options import ConstructOptions
 from roller.construction.winograd import LEAST_CHANNELS
+from roller.expr import OFFSET_ELEMENTS
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.gpu import inner_batch, outer_batch, products_of
@@ -22,8 +23,6 @@ from roller.tile.winograd_products import ELEMENT, products
 _PRICED, _VARIED, _KEPT = 1024, 128, 64
 #: A tile size whose best program takes that many times the other's is not tried as a pipeline: none gains so much.
 _FAR_BEHIND = 1.3
-#: Elements that 32-bit offsets of a workspace reach.
-_MOST_ELEMENTS = 2**31
 
 
 def winograd_gpu_pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
@@ -50,7 +49,7 @@ def _plain(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions, stru
     """Return the best tilings of one product as programs without a pipeline, best first."""
     product = products(geometry.expr, structure)
     assert product is not None
-    if any(t.elements >= _MOST_ELEMENTS for t in product.expr.tensors.values()):
+    if any(t.elements >= OFFSET_ELEMENTS for t in product.expr.tensors.values()):
         return None
     share = replace(options, pool=max(options.count, _PRICED), constants=())
     inner = Geometry.of(product.expr)

@@ -19,10 +19,20 @@ from roller.expr.scalar import (
     transform,
     walk,
 )
-from roller.expr.tensor_expr import COMBINERS, DTYPE_BYTES, REDUCTION, SPATIAL, Axis, Stage, Tensor, TensorExpr
+from roller.expr.tensor_expr import (
+    COMBINERS,
+    DTYPE_BYTES,
+    OFFSET_ELEMENTS,
+    REDUCTION,
+    SPATIAL,
+    Axis,
+    Stage,
+    Tensor,
+    TensorExpr,
+)
 
 __all__ = [
-    "COMBINERS", "DTYPE_BYTES", "FUNCTIONS", "REDUCTION", "SPATIAL", "Axis", "Bound", "Call", "Cast", "Const", "Index",
-    "IndexValue", "Load", "Run", "Scalar", "Stage", "Tensor", "TensorExpr", "Term", "axis_index", "instruction_mix",
-    "loads", "map_indices", "run_along", "transform", "walk",
+    "COMBINERS", "DTYPE_BYTES", "FUNCTIONS", "OFFSET_ELEMENTS", "REDUCTION", "SPATIAL", "Axis", "Bound", "Call",
+    "Cast", "Const", "Index", "IndexValue", "Load", "Run", "Scalar", "Stage", "Tensor", "TensorExpr", "Term",
+    "axis_index", "instruction_mix", "loads", "map_indices", "run_along", "transform", "walk",
 ]  # fmt: skip

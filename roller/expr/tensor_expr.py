@@ -30,6 +30,9 @@ COMBINERS: dict[str, float] = {"sum": 0.0, "max": float("-inf"), "min": float("i
 #: Elements of a tensor and points of a stage at most: counts and bytes, padded on every axis, stay below 2**63.
 MOST_POINTS = 2**56
 
+#: Elements that offsets in generated kernels, 32 bits wide, reach: a tensor must have fewer.
+OFFSET_ELEMENTS = 2**31
+
 DTYPE_BYTES: dict[str, int] = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
     "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,

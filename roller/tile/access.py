@@ -27,6 +27,8 @@ Floats = NDArray[np.float64]
 #: Integers or floats.
 _Number = TypeVar("_Number", np.int64, np.float64)
 
+#: Widest access of a GPU's thread to memory (bytes).
+VECTOR_BYTES = 16
 #: Codes of tile extents up to which those that occur are found by counting, not by sorting.
 _COUNTED_CODES = 1 << 16
 

@@ -15,6 +15,7 @@ from functools import lru_cache
 import numpy as np
 
 from roller.expr import SPATIAL, Index, Load, Stage, Tensor, Term
+from roller.tile.access import VECTOR_BYTES
 from roller.tile.geometry import Geometry, Ints
 from roller.tile.program import RProgram
 from roller.tile.steps import mean_step, pitches
@@ -251,7 +252,7 @@ def storage_padding(reads: LaneReads, banks: int, bank_width_bytes: int, vectors
     them is enumerated over one TEU (design.md section 3, rule 3). Without ``vectors`` copies move single elements, and
     any padding will do.
     """
-    vector = max(1, 16 // reads.itemsize_bytes) if vectors else 1
+    vector = max(1, VECTOR_BYTES // reads.itemsize_bytes) if vectors else 1
     step = vector if reads.row_elements % vector == 0 else 1
     best = (reads.degree(0, banks, bank_width_bytes), 0)
     if not any(reads.rows):  # padding only moves rows

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from roller.expr import SPATIAL, Index, Load, Stage, Term
+from roller.tile.access import VECTOR_BYTES
 
 #: One row of the walk: its offset from the first, and the outputs and taps ``(i, k)`` it belongs to.
 Row = tuple[int, tuple[tuple[int, int], ...]]
@@ -168,7 +169,7 @@ def halo(
     index = slide.source.index[-1]
     terms = [t for t in index.terms if block[t.axis] > 1]
     extent = Index(tuple(terms)).range(block)[1] + 1
-    widest = max(1, 16 // itemsize_bytes)
+    widest = max(1, VECTOR_BYTES // itemsize_bytes)
     starts = [t.coef * block[t.axis] for t in index.terms if t.axis not in slide.windows]
     copy = _width(widest, [shape[-1], *starts])
     guards = [x for b in slide.source.guard if b.index == index for x in (b.low, b.high)]

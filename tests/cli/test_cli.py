@@ -138,6 +138,19 @@ def test_construct_table_says_predicted(cli):
     assert "shared tile" in out
 
 
+def test_construct_says_what_cannot_run(cli):
+    """Programs of tensors that kernels cannot index, or the device not hold, are priced and noted."""
+    big = "matmul(65536, 65536, 64)"
+    for product, notes in ((big, 2), ("matmul(65536, 32768, 64)", 1), ("matmul(65536, 32000, 64)", 0)):
+        found = json.loads(cli("construct", product, "-d", "v100", "-k", "2", "--json")[1])
+        assert len(found["candidates"]) == 2 and len(found["notes"]) == notes
+    code, out, _ = cli("construct", big, "-d", "v100", "-k", "1")
+    assert code == 0 and "'C' has 4,294,967,296 elements: offsets in kernels are 32 bits wide" in out
+    assert "take 17,213,423,616 bytes, global memory of v100 has 16,000,000,000" in out
+    code, _, err = cli("compile", big, "-d", "v100", "-k", "2", "--no-cache")
+    assert code == 1 and "2 x failed: cuda: tensor 'C'" in err and err.rstrip().endswith("32 bits wide.")
+
+
 def test_winograd_is_named_with_its_accuracy(cli):
     conv = "conv2d(32, 64, 28, 28, 64, 3, 3, padding=1)"
     note = "root mean square error 0.2 to 3.2 times that of a direct sum"

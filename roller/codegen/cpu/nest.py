@@ -16,7 +16,18 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from roller.errors import BuildError
-from roller.expr import DTYPE_BYTES, Cast, Const, Index, IndexValue, Scalar, TensorExpr, Term, transform
+from roller.expr import (
+    DTYPE_BYTES,
+    OFFSET_ELEMENTS,
+    Cast,
+    Const,
+    Index,
+    IndexValue,
+    Scalar,
+    TensorExpr,
+    Term,
+    transform,
+)
 from roller.te.compat import tirx, tvm_ffi
 from roller.te.emit import Expr
 
@@ -152,7 +163,7 @@ def declare(name: str, shape: Sequence[int], dtype: str, *, scope: str = "global
         Where the buffer has 2^31 elements or more, which 32-bit indices cannot reach.
     """
     elements = int(np.prod(shape, dtype=np.int64)) if shape else 1
-    if elements >= 2**31:
+    if elements >= OFFSET_ELEMENTS:
         raise BuildError(
             f"buffer '{name}': expected fewer than 2^31 elements, got {elements} {tuple(shape)}. Split the tensor."
         )

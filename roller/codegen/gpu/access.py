@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from roller.expr import Axis, Call, Cast, Index, Load, Scalar, Stage, Tensor, loads
+from roller.tile.access import VECTOR_BYTES
 from roller.tile.steps import pitches
-
-#: Widest access of a CUDA thread (bytes).
-VECTOR_BYTES = 16
 
 
 def _flat(index: Sequence[Index], shape: Sequence[int], axis: str, values: np.ndarray) -> np.ndarray:

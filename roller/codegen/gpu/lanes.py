@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from roller.codegen.gpu.access import VECTOR_BYTES
 from roller.codegen.gpu.mapping import vector_loop
 from roller.codegen.gpu.nest import (
     WARP,
@@ -32,6 +31,7 @@ from roller.codegen.gpu.nest import (
 )
 from roller.expr import DTYPE_BYTES
 from roller.te.compat import tirx
+from roller.tile.access import VECTOR_BYTES
 
 #: Parts times accumulators up to which a lane's additions are unrolled.
 _UNROLLED = 64

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from roller.codegen.gpu.access import VECTOR_BYTES, vectorizable
+from roller.codegen.gpu.access import vectorizable
 from roller.codegen.gpu.context import Context, Reader, as_output, named_loads, promote
 from roller.codegen.gpu.device_functions import address, barrier, call, put
 from roller.codegen.gpu.mapping import vector_loop
@@ -33,6 +33,7 @@ from roller.codegen.gpu.nest import (
 from roller.expr import DTYPE_BYTES, Load, Stage, Tensor, loads
 from roller.te.compat import tirx
 from roller.te.emit import emit_index, emit_scalar
+from roller.tile.access import VECTOR_BYTES
 from roller.tile.fragments import spread_bytes, spread_pitch
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from roller.codegen.gpu.access import VECTOR_BYTES
 from roller.codegen.gpu.mapping import AxisMap, register_count
 from roller.codegen.gpu.nest import Buffer, buffer, dtype_name
 from roller.codegen.gpu.staging import Domain, StagedTile
 from roller.expr import DTYPE_BYTES, Load
+from roller.tile.access import VECTOR_BYTES
 
 #: Elements that are converted where they are read: the compiler packs those reads itself.
 _CONVERTED = ("float16", "bfloat16")

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from roller.codegen.gpu.access import VECTOR_BYTES, vectorizable
+from roller.codegen.gpu.access import vectorizable
 from roller.codegen.gpu.context import Context, compute_dtype, index_conditions
 from roller.codegen.gpu.nest import (
     Buffer,
@@ -34,6 +34,7 @@ from roller.codegen.gpu.nest import (
 from roller.expr import COMBINERS, DTYPE_BYTES, Cast, Index, Load, Stage, Tensor
 from roller.te.compat import tirx
 from roller.te.emit import constant, emit_bounds, emit_index
+from roller.tile.access import VECTOR_BYTES
 from roller.tile.layout import TileLayout, copy_lead, tile_layout
 
 #: Elements one thread has on their way to the scratchpad at most: an unrolled copy holds them, and their

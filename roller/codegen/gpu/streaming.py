@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 
 from roller.codegen.gpu.access import vectorizable
@@ -18,7 +19,6 @@ from roller.codegen.gpu.nest import (
     Stmt,
     barrier,
     kernel,
-    num,
     seq,
     store,
     thread_axis,
@@ -27,7 +27,7 @@ from roller.codegen.gpu.nest import (
     with_buffers,
 )
 from roller.codegen.gpu.staging import Domain, copy_tile, stage_tile
-from roller.expr import Stage
+from roller.expr import Load, Scalar, Stage
 from roller.te.emit import emit_index, emit_scalar
 
 
@@ -48,65 +48,82 @@ def streaming_kernel(
         Inputs that come through the scratchpad, because neighbouring threads would find their elements far apart
         (transposes), with the storage padding of their tiles' rows (elements).
     """
-    maps = [whole_vectors(m) for m in maps]
-    block = thread_axis("blockIdx.x", math.prod(m.steps for m in maps))
-    thread = thread_axis("threadIdx.x", math.prod(m.threads for m in maps))
-    blocks = unravel(block.var, [m.steps for m in maps])
-    threads = unravel(thread.var, [m.threads for m in maps])
-    target = ctx.buffers[s.name]
-    vector = next((m for m in maps if vectorizable(s.store, s.output, m.name, m.extent, m.vector)), None)
-    block_threads = math.prod(m.threads for m in maps)
-    base = {m.name: b * m.tile for m, b in zip(maps, blocks, strict=True)}
-    domain = Domain({m.name: m.extent for m in maps}, {m.name: m.tile for m in maps})
-    tiles = [
-        stage_tile(ctx, s, ld, domain, staged[ld.tensor], f"tile{n}")
-        for n, ld in enumerate(x for x in s.loads if x.tensor in staged)
-    ]
-    copies = [copy_tile(ctx, t, domain, base, thread.var, block_threads) for t in tiles]
-    apart = {t.load: f"tile{n}" for n, t in enumerate(tiles)}
-    wanted = [
-        ld
-        for ld in s.loads
-        if ld not in apart and ctx.in_memory(ld.tensor) and not ld.guard and any(i.axes for i in ld.index)
-    ]
-    found = fragments(ctx, wanted, maps, "vec")
-    body = named_loads(s.body, {**apart, **{f.load: f.name for f in found}})
+    return _Streaming(ctx, s, [whole_vectors(m) for m in maps], staged).kernel()
 
-    def place(at: Registers, *, only: Sequence[AxisMap] = maps) -> tuple[dict[str, Expr], list[Expr]]:
+
+class _Streaming:
+    """Everything one streaming kernel needs while it is written."""
+
+    def __init__(self, ctx: Context, s: Stage, maps: Sequence[AxisMap], staged: Mapping[str, int]) -> None:
+        self.ctx, self.stage, self.maps = ctx, s, maps
+        self.block = thread_axis("blockIdx.x", math.prod(m.steps for m in maps))
+        self.thread = thread_axis("threadIdx.x", math.prod(m.threads for m in maps))
+        self.blocks = unravel(self.block.var, [m.steps for m in maps])
+        self.threads = unravel(self.thread.var, [m.threads for m in maps])
+        self.vector = next((m for m in maps if vectorizable(s.store, s.output, m.name, m.extent, m.vector)), None)
+        self.base = {m.name: b * m.tile for m, b in zip(maps, self.blocks, strict=True)}
+        self.domain = Domain({m.name: m.extent for m in maps}, {m.name: m.tile for m in maps})
+        self.tiles = [
+            stage_tile(ctx, s, ld, self.domain, staged[ld.tensor], f"tile{n}")
+            for n, ld in enumerate(x for x in s.loads if x.tensor in staged)
+        ]
+        self.apart = {t.load: f"tile{n}" for n, t in enumerate(self.tiles)}
+        wanted = [ld for ld in s.loads if ld not in self.apart and self._varies_in_memory(ld)]
+        self.found = fragments(ctx, wanted, maps, "vec")
+
+    def kernel(self) -> Stmt:
+        """Return the kernel: tiles are copied, all vectors fetched, then results stored."""
+        threads = math.prod(m.threads for m in self.maps)
+        copies = [copy_tile(self.ctx, t, self.domain, self.base, self.thread.var, threads) for t in self.tiles]
+        ready = [*copies, barrier()] if copies else []
+        write = register_points(self.maps, self._point, vector=self.vector.name if self.vector else None)
+        buffers = [*(t.target for t in self.tiles), *(f.buffer for f in self.found)]
+        body = seq([*ready, *(self._fetch(f) for f in self.found), write])
+        return kernel([self.block, self.thread], with_buffers(buffers, body))
+
+    def _varies_in_memory(self, ld: Load) -> bool:
+        return self.ctx.in_memory(ld.tensor) and not ld.guard and any(i.axes for i in ld.index)
+
+    @cached_property
+    def _body(self) -> Scalar:
+        """The value of an element, its loads named where they are fetched or staged."""
+        return named_loads(self.stage.body, {**self.apart, **{f.load: f.name for f in self.found}})
+
+    def _place(self, at: Registers, only: Sequence[AxisMap]) -> tuple[dict[str, Expr], list[Expr]]:
         """Coordinates of a register point along ``only``, and the conditions under which they exist."""
         env = {
             m.name: b * m.tile + m.local(t, at.chunk[m.name]) + at.offset[m.name]
-            for m, b, t in zip(maps, blocks, threads, strict=True)
+            for m, b, t in zip(self.maps, self.blocks, self.threads, strict=True)
             if m in only
         }
         return env, [env[m.name] < m.extent for m in only if m.padded]
 
-    def fetch(f: Fragment) -> Stmt:
+    def _fetch(self, f: Fragment) -> Stmt:
+        """Fill the registers of a load."""
+
         def one(at: Registers) -> Stmt:
-            env, inside = place(at, only=f.maps)
-            return when(inside, f.fill(ctx, env, at))
+            env, inside = self._place(at, f.maps)
+            return when(inside, f.fill(self.ctx, env, at))
 
         return register_points(f.maps, one, vector=f.vector_axis)
 
-    def point(at: Registers) -> Stmt:
-        env, inside = place(at)
-        where = [emit_index(i, env) for i in s.store]
-
-        def value(v: Expr) -> Expr:
-            here, there = at, env
-            if vector is not None:
-                here = Registers(at.chunk, {**at.offset, vector.name: v})
-                there = {**env, vector.name: env[vector.name] + v}
-            local = {f.name: element_reader(f.buffer, f.index(here)) for f in found}
-            inside_tile = {a: x - base[a] for a, x in there.items()}
-            local |= {apart[t.load]: element_reader(t.target, t.offset(inside_tile)) for t in tiles}
-            return as_output(emit_scalar(body, there, ctx.readers(local)), s)
-
+    def _point(self, at: Registers) -> Stmt:
+        """Compute and store one element, or one vector of neighbours."""
+        env, inside = self._place(at, self.maps)
+        where, target = [emit_index(i, env) for i in self.stage.store], self.ctx.buffers[self.stage.name]
+        vector = self.vector
         if vector is None:
-            return when(inside, store(target, value(num(0)), *where))
-        return when(inside, vector_store(target, where, value, vector.vector))
+            return when(inside, store(target, self._value(at, env), *where))
 
-    write = register_points(maps, point, vector=vector.name if vector else None)
-    buffers = [*(t.target for t in tiles), *(f.buffer for f in found)]
-    ready = [*copies, barrier()] if tiles else []
-    return kernel([block, thread], with_buffers(buffers, seq([*ready, *(fetch(f) for f in found), write])))
+        def lane(v: Expr) -> Expr:
+            here = Registers(at.chunk, {**at.offset, vector.name: v})
+            return self._value(here, {**env, vector.name: env[vector.name] + v})
+
+        return when(inside, vector_store(target, where, lane, vector.vector))
+
+    def _value(self, at: Registers, env: Mapping[str, Expr]) -> Expr:
+        """Value of the element at ``env``, whose operands registers hold at ``at``."""
+        local = {f.name: element_reader(f.buffer, f.index(at)) for f in self.found}
+        inside_tile = {a: x - self.base[a] for a, x in env.items()}
+        local |= {self.apart[t.load]: element_reader(t.target, t.offset(inside_tile)) for t in self.tiles}
+        return as_output(emit_scalar(self._body, env, self.ctx.readers(local)), self.stage)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from roller.codegen.gpu.access import VECTOR_BYTES, padding_is_neutral, store_order, vectorizable
+from roller.codegen.gpu.access import padding_is_neutral, store_order, vectorizable
 from roller.codegen.gpu.context import Context, Reader, as_output, compute_dtype, named_loads, promote
 from roller.codegen.gpu.device_functions import start
 from roller.codegen.gpu.mapping import (
@@ -50,6 +50,7 @@ from roller.expr import COMBINERS, Load, Stage, Tensor
 from roller.te.compat import tirx
 from roller.te.emit import combine, constant, emit_bounds, emit_index, emit_scalar
 from roller.tile import RProgram
+from roller.tile.access import VECTOR_BYTES
 
 #: Words of the widest read of the scratchpad.
 _VECTOR_WORDS = 4

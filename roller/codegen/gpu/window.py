@@ -40,7 +40,7 @@ from roller.codegen.gpu.nest import (
     when,
     with_buffers,
 )
-from roller.codegen.gpu.staging import Domain, StagedTile, copy_tile, fill_value
+from roller.codegen.gpu.staging import STATIC_SHARED_BYTES, Domain, StagedTile, copy_tile, fill_value
 from roller.errors import BuildError
 from roller.expr import COMBINERS, DTYPE_BYTES, Load, Stage
 from roller.te.compat import dtype_of
@@ -48,9 +48,6 @@ from roller.te.emit import combine, constant, emit_bounds, emit_index, emit_scal
 from roller.tile import RProgram
 from roller.tile.layout import program_layout, window_halo
 from roller.tile.windows import Fragment, fragment_of, slide_of
-
-#: Scratchpad a kernel may declare statically (bytes); more must be dynamic.
-STATIC_SHARED_BYTES = 48 * 1024
 
 
 class Window:

@@ -39,7 +39,7 @@ from roller.codegen.gpu.nest import (
 from roller.codegen.gpu.reduction import tiled_kernels
 from roller.codegen.winograd_products import back_product, product
 from roller.errors import BuildError
-from roller.expr import Tensor
+from roller.expr import OFFSET_ELEMENTS, Tensor
 from roller.te.compat import tirx
 from roller.te.emit import constant, emit_index, emit_scalar
 from roller.tile import RProgram
@@ -50,8 +50,6 @@ from roller.tile.winograd_products import CHANNEL, FILTER, THREADS, TILE, Produc
 Points: TypeAlias = tuple[tuple[int, int], Callable[[Expr, Expr], Stmt]]
 
 _DTYPE = "float32"
-#: Elements a 32-bit offset reaches.
-_MAX_ELEMENTS = 2**31
 
 
 def winograd_kernels(ctx: Context, program: RProgram) -> list[Stmt]:
@@ -70,7 +68,7 @@ def winograd_kernels(ctx: Context, program: RProgram) -> list[Stmt]:
             "3x3 window of stride and dilation 1. Use structure 'tiled'."
         )
     for t in found.expr.tensors.values():
-        if t.elements >= _MAX_ELEMENTS:
+        if t.elements >= OFFSET_ELEMENTS:
             raise BuildError(
                 f"{expr.name}: workspace of {t.shape}: expected fewer than 2**31 elements, got {t.elements}. "
                 "Use structure 'tiled', or split the operator along its images."

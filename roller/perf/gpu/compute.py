@@ -12,6 +12,7 @@ from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.gpu.laid_out import LaidOut
 from roller.perf.gpu.rows import row_arithmetic, row_exchange, row_instructions
+from roller.tile.access import VECTOR_BYTES
 from roller.tile.geometry import Floats, Ints
 from roller.tile.transactions import row_alignment_bytes
 
@@ -20,8 +21,6 @@ PLACE_INSTRUCTIONS, STORE_INSTRUCTIONS = 60.0, 3.0
 #: Integer multiplications among the instructions of addresses, as in machine code: they run in the FMA pipes even where
 #: other integer instructions have pipes of their own.
 MULTIPLY_SHARE = 0.38
-#: Widest store.
-VECTOR_BYTES = 16
 
 
 def _operand_wavefronts(batch: TileBatch, spec: DeviceSpec, laid: LaidOut | None) -> tuple[Floats, Floats]:

@@ -15,10 +15,11 @@ from roller.errors import SpecError
 from roller.expr import instruction_mix
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.perf.gpu.compute import PLACE_INSTRUCTIONS, STORE_INSTRUCTIONS, VECTOR_BYTES, Work
+from roller.perf.gpu.compute import PLACE_INSTRUCTIONS, STORE_INSTRUCTIONS, Work
 from roller.perf.gpu.laid_out import LaidOut
 from roller.perf.gpu.matrix_copies import copy_guards
 from roller.perf.gpu.occupancy import OPERAND_COPIES
+from roller.tile.access import VECTOR_BYTES
 from roller.tile.geometry import Floats
 from roller.tile.transactions import row_alignment_bytes
 

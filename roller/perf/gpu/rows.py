@@ -13,11 +13,10 @@ from roller.expr import instruction_mix
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.gpu.row_shape import SHUFFLE_LANES, RowShape, keeps, lane_counts, passes, teu_lanes
+from roller.tile.access import VECTOR_BYTES
 from roller.tile.geometry import Access, Floats, Ints
 from roller.tile.transactions import row_alignment_bytes, tile_transaction_bytes, touched_bytes
 
-#: Widest access of a thread (bytes).
-VECTOR_BYTES = 16
 #: Instructions of a load, and of a store: the access and its share of addresses and predicates.
 LOAD_INSTRUCTIONS, STORE_INSTRUCTIONS = 2.0, 3.0
 #: A conversion from or to half precision, per element.

@@ -17,6 +17,7 @@ from roller.perf.gpu.matrix_copies import cached_bytes, operand_copies
 from roller.perf.gpu.row_shape import words_in_flight
 from roller.perf.gpu.rows import row_traffic
 from roller.perf.gpu.walk import reloaded_share, walk_copies, walk_words
+from roller.tile.access import VECTOR_BYTES
 from roller.tile.geometry import Access, Floats, Geometry, Ints, product
 from roller.tile.transactions import counted_bytes, tile_transaction_bytes, touched_bytes
 
@@ -25,8 +26,6 @@ COPY_INSTRUCTIONS = 3.0
 #: Extra instructions per copied vector: for each dimension its position is split over (a division and a
 #: remainder by constants), for each guarded bound, for each quasi-affine term that no loop hoists.
 SPLIT_INSTRUCTIONS, GUARD_INSTRUCTIONS, GATHER_INSTRUCTIONS = 4.0, 2.0, 2.0
-#: Widest vector a copy loads.
-VECTOR_BYTES = 16
 #: Independent loads a thread of our templates keeps in flight at most (unrolled copies).
 LOADS_IN_FLIGHT = 8.0
 #: The same of rows and streams, whose threads load all vectors of their tile before the first is used.

@@ -11,11 +11,10 @@ from roller.errors import TileError
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.gpu.copies import copy_instructions
+from roller.tile.access import VECTOR_BYTES
 from roller.tile.geometry import Access, Floats, Ints
 from roller.tile.windows import Slide, fragment_of, halo, slide_of
 
-#: Widest access (bytes).
-VECTOR_BYTES = 16
 #: Rows a thread that reads in place has on their way: the compiler loads about a row ahead of the one it adds
 #: (order of loads and FMAs in machine code, NVRTC 12.9, sm_80, 3x3 and 7x7 windows).
 ROWS_AHEAD = 2.0
