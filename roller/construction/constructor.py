@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
-import numpy as np
-
-from roller import perf
 from roller.construction.cpu_pool import cpu_pool
 from roller.construction.gpu_pool import pool as gpu_pool
 from roller.construction.gpu_rows import row_vector
 from roller.construction.gpu_variants import variants_of
 from roller.construction.matrix_pool import matrix_pools
 from roller.construction.options import TEMPLATE_VERSION, ConstructOptions
+from roller.construction.ranking import best_programs
 from roller.construction.winograd_gpu import winograd_gpu_pool
 from roller.errors import NoCandidateError
 from roller.expr import TensorExpr
@@ -32,13 +29,6 @@ from roller.tile.fragments import fragment_padding, program_operands
 from roller.tile.geometry import Geometry, Ints
 from roller.tile.layout import fragment_spread, lane_reads, storage_padding
 from roller.tile.program import RProgram
-
-#: Programs beyond ``top_k`` that are laid out and priced again.
-_SPARE = 2
-#: Candidates from which on every structure has one among them.
-_FAMILY_COUNT = 4
-#: Rows that are looked at for one that is kept, where several of one micro-kernel stand together.
-_PER_KERNEL_ROWS = 8
 
 
 @dataclass(frozen=True)
@@ -118,7 +108,7 @@ def construct_candidates(expr: TensorExpr, spec: DeviceSpec, options: ConstructO
     tried = [Geometry.of(form) for form in _matrix_forms(expr, options)] if spec.fragments else []
     batches += matrix_pools(tried, target, share)
     batches = [replace(b, constants=constants) for b in batches] if constants else batches
-    best = _best_programs([b for b in batches if len(b)], target, options.count)
+    best = best_programs([b for b in batches if len(b)], target, options.count, partial(program_of, spec=target))
     if not best:
         raise nothing_fits(expr, spec, options)
     return candidates_of(best, expr, spec, options)
@@ -146,86 +136,6 @@ def candidates_of(
 def target_units(spec: DeviceSpec, options: ConstructOptions) -> DeviceSpec:
     """Return the share of the device that ``options.units`` asks for."""
     return spec if options.units is None else spec.share(options.units)
-
-
-def _best_programs(batches: list[TileBatch], spec: DeviceSpec, count: int) -> list[tuple[RProgram, Estimate]]:
-    """Return the ``count`` best programs of all batches, best estimate first.
-
-    Storage padding can push tiles that just fit out of the scratchpad: where too few survive being laid out, more
-    rows are considered, until the batches have no more.
-    """
-    wanted = 2 * count + _SPARE
-    if count > 1 and any(b.panel is not None for b in batches):
-        wanted *= _PER_KERNEL_ROWS
-    while True:
-        pool: list[tuple[float, TileBatch, int]] = []
-        # What another batch already beats needs no pricing, so that those priced already come first.
-        for b in sorted(batches, key=lambda b: b.known_seconds(spec) is None):
-            limit_s = pool[wanted - 1][0] if len(pool) >= wanted else float("inf")
-            new = count >= _FAMILY_COUNT and not any(p.structure == b.structure for _, p, _ in pool)
-            pool += [(s, b, row) for s, row in perf.best_rows(b, spec, wanted, limit_s, always=new)]
-            pool.sort(key=lambda entry: entry[0])
-        best = _lay_out_best(_spread(pool, count), spec, count)
-        if len(best) >= count or wanted >= max((len(b) for b in batches), default=0):
-            return best
-        wanted *= 8
-
-
-def _spread(pool: list[tuple[float, TileBatch, int]], count: int) -> list[tuple[float, TileBatch, int]]:
-    """Return the rows with at most ``sqrt(count)`` of every micro-kernel first, the others behind them.
-
-    Programs that differ only in how many micro-kernels one task runs are predicted, and run, almost alike: ten of them
-    are one guess, not ten. Where there are no micro-kernels (no panels) the order stays.
-    """
-    share = math.isqrt(count - 1) + 1
-    taken: Counter[tuple[int, bytes]] = Counter()
-    first: list[tuple[float, TileBatch, int]] = []
-    later: list[tuple[float, TileBatch, int]] = []
-    for entry in pool:
-        _, batch, row = entry
-        kernel = (id(batch), batch.register[row].tobytes())
-        taken[kernel] += 1
-        (first if batch.panel is None or taken[kernel] <= share else later).append(entry)
-    return _with_every_structure(first + later, count)
-
-
-def _with_every_structure(pool: list[tuple[float, TileBatch, int]], count: int) -> list[tuple[float, TileBatch, int]]:
-    """Return the rows with the best one of every structure among the first ``count``, where there are several.
-
-    The model may misjudge a whole family of programs (another algorithm); then a measurement can still put it right.
-    """
-    best = {b.structure: n for n, (_, b, _) in reversed(list(enumerate(pool)))}
-    if count < _FAMILY_COUNT or len(best) < 2:
-        return pool
-    moved = [n for n in best.values() if n >= count]
-    kept = [n for n in range(len(pool)) if n not in moved]
-    place = count - len(moved)
-    return [pool[n] for n in (*kept[:place], *moved, *kept[place:])]
-
-
-def _lay_out_best(
-    pool: list[tuple[float, TileBatch, int]], spec: DeviceSpec, count: int
-) -> list[tuple[RProgram, Estimate]]:
-    """Lay out the most promising rows and price them again, until ``count`` programs fit.
-
-    Storage padding can change occupancy a little, or push a tile out of the scratchpad, so a few more than wanted
-    are considered.
-    """
-    found: list[tuple[RProgram, Estimate]] = []
-    start = 0
-    while start < len(pool) and len(found) < count:
-        end = start + count - len(found) + _SPARE
-        programs = [program_of(b, i, spec) for _, b, i in pool[start:end]]
-        estimates = perf.estimate_programs(programs, spec)
-        found += [(p, e) for p, e in zip(programs, estimates, strict=True) if np.isfinite(e.seconds)]
-        start = end
-    found.sort(key=lambda r: (r[1].seconds, str(r[0])))
-    if count < _FAMILY_COUNT:
-        return found[:count]
-    first = {p.structure: n for n, (p, _) in reversed(list(enumerate(found)))}
-    kept = sorted(first.values())[:count]
-    others = [n for n in range(len(found)) if n not in kept]
-    return [found[n] for n in sorted([*kept, *others[: count - len(kept)]])]
 
 
 def _candidate(identity: str, program: RProgram, estimate: Estimate, spec: DeviceSpec, epsilon: float) -> Candidate:

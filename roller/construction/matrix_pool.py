@@ -75,14 +75,16 @@ class MatrixForm:
         """Return what sorts forms, the most promising first.
 
         Few products wasted, operands of which the axis along m or n, or that of k, runs along memory (each that has
-        neither counts like twice the products), and results of a thread that are neighbours in the output.
+        neither counts like twice the products), and results of a thread that are neighbours in the output. Among
+        equals the larger fragment: it reads each operand less often.
         """
         apart = 0
         for access in geometry.loads:
             own = [(geometry.names[a], int(geometry.extents[a])) for a in self.axes if access.uses[a]]
             apart += min(break_share(access.index, access.tensor.shape, *axis) for axis in own) > _BROKEN
         stored_along = bool(geometry.order) and geometry.order[-1] == self.axes[1]
-        return self.waste(geometry) * 2.0**apart, not stored_along, self.axes, self.fragment.name
+        larger = tuple(-s for s in (self.fragment.n, self.fragment.k, self.fragment.m))
+        return self.waste(geometry) * 2.0**apart, not stored_along, self.axes, larger
 
 
 def matrix_forms(geometry: Geometry, spec: DeviceSpec) -> tuple[MatrixForm, ...]:

@@ -16,13 +16,14 @@ def test_the_first_ten_do_not_share_one_micro_kernel():
     assert [c.estimate.seconds for c in found] == sorted(c.estimate.seconds for c in found)
 
 
-def test_every_structure_has_its_best_program_among_the_first_ten():
+def test_every_structure_that_may_be_the_fastest_has_its_best_program_among_the_first_ten():
     e = roller.ops.conv2d(8, 64, 28, 28, 64, 3, 3, padding=1)
     found = roller.construct(e, device="cpu-avx512", top_k=10)
     more = roller.construct(e, device="cpu-avx512", top_k=200)
-    assert {c.program.structure for c in found} == {c.program.structure for c in more} and len(found) == 10
+    near = [c for c in more if c.estimate.seconds <= 2 * more[0].estimate.seconds]
+    assert {c.program.structure for c in found} == {c.program.structure for c in near} and len(found) == 10
     assert len({c.program.structure for c in found}) > 1
-    for structure in {c.program.structure for c in more}:
+    for structure in {c.program.structure for c in near}:
         best = min(c.estimate.seconds for c in more if c.program.structure == structure)
         assert min(c.estimate.seconds for c in found if c.program.structure == structure) == best
 

@@ -156,9 +156,9 @@ def test_few_blocks_split_the_reduction():
     assert all(c.program.split_k == 1 for c in _some(expr, options=ConstructOptions(split_k=False)))
 
 
-def test_the_matrix_unit_wins_by_its_price_and_the_best_other_program_stays_a_candidate():
+def test_the_matrix_unit_wins_by_its_price():
     found = roller.construct(ops.matmul(4096, 4096, 1024, **F16), device="a100")
-    assert found[0].program.structure == "matrix" and {c.program.structure for c in found} == {"matrix", "tiled"}
+    assert found[0].program.structure == "matrix"
     slow = A100.with_overrides({"compute.ops_per_cycle_per_unit.matrix.float16": 8.0})
     assert roller.construct(ops.matmul(4096, 4096, 1024, **F16), device=slow)[0].program.structure == "tiled"
 
@@ -211,3 +211,18 @@ def test_the_instructions_of_a_matrix_program():
     tiles = (("register", (16, 8, 16)), ("shared", (32, 16, 16)))
     made = RProgram(expr, "gpu", "matrix", tiles, staged=("A", "B"), fragment=fragment, matrix_axes=("i", "j", "k"))
     assert_golden("instructions_matmul_matrix.txt", "\n".join([str(made), *map(str, instructions(made))]))
+
+
+def test_the_name_of_a_fragment_decides_nothing():
+    """Fragments are named so that their order by name is turned round."""
+    spec = roller.load_spec("h200")
+    last = len(spec.fragments)
+    renamed = tuple(replace(f, name=f"{f.family}.{last - n:02}") for n, f in enumerate(spec.fragments))
+    other = replace(spec, fragments=renamed[::-1])
+    for sizes in ((4096, 64, 1024), (2048, 320, 640), (512, 2048, 512)):
+        geometry = Geometry.of(ops.matmul(*sizes, **F16))
+        kept = [
+            [replace(b.fragment, name="") for b in matrix_pool(geometry, device, ConstructOptions())]
+            for device in (spec, other)
+        ]
+        assert kept[0] == kept[1] and len({f.n for f in kept[0]}) > 1
