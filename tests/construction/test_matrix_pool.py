@@ -222,7 +222,7 @@ def test_the_name_of_a_fragment_decides_nothing():
     for sizes in ((4096, 64, 1024), (2048, 320, 640), (512, 2048, 512)):
         geometry = Geometry.of(ops.matmul(*sizes, **F16))
         kept = [
-            [replace(b.fragment, name="") for b in matrix_pool(geometry, device, ConstructOptions())]
+            [replace(b.fragment, name="") for b in matrix_pools((geometry,), device, ConstructOptions())]
             for device in (spec, other)
         ]
         assert kept[0] == kept[1] and len({f.n for f in kept[0]}) > 1

@@ -48,10 +48,10 @@ def test_a_structure_far_slower_has_no_place_of_its_own(count):
 
 
 def test_a_structure_that_may_be_the_fastest_has_a_place():
-    """On matrix units of a fourth of their speed, both ways are close."""
+    """On matrix units of a 24th of their speed, both ways are close."""
     rate = "compute.ops_per_cycle_per_unit.matrix.float16"
     expr, a100 = ops.matmul(4096, 4096, 1024, **F16), roller.load_spec("a100")
-    near = a100.with_overrides({rate: a100.compute.ops_per_cycle_per_unit["matrix.float16"] / 12})
+    near = a100.with_overrides({rate: a100.compute.ops_per_cycle_per_unit["matrix.float16"] / 24})
     found = roller.construct(expr, device=near, top_k=10)
     assert {c.program.structure for c in found} == {"matrix", "tiled"}
     others = [c for c in found if c.program.structure != found[0].program.structure]
