@@ -156,6 +156,8 @@ def _properties(index):
 
 
 ATTRIBUTES: list[tuple[int, int, int]] = []
+#: Scratchpad of a unit, and what the driver keeps of it per block (bytes), by the numbers of CUDA's attributes.
+DEVICE_ATTRIBUTES = {81: 228 * 1024, 111: 1024}
 _current = Stream(ptr=11)
 
 
@@ -175,6 +177,7 @@ class Device:
 
 runtime = types.SimpleNamespace(
     getDeviceCount=lambda: 1, getDevice=lambda: 0, getDeviceProperties=_properties, driverGetVersion=lambda: 13000,
+    deviceGetAttribute=lambda number, device: DEVICE_ATTRIBUTES[number],
     runtimeGetVersion=lambda: 13000, deviceSynchronize=lambda: None, is_hip=False, memcpyHostToDevice=1,
     memcpyDeviceToHost=2, memcpyDeviceToDevice=3,
     memcpy=lambda to, source, size, kind: ctypes.memmove(to, source, size),

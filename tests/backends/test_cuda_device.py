@@ -13,6 +13,7 @@ from roller import ops
 from roller.artifact import Argument, Constant, KernelArtifact, Launch
 from roller.backends.cuda.device import CudaDevice, OutOfBoundsError
 from roller.backends.cuda.launcher import CudaKernel
+from roller.backends.cuda.module import Module
 from roller.errors import LaunchError
 from roller.pipeline import construct
 from roller.runtime.profiler import Subject
@@ -60,6 +61,51 @@ def test_a_correct_kernel_passes_and_its_scratchpad_is_asked_for(artifact):
     assert outcome.points == M * N
     assert fake_cupy.ATTRIBUTES == [(7, 8, 64 * 1024)]
     assert fake_cupy.LAUNCHES[0][1:4] == ((2, 1, 1), (32, 1, 1), 64 * 1024)
+
+
+STATIC = """extern "C" __global__ void matmul(float* A) { __shared__ float A_shared[4]; }
+extern "C" __global__ void after(float* A) { A[0] = 0; }"""
+
+
+def carved(artifact, blocks, source="", dynamic=0, static=0, entry="matmul"):
+    """Percentages asked for with so many resident blocks, scratchpad in bytes."""
+    launch = dataclasses.replace(artifact.launches[0], source=source, dynamic_shared_bytes=dynamic, entry=entry)
+    estimate = {"terms": {"blocks_per_unit": float(blocks)}} if blocks else {}
+    build = {"static_shared_bytes": static}
+    Module(fake_cupy, dataclasses.replace(artifact, launches=(launch,), estimate=estimate, build=build))
+    return [percent for _, attribute, percent in fake_cupy.ATTRIBUTES if attribute == 9]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "kw", "percent"),
+    [(3, {"dynamic": 64 * 1024}, [86]), (1, {"dynamic": 64 * 1024}, [29]), (4, {"dynamic": 64 * 1024}, [100]),
+     (8, {"source": STATIC, "static": 16 * 1024}, [60]), (8, {"source": STATIC, "static": 8, "dynamic": 1016}, [8]),
+     (8, {"source": STATIC, "static": 16 * 1024, "entry": "after"}, []), (8, {}, []), (0, {"dynamic": 65536}, [])],
+)  # fmt: skip
+def test_scratchpad_is_carved_out_for_the_blocks_the_estimate_counts_on(artifact, blocks, kw, percent):
+    assert carved(artifact, blocks, **kw) == percent
+
+
+def test_a_carve_out_is_a_preference_and_of_cuda_alone(artifact, monkeypatch):
+    monkeypatch.setattr(fake_cupy.runtime, "is_hip", True)
+    assert carved(artifact, 3, dynamic=40 * 1024) == []
+    monkeypatch.setattr(fake_cupy.runtime, "is_hip", False)
+    asked = []
+
+    def refuse(*args):
+        asked.append(args)
+        raise RuntimeError("CUDA_ERROR_INVALID_VALUE")
+
+    monkeypatch.setattr(fake_cupy.cuda.driver, "funcSetAttribute", refuse)
+    carved(artifact, 3, dynamic=40 * 1024)
+    assert asked == [(7, 9, 54)]
+
+    def unknown(number, device):
+        raise RuntimeError("cudaErrorInvalidValue")
+
+    monkeypatch.setattr(fake_cupy.runtime, "deviceGetAttribute", unknown)
+    carved(artifact, 3, dynamic=40 * 1024)
+    assert len(asked) == 1
 
 
 def test_an_element_nobody_writes_is_wrong(artifact, cupy):
@@ -228,6 +274,10 @@ class _Tensor:
     def __init__(self, array):
         self.array = array
         self.shape = array.shape
+        self.recorded = []
+
+    def record_stream(self, stream):
+        self.recorded.append(stream)
 
     def detach(self):
         return self
@@ -239,13 +289,45 @@ class _Tensor:
 _Tensor.__module__ = "torch"
 
 
-def test_torch_tensors_run_on_torchs_stream_and_give_torch_tensors(artifact, monkeypatch):
-    torch = types.SimpleNamespace(
-        float32="f32",
-        empty=lambda shape, dtype, device: _Tensor(fake_cupy.empty(shape, "f")),
-        cuda=types.SimpleNamespace(current_stream=lambda device: types.SimpleNamespace(cuda_stream=42)),
+class _TorchStream:
+    def __init__(self, cuda_stream, device=None):
+        self.cuda_stream = cuda_stream
+
+
+_TorchStream.__module__ = "torch.cuda.streams"
+
+
+@pytest.fixture
+def torch(monkeypatch):
+    cuda = types.SimpleNamespace(
+        current_stream=lambda device: _TorchStream(42), ExternalStream=_TorchStream,
+        default_stream=lambda device: _TorchStream(0),
+    )  # fmt: skip
+    module = types.SimpleNamespace(
+        float32="f32", empty=lambda shape, dtype, device: _Tensor(fake_cupy.empty(shape, "f")), cuda=cuda
     )
-    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(sys.modules, "torch", module)
+    return module
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_torch_hears_of_a_stream_that_is_not_its_own(artifact, torch, made):
+    kernel, host = CudaKernel(artifact), fake_cupy.asarray(np.ones((K, N), "f"))
+    own = _TorchStream(7)
+    for stream, expected in (
+        (None, []), (_TorchStream(42), []), (fake_cupy.Stream(ptr=42), []), (own, [7]), (fake_cupy.Stream(ptr=9), [9]),
+        (fake_cupy.Stream.null, [0]),
+    ):  # fmt: skip
+        a = _Tensor(fake_cupy.asarray(np.ones((M, K), "f")))
+        out = None if made else _Tensor(fake_cupy.empty((M, N), "f"))
+        result = kernel(a, host, stream=stream, out=out)
+        for tensor in (a, result):
+            assert [s.cuda_stream for s in tensor.recorded] == expected
+            assert stream is not own or tensor.recorded == [own]
+        assert fake_cupy.LAUNCHES[-1][4] == (expected or [42])[0]
+
+
+def test_torch_tensors_run_on_torchs_stream_and_give_torch_tensors(artifact, torch):
     a, b = np.ones((M, K), "f"), np.ones((K, N), "f")
     out = CudaKernel(artifact)(_Tensor(fake_cupy.asarray(a)), _Tensor(fake_cupy.asarray(b)))
     assert isinstance(out, _Tensor)

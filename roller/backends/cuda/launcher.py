@@ -94,6 +94,14 @@ class CudaKernel:
         ------
         LaunchError
             Where count, shape, dtype or place of an array does not fit, or ``out`` overlaps an input.
+
+        Notes
+        -----
+        Torch tensors, results included, are recorded on a stream that is not torch's current one: their memory is not
+        given out again before the kernel is done with it, even where the tensor is dropped at once.
+
+        The first call on a device loads the kernel, copies constants there and waits for the stream, which no stream
+        under capture allows: call once before a graph is captured.
         """
         name = self.artifact.expression.name
         free = [s.tensor.name for n, s in enumerate(self._inputs) if n not in self._constants]
@@ -114,6 +122,7 @@ class CudaKernel:
             names = [s.argument.name for s in (*self._inputs, *self._outputs)] + [a.name for a in self._workspaces]
             held = {**dict(zip(names, (*inputs, *outputs, *scratch), strict=True)), **panels}
             module.launch({n: a.data.ptr for n, a in held.items()}, current)
+            _record((*arrays, *result), stream, current.ptr)
         if out is not None:
             return out
         return result[0] if len(result) == 1 else tuple(result)
@@ -224,6 +233,19 @@ def _as_cupy(cuda: Any, stream: Any) -> Any:
     if hasattr(cuda.Stream, "from_external"):  # CuPy 14; what came before it warns there
         return cuda.Stream.from_external(_Foreign(pointer, stream))
     return cuda.ExternalStream(pointer)
+
+
+def _record(arrays: Sequence[Any], stream: Any, pointer: int) -> None:
+    """Tell torch's allocator of a stream that works on its tensors: it knows the one they were made on alone."""
+    for tensor in arrays:
+        if not _is_torch(tensor) or not tensor.is_cuda:
+            continue
+        cuda = sys.modules["torch"].cuda
+        if pointer == cuda.current_stream(tensor.device).cuda_stream:
+            continue
+        if not _is_torch(stream):
+            stream = cuda.ExternalStream(pointer, tensor.device) if pointer else cuda.default_stream(tensor.device)
+        tensor.record_stream(stream)
 
 
 def _is_torch(value: Any) -> bool:

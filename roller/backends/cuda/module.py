@@ -6,6 +6,7 @@ interface for CUDA and ROCm; where a name differs, it is looked up here.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,10 @@ _ELSEWHERE = (
 _DEFAULT_SHARED_BYTES = 48 * 1024
 #: CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES of the driver's interface.
 _MAX_DYNAMIC_SHARED = 8
+#: CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT: percent of a unit's largest scratchpad; the L1 gets the rest.
+_PREFERRED_CARVEOUT = 9
+#: cudaDevAttrMaxSharedMemoryPerMultiprocessor and cudaDevAttrReservedSharedMemoryPerBlock.
+_UNIT_SHARED, _RESERVED_SHARED = 81, 111
 
 
 def cupy() -> Any:
@@ -79,20 +84,26 @@ class Module:
         self._image = cp.cuda.Module()
         try:
             self._image.load(artifact.binary)
-            self._calls = [(x, self._function(cp, x.entry, x.dynamic_shared_bytes)) for x in artifact.launches]
+            self._calls = [(x, self._function(cp, x)) for x in artifact.launches]
             first = artifact.prepare
-            self._first = [(first, self._function(cp, first.entry, first.dynamic_shared_bytes))] if first else []
+            self._first = [(first, self._function(cp, first))] if first else []
         except RuntimeError as err:  # CUDADriverError
             raise LaunchError(
                 f"{artifact.expression.name}: the device refuses the image for {artifact.target} ({err}). "
                 "Build for the device's own architecture."
             ) from err
 
-    def _function(self, cp: Any, entry: str, dynamic_bytes: int) -> Any:
-        function = self._image.get_function(entry)
-        # On HIP all scratchpad may be dynamic without asking.
-        if dynamic_bytes > _DEFAULT_SHARED_BYTES and not getattr(cp.cuda.runtime, "is_hip", False):
-            cp.cuda.driver.funcSetAttribute(function.ptr, _MAX_DYNAMIC_SHARED, dynamic_bytes)
+    def _function(self, cp: Any, launch: Launch) -> Any:
+        function = self._image.get_function(launch.entry)
+        # On HIP all scratchpad may be dynamic without asking, and nothing is carved out.
+        if getattr(cp.cuda.runtime, "is_hip", False):
+            return function
+        if launch.dynamic_shared_bytes > _DEFAULT_SHARED_BYTES:
+            cp.cuda.driver.funcSetAttribute(function.ptr, _MAX_DYNAMIC_SHARED, launch.dynamic_shared_bytes)
+        percent = _carveout(cp, self.artifact, launch)
+        if percent:
+            with contextlib.suppress(RuntimeError):  # a preference: a driver that refuses it still runs the kernel
+                cp.cuda.driver.funcSetAttribute(function.ptr, _PREFERRED_CARVEOUT, percent)
         return function
 
     def launch(self, pointers: Mapping[str, int], stream: Any) -> None:
@@ -110,6 +121,35 @@ class Module:
     def prepare(self, pointers: Mapping[str, int], stream: Any) -> None:
         """Start what fills the panels of constants, if there is anything to fill; as :meth:`launch`."""
         _start(self._first, pointers, stream)
+
+
+def _carveout(cp: Any, artifact: KernelArtifact, launch: Launch) -> int:
+    """Return the percentage of the scratchpad that the blocks the estimate counts on need; 0 where it is not known.
+
+    Left to itself the driver sizes the scratchpad for fewer blocks than the estimate may count on.
+    """
+    blocks = int(artifact.estimate.get("terms", {}).get("blocks_per_unit", 0))
+    static = int(artifact.build.get("static_shared_bytes", 0)) if _is_static(launch) else 0
+    used = launch.dynamic_shared_bytes + static
+    if blocks < 1 or not used:
+        return 0
+    capacity, reserved = _attribute(cp, _UNIT_SHARED), _attribute(cp, _RESERVED_SHARED)
+    return min(100, -(-100 * blocks * (used + reserved) // capacity)) if capacity else 0
+
+
+def _is_static(launch: Launch) -> bool:
+    """Whether a kernel declares scratchpad in its own text: what the compiler reports is of all kernels together."""
+    _, _, text = launch.source.partition(f" {launch.entry}(")
+    return "__shared__" in text.partition('extern "C"')[0].replace("extern __shared__", "")
+
+
+def _attribute(cp: Any, number: int) -> int:
+    """Return an attribute of the current device; 0 where the driver does not know it."""
+    runtime = cp.cuda.runtime
+    try:
+        return int(runtime.deviceGetAttribute(number, runtime.getDevice()))
+    except RuntimeError:  # CUDARuntimeError
+        return 0
 
 
 def _start(calls: Sequence[tuple[Launch, Any]], pointers: Mapping[str, int], stream: Any) -> None:
