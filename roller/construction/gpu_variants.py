@@ -54,6 +54,7 @@ def tiled_variants(batch: TileBatch, spec: DeviceSpec, splits: bool = False) -> 
     plain, pipelines = _seconds(some, spec), _seconds(some.varied(tried[1:]), spec)
     seconds = np.concatenate([plain, pipelines]).reshape(len(tried), -1)
     stages, raster = np.repeat(tried, len(some)).reshape(seconds.shape), np.ones(seconds.shape, np.int64)
+    seconds[stages > np.maximum(some.steps, 1)] = np.inf  # slots no step would fill
     if exceeds_cache(batch, spec):
         best, least = stages[seconds.argmin(axis=0), programs], seconds.min(axis=0)
         kinds = (programs[:first_other], programs[first_other:])

@@ -129,7 +129,7 @@ def _alternating_steps(memory: Floats, pipes: tuple[Floats, ...], customers: Flo
     plain = alternating((memory, *pipes), customers)
     if not batch.pipelined:
         return plain
-    ahead = alternating((memory, alternating(pipes, customers)), customers * batch.stages)
+    ahead = alternating((memory, alternating(pipes, customers)), customers * np.minimum(batch.stages, batch.steps))
     return np.asarray(ahead + (plain - ahead) / batch.steps)
 
 
