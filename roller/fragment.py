@@ -31,6 +31,15 @@ class Fragment:
         Instruction class of its throughput in ``compute.ops_per_cycle_per_unit``: ``"matrix"`` or ``"group_matrix"``.
     arch
         Architecture its kernels must be built for, where that is not the device's own (``"sm_90a"``).
+    instructions
+        Machine instructions that the device makes of it.
+    operand_copies
+        Times that the threads together hold every element of A and B.
+
+    Notes
+    -----
+    What a family says (who reads operands, whether lanes are known) is the instruction set's word, the same on every
+    device that has it. What a device decides is a field.
 
     Examples
     --------
@@ -47,6 +56,8 @@ class Fragment:
     threads: int
     rate: str = "matrix"
     arch: str = ""
+    instructions: int = 1
+    operand_copies: int = 1
 
     @property
     def family(self) -> str:
@@ -58,10 +69,20 @@ class Fragment:
         """Whether the instruction reads its operands from scratchpad by itself, and runs beside what follows it."""
         return self.family == "wgmma"
 
+    @property
+    def knows_lanes(self) -> bool:
+        """Whether lanes load rows of the operands by addresses of their own, and it is known which result is whose.
+
+        ``wmma`` leaves both to the device: its operands have a pitch, its results are spread over scratchpad.
+        """
+        return self.family == "mma"
+
     def running_steps(self, stages: int) -> int:
         """Return how many reduction steps' products still run as those of the next step start."""
         return int(self.reads_scratchpad and stages >= OVERLAPPED_STAGES)
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready data; ``Fragment(**data)`` is the inverse."""
-        return {k: v for k, v in asdict(self).items() if v != ""}
+        given = asdict(self)
+        left_out = {"arch": "", "instructions": 1, "operand_copies": 1}
+        return {k: v for k, v in given.items() if k not in left_out or v != left_out[k]}

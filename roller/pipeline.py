@@ -88,7 +88,7 @@ def construct(
     return [found[n] for n in worth_timing(found, spec)]
 
 
-def predict(expr: Any, device: str | DeviceSpec, tiles: Mapping[str, Tile]) -> Estimate:
+def predict(expr: Any, device: str | DeviceSpec, tiles: Mapping[str, Tile], *, fragment: str | None = None) -> Estimate:
     """Price tiles a person names.
 
     Parameters
@@ -102,6 +102,10 @@ def predict(expr: Any, device: str | DeviceSpec, tiles: Mapping[str, Tile]) -> E
         is the reduction extent in ``shared``, or stands apart as ``rstep``. An axis left out is 1 in ``register`` and
         the extent of the layer above elsewhere; extents beyond the tensor are padded; nothing needs to be a
         multiple of anything.
+    fragment
+        Name of a matrix instruction of the device (``"mma.m16n8k16.f16.f32"``) that computes the tiles, which then must
+        be whole fragments: ``register`` is the tile of its threads together (one fragment along the reduction).
+        ``None``: no matrix unit.
 
     Returns
     -------
@@ -123,7 +127,7 @@ def predict(expr: Any, device: str | DeviceSpec, tiles: Mapping[str, Tile]) -> E
     """
     from roller.construction.named import estimate_tiles
 
-    return estimate_tiles(expression_of(expr), target_of(device)[0], tiles)
+    return estimate_tiles(expression_of(expr), target_of(device)[0], tiles, fragment)
 
 
 def compile(

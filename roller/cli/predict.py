@@ -25,6 +25,9 @@ TileOption = Annotated[
     list[str],
     typer.Option("--tile", "-t", metavar="LAYER=TILE", help="E.g. shared=i:64,j:64,k:8 or register=4,4,1; repeat."),
 ]
+FragmentOption = Annotated[
+    str | None, typer.Option("--fragment", metavar="NAME", help="Matrix instruction, e.g. mma.m16n8k16.f16.f32.")
+]
 
 
 def predict_command(
@@ -33,11 +36,12 @@ def predict_command(
     device: DeviceOption = "cpu",
     as_json: JsonOption = False,
     settings: SetOption = None,
+    fragment: FragmentOption = None,
 ) -> None:
     """Predict the time of chosen tiles and print every term of the estimate."""
     spec = device_of(device, settings)
     expr = roller.ops.parse(expression)
-    estimate = roller.predict(expr, device=spec, tiles=tiles_of(tiles))
+    estimate = roller.predict(expr, device=spec, tiles=tiles_of(tiles), fragment=fragment)
     if as_json:
         print_json({"expression": str(expr), "device": spec.name, **prediction_json(estimate)})
         return

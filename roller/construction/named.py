@@ -13,6 +13,7 @@ from roller import perf
 from roller.construction.constructor import program_of
 from roller.construction.cpu_pool import staged_choices, store_choices, vector_axes
 from roller.construction.gpu_pool import structure_of
+from roller.construction.named_matrix import matrix_batch
 from roller.construction.reduction import window_axes
 from roller.errors import TileError, did_you_mean
 from roller.expr import TensorExpr
@@ -77,13 +78,16 @@ def program_from_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, T
     return _program(named, spec, structure_of(named.geometry))
 
 
-def estimate_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, Tile]) -> Estimate:
+def estimate_tiles(
+    expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, Tile], fragment: str | None = None
+) -> Estimate:
     """Price tiles named by layer, aligned or not; see :func:`named_tiles` for what may be named.
 
     Tiles need not be whole tiles of the faster layer. On a GPU threads at the edge of a block then compute points that
     nobody stores; on a CPU a task takes the whole register tiles that cover it. A reduction without reuse is priced on
     a GPU with its points spread over threads, and staged with threads over the outputs only, as published tiles mean
-    it; the faster one counts.
+    it; the faster one counts. With the name of a ``fragment`` the tiles are those of a matrix program: whole fragments,
+    one stage.
 
     Raises
     ------
@@ -91,6 +95,11 @@ def estimate_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, Tile]
         As :func:`named_tiles`, and where a capacity of the device is exceeded.
     """
     named = named_tiles(expr, spec, tiles)
+    if fragment is not None:
+        batch = matrix_batch(named.geometry, named.rows, spec, fragment)
+        program = program_of(batch, 0, spec)
+        _check_gpu(program, batch, spec)
+        return perf.estimate_program(program, replace_budget(spec))
     if spec.kind == "cpu":
         budget = replace_budget(spec)
         return perf.estimate_program(_program(named.whole, budget, structure_of(named.geometry)), budget)

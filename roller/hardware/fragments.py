@@ -12,7 +12,9 @@ from roller.hardware.sections import DTYPES
 
 _EXTENT = Quantity("elements", 1, 1024, integer=True)
 _THREADS = Quantity("threads", 1, 1024, integer=True)
-_KEYS = ("name", "m", "n", "k", "operand", "accumulator", "threads", "rate", "arch")
+_COUNT = Quantity("", 1, 1024, integer=True)
+_REQUIRED = ("name", "m", "n", "k", "operand", "accumulator", "threads")
+_KEYS = (*_REQUIRED, "rate", "arch", "instructions", "operand_copies")
 
 
 def read_fragments(where: str, data: object) -> tuple[Fragment, ...]:
@@ -34,7 +36,7 @@ def read_fragments(where: str, data: object) -> tuple[Fragment, ...]:
 
 
 def _fragment(where: str, path: str, data: Mapping[str, Any]) -> Fragment:
-    check_keys(where, path, data, _KEYS, _KEYS[:-2])
+    check_keys(where, path, data, _KEYS, _REQUIRED)
     for key in ("operand", "accumulator"):
         if data[key] not in DTYPES:
             hint = did_you_mean(str(data[key]), DTYPES) or f"; expected one of {list(DTYPES)}."
@@ -49,4 +51,7 @@ def _fragment(where: str, path: str, data: Mapping[str, Any]) -> Fragment:
     arch = data.get("arch", "")
     if not isinstance(arch, str):
         raise fail(where, f"{path}.arch", f"expected the name of an architecture such as sm_90a, got {arch!r}.")
-    return Fragment(name, m, n, k, data["operand"], data["accumulator"], threads, rate, arch)
+    counts = (
+        int(check_number(where, f"{path}.{x}", data.get(x, 1), _COUNT)) for x in ("instructions", "operand_copies")
+    )
+    return Fragment(name, m, n, k, data["operand"], data["accumulator"], threads, rate, arch, *counts)

@@ -243,7 +243,7 @@ def swizzle(operand: Operand, fragment: Fragment, padding: int) -> Swizzle | Non
     by axes are left as they are: a thread's elements are then a constant apart.
     """
     row, chunk = operand.layout.extents[-1], operand.chunk
-    if padding or operand.layout.axes or fragment.family != "mma" or row <= chunk or row & (row - 1):
+    if padding or operand.layout.axes or not fragment.knows_lanes or row <= chunk or row & (row - 1):
         return None
     return Swizzle(chunk, row)
 

@@ -17,6 +17,7 @@ from roller.tile.instructions import Load, Store, instructions
 
 V100 = roller.load_spec("v100")
 MATMUL = ops.matmul(256, 192, 96)
+HALF = ops.matmul(1024, 512, 1024, dtype="float16")
 CONV = ops.conv2d(4, 24, 13, 13, 40, 3, 3, stride=2, padding=1)
 POINTWISE = ops.conv2d(4, 24, 14, 14, 40, 1, 1)
 
@@ -242,3 +243,56 @@ def test_reduction_points_named_for_a_thread_change_nothing():
         for k in (1, 4, 16)
     }
     assert len(set(times.values())) == 1
+
+
+@pytest.mark.parametrize("device", ["v100", "a100", "h200"])
+@pytest.mark.parametrize(
+    "expr",
+    [ops.matmul(512, 256, 128, dtype="float16"), ops.conv2d(4, 32, 14, 14, 48, 3, 3, padding=1, dtype="float16")],
+)
+def test_tiles_of_a_fragment_are_priced_as_construction_prices_them(expr, device):
+    options = roller.ConstructOptions(pipelining=False, split_k=False)
+    found = [c for c in roller.construct(expr, device, options=options) if c.program.fragment is not None]
+    assert len(found) >= 2
+    for c in found:
+        tiles = {layer: c.program.tile(layer) for layer in c.program.layers}
+        name = c.program.fragment.name
+        assert roller.predict(expr, device, tiles, fragment=name).seconds == pytest.approx(c.estimate.seconds)
+        del tiles["register"][c.program.matrix_axes[2]]  # one fragment along the reduction, said or not
+        assert roller.predict(expr, device, tiles, fragment=name).seconds == pytest.approx(c.estimate.seconds)
+
+
+@pytest.mark.parametrize(
+    ("expr", "device", "tiles", "fragment", "message"),
+    [
+        (MATMUL, "a100", {}, "mma.m16n8k16.f16.f32", "one that computes matmul .*float16, float32"),
+        (MATMUL, "k80", {}, "mma.m16n8k16.f16.f32", "no fragment of k80"),
+        (MATMUL, "a100", {}, "mma.m16n8k16.f16.f31", "did you mean 'mma.m16n8k16.f16.f32'"),
+        (
+            HALF,
+            "a100",
+            {"register": (16, 12), "shared": (64, 48, 32)},
+            "mma.m16n8k16.f16.f32",
+            "whole fragments of 16 x",
+        ),
+        (
+            HALF,
+            "a100",
+            {"register": (16, 16), "shared": (64, 64, 24)},
+            "mma.m16n8k16.f16.f32",
+            "whole fragments of 16 x",
+        ),
+        (HALF, "a100", {"register": (16, 8), "shared": (1024, 256, 16)}, "mma.m16n8k16.f16.f32", "the block has"),
+        (HALF, "a100", {"register": (256, 256), "shared": (256, 256, 16)}, "mma.m16n8k16.f16.f32", "registers per thr"),
+        (
+            HALF,
+            "a100",
+            {"register": (64, 64), "shared": (256, 256, 512)},
+            "mma.m16n8k16.f16.f32",
+            "bytes of scratchpad",
+        ),
+    ],
+)
+def test_tiles_that_are_no_fragments_are_refused(expr, device, tiles, fragment, message):
+    with pytest.raises(TileError, match=message):
+        roller.predict(expr, device, tiles, fragment=fragment)

@@ -18,13 +18,10 @@ from roller.perf.batch import TileBatch
 from roller.perf.gpu.compute import PLACE_INSTRUCTIONS, STORE_INSTRUCTIONS, Work
 from roller.perf.gpu.laid_out import LaidOut
 from roller.perf.gpu.matrix_copies import copy_guards
-from roller.perf.gpu.occupancy import OPERAND_COPIES
 from roller.tile.access import VECTOR_BYTES
 from roller.tile.geometry import Floats
 from roller.tile.transactions import row_alignment_bytes
 
-#: Machine instructions of one fragment's product, where it is not one (Volta: 4 sets of 4 steps).
-INSTRUCTIONS = {"wmma": 16.0}
 #: Bytes that one instruction of a warp reads from scratchpad (``ldmatrix.x4``; 16 bytes per thread).
 READ_BYTES = 512.0
 #: Instructions of the loop over fragments, per step of the fragment's k: addresses that no offset folds.
@@ -73,11 +70,11 @@ def matrix_work(batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats
     teus = batch.threads_per_block / lanes
     groups = batch.step_points / f.k
     products = tile[:, 0] * tile[:, 1] * f.k
-    instructions = tile[:, 0] / f.m * (tile[:, 1] / f.n) * INSTRUCTIONS.get(f.family, 1.0)
+    instructions = tile[:, 0] / f.m * (tile[:, 1] / f.n) * float(f.instructions)
     read = written = loads = np.zeros(len(batch))
     conflicts = laid.conflicts if laid else {}
     for a in g.loads:
-        mine = batch.register_elements(a) * float(a.tensor.itemsize_bytes) * OPERAND_COPIES.get(f.family, 1)
+        mine = batch.register_elements(a) * float(a.tensor.itemsize_bytes) * f.operand_copies
         if f.reads_scratchpad:  # every product reads both operands anew
             mine = mine * (tile[:, 1] / f.n if a.uses[names[0]] else tile[:, 0] / f.m)
         else:
@@ -124,7 +121,7 @@ def _finish_instructions(batch: TileBatch) -> Floats:
         wide = (width >= EXCHANGED) & (PAIR * size < DIRECT_BYTES)
         stored = STORE_INSTRUCTIONS / np.where(wide, EXCHANGED, np.minimum(width, PAIR))
         return np.asarray(PLACE_INSTRUCTIONS + results * (1.0 + stored + wide * EXCHANGE_INSTRUCTIONS + epilogue))
-    direct = (width >= PAIR) & (PAIR * size >= DIRECT_BYTES) & (f.family == "mma")
+    direct = (width >= PAIR) & (PAIR * size >= DIRECT_BYTES) & f.knows_lanes
     stored = STORE_INSTRUCTIONS / np.where(direct, PAIR, width)
     spread = np.where(direct, 0.0, SPREAD_INSTRUCTIONS + READ_INSTRUCTIONS / width)
     return np.asarray(PLACE_INSTRUCTIONS + results * (1.0 + stored + spread + epilogue))

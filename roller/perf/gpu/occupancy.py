@@ -24,8 +24,6 @@ BASE_REGISTERS = 24
 MATRIX_BASE_REGISTERS = 20
 #: The same beside the sums of warp groups (sm_90a): 26 to 48, more where one group alone copies large tiles.
 GROUP_BASE_REGISTERS = 40
-#: Times that fragments of a family hold every operand element (Volta's: in two threads each).
-OPERAND_COPIES = {"wmma": 2}
 
 
 def register_words(batch: TileBatch) -> Ints:
@@ -103,7 +101,7 @@ def _matrix_words(batch: TileBatch) -> Ints:
     if f.reads_scratchpad:
         return -(-acc // (4 * f.threads))
     operands = sum((batch.register_elements(a) * a.tensor.itemsize_bytes for a in g.loads), np.zeros_like(acc))
-    return -(-(acc + OPERAND_COPIES.get(f.family, 1) * operands) // (4 * f.threads))
+    return -(-(acc + f.operand_copies * operands) // (4 * f.threads))
 
 
 def _row_axis(batch: TileBatch, access: Access) -> str | None:
