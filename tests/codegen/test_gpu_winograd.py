@@ -183,7 +183,9 @@ def test_pool_offers_them_where_they_win(device):
     spec = roller.load_spec(device)
     found = roller.construct(CONV, device)
     assert found[0].program.structure == "winograd4"
-    assert {c.program.structure for c in found} >= {"tiled", "winograd2"}
+    plain = roller.construct(CONV, device, options=ConstructOptions(top_k=1, winograd=False))[0].estimate.seconds
+    near = {"tiled"} if plain <= 2 * found[0].estimate.seconds else set()
+    assert {c.program.structure for c in found} == {"winograd4", "winograd2"} | near
     fewest = {s: (m + 2) ** 2 / (9 * m * m) * CONV.flops / (2 * spec.ops_per_s("fma")) for s, m in STRUCTURES.items()}
     for c in found:
         assert c.program.relaxed == broken_rules(c.program, spec)
