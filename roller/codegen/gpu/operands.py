@@ -6,16 +6,15 @@ aligned, and storage padding or a slot of a pipeline are enough to hide that.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from roller.codegen.gpu.mapping import AxisMap, register_count
-from roller.codegen.gpu.nest import Buffer, buffer, dtype_name
+from roller.codegen.gpu.context import compute_dtype, promote
+from roller.codegen.gpu.mapping import AxisMap, register_count, vector_loop
+from roller.codegen.gpu.nest import Buffer, Expr, Stmt, buffer, dtype_name, load, loop, seq, store, with_buffers
 from roller.codegen.gpu.staging import Domain, StagedTile
 from roller.expr import DTYPE_BYTES, Load
 from roller.tile.access import VECTOR_BYTES
-
-#: Elements that are converted where they are read: the compiler packs those reads itself.
-_CONVERTED = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ def depth_of(tile: StagedTile | None, axis: str, width: int, domain: Domain) -> 
 def _runs(tile: StagedTile, axis: str, width: int, domain: Domain) -> bool:
     """Whether aligned chunks of ``width`` along an axis are aligned vectors of the tile, wherever the others are."""
     dtype = dtype_name(tile.target)
-    if width * DTYPE_BYTES[dtype] > VECTOR_BYTES or dtype in _CONVERTED:
+    if width * DTYPE_BYTES[dtype] > VECTOR_BYTES:
         return False
     for d, (i, pitch) in enumerate(zip(tile.layout.dims, tile.pitch, strict=True)):
         for x in i.terms:
@@ -65,3 +64,16 @@ def _runs(tile: StagedTile, axis: str, width: int, domain: Domain) -> bool:
         if i.const * pitch % width:
             return False
     return any(x.axis == axis for x in tile.layout.dims[-1].terms)
+
+
+def read_vector(width: int, element: Callable[[Expr], Expr], dtype: str, put: Callable[[Expr, Expr], Stmt]) -> Stmt:
+    """Read ``width`` neighbours of the scratchpad at once and ``put(v, value)`` them into registers.
+
+    Half types are read as they are and converted one by one behind the read: a conversion amid it would make ``width``
+    reads of two bytes.
+    """
+    if compute_dtype(dtype) == dtype:
+        return vector_loop(width, lambda v: put(v, element(v)))
+    raw = buffer("narrow", (width,), dtype, "local")
+    read = vector_loop(width, lambda v: store(raw, element(v), v))
+    return with_buffers([raw], seq([read, loop("e", width, lambda v: put(v, promote(load(raw, v))), unroll=True)]))

@@ -43,7 +43,7 @@ from roller.codegen.gpu.nest import (
     when,
     with_buffers,
 )
-from roller.codegen.gpu.operands import OperandFragment, depth_of, vector_map
+from roller.codegen.gpu.operands import OperandFragment, depth_of, read_vector, vector_map
 from roller.codegen.gpu.pipeline import Pipeline
 from roller.codegen.gpu.staging import Domain, StagedTile, copy_tile, placed, stage_tile
 from roller.expr import COMBINERS, Load, Stage, Tensor
@@ -297,7 +297,10 @@ class Tiled:
             index = register_index(maps, at) * f.depth
             if width == 1:
                 return store(frag, promote(load(view.source, offset)), index)
-            return vector_loop(width, lambda v: store(frag, promote(load(view.source, offset + v)), index + v * stride))
+            return read_vector(
+                width, lambda v: load(view.source, offset + v), dtype_name(staged.target),
+                lambda v, value: store(frag, value, index + v * stride),
+            )  # fmt: skip
 
         return register_points(maps, fill, vector=vector.name if vector else None)
 
