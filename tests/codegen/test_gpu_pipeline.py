@@ -50,6 +50,12 @@ CASES = {
     "implicit_gemm": (CONV, (4, 4, 1), (16, 32, 12), {"canon": grouped}),
     "transposed": (ops.matmul(70, 67, 50, transpose_a=True, transpose_b=True), (4, 2, 1), (32, 32, 8), {}),
     "half_vectors": (HALF, (4, 4, 1), (32, 32, 16), {}),
+    "bfloat16_vectors": (ops.matmul(40, 48, 72, dtype="bfloat16"), (4, 4, 1), (32, 32, 16), {}),
+    "bfloat16_vectors_of_eight": (ops.matmul(70, 72, 40, dtype="bfloat16"), (1, 1, 1), (4, 8, 40), {}),
+    "bfloat16_results_in_vectors": (
+        ops.matmul(40, 48, 72, dtype="bfloat16"), (4, 4, 1), (32, 32, 16), {"vector_axis": "j", "vector_elements": 4},
+    ),
+    "bfloat16_elements": (ops.matmul(37, 45, 51, dtype="bfloat16"), (4, 4, 1), (32, 32, 8), {}),
     "half_elements_are_too_narrow_to_copy_asynchronously": (
         ops.matmul(37, 45, 51, dtype="float16"), (4, 4, 1), (32, 32, 8), {},
     ),
@@ -153,3 +159,11 @@ def test_addresses_of_a_slot_are_added_once():
     assert loop.counts["fma"] >= 27 * 4 and loop.counts["integer"] <= loop.counts["fma"] / 8
     proof = prove(a)
     assert proof.ok, proof
+
+
+def test_halves_are_read_from_the_scratchpad_in_vectors_and_converted_once():
+    a = pipelined(HALF, (4, 4, 1), (32, 32, 16), "sm_70", stages=2, vector_axis="j", vector_elements=4)
+    (kernel,) = ptx.kernels(toolchain.to_ptx(a.source, "sm_70")).values()
+    assert not kernel.main_loop.counts["shared_load_16"]
+    converted = sum("cvt.f32.f16" in x for x in kernel.main_loop.lines)
+    assert converted == kernel.main_loop.counts["fma"] * (4 + 4) / (4 * 4)

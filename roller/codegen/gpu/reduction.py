@@ -11,7 +11,6 @@ from roller.codegen.gpu.context import Context, as_output, promote
 from roller.codegen.gpu.mapping import AxisMap, axis_map
 from roller.codegen.gpu.matrix import Matrix
 from roller.codegen.gpu.nest import (
-    WARP,
     Expr,
     Stmt,
     buffer,
@@ -33,9 +32,10 @@ from roller.errors import BuildError
 from roller.expr import COMBINERS, REDUCTION, Axis, Load, Stage, Tensor, axis_index
 from roller.te.emit import combine, constant, emit_index, emit_scalar
 from roller.tile import RProgram
+from roller.tile.parts import COMBINING_THREADS, UNROLLED_PARTS, combining_lanes
 from roller.tile.rows import row_stages
 
-#: Threads of a block of the second kernel.
+#: Threads of a block of the second kernel with a thread per result.
 _THREADS = 256
 
 
@@ -67,7 +67,13 @@ def _template(ctx: Context, stage: Stage, program: RProgram) -> Tiled | Matrix:
 
 
 def _combine_parts(ctx: Context, stage: Stage, result: Stage, partial: Tensor, order: Sequence[Axis]) -> Stmt:
-    """Second kernel of a split reduction: one thread adds the parts of one element in order, then the epilogue."""
+    """Second kernel of a split reduction: adds the parts of every element in a fixed order, then the epilogue.
+
+    One thread per element, or several that each add some of many parts and then meet in a tree.
+    """
+    if partial.shape[0] > UNROLLED_PARTS:
+        shared = _shared_sum(ctx, stage, partial, order)
+        return shared.write([shared.anchor, *([] if result is stage else [result])])
     threads = _THREADS
     total = math.prod(a.extent for a in order)
     block, thread = thread_axis("blockIdx.x", -(-total // threads)), thread_axis("threadIdx.x", threads)
@@ -113,19 +119,24 @@ def split_row_kernels(ctx: Context, program: RProgram) -> list[Stmt]:
     parts = replace(s, output=Tensor(s.name, shape[1:], s.acc_dtype), store=where)
     columns = [axis_map(program, a, interleaved=True) for a in s.reduction_axes]
     maps = [axis_map(program, a) for a in order]
-    part = Axis("part", program.split_k, REDUCTION)
-    load_part = Load(partial.name, (axis_index(part.name), *where))
+    second = _shared_sum(ctx, s, partial, order)
+    stages = [second.anchor, *(x.stage for x in rest)]
+    return [Rows(ctx, parts, maps, columns, program.split_k).write_partial(parts, target), second.write(stages)]
+
+
+def _shared_sum(ctx: Context, s: Stage, partial: Tensor, order: Sequence[Axis]) -> Rows:
+    """Return the template of a kernel in which several threads share the parts of every result."""
+    part = Axis("part", partial.shape[0], REDUCTION)
+    load_part = Load(partial.name, (axis_index(part.name), *(axis_index(a.name) for a in order)))
     total = replace(s, axes=(*s.spatial_axes, part), body=load_part)
     threads = [1] * len(order)
     if order:
-        threads[-1] = min(_THREADS, 1 << (order[-1].extent - 1).bit_length())
-    lanes = min(_THREADS // math.prod(threads), max(WARP // math.prod(threads), 1 << (part.extent - 1).bit_length()))
-    second = Rows(
+        threads[-1] = min(COMBINING_THREADS, 1 << (order[-1].extent - 1).bit_length())
+    lanes = combining_lanes(part.extent, threads[-1] if order else 1)
+    return Rows(
         ctx, total, [AxisMap(a.name, a.extent, t, 1) for a, t in zip(order, threads, strict=True)],
         [AxisMap(part.name, part.extent, lanes, 1, interleaved=True)],
     )  # fmt: skip
-    stages = [total, *(x.stage for x in rest)]
-    return [Rows(ctx, parts, maps, columns, program.split_k).write_partial(parts, target), second.write(stages)]
 
 
 def _fresh(ctx: Context, name: str) -> str:

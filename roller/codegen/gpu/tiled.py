@@ -202,7 +202,8 @@ class Tiled:
         views = {}
         mixed = len({t.target.name for t in self.tiles.values() if t.target.scope() == "shared.dyn"}) > 1
         for n, (ld, t) in enumerate(self.tiles.items()):
-            if mixed:
+            # Without bfloat16 of the target's own, TVM makes tiles of it float32, and a pointer would not know.
+            if mixed or (dtype_name(t.target) == "bfloat16" and not self.ctx.async_copies):
                 views[ld] = View(t.target, t.slot(slot), self.lane)
                 continue
             statement, start_here = start(f"at{n}", t.target, t.slot(slot) + t.offset(here))
