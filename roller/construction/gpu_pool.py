@@ -21,8 +21,8 @@ from roller.tile.geometry import Geometry, Ints, product
 _STEPS = 8
 
 
-#: Parts a reduction is split into where blocks are few.
-SPLITS = (2, 4, 8, 16)
+#: Parts a reduction is split into where blocks are few, blocks per unit they may make, and steps left to each of more.
+SPLITS, _FULL, _LEAST_STEPS = (2, 4, 8, 16), 4, 2
 
 #: Register tiles per doubling of their outputs, at least.
 _KERNELS = 4
@@ -193,14 +193,27 @@ def _finish(geometry: Geometry, spec: DeviceSpec, register: Ints, block: Ints, o
 
 def split_variants(batch: TileBatch, spec: DeviceSpec) -> list[TileBatch]:
     """Return the programs with their reduction split over blocks, where outputs alone make too few of them."""
-    few = (batch.blocks < spec.units) & (batch.steps > 1)
+    blocks, steps = batch.blocks, batch.steps
+    few = (blocks < spec.units) & (steps > 1)
     found = []
-    for split in SPLITS:
-        some = np.flatnonzero(few & (batch.steps >= split) & (batch.blocks * split <= 4 * spec.units))
+    for split in splits(spec):
+        useful = (
+            few
+            & (steps >= split * (1 if split <= max(SPLITS) else _LEAST_STEPS))
+            & (blocks * split <= _FULL * spec.units)
+        )
+        if split > max(SPLITS):  # further parts where those before leave units idle
+            useful &= blocks * split > spec.units // 2
+        some = np.flatnonzero(useful)
         if len(some):
             chosen = batch.take(some)
             found.append(replace(chosen, split_k=chosen.split_k * split))
     return found
+
+
+def splits(spec: DeviceSpec) -> tuple[int, ...]:
+    """Return the parts a reduction may be split into: up to what fills the device a few times over with one tile."""
+    return (*SPLITS, *(1 << n for n in range(max(SPLITS).bit_length(), (_FULL * spec.units).bit_length())))
 
 
 def _grow_blocks(geometry: Geometry, spec: DeviceSpec, states: Ints, options: ConstructOptions) -> Ints:

@@ -26,6 +26,8 @@ _RASTERED = 32
 #: Tiles whose reduction is split into other numbers of parts, those numbers, and waves of one block per unit that are
 #: still few, and that parts may make at most.
 _SPLIT_TILES, _PARTS, _FEW_WAVES, _MOST_WAVES = 40, (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64), 3, 12
+#: Waves of one block per unit that parts may fill exactly.
+_FULL_WAVES = (1, 2, 4, 8)
 #: Copies of a tile, without and with asynchronous copies.
 STAGES_THROUGH_REGISTERS, STAGES = (2,), (2, 3, 4)
 #: Tiles of the slower axis that blocks run over first.
@@ -145,15 +147,25 @@ def other_splits(batch: TileBatch, spec: DeviceSpec, bounds: _Bounds | None = No
     whole = replace(batch.take(rows), split_k=np.ones(len(rows), np.int64))
     if not len(whole):
         return whole
-    parts = np.array(_PARTS)[:, None]
+    parts = _parts(whole.blocks, spec)
     useful = (whole.steps >= parts) & (whole.blocks * parts <= _MOST_WAVES * spec.units)
+    # Many parts only where the device has room for them, and where each has steps to overlap.
+    useful &= (parts <= max(_PARTS)) | ((2 * whole.blocks * parts > spec.units) & (whole.steps >= 2 * parts))
     n, rows = np.nonzero(useful)
     seconds = np.full(useful.shape, np.inf)
-    seconds[n, rows] = _seconds(replace(whole.take(rows), split_k=parts[n, 0], stages=2), spec)
-    best = np.array(_PARTS)[seconds.argmin(axis=0)]
+    seconds[n, rows] = _seconds(replace(whole.take(rows), split_k=parts[n, rows], stages=2), spec)
+    best = np.take_along_axis(parts, seconds.argmin(axis=0)[None], axis=0)[0]
     few = whole.blocks < spec.units
     known = few & np.isin(best, SPLITS) & (whole.blocks * best <= 4 * spec.units)  # the pool has them
     return replace(whole, split_k=best).take(np.flatnonzero(np.isfinite(seconds.min(axis=0)) & ~known))
+
+
+def _parts(blocks: Ints, spec: DeviceSpec) -> Ints:
+    """Return the parts tried per tile of so many blocks, ``(parts, N)``: steps of a half, and those of full waves."""
+    steps = [n for k in range(max(_PARTS).bit_length(), 31) for n in (3 << k - 2, 1 << k)]
+    many = np.array([n for n in steps if n <= _MOST_WAVES * spec.units], np.int64)
+    full = spec.units * np.array(_FULL_WAVES)[:, None] // blocks
+    return np.concatenate([np.repeat(np.array([*_PARTS, *many])[:, None], len(blocks), axis=1), np.maximum(full, 1)])
 
 
 def variants_of(batches: Sequence[TileBatch], spec: DeviceSpec, splits: bool) -> list[TileBatch]:

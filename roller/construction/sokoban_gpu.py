@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from roller.construction.gpu_pool import SPLITS, padding_allowed, pool, split_variants, structure_of
+from roller.construction.gpu_pool import padding_allowed, pool, split_variants, splits, structure_of
 from roller.construction.options import ConstructOptions
 from roller.construction.reduction import window_axes
 from roller.construction.sokoban_space import (
@@ -225,7 +225,7 @@ def _programs(space: _Space, blocks: list[tuple[Ints, Ints]], limit_s: Limit, ta
     bound = _bound_over_steps(space, register, block, _without_limits(space.spec))
     if space.options.split_k:  # a split program is at most as many times faster as it has parts
         few = space.geometry.blocks(block) < space.spec.units
-        bound = np.where(few, bound / max(SPLITS), bound)
+        bound = np.where(few, bound / max(splits(space.spec)), bound)
     tally.bounded += len(block)
     keep = bound <= limit_s()
     register, block = register[keep], block[keep]
@@ -273,7 +273,7 @@ def gpu_contains(program: RProgram, spec: DeviceSpec, options: ConstructOptions)
     threads = block[space.axes] // register[space.axes]
     return (
         program.structure == space.structure
-        and program.split_k in (1, *SPLITS)
+        and program.split_k in (1, *splits(spec))
         and bool((register_tiles(space) == register).all(axis=1).any())
         and int(threads.prod()) <= space.threads
         and all(n in c for n, c in zip(threads, _thread_counts(space, register), strict=True))

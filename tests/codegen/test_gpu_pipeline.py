@@ -167,3 +167,19 @@ def test_halves_are_read_from_the_scratchpad_in_vectors_and_converted_once():
     assert not kernel.main_loop.counts["shared_load_16"]
     converted = sum("cvt.f32.f16" in x for x in kernel.main_loop.lines)
     assert converted == kernel.main_loop.counts["fma"] * (4 + 4) / (4 * 4)
+
+
+@pytest.mark.parametrize(
+    ("e", "block", "parts"),
+    [
+        (ops.matmul(8, 8, 2000), (8, 8, 16), 64),
+        (ops.matmul(7, 5, 3000, dtype="float16", epilogue=("bias", "relu")), (8, 8, 16), 100),
+        (ops.matmul(2, 3, 1000, dtype="int8"), (2, 16, 8), 40),
+        (ops.matmul(20, 300, 600), (8, 32, 8), 48),
+    ],
+)
+def test_many_parts_are_added_by_threads_that_share_a_result(e, block, parts):
+    a = pipelined(e, (1, 1, 1), block, "sm_70", split_k=parts)
+    assert prove(a).ok
+    first, second = a.launches
+    assert first.grid[0] % parts == 0 and second.block[1] * second.block[0] >= 128

@@ -11,7 +11,9 @@ from roller.construction.constructor import canonical_forms
 from roller.construction.gpu_pool import pool
 from roller.construction.gpu_variants import STAGES, other_splits, program_variants, stage_choices, tiled_variants
 from roller.perf import estimate_program
+from roller.perf.batch import TileBatch
 from roller.perf.gpu import price
+from roller.perf.gpu.parts import combining_s
 from roller.tile.geometry import Geometry
 
 EXPRS = {
@@ -110,3 +112,22 @@ def test_no_split_is_offered_twice():
     }
     assert len(found) and len(rows(found)) == len(found) and not rows(found) & rows(batch)
     assert (found.steps >= 1).all() and (found.split_k > 1).all()
+
+
+@pytest.mark.parametrize(("device", "slower"), [("v100", 3.0), ("h200", 7.0)])
+@pytest.mark.parametrize(("shape", "dtype"), [((8, 8, 1000000), "float32"), ((7, 1, 1000000), "float16")])
+def test_few_outputs_split_a_deep_reduction_until_the_device_is_full(device, slower, shape, dtype):
+    (best,) = roller.construct(ops.matmul(*shape, dtype=dtype), device, top_k=1)
+    assert best.program.split_k > roller.load_spec(device).units
+    fewer = estimate_program(replace(best.program, split_k=64), roller.load_spec(device))
+    assert fewer.seconds > slower * best.estimate.seconds
+
+
+def test_adding_many_parts_is_paid_for():
+    h200 = roller.load_spec("h200")
+    geometry = Geometry.of(canonical_forms(ops.matmul(8, 8, 1000000), ConstructOptions())[0])
+    parts = np.array([1, 2, 16, 48, 1024])
+    tile = np.array([[1, 1, 1]] * len(parts)), np.array([[8, 8, 16]] * len(parts))
+    times = combining_s(TileBatch(geometry, "tiled", *tile, parts, geometry.load_names), h200)
+    assert times[0] == 0 and (np.diff(times) > 0).all()
+    assert times[-1] >= 2 * (h200.layer("global").latency_s or 0)  # 32 threads load 16 parts at once, twice

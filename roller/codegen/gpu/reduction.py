@@ -32,7 +32,7 @@ from roller.errors import BuildError
 from roller.expr import COMBINERS, REDUCTION, Axis, Load, Stage, Tensor, axis_index
 from roller.te.emit import combine, constant, emit_index, emit_scalar
 from roller.tile import RProgram
-from roller.tile.parts import COMBINING_THREADS, UNROLLED_PARTS, combining_lanes
+from roller.tile.parts import COMBINING_THREADS, UNROLLED_PARTS, combining_lanes, parts_loaded
 from roller.tile.rows import row_stages
 
 #: Threads of a block of the second kernel with a thread per result.
@@ -135,7 +135,7 @@ def _shared_sum(ctx: Context, s: Stage, partial: Tensor, order: Sequence[Axis]) 
     lanes = combining_lanes(part.extent, threads[-1] if order else 1)
     return Rows(
         ctx, total, [AxisMap(a.name, a.extent, t, 1) for a, t in zip(order, threads, strict=True)],
-        [AxisMap(part.name, part.extent, lanes, 1, interleaved=True)],
+        [AxisMap(part.name, part.extent, lanes, parts_loaded(part.extent, lanes), interleaved=True)],
     )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from roller.perf.gpu.copies import asynchronous
 from roller.perf.gpu.laid_out import LaidOut
 from roller.perf.gpu.matrix import matrix_work
 from roller.perf.gpu.occupancy import occupancy, scratchpad_bytes
+from roller.perf.gpu.parts import combining_s
 from roller.perf.gpu.rows import row_access_s, row_chain_s, scattered_access_s, with_accesses
 from roller.perf.gpu.traffic import dram_time_s, global_traffic, least_copies, least_traffic
 from roller.perf.gpu.walk import walk_hops
@@ -165,7 +166,7 @@ def _lower_bound_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
     memory = np.maximum(l2_s, dram_s) * (waves.active / batch.blocks)
     seconds = _wave_s(memory, work, waves, batch, spec)[0]
     launches = 1 + (batch.split_k > 1)
-    total = waves.total(seconds) + launches * spec.execution.launch_s
+    total = waves.total(seconds) + launches * spec.execution.launch_s + combining_s(batch, spec)
     return np.where(resident > 0, total * _BOUND_SHARE, np.inf)
 
 
@@ -192,10 +193,12 @@ def price(batch: TileBatch, spec: DeviceSpec, laid: LaidOut | None = None) -> Te
         memory = with_accesses(memory, scattered_access_s(batch, spec) * waves.per_unit, spec)
     seconds, arithmetic, copying, chain = _wave_s(memory, work, waves, batch, spec)
     named = {"compute_s": arithmetic, "copy_s": copying, "dram_s": dram, "l2_s": l2, "latency_s": chain}
+    combining = combining_s(batch, spec)
     terms: Terms = {key: waves.total(value) for key, value in named.items()}
+    terms["latency_s"] = terms["latency_s"] + combining
     launches = 1 + (batch.split_k > 1)
     terms["launch_s"] = np.asarray(launches * spec.execution.launch_s, np.float64)
-    terms["seconds"] = np.where(resident > 0, waves.total(seconds) + terms["launch_s"], np.inf)
+    terms["seconds"] = np.where(resident > 0, waves.total(seconds) + terms["launch_s"] + combining, np.inf)
     terms.update(dram_bytes=dram_bytes, l2_bytes=l2_bytes, scratchpad_bytes=pad.astype(float))
     terms.update(registers=registers.astype(float), blocks_per_unit=resident.astype(float))
     terms["bank_conflicts"] = np.max([np.ones(len(batch)), *laid.conflicts.values()], axis=0)
