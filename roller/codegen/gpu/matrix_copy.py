@@ -7,6 +7,7 @@ scratchpad later, so that the arithmetic of another tile can run between the two
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 from roller.codegen.gpu.context import Context
@@ -106,10 +107,17 @@ class OperandCopy:
         return [self.fetch(base), self.put(base, start)]
 
     def _place(self, c: Chunk) -> Expr:
-        """Return where a chunk goes in the tile; a round that steps over whole periods of a swizzle is a constant."""
+        """Return where a chunk goes in the tile.
+
+        Rounds that lie whole periods of a swizzle apart differ by a constant: only those of one period, few, need an
+        address each. With more the compiler keeps one of every round in registers.
+        """
         r = self.rounds
         step = r.together * r.tile.pitch[0] if r.lead == 1 else 0
-        rounds = c.number * step if step % self.period == 0 else num(0)
+        if not step:
+            return self.moved(c.offset)
+        several = self.period // math.gcd(step, self.period)  # rounds from one whole number of periods to the next
+        rounds = (c.number if several == 1 else tirx.floordiv(c.number, several) * several) * step
         return self.moved(c.offset - rounds) + rounds
 
     def _all(self, base: Mapping[str, Expr], one: Callable[[Chunk], Stmt]) -> Stmt:
