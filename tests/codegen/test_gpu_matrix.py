@@ -27,6 +27,12 @@ def test_transposed_and_batched_operands_whose_rows_are_not_aligned(transposed):
     assert_right(program(expr, F16, (16, 24, 16), (32, 48, 32), stages=3), orders=("reverse", "random"))
 
 
+@pytest.mark.parametrize("k", [32, 64, 128])
+def test_rounds_of_a_copy_that_end_within_a_period_of_the_swizzle(k):
+    expr = ops.matmul(70, 91, 133, dtype="float16")  # odd rows: element by element, a few rows of the tile in a round
+    assert_right(program(expr, F16, (32, 32, 16), (64, 64, k), stages=2), orders=("reverse",))
+
+
 def test_a_reduction_split_over_blocks_is_summed_by_a_second_kernel():
     expr = ops.matmul(40, 64, 200, dtype="float16")
     made = program(expr, F16, (16, 32, 16), (32, 64, 32), stages=2, split_k=3)

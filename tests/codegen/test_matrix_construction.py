@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("tvm")
@@ -39,6 +41,19 @@ LARGE = {
     "ragged": ops.matmul(4001, 1003, 1001, transpose_a=True, epilogue=("bias", "relu"), **F16),
     "conv2d": ops.conv2d(128, 128, 28, 28, 128, 3, 3, padding=1, **F16),
 }
+#: Operands whose rows no vector fits, so that they come through registers element by element.
+ODD = {
+    "k": (ops.matmul(4096, 4096, 4095, **F16), ("v100", "a100", "h200")),
+    "n": (ops.matmul(4096, 4095, 4096, **F16), ("v100", "h200")),
+    "all": (ops.matmul(1000, 1001, 1003, **F16), ("a100",)),
+    "transposed": (ops.matmul(4095, 4095, 4095, None, True, True, **F16), ("a100",)),
+    "batched": (ops.matmul(513, 513, 65, 64, dtype="bfloat16"), ("h200",)),
+    "half sums": (ops.matmul(4096, 4095, 4095, acc_dtype="float16", **F16), ("v100",)),
+    "bytes": (ops.matmul(4096, 4097, 4095, dtype="int8"), ("a100",)),
+    "conv2d 3x3": (ops.conv2d(32, 3, 224, 224, 64, 3, 3, padding=1, dtype="bfloat16"), ("h200",)),
+    "conv2d 7x7": (ops.conv2d(128, 3, 224, 224, 64, 7, 7, stride=2, padding=3, **F16), ("v100", "a100")),
+}
+ODD_CASES = [(name, device) for name, (_, devices) in ODD.items() for device in devices]
 needs_nvrtc = pytest.mark.skipif(toolchain.available() is not None, reason="no NVRTC")
 
 
@@ -69,6 +84,17 @@ def built(expr, device, most):
 @pytest.mark.parametrize("device", ["v100", "a100", "h200"])
 def test_the_best_program_builds_without_spills(device):
     built(LARGE["TC_M4"], device, 1)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(("name", "device"), ODD_CASES)
+def test_copies_through_registers_do_not_spill(name, device):
+    expr, _ = ODD[name]
+    (best,) = roller.construct(expr, device=device, top_k=1)
+    assert best.program.structure == "matrix"
+    artifact = lower(best.program, expr, roller.load_spec(device))
+    built = toolchain.build(replace(artifact, estimate=best.estimate.to_dict()))
+    assert built.build["spill_bytes"] == 0, best.program
 
 
 @needs_nvrtc
