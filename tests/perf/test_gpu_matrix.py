@@ -15,7 +15,9 @@ from roller.errors import SpecError
 from roller.expr.canonical import fuse_axes, group_axes
 from roller.perf import gpu
 from roller.perf.accuracy import UNVALIDATED, prediction_error
-from roller.perf.gpu.matrix_copies import are_async, operand_copies
+from roller.perf.batch import TileBatch
+from roller.perf.gpu.matrix_copies import are_async, fetched_words, gather_words, operand_copies
+from roller.perf.gpu.occupancy import MATRIX_BASE_REGISTERS, usable_registers
 from roller.tile.fragments import program_operands
 from roller.tile.geometry import Geometry
 
@@ -52,6 +54,44 @@ def test_more_stages_are_never_slower_where_scratchpad_is_free(name):
     for batch in batches(name, ROOMY):
         times = np.array([seconds(replace(batch, stages=s), ROOMY) for s in STAGES])
         assert (np.diff(times, axis=0) <= 1e-12).all()
+
+
+def one_program(geometry, block, threads, square=16):
+    """A batch of one program of ``square`` x ``square`` x 16 register tiles, ``threads`` per block."""
+    register, names = np.array([[square, square, 16]]), ("i", "j", "k")
+    fragment = next(f for f in A100.fragments if f.name == "mma.m16n8k16.f16.f32")
+    batch = TileBatch(
+        geometry, "matrix", register, np.array([block]), np.ones(1, np.int64), geometry.load_names,
+        fragment=fragment, matrix_axes=names,
+    )  # fmt: skip
+    assert batch.threads_per_block[0] == threads
+    return batch
+
+
+def test_threads_that_find_no_row_of_a_tile_fetch_nothing():
+    geometry = Geometry.of(ops.matmul(513, 513, 65, dtype="float16"))
+    batch = one_program(geometry, (192, 192, 16), 512, square=48)
+    # 512 threads take 32 of 192 rows of A in a round, 2 of 16 rows of B: the last 128 threads have no row of theirs.
+    assert fetched_words(batch, A100).tolist() == [6 + 8]
+
+
+def test_registers_of_a_matrix_program_are_those_its_block_leaves_a_thread():
+    geometry = Geometry.of(ops.matmul(512, 512, 64, dtype="float16"))
+    few, many = (
+        usable_registers(one_program(geometry, b, t), A100)[0] for b, t in (((64, 64, 16), 512), ((32, 32, 16), 128))
+    )
+    assert (few, many) == (128 - MATRIX_BASE_REGISTERS, 255 - MATRIX_BASE_REGISTERS)
+
+
+def test_gathered_rows_keep_their_places_in_registers():
+    expr = ops.conv2d(16, 3, 224, 224, 64, 7, 7, stride=2, padding=3, dtype="float16")
+    gathered = [b for f in canonical_forms(expr, ConstructOptions())
+                for b in matrix_pools((Geometry.of(f),), A100, ConstructOptions())]  # fmt: skip
+    assert any((gather_words(b, A100) > 0).any() for b in gathered)
+    for b in gathered:
+        assert (gather_words(b, A100) <= fetched_words(b, A100)).all()
+    for name in ("matmul", "bytes"):
+        assert not any(gather_words(b, A100).any() for b in batches(name))
 
 
 @pytest.mark.parametrize("device", ["a100", "h200"])

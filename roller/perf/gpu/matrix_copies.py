@@ -16,10 +16,13 @@ from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.tile.fragments import ROW_BYTES, Operand, operands
 from roller.tile.geometry import Access, Floats, Ints, product
+from roller.tile.layout import IDLE_ROUNDS
 from roller.tile.transactions import tile_transaction_bytes
 
 #: Fewest bytes of an asynchronous copy.
 ASYNC_BYTES = 4
+#: Registers of a gathered round's address and conditions; machine code of 7x7 convolutions (sm_70, sm_80; NVRTC 12.9).
+GATHERED_REGISTERS = 0.75
 #: What a tile of outputs and the rows around it that windows reach read against the tile alone.
 _HALO = 1.5
 
@@ -87,10 +90,36 @@ def fetched_words(batch: TileBatch, spec: DeviceSpec) -> Ints:
     """Return the registers per thread of elements on their way through registers, ``(N,)``."""
     total = np.zeros(len(batch), np.int64)
     for copy in operand_copies(batch):
-        elements = product(batch.block, copy.access.used_axes)
-        rounds = -(-elements // copy.width // np.maximum(1, batch.threads_per_block))
-        total += np.where(copy.is_async(spec), 0, rounds * np.maximum(1, copy.nbytes // 4))
+        total += np.where(copy.is_async(spec), 0, _rounds(copy, batch) * np.maximum(1, copy.nbytes // 4))
     return total
+
+
+def gather_words(batch: TileBatch, spec: DeviceSpec) -> Ints:
+    """Return the registers per thread of places that the compiler keeps from step to step, ``(N,)``.
+
+    Rounds of a copy through registers differ by a constant, unless rows of the tile are gathered: then each has an
+    address and conditions of its own, which are the same in all steps where rows move along a spatial axis.
+    """
+    total = np.zeros(len(batch), np.int64)
+    for copy in operand_copies(batch):
+        across, load = copy.operand.across, copy.operand.load
+        kept = across == copy.operand.axis and (
+            _guards(load, across) or any(t.axis == across and not t.is_affine for i in load.index for t in i.terms)
+        )
+        if kept:
+            words = np.ceil(GATHERED_REGISTERS * _rounds(copy, batch)).astype(np.int64)
+            total += np.where(copy.is_async(spec), 0, words)
+    return total
+
+
+def _rounds(copy: OperandCopy, batch: TileBatch) -> Ints:
+    """Return the copies of one thread, ``(N,)``: rounds of whole rows, where they leave few threads idle."""
+    threads = np.maximum(1, batch.threads_per_block)
+    columns = np.maximum(1, batch.block[:, batch.geometry.names.index(copy.operand.row_axis)] // copy.width)
+    copies = product(batch.block, copy.access.used_axes) // copy.width
+    least = -(-copies // threads)
+    rows = -(-copies // np.maximum(1, threads // columns * columns))
+    return np.asarray(np.where((columns <= threads) & (rows <= IDLE_ROUNDS * least), rows, least))
 
 
 def copy_guards(batch: TileBatch) -> Ints:

@@ -10,7 +10,7 @@ from roller.expr import DTYPE_BYTES
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.gpu.copies import asynchronous
-from roller.perf.gpu.matrix_copies import fetched_words
+from roller.perf.gpu.matrix_copies import fetched_words, gather_words
 from roller.perf.gpu.row_shape import exchange_bytes, held_words
 from roller.perf.gpu.walk import walk
 from roller.tile.fragments import pool_bytes, program_operands, spread_bytes
@@ -80,13 +80,15 @@ def held_registers(batch: TileBatch, spec: DeviceSpec) -> Ints:
 def usable_registers(batch: TileBatch, spec: DeviceSpec) -> Ints:
     """Return the 32-bit registers per thread that accumulators and operands may take, ``(N,)``.
 
-    Those of a matrix unit are known one by one, so that only the hard limit binds them.
+    Those of a matrix unit are known one by one, so that only the hard limits of a thread and of its block bind them.
     """
-    usable = np.full(len(batch), spec.limits.usable_registers_per_thread or 0, np.int64)
+    lim = spec.limits
     if batch.fragment is None:
-        return usable
-    hard = spec.limits.registers_per_thread or spec.limits.usable_registers_per_thread or 0
-    return hard - _matrix_base(batch) - fetched_words(batch, spec)
+        return np.full(len(batch), lim.usable_registers_per_thread or 0, np.int64)
+    hard = lim.registers_per_thread or lim.usable_registers_per_thread or 0
+    assert lim.registers_per_unit  # the schema requires it of a GPU
+    most = np.minimum(hard, lim.registers_per_unit // np.maximum(1, batch.threads_per_block))
+    return most - _matrix_base(batch) - fetched_words(batch, spec) - gather_words(batch, spec)
 
 
 def _matrix_base(batch: TileBatch) -> int:
