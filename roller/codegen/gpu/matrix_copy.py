@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from roller.codegen.gpu.context import Context
 from roller.codegen.gpu.device_functions import address, copy_async, fetch, put
-from roller.codegen.gpu.nest import Buffer, Expr, Stmt, buffer, num, store
+from roller.codegen.gpu.nest import Buffer, Expr, Stmt, buffer, store
 from roller.codegen.gpu.staging import Chunk, Domain, Rounds, StagedTile, element
 from roller.fragment import Fragment
 from roller.te.compat import tirx
