@@ -150,7 +150,8 @@ def other_splits(batch: TileBatch, spec: DeviceSpec, bounds: _Bounds | None = No
     parts = _parts(whole.blocks, spec)
     useful = (whole.steps >= parts) & (whole.blocks * parts <= _MOST_WAVES * spec.units)
     # Many parts only where the device has room for them, and where each has steps to overlap.
-    useful &= (parts <= max(_PARTS)) | ((2 * whole.blocks * parts > spec.units) & (whole.steps >= 2 * parts))
+    many = np.arange(len(parts))[:, None] >= len(_PARTS)
+    useful &= ~many | ((parts > max(_PARTS)) & (2 * whole.blocks * parts > spec.units) & (whole.steps >= 2 * parts))
     n, rows = np.nonzero(useful)
     seconds = np.full(useful.shape, np.inf)
     seconds[n, rows] = _seconds(replace(whole.take(rows), split_k=parts[n, rows], stages=2), spec)
