@@ -12,9 +12,10 @@ from typing import Any
 from roller.artifact import Argument, KernelArtifact, Launch
 from roller.codegen.gpu import device_functions
 from roller.codegen.gpu.context import Context
+from roller.codegen.gpu.offsets import check_offsets, check_tensors
 from roller.codegen.gpu.plan import kernels
 from roller.errors import BuildError
-from roller.expr import OFFSET_ELEMENTS, TensorExpr
+from roller.expr import TensorExpr
 from roller.hardware.architectures import has_async_copies
 from roller.te.compat import default_pipeline, split_host_device, tirx, tvm, tvm_ffi
 from roller.tile import RProgram
@@ -93,17 +94,12 @@ def lower(
     Raises
     ------
     BuildError
-        Where the program is not for a GPU, a tensor is too large for 32-bit offsets, asynchronous copies are asked of
-        an architecture that has none, or TVM refuses.
+        Where the program is not for a GPU, a tensor, a workspace or an axis padded to whole tiles is too large for
+        32-bit offsets, asynchronous copies are asked of an architecture that has none, or TVM refuses.
     """
     if program.kind != "gpu":
         raise BuildError(f"cuda: expected a program for a gpu, got one for a {program.kind}. Construct it for a GPU.")
-    for t in program.expr.tensors.values():
-        if t.elements >= OFFSET_ELEMENTS:
-            raise BuildError(
-                f"cuda: tensor '{t.name}': expected fewer than 2**31 elements, got {t.elements}. "
-                "Split the operator: offsets in the kernel are 32 bits wide."
-            )
+    check_offsets(program)
     available = has_async_copies(arch)
     if async_copies and not available:
         raise BuildError(
@@ -112,6 +108,7 @@ def lower(
         )
     ctx = Context(program.expr, async_copies=available if async_copies is None else async_copies)
     body = kernels(ctx, program)
+    check_tensors("workspace", (*ctx.workspaces, *ctx.panels))
     arguments = (
         *(Argument(t.name, "input", t.shape, t.dtype) for t in ctx.expr.inputs),
         *(Argument(t.name, "output", t.shape, t.dtype) for t in ctx.expr.output_tensors),

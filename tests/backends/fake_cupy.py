@@ -152,7 +152,7 @@ def from_dlpack(value):
 
 def _properties(index):
     return {"name": b"Fake GPU", "major": 9, "minor": 0, "multiProcessorCount": 130, "totalGlobalMem": 140 * 10**9,
-            "l2CacheSize": 1 << 20}  # fmt: skip
+            "l2CacheSize": 1 << 20, "sharedMemPerMultiprocessor": 233472, "sharedMemPerBlockOptin": 232448}  # fmt: skip
 
 
 ATTRIBUTES: list[tuple[int, int, int]] = []

@@ -205,6 +205,8 @@ def test_long_inputs_are_tiled_from_one_period(monkeypatch):
 
 def test_properties_name_the_architecture():
     properties = CudaDevice(0, {}).properties()
+    stated = properties["stated"]
+    assert stated["memory_layers.shared.usable_bytes"] < stated["memory_layers.shared.capacity_bytes"] == 233472
     assert (properties["name"], properties["arch"], properties["units"]) == ("Fake GPU", "sm_90", 130)
     with pytest.raises(LaunchError, match="one of the 1 found"):
         CudaDevice(3, {})

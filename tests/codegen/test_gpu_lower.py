@@ -10,7 +10,7 @@ from roller import ops
 from roller.codegen.cuda import lower
 from roller.emulator import prove
 from roller.errors import BuildError
-from roller.expr import REDUCTION, Axis, Call, Load, Stage, Tensor, TensorExpr, axis_index
+from roller.expr import REDUCTION, Axis, Call, Index, Load, Stage, Tensor, TensorExpr, Term, axis_index
 from roller.expr.canonical import fuse_axes, group_axes
 from roller.tile import RProgram
 
@@ -231,3 +231,33 @@ def test_tensors_beyond_32_bit_offsets_are_refused():
     e = ops.elementwise(("relu",), (2**16, 2**15))
     with pytest.raises(BuildError, match=r"fewer than 2\*\*31 elements"):
         lowered(e, "streaming", (4,), (1024,))
+
+
+def test_positions_that_would_wrap_beyond_the_end_of_an_axis_are_refused():
+    e = ops.elementwise(("relu",), (2**31 - 100,))
+    with pytest.raises(
+        BuildError, match=r"axis '\w+' of '\w+', padded to whole tiles: expected at most 2\*\*31 elements"
+    ):
+        lowered(e, "streaming", (3,), (768,))
+    assert lowered(e, "streaming", (4,), (1024,)).launches[0].grid == (2**21, 1, 1)
+
+
+def test_indices_of_padded_tiles_do_not_wrap():
+    i, k = Axis("i", 5), Axis("k", 9, REDUCTION)
+    rows = Index((Term("i", 2**28), Term("k", 1)), 0)
+    x = Tensor("X", (2**30 + 9,), "float32")
+    s = Stage(Tensor("Y", (5,), "float32"), (i, k), (axis_index("i"),), Load("X", (rows,)), "sum", "float32")
+    e = TensorExpr("strided", (x,), (s,), ("Y",))
+    with pytest.raises(BuildError, match=r"indices of 'X' over whole tiles: expected less than 2\*\*31, got"):
+        lower(RProgram(e, "gpu", "rows", (("register", (1, 1)), ("shared", (16, 32)))), e, "sm_70", "test")
+
+
+@pytest.mark.parametrize(
+    ("structure", "tiles"), [("tiled", ((8, 8, 1), (64, 64, 8))), ("rows", ((1, 1, 1), (1, 32, 8)))]
+)
+def test_workspaces_beyond_32_bit_offsets_are_refused(structure, tiles):
+    e = ops.matmul(2**15, 2**15, 64)
+    with pytest.raises(BuildError, match=r"workspace 'partial': expected fewer than 2\*\*31 elements, got 2147483648"):
+        lowered(e, structure, *tiles, split_k=2)
+    if structure == "tiled":
+        lowered(ops.matmul(2**14, 2**15, 64), structure, *tiles, split_k=2)

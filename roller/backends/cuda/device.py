@@ -49,11 +49,12 @@ _STATED = {
     "limits.blocks_per_unit": "maxBlocksPerMultiProcessor",
     "limits.shared_bytes_per_block": "sharedMemPerBlock",
     "memory_layers.shared.capacity_bytes": "sharedMemPerMultiprocessor",
+    "memory_layers.shared.usable_bytes": "sharedMemPerBlockOptin",
     "memory_layers.l2.capacity_bytes": "l2CacheSize",
     "memory_layers.global.capacity_bytes": "totalGlobalMem",
 }
 #: Of these HIP counts something else than specifications do.
-_OTHERWISE = ("limits.registers_per_unit",)
+_OTHERWISE = ("limits.registers_per_unit", "memory_layers.shared.usable_bytes")
 
 
 class OutOfBoundsError(RuntimeError):

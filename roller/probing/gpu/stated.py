@@ -1,7 +1,7 @@
 """What the driver says of a device, held against a specification: this one, or one like it.
 
 A device of a known architecture takes the nearest specification; one of an architecture nobody wrote down yet takes
-that of the nearest number in its language, so that a probe has something to start from.
+that of the nearest older one in its language, so that a probe has something to start from that the device has too.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from roller.runtime.devices import DeviceProperties, match, same_arch
 
 #: Bytes that differ less are the same: memory of the driver's own, decimal against binary units. Counts are exact.
 SAME = 0.08
+_CAPACITY, _BUDGET = "memory_layers.shared.capacity_bytes", "memory_layers.shared.usable_bytes"
 
 
 def base_of(properties: DeviceProperties, specs: Iterable[DeviceSpec]) -> DeviceSpec:
@@ -28,6 +29,13 @@ def base_of(properties: DeviceProperties, specs: Iterable[DeviceSpec]) -> Device
         What the device says.
     specs
         To choose from.
+
+    Returns
+    -------
+    DeviceSpec
+        One of the device's own architecture, unchanged; else the nearest older one, without what belongs to its own
+        architecture alone; else the nearest newer one, without what the device may not have yet: asynchronous copies
+        and matrix instructions.
 
     Raises
     ------
@@ -42,9 +50,28 @@ def base_of(properties: DeviceProperties, specs: Iterable[DeviceSpec]) -> Device
     if not prefix or not fitting:
         archs = sorted({s.target["arch"] for s in known})
         raise SpecError(f"{properties.name}: expected an architecture like {archs}, got '{properties.arch}'.")
-    near = min(fitting, key=lambda s: (abs(_number(s.target["arch"]) - _number(properties.arch)), s.name))
+    own = _number(properties.arch)
+    near = min(fitting, key=lambda s: (_number(s.target["arch"]) > own, abs(_number(s.target["arch"]) - own), s.name))
+    return _of_architecture(near, properties)
+
+
+def _of_architecture(near: DeviceSpec, properties: DeviceProperties) -> DeviceSpec:
+    """Return a specification as that of a device of another architecture, with what both have."""
     target = tuple((k, properties.arch if k == "arch" else v) for k, v in near.target_items)
-    return replace(near, target_items=target, description=f"{properties.name}, starting from {near.name}")
+    fragments, execution = near.fragments, near.execution
+    if _number(near.target["arch"]) > _number(properties.arch):
+        fragments, execution = (), replace(execution, async_copy_bytes=None)
+    # Architecture-specific instructions are of one architecture: later ones do not load their kernels.
+    kept = tuple(f for f in fragments if not f.arch or same_arch(f.arch, properties.arch))
+    text = f"{properties.name}, starting from {near.name}"
+    spec = replace(near, target_items=target, description=text, fragments=kept, execution=execution)
+    # What a block may use is the architecture's own: by opt-in, or surely what it may declare statically.
+    stated, shared = dict(properties.stated), spec.layer("shared")
+    known = shared.usable_bytes or shared.capacity_bytes
+    budget = stated.get(_BUDGET) or min(known, stated.get("limits.shared_bytes_per_block", known))
+    capacity = stated.get(_CAPACITY, max(budget, shared.capacity_bytes))
+    changed = {p: v for p, v in ((_CAPACITY, capacity), (_BUDGET, min(budget, capacity))) if v != spec.values().get(p)}
+    return spec.with_overrides(changed, "detected")
 
 
 def _number(arch: str) -> int:
@@ -75,15 +102,15 @@ def as_stated(spec: DeviceSpec, properties: DeviceProperties) -> DeviceSpec:
         The same object where nothing contradicts; else the driver's numbers are marked ``detected``.
     """
     known, before = settable(spec), spec.values()
-    changed: dict[str, float] = {
-        path: value
-        for path, value in properties.stated
-        if path in known and abs(value / before.get(path, value) - 1.0) > (SAME if path.endswith("_bytes") else 0.0)
-    }
-    if not changed:
-        return spec
-    shared = spec.layer("shared")
-    capacity = changed.get("memory_layers.shared.capacity_bytes")
-    if capacity is not None and shared.usable_bytes and shared.usable_bytes > capacity:
-        changed["memory_layers.shared.usable_bytes"] = capacity  # a budget cannot exceed what there is
-    return spec.with_overrides(changed, "detected")
+    changed: dict[str, float] = {}
+    for path, value in properties.stated:
+        tolerance = SAME if path.endswith("_bytes") else 0.0
+        if path in known and path != _BUDGET and abs(value / before.get(path, value) - 1.0) > tolerance:
+            changed[path] = value
+    # A budget may be chosen smaller than the limits of a block and of a unit; it cannot exceed them.
+    limits = [changed[_CAPACITY]] if _CAPACITY in changed else []
+    limits += [value for path, value in properties.stated if path == _BUDGET]
+    budget = before.get(_BUDGET, 0.0)
+    if limits and budget > min(limits):
+        changed[_BUDGET] = min(limits)
+    return spec.with_overrides(changed, "detected") if changed else spec
