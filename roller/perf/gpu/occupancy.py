@@ -88,7 +88,7 @@ def usable_registers(batch: TileBatch, spec: DeviceSpec) -> Ints:
     hard = lim.registers_per_thread or lim.usable_registers_per_thread or 0
     assert lim.registers_per_unit  # the schema requires it of a GPU
     most = np.minimum(hard, lim.registers_per_unit // np.maximum(1, batch.threads_per_block))
-    return most - _matrix_base(batch) - fetched_words(batch, spec) - gather_words(batch, spec)
+    return np.asarray(most - _matrix_base(batch) - fetched_words(batch, spec) - gather_words(batch, spec))
 
 
 def _matrix_base(batch: TileBatch) -> int:
