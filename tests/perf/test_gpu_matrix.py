@@ -219,9 +219,11 @@ def test_elements_copied_at_once(expr, widths):
 
 def test_predictions_for_a_matrix_unit_are_not_trusted_like_those_that_were_validated():
     spec = roller.load_spec("v100")
-    found = {c.program.structure: c for c in roller.construct(ops.matmul(2048, 2048, 2048, dtype="float16"), spec)}
-    assert found["matrix"].estimate.expected_error == UNVALIDATED["matrix_error"]
-    tiled = found["tiled"].estimate
+    expr, plain = ops.matmul(2048, 2048, 2048, dtype="float16"), ConstructOptions(matrix_units=False)
+    best, other = (roller.construct(expr, spec, options=o)[0] for o in (ConstructOptions(), plain))
+    assert (best.program.structure, other.program.structure) == ("matrix", "tiled")
+    assert best.estimate.expected_error == UNVALIDATED["matrix_error"]
+    tiled = other.estimate
     assert tiled.expected_error == prediction_error(spec, tiled.bottleneck) < UNVALIDATED["matrix_error"]
     known = spec.with_overrides({"accuracy.matrix_error": 0.07})
     best = roller.construct(ops.matmul(2048, 2048, 2048, dtype="float16"), known)[0]
