@@ -11,6 +11,7 @@ from roller.codegen.cuda import lower
 from roller.codegen.gpu import group_functions
 from roller.emulator import prove
 from roller.errors import BuildError, TileError
+from roller.expr import Axis, Load, Stage, Tensor, TensorExpr, axis_index
 from roller.fragment import Fragment
 from roller.tile import RProgram
 from roller.tile.warp_groups import ALIGNMENT_BYTES, group_tile
@@ -162,3 +163,14 @@ def test_what_does_not_fit_is_refused():
     wrong = Fragment("wgmma.m64n64k32.s8.s32", 64, 64, 32, "int8", "int32", 128, "group_matrix", "sm_90a")
     with pytest.raises(BuildError, match="expected 64 x n x 16 of"):
         group_functions.product(wrong, False, False)
+
+
+def test_other_reductions_that_count_on_barriers_of_tvm_are_refused():
+    product = ops.matmul(64, 64, 64, dtype="float16", out_dtype="float32")
+    c, i, j = product.anchor, Axis("i", 64), Axis("j", 64, "reduction")
+    rows = Stage(
+        Tensor("M", (64,)), (i, j), (axis_index("i"),), Load(c.name, (axis_index("i"), axis_index("j"))), "max"
+    )
+    expr = TensorExpr("chain", product.inputs, (c, rows), ("M",))
+    with pytest.raises(BuildError, match="chain: expected one reduction beside a kernel that places its own barriers"):
+        lowered(expr, IJK, (64, 64), (1, 1), 64, 64, stages=3)

@@ -111,7 +111,13 @@ def _streaming(ctx: Context, s: Stage, program: RProgram) -> Stmt:
 
 
 def _stage_by_stage(ctx: Context, program: RProgram) -> list[Stmt]:
-    """One or two kernels per stage; the anchor runs by the program, the rest by default mappings."""
+    """One or two kernels per stage; the anchor runs by the program, the rest by default mappings.
+
+    Raises
+    ------
+    BuildError
+        Where the anchor's template places all barriers itself, and another reduction counts on TVM's.
+    """
     expr, out = ctx.expr, []
     for s in expr.stages:
         if s.combiner is None:
@@ -126,4 +132,9 @@ def _stage_by_stage(ctx: Context, program: RProgram) -> list[Stmt]:
             out += tiled_kernels(ctx, s, None, replace(program, stages=1))
         else:
             out.append(_rows(ctx, s, own).write([s]))
+    if ctx.own_barriers and any(s.combiner is not None for s in expr.stages if s is not expr.anchor):
+        raise BuildError(
+            f"{expr.name}: expected one reduction beside a kernel that places its own barriers, got several. "
+            "Use a fragment that does not read the scratchpad by itself, or another structure."
+        )
     return out
