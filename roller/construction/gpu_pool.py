@@ -203,7 +203,7 @@ def split_variants(batch: TileBatch, spec: DeviceSpec) -> list[TileBatch]:
             & (blocks * split <= _FULL * spec.units)
         )
         if split > max(SPLITS):  # further parts where those before leave units idle
-            useful &= blocks * split > spec.units
+            useful &= 4 * blocks * split > 3 * spec.units
         some = np.flatnonzero(useful)
         if len(some):
             chosen = batch.take(some)
