@@ -9,7 +9,7 @@ from roller.codegen.gpu.access import depends, vectorizable
 from roller.codegen.gpu.context import Context, Reader, promote
 from roller.codegen.gpu.mapping import AxisMap, Registers, register_count, register_index, vector_loop
 from roller.codegen.gpu.nest import Buffer, Expr, Stmt, buffer, dtype_name, load, loop, seq, store, with_buffers
-from roller.expr import Load
+from roller.expr import Load, Stage
 from roller.te.emit import emit_index
 
 
@@ -110,4 +110,12 @@ def vector_store(
     return with_buffers([out], loop("piece", count // wide, piece, unroll=True))
 
 
-__all__ = ["Fragment", "element_reader", "fragments", "vector_store"]
+def store_width(s: Stage, m: AxisMap | None) -> int:
+    """Widest vector (elements) along an axis that every chunk of a stage's output is made of."""
+    width = m.vector if m is not None else 1
+    while m is not None and width > 1 and not vectorizable(s.store, s.output, m.name, m.extent, width):
+        width //= 2
+    return width
+
+
+__all__ = ["Fragment", "element_reader", "fragments", "store_width", "vector_store"]

@@ -4,7 +4,9 @@ A block owns a tile of rows (the anchor's spatial axes). Threads along spatial a
 axes (lanes) share them. Every stage runs over the same rows, so per-row results stay in registers, and where a
 thread's register tile holds all its columns of a row, so do the inputs that several stages read
 (:func:`roller.tile.rows.kept_loads`): they come from memory once. Otherwise every stage reads them again, step by step.
-A step loads all its vectors before it uses the first.
+A step loads all its vectors before it uses the first. What depends on no column is computed once per row, and where
+the row is kept, an exponential that a reduction and a later stage need is computed once per element
+(:mod:`roller.tile.row_values`).
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from roller.codegen.gpu.access import vectorizable
 from roller.codegen.gpu.context import Context, Reader, as_output, compute_dtype, named_loads
-from roller.codegen.gpu.fragments import Fragment, element_reader, fragments, vector_store
+from roller.codegen.gpu.fragments import Fragment, element_reader, fragments, store_width, vector_store
 from roller.codegen.gpu.lanes import Lanes
 from roller.codegen.gpu.mapping import (
     AxisMap,
@@ -41,11 +43,14 @@ from roller.codegen.gpu.nest import (
     when,
     with_buffers,
 )
+from roller.codegen.gpu.row_registers import ValueRegisters
 from roller.codegen.gpu.staging import STATIC_SHARED_BYTES
 from roller.codegen.gpu.sweep import Part, Tile, points, sweep
-from roller.expr import COMBINERS, DTYPE_BYTES, Load, Scalar, Stage
+from roller.expr import COMBINERS, DTYPE_BYTES, Load, Scalar, Stage, walk
+from roller.expr.scalar import loads
 from roller.te.compat import tirx
 from roller.te.emit import combine, constant, emit_index, emit_scalar
+from roller.tile.row_values import row_form, shared_values
 from roller.tile.rows import RowStage, contiguous_axis, kept_loads, row_stages
 
 #: Scratchpad left for lanes to meet in where rows are held there statically (bytes).
@@ -89,6 +94,9 @@ class Rows:
         self.partial: Buffer | None = None
         self.results: dict[str, Buffer] = {}
         self.kept: dict[Load, Fragment] = {}
+        self.once = ValueRegisters("once", self.rows)
+        self.again = ValueRegisters("again", (*self.rows, *self.columns))
+        self.shared: tuple[Scalar, ...] = ()
 
     def _bind(self, rows: int, lanes: int) -> Lanes:
         """Lanes are neighbouring threads where the reduction is contiguous in memory, else rows are."""
@@ -169,10 +177,12 @@ class Rows:
         body: list[Stmt] = []
         if stages is None and all(m.steps == 1 for m in self.columns):
             body += self._keep()
+            self.shared = shared_values(self.ctx.expr)
         for n, s in enumerate(todo):
             shared = any(s.stage.name in {ld.tensor for ld in x.stage.loads} for x in todo[n + 1 :])
             body.append(self._wide(s) if s.stage.combiner is None and s.columns else self._per_row(s, shared))
-        buffers = [*(f.buffer for f in self.kept.values()), *self.held.values(), *self.results.values()]
+        known = [*self.held.values(), *self.results.values(), *self.once.buffers.values(), *self.again.buffers.values()]
+        buffers = [*(f.buffer for f in self.kept.values()), *known]
         return kernel([self.block, *self.threads], with_buffers(buffers, seq(body)))
 
     def write_partial(self, s: Stage, target: Buffer) -> Stmt:
@@ -243,12 +253,9 @@ class Rows:
                 held = self.held.get(f.load)
                 if held is not None and f.load not in new:
                     return f.move(at, held, self._place(f, maps, tile, at), leave=False)
-                found = f.fill(self.ctx, {**env, **columns}, at)
-                return (
-                    found
-                    if held is None
-                    else seq([found, f.move(at, held, self._place(f, maps, tile, at), leave=True)])
-                )
+                fill = f.fill(self.ctx, {**env, **columns}, at)
+                leave = [] if held is None else [f.move(at, held, self._place(f, maps, tile, at), leave=True)]
+                return seq([fill, *leave])
 
             return points(both, tile.tails, lambda a, c: start(a, c) < extents[a], point, vector=f.vector_axis)
 
@@ -264,13 +271,31 @@ class Rows:
         ]  # fmt: skip
         return fragments(self.ctx, wanted, (*self.rows, *maps), "vec")
 
-    def _body(self, s: Stage, found: Sequence[Fragment], at: Registers) -> tuple[Scalar, dict[str, Reader]]:
-        """Return a stage's arithmetic with its fragments as scalars, and the readers of one point."""
-        every = [*(f for ld, f in self.kept.items() if ld in s.loads), *found]
+    def _body(self, body: Scalar, found: Sequence[Fragment], at: Registers) -> tuple[Scalar, dict[str, Reader]]:
+        """Return arithmetic with its fragments and known values as scalars, and the readers of one point."""
         index = register_index(self.rows, at)
         readers = {name: element_reader(b, index) for name, b in self.results.items()}
+        for known in (self.again, self.once):
+            body, more = known.read(body, at)
+            readers |= more
+        every = [*(f for ld, f in self.kept.items() if ld in loads(body)), *found]
         readers |= {f.name: element_reader(f.buffer, f.index(at)) for f in every}
-        return named_loads(s.body, {f.load: f.name for f in every}), self.ctx.readers(readers)
+        return named_loads(body, {f.load: f.name for f in every}), self.ctx.readers(readers)
+
+    def _row_values(self, values: Sequence[Scalar]) -> list[Stmt]:
+        """Compute what depends on no column, once per row, before the columns are walked."""
+        todo = self.once.new(values)
+
+        def point(at: Registers) -> Stmt:
+            return seq([self.once.set(v, self._value(v, (), at, self._row_env(at)), at) for v in todo])
+
+        body = [register_points(self.rows, point)] if todo else []
+        self.once.ready.update(todo)
+        return body
+
+    def _value(self, body: Scalar, found: Sequence[Fragment], at: Registers, env: dict[str, Expr]) -> Expr:
+        scalar, readers = self._body(body, found, at)
+        return emit_scalar(scalar, env, readers)
 
     def _per_row(self, s: RowStage, shared: bool) -> Stmt:
         """Compute a stage with one result per row, kept in registers and written where it is an output."""
@@ -282,8 +307,7 @@ class Rows:
         else:
 
             def point(at: Registers) -> Stmt:
-                scalar, readers = self._body(stage, (), at)
-                value = emit_scalar(scalar, self._row_env(at), readers).astype(dtype)
+                value = self._value(stage.body, (), at, self._row_env(at)).astype(dtype)
                 return store(result, value, register_index(self.rows, at))
 
             body = [register_points(self.rows, point)]
@@ -314,24 +338,28 @@ class Rows:
 
     def _reduce(self, s: RowStage, result: Buffer, shared: bool) -> Stmt:
         stage, combiner, maps = s.stage, s.stage.combiner or "sum", self._maps(s)
-        neutral = constant(COMBINERS[combiner], stage.acc_dtype)
-        size = register_count(self.rows)
+        neutral, size = constant(COMBINERS[combiner], stage.acc_dtype), register_count(self.rows)
         init = loop("i", size, lambda i: store(result, neutral, i), unroll=True)
         found = self._streamed(stage, maps)
         new = self._hold(found, maps)
+        form = row_form(self.ctx.expr, stage, s.columns)
+        once, inside = self._row_values(form.row), set(walk(form.body))
+        leave = self.again.new([v for v in self.shared if v in inside])
 
         def step(tile: Tile) -> Stmt:
             def update(at: Registers, env: dict[str, Expr]) -> Stmt:
-                scalar, readers = self._body(stage, found, at)
-                value = emit_scalar(scalar, env, readers).astype(stage.acc_dtype)
+                self.again.ready -= set(leave)
+                left = [self.again.set(v, self._value(v, found, at, env), at) for v in leave]
+                self.again.ready |= set(leave)
+                value = self._value(form.body, found, at, env).astype(stage.acc_dtype)
                 index = register_index(self.rows, at)
-                return store(result, combine(combiner, load(result, index), value), index)
+                return seq([*left, store(result, combine(combiner, load(result, index), value), index)])
 
             body = [self._fill(found, maps, tile, new)] if found else []
             body.append(self._visit(maps, tile, update, None))
             return seq(body)
 
-        body = [init, sweep(maps, step, self.part)]
+        body = [*once, init, sweep(maps, step, self.part)]
         if self.lanes.count > 1:
             function = lambda x, y: combine(combiner, x, y)  # noqa: E731
             body.append(self.lanes.combine(result, size, function, everyone=shared))
@@ -344,7 +372,9 @@ class Rows:
         found = self._streamed(stage, maps)
         new = self._hold(found, maps)
         vector = next((m for m in (*maps, *self.rows) if m.vector > 1), None)
-        width = _store_width(stage, vector)
+        width = store_width(stage, vector)
+        form = row_form(self.ctx.expr, stage, s.columns)
+        once = self._row_values(form.row)
 
         def step(tile: Tile) -> Stmt:
             def point(at: Registers, env: dict[str, Expr]) -> Stmt:
@@ -354,27 +384,17 @@ class Rows:
                 def value(v: Expr) -> Expr:
                     assert vector is not None
                     here = Registers(at.chunk, {**at.offset, vector.name: v})
-                    scalar, readers = self._body(stage, found, here)
-                    return as_output(emit_scalar(scalar, {**env, vector.name: env[vector.name] + v}, readers), stage)
+                    there = {**env, vector.name: env[vector.name] + v}
+                    return as_output(self._value(form.body, found, here, there), stage)
 
                 if width > 1 and vector is not None:
                     pieces = vector_store(target, place, value, vector.vector, width)
                     return when(self._inside(at), pieces)
-                scalar, readers = self._body(stage, found, at)
-                return when(
-                    self._inside(at), store(target, as_output(emit_scalar(scalar, env, readers), stage), *place)
-                )
+                one = as_output(self._value(form.body, found, at, env), stage)
+                return when(self._inside(at), store(target, one, *place))
 
             body = [self._fill(found, maps, tile, new)] if found else []
             body.append(self._visit(maps, tile, point, vector.name if width > 1 and vector else None))
             return seq(body)
 
-        return with_buffers([f.buffer for f in found], sweep(maps, step))
-
-
-def _store_width(s: Stage, m: AxisMap | None) -> int:
-    """Widest vector (elements) along an axis that every chunk of a stage's output is made of."""
-    width = m.vector if m is not None else 1
-    while m is not None and width > 1 and not vectorizable(s.store, s.output, m.name, m.extent, width):
-        width //= 2
-    return width
+        return with_buffers([f.buffer for f in found], seq([*once, sweep(maps, step)]))

@@ -13,6 +13,7 @@ import numpy as np
 from roller.expr import DTYPE_BYTES, Load, Stage
 from roller.perf.batch import TileBatch
 from roller.tile.geometry import Access, Floats, Geometry, Ints, access_of, product
+from roller.tile.row_values import shared_words
 from roller.tile.rows import contiguous_axis, kept_loads, row_stages
 
 #: Words of operands that are not kept which the compiler holds at a time, at most (machine code of norms).
@@ -113,6 +114,8 @@ def held_words(batch: TileBatch) -> Ints:
         mine = r.access.elements(batch.register) * max(1, r.access.tensor.itemsize_bytes // 4) * r.wide
         words = words + np.where(kept & r.keepable, mine, 0)
         streamed = streamed + np.where(kept & r.keepable, 0, mine)
+    elements = batch.register_points * batch.register_outputs
+    words = words + np.where(kept, elements * acc * shared_words(batch.geometry.expr), 0)
     # Of what is not kept a step holds all in a loop, whose next loads wait; a straight line is scheduled as fits.
     return words + np.where(kept, np.minimum(streamed, STREAMED_WORDS), streamed)
 

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from roller.expr import instruction_mix
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.gpu.row_shape import SHUFFLE_LANES, RowShape, keeps, lane_counts, passes, teu_lanes
 from roller.tile.access import VECTOR_BYTES
 from roller.tile.geometry import Access, Floats, Ints
+from roller.tile.row_values import Share, row_mix
 from roller.tile.transactions import row_alignment_bytes, tile_transaction_bytes, touched_bytes
 
 #: Instructions of a load, and of a store: the access and its share of addresses and predicates.
@@ -165,25 +165,21 @@ def row_arithmetic(batch: TileBatch, rates: Mapping[str, float], lanes_cycles: f
     """Return cycles of a TEU's scheduler for the arithmetic of all stages, and its instructions, per block.
 
     ``rates`` are operations per cycle and unit, ``lanes_cycles`` lanes times schedulers: one instruction of a TEU takes
-    ``lanes_cycles / rate`` cycles. An exponential that two stages share counts in both, though the compiler computes it
-    once where the row is kept.
+    ``lanes_cycles / rate`` cycles. What depends on no column counts once per row; an exponential that two stages share
+    counts once where the row is kept.
     """
-    shape = RowShape.of(batch.geometry)
     points = (batch.register_points * batch.steps * batch.register_outputs).astype(np.float64)
     outputs = batch.register_outputs.astype(np.float64)
+    # Computed again in every stage that needs it, unless the row is kept.
+    times = {Share.ROW: outputs, Share.ELEMENT: points, Share.AGAIN: np.where(keeps(batch), 0.0, points)}
     cycles = count = np.zeros(len(batch))
-    columns = {a.name for a in batch.geometry.expr.anchor.reduction_axes}
-    for s in shape.stages:
-        wide = any(a.name in columns for a in s.axes)
-        times = points if wide else outputs
-        for fn, n in instruction_mix(s.body, s.combiner).items():
-            rate = rates.get(f"{fn}.{s.acc_dtype}", rates.get(fn, rates["fma"]))
-            each = lanes_cycles / rate
-            instructions = n
-            if fn == "special":
-                each = max(each, SPECIAL_INSTRUCTIONS * lanes_cycles / rates["fma"])
-                instructions = n * (1.0 + SPECIAL_INSTRUCTIONS)
-            cycles, count = cycles + times * n * each, count + times * instructions
+    for share, dtype, fn, n in row_mix(batch.geometry.expr):
+        rate = rates.get(f"{fn}.{dtype}", rates.get(fn, rates["fma"]))
+        each, instructions = lanes_cycles / rate, n
+        if fn == "special":
+            each = max(each, SPECIAL_INSTRUCTIONS * lanes_cycles / rates["fma"])
+            instructions = n * (1.0 + SPECIAL_INSTRUCTIONS)
+        cycles, count = cycles + times[share] * n * each, count + times[share] * instructions
     return cycles, count
 
 

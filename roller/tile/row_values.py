@@ -1,0 +1,279 @@
+"""What a row kernel computes once instead of once per element: values of a row, and values that two stages share.
+
+A value of a row depends on no column: it is computed before the columns are walked. A division whose divisor is such a
+value becomes a multiplication with its reciprocal where that is safe (:func:`with_reciprocals`). A value of an element
+that a reduction computes and a later stage needs again stays in a register where the row does (:func:`shared_values`).
+The template and the model both ask here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from roller.expr import FUNCTIONS, Call, Cast, Const, IndexValue, Load, Scalar, Stage, TensorExpr, instruction_mix, walk
+from roller.expr.scalar import loads
+from roller.tile.rows import kept_loads, row_stages
+
+#: Smallest normal number of float32 (and far above that of float64): its reciprocal is finite and precise.
+_SMALLEST = 2.0**-126
+#: Functions that jump: a rounding more in what they compare or round could change the result by a whole step.
+_JUMPS = ("floor", "ceil", "eq", "lt", "le")
+_UNKNOWN = float("-inf")
+
+
+@dataclass(frozen=True)
+class RowForm:
+    """A stage's arithmetic as a row kernel evaluates it.
+
+    Parameters
+    ----------
+    body
+        What is computed at one element, divisions by row values replaced by multiplications where safe.
+    row
+        Parts of ``body`` with special functions that depend on no column: each is computed once per row.
+    """
+
+    body: Scalar
+    row: tuple[Scalar, ...]
+
+
+def row_form(expr: TensorExpr, s: Stage, columns: Collection[str]) -> RowForm:
+    """Return the form of a stage that walks ``columns``; a stage with one result per row is as it was."""
+    if not columns:
+        return RowForm(s.body, ())
+    body = with_reciprocals(expr, s, columns)
+    return RowForm(body, tuple(dict.fromkeys(_row_parts(body, columns))))
+
+
+def shared_values(expr: TensorExpr) -> tuple[Scalar, ...]:
+    """Return the values of an element that a reduction computes and a later stage needs at the same element.
+
+    The largest parts with a special function that depends on the columns: anything cheaper is computed again. They
+    are parts of :attr:`RowForm.body`.
+
+    Examples
+    --------
+    >>> from roller import ops
+    >>> [v.fn for v in shared_values(ops.softmax((8, 100)))]
+    ['exp']
+    """
+    if "shared_values" not in expr._memo:
+        known: set[Scalar] = set()
+        found: list[Scalar] = []
+        for s in row_stages(expr):
+            if not s.aligned:
+                continue
+            body = row_form(expr, s.stage, s.columns).body
+            found += _first(body, known)
+            if s.stage.combiner is not None:
+                known |= {n for n in walk(body) if isinstance(n, Call) and _worth(n, s.columns)}
+        expr._memo["shared_values"] = tuple(dict.fromkeys(found))
+    values: tuple[Scalar, ...] = expr._memo["shared_values"]
+    return values
+
+
+class Share(Enum):
+    """How often instructions run: per row, per element, or per element unless the row is kept."""
+
+    ROW = "row"
+    ELEMENT = "element"
+    AGAIN = "again"
+
+
+def row_mix(expr: TensorExpr) -> tuple[tuple[Share, str, str, float], ...]:
+    """Return how often, accumulation dtype, instruction class and count of all arithmetic of a row expression."""
+    if "row_mix" not in expr._memo:
+        found: dict[tuple[Share, str, str], float] = {}
+        columns = {a.name for a in expr.anchor.reduction_axes}
+        ready: set[Scalar] = set()
+        again = shared_values(expr)
+
+        def add(share: Share, s: Stage, body: Scalar, combiner: str | None) -> None:
+            for fn, count in instruction_mix(body, combiner).items():
+                key = (share, s.acc_dtype, fn)
+                found[key] = found.get(key, 0.0) + count
+
+        for r in row_stages(expr):
+            s = r.stage
+            wide = any(a.name in columns for a in s.axes)
+            form = row_form(expr, s, r.columns)
+            values: dict[Scalar, Scalar] = {v: Load("", ()) for v in form.row}
+            for v in form.row:
+                add(Share.ROW, s, v, None)
+            mine = [v for v in again if r.aligned and v in set(walk(form.body))]
+            for v in mine:
+                add(Share.AGAIN if v in ready else Share.ELEMENT, s, replaced(v, values), None)
+            rest = replaced(form.body, {**values, **{v: Load("", ()) for v in mine}})
+            add(Share.ELEMENT if wide else Share.ROW, s, rest, s.combiner)
+            ready |= set(mine)
+        expr._memo["row_mix"] = tuple((*key, n) for key, n in found.items())
+    mix: tuple[tuple[Share, str, str, float], ...] = expr._memo["row_mix"]
+    return mix
+
+
+def shared_words(expr: TensorExpr) -> int:
+    """Return values per element that shared values hold beyond the kept inputs whose place they take."""
+    if "shared_words" not in expr._memo:
+        shared = shared_values(expr)
+        stages = [r for r in row_stages(expr) if r.aligned]
+        bodies = [row_form(expr, r.stage, r.columns).body for r in stages]
+        first = min((n for n, b in enumerate(bodies) if set(walk(b)) & set(shared)), default=len(bodies))
+        left = {ld for b in bodies[first:] for ld in loads(replaced(b, {v: Const(0.0) for v in shared}))}
+        free = [ld for ld in kept_loads(expr) if ld not in left]
+        expr._memo["shared_words"] = max(0, len(shared) - len(free))
+    words: int = expr._memo["shared_words"]
+    return words
+
+
+def replaced(body: Scalar, values: Mapping[Scalar, Scalar]) -> Scalar:
+    """Return ``body`` with parts replaced, the largest first."""
+    if body in values:
+        return values[body]
+    if isinstance(body, Call):
+        return Call(body.fn, tuple(replaced(a, values) for a in body.args))
+    return Cast(body.dtype, replaced(body.arg, values)) if isinstance(body, Cast) else body
+
+
+def with_reciprocals(expr: TensorExpr, s: Stage, columns: Collection[str]) -> Scalar:
+    """Return the body of a stage with ``y * (1 / x)`` for ``y / x`` where ``x`` is certain to be a normal number.
+
+    The product has one rounding more than the quotient: at most 1.5 units in the last place instead of 0.5, of the 8
+    that :mod:`roller.runtime.check` grants. The reciprocal of a subnormal ``x`` could overflow where the quotient is
+    finite, so that only a divisor that :func:`least` proves to be no smaller than the smallest normal number
+    qualifies: a softmax's sum (at least 1), a norm with its epsilon; not a bare sum of magnitudes. Above
+    ``2**126`` the reciprocal is subnormal and loses two bits; infinities and NaN come out as from the division.
+    Divisions below a comparison, a rounding or a conversion to integers stay: those would jump.
+    """
+    tensors = expr.tensors
+    if "float" not in s.output.dtype:
+        return s.body
+    read = (
+        tensors[ld.tensor].dtype for ld in s.loads if ld.tensor in tensors
+    )  # not a split reduction's partial results
+    wide = "float64" in {s.acc_dtype, s.output.dtype, *read}
+    one = Const(1.0, "float64" if wide else "float32")
+
+    def rewrite(n: Scalar) -> Scalar:
+        if isinstance(n, Cast):
+            return Cast(n.dtype, rewrite(n.arg)) if "float" in n.dtype else n
+        if not isinstance(n, Call) or n.fn in _JUMPS:
+            return n
+        if n.fn == "select":
+            return Call(n.fn, (n.args[0], rewrite(n.args[1]), rewrite(n.args[2])))
+        if n.fn == "div" and not _moves(n.args[1], columns) and least(n.args[1], expr) >= _SMALLEST:
+            return Call("mul", (rewrite(n.args[0]), Call("div", (one, n.args[1]))))
+        return Call(n.fn, tuple(rewrite(a) for a in n.args))
+
+    return rewrite(s.body)
+
+
+def least(n: Scalar, expr: TensorExpr) -> float:
+    """Return a value that ``n`` is certain not to fall below (NaN aside), ``-inf`` where nothing is known.
+
+    Examples
+    --------
+    >>> from roller import ops
+    >>> e = ops.softmax((8, 100))
+    >>> least(e.stages[-1].body.args[1], e)
+    1.0
+    """
+    if isinstance(n, Const):
+        return n.value
+    if isinstance(n, Load):
+        s = next((x.stage for x in row_stages(expr) if x.stage.name == n.tensor), None)
+        wide = s is not None and s.output.dtype in ("float32", "float64") and s.acc_dtype in ("float32", "float64")
+        return _least_result(s, expr) if s is not None and wide and not n.guard else _UNKNOWN
+    if isinstance(n, Cast):
+        return least(n.arg, expr) if n.dtype in ("float32", "float64") else _UNKNOWN
+    if not isinstance(n, Call):
+        return _UNKNOWN
+    low = [least(a, expr) for a in n.args]
+    if n.fn in ("exp", "sigmoid", "rsqrt"):
+        return 0.0
+    if n.fn in ("abs", "sqrt"):
+        return max(0.0, low[0] ** 0.5 if n.fn == "sqrt" and low[0] > 0 else low[0])
+    if n.fn in ("max", "min"):
+        return max(low) if n.fn == "max" else min(low)
+    if n.fn == "select":
+        return min(low[1:])
+    if n.fn == "mul" and n.args[0] == n.args[1]:
+        return max(0.0, low[0]) * max(0.0, low[1])
+    # Sums and products of what is not negative; a quotient may round to zero.
+    exact = {"add": sum(low), "mul": low[0] * low[1] if min(low) > 0 else 0.0, "div": 0.0} if len(low) == 2 else {}
+    return exact.get(n.fn, _UNKNOWN) if min(low) >= 0 else _UNKNOWN
+
+
+def _least_result(s: Stage, expr: TensorExpr) -> float:
+    """Least value of a stage's result; sums of ``exp(x - max(x))`` hold the term of the maximum itself, which is 1."""
+    low = least(s.body, expr)
+    if s.combiner in (None, "max", "min"):
+        return low
+    if s.combiner != "sum" or low < 0:
+        return _UNKNOWN
+    return 1.0 if _shifted(s, expr) else low
+
+
+def _shifted(s: Stage, expr: TensorExpr) -> bool:
+    """Whether a stage sums ``exp(x - m)`` where ``m`` is the largest ``x`` of the same sum."""
+    body = s.body
+    if not (isinstance(body, Call) and body.fn == "exp"):
+        return False
+    (shift,) = body.args
+    if not (isinstance(shift, Call) and shift.fn == "sub" and isinstance(shift.args[1], Load)):
+        return False
+    value, largest = shift.args
+    assert isinstance(largest, Load)
+    m = next((x.stage for x in row_stages(expr) if x.stage.name == largest.tensor), None)
+    # Stages without the same axes bear other names in what they load, so that equal bodies are equal values.
+    return (
+        m is not None and m.combiner == "max" and m.body == value and m.store == largest.index
+        and m.axes == s.axes and not largest.guard
+    )  # fmt: skip
+
+
+def _moves(n: Scalar, columns: Collection[str]) -> bool:
+    """Whether a value depends on a column."""
+    indices = [
+        i for x in walk(n) if isinstance(x, Load | IndexValue)
+        for i in ((x.index,) if isinstance(x, IndexValue) else (*x.index, *(b.index for b in x.guard)))
+    ]  # fmt: skip
+    return any(a in columns for i in indices for a in i.axes)
+
+
+def _special(n: Scalar) -> bool:
+    return isinstance(n, Call) and FUNCTIONS[n.fn].instruction_class == "special"
+
+
+def _row_parts(body: Scalar, columns: Collection[str]) -> Iterator[Scalar]:
+    """Yield the largest parts that depend on no column and hold a special function."""
+    if not _moves(body, columns):
+        if any(_special(n) for n in walk(body)):
+            yield body
+    elif isinstance(body, Call):
+        for a in body.args:
+            yield from _row_parts(a, columns)
+    elif isinstance(body, Cast):
+        yield from _row_parts(body.arg, columns)
+
+
+def _worth(n: Call, columns: Collection[str]) -> bool:
+    """Whether a value is worth a register: a special function of the columns; no truth value."""
+    return n.fn not in _JUMPS and any(_special(x) and _moves(x, columns) for x in walk(n))
+
+
+def _first(body: Scalar, known: Collection[Scalar]) -> Iterator[Scalar]:
+    """Yield the largest parts of a body that are known."""
+    if body in known:
+        yield body
+    elif isinstance(body, Call):
+        for a in body.args:
+            yield from _first(a, known)
+    elif isinstance(body, Cast):
+        yield from _first(body.arg, known)
+
+
+__all__ = [
+    "RowForm", "Share", "least", "replaced", "row_form", "row_mix", "shared_values", "shared_words", "with_reciprocals",
+]  # fmt: skip
