@@ -22,6 +22,7 @@ SPEC = roller.load_spec("v100")
 DEPTHWISE = ops.depthwise_conv2d(2, 5, 13, 11, 3, 3, padding=1)
 STRIDED = ops.depthwise_conv2d(1, 3, 18, 16, 5, 5, padding=2, stride=2, epilogue=("bias", "relu"))
 LAST = ops.depthwise_conv2d(2, 12, 11, 9, 3, 3, padding=1, layout="NHWC", kernel_layout="HWIO", epilogue=("bias",))
+DILATED = ops.depthwise_conv2d(1, 6, 9, 9, 3, 3, dilation=2)
 #: Expression, outputs of a thread, threads of a block, staged; "c" stands for the fused axis too.
 CASES = {
     "in place": (DEPTHWISE, {"ho": 4, "wo": 3}, {"c": 3, "ho": 2, "wo": 4}, False),
@@ -33,6 +34,8 @@ CASES = {
     "strided": (STRIDED, {"ho": 4, "wo": 3}, {"c": 3, "wo": 4}, False),
     "strided and staged in vectors": (STRIDED, {"ho": 5, "wo": 2}, {"c": 2, "ho": 2, "wo": 2}, True),
     "dilated": (ops.depthwise_conv2d(1, 2, 15, 14, 3, 2, padding=2, dilation=2), {"ho": 6, "wo": 2}, {"wo": 8}, True),
+    "dilated, one column": (DILATED, {"ho": 2}, {"c": 6, "ho": 2, "wo": 2}, True),
+    "dilated, in place": (DILATED, {"ho": 2}, {"c": 6, "ho": 2, "wo": 2}, False),
     "columns alone": (ops.depthwise_conv2d(1, 3, 4, 17, 1, 5, padding=2), {"wo": 6}, {"c": 3, "ho": 4, "wo": 3}, True),
     "gaps": (ops.depthwise_conv2d(1, 3, 13, 13, 3, 1, stride=2), {"ho": 3, "wo": 3}, {"c": 2, "wo": 3}, False),
     "channels last": (LAST, {"ho": 3, "wo": 2, "c": 4}, {"c": 3, "wo": 2, "ho": 2}, False),

@@ -165,7 +165,9 @@ class Window:
                 return self._in_place(offset, [*place, position * self.fragment.steps[-1]], index)
             local = {**{a: num(0) for a in self.stage.extents}, **self.lane}
             where = [emit_index(i, local) for i in self.tile.layout.dims]
-            moved = [w + p for w, p in zip(where, [*place, position - self.lead], strict=True)]
+            moved = [
+                w + p for w, p in zip(where, [*place, position * self.fragment.steps[-1] - self.lead], strict=True)
+            ]
             moved[self.slide.dim] = moved[self.slide.dim] + offset
             flat = sum((w * p for w, p in zip(moved, self.tile.pitch, strict=True)), num(0))
             target = self.tile.target
