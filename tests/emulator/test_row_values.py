@@ -72,10 +72,10 @@ def test_a_divisor_that_may_be_subnormal_or_a_quotient_that_is_rounded_stays(exp
 
 
 def test_tiny_sums_divide_as_ieee_says(built):
-    """Rows of 1e-40: the reciprocal would be infinite, the quotient is not."""
+    """Rows of 1e-41: the reciprocal would be infinite, the quotient is not."""
     tiles = (("register", (1, 2)), ("shared", (2, 64)))
     artifact = lower(RProgram(BARE, "gpu", "rows", tiles), BARE, "sm_80", "test")
-    x = np.full((7, 45), 1e-40, np.float32)
+    x = np.full((7, 45), 1e-41, np.float32)
 
     def compare(expr, _, outputs):
         return check(expr, [x], outputs).message
