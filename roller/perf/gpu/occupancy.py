@@ -20,6 +20,8 @@ from roller.tile.program import RProgram
 
 #: Registers a thread of our templates needs beside accumulators and operand fragments (addresses, loop counters).
 BASE_REGISTERS = 24
+#: Registers of a thread for the places of a pipeline's slots, as in machine code (sm_80).
+SLOT_REGISTERS = 8
 #: The same where a matrix unit computes, as in machine code (sm_80, NVRTC 12.9): 6 to 24 where registers are scarce.
 MATRIX_BASE_REGISTERS = 20
 #: The same beside the sums of warp groups (sm_90a): 26 to 48, more where one group alone copies large tiles.
@@ -178,6 +180,9 @@ def occupancy(batch: TileBatch, spec: DeviceSpec, scratchpad: Ints) -> tuple[Int
     budget = shared.usable_bytes or shared.capacity_bytes
     fits = (threads <= lim.threads_per_block) & (scratchpad <= budget)
     fits &= register_words(batch) <= usable_registers(batch, spec)
+    if batch.fragment is None and batch.pipelined:
+        # A large block has no registers left for the places of slots: nothing can be squeezed there but by spilling.
+        fits &= wanted + SLOT_REGISTERS <= lim.registers_per_unit // np.maximum(threads, 1)
     if batch.fragment is None and batch.pipelined and not asynchronous(batch, spec):
         # Registers hold one step ahead, and what they hold of it is not to be spilled.
         fits &= (wanted <= most) & (batch.stages == 2)
