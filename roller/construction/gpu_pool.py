@@ -193,22 +193,21 @@ def _finish(geometry: Geometry, spec: DeviceSpec, register: Ints, block: Ints, o
 
 def split_variants(batch: TileBatch, spec: DeviceSpec) -> list[TileBatch]:
     """Return the programs with their reduction split over blocks, where outputs alone make too few of them."""
-    blocks, steps = batch.blocks, batch.steps
-    few = (blocks < spec.units) & (steps > 1)
     found = []
     for split in splits(spec):
-        useful = (
-            few
-            & (steps >= split * (1 if split <= max(SPLITS) else _LEAST_STEPS))
-            & (blocks * split <= _FULL * spec.units)
-        )
-        if split > max(SPLITS):  # further parts where those before leave units idle
-            useful &= 4 * blocks * split > 3 * spec.units
-        some = np.flatnonzero(useful)
+        some = np.flatnonzero(is_split_useful(batch.blocks, batch.steps, split, spec))
         if len(some):
             chosen = batch.take(some)
             found.append(replace(chosen, split_k=chosen.split_k * split))
     return found
+
+
+def is_split_useful(blocks: Ints, steps: Ints, parts: Ints | int, spec: DeviceSpec) -> np.ndarray:
+    """Mask of whole tiles of so many blocks and steps that the pool splits into ``parts``: units are left idle."""
+    further = np.asarray(parts) > max(SPLITS)  # where the first ones leave units idle, and with steps to overlap
+    useful = (blocks < spec.units) & (steps > 1) & (blocks * parts <= _FULL * spec.units)
+    useful &= steps >= parts * np.where(further, _LEAST_STEPS, 1)
+    return np.asarray(useful & (~further | (4 * blocks * parts > 3 * spec.units)))
 
 
 def splits(spec: DeviceSpec) -> tuple[int, ...]:

@@ -11,7 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from roller.construction.gpu_pool import SPLITS
+from roller.construction.gpu_pool import is_split_useful
+from roller.construction.gpu_pool import splits as splits_of
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.gpu import lower_bound_s, price
@@ -156,8 +157,7 @@ def other_splits(batch: TileBatch, spec: DeviceSpec, bounds: _Bounds | None = No
     seconds = np.full(useful.shape, np.inf)
     seconds[n, rows] = _seconds(replace(whole.take(rows), split_k=parts[n, rows], stages=2), spec)
     best = np.take_along_axis(parts, seconds.argmin(axis=0)[None], axis=0)[0]
-    few = whole.blocks < spec.units
-    known = few & np.isin(best, SPLITS) & (whole.blocks * best <= 4 * spec.units)  # the pool has them
+    known = np.isin(best, splits_of(spec)) & is_split_useful(whole.blocks, whole.steps, best, spec)  # the pool has them
     return replace(whole, split_k=best).take(np.flatnonzero(np.isfinite(seconds.min(axis=0)) & ~known))
 
 

@@ -156,9 +156,13 @@ class _Search:
         return list(firsts.values())
 
     def _lay_out(self, rows: Sequence[Row]) -> None:
-        programs = [self.lay_out(batch, i) for _, batch, i in rows]
+        known = {str(p) for p, _ in self.found}
+        laid = {str(p): p for p in (self.lay_out(batch, i) for _, batch, i in rows)}  # variants may meet in one program
+        programs = [p for text, p in laid.items() if text not in known]
         estimates = perf.estimate_programs(programs, self.spec)
         self.tried |= {(id(batch), i) for _, batch, i in rows}
+        if not programs:
+            return
         self.found += [(p, e) for p, e in zip(programs, estimates, strict=True) if math.isfinite(e.seconds)]
         self.found.sort(key=lambda r: (r[1].seconds, str(r[0])))
 
