@@ -26,6 +26,7 @@ from roller.expr import Index, Load, Scalar, Stage, TensorExpr, map_indices, tra
 from roller.te.emit import Expr, emit_index, emit_scalar
 from roller.tile import RProgram
 from roller.tile.program import ALIGNED_TILES
+from roller.tile.rows import composed
 
 
 def inline_stages(expr: TensorExpr) -> tuple[Stage, ...]:
@@ -65,19 +66,10 @@ def _substitute(user: Stage, s: Stage) -> Stage:
 
 def _compose(index: Index, at: Mapping[str, Index]) -> Index:
     """Return ``index`` with every axis replaced by an affine index."""
-    terms, const = [], index.const
-    for t in index.terms:
-        inner = at.get(t.axis)
-        if inner is None:
-            terms.append(t)
-        elif t.is_affine:
-            terms += [replace(u, coef=u.coef * t.coef) for u in inner.terms]
-            const += t.coef * inner.const
-        elif inner.const == 0 and len(inner.terms) == 1 and inner.is_axis(inner.terms[0].axis):
-            terms.append(replace(t, axis=inner.terms[0].axis))
-        else:
-            raise BuildError(f"streaming: cannot compose {index} with {inner}. Use structure 'rows'.")
-    return Index(tuple(terms), const)
+    found = composed(index, at)
+    if found is None:
+        raise BuildError(f"streaming: cannot compose {index} with {at}. Use structure 'rows'.")
+    return found
 
 
 def streaming_body(program: RProgram, buffers: dict[str, Buffer]) -> Stmt:
