@@ -38,6 +38,10 @@ class ArtifactError(RollerError, ValueError):
     """An artifact is damaged, of a newer format, or cannot be written."""
 
 
+class ModelError(RollerError, ValueError):
+    """A model is damaged, hostile, or holds what cannot be compiled; lists everything it refuses."""
+
+
 class RollerWarning(UserWarning):
     """Something went wrong that roller worked around; the result is right all the same."""
 

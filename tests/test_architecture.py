@@ -15,9 +15,8 @@ PACKAGE = ROOT / "roller"
 #: Bottom to top. A floor imports only floors before it in this list; ``roller`` itself loads all of them lazily.
 FLOORS = (
     "errors", "fragment", "expr", "hardware", "ops", "tile", "perf", "construction", "artifact", "te", "codegen",
-    "emulator",
-    "backends", "runtime", "probing", "compiled", "arguments", "choosing", "pipeline", "onnx", "report", "roller",
-    "cli",
+    "emulator", "backends", "runtime", "model", "probing", "compiled", "arguments", "choosing", "pipeline", "onnx",
+    "report", "roller", "cli",
 )  # fmt: skip
 
 #: Pairs that are neighbours, not stairs: neither may import the other.
