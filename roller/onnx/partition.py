@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from roller.errors import ModelError
-from roller.model.steps import Program
+from roller.model.steps import Call, Join, KernelSource, Program, Run, Step, Value, View, reads, writes
 from roller.onnx.graph import Graph
+from roller.onnx.kernels import kernel_of
+from roller.onnx.lowered import Beside, Computed, Function, Lowering, Part, Viewed, lower_graph, refusal
 
 
 def partition(graph: Graph, *, fallback: str | None = None) -> Program:
@@ -17,9 +18,49 @@ def partition(graph: Graph, *, fallback: str | None = None) -> Program:
     fallback
         ``"onnxruntime"`` leaves what cannot be lowered to that runtime; ``None`` refuses it.
 
+    Returns
+    -------
+    Program
+        Its outputs may name inputs and constants of it. Values of 0 elements are constants.
+
     Raises
     ------
     ModelError
         Where nodes cannot be lowered; the message lists all of them with their reasons.
     """
-    raise ModelError(f"{graph.name}: {fallback}")
+    low = lower_graph(graph)
+    if low.refused and fallback is None:
+        raise refusal(graph.name, low.refused)
+    return program_of(low)
+
+
+def program_of(low: Lowering) -> Program:
+    """Return the program of parts in order."""
+    kernels: dict[str, KernelSource] = {}
+    steps = tuple(_step(p, low, kernels) for p in low.parts)
+    used = {n for s in steps for n in (*reads(s), *writes(s))} | {*low.graph.inputs, *low.graph.outputs}
+    constants = {n: a for n, a in low.constants.items() if n in used}
+    values = {n: v for n, v in low.values.items() if n in used}
+    return Program(low.graph.name, low.graph.inputs, low.graph.outputs, values, constants, steps, kernels)
+
+
+def _step(part: Part, low: Lowering, kernels: dict[str, KernelSource]) -> Step:
+    """Return the step of one part; its kernel joins ``kernels``."""
+    if isinstance(part, Computed):
+        for s in part.stages:
+            if s.name in part.outputs:
+                low.values.setdefault(s.name, Value(s.name, s.output.shape, s.output.dtype))
+        label = " + ".join(part.nodes)
+        made = kernel_of(part, low.values, low.constants, label)
+        kernels.setdefault(made.key, made.source)
+        return Run(label, made.key, made.inputs, made.outputs, part.nodes)
+    if isinstance(part, Viewed):
+        return View(part.source, part.target, part.offset * _itemsize(low.values[part.source]))
+    if isinstance(part, Beside):
+        return Join(part.sources, part.target, part.axis)
+    assert isinstance(part, Function)
+    return Call(part.name, part.arguments, part.results, part.attributes, " + ".join(part.nodes))
+
+
+def _itemsize(value: Value) -> int:
+    return value.nbytes // value.elements if value.elements else 0

@@ -1,0 +1,280 @@
+"""Every node of a graph lowered: stages, views, joins and calls by the names of the graph's values.
+
+What comes out is still one part per node; :mod:`roller.onnx.fusion` makes kernels of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from roller.errors import ExprError, ModelError
+from roller.expr import Axis, Stage
+from roller.model.steps import Value
+from roller.onnx.graph import Graph, Node
+from roller.onnx.lowering import Called, Compute, Joined, Lowered, Reshaped, Rewritten, Site, Unsupported, lower_node
+
+#: How often a node may be rewritten into simpler ones: a lowering that goes round in circles is an error.
+_MOST_REWRITES = 32
+
+
+@dataclass(frozen=True)
+class Computed:
+    """Stages over names of values; ``outputs`` are those that others read, ``nodes`` where they come from."""
+
+    stages: tuple[Stage, ...]
+    outputs: tuple[str, ...]
+    nodes: tuple[str, ...] = ()
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names read and not written here, in order of first appearance."""
+        own = {s.name for s in self.stages}
+        return tuple(dict.fromkeys(ld.tensor for s in self.stages for ld in s.loads if ld.tensor not in own))
+
+
+@dataclass(frozen=True)
+class Viewed:
+    """``target`` is ``source`` from element ``offset`` on, in the same order."""
+
+    source: str
+    target: str
+    offset: int = 0
+    nodes: tuple[str, ...] = ()
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The source."""
+        return (self.source,)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The target."""
+        return (self.target,)
+
+
+@dataclass(frozen=True)
+class Beside:
+    """``target`` is its sources side by side along ``axis``."""
+
+    sources: tuple[str, ...]
+    target: str
+    axis: int
+    nodes: tuple[str, ...] = ()
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The sources, each once."""
+        return tuple(dict.fromkeys(self.sources))
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The target."""
+        return (self.target,)
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of the array library; ``arguments`` may hold ``""`` for what is absent, so may ``results``."""
+
+    name: str
+    arguments: tuple[str, ...]
+    results: tuple[str, ...]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    nodes: tuple[str, ...] = ()
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The arguments given, each once."""
+        return tuple(dict.fromkeys(n for n in self.arguments if n))
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The results wanted."""
+        return tuple(n for n in self.results if n)
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A node that roller cannot lower, and why."""
+
+    node: Node
+    reason: str
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """What the node reads, each once."""
+        return tuple(dict.fromkeys(n for n in self.node.inputs if n))
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """What the node writes."""
+        return tuple(n for n in self.node.outputs if n)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The node's name."""
+        return (self.node.name,)
+
+
+Part: TypeAlias = Computed | Viewed | Beside | Function | Refused
+
+
+@dataclass
+class Lowering:
+    """A graph on its way to a program.
+
+    Parameters
+    ----------
+    graph
+        The graph.
+    parts
+        In an order that may run; what nobody reads is gone.
+    values, constants
+        Those of the graph and of the parts.
+    """
+
+    graph: Graph
+    parts: list[Part] = field(default_factory=list)
+    values: dict[str, Value] = field(default_factory=dict)
+    constants: dict[str, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def refused(self) -> list[Refused]:
+        """Nodes that cannot be lowered."""
+        return [p for p in self.parts if isinstance(p, Refused)]
+
+    def drop_unread(self) -> None:
+        """Drop parts, and outputs of theirs, that nothing needs."""
+        wanted = set(self.graph.outputs)
+        kept: list[Part] = []
+        for part in reversed(self.parts):
+            if not wanted & set(part.outputs):
+                continue
+            if isinstance(part, Computed):
+                part = only(part, tuple(o for o in part.outputs if o in wanted))
+            elif isinstance(part, Function):
+                part = replace(part, results=tuple(n if n in wanted else "" for n in part.results))
+            wanted.update(part.inputs)
+            kept.append(part)
+        self.parts = kept[::-1]
+
+
+def only(part: Computed, outputs: tuple[str, ...]) -> Computed:
+    """Return a part that computes no more than ``outputs``."""
+    wanted, kept = set(outputs), []
+    for s in reversed(part.stages):
+        if s.name in wanted:
+            kept.append(s)
+            wanted.update(ld.tensor for ld in s.loads)
+    return replace(part, stages=tuple(kept[::-1]), outputs=outputs)
+
+
+def lower_graph(graph: Graph) -> Lowering:
+    """Lower every node; nodes that cannot be stay among the parts with their reasons."""
+    out = Lowering(graph, values=dict(graph.values), constants=dict(graph.constants))
+    for node in graph.nodes:
+        parts = _lowered(node, node.name or node.outputs[0], out, 0)
+        refused = next((p for p in parts if isinstance(p, Refused)), None)
+        # A node of which a part is refused is refused whole: what it was rewritten into means nothing to a reader.
+        out.parts += parts if refused is None else [Refused(node, refused.reason)]
+    out.drop_unread()
+    return out
+
+
+def refusal(name: str, refused: list[Refused]) -> ModelError:
+    """Return the error that lists all nodes that cannot be lowered, like ones together."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for r in refused:
+        alike.setdefault((r.node.op, r.reason), []).append(r.node.name or r.node.outputs[0])
+    lines = [f"  {op} ({len(names)}x: {_some(names)}): {reason}" for (op, reason), names in alike.items()]
+    return ModelError(
+        f"{name}: expected operators roller can compile, got {len(refused)} nodes it cannot:\n" + "\n".join(lines) +
+        "\nPass fallback='onnxruntime' to run these nodes, and only these, with ONNX Runtime."
+    )  # fmt: skip
+
+
+def _some(names: list[str], most: int = 4) -> str:
+    return ", ".join(f"'{n}'" for n in names[:most]) + (", ..." if len(names) > most else "")
+
+
+def _lowered(node: Node, origin: str, out: Lowering, depth: int) -> list[Part]:
+    """Lower one node, and what it is rewritten into."""
+    for name in node.outputs:
+        if name and name not in out.values:
+            return [Refused(node, f"the shape of its output '{name}' is unknown")]
+    if all(out.values[n].elements == 0 for n in node.outputs if n):
+        out.constants.update({n: _empty(out.values[n]) for n in node.outputs if n})
+        return []
+    try:
+        found = lower_node(_site(node, out))
+        return _parts(node, origin, found, out, depth)
+    except Unsupported as why:
+        return [Refused(node, str(why))]
+    except ExprError as why:  # a form the lowering did not foresee
+        return [Refused(node, f"no tensor expression: {why}")]
+
+
+def _empty(value: Value) -> np.ndarray:
+    from roller.backends.dtypes import numpy_dtype
+
+    return np.empty(value.shape, numpy_dtype(value.dtype))
+
+
+def _site(node: Node, out: Lowering) -> Site:
+    missing = [n for n in node.inputs if n and n not in out.values]
+    if missing:
+        raise Unsupported(f"the shape of its input '{missing[0]}' is unknown")
+    return Site(
+        node,
+        tuple(out.values[n] if n else None for n in node.inputs),
+        tuple(out.values[n] if n else None for n in node.outputs),
+        tuple(out.constants.get(n) if n else None for n in node.inputs),
+    )
+
+
+def _parts(node: Node, origin: str, found: Lowered, out: Lowering, depth: int) -> list[Part]:
+    """Return the parts of what a node was lowered to; what it brings along joins ``out``."""
+    nodes = (origin,)
+    if isinstance(found, (Compute, Called, Rewritten)):
+        for name, array in found.constants.items():
+            out.constants[name] = array
+            out.values.setdefault(name, Value(name, array.shape, array.dtype.name))
+    if isinstance(found, Compute):
+        return _stages(node, found, nodes)
+    if isinstance(found, Reshaped):
+        return _view(node.inputs[found.position], node.outputs[0], out, nodes)
+    if isinstance(found, Joined):
+        filled = tuple(n for n in node.inputs if n and out.values[n].elements)
+        if len(filled) == 1:
+            return _view(filled[0], node.outputs[0], out, nodes)
+        return [Beside(filled, node.outputs[0], found.axis, nodes)]
+    if isinstance(found, Called):
+        arguments = node.inputs if found.inputs is None else found.inputs
+        return [Function(found.function, arguments, node.outputs, found.attributes, nodes)]
+    if depth >= _MOST_REWRITES:
+        raise Unsupported(f"its lowering rewrites {node.op} into itself")
+    out.values.update(found.values)
+    return [p for simpler in found.nodes for p in _lowered(simpler, origin, out, depth + 1)]
+
+
+def _view(source: str, target: str, out: Lowering, nodes: tuple[str, ...]) -> list[Part]:
+    held = out.constants.get(source)
+    if held is None:
+        return [Viewed(source, target, 0, nodes)]
+    out.constants[target] = held.reshape(out.values[target].shape)
+    return []
+
+
+def _stages(node: Node, found: Compute, nodes: tuple[str, ...]) -> list[Part]:
+    """Return the stages as one part; every stage has a spatial axis to tile, even that of a scalar."""
+    stages = tuple(s if s.spatial_axes else replace(s, axes=(Axis("one", 1), *s.axes)) for s in found.stages)
+    made = {s.name for s in stages}
+    wanted = tuple(n for n in node.outputs if n and n in made)
+    missing = [n for n in node.outputs if n and n not in made]
+    if missing:
+        raise Unsupported(f"its lowering does not write output '{missing[0]}'")
+    return [Computed(stages, wanted, nodes)]
