@@ -110,7 +110,8 @@ class _Evaluation:
             self._chunk(s, {k: v[i : i + step] for k, v in env.items()}, min(step, len(points) - i), extents)
             for i in range(0, len(points), step)
         ]
-        return np.concatenate(parts) if parts else np.zeros(0)
+        out = np.concatenate(parts) if parts else np.zeros(0)
+        return out if self.magnitude else _wrapped(out, s.output.dtype)
 
     def _chunk(self, s: Stage, env: dict[str, np.ndarray], rows: int, extents: list[int]) -> np.ndarray:
         if s.combiner is None:
@@ -139,8 +140,8 @@ class _Evaluation:
         if isinstance(node, IndexValue):
             return node.index(env)
         if isinstance(node, Cast):
-            value = self._scalar(node.arg, env)
-            return np.asarray(value).astype(np.int64) if "int" in node.dtype else np.asarray(value, dtype=np.float64)
+            value = np.asarray(self._scalar(node.arg, env))
+            return _wrapped(value.astype(np.int64), node.dtype) if "int" in node.dtype else value.astype(np.float64)
         if isinstance(node, Load):
             return self._load(node, env)
         args = [self._scalar(a, env) for a in node.args]
@@ -164,6 +165,12 @@ class _Evaluation:
             out = self.at(node.tensor, np.stack([i.ravel() for i in full], axis=1)).reshape(full[0].shape)
         out = out.astype(np.int64) if np.issubdtype(out.dtype, np.integer) else out.astype(np.float64)
         return np.where(inside, out, node.outside) if node.guard else out
+
+
+def _wrapped(value: np.ndarray, dtype: str) -> np.ndarray:
+    """Integers as ``dtype`` holds them: what does not fit wraps around."""
+    narrow = "int" in dtype and dtype != "int64" and np.issubdtype(value.dtype, np.integer)
+    return value.astype(dtype).astype(np.int64) if narrow else value
 
 
 def _inside(b: Bound, env: Mapping[str, np.ndarray]) -> Any:

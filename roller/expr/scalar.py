@@ -168,6 +168,23 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
     return np.asarray(np.where(x >= 0, 1.0 / (1.0 + e), e / (1.0 + e)))
 
 
+def _truncated_quotient(a: Any, b: Any) -> Any:
+    """Integer division towards zero, as C has it; exact, and 0 where the divisor is (hardware traps)."""
+    a, b = np.asarray(a), np.asarray(b)
+    size = np.abs(a) // np.where(b == 0, 1, np.abs(b))
+    return np.where(b == 0, 0, np.where((a < 0) == (b < 0), size, -size))
+
+
+def _remainder(a: Any, b: Any) -> Any:
+    """Remainder of :func:`_truncated_quotient`, 0 by zero."""
+    return np.where(np.asarray(b) == 0, 0, a - _truncated_quotient(a, b) * b)
+
+
+def _integer(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``fn`` on integers, whatever evaluation holds them as."""
+    return lambda *args: fn(*(np.asarray(a).astype(np.int64) for a in args))
+
+
 class Function(NamedTuple):
     """Arity, NumPy meaning and instruction class of a scalar function."""
 
@@ -201,6 +218,25 @@ FUNCTIONS: dict[str, Function] = {
     "lt": Function(2, np.less, "add"),
     "le": Function(2, np.less_equal, "add"),
     "select": Function(3, np.where, "add"),
+    "isnan": Function(1, np.isnan, "add"),
+    "trunc": Function(1, np.trunc, "add"),
+    "round": Function(1, np.rint, "add"),  # half to even
+    **{n: Function(1, getattr(np, n), "special") for n in ("sin", "cos", "tan", "sinh", "cosh")},
+    "asin": Function(1, np.arcsin, "special"),
+    "acos": Function(1, np.arccos, "special"),
+    "atan": Function(1, np.arctan, "special"),
+    "asinh": Function(1, np.arcsinh, "special"),
+    "acosh": Function(1, np.arccosh, "special"),
+    "atanh": Function(1, np.arctanh, "special"),
+    "fmod": Function(2, np.fmod, "special"),  # the sign of the dividend; floating point
+    # On integers only:
+    "idiv": Function(2, _truncated_quotient, "special"),  # towards zero
+    "imod": Function(2, _remainder, "special"),  # the sign of the dividend; 0 by zero
+    "bitand": Function(2, _integer(np.bitwise_and), "add"),
+    "bitor": Function(2, _integer(np.bitwise_or), "add"),
+    "bitxor": Function(2, _integer(np.bitwise_xor), "add"),
+    "shl": Function(2, _integer(np.left_shift), "add"),
+    "shr": Function(2, _integer(np.right_shift), "add"),
 }
 
 

@@ -136,6 +136,16 @@ def _select(condition: Expr, a: Expr, b: Expr) -> Expr:
     return tirx.Select(condition, a, b)
 
 
+def _guarded(divide: Callable[[Expr, Expr], Expr], a: Expr, b: Expr, negated: Callable[[], Expr]) -> Expr:
+    """Return an integer division that no data can make a processor trap: 0 by zero, and never the least by -1."""
+    dtype = dtype_of(b)
+    zero, one = constant(0, dtype), constant(1, dtype)
+    if dtype.startswith("u") or dtype == "bool":
+        return tirx.Select(b.equal(zero), zero, divide(a, tirx.Select(b.equal(zero), one, b)))
+    odd = tirx.any(b.equal(zero), b.equal(constant(-1, dtype)))
+    return tirx.Select(odd, tirx.Select(b.equal(zero), zero, negated()), divide(a, tirx.Select(odd, one, b)))
+
+
 def _real(fn: Callable[[Expr], Expr]) -> Callable[[Expr], Expr]:
     return lambda x: fn(_float(x))
 
@@ -146,6 +156,8 @@ _COMBINE: dict[str, Callable[[Expr, Expr], Expr]] = {
     "min": tirx.min,
     "prod": lambda x, y: x * y,
 }
+
+_TRIGONOMETRIC = ("sin", "cos", "tan", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh")
 
 _FUNCTIONS: dict[str, Callable[..., Expr]] = {
     "add": lambda a, b: a + b,
@@ -170,4 +182,16 @@ _FUNCTIONS: dict[str, Callable[..., Expr]] = {
     "lt": lambda a, b: a < b,
     "le": lambda a, b: a <= b,
     "select": _select,
+    "isnan": tirx.isnan,
+    "trunc": _real(tirx.trunc),
+    "round": _real(tirx.nearbyint),
+    **{n: _real(getattr(tirx, n)) for n in _TRIGONOMETRIC},
+    "fmod": tirx.fmod,
+    "idiv": lambda a, b: _guarded(tirx.truncdiv, a, b, lambda: -a),
+    "imod": lambda a, b: _guarded(tirx.truncmod, a, b, lambda: constant(0, dtype_of(a))),
+    "bitand": lambda a, b: a & b,
+    "bitor": lambda a, b: a | b,
+    "bitxor": lambda a, b: a ^ b,
+    "shl": lambda a, b: a << b,
+    "shr": lambda a, b: a >> b,
 }

@@ -40,9 +40,13 @@ def vectorise_math(body: Stmt) -> Stmt:
 
     def replace(call: Any) -> Any:
         name = getattr(call.op, "name", "")
-        if name not in ("tirx.tanh", *_REPLACEMENTS):
+        if name not in ("tirx.tanh", *_REPLACEMENTS, *_LIBRARY):
             return call  # addresses, for one, have no dtype
         dtype = dtype_of(call)
+        if name in _LIBRARY:
+            wide = "" if dtype == "float64" else "f"
+            args = call.args if wide == "" else [a.astype("float32") for a in call.args]
+            return tirx.call_pure_extern(dtype if wide == "" else "float32", _LIBRARY[name] + wide, *args).astype(dtype)
         if name == "tirx.tanh" and dtype == "float64":
             # TVM's own expansion subtracts exponentials and loses all digits near zero.
             return tirx.call_pure_extern(dtype, "tanh", call.args[0])
@@ -122,6 +126,9 @@ def _rational(limit: float, p: Sequence[float], q: Sequence[float]) -> Callable[
 
     return apply
 
+
+#: Functions TVM lowers to nothing, or to a formula that loses digits near zero: C's own.
+_LIBRARY = {f"tirx.{n}": n for n in ("sinh", "cosh", "atanh", "fmod")}
 
 _REPLACEMENTS: dict[str, Callable[[Expr], Expr]] = {
     "tirx.exp": _exp,
