@@ -171,10 +171,22 @@ class Program:
 
 @dataclass(frozen=True)
 class KernelSource:
-    """What a kernel is compiled from: its expression and which of its inputs never change."""
+    """What a kernel is compiled from.
+
+    Parameters
+    ----------
+    expression
+        What it computes.
+    constants
+        Names of the inputs that never change.
+    units
+        Units of the device it is constructed for, where it has but a share of them: lanes of a :class:`Together`. On a
+        CPU such a kernel starts no threads of its own. ``None`` is all of them.
+    """
 
     expression: TensorExpr
     constants: tuple[str, ...] = ()
+    units: int | None = None
 
 
 def reads(step: Step) -> tuple[str, ...]:
