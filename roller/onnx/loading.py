@@ -1,0 +1,157 @@
+"""A model as it comes (path, bytes, message) taken apart: a graph without weights, and the weights as arrays."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.inliner
+from google.protobuf.message import DecodeError
+
+from roller.errors import ModelError
+from roller.onnx.external import ExternalData
+from roller.onnx.types import inline_array, tensor_type
+
+#: A protobuf message cannot be larger; beyond it weights lie beside the model.
+MAX_MESSAGE_BYTES = (1 << 31) - 1
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model taken apart.
+
+    Parameters
+    ----------
+    name
+        For people.
+    graph
+        Without initialisers and without calls of functions local to the model.
+    initialisers
+        Arrays by name.
+    opsets
+        Version by domain; ``""`` is ONNX's own.
+    ir_version
+        Of the file.
+    array
+        Reads a tensor of a body, wherever its data lies.
+    """
+
+    name: str
+    graph: onnx.GraphProto
+    initialisers: dict[str, np.ndarray] = field(repr=False)
+    opsets: dict[str, int]
+    ir_version: int
+    array: Callable[[onnx.TensorProto], np.ndarray]
+
+
+def load(model: str | Path | bytes | onnx.ModelProto, base_dir: str | Path | None = None) -> Loaded:
+    """Return a model taken apart; the message passed in stays as it is.
+
+    Raises
+    ------
+    ModelError
+        Where it is no model, or its weights cannot be read.
+    """
+    folder = None if base_dir is None else Path(base_dir)
+    label = "model"
+    if isinstance(model, (str, Path)):
+        path = Path(model)
+        label, folder = path.name, folder or path.parent
+        model = _parse(_contents(path), label)
+    elif isinstance(model, (bytes, bytearray, memoryview)):
+        model = _parse(bytes(model), label)
+    elif not isinstance(model, onnx.ModelProto):
+        raise ModelError(f"model: expected a path, bytes or an onnx.ModelProto, got {type(model).__name__}.")
+    return _apart(model, label, ExternalData(folder))
+
+
+def _contents(path: Path) -> bytes:
+    try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise ModelError(f"{path.name}: expected a file, got a folder or a device.")
+        if found.st_size > MAX_MESSAGE_BYTES:
+            raise ModelError(
+                f"{path.name}: {found.st_size} bytes in one file; beyond 2 GB weights lie beside the model."
+            )
+        return path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror}.") from None
+
+
+def _parse(data: bytes, label: str) -> onnx.ModelProto:
+    try:
+        model: onnx.ModelProto = onnx.ModelProto.FromString(data)
+    except DecodeError as error:
+        raise ModelError(
+            f"{label}: expected an ONNX model, and it cannot be parsed ({error}). It is damaged."
+        ) from None
+    if not model.HasField("graph"):
+        raise ModelError(f"{label}: expected an ONNX model, and it has no graph. It is damaged or of another format.")
+    return model
+
+
+def _apart(model: onnx.ModelProto, label: str, external: ExternalData) -> Loaded:
+    """Take the weights out and call functions inline, in a message of our own."""
+    source = model.graph
+    name = source.name or label
+
+    def array(tensor: onnx.TensorProto) -> np.ndarray:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            return external.array(tensor)
+        return inline_array(tensor, name)
+
+    initialisers: dict[str, np.ndarray] = {}
+    for tensor in source.initializer:
+        if not tensor.name or tensor.name in initialisers:
+            raise ModelError(f"{name}: two initialisers are named '{tensor.name}', or one has no name.")
+        initialisers[tensor.name] = array(tensor)
+    if source.sparse_initializer:
+        raise ModelError(f"{name}: {len(source.sparse_initializer)} sparse initialisers; only dense ones are read.")
+    opsets = _opsets(model, name)
+    graph = onnx.GraphProto(name=source.name)
+    for part in ("node", "input", "output", "value_info"):
+        getattr(graph, part).extend(getattr(source, part))
+    if model.functions:
+        graph = _inlined(model, graph, initialisers, name)
+    return Loaded(name, graph, initialisers, opsets, int(model.ir_version), array)
+
+
+def _opsets(model: onnx.ModelProto, name: str) -> dict[str, int]:
+    opsets = {"" if o.domain == "ai.onnx" else o.domain: int(o.version) for o in model.opset_import}
+    if not opsets:
+        raise ModelError(f"{name}: the model imports no operator set. It is damaged, or of a format before 2017.")
+    version, newest = opsets.get("", 7), onnx.defs.onnx_opset_version()
+    if not 7 <= version <= newest:
+        raise ModelError(
+            f"{name}: expected operator set 7 to {newest}, got {version}. "
+            + ("Install a newer onnx package." if version > newest else "Convert it (onnx.version_converter).")
+        )
+    return opsets
+
+
+def _inlined(
+    model: onnx.ModelProto, graph: onnx.GraphProto, initialisers: dict[str, np.ndarray], name: str
+) -> onnx.GraphProto:
+    """Return the graph with calls of the model's functions replaced by their bodies."""
+    shell = onnx.ModelProto(ir_version=model.ir_version)
+    shell.opset_import.extend(model.opset_import)
+    shell.functions.extend(model.functions)
+    shell.graph.CopyFrom(graph)
+    known = {i.name for i in graph.input}
+    # Weights become inputs meanwhile: the inliner copies what it is given, and must see their names as taken.
+    extra = [n for n in initialisers if n not in known]
+    for n in extra:
+        shell.graph.input.append(onnx.ValueInfoProto(name=n, type=tensor_type(onnx.TensorProto.FLOAT, ())))
+    try:
+        inlined: onnx.GraphProto = onnx.inliner.inline_local_functions(shell, convert_version=True).graph
+    except Exception as error:  # noqa: BLE001 - the inliner raises plain RuntimeError and others for bad models
+        raise ModelError(f"{name}: its local functions cannot be inlined: {error}") from None
+    kept = [i for i in inlined.input if i.name in known]
+    del inlined.input[:]
+    inlined.input.extend(kept)
+    return inlined

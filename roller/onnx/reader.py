@@ -1,0 +1,137 @@
+"""Reads an ONNX model: any source, static shapes everywhere, constants computed, a clear error for all else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from roller.errors import ModelError, did_you_mean
+from roller.expr import DTYPE_BYTES
+from roller.model.steps import Value
+from roller.onnx.graph import Graph
+
+if TYPE_CHECKING:
+    import onnx
+
+    from roller.onnx.loading import Loaded
+    from roller.onnx.tracing import Tracer
+
+Shapes = Mapping[str, Sequence[int]]
+
+
+def read(
+    model: str | Path | bytes | onnx.ModelProto, *, batch: int | None = None, shapes: Shapes | None = None,
+    values: Mapping[str, Any] | None = None, base_dir: str | Path | None = None,
+) -> Graph:  # fmt: skip
+    """Return the graph of an ONNX model: static shapes, nodes in order, whatever is constant computed.
+
+    Parameters
+    ----------
+    model
+        A path (``.onnx``, or a TensorFlow ``.pb`` where tf2onnx is installed), the bytes of a model, or a message;
+        the message stays as it is.
+    batch
+        First dimension of the inputs where it is a symbol; where all shapes are numbers, of all inputs that share the
+        first dimension of the first one.
+    shapes
+        Shape by input.
+    values
+        Arrays of inputs that are known now; they become constants (the target of a Reshape, say).
+    base_dir
+        Folder of external data where the model has no path; a path's own folder by default.
+
+    Raises
+    ------
+    ModelError
+        Where the model is damaged or hostile, an override does not fit it, or shapes stay unknown (all are listed).
+    """
+    try:
+        from roller.onnx.loading import load
+        from roller.onnx.tensorflow import from_tensorflow
+    except ImportError as error:
+        raise ModelError(f"reading models needs the onnx package ({error}). Install roller[onnx].") from None
+    try:
+        if isinstance(model, (str, Path)) and Path(model).suffix == ".pb":
+            model = from_tensorflow(Path(model))
+        loaded = load(model, base_dir)
+        return _read(loaded, batch, dict(shapes or {}), dict(values or {}))
+    except UnicodeDecodeError:
+        raise ModelError("model: expected names in UTF-8, got other bytes. The model is damaged.") from None
+    except RecursionError:
+        raise ModelError("model: its bodies are nested deeper than any real model.") from None
+
+
+def _read(loaded: Loaded, batch: int | None, shapes: dict[str, Sequence[int]], values: dict[str, Any]) -> Graph:
+    from roller.onnx.overrides import input_types
+    from roller.onnx.tracing import Tracer
+
+    known = {i.name for i in loaded.graph.input if i.name not in loaded.initialisers}
+    for kind, given in (("shapes", shapes), ("values", values)):
+        for name in given:
+            if name not in known:
+                hint = did_you_mean(name, known) or f". Inputs are: {', '.join(sorted(known))}."
+                raise ModelError(f"{kind}: {loaded.name} has no input '{name}'{hint}")
+    chosen = input_types(loaded, batch, shapes, values)
+    tracer = Tracer(loaded, None if chosen.changed else _declared(loaded))
+    if chosen.old_batch is not None:
+        from roller.onnx.overrides import Rebatching
+
+        shadow = _trace(Tracer(loaded), chosen.original, values)
+        tracer.rebatching = Rebatching(chosen.old_batch, chosen.new_batch, shadow.values)
+    _trace(tracer, chosen.types, values)
+    return _graph(tracer, [n for n in chosen.types if n not in values])
+
+
+def _declared(loaded: Loaded) -> dict[str, Value]:
+    from roller.onnx.types import static_value
+
+    entries = [*loaded.graph.value_info, *loaded.graph.output]
+    return {e.name: v for e in entries if isinstance(v := static_value(e.name, e.type), Value)}
+
+
+def _trace(tracer: Tracer, types: Mapping[str, Value], values: Mapping[str, Any]) -> Tracer:
+    """Trace a whole model with inputs of these types."""
+    graph, names = tracer.loaded.graph, tracer.root.names
+    for name, array in tracer.loaded.initialisers.items():
+        if name not in values:
+            tracer.constant(name, array)
+            names[name] = name
+    for name, value in types.items():
+        names[name] = name
+        if name in values:
+            tracer.constant(name, np.asarray(values[name]))
+        else:
+            tracer.values[name] = value
+    tracer.run(graph.node, tracer.root, [o.name for o in graph.output])
+    return tracer
+
+
+def _graph(tracer: Tracer, inputs: Sequence[str]) -> Graph:
+    """Return what was traced, or refuse it with everything that stands against it."""
+    name = tracer.loaded.name
+    outputs = []
+    for declared in tracer.loaded.graph.output:
+        found = tracer.root.find(declared.name)
+        if found is None:
+            raise ModelError(f"{name}: nothing gives the output '{declared.name}'.")
+        outputs.append(found)
+    if not outputs:
+        raise ModelError(f"{name}: the model has no outputs.")
+    refused = list(tracer.refused)
+    for node in tracer.nodes:
+        for value in (tracer.values[n] for n in (*node.inputs, *node.outputs) if n):
+            if value.dtype not in DTYPE_BYTES and value.name not in tracer.constants:
+                refused.append(f"{node.op} '{node.name}': '{value.name}' is {value.dtype}, which is not compiled")
+    if refused:
+        after = f"\n  ({tracer.behind} nodes after them were not looked at)" if tracer.behind else ""
+        listed = "\n  ".join(dict.fromkeys(refused))
+        raise ModelError(f"{name}: these nodes cannot be compiled:\n  {listed}{after}")
+    used = {n for node in tracer.nodes for n in node.inputs} | set(outputs)
+    constants = {n: a for n, a in tracer.constants.items() if n in used}
+    written = {n for node in tracer.nodes for n in node.outputs if n}
+    kept = {n: replace(v, name=n) for n, v in tracer.values.items() if n in constants or n in written or n in inputs}
+    return Graph(name, tuple(inputs), tuple(outputs), tuple(tracer.nodes), kept, constants)

@@ -1,0 +1,155 @@
+"""Reading models: every source, static shapes everywhere, overrides, constants computed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from roller.errors import ModelError
+from roller.onnx.reader import read
+
+LIGHT = sorted((Path(onnx.__file__).parent / "backend/test/data/light").glob("*.onnx"))
+FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
+
+
+def model_of(nodes, inputs, outputs, initialisers=(), opset=17, **more):
+    """A model of nodes; inputs and outputs are (name, element type, shape)."""
+    graph = helper.make_graph(
+        nodes,
+        "m",
+        [helper.make_tensor_value_info(*i) for i in inputs],
+        [helper.make_tensor_value_info(*o) for o in outputs],
+        [onnx.numpy_helper.from_array(a, n) for n, a in initialisers],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8, **more)
+
+
+@pytest.mark.parametrize("path", LIGHT, ids=lambda p: p.stem)
+@pytest.mark.parametrize("batch", [None, 8])
+def test_light_models_are_all_static(path, batch):
+    graph = read(path, batch=batch)
+    assert len(graph.inputs) == len(graph.outputs) == 1
+    assert graph.values[graph.inputs[0]].shape == (batch or 1, 3, 224, 224)
+    assert graph.values[graph.outputs[0]].shape[:2] == (batch or 1, 1000)
+    written = set(graph.inputs) | set(graph.constants)
+    for node in graph.nodes:
+        assert node.op not in ("ConstantOfShape", "Unsqueeze"), node
+        assert all(n in written for n in node.inputs if n)
+        written.update(node.outputs)
+        assert all(n in graph.values for n in (*node.inputs, *node.outputs) if n)
+    assert len({n.name for n in graph.nodes}) == len(graph.nodes)
+
+
+def shape_arithmetic(batch):
+    """x (batch, 3, 4) flattened by what Shape says: the usual export of `x.view(x.size(0), -1)`."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Gather", ["s", "zero"], ["b"]),
+        helper.make_node("Unsqueeze", ["b", "axis"], ["b1"]),
+        helper.make_node("Concat", ["b1", "rest"], ["target"], axis=0),
+        helper.make_node("Reshape", ["x", "target"], ["y"]),
+    ]
+    weights = [("zero", np.array(0)), ("axis", np.array([0])), ("rest", np.array([-1]))]
+    return model_of(nodes, [("x", FLOAT, [batch, 3, 4])], [("y", FLOAT, None)], weights)
+
+
+def test_shape_arithmetic_folds():
+    graph = read(shape_arithmetic("n"), batch=5)
+    assert [n.op for n in graph.nodes] == ["Reshape"]
+    assert graph.values["y"].shape == (5, 12)
+    assert graph.constants[graph.nodes[0].inputs[1]].tolist() == [5, -1]
+
+
+def test_bytes_path_and_message_agree(tmp_path):
+    model = shape_arithmetic(2)
+    before = model.SerializeToString()
+    path = tmp_path / "m.onnx"
+    path.write_bytes(before)
+    graphs = [read(m) for m in (model, before, path, str(path))]
+    assert model.SerializeToString() == before
+    for graph in graphs:
+        assert [(n.op, n.inputs, n.outputs) for n in graph.nodes] == [("Reshape", ("x", "target"), ("y",))]
+        assert graph.values == graphs[0].values
+
+
+def test_unknown_dimensions_are_refused_with_the_remedy():
+    with pytest.raises(ModelError, match=r"'x' with dimensions \['n', 3, 4\].*batch="):
+        read(shape_arithmetic("n"))
+
+
+def test_shapes_override_binds_the_symbol_in_all_inputs():
+    nodes = [helper.make_node("Add", ["x", "z"], ["y"])]
+    model = model_of(nodes, [("x", FLOAT, ["n", "k"]), ("z", FLOAT, ["n", "k"])], [("y", FLOAT, ["n", "k"])])
+    graph = read(model, shapes={"x": (3, 7)})
+    assert graph.values["z"].shape == graph.values["y"].shape == (3, 7)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ({"batch": 0}, "batch: expected a number of at least 1, got 0"),
+        ({"shapes": {"xx": (1, 3, 4)}}, "shapes: m has no input 'xx'; did you mean 'x'"),
+        ({"shapes": {"x": (1, 3)}}, "with 3 dimensions"),
+        ({"shapes": {"x": (1, 3, 4.5)}}, "expected numbers for 'x'"),
+        ({"values": {"x": np.zeros((1, 3, 4), np.int64)}}, "takes 'x' as float32, got int64"),
+        ({"values": {"x": np.zeros((1, 4, 4), np.float32)}}, "of shape"),
+    ],
+)
+def test_overrides_that_do_not_fit_are_refused(override, message):
+    with pytest.raises(ModelError, match=message):
+        read(shape_arithmetic("n"), **override)
+
+
+def test_values_make_an_input_constant():
+    nodes = [helper.make_node("Reshape", ["x", "shape"], ["y"])]
+    model = model_of(nodes, [("x", FLOAT, [2, 6]), ("shape", INT64, [2])], [("y", FLOAT, None)])
+    with pytest.raises(ModelError, match=r"'y' depends on the values of 'x', 'shape'. Pass values=\{'shape': ...\}"):
+        read(model)
+    graph = read(model, values={"shape": np.array([3, 4])})
+    assert graph.inputs == ("x",) and graph.values["y"].shape == (3, 4)
+    assert graph.constants["shape"].tolist() == [3, 4]
+
+
+def test_all_refusals_are_listed_at_once():
+    nodes = [
+        helper.make_node("NonZero", ["x"], ["a"], name="first"),
+        helper.make_node("NonZero", ["z"], ["b"], name="second"),
+        helper.make_node("Cast", ["a"], ["c"], to=FLOAT),
+        helper.make_node("Cast", ["b"], ["d"], to=FLOAT),
+    ]
+    model = model_of(nodes, [("x", FLOAT, [4]), ("z", FLOAT, [4])], [("c", FLOAT, None), ("d", FLOAT, None)])
+    with pytest.raises(ModelError, match=r"'first': the shape .*\n.*'second': the shape .*\n.*2 nodes after"):
+        read(model)
+
+
+def test_attributes_are_plain_python_and_unread_outputs_gone():
+    table = np.arange(3, dtype=np.float32)
+    nodes = [
+        helper.make_node("Constant", [], ["k"], value=onnx.numpy_helper.from_array(table)),
+        helper.make_node("MaxPool", ["x"], ["p", "indices"], kernel_shape=[2, 2], auto_pad="SAME_UPPER"),
+        helper.make_node("LeakyRelu", ["p"], ["l"], alpha=0.5),
+        helper.make_node("Mul", ["l", "k"], ["y"]),
+    ]
+    graph = read(model_of(nodes, [("x", FLOAT, [1, 1, 3, 3])], [("y", FLOAT, None)]))
+    pool, leaky, _ = graph.nodes
+    assert pool.attributes == {"kernel_shape": (2, 2), "auto_pad": "SAME_UPPER"}
+    assert pool.outputs == ("p",) and pool.version == 17
+    assert leaky.attributes == {"alpha": 0.5}
+    assert np.array_equal(graph.constants["k"], table)
+
+
+def test_initialisers_that_are_inputs_too_are_constants():
+    nodes = [helper.make_node("Add", ["x", "w"], ["y"])]
+    w = np.ones(3, np.float32)
+    graph = read(model_of(nodes, [("x", FLOAT, [3]), ("w", FLOAT, [3])], [("y", FLOAT, [3])], [("w", w)]))
+    assert graph.inputs == ("x",) and np.array_equal(graph.constants["w"], w)
+
+
+def test_unsorted_nodes_are_sorted():
+    nodes = [helper.make_node("Neg", ["a"], ["y"]), helper.make_node("Exp", ["x"], ["a"])]
+    graph = read(model_of(nodes, [("x", FLOAT, [3])], [("y", FLOAT, [3])]))
+    assert [n.op for n in graph.nodes] == ["Exp", "Neg"]
