@@ -9,7 +9,7 @@ shape, and odd heights and widths become tileable. (design.md section 2.)
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from roller.expr.scalar import Bound, Call, Cast, Index, IndexValue, Load, Scalar, Term, map_indices, transform
 from roller.expr.tensor_expr import SPATIAL, Axis, Stage, Tensor, TensorExpr
@@ -36,10 +36,10 @@ def fuse_axes(expr: TensorExpr) -> TensorExpr:
 def _fused(expr: TensorExpr) -> TensorExpr:
     expr = _inline_unit_reduction(_drop_unit_axes(expr))
     while True:
-        pair = next((p for p in _neighbours(expr) if _fusable(expr, *p)), None)
-        if pair is None:
+        found = next((f for f in (_fusion(expr, p) for p in _neighbours(expr)) if f), None)
+        if found is None:
             return expr
-        expr = _merge(expr, *pair)
+        expr = _merge(expr, found)
 
 
 def group_axes(expr: TensorExpr, *, reductions: bool = True) -> TensorExpr | None:
@@ -215,34 +215,72 @@ def _adjacent(expr: TensorExpr, tensor: str, index: tuple[Index, ...], a: Axis, 
     )
 
 
-def _merge(expr: TensorExpr, a: Axis, b: Axis) -> TensorExpr:
-    fused = Axis(f"{a.name}*{b.name}", a.extent * b.extent, a.kind)
+@dataclass(frozen=True)
+class _Fusion:
+    """Pairs of axes that merge at once, and the first of the two dimensions that merge in each tensor."""
+
+    pairs: tuple[tuple[Axis, Axis], ...]
+    dims: dict[str, int]
+
+
+def _fusion(expr: TensorExpr, pair: tuple[Axis, Axis]) -> _Fusion | None:
+    """Return what must merge together with ``pair``, ``None`` where something cannot.
+
+    A tensor has one shape in all stages: where another stage walks the same two dimensions by axes of its own (a sum
+    over ``k1 k2`` beside the points ``d1 d2`` it is subtracted from), those merge with them or nothing does.
+    """
+    pairs, dims = [pair], dict[str, int]()
+    for first, second in pairs:
+        if not _fusable(expr, first, second):
+            return None
+        for s in expr.stages:
+            for name, index, _ in _uses(s):
+                at = next((d for d, i in enumerate(index) if i.is_axis(first.name)), None)
+                if at is not None and dims.setdefault(name, at) != at:
+                    return None
+        for s in expr.stages:
+            others = _pairs_at(s, dims)
+            if others is None:
+                return None
+            pairs += [p for p in others if p not in pairs]
+    names = [a.name for p in pairs for a in p]
+    return _Fusion(tuple(pairs), dims) if len(set(names)) == len(names) else None
+
+
+def _pairs_at(s: Stage, dims: dict[str, int]) -> list[tuple[Axis, Axis]] | None:
+    """Return the axes by which a stage walks dimensions that merge; ``None`` where it does not walk them by two axes."""
+    by_name = {a.name: a for a in s.axes}
+    out = []
+    for name, index, guard in _uses(s):
+        at = dims.get(name)
+        if at is None or (index[at] == index[at + 1] == Index() and not guard):
+            continue
+        one, two = index[at].axes, index[at + 1].axes
+        if len(one) != 1 or len(two) != 1 or not (index[at].is_axis(one[0]) and index[at + 1].is_axis(two[0])):
+            return None
+        out.append((by_name[one[0]], by_name[two[0]]))
+    return out
+
+
+def _merge(expr: TensorExpr, fusion: _Fusion) -> TensorExpr:
+    fused = {a.name: Axis(f"{a.name}*{b.name}", a.extent * b.extent, a.kind) for a, b in fusion.pairs}
+    gone = {b.name for _, b in fusion.pairs}
     dims: dict[str, list[list[int]]] = {}
-    for s in expr.stages:
-        for name, index, _ in _uses(s):
-            first = next((d for d, i in enumerate(index) if i.is_axis(a.name)), None)
-            groups = [[d] for d in range(len(index))]
-            if first is not None:
-                after = [[d] for d in range(first + 2, len(index))]
-                groups = [[d] for d in range(first)] + [[first, first + 1]] + after
-            if name in dims and dims[name] != groups and first is None:
-                continue
-            dims[name] = groups
-    for t in expr.inputs:
-        dims.setdefault(t.name, [[d] for d in range(len(t.shape))])
+    for name, t in expr.tensors.items():
+        at, rank = fusion.dims.get(name, -2), len(t.shape)
+        dims[name] = [[d, d + 1] if d == at else [d] for d in range(rank) if d != at + 1]
 
     def rename(i: Index) -> Index:
-        return Index((Term(fused.name),)) if i.is_axis(a.name) else i
+        axis = i.axes[0] if len(i.terms) == 1 else ""
+        return Index((Term(fused[axis].name),)) if axis in fused and i.is_axis(axis) else i
 
     stages = tuple(
         replace(
             s,
-            axes=tuple(fused if x.name == a.name else x for x in s.axes if x.name != b.name),
+            axes=tuple(fused.get(x.name, x) for x in s.axes if x.name not in gone),
             store=tuple(rename(i) for i in s.store),
             body=map_indices(s.body, rename),
         )
-        if any(x.name == a.name for x in s.axes)
-        else s
         for s in expr.stages
     )
     # The merged dimension keeps the index of the outer axis, which `rename` has already replaced.

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from roller import ops
 from roller.errors import ExprError
-from roller.expr import Axis, Call, Const, Load, Stage, Tensor, TensorExpr, axis_index
+from roller.expr import REDUCTION, Axis, Call, Const, Index, Load, Stage, Tensor, TensorExpr, axis_index
 from roller.expr.canonical import fuse_axes, group_axes
 from tests.cases import arrays_for
 
@@ -130,3 +130,26 @@ def test_a_replaced_expression_remembers_nothing() -> None:
     changed = replace(relu, stages=tanh.stages)
     assert changed.key == tanh.key != relu.key
     assert fuse_axes(changed).stages[0].body == fuse_axes(tanh).stages[0].body
+
+
+def _centred(joint):
+    """``x - max(x)`` over the last two dimensions; the maximum is walked by axes of its own."""
+    d = tuple(Axis(f"d{n}", e) for n, e in enumerate((2, 3, 5)))
+    k = tuple(Axis(f"k{n}", e, REDUCTION) for n, e in ((1, 3), (2, 5)))
+    every = tuple(axis_index(a.name) for a in d)
+    inside = (every[0], axis_index("k1"), axis_index("k2")) if joint else (every[0], Index(), axis_index("k2"))
+    largest = Stage(Tensor("m", (2,)), (d[0], *(k if joint else k[1:])), every[:1], Load("X", inside), "max")
+    value = Call("sub", (Load("X", every), Load("m", every[:1])))
+    return TensorExpr(
+        "centred", (Tensor("X", (2, 3, 5)),), (largest, Stage(Tensor("Y", (2, 3, 5)), d, every, value)), ("Y",)
+    )
+
+
+def test_axes_merge_in_all_stages_of_a_tensor_or_in_none():
+    x = np.random.default_rng(0).random((2, 3, 5), np.float32)
+    for joint, shape in ((True, (2, 15)), (False, (2, 3, 5))):
+        expr = _centred(joint)
+        fused = fuse_axes(expr)
+        assert fused.inputs[0].shape == shape
+        (want,), (got,) = expr.evaluate([x]), fused.evaluate([x.reshape(shape)])
+        np.testing.assert_array_equal(got.reshape(want.shape), want)
