@@ -248,7 +248,7 @@ def _fusion(expr: TensorExpr, pair: tuple[Axis, Axis]) -> _Fusion | None:
 
 
 def _pairs_at(s: Stage, dims: dict[str, int]) -> list[tuple[Axis, Axis]] | None:
-    """Return the axes by which a stage walks dimensions that merge; ``None`` where it does not walk them by two axes."""
+    """Return the axes by which a stage walks dimensions that merge; ``None`` where not by two axes."""
     by_name = {a.name: a for a in s.axes}
     out = []
     for name, index, guard in _uses(s):
