@@ -70,9 +70,7 @@ def point_axes(shape: Sequence[int]) -> tuple[Axis, ...]:
 
 def walk_axes(shape: Sequence[int], reduced: Sequence[int], prefix: str = "k") -> tuple[Axis, ...]:
     """Return axes over a shape: ``d0 d1 ...``, and reduction axes ``k1 k2 ...`` over the ``reduced`` dimensions."""
-    return tuple(
-        Axis(f"{prefix}{d}", e, REDUCTION) if d in reduced else Axis(f"d{d}", e) for d, e in enumerate(shape)
-    )
+    return tuple(Axis(f"{prefix}{d}", e, REDUCTION) if d in reduced else Axis(f"d{d}", e) for d, e in enumerate(shape))
 
 
 def elementwise(y: Value, value: Callable[[tuple[Index, ...]], Scalar], acc: str) -> Stage:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from roller.expr import REDUCTION, Axis, Call, Cast, Const, Index, IndexValue, Load, Scalar, Stage, Term, axis_index
+from roller.expr import REDUCTION, Axis, Call, Index, IndexValue, Load, Scalar, Stage, Term, axis_index
 from roller.model.steps import Value
 from roller.onnx.building import (
     Slide,
