@@ -1,0 +1,152 @@
+"""What co-scheduling has to know of a program's kernels, from predictions alone: construction for a share of the units."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from roller.construction.constructor import construct_candidates
+from roller.construction.options import ConstructOptions
+from roller.errors import NoCandidateError
+from roller.hardware import DeviceSpec
+from roller.model.dependencies import Dependencies
+from roller.model.steps import KernelSource, Program, Run
+from roller.model.together import Costs, Outcome, coschedule
+from roller.perf.estimate import Estimate
+
+#: Lanes that are tried on a device whose units start no threads: streams, each with its part of the units.
+_STREAMS = (2, 4)
+#: Predicts kernels: constructs each for so many units (``None`` is all); keys that fit no program are left out.
+Predict = Callable[[Mapping[str, KernelSource], int | None], Mapping[str, Estimate]]
+
+
+def coscheduled(
+    program: Program, spec: DeviceSpec, predict: Predict | None = None, whole: Mapping[str, Estimate] | None = None
+) -> Outcome:
+    """Return a program whose independent small kernels run side by side where that is predicted to be faster.
+
+    Parameters
+    ----------
+    program
+        Without sections.
+    spec
+        The device.
+    predict
+        How kernels are predicted; constructs them one after another when ``None``.
+    whole
+        Estimates of kernels on the whole device, where they are known already.
+
+    Returns
+    -------
+    Outcome
+        Its program names the kernels to build, those for a share of the units among them.
+    """
+    predict = predict or predictor(spec)
+    known = dict(whole or {})
+    company = with_company(program)
+    if spec.units < 2 or not company:
+        return _as_it_is(program, known)
+    missing = {k: s for k, s in program.kernels.items() if k not in known}
+    known |= predict(missing, None) if missing else {}
+    if not program.kernels.keys() <= known.keys():
+        return _as_it_is(program, known)  # what has no program is reported when it is compiled
+    shared = {k: program.kernels[k] for k in sorted(company)}
+    outcomes = [coschedule(program, costs_of(known, predict(shared, u), spec, n, u)) for n, u in _lanes(spec)]
+    return min(outcomes, key=lambda o: o.together_s)
+
+
+def predictor(spec: DeviceSpec, options: ConstructOptions | None = None) -> Predict:
+    """Return a function that predicts kernels by constructing the best program of each."""
+    chosen = replace(options or ConstructOptions(), top_k=1)
+
+    def predict(sources: Mapping[str, KernelSource], units: int | None) -> dict[str, Estimate]:
+        found = {}
+        for key, source in sources.items():
+            own = replace(chosen, constants=source.constants, units=units)
+            try:
+                found[key] = construct_candidates(source.expression, spec, own)[0].estimate
+            except NoCandidateError:
+                continue
+        return found
+
+    return predict
+
+
+def costs_of(
+    whole: Mapping[str, Estimate], share: Mapping[str, Estimate], spec: DeviceSpec, lanes: int, units: int
+) -> Costs:
+    """Return the predictions of a program's kernels as co-scheduling takes them.
+
+    Parameters
+    ----------
+    whole, share
+        Estimates on the whole device, and on the units of one lane.
+    spec
+        The device.
+    lanes, units
+        Lanes of a section, and units of each.
+    """
+    common = ["dram_s", *(f"{layer.name}_s" for layer in spec.memory_layers if layer.scope == "device")]
+    return Costs(
+        {k: e.seconds for k, e in whole.items()},
+        {k: e.seconds for k, e in share.items()},
+        spec.execution.fork_s if spec.execution.fork_s is not None else spec.execution.launch_s,
+        lanes,
+        units,
+        {k: max((e.terms.get(name, 0.0) for name in common), default=0.0) for k, e in whole.items()},
+        spec.memory_layers[-1].bandwidth_bytes_per_s / 2,
+    )
+
+
+def with_company(program: Program) -> set[str]:
+    """Return the kernels that something else could run beside: the others need no prediction for a share.
+
+    A step can be moved between the earliest and the latest place it has on the longest way through the model; alone
+    there are those that no other step's places overlap.
+    """
+    graph = Dependencies.of(program.steps)
+    weight = [int(isinstance(s, Run)) for s in program.steps]
+    earliest = [0] * len(weight)
+    for i, before in enumerate(graph.before):
+        earliest[i] = max((earliest[j] + weight[j] for j in before), default=0)
+    length = max((e + w for e, w in zip(earliest, weight, strict=True)), default=0)
+    latest = [length] * len(weight)
+    for i in reversed(range(len(weight))):
+        latest[i] = min((latest[j] for j in graph.after[i]), default=length) - weight[i]
+    runs = [i for i, w in enumerate(weight) if w]
+    crowd = _running_sum(length, ((earliest[i], latest[i]) for i in runs))
+    found = set()
+    for i in runs:
+        step = program.steps[i]
+        if isinstance(step, Run) and crowd[latest[i] + 1] - crowd[earliest[i]] > latest[i] + 1 - earliest[i]:
+            found.add(step.kernel)
+    return found
+
+
+def _running_sum(length: int, places: Iterable[tuple[int, int]]) -> list[int]:
+    """Return, for every place, how many steps could be at the places before it, steps counted once per place."""
+    change = [0] * (length + 2)
+    for first, last in places:
+        change[first] += 1
+        change[last + 1] -= 1
+    out, here = [0], 0
+    for place in range(length + 1):
+        here += change[place]
+        out.append(out[-1] + here)
+    return out
+
+
+def _lanes(spec: DeviceSpec) -> list[tuple[int, int]]:
+    """Return the divisions of a device that are tried: lanes, and units of each.
+
+    What starts threads cannot start them within a lane, so that a lane of a CPU is one core.
+    """
+    if spec.execution.fork_s is not None:
+        return [(spec.units, 1)]
+    return [(n, spec.units // n) for n in _STREAMS if spec.units >= n]
+
+
+def _as_it_is(program: Program, known: Mapping[str, Estimate]) -> Outcome:
+    keys = [s.kernel for s in program.steps if isinstance(s, Run)]
+    seconds = sum(known[k].seconds for k in keys if k in known)
+    return Outcome(program, seconds, seconds)
