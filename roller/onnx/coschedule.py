@@ -1,4 +1,4 @@
-"""What co-scheduling has to know of a program's kernels, from predictions alone: construction for a share of the units."""
+"""What co-scheduling has to know of a program, from predictions alone: construction for a share of the units."""
 
 from __future__ import annotations
 
