@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from roller.choosing.how import How
     from roller.construction.constructor import Candidate
     from roller.construction.options import ConstructOptions
+    from roller.runtime.build_pool import BuildResult
     from roller.runtime.records import Record
 
 
@@ -33,6 +34,8 @@ class Workshop:
         Lowers and builds one candidate; called in processes of their own.
     judge
         Checks built artifacts by candidate id, and times them where its second argument says so; a record per id.
+    build
+        Makes candidates by id and says whether they will be timed; in processes of this machine when ``None``.
     """
 
     expression: TensorExpr
@@ -40,6 +43,18 @@ class Workshop:
     options: ConstructOptions
     make: Callable[[Candidate], KernelArtifact]
     judge: Callable[[Mapping[str, KernelArtifact], bool], Mapping[str, Record]]
+    build: Callable[[Mapping[str, Candidate], bool], Mapping[str, BuildResult[KernelArtifact]]] | None = None
+
+
+def wanted(candidates: Sequence[Candidate], spec: DeviceSpec, options: ConstructOptions, how: How) -> tuple[int, ...]:
+    """Return the positions of the candidates that :func:`choose` makes first, and only, unless they fail."""
+    if how.deterministic:
+        return (0,)
+    if options.top_k != "auto":
+        return tuple(range(len(candidates)))
+    from roller.construction.auto import worth_timing
+
+    return worth_timing(candidates, spec)
 
 
 def choose(shop: Workshop, candidates: Sequence[Candidate], how: How) -> CompiledKernel:
@@ -170,7 +185,9 @@ def try_all(
     from roller.runtime.build_pool import build_all, build_here
 
     jobs = {c.id: c for c in candidates}
-    if timed:
+    if shop.build is not None:
+        built = dict(shop.build(jobs, timed))
+    elif timed:
         built = build_all(jobs, shop.make) if len(jobs) > 1 else build_here(jobs, shop.make)
     else:  # a crash of the compiler is a reason to take the next one, a slow machine is none
         built = build_all(jobs, shop.make, timeout_s=float("inf"))

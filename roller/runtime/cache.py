@@ -11,11 +11,12 @@ import contextlib
 import sqlite3
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from roller.artifact import KernelArtifact
 from roller.errors import ArtifactError, RollerWarning
 from roller.runtime.cache_database import Database, Row, is_damage
 from roller.runtime.cache_entry import (
@@ -76,6 +77,54 @@ class KernelCache:
         except (OSError, ValueError) as err:
             self._drop(row, err)
             return None
+
+    def artifacts(self, keys: Sequence[CacheKey], *, measured: bool = False) -> dict[str, KernelArtifact]:
+        """Return the kernels of those of many keys that have one, by digest; candidates are not read.
+
+        As :meth:`load`, in one look at the index.
+        """
+        try:
+            rows = self._guarded(lambda: self.database.rows_of(sorted({k.digest for k in keys})))
+        except (OSError, sqlite3.Error) as err:
+            self._unusable(err)
+            return {}
+        found: dict[str, KernelArtifact] = {}
+        for row in rows:
+            if measured and not row.measured:
+                continue
+            try:
+                if row.sum() != row.checksum:
+                    raise ValueError("checksum of the row does not match")
+                found[row.key] = artifact_of(self.files.read(row.artifact), str(self.files.path(row.artifact)))
+            except (OSError, ValueError) as err:
+                self._drop(row, err)
+        return found
+
+    @contextlib.contextmanager
+    def claim(self, key: CacheKey, *, wait: bool = False) -> Iterator[bool]:
+        """Hold the right to compile a key; yields whether it was free (always, where ``wait`` or nobody can lock).
+
+        Whoever holds it looks once more before compiling: another process may just have stored the kernel.
+        """
+        with contextlib.ExitStack() as stack:
+            free = True
+            try:
+                stack.enter_context(file_lock(self.folder / "locks" / f"{key.digest}.lock", wait=wait))
+            except BlockingIOError:
+                free = False
+            except OSError as err:
+                self._unusable(err)
+            yield free
+
+    @contextlib.contextmanager
+    def machine(self, *, alone: bool) -> Iterator[None]:
+        """Hold this machine: ``alone`` to time on it, beside others to build; waits for those it excludes."""
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(file_lock(self.folder / "locks" / "machine.lock", shared=not alone, keep=True))
+            except OSError as err:
+                self._unusable(err)
+            yield
 
     def store(self, key: CacheKey, entry: CacheEntry, measurements: Sequence[Measurement] | None = None) -> bool:
         """Keep the result of a compilation, and what was measured for it.
@@ -194,7 +243,7 @@ class KernelCache:
         except (OSError, sqlite3.Error) as err:
             raise self._refusal(err) from err
         for path in (self.folder / "locks").glob("*.lock"):
-            if path.name not in ("writing.lock", "database.lock"):
+            if path.name not in ("writing.lock", "database.lock", "machine.lock"):
                 remove_if_free(path)
         return removed
 

@@ -12,7 +12,7 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from roller.runtime.cache_lock import file_lock
 #: Another layout is another file, so versions of roller that differ in it live side by side.
 LAYOUT = 1
 _BUSY_S = 60.0
+#: Values of one statement at most; SQLite before 3.32 takes 999.
+_VARIABLES = 900
 #: Ask for the rights files are opened with, where the system tells them apart from those of the real user.
 _AS_OPENED = os.access in os.supports_effective_ids
 _SCHEMA = (
@@ -77,6 +79,17 @@ class Database:
         with self._reading() as db:
             found = db.execute(f"SELECT {_COLUMNS} FROM entries WHERE key = ?", (key,)).fetchone() if db else None
         return Row(*found) if found else None
+
+    def rows_of(self, keys: Sequence[str]) -> list[Row]:
+        """Return the rows of those of the keys that have one."""
+        found: list[Any] = []
+        with self._reading() as db:
+            for start in range(0, len(keys) if db else 0, _VARIABLES):
+                some = keys[start : start + _VARIABLES]
+                marks = ", ".join("?" * len(some))
+                assert db is not None
+                found += db.execute(f"SELECT {_COLUMNS} FROM entries WHERE key IN ({marks})", some).fetchall()
+        return [Row(*r) for r in found]
 
     def rows(self) -> list[Row]:
         """Return all rows, oldest first."""

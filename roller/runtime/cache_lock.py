@@ -29,7 +29,7 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextlib.contextmanager
-def file_lock(path: Path, *, shared: bool = False, keep: bool = False) -> Iterator[None]:
+def file_lock(path: Path, *, shared: bool = False, keep: bool = False, wait: bool = True) -> Iterator[None]:
     """Hold a lock that all processes (and threads) of this machine respect; waits for it.
 
     Parameters
@@ -41,13 +41,15 @@ def file_lock(path: Path, *, shared: bool = False, keep: bool = False) -> Iterat
     keep
         Leave the file in place on release. Otherwise it is removed, and whoever waited for the removed file
         notices and starts over with the new one.
+    wait
+        Whether to wait for it; otherwise :class:`BlockingIOError` where somebody else holds it.
 
     Raises
     ------
     OSError
         Where the file cannot be made or the file system has no locks.
     """
-    fd = _acquire(path, shared)
+    fd = _acquire(path, shared, wait)
     owner = os.getpid()
     _held.add(fd)
     try:
@@ -61,13 +63,13 @@ def file_lock(path: Path, *, shared: bool = False, keep: bool = False) -> Iterat
             os.close(fd)
 
 
-def _acquire(path: Path, shared: bool) -> int:
+def _acquire(path: Path, shared: bool, wait: bool) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             if fcntl is not None:
-                fcntl.flock(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+                fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
             if _same_file(fd, path):
                 return fd
         except BaseException:

@@ -20,7 +20,7 @@ from roller.expr import TensorExpr
 from roller.expr.serialize import expr_to_dict
 from roller.runtime.check import Oracle
 from roller.runtime.child import DeviceFault, DeviceProcess
-from roller.runtime.devices import DeviceHandle
+from roller.runtime.devices import DeviceHandle, DeviceProperties
 from roller.runtime.records import Record
 
 #: What a check may take where no clock shall decide: it ends what hangs, not what is slow (seconds).
@@ -64,15 +64,17 @@ class Subject:
         The user's expression.
     seed
         Seed of inputs and points.
+    oracle
+        The reference on these very inputs, where it was computed elsewhere.
     """
 
-    def __init__(self, expression: TensorExpr, seed: int = 0) -> None:
-        self.expression, self.seed = expression, seed
+    def __init__(self, expression: TensorExpr, seed: int = 0, oracle: Oracle | None = None) -> None:
+        self.expression, self.seed, self._oracle = expression, seed, oracle
 
     @cached_property
     def oracle(self) -> Oracle:
         """The reference; computed on first use, which may take a second."""
-        return Oracle(self.expression, periodic_inputs(self.expression, self.seed), self.seed)
+        return self._oracle or Oracle(self.expression, periodic_inputs(self.expression, self.seed), self.seed)
 
 
 class Session:
@@ -165,10 +167,14 @@ class Bench:
         Opened when the first candidate is there.
     seed
         Seed of inputs and of the compared points.
+    oracle
+        The reference on these very inputs, where it was computed elsewhere.
     """
 
-    def __init__(self, expression: TensorExpr, device: DeviceHandle, seed: int = 0) -> None:
-        self._subject = Subject(expression, seed)
+    def __init__(
+        self, expression: TensorExpr, device: DeviceHandle, seed: int = 0, oracle: Oracle | None = None
+    ) -> None:
+        self._subject = Subject(expression, seed, oracle)
         self._session = Session(device, ProfileOptions(seed=seed))
         self._judged = 0
 
@@ -188,6 +194,10 @@ class Bench:
             records[name] = self._session.measure(self._subject, self._judged, name, artifact, best_s, timed)
             self._judged += 1
         return records
+
+    def properties(self) -> DeviceProperties:
+        """Return what the device says of itself; :class:`LaunchError` where it cannot be opened."""
+        return self._session.process.properties()
 
     def __enter__(self) -> Bench:
         return self

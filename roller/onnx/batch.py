@@ -1,0 +1,351 @@
+"""Compile the kernels of a model: each once, in parallel, the biggest predicted share first, all of it resumable.
+
+Kernels go through in waves. A wave is built in parallel (and the references its kernels are checked against are
+computed beside that); then, alone on the machine, its kernels are checked and timed one by one, and each goes into
+the cache as soon as it is chosen. So whatever ends a batch early, nothing finished is lost, and two processes that
+compile the same model divide its kernels among themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from roller.artifact import KernelArtifact
+from roller.choosing import How, Workshop, choose, first_lowered
+from roller.errors import BuildError, NoCandidateError
+from roller.model.steps import KernelSource
+from roller.onnx.executors import Crew, Forks, Results
+from roller.onnx.jobs import QUICK, Job, Settings, Target, jobs_of
+from roller.onnx.progress import OnProgress, Progress, silent
+from roller.onnx.tasks import Build, Construct, Judge, Reference, Task
+from roller.runtime.cache import CachedCandidate, CacheEntry, KernelCache
+from roller.runtime.records import Record, grouped_reasons
+
+if TYPE_CHECKING:
+    from roller.compiled import CompiledKernel
+    from roller.construction.constructor import Candidate
+    from roller.runtime.check import Oracle
+
+#: Builds of a wave per process: enough that the last ones of a wave do not leave processes idle for long, few enough
+#: that an interrupt loses seconds. Beside a budget a wave is as small as keeps all processes busy.
+_WAVE, _WAVE_IN_BUDGET = 8, 2
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The result of a batch.
+
+    Parameters
+    ----------
+    artifacts
+        By kernel key.
+    failures
+        Reasons by kernel key; empty unless something failed.
+    origins
+        By kernel key: ``"cached"``, ``"compiled"``, or ``"predicted"`` where the budget ended before other candidates
+        of it were tried.
+    seconds
+        What it took.
+    """
+
+    artifacts: Mapping[str, KernelArtifact]
+    failures: Mapping[str, str]
+    origins: Mapping[str, str]
+    seconds: float
+
+    def count(self, origin: str) -> int:
+        """Return the number of kernels of an origin."""
+        return sum(o == origin for o in self.origins.values())
+
+    def raise_failures(self, name: str, device: str) -> None:
+        """Raise the reasons of all kernels that failed, grouped.
+
+        Raises
+        ------
+        NoCandidateError
+            Where one did.
+        """
+        if not self.failures:
+            return
+        reasons = grouped_reasons(Record(k, "failed", why) for k, why in self.failures.items())
+        kept = f" The other {len(self.artifacts)} are in the cache." if self.artifacts else ""
+        raise NoCandidateError(
+            f"{name} on {device}: {len(self.failures)} of {len(self.failures) + len(self.artifacts)} kernels have no "
+            f"candidate that works: {reasons.rstrip('.')}.{kept} Try a larger top_k, or report the kernels."
+        )
+
+
+def compile_kernels(
+    sources: Mapping[str, KernelSource],
+    target: Target,
+    settings: Settings | None = None,
+    *,
+    uses: Mapping[str, int] | None = None,
+    crew: Crew | None = None,
+    cache: KernelCache | None = None,
+    progress: OnProgress = silent,
+) -> Batch:
+    """Compile kernels, or take them from the cache.
+
+    Parameters
+    ----------
+    sources
+        Expression and constant inputs by kernel key; equal ones are compiled once whatever their keys.
+    target, settings
+        For what, and how.
+    uses
+        How often each runs in a call; with its predicted seconds this is its share.
+    crew
+        Who does the work; processes of this machine when ``None``.
+    cache
+        Where kernels come from and go to; ``None`` for nowhere.
+    progress
+        Told of every step.
+
+    Returns
+    -------
+    Batch
+        Kernels that failed are listed in it; nothing is raised for them.
+    """
+    start = time.monotonic()
+    chosen = settings or Settings()
+    jobs = jobs_of(sources, target, chosen, uses or {})
+    kept = None if target.pretended else cache
+    run = _Run(jobs, target, chosen, crew or Forks(), kept, progress, start)
+    run.everything()
+    artifacts, failures, origins = {}, {}, {}
+    for job in jobs:
+        for key, expression in job.names:
+            if job.digest in run.artifacts:  # an artifact speaks in the names of the expression it is asked for
+                artifacts[key] = replace(run.artifacts[job.digest], expression=expression)
+                origins[key] = run.origins[job.digest]
+            else:
+                failures[key] = run.failures[job.digest]
+    return Batch(artifacts, failures, origins, time.monotonic() - start)
+
+
+class _Run:
+    """One batch under way."""
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        target: Target,
+        settings: Settings,
+        crew: Crew,
+        cache: KernelCache | None,
+        progress: OnProgress,
+        start: float,
+    ) -> None:
+        self.jobs, self.target, self.settings, self.crew, self.cache = jobs, target, settings, crew, cache
+        self.artifacts: dict[str, KernelArtifact] = {}
+        self.failures: dict[str, str] = {}
+        self.origins: dict[str, str] = {}
+        self._progress, self._start = progress, start
+        self._made: Results = {}
+        self._binary = _toolchain(target) if not target.pretended else False
+
+    def everything(self) -> None:
+        """Look up, construct, and go through the passes."""
+        passes = self._passes()
+        missing = self._look_up(self.jobs, passes[-1], "cached")
+        quick = passes[0] == QUICK and len(passes) > 1
+        bare = self._look_up(missing, QUICK, "predicted") if quick else missing
+        if not missing or (quick and not bare and self._late()):
+            return
+        todo = self._construct(missing)
+        self.crew.prepare(self.target.spec.target.get("language", ""))
+        if quick:
+            self._pass([j for j in todo if j in bare], QUICK)
+        self._pass(todo, passes[-1])
+
+    def _passes(self) -> tuple[How, ...]:
+        if self.settings.deterministic:
+            return (QUICK,)
+        return (QUICK, How()) if self.settings.budget_s is not None and self.target.judged else (How(),)
+
+    def _late(self) -> bool:
+        budget_s = self.settings.budget_s
+        return budget_s is not None and time.monotonic() - self._start > budget_s
+
+    def _look_up(self, jobs: Sequence[Job], how: How, origin: str) -> list[Job]:
+        """Take what the cache has; return what it has not."""
+        if self.cache is None or not jobs:
+            return list(jobs)
+        found = self.cache.artifacts([j.key(how) for j in jobs], measured=self.target.judged)
+        missing = []
+        for job in jobs:
+            artifact = found.get(job.key(how).digest)
+            if artifact is None or (self._binary and artifact.binary is None):
+                missing.append(job)
+            else:
+                self._done(job, artifact, origin)
+        self._tell("cache")
+        return missing
+
+    def _construct(self, jobs: Sequence[Job]) -> list[Job]:
+        """Construct all; return those that have candidates, the biggest predicted share first."""
+        import roller.construction.auto  # noqa: F401 - imported before forking, so that the children inherit it
+
+        self._tell("construct")
+        tasks = {j.digest: Construct(j.expression, self.target.spec, j.options, How()) for j in jobs}
+        # Always here: it takes milliseconds each, and a machine elsewhere would first have to load roller.
+        results = Forks().map(tasks, patient=True)
+        for job in jobs:
+            result = results[job.digest]
+            if result.value is None:
+                self.failures[job.digest] = result.record.reason
+            else:
+                job.candidates, job.first = result.value
+        return sorted((j for j in jobs if j.candidates), key=lambda j: (-j.share_s, j.digest))
+
+    def _pass(self, jobs: Sequence[Job], how: How) -> None:
+        """Compile kernels in waves; those another process is at come last."""
+        bounded = how != QUICK and self.settings.budget_s is not None
+        theirs: list[Job] = []
+        for wave in self._waves(jobs, how, bounded):
+            if bounded and self._late():
+                return
+            theirs += self._wave(wave, how)
+        for job in theirs:
+            if bounded and self._late():
+                return
+            self._wave([job], how, wait=True)
+
+    def _waves(self, jobs: Sequence[Job], how: How, bounded: bool) -> Iterator[list[Job]]:
+        wave: list[Job] = []
+        most = self.crew.workers * (_WAVE_IN_BUDGET if bounded else _WAVE)
+        for job in jobs:
+            wave.append(job)
+            if sum(len(j.starts_with(how)) for j in wave) >= most:
+                yield wave
+                wave = []
+        if wave:
+            yield wave
+
+    def _wave(self, jobs: Sequence[Job], how: How, wait: bool = False) -> list[Job]:
+        """Compile those kernels of a wave that nobody else is at, and return the others."""
+        with contextlib.ExitStack() as claims:
+            mine, theirs = list(jobs), list[Job]()
+            if self.cache is not None:
+                free = [claims.enter_context(self.cache.claim(j.key(how), wait=wait)) for j in jobs]
+                theirs = [j for j, is_free in zip(jobs, free, strict=True) if not is_free]
+                mine = self._look_up([j for j in jobs if j not in theirs], how, "cached")
+            self._made_ahead(mine, how)
+            benches = max(1, self.crew.benches if self.target.judged else 1)
+            if benches == 1:
+                for job in mine:
+                    self._finish(job, how)
+            else:
+                with ThreadPoolExecutor(benches) as threads:
+                    list(threads.map(lambda job: self._finish(job, how), mine))
+        return theirs
+
+    def _made_ahead(self, jobs: Sequence[Job], how: How) -> None:
+        """Build what the kernels of a wave need whatever comes of it, all in parallel."""
+        tasks: dict[str, Task] = {}
+        for job in jobs:
+            tasks |= {c.id: self._build(job, c) for c in job.starts_with(how)}
+            if self.target.judged:
+                periodic = bool(self.target.device)
+                tasks[f"{job.digest}/reference"] = Reference(job.expression, self.settings.seed, periodic)
+        self._map({name: task for name, task in tasks.items() if name not in self._made}, how)
+
+    def _map(self, tasks: Mapping[str, Task], how: How) -> None:
+        if not tasks:
+            return
+        with self._machine(alone=False):
+            self._made |= self.crew.map(tasks, lambda name: self._tell("build"), patient=how.deterministic)
+
+    def _machine(self, *, alone: bool) -> contextlib.AbstractContextManager[None]:
+        nobody_else = self.cache is None or not self.target.here
+        return contextlib.nullcontext() if self.cache is None or nobody_else else self.cache.machine(alone=alone)
+
+    def _build(self, job: Job, candidate: Candidate) -> Build:
+        estimate = candidate.estimate.to_dict()
+        return Build(candidate.program, estimate, job.expression, self.target.spec, self._binary)
+
+    def _finish(self, job: Job, how: How) -> None:
+        """Choose the kernel among what was built, and keep it."""
+        self._tell("time" if self.target.judged and how != QUICK else "build", job.expression.name)
+        try:
+            kernel = self._chosen(job, how)
+        except NoCandidateError as err:
+            self.failures[job.digest] = str(err)
+        else:
+            if self.cache is not None:
+                self.cache.store(job.key(how), _entry_of(kernel))
+            bounded = how == QUICK and not self.settings.deterministic
+            self._done(job, kernel.artifact, "predicted" if bounded else "compiled")
+        reached = how == QUICK and job.digest in self.artifacts
+        for name in [f"{job.digest}/reference", *(c.id for c in job.candidates)]:
+            if not reached or self.settings.deterministic:  # the next pass asks for them again
+                self._made.pop(name, None)
+        self._tell("build")
+
+    def _chosen(self, job: Job, how: How) -> CompiledKernel:
+        def build(jobs: Mapping[str, Candidate], timed: bool) -> Results:
+            missing = {i: self._build(job, c) for i, c in jobs.items() if i not in self._made}
+            self._map(missing, how)
+            return {i: self._made[i] for i in jobs}
+
+        def take(candidate: Candidate) -> KernelArtifact:
+            result = build({candidate.id: candidate}, False)[candidate.id]
+            if result.value is None:
+                raise BuildError(result.record.reason)
+            artifact: KernelArtifact = result.value
+            return artifact
+
+        if not self.target.judged:
+            return first_lowered(job.expression, self.target.spec, job.candidates, take)
+        shop = Workshop(job.expression, self.target.spec, job.options, take, self._judge(job), build)
+        return choose(shop, job.candidates, how)
+
+    def _judge(self, job: Job) -> Callable[[Mapping[str, KernelArtifact], bool], Mapping[str, Record]]:
+        def judge(artifacts: Mapping[str, KernelArtifact], timed: bool) -> Mapping[str, Record]:
+            if not artifacts:
+                return {}
+            reference = self._made.get(f"{job.digest}/reference")
+            if reference is not None and reference.value is None:
+                return {i: Record(i, "failed", f"no reference: {reference.record.reason}") for i in artifacts}
+            oracle: Oracle | None = None if reference is None else reference.value
+            spec, seed, device = self.target.spec, self.settings.seed, self.target.device
+            task = Judge(job.expression, spec, artifacts, timed, seed, oracle, device)
+            with self._machine(alone=True) if self.crew.benches == 0 else contextlib.nullcontext():
+                return self.crew.judge(task)
+
+        return judge
+
+    def _done(self, job: Job, artifact: KernelArtifact, origin: str) -> None:
+        self.artifacts[job.digest], self.origins[job.digest] = artifact, origin
+        self.failures.pop(job.digest, None)
+
+    def _tell(self, phase: str, label: str = "") -> None:
+        finished = sum(o != "predicted" for o in self.origins.values()) + len(self.failures)
+        self._progress(Progress(phase, finished, len(self.jobs), label))
+
+
+def _toolchain(target: Target) -> bool:
+    """Whether kernels of a GPU can be built on this machine; those of a processor are built as they are lowered."""
+    language = target.spec.target.get("language")
+    available: Callable[[], Any]
+    if language == "cuda":
+        from roller.backends.cuda.toolchain import available
+    elif language == "hip":
+        from roller.backends.rocm.toolchain import available
+    else:
+        return False
+    return target.here or available() is None
+
+
+def _entry_of(kernel: CompiledKernel) -> CacheEntry:
+    candidates = (
+        CachedCandidate(c.id, c.program, c.estimate.to_dict(), c.status, c.measured_s, c.reason)
+        for c in kernel.candidates
+    )
+    return CacheEntry(kernel.artifact, tuple(candidates))

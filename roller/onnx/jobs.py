@@ -1,0 +1,124 @@
+"""The kernels of a batch as jobs: what the cache has them under, and what share of a call each is predicted to take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from roller.choosing import How
+from roller.construction.options import TEMPLATE_VERSION, ConstructOptions
+from roller.expr import TensorExpr
+from roller.hardware import DeviceSpec
+from roller.model.steps import KernelSource
+from roller.runtime.cache_key import CacheKey
+
+if TYPE_CHECKING:
+    from roller.construction.constructor import Candidate
+
+#: The best prediction that builds and is correct: what every kernel gets first where time is limited.
+QUICK = How(deterministic=True)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the kernels of a batch are compiled for.
+
+    Parameters
+    ----------
+    spec
+        What they are constructed for.
+    here
+        Whether this process runs what it compiles.
+    device
+        Name of the device kernels are judged on (``"cuda:0"``); empty for the processor.
+    elsewhere
+        Whether workers of the crew judge kernels for a device that is not here.
+    """
+
+    spec: DeviceSpec
+    here: bool
+    device: str = ""
+    elsewhere: bool = False
+
+    @property
+    def judged(self) -> bool:
+        """Whether kernels are checked, and not only lowered."""
+        return self.here or self.elsewhere
+
+    @property
+    def pretended(self) -> bool:
+        """Whether the device computes with the reference: nothing is built for it, or kept."""
+        return self.device.startswith("null:")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the kernels of a batch are compiled.
+
+    Parameters
+    ----------
+    options
+        As of ``roller.compile``; the constants of each kernel are its own.
+    deterministic
+        Time nothing.
+    budget_s
+        Seconds after which kernels that have their best prediction keep it; ``None`` for all the time it takes.
+    seed
+        Of random inputs.
+    """
+
+    options: ConstructOptions = field(default_factory=lambda: ConstructOptions(top_k="auto"))
+    deterministic: bool = False
+    budget_s: float | None = None
+    seed: int = 0
+
+
+@dataclass
+class Job:
+    """One kernel to compile, under all its names."""
+
+    expression: TensorExpr
+    options: ConstructOptions
+    full: CacheKey
+    quick: CacheKey
+    names: list[tuple[str, TensorExpr]] = field(default_factory=list)
+    uses: int = 0
+    candidates: tuple[Candidate, ...] = ()
+    first: tuple[int, ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """Identity of the job."""
+        return self.full.digest
+
+    @property
+    def share_s(self) -> float:
+        """Predicted seconds of a call of the model that this kernel takes."""
+        return self.uses * (self.candidates[0].estimate.seconds if self.candidates else 0.0)
+
+    def key(self, how: How) -> CacheKey:
+        """Return what the cache has the kernel under that is chosen so."""
+        return self.quick if how == QUICK else self.full
+
+    def starts_with(self, how: How) -> list[Candidate]:
+        """Candidates that are made whatever comes of them."""
+        return [self.candidates[0]] if how == QUICK else [self.candidates[n] for n in self.first]
+
+
+def jobs_of(
+    sources: Mapping[str, KernelSource], target: Target, settings: Settings, uses: Mapping[str, int]
+) -> list[Job]:
+    """Return one job per distinct kernel; ``uses`` says how often each key runs in a call."""
+    jobs: dict[str, Job] = {}
+    for key, source in sources.items():
+        options = replace(settings.options, constants=tuple(source.constants))
+        expression, spec_key = source.expression, target.spec.content_key
+        identity = options.identity(expression)
+        full, quick = (
+            CacheKey.of(expression, spec_key, TEMPLATE_VERSION, identity | how.identity()) for how in (How(), QUICK)
+        )
+        job = jobs.setdefault(full.digest, Job(expression, options, full, quick))
+        job.names.append((key, expression))
+        job.uses += uses.get(key, 1)
+    return list(jobs.values())

@@ -1,0 +1,226 @@
+"""Batches of kernels: each once, nothing lost by whatever ends one early, look-ups without a compiler."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import roller
+from roller.arguments import target_of
+from roller.backends.cpu.launcher import CpuKernel
+from roller.construction.options import ConstructOptions
+from roller.errors import BuildError, NoCandidateError
+from roller.model.steps import KernelSource
+from roller.onnx import tasks
+from roller.onnx.batch import compile_kernels
+from roller.onnx.executors import survivors
+from roller.onnx.jobs import Settings, Target
+from roller.runtime.build_pool import BuildResult
+from roller.runtime.cache import KernelCache
+from roller.runtime.records import Record
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROLLER_CACHE_DIR", str(tmp_path))
+    return KernelCache()
+
+
+def sources(*sizes):
+    """Element-wise kernels (the quickest to build) of distinct shapes, the larger the longer."""
+    return {f"relu{n}": KernelSource(roller.ops.elementwise("relu", (n,))) for n in sizes}
+
+
+def target(device="cpu"):
+    spec, handle = target_of(device)
+    return Target(spec, device == "cpu" or handle is not None, handle.text if handle else "")
+
+
+def settings(**options):
+    return Settings(ConstructOptions(top_k=options.pop("top_k", 1)), **options)
+
+
+def test_equal_kernels_are_compiled_once_and_every_key_has_its_own_names(cache):
+    one, other = roller.ops.elementwise("relu", (64,)), roller.ops.elementwise("relu", (64,))
+    stage = other.stages[0]
+    renamed = replace(other, stages=(replace(stage, output=replace(stage.output, name="result")),), outputs=("result",))
+    made = []
+    batch = compile_kernels(
+        {"a": KernelSource(one), "b": KernelSource(renamed)}, target(), settings(), cache=cache,
+        progress=lambda p: made.append(p),
+    )  # fmt: skip
+    assert batch.origins == {"a": "compiled", "b": "compiled"} and not batch.failures
+    assert batch.artifacts["a"].binary == batch.artifacts["b"].binary
+    assert [t.name for t in batch.artifacts["b"].expression.output_tensors] == ["result"]
+    assert made[-1].done == made[-1].total == 1
+    assert cache.info()["entries"] == 1
+
+
+def test_kernels_compute_what_they_should(cache):
+    expr = roller.ops.matmul(24, 40, 16, epilogue=("bias",))
+    source = KernelSource(expr, (expr.inputs[1].name,))
+    artifact = compile_kernels({"k": source}, target(), settings(top_k="auto"), cache=cache).artifacts["k"]
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(t.shape, dtype=np.float32) for t in expr.inputs]
+    constant = replace(artifact.constants[0], values=arrays[1].tobytes())
+    result = CpuKernel(replace(artifact, constants=(constant,)))(arrays[0], arrays[2])
+    np.testing.assert_allclose(result, expr.evaluate(arrays)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_warm_batch_loads_neither_compiler_nor_constructor(cache):
+    wanted = sources(64, 4096)
+    compile_kernels(wanted, target(), settings(), cache=cache)
+    code = (
+        "import sys\nfrom tests.onnx.test_batch import *\n"
+        "b = compile_kernels(sources(64, 4096), target(), settings(), cache=KernelCache())\n"
+        "print(sorted(set(b.origins.values())), [m for m in ('tvm', 'roller.construction.constructor', 'roller.perf') "
+        "if m in set(sys.modules) - before])"
+    ).replace("import sys\n", "import sys\nbefore = set(sys.modules)\n")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "['cached'] []", done.stderr
+
+
+def test_one_failing_kernel_loses_no_other(cache, monkeypatch):
+    build = tasks.Build.run
+
+    def refuse_one(task):
+        if task.expression.inputs[0].shape == (128,):
+            raise BuildError("refused on purpose")
+        return build(task)
+
+    monkeypatch.setattr(tasks.Build, "run", refuse_one)
+    batch = compile_kernels(sources(64, 128, 256), target(), settings(), cache=cache)
+    assert set(batch.failures) == {"relu128"} and "refused on purpose" in batch.failures["relu128"]
+    assert set(batch.artifacts) == {"relu64", "relu256"}
+    with pytest.raises(NoCandidateError, match=r"model on cpu: 1 of 3 kernels .* refused on purpose.* other 2 are in"):
+        batch.raise_failures("model", "cpu")
+    monkeypatch.undo()
+    monkeypatch.setenv("ROLLER_CACHE_DIR", str(cache.folder))
+    again = compile_kernels(sources(64, 128, 256), target(), settings(), cache=cache)
+    assert again.origins == {"relu64": "cached", "relu128": "compiled", "relu256": "cached"}
+
+
+def test_an_interrupted_batch_continues_where_it_stopped(cache):
+    wanted = sources(64, 4096, 1 << 18)
+
+    def interrupt(progress):
+        if progress.done == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compile_kernels(wanted, target(), settings(), cache=cache, progress=interrupt)
+    batch = compile_kernels(wanted, target(), settings(), cache=cache)
+    # The biggest predicted share came first.
+    assert batch.origins == {"relu64": "compiled", "relu4096": "compiled", "relu262144": "cached"}
+
+
+def test_uses_count_for_the_order(cache):
+    wanted, first = sources(64, 1 << 18), []
+
+    def stop(progress):
+        if progress.phase == "time":
+            first.append(progress.label)
+            raise KeyboardInterrupt
+
+    small = KernelSource(replace(wanted["relu64"].expression, name="small"))
+    with pytest.raises(KeyboardInterrupt):
+        compile_kernels(
+            wanted | {"relu64": small}, target(), settings(), uses={"relu64": 10**6}, cache=cache, progress=stop
+        )
+    assert first == ["small"]
+
+
+def test_without_time_every_kernel_still_gets_its_best_prediction(cache):
+    wanted = sources(64, 4096)
+    hurried = compile_kernels(wanted, target(), settings(top_k=2, budget_s=0.0), cache=cache)
+    assert set(hurried.origins.values()) == {"predicted"} and not hurried.failures
+    assert all(a.binary for a in hurried.artifacts.values())
+    # What was not tried is tried as soon as there is time, and then kept.
+    later = compile_kernels(wanted, target(), settings(top_k=2, budget_s=600.0), cache=cache)
+    assert set(later.origins.values()) == {"compiled"}
+    assert all(a.measured_s for a in later.artifacts.values())
+    assert set(compile_kernels(wanted, target(), settings(top_k=2), cache=cache).origins.values()) == {"cached"}
+
+
+def test_deterministic_times_nothing(cache):
+    batch = compile_kernels(sources(64), target(), settings(top_k=3, deterministic=True), cache=cache)
+    assert batch.artifacts["relu64"].measured_s is None
+    program = roller.construct(roller.ops.elementwise("relu", (64,)), target().spec, top_k=3)[0].program
+    assert batch.artifacts["relu64"].program == program
+
+
+def test_a_device_that_is_not_here_needs_none(cache):
+    batch = compile_kernels(sources(64), target("h200"), settings(), cache=cache)
+    assert "__global__" in batch.artifacts["relu64"].source
+    kernel = roller.compile(roller.ops.elementwise("relu", (64,)), device="h200", top_k=1)
+    assert kernel.artifact.binary == batch.artifacts["relu64"].binary  # one entry serves both
+
+
+def test_a_pretended_device_judges_and_keeps_nothing(cache):
+    batch = compile_kernels(sources(64), target("null:v100"), settings(top_k=2), cache=cache)
+    assert batch.artifacts["relu64"].measured_s and cache.info()["entries"] == 0
+
+
+def compile_and_log(folder, log, sizes):
+    os.environ["ROLLER_CACHE_DIR"] = str(folder)
+    build = tasks.Build.run
+
+    def logged(task):
+        with open(log, "a") as file:  # one short line: written whole
+            file.write(f"{task.expression.inputs[0].shape[0]}\n")
+        return build(task)
+
+    tasks.Build.run = logged
+    batch = compile_kernels(sources(*sizes), target(), settings(), cache=KernelCache())
+    assert len(batch.artifacts) == len(sizes)
+
+
+@pytest.mark.slow
+def test_two_processes_divide_the_kernels_of_one_model(cache, tmp_path):
+    sizes = [1 << n for n in range(4, 22)]
+    log = tmp_path / "built"
+    fork = multiprocessing.get_context("fork")
+    both = [fork.Process(target=compile_and_log, args=(tmp_path, log, sizes)) for _ in range(2)]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join(100)
+    assert [p.exitcode for p in both] == [0, 0]
+    assert sorted(int(line) for line in log.read_text().split()) == sizes
+
+
+@pytest.mark.slow
+def test_a_killed_batch_continues_where_it_stopped(cache, tmp_path):
+    sizes = [1 << n for n in range(4, 22)]
+    process = multiprocessing.get_context("fork").Process(
+        target=compile_and_log, args=(tmp_path, tmp_path / "l", sizes)
+    )
+    process.start()
+    while cache.info()["entries"] == 0 and process.is_alive():
+        process.join(0.05)
+    process.kill()
+    process.join()
+    kept = cache.info()["entries"]
+    assert 0 < kept < len(sizes)
+    batch = compile_kernels(sources(*sizes), target(), settings(), cache=cache)
+    assert (batch.count("cached"), batch.count("compiled")) == (kept, len(sizes) - kept)
+
+
+def test_a_candidate_that_kills_its_judge_loses_alone():
+    task = tasks.Judge(None, None, {"good": None, "bad": None, "fine": None}, True, 0, None)
+    asked = []
+
+    def again(one):
+        asked.append((sorted(one.artifacts), one.timed))
+        if "bad" in one.artifacts:
+            return BuildResult(Record("one", "crashed", "signal SIGSEGV"))
+        status = "measured" if one.timed else "checked"
+        return BuildResult(Record("one", "built"), {i: Record(i, status) for i in one.artifacts})
+
+    found = survivors(task, again(task), again)
+    assert {i: r.status for i, r in found.items()} == {"good": "measured", "bad": "crashed", "fine": "measured"}
+    assert asked[-1] == (["fine", "good"], True) and "SIGSEGV" in found["bad"].reason
