@@ -23,8 +23,8 @@ def cast(site: Site) -> Lowered:
     for value in (x, y):
         require(value, tuple(DTYPE_BYTES), site.node.op)
     axes = axes_of(y.shape)
-    value = broadcast(x, y.shape, axes)
+    read = broadcast(x, y.shape, axes)
     if x.dtype in FLOATS and y.dtype in ("int8", "uint8", "int16"):
         # Negative numbers to unsigned ones wrap by way of int32, as they do everywhere else.
-        return pointwise(site, axes, Cast(y.dtype, Cast("int32", value)), dtype=y.dtype)
-    return pointwise(site, axes, converted(value, x.dtype, y.dtype), dtype=y.dtype)
+        return pointwise(site, axes, Cast(y.dtype, Cast("int32", read)), dtype=y.dtype)
+    return pointwise(site, axes, converted(read, x.dtype, y.dtype), dtype=y.dtype)
