@@ -41,3 +41,106 @@ def gather(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tup
     data, indices = inputs
     axis = attributes["axis"]
     return (xp.take(data, _inside(xp, indices, data.shape[axis]), axis=axis),)
+
+
+def _elements(xp: Any, indices: Any, shape: Sequence[int], axis: int) -> tuple[Any, ...]:
+    """Return the coordinates of single elements: their own position, but along ``axis``."""
+    where = list(xp.meshgrid(*(xp.arange(n) for n in indices.shape), indexing="ij", sparse=True))
+    where[axis] = _inside(xp, indices, shape[axis])
+    return tuple(where)
+
+
+@library_function
+def gather_elements(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Single elements of ``inputs[0]`` chosen along ``axis``, one per index."""
+    data, indices = inputs
+    return (data[_elements(xp, indices, data.shape, attributes["axis"])],)
+
+
+def _tuples(xp: Any, indices: Any, shape: Sequence[int], batch_dims: int = 0) -> tuple[Any, ...]:
+    """Return the coordinates that tuples along the last axis of ``indices`` name, after ``batch_dims`` of its own."""
+    lead = xp.meshgrid(*(xp.arange(n) for n in indices.shape[:-1]), indexing="ij", sparse=True) if batch_dims else []
+    named = (_inside(xp, indices[..., i], shape[batch_dims + i]) for i in range(indices.shape[-1]))
+    return (*lead[:batch_dims], *named)
+
+
+@library_function
+def gather_nd(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Slices of ``inputs[0]`` named by the tuples along the last axis of ``inputs[1]``."""
+    data, indices = inputs
+    return (data[_tuples(xp, indices, data.shape, attributes["batch_dims"])],)
+
+
+def _scattered(xp: Any, data: Any, where: tuple[Any, ...], updates: Any, reduction: str) -> Any:
+    """Return a copy of ``data`` with ``updates`` put, or combined one after the other, at ``where``."""
+    out = data.copy()
+    if reduction == "none":
+        out[where] = updates
+    else:
+        ufunc = {"add": xp.add, "mul": xp.multiply, "max": xp.maximum, "min": xp.minimum}[reduction]
+        ufunc.at(out, where, updates)
+    return out
+
+
+@library_function
+def scatter_elements(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
+    """``inputs[0]`` with the elements ``inputs[2]`` at positions ``inputs[1]`` along ``axis``."""
+    data, indices, updates = inputs
+    where = _elements(xp, indices, data.shape, attributes["axis"])
+    return (_scattered(xp, data, where, updates, attributes["reduction"]),)
+
+
+@library_function
+def scatter_nd(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
+    """``inputs[0]`` with the slices ``inputs[2]`` where the tuples of ``inputs[1]`` say."""
+    data, indices, updates = inputs
+    return (_scattered(xp, data, _tuples(xp, indices, data.shape), updates, attributes["reduction"]),)
+
+
+@library_function
+def top_k(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Find the ``k`` largest (or smallest) elements along ``axis`` and their positions; of equal ones the first."""
+    (data,) = inputs
+    axis, size = attributes["axis"], data.shape[attributes["axis"]]
+    if attributes["largest"]:
+        # Ascending and stable from the back, then turned around: descending, and of equal ones the first.
+        order = size - 1 - xp.flip(xp.argsort(xp.flip(data, axis), axis=axis, kind="stable"), axis)
+    else:
+        order = xp.argsort(data, axis=axis, kind="stable")
+    order = xp.take(order, xp.arange(attributes["k"]), axis=axis)
+    return xp.take_along_axis(data, order, axis=axis), order.astype("int64")
+
+
+@library_function
+def reverse_sequence(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
+    """``inputs[0]`` with the first ``inputs[1][b]`` steps of every batch ``b`` turned around."""
+    data, lengths = inputs
+    batch, time = attributes["batch_axis"], attributes["time_axis"]
+    shape = [1] * data.ndim
+    shape[batch] = -1
+    steps = xp.arange(data.shape[time]).reshape([-1 if d == time else 1 for d in range(data.ndim)])
+    limit = lengths.reshape(shape)
+    order = xp.where(steps < limit, limit - 1 - steps, steps)
+    return (xp.take_along_axis(data, xp.broadcast_to(order, data.shape), axis=time),)
+
+
+def _cumulative(xp: Any, data: Any, attributes: Mapping[str, Any], function: Any, neutral: int) -> Any:
+    axis = attributes["axis"]
+    data = xp.flip(data, axis) if attributes["reverse"] else data
+    out = function(data, axis=axis).astype(data.dtype)
+    if attributes["exclusive"]:
+        first = xp.full_like(xp.take(out, xp.arange(1), axis=axis), neutral)
+        out = xp.concatenate([first, xp.take(out, xp.arange(data.shape[axis] - 1), axis=axis)], axis=axis)
+    return xp.flip(out, axis) if attributes["reverse"] else out
+
+
+@library_function
+def cumsum(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Sum up to each element along ``axis``."""
+    return (_cumulative(xp, inputs[0], attributes, xp.cumsum, 0),)
+
+
+@library_function
+def cumprod(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Multiply up to each element along ``axis``."""
+    return (_cumulative(xp, inputs[0], attributes, xp.cumprod, 1),)

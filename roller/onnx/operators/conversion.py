@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from roller.expr import DTYPE_BYTES, Cast
+import numpy as np
+
+from roller.expr import DTYPE_BYTES, Axis, Cast, Index, Load, Scalar, axis_index
+from roller.model.steps import Value
 from roller.onnx.elementwise import (
     FLOATS,
     axes_of,
     broadcast,
+    call,
+    computed,
     converted,
+    identity,
+    literal,
     pointwise,
     require,
+    tensor,
 )
-from roller.onnx.lowering import Lowered, Reshaped, Site, lowers
+from roller.onnx.lowering import Lowered, Reshaped, Site, Unsupported, lowers
+from roller.onnx.operators.movement import axis_of
 
 
 @lowers("Cast", "CastLike")
@@ -28,3 +37,47 @@ def cast(site: Site) -> Lowered:
         # Negative numbers to unsigned ones wrap by way of int32, as they do everywhere else.
         return pointwise(site, axes, Cast(y.dtype, Cast("int32", read)), dtype=y.dtype)
     return pointwise(site, axes, converted(read, x.dtype, y.dtype), dtype=y.dtype)
+
+
+def _parameter(site: Site, value: Value, axes: tuple[Axis, ...]) -> Load:
+    """Return the read of a scale or zero point: of the whole tensor, of a channel, or of a block."""
+    shape = site.required(0).shape
+    if value.elements == 1:
+        return Load(tensor(value).name, (Index(),) * len(value.shape))
+    d = axis_of(int(site.attribute("axis", 1)), len(shape))
+    if int(site.attribute("block_size", 0)):
+        raise Unsupported(f"{site.node.op} with a scale per block")
+    if value.shape != (shape[d],):
+        raise Unsupported(f"{site.node.op} with a scale of shape {list(value.shape)} for axis {d} of {list(shape)}")
+    return Load(tensor(value).name, (axis_index(axes[d].name),))
+
+
+@lowers("QuantizeLinear")
+def quantize(site: Site) -> Lowered:
+    """Lower ``round(x / scale) + zero``, saturated; halves round to even."""
+    x, scale, zero = site.required(0), site.required(1), site.input(2)
+    require(x, ("float32", "float16", "bfloat16", "int32"), "QuantizeLinear")
+    require(site.output, ("int8", "uint8", "int16"), "QuantizeLinear to")
+    axes = axes_of(x.shape)
+    read: Scalar = converted(Load(tensor(x).name, identity(axes)), x.dtype, "float32")
+    by = converted(_parameter(site, scale, axes), scale.dtype, computed(scale.dtype))
+    value = call("round", call("div", read, by))
+    if zero is not None:
+        value = call("add", value, converted(_parameter(site, zero, axes), zero.dtype, "float32"))
+    limits = np.iinfo(site.output.dtype)
+    value = call("min", call("max", value, literal(limits.min, "float32")), literal(limits.max, "float32"))
+    return pointwise(site, axes, Cast(site.output.dtype, Cast("int32", value)))
+
+
+@lowers("DequantizeLinear")
+def dequantize(site: Site) -> Lowered:
+    """Lower ``(x - zero) * scale``."""
+    x, scale, zero = site.required(0), site.required(1), site.input(2)
+    require(x, ("int8", "uint8", "int16", "int32"), "DequantizeLinear")
+    require(site.output, ("float32", "float16", "bfloat16"), "DequantizeLinear to")
+    axes = axes_of(x.shape)
+    value: Scalar = converted(Load(tensor(x).name, identity(axes)), x.dtype, "int32")
+    if zero is not None:
+        value = call("sub", value, converted(_parameter(site, zero, axes), zero.dtype, "int32"))
+    by = converted(_parameter(site, scale, axes), scale.dtype, "float32")
+    return pointwise(site, axes, call("mul", Cast("float32", value), by))

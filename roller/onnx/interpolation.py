@@ -1,0 +1,126 @@
+"""Interpolation along one axis, as positions or as a matrix of weights: what Resize needs to know, in NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from roller.onnx.lowering import Unsupported
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the positions of one axis relate to those of its source.
+
+    Parameters
+    ----------
+    source, target
+        Elements of the axis before and after.
+    scale
+        Positions of the target per position of the source.
+    mode
+        Coordinate transformation of ONNX.
+    roi
+        First and last position taken, as parts of the axis (``tf_crop_and_resize``).
+    """
+
+    source: int
+    target: int
+    scale: float
+    mode: str
+    roi: tuple[float, float] = (0.0, 1.0)
+
+    def coordinates(self) -> np.ndarray:
+        """Return the place in the source of every position of the target, float64 ``(target,)``."""
+        x, n, scale = np.arange(self.target, dtype=np.float64), self.source, self.scale
+        length = scale * n
+        if self.mode == "half_pixel":
+            return (x + 0.5) / scale - 0.5
+        if self.mode == "pytorch_half_pixel":
+            return (x + 0.5) / scale - 0.5 if length > 1 else np.zeros_like(x) - 0.5
+        if self.mode == "half_pixel_symmetric":
+            offset = n / 2 * (1 - self.target / length)
+            return offset + (x + 0.5) / scale - 0.5
+        if self.mode == "align_corners":
+            return x * (n - 1) / (length - 1) if length != 1 else np.zeros_like(x)
+        if self.mode == "asymmetric":
+            return x / scale
+        if self.mode == "tf_half_pixel_for_nn":
+            return (x + 0.5) / scale
+        if self.mode == "tf_crop_and_resize":
+            begin, end = self.roi
+            if self.target == 1:
+                return np.full(1, 0.5 * (begin + end) * (n - 1))
+            return begin * (n - 1) + x * (end - begin) * (n - 1) / (self.target - 1)
+        raise Unsupported(f"Resize with coordinate_transformation_mode='{self.mode}' is none that ONNX defines")
+
+    def outside(self) -> np.ndarray:
+        """Return which positions of the target take the extrapolation value."""
+        x = self.coordinates()
+        return (x < 0) | (x > self.source - 1) if self.mode == "tf_crop_and_resize" else np.zeros(len(x), bool)
+
+
+def nearest(sampling: Sampling, rounding: str) -> np.ndarray:
+    """Return the position each element of the target takes, ``(target,)``; ``rounding`` is ONNX's nearest_mode."""
+    x = sampling.coordinates()
+    rounds: dict[str, Callable[[], np.ndarray]] = {
+        "round_prefer_floor": lambda: np.ceil(x - 0.5),
+        "round_prefer_ceil": lambda: np.floor(x + 0.5),
+        "floor": lambda: np.floor(x),
+        "ceil": lambda: np.ceil(x),
+    }
+    if rounding not in rounds:
+        raise Unsupported(f"Resize with nearest_mode='{rounding}' is none that ONNX defines")
+    return np.clip(rounds[rounding](), 0, sampling.source - 1).astype(np.int64)
+
+
+def _linear(distance: np.ndarray) -> np.ndarray:
+    return np.maximum(0.0, 1.0 - np.abs(distance))
+
+
+def _cubic(a: float) -> Callable[[np.ndarray], np.ndarray]:
+    """Return Keys' cubic kernel of ``a``."""
+
+    def kernel(distance: np.ndarray) -> np.ndarray:
+        d = np.abs(distance)
+        near = ((a + 2) * d - (a + 3)) * d * d + 1
+        far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+        return np.where(d <= 1, near, np.where(d < 2, far, 0.0))
+
+    return kernel
+
+
+def weights(
+    sampling: Sampling, kind: str, *, cubic_a: float = -0.75, antialias: bool = False, exclude_outside: bool = False
+) -> np.ndarray:
+    """Return the weight of every source position in every target position, float64 ``(target, source)``.
+
+    Parameters
+    ----------
+    sampling
+        The axis.
+    kind
+        ``"linear"`` or ``"cubic"``.
+    cubic_a
+        Coefficient of the cubic kernel.
+    antialias
+        Stretch the kernel where the axis shrinks.
+    exclude_outside
+        Leave out positions beyond the border instead of repeating the border.
+    """
+    kernel, reach = (_linear, 1) if kind == "linear" else (_cubic(cubic_a), 2)
+    stretch = min(1.0, sampling.scale) if antialias else 1.0
+    x = sampling.coordinates()
+    taps = int(np.ceil(reach / stretch))
+    places = np.floor(x)[:, None].astype(np.int64) + np.arange(-taps, taps + 1)[None, :]
+    amount = kernel((places - x[:, None]) * stretch)
+    if exclude_outside:
+        amount = np.where((places < 0) | (places >= sampling.source), 0.0, amount)
+    if exclude_outside or antialias:
+        amount = amount / amount.sum(axis=1, keepdims=True)
+    table = np.zeros((sampling.target, sampling.source))
+    rows = np.broadcast_to(np.arange(sampling.target)[:, None], places.shape)
+    np.add.at(table, (rows, np.clip(places, 0, sampling.source - 1)), amount)
+    return table
