@@ -73,11 +73,11 @@ def nearest(sampling: Sampling, rounding: str) -> np.ndarray:
     }
     if rounding not in rounds:
         raise Unsupported(f"Resize with nearest_mode='{rounding}' is none that ONNX defines")
-    return np.clip(rounds[rounding](), 0, sampling.source - 1).astype(np.int64)
+    return np.asarray(np.clip(rounds[rounding](), 0, sampling.source - 1), np.int64)
 
 
 def _linear(distance: np.ndarray) -> np.ndarray:
-    return np.maximum(0.0, 1.0 - np.abs(distance))
+    return np.asarray(np.maximum(0.0, 1.0 - np.abs(distance)))
 
 
 def _cubic(a: float) -> Callable[[np.ndarray], np.ndarray]:

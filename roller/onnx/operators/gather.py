@@ -51,10 +51,9 @@ def _regular(indices: np.ndarray, size: int) -> tuple[int, tuple[tuple[int, int,
     if values.min() < 0 or values.max() >= size:
         raise Unsupported(f"Gather of index {int(indices.max())} of an axis of {size}")
     start = int(values.ravel()[0])
-    first: tuple[int, ...] = (0,) * values.ndim
     steps = []
     for d in range(values.ndim):
-        line = values[(*first[:d], slice(None), *first[d + 1 :])] - start
+        line = np.moveaxis(values, d, -1).reshape(-1, values.shape[d])[0] - start
         found = _term(line)
         if found is None:
             return None
@@ -148,6 +147,8 @@ def cumulative(site: Site) -> Lowered:
 def compress(site: Site) -> Lowered:
     """Lower the slices a known condition keeps."""
     condition = site.known(1, "Compress's condition")
+    if condition is None:
+        raise Unsupported("Compress without a condition")
     kept = np.flatnonzero(condition)
     axis = site.attribute("axis")
     if axis is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from roller.expr import REDUCTION, Axis, IndexValue, Load, Scalar, Stage, Tensor, axis_index
 from roller.onnx.elementwise import FLOATS, axes_of, call, computed, converted, identity, literal, require, tensor
@@ -84,7 +85,9 @@ def softmax_cross_entropy(site: Site) -> Lowered:
     given = site.outputs[1] if len(site.outputs) > 1 else None
     logarithm = steps.add("LogSoftmax", (x,), x.shape, out=given, axis=1)
     ignored = site.attribute("ignore_index")
-    attributes = {"reduction": _reduction(site)} | ({} if ignored is None else {"ignore_index": int(ignored)})
+    attributes: dict[str, Any] = {"reduction": _reduction(site)} | (
+        {} if ignored is None else {"ignore_index": int(ignored)}
+    )
     loss = (logarithm, site.required(1), site.input(2))
     steps.add("NegativeLogLikelihoodLoss", loss if loss[2] else loss[:2], site.output.shape, out=site.output,
               **attributes)  # fmt: skip
