@@ -78,6 +78,11 @@ class _Interface:
         self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
 
 
+def readable(array: np.ndarray) -> np.ndarray:
+    """Return an array as kernels take it, who never write their inputs: read-only memory is offered as writable."""
+    return array if array.flags.writeable else np.asarray(_Interface(array))
+
+
 class CpuKernel:
     """A loaded CPU kernel.
 
@@ -270,7 +275,7 @@ class _Slot:
         flags = array.flags
         if not (flags.c_contiguous and flags.aligned):
             return np.array(array, order="C", subok=False)
-        return array if flags.writeable else np.asarray(_Interface(array))
+        return readable(array)
 
     def output(self, value: Any, where: str) -> np.ndarray:
         """Return a caller's output array, which must be as the kernel takes it."""

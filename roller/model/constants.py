@@ -1,0 +1,153 @@
+"""Constants of a session: packed once, and forgotten where only the packed form is read."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from roller.backends.cpu import threads
+from roller.backends.cpu.launcher import readable, runtime_of_pools
+from roller.errors import ModelError
+from roller.model.kernels import LINE_BYTES, LoadedKernel, aligned, as_taken, storage
+from roller.model.plan import CONSTANT, Plan
+from roller.model.steps import Call, Copy, Foreign, Run, Step, Together, reads
+
+#: A kernel and the constants it packs: runs that agree in both share the panels.
+PanelKey = tuple[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Arrays that no call changes.
+
+    Parameters
+    ----------
+    arrays
+        Constants that calls read as they are, by name.
+    panels
+        Packed constants: arrays in the order of the kernel's panels.
+    """
+
+    arrays: Mapping[str, np.ndarray] = field(repr=False, default_factory=dict)
+    panels: Mapping[PanelKey, tuple[np.ndarray, ...]] = field(repr=False, default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays together."""
+        return sum(a.nbytes for a in self.arrays.values()) + sum(a.nbytes for p in self.panels.values() for a in p)
+
+
+def steps_of(steps: tuple[Step, ...]) -> Iterator[Step]:
+    """Yield all steps, those of lanes in place of their ``Together``."""
+    for step in steps:
+        if isinstance(step, Together):
+            yield from itertools.chain.from_iterable(steps_of(lane) for lane in step.lanes)
+        else:
+            yield step
+
+
+def panel_key(run: Run, kernel: LoadedKernel) -> PanelKey:
+    """Return which panels a run reads."""
+    return run.kernel, tuple(run.inputs[n] for n in kernel.code.constants)
+
+
+def read_as_they_are(plan: Plan, kernels: Mapping[str, LoadedKernel]) -> set[str]:
+    """Return the constants that calls, copies or functions read in their own layout."""
+    found: set[str] = set()
+
+    def note(name: str) -> None:
+        place = plan.places[name]
+        if place.space == CONSTANT:
+            found.add(place.name)
+
+    for step in steps_of(plan.program.steps):
+        if isinstance(step, Run):
+            for taken in kernels[step.kernel].code.taken:
+                if taken.role == "input":
+                    note(step.inputs[taken.position])
+        elif isinstance(step, (Copy, Call, Foreign)):
+            for name in reads(step):
+                note(name)
+    return found
+
+
+def prepare(plan: Plan, kernels: Mapping[str, LoadedKernel], cores: int) -> Constants:
+    """Pack the constants of a plan.
+
+    Parameters
+    ----------
+    plan
+        With all constants of its program.
+    kernels
+        Loaded kernels by key.
+    cores
+        Threads that packing may use.
+
+    Returns
+    -------
+    Constants
+        What calls read; constants that are read from panels only are not among them.
+
+    Raises
+    ------
+    ModelError
+        Where a kernel takes as constant what is none.
+    """
+    given = plan.program.constants
+    panels: dict[PanelKey, tuple[np.ndarray, ...]] = {}
+    for step in steps_of(plan.program.steps):
+        if not isinstance(step, Run):
+            continue
+        kernel = kernels[step.kernel]
+        key = panel_key(step, kernel)
+        if kernel.code.panels and key not in panels:
+            panels[key] = _packed(step, kernel, plan, given, cores)
+    kept = {name: _line_aligned(given[name]) for name in sorted(read_as_they_are(plan, kernels))}
+    return Constants(kept, panels)
+
+
+def _packed(
+    run: Run, kernel: LoadedKernel, plan: Plan, given: Mapping[str, np.ndarray], cores: int
+) -> tuple[np.ndarray, ...]:
+    made = []
+    for panel in kernel.code.panels:
+        dtype = storage(panel.dtype)
+        made.append(aligned(int(np.prod(panel.shape)) * dtype.itemsize).view(dtype).reshape(panel.shape))
+    if kernel.code.prepare is not None:
+        arguments = []
+        for taken in kernel.code.prepare[1]:
+            if taken.role == "panel":
+                arguments.append(made[taken.position])
+                continue
+            arguments.append(as_taken(constant_of(run.inputs[taken.position], plan, given), taken, run.label))
+        threads.ready(cores, runtime_of_pools)
+        kernel.pack(*(readable(a) for a in arguments))
+    return tuple(made)
+
+
+def constant_of(name: str, plan: Plan, given: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return the array of a constant value, which may be a view of another constant.
+
+    Raises
+    ------
+    ModelError
+        Where it is no constant.
+    """
+    place, value = plan.places[name], plan.program.values[name]
+    if place.space != CONSTANT:
+        raise ModelError(f"value '{name}': expected a constant, since a kernel packs it once, got one that is computed.")
+    flat = np.ascontiguousarray(given[place.name]).reshape(-1).view(np.uint8)
+    return flat[place.offset_bytes : place.offset_bytes + value.nbytes]
+
+
+def _line_aligned(array: np.ndarray) -> np.ndarray:
+    """Return a contiguous array that starts at a cache line: itself where it does."""
+    array = np.ascontiguousarray(array)
+    if array.ctypes.data % LINE_BYTES == 0 or array.nbytes < LINE_BYTES:
+        return array
+    copy = aligned(array.nbytes)
+    copy[:] = array.reshape(-1).view(np.uint8)
+    return copy.view(array.dtype).reshape(array.shape)

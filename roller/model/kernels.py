@@ -1,0 +1,238 @@
+"""What running a kernel takes of its artifact, and the library it is loaded from."""
+
+from __future__ import annotations
+
+import ctypes
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from roller.artifact import Argument, KernelArtifact, Launch
+from roller.backends.cpu.launcher import runtime
+from roller.errors import ArtifactError, LaunchError
+
+#: Prefix of the symbol of a function in a library of TVM.
+_SYMBOL = "__tvm_ffi_"
+#: Where panels and constants start, as code generation declares them.
+LINE_BYTES = 64
+
+
+@dataclass(frozen=True)
+class Taken:
+    """One argument of a call.
+
+    Parameters
+    ----------
+    role
+        ``"input"``, ``"output"`` or ``"panel"``.
+    position
+        Which input or output of the run it is, in order; which panel of the kernel.
+    shape, dtype
+        As the kernel sees it.
+    """
+
+    role: str
+    position: int
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class KernelCode:
+    """A CPU kernel as a session needs it: no program, no expression, no source.
+
+    Parameters
+    ----------
+    name
+        Of its expression, for people.
+    entry
+        Function of the library that is called.
+    taken
+        Arguments of a call, in order.
+    panels
+        Memory that constants are packed into, once per constant.
+    constants
+        Positions of the inputs that are constant.
+    prepare
+        Function that packs constants, and what it takes; ``None`` where nothing is packed.
+    parallel
+        Whether a call wakes other threads.
+    seconds, bottleneck
+        Predicted.
+    """
+
+    name: str
+    entry: str
+    taken: tuple[Taken, ...]
+    panels: tuple[Argument, ...] = ()
+    constants: tuple[int, ...] = ()
+    prepare: tuple[str, tuple[Taken, ...]] | None = None
+    parallel: bool = False
+    seconds: float = 0.0
+    bottleneck: str = ""
+
+    @classmethod
+    def of(cls, artifact: KernelArtifact) -> KernelCode:
+        """Return what running ``artifact`` takes.
+
+        Raises
+        ------
+        LaunchError
+            Where it is no kernel of a CPU.
+        """
+        if artifact.language != "llvm" or len(artifact.launches) != 1:
+            raise LaunchError(
+                f"{artifact.expression.name}: expected a CPU kernel, got one of language '{artifact.language}'. "
+                "Compile the model for device='cpu' to run it here."
+            )
+        launch, pack = artifact.launches[0], artifact.prepare
+        return cls(
+            artifact.expression.name,
+            launch.entry,
+            _taken(artifact, launch),
+            tuple(a for a in artifact.arguments if a.role == "panel"),
+            tuple(c.position for c in artifact.constants),
+            None if pack is None else (pack.entry, _taken(artifact, pack)),
+            bool(artifact.target.get("parallel", True)) and int(artifact.target.get("cores", 1)) > 1,
+            float(artifact.estimate.get("seconds", 0.0)),
+            str(artifact.estimate.get("bottleneck", "")),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready data."""
+        return {
+            "name": self.name,
+            "entry": self.entry,
+            "taken": [_taken_to_list(t) for t in self.taken],
+            "panels": [[a.name, list(a.shape), a.dtype] for a in self.panels],
+            "constants": list(self.constants),
+            "prepare": None if self.prepare is None else [self.prepare[0], [_taken_to_list(t) for t in self.prepare[1]]],
+            "parallel": self.parallel,
+            "seconds": self.seconds,
+            "bottleneck": self.bottleneck,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> KernelCode:
+        """Rebuild what :meth:`to_dict` gave; raises ``KeyError``, ``TypeError`` or ``ValueError`` where it is damaged."""
+        pack = data["prepare"]
+        return cls(
+            str(data["name"]),
+            str(data["entry"]),
+            tuple(_taken_of(t) for t in data["taken"]),
+            tuple(Argument(str(n), "panel", _shape(s), str(d)) for n, s, d in data["panels"]),
+            tuple(int(c) for c in data["constants"]),
+            None if pack is None else (str(pack[0]), tuple(_taken_of(t) for t in pack[1])),
+            bool(data["parallel"]),
+            float(data["seconds"]),
+            str(data["bottleneck"]),
+        )
+
+
+def _taken(artifact: KernelArtifact, launch: Launch) -> tuple[Taken, ...]:
+    places = {a.name: (role, n) for role in ("input", "output", "panel")
+              for n, a in enumerate(x for x in artifact.arguments if x.role == role)}  # fmt: skip
+    types = {a.name: a for a in artifact.arguments}
+    return tuple(Taken(*places[n], types[n].shape or (1,), types[n].dtype) for n in launch.arguments)
+
+
+def _taken_to_list(t: Taken) -> list[Any]:
+    return [t.role, t.position, list(t.shape), t.dtype]
+
+
+def _taken_of(data: Any) -> Taken:
+    role, position, shape, dtype = data
+    if role not in ("input", "output", "panel") or not isinstance(position, int) or position < 0:
+        raise ValueError(f"argument {data!r}")
+    return Taken(role, position, _shape(shape), str(dtype))
+
+
+def _shape(data: Any) -> tuple[int, ...]:
+    if not all(type(x) is int and x >= 0 for x in data):
+        raise ValueError(f"shape {data!r}")
+    return tuple(data)
+
+
+@dataclass(frozen=True)
+class LoadedKernel:
+    """A kernel whose library is in this process.
+
+    Parameters
+    ----------
+    code
+        See :class:`KernelCode`.
+    module
+        TVM's module, which keeps the library loaded.
+    call, pack
+        Its functions, callable with arrays.
+    address
+        Of the function that is called, for the native runner.
+    """
+
+    code: KernelCode
+    module: Any = field(repr=False)
+    call: Any = field(repr=False)
+    pack: Any = field(repr=False)
+    address: int
+
+
+def load_kernel(code: KernelCode, library: bytes | Path) -> LoadedKernel:
+    """Load a kernel's library, from memory or from its file.
+
+    Raises
+    ------
+    LaunchError
+        Where it cannot be loaded here.
+    """
+    if isinstance(library, Path):
+        return _load(code, library)
+    with tempfile.TemporaryDirectory(prefix="roller-", ignore_cleanup_errors=True) as folder:
+        path = Path(folder, "kernel.so")
+        path.write_bytes(library)
+        return _load(code, path)
+
+
+def _load(code: KernelCode, path: Path) -> LoadedKernel:
+    ffi = runtime()
+    try:
+        module = ffi.load_module(str(path))
+        # The file is loaded by now, its symbols bound: this finds the same library again.
+        found = getattr(ctypes.CDLL(str(path)), _SYMBOL + code.entry)
+        address = ctypes.cast(found, ctypes.c_void_p).value
+        pack = module[code.prepare[0]] if code.prepare is not None else None
+        return LoadedKernel(code, module, module[code.entry], pack, address or 0)
+    except Exception as err:  # the loader's errors share no base class; the cause stays chained
+        raise LaunchError(f"{code.name}: cannot load the kernel's library ({err}). Compile it on this machine.") from err
+
+
+def storage(dtype: str) -> np.dtype[Any]:
+    """Return the dtype a kernel takes: bfloat16 as its bits."""
+    return np.dtype(np.uint16 if dtype == "bfloat16" else dtype)
+
+
+def aligned(nbytes: int) -> np.ndarray:
+    """Return bytes that start at a cache line."""
+    raw = np.empty(nbytes + LINE_BYTES, np.uint8)
+    start = -raw.ctypes.data % LINE_BYTES
+    return raw[start : start + nbytes]
+
+
+def as_taken(array: np.ndarray, taken: Taken, where: str) -> np.ndarray:
+    """Return an array's memory in the shape and dtype a kernel takes it.
+
+    Raises
+    ------
+    ArtifactError
+        Where it holds another number of bytes.
+    """
+    dtype = storage(taken.dtype)
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    if flat.nbytes != dtype.itemsize * int(np.prod(taken.shape, dtype=np.int64)):
+        raise ArtifactError(
+            f"{where}: expected {taken.dtype} of shape {taken.shape}, got {flat.nbytes} bytes. Compile the model again."
+        )
+    return flat.view(dtype).reshape(taken.shape)
