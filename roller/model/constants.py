@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from roller.backends.cpu import threads
 from roller.backends.cpu.launcher import readable, runtime_of_pools
 from roller.errors import ModelError
-from roller.model.kernels import LINE_BYTES, LoadedKernel, aligned, as_taken, storage
+from roller.model.kernels import LoadedKernel, aligned, as_taken, storage
 from roller.model.plan import CONSTANT, Plan
 from roller.model.steps import Call, Copy, Foreign, Run, Step, Together, reads
 
@@ -40,7 +40,7 @@ class Constants:
         return sum(a.nbytes for a in self.arrays.values()) + sum(a.nbytes for p in self.panels.values() for a in p)
 
 
-def steps_of(steps: tuple[Step, ...]) -> Iterator[Step]:
+def steps_of(steps: Iterable[Step]) -> Iterator[Step]:
     """Yield all steps, those of lanes in place of their ``Together``."""
     for step in steps:
         if isinstance(step, Together):
@@ -105,7 +105,7 @@ def prepare(plan: Plan, kernels: Mapping[str, LoadedKernel], cores: int) -> Cons
         key = panel_key(step, kernel)
         if kernel.code.panels and key not in panels:
             panels[key] = _packed(step, kernel, plan, given, cores)
-    kept = {name: _line_aligned(given[name]) for name in sorted(read_as_they_are(plan, kernels))}
+    kept = {name: _readable(given[name]) for name in sorted(read_as_they_are(plan, kernels))}
     return Constants(kept, panels)
 
 
@@ -138,16 +138,16 @@ def constant_of(name: str, plan: Plan, given: Mapping[str, np.ndarray]) -> np.nd
     """
     place, value = plan.places[name], plan.program.values[name]
     if place.space != CONSTANT:
-        raise ModelError(f"value '{name}': expected a constant, since a kernel packs it once, got one that is computed.")
+        raise ModelError(f"value '{name}': a kernel packs it once, so it must be a constant. Compile the kernel again.")
     flat = np.ascontiguousarray(given[place.name]).reshape(-1).view(np.uint8)
     return flat[place.offset_bytes : place.offset_bytes + value.nbytes]
 
 
-def _line_aligned(array: np.ndarray) -> np.ndarray:
-    """Return a contiguous array that starts at a cache line: itself where it does."""
-    array = np.ascontiguousarray(array)
-    if array.ctypes.data % LINE_BYTES == 0 or array.nbytes < LINE_BYTES:
-        return array
-    copy = aligned(array.nbytes)
-    copy[:] = array.reshape(-1).view(np.uint8)
-    return copy.view(array.dtype).reshape(array.shape)
+def _readable(array: np.ndarray) -> np.ndarray:
+    """Return an array whose elements lie in order where a processor expects them: itself where they do."""
+    return array if array.flags.c_contiguous and array.flags.aligned else np.array(array, order="C")
+
+
+def without_constants(plan: Plan) -> Plan:
+    """Return the plan with a program that holds none of its constants."""
+    return replace(plan, program=replace(plan.program, constants={}))

@@ -104,13 +104,14 @@ class KernelCode:
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready data."""
+        pack = None if self.prepare is None else [self.prepare[0], [_taken_to_list(t) for t in self.prepare[1]]]
         return {
             "name": self.name,
             "entry": self.entry,
             "taken": [_taken_to_list(t) for t in self.taken],
             "panels": [[a.name, list(a.shape), a.dtype] for a in self.panels],
             "constants": list(self.constants),
-            "prepare": None if self.prepare is None else [self.prepare[0], [_taken_to_list(t) for t in self.prepare[1]]],
+            "prepare": pack,
             "parallel": self.parallel,
             "seconds": self.seconds,
             "bottleneck": self.bottleneck,
@@ -118,7 +119,7 @@ class KernelCode:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> KernelCode:
-        """Rebuild what :meth:`to_dict` gave; raises ``KeyError``, ``TypeError`` or ``ValueError`` where it is damaged."""
+        """Rebuild what :meth:`to_dict` gave; ``KeyError``, ``TypeError`` or ``ValueError`` where it is damaged."""
         pack = data["prepare"]
         return cls(
             str(data["name"]),
@@ -206,7 +207,7 @@ def _load(code: KernelCode, path: Path) -> LoadedKernel:
         pack = module[code.prepare[0]] if code.prepare is not None else None
         return LoadedKernel(code, module, module[code.entry], pack, address or 0)
     except Exception as err:  # the loader's errors share no base class; the cause stays chained
-        raise LaunchError(f"{code.name}: cannot load the kernel's library ({err}). Compile it on this machine.") from err
+        raise LaunchError(f"{code.name}: cannot load its library ({err}). Compile it on this machine.") from err
 
 
 def storage(dtype: str) -> np.dtype[Any]:

@@ -14,7 +14,7 @@ import math
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from roller.backends.constants import constant_arrays
 from roller.backends.cpu import threads
 from roller.backends.dtypes import numpy_dtype
 from roller.errors import LaunchError
-from roller.expr import Tensor
 
 _RUNTIME = "libtvm_runtime.so"
 #: Kinds of NumPy's own numbers, which DLPack carries; bfloat16 of ml_dtypes is of kind "V".
@@ -114,9 +113,9 @@ class CpuKernel:
         self._module, self._function = _load(artifact.binary, artifact.launches[0].entry)
         constants = constant_arrays(artifact)
         pairs = zip(artifact.expression.inputs, artifact.inputs, strict=True)
-        self._inputs = [_Slot(t, a.shape) for n, (t, a) in enumerate(pairs) if n not in constants]
+        self._inputs = [Slot(t, a.shape) for n, (t, a) in enumerate(pairs) if n not in constants]
         outputs = artifact.expression.output_tensors
-        self._outputs = [_Slot(t, a.shape) for t, a in zip(outputs, artifact.outputs, strict=True)]
+        self._outputs = [Slot(t, a.shape) for t, a in zip(outputs, artifact.outputs, strict=True)]
         self._from_dlpack = runtime().from_dlpack
         #: What every call takes after its own arrays: constants, and the panels they are packed into here.
         self._held = self._prepared(constants) if constants else ()
@@ -236,10 +235,23 @@ class _Run:
         self.function(*self.views)
 
 
-class _Slot:
+class _Typed(Protocol):
+    """A tensor of an expression, or a value of a model."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+
+class Slot:
     """One argument: what the caller's array must look like, and its view for the kernel."""
 
-    def __init__(self, tensor: Tensor, kernel_shape: tuple[int, ...]) -> None:
+    def __init__(self, tensor: _Typed, kernel_shape: tuple[int, ...]) -> None:
         self.name, self.shape = tensor.name, tensor.shape
         self.dtype = numpy_dtype(tensor.dtype)
         self.kernel_shape = kernel_shape or (1,)

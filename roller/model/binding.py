@@ -1,0 +1,168 @@
+"""A plan bound to kernels and constants: what an executor walks through, with nothing left to look up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from roller.backends.dtypes import numpy_dtype
+from roller.errors import ModelError
+from roller.model.constants import Constants, panel_key
+from roller.model.kernels import LoadedKernel, Taken, as_taken, storage
+from roller.model.plan import CONSTANT, Place, Plan
+from roller.model.steps import Call, Copy, Foreign, Run, Step, Together
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Memory a step touches.
+
+    Parameters
+    ----------
+    shape, dtype
+        As the step sees it; a kernel sees bfloat16 as its bits.
+    place
+        Where it lies; ``None`` for what no call changes.
+    held
+        The array no call changes.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    place: Place | None = None
+    held: np.ndarray | None = field(default=None, repr=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes it takes."""
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class BoundRun:
+    """A kernel with all it takes; ``step`` says what it stands for."""
+
+    step: Run
+    kernel: LoadedKernel
+    operands: tuple[Operand, ...]
+
+
+@dataclass(frozen=True)
+class BoundCopy:
+    """A copy between two places."""
+
+    step: Copy
+    source: Operand
+    target: Operand
+
+
+@dataclass(frozen=True)
+class BoundCall:
+    """A function of the library, or another runtime; ``None`` stands for an absent input or output."""
+
+    step: Call | Foreign
+    inputs: tuple[Operand | None, ...]
+    outputs: tuple[Operand | None, ...]
+
+
+@dataclass(frozen=True)
+class BoundTogether:
+    """Lanes; ``apart`` says whether they may run on threads of their own: no lane calls Python or wakes threads."""
+
+    lanes: tuple[tuple[Bound, ...], ...]
+    apart: bool
+
+
+Bound: TypeAlias = "BoundRun | BoundCopy | BoundCall | BoundTogether"
+
+
+def bind(plan: Plan, kernels: Mapping[str, LoadedKernel], constants: Constants) -> tuple[Bound, ...]:
+    """Return the steps of a plan with their kernels and the places of all they touch.
+
+    Raises
+    ------
+    ModelError
+        Where a step names a kernel or a value that does not exist, or a kernel does not fit its values.
+    """
+    binder = _Binder(plan, kernels, constants)
+    return tuple(binder.bound(step) for step in plan.program.steps)
+
+
+@dataclass(frozen=True)
+class _Binder:
+    plan: Plan
+    kernels: Mapping[str, LoadedKernel]
+    constants: Constants
+
+    def bound(self, step: Step) -> Bound:
+        if isinstance(step, Together):
+            lanes = tuple(tuple(self.bound(s) for s in lane) for lane in step.lanes)
+            return BoundTogether(lanes, all(_is_serial(s) for lane in lanes for s in lane))
+        if isinstance(step, Run):
+            return self._run(step)
+        if isinstance(step, Copy):
+            return BoundCopy(step, self._checked(step, step.source), self._checked(step, step.target))
+        if isinstance(step, (Call, Foreign)):
+            inputs, outputs = ((self.operand(n) if n else None for n in names) for names in (step.inputs, step.outputs))
+            return BoundCall(step, tuple(inputs), tuple(outputs))
+        raise ModelError(f"a plan: expected no step of kind {type(step).__name__}. Make the plan with memory.plan.")
+
+    def operand(self, name: str) -> Operand:
+        """Return where a value lies, as the array module of the device sees it."""
+        value, place = self.plan.program.values.get(name), self.plan.places.get(name)
+        if value is None or place is None:
+            raise ModelError(f"a plan: value '{name}' has no place. Make the plan with memory.plan.")
+        dtype = numpy_dtype(value.dtype)
+        if place.space != CONSTANT:
+            return Operand(value.shape, dtype, place)
+        flat = self.constants.arrays[place.name].reshape(-1).view(np.uint8)
+        part = flat[place.offset_bytes : place.offset_bytes + value.nbytes]
+        return Operand(value.shape, dtype, None, part.view(dtype).reshape(value.shape))
+
+    def _checked(self, step: Copy, name: str) -> Operand:
+        operand = self.operand(name)
+        at, pitch = (
+            (step.source_offset_bytes, step.source_pitch_bytes)
+            if name == step.source
+            else (step.target_offset_bytes, step.target_pitch_bytes)
+        )
+        last = at + (step.rows - 1) * pitch + step.row_bytes if step.rows else 0
+        if min(at, pitch, step.rows, step.row_bytes) < 0 or last > operand.nbytes:
+            raise ModelError(
+                f"copying '{step.source}' to '{step.target}' leaves the {operand.nbytes} bytes of '{name}'."
+            )
+        return operand
+
+    def _run(self, step: Run) -> BoundRun:
+        kernel = self.kernels.get(step.kernel)
+        if kernel is None:
+            raise ModelError(f"{step.label}: no artifact for its kernel '{step.kernel}'. Compile the kernel first.")
+        try:
+            return BoundRun(step, kernel, tuple(self._taken(step, kernel, taken) for taken in kernel.code.taken))
+        except IndexError as err:
+            raise ModelError(f"{step.label}: the step lacks values its kernel takes. Compile it again.") from err
+
+    def _taken(self, step: Run, kernel: LoadedKernel, taken: Taken) -> Operand:
+        if taken.role == "panel":
+            panel = self.constants.panels[panel_key(step, kernel)][taken.position]
+            return Operand(taken.shape, storage(taken.dtype), None, as_taken(panel, taken, step.label))
+        name = (step.inputs if taken.role == "input" else step.outputs)[taken.position]
+        operand = self.operand(name)
+        if operand.held is not None:
+            return Operand(taken.shape, storage(taken.dtype), None, as_taken(operand.held, taken, step.label))
+        found = Operand(taken.shape, storage(taken.dtype), operand.place)
+        if found.nbytes != operand.nbytes:
+            raise ModelError(
+                f"{step.label}: value '{name}' has {operand.nbytes} bytes, the kernel takes {found.nbytes}. "
+                "Compile the kernel again."
+            )
+        return found
+
+
+def _is_serial(bound: Bound) -> bool:
+    if isinstance(bound, BoundTogether):
+        return False
+    return isinstance(bound, BoundCopy) or (isinstance(bound, BoundRun) and not bound.kernel.code.parallel)

@@ -1,0 +1,165 @@
+"""The caller's arrays: what a model takes and gives, and how they are checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from roller.backends.cpu.launcher import Slot
+from roller.errors import LaunchError, did_you_mean
+from roller.model.steps import Program, Value
+
+_NDARRAY = np.ndarray
+#: What ONNX calls dtypes.
+_ONNX_TYPES = {"float32": "float", "float64": "double"}
+
+
+@dataclass(frozen=True)
+class Described:
+    """An input or output as a caller sees it; the names are those of ONNX Runtime's ``NodeArg``.
+
+    Examples
+    --------
+    >>> Described("x", (1, 3), "float32").type
+    'tensor(float)'
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def type(self) -> str:
+        """Its type as ONNX Runtime spells it."""
+        return f"tensor({_ONNX_TYPES.get(self.dtype, self.dtype)})"
+
+
+def described(value: Value) -> Described:
+    """Return what a caller has to know of an input or output."""
+    return Described(value.name, value.shape, value.dtype)
+
+
+class Feeds:
+    """Checks what a caller passes to a model, and makes what it gets.
+
+    Parameters
+    ----------
+    program
+        The model.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.name = program.name or "model"
+        self.inputs = tuple(Slot(program.values[n], program.values[n].shape) for n in program.inputs)
+        self.outputs = tuple(Slot(program.values[n], program.values[n].shape) for n in program.outputs)
+        self._input_names = program.inputs
+        self._numbers = {n: i for i, n in reversed(list(enumerate(program.outputs)))}
+
+    def named(self, feeds: Mapping[str, Any]) -> list[np.ndarray]:
+        """Return the arrays of the inputs in order, from a mapping by name.
+
+        Raises
+        ------
+        LaunchError
+            Where one is missing, unknown, or does not fit.
+        """
+        for name in feeds:
+            if name not in self._input_names:
+                raise LaunchError(
+                    f"{self.name}: '{name}' is no input{did_you_mean(str(name), self._input_names)} "
+                    f"Inputs are {_listed(self._input_names)}."
+                )
+        missing = [n for n in self._input_names if n not in feeds]
+        if missing:
+            raise LaunchError(f"{self.name}: expected all inputs, got none for {_listed(missing)}. Feed them.")
+        return self.positional([feeds[n] for n in self._input_names])
+
+    def positional(self, arrays: Sequence[Any]) -> list[np.ndarray]:
+        """Return the arrays of the inputs, checked; copies of those that are not contiguous.
+
+        Raises
+        ------
+        LaunchError
+            Where their number, a shape or a dtype differs from the model's.
+        """
+        if len(arrays) != len(self.inputs):
+            raise LaunchError(
+                f"{self.name}: expected {len(self.inputs)} arrays ({_listed(self._input_names)}), got {len(arrays)}."
+            )
+        return [a if _fits(a, slot) else slot.input(a, self.name) for a, slot in zip(arrays, self.inputs, strict=True)]
+
+    def made(self) -> list[np.ndarray]:
+        """Return new arrays for all outputs."""
+        return [np.empty(s.shape, s.dtype) for s in self.outputs]
+
+    def given(self, out: Any, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return the arrays of all outputs: the caller's, and new ones for outputs it does not name.
+
+        Parameters
+        ----------
+        out
+            An array (of a model with one output), a sequence in order, or a mapping by name.
+        inputs
+            Arrays of this call's inputs, which no output may overlap.
+
+        Raises
+        ------
+        LaunchError
+            Where an array does not fit, or overlaps another one.
+        """
+        found: dict[int, Any] = {}
+        if isinstance(out, Mapping):
+            found = {self.number(name): array for name, array in out.items()}
+        else:
+            listed = out if isinstance(out, (tuple, list)) else (out,)
+            if len(listed) != len(self.outputs):
+                raise LaunchError(
+                    f"{self.name}: argument 'out': expected {len(self.outputs)} arrays, got {len(listed)}."
+                )
+            found = dict(enumerate(listed))
+        taken = list(zip((s.name for s in self.inputs), inputs, strict=True))
+        arrays = []
+        for n, slot in enumerate(self.outputs):
+            if n not in found:
+                arrays.append(np.empty(slot.shape, slot.dtype))
+                continue
+            array = found[n] if _fits(found[n], slot) else slot.output(found[n], self.name)
+            for other, memory in taken:
+                if np.may_share_memory(array, memory):
+                    raise LaunchError(
+                        f"{self.name}: argument 'out': '{slot.name}' overlaps '{other}' in memory. "
+                        "Pass an array of its own."
+                    )
+            taken.append((slot.name, array))
+            arrays.append(array)
+        return arrays
+
+    def number(self, name: str) -> int:
+        """Return the number of an output.
+
+        Raises
+        ------
+        LaunchError
+            Where there is none of that name.
+        """
+        if name not in self._numbers:
+            known = tuple(self._numbers)
+            raise LaunchError(
+                f"{self.name}: '{name}' is no output{did_you_mean(str(name), known)} Outputs are {_listed(known)}."
+            )
+        return self._numbers[name]
+
+
+def _fits(array: Any, slot: Slot) -> bool:
+    """Whether an array can be taken as it is: the common case, by one look."""
+    return (
+        type(array) is _NDARRAY and array.dtype is slot.dtype and array.shape == slot.shape and bool(array.flags.carray)
+    )
+
+
+def _listed(names: Sequence[str], most: int = 8) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(f"'{n}'" for n in names[:most]) + more

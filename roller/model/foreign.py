@@ -1,0 +1,70 @@
+"""Subgraphs that another runtime computes, which is loaded when the first of them runs."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from roller.errors import LaunchError
+from roller.model.steps import Foreign
+
+_lock = threading.Lock()
+#: Started sessions by the identity of their step, for as long as the step lives.
+_sessions: dict[int, Any] = {}
+
+
+def run_foreign(step: Foreign, inputs: Sequence[np.ndarray | None]) -> tuple[np.ndarray, ...]:
+    """Compute a foreign subgraph.
+
+    Parameters
+    ----------
+    step
+        The subgraph; its runtime is started when it first runs and kept as long as the step lives.
+    inputs
+        Arrays in the order of ``step.inputs``.
+
+    Returns
+    -------
+    tuple of numpy.ndarray
+        In the order of ``step.outputs``.
+
+    Raises
+    ------
+    LaunchError
+        Where the runtime is not installed, or refuses the subgraph.
+    """
+    session = _started(step)
+    names = [i.name for i in session.get_inputs()]
+    given = [a for a in inputs if a is not None]
+    if len(names) != len(given):
+        raise LaunchError(f"{step.runtime}: expected {len(names)} inputs ({', '.join(names)}), got {len(given)}.")
+    return tuple(session.run(None, dict(zip(names, given, strict=True))))
+
+
+def _started(step: Foreign) -> Any:
+    with _lock:
+        found = _sessions.get(id(step))
+        if found is None:
+            found = _sessions[id(step)] = _start(step)
+            weakref.finalize(step, _sessions.pop, id(step), None)
+        return found
+
+
+def _start(step: Foreign) -> Any:
+    if step.runtime != "onnxruntime":
+        raise LaunchError(f"a foreign step: no runtime '{step.runtime}' is known. Use fallback='onnxruntime'.")
+    try:
+        import onnxruntime
+    except ImportError as err:
+        raise LaunchError(
+            f"{', '.join(step.nodes)}: expected the package onnxruntime, which computes them, got {err}. "
+            "Install roller with its 'fallback' extra."
+        ) from err
+    try:
+        return onnxruntime.InferenceSession(step.model, providers=["CPUExecutionProvider"])
+    except Exception as err:  # its errors share no base class
+        raise LaunchError(f"{', '.join(step.nodes)}: onnxruntime refuses the subgraph ({err}).") from err

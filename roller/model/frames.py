@@ -1,0 +1,72 @@
+"""Memory of one call: the arena, and the arrays of the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from roller.model.binding import Bound, Operand
+from roller.model.interpreter import interpret
+from roller.model.kernels import aligned
+from roller.model.plan import ARENA, INPUT
+
+
+class Frame:
+    """What one call needs for itself; used by one thread at a time, again and again.
+
+    Parameters
+    ----------
+    steps
+        The bound steps, shared by all frames.
+    arena_bytes
+        Memory between the steps.
+    """
+
+    def __init__(self, steps: Sequence[Bound], arena_bytes: int) -> None:
+        self.steps = steps
+        self.arena = aligned(arena_bytes)
+        self.inputs: Sequence[np.ndarray] = ()
+        self.outputs: Sequence[np.ndarray] = ()
+        #: Views of the arena by the identity of their operand, which the steps keep alive.
+        self._views: dict[int, np.ndarray] = {}
+
+    def memory(self, operand: Operand) -> np.ndarray:
+        """Return the array of an operand in this call."""
+        if operand.held is not None:
+            return operand.held
+        place = operand.place
+        assert place is not None
+        if place.space == ARENA:
+            view = self._views.get(id(operand))
+            if view is None:
+                view = self._views[id(operand)] = _view(self.arena, place.offset_bytes, operand)
+            return view
+        arrays = self.inputs if place.space == INPUT else self.outputs
+        return _view(arrays[place.index].reshape(-1).view(np.uint8), place.offset_bytes, operand)
+
+    def run(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
+        """Run all steps.
+
+        Parameters
+        ----------
+        inputs, outputs
+            One contiguous array per input and output of the program, in order.
+        """
+        self.inputs, self.outputs = inputs, outputs
+        try:
+            self.execute()
+        finally:  # the caller's arrays are the caller's
+            self.inputs = self.outputs = ()
+
+    def execute(self) -> None:
+        """Run all steps on the arrays at hand."""
+        interpret(self.steps, self.memory)
+
+
+#: Makes a frame.
+MakeFrame = Callable[[], Frame]
+
+
+def _view(flat: np.ndarray, offset_bytes: int, operand: Operand) -> np.ndarray:
+    return flat[offset_bytes : offset_bytes + operand.nbytes].view(operand.dtype).reshape(operand.shape)

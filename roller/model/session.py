@@ -1,0 +1,147 @@
+"""A model that runs: feeds in, outputs out, in any number of threads at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from roller.artifact import KernelArtifact
+from roller.backends.cpu import threads
+from roller.backends.cpu.launcher import runtime_of_pools
+from roller.errors import LaunchError
+from roller.model.binding import bind
+from roller.model.constants import Constants, prepare, without_constants
+from roller.model.feeds import Described, Feeds, described
+from roller.model.frames import Frame
+from roller.model.kernels import KernelCode, LoadedKernel, load_kernel
+from roller.model.plan import Plan
+
+
+class Session:
+    """A whole model on this machine's processor.
+
+    Calls are re-entrant: every call has a frame of its own, taken from a pool.
+
+    Parameters
+    ----------
+    plan
+        See :func:`roller.model.memory.plan`; with all constants of its program.
+    artifacts
+        A CPU kernel by every key the plan's steps name.
+    cores
+        Threads a call may use, the caller among them.
+
+    Raises
+    ------
+    LaunchError
+        Where a kernel cannot be loaded here.
+    ModelError
+        Where plan and kernels do not fit.
+    """
+
+    def __init__(self, plan: Plan, artifacts: Mapping[str, KernelArtifact], *, cores: int) -> None:
+        kernels = {key: load_kernel(KernelCode.of(a), a.binary or b"") for key, a in artifacts.items()}
+        self._start(plan, kernels, prepare(plan, kernels, cores), cores)
+        #: Kernels by key, with their programs, estimates and sources.
+        self.artifacts = artifacts
+
+    def _start(self, plan: Plan, kernels: Mapping[str, LoadedKernel], constants: Constants, cores: int) -> None:
+        #: The plan; its program holds no constants, since those that are packed are read in that form only.
+        self.plan = without_constants(plan)
+        self.cores = cores
+        self._kernels, self._constants = kernels, constants
+        self._steps = bind(plan, kernels, constants)
+        self._feeds = Feeds(plan.program)
+        self._frames: list[Frame] = []
+
+    @property
+    def name(self) -> str:
+        """Of the model."""
+        return self._feeds.name
+
+    @property
+    def inputs(self) -> tuple[Described, ...]:
+        """Names, shapes and dtypes of what a call takes, in order."""
+        program = self.plan.program
+        return tuple(described(program.values[n]) for n in program.inputs)
+
+    @property
+    def outputs(self) -> tuple[Described, ...]:
+        """Names, shapes and dtypes of what a call gives, in order."""
+        program = self.plan.program
+        return tuple(described(program.values[n]) for n in program.outputs)
+
+    def get_inputs(self) -> list[Described]:
+        """Return :attr:`inputs` under the name ONNX Runtime has for it."""
+        return list(self.inputs)
+
+    def get_outputs(self) -> list[Described]:
+        """Return :attr:`outputs` under the name ONNX Runtime has for it."""
+        return list(self.outputs)
+
+    def run(self, *arguments: Any, out: Any = None) -> Any:
+        """Run the model.
+
+        Parameters
+        ----------
+        *arguments
+            What is fed decides what comes back. One mapping of names to arrays: a dict of all outputs. Arrays in
+            the order of the inputs: the output, or a tuple of them. Names of outputs (or ``None`` for all of them) and
+            a mapping, as for ONNX Runtime's ``run(output_names, feeds)``: a list. Arrays are NumPy or
+            anything with ``__dlpack__`` in host memory, and are not copied unless strided.
+        out
+            Arrays to write into: one (of a single output), a sequence in order, or a mapping by name.
+
+        Returns
+        -------
+        dict, list, numpy.ndarray or tuple of numpy.ndarray
+            Outputs; no array of them shares memory with an input.
+
+        Raises
+        ------
+        LaunchError
+            Where an input is missing, unknown or of another shape or dtype, or an ``out`` does not fit.
+        """
+        if len(arguments) == 1 and isinstance(arguments[0], Mapping):
+            made = self._call(self._feeds.named(arguments[0]), out)
+            return dict(zip(self.plan.program.outputs, made, strict=True))
+        if len(arguments) in (2, 3) and _names(arguments[0]) and isinstance(arguments[1], Mapping):
+            if len(arguments) == 3 and arguments[2] is not None:
+                raise LaunchError(f"{self.name}: a session has no run options. Leave them away.")
+            chosen = arguments[0] or self.plan.program.outputs
+            numbers = [self._feeds.number(name) for name in chosen]
+            made = self._call(self._feeds.named(arguments[1]), out)
+            return [made[n] for n in numbers]
+        made = self._call(self._feeds.positional(arguments), out)
+        return made[0] if len(made) == 1 else tuple(made)
+
+    __call__ = run
+
+    def _call(self, inputs: list[np.ndarray], out: Any) -> list[np.ndarray]:
+        """Run on checked arrays; return all outputs in order."""
+        outputs = self._feeds.made() if out is None else self._feeds.given(out, inputs)
+        try:
+            frame = self._frames.pop()  # at once, whatever other threads do
+        except IndexError:
+            frame = self._frame()
+        try:
+            threads.ready(self.cores, runtime_of_pools)
+            frame.run(inputs, outputs)
+        finally:
+            self._frames.append(frame)
+        return outputs
+
+    def _frame(self) -> Frame:
+        return Frame(self._steps, self.plan.arena_bytes)
+
+    def __repr__(self) -> str:
+        """Name, inputs and outputs on one line."""
+        ends = (", ".join(f"{d.name} {list(d.shape)}" for d in ends) for ends in (self.inputs, self.outputs))
+        return f"<Session {self.name}: {' -> '.join(ends)}, {self.cores} cores>"
+
+
+def _names(value: Any) -> bool:
+    """Whether a first argument names outputs, as ONNX Runtime has it."""
+    return value is None or (isinstance(value, (list, tuple)) and all(isinstance(n, str) for n in value))
