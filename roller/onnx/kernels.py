@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from roller.expr import Axis, Const, Index, Load, Scalar, Stage, Tensor, TensorExpr, map_indices, transform
-from roller.model.steps import KernelSource, Value
+from roller.expr import SPATIAL, Axis, Index, Load, Scalar, Stage, TensorExpr, map_indices, transform
+from roller.model.steps import KernelSource
 from roller.onnx.lowered import Computed
 
 
@@ -34,45 +32,30 @@ class Kernel:
     outputs: tuple[str, ...]
 
 
-def kernel_of(part: Computed, values: Mapping[str, Value], constants: Mapping[str, np.ndarray], label: str) -> Kernel:
-    """Return the kernel of a part; inputs nobody reads are none.
+def kernel_of(part: Computed, constants: Container[str], label: str) -> Kernel:
+    """Return the kernel of a part; ``constants`` are the names of what never changes.
 
     Raises
     ------
     ExprError
         Where the stages are no valid expression.
     """
-    stages = tuple(replace(s, body=with_literals(s.body, constants)) for s in part.stages)
-    own = {s.name for s in stages}
-    names = tuple(dict.fromkeys(ld.tensor for s in stages for ld in s.loads if ld.tensor not in own))
-    renamed = {n: f"x{k}" for k, n in enumerate(names)}
-    renamed |= {s.name: f"t{k}" for k, s in enumerate(stages)} | {n: f"y{k}" for k, n in enumerate(part.outputs)}
+    renamed = {t.name: f"x{k}" for k, t in enumerate(part.reads)}
+    renamed |= {s.name: f"t{k}" for k, s in enumerate(part.stages)}
+    renamed |= {n: f"y{k}" for k, n in enumerate(part.outputs)}
     axes: dict[str, str] = {}
-    for s in stages:
+    for s in part.stages:
         for a in s.axes:
-            axes.setdefault(a.name, f"{'d' if a.kind == 'spatial' else 'k'}{len(axes)}")
-    inputs = tuple(Tensor(renamed[n], values[n].shape, values[n].dtype) for n in names)
-    plain = tuple(_renamed(s, renamed, axes) for s in stages)
-    expr = TensorExpr(label, inputs, plain, tuple(renamed[n] for n in part.outputs))
-    fixed = tuple(renamed[n] for n in names if n in constants)
+            axes.setdefault(a.name, f"{'d' if a.kind == SPATIAL else 'k'}{len(axes)}")
+    inputs = tuple(replace(t, name=renamed[t.name]) for t in part.reads)
+    stages = tuple(_renamed(s, renamed, axes) for s in part.stages)
+    expr = TensorExpr(label, inputs, stages, tuple(renamed[n] for n in part.outputs))
     types = [(t.shape, t.dtype) for t in (*expr.inputs, *expr.output_tensors)]
-    positions = [n for n, name in enumerate(names) if name in constants]
-    text = json.dumps([expr.key, types, positions, expr.allow_padding])
+    fixed = [k for k, t in enumerate(part.reads) if t.name in constants]
+    text = json.dumps([expr.key, types, fixed, expr.allow_padding])
     key = hashlib.sha256(text.encode()).hexdigest()[:24]
-    return Kernel(key, KernelSource(expr, fixed), names, part.outputs)
-
-
-def with_literals(body: Scalar, constants: Mapping[str, np.ndarray]) -> Scalar:
-    """Return ``body`` with loads of constants of one element replaced by their values."""
-
-    def leaf(n: Scalar) -> Scalar:
-        held = constants.get(n.tensor) if isinstance(n, Load) and not n.guard else None
-        if held is None or held.size != 1:
-            return n
-        value = held.reshape(()).item()
-        return Const(int(value) if held.dtype.kind == "b" else value, held.dtype.name)
-
-    return transform(body, leaf)
+    source = KernelSource(expr, tuple(inputs[k].name for k in fixed))
+    return Kernel(key, source, part.inputs, part.outputs)
 
 
 def _renamed(s: Stage, tensors: Mapping[str, str], axes: Mapping[str, str]) -> Stage:

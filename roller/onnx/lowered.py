@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from roller.errors import ExprError, ModelError
-from roller.expr import Axis, Stage
+from roller.expr import Axis, Const, Load, Scalar, Stage, Tensor, TensorExpr, transform
 from roller.model.steps import Value
 from roller.onnx.graph import Graph, Node
 from roller.onnx.lowering import Called, Compute, Joined, Lowered, Reshaped, Rewritten, Site, Unsupported, lower_node
@@ -23,17 +24,50 @@ _MOST_REWRITES = 32
 
 @dataclass(frozen=True)
 class Computed:
-    """Stages over names of values; ``outputs`` are those that others read, ``nodes`` where they come from."""
+    """Stages over names of values.
 
+    Parameters
+    ----------
+    reads
+        What they read, in the shapes they read it in: those of the values, or others of as many elements.
+    stages
+        In order; shapes of outputs too may be others than the values'.
+    outputs
+        Names others read.
+    nodes
+        Where they come from.
+    """
+
+    reads: tuple[Tensor, ...]
     stages: tuple[Stage, ...]
     outputs: tuple[str, ...]
     nodes: tuple[str, ...] = ()
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names read and not written here, in order of first appearance."""
-        own = {s.name for s in self.stages}
-        return tuple(dict.fromkeys(ld.tensor for s in self.stages for ld in s.loads if ld.tensor not in own))
+        """Names read."""
+        return tuple(t.name for t in self.reads)
+
+    @cached_property
+    def expr(self) -> TensorExpr:
+        """The stages as an expression.
+
+        Raises
+        ------
+        ExprError
+            Where they are none.
+        """
+        return TensorExpr(self.outputs[0], self.reads, self.stages, self.outputs)
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every tensor, as it is read and written here."""
+        return {t.name: t.shape for t in (*self.reads, *(s.output for s in self.stages))}
+
+    @cached_property
+    def dtypes(self) -> dict[str, str]:
+        """Dtype of every tensor."""
+        return {t.name: t.dtype for t in (*self.reads, *(s.output for s in self.stages))}
 
 
 @dataclass(frozen=True)
@@ -170,7 +204,8 @@ def only(part: Computed, outputs: tuple[str, ...]) -> Computed:
         if s.name in wanted:
             kept.append(s)
             wanted.update(ld.tensor for ld in s.loads)
-    return replace(part, stages=tuple(kept[::-1]), outputs=outputs)
+    return replace(part, reads=tuple(t for t in part.reads if t.name in wanted), stages=tuple(kept[::-1]),
+                   outputs=outputs)  # fmt: skip
 
 
 def lower_graph(graph: Graph) -> Lowering:
@@ -244,7 +279,7 @@ def _parts(node: Node, origin: str, found: Lowered, out: Lowering, depth: int) -
             out.constants[name] = array
             out.values.setdefault(name, Value(name, array.shape, array.dtype.name))
     if isinstance(found, Compute):
-        return _stages(node, found, nodes)
+        return [_stages(node, found, out, nodes)]
     if isinstance(found, Reshaped):
         return _view(node.inputs[found.position], node.outputs[0], out, nodes)
     if isinstance(found, Joined):
@@ -269,12 +304,30 @@ def _view(source: str, target: str, out: Lowering, nodes: tuple[str, ...]) -> li
     return []
 
 
-def _stages(node: Node, found: Compute, nodes: tuple[str, ...]) -> list[Part]:
+def _stages(node: Node, found: Compute, out: Lowering, nodes: tuple[str, ...]) -> Computed:
     """Return the stages as one part; every stage has a spatial axis to tile, even that of a scalar."""
-    stages = tuple(s if s.spatial_axes else replace(s, axes=(Axis("one", 1), *s.axes)) for s in found.stages)
+    stages = tuple(_literal(s, out.constants) for s in found.stages)
     made = {s.name for s in stages}
     wanted = tuple(n for n in node.outputs if n and n in made)
     missing = [n for n in node.outputs if n and n not in made]
     if missing:
         raise Unsupported(f"its lowering does not write output '{missing[0]}'")
-    return [Computed(stages, wanted, nodes)]
+    reads = dict.fromkeys(ld.tensor for s in stages for ld in s.loads if ld.tensor not in made)
+    tensors = (Tensor(n, out.values[n].shape, out.values[n].dtype) for n in reads)
+    part = Computed(tuple(tensors), stages, wanted, nodes)
+    part.expr  # noqa: B018 - refuses what is none
+    return part
+
+
+def _literal(s: Stage, constants: Mapping[str, np.ndarray]) -> Stage:
+    """Return a stage that has a spatial axis and constants of one element as literals."""
+
+    def leaf(n: Scalar) -> Scalar:
+        held = constants.get(n.tensor) if isinstance(n, Load) and not n.guard else None
+        if held is None or held.size != 1:
+            return n
+        value = held.reshape(()).item()
+        return Const(int(value) if held.dtype.kind == "b" else value, held.dtype.name)
+
+    axes = s.axes if s.spatial_axes else (Axis("one", 1), *s.axes)
+    return replace(s, axes=axes, body=transform(s.body, leaf))

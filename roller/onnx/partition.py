@@ -51,7 +51,7 @@ def _step(part: Part, low: Lowering, kernels: dict[str, KernelSource]) -> Step:
             if s.name in part.outputs:
                 low.values.setdefault(s.name, Value(s.name, s.output.shape, s.output.dtype))
         label = " + ".join(part.nodes)
-        made = kernel_of(part, low.values, low.constants, label)
+        made = kernel_of(part, low.constants, label)
         kernels.setdefault(made.key, made.source)
         return Run(label, made.key, made.inputs, made.outputs, part.nodes)
     if isinstance(part, Viewed):

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from roller.expr import Call, Index, Load, Scalar, Stage, Tensor, TensorExpr, Term, map_indices, transform
+from roller.expr import Call, Index, Load, Scalar, Stage, Tensor, TensorExpr, map_indices, transform
+from roller.expr.digits import composed
 from roller.tile.steps import mean_step
 
 #: Functions whose result is a truth value, of another type than a floating-point result they may be stored as.
@@ -83,31 +84,6 @@ def contiguous_axis(stage: Stage, tensors: Mapping[str, Tensor]) -> str:
         if any(a.name in i.axes for i in ld.index)
     ]
     return min(candidates)[3] if candidates else stage.axes[-1].name
-
-
-def composed(index: Index, at: Mapping[str, Index]) -> Index | None:
-    """Return ``index`` with axes replaced by the indices of ``at``, or ``None`` where the result is no index.
-
-    Examples
-    --------
-    >>> from roller.expr import axis_index
-    >>> composed(axis_index("i", 2, 1), {"i": axis_index("k", 3)})
-    Index(terms=(Term(axis='k', coef=6, div=1, mod=0),), const=1)
-    """
-    terms: list[Term] = []
-    const = index.const
-    for t in index.terms:
-        inner = at.get(t.axis)
-        if inner is None:
-            terms.append(t)
-        elif t.is_affine:
-            terms += [replace(u, coef=u.coef * t.coef) for u in inner.terms]
-            const += t.coef * inner.const
-        elif inner.const == 0 and len(inner.terms) == 1 and inner.is_axis(inner.terms[0].axis):
-            terms.append(replace(t, axis=inner.terms[0].axis))
-        else:
-            return None
-    return Index(tuple(terms), const)
 
 
 def _inlined(body: Scalar, producers: Mapping[str, Stage]) -> Scalar:

@@ -23,10 +23,10 @@ from roller.codegen.cpu.nontemporal import elements_to_line
 from roller.codegen.cpu.plan import SpatialPlan, spatial_plans
 from roller.errors import BuildError
 from roller.expr import Index, Load, Scalar, Stage, TensorExpr, map_indices, transform
+from roller.expr.digits import composed
 from roller.te.emit import Expr, emit_index, emit_scalar
 from roller.tile import RProgram
 from roller.tile.program import ALIGNED_TILES
-from roller.tile.rows import composed
 
 
 def inline_stages(expr: TensorExpr) -> tuple[Stage, ...]:

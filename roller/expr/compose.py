@@ -1,0 +1,117 @@
+"""Composition of stages: an element-wise stage read through the load of another.
+
+What a stage does to positions (transpose, slice, reshape, broadcast) is an index; so is what its reader does. Putting
+one into the other leaves no movement at all, as long as the result is an index again (:mod:`roller.expr.digits`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from roller.expr.digits import composed, inverted, reshaped, simplified
+from roller.expr.scalar import Bound, Call, Cast, Const, Index, IndexValue, Load, Scalar, transform
+from roller.expr.tensor_expr import Stage
+
+#: Functions whose result is a truth value.
+LOGICAL = ("eq", "lt", "le", "isnan")
+#: Functions computed in floating point whatever they are given.
+_REAL = ("div", "exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "pow")
+#: Dtypes whose arithmetic wraps or saturates where it is stored: what was computed must pass through memory.
+_NARROW = ("int8", "uint8", "int16")
+
+
+def dtype_of(node: Scalar, tensors: Mapping[str, str]) -> str | None:
+    """Return the dtype a scalar is computed in, or ``None`` where its operands disagree.
+
+    Parameters
+    ----------
+    tensors
+        Dtype per tensor name.
+    """
+    if isinstance(node, (Const, IndexValue, Cast)):
+        return node.dtype
+    if isinstance(node, Load):
+        return tensors[node.tensor]
+    if node.fn in LOGICAL:
+        return "bool"
+    kinds = {dtype_of(a, tensors) for a in (node.args[1:] if node.fn == "select" else node.args)}
+    only = next(iter(kinds)) if len(kinds) == 1 else None
+    return "float32" if node.fn in _REAL and only is not None and "float" not in only else only
+
+
+def substituted(body: Scalar, at: Mapping[str, Index], extents: Mapping[str, int]) -> Scalar | None:
+    """Return ``body`` with axes replaced by indices in every access, guard and index value."""
+    possible = True
+
+    def index(i: Index) -> Index:
+        nonlocal possible
+        new = composed(i, at, extents)
+        possible &= new is not None
+        return i if new is None else new
+
+    def leaf(n: Scalar) -> Scalar:
+        if isinstance(n, Load):
+            guard = tuple(Bound(index(b.index), b.low, b.high) for b in n.guard)
+            return Load(n.tensor, tuple(index(i) for i in n.index), guard, n.outside)
+        return IndexValue(index(n.index), n.dtype) if isinstance(n, IndexValue) else n
+
+    out = transform(body, leaf)
+    return out if possible else None
+
+
+def read_through(
+    load: Load, shape: Sequence[int], extents: Mapping[str, int], producer: Stage, tensors: Mapping[str, str]
+) -> Scalar | None:
+    """Return what an element-wise stage computes at the place a load reads, over the reader's axes.
+
+    Parameters
+    ----------
+    load
+        The load of what ``producer`` writes.
+    shape
+        In which the reader sees that tensor; the elements are the producer's, in the same order.
+    extents
+        Elements of the reader's axes.
+    producer
+        A stage without a combiner.
+    tensors
+        Dtype of what the producer reads, by name.
+
+    Returns
+    -------
+    Scalar or None
+        ``None`` where positions do not compose, where a guarded load would guard arithmetic, or where storing the
+        value rounds it in a way that arithmetic does not.
+    """
+    index = reshaped(load.index, shape, producer.output.shape, extents)
+    at = None if index is None else inverted(producer.store, producer.extents, index, extents)
+    value = None if at is None else substituted(producer.body, at, extents)
+    if value is None:
+        return None
+    value = _as_stored(value, producer.output.dtype, tensors)
+    if value is None or not load.guard:
+        return value
+    guard = tuple(Bound(simplified(b.index, extents), b.low, b.high) for b in load.guard)
+    return guarded(value, guard, load.outside)
+
+
+def _as_stored(value: Scalar, dtype: str, tensors: Mapping[str, str]) -> Scalar | None:
+    """Return a value in the dtype it would have been stored in."""
+    kind = dtype_of(value, tensors)
+    if kind == dtype:
+        moved = value.arg if isinstance(value, Cast) else value
+        return None if dtype in _NARROW and isinstance(moved, Call) else value
+    if dtype == "bool" or dtype in _NARROW:
+        return None
+    return Cast(dtype, value)
+
+
+def guarded(value: Scalar, guard: tuple[Bound, ...], outside: float) -> Scalar | None:
+    """Return ``value`` where ``guard`` holds, else ``outside``; only a load, converted or not, can be guarded."""
+    if isinstance(value, Cast):
+        inner = guarded(value.arg, guard, outside)
+        return None if inner is None else Cast(value.dtype, inner)
+    if not isinstance(value, Load) or (value.guard and value.outside != outside):
+        return None
+    return replace(value, guard=tuple(dict.fromkeys((*guard, *value.guard))), outside=outside)

@@ -1,0 +1,287 @@
+"""Indices as numbers: composed, divided, and written for another shape.
+
+A reshape writes positions as digits: the position ``64 * h + d`` of a merged dimension is ``(h, d)`` of the two it was
+merged from, without a division, because the axes write it like a number. Where they do not, one axis may be split into
+such digits (:func:`splits_to_affine`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from roller.expr.scalar import Index, Term
+
+
+def composed(index: Index, at: Mapping[str, Index], extents: Mapping[str, int] | None = None) -> Index | None:
+    """Return ``index`` with axes replaced by the indices of ``at``, or ``None`` where the result is no index.
+
+    Parameters
+    ----------
+    index
+        An index over any axes.
+    at
+        What to put in place of axes; the others stay.
+    extents
+        Elements of the axes of ``at``'s indices; given, divisions and remainders of several terms are taken where
+        the axes write the value like a number.
+
+    Examples
+    --------
+    >>> from roller.expr import axis_index
+    >>> composed(axis_index("i", 2, 1), {"i": axis_index("k", 3)})
+    Index(terms=(Term(axis='k', coef=6, div=1, mod=0),), const=1)
+    """
+    terms: list[Term] = []
+    const = index.const
+    for t in index.terms:
+        inner = at.get(t.axis)
+        if inner is None:
+            terms.append(t)
+            continue
+        if not t.is_affine:
+            if inner.const == 0 and len(inner.terms) == 1 and inner.is_axis(inner.terms[0].axis):
+                inner = Index((replace(t, axis=inner.terms[0].axis, coef=1),))
+            else:
+                found = _digit(inner, t.div, t.mod, extents) if extents is not None else None
+                if found is None:
+                    return None
+                inner = found
+        terms += [replace(u, coef=u.coef * t.coef) for u in inner.terms]
+        const += t.coef * inner.const
+    out = Index(tuple(terms), const)
+    return out if extents is None else simplified(out, extents)
+
+
+def _digit(index: Index, div: int, mod: int, extents: Mapping[str, int]) -> Index | None:
+    """Return ``(index // div) % mod``, where it is an index."""
+    split = divided(index, div, extents)
+    if split is None or not mod:
+        return None if split is None else split[0]
+    again = divided(split[0], mod, extents)
+    return None if again is None else again[1]
+
+
+def simplified(index: Index, extents: Mapping[str, int]) -> Index:
+    """Return the same index with fewer terms: axes of one element gone, digits of one axis put together again.
+
+    Examples
+    --------
+    >>> simplified(Index((Term("k", 64, 64), Term("k", 1, 1, 64))), {"k": 768})
+    Index(terms=(Term(axis='k', coef=1, div=1, mod=0),), const=0)
+    """
+    sums: dict[tuple[str, int, int], int] = {}
+    for t in index.terms:
+        size = extents.get(t.axis)
+        mod = t.mod
+        if size is not None:
+            if t.div >= size:
+                continue
+            if mod and mod >= -(-size // t.div):
+                mod = 0
+        if mod != 1:
+            sums[t.axis, t.div, mod] = sums.get((t.axis, t.div, mod), 0) + t.coef
+    terms = [Term(axis, coef, div, mod) for (axis, div, mod), coef in sums.items() if coef]
+    merged = True
+    while merged:
+        merged = False
+        for low in terms:
+            # c * (a // d % m) + c * m * (a // (d * m) ...) is c * (a // d ...)
+            high = next((h for h in terms if low.mod and h.axis == low.axis and h.div == low.div * low.mod
+                         and h.coef == low.coef * low.mod), None)  # fmt: skip
+            if high is not None:
+                whole = Term(low.axis, low.coef, low.div, low.mod * high.mod)
+                terms = [whole if t is low else t for t in terms if t is not high]
+                merged = True
+                break
+    return Index(tuple(terms), index.const)
+
+
+def divided(index: Index, n: int, extents: Mapping[str, int]) -> tuple[Index, Index] | None:
+    """Return quotient and remainder of an index by ``n``, or ``None`` where they are no indices.
+
+    Examples
+    --------
+    >>> divided(Index((Term("h", 64), Term("d"))), 64, {"h": 12, "d": 64})
+    (Index(terms=(Term(axis='h', coef=1, div=1, mod=0),), const=0), Index(terms=(Term(axis='d', coef=1, div=1, mod=0),), const=0))
+    >>> divided(Index((Term("k"),)), 64, {"k": 768})[0]
+    Index(terms=(Term(axis='k', coef=1, div=64, mod=0),), const=0)
+    """  # noqa: E501 - two indices on one line
+    index = simplified(index, extents)
+    if n == 1:
+        return index, Index()
+    high = [replace(t, coef=t.coef // n) for t in index.terms if t.coef % n == 0]
+    low = [t for t in index.terms if t.coef % n]
+    quotient, rest = divmod(index.const, n)
+    remainder = Index(tuple(low), rest)
+    first, last = remainder.range(extents)
+    if first >= 0 and last < n:
+        return Index(tuple(high), quotient), remainder
+    for t in low:
+        # The term that reaches too far is cut in two digits, where ``n`` is one of its positions.
+        if t.coef <= 0 or n % t.coef:
+            continue
+        part = n // t.coef
+        if t.mod and t.mod % part:
+            continue
+        inner = Index((*(u for u in low if u is not t), replace(t, mod=part)), rest)
+        first, last = inner.range(extents)
+        if first < 0 or last >= n:
+            continue
+        above = Term(t.axis, 1, t.div * part, t.mod // part if t.mod else 0)
+        return simplified(Index((*high, above), quotient), extents), simplified(inner, extents)
+    return None
+
+
+def address(index: Sequence[Index], shape: Sequence[int]) -> Index:
+    """Return the position in memory (elements) of an access to a row-major tensor."""
+    terms: list[Term] = []
+    const, pitch = 0, 1
+    for i, n in zip(reversed(index), reversed(shape), strict=True):
+        terms = [replace(t, coef=t.coef * pitch) for t in i.terms] + terms
+        const += i.const * pitch
+        pitch *= n
+    return Index(tuple(terms), const)
+
+
+def position(place: Index, shape: Sequence[int], extents: Mapping[str, int]) -> tuple[Index, ...] | None:
+    """Return the access at a position in memory, the inverse of :func:`address`; ``None`` where it is no index."""
+    out: list[Index] = []
+    left = simplified(place, extents)
+    for n in reversed(shape[1:]):
+        split = divided(left, n, extents)
+        if split is None:
+            return None
+        left = split[0]
+        out.append(split[1])
+    if shape:
+        out.append(left)
+    return tuple(out[::-1])
+
+
+def reshaped(
+    index: Sequence[Index], old: Sequence[int], new: Sequence[int], extents: Mapping[str, int]
+) -> tuple[Index, ...] | None:
+    """Return the access to a tensor of shape ``new`` that ``index`` is to the same elements in shape ``old``.
+
+    Dimensions are matched group by group, so that one that cannot be split does not spoil the others.
+
+    Examples
+    --------
+    >>> from roller.expr import axis_index
+    >>> heads = (axis_index("s"), axis_index("h"), axis_index("d"))
+    >>> [len(i.terms) for i in reshaped(heads, (128, 12, 64), (128, 768), {"s": 128, "h": 12, "d": 64})]
+    [1, 2]
+    """
+    if tuple(old) == tuple(new):
+        return tuple(index)
+    out = [Index() for _ in new]
+    for before, after in _groups(old, new):
+        place = address([index[d] for d in before], [old[d] for d in before])
+        found = (place,) if len(after) == 1 else position(place, [new[d] for d in after], extents)
+        if found is None:
+            return None
+        for d, i in zip(after, found, strict=True):
+            out[d] = i
+    return tuple(out)
+
+
+def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """Return the smallest runs of dimensions of two shapes with equal products, those of one element left out."""
+    out: list[tuple[list[int], list[int]]] = []
+    left, right = ([d for d, n in enumerate(shape) if n > 1] for shape in (old, new))
+    while left or right:
+        before, after = [left.pop(0)], [right.pop(0)]
+        a, b = old[before[0]], new[after[0]]
+        while a != b:
+            if a < b:
+                before.append(left.pop(0))
+                a *= old[before[-1]]
+            else:
+                after.append(right.pop(0))
+                b *= new[after[-1]]
+        out.append((before, after))
+    return out
+
+
+def inverted(
+    store: Sequence[Index], axes: Mapping[str, int], at: Sequence[Index], extents: Mapping[str, int]
+) -> dict[str, Index] | None:
+    """Return what the axes of a store are at an access to what it stores, or ``None`` where that is no index.
+
+    Parameters
+    ----------
+    store
+        Indices over ``axes``, one per dimension.
+    axes
+        Elements of the axes of the store; those it does not mention have one.
+    at
+        The access, one index per dimension over other axes.
+    extents
+        Elements of those.
+
+    Examples
+    --------
+    >>> from roller.expr import axis_index
+    >>> inverted((axis_index("i"), axis_index("j")), {"i": 4, "j": 6}, (axis_index("b"), Index((), 5)), {"b": 4})
+    {'i': Index(terms=(Term(axis='b', coef=1, div=1, mod=0),), const=0), 'j': Index(terms=(), const=5)}
+    """
+    found: dict[str, Index] = {a: Index() for a, n in axes.items() if n == 1}
+    for stored, wanted in zip(store, at, strict=True):
+        terms = sorted((t for t in stored.terms if axes[t.axis] > 1), key=lambda t: t.coef)
+        left = Index(wanted.terms, wanted.const - stored.const)
+        reach = 1
+        for n, t in enumerate(terms):
+            if not t.is_affine or t.coef != reach or t.axis in found:
+                return None
+            reach *= axes[t.axis]
+            if n + 1 == len(terms):
+                found[t.axis] = left
+                break
+            split = divided(left, axes[t.axis], extents)
+            if split is None:
+                return None
+            left, found[t.axis] = split
+    return found if set(found) == set(axes) else None
+
+
+@dataclass(frozen=True)
+class Split:
+    """An axis written as digits: ``parts`` are (name, elements), most significant first."""
+
+    axis: str
+    parts: tuple[tuple[str, int], ...]
+
+    @property
+    def index(self) -> Index:
+        """The axis over its digits."""
+        terms, pitch = [], 1
+        for name, n in reversed(self.parts):
+            terms.append(Term(name, pitch))
+            pitch *= n
+        return Index(tuple(terms[::-1]))
+
+
+def splits_to_affine(indices: Sequence[Index], extents: Mapping[str, int]) -> tuple[Split, ...] | None:
+    """Return how to split axes so that no index divides or takes a remainder, or ``None`` where nothing does.
+
+    Every place where an index cuts an axis must be a multiple of the one before.
+
+    Examples
+    --------
+    >>> cut = splits_to_affine([Index((Term("k", 1, 64),)), Index((Term("k", 1, 1, 64),))], {"k": 768})
+    >>> cut[0].parts
+    (('k/1', 12), ('k/0', 64))
+    """
+    cuts: dict[str, set[int]] = {}
+    for t in (t for i in indices for t in i.terms if not t.is_affine):
+        cuts.setdefault(t.axis, set()).update(c for c in (t.div, t.div * t.mod) if c > 1)
+    out = []
+    for axis, found in cuts.items():
+        edges = [1, *sorted(c for c in found if c < extents[axis]), extents[axis]]
+        if any(b % a for a, b in itertools.pairwise(edges)):
+            return None
+        digits = [(f"{axis}/{n}", b // a) for n, (a, b) in enumerate(itertools.pairwise(edges))]
+        out.append(Split(axis, tuple(digits[::-1])))
+    return tuple(out)
