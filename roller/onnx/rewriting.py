@@ -31,14 +31,15 @@ class Steps:
         return value
 
     def add(self, op: str, inputs: Sequence[Value | None], shape: Sequence[int], dtype: str | None = None,
-            *, out: Value | None = None, version: int = 0, **attributes: Any) -> Value:  # fmt: skip
+            *, out: Value | None = None, version: int = 0, domain: str = "",
+            **attributes: Any) -> Value:  # fmt: skip
         """Append a node and return its result: ``out``, or a new value."""
         number = len(self.nodes)
         first = next(v for v in inputs if v is not None)
         value = out or Value(f"{self.site.output.name}/r{number}", tuple(shape), dtype or first.dtype)
         node = self.site.node
         self.nodes.append(Node(op, tuple(v.name if v else "" for v in inputs), (value.name,), attributes,
-                               f"{node.name}/{op.lower()}{number}", "", version or VERSION))  # fmt: skip
+                               f"{node.name}/{op.lower()}{number}", domain, version or VERSION))  # fmt: skip
         self.values.setdefault(value.name, value)
         return value
 
