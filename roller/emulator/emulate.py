@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -69,7 +70,8 @@ class Emulated:
         self.artifact = artifact
         architecture = _architecture(str(artifact.target.get("arch", "sm_80")))
         self._launches = []
-        for launch in (*([artifact.prepare] if artifact.prepare else []), *artifact.launches):
+        self._first = [artifact.prepare] if artifact.prepare else []
+        for launch in (*self._first, *artifact.launches):
             text, kernels = translate(launch.source, architecture)
             kernel = next((k for k in kernels if k.entry == launch.entry), None)
             if kernel is None:
@@ -117,6 +119,35 @@ class Emulated:
         shapes = [t.shape for t in self.artifact.expression.output_tensors]
         return tuple(buffers[a.name].value(s) for a, s in zip(self.artifact.outputs, shapes, strict=True))
 
+    def launch_at(
+        self, addresses: Mapping[str, int], *, prepare: bool = False, order: str = "forward", seed: int = 0
+    ) -> None:
+        """Run on memory of the caller, as a device does: nothing is copied, filled or compared.
+
+        Parameters
+        ----------
+        addresses
+            Of every argument by name; each has the bytes of its argument.
+        prepare
+            Run what fills the panels of constants instead of what a call runs.
+        order, seed
+            As of :func:`emulate`.
+
+        Raises
+        ------
+        EmulationError
+            Where the kernel misbehaves, or an address is missing.
+        """
+        places: dict[str, _Buffer | _Place] = {
+            a.name: _Place(addresses[a.name], _bytes_of(a)) for a in self.artifact.arguments if a.name in addresses
+        }
+        first = len(self._first)
+        for launch, kernel, function in self._launches[:first] if prepare else self._launches[first:]:
+            missing = [n for n in launch.arguments if n not in places]
+            if missing:
+                raise EmulationError(f"{launch.entry}: expected an address of every argument, got none of {missing}.")
+            _launch(launch, kernel, function, places, ORDERS.index(order), seed, None)
+
 
 def emulate(
     artifact: KernelArtifact,
@@ -158,6 +189,19 @@ def emulate(
     return Emulated(artifact, check=check, cache_dir=cache_dir)(arrays, order=order, seed=seed, workers=workers)
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Memory of the caller that an argument has."""
+
+    address: int
+    bytes: int
+
+
+def _bytes_of(argument: Argument) -> int:
+    itemsize = np.dtype(np.uint16 if argument.dtype == "bfloat16" else argument.dtype).itemsize
+    return int(np.prod(argument.shape, dtype=np.int64)) * itemsize
+
+
 class _Buffer:
     """Device memory of one argument: aligned, guarded behind and in front, poisoned unless an input."""
 
@@ -170,6 +214,7 @@ class _Buffer:
         start = -raw.ctypes.data % _ALIGNMENT + _GUARD
         self.front, self.data = raw[start - _GUARD : start], raw[start : start + self.bytes]
         self.back = raw[start + self.bytes : start + self.bytes + _GUARD]
+        self.address: int = self.data.ctypes.data
         self.given = None if argument.role != "input" else self._given(array)
         if self.given is not None:
             self.data[:] = self.given
@@ -205,14 +250,14 @@ class _Buffer:
 
 
 def _launch(
-    launch: Launch, kernel: Kernel, function: Callable[..., int], buffers: dict[str, _Buffer], order: int,
+    launch: Launch, kernel: Kernel, function: Callable[..., int], buffers: Mapping[str, _Buffer | _Place], order: int,
     seed: int, workers: int | None,
 ) -> None:  # fmt: skip
     regions = (library.Region * max(1, len(launch.arguments)))()
     for region, name, (parameter, _) in zip(regions, launch.arguments, kernel.parameters, strict=False):
         label = name if parameter.removesuffix("_ptr") == name else f"{name} (parameter {parameter})"
         b = buffers[name]
-        region.base, region.bytes, region.name, region.space = b.data.ctypes.data, b.bytes, label.encode(), 0
+        region.base, region.bytes, region.name, region.space = b.address, b.bytes, label.encode(), 0
     message = ctypes.create_string_buffer(_MESSAGE_BYTES)
     blocks = launch.grid[0] * launch.grid[1] * launch.grid[2]
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,295 @@
+"""A GPU made of this machine: its memory, streams, events and graphs, kernels by the emulator, in the worst order.
+
+Work is queued, as on a device, and done when somebody waits for it; whichever stream may go on is chosen so that a
+missing event shows: one stream runs as far ahead as its events allow, or chance decides. Memory starts as NaN and lies
+between guards.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from roller.artifact import KernelArtifact
+from roller.emulator.emulate import Emulated
+from roller.errors import EmulationError
+
+#: Which stream goes on where several may: the one made first, the one made last, or any.
+POLICIES = ("first", "last", "random")
+_GUARD_BYTES, _ALIGNMENT, _POISON, _GUARD = 256, 256, 0xFF, 0xA5
+
+
+class Memory:
+    """Allocated memory between two guards, not initialised: NaN as a float."""
+
+    def __init__(self, nbytes: int) -> None:
+        raw = np.full(nbytes + 2 * _GUARD_BYTES + _ALIGNMENT, _GUARD, np.uint8)
+        start = -raw.ctypes.data % _ALIGNMENT + _GUARD_BYTES
+        self._raw, self._start, self.nbytes = raw, start, nbytes
+        self.data = raw[start : start + nbytes]
+        self.data[:] = _POISON
+        self.ptr: int = raw.ctypes.data + start
+
+    def verify(self) -> None:
+        """Report what was written around it.
+
+        Raises
+        ------
+        EmulationError
+            Where something was.
+        """
+        rest = np.concatenate((self._raw[: self._start], self._raw[self._start + self.nbytes :]))
+        if (rest != _GUARD).any():
+            raise EmulationError(f"emulated device: something was written around memory of {self.nbytes} bytes.")
+
+
+@dataclass(eq=False)
+class Work:
+    """Queued work: done after what it waits for and what was queued in its stream before it."""
+
+    run: Callable[[], None]
+    after: list[Work] = field(default_factory=list)
+    done: bool = False
+
+
+@dataclass(eq=False)
+class Stream:
+    """Work in order; while a graph is captured, ``last`` is its last node there."""
+
+    number: int
+    queue: list[Work] = field(default_factory=list)
+    waits: list[Work] = field(default_factory=list)
+    captured: bool = False
+    last: Work | None = None
+
+
+@dataclass(eq=False)
+class Event:
+    """A place in a stream: the work before it, and when that was done (seconds)."""
+
+    work: Work | None = None
+    time_s: float = 0.0
+
+
+@dataclass(eq=False)
+class Graph:
+    """Captured work with what each node waits for."""
+
+    nodes: list[Work]
+
+
+class EmulatedKernel:
+    """A kernel on emulated memory; see ``roller.model.gpu_device`` for the interface."""
+
+    def __init__(self, device: EmulatedDevice, artifact: KernelArtifact) -> None:
+        self._device, self._emulated = device, Emulated(artifact, check=device.check)
+
+    def launch(self, pointers: Mapping[str, int], stream: Stream) -> None:
+        """Queue all kernels of the artifact."""
+        self._queue(pointers, stream, False)
+
+    def prepare(self, pointers: Mapping[str, int], stream: Stream) -> None:
+        """Queue what fills the panels of constants."""
+        self._queue(pointers, stream, True)
+
+    def _queue(self, pointers: Mapping[str, int], stream: Stream, prepare: bool) -> None:
+        held, order = dict(pointers), self._device.order
+        self._device.push(stream, lambda: self._emulated.launch_at(held, prepare=prepare, order=order))
+
+
+class EmulatedDevice:
+    """The interface of ``roller.model.gpu_device`` on this machine.
+
+    Parameters
+    ----------
+    policy
+        One of :data:`POLICIES`.
+    seed
+        Of the random policy.
+    order
+        Order of threads and blocks in kernels, see :func:`roller.emulator.emulate`.
+    check
+        Whether accesses of kernels are checked.
+    arch
+        What it says it is.
+    """
+
+    xp = np
+    hip = False
+
+    def __init__(
+        self, policy: str = "random", seed: int = 0, *, order: str = "forward", check: bool = True, arch: str = "sm_90"
+    ) -> None:
+        if policy not in POLICIES:
+            raise EmulationError(f"emulated device: policy: expected one of {', '.join(POLICIES)}, got {policy!r}.")
+        self.policy, self.order, self.check, self._arch = policy, order, check, arch
+        self._random = random.Random(seed)
+        self._streams: list[Stream] = []
+        self._memories: list[Memory] = []
+        self._nodes: list[Work] | None = None
+        #: Kernels, copies and calls that were done.
+        self.executed = 0
+
+    def properties(self) -> dict[str, Any]:
+        """Return what the device says of itself."""
+        return {"name": "emulated device", "arch": self._arch, "versions": {"numpy": np.__version__}}
+
+    def allocate(self, nbytes: int) -> Memory:
+        """Return new memory."""
+        self._memories.append(Memory(nbytes))
+        return self._memories[-1]
+
+    def load(self, artifact: KernelArtifact) -> EmulatedKernel:
+        """Return a kernel; it needs no image."""
+        return EmulatedKernel(self, artifact)
+
+    def upload(self, pointer: int, array: np.ndarray, stream: Stream) -> None:
+        """Queue a copy from the host, of the array as it is now."""
+        data = np.ascontiguousarray(array).tobytes()
+
+        def move() -> None:
+            ctypes.memmove(pointer, data, len(data))
+
+        self.push(stream, move)
+
+    def download(self, pointer: int, nbytes: int, stream: Stream) -> np.ndarray:
+        """Wait for a stream and return bytes."""
+        self.synchronize(stream)
+        return np.frombuffer(ctypes.string_at(pointer, nbytes), np.uint8).copy()
+
+    def copy(
+        self, target: int, target_pitch: int, source: int, source_pitch: int, row_bytes: int, rows: int, stream: Stream
+    ) -> None:
+        """Queue a copy of rows."""
+
+        def move() -> None:
+            for row in range(rows):
+                ctypes.memmove(target + row * target_pitch, source + row * source_pitch, row_bytes)
+
+        self.push(stream, move)
+
+    def array(self, pointer: int, shape: Sequence[int], dtype: np.dtype[Any], owner: Memory) -> np.ndarray:
+        """Return memory as an array of :attr:`xp`."""
+        start = pointer - owner.ptr
+        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        return owner.data[start : start + size].view(dtype).reshape(tuple(shape))
+
+    def call(self, function: Callable[[], None], stream: Stream) -> None:
+        """Queue a function of arrays."""
+        if stream.captured:
+            raise EmulationError("emulated device: a function of arrays cannot be captured in a graph.")
+        self.push(stream, function)
+
+    def stream(self) -> Stream:
+        """Return a new stream."""
+        self._streams.append(Stream(len(self._streams)))
+        return self._streams[-1]
+
+    def event(self, timing: bool = False) -> Event:
+        """Return a new event."""
+        del timing
+        return Event()
+
+    def record(self, event: Event, stream: Stream) -> None:
+        """Let an event stand for all work of a stream so far."""
+        event.work = self.push(stream, lambda: setattr(event, "time_s", time.perf_counter()), counts=False)
+
+    def wait(self, event: Event, stream: Stream) -> None:
+        """Let a stream wait for what an event stands for now; an event never recorded is no reason to wait."""
+        if event.work is None:
+            return
+        stream.waits.append(event.work)
+        # A stream that waits for captured work is captured too.
+        if self._nodes is not None and event.work in self._nodes:
+            stream.captured = True
+
+    def elapsed_s(self, start: Event, end: Event) -> float:
+        """Return the seconds between two events that are done."""
+        return end.time_s - start.time_s
+
+    def push(self, stream: Stream, run: Callable[[], None], counts: bool = True) -> Work:
+        """Queue work in a stream, or put it into the graph that is being captured from it."""
+
+        def counted() -> None:
+            run()
+            self.executed += counts
+
+        work = Work(counted, stream.waits)
+        stream.waits = []
+        if stream.captured:
+            assert self._nodes is not None
+            if stream.last is not None:
+                work.after.append(stream.last)
+            stream.last = work
+            self._nodes.append(work)
+        else:
+            stream.queue.append(work)
+        return work
+
+    def synchronize(self, stream: Stream) -> None:
+        """Wait for a stream; what others have queued may be done too, or not.
+
+        Raises
+        ------
+        EmulationError
+            Where it waits for what never happens, or memory was written where nothing is.
+        """
+        while stream.queue:
+            ready = [s for s in self._streams if s.queue and all(w.done for w in s.queue[0].after)]
+            if not ready:
+                raise EmulationError("emulated device: streams wait for each other.")
+            work = self._chosen(ready).queue.pop(0)
+            work.run()
+            work.done = True
+        for memory in self._memories:
+            memory.verify()
+
+    def _chosen(self, options: Sequence[Any]) -> Any:
+        return {"first": options[0], "last": options[-1]}.get(self.policy) or self._random.choice(options)
+
+    def capture(self, work: Callable[[], None], stream: Stream) -> Graph:
+        """Return the work as a graph; nothing is done.
+
+        Raises
+        ------
+        EmulationError
+            Where another stream's part of it is not waited for at the end.
+        """
+        self._nodes, stream.captured, stream.last = [], True, None
+        try:
+            work()
+            nodes, last = self._nodes, stream.last
+        finally:
+            self._nodes = None
+            for s in self._streams:
+                s.captured, s.last, s.waits = False, None, []
+        reached: set[int] = set()
+        todo: list[Work] = [] if last is None else [last]
+        while todo:
+            node = todo.pop()
+            if id(node) not in reached:
+                reached.add(id(node))
+                todo += node.after
+        if len(reached) < len(nodes):
+            raise EmulationError("emulated device: captured work of a stream is not joined to the one captured.")
+        return Graph(nodes)
+
+    def replay(self, graph: Graph, stream: Stream) -> None:
+        """Queue a graph; its nodes are done in any order their edges allow."""
+
+        def run() -> None:
+            left = list(graph.nodes)
+            finished: set[int] = set()
+            while left:
+                node = self._chosen([n for n in left if all(id(a) in finished for a in n.after)])
+                node.run()
+                finished.add(id(node))
+                left.remove(node)
+
+        self.push(stream, run, counts=False)
