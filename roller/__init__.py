@@ -29,6 +29,7 @@ _HOME = {
     "RollerError": "roller.errors",
     "TensorExpr": "roller.expr",
     "compile": "roller.pipeline",
+    "compile_model": "roller.onnx.compile",
     "construct": "roller.pipeline",
     "list_specs": "roller.hardware",
     "load": "roller.pipeline",
@@ -40,8 +41,8 @@ _MODULES = ("ops",)
 
 __all__ = [
     "Candidate", "CompiledKernel", "ConstructOptions", "DeviceSpec", "Estimate", "KernelArtifact", "RProgram",
-    "RollerError", "TensorExpr", "compile", "construct", "list_specs", "load", "load_spec", "ops", "predict",
-    "sensitivity",
+    "RollerError", "TensorExpr", "compile", "compile_model", "construct", "list_specs", "load", "load_spec", "ops",
+    "predict", "sensitivity",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from roller.errors import RollerError
     from roller.expr import TensorExpr
     from roller.hardware import DeviceSpec, list_specs, load_spec
+    from roller.onnx.compile import compile_model
     from roller.perf import Estimate
     from roller.pipeline import Candidate, CompiledKernel, ConstructOptions, compile, construct, load, predict
     from roller.report.sensitivity import sensitivity

@@ -112,7 +112,8 @@ def jobs_of(
     """Return one job per distinct kernel; ``uses`` says how often each key runs in a call."""
     jobs: dict[str, Job] = {}
     for key, source in sources.items():
-        options = replace(settings.options, constants=tuple(source.constants))
+        units = source.units or settings.options.units
+        options = replace(settings.options, constants=tuple(source.constants), units=units)
         expression, spec_key = source.expression, target.spec.content_key
         identity = options.identity(expression)
         full, quick = (

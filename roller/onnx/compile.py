@@ -1,0 +1,245 @@
+"""The road of a model, top to bottom: read -> fold -> partition -> kernels -> memory plan -> session.
+
+This is the one file that names every stage. Everything a model refuses is refused before the first kernel is
+compiled; a warm compile loads neither TVM nor the constructor.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from roller.arguments import options_of, target_of
+from roller.construction.options import ConstructOptions
+from roller.errors import RollerError
+from roller.hardware import DeviceSpec
+from roller.hardware.detect import is_this_machine
+from roller.model.memory import plan
+from roller.model.plan import Plan
+from roller.model.session import Session
+from roller.model.steps import Program, Run, Step, Together
+from roller.onnx.batch import Batch, compile_kernels
+from roller.onnx.executors import Crew, crew_of
+from roller.onnx.jobs import Settings, Target
+from roller.onnx.progress import OnProgress, shown, silent
+from roller.runtime.cache import KernelCache
+
+if TYPE_CHECKING:
+    import onnx
+
+    from roller.artifact import KernelArtifact
+    from roller.onnx.graph import Graph
+
+#: Candidates per kernel unless said otherwise: those the model cannot tell apart.
+TOP_K: Literal["auto"] = "auto"
+#: What the first byte of a value within another one is a multiple of on a GPU: its widest access.
+_ALIGN_BYTES = {"cpu": 1, "gpu": 16}
+
+
+@dataclass(frozen=True)
+class CompiledModel:
+    """A model with all its kernels: a session where its device is here, and what is saved for one elsewhere.
+
+    Parameters
+    ----------
+    plan
+        Steps and places.
+    artifacts
+        By kernel key.
+    spec
+        What the kernels were constructed for.
+    target
+        Where they run.
+    batch
+        What became of each kernel.
+    seconds
+        What each stage took, by name.
+    """
+
+    plan: Plan
+    artifacts: Mapping[str, KernelArtifact]
+    spec: DeviceSpec
+    target: Target
+    batch: Batch
+    seconds: Mapping[str, float]
+
+    def session(self) -> Session:
+        """Return the model, ready to be run here.
+
+        Raises
+        ------
+        RollerError
+            Where its device is no processor of this machine.
+        """
+        if not (self.target.here and self.spec.kind == "cpu"):
+            raise RollerError(
+                f"{self.plan.program.name}: compiled for '{self.spec.name}', which is not this machine's processor. "
+                "Save it (save) and run the folder where the device is."
+            )
+        return Session(self.plan, self.artifacts, cores=self.spec.units)
+
+
+def compile_model(
+    model: str | Path | bytes | onnx.ModelProto,
+    device: str | DeviceSpec = "cpu",
+    *,
+    batch: int | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    values: Mapping[str, Any] | None = None,
+    top_k: int | Literal["auto"] = TOP_K,
+    options: ConstructOptions | None = None,
+    budget_s: float | None = None,
+    fallback: str | None = None,
+    executor: concurrent.futures.Executor | None = None,
+    scheduler: Any = None,
+    workers: int | None = None,
+    cache: bool = True,
+    progress: OnProgress | bool | None = None,
+    deterministic: bool = False,
+) -> Session | CompiledModel:
+    """Compile an ONNX model: every distinct kernel once, or from the cache.
+
+    Parameters
+    ----------
+    model
+        Path (``.onnx``; TensorFlow's ``.pb`` where tf2onnx is installed), bytes, or a ModelProto.
+    device
+        ``"cpu"`` for this machine; a device of this machine (``"cuda:0"``), or the name of any other, whose kernels are
+        lowered, built where a toolchain is installed, and never run.
+    batch, shapes, values
+        Batch size, shapes by input, and inputs that are known now; see :func:`roller.onnx.reader.read`.
+    top_k, options, deterministic
+        As for :func:`roller.compile`, for every kernel.
+    budget_s
+        Seconds for compiling: every kernel gets its best prediction, built and checked, whatever that takes; other
+        candidates are tried while there is time, the biggest predicted share of the model first.
+    fallback
+        ``"onnxruntime"`` to leave what cannot be compiled to it; by default that is an error that lists all of it.
+    executor
+        Builds kernels: any ``concurrent.futures.Executor``. Timing stays on this machine, alone.
+    scheduler
+        Address of a Dask scheduler (``"tcp://host:8786"``) or a ``distributed.Client``: all workers build; those with
+        the resource ``gpu`` (or ``cpu_slot``, for processors like this one) check and time.
+    workers
+        Processes that build, where neither is given; as many as there are processors by default.
+    cache
+        Whether kernels come from the cache and go to it.
+    progress
+        ``True`` for a bar on standard error, ``False`` for none, ``None`` for one where that is a terminal; or a
+        function that takes :class:`roller.onnx.progress.Progress`.
+
+    Returns
+    -------
+    Session or CompiledModel
+        A session where the device is this machine's processor; for other devices what :meth:`CompiledModel.save`
+        writes for a machine that has one.
+
+    Raises
+    ------
+    ModelError
+        Where the model is damaged or hostile, or holds what cannot be compiled; nothing has been compiled then.
+    NoCandidateError
+        Where kernels have no candidate that works, with the reasons; all others are in the cache.
+    """
+    chosen = Settings(options_of(options, top_k), deterministic, _seconds_of(budget_s))
+    target, crew = hire(device, executor, scheduler, workers)
+    try:
+        start = time.monotonic()
+        program = partitioned(read(model, batch=batch, shapes=shapes, values=values), fallback=fallback)
+        with shown(progress) as show:
+            made = compile_program(program, target, chosen, crew=crew, cache=cache, progress=show, start=start)
+    finally:
+        crew.close()
+    return made.session() if target.here and target.spec.kind == "cpu" else made
+
+
+def read(
+    model: str | Path | bytes | onnx.ModelProto,
+    *,
+    batch: int | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    values: Mapping[str, Any] | None = None,
+) -> Graph:
+    """Return the graph of a model, everything computed that is known now."""
+    from roller.onnx import folding, reader
+
+    return folding.fold(reader.read(model, batch=batch, shapes=shapes, values=values))
+
+
+def partitioned(graph: Graph, *, fallback: str | None = None) -> Program:
+    """Return the steps and kernels of a graph; :class:`ModelError` lists all that cannot be compiled."""
+    from roller.onnx.partition import partition
+
+    return partition(graph, fallback=fallback)
+
+
+def hire(
+    device: str | DeviceSpec,
+    executor: concurrent.futures.Executor | None = None,
+    scheduler: Any = None,
+    workers: int | None = None,
+) -> tuple[Target, Crew]:
+    """Return what kernels are compiled for, and who compiles them."""
+    spec, handle = target_of(device)
+    here = handle is not None or is_this_machine(spec)
+    crew = crew_of(executor, scheduler, workers, "gpu" if spec.kind == "gpu" else "cpu_slot")
+    language = spec.target.get("language")
+    # A GPU that is not here is judged where the scheduler has one; the worker makes sure that it is the one meant.
+    elsewhere = not here and spec.kind == "gpu" and crew.benches > 0
+    remote = {"cuda": "cuda:0", "hip": "rocm:0"}.get(str(language), "") if elsewhere else ""
+    return Target(spec, here, handle.text if handle is not None else remote, bool(remote)), crew
+
+
+def compile_program(
+    program: Program,
+    target: Target,
+    settings: Settings,
+    *,
+    crew: Crew | None = None,
+    cache: bool = True,
+    progress: OnProgress = silent,
+    start: float | None = None,
+) -> CompiledModel:
+    """Compile the kernels of a program and plan its memory.
+
+    Raises
+    ------
+    NoCandidateError
+        Where kernels have no candidate that works.
+    """
+    seconds, before = {}, time.monotonic()
+    seconds["partition"] = before - (before if start is None else start)
+    batch = compile_kernels(
+        program.kernels, target, settings, uses=uses_of(program.steps), crew=crew,
+        cache=KernelCache() if cache else None, progress=progress,
+    )  # fmt: skip
+    batch.raise_failures(program.name, target.spec.name)
+    seconds["kernels"], before = time.monotonic() - before, time.monotonic()
+    predicted = {key: float(a.estimate["seconds"]) for key, a in batch.artifacts.items()}
+    made = plan(program, predicted_s=predicted, value_align_bytes=_ALIGN_BYTES[target.spec.kind])
+    seconds["plan"] = time.monotonic() - before
+    return CompiledModel(made, batch.artifacts, target.spec, target, batch, seconds)
+
+
+def uses_of(steps: Iterable[Step]) -> Counter[str]:
+    """Return how often each kernel runs in a call."""
+    found: Counter[str] = Counter()
+    for step in steps:
+        if isinstance(step, Together):
+            for lane in step.lanes:
+                found += uses_of(lane)
+        elif isinstance(step, Run):
+            found[step.kernel] += 1
+    return found
+
+
+def _seconds_of(budget_s: float | None) -> float | None:
+    number = isinstance(budget_s, (int, float)) and not isinstance(budget_s, bool)
+    if budget_s is not None and not (number and budget_s >= 0):
+        raise RollerError(f"budget_s: expected seconds of at least 0, or None, got {budget_s!r}.")
+    return budget_s
