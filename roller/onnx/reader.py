@@ -124,7 +124,7 @@ def _graph(tracer: Tracer, inputs: Sequence[str]) -> Graph:
     refused = list(tracer.refused)
     for node in tracer.nodes:
         for value in (tracer.values[n] for n in (*node.inputs, *node.outputs) if n):
-            if value.dtype not in DTYPE_BYTES and value.name not in tracer.constants:
+            if value.dtype not in DTYPE_BYTES:
                 refused.append(f"{node.op} '{node.name}': '{value.name}' is {value.dtype}, which is not compiled")
     if refused:
         after = f"\n  ({tracer.behind} nodes after them were not looked at)" if tracer.behind else ""
