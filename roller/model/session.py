@@ -16,7 +16,9 @@ from roller.model.constants import Constants, prepare, without_constants
 from roller.model.feeds import Described, Feeds, described
 from roller.model.frames import Frame
 from roller.model.kernels import KernelCode, LoadedKernel, load_kernel
+from roller.model.native import NativeFrame, tables
 from roller.model.plan import Plan
+from roller.model.runner import build_runner, load_runner
 
 
 class Session:
@@ -32,6 +34,8 @@ class Session:
         A CPU kernel by every key the plan's steps name.
     cores
         Threads a call may use, the caller among them.
+    native
+        Whether steps run without Python; ``False`` is slower and computes the same.
 
     Raises
     ------
@@ -39,21 +43,32 @@ class Session:
         Where a kernel cannot be loaded here.
     ModelError
         Where plan and kernels do not fit.
+    BuildError
+        Where the native runner has to be compiled and there is no C compiler.
     """
 
-    def __init__(self, plan: Plan, artifacts: Mapping[str, KernelArtifact], *, cores: int) -> None:
+    def __init__(self, plan: Plan, artifacts: Mapping[str, KernelArtifact], *, cores: int, native: bool = True) -> None:
         kernels = {key: load_kernel(KernelCode.of(a), a.binary or b"") for key, a in artifacts.items()}
-        self._start(plan, kernels, prepare(plan, kernels, cores), cores)
+        self._start(plan, kernels, prepare(plan, kernels, cores), cores, build_runner() if native else None)
         #: Kernels by key, with their programs, estimates and sources.
         self.artifacts = artifacts
 
-    def _start(self, plan: Plan, kernels: Mapping[str, LoadedKernel], constants: Constants, cores: int) -> None:
+    def _start(
+        self,
+        plan: Plan,
+        kernels: Mapping[str, LoadedKernel],
+        constants: Constants,
+        cores: int,
+        runner: bytes | None,
+    ) -> None:
         #: The plan; its program holds no constants, since those that are packed are read in that form only.
         self.plan = without_constants(plan)
         self.cores = cores
         self._kernels, self._constants = kernels, constants
         self._steps = bind(plan, kernels, constants)
         self._feeds = Feeds(plan.program)
+        self._runner = load_runner(runner) if runner is not None else None
+        self._tables = tables(self._steps, len(plan.program.inputs))
         self._frames: list[Frame] = []
 
     @property
@@ -134,7 +149,10 @@ class Session:
         return outputs
 
     def _frame(self) -> Frame:
-        return Frame(self._steps, self.plan.arena_bytes)
+        if self._runner is None:
+            return Frame(self._steps, self.plan.arena_bytes)
+        count = len(self._feeds.inputs) + len(self._feeds.outputs)
+        return NativeFrame(self._steps, self.plan.arena_bytes, self._tables, self._runner, count)
 
     def __repr__(self) -> str:
         """Name, inputs and outputs on one line."""

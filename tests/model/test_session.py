@@ -17,10 +17,15 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module", params=[True, False], ids=["native", "python"])
+def native(request) -> bool:
+    return request.param
+
+
 @pytest.fixture(scope="module", params=CASES)
-def case(request) -> tuple[Program, Session]:
+def case(request, native) -> tuple[Program, Session]:
     program = CASES[request.param]()
-    return program, Session(plan(program), programs.kernels(program), cores=2)
+    return program, Session(plan(program), programs.kernels(program), cores=2, native=native)
 
 
 def test_outputs_are_those_of_the_oracle(case):

@@ -1,0 +1,149 @@
+"""The native runner: its library, compiled once and cached, and its functions."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from roller.backends.cpu.launcher import runtime_of_pools
+from roller.errors import BuildError, LaunchError
+from roller.runtime.cache_location import cache_folder
+
+SOURCE = Path(__file__).with_name("runner.c")
+_COMPILERS = ("cc", "gcc", "clang", "g++", "c++")
+_FLAGS = ("-O2", "-shared", "-fPIC")
+#: Bytes of the header of TVM's objects, after which an error has its kind and its message.
+_HEADER_BYTES = 24
+
+
+class _Hooks(ctypes.Structure):
+    _fields_ = (("parallel_launch", ctypes.c_void_p), ("take_error", ctypes.c_void_p), ("drop", ctypes.c_void_p))
+
+
+class FrameStruct(ctypes.Structure):
+    """``Frame`` of runner.c."""
+
+    _fields_ = (
+        ("steps", ctypes.c_void_p), ("lanes", ctypes.c_void_p), ("arguments", ctypes.c_void_p),
+        ("tensors", ctypes.c_void_p), ("patches", ctypes.c_void_p), ("patch_count", ctypes.c_int64),
+        ("arrays", ctypes.c_void_p), ("seconds", ctypes.c_void_p), ("hooks", ctypes.c_void_p),
+        ("error", ctypes.c_void_p), ("failed_step", ctypes.c_int64),
+    )  # fmt: skip
+
+
+class _Text(ctypes.Structure):
+    _fields_ = (("data", ctypes.c_void_p), ("size", ctypes.c_size_t))
+
+
+@dataclass(frozen=True)
+class Runner:
+    """The loaded library.
+
+    Parameters
+    ----------
+    image
+        The library itself, for whoever saves a model.
+    point, run
+        Its functions: point tensors at the caller's arrays; run steps.
+    hooks
+        What it calls of TVM's runtime.
+    """
+
+    image: bytes = field(repr=False)
+    point: Any
+    run: Any
+    hooks: _Hooks = field(repr=False)
+
+    def failure(self, frame: FrameStruct) -> str:
+        """Return the text of a frame's error, and let go of it."""
+        error = frame.error
+        frame.error = None
+        if not error:
+            return "no reason was given"
+        found = _Text.from_address(error + _HEADER_BYTES + ctypes.sizeof(_Text))
+        text = ctypes.string_at(found.data, found.size).decode(errors="replace")
+        ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self.hooks.drop)(error)
+        return text
+
+
+@functools.cache
+def load_runner(image: bytes) -> Runner:
+    """Load the runner from the bytes of its library.
+
+    Raises
+    ------
+    LaunchError
+        Where it is for another machine, or TVM's runtime is not installed.
+    """
+    library, _ = runtime_of_pools()
+    names = ("TVMBackendParallelLaunch", "TVMFFIErrorMoveFromRaised", "TVMFFIObjectDecRef")
+    with tempfile.TemporaryDirectory(prefix="roller-", ignore_cleanup_errors=True) as folder:
+        path = Path(folder, "runner.so")
+        path.write_bytes(image)
+        try:
+            hooks = _Hooks(*(ctypes.cast(getattr(library, n), ctypes.c_void_p) for n in names))
+            loaded = ctypes.CDLL(str(path))
+            point, run = loaded.roller_point, loaded.roller_run
+        except (OSError, AttributeError) as err:
+            raise LaunchError(f"the native runner: cannot load it ({err}). Save the model on this machine.") from err
+    point.argtypes, point.restype = (ctypes.c_void_p,), None
+    run.argtypes, run.restype = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64), ctypes.c_int
+    return Runner(image, point, run, hooks)
+
+
+def build_runner() -> bytes:
+    """Return the library of the runner, from the cache folder where it was compiled before.
+
+    Raises
+    ------
+    BuildError
+        Where there is no C compiler, or it fails.
+    """
+    text = SOURCE.read_bytes()
+    parts = (text, " ".join(_FLAGS).encode(), platform.machine().encode(), sys.platform.encode())
+    path = cache_folder() / "runner" / f"{hashlib.sha256(b'|'.join(parts)).hexdigest()}.so"
+    try:
+        return path.read_bytes()
+    except OSError:
+        image = _compiled()
+    _keep(image, path)
+    return image
+
+
+@functools.cache
+def _compiled() -> bytes:
+    compiler = next((c for c in map(shutil.which, _COMPILERS) if c), None)
+    if compiler is None:
+        raise BuildError(
+            f"the native runner: expected one of {list(_COMPILERS)} on PATH, found none. Install a C compiler; running "
+            "a saved model needs none."
+        )
+    with tempfile.TemporaryDirectory(prefix="roller-") as folder:
+        library = Path(folder, "runner.so")
+        command = [compiler, *_FLAGS, "-o", str(library), str(SOURCE)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise BuildError(f"the native runner: {compiler} failed: {done.stderr.strip()[-500:]}")
+        return library.read_bytes()
+
+
+def _keep(image: bytes, path: Path) -> None:
+    """Write the library into the cache folder, whole or not at all; where it cannot be used, it is compiled again."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(image)
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
