@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from roller.model.steps import Call, Join, KernelSource, Program, Run, Step, Value, View, reads, writes
+from roller.onnx.fusion import fuse
 from roller.onnx.graph import Graph
 from roller.onnx.kernels import kernel_of
 from roller.onnx.lowered import Beside, Computed, Function, Lowering, Part, Viewed, lower_graph, refusal
@@ -31,6 +32,7 @@ def partition(graph: Graph, *, fallback: str | None = None) -> Program:
     low = lower_graph(graph)
     if low.refused and fallback is None:
         raise refusal(graph.name, low.refused)
+    fuse(low)
     return program_of(low)
 
 
