@@ -194,8 +194,8 @@ def _move(state: Fusion, n: int, split: bool) -> bool:
         reader = state.parts[at]
         if not isinstance(reader, Computed):
             continue
-        new = fusing.inlined(part, reader)
-        new = new if new is None or not split else fusing.with_affine_axes(new) or _streamed(new)
+        new = _inlined(part, reader)
+        new = fusing.with_affine_axes(new) if new is not None and split and element_wise(new) is None else new
         if _accept(state, part, reader, new, "positions do not compose"):
             assert new is not None
             state.put(at, _tidy(new))
@@ -205,9 +205,10 @@ def _move(state: Fusion, n: int, split: bool) -> bool:
     return changed
 
 
-def _streamed(part: Computed) -> Computed | None:
-    """Return a part that has no reduction: it takes any access, if not fast."""
-    return part if element_wise(part) is not None else None
+def _inlined(part: Computed, reader: Computed) -> Computed | None:
+    """Return a reader with a part in its loads; axes of element-wise ones are split as its accesses need."""
+    new = fusing.inlined(part, reader)
+    return new if new is None or element_wise(new) is None else fusing.with_affine_axes(new) or new
 
 
 def _sole_reader(state: Fusion, n: int) -> tuple[Computed, int, Computed] | None:
@@ -267,7 +268,7 @@ def _inline(state: Fusion, n: int, found: tuple[Computed, int, Computed]) -> boo
         return False
     if into.points > part.stages[0].points and _arithmetic(part)[0]:
         return state.refuse(part, reader, "arithmetic would be repeated for every element it is spread over")
-    new = fusing.inlined(part, reader)
+    new = _inlined(part, reader)
     if not _accept(state, part, reader, new, "positions do not compose"):
         return False
     assert new is not None
@@ -287,7 +288,7 @@ def _prologue(state: Fusion, n: int) -> bool:
         return state.refuse(part, reader, "a sum of products or a window reads its operands as they are")
     if times > 1 and _arithmetic(part)[1]:
         return state.refuse(part, reader, "arithmetic that takes long would be repeated by every pass over a row")
-    new = fusing.inlined(part, reader)
+    new = _inlined(part, reader)
     if not _accept(state, part, reader, new, "positions do not compose"):
         return False
     assert new is not None
