@@ -45,6 +45,7 @@ from roller.codegen.cpu.plan import (
     inner_of,
     mixes_axes,
     panel_plan,
+    power_of_two_below,
     reduction_plans,
     relative,
     spatial_plans,
@@ -309,8 +310,7 @@ class Tiled:
         spill = self._each(lambda i: write(self.spill, read(self.acc, *i), *i))
         rows, length = [s.tile for s in self.order[:-1]], min(v.tile, v.extent)
         if contiguous:
-            stores = self.nest.grid([*rows, length], lambda i: self._store(last, out, self._at(env, i), self.spill, i))
-            return seq(allocate(self.spill), spill, stores)
+            return seq(allocate(self.spill), spill, self._short_rows(env, rows, length, last, out))
         sizes = [length, *rows]
 
         def element(i: tuple[Expr, ...]) -> Stmt:
@@ -318,6 +318,22 @@ class Tiled:
             return self._store(last, out, self._at(env, inner), self.spill, inner)
 
         return seq(allocate(self.spill), spill, self.nest.grid(sizes, element))
+
+    def _short_rows(self, env: Env, rows: list[int], length: int, last: Stage, out: Buffer) -> Stmt:
+        """Store rows shorter than a vector from the spilled tile: in vectors half as wide that overlap at the end."""
+        width = power_of_two_below(length)
+
+        def row(at: tuple[Expr, ...]) -> Stmt:
+            def lanes(first: int) -> Stmt:
+                def lane(x: Expr) -> Stmt:
+                    inner = (*at, x + first)
+                    return self._store(last, out, self._at(env, inner), self.spill, inner)
+
+                return self.nest.loop(width, lane, "vector", "lane")
+
+            return seq(*(lanes(min(first, length - width)) for first in range(0, length, width)))
+
+        return self.nest.grid(rows, row)
 
     def _store(self, last: Stage, out: Buffer, env: Env, acc: Buffer, inner: tuple[Expr, ...]) -> Stmt:
         result = read(acc, *(inner or (integer(0),))).astype(computed_dtype(self.stage.output.dtype))
