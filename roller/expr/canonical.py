@@ -1,5 +1,7 @@
 """Canonical forms: axis fusion, and axis grouping (implicit GEMM) as an alternative form.
 
+First of all, axes that are divided everywhere by one number become two (:mod:`roller.expr.splitting`).
+
 Fusion: two axes that are adjacent, or both absent, in every tensor become one axis (relu on
 ``[17, 11, 3]`` is one axis of 561); axes of extent 1 disappear. Tensors are re-shaped with them: the
 arrays do not move. Grouping: the spatial axes of the anchor that no other input sees are tiled as
@@ -12,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from roller.expr.scalar import Bound, Call, Cast, Index, IndexValue, Load, Scalar, Term, map_indices, transform
+from roller.expr.splitting import split_axes
 from roller.expr.tensor_expr import SPATIAL, Axis, Stage, Tensor, TensorExpr
 
 
@@ -34,7 +37,7 @@ def fuse_axes(expr: TensorExpr) -> TensorExpr:
 
 
 def _fused(expr: TensorExpr) -> TensorExpr:
-    expr = _inline_unit_reduction(_drop_unit_axes(expr))
+    expr = _inline_unit_reduction(_drop_unit_axes(split_axes(expr)))
     while True:
         found = next((f for f in (_fusion(expr, p) for p in _neighbours(expr)) if f), None)
         if found is None:

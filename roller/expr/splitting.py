@@ -1,0 +1,131 @@
+"""Canonical forms: an axis that is divided everywhere by the same number becomes two axes.
+
+Filters of a grouped convolution read the channels of their group, ``X[channels * (f // filters) + c]``. As one axis
+``f`` no two filters of a tile are known to share an operand; as group and filter within it the same sum is a batch of
+products, and is tiled and priced like any other. Tensors are re-shaped with it: the arrays do not move.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from roller.expr.scalar import Index, IndexValue, Load, Scalar, Term, map_indices, transform, walk
+from roller.expr.tensor_expr import Axis, Stage, Tensor, TensorExpr
+
+#: The two indices a dimension is split into, by tensor and dimension, with the extents of the new dimensions.
+_Dimensions = Mapping[tuple[str, int], tuple[int, ...]]
+
+
+def split_axes(expr: TensorExpr) -> TensorExpr:
+    """Return ``expr`` with every axis ``f`` that is read as ``f // d`` or whole split in two.
+
+    The new axes are named ``f/d`` and ``f%d``. An axis stays as it is where ``d`` does not divide it, where it is
+    divided by several numbers or its remainder is read (blocks of channels), or where a bound or a position reads it.
+
+    Examples
+    --------
+    >>> import roller
+    >>> grouped = roller.ops.conv2d(1, 8, 5, 5, 12, 3, 3, groups=4)
+    >>> [(a.name, a.extent) for a in split_axes(grouped).axes][1:3]
+    [('f/3', 4), ('f%3', 3)]
+    """
+    for axis in expr.axes:
+        by = _divisor(expr, axis)
+        split = _split(expr, axis, by) if by else None
+        if split is not None:
+            return split_axes(split)
+    return expr
+
+
+def _divisor(expr: TensorExpr, axis: Axis) -> int:
+    """Return what an axis is divided by everywhere, 0 where that is nothing or not one divisor of it."""
+    indices = [i for s in expr.stages for i in (*s.store, *(i for ld in s.loads for i in ld.index))]
+    terms = [t for i in indices for t in i.terms if t.axis == axis.name and not t.is_affine]
+    found = {t.div for t in terms}
+    if len(found) != 1 or any(t.mod for t in terms):
+        return 0
+    (by,) = found
+    alike = all(a == axis for s in expr.stages for a in s.axes if a.name == axis.name)
+    return by if axis.extent % by == 0 and 1 < by < axis.extent and alike else 0
+
+
+def _split(expr: TensorExpr, axis: Axis, by: int) -> TensorExpr | None:
+    """Return the expression with one axis split, ``None`` where an access of it cannot follow."""
+    outer = Axis(f"{axis.name}/{by}", axis.extent // by, axis.kind)
+    inner = Axis(f"{axis.name}%{by}", by, axis.kind)
+    if any(isinstance(n, IndexValue) and axis.name in n.index.axes for s in expr.stages for n in walk(s.body)):
+        return None
+    if any(axis.name in b.index.axes for s in expr.stages for ld in s.loads for b in ld.guard):
+        return None  # a bound names the index of a dimension
+
+    def terms(t: Term) -> tuple[Term, ...]:
+        if t.axis != axis.name:
+            return (t,)
+        if t.is_affine:
+            return (Term(outer.name, t.coef * by), Term(inner.name, t.coef))
+        return (Term(outer.name, t.coef),)
+
+    def index(i: Index) -> Index:
+        return Index(tuple(x for t in i.terms for x in terms(t)), i.const)
+
+    def stage(s: Stage) -> Stage:
+        axes = tuple(x for a in s.axes for x in ((outer, inner) if a.name == axis.name else (a,)))
+        return replace(s, axes=axes, store=tuple(index(i) for i in s.store), body=map_indices(s.body, index))
+
+    stages = tuple(stage(s) for s in expr.stages)
+    return _reshaped(expr, stages, _dimensions(expr, stages, outer.name), outer.name)
+
+
+def _dimensions(expr: TensorExpr, stages: tuple[Stage, ...], outer: str) -> _Dimensions:
+    """Return the dimensions that every access reads as ``rest + pitch * outer`` with ``rest`` below the pitch."""
+    found: dict[tuple[str, int], tuple[int, ...] | None] = {}
+    for s in stages:
+        extents = {a.name: a.extent for a in s.axes}
+        for name, at, guarded in ((s.name, s.store, set[Index]()), *(_access(ld) for ld in s.loads)):
+            for d, i in enumerate(at):
+                size = None if i in guarded else _pitch(i, outer, extents, expr.tensors[name].shape[d])
+                if found.setdefault((name, d), size) != size:
+                    found[name, d] = None
+    return {place: size for place, size in found.items() if size is not None}
+
+
+def _access(load: Load) -> tuple[str, tuple[Index, ...], set[Index]]:
+    return load.tensor, load.index, {b.index for b in load.guard}
+
+
+def _pitch(index: Index, outer: str, extents: Mapping[str, int], size: int) -> tuple[int, int] | None:
+    """Return the extents a dimension of ``size`` elements splits into at an index, ``None`` where it does not."""
+    pitch = sum(t.coef for t in index.terms if t.axis == outer)
+    rest = [t for t in index.terms if t.axis != outer]
+    if pitch < 2 or index.const or any(not t.is_affine or t.coef < 0 for t in rest):
+        return None
+    reach = sum(t.coef * (extents[t.axis] - 1) for t in rest)
+    return (size // pitch, pitch) if reach < pitch and size == extents[outer] * pitch else None
+
+
+def _reshaped(expr: TensorExpr, stages: tuple[Stage, ...], dims: _Dimensions, outer: str) -> TensorExpr:
+    """Return the expression of ``stages`` with the dimensions split."""
+
+    def tensor(t: Tensor) -> Tensor:
+        shape = tuple(x for d, e in enumerate(t.shape) for x in dims.get((t.name, d), (e,)))
+        assert math.prod(shape) == t.elements
+        return replace(t, shape=shape)
+
+    def place(name: str, at: tuple[Index, ...]) -> tuple[Index, ...]:
+        out: list[Index] = []
+        for d, i in enumerate(at):
+            if (name, d) in dims:
+                out.append(Index((Term(outer),)))
+                i = Index(tuple(t for t in i.terms if t.axis != outer))
+            out.append(i)
+        return tuple(out)
+
+    def leaf(n: Scalar) -> Scalar:
+        return replace(n, index=place(n.tensor, n.index)) if isinstance(n, Load) else n
+
+    moved = tuple(
+        replace(s, output=tensor(s.output), store=place(s.name, s.store), body=transform(s.body, leaf)) for s in stages
+    )
+    return replace(expr, inputs=tuple(tensor(t) for t in expr.inputs), stages=moved)
