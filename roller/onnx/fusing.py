@@ -122,8 +122,17 @@ def _behind(anchor: Computed, after: Stage, store: tuple[Index, ...], body: Scal
         same = last.output.dtype == last.acc_dtype or "float" in last.output.dtype
         total = last.body if same else Cast(last.output.dtype, last.body)
         rest = list(anchor.stages[:-1])
+        if anchor.expr.epilogue is not None:  # what reduces is stored where it is read, element by element
+            (first,) = rest
+            rest = [replace(first, output=replace(first.output, shape=after.output.shape), store=store)]
+            total = _moved_to(total, first.name, store)
     value = transform(body, lambda n: total if isinstance(n, Load) and n.tensor == last.name else n)
     return [*rest, Stage(after.output, last.spatial_axes, store, value, None, after.acc_dtype)]
+
+
+def _moved_to(body: Scalar, name: str, index: tuple[Index, ...]) -> Scalar:
+    """Return ``body`` with all loads of a tensor at ``index``."""
+    return transform(body, lambda n: replace(n, index=index) if isinstance(n, Load) and n.tensor == name else n)
 
 
 # --- one shape per tensor -----------------------------------------------------------------------
