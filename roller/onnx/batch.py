@@ -20,9 +20,9 @@ from roller.choosing import How, Workshop, choose, first_lowered
 from roller.errors import BuildError, NoCandidateError
 from roller.model.steps import KernelSource
 from roller.onnx.executors import Crew, Forks, Results
-from roller.onnx.jobs import QUICK, Job, Settings, Target, jobs_of
+from roller.onnx.jobs import QUICK, Constructed, Job, Settings, Target, construct, jobs_of
 from roller.onnx.progress import OnProgress, Progress, silent
-from roller.onnx.tasks import Build, Construct, Judge, Reference, Task
+from roller.onnx.tasks import Build, Judge, Reference, Task
 from roller.runtime.cache import CachedCandidate, CacheEntry, KernelCache
 from roller.runtime.records import Record, grouped_reasons
 
@@ -89,6 +89,7 @@ def compile_kernels(
     crew: Crew | None = None,
     cache: KernelCache | None = None,
     progress: OnProgress = silent,
+    constructed: Mapping[str, Constructed] | None = None,
 ) -> Batch:
     """Compile kernels, or take them from the cache.
 
@@ -106,6 +107,8 @@ def compile_kernels(
         Where kernels come from and go to; ``None`` for nowhere.
     progress
         Told of every step.
+    constructed
+        Candidates by job digest that are known already.
 
     Returns
     -------
@@ -116,7 +119,7 @@ def compile_kernels(
     chosen = settings or Settings()
     jobs = jobs_of(sources, target, chosen, uses or {})
     kept = None if target.pretended else cache
-    run = _Run(jobs, target, chosen, crew or Forks(), kept, progress, start)
+    run = _Run(jobs, target, chosen, crew or Forks(), kept, progress, start, constructed or {})
     run.everything()
     artifacts, failures, origins = {}, {}, {}
     for job in jobs:
@@ -141,6 +144,7 @@ class _Run:
         cache: KernelCache | None,
         progress: OnProgress,
         start: float,
+        constructed: Mapping[str, Constructed],
     ) -> None:
         self.jobs, self.target, self.settings, self.crew, self.cache = jobs, target, settings, crew, cache
         self.artifacts: dict[str, KernelArtifact] = {}
@@ -148,6 +152,7 @@ class _Run:
         self.origins: dict[str, str] = {}
         self._progress, self._start = progress, start
         self._made: Results = {}
+        self._constructed = constructed
         self._binary = _toolchain(target) if not target.pretended else False
 
     def everything(self) -> None:
@@ -190,18 +195,13 @@ class _Run:
 
     def _construct(self, jobs: Sequence[Job]) -> list[Job]:
         """Construct all; return those that have candidates, the biggest predicted share first."""
-        import roller.construction.auto  # noqa: F401 - imported before forking, so that the children inherit it
-
         self._tell("construct")
-        tasks = {j.digest: Construct(j.expression, self.target.spec, j.options, How()) for j in jobs}
-        # Always here: it takes milliseconds each, and a machine elsewhere would first have to load roller.
-        results = Forks().map(tasks, patient=True)
+        known = self._constructed
+        new, failures = construct([j for j in jobs if j.digest not in known], self.target)
+        self.failures |= failures
         for job in jobs:
-            result = results[job.digest]
-            if result.value is None:
-                self.failures[job.digest] = result.record.reason
-            else:
-                job.candidates, job.first = result.value
+            if job.digest not in failures:
+                job.candidates, job.first = known.get(job.digest) or new[job.digest]
         return sorted((j for j in jobs if j.candidates), key=lambda j: (-j.share_s, j.digest))
 
     def _pass(self, jobs: Sequence[Job], how: How) -> None:

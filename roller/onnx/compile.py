@@ -24,8 +24,10 @@ from roller.model.plan import Plan
 from roller.model.session import Session
 from roller.model.steps import Program, Run, Step, Together
 from roller.onnx.batch import Batch, compile_kernels
+from roller.onnx.coschedule import coscheduled
 from roller.onnx.executors import Crew, crew_of
-from roller.onnx.jobs import Settings, Target
+from roller.onnx.jobs import Constructed, Settings, Target, construct
+from roller.onnx.predictions import Predictions
 from roller.onnx.progress import OnProgress, shown, silent
 from roller.runtime.cache import KernelCache
 
@@ -101,6 +103,7 @@ def compile_model(
     cache: bool = True,
     progress: OnProgress | bool | None = None,
     deterministic: bool = False,
+    side_by_side: bool = True,
 ) -> Session | CompiledModel:
     """Compile an ONNX model: every distinct kernel once, or from the cache.
 
@@ -132,6 +135,9 @@ def compile_model(
     progress
         ``True`` for a bar on standard error, ``False`` for none, ``None`` for one where that is a terminal; or a
         function that takes :class:`roller.onnx.progress.Progress`.
+    side_by_side
+        Whether small independent kernels may run at the same time, each on a share of the device, where that is
+        predicted to be faster.
 
     Returns
     -------
@@ -152,7 +158,9 @@ def compile_model(
         start = time.monotonic()
         program = partitioned(read(model, batch=batch, shapes=shapes, values=values), fallback=fallback)
         with shown(progress) as show:
-            made = compile_program(program, target, chosen, crew=crew, cache=cache, progress=show, start=start)
+            made = compile_program(
+                program, target, chosen, crew=crew, cache=cache, progress=show, start=start, side_by_side=side_by_side
+            )
     finally:
         crew.close()
     return made.session() if target.here and target.spec.kind == "cpu" else made
@@ -204,8 +212,9 @@ def compile_program(
     cache: bool = True,
     progress: OnProgress = silent,
     start: float | None = None,
+    side_by_side: bool = True,
 ) -> CompiledModel:
-    """Compile the kernels of a program and plan its memory.
+    """Put small kernels side by side where that is predicted to be faster, compile all kernels, and plan memory.
 
     Raises
     ------
@@ -214,9 +223,15 @@ def compile_program(
     """
     seconds, before = {}, time.monotonic()
     seconds["partition"] = before - (before if start is None else start)
+    kept = KernelCache() if cache else None
+    constructed: Mapping[str, Constructed] = {}
+    if side_by_side:
+        predictions = Predictions(program.kernels, target, settings, lambda jobs: construct(jobs, target)[0], kept)
+        program, constructed = coscheduled(program, target.spec, predictions).program, predictions.constructed
+        seconds["coschedule"], before = time.monotonic() - before, time.monotonic()
     batch = compile_kernels(
-        program.kernels, target, settings, uses=uses_of(program.steps), crew=crew,
-        cache=KernelCache() if cache else None, progress=progress,
+        program.kernels, target, settings, uses=uses_of(program.steps), crew=crew, cache=kept, progress=progress,
+        constructed=constructed,
     )  # fmt: skip
     batch.raise_failures(program.name, target.spec.name)
     seconds["kernels"], before = time.monotonic() - before, time.monotonic()

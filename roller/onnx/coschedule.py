@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from roller.construction.constructor import construct_candidates
 from roller.construction.options import ConstructOptions
 from roller.errors import NoCandidateError
 from roller.hardware import DeviceSpec
@@ -57,6 +56,8 @@ def coscheduled(
 
 def predictor(spec: DeviceSpec, options: ConstructOptions | None = None) -> Predict:
     """Return a function that predicts kernels by constructing the best program of each."""
+    from roller.construction.constructor import construct_candidates  # a warm compile has no need of it
+
     chosen = replace(options or ConstructOptions(), top_k=1)
 
     def predict(sources: Mapping[str, KernelSource], units: int | None) -> dict[str, Estimate]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from roller.choosing import How
 from roller.construction.options import TEMPLATE_VERSION, ConstructOptions
@@ -15,6 +15,9 @@ from roller.runtime.cache_key import CacheKey
 
 if TYPE_CHECKING:
     from roller.construction.constructor import Candidate
+
+#: Candidates of a kernel, and the positions of those that are made first.
+Constructed: TypeAlias = "tuple[tuple[Candidate, ...], tuple[int, ...]]"
 
 #: The best prediction that builds and is correct: what every kernel gets first where time is limited.
 QUICK = How(deterministic=True)
@@ -123,3 +126,16 @@ def jobs_of(
         job.names.append((key, expression))
         job.uses += uses.get(key, 1)
     return list(jobs.values())
+
+
+def construct(jobs: Iterable[Job], target: Target) -> tuple[dict[str, Constructed], dict[str, str]]:
+    """Construct in parallel; return candidates, and reasons of those that have none, by job digest."""
+    import roller.construction.auto  # noqa: F401 - imported before forking, so that the children inherit it
+    from roller.onnx.executors import Forks
+    from roller.onnx.tasks import Construct
+
+    tasks = {j.digest: Construct(j.expression, target.spec, j.options, How()) for j in jobs}
+    # Always here: it takes milliseconds each, and a machine elsewhere would first have to load roller.
+    results = Forks().map(tasks, patient=True)
+    found = {i: r.value for i, r in results.items() if r.value is not None}
+    return found, {i: r.record.reason for i, r in results.items() if r.value is None}

@@ -33,6 +33,7 @@ from roller.runtime.cache_files import ObjectFiles
 from roller.runtime.cache_key import CacheKey
 from roller.runtime.cache_location import cache_folder
 from roller.runtime.cache_lock import file_lock, remove_if_free
+from roller.runtime.cache_notes import clear_notes
 
 __all__ = ["CacheEntry", "CacheKey", "CachedCandidate", "KernelCache", "Measurement"]
 
@@ -238,6 +239,7 @@ class KernelCache:
             with self.writing(alone=True):
                 self._guarded(lambda: self.database.clear(measurements))
                 removed = self.files.clear()
+                clear_notes(self.folder)
             with contextlib.suppress(sqlite3.OperationalError):  # somebody is reading: the space is reused later
                 self.database.compact()
         except (OSError, sqlite3.Error) as err:

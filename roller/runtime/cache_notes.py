@@ -1,0 +1,61 @@
+"""Small JSON notes beside the kernels of a cache: what is cheaper to read than to work out again, and never trusted.
+
+A note is found by a digest of everything it was made of. It is written whole or not at all; one that is damaged, or
+cannot be written, is as if it were not there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+
+def read_note(folder: Path, name: str) -> dict[str, Any]:
+    """Return the note of a name, empty where there is none.
+
+    Parameters
+    ----------
+    folder
+        The cache folder.
+    name
+        A digest.
+    """
+    try:
+        found = json.loads(_path(folder, name).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def write_note(folder: Path, name: str, note: dict[str, Any]) -> bool:
+    """Keep a note; say whether it was."""
+    path, text = _path(folder, name), json.dumps(note, separators=(",", ":"))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd, temporary = tempfile.mkstemp(dir=path.parent)
+    except OSError:
+        return False
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        return False
+    return True
+
+
+def clear_notes(folder: Path) -> None:
+    """Remove all notes, those included whose writer was killed."""
+    for path in (folder / "notes").glob("*"):
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def _path(folder: Path, name: str) -> Path:
+    return folder / "notes" / f"{name}.json"
