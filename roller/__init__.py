@@ -33,6 +33,7 @@ _HOME = {
     "construct": "roller.pipeline",
     "list_specs": "roller.hardware",
     "load": "roller.pipeline",
+    "load_model": "roller.model.saved",
     "load_spec": "roller.hardware",
     "predict": "roller.pipeline",
     "sensitivity": "roller.report.sensitivity",
@@ -41,8 +42,8 @@ _MODULES = ("ops",)
 
 __all__ = [
     "Candidate", "CompiledKernel", "ConstructOptions", "DeviceSpec", "Estimate", "KernelArtifact", "RProgram",
-    "RollerError", "TensorExpr", "compile", "compile_model", "construct", "list_specs", "load", "load_spec", "ops",
-    "predict", "sensitivity",
+    "RollerError", "TensorExpr", "compile", "compile_model", "construct", "list_specs", "load", "load_model",
+    "load_spec", "ops", "predict", "sensitivity",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from roller.errors import RollerError
     from roller.expr import TensorExpr
     from roller.hardware import DeviceSpec, list_specs, load_spec
+    from roller.model.saved import load_model
     from roller.onnx.compile import compile_model
     from roller.perf import Estimate
     from roller.pipeline import Candidate, CompiledKernel, ConstructOptions, compile, construct, load, predict

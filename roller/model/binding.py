@@ -12,7 +12,7 @@ from roller.backends.dtypes import numpy_dtype
 from roller.errors import ModelError
 from roller.model.constants import Constants, panel_key
 from roller.model.kernels import LoadedKernel, Taken, as_taken, storage
-from roller.model.plan import CONSTANT, Place, Plan
+from roller.model.plan import ARENA, CONSTANT, INPUT, OUTPUT, Place, Plan
 from roller.model.steps import Call, Copy, Foreign, Run, Step, Together
 
 
@@ -116,11 +116,24 @@ class _Binder:
         if value is None or place is None:
             raise ModelError(f"a plan: value '{name}' has no place. Make the plan with memory.plan.")
         dtype = numpy_dtype(value.dtype)
+        if place.offset_bytes < 0 or place.offset_bytes + value.nbytes > self._room(place):
+            raise ModelError(f"a plan: value '{name}' lies outside its {place.space}. Make the plan with memory.plan.")
         if place.space != CONSTANT:
             return Operand(value.shape, dtype, place)
         flat = self.constants.arrays[place.name].reshape(-1).view(np.uint8)
         part = flat[place.offset_bytes : place.offset_bytes + value.nbytes]
         return Operand(value.shape, dtype, None, part.view(dtype).reshape(value.shape))
+
+    def _room(self, place: Place) -> int:
+        """Return the bytes of the memory a place lies in; -1 where there is no such memory."""
+        program = self.plan.program
+        if place.space == ARENA:
+            return self.plan.arena_bytes
+        if place.space == CONSTANT:
+            held = self.constants.arrays.get(place.name)
+            return held.nbytes if held is not None else -1
+        ends = {INPUT: program.inputs, OUTPUT: program.outputs}.get(place.space, ())
+        return program.values[ends[place.index]].nbytes if 0 <= place.index < len(ends) else -1
 
     def _checked(self, step: Copy, name: str) -> Operand:
         operand = self.operand(name)

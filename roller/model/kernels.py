@@ -172,6 +172,8 @@ class LoadedKernel:
         Its functions, callable with arrays.
     address
         Of the function that is called, for the native runner.
+    library
+        What it was loaded from.
     """
 
     code: KernelCode
@@ -179,35 +181,30 @@ class LoadedKernel:
     call: Any = field(repr=False)
     pack: Any = field(repr=False)
     address: int
+    library: bytes = field(repr=False)
 
 
-def load_kernel(code: KernelCode, library: bytes | Path) -> LoadedKernel:
-    """Load a kernel's library, from memory or from its file.
+def load_kernel(code: KernelCode, library: bytes) -> LoadedKernel:
+    """Load a kernel's library; its temporary file is gone when this returns.
 
     Raises
     ------
     LaunchError
         Where it cannot be loaded here.
     """
-    if isinstance(library, Path):
-        return _load(code, library)
+    ffi = runtime()
     with tempfile.TemporaryDirectory(prefix="roller-", ignore_cleanup_errors=True) as folder:
         path = Path(folder, "kernel.so")
         path.write_bytes(library)
-        return _load(code, path)
-
-
-def _load(code: KernelCode, path: Path) -> LoadedKernel:
-    ffi = runtime()
-    try:
-        module = ffi.load_module(str(path))
-        # The file is loaded by now, its symbols bound: this finds the same library again.
-        found = getattr(ctypes.CDLL(str(path)), _SYMBOL + code.entry)
-        address = ctypes.cast(found, ctypes.c_void_p).value
-        pack = module[code.prepare[0]] if code.prepare is not None else None
-        return LoadedKernel(code, module, module[code.entry], pack, address or 0)
-    except Exception as err:  # the loader's errors share no base class; the cause stays chained
-        raise LaunchError(f"{code.name}: cannot load its library ({err}). Compile it on this machine.") from err
+        try:
+            module = ffi.load_module(str(path))
+            # The file is loaded by now, its symbols bound: this finds the same library again.
+            found = getattr(ctypes.CDLL(str(path)), _SYMBOL + code.entry)
+            address = ctypes.cast(found, ctypes.c_void_p).value
+            pack = module[code.prepare[0]] if code.prepare is not None else None
+            return LoadedKernel(code, module, module[code.entry], pack, address or 0, library)
+        except Exception as err:  # the loader's errors share no base class; the cause stays chained
+            raise LaunchError(f"{code.name}: cannot load its library ({err}). Compile it on this machine.") from err
 
 
 def storage(dtype: str) -> np.dtype[Any]:

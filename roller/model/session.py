@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import numpy as np
 from roller.artifact import KernelArtifact
 from roller.backends.cpu import threads
 from roller.backends.cpu.launcher import runtime_of_pools
-from roller.errors import LaunchError
+from roller.errors import LaunchError, ModelError
 from roller.model.binding import bind
 from roller.model.constants import Constants, prepare, without_constants
 from roller.model.feeds import Described, Feeds, described
@@ -49,9 +51,23 @@ class Session:
 
     def __init__(self, plan: Plan, artifacts: Mapping[str, KernelArtifact], *, cores: int, native: bool = True) -> None:
         kernels = {key: load_kernel(KernelCode.of(a), a.binary or b"") for key, a in artifacts.items()}
-        self._start(plan, kernels, prepare(plan, kernels, cores), cores, build_runner() if native else None)
-        #: Kernels by key, with their programs, estimates and sources.
-        self.artifacts = artifacts
+        runner = build_runner() if native else None
+        self._start(plan, kernels, prepare(plan, kernels, cores), cores, runner, artifacts)
+
+    @classmethod
+    def restored(
+        cls,
+        plan: Plan,
+        kernels: Mapping[str, LoadedKernel],
+        constants: Constants,
+        cores: int,
+        runner: bytes | None,
+        artifacts: Mapping[str, KernelArtifact],
+    ) -> Session:
+        """Return a session whose kernels are loaded and whose constants are packed."""
+        session = cls.__new__(cls)
+        session._start(plan, kernels, constants, cores, runner, artifacts)
+        return session
 
     def _start(
         self,
@@ -60,16 +76,22 @@ class Session:
         constants: Constants,
         cores: int,
         runner: bytes | None,
+        artifacts: Mapping[str, KernelArtifact],
     ) -> None:
+        if cores < 1:
+            raise ModelError(f"{plan.program.name}: cores: expected at least 1, got {cores}.")
         #: The plan; its program holds no constants, since those that are packed are read in that form only.
         self.plan = without_constants(plan)
         self.cores = cores
-        self._kernels, self._constants = kernels, constants
+        self.kernels, self.constants = kernels, constants
+        #: Kernels by key, with their programs, estimates and sources; empty where a model was saved without.
+        self.artifacts = artifacts
         self._steps = bind(plan, kernels, constants)
         self._feeds = Feeds(plan.program)
-        self._runner = load_runner(runner) if runner is not None else None
+        self.runner = load_runner(runner) if runner is not None else None
         self._tables = tables(self._steps, len(plan.program.inputs))
-        self._frames: list[Frame] = []
+        # The first call finds its memory at hand; other threads' calls make theirs.
+        self._frames: list[Frame] = [self._frame()]
 
     @property
     def name(self) -> str:
@@ -148,11 +170,30 @@ class Session:
             self._frames.append(frame)
         return outputs
 
+    def save(self, folder: str | os.PathLike[str], *, sources: bool = True) -> Path:
+        """Write the model for :func:`roller.load_model`; the folder appears whole or not at all.
+
+        Parameters
+        ----------
+        folder
+            Must not exist, or be empty.
+        sources
+            Whether programs, estimates and sources of the kernels go with it, for people.
+
+        Raises
+        ------
+        ArtifactError
+            Where the folder holds something or cannot be written.
+        """
+        from roller.model.saved import save_session
+
+        return save_session(self, folder, sources=sources)
+
     def _frame(self) -> Frame:
-        if self._runner is None:
+        if self.runner is None:
             return Frame(self._steps, self.plan.arena_bytes)
         count = len(self._feeds.inputs) + len(self._feeds.outputs)
-        return NativeFrame(self._steps, self.plan.arena_bytes, self._tables, self._runner, count)
+        return NativeFrame(self._steps, self.plan.arena_bytes, self._tables, self.runner, count)
 
     def __repr__(self) -> str:
         """Name, inputs and outputs on one line."""
