@@ -30,6 +30,7 @@ from roller.codegen.cpu.nest import (
 from roller.codegen.cpu.packing import tile_start
 from roller.codegen.cpu.plan import SpatialPlan, power_of_two_below, spatial_plans
 from roller.codegen.cpu.reduce import Reducer
+from roller.codegen.cpu.row_once import computed_once
 from roller.codegen.cpu.tiled import tiled_body
 from roller.expr import SPATIAL, Axis, Index, Load, Scalar, Stage, TensorExpr, axis_index, transform
 from roller.te.emit import Expr, emit_index, emit_scalar
@@ -86,6 +87,8 @@ class _Rows:
     # --- fused form -----------------------------------------------------------------------------
 
     def _fused(self) -> Stmt:
+        self.expr = computed_once(self.expr)
+        self.temporary = [s for s in self.expr.stages if s.name not in self.expr.outputs]
         plans = [p for p in spatial_plans(self.program) if p.name in self.rows]
         vector = next((p for p in plans if p.lanes > 1), None)
         lanes = 1

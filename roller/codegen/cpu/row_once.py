@@ -1,0 +1,81 @@
+"""What a row kernel computes once, as stages of its expression: values of a row, and values two stages share.
+
+:mod:`roller.tile.row_values` says which these are. On a CPU they become stages of their own, whose results are small
+buffers of the task like any other intermediate: the exponential of a softmax is computed once per element instead of
+twice, its reciprocal once per row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from roller.expr import SPATIAL, Axis, Load, Scalar, Stage, Tensor, TensorExpr, axis_index, map_indices, walk
+from roller.expr.scalar import Index
+from roller.tile.row_values import replaced, row_form, shared_values
+from roller.tile.rows import RowStage, row_stages
+
+#: Elements of a row above which its shared values are computed again instead of kept (they would leave the L2).
+_ROW_ELEMENTS = 1 << 16
+
+
+def computed_once(expr: TensorExpr) -> TensorExpr:
+    """Return ``expr`` with stages for what several elements or stages need; itself where there is nothing of that.
+
+    Parameters
+    ----------
+    expr
+        A row expression in canonical form; new stages are named after the stage they stand before, with an ``@``.
+
+    Examples
+    --------
+    >>> from roller import ops
+    >>> [s.name for s in computed_once(ops.softmax((8, 100))).stages]
+    ['X_max', 'X_sum@0', 'X_sum', 'Y@0', 'Y']
+    """
+    found = row_stages(expr)
+    columns = math.prod(a.extent for a in expr.anchor.reduction_axes)
+    known = {t.name for t in expr.inputs} | {r.stage.name for r in found}
+    if columns > _ROW_ELEMENTS or any(ld.tensor not in known for r in found for ld in r.stage.loads):
+        return expr
+    made: list[Stage] = []
+    held: dict[Scalar, Load] = {}
+    for r in found:
+        made += _stages(expr, r, shared_values(expr), held)
+    return expr if len(made) == len(found) else replace(expr, stages=tuple(made))
+
+
+def _stages(expr: TensorExpr, r: RowStage, again: tuple[Scalar, ...], held: dict[Scalar, Load]) -> list[Stage]:
+    """Return a stage behind those of the values it needs first; ``held`` says where values are, in the anchor's names."""
+    s, form = r.stage, row_form(expr, r.stage, r.columns)
+    out: list[Stage] = []
+
+    def stage(value: Scalar, axes: tuple[Axis, ...], here: Mapping[Scalar, Scalar]) -> Load:
+        at = tuple(axis_index(a.name) for a in axes)
+        made = Tensor(f"{s.name}@{len(out)}", tuple(a.extent for a in axes), s.acc_dtype)
+        spatial = tuple(replace(a, kind=SPATIAL) for a in axes)
+        out.append(Stage(made, spatial, at, replaced(value, here), None, s.acc_dtype))
+        return Load(made.name, at)
+
+    rows = tuple(a for a in s.axes if a.name not in r.columns)
+    local: dict[Scalar, Scalar] = {v: stage(v, rows, {}) for v in form.row} if rows else {}
+    for v in again if r.aligned else ():
+        if v in held or v not in set(walk(form.body)):
+            continue
+        held[v] = stage(v, s.axes, local)
+    body = replaced(form.body, {**local, **(held if r.aligned else {})})
+    return [*(_own(expr, r, x) for x in (*out, replace(s, body=body)))]
+
+
+def _own(expr: TensorExpr, r: RowStage, s: Stage) -> Stage:
+    """Return a stage in the names of the stage it comes from: those of the anchor are its reduction axes."""
+    before = next(x for x in expr.stages if x.name == r.stage.name)
+    names = {a.name: b.name for a, b in zip(r.stage.axes, before.axes, strict=True)}
+
+    def index(i: Index) -> Index:
+        return replace(i, terms=tuple(replace(t, axis=names.get(t.axis, t.axis)) for t in i.terms))
+
+    kinds = {b.name: b for b in before.axes}
+    axes = tuple(kinds[names[a.name]] if s.name == before.name else replace(a, name=names[a.name]) for a in s.axes)
+    return replace(s, axes=axes, store=tuple(index(i) for i in s.store), body=map_indices(s.body, index))
