@@ -47,7 +47,7 @@ def computed_once(expr: TensorExpr) -> TensorExpr:
 
 
 def _stages(expr: TensorExpr, r: RowStage, again: tuple[Scalar, ...], held: dict[Scalar, Load]) -> list[Stage]:
-    """Return a stage behind those of the values it needs first; ``held`` says where values are, in the anchor's names."""
+    """Return a stage behind those of the values it needs first; ``held`` is where values are, in the anchor's names."""
     s, form = r.stage, row_form(expr, r.stage, r.columns)
     out: list[Stage] = []
 
