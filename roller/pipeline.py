@@ -301,14 +301,15 @@ def _compile(
     how: How = How(),  # noqa: B008 - frozen
 ) -> CompiledKernel:
     """Construct; where the device is here build, check, and time what has to be; elsewhere lower the best one."""
-    from roller.construction.constructor import construct_candidates
+    from roller.construction.constructor import construct_candidates, target_units
 
     candidates = construct_candidates(expression, spec, options)
     if handle is not None:
         return _compile_on(handle, expression, spec, candidates, options, seed, how)
     if _is_here(spec):
         return _compile_here(expression, spec, candidates, options, seed, how)
-    return first_lowered(expression, spec, candidates, lambda c: lower(c.program, expression, spec))
+    share = target_units(spec, options)
+    return first_lowered(expression, spec, candidates, lambda c: lower(c.program, expression, share))
 
 
 def _compile_here(
@@ -321,10 +322,14 @@ def _compile_here(
 ) -> CompiledKernel:
     """Choose among candidates on this machine's processor."""
     from roller.codegen import llvm  # noqa: F401 - imported before forking, so that the children inherit TVM
+    from roller.construction.constructor import target_units
     from roller.runtime.cpu_profile import Bench
 
+    # A kernel for a share of the units runs on that share.
+    share = target_units(spec, options)
+
     def make(candidate: Candidate) -> KernelArtifact:
-        return lower(candidate.program, expression, spec)
+        return lower(candidate.program, expression, share)
 
     shop = Workshop(expression, spec, options, make, Bench(expression, seed).profile)
     return choose(shop, candidates, how)

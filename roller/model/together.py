@@ -39,7 +39,7 @@ class Costs:
     Parameters
     ----------
     whole_s
-        On the whole device; every kernel.
+        On the whole device; kernels that are not named count for nothing.
     share_s
         On the share of one lane; kernels that are not named stay out of lanes.
     sync_s
@@ -64,14 +64,14 @@ class Costs:
 
     def whole(self, step: Step) -> float:
         """Return the seconds of a step that has the device to itself."""
-        return self.whole_s[step.kernel] if isinstance(step, Run) else self._moved(step)
+        return self.whole_s.get(step.kernel, 0.0) if isinstance(step, Run) else self._moved(step)
 
     def share(self, step: Step) -> float | None:
         """Return the seconds of a step in a lane; ``None`` where it stays out of lanes."""
         if isinstance(step, Run):
             found = self.share_s.get(step.kernel)
             # What is sped up by more units than it is given more of cannot gain from having fewer.
-            return found if found is not None and found < self.lanes * self.whole_s[step.kernel] else None
+            return found if found is not None and found < self.lanes * self.whole(step) else None
         return self._moved(step) if isinstance(step, (View, Copy)) else None
 
     def common(self, step: Step) -> float:

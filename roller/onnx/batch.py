@@ -267,8 +267,10 @@ class _Run:
         return contextlib.nullcontext() if self.cache is None or nobody_else else self.cache.machine(alone=alone)
 
     def _build(self, job: Job, candidate: Candidate) -> Build:
-        estimate = candidate.estimate.to_dict()
-        return Build(candidate.program, estimate, job.expression, self.target.spec, self._binary)
+        # A kernel for a share of the units runs on that share: one for one core starts no threads.
+        spec, units = self.target.spec, job.options.units
+        share = spec if units is None else spec.share(units)
+        return Build(candidate.program, candidate.estimate.to_dict(), job.expression, share, self._binary)
 
     def _finish(self, job: Job, how: How) -> None:
         """Choose the kernel among what was built, and keep it."""
