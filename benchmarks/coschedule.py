@@ -1,0 +1,121 @@
+"""Co-scheduling on this machine's cores: ``python -m benchmarks.coschedule``; predicted and measured, side by side.
+
+Compiles a network twice, with independent kernels one after another and side by side, and runs the two in turn, so that
+whatever else the machine does meets both alike. A ratio above 1 says that side by side is faster.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from benchmarks.models.feeds import random_feeds
+from benchmarks.models.lstm import Lstm, build
+from roller.model.plan import Plan
+from roller.model.session import Session
+from roller.model.steps import Run, Step, Together
+from roller.onnx.compile import CompiledModel, compile_program, hire, partitioned, read
+from roller.onnx.jobs import Settings
+
+
+def predicted_s(made: CompiledModel) -> float:
+    """Return the predicted seconds of a plan: kernels one after another, sections as their longest lane."""
+    sync_s = made.spec.execution.fork_s or made.spec.execution.launch_s
+
+    def seconds(step: Step) -> float:
+        if isinstance(step, Together):
+            return max(sum(map(seconds, lane)) for lane in step.lanes) + sync_s
+        return made.plan.predicted_s[step.kernel] if isinstance(step, Run) else 0.0
+
+    return sum(map(seconds, made.plan.program.steps))
+
+
+def in_turn(one: Callable[[], Any], other: Callable[[], Any], rounds: int) -> tuple[float, float, float]:
+    """Return the median seconds of both, and the median ratio of pairs that ran next to each other."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for n in range(rounds + 3):
+        pair = (0, 1) if n % 2 == 0 else (1, 0)
+        for which in pair:
+            start = time.perf_counter()
+            (one, other)[which]()
+            if n >= 3:
+                times[which].append(time.perf_counter() - start)
+    ratios = [a / b for a, b in zip(*times, strict=True)]
+    return statistics.median(times[0]), statistics.median(times[1]), statistics.median(ratios)
+
+
+def sections(plan: Plan) -> tuple[int, int, int]:
+    """Return the sections of a plan, the kernels in them, and all kernels."""
+    found = [s for s in plan.program.steps if isinstance(s, Together)]
+    inside = sum(isinstance(s, Run) for t in found for lane in t.lanes for s in lane)
+    return len(found), inside, inside + sum(isinstance(s, Run) for s in plan.program.steps)
+
+
+def measure(model: Path, rounds: int, settings: Settings) -> dict[str, Any]:
+    """Compile a model both ways and run both in turn."""
+    target, crew = hire("cpu")
+    try:
+        program = partitioned(read(str(model)))
+        serial, together = (compile_program(program, target, settings, crew=crew, side_by_side=t) for t in (False, True))
+    finally:
+        crew.close()
+    sessions = [Session(m.plan, m.artifacts, cores=m.spec.units) for m in (serial, together)]
+    feeds = random_feeds(model)
+    results = [s.run(None, feeds) for s in sessions]
+    for a, b in zip(*results, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+    serial_s, together_s, ratio = in_turn(*(lambda s=s: s.run(None, feeds) for s in sessions), rounds)
+    count, inside, every = sections(together.plan)
+    return {
+        "model": model.stem, "kernels": every, "sections": count, "kernels_in_sections": inside,
+        "predicted_serial_s": predicted_s(serial), "predicted_together_s": predicted_s(together),
+        "predicted_ratio": predicted_s(serial) / predicted_s(together),
+        "measured_serial_s": serial_s, "measured_together_s": together_s, "measured_ratio": ratio, "rounds": rounds,
+    }  # fmt: skip
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the results as a table in Markdown."""
+    lines = ["| network | kernels in sections | sections | predicted ms | ratio | measured ms | ratio |",
+             "|---|---|---|---|---|---|---|"]  # fmt: skip
+    for r in rows:
+        predicted, measured = (f"{r[f'{k}_serial_s'] * 1e3:.3g} -> {r[f'{k}_together_s'] * 1e3:.3g}"
+                               for k in ("predicted", "measured"))  # fmt: skip
+        lines.append(f"| {r['model']} | {r['kernels_in_sections']} of {r['kernels']} | {r['sections']} | {predicted} | "
+                     f"{r['predicted_ratio']:.2f} | {measured} | {r['measured_ratio']:.2f} |")  # fmt: skip
+    return "\n".join(lines)
+
+
+def main(
+    batch: Annotated[list[int], typer.Option(help="Batch sizes.")] = [1, 8, 128],  # noqa: B006 - typer's way
+    layers: Annotated[int, typer.Option(min=1)] = 10,
+    steps: Annotated[int, typer.Option(min=1)] = 100,
+    width: Annotated[int, typer.Option(min=1)] = 256,
+    operators: Annotated[bool, typer.Option(help="ONNX LSTM operators instead of unrolled cells.")] = False,
+    rounds: Annotated[int, typer.Option(min=1)] = 40,
+    deterministic: Annotated[bool, typer.Option(help="Take the best predictions; time no candidates.")] = False,
+    out: Annotated[Path | None, typer.Option("--json", help="File for the results.")] = None,
+) -> None:
+    """Measure the LSTM of the Roller paper."""
+    rows = []
+    for size in batch:
+        with tempfile.TemporaryDirectory() as folder:
+            model = Path(folder, f"lstm{'' if operators else '_unrolled'}_{layers}x{steps}x{width}_b{size}.onnx")
+            build(model, size, Lstm(layers, steps, width, not operators))
+            rows.append(measure(model, rounds, Settings(deterministic=deterministic)))
+        print(table(rows[-1:]), flush=True)  # noqa: T201 - a command
+    print(table(rows))  # noqa: T201
+    if out is not None:
+        out.write_text(json.dumps({"machine": "this one", "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)
