@@ -196,9 +196,9 @@ def _move(state: Fusion, n: int, split: bool) -> bool:
             continue
         new = _inlined(part, reader)
         new = fusing.with_affine_axes(new) if new is not None and split and element_wise(new) is None else new
-        if _accept(state, part, reader, new, "positions do not compose"):
-            assert new is not None
-            state.put(at, _tidy(new))
+        new = _accepted(state, part, reader, new, "positions do not compose")
+        if new is not None:
+            state.put(at, new)
             changed = True
     if changed and not state.readers_of(part) and part.outputs[0] not in state.kept:
         state.put(n, None)
@@ -221,6 +221,15 @@ def _sole_reader(state: Fusion, n: int) -> tuple[Computed, int, Computed] | None
     return (part, found[0], reader) if isinstance(reader, Computed) else None
 
 
+def _replace(state: Fusion, n: int, at: int, new: Computed | None) -> bool:
+    """Put a fused part where its reader was; say whether there is one."""
+    if new is None:
+        return False
+    state.put(n, None)
+    state.put(at, new)
+    return True
+
+
 def _absorb(state: Fusion, n: int) -> bool:
     """Let an anchor take the element-wise part that reads its result."""
     return _append(state, n, split=False)
@@ -237,12 +246,9 @@ def _append(state: Fusion, n: int, split: bool) -> bool:
     part, at, reader = found
     new = fusing.appended(part, reader)
     new = new if new is None or not split else fusing.with_affine_axes(new)
-    if not _accept(state, part, reader, new, "the reader does not take every element once, in place"):
-        return False
-    assert new is not None
-    state.put(n, None)
-    state.put(at, _tidy(new))
-    return True
+    return _replace(
+        state, n, at, _accepted(state, part, reader, new, "the reader does not take every element once, in place")
+    )
 
 
 def _chain(state: Fusion, n: int) -> bool:
@@ -269,12 +275,7 @@ def _inline(state: Fusion, n: int, found: tuple[Computed, int, Computed]) -> boo
     if into.points > part.stages[0].points and _arithmetic(part)[0]:
         return state.refuse(part, reader, "arithmetic would be repeated for every element it is spread over")
     new = _inlined(part, reader)
-    if not _accept(state, part, reader, new, "positions do not compose"):
-        return False
-    assert new is not None
-    state.put(n, None)
-    state.put(at, _tidy(new))
-    return True
+    return _replace(state, n, at, _accepted(state, part, reader, new, "positions do not compose"))
 
 
 def _prologue(state: Fusion, n: int) -> bool:
@@ -289,28 +290,26 @@ def _prologue(state: Fusion, n: int) -> bool:
     if times > 1 and _arithmetic(part)[1]:
         return state.refuse(part, reader, "arithmetic that takes long would be repeated by every pass over a row")
     new = _inlined(part, reader)
-    if not _accept(state, part, reader, new, "positions do not compose"):
-        return False
-    assert new is not None
-    state.put(n, None)
-    state.put(at, _tidy(new))
-    return True
+    return _replace(state, n, at, _accepted(state, part, reader, new, "positions do not compose"))
 
 
-def _accept(state: Fusion, part: Computed, reader: Computed, new: Computed | None, reason: str) -> bool:
-    """Whether a fused part is one that templates take as they took the reader, or its anchor."""
-    if new is None:
-        return state.refuse(part, reader, reason)
-    if any(size_of(s.body) > _MOST_NODES for s in new.stages) or len(new.reads) > _MOST_TENSORS:
-        return state.refuse(part, reader, "the chain is long enough")
+def _accepted(state: Fusion, part: Computed, reader: Computed, new: Computed | None, reason: str) -> Computed | None:
+    """Return a fused part in its simplest form, where templates take it as they took the reader, or its anchor."""
     anchors = [p for p in (part, reader) if element_wise(p) is None]
-    if anchors and not fusing.is_affine(new) and fusing.is_affine(anchors[0]):
-        return state.refuse(part, reader, "positions of the reduction would need divisions")
-    before, after = structure(anchors[0] if anchors else reader), structure(new)
-    if after is None or after != before:
-        return state.refuse(part, reader, f"the kernel would be {after or 'no expression'} instead of {before}")
-    state.cuts.pop((part.outputs[0], reader.outputs[0]), None)
-    return True
+    if new is not None:
+        new = _tidy(new)
+        if any(size_of(s.body) > _MOST_NODES for s in new.stages) or len(new.reads) > _MOST_TENSORS:
+            reason = "the chain is long enough"
+        elif anchors and not fusing.is_affine(new) and fusing.is_affine(anchors[0]):
+            reason = "positions of the reduction would need divisions"
+        else:
+            before, after = structure(anchors[0] if anchors else reader), structure(new)
+            if after is not None and after == before:
+                state.cuts.pop((part.outputs[0], reader.outputs[0]), None)
+                return new
+            reason = f"the kernel would be {after or 'no expression'} instead of {before}"
+    state.cuts[part.outputs[0], reader.outputs[0]] = reason
+    return None
 
 
 _PASSES: tuple[tuple[Rule, ...], ...] = (
