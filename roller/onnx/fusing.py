@@ -43,7 +43,8 @@ def size_of(body: Scalar) -> int:
 def assembled(reads: Sequence[Tensor], stages: Sequence[Stage], like: Computed, nodes: tuple[str, ...]) -> Computed:
     """Return a part of new stages with the outputs of another; what nobody reads any more is gone."""
     used = dict.fromkeys(ld.tensor for s in stages for ld in s.loads)
-    known = {t.name: t for t in reads}
+    own = {s.name for s in stages}
+    known = {t.name: t for t in reads if t.name not in own}
     return Computed(tuple(known[n] for n in used if n in known), tuple(stages), like.outputs, nodes)
 
 
@@ -57,8 +58,8 @@ def inlined(producer: Computed, reader: Computed) -> Computed | None:
     made = element_wise(producer)
     if made is None:
         return None
-    marked = _marked(producer, reader)
-    stage = marked.stages[0]
+    other = marked(producer, reader)
+    stage = other.stages[0]
     possible = True
 
     def swap(s: Stage) -> Stage:
@@ -66,7 +67,7 @@ def inlined(producer: Computed, reader: Computed) -> Computed | None:
             nonlocal possible
             if not isinstance(n, Load) or n.tensor != stage.name:
                 return n
-            value = read_through(n, reader.shapes[stage.name], s.extents, stage, marked.dtypes)
+            value = read_through(n, reader.shapes[stage.name], s.extents, stage, other.dtypes)
             possible &= value is not None
             return n if value is None else value
 
@@ -75,8 +76,8 @@ def inlined(producer: Computed, reader: Computed) -> Computed | None:
     stages = [swap(s) if any(ld.tensor == stage.name for ld in s.loads) else s for s in reader.stages]
     if not possible:
         return None
-    out = assembled((*reader.reads, *marked.reads), stages, reader, nodes_of(producer, reader))
-    return _unmarked(out)
+    out = assembled((*reader.reads, *other.reads), stages, reader, nodes_of(producer, reader))
+    return unmarked(out)
 
 
 def appended(anchor: Computed, reader: Computed) -> Computed | None:
@@ -88,15 +89,15 @@ def appended(anchor: Computed, reader: Computed) -> Computed | None:
     last, after = anchor.stages[-1], element_wise(reader)
     if after is None or anchor.outputs != (last.name,):
         return None
-    marked = _marked(reader, anchor)
-    after = marked.stages[0]
+    other = marked(reader, anchor)
+    after = other.stages[0]
     own = {ld.index for ld in after.loads if ld.tensor == last.name}
     if len(own) != 1 or any(ld.guard for ld in after.loads if ld.tensor == last.name):
         return None
     spatial = {a.name: a.extent for a in last.spatial_axes}
     if math.prod(spatial.values()) != after.points:
         return None
-    place = reshaped(last.store, last.output.shape, marked.shapes[last.name], spatial)
+    place = reshaped(last.store, last.output.shape, other.shapes[last.name], spatial)
     at = None if place is None else inverted(next(iter(own)), after.extents, place, spatial)
     if at is None:
         return None
@@ -105,7 +106,7 @@ def appended(anchor: Computed, reader: Computed) -> Computed | None:
     if body is None or any(i is None for i in store):
         return None
     stages = _behind(anchor, after, tuple(i for i in store if i is not None), body)
-    return _unmarked(assembled((*anchor.reads, *marked.reads), stages, reader, nodes_of(anchor, reader)))
+    return unmarked(assembled((*anchor.reads, *other.reads), stages, reader, nodes_of(anchor, reader)))
 
 
 def _behind(anchor: Computed, after: Stage, store: tuple[Index, ...], body: Scalar) -> list[Stage]:
@@ -138,7 +139,7 @@ def _moved_to(body: Scalar, name: str, index: tuple[Index, ...]) -> Scalar:
 # --- one shape per tensor -----------------------------------------------------------------------
 
 
-def _marked(part: Computed, other: Computed) -> Computed:
+def marked(part: Computed, other: Computed) -> Computed:
     """Return ``part`` with other names for what it reads in another shape than ``other`` reads it in."""
     names = {t.name: t.name + _OTHER for t in part.reads if t.name in other.inputs and other.shapes[t.name] != t.shape}
     return _renamed(part, names) if names else part
@@ -152,7 +153,7 @@ def _renamed(part: Computed, names: dict[str, str]) -> Computed:
     return replace(part, reads=reads, stages=tuple(replace(s, body=transform(s.body, leaf)) for s in part.stages))
 
 
-def _unmarked(part: Computed) -> Computed | None:
+def unmarked(part: Computed) -> Computed | None:
     """Return a part that reads every tensor in one shape, or ``None`` where two do not go together."""
     for t in part.reads:
         if not t.name.endswith(_OTHER):
@@ -302,6 +303,6 @@ def tidy(part: Computed) -> Computed:
 def reading(part: Computed, name: str, source: str) -> Computed | None:
     """Return a part that reads ``source``, in the shape of ``name``, instead of ``name`` (the same memory)."""
     if source in part.inputs and part.shapes[source] != part.shapes[name]:
-        return _unmarked(_renamed(part, {name: source + _OTHER}))
+        return unmarked(_renamed(part, {name: source + _OTHER}))
     out = _renamed(part, {name: source})
     return replace(out, reads=tuple({t.name: t for t in out.reads}.values()))

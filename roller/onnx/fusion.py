@@ -6,7 +6,7 @@ Parts are the nodes of a graph after lowering. Rules run in passes, each over al
 2. Element-wise parts with one reader go into it; the anchors (whatever reduces, softmax and normalisation included)
    take the element-wise part that reads their result behind them. Neither repeats arithmetic.
 3. What is left of movement may split axes of its readers or of what it reads into digits.
-4. Element-wise parts become the prologue of reductions that run row by row.
+4. Element-wise parts become the prologue of reductions that run row by row, and those that share rows one kernel.
 
 A part that resulted must still be of the structure its anchor had: a sum of products stays one that is tiled.
 """
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from roller.construction.gpu_pool import structure_of
 from roller.errors import ExprError
 from roller.expr.scalar import FUNCTIONS, Call, walk
-from roller.onnx import fusing
+from roller.onnx import fusing, rowwise
 from roller.onnx.fusing import element_wise, plain_load, size_of
 from roller.onnx.lowered import Computed, Lowering, Part, Viewed, only
 from roller.tile.geometry import Geometry
@@ -256,11 +256,13 @@ def _chain(state: Fusion, n: int) -> bool:
     found = _sole_reader(state, n)
     if found is None or element_wise(found[0]) is None or _is_movement(found[2]):
         return False
-    return _inline(state, n, found)
+    # Read in several places, it may better end what it reads.
+    places = {ld.index for s in found[2].stages for ld in s.loads if ld.tensor == found[0].outputs[0]}
+    return len(places) == 1 and _inline(state, n, found)
 
 
 def _chain_moved(state: Fusion, n: int) -> bool:
-    """Put element-wise arithmetic into the movement that alone reads it."""
+    """Put element-wise arithmetic into the movement that alone reads it, or that is read in several places."""
     found = _sole_reader(state, n)
     return found is not None and element_wise(found[0]) is not None and _inline(state, n, found)
 
@@ -312,10 +314,20 @@ def _accepted(state: Fusion, part: Computed, reader: Computed, new: Computed | N
     return None
 
 
+def _rows(state: Fusion, n: int) -> bool:
+    """Let a reduction that runs row by row and what alone reads it run over the same rows in one kernel."""
+    found = _sole_reader(state, n)
+    if found is None or structure(found[0]) != "rows" or structure(found[2]) not in ("rows", "streaming"):
+        return False
+    part, at, reader = found
+    return _replace(state, n, at, _accepted(state, part, reader, rowwise.joined(part, reader), "they share no rows"))
+
+
 _PASSES: tuple[tuple[Rule, ...], ...] = (
     (_move_plainly,),
     (_chain, _absorb),
     (_move_plainly, _chain, _absorb),
     (_move_split, _absorb_split, _chain_moved),
     (_chain, _absorb, _prologue),
+    (_rows, _absorb),
 )
