@@ -10,7 +10,7 @@ import numpy as np
 
 from roller.backends.dtypes import numpy_dtype
 from roller.errors import ModelError
-from roller.model.constants import Constants, panel_key
+from roller.model.constants import Constants, check_kernels, panel_key
 from roller.model.kernels import LoadedKernel, Taken, as_taken, storage
 from roller.model.plan import ARENA, CONSTANT, INPUT, OUTPUT, Place, Plan
 from roller.model.steps import Call, Copy, Foreign, Run, Step, Together
@@ -87,6 +87,7 @@ def bind(plan: Plan, kernels: Mapping[str, LoadedKernel], constants: Constants) 
     ModelError
         Where a step names a kernel or a value that does not exist, or a kernel does not fit its values.
     """
+    check_kernels(plan, kernels)
     binder = _Binder(plan, kernels, constants)
     return tuple(binder.bound(step) for step in plan.program.steps)
 
@@ -150,9 +151,7 @@ class _Binder:
         return operand
 
     def _run(self, step: Run) -> BoundRun:
-        kernel = self.kernels.get(step.kernel)
-        if kernel is None:
-            raise ModelError(f"{step.label}: no artifact for its kernel '{step.kernel}'. Compile the kernel first.")
+        kernel = self.kernels[step.kernel]
         try:
             return BoundRun(step, kernel, tuple(self._taken(step, kernel, taken) for taken in kernel.code.taken))
         except IndexError as err:

@@ -49,6 +49,19 @@ def steps_of(steps: Iterable[Step]) -> Iterator[Step]:
             yield step
 
 
+def check_kernels(plan: Plan, kernels: Mapping[str, LoadedKernel]) -> None:
+    """Make sure that every run has its kernel.
+
+    Raises
+    ------
+    ModelError
+        Where one has none.
+    """
+    for step in steps_of(plan.program.steps):
+        if isinstance(step, Run) and step.kernel not in kernels:
+            raise ModelError(f"{step.label}: no artifact for its kernel '{step.kernel}'. Compile the kernel first.")
+
+
 def panel_key(run: Run, kernel: LoadedKernel) -> PanelKey:
     """Return which panels a run reads."""
     return run.kernel, tuple(run.inputs[n] for n in kernel.code.constants)
@@ -94,8 +107,9 @@ def prepare(plan: Plan, kernels: Mapping[str, LoadedKernel], cores: int) -> Cons
     Raises
     ------
     ModelError
-        Where a kernel takes as constant what is none.
+        Where a kernel takes as constant what is none, or is missing.
     """
+    check_kernels(plan, kernels)
     given = plan.program.constants
     panels: dict[PanelKey, tuple[np.ndarray, ...]] = {}
     for step in steps_of(plan.program.steps):

@@ -69,7 +69,7 @@ class Feeds:
         for name in feeds:
             if name not in self._input_names:
                 raise LaunchError(
-                    f"{self.name}: '{name}' is no input{did_you_mean(str(name), self._input_names)} "
+                    f"{self.name}: '{name}' is no input{did_you_mean(str(name), self._input_names) or '.'} "
                     f"Inputs are {_listed(self._input_names)}."
                 )
         missing = [n for n in self._input_names if n not in feeds]
@@ -148,7 +148,7 @@ class Feeds:
         if name not in self._numbers:
             known = tuple(self._numbers)
             raise LaunchError(
-                f"{self.name}: '{name}' is no output{did_you_mean(str(name), known)} Outputs are {_listed(known)}."
+                f"{self.name}: '{name}' is no output{did_you_mean(str(name), known) or '.'} Outputs are {_listed(known)}."
             )
         return self._numbers[name]
 

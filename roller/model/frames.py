@@ -45,23 +45,27 @@ class Frame:
         arrays = self.inputs if place.space == INPUT else self.outputs
         return _view(arrays[place.index].reshape(-1).view(np.uint8), place.offset_bytes, operand)
 
-    def run(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> None:
+    def run(
+        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], seconds: dict[int, float] | None = None
+    ) -> None:
         """Run all steps.
 
         Parameters
         ----------
         inputs, outputs
             One contiguous array per input and output of the program, in order.
+        seconds
+            Where every step's seconds go, by the ``id`` of the bound step; ``None``: nothing is timed.
         """
         self.inputs, self.outputs = inputs, outputs
         try:
-            self.execute()
+            self.execute(seconds)
         finally:  # the caller's arrays are the caller's
             self.inputs = self.outputs = ()
 
-    def execute(self) -> None:
+    def execute(self, seconds: dict[int, float] | None) -> None:
         """Run all steps on the arrays at hand."""
-        interpret(self.steps, self.memory)
+        interpret(self.steps, self.memory, seconds)
 
 
 #: Makes a frame.

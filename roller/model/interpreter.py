@@ -5,6 +5,7 @@ What no native step is (functions of the library, other runtimes) runs through h
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
@@ -20,8 +21,17 @@ from roller.model.steps import Call
 Memory: TypeAlias = Callable[[Operand], np.ndarray]
 
 
-def interpret(steps: Iterable[Bound], memory: Memory) -> None:
+def interpret(steps: Iterable[Bound], memory: Memory, seconds: dict[int, float] | None = None) -> None:
     """Run steps in order, lanes one after the other.
+
+    Parameters
+    ----------
+    steps
+        Bound steps.
+    memory
+        Maps an operand to its array.
+    seconds
+        Where every step's seconds go, by its ``id``.
 
     Raises
     ------
@@ -29,15 +39,18 @@ def interpret(steps: Iterable[Bound], memory: Memory) -> None:
         Where a function refuses its inputs, or a kernel its arrays.
     """
     for step in steps:
+        start = time.perf_counter()
         if isinstance(step, BoundRun):
             step.kernel.call(*(readable(memory(o)) for o in step.operands))
         elif isinstance(step, BoundCopy):
             _copy(step, memory)
         elif isinstance(step, BoundTogether):
             for lane in step.lanes:
-                interpret(lane, memory)
+                interpret(lane, memory, seconds)
         else:
             call(step, memory)
+        if seconds is not None:
+            seconds[id(step)] = time.perf_counter() - start
 
 
 def _copy(bound: BoundCopy, memory: Memory) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from roller.errors import LaunchError
 from roller.model.binding import Bound, BoundCall, BoundCopy, BoundRun, BoundTogether, Operand
 from roller.model.frames import Frame
-from roller.model.interpreter import call
+from roller.model.interpreter import call, interpret
 from roller.model.plan import ARENA, INPUT
 from roller.model.runner import FrameStruct, Runner
 
@@ -210,7 +210,7 @@ class NativeFrame(Frame):
         )  # fmt: skip
         self._address = ctypes.addressof(self._struct)
 
-    def execute(self) -> None:
+    def execute(self, seconds: dict[int, float] | None) -> None:
         """Run all steps on the arrays at hand.
 
         Raises
@@ -221,19 +221,34 @@ class NativeFrame(Frame):
         arrays = (*self.inputs, *self.outputs)
         self._arrays[: len(arrays)] = [a.__array_interface__["data"][0] for a in arrays]
         self._runner.point(self._address)
+        if seconds is not None:
+            self._timed(seconds)
+            return
         for segment in self._shared.segments:
             if isinstance(segment, BoundCall):
                 call(segment, self.memory)
             elif self._runner.run(self._address, *segment):
                 self._fail()
 
+    def _timed(self, seconds: dict[int, float]) -> None:
+        taken = np.zeros(len(self._shared.steps))
+        self._struct.seconds = taken.ctypes.data
+        try:
+            for segment in self._shared.segments:
+                if isinstance(segment, BoundCall):
+                    interpret((segment,), self.memory, seconds)
+                elif self._runner.run(self._address, *segment):
+                    self._fail()
+        finally:
+            self._struct.seconds = None
+        for bound, value in zip(self._shared.bound, taken.tolist(), strict=True):
+            seconds[id(bound)] = value
+        # Lanes that had to run in a row take what their steps take.
+        for bound in self.steps:
+            if isinstance(bound, BoundTogether) and not bound.apart:
+                seconds[id(bound)] = sum(seconds.get(id(b), 0.0) for lane in bound.lanes for b in lane)
+
     def _fail(self) -> None:
         bound = self._shared.bound[self._struct.failed_step]
         what = bound.step.label if isinstance(bound, BoundRun) else type(bound).__name__
         raise LaunchError(f"{what}: {self._runner.failure(self._struct)}")
-
-    def timed(self) -> np.ndarray:
-        """Have every step from now on timed; return where its seconds will be."""
-        self.seconds = np.zeros(len(self._shared.steps))
-        self._struct.seconds = self.seconds.ctypes.data
-        return self.seconds

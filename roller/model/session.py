@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from roller.artifact import KernelArtifact
 from roller.backends.cpu import threads
 from roller.backends.cpu.launcher import runtime_of_pools
 from roller.errors import LaunchError, ModelError
-from roller.model.binding import bind
+from roller.model.binding import Bound, bind
 from roller.model.constants import Constants, prepare, without_constants
 from roller.model.feeds import Described, Feeds, described
 from roller.model.frames import Frame
@@ -21,6 +21,9 @@ from roller.model.kernels import KernelCode, LoadedKernel, load_kernel
 from roller.model.native import NativeFrame, tables
 from roller.model.plan import Plan
 from roller.model.runner import build_runner, load_runner
+
+if TYPE_CHECKING:
+    from roller.model.profile import Profile
 
 
 class Session:
@@ -86,10 +89,14 @@ class Session:
         self.kernels, self.constants = kernels, constants
         #: Kernels by key, with their programs, estimates and sources; empty where a model was saved without.
         self.artifacts = artifacts
-        self._steps = bind(plan, kernels, constants)
         self._feeds = Feeds(plan.program)
         self.runner = load_runner(runner) if runner is not None else None
-        self._tables = tables(self._steps, len(plan.program.inputs))
+        self._begin(bind(plan, kernels, constants))
+
+    def _begin(self, steps: tuple[Bound, ...]) -> None:
+        #: The plan's steps with their kernels and memory.
+        self.steps = steps
+        self._tables = tables(steps, len(self.plan.program.inputs))
         # The first call finds its memory at hand; other threads' calls make theirs.
         self._frames: list[Frame] = [self._frame()]
 
@@ -156,7 +163,35 @@ class Session:
 
     __call__ = run
 
-    def _call(self, inputs: list[np.ndarray], out: Any) -> list[np.ndarray]:
+    def profile(self, feeds: Mapping[str, Any] | None = None, *, repeats: int = 20) -> Profile:
+        """Time every step: predicted and measured seconds, share, bottleneck, and the nodes it stands for.
+
+        Parameters
+        ----------
+        feeds
+            Arrays by name; random ones when ``None``.
+        repeats
+            Calls that are timed; two more come before them.
+
+        Returns
+        -------
+        Profile
+
+        Raises
+        ------
+        LaunchError
+            Where ``repeats`` is not positive, or a feed does not fit.
+        """
+        from roller.model.profile import profile_session
+
+        return profile_session(self, feeds, repeats)
+
+    def run_timed(self, feeds: Mapping[str, Any], seconds: dict[int, float]) -> dict[str, np.ndarray]:
+        """Run as :meth:`run` does, and note what every step takes by the ``id`` of its bound step."""
+        made = self._call(self._feeds.named(feeds), None, seconds)
+        return dict(zip(self.plan.program.outputs, made, strict=True))
+
+    def _call(self, inputs: list[np.ndarray], out: Any, seconds: dict[int, float] | None = None) -> list[np.ndarray]:
         """Run on checked arrays; return all outputs in order."""
         outputs = self._feeds.made() if out is None else self._feeds.given(out, inputs)
         try:
@@ -165,7 +200,7 @@ class Session:
             frame = self._frame()
         try:
             threads.ready(self.cores, runtime_of_pools)
-            frame.run(inputs, outputs)
+            frame.run(inputs, outputs, seconds)
         finally:
             self._frames.append(frame)
         return outputs
@@ -191,9 +226,9 @@ class Session:
 
     def _frame(self) -> Frame:
         if self.runner is None:
-            return Frame(self._steps, self.plan.arena_bytes)
+            return Frame(self.steps, self.plan.arena_bytes)
         count = len(self._feeds.inputs) + len(self._feeds.outputs)
-        return NativeFrame(self._steps, self.plan.arena_bytes, self._tables, self.runner, count)
+        return NativeFrame(self.steps, self.plan.arena_bytes, self._tables, self.runner, count)
 
     def __repr__(self) -> str:
         """Name, inputs and outputs on one line."""

@@ -13,6 +13,7 @@ from roller.construction.constructor import construct_candidates
 from roller.construction.options import ConstructOptions
 from roller.expr import TensorExpr
 from roller.hardware.detect import detect_cpu
+from roller.model.constants import steps_of
 from roller.model.steps import Call, Join, KernelSource, Program, Run, Step, Together, Value, View
 from roller.pipeline import lower
 
@@ -137,3 +138,8 @@ def mixed() -> Program:
     sources = {"relu": unary((3, 4)), "tanh": unary((2, 6), "tanh")}
     constants = {"table": random(9, 5, 6), "ids": np.array([4, 1], np.int64)}
     return program(steps, {"x": (3, 4)}, ["flat", "x", "tail", "table", "t", "t"], shapes, sources, constants)
+
+
+def flat(steps: Sequence[Step]) -> list[Step]:
+    """Steps, those of lanes in place of their ``Together``."""
+    return list(steps_of(steps))
