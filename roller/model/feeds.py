@@ -147,9 +147,8 @@ class Feeds:
         """
         if name not in self._numbers:
             known = tuple(self._numbers)
-            raise LaunchError(
-                f"{self.name}: '{name}' is no output{did_you_mean(str(name), known) or '.'} Outputs are {_listed(known)}."
-            )
+            hint = did_you_mean(str(name), known) or "."
+            raise LaunchError(f"{self.name}: '{name}' is no output{hint} Outputs are {_listed(known)}.")
         return self._numbers[name]
 
 
