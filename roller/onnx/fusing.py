@@ -291,13 +291,18 @@ def canonical(part: Computed) -> Computed:
 
 
 def tidy(part: Computed) -> Computed:
-    """Return a part whose accesses are simple: terms put together, dimensions split where axes are, axes fused."""
+    """Return a part whose accesses are simple: terms put together, dimensions split where axes are.
+
+    Axes of an element-wise part are fused: the fewer it has, the more anchors it fits behind. An anchor keeps its own
+    until the end, so that movement finds them (batch and head of an attention).
+    """
 
     def stage(s: Stage) -> Stage:
         fewer: Callable[[Index], Index] = lambda i: simplified(i, s.extents)  # noqa: E731
         return replace(s, store=tuple(fewer(i) for i in s.store), body=map_indices(s.body, fewer))
 
-    return canonical(with_whole_dimensions(replace(part, stages=tuple(stage(s) for s in part.stages))))
+    part = with_whole_dimensions(replace(part, stages=tuple(stage(s) for s in part.stages)))
+    return part if element_wise(part) is None else canonical(part)
 
 
 def reading(part: Computed, name: str, source: str) -> Computed | None:

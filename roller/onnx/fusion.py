@@ -5,7 +5,7 @@ Parts are the nodes of a graph after lowering. Rules run in passes, each over al
 1. Movement (transpose, slice, broadcast, padding) goes into the loads of its readers where they stay affine.
 2. Element-wise parts with one reader go into it; the anchors (whatever reduces, softmax and normalisation included)
    take the element-wise part that reads their result behind them. Neither repeats arithmetic.
-3. What is left of movement may split axes of its readers or of what it reads into digits.
+3. What is left of movement may split axes of its readers, or of what it reads, into digits.
 4. Element-wise parts become the prologue of reductions that run row by row, and those that share rows one kernel.
 
 A part that resulted must still be of the structure its anchor had: a sum of products stays one that is tiled.
@@ -92,7 +92,7 @@ def fuse(low: Lowering) -> list[Cut]:
     state = Fusion(low)
     for rules in _PASSES:
         _until_stable(state, rules)
-    low.parts = [p for p in state.parts if p is not None]
+    low.parts = [_settled(p) if isinstance(p, Computed) else p for p in state.parts if p is not None]
     low.drop_unread()
     return [Cut(a, b, why) for (a, b), why in state.cuts.items()]
 
@@ -145,6 +145,14 @@ def _separate(part: Computed) -> list[Computed]:
 def _tidy(part: Computed) -> Computed:
     try:
         return fusing.tidy(part)
+    except ExprError:
+        return part
+
+
+def _settled(part: Computed) -> Computed:
+    """Return a part in the form its kernel is compiled from."""
+    try:
+        return fusing.canonical(_tidy(part))
     except ExprError:
         return part
 
@@ -319,7 +327,7 @@ def _rows(state: Fusion, n: int) -> bool:
     found = _sole_reader(state, n)
     if found is None or structure(found[0]) != "rows" or structure(found[2]) not in ("rows", "streaming"):
         return False
-    part, at, reader = found
+    part, at, reader = _settled(found[0]), found[1], _settled(found[2])
     return _replace(state, n, at, _accepted(state, part, reader, rowwise.joined(part, reader), "they share no rows"))
 
 
