@@ -133,12 +133,12 @@ def _arithmetic(part: Computed) -> tuple[int, int]:
 
 
 def _separate(part: Computed) -> list[Computed]:
-    """Return one part per output where outputs share no reduction (the parts of a split)."""
+    """Return one part per output where outputs share no stage (the parts of a split)."""
     if len(part.outputs) == 1:
         return [part]
     apart = [only(part, (o,)) for o in part.outputs]
-    if sum(s.combiner is not None for p in apart for s in p.stages) > sum(s.combiner is not None for s in part.stages):
-        return [part]
+    if sum(len(p.stages) for p in apart) > len(part.stages):
+        return [part]  # the state of a recurrent cell, and what it shows of it
     return [part] if any(set(p.outputs) != {p.stages[-1].name} for p in apart) else apart
 
 

@@ -281,11 +281,11 @@ def _parts(node: Node, origin: str, found: Lowered, out: Lowering, depth: int) -
     if isinstance(found, Compute):
         return [_stages(node, found, out, nodes)]
     if isinstance(found, Reshaped):
-        return _view(node.inputs[found.position], node.outputs[0], out, nodes)
+        return _view(node.inputs[found.position], node.outputs[0], found.offset, out, nodes)
     if isinstance(found, Joined):
         filled = tuple(n for n in node.inputs if n and out.values[n].elements)
         if len(filled) == 1:
-            return _view(filled[0], node.outputs[0], out, nodes)
+            return _view(filled[0], node.outputs[0], 0, out, nodes)
         return [Beside(filled, node.outputs[0], found.axis, nodes)]
     if isinstance(found, Called):
         arguments = node.inputs if found.inputs is None else found.inputs
@@ -296,11 +296,12 @@ def _parts(node: Node, origin: str, found: Lowered, out: Lowering, depth: int) -
     return [p for simpler in found.nodes for p in _lowered(simpler, origin, out, depth + 1)]
 
 
-def _view(source: str, target: str, out: Lowering, nodes: tuple[str, ...]) -> list[Part]:
+def _view(source: str, target: str, offset: int, out: Lowering, nodes: tuple[str, ...]) -> list[Part]:
     held = out.constants.get(source)
     if held is None:
-        return [Viewed(source, target, 0, nodes)]
-    out.constants[target] = held.reshape(out.values[target].shape)
+        return [Viewed(source, target, offset, nodes)]
+    value = out.values[target]
+    out.constants[target] = held.reshape(-1)[offset : offset + value.elements].reshape(value.shape)
     return []
 
 

@@ -102,9 +102,10 @@ class Compute:
 
 @dataclass(frozen=True)
 class Reshaped:
-    """The first output has the elements of the input at ``position`` in the same order."""
+    """The first output has the elements of the input at ``position``, from element ``offset`` on, in the same order."""
 
     position: int = 0
+    offset: int = 0
 
 
 @dataclass(frozen=True)

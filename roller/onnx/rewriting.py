@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from roller.model.steps import Value
 from roller.onnx.graph import Node
-from roller.onnx.lowering import Rewritten, Site
+from roller.onnx.lowering import Lowered, Reshaped, Rewritten, Site, lowers
 
 #: Version of the operators a rewriting writes, where it does not say another.
 VERSION = 21
@@ -20,13 +21,14 @@ class Steps:
 
     def __init__(self, site: Site) -> None:
         self.site = site
+        self.stem = next(o.name for o in site.outputs if o is not None)
         self.nodes: list[Node] = []
         self.values: dict[str, Value] = {}
         self.constants: dict[str, np.ndarray] = {}
 
     def constant(self, array: np.ndarray) -> Value:
         """Return a constant under a new name."""
-        value = Value(f"{self.site.output.name}/c{len(self.constants)}", array.shape, array.dtype.name)
+        value = Value(f"{self.stem}/c{len(self.constants)}", array.shape, array.dtype.name)
         self.values[value.name], self.constants[value.name] = value, array
         return value
 
@@ -34,14 +36,33 @@ class Steps:
             *, out: Value | None = None, version: int = 0, domain: str = "",
             **attributes: Any) -> Value:  # fmt: skip
         """Append a node and return its result: ``out``, or a new value."""
-        number = len(self.nodes)
         first = next(v for v in inputs if v is not None)
-        value = out or Value(f"{self.site.output.name}/r{number}", tuple(shape), dtype or first.dtype)
-        node = self.site.node
-        self.nodes.append(Node(op, tuple(v.name if v else "" for v in inputs), (value.name,), attributes,
-                               f"{node.name}/{op.lower()}{number}", domain, version or VERSION))  # fmt: skip
-        self.values.setdefault(value.name, value)
+        value = out or self.value(shape, dtype or first.dtype)
+        self.append(op, inputs, (value,), domain, version, **attributes)
         return value
+
+    def value(self, shape: Sequence[int], dtype: str) -> Value:
+        """Return a new value for a node to write."""
+        made = Value(f"{self.stem}/r{len(self.values)}", tuple(shape), dtype)
+        self.values[made.name] = made
+        return made
+
+    def append(self, op: str, inputs: Sequence[Value | None], outputs: Sequence[Value | None], domain: str = "",
+               version: int = 0, **attributes: Any) -> None:  # fmt: skip
+        """Append a node with any number of results."""
+        reads, writes = (tuple(v.name if v else "" for v in side) for side in (inputs, outputs))
+        name = f"{self.site.node.name}/{op.lower()}{len(self.nodes)}"
+        self.nodes.append(Node(op, reads, writes, attributes, name, domain, version or VERSION))
+        self.values.update({v.name: v for v in outputs if v is not None})
+
+    def part(self, x: Value, offset: int, shape: Sequence[int]) -> Value:
+        """Return a contiguous part of a value, from element ``offset`` on: memory of it, nothing is copied."""
+        known = self.constants.get(x.name)
+        if known is None:
+            known = next((c for v, c in zip(self.site.inputs, self.site.constants, strict=True) if v == x), None)
+        if known is not None:
+            return self.constant(known.reshape(-1)[offset : offset + math.prod(shape)].reshape(shape))
+        return self.add("Part", (x,), shape, domain="roller", offset=offset)
 
     def reshape(self, x: Value, shape: Sequence[int], *, out: Value | None = None) -> Value:
         """Append a reshape, unless it changes nothing."""
@@ -55,3 +76,9 @@ class Steps:
         outputs = {o.name for o in self.site.outputs if o is not None}
         between = {k: v for k, v in self.values.items() if k not in outputs}
         return Rewritten(tuple(self.nodes), between, self.constants)
+
+
+@lowers("Part", domain="roller")
+def part(site: Site) -> Lowered:
+    """Lower a contiguous part to a view."""
+    return Reshaped(0, int(site.attribute("offset", 0)))

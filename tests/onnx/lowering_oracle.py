@@ -99,7 +99,9 @@ def _evaluate(n: Node, env: dict[str, np.ndarray], values: Mapping[str, Value], 
         for inner in found.nodes:
             _evaluate(inner, env, values, known, seen)
     elif isinstance(found, Reshaped):
-        _write(env, values[n.outputs[0]], env[n.inputs[found.position]].reshape(values[n.outputs[0]].shape))
+        value = values[n.outputs[0]]
+        shown = env[n.inputs[found.position]].reshape(-1)[found.offset : found.offset + value.elements]
+        _write(env, value, shown.reshape(value.shape))
     elif isinstance(found, Joined):
         _write(env, values[n.outputs[0]], np.concatenate([env[i] for i in n.inputs if i], axis=found.axis))
     elif isinstance(found, Called):
