@@ -14,13 +14,19 @@ from roller.onnx.operators.movement import axis_of
 from roller.onnx.rewriting import Steps
 
 
+def _text(site: Site, name: str, default: str) -> str:
+    """Return the order of channels, one of the two there are."""
+    value = str(site.attribute(name, default))
+    if value not in ("DCR", "CRD"):
+        raise Unsupported(f"{site.node.op} {name}='{value}' is neither DCR nor CRD")
+    return value
+
+
 @lowers("DepthToSpace")
 def depth_to_space(site: Site) -> Lowered:
     """Lower blocks of channels that become blocks of pixels, in either order of the channels."""
     b, c = int(site.attribute("blocksize")), site.output.shape[1]
-    mode = site.attribute("mode", "DCR")
-    if mode not in ("DCR", "CRD"):
-        raise Unsupported(f"DepthToSpace mode='{mode}' is neither DCR nor CRD")
+    mode = _text(site, "mode", "DCR")
 
     def index(axes: Sequence[Axis]) -> list[Index]:
         n, ch, h, w = (a.name for a in axes)
@@ -35,12 +41,15 @@ def depth_to_space(site: Site) -> Lowered:
 def space_to_depth(site: Site) -> Lowered:
     """Lower blocks of pixels that become blocks of channels."""
     b, c = int(site.attribute("blocksize")), site.required(0).shape[1]
+    mode = _text(site, "mode", "DCR")
 
     def index(axes: Sequence[Axis]) -> list[Index]:
         n, ch, h, w = (a.name for a in axes)
-        row = Index((Term(h, b), Term(ch, 1, c * b)))
-        column = Index((Term(w, b), Term(ch, 1, c, b)))
-        return [axis_index(n), Index((Term(ch, 1, 1, c),)), row, column]
+        if mode == "DCR":
+            depth, row, column = Term(ch, 1, 1, c), Term(ch, 1, c * b), Term(ch, 1, c, b)
+        else:
+            depth, row, column = Term(ch, 1, b * b), Term(ch, 1, b, b), Term(ch, 1, 1, b)
+        return [axis_index(n), Index((depth,)), Index((Term(h, b), row)), Index((Term(w, b), column))]
 
     return Reshaped() if b == 1 else moved(site, index)
 

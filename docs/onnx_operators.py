@@ -1,0 +1,81 @@
+"""Writes ``docs/onnx-operators.md``: the ONNX operators roller takes, and ONNX's own tests it passes or refuses.
+
+``python docs/onnx_operators.py`` writes it; ``tests/onnx/test_backend.py`` holds it up to date. Operators come from the
+registry of lowerings, versions from the onnx package, verdicts from ``benchmarks/onnx_coverage.py``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import onnx
+
+import roller.onnx.operators  # noqa: F401 - fills the registry
+from benchmarks.onnx_coverage import PASSED, REFUSED, WRONG, Verdict, verdicts
+from roller.onnx.lowering import LOWERINGS
+
+PATH = Path(__file__).with_name("onnx-operators.md")
+
+#: The oldest operator set that models may use.
+OLDEST = 7
+
+HEAD = f"""# ONNX operators
+
+Written by `python docs/onnx_operators.py`; a test holds it up to date. Operator sets {OLDEST} to the newest of the onnx
+package are read. A model with anything else is refused before any compilation, with a list of all nodes that are in the
+way and the reason of each; `fallback="onnxruntime"` leaves those nodes to ONNX Runtime.
+
+"""
+
+
+def document(found: Sequence[Verdict]) -> str:
+    """Return the document for the verdicts on all tests."""
+    return HEAD + _counts(found) + _operators(found) + _refusals([v for v in found if v.outcome == REFUSED])
+
+
+def _counts(found: Sequence[Verdict]) -> str:
+    rows = ["## Node tests of `onnx.backend.test`", ""]
+    rows += ["| tests | all | passed | refused | wrong |", "|---|---|---|---|---|"]
+    for label, some in (("all", found), ("with a float32 input or output", [v for v in found if v.float32])):
+        counts = [sum(v.outcome == o for v in some) for o in (PASSED, REFUSED, WRONG)]
+        rows.append(f"| {label} | {len(some)} | {' | '.join(str(c) for c in counts)} |")
+    return "\n".join(rows) + "\n\n"
+
+
+def _operators(found: Sequence[Verdict]) -> str:
+    tested: dict[str, list[Verdict]] = defaultdict(list)
+    for v in found:
+        tested[v.operator].append(v)
+    rows = ["## Operators", "", "| operator | versions | tests passed |", "|---|---|---|"]
+    for domain, op in sorted(LOWERINGS):
+        of = tested.get(op, [])
+        share = f"{sum(v.outcome == PASSED for v in of)} of {len(of)}" if of else "none there"
+        rows.append(f"| {domain + '.' if domain else ''}{op} | {_versions(domain, op)} | {share} |")
+    return "\n".join(rows) + "\n\n"
+
+
+def _versions(domain: str, op: str) -> str:
+    since = sorted(
+        {s.since_version for s in onnx.defs.get_all_schemas_with_history() if (s.domain, s.name) == (domain, op)}
+    )
+    usable = [v for i, v in enumerate(since) if v >= OLDEST or i == len(since) - 1 or since[i + 1] > OLDEST]
+    return ", ".join(str(v) for v in usable) or "of its domain"
+
+
+def _refusals(refused: Iterable[Verdict]) -> str:
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for v in refused:
+        reasons[v.reason].append(v.name.removeprefix("test_"))
+    rows = ["## Refused tests", "", "| tests | reason | names |", "|---|---|---|"]
+    for reason, names in sorted(reasons.items(), key=lambda r: (-len(r[1]), r[0])):
+        rows.append(f"| {len(names)} | {reason.replace('|', '/')} | {', '.join(names)} |")
+    return "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    PATH.write_text(document(list(verdicts(evaluated=True))))
