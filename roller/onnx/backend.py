@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 import onnx
+import onnx.numpy_helper
 from onnx.backend.base import Backend, BackendRep
 
-import roller
 from roller.errors import ModelError, RollerError
 from roller.model.reference import evaluate_program
 from roller.model.steps import Program
@@ -49,6 +49,11 @@ def parameters(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> dict[str, np
     }  # fmt: skip
 
 
+def plain(array: Any) -> Any:
+    """Return an array where the suite hands over a tensor message (dtypes that NumPy has not)."""
+    return onnx.numpy_helper.to_array(array) if isinstance(array, onnx.TensorProto) else array
+
+
 class Prepared(BackendRep):
     """A model ready to run; it is compiled once, or once per set of parameters where it needs them.
 
@@ -77,7 +82,9 @@ class Prepared(BackendRep):
     def _made(self, values: Mapping[str, np.ndarray]) -> Any:
         if self._evaluated:
             return partition(read(self._model, values=values))
-        return roller.compile_model(self._model, values=values, **self._options)
+        from roller.onnx.compile import compile_model
+
+        return compile_model(self._model, values=values, **self._options)
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[np.ndarray, ...]:
         """Return the outputs of one call.
@@ -94,7 +101,7 @@ class Prepared(BackendRep):
         RollerError
             Where the model cannot be compiled.
         """
-        feeds = dict(zip(self._inputs, inputs, strict=False))
+        feeds = dict(zip(self._inputs, (plain(a) for a in inputs), strict=False))
         values = parameters(self._model, feeds) if self._refused else {}
         if self._ready is None or not _same(self._ready[1], values):
             self._ready = self._made(values), values

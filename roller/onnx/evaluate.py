@@ -178,13 +178,24 @@ def _elementwise(function: Callable[..., Any], kinds: str = "fiu") -> Callable[.
 
 
 for _op, _function, _kinds in (
-    ("Add", np.add, "fiu"), ("Sub", np.subtract, "fiu"), ("Mul", np.multiply, "fiu"), ("Div", np.divide, "f"),
+    ("Add", np.add, "fiu"), ("Sub", np.subtract, "fiu"), ("Mul", np.multiply, "fiu"),
     ("Neg", np.negative, "fi"), ("Sqrt", np.sqrt, "f"), ("Exp", np.exp, "f"), ("Where", np.where, "b"),
     ("Equal", np.equal, "fiub"), ("Greater", np.greater, "fiu"), ("Less", np.less, "fiu"), ("Not", np.logical_not, "b"),
     ("And", np.logical_and, "b"), ("Or", np.logical_or, "b"), ("Abs", np.abs, "fi"), ("Floor", np.floor, "f"),
     ("Ceil", np.ceil, "f"),
 ):  # fmt: skip
     _NUMPY[_op] = _elementwise(_function, _kinds)
+
+
+@_rule("Div")
+def _quotient(attributes: Attributes, inputs: Arrays, outputs: Sequence[Value | None]) -> list[np.ndarray] | None:
+    a, b = inputs
+    if a.dtype.kind == "f":
+        return [np.divide(a, b)]
+    if a.dtype.kind not in "iu" or (b == 0).any():
+        return None
+    size = np.abs(a) // np.abs(b)  # towards zero
+    return [np.where((a < 0) == (b < 0), size, -size).astype(a.dtype)]
 
 
 @_rule("Range")

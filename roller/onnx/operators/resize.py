@@ -123,7 +123,9 @@ def _weighted(site: Site, tables: dict[int, np.ndarray], offset: float) -> Compu
         shape[d] = tables[d].shape[0]
         last = number == len(tables) - 1
         out = y if last and not offset else Tensor(f"{y.name}/along{d}", tuple(shape), y.dtype if last else acc)
-        axes, k = axes_of(shape), Axis(f"k{d}", tables[d].shape[1], REDUCTION)
+        # Names of each stage's own: its extents are not those of the one before.
+        axes = tuple(Axis(f"s{number}.{a.name}", a.extent) for a in axes_of(shape))
+        k = Axis(f"k{d}", tables[d].shape[1], REDUCTION)
         index = list(identity(axes))
         index[d] = axis_index(k.name)
         value = converted(Load(read.name, tuple(index)), read.dtype, acc)
