@@ -141,7 +141,12 @@ class _Evaluation:
             return node.index(env)
         if isinstance(node, Cast):
             value = np.asarray(self._scalar(node.arg, env))
-            return _wrapped(value.astype(np.int64), node.dtype) if "int" in node.dtype else value.astype(np.float64)
+            if "int" in node.dtype:
+                return _wrapped(value.astype(np.int64), node.dtype)
+            with np.errstate(
+                over="ignore"
+            ):  # float32 rounds here, so that what follows may depend on it (round, floor)
+                return (value.astype(np.float32) if node.dtype == "float32" else value).astype(np.float64)
         if isinstance(node, Load):
             return self._load(node, env)
         args = [self._scalar(a, env) for a in node.args]

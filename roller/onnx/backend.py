@@ -17,7 +17,8 @@ from onnx.backend.base import Backend, BackendRep
 from roller.errors import ModelError, RollerError
 from roller.model.reference import evaluate_program
 from roller.model.steps import Program
-from roller.onnx.partition import partition
+from roller.onnx.lowered import lower_graph
+from roller.onnx.partition import partition, program_of
 from roller.onnx.reader import read
 
 #: Operators whose first input says what to make; of all others it is data.
@@ -63,13 +64,15 @@ class Prepared(BackendRep):
         The model.
     evaluated
         Compute kernels by their definition, with NumPy in float64, instead of compiling them.
+    fused
+        Whether nodes that are only evaluated are fused first.
     options
         Of :func:`roller.compile_model`.
     """
 
-    def __init__(self, model: onnx.ModelProto, evaluated: bool, options: Mapping[str, Any]) -> None:
+    def __init__(self, model: onnx.ModelProto, evaluated: bool, options: Mapping[str, Any], fused: bool = True) -> None:
         """Keep what :func:`RollerBackend.prepare` was given."""
-        self._model, self._evaluated, self._options = model, evaluated, dict(options)
+        self._model, self._evaluated, self._fused, self._options = model, evaluated, fused, dict(options)
         initialised = {t.name for t in model.graph.initializer}
         self._inputs = tuple(i.name for i in model.graph.input if i.name not in initialised)
         self._ready: tuple[Any, dict[str, np.ndarray]] | None = None
@@ -81,7 +84,8 @@ class Prepared(BackendRep):
 
     def _made(self, values: Mapping[str, np.ndarray]) -> Any:
         if self._evaluated:
-            return partition(read(self._model, values=values))
+            graph = read(self._model, values=values)
+            return partition(graph) if self._fused else program_of(lower_graph(graph))
         from roller.onnx.compile import compile_model
 
         return compile_model(self._model, values=values, **self._options)

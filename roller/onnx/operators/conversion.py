@@ -61,7 +61,7 @@ def quantize(site: Site) -> Lowered:
     axes = axes_of(x.shape)
     read: Scalar = converted(Load(tensor(x).name, identity(axes)), x.dtype, "float32")
     by = converted(_parameter(site, scale, axes), scale.dtype, computed(scale.dtype))
-    value = call("round", call("div", read, by))
+    value = call("round", Cast("float32", call("div", read, by)))  # the half is one of float32
     if zero is not None:
         value = call("add", value, converted(_parameter(site, zero, axes), zero.dtype, "float32"))
     limits = np.iinfo(site.output.dtype)
