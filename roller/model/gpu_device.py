@@ -65,7 +65,7 @@ class Device(Protocol):
     ) -> None:
         """Copy rows between addresses; pitches in bytes."""
 
-    def array(self, pointer: int, shape: Sequence[int], dtype: np.dtype[Any], owner: Memory) -> Any:
+    def array(self, pointer: int, shape: Sequence[int], dtype: np.dtype[Any], owner: Any) -> Any:
         """Return memory within ``owner`` as an array of :attr:`xp`."""
 
     def call(self, function: Callable[[], None], stream: Stream) -> None:

@@ -1,0 +1,106 @@
+"""Run a model on a GPU: ``python -m roller.model.bundle run BUNDLE --json r.json [--device cuda:0]``.
+
+For a machine with Python, NumPy and CuPy: no TVM, no compiler, no installation (a copy of the package's folder
+will do), no other package.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from roller.errors import LaunchError, RollerError
+
+if TYPE_CHECKING:
+    from roller.model.gpu_device import Device
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m roller.model.bundle", description=(__doc__ or "").split("\n")[0])
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    run = verbs.add_parser("run", help="check and time the model; run again to continue after a kill")
+    run.add_argument("bundle", type=Path)
+    run.add_argument("--json", type=Path, required=True, metavar="FILE", help="where the results go")
+    run.add_argument("--device", default="cuda:0", help="cuda:N or rocm:N, or 'emulated' for this machine's processor")
+    run.add_argument("--samples", type=int, default=50, help="runs per median")
+    verify = verbs.add_parser("verify", help="check every file against the manifest; runs nothing")
+    verify.add_argument("bundle", type=Path)
+    return parser
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from roller.model.bundle_run import run_bundle
+    from roller.model.gpu_bundle import ModelBundle
+
+    if arguments.samples < 1:
+        raise LaunchError(f"--samples: expected at least 1, got {arguments.samples}.")
+    arch = ModelBundle(arguments.bundle).arch
+    device = _device(arguments.device, arch)
+    results = run_bundle(arguments.bundle, arguments.json, device, samples=arguments.samples, say=_say)
+    _say(f"{results['model']} on {results['device']}: {'right and timed' if results['ok'] else 'not right'}")
+    if arguments.device == "emulated":
+        _say("times are those of an emulator and mean nothing")
+    return 0 if results["ok"] else 1
+
+
+def _device(text: str, arch: str) -> Device:
+    """Return the device of a name."""
+    kind, _, number = text.partition(":")
+    if kind == "emulated":
+        from roller.emulator.device import EmulatedDevice
+
+        return EmulatedDevice(arch=arch, check=False)
+    if kind not in ("cuda", "rocm") or not (number or "0").isdecimal():
+        raise LaunchError(f"--device: expected 'cuda:N', 'rocm:N' or 'emulated', got '{text}'.")
+    from roller.model.gpu_device import CupyDevice
+
+    return CupyDevice(int(number or 0))
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from roller.model.gpu_bundle import ModelBundle
+
+    bundle = ModelBundle(arguments.bundle)
+    plan, kernels, tests = bundle.plan(), bundle.artifacts(), bundle.expected()
+    built = sum(a.binary is not None for a in kernels.values())
+    _say(f"{arguments.bundle}: {bundle.model}, {len(plan.program.steps)} steps, {len(kernels)} kernels ({built} built) "
+         f"for {bundle.device}, {len(tests)} tests, all as listed")  # fmt: skip
+    return 0
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Parameters
+    ----------
+    arguments
+        Words after the program's name; those of the process by default.
+
+    Returns
+    -------
+    int
+        Exit status: 0, or 1 where something was refused (one line on standard error) or the model is not right.
+    """
+    given = _parser().parse_args(arguments)
+    try:
+        return _run(given) if given.verb == "run" else _verify(given)
+    except RollerError as err:
+        sys.stderr.write(f"bundle: error: {err}\n")
+    except ModuleNotFoundError as err:
+        missing = (err.name or "").partition(".")[0]
+        sys.stderr.write(f"bundle: error: expected the package '{missing}', found none. 'pip install {missing}'.\n")
+    except KeyboardInterrupt:
+        sys.stderr.write("bundle: interrupted; run the same command again to continue\n")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,243 @@
+"""Check and time a model bundle on a GPU; a run that was killed continues where it stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from roller.backends.build import build
+from roller.backends.periodic import values_of
+from roller.errors import ArtifactError, LaunchError
+from roller.model.gpu_bundle import ModelBundle
+from roller.model.gpu_device import Device
+from roller.model.gpu_runner import GpuSession
+from roller.model.plan import Plan
+from roller.model.steps import Call, Copy, Foreign, Run, Step, Together
+from roller.runtime.bundle_format import checksum, read_checked
+from roller.runtime.bundle_journal import JournalFile
+from roller.runtime.devices import same_arch
+
+FORMAT, VERSION = "roller-model-results", 1
+#: What is done, in order; each phase is one row of the journal.
+PHASES = ("check", "steps", "graph", "profile")
+_WARM_UP = 5
+
+Say = Callable[[str], None]
+
+
+def run_bundle(
+    folder: Path, out: Path, device: Device, *, samples: int = 50, say: Say = lambda line: None
+) -> dict[str, Any]:
+    """Check a bundle's model on a device, then time it: launched step by step, as a graph, and every step.
+
+    Parameters
+    ----------
+    folder
+        The bundle.
+    out
+        Results as JSON; the journal lies beside it until all is done.
+    device
+        Where it runs.
+    samples
+        Runs per median.
+    say
+        Receives one line per phase.
+
+    Returns
+    -------
+    dict
+        The content of ``out``.
+
+    Raises
+    ------
+    ArtifactError
+        Where the bundle, the journal or an earlier result is refused.
+    LaunchError
+        Where the device is not what the bundle was built for.
+    """
+    bundle, properties = ModelBundle(folder), device.properties()
+    if not same_arch(properties["arch"], bundle.arch):
+        raise LaunchError(
+            f"{folder}: built for {bundle.device} ({bundle.arch}), the device is {properties['name']} "
+            f"({properties['arch']}). Compile the model for its spec."
+        )
+    header = {"bundle": bundle.checksum, "device": properties["name"], "samples": samples}
+    done: dict[str, Any] = {}
+    if out.exists():
+        earlier = read_checked(out, FORMAT, VERSION)
+        if any(earlier.get(k) != v for k, v in header.items()):
+            raise ArtifactError(f"{out}: holds the results of another run. Remove it, or choose another --json.")
+        done = {k: v for k, v in earlier["phases"].items() if k in PHASES}
+    journal = JournalFile(out.with_name(out.name + ".journal"), header, lambda row: done.update({row["phase"]: row}))
+    try:
+        if any(p not in done for p in PHASES):
+            _phases(_Subject(bundle, device, samples), done, journal, say)
+    finally:
+        results = _results(bundle, header, properties, done)
+        _write(out, results)
+        journal.close(remove=results["complete"])
+    return results
+
+
+def _phases(subject: _Subject, done: dict[str, Any], journal: JournalFile, say: Say) -> None:
+    for phase in PHASES:
+        if phase not in done:
+            start = time.perf_counter()
+            row = {"phase": phase, **getattr(subject, phase)()}
+            row["took_s"] = time.perf_counter() - start
+            journal.append(row)
+            journal.sync()
+            done[phase] = row
+            say(_line(row))
+        if phase == "check" and not done[phase]["ok"]:
+            return  # a wrong model has no time
+
+
+class _Subject:
+    """A bundle's model on a device."""
+
+    def __init__(self, bundle: ModelBundle, device: Device, samples: int) -> None:
+        self._bundle, self._samples = bundle, samples
+        plan = bundle.plan()
+        artifacts = {k: a if a.binary is not None else build(a) for k, a in bundle.artifacts().items()}
+        self._session = GpuSession(plan, artifacts, device)
+        self._frame = self._session.frame()
+        self._expected = bundle.expected()
+        self._frame.upload(self._session.checked(self._feeds(plan)))
+
+    def _feeds(self, plan: Plan) -> list[np.ndarray]:
+        """Return the first inputs there are expected results of; zeros where there are none."""
+        if self._expected:
+            return list(self._expected[0].feeds)
+        values = [plan.program.values[n] for n in plan.program.inputs]
+        return [np.zeros(v.shape, np.uint16 if v.dtype == "bfloat16" else v.dtype) for v in values]
+
+    def check(self) -> dict[str, Any]:
+        """Compare the outputs with what is expected, launched step by step and as a graph."""
+        program, rows = self._session.plan.program, []
+        for number, expected in enumerate(self._expected):
+            arrays = self._session.checked(list(expected.feeds))
+            for way in ("steps", "graph"):
+                if way == "graph" and not self._frame.capture():
+                    continue
+                self._frame.upload(arrays)
+                (self._frame.launch if way == "steps" else self._frame.replay)()
+                for name, got, wanted in zip(program.outputs, self._frame.download(), expected.outputs, strict=True):
+                    dtype = program.values[name].dtype
+                    error = relative_error(values_of(got, dtype), values_of(wanted, dtype))
+                    ok = bool(error <= self._bundle.tolerance)
+                    rows.append({"test": number, "way": way, "output": name, "error": error, "ok": ok})
+        return {"ok": all(r["ok"] for r in rows), "outputs": rows, "tests": len(self._expected)}
+
+    def steps(self) -> dict[str, Any]:
+        """Time all steps launched one by one."""
+        return self._timed(self._frame.launch)
+
+    def graph(self) -> dict[str, Any]:
+        """Time all steps as a graph."""
+        if not self._frame.capture():
+            return {"median_s": None, "reason": self._frame.no_graph}
+        return self._timed(self._frame.replay)
+
+    def profile(self) -> dict[str, Any]:
+        """Time every step, launched one by one."""
+        plan, count = self._session.plan, max(1, min(self._samples, 20))
+        times = self._frame.profile(count)
+        rows = [{"step": step_label(s), "measured_s": t, "predicted_s": predicted_s(s, plan)}
+                for s, t in zip(plan.program.steps, times, strict=True)]  # fmt: skip
+        return {"steps": rows, "samples": count}
+
+    def _timed(self, run: Callable[[], None]) -> dict[str, Any]:
+        self._frame.time(run, _WARM_UP)
+        samples = self._frame.time(run, self._samples)
+        low, _, high = statistics.quantiles(samples, n=4) if len(samples) > 1 else (samples[0],) * 3
+        return {"median_s": statistics.median(samples), "spread_s": high - low, "samples": len(samples)}
+
+
+def relative_error(got: np.ndarray, wanted: np.ndarray) -> float:
+    """Return the largest difference relative to the largest magnitude; infinite where one is a number and one is not.
+
+    Examples
+    --------
+    >>> relative_error(np.float32([1, 2.5]), np.float32([1, 2]))
+    0.25
+    >>> relative_error(np.float32([np.nan]), np.float32([1]))
+    inf
+    """
+    a, b = got.astype(np.float64), wanted.astype(np.float64)
+    if a.shape != b.shape:
+        return float("inf")
+    odd = ~(np.isfinite(a) & np.isfinite(b))
+    if not np.array_equal(a[odd], b[odd], equal_nan=True):
+        return float("inf")
+    difference = np.abs(np.where(odd, 0.0, a) - np.where(odd, 0.0, b)).max(initial=0.0)
+    return float(difference / max(np.abs(np.where(odd, 0.0, b)).max(initial=0.0), 1e-30)) if difference else 0.0
+
+
+def step_label(step: Step) -> str:
+    """Return what a step is, for people."""
+    if isinstance(step, Together):
+        return " | ".join(" > ".join(step_label(s) for s in lane) for lane in step.lanes)
+    if isinstance(step, Run):
+        return step.label or step.kernel
+    if isinstance(step, Call):
+        return step.label or step.function
+    if isinstance(step, Foreign):
+        return f"{step.runtime}({', '.join(step.nodes)})"
+    return f"copy {step.source}" if isinstance(step, Copy) else type(step).__name__.lower()
+
+
+def predicted_s(step: Step, plan: Plan) -> float | None:
+    """Return the predicted seconds of a step, lanes as their longest one; ``None`` where nothing was predicted."""
+    if isinstance(step, Together):
+        lanes = [[predicted_s(s, plan) or 0.0 for s in lane] for lane in step.lanes]
+        return max(map(sum, lanes), default=0.0)
+    return plan.predicted_s.get(step.kernel) if isinstance(step, Run) else None
+
+
+def _line(row: dict[str, Any]) -> str:
+    phase = row["phase"]
+    if phase == "check":
+        bad = [r for r in row["outputs"] if not r["ok"]]
+        worst = max((r["error"] for r in row["outputs"]), default=0.0)
+        if not row["tests"]:
+            return "check: nothing to compare with"
+        wrong = f"WRONG: {', '.join(sorted({r['output'] for r in bad}))}; " if bad else ""
+        return f"check: {wrong}{row['tests']} tests, largest relative error {worst:.2g}"
+    if phase == "profile":
+        return f"profile: {len(row['steps'])} steps"
+    if row["median_s"] is None:
+        return f"{phase}: none, {row['reason']}"
+    return f"{phase}: median {row['median_s'] * 1e3:.4g} ms of {row['samples']} runs"
+
+
+def _results(
+    bundle: ModelBundle, header: dict[str, Any], properties: dict[str, Any], done: dict[str, Any]
+) -> dict[str, Any]:
+    wrong = "check" in done and not done["check"]["ok"]
+    body = {"format": FORMAT, "version": VERSION, **header, "model": bundle.model, "built_for": bundle.device,
+            "properties": properties, "phases": {p: done[p] for p in PHASES if p in done},
+            "complete": wrong or _all(done), "ok": not wrong and _all(done)}  # fmt: skip
+    plain: dict[str, Any] = json.loads(json.dumps(body))
+    return {**plain, "checksum": checksum(plain)}
+
+
+def _all(done: Iterable[str]) -> bool:
+    return set(PHASES) <= set(done)
+
+
+def _write(out: Path, results: dict[str, Any]) -> None:
+    """Write the results, whole or not at all."""
+    new = out.with_name(f".{out.name}.new")
+    try:
+        new.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        os.replace(new, out)
+    except OSError as err:
+        raise ArtifactError(f"{out}: cannot write ({err.strerror}). Choose a writable path for --json.") from err

@@ -1,0 +1,186 @@
+"""A model for a GPU as a folder: plan, kernels and constants, and what it must compute; it needs no compiler to run.
+
+``manifest.json`` names every file with its checksum; ``plan.json`` holds steps and places; ``kernels.xz`` every kernel
+once, source and image; ``arrays.bin`` the constants as they are (mapped, never read whole) and the expected results.
+The folder runs with Python, NumPy and CuPy: ``python -m roller.model.bundle run FOLDER``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from roller.artifact import KernelArtifact
+from roller.errors import ArtifactError
+from roller.model.arrays import ArrayReader, ArrayWriter
+from roller.model.constants import steps_of
+from roller.model.plan import CONSTANT, Plan
+from roller.model.plan_data import plan_from_dict, plan_to_dict
+from roller.model.steps import reads
+from roller.runtime.bundle_format import MANIFEST, pack, read_checked, unpack, whole_folder, write_manifest
+
+FORMAT, VERSION = "roller-model-bundle", 1
+_PLAN, _KERNELS, _ARRAYS = "plan.json", "kernels.xz", "arrays.bin"
+#: How far an output may be from what is expected, relative to the largest magnitude of that output.
+TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Inputs of a model and what it makes of them.
+
+    Parameters
+    ----------
+    feeds, outputs
+        Arrays in the order of the model's inputs and outputs.
+    source
+        Who computed the outputs, for people.
+    """
+
+    feeds: tuple[np.ndarray, ...]
+    outputs: tuple[np.ndarray, ...]
+    source: str = ""
+
+
+def write_bundle(
+    folder: Path,
+    plan: Plan,
+    artifacts: Mapping[str, KernelArtifact],
+    *,
+    device: str,
+    target: Mapping[str, str],
+    expected: Sequence[Expected] = (),
+    tolerance: float = TOLERANCE,
+) -> dict[str, Any]:
+    """Write a model for a GPU; the folder appears whole or not at all.
+
+    Parameters
+    ----------
+    folder
+        Must not exist, or be empty.
+    plan
+        Made for the device: values within others at multiples of its widest access.
+    artifacts
+        Kernels by key; those without an image are built where the bundle runs.
+    device, target
+        Name and target of the specification they are for.
+    expected
+        What is checked before anything is timed.
+    tolerance
+        Error allowed, relative to the largest magnitude of an output.
+
+    Returns
+    -------
+    dict
+        The manifest.
+
+    Raises
+    ------
+    ArtifactError
+        Where the folder cannot be written, or a kernel is missing.
+    """
+    program = plan.program
+    keys = sorted({s.kernel for s in steps_of(program.steps) if hasattr(s, "kernel")})
+    missing = [k for k in keys if k not in artifacts]
+    if missing:
+        raise ArtifactError(f"{program.name}: expected a kernel for every key, got none for {missing[:5]}. Compile it.")
+    used = {plan.places[n] for s in steps_of(program.steps) for n in reads(s)}
+    names = sorted({p.name for p in used if p.space == CONSTANT})
+    plain = replace(plan, program=replace(program, constants={n: program.constants[n] for n in names}))
+    with whole_folder(folder) as work:
+        files = {_PLAN: json.dumps(plan_to_dict(plain)).encode(), _KERNELS: pack([(k, artifacts[k]) for k in keys])}
+        for name, data in files.items():
+            (work / name).write_bytes(data)
+        with ArrayWriter(work / _ARRAYS) as writer:
+            constants = [[n, writer.add(_bits(program.constants[n]))] for n in names]
+            tests = [{"feeds": [writer.add(_bits(a)) for a in e.feeds], "source": e.source,
+                      "outputs": [writer.add(_bits(a)) for a in e.outputs]} for e in expected]  # fmt: skip
+            nbytes = writer.close()
+        digests = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+        body = {"format": FORMAT, "version": VERSION, "model": program.name, "device": device, "target": dict(target),
+                "kernels": len(keys), "built": sum(artifacts[k].binary is not None for k in keys), "files": digests,
+                "array_bytes": nbytes, "constants": constants, "expected": tests, "tolerance": tolerance}  # fmt: skip
+        return write_manifest(work, body)
+
+
+class ModelBundle:
+    """A bundle that was opened: everything but the arrays is verified, they are as they are read.
+
+    Parameters
+    ----------
+    folder
+        The bundle.
+
+    Raises
+    ------
+    ArtifactError
+        Where a file is missing, altered or damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        if not folder.is_dir():
+            raise ArtifactError(f"{folder}: expected a bundle's folder, found none. Check the path.")
+        self.manifest = read_checked(folder / MANIFEST, FORMAT, VERSION)
+        try:
+            self.checksum: str = self.manifest["checksum"]
+            self.model: str = self.manifest["model"]
+            self.device: str = self.manifest["device"]
+            self.arch: str = self.manifest["target"]["arch"]
+            self.tolerance = float(self.manifest["tolerance"])
+            self._arrays = ArrayReader(folder / _ARRAYS, int(self.manifest["array_bytes"]), verify=True)
+        except (KeyError, TypeError, ValueError) as err:
+            raise ArtifactError(
+                f"{folder / MANIFEST}: a field is missing or malformed ({err!r}). Copy it again."
+            ) from err
+
+    def plan(self) -> Plan:
+        """Return the plan with its constants, which are mapped from the file."""
+        constants = {str(name): self._arrays.get(row) for name, row in self.manifest["constants"]}
+        where = str(self.folder / _PLAN)
+        try:
+            data = json.loads(self._file(_PLAN))
+        except ValueError as err:
+            raise ArtifactError(f"{where}: not valid JSON ({err}). Copy the bundle again.") from err
+        return plan_from_dict(data, constants, where)
+
+    def artifacts(self) -> dict[str, KernelArtifact]:
+        """Return the kernels by key."""
+        return dict(unpack(self._file(_KERNELS), str(self.folder / _KERNELS)))
+
+    def expected(self) -> list[Expected]:
+        """Return what the model must compute; bfloat16 as bits."""
+        return [Expected(tuple(self._arrays.get(r) for r in row["feeds"]),
+                         tuple(self._arrays.get(r) for r in row["outputs"]), str(row["source"]))
+                for row in self.manifest["expected"]]  # fmt: skip
+
+    def _file(self, name: str) -> bytes:
+        path = self.folder / name
+        try:
+            data = path.read_bytes()
+        except OSError as err:
+            raise ArtifactError(f"{path}: cannot read ({err.strerror}). Copy the bundle again.") from err
+        if hashlib.sha256(data).hexdigest() != self.manifest["files"].get(name):
+            raise ArtifactError(f"{path}: checksum does not match the manifest. Copy the bundle again.")
+        return data
+
+
+def is_model_bundle(folder: Path) -> bool:
+    """Whether a folder is a bundle of a model; nothing of it is verified."""
+    try:
+        data = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(data, dict) and data.get("format") == FORMAT
+
+
+def _bits(array: Any) -> np.ndarray:
+    """Return an array as NumPy alone can name it: bfloat16 as its bits."""
+    found = np.asarray(array)
+    return np.ascontiguousarray(found).view(np.uint16) if found.dtype.name == "bfloat16" else found
