@@ -64,7 +64,8 @@ def merge_nodes(draft: Draft, once_only: frozenset[str]) -> bool:
     kept: list[Node] = []
     outputs = set(draft.outputs)
     for node in draft.nodes:
-        node = replace(node, inputs=tuple(same.get(n, n) for n in node.inputs))
+        if any(n in same for n in node.inputs):
+            node = replace(node, inputs=tuple(same.get(n, n) for n in node.inputs))
         kept.append(node)
         if node.op in once_only:
             continue

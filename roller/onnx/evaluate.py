@@ -56,7 +56,7 @@ class Evaluator:
         outputs
             Their types as inferred; ``None`` where only computing tells.
         """
-        if any(v is not None and v.elements > MAX_REPEATED_ELEMENTS for v in outputs):
+        if self._bytes_left <= 0 or any(v is not None and v.elements > MAX_REPEATED_ELEMENTS for v in outputs):
             return None
         elements = sum(v.elements for v in outputs if v is not None) + sum(a.size for a in inputs if a is not None)
         rule = _NUMPY.get(node.op_type) if node.domain in ("", "ai.onnx") else None

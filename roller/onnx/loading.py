@@ -14,6 +14,8 @@ from google.protobuf.message import DecodeError
 
 from roller.errors import ModelError
 from roller.onnx.external import ExternalData
+from roller.onnx.functions import check_expansion
+from roller.onnx.ordering import MAX_DEPTH
 from roller.onnx.types import inline_array, tensor_type
 
 #: A protobuf message cannot be larger; beyond it weights lie beside the model.
@@ -79,8 +81,8 @@ def _contents(path: Path) -> bytes:
                 f"{path.name}: {found.st_size} bytes in one file; beyond 2 GB weights lie beside the model."
             )
         return path.read_bytes()
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be read: {error.strerror}.") from None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{str(path)!r}: cannot be read: {getattr(error, 'strerror', None) or error}.") from None
 
 
 def _parse(data: bytes, label: str) -> onnx.ModelProto:
@@ -99,6 +101,7 @@ def _apart(model: onnx.ModelProto, label: str, external: ExternalData) -> Loaded
     """Take the weights out and call functions inline, in a message of our own."""
     source = model.graph
     name = source.name or label
+    check_names(source, label)
 
     def array(tensor: onnx.TensorProto) -> np.ndarray:
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
@@ -121,6 +124,28 @@ def _apart(model: onnx.ModelProto, label: str, external: ExternalData) -> Loaded
     return Loaded(name, graph, initialisers, opsets, int(model.ir_version), array)
 
 
+def check_names(graph: onnx.GraphProto, where: str, depth: int = 0) -> None:
+    """Refuse names that are no text (protobuf hands them out as bytes), and bodies nested too deep.
+
+    Raises
+    ------
+    ModelError
+        In either case.
+    """
+    if depth > MAX_DEPTH:
+        raise ModelError(f"{where}: bodies are nested deeper than {MAX_DEPTH}.")
+    entries = (*graph.input, *graph.output, *graph.initializer, *graph.value_info)
+    names = [graph.name, *(e.name for e in entries)]
+    for node in graph.node:
+        names += (node.name, node.op_type, node.domain, *node.input, *node.output)
+        for attribute in node.attribute:
+            names.append(attribute.name)
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                check_names(attribute.g, where, depth + 1)
+    if not all(isinstance(name, str) for name in names):
+        raise ModelError(f"{where}: expected names in UTF-8, got other bytes. The model is damaged.")
+
+
 def _opsets(model: onnx.ModelProto, name: str) -> dict[str, int]:
     opsets = {"" if o.domain == "ai.onnx" else o.domain: int(o.version) for o in model.opset_import}
     if not opsets:
@@ -138,6 +163,7 @@ def _inlined(
     model: onnx.ModelProto, graph: onnx.GraphProto, initialisers: dict[str, np.ndarray], name: str
 ) -> onnx.GraphProto:
     """Return the graph with calls of the model's functions replaced by their bodies."""
+    check_expansion(model.functions, graph, name)
     shell = onnx.ModelProto(ir_version=model.ir_version)
     shell.opset_import.extend(model.opset_import)
     shell.functions.extend(model.functions)

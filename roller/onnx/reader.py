@@ -59,10 +59,11 @@ def read(
             model = from_tensorflow(Path(model))
         loaded = load(model, base_dir)
         return _read(loaded, batch, dict(shapes or {}), dict(values or {}))
-    except UnicodeDecodeError:
-        raise ModelError("model: expected names in UTF-8, got other bytes. The model is damaged.") from None
-    except RecursionError:
-        raise ModelError("model: its bodies are nested deeper than any real model.") from None
+    except ModelError:
+        raise
+    except Exception as error:
+        # Damaged messages fail in more places than can be listed; whoever passes one gets one kind of error.
+        raise ModelError(f"model: it is damaged and cannot be read ({type(error).__name__}: {error}).") from error
 
 
 def _read(loaded: Loaded, batch: int | None, shapes: dict[str, Sequence[int]], values: dict[str, Any]) -> Graph:

@@ -45,7 +45,8 @@ def simplify(draft: Draft) -> bool:
     scene = Scene(draft, producers)
     changed = False
     for node in draft.nodes:
-        node = replace(node, inputs=tuple(same.get(n, n) for n in node.inputs))
+        if any(n in same for n in node.inputs):
+            node = replace(node, inputs=tuple(same.get(n, n) for n in node.inputs))
         found: Same | Node | None = None
         if not node.domain:
             found = next((f for rule in _RULES.get(node.op, ()) if (f := rule(scene, node)) is not None), None)
@@ -148,6 +149,16 @@ def _neutral(scene: Scene, node: Node) -> Same | None:
     return None
 
 
+def _choice(scene: Scene, node: Node) -> Same | None:
+    """Where(c, x, x)."""
+    alike = node.inputs[1] == node.inputs[2]
+    return Same(node.inputs[1]) if alike and _same_shape(scene, node.inputs[1], node.outputs[0]) else None
+
+
+def _same_shape(scene: Scene, one: str, other: str) -> bool:
+    return scene.draft.shape(one) == scene.draft.shape(other)
+
+
 def _all(array: np.ndarray, number: int) -> bool:
     first = array[(0,) * array.ndim]
     return bool(first == number) and bool((array == number).all())
@@ -190,6 +201,7 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     "Dropout": (_dropout,),
     "Transpose": (_transpose,),
     "Slice": (_slice,),
+    "Where": (_choice,),
     "Pad": (_pad,),
     **dict.fromkeys(("Cast", "CastLike", "Expand", "Tile"), (_untouched,)),
     **dict.fromkeys(("Concat", "Sum", "Max", "Min", "Mean", "Split"), (_alone,)),

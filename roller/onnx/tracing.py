@@ -6,8 +6,8 @@ Since the shapes of the inputs are numbers, one pass in topological order suffic
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -32,8 +32,8 @@ from roller.onnx.types import (
 
 #: Constants up to this many elements are shown to shape inference: shapes, axes, pads, sizes of parts.
 MAX_SHAPE_ELEMENTS = 4096
-#: Nodes after unrolling loops; more are refused.
-MAX_NODES = 1_000_000
+#: Nodes of all bodies together once loops are unrolled.
+MAX_BODY_NODES = 50_000
 
 
 @dataclass
@@ -67,14 +67,6 @@ class Scope:
             scope = scope.parent
         return None
 
-    @property
-    def depth(self) -> int:
-        """Bodies around this one."""
-        count, scope = 0, self.parent
-        while scope is not None:
-            count, scope = count + 1, scope.parent
-        return count
-
 
 class Tracer:
     """What is known of a model so far.
@@ -99,7 +91,11 @@ class Tracer:
         self.unknown: set[str] = set()
         self.root = Scope()
         self.rebatching: Rebatching | None = None
-        self._labels: set[str] = set()
+        self.outputs = {o.name for o in loaded.graph.output}
+        self._labels: dict[str, int] = {}
+        self._counts: dict[str, int] = {}
+        self._traced = 0
+        self._seen: dict[Hashable, list[Value | None]] = {}
         self._evaluate = Evaluator(loaded.opsets)
         self._imports = [onnx.helper.make_opsetid(d, v) for d, v in loaded.opsets.items()]
         self._data: dict[str, onnx.TensorProto] = {}
@@ -113,17 +109,38 @@ class Tracer:
         """Return a new name of the whole for a local one."""
         if local in scope.names:
             raise ModelError(f"{self.loaded.name}: two nodes write '{local}'. A value is written once.")
-        name = base = scope.prefix + local
-        count = 0
-        while name in self.values or name in self.unknown:
-            count += 1
-            name = f"{base}/{count}"
-        scope.names[local] = name
+        scope.names[local] = name = self.fresh(scope.prefix + local)
         return name
+
+    def fresh(self, base: str) -> str:
+        """Return a name like ``base`` that no value has."""
+        name = base
+        while name in self.values or name in self.unknown:
+            self._counts[base] = self._counts.get(base, 0) + 1
+            name = f"{base}/{self._counts[base]}"
+        return name
+
+    def alias(self, scope: Scope, local: str, name: str) -> None:
+        """Let a local name stand for a value of the whole; an output of the model gets a copy under its own name."""
+        if scope is not self.root or local not in self.outputs or name in self.unknown:
+            if local in scope.names:
+                raise ModelError(f"{self.loaded.name}: two nodes write '{local}'. A value is written once.")
+            scope.names[local] = name
+            return
+        new = self.define(scope, local)
+        if name in self.constants:
+            self.constant(new, self.constants[name])
+        else:
+            self.values[new] = replace(self.values[name], name=new)
+            self.nodes.append(Node("Identity", (name,), (new,), {}, self._unique(f"{new}/copy"), "", 13))
 
     def run(self, nodes: Iterable[onnx.NodeProto], scope: Scope, wanted: Iterable[str]) -> None:
         """Trace the nodes of one graph or body that ``wanted`` (local names) needs."""
         nodes, wanted = list(nodes), set(wanted)
+        if scope.parent is not None:
+            self._traced += len(nodes) + 4  # what a body costs besides its nodes
+        if self._traced > MAX_BODY_NODES:
+            raise ModelError(f"{self.loaded.name}: more than {MAX_BODY_NODES} nodes once its loops are unrolled.")
         found = in_order(nodes, set(scope.names), lambda n: scope.find(n) is not None, wanted, self.loaded.name)
         scope.used |= found.read | wanted
         for node in found.nodes:
@@ -133,8 +150,6 @@ class Tracer:
         """Trace one node."""
         from roller.onnx.control import control
 
-        if len(self.nodes) > MAX_NODES:
-            raise ModelError(f"{self.loaded.name}: more than {MAX_NODES} nodes once its loops are unrolled.")
         inputs = tuple((scope.find(n) or "") if n else "" for n in node.input)
         if any(n in self.unknown for n in inputs):
             self.behind += 1
@@ -173,11 +188,15 @@ class Tracer:
     def label(self, node: onnx.NodeProto, scope: Scope) -> str:
         """Return a name for a node that no other one has."""
         base = scope.prefix + (node.name or f"{node.op_type}_{next((o for o in node.output if o), '')}")
-        name, count = base, 0
+        return self._unique(base)
+
+    def _unique(self, base: str) -> str:
+        """Return a node name like ``base`` that no node has."""
+        name = base
         while name in self._labels:
-            count += 1
-            name = f"{base}/{count}"
-        self._labels.add(name)
+            self._labels[base] += 1
+            name = f"{base}/{self._labels[base]}"
+        self._labels[name] = 0
         return name
 
     def _attribute(self, attribute: onnx.AttributeProto, node: onnx.NodeProto) -> Any:
@@ -261,12 +280,30 @@ class Tracer:
             known = traced.domain in ("", "ai.onnx.ml") and traced.domain in self.loaded.opsets
             where = f"operator set {traced.version}" if known else f"domain '{traced.domain}'"
             return f"no operator of this name is known in {where}, and the model does not declare what it returns"
+        data = {n: d for n, i in zip(node.input, traced.inputs, strict=True) if n and (d := self._datum(i)) is not None}
+        if data:
+            return self._inferred(schema, node, traced, data, declared)
+        # Layers repeat: a node like one before it has results like its.
+        given = tuple((v.shape, v.dtype) if (v := self.values.get(i)) else None for i in traced.inputs)
+        told = b"".join(a.SerializeToString() for a in node.attribute)
+        key = traced.domain, traced.op, told, given, tuple(map(bool, node.output))
+        if key in self._seen and not any(declared):
+            return self._seen[key]
+        types = self._inferred(schema, node, traced, data, declared)
+        if not isinstance(types, str):
+            self._seen[key] = types
+        return types
+
+    def _inferred(
+        self, schema: onnx.defs.OpSchema, node: onnx.NodeProto, traced: Node, data: Mapping[str, onnx.TensorProto],
+        declared: Sequence[Value | None],
+    ) -> list[Value | None] | str:  # fmt: skip
+        """Return the types of a node's outputs as onnx infers them, or why it refuses the node."""
         given = {n: tensor_type(element_type(onnx_dtype(self.values[i].dtype)), self.values[i].shape)
                  for n, i in zip(node.input, traced.inputs, strict=True) if n}  # fmt: skip
-        data = {n: d for n, i in zip(node.input, traced.inputs, strict=True) if n and (d := self._datum(i)) is not None}
         try:
             inferred = onnx.shape_inference.infer_node_outputs(
-                schema, node, given, data, opset_imports=self._imports, ir_version=self.loaded.ir_version
+                schema, node, given, dict(data), opset_imports=self._imports, ir_version=self.loaded.ir_version
             )
         except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError) as error:
             return str(error).replace("[ShapeInferenceError] ", "").replace("[TypeInferenceError] ", "").strip()
