@@ -11,6 +11,7 @@ from roller import __version__
 from roller.cli import bundle as bundle_verb
 from roller.cli import cache as cache_verb
 from roller.cli import compile as compile_verb
+from roller.cli import compile_model as compile_model_verb
 from roller.cli import construct as construct_verb
 from roller.cli import devices as devices_verb
 from roller.cli import doctor as doctor_verb
@@ -42,6 +43,7 @@ def _options(
 
 
 app.command("compile")(compile_verb.compile_command)
+app.command("compile-model")(compile_model_verb.compile_model_command)
 app.command("construct")(construct_verb.construct_command)
 app.command("predict")(predict_verb.predict_command)
 app.command("devices")(devices_verb.devices_command)

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import time
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,10 +18,10 @@ from roller.errors import RollerError
 from roller.hardware import DeviceSpec
 from roller.hardware.detect import is_this_machine
 from roller.model.memory import plan
-from roller.model.plan import Plan
 from roller.model.session import Session
-from roller.model.steps import Program, Run, Step, Together
-from roller.onnx.batch import Batch, compile_kernels
+from roller.model.steps import Program
+from roller.onnx.batch import compile_kernels
+from roller.onnx.compiled_model import CompiledModel, uses_of
 from roller.onnx.coschedule import coscheduled
 from roller.onnx.executors import Crew, crew_of
 from roller.onnx.jobs import Constructed, Settings, Target, construct
@@ -34,56 +32,12 @@ from roller.runtime.cache import KernelCache
 if TYPE_CHECKING:
     import onnx
 
-    from roller.artifact import KernelArtifact
     from roller.onnx.graph import Graph
 
 #: Candidates per kernel unless said otherwise: those the model cannot tell apart.
 TOP_K: Literal["auto"] = "auto"
 #: What the first byte of a value within another one is a multiple of on a GPU: its widest access.
 _ALIGN_BYTES = {"cpu": 1, "gpu": 16}
-
-
-@dataclass(frozen=True)
-class CompiledModel:
-    """A model with all its kernels: a session where its device is here, and what is saved for one elsewhere.
-
-    Parameters
-    ----------
-    plan
-        Steps and places.
-    artifacts
-        By kernel key.
-    spec
-        What the kernels were constructed for.
-    target
-        Where they run.
-    batch
-        What became of each kernel.
-    seconds
-        What each stage took, by name.
-    """
-
-    plan: Plan
-    artifacts: Mapping[str, KernelArtifact]
-    spec: DeviceSpec
-    target: Target
-    batch: Batch
-    seconds: Mapping[str, float]
-
-    def session(self) -> Session:
-        """Return the model, ready to be run here.
-
-        Raises
-        ------
-        RollerError
-            Where its device is no processor of this machine.
-        """
-        if not (self.target.here and self.spec.kind == "cpu"):
-            raise RollerError(
-                f"{self.plan.program.name}: compiled for '{self.spec.name}', which is not this machine's processor. "
-                "Save it (save) and run the folder where the device is."
-            )
-        return Session(self.plan, self.artifacts, cores=self.spec.units)
 
 
 def compile_model(
@@ -152,18 +106,13 @@ def compile_model(
     NoCandidateError
         Where kernels have no candidate that works, with the reasons; all others are in the cache.
     """
-    chosen = Settings(options_of(options, top_k), deterministic, _seconds_of(budget_s))
-    target, crew = hire(device, executor, scheduler, workers)
-    try:
-        start = time.monotonic()
-        program = partitioned(read(model, batch=batch, shapes=shapes, values=values), fallback=fallback)
-        with shown(progress) as show:
-            made = compile_program(
-                program, target, chosen, crew=crew, cache=cache, progress=show, start=start, side_by_side=side_by_side
-            )
-    finally:
-        crew.close()
-    return made.session() if target.here and target.spec.kind == "cpu" else made
+    target_of(device)  # before the model, which may take seconds to read
+    program = partitioned(read(model, batch=batch, shapes=shapes, values=values), fallback=fallback)
+    made = compile_partitioned(
+        program, device, top_k=top_k, options=options, budget_s=budget_s, executor=executor, scheduler=scheduler,
+        workers=workers, cache=cache, progress=progress, deterministic=deterministic, side_by_side=side_by_side,
+    )  # fmt: skip
+    return made.session() if made.runs_here else made
 
 
 def read(
@@ -184,6 +133,32 @@ def partitioned(graph: Graph, *, fallback: str | None = None) -> Program:
     from roller.onnx.partition import partition
 
     return partition(graph, fallback=fallback)
+
+
+def compile_partitioned(
+    program: Program,
+    device: str | DeviceSpec = "cpu",
+    *,
+    top_k: int | Literal["auto"] = TOP_K,
+    options: ConstructOptions | None = None,
+    budget_s: float | None = None,
+    executor: concurrent.futures.Executor | None = None,
+    scheduler: Any = None,
+    workers: int | None = None,
+    cache: bool = True,
+    progress: OnProgress | bool | None = None,
+    deterministic: bool = False,
+    side_by_side: bool = True,
+) -> CompiledModel:
+    """Compile what :func:`partitioned` gave; parameters as of :func:`compile_model`."""
+    settings = Settings(options_of(options, top_k), deterministic, _seconds_of(budget_s))
+    target, crew = hire(device, executor, scheduler, workers)
+    kept = KernelCache() if cache else None
+    try:
+        with shown(progress) as show:
+            return compile_program(program, target, settings, crew, kept, progress=show, side_by_side=side_by_side)
+    finally:
+        crew.close()
 
 
 def hire(
@@ -207,11 +182,10 @@ def compile_program(
     program: Program,
     target: Target,
     settings: Settings,
+    crew: Crew,
+    cache: KernelCache | None,
     *,
-    crew: Crew | None = None,
-    cache: bool = True,
     progress: OnProgress = silent,
-    start: float | None = None,
     side_by_side: bool = True,
 ) -> CompiledModel:
     """Put small kernels side by side where that is predicted to be faster, compile all kernels, and plan memory.
@@ -221,16 +195,14 @@ def compile_program(
     NoCandidateError
         Where kernels have no candidate that works.
     """
-    seconds, before = {}, time.monotonic()
-    seconds["partition"] = before - (before if start is None else start)
-    kept = KernelCache() if cache else None
+    seconds, before = dict[str, float](), time.monotonic()
     constructed: Mapping[str, Constructed] = {}
     if side_by_side:
-        predictions = Predictions(program.kernels, target, settings, lambda jobs: construct(jobs, target)[0], kept)
+        predictions = Predictions(program.kernels, target, settings, lambda jobs: construct(jobs, target)[0], cache)
         program, constructed = coscheduled(program, target.spec, predictions).program, predictions.constructed
         seconds["coschedule"], before = time.monotonic() - before, time.monotonic()
     batch = compile_kernels(
-        program.kernels, target, settings, uses=uses_of(program.steps), crew=crew, cache=kept, progress=progress,
+        program.kernels, target, settings, uses=uses_of(program.steps), crew=crew, cache=cache, progress=progress,
         constructed=constructed,
     )  # fmt: skip
     batch.raise_failures(program.name, target.spec.name)
@@ -239,18 +211,6 @@ def compile_program(
     made = plan(program, predicted_s=predicted, value_align_bytes=_ALIGN_BYTES[target.spec.kind])
     seconds["plan"] = time.monotonic() - before
     return CompiledModel(made, batch.artifacts, target.spec, target, batch, seconds)
-
-
-def uses_of(steps: Iterable[Step]) -> Counter[str]:
-    """Return how often each kernel runs in a call."""
-    found: Counter[str] = Counter()
-    for step in steps:
-        if isinstance(step, Together):
-            for lane in step.lanes:
-                found += uses_of(lane)
-        elif isinstance(step, Run):
-            found[step.kernel] += 1
-    return found
 
 
 def _seconds_of(budget_s: float | None) -> float | None:

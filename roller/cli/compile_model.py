@@ -1,0 +1,196 @@
+"""``roller compile-model``: each kernel of an ONNX model once; the model as a folder that starts without a compiler."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.table import Table
+
+from roller.cli.common import JsonOption, TopKOption, console, first_line, print_json, seconds
+from roller.errors import ModelError
+from roller.runtime.bundle_format import check_target
+
+if TYPE_CHECKING:
+    from roller.onnx.compiled_model import CompiledModel
+    from roller.onnx.graph import Graph
+    from roller.onnx.lowered import Refused
+
+#: Kernels shown, the largest predicted share first.
+_SHOWN = 12
+
+ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX file (or TensorFlow's .pb).")]
+DeviceOption = Annotated[str, typer.Option("--device", "-d", help="'cpu', 'cuda:0', or a name of `roller devices`.")]
+BatchOption = Annotated[int | None, typer.Option("--batch", min=1, help="Batch size; the model's own when absent.")]
+ShapeOption = Annotated[
+    list[str] | None, typer.Option("--shape", metavar="INPUT=1x3x224x224", help="Shape of an input; may be repeated.")
+]
+BudgetOption = Annotated[
+    float | None,
+    typer.Option("--budget", metavar="SECONDS", min=0, help="Try more than the best prediction only for so long."),
+]
+FallbackOption = Annotated[
+    str | None, typer.Option("--fallback", metavar="onnxruntime", help="Who computes what cannot be compiled.")
+]
+SchedulerOption = Annotated[
+    str | None, typer.Option("--scheduler", metavar="tcp://HOST:PORT", help="Dask scheduler whose workers build.")
+]
+WorkersOption = Annotated[int | None, typer.Option("--workers", min=1, help="Processes that build at a time.")]
+OutOption = Annotated[Path | None, typer.Option("--out", "-o", help="Folder to write the compiled model to.")]
+CacheOption = Annotated[bool, typer.Option("--cache/--no-cache", help="Take kernels from the cache, and keep them.")]
+DeterministicOption = Annotated[
+    bool, typer.Option("--deterministic", help="Time nothing: the best prediction that builds and is correct.")
+]
+ListOption = Annotated[
+    bool, typer.Option("--list-unsupported", help="Only list what cannot be compiled; exit code 2 where there is any.")
+]
+
+
+def compile_model_command(
+    model: ModelArgument,
+    device: DeviceOption = "cpu",
+    batch: BatchOption = None,
+    shapes: ShapeOption = None,
+    budget: BudgetOption = None,
+    top_k: TopKOption = "auto",
+    fallback: FallbackOption = None,
+    scheduler: SchedulerOption = None,
+    workers: WorkersOption = None,
+    out: OutOption = None,
+    cache: CacheOption = True,
+    deterministic: DeterministicOption = False,
+    as_json: JsonOption = False,
+    list_unsupported: ListOption = False,
+) -> None:
+    """Compile an ONNX model: every distinct kernel once, in parallel, or from the cache.
+
+    Exit code 2 where the model holds what cannot be compiled: all of it is listed, and nothing has been compiled.
+    """
+    from roller.onnx import compile as stages
+
+    if out is not None:
+        check_target(out)
+    graph = stages.read(model, batch=batch, shapes=_shapes_of(shapes))
+    if list_unsupported:
+        _list(graph, as_json)
+        return
+    program = _partitioned(graph, fallback, as_json)
+    made = stages.compile_partitioned(
+        program, device, top_k=top_k, budget_s=budget, scheduler=scheduler, workers=workers, cache=cache,
+        deterministic=deterministic,
+    )  # fmt: skip
+    if out is not None:
+        made.save(out)
+    if as_json:
+        print_json(_summary(made, out))
+    else:
+        _print(made, out)
+
+
+def _shapes_of(settings: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
+    """Return shapes by input from ``NAME=1x3x224x224`` settings.
+
+    Raises
+    ------
+    typer.BadParameter
+        Where one has another form.
+
+    Examples
+    --------
+    >>> _shapes_of(["image=1x3x224x224", "scale="])
+    {'image': (1, 3, 224, 224), 'scale': ()}
+    """
+    shapes = {}
+    for text in settings or ():
+        name, equals, sizes = text.rpartition("=")
+        if not equals or not name or not re.fullmatch(r"(\d+(x\d+)*)?", sizes):
+            raise typer.BadParameter(f"--shape: expected INPUT=1x3x224x224, got '{text}'.")
+        shapes[name] = tuple(int(s) for s in sizes.split("x") if s)
+    return shapes
+
+
+def _partitioned(graph: Graph, fallback: str | None, as_json: bool) -> Any:
+    """Return the program; where nodes cannot be compiled list them all and leave with exit code 2."""
+    from roller.onnx.compile import partitioned
+    from roller.onnx.lowered import lower_graph
+
+    try:
+        return partitioned(graph, fallback=fallback)
+    except ModelError:
+        refused = lower_graph(graph).refused
+        if not refused:
+            raise
+    _print_refused(graph, refused, as_json)
+    raise typer.Exit(2)
+
+
+def _list(graph: Graph, as_json: bool) -> None:
+    from roller.onnx.lowered import lower_graph
+
+    refused = lower_graph(graph).refused
+    _print_refused(graph, refused, as_json)
+    if refused:
+        raise typer.Exit(2)
+
+
+def _print_refused(graph: Graph, refused: Sequence[Refused], as_json: bool) -> None:
+    rows = [{"node": r.node.name or r.node.outputs[0], "operator": r.node.op, "reason": r.reason} for r in refused]
+    if as_json:
+        print_json({"model": graph.name, "nodes": len(graph.nodes), "unsupported": rows})
+        return
+    screen = console()
+    if not rows:
+        screen.print(f"{graph.name}: all {len(graph.nodes)} nodes can be compiled")
+        return
+    title = f"{graph.name}: {len(rows)} of {len(graph.nodes)} nodes cannot be compiled; nothing was"
+    table = Table("node", "operator", "reason", title=title, box=box.SIMPLE, title_justify="left")
+    for row in rows:
+        table.add_row(row["node"], row["operator"], row["reason"])
+    screen.print(table)
+    screen.print("Add --fallback onnxruntime to run these nodes, and only these, with ONNX Runtime.")
+
+
+def _summary(made: CompiledModel, out: Path | None) -> dict[str, Any]:
+    return {
+        "model": made.plan.program.name,
+        "device": made.spec.name,
+        "steps": len(made.plan.program.steps),
+        "kernels": len(made.artifacts),
+        "origins": {origin: made.batch.count(origin) for origin in sorted(set(made.batch.origins.values()))},
+        "arena_bytes": made.plan.arena_bytes,
+        "predicted_s": sum(row["share_s"] for row in made.rows),
+        "seconds": dict(made.seconds),
+        "kernel_rows": list(made.rows),
+        "out": str(out) if out is not None else None,
+    }
+
+
+def _print(made: CompiledModel, out: Path | None) -> None:
+    screen, rows, program = console(), made.rows, made.plan.program
+    total = sum(row["share_s"] for row in rows) or 1.0
+    table = Table(title=f"{program.name} on {made.spec.description}", box=box.SIMPLE, title_justify="left")
+    for name in ("share", "runs", "predicted", "measured"):
+        table.add_column(name, justify="right")
+    for name in ("bound by", "from", "kernel"):
+        table.add_column(name)
+    for row in rows[:_SHOWN]:
+        share = f"{100 * row['share_s'] / total:.1f} %"
+        table.add_row(share, str(row["runs"]), seconds(row["predicted_s"]), seconds(row["measured_s"]),
+                      row["bottleneck"], row["origin"], first_line(row["label"], 60))  # fmt: skip
+    screen.print(table)
+    if len(rows) > _SHOWN:
+        screen.print(f"and {len(rows) - _SHOWN} kernels more with {_rest(rows, total):.1f} % of the predicted time")
+    origins = ", ".join(f"{made.batch.count(o)} {o}" for o in sorted(set(made.batch.origins.values())))
+    took = ", ".join(f"{name} {seconds(s)}" for name, s in made.seconds.items())
+    screen.print(f"{len(rows)} kernels in {len(program.steps)} steps: {origins}. {took}.", soft_wrap=True)
+    screen.print(f"predicted {seconds(total)} a call, {made.plan.arena_bytes / 1e6:.2f} MB beside inputs and outputs")
+    if out is not None:
+        screen.print(f"{out}: written. Run it: roller run-model {out}", soft_wrap=True)
+
+
+def _rest(rows: Sequence[Mapping[str, Any]], total: float) -> float:
+    return float(100 * sum(row["share_s"] for row in rows[_SHOWN:]) / total)

@@ -1,0 +1,119 @@
+"""What compiling a model gives: its plan, a kernel by every key the plan names, and how they came about."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from roller.artifact import KernelArtifact
+from roller.errors import RollerError
+from roller.hardware import DeviceSpec
+from roller.model.plan import Plan
+from roller.model.session import Session
+from roller.model.steps import Run, Step, Together
+from roller.onnx.batch import Batch
+from roller.onnx.jobs import Target
+
+
+@dataclass(frozen=True)
+class CompiledModel:
+    """A model with all its kernels: a session where its device is here, and what is saved for one elsewhere.
+
+    Parameters
+    ----------
+    plan
+        Steps and places.
+    artifacts
+        By kernel key.
+    spec
+        What the kernels were constructed for.
+    target
+        Where they run.
+    batch
+        What became of each kernel.
+    seconds
+        What each stage took, by name.
+    """
+
+    plan: Plan
+    artifacts: Mapping[str, KernelArtifact]
+    spec: DeviceSpec
+    target: Target
+    batch: Batch
+    seconds: Mapping[str, float]
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether a session of it can be had."""
+        return self.target.here and self.spec.kind == "cpu"
+
+    def session(self) -> Session:
+        """Return the model, ready to be run here.
+
+        Raises
+        ------
+        RollerError
+            Where its device is no processor of this machine.
+        """
+        if not self.runs_here:
+            raise RollerError(
+                f"{self.plan.program.name}: compiled for '{self.spec.name}', which is not this machine's processor. "
+                "Save it (save) and run the folder where the device is."
+            )
+        return Session(self.plan, self.artifacts, cores=self.spec.units)
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write the model so that it starts without a compiler; see :func:`roller.load_model`.
+
+        Raises
+        ------
+        ArtifactError
+            Where the folder holds something or cannot be written.
+        """
+        return self.session().save(folder)
+
+    @cached_property
+    def rows(self) -> tuple[dict[str, Any], ...]:
+        """One row per kernel, the largest predicted share first.
+
+        ``key``, ``label`` (of the first step that runs it), ``runs`` per call, ``predicted_s`` and ``measured_s`` of
+        one run, ``share_s`` (predicted, of all runs), ``bottleneck`` and ``origin``.
+        """
+        labels: dict[str, str] = {}
+        for run in runs_of(self.plan.program.steps):
+            labels.setdefault(run.kernel, run.label)
+        uses = uses_of(self.plan.program.steps)
+        rows = [
+            {
+                "key": key,
+                "label": labels.get(key, a.expression.name),
+                "runs": uses[key],
+                "predicted_s": a.estimate["seconds"],
+                "measured_s": a.measured_s,
+                "share_s": uses[key] * a.estimate["seconds"],
+                "bottleneck": a.estimate["bottleneck"],
+                "origin": self.batch.origins[key],
+            }
+            for key, a in self.artifacts.items()
+        ]
+        return tuple(sorted(rows, key=lambda row: (-float(row["share_s"]), str(row["key"]))))
+
+
+def runs_of(steps: Iterable[Step]) -> Iterable[Run]:
+    """Yield every kernel step, those of lanes too."""
+    for step in steps:
+        if isinstance(step, Together):
+            for lane in step.lanes:
+                yield from runs_of(lane)
+        elif isinstance(step, Run):
+            yield step
+
+
+def uses_of(steps: Iterable[Step]) -> Counter[str]:
+    """Return how often each kernel runs in a call."""
+    return Counter(run.kernel for run in runs_of(steps))
