@@ -17,6 +17,7 @@ from roller.cli import devices as devices_verb
 from roller.cli import doctor as doctor_verb
 from roller.cli import predict as predict_verb
 from roller.cli import probe as probe_verb
+from roller.cli import run_model as run_model_verb
 from roller.cli import sensitivity as sensitivity_verb
 from roller.errors import RollerError
 
@@ -47,6 +48,7 @@ app.command("compile-model")(compile_model_verb.compile_model_command)
 app.command("construct")(construct_verb.construct_command)
 app.command("predict")(predict_verb.predict_command)
 app.command("devices")(devices_verb.devices_command)
+app.command("run-model")(run_model_verb.run_model_command)
 app.command("probe")(probe_verb.probe_command)
 app.command("sensitivity")(sensitivity_verb.sensitivity_command)
 app.command("doctor")(doctor_verb.doctor_command)

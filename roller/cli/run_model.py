@@ -1,0 +1,130 @@
+"""``roller run-model``: run a compiled model's folder, time it, and say where its time goes."""
+
+from __future__ import annotations
+
+import statistics
+import time
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import typer
+from rich import box
+from rich.table import Table
+
+import roller
+from roller.cli.common import JsonOption, check_writable, console, first_line, print_json, seconds
+from roller.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from roller.model.profile import Profile
+    from roller.model.session import Session
+
+#: Steps shown, those that take most first.
+_SHOWN = 20
+
+FolderArgument = Annotated[Path, typer.Argument(metavar="DIR", help="What `roller compile-model --out` wrote.")]
+InputsOption = Annotated[
+    Path | None, typer.Option("--inputs", metavar="X.npz", help="Arrays by name; random ones when absent.")
+]
+OutputsOption = Annotated[Path | None, typer.Option("--outputs", metavar="Y.npz", help="Where results are written.")]
+RepeatsOption = Annotated[int, typer.Option("--repeats", min=1, help="Calls that are timed.")]
+ProfileOption = Annotated[bool, typer.Option("--profile", help="Time every step: predicted beside measured.")]
+
+
+def run_model_command(
+    folder: FolderArgument,
+    inputs: InputsOption = None,
+    outputs: OutputsOption = None,
+    repeats: RepeatsOption = 10,
+    profile: ProfileOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a compiled model on this machine and print the median time of a call."""
+    if outputs is not None:
+        check_writable(outputs)
+    start = time.perf_counter()
+    session = roller.load_model(folder)
+    loaded_s = time.perf_counter() - start
+    feeds = _read(inputs) if inputs is not None else _random(session)
+    results = session.run(feeds)
+    if outputs is not None:
+        _write(outputs, results)
+    found = session.profile(feeds, repeats=repeats) if profile else None
+    calls = [_timed(session, feeds) for _ in range(repeats)]
+    if as_json:
+        data: dict[str, Any] = {"model": session.name, "load_s": loaded_s, "calls_s": calls}
+        print_json({**data, "median_s": statistics.median(calls), "profile": found.to_dict() if found else None})
+        return
+    screen = console()
+    if found is not None:
+        screen.print(_table(found))
+    screen.print(
+        f"{session.name}: median {seconds(statistics.median(calls))} of {repeats} calls (best {seconds(min(calls))}), "
+        f"loaded in {seconds(loaded_s)}"
+    )
+    for name, array in results.items():
+        screen.print(f"{name}: {array.dtype} {list(array.shape)}")
+
+
+def _timed(session: Session, feeds: Mapping[str, np.ndarray]) -> float:
+    start = time.perf_counter()
+    session.run(feeds)
+    return time.perf_counter() - start
+
+
+def _random(session: Session) -> Mapping[str, np.ndarray]:
+    from roller.model.profile import random_feeds
+
+    program = session.plan.program
+    return random_feeds([program.values[n] for n in program.inputs])
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    """Return the arrays of a file.
+
+    Raises
+    ------
+    ArtifactError
+        Where it cannot be read or is no ``.npz`` of plain arrays.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if isinstance(file, np.ndarray):
+                raise ValueError("it holds one array without a name")
+            return {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as err:
+        raise ArtifactError(f"--inputs: expected arrays by name in {path}, got '{err}'. Write it with np.savez.") from err
+
+
+def _write(path: Path, results: Mapping[str, np.ndarray]) -> None:
+    """Write arrays by name.
+
+    Raises
+    ------
+    ArtifactError
+        Where the file cannot be written.
+    """
+    try:
+        with path.open("wb") as file:  # a name without .npz stays as it is
+            np.savez(file, **results)
+    except OSError as err:
+        raise ArtifactError(f"--outputs: cannot write {path} ({err.strerror}). Choose a writable path.") from err
+
+
+def _table(found: Profile) -> Table:
+    title = f"{found.name}: predicted {seconds(found.predicted_s)}, measured {seconds(found.measured_s)} a call"
+    table = Table(title=title, box=box.SIMPLE, title_justify="left")
+    for name in ("share", "measured", "predicted"):
+        table.add_column(name, justify="right")
+    for name in ("bound by", "step"):
+        table.add_column(name)
+    top = sorted((s for s in found.steps if s.lane is None), key=lambda s: -s.share)
+    for step in top[:_SHOWN]:
+        table.add_row(
+            f"{100 * step.share:.1f} %", seconds(step.measured_s), seconds(step.predicted_s), step.bottleneck,
+            first_line(step.label, 70),
+        )  # fmt: skip
+    return table

@@ -1,0 +1,92 @@
+"""``roller compile-model`` and ``roller run-model``: a model from a file to a folder to results."""
+
+import json
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from roller.cli.main import main
+from tests.onnx.networks import tower, unsupported
+
+
+@pytest.fixture
+def cli(capsys, tmp_path, monkeypatch):
+    """Run a command line beside a cache of its own; return exit code, standard output and standard error."""
+    monkeypatch.setenv("ROLLER_CACHE_DIR", str(tmp_path / "cache"))
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as done:
+            main([str(a) for a in arguments])
+        out, err = capsys.readouterr()
+        return done.value.code, out, err
+
+    return run
+
+
+@pytest.fixture
+def model(tmp_path):
+    path = tmp_path / "tower.onnx"
+    onnx.save(tower(), path)
+    return path
+
+
+def test_a_model_is_compiled_saved_and_run(cli, model, tmp_path):
+    folder, feeds, results = tmp_path / "compiled", tmp_path / "x.npz", tmp_path / "y.npz"
+    code, out, _ = cli("compile-model", model, "--batch", "2", "--top-k", "1", "--out", folder)
+    assert code == 0 and "tower on " in out and f"{folder}: written" in out.replace("\n", "")
+    x = np.random.default_rng(0).standard_normal((2, 8, 8, 8), dtype=np.float32)
+    np.savez(feeds, x=x)
+    code, out, _ = cli("run-model", folder, "--inputs", feeds, "--outputs", results, "--repeats", "3")
+    assert code == 0 and "median" in out
+    expected = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+    np.testing.assert_allclose(np.load(results)["y"], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_shapes_and_rows_as_json(cli, model):
+    code, out, _ = cli("compile-model", model, "--shape", "x=2x8x8x8", "--device", "v100", "-k", "1", "--json")
+    data = json.loads(out)
+    assert code == 0 and data["model"] == "tower" and data["device"] == "v100"
+    assert sum(row["runs"] * row["predicted_s"] for row in data["kernel_rows"]) == pytest.approx(data["predicted_s"])
+    assert data["origins"] == {"compiled": data["kernels"]}
+
+
+def test_what_cannot_be_compiled_is_a_table_and_exit_code_2(cli, tmp_path):
+    path = tmp_path / "strange.onnx"
+    onnx.save(unsupported(), path)
+    for arguments in (["compile-model", path], ["compile-model", path, "--list-unsupported"]):
+        code, out, _ = cli(*arguments)
+        assert code == 2 and "2 of 3 nodes cannot be compiled" in out
+        assert all(word in out for word in ("second", "Mystery", "third", "Riddle"))
+    code, out, _ = cli("compile-model", path, "--list-unsupported", "--json")
+    assert code == 2
+    assert [(r["node"], r["operator"]) for r in json.loads(out)["unsupported"]] == [
+        ("second", "Mystery"),
+        ("third", "Riddle"),
+    ]
+
+
+def test_a_model_without_unsupported_nodes_says_so(cli, model):
+    code, out, _ = cli("compile-model", model, "--batch", "1", "--list-unsupported")
+    assert code == 0 and "nodes can be compiled" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--shape", "x"], 2, "expected INPUT=1x3x224x224, got 'x'"),
+        (["--shape", "x=2x-1"], 2, "expected INPUT=1x3x224x224"),
+        (["--batch", "1", "--device", "h2000"], 1, "h2000"),
+        (["--shape", "z=1x2"], 1, "has no input 'z'"),
+        (["--out", "/nowhere/at/all"], 1, "its parent folder does not exist"),
+    ],
+)
+def test_wrong_words_are_one_line(cli, model, arguments, code, message):
+    got, _, err = cli("compile-model", model, *arguments)
+    assert got == code and message in " ".join(err.split())
+
+
+def test_a_missing_file_is_one_line(cli, tmp_path):
+    code, _, err = cli("compile-model", tmp_path / "none.onnx")
+    assert code == 1 and err.startswith("roller: error:") and "none.onnx" in err
