@@ -96,7 +96,9 @@ def _read(path: Path) -> dict[str, np.ndarray]:
                 raise ValueError("it holds one array without a name")
             return {name: file[name] for name in file.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as err:
-        raise ArtifactError(f"--inputs: expected arrays by name in {path}, got '{err}'. Write it with np.savez.") from err
+        raise ArtifactError(
+            f"--inputs: expected arrays by name in {path}, got '{err}'. Write it with np.savez."
+        ) from err
 
 
 def _write(path: Path, results: Mapping[str, np.ndarray]) -> None:
@@ -109,7 +111,7 @@ def _write(path: Path, results: Mapping[str, np.ndarray]) -> None:
     """
     try:
         with path.open("wb") as file:  # a name without .npz stays as it is
-            np.savez(file, **results)
+            np.savez(file, **dict[str, Any](results))
     except OSError as err:
         raise ArtifactError(f"--outputs: cannot write {path} ({err.strerror}). Choose a writable path.") from err
 

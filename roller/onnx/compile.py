@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -106,8 +106,10 @@ def compile_model(
     NoCandidateError
         Where kernels have no candidate that works, with the reasons; all others are in the cache.
     """
-    target_of(device)  # before the model, which may take seconds to read
-    program = partitioned(read(model, batch=batch, shapes=shapes, values=values), fallback=fallback)
+
+    def program() -> Program:
+        return partitioned(read(model, batch=batch, shapes=shapes, values=values), fallback=fallback)
+
     made = compile_partitioned(
         program, device, top_k=top_k, options=options, budget_s=budget_s, executor=executor, scheduler=scheduler,
         workers=workers, cache=cache, progress=progress, deterministic=deterministic, side_by_side=side_by_side,
@@ -136,7 +138,7 @@ def partitioned(graph: Graph, *, fallback: str | None = None) -> Program:
 
 
 def compile_partitioned(
-    program: Program,
+    program: Program | Callable[[], Program],
     device: str | DeviceSpec = "cpu",
     *,
     top_k: int | Literal["auto"] = TOP_K,
@@ -150,13 +152,17 @@ def compile_partitioned(
     deterministic: bool = False,
     side_by_side: bool = True,
 ) -> CompiledModel:
-    """Compile what :func:`partitioned` gave; parameters as of :func:`compile_model`."""
+    """Compile what :func:`partitioned` gave, or what a function gives once the other arguments are seen to be right.
+
+    Parameters are those of :func:`compile_model`.
+    """
     settings = Settings(options_of(options, top_k), deterministic, _seconds_of(budget_s))
     target, crew = hire(device, executor, scheduler, workers)
     kept = KernelCache() if cache else None
     try:
         with shown(progress) as show:
-            return compile_program(program, target, settings, crew, kept, progress=show, side_by_side=side_by_side)
+            given = program() if callable(program) else program
+            return compile_program(given, target, settings, crew, kept, progress=show, side_by_side=side_by_side)
     finally:
         crew.close()
 

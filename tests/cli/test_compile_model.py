@@ -42,6 +42,12 @@ def test_a_model_is_compiled_saved_and_run(cli, model, tmp_path):
     assert code == 0 and "median" in out
     expected = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
     np.testing.assert_allclose(np.load(results)["y"], expected, rtol=1e-4, atol=1e-5)
+    code, out, _ = cli("run-model", folder, "--repeats", "1", "--profile", "--json")
+    steps = json.loads(out)["profile"]["steps"]
+    assert code == 0 and any("conv0" in s["label"] and s["predicted_s"] > 0 for s in steps)
+    feeds.write_bytes(b"nonsense")
+    code, _, err = cli("run-model", folder, "--inputs", feeds)
+    assert code == 1 and "--inputs: expected arrays by name" in err
 
 
 def test_shapes_and_rows_as_json(cli, model):
