@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -144,24 +144,26 @@ class Journal:
         The file; made on the first record.
     settings
         What a record depends on besides its operator; lines of other settings are left alone and not read.
+    kind
+        Class of the records: a dataclass with an ``id``.
     """
 
-    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
-        self.path, self.settings = path, settings
+    def __init__(self, path: Path, settings: dict[str, Any], kind: Callable[..., Any] = Record) -> None:
+        self.path, self.settings, self.kind = path, settings, kind
 
-    def read(self) -> dict[str, Record]:
+    def read(self) -> dict[str, Any]:
         """Return the records by id, the last line of each; a line that a kill cut short is passed over."""
         found = {}
         for line in self.path.read_text().splitlines() if self.path.exists() else []:
             try:
                 data = json.loads(line)
                 if data["settings"] == self.settings:
-                    found[data["record"]["id"]] = Record(**data["record"])
+                    found[data["record"]["id"]] = self.kind(**data["record"])
             except (ValueError, KeyError, TypeError):
                 continue
         return found
 
-    def add(self, record: Record) -> None:
+    def add(self, record: Any) -> None:
         """Append a record, on a line of its own even after one that was cut short."""
         cut = self.path.exists() and not self.path.read_bytes().endswith(b"\n") and self.path.stat().st_size > 0
         line = json.dumps({"settings": self.settings, "record": asdict(record)})

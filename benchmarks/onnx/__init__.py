@@ -1,0 +1,1 @@
+"""Whole models against ONNX Runtime on this processor: ``python -m benchmarks.onnx``."""
