@@ -145,7 +145,7 @@ class _Evaluation:
                 return _wrapped(value.astype(np.int64), node.dtype)
             with np.errstate(
                 over="ignore"
-            ):  # float32 rounds here, so that what follows may depend on it (round, floor)
+            ):  # float32 rounds here: what follows may depend on it
                 return (value.astype(np.float32) if node.dtype == "float32" else value).astype(np.float64)
         if isinstance(node, Load):
             return self._load(node, env)
