@@ -8,6 +8,7 @@ kernels are computed by their definition, which takes seconds and says the same 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
 import sys
 import time
@@ -133,9 +134,35 @@ def reason_of(message: str) -> str:
     return "; ".join(dict.fromkeys(plain))
 
 
+def warm(some: Sequence[Any]) -> int:
+    """Compile the kernels of all tests together into the cache; return how many have no candidate that works."""
+    from roller.arguments import options_of
+    from roller.onnx.batch import compile_kernels
+    from roller.onnx.compile import hire
+    from roller.onnx.jobs import Settings
+    from roller.runtime.cache import KernelCache
+
+    sources: dict[str, Any] = {}
+    for case in some:
+        with contextlib.suppress(Exception), warnings.catch_warnings():  # judged later, one by one
+            warnings.simplefilter("ignore")
+            prepared = Prepared(case.model, True, {})
+            for inputs, _ in case.data_sets:
+                sources.update(prepared.program(inputs).kernels)
+    settings = Settings(options_of(None, RollerBackend.OPTIONS["top_k"]))
+    target, crew = hire(RollerBackend.OPTIONS["device"])
+    try:
+        return len(compile_kernels(sources, target, settings, crew=crew, cache=KernelCache()).failures)
+    finally:
+        crew.close()
+
+
 def verdicts(*, evaluated: bool, matching: str = "") -> Iterator[Verdict]:
     """Yield the verdict on every test, in the order of the suite."""
-    for case in cases(matching):
+    some = cases(matching)
+    if not evaluated:
+        warm(some)
+    for case in some:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
             yield judged(case, evaluated=evaluated)

@@ -143,9 +143,7 @@ class _Evaluation:
             value = np.asarray(self._scalar(node.arg, env))
             if "int" in node.dtype:
                 return _wrapped(value.astype(np.int64), node.dtype)
-            with np.errstate(
-                over="ignore"
-            ):  # float32 rounds here: what follows may depend on it
+            with np.errstate(over="ignore"):  # float32 rounds here: what follows may depend on it
                 return (value.astype(np.float32) if node.dtype == "float32" else value).astype(np.float64)
         if isinstance(node, Load):
             return self._load(node, env)

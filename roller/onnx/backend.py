@@ -105,14 +105,24 @@ class Prepared(BackendRep):
         RollerError
             Where the model cannot be compiled.
         """
+        made, rest = self._prepared(inputs)
+        found = evaluate_program(made, rest) if isinstance(made, Program) else made.run(rest)
+        return tuple(found[o.name] for o in self._model.graph.output)
+
+    def program(self, inputs: Any) -> Program:
+        """Return the steps that run on ``inputs``, of a model that is evaluated."""
+        made, _ = self._prepared(inputs)
+        assert isinstance(made, Program)
+        return made
+
+    def _prepared(self, inputs: Any) -> tuple[Any, dict[str, np.ndarray]]:
+        """Return the compiled model for these inputs, and those of them it takes."""
         feeds = dict(zip(self._inputs, (plain(a) for a in inputs), strict=False))
         values = parameters(self._model, feeds) if self._refused else {}
         if self._ready is None or not _same(self._ready[1], values):
             self._ready = self._made(values), values
         made, known = self._ready
-        rest = {n: np.asarray(a) for n, a in feeds.items() if n not in known}
-        found = evaluate_program(made, rest) if isinstance(made, Program) else made.run(rest)
-        return tuple(found[o.name] for o in self._model.graph.output)
+        return made, {n: np.asarray(a) for n, a in feeds.items() if n not in known}
 
 
 def _same(known: Mapping[str, np.ndarray], given: Mapping[str, np.ndarray]) -> bool:
@@ -129,7 +139,7 @@ class RollerBackend(Backend):
     """
 
     #: Of every compilation: one candidate, since tests want an answer and not the fastest one.
-    OPTIONS: ClassVar[dict[str, Any]] = {"device": "cpu", "top_k": 1}
+    OPTIONS: ClassVar[dict[str, Any]] = {"device": "cpu", "top_k": 1, "side_by_side": False, "progress": False}
 
     @classmethod
     def prepare(
