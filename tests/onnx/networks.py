@@ -45,3 +45,23 @@ def unsupported() -> onnx.ModelProto:
         helper.make_tensor_value_info("b", TensorProto.FLOAT, [4])])  # fmt: skip
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("nowhere", 1)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+def branches(width: int = 32, depth: int = 3, seed: int = 0) -> onnx.ModelProto:
+    """Return two chains of small matrix products on one input that meet in a sum: what can run side by side."""
+    rng = np.random.default_rng(seed)
+    nodes, weights, ends = [], [], []
+    for side in range(2):
+        here = "x"
+        for n in range(depth):
+            array = rng.standard_normal((width, width), dtype=np.float32) / np.float32(np.sqrt(width))
+            weights.append(numpy_helper.from_array(array, f"w{side}{n}"))
+            nodes.append(helper.make_node("MatMul", [here, f"w{side}{n}"], [f"m{side}{n}"], f"product{side}{n}"))
+            nodes.append(helper.make_node("Tanh", [f"m{side}{n}"], [f"t{side}{n}"], f"tanh{side}{n}"))
+            here = f"t{side}{n}"
+        ends.append(here)
+    nodes.append(helper.make_node("Add", ends, ["y"], "sum"))
+    given = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", width])
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", width])
+    graph = helper.make_graph(nodes, "branches", [given], [result], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)

@@ -1,0 +1,79 @@
+"""What a model computes by ONNX Runtime, for the bundle of a GPU that is not here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from roller.backends.periodic import storage_dtype
+from roller.errors import LaunchError
+from roller.model.gpu_bundle import Expected
+from roller.model.steps import Program, Value
+
+if TYPE_CHECKING:
+    import onnx
+
+#: Random integers lie below this: they are indices and token ids more often than not.
+_BELOW = 2
+
+
+def expected_of(
+    model: str | Path | bytes | onnx.ModelProto,
+    program: Program,
+    *,
+    seed: int = 0,
+    values: Mapping[str, Any] | None = None,
+) -> Expected:
+    """Return random inputs of a model, and what ONNX Runtime makes of them.
+
+    Parameters
+    ----------
+    model
+        As for :func:`roller.compile_model`.
+    program
+        Its inputs and outputs, with their shapes.
+    seed
+        Of the inputs: floats are standard normal, integers 0 or 1.
+    values
+        Inputs of the model that are no inputs of the program, because they were known when it was compiled.
+
+    Raises
+    ------
+    LaunchError
+        Where ONNX Runtime is not installed, or refuses the model.
+    """
+    try:
+        import onnxruntime
+    except ImportError as err:
+        raise LaunchError(f"expected results: expected the package onnxruntime, got {err}. Install it.") from err
+    random = np.random.default_rng(seed)
+    feeds = {n: _random(program.values[n], random) for n in program.inputs}
+    given = os.fspath(model) if isinstance(model, (str, Path)) else model
+    if not isinstance(given, (str, bytes)):
+        given = given.SerializeToString()
+    known = {n: np.asarray(v) for n, v in (values or {}).items()}
+    try:
+        session = onnxruntime.InferenceSession(given, providers=["CPUExecutionProvider"])
+        taken = {i.name for i in session.get_inputs()}
+        results = session.run(list(program.outputs), {n: a for n, a in {**known, **feeds}.items() if n in taken})
+    except Exception as err:  # its errors share no base class
+        raise LaunchError(f"expected results: onnxruntime refuses the model ({err}).") from err
+    typed = zip(program.outputs, results, strict=True)
+    outputs = tuple(np.asarray(r).reshape(program.values[n].shape) for n, r in typed)
+    return Expected(tuple(feeds.values()), outputs, f"onnxruntime {onnxruntime.__version__}")
+
+
+def _random(value: Value, random: np.random.Generator) -> np.ndarray:
+    dtype = storage_dtype(value.dtype)
+    if value.dtype == "bool" or (np.issubdtype(dtype, np.integer) and value.dtype != "bfloat16"):
+        return random.integers(0, _BELOW, value.shape).astype(dtype)
+    numbers = random.standard_normal(value.shape, np.float32)
+    if value.dtype == "bfloat16":
+        import ml_dtypes
+
+        return numbers.astype(ml_dtypes.bfloat16)
+    return numbers.astype(dtype)
