@@ -162,7 +162,7 @@ def _resolve_views(low: Lowering) -> None:
     root: dict[str, str] = {}
     parts: list[Part] = []
     for part in low.parts:
-        if isinstance(part, Viewed) and not part.offset:
+        if isinstance(part, Viewed) and low.values[part.source].elements == low.values[part.target].elements:
             root[part.target] = root.get(part.source, part.source)
             part = Viewed(root[part.target], part.target, 0, part.nodes)
         elif isinstance(part, Computed):
