@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 
 from roller.construction.gpu_pool import structure_of
 from roller.errors import ExprError
-from roller.expr.scalar import FUNCTIONS, Call, walk
+from roller.expr import DTYPE_BYTES, FUNCTIONS, Call, Load, walk
+from roller.expr.digits import address, simplified
 from roller.onnx import fusing, rowwise
 from roller.onnx.fusing import element_wise, plain_load, size_of
 from roller.onnx.lowered import Computed, Lowering, Part, Viewed, only
@@ -28,6 +29,8 @@ from roller.tile.geometry import Geometry
 _MOST_NODES = 192
 #: Passes over all parts at most; each but the last one fuses something.
 _MOST_PASSES = 16
+#: Views begin at multiples of the widest access of a kernel.
+_ALIGN_BYTES = 16
 #: Loads of different tensors one element-wise kernel may have.
 _MOST_TENSORS = 8
 
@@ -162,14 +165,30 @@ def _resolve_views(low: Lowering) -> None:
     root: dict[str, str] = {}
     parts: list[Part] = []
     for part in low.parts:
-        if isinstance(part, Viewed) and low.values[part.source].elements == low.values[part.target].elements:
-            root[part.target] = root.get(part.source, part.source)
-            part = Viewed(root[part.target], part.target, 0, part.nodes)
-        elif isinstance(part, Computed):
+        if isinstance(part, Computed):
             part = _reading_roots(part, root)
+            part = _as_view(part) or part
+        if isinstance(part, Viewed):
+            source = root.get(part.source, part.source)
+            if not part.offset and low.values[source].elements == low.values[part.target].elements:
+                root[part.target] = source
+            part = Viewed(source, part.target, part.offset, part.nodes)
         parts.append(part)
     low.parts = parts
     low.drop_unread()
+
+
+def _as_view(part: Computed) -> Viewed | None:
+    """Return the view that a part is which reads neighbours and leaves them neighbours (a slice of a batch)."""
+    stage = element_wise(part)
+    load = None if stage is None else stage.body
+    if stage is None or not isinstance(load, Load) or load.guard or part.dtypes[load.tensor] != stage.output.dtype:
+        return None
+    read = simplified(address(load.index, part.shapes[load.tensor]), stage.extents)
+    written = simplified(address(stage.store, stage.output.shape), stage.extents)
+    if {*read.terms} != {*written.terms} or read.const * DTYPE_BYTES[stage.output.dtype] % _ALIGN_BYTES:
+        return None
+    return Viewed(load.tensor, stage.name, read.const, part.nodes)
 
 
 def _reading_roots(part: Computed, root: dict[str, str]) -> Computed:
