@@ -10,8 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from roller.expr import Axis, Cast, Index, Load, Scalar, Stage, Tensor, TensorExpr, map_indices, transform
-from roller.expr.canonical import fuse_axes
+from roller.expr import Axis, Cast, Index, Load, Scalar, Stage, Tensor, map_indices, transform
 from roller.expr.compose import read_through, substituted
 from roller.expr.digits import Split, composed, inverted, reshaped, simplified, splits_to_affine
 from roller.expr.scalar import walk
@@ -31,8 +30,7 @@ def plain_load(s: Stage) -> Load | None:
 
 def element_wise(part: Computed) -> Stage | None:
     """Return the only stage of a part without a reduction."""
-    alone = len(part.stages) == 1 and len(part.outputs) == 1 and part.stages[0].combiner is None
-    return part.stages[0] if alone else None
+    return part.stages[0] if part.is_element_wise else None
 
 
 def size_of(body: Scalar) -> int:
@@ -202,11 +200,12 @@ def seen_as(part: Computed, name: str, shape: Sequence[int]) -> Computed | None:
 
 def indices_of(part: Computed) -> list[Index]:
     """Return every index of a part: of stores, loads and guards."""
-    found: list[Index] = []
-    for s in part.stages:
-        found += s.store
-        found += [i for ld in s.loads for i in (*ld.index, *(b.index for b in ld.guard))]
-    return found
+    return [i for s in part.stages for i in indices_of_stage(s)]
+
+
+def indices_of_stage(s: Stage) -> list[Index]:
+    """Return every index of a stage."""
+    return [*s.store, *(i for ld in s.loads for i in (*ld.index, *(b.index for b in ld.guard)))]
 
 
 def is_affine(part: Computed) -> bool:
@@ -278,31 +277,25 @@ def _digits_of(index: Index, guards: set[Index], extents: dict[str, int], size: 
     return tuple(out[::-1]) if reach == size else None
 
 
-def canonical(part: Computed) -> Computed:
-    """Return a part in its fused form: as few axes as its accesses need.
-
-    Raises
-    ------
-    ExprError
-        Where its stages are no expression.
-    """
-    fused: TensorExpr = fuse_axes(part.expr)
-    return Computed(fused.inputs, fused.stages, fused.outputs, part.nodes)
-
-
 def tidy(part: Computed) -> Computed:
     """Return a part whose accesses are simple: terms put together, dimensions split where axes are.
 
     Axes of an element-wise part are fused: the fewer it has, the more anchors it fits behind. An anchor keeps its own
     until the end, so that movement finds them (batch and head of an attention).
     """
+    if any(_is_loose(i, s.extents) for s in part.stages for i in indices_of_stage(s)):
+        part = with_whole_dimensions(replace(part, stages=tuple(_simpler(s) for s in part.stages)))
+    return part if element_wise(part) is None else part.canonical
 
-    def stage(s: Stage) -> Stage:
-        fewer: Callable[[Index], Index] = lambda i: simplified(i, s.extents)  # noqa: E731
-        return replace(s, store=tuple(fewer(i) for i in s.store), body=map_indices(s.body, fewer))
 
-    part = with_whole_dimensions(replace(part, stages=tuple(stage(s) for s in part.stages)))
-    return part if element_wise(part) is None else canonical(part)
+def _simpler(s: Stage) -> Stage:
+    fewer: Callable[[Index], Index] = lambda i: simplified(i, s.extents)  # noqa: E731
+    return replace(s, store=tuple(fewer(i) for i in s.store), body=map_indices(s.body, fewer))
+
+
+def _is_loose(index: Index, extents: dict[str, int]) -> bool:
+    """Whether an index may be written in a simpler way, or its dimension be several."""
+    return len(index.terms) > 1 or any(t.mod or t.div > 1 or extents[t.axis] == 1 for t in index.terms)
 
 
 def reading(part: Computed, name: str, source: str) -> Computed | None:

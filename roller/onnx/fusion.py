@@ -16,14 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from roller.construction.gpu_pool import structure_of
 from roller.errors import ExprError
 from roller.expr import DTYPE_BYTES, FUNCTIONS, Call, Load, walk
 from roller.expr.digits import address, simplified
 from roller.onnx import fusing, rowwise
 from roller.onnx.fusing import element_wise, plain_load, size_of
 from roller.onnx.lowered import Computed, Lowering, Part, Viewed, only
-from roller.tile.geometry import Geometry
 
 #: Nodes of one scalar tree: beyond, a chain is cut.
 _MOST_NODES = 192
@@ -116,14 +114,6 @@ def _until_stable(state: Fusion, rules: Iterable[Rule]) -> None:
 # --- what a part is -----------------------------------------------------------------------------
 
 
-def structure(part: Computed) -> str | None:
-    """Return the code-generation structure of a part, ``None`` where no template takes it."""
-    try:
-        return structure_of(Geometry.of(fusing.canonical(part).expr))
-    except ExprError:
-        return None
-
-
 def _is_movement(part: Computed) -> bool:
     stage = element_wise(part)
     return stage is not None and plain_load(stage) is not None
@@ -155,7 +145,7 @@ def _tidy(part: Computed) -> Computed:
 def _settled(part: Computed) -> Computed:
     """Return a part in the form its kernel is compiled from."""
     try:
-        return fusing.canonical(_tidy(part))
+        return _tidy(part).canonical
     except ExprError:
         return part
 
@@ -314,7 +304,7 @@ def _prologue(state: Fusion, n: int) -> bool:
         return False
     part, at, reader = found
     times = sum(ld.tensor == part.outputs[0] for s in reader.stages for ld in s.loads)
-    if structure(reader) != "rows":
+    if reader.structure != "rows":
         return state.refuse(part, reader, "a sum of products or a window reads its operands as they are")
     if times > 1 and _arithmetic(part)[1]:
         return state.refuse(part, reader, "arithmetic that takes long would be repeated by every pass over a row")
@@ -332,7 +322,7 @@ def _accepted(state: Fusion, part: Computed, reader: Computed, new: Computed | N
         elif anchors and not fusing.is_affine(new) and fusing.is_affine(anchors[0]):
             reason = "positions of the reduction would need divisions"
         else:
-            before, after = structure(anchors[0] if anchors else reader), structure(new)
+            before, after = (anchors[0] if anchors else reader).structure, new.structure
             if after is not None and after == before:
                 state.cuts.pop((part.outputs[0], reader.outputs[0]), None)
                 return new
@@ -344,7 +334,7 @@ def _accepted(state: Fusion, part: Computed, reader: Computed, new: Computed | N
 def _rows(state: Fusion, n: int) -> bool:
     """Let a reduction that runs row by row and what alone reads it run over the same rows in one kernel."""
     found = _sole_reader(state, n)
-    if found is None or structure(found[0]) != "rows" or structure(found[2]) not in ("rows", "streaming"):
+    if found is None or found[0].structure != "rows" or found[2].structure not in ("rows", "streaming"):
         return False
     part, at, reader = _settled(found[0]), found[1], _settled(found[2])
     return _replace(state, n, at, _accepted(state, part, reader, rowwise.joined(part, reader), "they share no rows"))

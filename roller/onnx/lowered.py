@@ -12,11 +12,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from roller.construction.gpu_pool import structure_of
 from roller.errors import ExprError, ModelError
 from roller.expr import Axis, Const, Load, Scalar, Stage, Tensor, TensorExpr, transform
+from roller.expr.canonical import fuse_axes
 from roller.model.steps import Value
 from roller.onnx.graph import Graph, Node
 from roller.onnx.lowering import Called, Compute, Joined, Lowered, Reshaped, Rewritten, Site, Unsupported, lower_node
+from roller.tile.geometry import Geometry
 
 #: How often a node may be rewritten into simpler ones: a lowering that goes round in circles is an error.
 _MOST_REWRITES = 32
@@ -58,6 +61,29 @@ class Computed:
             Where they are none.
         """
         return TensorExpr(self.outputs[0], self.reads, self.stages, self.outputs)
+
+    @cached_property
+    def canonical(self) -> Computed:
+        """The part in its fused form: as few axes as its accesses need; raises as :attr:`expr` does."""
+        fused = fuse_axes(self.expr)
+        out = Computed(fused.inputs, fused.stages, fused.outputs, self.nodes)
+        out.__dict__["canonical"] = out
+        out.__dict__["expr"] = fused
+        return out
+
+    @cached_property
+    def structure(self) -> str | None:
+        """The code-generation structure, ``None`` where the stages are no expression."""
+        try:
+            form = self.canonical
+        except ExprError:
+            return None
+        return "streaming" if form.is_element_wise else structure_of(Geometry.of(form.expr))
+
+    @cached_property
+    def is_element_wise(self) -> bool:
+        """Whether it is one stage without a reduction."""
+        return len(self.stages) == 1 and self.stages[0].combiner is None
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
