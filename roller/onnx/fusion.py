@@ -89,7 +89,7 @@ def fuse(low: Lowering) -> list[Cut]:
     """Fuse the parts of a lowering in place and return what stayed apart though one reads the other."""
     low.parts = [q for p in low.parts for q in (_separate(p) if isinstance(p, Computed) else [p])]
     _resolve_views(low)
-    low.parts = [_tidy(p) if isinstance(p, Computed) else p for p in low.parts]
+    low.parts = [_tidy(fusing.with_affine_axes(p) or p) if isinstance(p, Computed) else p for p in low.parts]
     state = Fusion(low)
     for rules in _PASSES:
         _until_stable(state, rules)
