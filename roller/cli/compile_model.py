@@ -12,10 +12,11 @@ from rich import box
 from rich.table import Table
 
 from roller.cli.common import JsonOption, TopKOption, console, first_line, print_json, seconds
-from roller.errors import ModelError
+from roller.errors import LaunchError, ModelError
 from roller.runtime.bundle_format import check_target
 
 if TYPE_CHECKING:
+    from roller.model.gpu_bundle import Expected
     from roller.onnx.compiled_model import CompiledModel
     from roller.onnx.graph import Graph
     from roller.onnx.lowered import Refused
@@ -84,11 +85,22 @@ def compile_model_command(
         deterministic=deterministic,
     )  # fmt: skip
     if out is not None:
-        made.save(out)
+        made.save(out, _expected(made, model) if made.spec.kind == "gpu" else ())
     if as_json:
         print_json(_summary(made, out))
     else:
         _print(made, out)
+
+
+def _expected(made: CompiledModel, model: Path) -> tuple[Expected, ...]:
+    """Return what the GPU's bundle is checked against; where ONNX Runtime cannot tell, say so and go on without."""
+    from roller.onnx.expected import expected_of
+
+    try:
+        return (expected_of(model, made.plan.program),)
+    except LaunchError as err:
+        typer.echo(f"The bundle holds nothing to check results against: {err}", err=True)
+        return ()
 
 
 def _shapes_of(settings: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
@@ -189,7 +201,8 @@ def _print(made: CompiledModel, out: Path | None) -> None:
     screen.print(f"{len(rows)} kernels in {len(program.steps)} steps: {origins}. {took}.", soft_wrap=True)
     screen.print(f"predicted {seconds(total)} a call, {made.plan.arena_bytes / 1e6:.2f} MB beside inputs and outputs")
     if out is not None:
-        screen.print(f"{out}: written. Run it: roller run-model {out}", soft_wrap=True)
+        here = f"python -m roller.model.bundle run {out} --json r.json" if made.spec.kind == "gpu" else ""
+        screen.print(f"{out}: written. Run it: {here or f'roller run-model {out}'}", soft_wrap=True)
 
 
 def _rest(rows: Sequence[Mapping[str, Any]], total: float) -> float:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from roller.artifact import KernelArtifact
 from roller.errors import RollerError
@@ -18,6 +18,9 @@ from roller.model.session import Session
 from roller.model.steps import Run, Step, Together
 from roller.onnx.batch import Batch
 from roller.onnx.jobs import Target
+
+if TYPE_CHECKING:
+    from roller.model.gpu_bundle import Expected
 
 
 @dataclass(frozen=True)
@@ -67,15 +70,33 @@ class CompiledModel:
             )
         return Session(self.plan, self.artifacts, cores=self.spec.units)
 
-    def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write the model so that it starts without a compiler; see :func:`roller.load_model`.
+    def save(self, folder: str | os.PathLike[str], expected: Sequence[Expected] = ()) -> Path:
+        """Write the model so that it starts without a compiler.
+
+        For this machine's processor see :func:`roller.load_model`; for a GPU the folder is a bundle that
+        ``python -m roller.model.bundle run`` checks, times and profiles where there is one.
+
+        Parameters
+        ----------
+        folder
+            Must not exist, or be empty.
+        expected
+            What a GPU must compute; see :func:`roller.onnx.expected.expected_of`.
 
         Raises
         ------
         ArtifactError
             Where the folder holds something or cannot be written.
         """
-        return self.session().save(folder)
+        if self.spec.kind != "gpu":
+            return self.session().save(folder)
+        from roller.model.gpu_bundle import write_bundle
+
+        target = Path(folder)
+        write_bundle(
+            target, self.plan, self.artifacts, device=self.spec.name, target=self.spec.target, expected=expected
+        )
+        return target
 
     @cached_property
     def rows(self) -> tuple[dict[str, Any], ...]:

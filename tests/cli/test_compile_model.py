@@ -8,6 +8,8 @@ import onnxruntime
 import pytest
 
 from roller.cli.main import main
+from roller.errors import LaunchError
+from roller.model import bundle
 from tests.onnx.networks import tower, unsupported
 
 
@@ -48,6 +50,21 @@ def test_a_model_is_compiled_saved_and_run(cli, model, tmp_path):
     feeds.write_bytes(b"nonsense")
     code, _, err = cli("run-model", folder, "--inputs", feeds)
     assert code == 1 and "--inputs: expected arrays by name" in err
+
+
+def test_a_model_for_a_gpu_that_is_not_here_becomes_a_bundle(cli, model, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "b"
+    code, out, _ = cli("compile-model", model, "--batch", "2", "-d", "v100", "-k", "1", "--out", folder)
+    assert code == 0 and f"python -m roller.model.bundle run {folder} --json r.json" in out.replace("\n", "")
+    assert bundle.main(["verify", str(folder)]) == 0
+    assert "for v100, 1 tests, all as listed" in capsys.readouterr().out
+
+    def refuse(*_):
+        raise LaunchError("no runtime")
+
+    monkeypatch.setattr("roller.onnx.expected.expected_of", refuse)
+    code, _, err = cli("compile-model", model, "--batch", "2", "-d", "v100", "-k", "1", "--out", tmp_path / "c")
+    assert code == 0 and "nothing to check results against: no runtime" in err
 
 
 def test_shapes_and_rows_as_json(cli, model):

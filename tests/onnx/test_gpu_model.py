@@ -12,7 +12,7 @@ from roller.backends.cuda.toolchain import available
 from roller.emulator.device import EmulatedDevice
 from roller.errors import LaunchError
 from roller.model.bundle_run import run_bundle
-from roller.model.gpu_bundle import ModelBundle, write_bundle
+from roller.model.gpu_bundle import ModelBundle
 from roller.model.steps import Together
 from roller.onnx.expected import expected_of
 from tests.onnx.networks import branches, tower
@@ -25,9 +25,7 @@ def own_cache(tmp_path, monkeypatch):
 
 def bundled(model, folder, **options):
     made = roller.compile_model(model, "h200", top_k=1, progress=False, **options)
-    expected = expected_of(model, made.plan.program)
-    spec = made.spec
-    write_bundle(folder, made.plan, made.artifacts, device=spec.name, target=spec.target, expected=[expected])
+    made.save(folder, [expected_of(model, made.plan.program)])
     return made
 
 
