@@ -33,12 +33,18 @@ _MAX_NODES = 20_000
 
 _BINARY = (
     (tirx.Add, "add"), (tirx.Sub, "sub"), (tirx.Mul, "mul"), (tirx.Div, "div"), (tirx.Max, "max"), (tirx.Min, "min"),
-    (tirx.EQ, "eq"), (tirx.LT, "lt"), (tirx.LE, "le"),
+    (tirx.EQ, "eq"), (tirx.LT, "lt"), (tirx.LE, "le"), (tirx.BitwiseAnd, "bitand"), (tirx.BitwiseOr, "bitor"),
+    (tirx.BitwiseXor, "bitxor"), (tirx.LShift, "shl"), (tirx.RShift, "shr"), (tirx.Mod, "imod"),
 )  # fmt: skip
 
 #: Intrinsics of TVM by the name of the scalar function they are.
 _INTRINSICS = {
     **{f"tirx.{n}": n for n in ("exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "pow", "floor", "ceil")},
+    **{
+        f"tirx.{n}": n for n in ("sin", "cos", "tan", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh")
+    },
+    **{f"tirx.{n}": n for n in ("trunc", "isnan", "fmod")},
+    "tirx.nearbyint": "round",
     "tirx.fabs": "abs",
     "prim.ceil": "ceil",
     "prim.floor": "floor",
@@ -95,8 +101,7 @@ class Converter:
     def _arithmetic(self, e: Any, env: Env) -> Scalar:
         for node, fn in _BINARY:
             if isinstance(e, node):
-                if fn == "div" and _is_integer(e):
-                    break
+                fn = "idiv" if fn == "div" and _is_integer(e) else fn
                 a, b = self.scalar(e.a, env), self.scalar(e.b, env)
                 return Call("neg", (a,)) if fn == "mul" and isinstance(b, Const) and b.value == -1 else Call(fn, (a, b))
         if isinstance(e, (tirx.GT, tirx.GE)):
