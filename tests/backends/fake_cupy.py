@@ -54,6 +54,14 @@ class Graph:
             run()
 
 
+class Captured(list):
+    """Work of a graph, and the streams that put it there."""
+
+    def __init__(self, first):
+        super().__init__()
+        self.streams = [first]
+
+
 class Stream:
     """Runs at once; its clock advances by ``cost`` seconds per kernel."""
 
@@ -61,6 +69,9 @@ class Stream:
 
     def __init__(self, null=False, non_blocking=False, ptds=False, ptr=1):
         self.clock, self.captured, self.ptr = 0.0, None, ptr
+        if non_blocking:
+            self.ptr = 1000 + len(STREAMS)
+            STREAMS.append(self)
 
     @classmethod
     def from_external(cls, obj):
@@ -69,11 +80,25 @@ class Stream:
         return cls(ptr=pointer)
 
     def begin_capture(self, mode=None):
-        self.captured = []
+        self.captured = Captured(self)
 
     def end_capture(self):
-        graph, self.captured = Graph(self.captured), None
-        return graph
+        work = self.captured
+        for stream in work.streams:
+            stream.captured = None
+        return Graph(list(work))
+
+    def wait_event(self, event):
+        if event.captured is not None and self.captured is None:
+            self.captured = event.captured
+            self.captured.streams.append(self)
+
+    def do(self, run):
+        """Run what is no kernel, or keep it for the graph."""
+        if self.captured is None:
+            run()
+        else:
+            self.captured.append(run)
 
     def synchronize(self):
         assert self.captured is None
@@ -89,8 +114,11 @@ Stream.null = Stream(ptr=0)
 
 
 class Event:
+    def __init__(self, block=False, disable_timing=False):
+        self.disable_timing, self.captured = disable_timing, None
+
     def record(self, stream=None):
-        self.at = stream.clock
+        self.at, self.captured = stream.clock, stream.captured
 
     def synchronize(self):
         return None
@@ -121,11 +149,11 @@ class Module:
 
 
 class ndarray:
-    def __init__(self, shape, dtype, memory=None):
+    def __init__(self, shape, dtype, memptr=None):
         self.shape, self.dtype = tuple(shape), np.dtype(dtype)
         self.itemsize = self.dtype.itemsize
         size = int(np.prod(self.shape)) * self.itemsize
-        self.data = memory or MemoryPointer(_Memory(size), 0)
+        self.data = memptr or MemoryPointer(_Memory(size), 0)
         self.flags = types.SimpleNamespace(c_contiguous=True)
 
     @property
@@ -155,6 +183,28 @@ def _properties(index):
             "l2CacheSize": 1 << 20, "sharedMemPerMultiprocessor": 233472, "sharedMemPerBlockOptin": 232448}  # fmt: skip
 
 
+def _stream_at(pointer):
+    """Return the stream an address stands for; all streams that matter here have one of their own."""
+    return next(s for s in STREAMS if s.ptr == pointer)
+
+
+STREAMS: list[Stream] = []
+
+
+def _memcpy_async(to, source, size, kind, stream):
+    _stream_at(stream).do(lambda: ctypes.memmove(to, source, size))
+
+
+def _memcpy_2d_async(to, to_pitch, source, source_pitch, width, height, kind, stream):
+    assert min(to_pitch, source_pitch) >= width, "cudaErrorInvalidPitchValue"
+
+    def move():
+        for row in range(height):
+            ctypes.memmove(to + row * to_pitch, source + row * source_pitch, width)
+
+    _stream_at(stream).do(move)
+
+
 ATTRIBUTES: list[tuple[int, int, int]] = []
 #: Scratchpad of a unit, and what the driver keeps of it per block (bytes), by the numbers of CUDA's attributes.
 DEVICE_ATTRIBUTES = {81: 228 * 1024, 111: 1024}
@@ -181,6 +231,7 @@ runtime = types.SimpleNamespace(
     runtimeGetVersion=lambda: 13000, deviceSynchronize=lambda: None, is_hip=False, memcpyHostToDevice=1,
     memcpyDeviceToHost=2, memcpyDeviceToDevice=3,
     memcpy=lambda to, source, size, kind: ctypes.memmove(to, source, size),
+    memcpyAsync=_memcpy_async, memcpy2DAsync=_memcpy_2d_async,
 )  # fmt: skip
 cuda = types.SimpleNamespace(
     runtime=runtime, Device=Device, Stream=Stream, Event=Event, Module=Module,
