@@ -79,7 +79,7 @@ def _outputs(item: Node | Affine) -> tuple[str, ...]:
 
 def _affine(draft: Draft, node: Node) -> Affine | None:
     """Return a node as a scale and a shift of one of its inputs, ``None`` where it is none."""
-    if node.domain or not node.outputs or draft.values[node.outputs[0]].dtype not in _FLOATS:
+    if node.domain or not any(node.outputs[:1]) or draft.values[node.outputs[0]].dtype not in _FLOATS:
         return None
     if node.op == "BatchNormalization":
         return _normalisation(draft, node)

@@ -60,18 +60,14 @@ class Evaluator:
             return None
         elements = sum(v.elements for v in outputs if v is not None) + sum(a.size for a in inputs if a is not None)
         rule = _NUMPY.get(node.op_type) if node.domain in ("", "ai.onnx") else None
-        try:
-            with warnings.catch_warnings(), np.errstate(all="ignore"):
-                warnings.simplefilter("ignore")
-                if rule is not None and (elements <= MAX_ELEMENTS or rule in _REPEATING):
-                    found = rule(attributes, [a for a in inputs if a is not None], outputs)
-                elif elements <= min(MAX_REFERENCE_ELEMENTS, self._reference_left):
-                    self._reference_left -= elements + 1024  # what setting it up costs
-                    found = self._reference(node, inputs)
-                else:
-                    return None
-        except Exception:  # noqa: BLE001 - whatever cannot be computed here is left for run time, or refused there
-            return None
+        found = None
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            if rule is not None and (elements <= MAX_ELEMENTS or rule in _REPEATING):
+                found = _tried(rule, attributes, [a for a in inputs if a is not None], outputs)
+            if found is None and elements <= min(MAX_REFERENCE_ELEMENTS, self._reference_left):
+                self._reference_left -= elements + 1024  # what setting it up costs
+                found = _tried(self._reference, node, inputs)
         if found is None or not _fits(found, outputs):
             return None
         self._bytes_left -= sum(0 if 0 in a.strides else a.nbytes for a in found)
@@ -84,6 +80,15 @@ class Evaluator:
         model = onnx.helper.make_model(graph, opset_imports=self._imports)
         found = dict(zip((m.name for m in made), ReferenceEvaluator(model).run(None, given), strict=True))
         return [np.asarray(found[n]) if n else np.zeros(0) for n in node.output]
+
+
+def _tried(function: Callable[..., Any], *arguments: Any) -> list[np.ndarray] | None:
+    """Return what a function computes, ``None`` where it cannot: the node is left for run time, or refused there."""
+    try:
+        found: list[np.ndarray] | None = function(*arguments)
+    except Exception:  # noqa: BLE001 - rules and the reference raise whatever NumPy does for what they do not take
+        return None
+    return found
 
 
 def _fits(found: Sequence[np.ndarray], outputs: Sequence[Value | None]) -> bool:

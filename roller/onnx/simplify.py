@@ -48,7 +48,7 @@ def simplify(draft: Draft) -> bool:
         if any(n in same for n in node.inputs):
             node = replace(node, inputs=tuple(same.get(n, n) for n in node.inputs))
         found: Same | Node | None = None
-        if not node.domain:
+        if not node.domain and any(node.outputs[:1]):
             found = next((f for rule in _RULES.get(node.op, ()) if (f := rule(scene, node)) is not None), None)
         if isinstance(found, Same) and not any(node.outputs[1:]):
             output, source = node.outputs[0], found.source

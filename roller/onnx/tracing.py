@@ -35,6 +35,9 @@ MAX_SHAPE_ELEMENTS = 4096
 #: Nodes of all bodies together once loops are unrolled.
 MAX_BODY_NODES = 50_000
 
+#: Attributes whose default onnx's inference takes for another value than the operator has: name and default.
+_FORGOTTEN = {"STFT": ("onesided", 1)}
+
 
 @dataclass
 class Scope:
@@ -160,7 +163,7 @@ class Tracer:
         attributes = {a.name: self._attribute(a, node) for a in node.attribute if a.type != onnx.AttributeProto.GRAPH}
         if node.op_type == "Constant" and not domain:
             return self.constant(self.define(scope, node.output[0]), _constant(attributes, self.loaded.name))
-        inputs = self._rebatched(node, inputs, domain)
+        inputs = self._corrected(node, inputs, domain)
         traced = Node(node.op_type, inputs, (), attributes, self.label(node, scope), domain,
                       self.loaded.opsets.get(domain, 0))  # fmt: skip
         types = self._types(node, traced)
@@ -204,8 +207,14 @@ class Tracer:
             return self.loaded.array(attribute.t)
         return plain_attribute(attribute, f"{self.loaded.name}: node '{node.name or node.op_type}'")
 
-    def _rebatched(self, node: onnx.NodeProto, inputs: tuple[str, ...], domain: str) -> tuple[str, ...]:
-        """Return a node's inputs, with the target of a Reshape that says the old batch replaced by the new one."""
+    def _corrected(self, node: onnx.NodeProto, inputs: tuple[str, ...], domain: str) -> tuple[str, ...]:
+        """Return a node's inputs with constants that say it wrongly replaced.
+
+        That is the target of a Reshape that says another batch, and bounds of a Range that are vectors of one element
+        (runtimes take them, inference does not).
+        """
+        if node.op_type == "Range" and not domain:
+            return tuple(self._scalar(n) for n in inputs)
         if self.rebatching is None or domain or node.op_type != "Reshape" or inputs[1] not in self.constants:
             return inputs
         target = self.rebatching.target(self.constants[inputs[1]], self.values[inputs[0]], node.output[0])
@@ -214,6 +223,14 @@ class Tracer:
         name = f"{inputs[1]}/batch {self.rebatching.new}/{node.output[0]}"
         self.constant(name, target)
         return inputs[0], name
+
+    def _scalar(self, name: str) -> str:
+        array = self.constants.get(name)
+        if array is None or array.shape != (1,):
+            return name
+        scalar = self.fresh(f"{name}/scalar")
+        self.constant(scalar, array.reshape(()))
+        return scalar
 
     def _keep(self, node: onnx.NodeProto, traced: Node, types: Sequence[Value | None], scope: Scope) -> None:
         """Enter a node's outputs: as constants where they can be computed, else as values of run time."""
@@ -301,6 +318,10 @@ class Tracer:
         """Return the types of a node's outputs as onnx infers them, or why it refuses the node."""
         given = {n: tensor_type(element_type(onnx_dtype(self.values[i].dtype)), self.values[i].shape)
                  for n, i in zip(node.input, traced.inputs, strict=True) if n}  # fmt: skip
+        if (forgotten := _FORGOTTEN.get(node.op_type)) is not None and forgotten[0] not in traced.attributes:
+            told, node = node, onnx.NodeProto()
+            node.CopyFrom(told)
+            node.attribute.append(onnx.helper.make_attribute(*forgotten))
         try:
             inferred = onnx.shape_inference.infer_node_outputs(
                 schema, node, given, dict(data), opset_imports=self._imports, ir_version=self.loaded.ir_version

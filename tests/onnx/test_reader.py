@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
 
 from roller.errors import ModelError
+from roller.onnx.folding import fold
 from roller.onnx.reader import read
 
 LIGHT = sorted((Path(onnx.__file__).parent / "backend/test/data/light").glob("*.onnx"))
@@ -153,3 +156,94 @@ def test_unsorted_nodes_are_sorted():
     nodes = [helper.make_node("Neg", ["a"], ["y"]), helper.make_node("Exp", ["x"], ["a"])]
     graph = read(model_of(nodes, [("x", FLOAT, [3])], [("y", FLOAT, [3])]))
     assert [n.op for n in graph.nodes] == ["Exp", "Neg"]
+
+
+def test_literal_batches_in_reshapes_follow_the_override():
+    """Exports say `Reshape(x, [1, ...])`; weights of the same first dimension must not follow."""
+    nodes = [
+        helper.make_node("Reshape", ["x", "split"], ["a"]),
+        helper.make_node("Transpose", ["a"], ["b"], perm=[0, 2, 1, 3]),
+        helper.make_node("Reshape", ["b", "flat"], ["c"]),
+        helper.make_node("Reshape", ["w", "flat"], ["v"]),
+        helper.make_node("Add", ["c", "v"], ["y"]),
+    ]
+    weights = [("split", np.array([1, 2, 3, 4])), ("flat", np.array([1, -1])), ("w", np.ones((1, 24), np.float32))]
+    model = model_of(nodes, [("x", FLOAT, [1, 6, 4])], [("y", FLOAT, [1, 24])], weights)
+    graph = read(model, batch=3)
+    assert [graph.values[n].shape for n in ("a", "b", "c", "y")] == [(3, 2, 3, 4), (3, 3, 2, 4), (3, 24), (3, 24)]
+    assert graph.constants["v"].shape == (1, 24)
+    assert read(model, batch=1).values["y"].shape == (1, 24)
+
+
+def test_models_whose_constants_fix_the_batch_are_refused():
+    nodes = [helper.make_node("Add", ["x", "w"], ["a"]), helper.make_node("MatMul", ["a", "a"], ["y"])]
+    model = model_of(nodes, [("x", FLOAT, [2, 2])], [("y", FLOAT, None)], [("w", np.ones((2, 2), np.float32))])
+    with pytest.raises(ModelError, match="Add_a"):
+        read(model, batch=3)
+
+
+def test_outputs_nobody_reads_may_lack_a_name():
+    nodes = [helper.make_node("LSTM", ["x", "w", "r"], ["", "h"], hidden_size=2)]
+    weights = [("w", np.ones((1, 8, 3), np.float32)), ("r", np.ones((1, 8, 2), np.float32))]
+    graph = fold(read(model_of(nodes, [("x", FLOAT, [4, 1, 3])], [("h", FLOAT, None)], weights)))
+    assert graph.nodes[0].outputs == ("", "h") and graph.values["h"].shape == (1, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("op", "arrays", "attributes", "expected"),
+    [
+        ("Div", [np.array([-7, 7]), np.array([2, 2])], {}, [-3, 3]),
+        ("Mod", [np.array([-7, 7]), np.array([3, 3])], {}, [2, 1]),
+        ("Range", [np.array([1]), np.array([7]), np.array([3])], {}, [1, 4]),
+        ("Gather", [np.array([5, 6, 7]), np.array([-1, 0])], {}, [7, 5]),
+        ("Cast", [np.array([1.9, -1.9])], {"to": INT64}, [1, -1]),
+        ("Cast", [np.array([0.0, 0.5])], {"to": TensorProto.BOOL}, [False, True]),
+        ("Where", [np.array([True, False]), np.array([1, 2]), np.array([3, 4])], {}, [1, 4]),
+        ("Slice", [np.arange(5), np.array([-1]), np.array([-9]), np.array([0]), np.array([-2])], {}, [4, 2, 0]),
+        ("NonZero", [np.array([0, 3, 0, 4])], {}, [[1, 3]]),
+        ("Expand", [np.array([2]), np.array([3])], {}, [2, 2, 2]),
+        ("Transpose", [np.arange(6).reshape(1, 2, 3)], {}, [[[0], [3]], [[1], [4]], [[2], [5]]]),
+        ("Tile", [np.array([1, 2]), np.array([2])], {}, [1, 2, 1, 2]),
+        ("Compress", [np.array([1, 2, 3]), np.array([True, False, True])], {}, [1, 3]),
+        ("Unique", [np.array([3, 1, 3])], {}, [1, 3]),
+    ],
+)
+def test_constants_are_computed(op, arrays, attributes, expected):
+    names = [f"c{i}" for i in range(len(arrays))]
+    model = model_of([helper.make_node(op, names, ["y"], **attributes)], [], [("y", FLOAT, None)],
+                     list(zip(names, arrays, strict=True)))  # fmt: skip
+    graph = read(model)
+    assert graph.nodes == ()
+    assert graph.constants["y"].tolist() == expected
+
+
+def test_shapes_of_half_and_small_types_are_kept():
+    nodes = [
+        helper.make_node("Cast", ["x"], ["a"], to=TensorProto.BFLOAT16),
+        helper.make_node("Add", ["a", "w"], ["y"]),
+    ]
+
+    model = model_of(nodes, [("x", TensorProto.FLOAT16, [3])], [("y", TensorProto.BFLOAT16, [3])],
+                     [("w", np.arange(3).astype(ml_dtypes.bfloat16))])  # fmt: skip
+    graph = fold(read(model))
+    assert [graph.values[n].dtype for n in ("x", "a", "w", "y")] == ["float16", "bfloat16", "bfloat16", "bfloat16"]
+    assert graph.constants["w"].tolist() == [0, 1, 2]
+
+
+def test_tensorflow_graphs_say_what_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    path = tmp_path / "frozen.pb"
+    path.write_bytes(b"")
+    with pytest.raises(ModelError, match=r"frozen\.pb: reading TensorFlow graphs needs tf2onnx and tensorflow"):
+        read(path)
+
+
+def test_declared_types_are_believed_for_operators_of_unknown_domains():
+    nodes = [helper.make_node("Magic", ["x"], ["a"], domain="shop"), helper.make_node("Neg", ["a"], ["y"])]
+    model = model_of(nodes, [("x", FLOAT, [2, 3])], [("y", FLOAT, None)])
+    model.opset_import.append(helper.make_opsetid("shop", 3))
+    with pytest.raises(ModelError, match="domain 'shop', and the model does not declare what it returns"):
+        read(model)
+    model.graph.value_info.append(helper.make_tensor_value_info("a", FLOAT, [2, 5]))
+    graph = read(model)
+    assert graph.values["y"].shape == (2, 5) and (graph.nodes[0].domain, graph.nodes[0].version) == ("shop", 3)
