@@ -119,8 +119,13 @@ def compile_kernels(
     chosen = settings or Settings()
     jobs = jobs_of(sources, target, chosen, uses or {})
     kept = None if target.pretended else cache
-    run = _Run(jobs, target, chosen, crew or Forks(), kept, progress, start, constructed or {})
-    run.everything()
+    hired = crew or Forks()
+    run = _Run(jobs, target, chosen, hired, kept, progress, start, constructed or {})
+    try:
+        run.everything()
+    finally:
+        if crew is None:
+            hired.close()
     artifacts, failures, origins = {}, {}, {}
     for job in jobs:
         for key, expression in job.names:
@@ -197,7 +202,7 @@ class _Run:
         """Construct all; return those that have candidates, the biggest predicted share first."""
         self._tell("construct")
         known = self._constructed
-        new, failures = construct([j for j in jobs if j.digest not in known], self.target)
+        new, failures = construct([j for j in jobs if j.digest not in known], self.target, self.crew)
         self.failures |= failures
         for job in jobs:
             if job.digest not in failures:

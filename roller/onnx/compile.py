@@ -204,7 +204,9 @@ def compile_program(
     seconds, before = dict[str, float](), time.monotonic()
     constructed: Mapping[str, Constructed] = {}
     if side_by_side:
-        predictions = Predictions(program.kernels, target, settings, lambda jobs: construct(jobs, target)[0], cache)
+        predictions = Predictions(
+            program.kernels, target, settings, lambda jobs: construct(jobs, target, crew)[0], cache
+        )
         program, constructed = coscheduled(program, target.spec, predictions).program, predictions.constructed
         seconds["coschedule"], before = time.monotonic() - before, time.monotonic()
     batch = compile_kernels(

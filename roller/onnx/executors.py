@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from roller.errors import RollerError
 from roller.onnx.tasks import Judge, Task, perform
@@ -26,6 +26,10 @@ _CONNECT_S = 10.0
 
 Results = dict[str, BuildResult[Any]]
 OnResult = Callable[[str], None]
+
+
+if TYPE_CHECKING:
+    from roller.runtime.profiler import Session
 
 
 class Crew(Protocol):
@@ -65,6 +69,7 @@ class Forks:
     def __init__(self, workers: int | None = None) -> None:
         usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.workers = usable if workers is None else workers
+        self._devices: dict[str, Session] = {}
 
     def prepare(self, language: str) -> None:
         """Import TVM and the code generator before forking, so that the children inherit them."""
@@ -81,14 +86,25 @@ class Forks:
 
     def judge(self, task: Judge) -> dict[str, Record]:
         """Judge in a process of its own: a kernel that crashes takes neither the batch nor its rivals along."""
-        if task.device:  # has a process of its own already, which outlives faults
-            return task.run()
+        if task.device:  # in a process of its own already, that of the device, which is replaced after faults
+            return task.run(self._device(task.device, task.seed))
         timeout_s = _JUDGE_S if task.timed else float("inf")
         result = build_all({"all": task}, perform, workers=1, timeout_s=timeout_s)["all"]
         return survivors(task, result, lambda one: build_all({"one": one}, perform, workers=1)["one"])
 
+    def _device(self, name: str, seed: int) -> Session:
+        """Return a device, opened once for all kernels of a batch."""
+        from roller.runtime.devices import parse
+        from roller.runtime.profiler import ProfileOptions, Session
+
+        if name not in self._devices:
+            self._devices[name] = Session(parse(name), ProfileOptions(seed=seed))
+        return self._devices[name]
+
     def close(self) -> None:
-        """Nothing to leave."""
+        """Close the devices that were opened."""
+        while self._devices:
+            self._devices.popitem()[1].close()
 
 
 def survivors(task: Judge, result: BuildResult[Any], again: Callable[[Judge], BuildResult[Any]]) -> dict[str, Record]:
@@ -139,6 +155,7 @@ class Hired:
     bench: concurrent.futures.Executor | None = None
     benches: int = 0
     owned: tuple[AbstractContextManager[Any], ...] = field(default=())
+    _here: Forks = field(default_factory=lambda: Forks(1))
 
     def prepare(self, language: str) -> None:
         """Nothing: every worker imports what it needs with its first task."""
@@ -162,7 +179,7 @@ class Hired:
     def judge(self, task: Judge) -> dict[str, Record]:
         """Judge where the benches are, or here."""
         if self.bench is None:
-            return Forks(1).judge(task)
+            return self._here.judge(task)
 
         def once(one: Judge) -> BuildResult[Any]:
             assert self.bench is not None
@@ -172,6 +189,7 @@ class Hired:
 
     def close(self) -> None:
         """Close what was opened for this batch."""
+        self._here.close()
         for resource in reversed(self.owned):
             resource.__exit__(None, None, None)
 

@@ -15,6 +15,7 @@ from roller.runtime.cache_key import CacheKey
 
 if TYPE_CHECKING:
     from roller.construction.constructor import Candidate
+    from roller.onnx.executors import Crew
 
 #: Candidates of a kernel, and the positions of those that are made first.
 Constructed: TypeAlias = "tuple[tuple[Candidate, ...], tuple[int, ...]]"
@@ -128,7 +129,7 @@ def jobs_of(
     return list(jobs.values())
 
 
-def construct(jobs: Iterable[Job], target: Target) -> tuple[dict[str, Constructed], dict[str, str]]:
+def construct(jobs: Iterable[Job], target: Target, crew: Crew) -> tuple[dict[str, Constructed], dict[str, str]]:
     """Construct in parallel; return candidates, and reasons of those that have none, by job digest."""
     import roller.construction.auto  # noqa: F401 - imported before forking, so that the children inherit it
     from roller.onnx.executors import Forks
@@ -136,6 +137,6 @@ def construct(jobs: Iterable[Job], target: Target) -> tuple[dict[str, Constructe
 
     tasks = {j.digest: Construct(j.expression, target.spec, j.options, How()) for j in jobs}
     # Always here: it takes milliseconds each, and a machine elsewhere would first have to load roller.
-    results = Forks().map(tasks, patient=True)
+    results = (crew if isinstance(crew, Forks) else Forks()).map(tasks, patient=True)
     found = {i: r.value for i, r in results.items() if r.value is not None}
     return found, {i: r.record.reason for i, r in results.items() if r.value is None}

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from roller.construction.constructor import Candidate
     from roller.construction.options import ConstructOptions
     from roller.runtime.check import Oracle
+    from roller.runtime.profiler import Session
     from roller.runtime.records import Record
 
 
@@ -134,13 +135,13 @@ class Judge:
     reference: Oracle | None
     device: str = ""
 
-    def run(self) -> dict[str, Record]:
-        """Check and time."""
+    def run(self, session: Session | None = None) -> dict[str, Record]:
+        """Check and time; on an opened device where one is given."""
         if self.device:
             from roller.runtime.devices import parse, same_arch
             from roller.runtime.profiler import Bench as DeviceBench
 
-            with DeviceBench(self.expression, parse(self.device), self.seed, self.reference) as bench:
+            with DeviceBench(self.expression, parse(self.device), self.seed, self.reference, session) as bench:
                 arch, wanted = bench.properties().arch, self.spec.target.get("arch", "")
                 if arch and not same_arch(arch, wanted):
                     raise BuildError(f"profiling: expected a device of '{wanted}', got {self.device} of '{arch}'.")

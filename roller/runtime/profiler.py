@@ -169,13 +169,21 @@ class Bench:
         Seed of inputs and of the compared points.
     oracle
         The reference on these very inputs, where it was computed elsewhere.
+    session
+        An opened device that several expressions take in turn, and that its owner closes.
     """
 
     def __init__(
-        self, expression: TensorExpr, device: DeviceHandle, seed: int = 0, oracle: Oracle | None = None
+        self,
+        expression: TensorExpr,
+        device: DeviceHandle,
+        seed: int = 0,
+        oracle: Oracle | None = None,
+        session: Session | None = None,
     ) -> None:
         self._subject = Subject(expression, seed, oracle)
-        self._session = Session(device, ProfileOptions(seed=seed))
+        self._session = session or Session(device, ProfileOptions(seed=seed))
+        self._lent = session is not None
         self._judged = 0
 
     def profile(self, artifacts: Mapping[str, KernelArtifact], timed: bool = True) -> dict[str, Record]:
@@ -203,7 +211,8 @@ class Bench:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._session.close()
+        if not self._lent:
+            self._session.close()
 
 
 def profile(
