@@ -180,7 +180,22 @@ class Refused:
         return (self.node.name,)
 
 
-Part: TypeAlias = Computed | Viewed | Beside | Function | Refused
+@dataclass(frozen=True)
+class Outside:
+    """Nodes another runtime computes; ``model`` is them as ONNX bytes."""
+
+    model: bytes = field(repr=False)
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    members: tuple[Node, ...]
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of the nodes."""
+        return tuple(n.name or n.outputs[0] for n in self.members)
+
+
+Part: TypeAlias = Computed | Viewed | Beside | Function | Refused | Outside
 
 
 @dataclass

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from roller.model.steps import Call, Join, KernelSource, Program, Run, Step, Value, View, reads, writes
+from roller.errors import ModelError
+from roller.model.steps import Call, Foreign, Join, KernelSource, Program, Run, Step, Value, View, reads, writes
+from roller.onnx.explain import Partition, explained
 from roller.onnx.fusion import fuse
 from roller.onnx.graph import Graph
 from roller.onnx.kernels import kernel_of
-from roller.onnx.lowered import Beside, Computed, Function, Lowering, Part, Viewed, lower_graph, refusal
+from roller.onnx.lowered import Beside, Computed, Function, Lowering, Outside, Part, Viewed, lower_graph, refusal
 
 
 def partition(graph: Graph, *, fallback: str | None = None) -> Program:
@@ -29,11 +31,24 @@ def partition(graph: Graph, *, fallback: str | None = None) -> Program:
     ModelError
         Where nodes cannot be lowered; the message lists all of them with their reasons.
     """
+    return explain(graph, fallback=fallback).program
+
+
+def explain(graph: Graph, *, fallback: str | None = None) -> Partition:
+    """Return the program of a graph with what became of its nodes, and why; as :func:`partition`."""
+    if fallback not in (None, "onnxruntime"):
+        raise ModelError(f"{graph.name}: fallback: expected 'onnxruntime' or None, got {fallback!r}.")
     low = lower_graph(graph)
-    if low.refused and fallback is None:
-        raise refusal(graph.name, low.refused)
-    fuse(low)
-    return program_of(low)
+    refused = low.refused
+    reasons = {r.nodes[0]: r.reason for r in refused}
+    if fallback is not None:
+        from roller.onnx.foreign import leave_outside
+
+        refused = leave_outside(low)
+    if refused:
+        raise refusal(graph.name, refused)
+    cuts = fuse(low)
+    return explained(program_of(low), tuple(cuts), reasons)
 
 
 def program_of(low: Lowering) -> Program:
@@ -60,6 +75,8 @@ def _step(part: Part, low: Lowering, kernels: dict[str, KernelSource]) -> Step:
         return View(part.source, part.target, part.offset * _itemsize(low.values[part.source]))
     if isinstance(part, Beside):
         return Join(part.sources, part.target, part.axis)
+    if isinstance(part, Outside):
+        return Foreign("onnxruntime", part.model, part.inputs, part.outputs, part.nodes)
     assert isinstance(part, Function)
     return Call(part.name, part.arguments, part.results, part.attributes, " + ".join(part.nodes))
 
