@@ -2,7 +2,7 @@
 
 Parts are the nodes of a graph after lowering. Rules run in passes, each over all parts in order, until none applies:
 
-0. Contiguous pieces of a value are views of it (:mod:`roller.onnx.views`).
+0. Contiguous pieces of a value are views of it.
 1. Movement (transpose, slice, broadcast, padding) goes into the loads of its readers where they stay affine.
 2. Element-wise parts with one reader go into it; the anchors (whatever reduces, softmax and normalisation included)
    take the element-wise part that reads their result behind them. Neither repeats arithmetic.
@@ -23,7 +23,6 @@ from roller.expr.digits import address, simplified
 from roller.onnx import fusing, rowwise
 from roller.onnx.fusing import element_wise, plain_load, size_of
 from roller.onnx.lowered import Computed, Lowering, Part, Viewed, only
-from roller.onnx.views import view_parts
 
 #: Nodes of one scalar tree: beyond, a chain is cut.
 _MOST_NODES = 192
@@ -90,7 +89,6 @@ class Fusion:
 def fuse(low: Lowering) -> list[Cut]:
     """Fuse the parts of a lowering in place and return what stayed apart though one reads the other."""
     low.parts = [q for p in low.parts for q in (_separate(p) if isinstance(p, Computed) else [p])]
-    view_parts(low)
     _resolve_views(low)
     low.parts = [_tidy(fusing.with_affine_axes(p) or p) if isinstance(p, Computed) else p for p in low.parts]
     state = Fusion(low)

@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("onnx")
 
 from roller.model.reference import evaluate_program
-from roller.model.steps import Run, Value, View
+from roller.model.steps import Value, View
 from roller.onnx.folding import fold
 from roller.onnx.graph import Graph, Node
 from roller.onnx.partition import partition
@@ -49,20 +49,6 @@ def test_pieces_are_views_where_they_are_contiguous_and_aligned(shape, begin, en
     made = evaluate_program(program, {"x": x})
     np.testing.assert_allclose(made["y"], np.tanh(x[tuple(at)]), rtol=1e-6)
     np.testing.assert_allclose(made["z"], np.exp(x), rtol=1e-6)
-
-
-def test_arithmetic_that_is_needed_in_part_only_is_done_in_part():
-    nodes = (
-        Node("Tanh", ("x",), ("t",), {}, "tanh"),
-        Node("Slice", ("t", "b", "e", "a"), ("y",), {}, "slice"),
-    )
-    constants = {n: np.array([v], np.int64) for n, v in (("b", 2), ("e", 3), ("a", 0))}
-    typed = {"x": Value("x", (4, 32)), "t": Value("t", (4, 32)), "y": Value("y", (1, 32))}
-    typed |= {n: Value(n, (1,), "int64") for n in constants}
-    program, found = views(Graph("part", ("x",), ("y",), nodes, typed, constants))
-    assert found == [] and [type(s) for s in program.steps] == [Run]
-    (kernel,) = program.kernels.values()
-    assert kernel.expression.output_tensors[0].elements == 32
 
 
 def test_steps_of_an_unrolled_layer_share_their_kernels(tmp_path):
