@@ -154,6 +154,13 @@ def lowers(*ops: str, domain: str = "") -> Callable[[Lowering], Lowering]:
     return register
 
 
+def has_lowering(domain: str, op: str) -> bool:
+    """Return whether some lowering knows an operator; it may still refuse a use of it."""
+    import roller.onnx.operators  # noqa: F401 - fills the registry
+
+    return (domain, op) in LOWERINGS
+
+
 def lower_node(site: Site) -> Lowered:
     """Return what a node is.
 

@@ -53,12 +53,21 @@ class Scope:
         Of names that are new in it.
     used
         Local names that something reads; outputs nothing reads are dropped.
+    opsets
+        Version by domain where they are not the model's: in definitions of operators.
     """
 
     names: dict[str, str] = field(default_factory=dict)
     parent: Scope | None = None
     prefix: str = ""
     used: set[str] = field(default_factory=set)
+    opsets: Mapping[str, int] | None = None
+
+    def version(self, domain: str, default: Mapping[str, int]) -> int:
+        """Return the version of a domain's operators here; ``default`` holds the model's."""
+        if self.opsets is None and self.parent is not None:
+            return self.parent.version(domain, default)
+        return (default if self.opsets is None else self.opsets).get(domain, 0)
 
     def find(self, name: str) -> str | None:
         """Return the name of the whole, ``None`` where nothing of that name is in sight."""
@@ -99,10 +108,10 @@ class Tracer:
         self._counts: dict[str, int] = {}
         self._traced = 0
         self._seen: dict[Hashable, list[Value | None]] = {}
-        self._evaluate = Evaluator(loaded.opsets)
+        self._evaluators: dict[int, Evaluator] = {}
         self._imports = [onnx.helper.make_opsetid(d, v) for d, v in loaded.opsets.items()]
         self._data: dict[str, onnx.TensorProto] = {}
-        self._schemas: dict[tuple[str, str], onnx.defs.OpSchema | None] = {}
+        self._schemas: dict[tuple[str, str, int], onnx.defs.OpSchema | None] = {}
 
     def constant(self, name: str, array: np.ndarray) -> None:
         """Enter a constant by its name of the whole."""
@@ -152,6 +161,7 @@ class Tracer:
     def node(self, node: onnx.NodeProto, scope: Scope) -> None:
         """Trace one node."""
         from roller.onnx.control import control
+        from roller.onnx.defined import defined
 
         inputs = tuple((scope.find(n) or "") if n else "" for n in node.input)
         if any(n in self.unknown for n in inputs):
@@ -165,7 +175,9 @@ class Tracer:
             return self.constant(self.define(scope, node.output[0]), _constant(attributes, self.loaded.name))
         inputs = self._corrected(node, inputs, domain)
         traced = Node(node.op_type, inputs, (), attributes, self.label(node, scope), domain,
-                      self.loaded.opsets.get(domain, 0))  # fmt: skip
+                      scope.version(domain, self.loaded.opsets))  # fmt: skip
+        if defined(self, node, traced, scope):
+            return None
         types = self._types(node, traced)
         if isinstance(types, str):
             self.refuse(traced, types)
@@ -268,7 +280,7 @@ class Tracer:
             return [np.array(shape[traced.attributes.get("start", 0) : traced.attributes.get("end")], np.int64)]
         if any(n and n not in self.constants for n in traced.inputs):
             return None
-        schema = self._schema(traced)
+        schema = self.schema(traced)
         if (
             schema is None
             or getattr(schema, "non_deterministic", False)
@@ -276,10 +288,15 @@ class Tracer:
         ):
             return None
         arrays = [self.constants[n] if n else None for n in traced.inputs]
-        return self._evaluate(node, traced.attributes, arrays, types)
+        own = self.loaded.opsets.get(traced.domain) == traced.version
+        key = 0 if own else traced.version
+        if key not in self._evaluators:
+            self._evaluators[key] = Evaluator(self.loaded.opsets if own else {traced.domain: traced.version})
+        return self._evaluators[key](node, traced.attributes, arrays, types)
 
-    def _schema(self, traced: Node) -> onnx.defs.OpSchema | None:
-        key = traced.domain, traced.op
+    def schema(self, traced: Node) -> onnx.defs.OpSchema | None:
+        """Return what onnx knows of a node's operator, ``None`` where it knows none of this name."""
+        key = traced.domain, traced.op, traced.version
         if key not in self._schemas:
             try:
                 self._schemas[key] = onnx.defs.get_schema(traced.op, traced.version, traced.domain)
@@ -289,7 +306,7 @@ class Tracer:
 
     def _types(self, node: onnx.NodeProto, traced: Node) -> list[Value | None] | str:
         """Return the types of a node's outputs (``None`` where unknown), or why the node is refused."""
-        schema = self._schema(traced)
+        schema = self.schema(traced)
         declared = [self.declared.get(o) for o in node.output]
         if schema is None:
             if all(d is not None for d, o in zip(declared, node.output, strict=True) if o):
@@ -303,7 +320,7 @@ class Tracer:
         # Layers repeat: a node like one before it has results like its.
         given = tuple((v.shape, v.dtype) if (v := self.values.get(i)) else None for i in traced.inputs)
         told = b"".join(a.SerializeToString() for a in node.attribute)
-        key = traced.domain, traced.op, told, given, tuple(map(bool, node.output))
+        key = traced.domain, traced.op, traced.version, told, given, tuple(map(bool, node.output))
         if key in self._seen and not any(declared):
             return self._seen[key]
         types = self._inferred(schema, node, traced, data, declared)
@@ -324,7 +341,12 @@ class Tracer:
             node.attribute.append(onnx.helper.make_attribute(*forgotten))
         try:
             inferred = onnx.shape_inference.infer_node_outputs(
-                schema, node, given, dict(data), opset_imports=self._imports, ir_version=self.loaded.ir_version
+                schema,
+                node,
+                given,
+                dict(data),
+                opset_imports=self._imports_of(traced),
+                ir_version=self.loaded.ir_version,
             )
         except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError) as error:
             return str(error).replace("[ShapeInferenceError] ", "").replace("[TypeInferenceError] ", "").strip()
@@ -339,6 +361,12 @@ class Tracer:
                 value = own
             types.append(value)
         return types
+
+    def _imports_of(self, traced: Node) -> list[onnx.OperatorSetIdProto]:
+        """Return the operator sets a node is of: the model's, or those of a definition."""
+        if self.loaded.opsets.get(traced.domain) == traced.version:
+            return self._imports
+        return [onnx.helper.make_opsetid(traced.domain, traced.version)]
 
     def _datum(self, name: str) -> onnx.TensorProto | None:
         """Return a small constant as inference takes it."""
