@@ -47,9 +47,12 @@ def unary(site: Site) -> Lowered:
 
 
 def _clipped(x: Scalar, low: Scalar | None, high: Scalar | None) -> Scalar:
-    """Return ``min(max(x, low), high)``, either bound absent; the order is ONNX's where they cross."""
-    x = x if low is None else call("max", x, low)
-    return x if high is None else call("min", x, high)
+    """Return ``min(max(x, low), high)``, either bound absent; the order is ONNX's where they cross.
+
+    The bound comes first: where a processor compares with NaN, the second operand is what is left.
+    """
+    x = x if low is None else call("max", low, x)
+    return x if high is None else call("min", high, x)
 
 
 @lowers("Clip")
@@ -102,7 +105,7 @@ def _sign(c: _Literal, x: Scalar) -> Scalar:
 
 #: Tree, and attributes with their defaults in the order it takes them.
 _PARAMETRIC: dict[str, tuple[Callable[..., Scalar], dict[str, float]]] = {
-    "Relu": (lambda c, x: call("max", x, c(0)), {}),
+    "Relu": (lambda c, x: call("max", c(0), x), {}),  # in this order NaN stays
     "Elu": (_elu, {"alpha": 1.0}),
     "Selu": (_elu, {"alpha": 1.67326319217681884765625, "gamma": 1.05070102214813232421875}),
     "Celu": (_celu, {"alpha": 1.0}),

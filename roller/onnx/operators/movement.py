@@ -8,7 +8,8 @@ import numpy as np
 
 from roller.expr import Axis, Index, Load, Stage, Term, axis_index
 from roller.onnx.elementwise import axes_of, broadcast, identity, moved, pointwise, tensor
-from roller.onnx.lowering import Compute, Joined, Lowered, Reshaped, Site, Unsupported, lowers
+from roller.onnx.lowering import Compute, Joined, Lowered, Reshaped, Rewritten, Site, Unsupported, lowers
+from roller.onnx.rewriting import Steps
 
 
 @lowers("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity")
@@ -87,6 +88,8 @@ def split(site: Site) -> Lowered:
     """Lower parts along an axis: one read each, from where the part begins."""
     x = site.required(0)
     axis = axis_of(int(site.attribute("axis", 0)), len(x.shape))
+    if any(v is not None and not v.elements for v in site.outputs) and x.elements:
+        return _slices(site, axis)
     read = tensor(x)
     stages, start = [], 0
     for value in site.outputs:
@@ -100,6 +103,19 @@ def split(site: Site) -> Lowered:
     if start > x.shape[axis]:
         raise Unsupported(f"Split into {start} elements of an axis of {x.shape[axis]}")
     return Compute(tuple(stages))
+
+
+def _slices(site: Site, axis: int) -> Rewritten:
+    """Return one Slice per part: those that are empty need no kernel."""
+    steps, start = Steps(site), 0
+    for value in site.outputs:
+        if value is None:
+            raise Unsupported("Split leaves out one of its outputs, whose length is then unknown")
+        end = start + value.shape[axis]
+        bounds = [steps.constant(np.array([n], np.int64)) for n in (start, end, axis)]
+        steps.add("Slice", (site.required(0), *bounds), value.shape, out=value)
+        start = end
+    return steps.done()
 
 
 @lowers("Slice")
