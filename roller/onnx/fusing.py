@@ -107,6 +107,30 @@ def appended(anchor: Computed, reader: Computed) -> Computed | None:
     return unmarked(assembled((*anchor.reads, *other.reads), stages, reader, nodes_of(anchor, reader)))
 
 
+def beside(first: Computed, reader: Computed) -> Computed | None:
+    """Return one part with the results of two element-wise parts, the second of which reads the first in place."""
+    one, two = element_wise(first), element_wise(reader)
+    if one is None or two is None:
+        return None
+    other = marked(reader, first)
+    two = other.stages[0]
+    own = {(ld.index, ld.guard) for ld in two.loads if ld.tensor == one.name}
+    if len(own) != 1 or two.points != one.points:
+        return None
+    index, guard = next(iter(own))
+    place = reshaped(one.store, one.output.shape, other.shapes[one.name], one.extents)
+    at = None if place is None or guard else inverted(index, two.extents, place, one.extents)
+    body = None if at is None else substituted(two.body, at, one.extents)
+    store = () if at is None else tuple(composed(i, at, one.extents) for i in two.store)
+    if body is None or any(i is None for i in store):
+        return None
+    second = Stage(two.output, one.axes, tuple(i for i in store if i is not None),
+                   _moved_to(body, one.name, one.store), None, two.acc_dtype)  # fmt: skip
+    both = replace(reader, outputs=(one.name, two.name))
+    out = unmarked(assembled((*first.reads, *other.reads), [one, second], both, nodes_of(first, reader)))
+    return None if out is None else with_whole_dimensions(out)
+
+
 def _behind(anchor: Computed, after: Stage, store: tuple[Index, ...], body: Scalar) -> list[Stage]:
     """Return the anchor's stages with ``body`` as the last one, stored at ``store`` over the anchor's axes."""
     last = anchor.stages[-1]

@@ -8,6 +8,7 @@ Parts are the nodes of a graph after lowering. Rules run in passes, each over al
    take the element-wise part that reads their result behind them. Neither repeats arithmetic.
 3. What is left of movement may split axes of its readers, or of what it reads, into digits.
 4. Element-wise parts become the prologue of reductions that run row by row, and those that share rows one kernel.
+5. Element-wise parts that read what is stored for others too are computed beside it.
 
 A part that resulted must still be of the structure its anchor had: a sum of products stays one that is tiled.
 """
@@ -52,6 +53,7 @@ class Fusion:
     low: Lowering
     parts: list[Part | None] = field(default_factory=list)
     readers: dict[str, set[int]] = field(default_factory=dict)
+    writers: dict[str, int] = field(default_factory=dict)
     cuts: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -62,6 +64,7 @@ class Fusion:
     def _add(self, part: Part) -> None:
         self.parts.append(part)
         self._read(len(self.parts) - 1, part.inputs)
+        self.writers.update(dict.fromkeys(part.outputs, len(self.parts) - 1))
 
     def _read(self, n: int, names: Iterable[str]) -> None:
         for name in names:
@@ -75,6 +78,7 @@ class Fusion:
         self.parts[n] = part
         if part is not None:
             self._read(n, part.inputs)
+            self.writers.update(dict.fromkeys(part.outputs, n))
 
     def readers_of(self, part: Computed) -> list[int]:
         """Return the positions of what reads a part's only output."""
@@ -341,6 +345,25 @@ def _rows(state: Fusion, n: int) -> bool:
     return _replace(state, n, at, _accepted(state, part, reader, rowwise.joined(part, reader), "they share no rows"))
 
 
+def _side_by_side(state: Fusion, n: int) -> bool:
+    """Compute element-wise arithmetic beside what it reads, where that is stored all the same for others."""
+    part = state.parts[n]
+    if not isinstance(part, Computed) or element_wise(part) is None or _is_movement(part):
+        return False
+    for at in state.readers_of(part):
+        reader = state.parts[at]
+        if not isinstance(reader, Computed) or element_wise(reader) is None:
+            continue
+        if any(state.writers.get(name, -1) >= n for name in reader.inputs if name != part.outputs[0]):
+            continue  # what it reads besides is not there yet
+        new = fusing.beside(part, reader)
+        if new is not None and new.canonical.structure == "streaming" and len(new.reads) <= _MOST_TENSORS:
+            state.put(n, new)
+            state.put(at, None)
+            return True
+    return False
+
+
 _PASSES: tuple[tuple[Rule, ...], ...] = (
     (_move_plainly,),
     (_chain, _absorb),
@@ -348,4 +371,5 @@ _PASSES: tuple[tuple[Rule, ...], ...] = (
     (_move_split, _absorb_split, _chain_moved),
     (_chain, _absorb, _prologue),
     (_rows, _absorb),
+    (_side_by_side,),
 )

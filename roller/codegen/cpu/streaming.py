@@ -1,4 +1,4 @@
-"""Template of expressions without a reduction: one parallel, vectorised pass per output."""
+"""Template of expressions without a reduction: one parallel, vectorised pass, for all outputs where they go along."""
 
 from __future__ import annotations
 
@@ -95,8 +95,35 @@ def streaming_body(program: RProgram, buffers: dict[str, Buffer]) -> Stmt:
     kept = {s.name: declare(s.name, s.output.shape, s.output.dtype) for s in stages if s.name not in expr.outputs}
     everything = {**buffers, **kept}
     tensors = {n: reader(b) for n, b in everything.items()}
+    together = _in_one_pass(program, stages)
+    if together:
+        return seq(*(allocate(b) for b in kept.values()), _pass(nest, program, stages, everything, tensors))
     nests = [_nest(nest, program, s, everything[s.name], tensors) for s in stages]
     return seq(*(allocate(b) for b in kept.values()), *nests)
+
+
+def _in_one_pass(program: RProgram, stages: Sequence[Stage]) -> bool:
+    """Whether several stages run over the same points and read each other's results where they were just written."""
+    if len(stages) == 1 or program.nontemporal:
+        return False
+    stores = {s.name: s.store for s in stages}
+    in_place = (ld.index == stores[ld.tensor] and not ld.guard for s in stages for ld in s.loads if ld.tensor in stores)
+    return all(s.axes == program.axes for s in stages) and all(in_place)
+
+
+def _pass(
+    nest: Nest, program: RProgram, stages: Sequence[Stage], buffers: Mapping[str, Buffer],
+    tensors: Mapping[str, Callable[..., Expr]],
+) -> Stmt:  # fmt: skip
+    """Emit stages side by side: what one of them reads the others read from a register."""
+
+    def store(env: dict[str, Any]) -> Stmt:
+        return seq(
+            *(write(buffers[s.name], emit_scalar(s.body, env, tensors), *(emit_index(i, env) for i in s.store))
+              for s in stages)
+        )  # fmt: skip
+
+    return elementwise_nest(nest, spatial_plans(program), store, True)
 
 
 def _nest(nest: Nest, program: RProgram, s: Stage, out: Buffer, tensors: Mapping[str, Callable[..., Expr]]) -> Stmt:
