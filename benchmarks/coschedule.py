@@ -22,8 +22,8 @@ from benchmarks.models.lstm import Lstm, build
 from roller.model.plan import Plan
 from roller.model.session import Session
 from roller.model.steps import Run, Step, Together
-from roller.onnx.compile import CompiledModel, compile_program, hire, partitioned, read
-from roller.onnx.jobs import Settings
+from roller.onnx.compile import compile_partitioned, partitioned, read
+from roller.onnx.compiled_model import CompiledModel
 
 
 def predicted_s(made: CompiledModel) -> float:
@@ -59,15 +59,11 @@ def sections(plan: Plan) -> tuple[int, int, int]:
     return len(found), inside, inside + sum(isinstance(s, Run) for s in plan.program.steps)
 
 
-def measure(model: Path, rounds: int, settings: Settings) -> dict[str, Any]:
+def measure(model: Path, rounds: int, deterministic: bool) -> dict[str, Any]:
     """Compile a model both ways and run both in turn."""
-    target, crew = hire("cpu")
-    try:
-        program = partitioned(read(str(model)))
-        serial = compile_program(program, target, settings, crew=crew, side_by_side=False)
-        together = compile_program(program, target, settings, crew=crew)
-    finally:
-        crew.close()
+    program = partitioned(read(str(model)))
+    serial = compile_partitioned(program, deterministic=deterministic, side_by_side=False)
+    together = compile_partitioned(program, deterministic=deterministic)
     sessions = [Session(m.plan, m.artifacts, cores=m.spec.units) for m in (serial, together)]
     feeds = random_feeds(model)
     results = [s.run(None, feeds) for s in sessions]
@@ -111,7 +107,7 @@ def main(
         with tempfile.TemporaryDirectory() as folder:
             model = Path(folder, f"lstm{'' if operators else '_unrolled'}_{layers}x{steps}x{width}_b{size}.onnx")
             build(model, size, Lstm(layers, steps, width, not operators))
-            rows.append(measure(model, rounds, Settings(deterministic=deterministic)))
+            rows.append(measure(model, rounds, deterministic))
         print(table(rows[-1:]), flush=True)
     print(table(rows))
     if out is not None:
