@@ -7,6 +7,7 @@ whatever else the machine does meets both alike. A ratio above 1 says that side 
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -38,8 +39,8 @@ def predicted_s(made: CompiledModel) -> float:
     return sum(map(seconds, made.plan.program.steps))
 
 
-def in_turn(one: Callable[[], Any], other: Callable[[], Any], rounds: int) -> tuple[float, float, float]:
-    """Return the median seconds of both, and the median ratio of pairs that ran next to each other."""
+def in_turn(one: Callable[[], Any], other: Callable[[], Any], rounds: int) -> dict[str, float]:
+    """Return medians and least seconds of both, and the median ratio of pairs that ran next to each other."""
     times: tuple[list[float], list[float]] = ([], [])
     for n in range(rounds + 3):
         pair = (0, 1) if n % 2 == 0 else (1, 0)
@@ -49,7 +50,11 @@ def in_turn(one: Callable[[], Any], other: Callable[[], Any], rounds: int) -> tu
             if n >= 3:
                 times[which].append(time.perf_counter() - start)
     ratios = [a / b for a, b in zip(*times, strict=True)]
-    return statistics.median(times[0]), statistics.median(times[1]), statistics.median(ratios)
+    return {
+        "measured_serial_s": statistics.median(times[0]), "measured_together_s": statistics.median(times[1]),
+        "measured_ratio": statistics.median(ratios), "best_serial_s": min(times[0]), "best_together_s": min(times[1]),
+        "load": os.getloadavg()[0],
+    }  # fmt: skip
 
 
 def sections(plan: Plan) -> tuple[int, int, int]:
@@ -69,25 +74,25 @@ def measure(model: Path, rounds: int, deterministic: bool) -> dict[str, Any]:
     results = [s.run(None, feeds) for s in sessions]
     for a, b in zip(*results, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
-    serial_s, together_s, ratio = in_turn(*(lambda s=s: s.run(None, feeds) for s in sessions), rounds)
+    measured = in_turn(*(lambda s=s: s.run(None, feeds) for s in sessions), rounds)
     count, inside, every = sections(together.plan)
     return {
         "model": model.stem, "kernels": every, "sections": count, "kernels_in_sections": inside,
         "predicted_serial_s": predicted_s(serial), "predicted_together_s": predicted_s(together),
         "predicted_ratio": predicted_s(serial) / predicted_s(together),
-        "measured_serial_s": serial_s, "measured_together_s": together_s, "measured_ratio": ratio, "rounds": rounds,
+        **measured, "rounds": rounds,
     }  # fmt: skip
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return the results as a table in Markdown."""
-    lines = ["| network | kernels in sections | sections | predicted ms | ratio | measured ms | ratio |",
-             "|---|---|---|---|---|---|---|"]  # fmt: skip
+    lines = ["| network | kernels in sections | sections | predicted ms | ratio | measured ms (median) | ratio (pairs) | "
+             "best ms | load |", "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
     for r in rows:
-        predicted, measured = (f"{r[f'{k}_serial_s'] * 1e3:.3g} -> {r[f'{k}_together_s'] * 1e3:.3g}"
-                               for k in ("predicted", "measured"))  # fmt: skip
+        predicted, measured, best = (f"{r[f'{k}_serial_s'] * 1e3:.3g} -> {r[f'{k}_together_s'] * 1e3:.3g}"
+                               for k in ("predicted", "measured", "best"))  # fmt: skip
         lines.append(f"| {r['model']} | {r['kernels_in_sections']} of {r['kernels']} | {r['sections']} | {predicted} | "
-                     f"{r['predicted_ratio']:.2f} | {measured} | {r['measured_ratio']:.2f} |")  # fmt: skip
+                     f"{r['predicted_ratio']:.2f} | {measured} | {r['measured_ratio']:.2f} | {best} | {r['load']:.1f} |")  # fmt: skip
     return "\n".join(lines)
 
 

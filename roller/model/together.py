@@ -25,7 +25,7 @@ _PATIENCE = 8
 #: Of the steps a section was tried with in vain, one of so many then runs alone before the next try.
 _RETREAT = 8
 #: Predicted gain below which kernels stay one after another: predictions of one expression differ by about this much.
-_LEAST_GAIN = 0.03
+LEAST_GAIN = 0.03
 #: Another order may take this much more memory for values than the one it replaces, or this many bytes.
 _MORE_MEMORY, _FREE_BYTES = 1.25, 1 << 20
 #: How far ahead of the others a section may run, as parts of the longest way through the model; less takes less memory.
@@ -297,7 +297,7 @@ class _Section:
         self._common += s.costs.common(s.steps[i])
         length = max(*self._load, self._common) + s.costs.sync_s
         gain = self._serial - length
-        if gain > self._gain and gain > _LEAST_GAIN * self._serial:
+        if gain > self._gain and gain > LEAST_GAIN * self._serial:
             self._gain, self.best, self.best_s = gain, len(self.order), length
         for j in s.graph.after[i]:
             self._missing[j] = self._missing.get(j, s.missing[j]) - 1

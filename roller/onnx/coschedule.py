@@ -10,7 +10,8 @@ from roller.errors import NoCandidateError
 from roller.hardware import DeviceSpec
 from roller.model.dependencies import Dependencies
 from roller.model.steps import KernelSource, Program, Run
-from roller.model.together import Costs, Outcome, coschedule
+from roller.model.together import LEAST_GAIN, Costs, Outcome, coschedule
+from roller.onnx.chunks import chunked
 from roller.perf.estimate import Estimate
 
 #: Lanes that are tried on a device whose units start no threads: streams, each with its part of the units.
@@ -23,6 +24,8 @@ def coscheduled(
     program: Program, spec: DeviceSpec, predict: Predict | None = None, whole: Mapping[str, Estimate] | None = None
 ) -> Outcome:
     """Return a program whose independent small kernels run side by side where that is predicted to be faster.
+
+    Kernels that wait for a whole sequence are cut into chunks (:mod:`roller.onnx.chunks`) where that lets others run.
 
     Parameters
     ----------
@@ -42,12 +45,24 @@ def coscheduled(
     """
     predict = predict or predictor(spec)
     known = dict(whole or {})
-    company = with_company(program)
-    if spec.units < 2 or not company:
+    variants = chunked(program) if spec.units > 1 else []
+    if spec.units < 2 or not (variants or with_company(program)):
         return _as_it_is(program, known)
+    best = _side_by_side(program, spec, predict, known)
+    serial_s = best.serial_s
+    for variant in variants:
+        found = _side_by_side(variant, spec, predict, known)
+        # Another program is worth it only beyond what predictions are good for.
+        best = found if 0.0 < found.together_s < (1.0 - LEAST_GAIN) * best.together_s else best
+    return replace(best, serial_s=serial_s)
+
+
+def _side_by_side(program: Program, spec: DeviceSpec, predict: Predict, known: dict[str, Estimate]) -> Outcome:
+    """Return the best division of one program; what is predicted on the way joins ``known``."""
     missing = {k: s for k, s in program.kernels.items() if k not in known}
     known |= predict(missing, None) if missing else {}
-    if not program.kernels.keys() <= known.keys():
+    company = with_company(program)
+    if not company or not program.kernels.keys() <= known.keys():
         return _as_it_is(program, known)  # what has no program is reported when it is compiled
     shared = {k: program.kernels[k] for k in sorted(company)}
     outcomes = [coschedule(program, costs_of(known, predict(shared, u), spec, n, u)) for n, u in _lanes(spec)]
