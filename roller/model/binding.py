@@ -15,6 +15,9 @@ from roller.model.kernels import LoadedKernel, Taken, as_taken, storage
 from roller.model.plan import ARENA, CONSTANT, INPUT, OUTPUT, Place, Plan
 from roller.model.steps import Call, Copy, Foreign, Run, Step, Together
 
+#: Copies of this many bytes are spread over threads, as in runner.c.
+SHARED_COPY_BYTES = 1 << 20
+
 
 @dataclass(frozen=True)
 class Operand:
@@ -172,6 +175,15 @@ class _Binder:
                 "Compile the kernel again."
             )
         return found
+
+
+def wakes_threads(bound: Bound) -> bool:
+    """Whether a step runs on more threads than its caller's."""
+    if isinstance(bound, BoundTogether):
+        return bound.apart or any(wakes_threads(b) for lane in bound.lanes for b in lane)
+    if isinstance(bound, BoundCopy):
+        return bound.step.rows * bound.step.row_bytes >= SHARED_COPY_BYTES
+    return isinstance(bound, BoundRun) and bound.kernel.code.parallel
 
 
 def _is_serial(bound: Bound) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -87,7 +88,7 @@ def read_as_they_are(plan: Plan, kernels: Mapping[str, LoadedKernel]) -> set[str
     return found
 
 
-def prepare(plan: Plan, kernels: Mapping[str, LoadedKernel], cores: int) -> Constants:
+def prepare(plan: Plan, kernels: Mapping[str, LoadedKernel], cores: int, consume: bool = False) -> Constants:
     """Pack the constants of a plan.
 
     Parameters
@@ -98,6 +99,8 @@ def prepare(plan: Plan, kernels: Mapping[str, LoadedKernel], cores: int) -> Cons
         Loaded kernels by key.
     cores
         Threads that packing may use.
+    consume
+        Whether constants that only their packed form is read of leave the plan's program as they are packed.
 
     Returns
     -------
@@ -110,17 +113,24 @@ def prepare(plan: Plan, kernels: Mapping[str, LoadedKernel], cores: int) -> Cons
         Where a kernel takes as constant what is none, or is missing.
     """
     check_kernels(plan, kernels)
-    given = plan.program.constants
+    given, raw = plan.program.constants, read_as_they_are(plan, kernels)
     panels: dict[PanelKey, tuple[np.ndarray, ...]] = {}
-    for step in steps_of(plan.program.steps):
-        if not isinstance(step, Run):
-            continue
-        kernel = kernels[step.kernel]
-        key = panel_key(step, kernel)
-        if kernel.code.panels and key not in panels:
-            panels[key] = _packed(step, kernel, plan, given, cores)
-    kept = {name: _readable(given[name]) for name in sorted(read_as_they_are(plan, kernels))}
-    return Constants(kept, panels)
+    runs = [s for s in steps_of(plan.program.steps) if isinstance(s, Run) and kernels[s.kernel].code.panels]
+    uses = Counter(name for run in runs for name in _packs(run, kernels[run.kernel], plan))
+    for run in runs:
+        key = panel_key(run, kernels[run.kernel])
+        if key not in panels:
+            panels[key] = _packed(run, kernels[run.kernel], plan, given, cores)
+        for name in _packs(run, kernels[run.kernel], plan):
+            uses[name] -= 1
+            if consume and not uses[name] and name not in raw and isinstance(given, dict):
+                del given[name]
+    return Constants({name: _readable(given[name]) for name in sorted(raw)}, panels)
+
+
+def _packs(run: Run, kernel: LoadedKernel, plan: Plan) -> tuple[str, ...]:
+    """Return the constants a run packs, each once, views followed."""
+    return tuple(dict.fromkeys(plan.places[run.inputs[n]].name for n in kernel.code.constants))
 
 
 def _packed(

@@ -13,7 +13,7 @@ from roller.artifact import KernelArtifact
 from roller.backends.cpu import threads
 from roller.backends.cpu.launcher import runtime_of_pools
 from roller.errors import LaunchError, ModelError
-from roller.model.binding import Bound, bind
+from roller.model.binding import Bound, bind, wakes_threads
 from roller.model.constants import Constants, prepare, without_constants
 from roller.model.feeds import Described, Feeds, described
 from roller.model.frames import Frame
@@ -41,6 +41,9 @@ class Session:
         Threads a call may use, the caller among them.
     native
         Whether steps run without Python; ``False`` is slower and computes the same.
+    consume
+        Whether the constants are taken out of the plan's program, each as soon as it is packed, so that weights are not
+        in memory twice: the plan, its program and what they were made from are of no more use then.
 
     Raises
     ------
@@ -52,10 +55,18 @@ class Session:
         Where the native runner has to be compiled and there is no C compiler.
     """
 
-    def __init__(self, plan: Plan, artifacts: Mapping[str, KernelArtifact], *, cores: int, native: bool = True) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        artifacts: Mapping[str, KernelArtifact],
+        *,
+        cores: int,
+        native: bool = True,
+        consume: bool = False,
+    ) -> None:
         kernels = {key: load_kernel(KernelCode.of(a), a.binary or b"") for key, a in artifacts.items()}
         runner = build_runner() if native else None
-        self._start(plan, kernels, prepare(plan, kernels, cores), cores, runner, artifacts)
+        self._start(plan, kernels, prepare(plan, kernels, cores, consume), cores, runner, artifacts)
 
     @classmethod
     def restored(
@@ -96,7 +107,10 @@ class Session:
     def _begin(self, steps: tuple[Bound, ...]) -> None:
         #: The plan's steps with their kernels and memory.
         self.steps = steps
+        #: Whether a call wakes other threads: without that it starts none.
+        self._wakes = self.cores > 1 and any(wakes_threads(step) for step in steps)
         self._tables = tables(steps, len(self.plan.program.inputs))
+        self._most_frames = max(2, len(threads.processors()))
         # The first call finds its memory at hand; other threads' calls make theirs.
         self._frames: list[Frame] = [self._frame()]
 
@@ -199,10 +213,12 @@ class Session:
         except IndexError:
             frame = self._frame()
         try:
-            threads.ready(self.cores, runtime_of_pools)
+            if self._wakes:
+                threads.ready(self.cores, runtime_of_pools)
             frame.run(inputs, outputs, seconds)
         finally:
-            self._frames.append(frame)
+            if len(self._frames) < self._most_frames:  # a burst of threads leaves no memory behind
+                self._frames.append(frame)
         return outputs
 
     def save(self, folder: str | os.PathLike[str], *, sources: bool = True) -> Path:

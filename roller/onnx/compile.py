@@ -114,7 +114,7 @@ def compile_model(
         program, device, top_k=top_k, options=options, budget_s=budget_s, executor=executor, scheduler=scheduler,
         workers=workers, cache=cache, progress=progress, deterministic=deterministic, side_by_side=side_by_side,
     )  # fmt: skip
-    return made.session() if made.runs_here else made
+    return made.session(consume=True) if made.runs_here else made
 
 
 def read(

@@ -55,8 +55,14 @@ class CompiledModel:
         """Whether a session of it can be had."""
         return self.target.here and self.spec.kind == "cpu"
 
-    def session(self) -> Session:
+    def session(self, *, consume: bool = False) -> Session:
         """Return the model, ready to be run here.
+
+        Parameters
+        ----------
+        consume
+            Whether this model is of no more use afterwards: its weights are let go as they are packed, so that they
+            are not in memory twice.
 
         Raises
         ------
@@ -68,7 +74,7 @@ class CompiledModel:
                 f"{self.plan.program.name}: compiled for '{self.spec.name}', which is not this machine's processor. "
                 "Save it (save) and run the folder where the device is."
             )
-        return Session(self.plan, self.artifacts, cores=self.spec.units)
+        return Session(self.plan, self.artifacts, cores=self.spec.units, consume=consume)
 
     def save(self, folder: str | os.PathLike[str], expected: Sequence[Expected] = ()) -> Path:
         """Write the model so that it starts without a compiler.
