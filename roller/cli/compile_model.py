@@ -80,10 +80,15 @@ def compile_model_command(
         _list(graph, as_json)
         return
     program = _partitioned(graph, fallback, as_json)
-    made = stages.compile_partitioned(
-        program, device, top_k=top_k, budget_s=budget, scheduler=scheduler, workers=workers, cache=cache,
-        deterministic=deterministic,
-    )  # fmt: skip
+    try:
+        made = stages.compile_partitioned(
+            program, device, top_k=top_k, budget_s=budget, scheduler=scheduler, workers=workers, cache=cache,
+            deterministic=deterministic,
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        kept = "Kernels that are done are in the cache; the same command goes on from there." if cache else ""
+        typer.echo(f"roller: interrupted. {kept}".rstrip(), err=True)
+        raise typer.Exit(130) from None
     if out is not None:
         made.save(out, _expected(made, model) if made.spec.kind == "gpu" else ())
     if as_json:

@@ -49,8 +49,8 @@ class Predictions:
         self._folder = None if cache is None else cache.folder
         digests = sorted(j.digest for j in jobs_of(sources, target, settings, {}))
         self._name = hashlib.sha256("\n".join(digests).encode()).hexdigest()
-        #: Estimates as plain data by job digest, ``None`` where no program fits.
-        self._known: dict[str, Any] = read_note(self._folder, self._name) if self._folder is not None else {}
+        #: Estimates by job digest, ``None`` where no program fits.
+        self._known = {} if self._folder is None else _estimates(read_note(self._folder, self._name))
         self.constructed: dict[str, Constructed] = {}
 
     def __call__(self, sources: Mapping[str, KernelSource], units: int | None) -> dict[str, Estimate]:
@@ -63,8 +63,17 @@ class Predictions:
             self.constructed |= found
             for job in missing:
                 made = found.get(job.digest)
-                self._known[job.digest] = made[0][0].estimate.to_dict() if made else None
+                self._known[job.digest] = made[0][0].estimate if made else None
             if self._folder is not None:
-                write_note(self._folder, self._name, self._known)
+                note = {i: None if e is None else e.to_dict() for i, e in self._known.items()}
+                write_note(self._folder, self._name, note)
         known = {key: self._known[job.digest] for job in jobs for key, _ in job.names}
-        return {key: Estimate.from_dict(e) for key, e in known.items() if e is not None}
+        return {key: e for key, e in known.items() if e is not None}
+
+
+def _estimates(note: Mapping[str, Any]) -> dict[str, Estimate | None]:
+    """Return what a note says; nothing where it says anything else."""
+    try:
+        return {digest: None if e is None else Estimate.from_dict(e) for digest, e in note.items()}
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return {}

@@ -113,3 +113,12 @@ def test_wrong_words_are_one_line(cli, model, arguments, code, message):
 def test_a_missing_file_is_one_line(cli, tmp_path):
     code, _, err = cli("compile-model", tmp_path / "none.onnx")
     assert code == 1 and err.startswith("roller: error:") and "none.onnx" in err
+
+
+def test_an_interrupt_says_what_is_kept(cli, model, monkeypatch):
+    def interrupt(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("roller.onnx.compile.compile_kernels", interrupt)
+    code, _, err = cli("compile-model", model, "--batch", "1")
+    assert code == 130 and "the same command goes on from there" in err
