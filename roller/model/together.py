@@ -24,8 +24,10 @@ _LONGEST = 256
 _PATIENCE = 8
 #: Of the steps a section was tried with in vain, one of so many then runs alone before the next try.
 _RETREAT = 8
-#: Predicted gain below which kernels stay one after another: predictions of one expression differ by about this much.
-LEAST_GAIN = 0.03
+#: Predicted gain of a section below which its kernels stay one after another: what predictions of a ratio are good for.
+LEAST_GAIN = 0.05
+#: Predicted gain of a whole model below which it stays as it is: kernels for a share have to be compiled too.
+_LEAST_IN_ALL = 0.02
 #: Another order may take this much more memory for values than the one it replaces, or this many bytes.
 _MORE_MEMORY, _FREE_BYTES = 1.25, 1 << 20
 #: How far ahead of the others a section may run, as parts of the longest way through the model; less takes less memory.
@@ -140,6 +142,8 @@ def coschedule(program: Program, costs: Costs) -> Outcome:
         if live_bytes(program, scheduler.out) <= most:
             break
     else:
+        return unchanged
+    if scheduler.seconds > (1.0 - _LEAST_IN_ALL) * serial_s:
         return unchanged
     runs = sum(isinstance(s, Run) for t in sections for lane in t.lanes for s in lane)
     made = replace(program, steps=tuple(scheduler.out), kernels=_kernels(program, scheduler.out, costs))

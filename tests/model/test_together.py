@@ -98,11 +98,13 @@ def test_a_chain_and_kernels_that_use_all_cores_stay_as_they_are():
 def test_a_big_kernel_runs_alone_beside_small_ones():
     small = [Run("", "k", ("x",), (f"v{i}",)) for i in range(6)]
     before = program_of([Run("", "big", ("x",), ("w",)), *small])
-    costs = Costs({"k": 7e-6, "big": 1e-3}, {"k": 9e-6, "big": 1.99e-3}, 2e-6, 2, 1)
+    costs = Costs({"k": 7e-6, "big": 1e-4}, {"k": 9e-6, "big": 1.99e-4}, 2e-6, 2, 1)
     found = coschedule(before, costs)
     assert_valid(before, found.program)
     assert Run("", "big", ("x",), ("w",)) in found.program.steps
     assert found.runs == 6
+    huge = Costs({"k": 7e-6, "big": 1e-2}, {"k": 9e-6, "big": 1.99e-2}, 2e-6, 2, 1)
+    assert coschedule(before, huge).program is before  # not worth the kernels it would take
 
 
 def test_branches_share_a_section_and_meet_in_a_join():
