@@ -74,7 +74,8 @@ def roller_backend(
     except _REFUSALS as why:
         reason = str(why).strip().splitlines()[0] if str(why).strip() else type(why).__name__
         warnings.warn(f"roller: a graph runs in PyTorch instead: {reason}", RuntimeWarning, stacklevel=2)
-        return graph.forward
+        eager: Graph = graph.forward
+        return eager
 
 
 def _with_constants(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> _Split:
