@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from roller.backends.dtypes import numpy_dtype
+from roller.model import sampling
+
 Function: TypeAlias = Callable[[Any, Sequence[Any], Mapping[str, Any]], tuple[Any, ...]]
 
 #: Function by the name steps call it.
@@ -144,3 +147,19 @@ def cumsum(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tup
 def cumprod(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
     """Multiply up to each element along ``axis``."""
     return (_cumulative(xp, inputs[0], attributes, xp.cumprod, 1),)
+
+
+@library_function
+def determinant(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Compute determinants of matrices."""
+    return (xp.linalg.det(inputs[0]).astype(inputs[0].dtype),)
+
+
+@library_function
+def bit_cast(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Read the bits of ``inputs[0]`` as another ``dtype`` of the same width."""
+    return (xp.ascontiguousarray(inputs[0]).view(numpy_dtype(attributes["dtype"])).reshape(inputs[0].shape),)
+
+
+for _function in (sampling.grid_sample, sampling.col2im, sampling.max_unpool, sampling.tensor_scatter):
+    library_function(_function)

@@ -64,15 +64,11 @@ def _is_power_of_two(value: float) -> bool:
 @lowers("Mod")
 def modulo(site: Site) -> Lowered:
     """Lower a remainder: with the sign of the divisor, or of the dividend where ``fmod`` says so."""
-    dtype = site.output.dtype
+    require(site.output, (*FLOATS, *INTEGERS), "Mod")
+    dtype = computed(site.output.dtype)
     c_style = bool(site.attribute("fmod", 0))
     axes, (a, b) = operands(site)
-    if dtype in INTEGERS:
-        rest = call("imod", a, b)
-    elif c_style and dtype in ("float32", "float64"):
-        return pointwise(site, axes, call("fmod", a, b))
-    else:
-        raise Unsupported(f"Mod of {dtype} with fmod={int(c_style)}: kernels compute it between integers or as float32")
+    rest = call("imod" if dtype in INTEGERS else "fmod", a, b)
     if c_style or dtype == "uint8":
         return pointwise(site, axes, rest)
     zero = literal(0, dtype)

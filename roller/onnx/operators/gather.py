@@ -9,6 +9,7 @@ from roller.onnx.elementwise import axes_of, broadcast, call, computed, converte
 from roller.onnx.lowering import Called, Lowered, Site, Unsupported, lowers
 from roller.onnx.operators.blocks import gathered
 from roller.onnx.operators.movement import axis_of
+from roller.onnx.rewriting import Steps
 
 
 @lowers("Gather")
@@ -150,11 +151,13 @@ def compress(site: Site) -> Lowered:
     if condition is None:
         raise Unsupported("Compress without a condition")
     kept = np.flatnonzero(condition)
-    axis = site.attribute("axis")
-    if axis is None:
-        raise Unsupported("Compress of a flattened tensor: give it an axis")
-    d = axis_of(int(axis), len(site.required(0).shape))
-    return gathered(site, {d: kept})
+    x, axis = site.required(0), site.attribute("axis")
+    if axis is not None:
+        return gathered(site, {axis_of(int(axis), len(x.shape)): kept})
+    steps = Steps(site)
+    flat = steps.reshape(x, (x.elements,))
+    steps.add("Gather", (flat, steps.constant(kept.astype(np.int64))), (len(kept),), x.dtype, out=site.output, axis=0)
+    return steps.done()
 
 
 @lowers("OneHot")

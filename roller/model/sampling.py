@@ -1,0 +1,140 @@
+"""Pictures read at places that are data: functions of :mod:`roller.model.library`, for any array module."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def grid_sample(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Sample ``inputs[0]`` ``(n, c, *spatial)`` at the places ``inputs[1]`` ``(n, *out, rank)``, each in -1 to 1.
+
+    Attributes: ``mode`` (linear, nearest, cubic), ``padding`` (zeros, border, reflection), ``align_corners``.
+    """
+    data, grid = inputs
+    align, padding = attributes["align_corners"], attributes["padding"]
+    spatial = data.shape[2:]
+    taps = []
+    for d, size in enumerate(spatial):
+        place = grid[..., len(spatial) - 1 - d].astype("float64")  # x comes first
+        place = (place + 1) / 2 * (size - 1) if align else ((place + 1) * size - 1) / 2
+        if attributes["mode"] == "nearest":
+            place = xp.rint(place)
+        bounds = (0.0, size - 1.0) if align else (-0.5, size - 0.5)
+        outside = (place < bounds[0]) | (place > bounds[1])
+        if padding == "border":
+            place = xp.where(outside, xp.clip(place, 0, size - 1), place)
+        elif padding == "reflection":
+            place = xp.where(outside, _reflected(xp, place, *bounds), place)
+        taps.append(_taps(xp, place, attributes["mode"], size, padding, bounds))
+    batch = xp.arange(data.shape[0]).reshape((-1,) + (1,) * len(spatial))
+    channels_last = xp.moveaxis(data, 1, -1)
+    total: Any = 0
+    for chosen in itertools.product(*taps):
+        weight: Any = 1.0
+        for _, amount in chosen:
+            weight = weight * amount
+        total = total + channels_last[(batch, *(at for at, _ in chosen))] * weight[..., None]
+    return (xp.moveaxis(total, -1, 1).astype(data.dtype),)
+
+
+def _reflected(xp: Any, place: Any, low: float, high: float) -> Any:
+    """Return places mirrored at both bounds until they are within."""
+    extent = high - low
+    if extent <= 0:
+        return xp.full_like(place, low)
+    folded = xp.mod(xp.abs(place - low), 2 * extent)
+    return low + xp.where(folded > extent, 2 * extent - folded, folded)
+
+
+def _taps(
+    xp: Any, place: Any, mode: str, size: int, padding: str, bounds: tuple[float, float]
+) -> list[tuple[Any, Any]]:
+    """Return positions along one axis and their weights; outside, by the padding."""
+    first = xp.floor(place)
+    rest = place - first
+    if mode == "nearest":
+        offsets, amounts = [0], [xp.ones_like(place)]
+    elif mode == "linear":
+        offsets, amounts = [0, 1], [1 - rest, rest]
+    else:
+        offsets, amounts = [-1, 0, 1, 2], [_cubic(xp, xp.abs(rest - o)) for o in (-1, 0, 1, 2)]
+    found = []
+    for offset, amount in zip(offsets, amounts, strict=True):
+        at = first + offset
+        inside = (at >= 0) & (at <= size - 1)
+        if padding == "zeros":
+            amount = xp.where(inside, amount, 0.0)
+        elif padding == "reflection":
+            at = xp.where(inside, at, _reflected(xp, at, *bounds))
+        found.append((xp.clip(at, 0, size - 1).astype("int64"), amount))
+    return found
+
+
+def _cubic(xp: Any, distance: Any, a: float = -0.75) -> Any:
+    """Return Keys' kernel."""
+    near = ((a + 2) * distance - (a + 3)) * distance * distance + 1
+    far = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
+    return xp.where(distance <= 1, near, far)
+
+
+def col2im(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Add columns ``(n, c * kernel, blocks)`` up where the windows they come from stood.
+
+    Attributes: ``image``, ``block`` (shapes), ``strides``, ``dilations``, ``begins`` and ``ends`` (paddings).
+    """
+    (columns,) = inputs
+    image, block = attributes["image"], attributes["block"]
+    strides, dilations, begins = attributes["strides"], attributes["dilations"], attributes["begins"]
+    padded = [n + b + e for n, b, e in zip(image, begins, attributes["ends"], strict=True)]
+    counts = [(p - d * (k - 1) - 1) // s + 1 for p, k, s, d in zip(padded, block, strides, dilations, strict=True)]
+    n = columns.shape[0]
+    kernel = 1
+    for k in block:
+        kernel *= k
+    parts = columns.reshape((n, columns.shape[1] // kernel, *block, *counts))
+    out = xp.zeros((n, parts.shape[1], *padded), columns.dtype)
+    for at in itertools.product(*(range(k) for k in block)):
+        where = tuple(
+            slice(i * d, i * d + (c - 1) * s + 1, s) for i, d, c, s in zip(at, dilations, counts, strides, strict=True)
+        )
+        out[(slice(None), slice(None), *where)] += parts[(slice(None), slice(None), *at)]
+    inner = tuple(slice(b, b + size) for b, size in zip(begins, image, strict=True))
+    return (out[(slice(None), slice(None), *inner)],)
+
+
+def max_unpool(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Put ``inputs[0]`` back where the flat positions ``inputs[1]`` of a tensor of shape ``natural`` say.
+
+    Attributes: ``natural`` and ``shape``, whose corner it is.
+    """
+    data, positions = inputs[:2]
+    natural, shape = attributes["natural"], attributes["shape"]
+    size = 1
+    for n in natural:
+        size *= n
+    flat = xp.zeros(size, data.dtype)
+    flat[positions.reshape(-1)] = data.reshape(-1)
+    out = xp.zeros(tuple(shape), data.dtype)
+    out[tuple(slice(0, n) for n in natural)] = flat.reshape(tuple(natural))
+    return (out,)
+
+
+def tensor_scatter(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Write ``inputs[1]`` into ``inputs[0]`` along ``axis`` from where ``inputs[2]`` says, one place per batch.
+
+    Attributes: ``axis``, and ``circular`` where writing goes on from the beginning.
+    """
+    past, update = inputs[:2]
+    starts = inputs[2] if len(inputs) > 2 and inputs[2] is not None else xp.zeros(past.shape[0], "int64")
+    axis, out = attributes["axis"] - 1, past.copy()
+    size = past.shape[axis + 1]
+    for b in range(past.shape[0]):
+        at = int(starts[b]) + xp.arange(update.shape[axis + 1])
+        if attributes["circular"]:
+            at = at % size
+        elif at.size and (int(at[0]) < 0 or int(at[-1]) >= size):
+            raise IndexError(f"write_indices: expected places within {size}, got {int(at[0])} to {int(at[-1])}")
+        out[b][(slice(None),) * axis + (at,)] = update[b]
+    return (out,)
