@@ -242,12 +242,14 @@ FUNCTIONS: dict[str, Function] = {
 
 def walk(node: Scalar) -> Iterator[Scalar]:
     """Yield ``node`` and everything below it, parents first."""
-    yield node
-    if isinstance(node, Call):
-        for a in node.args:
-            yield from walk(a)
-    elif isinstance(node, Cast):
-        yield from walk(node.arg)
+    left = [node]
+    while left:
+        node = left.pop()
+        yield node
+        if isinstance(node, Call):
+            left.extend(reversed(node.args))
+        elif isinstance(node, Cast):
+            left.append(node.arg)
 
 
 def loads(node: Scalar) -> tuple[Load, ...]:

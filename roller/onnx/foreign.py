@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 from roller.expr import DTYPE_BYTES
-from roller.onnx.lowered import Lowering, Outside, Part, Refused
+from roller.onnx.lowered import Lowering, Named, Outside, Refused
 from roller.onnx.types import element_type, onnx_dtype
 
 
@@ -40,7 +40,7 @@ def _untyped(part: Refused, low: Lowering) -> Refused | None:
     return None
 
 
-def _groups(parts: Sequence[Part]) -> dict[int, int]:
+def _groups(parts: Sequence[Named]) -> dict[int, int]:
     """Return the group of every refused part by its position.
 
     Parts have levels, which never fall along an edge and rise where one leads from a refused part to another kind or
@@ -75,7 +75,7 @@ def _groups(parts: Sequence[Part]) -> dict[int, int]:
     return {n: root(n) for n in group}
 
 
-def _in_order(parts: Sequence[Part]) -> list[Part]:
+def _in_order(parts: Sequence[Named]) -> list[Named]:
     """Return parts in an order that may run, as near to the given one as that allows."""
     writer = {name: n for n, p in enumerate(parts) for name in p.outputs}
     waits = {n: {writer[name] for name in p.inputs if name in writer} for n, p in enumerate(parts)}
@@ -85,7 +85,7 @@ def _in_order(parts: Sequence[Part]) -> list[Part]:
             followers[s].append(n)
     ready = [n for n, sources in waits.items() if not sources]
     heapify(ready)
-    out: list[Part] = []
+    out: list[Named] = []
     while ready:
         n = heappop(ready)
         out.append(parts[n])

@@ -40,22 +40,37 @@ def kernel_of(part: Computed, constants: Container[str], label: str) -> Kernel:
     ExprError
         Where the stages are no valid expression.
     """
-    renamed = {t.name: f"x{k}" for k, t in enumerate(part.reads)}
-    renamed |= {s.name: f"t{k}" for k, s in enumerate(part.stages)}
-    renamed |= {n: f"y{k}" for k, n in enumerate(part.outputs)}
+    fixed = tuple(k for k, t in enumerate(part.reads) if t.name in constants)
+    key, source = source_of(numbered(part)[0], fixed, label)
+    return Kernel(key, source, part.inputs, part.outputs)
+
+
+def source_of(form: Computed, fixed: tuple[int, ...], label: str) -> tuple[str, KernelSource]:
+    """Return key and source of the kernel of a numbered part whose inputs ``fixed`` never change."""
+    first = len(form.reads)
+    names = {f"#{k}": f"x{k}" if k < first else f"t{k - first}" for k in range(first + len(form.stages))}
+    names |= {n: f"y{k}" for k, n in enumerate(form.outputs)}
+    axes = {a.name: a.name for s in form.stages for a in s.axes}
+    inputs = tuple(replace(t, name=names[t.name]) for t in form.reads)
+    stages = tuple(_renamed(s, names, axes) for s in form.stages)
+    expr = TensorExpr(label, inputs, stages, tuple(names[n] for n in form.outputs))
+    types = [(t.shape, t.dtype) for t in (*expr.inputs, *expr.output_tensors)]
+    text = json.dumps([expr.key, types, fixed, expr.allow_padding])
+    key = hashlib.sha256(text.encode()).hexdigest()[:24]
+    return key, KernelSource(expr, tuple(inputs[k].name for k in fixed))
+
+
+def numbered(part: Computed) -> tuple[Computed, tuple[str, ...]]:
+    """Return a part whose tensors are ``#0``, ``#1`` ... (inputs first) and whose axes are numbered, and the names."""
+    names = (*part.inputs, *(s.name for s in part.stages))
+    renamed = {n: f"#{k}" for k, n in enumerate(names)}
     axes: dict[str, str] = {}
     for s in part.stages:
         for a in s.axes:
             axes.setdefault(a.name, f"{'d' if a.kind == SPATIAL else 'k'}{len(axes)}")
-    inputs = tuple(replace(t, name=renamed[t.name]) for t in part.reads)
+    reads = tuple(replace(t, name=renamed[t.name]) for t in part.reads)
     stages = tuple(_renamed(s, renamed, axes) for s in part.stages)
-    expr = TensorExpr(label, inputs, stages, tuple(renamed[n] for n in part.outputs))
-    types = [(t.shape, t.dtype) for t in (*expr.inputs, *expr.output_tensors)]
-    fixed = [k for k, t in enumerate(part.reads) if t.name in constants]
-    text = json.dumps([expr.key, types, fixed, expr.allow_padding])
-    key = hashlib.sha256(text.encode()).hexdigest()[:24]
-    source = KernelSource(expr, tuple(inputs[k].name for k in fixed))
-    return Kernel(key, source, part.inputs, part.outputs)
+    return Computed(reads, stages, tuple(renamed[o] for o in part.outputs)), names
 
 
 def _renamed(s: Stage, tensors: Mapping[str, str], axes: Mapping[str, str]) -> Stage:

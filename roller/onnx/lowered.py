@@ -5,10 +5,10 @@ What comes out is still one part per node; :mod:`roller.onnx.fusion` makes kerne
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -195,6 +195,22 @@ class Outside:
         return tuple(n.name or n.outputs[0] for n in self.members)
 
 
+class Named(Protocol):
+    """What every part tells, whatever it is: names read, names written, names of its nodes."""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names read."""
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names written."""
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of its nodes."""
+
+
 Part: TypeAlias = Computed | Viewed | Beside | Function | Refused | Outside
 
 
@@ -213,7 +229,7 @@ class Lowering:
     """
 
     graph: Graph
-    parts: list[Part] = field(default_factory=list)
+    parts: Sequence[Named] = ()
     values: dict[str, Value] = field(default_factory=dict)
     constants: dict[str, np.ndarray] = field(default_factory=dict)
 
@@ -225,7 +241,7 @@ class Lowering:
     def drop_unread(self) -> None:
         """Drop parts, and outputs of theirs, that nothing needs."""
         wanted = set(self.graph.outputs)
-        kept: list[Part] = []
+        kept: list[Named] = []
         for part in reversed(self.parts):
             if not wanted & set(part.outputs):
                 continue
@@ -252,11 +268,13 @@ def only(part: Computed, outputs: tuple[str, ...]) -> Computed:
 def lower_graph(graph: Graph) -> Lowering:
     """Lower every node; nodes that cannot be stay among the parts with their reasons."""
     out = Lowering(graph, values=dict(graph.values), constants=dict(graph.constants))
+    found: list[Part] = []
     for node in graph.nodes:
         parts = _lowered(node, node.name or node.outputs[0], out, 0)
         refused = next((p for p in parts if isinstance(p, Refused)), None)
         # A node of which a part is refused is refused whole: what it was rewritten into means nothing to a reader.
-        out.parts += parts if refused is None else [Refused(node, refused.reason)]
+        found += parts if refused is None else [Refused(node, refused.reason)]
+    out.parts = found
     out.drop_unread()
     return out
 

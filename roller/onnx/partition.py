@@ -7,8 +7,9 @@ from roller.model.steps import Call, Foreign, Join, KernelSource, Program, Run, 
 from roller.onnx.explain import Partition, explained
 from roller.onnx.fusion import fuse
 from roller.onnx.graph import Graph
-from roller.onnx.kernels import kernel_of
-from roller.onnx.lowered import Beside, Computed, Function, Lowering, Outside, Part, Viewed, lower_graph, refusal
+from roller.onnx.kernels import kernel_of, source_of
+from roller.onnx.lowered import Beside, Computed, Function, Lowering, Named, Outside, Viewed, lower_graph, refusal
+from roller.onnx.pieces import Piece
 
 
 def partition(graph: Graph, *, fallback: str | None = None) -> Program:
@@ -54,14 +55,27 @@ def explain(graph: Graph, *, fallback: str | None = None) -> Partition:
 def program_of(low: Lowering) -> Program:
     """Return the program of parts in order."""
     kernels: dict[str, KernelSource] = {}
-    steps = tuple(_step(p, low, kernels) for p in low.parts)
+    known: dict[tuple[int, tuple[int, ...]], str] = {}
+    steps = tuple(_run(p, low, kernels, known) if isinstance(p, Piece) else _step(p, low, kernels) for p in low.parts)
     used = {n for s in steps for n in (*reads(s), *writes(s))} | {*low.graph.inputs, *low.graph.outputs}
     constants = {n: a for n, a in low.constants.items() if n in used}
     values = {n: v for n, v in low.values.items() if n in used}
     return Program(low.graph.name, low.graph.inputs, low.graph.outputs, values, constants, steps, kernels)
 
 
-def _step(part: Part, low: Lowering, kernels: dict[str, KernelSource]) -> Step:
+def _run(
+    piece: Piece, low: Lowering, kernels: dict[str, KernelSource], known: dict[tuple[int, tuple[int, ...]], str]
+) -> Run:
+    """Return the step of one piece; the kernel of a form is made once."""
+    label = " + ".join(piece.nodes)
+    at = id(piece.form), tuple(k for k, name in enumerate(piece.inputs) if name in low.constants)
+    if at not in known:
+        known[at], source = source_of(piece.form, at[1], label)
+        kernels.setdefault(known[at], source)
+    return Run(label, known[at], piece.inputs, piece.outputs, piece.nodes)
+
+
+def _step(part: Named, low: Lowering, kernels: dict[str, KernelSource]) -> Step:
     """Return the step of one part; its kernel joins ``kernels``."""
     if isinstance(part, Computed):
         for s in part.stages:
