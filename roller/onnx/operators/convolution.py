@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from onnx import TensorProto
+
 from roller.expr import REDUCTION, Axis, Bound, Call, Cast, Index, Load, Scalar, Stage, Term, axis_index
 from roller.model.steps import Value
 from roller.onnx.building import Slide, const_of, ended, require_elements, require_shape, slide, types_of
 from roller.onnx.lowering import Compute, Lowered, Site, Unsupported, lowers
+from roller.onnx.rewriting import Steps
 from roller.ops.build import Types, indices
 
 #: One element of the image, or of the weights, at indices (and guards).
@@ -37,7 +40,9 @@ def convolution(site: Site) -> Lowered:
 def integers(site: Site) -> Lowered:
     """Lower a convolution of 8-bit integers less their zero points, in 32 bits; padding counts as the zero point."""
     x, w, y = site.required(0), site.required(1), site.output
-    zeros = site.known(2, "the zero point of the image")
+    zeros = site.constant(2)
+    if zeros is None and site.input(2) is not None:
+        return _centred_first(site)
     shift = int(zeros.ravel()[0]) if zeros is not None else 0
     minus = site.input(3)
     t = types_of(x, y)
@@ -54,6 +59,17 @@ def integers(site: Site) -> Lowered:
         return Call("sub", (value, Cast("int32", Load(minus.name, where))))
 
     return Compute(correlation(*_checked(site, x, w, y), y, t, image, weight))
+
+
+def _centred_first(site: Site) -> Lowered:
+    """Return the convolution of the image less its zero point, where only run time tells what to pad with."""
+    steps, x, zero = Steps(site), site.required(0), site.required(2)
+    wide = steps.add("Cast", (x,), x.shape, "int32", to=TensorProto.INT32)
+    shift = steps.reshape(steps.add("Cast", (zero,), zero.shape, "int32", to=TensorProto.INT32), ())
+    centred = steps.add("Sub", (wide, shift), x.shape)
+    kept = dict(site.node.attributes)
+    steps.append("ConvInteger", (centred, site.input(1), None, site.input(3)), (site.output,), **kept)
+    return steps.done()
 
 
 def _checked(site: Site, x: Value, w: Value, y: Value) -> tuple[int, int, Slide]:
