@@ -16,7 +16,6 @@ from roller.errors import ModelError
 from roller.onnx.external import ExternalData
 from roller.onnx.functions import check_expansion
 from roller.onnx.ordering import MAX_DEPTH
-from roller.onnx.spelling import spelled_out
 from roller.onnx.types import inline_array, tensor_type
 
 #: A protobuf message cannot be larger; beyond it weights lie beside the model.
@@ -122,7 +121,6 @@ def _apart(model: onnx.ModelProto, label: str, external: ExternalData) -> Loaded
         getattr(graph, part).extend(getattr(source, part))
     if model.functions:
         graph = _inlined(model, graph, initialisers, name)
-    graph = spelled_out(graph, opsets, initialisers, int(model.ir_version))
     return Loaded(name, graph, initialisers, opsets, int(model.ir_version), array)
 
 
