@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from roller.model.steps import Program, Step, View, reads, writes
+from roller.model.aliases import resolve
+from roller.model.lifetimes import lifetimes, peak_bytes
+from roller.model.steps import Program, Step, reads, writes
 
 
 @dataclass(frozen=True)
@@ -45,25 +47,12 @@ class Dependencies:
 def live_bytes(program: Program, steps: Sequence[Step]) -> int:
     """Return the most bytes of values that are needed at the same time where steps run in this order.
 
-    Inputs, outputs and constants have memory of their own and do not count; all values of a section live as long as it.
+    Inputs, outputs and constants have memory of their own and do not count; what one lane of a section alone needs
+    lives no longer than it is needed there.
     """
-    root: dict[str, str] = {}
-    for step in program.steps:
-        if isinstance(step, View):
-            root[step.target] = root.get(step.source, step.source)
-    kept = {root.get(n, n) for n in (*program.inputs, *program.outputs, *program.constants)}
-    first: dict[str, int] = {}
-    last: dict[str, int] = {}
-    for i, step in enumerate(steps):
-        for name in (*reads(step), *writes(step)):
-            first.setdefault(root.get(name, name), i)
-            last[root.get(name, name)] = i
-    change = [0] * (len(steps) + 1)
-    for name in first.keys() - kept:
-        change[first[name]] += program.values[name].nbytes
-        change[last[name] + 1] -= program.values[name].nbytes
-    most = now = 0
-    for difference in change:
-        now += difference
-        most = max(most, now)
-    return most
+    resolved = resolve(replace(program, steps=tuple(steps)))
+    aliases = resolved.aliases
+    outside = {aliases.root(name)[0] for name in resolved.outputs.values()}
+    lives = lifetimes(resolved.program, lambda name: aliases.root(name)[0])
+    values = resolved.program.values
+    return peak_bytes((life, values[name].nbytes) for name, life in lives.items() if name not in outside)

@@ -28,8 +28,9 @@ _RETREAT = 8
 LEAST_GAIN = 0.05
 #: Predicted gain of a whole model below which it stays as it is: kernels for a share have to be compiled too.
 _LEAST_IN_ALL = 0.02
-#: Another order may take this much more memory for values than the one it replaces, or this many bytes.
-_MORE_MEMORY, _FREE_BYTES = 1.25, 1 << 20
+#: Another order may take this much more memory for values than the one it replaces, this part of the constants', or
+#: this many bytes.
+_MORE_MEMORY, _OF_CONSTANTS, _FREE_BYTES = 1.25, 1 / 8, 1 << 20
 #: How far ahead of the others a section may run, as parts of the longest way through the model; less takes less memory.
 _AHEAD = (1.0, 1 / 16, 1 / 64, 1 / 256)
 
@@ -132,7 +133,8 @@ def coschedule(program: Program, costs: Costs) -> Outcome:
     unchanged = Outcome(program, serial_s, serial_s)
     if costs.lanes < 2 or not costs.share_s:
         return unchanged
-    most = max(_FREE_BYTES, _MORE_MEMORY * live_bytes(program, program.steps))
+    constants = sum(program.values[n].nbytes for n in program.constants)
+    most = max(_FREE_BYTES, _OF_CONSTANTS * constants, _MORE_MEMORY * live_bytes(program, program.steps))
     for ahead in _AHEAD:
         scheduler = _Scheduler(program.steps, costs, ahead)
         scheduler.run()
