@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from functools import reduce
 
+import numpy as np
+
 from roller.expr import Cast, Const, Scalar
 from roller.onnx.elementwise import (
+    FALSE,
     FLOATS,
     INTEGERS,
     call,
@@ -115,5 +118,9 @@ def _integer_power(base: str, exponent: str, x: Scalar, y: Scalar) -> Scalar:
     """Return a power of integers by way of float64, which holds every one that its dtype does."""
     if base == "int64":
         raise Unsupported("Pow of int64 whose exponent is no small constant: float64 does not hold all its results")
-    raised = call("pow", Cast("float64", x), converted(y, exponent, "float64"))
-    return converted(call("trunc", raised), "float64", base)
+    raised = call("trunc", call("pow", Cast("float64", x), converted(y, exponent, "float64")))
+    # One over zero, and what does not fit: whatever holds them, the conversion is defined everywhere.
+    limits = np.iinfo(base)
+    bounded = call("min", call("max", raised, literal(limits.min, "float64")), literal(limits.max, "float64"))
+    infinite = call("select", call("eq", x, literal(0, base)), call("lt", y, literal(0, computed(exponent))), FALSE)
+    return call("select", infinite, literal(0, base), converted(bounded, "float64", base))

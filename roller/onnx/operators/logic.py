@@ -32,6 +32,8 @@ def comparison(site: Site) -> Lowered:
     op = site.node.op
     require(site.required(0), (*_NUMBERS, "bool") if op == "Equal" else _NUMBERS, op)
     axes, (a, b) = operands(site)
+    if site.required(0).dtype == "bool":
+        return pointwise(site, axes, call("select", a, b, invert(b)))
     fn = {"Equal": "eq", "Less": "lt", "LessOrEqual": "le", "Greater": "lt", "GreaterOrEqual": "le"}[op]
     a, b = (b, a) if op.startswith("Greater") else (a, b)
     return pointwise(site, axes, _condition(call(fn, a, b)))
@@ -44,7 +46,7 @@ def logic(site: Site) -> Lowered:
     body = {
         "And": call("select", a, b, FALSE),
         "Or": call("select", a, TRUE, b),
-        "Xor": call("select", call("eq", a, b), FALSE, TRUE),
+        "Xor": call("select", a, invert(b), b),  # LLVM's vectors of bits do not compare
     }[site.node.op]
     return pointwise(site, axes, body)
 
