@@ -118,9 +118,11 @@ def _integer_power(base: str, exponent: str, x: Scalar, y: Scalar) -> Scalar:
     """Return a power of integers by way of float64, which holds every one that its dtype does."""
     if base == "int64":
         raise Unsupported("Pow of int64 whose exponent is no small constant: float64 does not hold all its results")
-    raised = call("trunc", call("pow", Cast("float64", x), converted(y, exponent, "float64")))
-    # One over zero, and what does not fit: whatever holds them, the conversion is defined everywhere.
-    limits = np.iinfo(base)
-    bounded = call("min", call("max", raised, literal(limits.min, "float64")), literal(limits.max, "float64"))
+    # One over zero is 0 and what does not fit saturates: a conversion of what no integer holds is undefined.
     infinite = call("select", call("eq", x, literal(0, base)), call("lt", y, literal(0, computed(exponent))), FALSE)
+    finite = Cast("float64", call("select", infinite, literal(1, base), x))
+    raised = call("pow", finite, converted(y, computed(exponent), "float64"))
+    limits = np.iinfo(base)
+    bounded = call("max", call("trunc", raised), literal(limits.min, "float64"))
+    bounded = call("min", bounded, literal(limits.max, "float64"))
     return call("select", infinite, literal(0, base), converted(bounded, "float64", base))
