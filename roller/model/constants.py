@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from roller.backends.cpu import threads
-from roller.backends.cpu.launcher import readable, runtime_of_pools
+from roller.backends.cpu.launcher import readable
 from roller.errors import ModelError
 from roller.model.kernels import LoadedKernel, aligned, as_taken, storage
 from roller.model.plan import CONSTANT, Plan
@@ -88,7 +87,7 @@ def read_as_they_are(plan: Plan, kernels: Mapping[str, LoadedKernel]) -> set[str
     return found
 
 
-def prepare(plan: Plan, kernels: Mapping[str, LoadedKernel], cores: int, consume: bool = False) -> Constants:
+def prepare(plan: Plan, kernels: Mapping[str, LoadedKernel], consume: bool = False) -> Constants:
     """Pack the constants of a plan.
 
     Parameters
@@ -97,8 +96,6 @@ def prepare(plan: Plan, kernels: Mapping[str, LoadedKernel], cores: int, consume
         With all constants of its program.
     kernels
         Loaded kernels by key.
-    cores
-        Threads that packing may use.
     consume
         Whether constants that only their packed form is read of leave the plan's program as they are packed.
 
@@ -120,7 +117,7 @@ def prepare(plan: Plan, kernels: Mapping[str, LoadedKernel], cores: int, consume
     for run in runs:
         key = panel_key(run, kernels[run.kernel])
         if key not in panels:
-            panels[key] = _packed(run, kernels[run.kernel], plan, given, cores)
+            panels[key] = _packed(run, kernels[run.kernel], plan, given)
         for name in _packs(run, kernels[run.kernel], plan):
             uses[name] -= 1
             if consume and not uses[name] and name not in raw and isinstance(given, dict):
@@ -133,9 +130,7 @@ def _packs(run: Run, kernel: LoadedKernel, plan: Plan) -> tuple[str, ...]:
     return tuple(dict.fromkeys(plan.places[run.inputs[n]].name for n in kernel.code.constants))
 
 
-def _packed(
-    run: Run, kernel: LoadedKernel, plan: Plan, given: Mapping[str, np.ndarray], cores: int
-) -> tuple[np.ndarray, ...]:
+def _packed(run: Run, kernel: LoadedKernel, plan: Plan, given: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
     made = []
     for panel in kernel.code.panels:
         dtype = storage(panel.dtype)
@@ -147,7 +142,6 @@ def _packed(
                 arguments.append(made[taken.position])
                 continue
             arguments.append(as_taken(constant_of(run.inputs[taken.position], plan, given), taken, run.label))
-        threads.ready(cores, runtime_of_pools)
         kernel.pack(*(readable(a) for a in arguments))
     return tuple(made)
 

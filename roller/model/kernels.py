@@ -17,6 +17,8 @@ from roller.errors import ArtifactError, LaunchError
 
 #: Prefix of the symbol of a function in a library of TVM.
 _SYMBOL = "__tvm_ffi_"
+#: Where a library notes the function that runs its tasks.
+_LAUNCH = "__TVMBackendParallelLaunch"
 #: Where panels and constants start, as code generation declares them.
 LINE_BYTES = 64
 
@@ -184,8 +186,17 @@ class LoadedKernel:
     library: bytes = field(repr=False)
 
 
-def load_kernel(code: KernelCode, library: bytes) -> LoadedKernel:
+def load_kernel(code: KernelCode, library: bytes, launch: int | None = None) -> LoadedKernel:
     """Load a kernel's library; its temporary file is gone when this returns.
+
+    Parameters
+    ----------
+    code
+        What runs it.
+    library
+        Its bytes.
+    launch
+        Address of the function it calls to run tasks on several threads; that of TVM's runtime when ``None``.
 
     Raises
     ------
@@ -199,12 +210,23 @@ def load_kernel(code: KernelCode, library: bytes) -> LoadedKernel:
         try:
             module = ffi.load_module(str(path))
             # The file is loaded by now, its symbols bound: this finds the same library again.
-            found = getattr(ctypes.CDLL(str(path)), _SYMBOL + code.entry)
+            again = ctypes.CDLL(str(path))
+            found = getattr(again, _SYMBOL + code.entry)
+            if launch is not None:
+                _redirect(again, launch)
             address = ctypes.cast(found, ctypes.c_void_p).value
             pack = module[code.prepare[0]] if code.prepare is not None else None
             return LoadedKernel(code, module, module[code.entry], pack, address or 0, library)
         except Exception as err:  # the loader's errors share no base class; the cause stays chained
             raise LaunchError(f"{code.name}: cannot load its library ({err}). Compile it on this machine.") from err
+
+
+def _redirect(library: ctypes.CDLL, launch: int) -> None:
+    """Have a library run its tasks by another function; one that runs none has no place to note it."""
+    try:
+        ctypes.c_void_p.in_dll(library, _LAUNCH).value = launch
+    except ValueError:
+        return
 
 
 def storage(dtype: str) -> np.dtype[Any]:

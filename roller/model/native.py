@@ -190,11 +190,14 @@ class NativeFrame(Frame):
         The loaded library.
     array_count
         Inputs and outputs together.
+    thread_count
+        Threads of a call, the caller among them.
     """
 
     def __init__(
-        self, steps: Sequence[Bound], arena_bytes: int, shared: Tables, runner: Runner, array_count: int
-    ) -> None:
+        self, steps: Sequence[Bound], arena_bytes: int, shared: Tables, runner: Runner, array_count: int,
+        thread_count: int,
+    ) -> None:  # fmt: skip
         super().__init__(steps, arena_bytes)
         self._shared, self._runner = shared, runner
         self._tensors = shared.tensors.copy()
@@ -206,7 +209,8 @@ class NativeFrame(Frame):
         self._arrays = np.zeros(max(1, array_count), np.uint64)
         self._struct = FrameStruct(
             *(a.ctypes.data for a in (shared.steps, shared.lanes, self._arguments, self._tensors, shared.patches)),
-            len(shared.patches), self._arrays.ctypes.data, None, ctypes.addressof(runner.hooks), None, -1,
+            len(shared.patches), self._arrays.ctypes.data, None, ctypes.addressof(runner.hooks), thread_count,
+            None, -1,
         )  # fmt: skip
         self._address = ctypes.addressof(self._struct)
 

@@ -3,9 +3,8 @@
  * Compiled once by the C compiler that links kernels, with no header but these; a saved model carries the library.
  * The tables are made by roller/model/native.py, which declares the same layouts.
  */
-#include <stdint.h>
+#include "pool.h"
 #include <string.h>
-#include <time.h>
 
 /* DLPack's tensor (version 1) and the argument of a TVM function, as their headers declare them. */
 typedef struct {
@@ -24,16 +23,7 @@ typedef struct {
 } Argument;
 
 typedef int (*Function)(void *handle, const Argument *arguments, int32_t count, Argument *result);
-typedef int (*Task)(int task, void *group, void *data);
-
-/* The first two members of TVM's environment of a parallel launch. */
 typedef struct {
-  void *handle;
-  int32_t tasks;
-} Group;
-
-typedef struct {
-  int (*parallel_launch)(Task task, void *data, int tasks);
   void (*take_error)(void **error);
   int (*drop)(void *object);
 } Hooks;
@@ -59,18 +49,13 @@ typedef struct {
   char **arrays;
   double *seconds; /* of every step, where it is not NULL */
   const Hooks *hooks;
+  int64_t threads; /* of a call, the caller among them; 1 where it wakes none */
   void *error;         /* what a kernel raised, if anything */
   int64_t failed_step; /* the first step that failed, or -1 */
 } Frame;
 
 /* Copies below this size are done before another thread is awake. */
 enum { SHARED_COPY_BYTES = 1 << 20 };
-
-static double now(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static void fail(Frame *frame, int64_t step) {
   void *error = 0;
@@ -138,21 +123,21 @@ static int run_step(Frame *frame, const Step *s, int inside) {
     if (inside || s->rows * s->row_bytes < SHARED_COPY_BYTES)
       copy_rows(s, frame->tensors, 0, s->rows);
     else
-      return frame->hooks->parallel_launch(copy_task, &shared, 0);
+      return launch(copy_task, &shared, 0);
     return 0;
   }
   Lanes lanes = {frame, s->first, s->count, 0};
-  return frame->hooks->parallel_launch(lane_task, &lanes, 0);
+  return launch(lane_task, &lanes, 0);
 }
 
 static int run(Frame *frame, int64_t begin, int64_t end, int inside) {
   for (int64_t n = begin; n < end; ++n) {
-    const double start = frame->seconds ? now() : 0;
+    const int64_t start = frame->seconds ? now_ns() : 0;
     if (run_step(frame, frame->steps + n, inside)) {
       fail(frame, n);
       return -1;
     }
-    if (frame->seconds) frame->seconds[n] = now() - start;
+    if (frame->seconds) frame->seconds[n] = 1e-9 * (double)(now_ns() - start);
     if (__atomic_load_n(&frame->failed_step, __ATOMIC_ACQUIRE) >= 0) return -1; /* in a lane */
   }
   return 0;
@@ -166,5 +151,14 @@ void roller_point(Frame *frame) {
 int roller_run(Frame *frame, int64_t begin, int64_t end) {
   frame->error = 0;
   frame->failed_step = -1;
-  return run(frame, begin, end, 0);
+  callers++;
+  use_threads((int)frame->threads);
+  const int failed = run(frame, begin, end, 0);
+  callers--;
+  return failed;
 }
+
+/* For functions of kernels that are called from elsewhere, by this thread. */
+void roller_use_threads(int count) { use_threads(count); }
+
+int roller_launch(Task task, void *data, int tasks) { return launch(task, data, tasks); }

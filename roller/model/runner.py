@@ -20,15 +20,15 @@ from roller.backends.cpu.launcher import runtime_of_pools
 from roller.errors import BuildError, LaunchError
 from roller.runtime.cache_location import cache_folder
 
-SOURCE = Path(__file__).with_name("runner.c")
+SOURCE, POOL = (Path(__file__).with_name(name) for name in ("runner.c", "pool.h"))
 _COMPILERS = ("cc", "gcc", "clang", "g++", "c++")
-_FLAGS = ("-O2", "-shared", "-fPIC")
+_FLAGS = ("-O2", "-shared", "-fPIC", "-pthread")
 #: Bytes of the header of TVM's objects, after which an error has its kind and its message.
 _HEADER_BYTES = 24
 
 
 class _Hooks(ctypes.Structure):
-    _fields_ = (("parallel_launch", ctypes.c_void_p), ("take_error", ctypes.c_void_p), ("drop", ctypes.c_void_p))
+    _fields_ = (("take_error", ctypes.c_void_p), ("drop", ctypes.c_void_p))
 
 
 class FrameStruct(ctypes.Structure):
@@ -38,7 +38,7 @@ class FrameStruct(ctypes.Structure):
         ("steps", ctypes.c_void_p), ("lanes", ctypes.c_void_p), ("arguments", ctypes.c_void_p),
         ("tensors", ctypes.c_void_p), ("patches", ctypes.c_void_p), ("patch_count", ctypes.c_int64),
         ("arrays", ctypes.c_void_p), ("seconds", ctypes.c_void_p), ("hooks", ctypes.c_void_p),
-        ("error", ctypes.c_void_p), ("failed_step", ctypes.c_int64),
+        ("threads", ctypes.c_int64), ("error", ctypes.c_void_p), ("failed_step", ctypes.c_int64),
     )  # fmt: skip
 
 
@@ -54,8 +54,11 @@ class Runner:
     ----------
     image
         The library itself, for whoever saves a model.
-    point, run
-        Its functions: point tensors at the caller's arrays; run steps.
+    point, run, use_threads
+        Its functions: point tensors at the caller's arrays; run steps; let kernels that this thread calls otherwise use
+        so many threads.
+    launch
+        Address of what kernels call to run tasks on several threads.
     hooks
         What it calls of TVM's runtime.
     """
@@ -63,6 +66,8 @@ class Runner:
     image: bytes = field(repr=False)
     point: Any
     run: Any
+    use_threads: Any
+    launch: int
     hooks: _Hooks = field(repr=False)
 
     def failure(self, frame: FrameStruct) -> str:
@@ -87,19 +92,21 @@ def load_runner(image: bytes) -> Runner:
         Where it is for another machine, or TVM's runtime is not installed.
     """
     library, _ = runtime_of_pools()
-    names = ("TVMBackendParallelLaunch", "TVMFFIErrorMoveFromRaised", "TVMFFIObjectDecRef")
+    names = ("TVMFFIErrorMoveFromRaised", "TVMFFIObjectDecRef")
     with tempfile.TemporaryDirectory(prefix="roller-", ignore_cleanup_errors=True) as folder:
         path = Path(folder, "runner.so")
         path.write_bytes(image)
         try:
             hooks = _Hooks(*(ctypes.cast(getattr(library, n), ctypes.c_void_p) for n in names))
             loaded = ctypes.CDLL(str(path))
-            point, run = loaded.roller_point, loaded.roller_run
+            point, run, use = loaded.roller_point, loaded.roller_run, loaded.roller_use_threads
+            launch = ctypes.cast(loaded.roller_launch, ctypes.c_void_p).value or 0
         except (OSError, AttributeError) as err:
             raise LaunchError(f"the native runner: cannot load it ({err}). Save the model on this machine.") from err
     point.argtypes, point.restype = (ctypes.c_void_p,), None
     run.argtypes, run.restype = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64), ctypes.c_int
-    return Runner(image, point, run, hooks)
+    use.argtypes, use.restype = (ctypes.c_int,), None
+    return Runner(image, point, run, use, launch, hooks)
 
 
 def build_runner() -> bytes:
@@ -110,8 +117,13 @@ def build_runner() -> bytes:
     BuildError
         Where there is no C compiler, or it fails.
     """
-    text = SOURCE.read_bytes()
-    parts = (text, " ".join(_FLAGS).encode(), platform.machine().encode(), sys.platform.encode())
+    parts = (
+        SOURCE.read_bytes(),
+        POOL.read_bytes(),
+        " ".join(_FLAGS).encode(),
+        platform.machine().encode(),
+        sys.platform.encode(),
+    )
     path = cache_folder() / "runner" / f"{hashlib.sha256(b'|'.join(parts)).hexdigest()}.so"
     try:
         return path.read_bytes()

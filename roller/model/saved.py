@@ -23,6 +23,7 @@ from roller.model.arrays import ArrayReader, ArrayWriter
 from roller.model.constants import Constants, PanelKey
 from roller.model.kernels import KernelCode, LoadedKernel, load_kernel
 from roller.model.plan_data import plan_from_dict, plan_to_dict
+from roller.model.runner import load_runner
 from roller.model.session import Session
 from roller.runtime.bundle_format import checksum, whole_folder
 
@@ -158,9 +159,10 @@ def _session(where: Path, body: Mapping[str, Any], verify: bool) -> Session:
         {str(name): reader.get(row) for name, row in arrays["constants"]},
         {_panel_key(key, names): tuple(reader.get(r) for r in rows) for key, names, rows in arrays["panels"]},
     )
-    kernels = {str(row["key"]): _kernel(where, row) for row in body["kernels"]}
+    runner = None if body["runner"] is None else load_runner(_checked(where, body["runner"]))
+    launch = runner.launch if runner is not None else None
+    kernels = {str(row["key"]): _kernel(where, row, launch) for row in body["kernels"]}
     plan = plan_from_dict(body["plan"], {}, str(where / MANIFEST))
-    runner = None if body["runner"] is None else _checked(where, body["runner"])
     artifacts = SavedArtifacts(where, {str(row["key"]): row.get("artifact") for row in body["kernels"]})
     return Session.restored(plan, kernels, constants, int(body["cores"]), runner, artifacts)
 
@@ -169,8 +171,8 @@ def _panel_key(key: Any, names: Any) -> PanelKey:
     return str(key), tuple(str(n) for n in names)
 
 
-def _kernel(where: Path, row: Mapping[str, Any]) -> LoadedKernel:
-    return load_kernel(KernelCode.from_dict(row["code"]), _checked(where, row))
+def _kernel(where: Path, row: Mapping[str, Any], launch: int | None) -> LoadedKernel:
+    return load_kernel(KernelCode.from_dict(row["code"]), _checked(where, row), launch)
 
 
 def _checked(where: Path, row: Mapping[str, Any]) -> bytes:

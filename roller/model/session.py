@@ -20,7 +20,7 @@ from roller.model.frames import Frame
 from roller.model.kernels import KernelCode, LoadedKernel, load_kernel
 from roller.model.native import NativeFrame, tables
 from roller.model.plan import Plan
-from roller.model.runner import build_runner, load_runner
+from roller.model.runner import Runner, build_runner, load_runner
 
 if TYPE_CHECKING:
     from roller.model.profile import Profile
@@ -64,9 +64,14 @@ class Session:
         native: bool = True,
         consume: bool = False,
     ) -> None:
-        kernels = {key: load_kernel(KernelCode.of(a), a.binary or b"") for key, a in artifacts.items()}
-        runner = build_runner() if native else None
-        self._start(plan, kernels, prepare(plan, kernels, cores, consume), cores, runner, artifacts)
+        runner = load_runner(build_runner()) if native else None
+        launch = runner.launch if runner is not None else None
+        kernels = {key: load_kernel(KernelCode.of(a), a.binary or b"", launch) for key, a in artifacts.items()}
+        if runner is not None:
+            runner.use_threads(cores)
+        else:
+            threads.ready(cores, runtime_of_pools)
+        self._start(plan, kernels, prepare(plan, kernels, consume), cores, runner, artifacts)
 
     @classmethod
     def restored(
@@ -75,7 +80,7 @@ class Session:
         kernels: Mapping[str, LoadedKernel],
         constants: Constants,
         cores: int,
-        runner: bytes | None,
+        runner: Runner | None,
         artifacts: Mapping[str, KernelArtifact],
     ) -> Session:
         """Return a session whose kernels are loaded and whose constants are packed."""
@@ -89,7 +94,7 @@ class Session:
         kernels: Mapping[str, LoadedKernel],
         constants: Constants,
         cores: int,
-        runner: bytes | None,
+        runner: Runner | None,
         artifacts: Mapping[str, KernelArtifact],
     ) -> None:
         if cores < 1:
@@ -101,7 +106,7 @@ class Session:
         #: Kernels by key, with their programs, estimates and sources; empty where a model was saved without.
         self.artifacts = artifacts
         self._feeds = Feeds(plan.program)
-        self.runner = load_runner(runner) if runner is not None else None
+        self.runner = runner
         self._begin(bind(plan, kernels, constants))
 
     def _begin(self, steps: tuple[Bound, ...]) -> None:
@@ -109,6 +114,7 @@ class Session:
         self.steps = steps
         #: Whether a call wakes other threads: without that it starts none.
         self._wakes = self.cores > 1 and any(wakes_threads(step) for step in steps)
+        self._threads = self.cores if self._wakes else 1
         self._tables = tables(steps, len(self.plan.program.inputs))
         self._most_frames = max(2, len(threads.processors()))
         # The first call finds its memory at hand; other threads' calls make theirs.
@@ -213,7 +219,7 @@ class Session:
         except IndexError:
             frame = self._frame()
         try:
-            if self._wakes:
+            if self._wakes and self.runner is None:
                 threads.ready(self.cores, runtime_of_pools)
             frame.run(inputs, outputs, seconds)
         finally:
@@ -244,7 +250,7 @@ class Session:
         if self.runner is None:
             return Frame(self.steps, self.plan.arena_bytes)
         count = len(self._feeds.inputs) + len(self._feeds.outputs)
-        return NativeFrame(self.steps, self.plan.arena_bytes, self._tables, self.runner, count)
+        return NativeFrame(self.steps, self.plan.arena_bytes, self._tables, self.runner, count, self._threads)
 
     def __repr__(self) -> str:
         """Name, inputs and outputs on one line."""
