@@ -323,7 +323,7 @@ class _Run:
             oracle: Oracle | None = None if reference is None else reference.value
             spec, seed, device = self.target.spec, self.settings.seed, self.target.device
             task = Judge(job.expression, spec, artifacts, timed, seed, oracle, device)
-            with self._machine(alone=True) if self.crew.benches == 0 else contextlib.nullcontext():
+            with self._machine(alone=timed) if self.crew.benches == 0 else contextlib.nullcontext():
                 return self.crew.judge(task)
 
         return judge

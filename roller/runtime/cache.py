@@ -39,6 +39,9 @@ __all__ = ["CacheEntry", "CacheKey", "CachedCandidate", "KernelCache", "Measurem
 
 T = TypeVar("T")
 
+#: Beginning of the names of the locks that machines have.
+_MACHINE = "machine-"
+
 #: What this process has already reported: folders it cannot use, damaged entries it cannot remove.
 _reported: set[str] = set()
 
@@ -119,10 +122,14 @@ class KernelCache:
 
     @contextlib.contextmanager
     def machine(self, *, alone: bool) -> Iterator[None]:
-        """Hold this machine: ``alone`` to time on it, beside others to build; waits for those it excludes."""
+        """Hold this machine: ``alone`` to time on it, beside others to build; waits for those it excludes.
+
+        Several machines may share the folder: each has a lock of its own.
+        """
         with contextlib.ExitStack() as stack:
+            path = self.folder / "locks" / f"{_MACHINE}{host_fingerprint()}.lock"
             try:
-                stack.enter_context(file_lock(self.folder / "locks" / "machine.lock", shared=not alone, keep=True))
+                stack.enter_context(file_lock(path, shared=not alone, keep=True))
             except OSError as err:
                 self._unusable(err)
             yield
@@ -245,7 +252,7 @@ class KernelCache:
         except (OSError, sqlite3.Error) as err:
             raise self._refusal(err) from err
         for path in (self.folder / "locks").glob("*.lock"):
-            if path.name not in ("writing.lock", "database.lock", "machine.lock"):
+            if path.name not in ("writing.lock", "database.lock") and not path.name.startswith(_MACHINE):
                 remove_if_free(path)
         return removed
 

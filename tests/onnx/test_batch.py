@@ -20,7 +20,8 @@ from roller.onnx.batch import compile_kernels
 from roller.onnx.executors import survivors
 from roller.onnx.jobs import Settings, Target
 from roller.runtime.build_pool import BuildResult
-from roller.runtime.cache import KernelCache
+from roller.runtime.cache import CacheKey, KernelCache
+from roller.runtime.cache_lock import file_lock
 from roller.runtime.records import Record
 
 
@@ -224,3 +225,21 @@ def test_a_candidate_that_kills_its_judge_loses_alone():
     found = survivors(task, again(task), again)
     assert {i: r.status for i, r in found.items()} == {"good": "measured", "bad": "crashed", "fine": "measured"}
     assert asked[-1] == (["fine", "good"], True) and "SIGSEGV" in found["bad"].reason
+
+
+def test_who_times_is_alone_and_who_builds_is_not(cache):
+    with cache.machine(alone=False), cache.machine(alone=False):
+        (path,) = (cache.folder / "locks").glob("machine-*")
+        with pytest.raises(BlockingIOError), file_lock(path, keep=True, wait=False):
+            pytest.fail("timing beside a build")
+    with cache.machine(alone=True), pytest.raises(BlockingIOError), file_lock(path, shared=True, wait=False):
+        pytest.fail("building beside a timing")
+
+
+def test_a_key_is_claimed_by_one(cache):
+    spec = target().spec
+    key = CacheKey.of(roller.ops.elementwise("relu", (8,)), spec.content_key, 1, {})
+    with cache.claim(key) as mine, cache.claim(key) as theirs:
+        assert mine and not theirs
+    with cache.claim(key) as again:
+        assert again
