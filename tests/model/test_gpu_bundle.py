@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,6 +35,24 @@ def written(folder, program=None, wrong=False):
     made = plan(program, predicted_s=dict.fromkeys(program.kernels, 2e-6), value_align_bytes=16)
     write_bundle(folder, made, gpu.kernels(program), device="h200", target=TARGET, expected=[tests])
     return folder
+
+
+def test_a_bundle_needs_numpy_and_nothing_else_but_the_device(tmp_path):
+    """What stands in for CuPy here is the emulator, which builds kernels with g++."""
+    folder = written(tmp_path / "b", programs.mixed())
+    code = (
+        "import sys\n"
+        "for name in ('tvm', 'tvm_ffi', 'onnx', 'onnxruntime', 'yaml', 'typer', 'rich', 'ml_dtypes', 'platformdirs'):\n"
+        "    sys.modules[name] = None  # any import of it raises\n"
+        "from roller.model import bundle, bundle_run\n"
+        "bundle_run.build = lambda artifact: artifact\n"
+        f"sys.exit(bundle.main(['run', {str(folder)!r}, '--json', {str(tmp_path / 'r.json')!r}, '--device', 'emulated',"
+        " '--samples', '2']))\n"
+    )
+    root = Path(bundle.__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert results_of(tmp_path / "r.json")["ok"]
 
 
 def results_of(path):
