@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import concurrent.futures
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from roller.arguments import options_of, target_of
 from roller.construction.options import ConstructOptions
-from roller.errors import RollerError
+from roller.errors import RollerError, RollerWarning
 from roller.hardware import DeviceSpec
 from roller.hardware.detect import is_this_machine
 from roller.model.memory import plan
@@ -131,10 +132,17 @@ def read(
 
 
 def partitioned(graph: Graph, *, fallback: str | None = None) -> Program:
-    """Return the steps and kernels of a graph; :class:`ModelError` lists all that cannot be compiled."""
-    from roller.onnx.partition import partition
+    """Return the steps and kernels of a graph; :class:`ModelError` lists all that cannot be compiled.
 
-    return partition(graph, fallback=fallback)
+    What ``fallback`` computes is said in one :class:`RollerWarning`.
+    """
+    from roller.onnx.partition import explain
+
+    report = explain(graph, fallback=fallback)
+    if report.outside:
+        nodes = ", ".join(f"'{node}' ({why})" for node, why in report.outside.items())
+        warnings.warn(f"{graph.name}: nodes that {fallback} computes: {nodes}.", RollerWarning, stacklevel=2)
+    return report.program
 
 
 def compile_partitioned(

@@ -279,16 +279,17 @@ def lower_graph(graph: Graph) -> Lowering:
     return out
 
 
-def refusal(name: str, refused: list[Refused]) -> ModelError:
+def refusal(name: str, refused: list[Refused], fallback: str | None = None) -> ModelError:
     """Return the error that lists all nodes that cannot be lowered, like ones together."""
+    remedy = "Change these nodes: their values cannot pass between kernels and another runtime."
+    if fallback is None:
+        remedy = "Pass fallback='onnxruntime' to run these nodes, and only these, with ONNX Runtime."
     alike: dict[tuple[str, str], list[str]] = {}
     for r in refused:
         alike.setdefault((r.node.op, r.reason), []).append(r.node.name or r.node.outputs[0])
     lines = [f"  {op} ({len(names)}x: {_some(names)}): {reason}" for (op, reason), names in alike.items()]
-    return ModelError(
-        f"{name}: expected operators roller can compile, got {len(refused)} nodes it cannot:\n" + "\n".join(lines) +
-        "\nPass fallback='onnxruntime' to run these nodes, and only these, with ONNX Runtime."
-    )  # fmt: skip
+    what = f"{name}: expected operators roller can compile, got {len(refused)} nodes it cannot:"
+    return ModelError("\n".join([what, *lines, remedy]))
 
 
 def _some(names: list[str], most: int = 4) -> str:

@@ -47,7 +47,7 @@ def explain(graph: Graph, *, fallback: str | None = None) -> Partition:
 
         refused = leave_outside(low)
     if refused:
-        raise refusal(graph.name, refused)
+        raise refusal(graph.name, refused, fallback)
     cuts = fuse(low)
     return explained(program_of(low), tuple(cuts), reasons)
 

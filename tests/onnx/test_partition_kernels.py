@@ -57,3 +57,21 @@ def test_fused_kernels_of_a_gpu_compute_their_expressions(tmp_path):
         artifact = pipeline.lower(best.program, source.expression, spec)
         proof = prove(artifact, orders=("forward",), compare=lambda *a: check(*a).message, cache_dir=tmp_path)
         assert proof.ok, f"{source.expression.name}: {proof}"
+
+
+def test_a_session_runs_what_is_left_to_another_runtime(monkeypatch):
+    from onnx import TensorProto, helper
+
+    from roller.errors import RollerWarning
+    from roller.onnx.lowering import LOWERINGS
+
+    nodes = [helper.make_node("Relu", ["x"], ["a"], "first"), helper.make_node("Tanh", ["a"], ["b"], "other"),
+             helper.make_node("Neg", ["b"], ["y"], "last")]  # fmt: skip
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, (3, 5)) for n in "xy"]
+    graph = helper.make_graph(nodes, "mixed", ends[:1], ends[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    monkeypatch.delitem(LOWERINGS, ("", "Tanh"))
+    with pytest.warns(RollerWarning, match=r"nodes that onnxruntime computes: 'other' \(operator Tanh"):
+        session = roller.compile_model(model, fallback="onnxruntime", top_k=1, cache=False, workers=1, progress=False)
+    x = np.random.default_rng(0).standard_normal((3, 5)).astype(np.float32)
+    np.testing.assert_allclose(session.run(None, {"x": x})[0], -np.tanh(np.maximum(x, 0)), rtol=1e-6)
