@@ -1,0 +1,116 @@
+"""The native runner's threads: every task runs once, whoever calls, however deep, also after a fork."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import ctypes
+import multiprocessing
+import os
+import threading
+
+import pytest
+
+from roller.errors import BuildError, LaunchError
+from roller.model import runner as module
+from roller.model.runner import build_runner, load_runner
+
+TASK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+
+
+@pytest.fixture(scope="module")
+def runner():
+    return load_runner(module._compiled())
+
+
+@pytest.fixture(scope="module")
+def launch(runner):
+    return ctypes.CFUNCTYPE(ctypes.c_int, TASK, ctypes.c_void_p, ctypes.c_int)(runner.launch)
+
+
+def count(runner, launch, tasks: int, threads: int = 3, fail_at: int = -1) -> tuple[int, list[int]]:
+    """Run tasks; return the launch's result and which tasks ran."""
+    ran: list[int] = []
+
+    def task(number, _group, _data):
+        ran.append(number)
+        return int(number == fail_at)
+
+    runner.use_threads(threads)
+    return launch(TASK(task), None, tasks), sorted(ran)
+
+
+def test_every_task_runs_once_in_any_number_of_callers(runner, launch):
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda n: count(runner, launch, 1 + n % 9, 1 + n % 4), range(120)))
+    assert found == [(0, list(range(1 + n % 9))) for n in range(120)]
+
+
+def test_without_a_number_there_are_as_many_tasks_as_threads(runner, launch):
+    assert count(runner, launch, 0, threads=3) == (0, [0, 1, 2])
+    assert count(runner, launch, 0, threads=1) == (0, [0])
+
+
+def test_a_task_that_fails_fails_the_launch_and_the_next_one_works(runner, launch):
+    assert count(runner, launch, 5, fail_at=3) == (-1, [0, 1, 2, 3, 4])
+    assert count(runner, launch, 5) == (0, [0, 1, 2, 3, 4])
+
+
+def test_a_launch_within_a_task_runs_in_its_thread(runner, launch):
+    threads: list[set[int]] = []
+
+    def outer(_number, _group, _data):
+        mine: set[int] = set()
+
+        def inner(_n, _g, _d):
+            mine.add(threading.get_ident())
+            return 0
+
+        launch(TASK(inner), None, 4)
+        threads.append(mine)
+        return int(mine != {threading.get_ident()})
+
+    runner.use_threads(3)
+    assert launch(TASK(outer), None, 6) == 0
+    assert len(threads) == 6
+
+
+def _child(runner, launch, pipe) -> None:
+    pipe.send([count(runner, launch, 6) for _ in range(20)])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of forking with threads: what is tested
+def test_a_forked_process_starts_threads_of_its_own(runner, launch):
+    assert count(runner, launch, 6)[0] == 0
+    ours, theirs = multiprocessing.Pipe()
+    child = multiprocessing.get_context("fork").Process(target=_child, args=(runner, launch, theirs))
+    child.start()
+    assert ours.poll(30)
+    assert ours.recv() == [(0, [0, 1, 2, 3, 4, 5])] * 20
+    child.join(30)
+    assert child.exitcode == 0
+
+
+def test_the_library_is_compiled_once_and_kept(cache_dir, monkeypatch):
+    image = build_runner()
+    monkeypatch.setattr(module, "_compiled", lambda: pytest.fail("compiled again"))
+    assert build_runner() == image
+    assert [p.suffix for p in (cache_dir / "runner").iterdir()] == [".so"]
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ROLLER_CACHE_DIR", str(tmp_path / "file"))
+    assert build_runner() == module._compiled()
+
+
+def test_without_a_compiler_the_error_names_them(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    module._compiled.cache_clear()  # the next test that needs it compiles it again
+    with pytest.raises(BuildError, match=r"expected one of .*'gcc'.* on PATH, found none"):
+        build_runner()
+
+
+def test_what_is_no_library_is_refused():
+    with pytest.raises(LaunchError, match="the native runner: cannot load it"):
+        load_runner(b"nonsense")
