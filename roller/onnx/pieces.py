@@ -6,12 +6,13 @@ applied to two forms that read each other in the same way is remembered, whateve
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from roller.expr import Load, transform
+from roller.expr import Const, Load, transform, walk
 from roller.onnx.kernels import numbered
 from roller.onnx.lowered import Computed
 
@@ -45,13 +46,18 @@ class Piece:
 class Forms:
     """All forms of a model, each once, and what rules made of them."""
 
-    _known: dict[Computed, Computed] = field(default_factory=dict)
+    _known: dict[tuple[Computed, bool], Computed] = field(default_factory=dict)
     _made: dict[tuple[object, ...], tuple[Computed, tuple[str, ...]] | str | None] = field(default_factory=dict)
 
     def piece(self, part: Computed) -> Piece:
         """Return the piece that a part is."""
         form, names = numbered(part)
-        return Piece(self._known.setdefault(form, form), names, part.nodes)
+        return Piece(self._once(form), names, part.nodes)
+
+    def _once(self, form: Computed) -> Computed:
+        """Return the first form equal to this one; numbers are equal whose zeros have other signs."""
+        zeros = (n.value for s in form.stages for n in walk(s.body) if isinstance(n, Const) and n.value == 0)
+        return self._known.setdefault((form, any(math.copysign(1, z) < 0 for z in zeros)), form)
 
     def changed(self, change: Callable[[Computed], Computed], piece: Piece) -> Piece:
         """Return what a function makes of a piece."""
@@ -77,7 +83,7 @@ class Forms:
 
     def _pattern(self, part: Computed) -> tuple[Computed, tuple[str, ...]]:
         form, names = numbered(part)
-        return self._known.setdefault(form, form), names
+        return self._once(form), names
 
     def _filled(self, found: tuple[Computed, tuple[str, ...]], names: Sequence[str], nodes: tuple[str, ...]) -> Piece:
         form, patterns = found

@@ -236,3 +236,13 @@ def extended(net, step, x, shape, names, random):
         return net.add("Mul", one, two), (*shape[:d], shape[d] - 1, *shape[d + 1 :])
     old, was = random.choice(names)
     return (net.add("Mul", x, old), shape) if was == shape else (net.add("Relu", x), shape)
+
+
+def test_a_negative_zero_is_not_taken_for_zero():
+    net = Net()
+    x, zero, negative = net.input(2), net.constant(0.0), net.constant(-0.0)
+    parts = [net.add("Reciprocal", net.add("Mul", net.add("Abs", x), z)) for z in (zero, negative)]
+    program = partition(net.graph(*parts))
+    found = evaluate_program(program, {"x0": np.ones(2, np.float32)})
+    assert [float(a[0]) for a in found.values()] == [np.inf, -np.inf]
+    assert len(program.kernels) == 2
