@@ -38,7 +38,11 @@ def joined(rows: Computed, reader: Computed) -> Computed | None:
     out = fusing.assembled((*reader.reads, *seen.reads), [*stages, *reader.stages], reader,
                            fusing.nodes_of(rows, reader))  # fmt: skip
     found = fusing.unmarked(out)
-    return None if found is None else _without_cheap(found)
+    if found is None:
+        return None
+    # Row by row means the same rows: no template computes one reduction for several rows of another.
+    rows_of = {frozenset(a.name for a in s.spatial_axes if a.extent > 1) for s in found.stages if s.combiner}
+    return _without_cheap(found) if len(rows_of) <= 1 else None
 
 
 def _shared_rows(last: Stage, reader: Computed) -> dict[str, str]:

@@ -246,3 +246,16 @@ def test_a_negative_zero_is_not_taken_for_zero():
     found = evaluate_program(program, {"x0": np.ones(2, np.float32)})
     assert [float(a[0]) for a in found.values()] == [np.inf, -np.inf]
     assert len(program.kernels) == 2
+
+
+def test_a_reduction_that_several_rows_share_is_a_kernel_of_its_own():
+    # Masked attention as ONNX spells it out: rows of the mask are fewer than those of the softmax.
+    net = Net()
+    mask, x = net.input(4, 6), net.input(3, 4, 6)
+    largest = net.add("ReduceMax", mask, axes=[-1], keepdims=1)
+    masked = net.add("Less", largest, net.constant(np.float32(0.5)))
+    result = net.add("Where", masked, net.constant(np.float32(0)), net.add("Softmax", x, axis=-1))
+    program = held(net.graph(result))
+    for kernel in program.kernels.values():
+        reductions = [s for s in kernel.expression.stages if s.combiner]
+        assert len({math.prod(a.extent for a in s.spatial_axes) for s in reductions}) <= 1
