@@ -67,7 +67,7 @@ class Scope:
         """Return the version of a domain's operators here; ``default`` holds the model's."""
         if self.opsets is None and self.parent is not None:
             return self.parent.version(domain, default)
-        return (default if self.opsets is None else self.opsets).get(domain, 0)
+        return (self.opsets or {}).get(domain, default.get(domain, 0))
 
     def find(self, name: str) -> str | None:
         """Return the name of the whole, ``None`` where nothing of that name is in sight."""
