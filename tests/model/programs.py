@@ -6,6 +6,7 @@ import functools
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 
 from roller import ops
 from roller.artifact import KernelArtifact
@@ -14,7 +15,7 @@ from roller.construction.options import ConstructOptions
 from roller.expr import TensorExpr
 from roller.hardware.detect import detect_cpu
 from roller.model.constants import steps_of
-from roller.model.steps import Call, Join, KernelSource, Program, Run, Step, Together, Value, View
+from roller.model.steps import Call, Foreign, Join, KernelSource, Program, Run, Step, Together, Value, View
 from roller.pipeline import lower
 
 
@@ -143,3 +144,22 @@ def mixed() -> Program:
 def flat(steps: Sequence[Step]) -> list[Step]:
     """Steps, those of lanes in place of their ``Together``."""
     return list(steps_of(steps))
+
+
+def with_foreign() -> Program:
+    """A kernel, a subgraph that ONNX Runtime computes, and a kernel that reads one of its two outputs."""
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    helper, float32 = onnx.helper, onnx.TensorProto.FLOAT
+    nodes = [helper.make_node("Sign", ["r"], ["s"]), helper.make_node("Sinh", ["r"], ["h"])]
+    ends = [[helper.make_tensor_value_info(n, float32, [3, 4]) for n in names] for names in (["r"], ["s", "h"])]
+    graph = helper.make_graph(nodes, "part", *ends)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    steps = [
+        run("relu", "x", "r"),
+        Foreign("onnxruntime", model.SerializeToString(), ("r",), ("s", "h"), ("sign", "sinh")),
+        run("tanh", "h", "y"),
+    ]
+    shape = (3, 4)
+    sources = {"relu": unary(shape), "tanh": unary(shape, "tanh")}
+    return program(steps, {"x": shape}, ["s", "y"], dict.fromkeys(("r", "s", "h", "y"), shape), sources)

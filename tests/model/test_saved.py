@@ -35,7 +35,9 @@ def copy(folder, tmp_path) -> Path:
     return Path(shutil.copytree(folder, tmp_path / "copy"))
 
 
-@pytest.mark.parametrize("make", [programs.mlp, programs.dense_block, programs.lanes, programs.mixed])
+@pytest.mark.parametrize(
+    "make", [programs.mlp, programs.dense_block, programs.lanes, programs.mixed, programs.with_foreign]
+)
 def test_a_loaded_model_computes_what_the_saved_one_does(make, tmp_path):
     program = make()
     session = Session(plan(program), programs.kernels(program), cores=2)

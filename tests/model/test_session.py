@@ -6,6 +6,7 @@ import concurrent.futures
 import gc
 import multiprocessing
 import os
+import sys
 import weakref
 from dataclasses import replace
 
@@ -18,13 +19,13 @@ from roller.errors import LaunchError, ModelError
 from roller.model.memory import plan
 from roller.model.reference import evaluate_program
 from roller.model.session import Session
-from roller.model.steps import Call, Join, KernelSource, Program, Run, Together
+from roller.model.steps import Call, Foreign, Join, KernelSource, Program, Run, Together
 from roller.ops import matmul
 from tests.model import programs
 
 CASES = {
     "mlp": programs.mlp, "dense": programs.dense_block, "dense, batch 2": lambda: programs.dense_block(2),
-    "lanes": programs.lanes, "mixed": programs.mixed,
+    "lanes": programs.lanes, "mixed": programs.mixed, "foreign": programs.with_foreign,
 }  # fmt: skip
 
 
@@ -110,7 +111,7 @@ def test_results_are_the_callers_to_keep(mlp):
     np.testing.assert_array_equal(first, before)
 
 
-class Foreign:
+class Exported:
     """An array of another library, that NumPy sees through DLPack only."""
 
     def __init__(self, array: np.ndarray) -> None:
@@ -130,7 +131,7 @@ def test_arrays_of_other_libraries_strided_and_read_only_ones_are_taken(mlp):
     wide[:, ::2] = x
     fixed = x.copy()
     fixed.flags.writeable = False
-    for fed in (Foreign(x), wide[:, ::2], fixed, np.asfortranarray(x)):
+    for fed in (Exported(x), wide[:, ::2], fixed, np.asfortranarray(x)):
         np.testing.assert_array_equal(mlp.run(fed), wanted)
 
 
@@ -189,6 +190,22 @@ def test_a_function_that_refuses_its_inputs_is_one_clear_error_and_the_session_g
     with pytest.raises(LaunchError, match="gather: indices: expected -5 to 4, got 0 to 9"):
         session.run(x, np.array([0, 9]))
     np.testing.assert_array_equal(session.run(x, np.array([0, 4]))[0], np.maximum(x, 0).reshape(-1))
+
+
+def test_a_runtime_that_is_not_there_or_refuses_is_named(monkeypatch):
+    program = programs.with_foreign()
+    found, kernels, x = plan(program), programs.kernels(program), programs.random(0, 3, 4)
+    for change, match in (
+        ({"model": b"nonsense"}, "sign, sinh: onnxruntime refuses the subgraph"),
+        ({"runtime": "tensorflow"}, "no runtime 'tensorflow' is known"),
+    ):
+        steps = tuple(replace(s, **change) if isinstance(s, Foreign) else s for s in found.program.steps)
+        session = Session(replace(found, program=replace(found.program, steps=steps)), kernels, cores=2)
+        with pytest.raises(LaunchError, match=match):
+            session.run(x)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(LaunchError, match="expected the package onnxruntime, which computes them"):
+        Session(found, kernels, cores=2).run(x)
 
 
 def test_a_kernel_that_refuses_its_arrays_says_why(native):
