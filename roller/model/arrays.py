@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -15,6 +16,8 @@ from roller.errors import ArtifactError
 
 #: Where every array starts: at a multiple of this.
 ALIGN_BYTES = 64
+#: Threads that compute checksums, at memory's speed.
+_VERIFIERS = 4
 
 
 class ArrayWriter:
@@ -65,8 +68,6 @@ class ArrayReader:
         The file.
     nbytes
         Bytes it must have.
-    verify
-        Whether arrays are checked against their checksums.
 
     Raises
     ------
@@ -74,8 +75,9 @@ class ArrayReader:
         Where it cannot be read, or has another size.
     """
 
-    def __init__(self, path: Path, nbytes: int, verify: bool) -> None:
-        self.path, self._verify = path, verify
+    def __init__(self, path: Path, nbytes: int) -> None:
+        self.path = path
+        self._sums: list[tuple[int, np.ndarray, Any]] = []
         try:
             found = path.stat().st_size
             # A file of no bytes cannot be mapped.
@@ -96,7 +98,7 @@ class ArrayReader:
         Raises
         ------
         ArtifactError
-            Where it lies outside the file, or its checksum does not match.
+            Where it lies outside the file.
         """
         start, shape, name, crc = row
         dtype = numpy_dtype(str(name))
@@ -108,9 +110,22 @@ class ArrayReader:
                 "bytes. Save the model again."
             )
         part = np.asarray(self._bytes[start : start + size])
-        if self._verify and zlib.crc32(part.data) != crc:
-            raise ArtifactError(
-                f"{self.path}: checksum of the array at byte {start} does not match; the file is damaged. Copy the "
-                "folder again."
-            )
+        self._sums.append((start, part, crc))
         return part.view(dtype).reshape(shape)
+
+    def verify(self) -> None:
+        """Check all arrays that were asked for against their checksums, on several threads.
+
+        Raises
+        ------
+        ArtifactError
+            Where one does not match.
+        """
+        with ThreadPoolExecutor(_VERIFIERS) as pool:
+            found = pool.map(lambda row: zlib.crc32(row[1].data), self._sums)
+            for (start, _, wanted), crc in zip(self._sums, found, strict=True):
+                if crc != wanted:
+                    raise ArtifactError(
+                        f"{self.path}: checksum of the array at byte {start} does not match; the file is damaged. Copy "
+                        "the folder again."
+                    )

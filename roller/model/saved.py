@@ -105,7 +105,7 @@ def load_model(folder: str | os.PathLike[str], *, verify: bool = True) -> Sessio
     folder
         What :meth:`Session.save` wrote. Its kernels are code: load only what comes from whom you trust.
     verify
-        Whether the weights are checked against their checksums (about 5 GB a second once they are in memory). All
+        Whether the weights are checked against their checksums (several GB a second once they are in memory). All
         other files are always checked.
 
     Returns
@@ -154,11 +154,13 @@ def _manifest(where: Path) -> dict[str, Any]:
 
 def _session(where: Path, body: Mapping[str, Any], verify: bool) -> Session:
     arrays = body["arrays"]
-    reader = ArrayReader(_inside(where, arrays["file"]), int(arrays["bytes"]), verify)
+    reader = ArrayReader(_inside(where, arrays["file"]), int(arrays["bytes"]))
     constants = Constants(
         {str(name): reader.get(row) for name, row in arrays["constants"]},
         {_panel_key(key, names): tuple(reader.get(r) for r in rows) for key, names, rows in arrays["panels"]},
     )
+    if verify:
+        reader.verify()
     runner = None if body["runner"] is None else load_runner(_checked(where, body["runner"]))
     launch = runner.launch if runner is not None else None
     kernels = {str(row["key"]): _kernel(where, row, launch) for row in body["kernels"]}
