@@ -68,6 +68,8 @@ class ArrayReader:
         The file.
     nbytes
         Bytes it must have.
+    verify
+        Whether every array is checked against its checksum when it is asked for; :meth:`check` does all at once.
 
     Raises
     ------
@@ -75,8 +77,8 @@ class ArrayReader:
         Where it cannot be read, or has another size.
     """
 
-    def __init__(self, path: Path, nbytes: int) -> None:
-        self.path = path
+    def __init__(self, path: Path, nbytes: int, verify: bool) -> None:
+        self.path, self._verify = path, verify
         self._sums: list[tuple[int, np.ndarray, Any]] = []
         try:
             found = path.stat().st_size
@@ -98,7 +100,7 @@ class ArrayReader:
         Raises
         ------
         ArtifactError
-            Where it lies outside the file.
+            Where it lies outside the file, or is checked and does not match.
         """
         start, shape, name, crc = row
         dtype = numpy_dtype(str(name))
@@ -110,10 +112,12 @@ class ArrayReader:
                 "bytes. Save the model again."
             )
         part = np.asarray(self._bytes[start : start + size])
+        if self._verify and zlib.crc32(part.data) != crc:
+            raise self._damaged(start)
         self._sums.append((start, part, crc))
         return part.view(dtype).reshape(shape)
 
-    def verify(self) -> None:
+    def check(self) -> None:
         """Check all arrays that were asked for against their checksums, on several threads.
 
         Raises
@@ -125,7 +129,10 @@ class ArrayReader:
             found = pool.map(lambda row: zlib.crc32(row[1].data), self._sums)
             for (start, _, wanted), crc in zip(self._sums, found, strict=True):
                 if crc != wanted:
-                    raise ArtifactError(
-                        f"{self.path}: checksum of the array at byte {start} does not match; the file is damaged. Copy "
-                        "the folder again."
-                    )
+                    raise self._damaged(start)
+
+    def _damaged(self, start: int) -> ArtifactError:
+        return ArtifactError(
+            f"{self.path}: checksum of the array at byte {start} does not match; the file is damaged. Copy the folder "
+            "again."
+        )
