@@ -161,5 +161,11 @@ def bit_cast(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> t
     return (xp.ascontiguousarray(inputs[0]).view(numpy_dtype(attributes["dtype"])).reshape(inputs[0].shape),)
 
 
-for _function in (sampling.grid_sample, sampling.col2im, sampling.max_unpool, sampling.tensor_scatter):
+for _function in (
+    sampling.grid_sample,
+    sampling.roi_align,
+    sampling.col2im,
+    sampling.max_unpool,
+    sampling.tensor_scatter,
+):
     library_function(_function)

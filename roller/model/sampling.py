@@ -138,3 +138,42 @@ def tensor_scatter(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]
             raise IndexError(f"write_indices: expected places within {size}, got {int(at[0])} to {int(at[-1])}")
         out[b][(slice(None),) * axis + (at,)] = update[b]
     return (out,)
+
+
+def roi_align(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Pool regions ``inputs[1]`` ``(regions, 4)`` of pictures ``inputs[0]``, numbered by ``inputs[2]``.
+
+    Attributes: ``mode`` (avg, max), ``size`` (rows, columns of a result), ``samples`` (per bin and side; 0: as many
+    as a bin has points), ``scale``, ``shift`` (0.5 for half pixels).
+    """
+    data, regions, pictures = inputs
+    rows, columns = attributes["size"]
+    boxes = regions.astype("float64") * attributes["scale"] - attributes["shift"]
+    out = xp.zeros((len(boxes), data.shape[1], rows, columns), data.dtype)
+    for n in range(len(boxes)):
+        left, top, right, bottom = (float(v) for v in boxes[n])
+        width, height = right - left, bottom - top
+        if not attributes["shift"]:
+            width, height = max(width, 1.0), max(height, 1.0)
+        y = _line(xp, top, height / rows, rows, attributes["samples"], data.shape[2])
+        x = _line(xp, left, width / columns, columns, attributes["samples"], data.shape[3])
+        picture = data[int(pictures[n])].astype("float64")
+        corners = []
+        for (at_y, share_y), (at_x, share_x) in itertools.product(y, x):
+            corners.append(picture[:, at_y[:, :, None, None], at_x[None, None]] * share_y[:, :, None, None] * share_x)
+        if attributes["mode"] == "avg":
+            out[n] = sum(corners).mean(axis=(2, 4)).astype(data.dtype)
+        else:  # of the products, not of the interpolated samples: as ONNX defines it
+            out[n] = xp.stack(corners).max(axis=(0, 3, 5)).astype(data.dtype)
+    return (out,)
+
+
+def _line(xp: Any, start: float, bin_size: float, bins: int, samples: int, size: int) -> list[tuple[Any, Any]]:
+    """Return lower and upper neighbour of every sample ``(bins, samples)`` along one side, with their shares."""
+    count = samples or max(1, int(-(-bin_size // 1)))
+    places = start + (xp.arange(bins)[:, None] + (xp.arange(count)[None, :] + 0.5) / count) * bin_size
+    inside = (places >= -1.0) & (places <= size)
+    places = xp.clip(places, 0, size - 1)
+    low = xp.floor(places).astype("int64")
+    share = places - low
+    return [(low, (1 - share) * inside), (xp.minimum(low + 1, size - 1), share * inside)]

@@ -103,3 +103,22 @@ def _width(value: Value) -> int:
     if value.dtype not in DTYPE_BYTES:
         raise Unsupported(f"{value.dtype} is no dtype of kernels")
     return DTYPE_BYTES[value.dtype]
+
+
+@lowers("RoiAlign")
+def roi_align(site: Site) -> Lowered:
+    """Lower the pooling of regions."""
+    require(site.required(0), FLOATS, "RoiAlign")
+    halves = {"half_pixel": "half", "output_half_pixel": "whole"}
+    # Before version 16 coordinates had no half pixels.
+    default = "half_pixel" if site.node.version >= 16 else "output_half_pixel"
+    return Called(
+        "roi_align",
+        {
+            "mode": _text(site, "mode", {"avg": "avg", "max": "max"}, "avg"),
+            "size": (int(site.attribute("output_height", 1)), int(site.attribute("output_width", 1))),
+            "samples": int(site.attribute("sampling_ratio", 0)),
+            "scale": float(site.attribute("spatial_scale", 1.0)),
+            "shift": 0.5 if _text(site, "coordinate_transformation_mode", halves, default) == "half" else 0.0,
+        },
+    )
