@@ -114,4 +114,14 @@ def guarded(value: Scalar, guard: tuple[Bound, ...], outside: float) -> Scalar |
         return None if inner is None else Cast(value.dtype, inner)
     if not isinstance(value, Load) or (value.guard and value.outside != outside):
         return None
-    return replace(value, guard=tuple(dict.fromkeys((*guard, *value.guard))), outside=outside)
+    bounds = (_along(b, value.index) for b in (*guard, *value.guard))
+    return replace(value, guard=tuple(dict.fromkeys(bounds)), outside=outside)
+
+
+def _along(bound: Bound, index: tuple[Index, ...]) -> Bound:
+    """Return the same bound of the position that is loaded, where it bounds one that far from it (a padded slice)."""
+    for i in index:
+        if i.terms and i.terms == bound.index.terms:
+            apart = i.const - bound.index.const
+            return Bound(i, bound.low + apart, bound.high + apart)
+    return bound

@@ -182,11 +182,20 @@ def _inside(b: Bound, env: Mapping[str, np.ndarray]) -> Any:
 
 
 def _axis_values(s: Stage, points: np.ndarray) -> dict[str, np.ndarray]:
-    """Invert the store map: axis values of output points (a grouped axis sums ``index * div``)."""
+    """Invert the store map: axis values of output points.
+
+    A grouped axis sums ``index * div``; axes that write a dimension like a number (``16 * block + inner``) are its
+    digits, most significant first.
+    """
     env = {a.name: np.zeros(len(points), np.int64) for a in s.spatial_axes}
     for d, index in enumerate(s.store):
-        for t in index.terms:
-            env[t.axis] = env[t.axis] + points[:, d] * t.div
+        left = points[:, d] - index.const
+        for t in sorted(index.terms, key=lambda t: -t.coef):
+            if not t.is_affine:
+                env[t.axis] = env[t.axis] + left * t.div
+                continue
+            env[t.axis] = left // t.coef
+            left = left % t.coef
     return env
 
 
