@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from roller.model.dependencies import Dependencies, live_bytes
 from roller.model.steps import Copy, Join, KernelSource, Program, Run, Step, Together, View
+from roller.model.weights import by_constants, large_constants, reloaded_bytes
 
 #: Steps a section takes at most, per lane.
 _LONGEST = 256
@@ -55,6 +56,10 @@ class Costs:
         How long a kernel keeps busy what all lanes share (memory, common caches): lanes cannot overlap that.
     bytes_per_s
         Of copies.
+    kept_bytes
+        Constants that predictions find in a cache, as far as no more than these were read since.
+    reload_bytes_per_s
+        Of those that are in no cache.
     """
 
     whole_s: Mapping[str, float]
@@ -64,6 +69,8 @@ class Costs:
     units: int
     common_s: Mapping[str, float] = field(default_factory=dict)
     bytes_per_s: float = math.inf
+    kept_bytes: float = math.inf
+    reload_bytes_per_s: float = math.inf
 
     def whole(self, step: Step) -> float:
         """Return the seconds of a step that has the device to itself."""
@@ -129,27 +136,35 @@ def coschedule(program: Program, costs: Costs) -> Outcome:
     costs
         Predictions.
     """
-    serial_s = sum(costs.whole(s) for s in program.steps)
+    serial_s = sum(costs.whole(s) for s in program.steps) + _reload_s(program, program.steps, costs)
     unchanged = Outcome(program, serial_s, serial_s)
     if costs.lanes < 2 or not costs.share_s:
         return unchanged
     constants = sum(program.values[n].nbytes for n in program.constants)
     most = max(_FREE_BYTES, _OF_CONSTANTS * constants, _MORE_MEMORY * live_bytes(program, program.steps))
+    best: tuple[float, list[Step]] = ((1.0 - _LEAST_IN_ALL) * serial_s, [])
     for ahead in _AHEAD:
-        scheduler = _Scheduler(program.steps, costs, ahead)
+        scheduler = _Scheduler(program, costs, ahead)
         scheduler.run()
-        sections = [s for s in scheduler.out if isinstance(s, Together)]
-        if not sections:
-            return unchanged
-        if live_bytes(program, scheduler.out) <= most:
+        if not any(isinstance(s, Together) for s in scheduler.out):
             break
-    else:
+        if live_bytes(program, scheduler.out) <= most:
+            reload_s = _reload_s(program, scheduler.out, costs)
+            best = min(best, (scheduler.seconds + reload_s, scheduler.out), key=lambda found: found[0])
+            if not reload_s:
+                break
+    together_s, steps = best
+    if not steps:
         return unchanged
-    if scheduler.seconds > (1.0 - _LEAST_IN_ALL) * serial_s:
-        return unchanged
+    sections = [s for s in steps if isinstance(s, Together)]
     runs = sum(isinstance(s, Run) for t in sections for lane in t.lanes for s in lane)
-    made = replace(program, steps=tuple(scheduler.out), kernels=_kernels(program, scheduler.out, costs))
-    return Outcome(made, serial_s, scheduler.seconds, len(sections), runs)
+    made = replace(program, steps=tuple(steps), kernels=_kernels(program, steps, costs))
+    return Outcome(made, serial_s, together_s, len(sections), runs)
+
+
+def _reload_s(program: Program, steps: Iterable[Step], costs: Costs) -> float:
+    """Return the seconds constants take that predictions find in a cache and a call does not."""
+    return reloaded_bytes(program, steps, costs.kept_bytes) / costs.reload_bytes_per_s
 
 
 def _kernels(program: Program, steps: Iterable[Step], costs: Costs) -> dict[str, KernelSource]:
@@ -164,9 +179,10 @@ def _kernels(program: Program, steps: Iterable[Step], costs: Costs) -> dict[str,
 class _Scheduler:
     """Steps that are ready, in two orders: as they were given, and by the longest way to the end."""
 
-    def __init__(self, steps: tuple[Step, ...], costs: Costs, ahead: float) -> None:
-        self.steps, self.costs = steps, costs
-        self.graph = Dependencies.of(steps)
+    def __init__(self, program: Program, costs: Costs, ahead: float) -> None:
+        steps = self.steps = program.steps
+        self.costs, self.graph = costs, Dependencies.of(steps)
+        self.constants = large_constants(program)
         self.share = [costs.share(s) for s in steps]
         self.longest = self.graph.longest_s([costs.whole(s) for s in steps])
         self.ahead_s = ahead * max(self.longest, default=0.0)
@@ -200,20 +216,24 @@ class _Scheduler:
     def _keep(self, section: _Section) -> bool:
         """Take over the part of a section that gains most, if it gains; what is beyond that part stays ready."""
         kept = section.order[: section.best]
-        lanes: list[list[Step]] = [[] for _ in range(self.costs.lanes)]
+        lanes: list[list[int]] = [[] for _ in range(self.costs.lanes)]
         for i, lane in kept:
-            step = self.steps[i]
-            lanes[lane].append(replace(step, kernel=share_key(step.kernel, self.costs.units))
-                               if isinstance(step, Run) else step)  # fmt: skip
+            lanes[lane].append(i)
             self.done[i] = True
         for i in section.taken:
             if not self.done[i]:
                 heapq.heappush(self.by_length, (-self.longest[i], i))
         if kept:
-            self.out.append(Together(tuple(tuple(lane) for lane in lanes if lane)))
+            orders = (by_constants(lane, self.graph, self.constants) for lane in lanes if lane)
+            self.out.append(Together(tuple(tuple(self._shared(i) for i in order) for order in orders)))
             self.seconds += section.best_s
             self._release(i for i, _ in kept)
         return bool(kept)
+
+    def _shared(self, i: int) -> Step:
+        """Return a step as it stands in a lane."""
+        step = self.steps[i]
+        return replace(step, kernel=share_key(step.kernel, self.costs.units)) if isinstance(step, Run) else step
 
     def _alone(self, i: int) -> None:
         self.done[i] = True

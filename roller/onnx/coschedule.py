@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
@@ -14,6 +15,8 @@ from roller.model.together import LEAST_GAIN, Costs, Outcome, coschedule
 from roller.onnx.chunks import chunked
 from roller.perf.estimate import Estimate
 
+#: Part of the last cache that constants have for themselves: values pass through it, and other processes.
+_KEPT = 0.5
 #: Lanes that are tried on a device whose units start no threads: streams, each with its part of the units.
 _STREAMS = (2, 4)
 #: Predicts kernels: constructs each for so many units (``None`` is all); keys that fit no program are left out.
@@ -102,6 +105,8 @@ def costs_of(
     lanes, units
         Lanes of a section, and units of each.
     """
+    caches = [layer.capacity_bytes for layer in spec.memory_layers[:-1] if layer.scope == "device"]
+    hot = spec.kind == "cpu" and caches  # predictions of a GPU load everything from memory
     common = ["dram_s", *(f"{layer.name}_s" for layer in spec.memory_layers if layer.scope == "device")]
     return Costs(
         {k: e.seconds for k, e in whole.items()},
@@ -111,6 +116,8 @@ def costs_of(
         units,
         {k: max((e.terms.get(name, 0.0) for name in common), default=0.0) for k, e in whole.items()},
         spec.memory_layers[-1].bandwidth_bytes_per_s / 2,
+        _KEPT * caches[-1] if hot else math.inf,
+        spec.memory_layers[-1].bandwidth_bytes_per_s,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from roller.model.dependencies import Dependencies, live_bytes
 from roller.model.steps import Copy, Join, KernelSource, Program, Run, Together, Value, View, reads, writes
 from roller.model.together import Costs, coschedule, share_key
+from roller.model.weights import by_constants, large_constants, reloaded_bytes
 from roller.ops import matmul
 
 SOURCE = KernelSource(matmul(4, 4, 4), ("B",))
@@ -180,3 +182,45 @@ def test_ten_thousand_steps_keep_their_meaning():
     found = coschedule(before, Costs({"k": 7e-6}, {"k": 9e-6}, 2e-6, 4, 1))
     assert_valid(before, found.program)
     assert found.runs > 9000
+
+
+def test_a_lane_reads_weights_again_while_they_are_at_hand():
+    """Products of a layer's inputs first, then its steps; not layer by layer at every step."""
+    steps = []
+    for layer, t in itertools.product(range(2), range(4)):
+        below, before = f"h{layer - 1}.{t}" if layer else "x", f"h{layer}.{t - 1}" if t else "x"
+        steps += [Run("", "k", (below, f"W{layer}"), (f"u{layer}.{t}",)),
+                  Run("", "k", (f"u{layer}.{t}", before, f"R{layer}"), (f"g{layer}.{t}",)),
+                  Run("", "k", (f"g{layer}.{t}",), (f"h{layer}.{t}",))]  # fmt: skip
+    program = program_of(steps, shape=(1 << 14,))
+    weights = {n: np.zeros(1 << 14, np.float32) for n in ("W0", "R0", "W1", "R1")}
+    program = Program("p", ("x",), program.outputs, program.values, weights, program.steps, program.kernels)
+    graph, constants = Dependencies.of(steps), large_constants(program)
+    by_time = sorted(range(len(steps)), key=lambda i: (i // 3 % 4, i))
+    order = by_constants(by_time, graph, constants)
+    assert sorted(order) == list(range(len(steps)))
+    seen: set[int] = set()
+    for i in order:
+        assert set(graph.before[i]) <= seen
+        seen.add(i)
+    used = [constants[i] for i in order if constants[i] is not None]
+    assert [name for name, _ in itertools.groupby(used)] == ["W0", "R0", "W1", "R1"]
+
+
+def test_weights_that_leave_the_cache_between_steps_are_paid_for():
+    names = [f"W{n}" for n in range(4)]
+    by_layer = [Run("", "k", (f"v{n}{t - 1}" if t else "x", n), (f"v{n}{t}",)) for n in names for t in range(3)]
+    by_time = sorted(by_layer, key=lambda s: s.outputs[0][-1])
+    program = program_of(by_layer, shape=(1024,))
+    weights = {n: np.zeros(1024, np.float32) for n in names}
+    program = Program("p", ("x",), program.outputs, program.values, weights, program.steps, program.kernels)
+    size = 4096
+    assert reloaded_bytes(program, by_layer, 4 * size) == 0
+    assert reloaded_bytes(program, by_layer, 2 * size) == 4 * size  # each once: the last call left others
+    assert reloaded_bytes(program, by_time, 2 * size) == 12 * size
+    cold = Costs({"k": 7e-6}, {"k": 9e-6}, 2e-6, 2, 1, kept_bytes=2 * size, reload_bytes_per_s=1e9)
+    found = coschedule(program, cold)
+    assert found.serial_s == pytest.approx(12 * 7e-6 + 4 * size / 1e9)
+    assert_valid(program, found.program)
+    warm = Costs({"k": 7e-6}, {"k": 9e-6}, 2e-6, 2, 1)
+    assert coschedule(program, warm).together_s < found.together_s

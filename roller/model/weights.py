@@ -1,0 +1,112 @@
+"""Weights and caches: an order of steps that reads the same ones again soon, and what has to come from memory anew."""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
+
+from roller.model.dependencies import Dependencies
+from roller.model.steps import Program, Step, Together, reads
+
+#: Constants from this size on are worth staying in a core's caches for (bytes): smaller ones always do.
+_LARGE_BYTES = 1 << 15
+
+
+def large_constants(program: Program) -> list[str | None]:
+    """Return per step the largest constant it reads; ``None`` where it reads none that counts."""
+    sizes = {n: program.values[n].nbytes for n in program.constants}
+    found = [max((n for n in reads(s) if n in sizes), key=sizes.__getitem__, default=None) for s in program.steps]
+    return [n if n is not None and sizes[n] >= _LARGE_BYTES else None for n in found]
+
+
+def by_constants(lane: Sequence[int], graph: Dependencies, constants: Sequence[str | None]) -> list[int]:
+    """Return the steps of a lane in an order that reads the same weights again while a core's caches still hold them.
+
+    A step with the weights of the last one comes next; else one without weights, which others may wait for; else the
+    first as the lane was given.
+
+    Parameters
+    ----------
+    lane
+        Positions of steps in a valid order.
+    graph
+        Of all steps.
+    constants
+        Per step the constant that matters, as :func:`large_constants` gives it.
+
+    Examples
+    --------
+    >>> graph = Dependencies(((), (), (0,), (1,)), ((2,), (3,), (), ()))
+    >>> by_constants([0, 1, 2, 3], graph, ["w", "w", "r", "r"])
+    [0, 1, 2, 3]
+    >>> by_constants([0, 2, 1, 3], graph, ["w", "w", "r", "r"])
+    [0, 1, 2, 3]
+    """
+    place = {i: n for n, i in enumerate(lane)}
+    missing = {i: sum(b in place for b in graph.before[i]) for i in lane}
+    ready: dict[str | None, list[int]] = defaultdict(list)
+    first: list[int] = []
+    out: list[int] = []
+
+    def release(i: int) -> None:
+        heapq.heappush(ready[constants[i]], place[i])
+        heapq.heappush(first, place[i])
+
+    for i in lane:
+        if not missing[i]:
+            release(i)
+    done, last = set[int](), None
+    while first:
+        if first[0] in done:
+            heapq.heappop(first)
+            continue
+        heap = next(h for h in (ready[last], ready[None], ready[constants[lane[first[0]]]]) if h)
+        n = heapq.heappop(heap)
+        i = lane[n]
+        done.add(n)
+        out.append(i)
+        last = constants[i] or last
+        for j in graph.after[i]:
+            if j in missing:
+                missing[j] -= 1
+                if not missing[j]:
+                    release(j)
+    return out
+
+
+def reloaded_bytes(program: Program, steps: Iterable[Step], kept_bytes: float) -> float:
+    """Return the bytes of constants a call loads anew, where a cache keeps the last ``kept_bytes`` of them.
+
+    Calls follow each other: what the end of one leaves in the cache is there for the next.
+    """
+    sizes = {n: program.values[n].nbytes for n in program.constants}
+    if sum(sizes.values()) <= kept_bytes:
+        return 0.0
+    read = [n for step in _as_they_run(steps) for n in reads(step) if n in sizes]
+    cache: OrderedDict[str, int] = OrderedDict()
+    held = missed = 0.0
+    for call in range(2):
+        missed = 0.0
+        for name in read:
+            if name in cache:
+                cache.move_to_end(name)
+                continue
+            missed += sizes[name]
+            cache[name] = sizes[name]
+            held += sizes[name]
+            while held > kept_bytes and len(cache) > 1:
+                held -= cache.popitem(last=False)[1]
+        if not call and not missed:
+            break
+    return missed
+
+
+def _as_they_run(steps: Iterable[Step]) -> Iterator[Step]:
+    """Yield steps in the order they run, lanes in turn."""
+    for step in steps:
+        if isinstance(step, Together):
+            yield from (s for turn in zip_longest(*step.lanes) for s in turn if s is not None)
+        else:
+            yield step
