@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from roller.model.dependencies import Dependencies, live_bytes
 from roller.model.steps import Copy, Join, KernelSource, Program, Run, Step, Together, View
-from roller.model.weights import by_constants, large_constants, reloaded_bytes
+from roller.model.weights import by_constants, large_constants, reloaded_bytes, resident_bytes
 
 #: Steps a section takes at most, per lane.
 _LONGEST = 256
@@ -27,8 +27,6 @@ _PATIENCE = 8
 _RETREAT = 8
 #: Predicted gain of a section below which its kernels stay one after another: what predictions of a ratio are good for.
 LEAST_GAIN = 0.05
-#: Predicted gain of a whole model below which it stays as it is: kernels for a share have to be compiled too.
-_LEAST_IN_ALL = 0.02
 #: Another order may take this much more memory for values than the one it replaces, this part of the constants', or
 #: this many bytes.
 _MORE_MEMORY, _OF_CONSTANTS, _FREE_BYTES = 1.25, 1 / 8, 1 << 20
@@ -60,6 +58,12 @@ class Costs:
         Constants that predictions find in a cache, as far as no more than these were read since.
     reload_bytes_per_s
         Of those that are in no cache.
+    least_gain
+        Predicted gain of a whole model below which it stays as it is: what the ratio of two predictions may be off by.
+    own_bytes
+        Constants a core keeps for itself, where predictions find them in no nearer cache than the common one.
+    own_s_per_byte
+        What a byte found there saves: a step with the whole device, and one in a lane.
     """
 
     whole_s: Mapping[str, float]
@@ -71,6 +75,9 @@ class Costs:
     bytes_per_s: float = math.inf
     kept_bytes: float = math.inf
     reload_bytes_per_s: float = math.inf
+    least_gain: float = 0.02
+    own_bytes: float = 0.0
+    own_s_per_byte: tuple[float, float] = (0.0, 0.0)
 
     def whole(self, step: Step) -> float:
         """Return the seconds of a step that has the device to itself."""
@@ -136,22 +143,22 @@ def coschedule(program: Program, costs: Costs) -> Outcome:
     costs
         Predictions.
     """
-    serial_s = sum(costs.whole(s) for s in program.steps) + _reload_s(program, program.steps, costs)
+    serial_s = sum(costs.whole(s) for s in program.steps) + _weights_s(program, program.steps, costs)
     unchanged = Outcome(program, serial_s, serial_s)
     if costs.lanes < 2 or not costs.share_s:
         return unchanged
     constants = sum(program.values[n].nbytes for n in program.constants)
     most = max(_FREE_BYTES, _OF_CONSTANTS * constants, _MORE_MEMORY * live_bytes(program, program.steps))
-    best: tuple[float, list[Step]] = ((1.0 - _LEAST_IN_ALL) * serial_s, [])
+    best: tuple[float, list[Step]] = ((1.0 - costs.least_gain) * serial_s, [])
     for ahead in _AHEAD:
         scheduler = _Scheduler(program, costs, ahead)
         scheduler.run()
         if not any(isinstance(s, Together) for s in scheduler.out):
             break
         if live_bytes(program, scheduler.out) <= most:
-            reload_s = _reload_s(program, scheduler.out, costs)
-            best = min(best, (scheduler.seconds + reload_s, scheduler.out), key=lambda found: found[0])
-            if not reload_s:
+            weights_s = _weights_s(program, scheduler.out, costs)
+            best = min(best, (scheduler.seconds + weights_s, scheduler.out), key=lambda found: found[0])
+            if not weights_s:
                 break
     together_s, steps = best
     if not steps:
@@ -162,9 +169,15 @@ def coschedule(program: Program, costs: Costs) -> Outcome:
     return Outcome(made, serial_s, together_s, len(sections), runs)
 
 
-def _reload_s(program: Program, steps: Iterable[Step], costs: Costs) -> float:
-    """Return the seconds constants take that predictions find in a cache and a call does not."""
-    return reloaded_bytes(program, steps, costs.kept_bytes) / costs.reload_bytes_per_s
+def _weights_s(program: Program, steps: Iterable[Step], costs: Costs) -> float:
+    """Return the seconds by which constants take longer than predicted, because of the order of steps; or less long."""
+    order = list(steps)
+    reload_s = reloaded_bytes(program, order, costs.kept_bytes) / costs.reload_bytes_per_s
+    if not costs.own_bytes:
+        return reload_s
+    alone, inside = resident_bytes(program, order, costs.own_bytes, costs.lanes)
+    # Lanes save side by side.
+    return reload_s - alone * costs.own_s_per_byte[0] - inside * costs.own_s_per_byte[1] / costs.lanes
 
 
 def _kernels(program: Program, steps: Iterable[Step], costs: Costs) -> dict[str, KernelSource]:

@@ -84,23 +84,61 @@ def reloaded_bytes(program: Program, steps: Iterable[Step], kept_bytes: float) -
     sizes = {n: program.values[n].nbytes for n in program.constants}
     if sum(sizes.values()) <= kept_bytes:
         return 0.0
-    read = [n for step in _as_they_run(steps) for n in reads(step) if n in sizes]
-    cache: OrderedDict[str, int] = OrderedDict()
-    held = missed = 0.0
-    for call in range(2):
-        missed = 0.0
-        for name in read:
-            if name in cache:
-                cache.move_to_end(name)
-                continue
-            missed += sizes[name]
-            cache[name] = sizes[name]
-            held += sizes[name]
-            while held > kept_bytes and len(cache) > 1:
-                held -= cache.popitem(last=False)[1]
-        if not call and not missed:
-            break
+    read = [(n, float(sizes[n])) for step in _as_they_run(steps) for n in reads(step) if n in sizes]
+    cache = _Cache(kept_bytes)
+    for _ in range(2):
+        missed = sum(size for name, size in read if not cache.read(name, size))
     return missed
+
+
+def resident_bytes(program: Program, steps: Iterable[Step], kept_bytes: float, lanes: int) -> tuple[float, float]:
+    """Return the bytes of constants that steps alone, and steps of lanes, find in the cores' own caches.
+
+    A step that has all cores leaves a part of its weights with each; one in a lane leaves all of them with its core.
+
+    Parameters
+    ----------
+    program
+        Its constants.
+    steps
+        In the order they run.
+    kept_bytes
+        Constants a core's cache keeps.
+    lanes
+        Lanes of a section, a core each.
+    """
+    sizes = {n: program.values[n].nbytes for n in program.constants}
+    cores, alone, inside = [_Cache(kept_bytes) for _ in range(lanes)], 0.0, 0.0
+    for step in steps:
+        if isinstance(step, Together):
+            for core, lane in zip(cores, step.lanes, strict=False):
+                inside += sum(sizes[n] for s in lane for n in reads(s) if n in sizes and core.read(n, sizes[n]))
+            continue
+        for name in reads(step):
+            if name in sizes:
+                found = [core.read(f"{name}/part", sizes[name] / lanes) for core in cores]
+                alone += sizes[name] * all(found)
+    return alone, inside
+
+
+class _Cache:
+    """The constants read last, as many bytes of them as it keeps."""
+
+    def __init__(self, kept_bytes: float) -> None:
+        self._kept, self._held = kept_bytes, 0.0
+        self._sizes: OrderedDict[str, float] = OrderedDict()
+
+    def read(self, name: str, size: float) -> bool:
+        """Read a constant; whether it was there."""
+        if name in self._sizes:
+            self._sizes.move_to_end(name)
+            return True
+        if size <= self._kept:
+            self._sizes[name] = size
+            self._held += size
+            while self._held > self._kept:
+                self._held -= self._sizes.popitem(last=False)[1]
+        return False
 
 
 def _as_they_run(steps: Iterable[Step]) -> Iterator[Step]:

@@ -15,7 +15,7 @@ from roller.model.together import LEAST_GAIN, Costs, Outcome, coschedule
 from roller.onnx.chunks import chunked
 from roller.perf.estimate import Estimate
 
-#: Part of the last cache that constants have for themselves: values pass through it, and other processes.
+#: Part of a cache that constants have for themselves: values pass through it, and the last one has other users.
 _KEPT = 0.5
 #: Lanes that are tried on a device whose units start no threads: streams, each with its part of the units.
 _STREAMS = (2, 4)
@@ -118,7 +118,19 @@ def costs_of(
         spec.memory_layers[-1].bandwidth_bytes_per_s / 2,
         _KEPT * caches[-1] if hot else math.inf,
         spec.memory_layers[-1].bandwidth_bytes_per_s,
+        spec.accuracy.ranking_error or LEAST_GAIN,
+        *(_own_caches(spec, units) if hot else ()),
     )
+
+
+def _own_caches(spec: DeviceSpec, units: int) -> tuple[float, tuple[float, float]]:
+    """Return the constants a unit keeps, and the seconds a byte found there saves on the whole device and in a lane."""
+    own = [n for n, layer in enumerate(spec.memory_layers) if layer.scope == "unit"][-1]
+    saved = []
+    for part in (spec, spec.share(units)):
+        near, far = (part.memory_layers[n].bandwidth_bytes_per_s for n in (own, own + 1))
+        saved.append(max(0.0, 1.0 / far - 1.0 / near))
+    return _KEPT * spec.memory_layers[own].capacity_bytes, (saved[0], saved[1])
 
 
 def with_company(program: Program) -> set[str]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from roller.model.dependencies import Dependencies, live_bytes
 from roller.model.steps import Copy, Join, KernelSource, Program, Run, Together, Value, View, reads, writes
 from roller.model.together import Costs, coschedule, share_key
-from roller.model.weights import by_constants, large_constants, reloaded_bytes
+from roller.model.weights import by_constants, large_constants, reloaded_bytes, resident_bytes
 from roller.ops import matmul
 
 SOURCE = KernelSource(matmul(4, 4, 4), ("B",))
@@ -224,3 +224,23 @@ def test_weights_that_leave_the_cache_between_steps_are_paid_for():
     assert_valid(program, found.program)
     warm = Costs({"k": 7e-6}, {"k": 9e-6}, 2e-6, 2, 1)
     assert coschedule(program, warm).together_s < found.together_s
+
+
+def test_weights_that_fit_a_core_in_parts_alone_are_no_reason_for_lanes():
+    """Steps that have both cores find half of their weights in each; a lane would need all of them in one."""
+    steps = [Run("", "k", (f"v{n}{t - 1}" if t else "x", f"W{n}"), (f"v{n}{t}",)) for n in range(2) for t in range(8)]
+    program = program_of(steps, shape=(1024,))
+    weights = {n: np.zeros(1024, np.float32) for n in ("W0", "W1")}
+    program = Program("p", ("x",), program.outputs, program.values, weights, program.steps, program.kernels)
+    size = 4096
+    assert resident_bytes(program, steps, size / 2, 2) == (14 * size, 0)
+    lanes = [Together((tuple(steps[:8]), tuple(steps[8:])))]
+    assert resident_bytes(program, lanes, size / 2, 2) == (0, 0)
+    assert resident_bytes(program, lanes, size, 2) == (0, 14 * size)
+    saved = (3e-6 / size, 3e-6 / size)
+    small = Costs({"k": 7e-6}, {"k": 9e-6}, 2e-6, 2, 1, own_bytes=size / 2, own_s_per_byte=saved)
+    found = coschedule(program, small)
+    assert found.program is program
+    assert found.serial_s == pytest.approx(16 * 7e-6 - 14 * 3e-6)
+    large = Costs({"k": 7e-6}, {"k": 9e-6}, 2e-6, 2, 1, own_bytes=size, own_s_per_byte=saved)
+    assert coschedule(program, large).together_s == pytest.approx(8 * 9e-6 + 2e-6 - 14 * 3e-6 / 2)

@@ -61,7 +61,7 @@ def test_estimates_that_are_there_are_not_made_again(cores):
     whole = predictor(cores)(program.kernels, None)
     found = coscheduled(program, cores, predict, whole)
     assert asked == [(["product", "sum"], 1)]
-    assert found.serial_s == pytest.approx(12 * sum(e.seconds for e in whole.values()))
+    assert found.serial_s <= 12 * sum(e.seconds for e in whole.values())  # less what cores keep of their weights
 
 
 def test_nothing_is_asked_of_a_chain_or_a_single_core(cores):
