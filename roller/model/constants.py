@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import mmap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -122,7 +123,12 @@ def prepare(plan: Plan, kernels: Mapping[str, LoadedKernel], consume: bool = Fal
             uses[name] -= 1
             if consume and not uses[name] and name not in raw and isinstance(given, dict):
                 del given[name]
-    return Constants({name: _readable(given[name]) for name in sorted(raw)}, panels)
+    held = dict[str, np.ndarray]()
+    for name in sorted(raw):
+        held[name] = _readable(given[name])
+        if consume and isinstance(given, dict):
+            given[name] = held[name]  # what was a map of a file is one no longer
+    return Constants(held, panels)
 
 
 def _packs(run: Run, kernel: LoadedKernel, plan: Plan) -> tuple[str, ...]:
@@ -162,8 +168,19 @@ def constant_of(name: str, plan: Plan, given: Mapping[str, np.ndarray]) -> np.nd
 
 
 def _readable(array: np.ndarray) -> np.ndarray:
-    """Return an array whose elements lie in order where a processor expects them: itself where they do."""
-    return array if array.flags.c_contiguous and array.flags.aligned else np.array(array, order="C")
+    """Return an array whose elements lie in order where a processor expects them: itself where they do.
+
+    A map of a model's file is copied: the file may be written again while the session lives.
+    """
+    plain = array.flags.c_contiguous and array.flags.aligned and not _is_mapped(array)
+    return array if plain else np.array(array, order="C", subok=False)
+
+
+def _is_mapped(array: np.ndarray) -> bool:
+    held: object = array
+    while isinstance(held, np.ndarray):
+        held = held.base
+    return isinstance(held, mmap.mmap)
 
 
 def without_constants(plan: Plan) -> Plan:

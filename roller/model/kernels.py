@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import mmap
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,6 +23,8 @@ _SYMBOL = "__tvm_ffi_"
 _LAUNCH = "__TVMBackendParallelLaunch"
 #: Where panels and constants start, as code generation declares them.
 LINE_BYTES = 64
+#: A huge page.
+_HUGE_BYTES = 1 << 21
 
 
 @dataclass(frozen=True)
@@ -235,7 +239,18 @@ def storage(dtype: str) -> np.dtype[Any]:
 
 
 def aligned(nbytes: int) -> np.ndarray:
-    """Return bytes that start at a cache line."""
+    """Return bytes that start at a cache line; many of them lie in huge pages where the system has those.
+
+    Filling fresh memory costs a page fault per page: gigabytes of panels are filled twice as fast in pages of 2 MB.
+    """
+    if nbytes >= _HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
+        room = mmap.mmap(-1, nbytes + _HUGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        raw = np.frombuffer(room, np.uint8)
+        start = -raw.ctypes.data % _HUGE_BYTES
+        with contextlib.suppress(OSError):  # a kernel without them
+            # Whole pages only: a last one that reached beyond the end would be memory nobody uses.
+            room.madvise(mmap.MADV_HUGEPAGE, start, nbytes // _HUGE_BYTES * _HUGE_BYTES)
+        return raw[start : start + nbytes]
     raw = np.empty(nbytes + LINE_BYTES, np.uint8)
     start = -raw.ctypes.data % LINE_BYTES
     return raw[start : start + nbytes]

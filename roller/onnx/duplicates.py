@@ -14,6 +14,8 @@ from roller.onnx.graph import Node
 
 #: Bytes of an array that are hashed whole; of a larger one a sample is, and equal samples are compared.
 _WHOLE_BYTES = 1 << 16
+#: Places a sample is taken from, and elements in a row at each.
+_PLACES, _NEIGHBOURS = 16, 32
 #: Large arrays of one sample that are compared: weights that differ also differ in a sample, but for hostile ones.
 _MOST_ALIKE = 8
 
@@ -89,8 +91,9 @@ def _fingerprint(array: np.ndarray) -> Hashable:
 
 
 def _sample(array: np.ndarray) -> np.ndarray:
-    """Return a few elements, spread, without copying the array."""
-    at = np.linspace(0, array.size - 1, 512).astype(np.int64)
+    """Return a few elements of some places, without copying the array; of a map, few pages are read."""
+    places = np.linspace(0, array.size - 1, _PLACES).astype(np.int64)
+    at = np.minimum(places[:, None] + np.arange(_NEIGHBOURS), array.size - 1).reshape(-1)
     return np.asarray(array[np.unravel_index(at, array.shape)])
 
 

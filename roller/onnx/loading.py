@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from roller.errors import ModelError
 from roller.onnx.external import ExternalData
 from roller.onnx.functions import check_expansion
+from roller.onnx.inline import Weights, without_weights
 from roller.onnx.ordering import MAX_DEPTH
 from roller.onnx.types import inline_array, tensor_type
 
@@ -63,15 +64,17 @@ def load(model: str | Path | bytes | onnx.ModelProto, base_dir: str | Path | Non
     if isinstance(model, (str, Path)):
         path = Path(model)
         label, folder = path.name, folder or path.parent
-        model = _parse(_contents(path), label)
-    elif isinstance(model, (bytes, bytearray, memoryview)):
+        message, weights = _contents(path)
+        return _apart(_parse(message, label), label, ExternalData(folder), weights)
+    if isinstance(model, (bytes, bytearray, memoryview)):
         model = _parse(bytes(model), label)
     elif not isinstance(model, onnx.ModelProto):
         raise ModelError(f"model: expected a path, bytes or an onnx.ModelProto, got {type(model).__name__}.")
-    return _apart(model, label, ExternalData(folder))
+    return _apart(model, label, ExternalData(folder), Weights())
 
 
-def _contents(path: Path) -> bytes:
+def _contents(path: Path) -> tuple[bytes, Weights]:
+    """Return the message of a file, and where the weights lie that are not in it."""
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):
@@ -80,7 +83,7 @@ def _contents(path: Path) -> bytes:
             raise ModelError(
                 f"{path.name}: {found.st_size} bytes in one file; beyond 2 GB weights lie beside the model."
             )
-        return path.read_bytes()
+        return without_weights(path) or (path.read_bytes(), Weights())
     except (OSError, ValueError) as error:
         raise ModelError(f"{str(path)!r}: cannot be read: {getattr(error, 'strerror', None) or error}.") from None
 
@@ -97,7 +100,7 @@ def _parse(data: bytes, label: str) -> onnx.ModelProto:
     return model
 
 
-def _apart(model: onnx.ModelProto, label: str, external: ExternalData) -> Loaded:
+def _apart(model: onnx.ModelProto, label: str, external: ExternalData, weights: Weights) -> Loaded:
     """Take the weights out and call functions inline, in a message of our own."""
     source = model.graph
     name = source.name or label
@@ -109,10 +112,11 @@ def _apart(model: onnx.ModelProto, label: str, external: ExternalData) -> Loaded
         return inline_array(tensor, name)
 
     initialisers: dict[str, np.ndarray] = {}
-    for tensor in source.initializer:
+    for number, tensor in enumerate(source.initializer):
         if not tensor.name or tensor.name in initialisers:
             raise ModelError(f"{name}: two initialisers are named '{tensor.name}', or one has no name.")
-        initialisers[tensor.name] = array(tensor)
+        mapped = weights.array(number, tensor)
+        initialisers[tensor.name] = array(tensor) if mapped is None else mapped
     if source.sparse_initializer:
         raise ModelError(f"{name}: {len(source.sparse_initializer)} sparse initialisers; only dense ones are read.")
     opsets = _opsets(model, name)
