@@ -42,6 +42,28 @@ class ModelError(RollerError, ValueError):
     """A model is damaged, hostile, or holds what cannot be compiled; lists everything it refuses."""
 
 
+class UnsupportedError(ModelError):
+    """Nodes of a model cannot be compiled, by whatever means.
+
+    Parameters
+    ----------
+    message
+        All of them, with a remedy.
+    model
+        Name of the model.
+    nodes
+        ``operator 'node': reason`` for each.
+    """
+
+    def __init__(self, message: str, model: str, nodes: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.model, self.nodes = model, nodes
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle with everything that made it."""
+        return type(self), (*self.args, self.model, self.nodes)
+
+
 class RollerWarning(UserWarning):
     """Something went wrong that roller worked around; the result is right all the same."""
 

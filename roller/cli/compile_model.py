@@ -12,7 +12,7 @@ from rich import box
 from rich.table import Table
 
 from roller.cli.common import JsonOption, TopKOption, console, first_line, print_json, seconds
-from roller.errors import LaunchError, ModelError
+from roller.errors import LaunchError, ModelError, UnsupportedError
 from roller.runtime.bundle_format import check_target
 
 if TYPE_CHECKING:
@@ -75,7 +75,13 @@ def compile_model_command(
 
     if out is not None:
         check_target(out)
-    graph = stages.read(model, batch=batch, shapes=_shapes_of(shapes))
+    try:
+        graph = stages.read(model, batch=batch, shapes=_shapes_of(shapes))
+    except UnsupportedError as err:
+        typer.echo(f"roller: error: {err}", err=True)
+        if as_json:
+            print_json({"model": err.model, "unsupported": [_row(node) for node in err.nodes]})
+        raise typer.Exit(2) from None
     if list_unsupported:
         _list(graph, as_json)
         return
@@ -143,6 +149,19 @@ def _partitioned(graph: Graph, fallback: str | None, as_json: bool) -> Any:
             raise
     _print_refused(graph, refused, as_json)
     raise typer.Exit(2)
+
+
+def _row(refused: str) -> dict[str, str]:
+    """Return node, operator and reason of one line of the reader.
+
+    Examples
+    --------
+    >>> _row("NonZero 'nz': it depends on data")
+    {'node': 'nz', 'operator': 'NonZero', 'reason': 'it depends on data'}
+    """
+    operator, _, rest = refused.partition(" '")
+    node, _, reason = rest.partition("': ")
+    return {"node": node, "operator": operator, "reason": reason}
 
 
 def _list(graph: Graph, as_json: bool) -> None:

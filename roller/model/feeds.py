@@ -87,7 +87,8 @@ class Feeds:
         """
         if len(arrays) != len(self.inputs):
             raise LaunchError(
-                f"{self.name}: expected {len(self.inputs)} arrays ({_listed(self._input_names)}), got {len(arrays)}."
+                f"{self.name}: expected {len(self.inputs)} arrays ({_listed(self._input_names)}), got {len(arrays)}. "
+                "Call run(arrays in order), run({name: array}), or run([output names], {name: array})."
             )
         return [a if _fits(a, slot) else slot.input(a, self.name) for a, slot in zip(arrays, self.inputs, strict=True)]
 

@@ -89,8 +89,8 @@ class Profile:
         top = sorted((s for s in self.steps if s.lane is None), key=lambda s: -s.share)
         lines = [f"{self.name}: measured {self.measured_s * 1e3:.4g} ms, predicted {self.predicted_s * 1e3:.4g} ms"]
         for s in top[:20]:
-            predicted = "-" if s.predicted_s is None else f"{s.predicted_s * 1e6:.4g}"
-            lines.append(f"{s.share:6.1%} {s.measured_s * 1e6:9.4g} us, predicted {predicted} us: {s.label}")
+            predicted = "-" if s.predicted_s is None else f"{s.predicted_s * 1e6:.4g} us"
+            lines.append(f"{s.share:6.1%} {s.measured_s * 1e6:9.4g} us, predicted {predicted}: {s.label}")
         return "\n".join(lines)
 
 

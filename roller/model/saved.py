@@ -135,7 +135,10 @@ def _manifest(where: Path) -> dict[str, Any]:
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
     except OSError as err:
-        raise ArtifactError(f"{path}: cannot read it ({err.strerror}). Pass the folder that save wrote.") from err
+        remedy = "Pass the folder that save wrote."
+        if (where / "plan.json").exists():
+            remedy = f"This is a bundle for a GPU: python -m roller.model.bundle run {where} --json r.json."
+        raise ArtifactError(f"{path}: cannot read it ({err.strerror}). {remedy}") from err
     except (ValueError, RecursionError) as err:
         raise ArtifactError(f"{path}: not valid JSON ({err}). Save the model again.") from err
     if not isinstance(body, dict) or body.get("format") != FORMAT:

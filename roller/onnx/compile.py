@@ -48,6 +48,7 @@ def compile_model(
     batch: int | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     values: Mapping[str, Any] | None = None,
+    base_dir: str | Path | None = None,
     top_k: int | Literal["auto"] = TOP_K,
     options: ConstructOptions | None = None,
     budget_s: float | None = None,
@@ -71,6 +72,8 @@ def compile_model(
         lowered, built where a toolchain is installed, and never run.
     batch, shapes, values
         Batch size, shapes by input, and inputs that are known now; see :func:`roller.onnx.reader.read`.
+    base_dir
+        Folder of weights beside a model that comes as bytes or a message; a path's own folder by default.
     top_k, options, deterministic
         As for :func:`roller.compile`, for every kernel.
     budget_s
@@ -109,7 +112,7 @@ def compile_model(
     """
 
     def program() -> Program:
-        return partitioned(read(model, batch=batch, shapes=shapes, values=values), fallback=fallback)
+        return partitioned(read(model, batch=batch, shapes=shapes, values=values, base_dir=base_dir), fallback=fallback)
 
     made = compile_partitioned(
         program, device, top_k=top_k, options=options, budget_s=budget_s, executor=executor, scheduler=scheduler,
@@ -124,11 +127,12 @@ def read(
     batch: int | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
     values: Mapping[str, Any] | None = None,
+    base_dir: str | Path | None = None,
 ) -> Graph:
     """Return the graph of a model, everything computed that is known now."""
     from roller.onnx import folding, reader
 
-    return folding.fold(reader.read(model, batch=batch, shapes=shapes, values=values))
+    return folding.fold(reader.read(model, batch=batch, shapes=shapes, values=values, base_dir=base_dir))
 
 
 def partitioned(graph: Graph, *, fallback: str | None = None) -> Program:

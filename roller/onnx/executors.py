@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
+import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -266,6 +267,11 @@ def _dask(scheduler: Any, resource: str) -> Hired:
     if isinstance(scheduler, distributed.Client):
         client: Any = scheduler
     else:
+        if not re.fullmatch(r"(\w+://)?\S+:\d+/?|inproc://\S+", str(scheduler)):
+            raise RollerError(
+                "scheduler: expected an address with a port ('tcp://host:8786') or a distributed.Client, "
+                f"got {scheduler!r}."
+            )
         try:
             client = cast("Any", distributed.Client)(str(scheduler), timeout=_CONNECT_S, set_as_default=False)
         except (OSError, TimeoutError, ValueError) as err:

@@ -78,12 +78,15 @@ def _contents(path: Path) -> tuple[bytes, Weights]:
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):
-            raise ModelError(f"{path.name}: expected a file, got a folder or a device.")
+            hint = " Load a saved model with roller.load_model." if (path / "model.json").exists() else ""
+            raise ModelError(f"'{path}': expected a file, got a folder or a device.{hint}")
         if found.st_size > MAX_MESSAGE_BYTES:
             raise ModelError(
                 f"{path.name}: {found.st_size} bytes in one file; beyond 2 GB weights lie beside the model."
             )
         return without_weights(path) or (path.read_bytes(), Weights())
+    except ModelError:
+        raise
     except (OSError, ValueError) as error:
         raise ModelError(f"{str(path)!r}: cannot be read: {getattr(error, 'strerror', None) or error}.") from None
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roller.errors import ModelError, did_you_mean
+from roller.errors import ModelError, UnsupportedError, did_you_mean
 from roller.expr import DTYPE_BYTES
 from roller.model.steps import Value
 from roller.onnx.graph import Graph
@@ -129,8 +129,10 @@ def _graph(tracer: Tracer, inputs: Sequence[str]) -> Graph:
                 refused.append(f"{node.op} '{node.name}': '{value.name}' is {value.dtype}, which is not compiled")
     if refused:
         after = f"\n  ({tracer.behind} nodes after them were not looked at)" if tracer.behind else ""
-        listed = "\n  ".join(dict.fromkeys(refused))
-        raise ModelError(f"{name}: these nodes cannot be compiled:\n  {listed}{after}")
+        nodes = tuple(dict.fromkeys(refused))
+        listed = "\n  ".join(nodes)
+        remedy = "Make every shape known (values= turns inputs into constants), or change these nodes."
+        raise UnsupportedError(f"{name}: these nodes cannot be compiled:\n  {listed}{after}\n{remedy}", name, nodes)
     used = {n for node in tracer.nodes for n in node.inputs} | set(outputs)
     constants = {n: a for n, a in tracer.constants.items() if n in used}
     written = {n for node in tracer.nodes for n in node.outputs if n}

@@ -90,6 +90,26 @@ def test_what_cannot_be_compiled_is_a_table_and_exit_code_2(cli, tmp_path):
     ]
 
 
+def test_results_of_unknown_shape_are_listed_with_exit_code_2(cli, tmp_path):
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("NonZero", ["x"], ["y"], name="where")], "odd",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [4, 8])],
+        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.INT64, [2, "n"])],
+    )  # fmt: skip
+    path = tmp_path / "odd.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)]), path)
+    for more in ([], ["--list-unsupported"], ["--fallback", "onnxruntime"]):
+        code, _, err = cli("compile-model", path, *more)
+        assert code == 2 and "NonZero 'where'" in err and "Make every shape known" in err
+    code, out, _ = cli("compile-model", path, "--list-unsupported", "--json")
+    (row,) = json.loads(out)["unsupported"]
+    assert (
+        code == 2
+        and (row["node"], row["operator"]) == ("where", "NonZero")
+        and "depends on the values" in row["reason"]
+    )
+
+
 def test_a_model_without_unsupported_nodes_says_so(cli, model):
     code, out, _ = cli("compile-model", model, "--batch", "1", "--list-unsupported")
     assert code == 0 and "nodes can be compiled" in out

@@ -84,6 +84,8 @@ def test_a_worker_with_other_sources_builds_nothing():
 
 def test_no_scheduler_is_one_clear_error(monkeypatch):
     monkeypatch.setattr("roller.onnx.executors._CONNECT_S", 0.2)
+    with pytest.raises(RollerError, match=r"scheduler: expected an address with a port .*, got 'foo'"):
+        crew_of(None, "foo", None, "gpu")
     with pytest.raises(RollerError, match=r"scheduler: expected a Dask scheduler at 'tcp://127.0.0.1:9', got none"):
         crew_of(None, "tcp://127.0.0.1:9", None)
 

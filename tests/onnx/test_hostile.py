@@ -311,6 +311,27 @@ def test_external_data_is_mapped(folder):
         read(path.read_bytes())
 
 
+def test_compile_model_takes_the_folder_of_the_weights(folder, monkeypatch):
+    from roller.onnx import compile as road
+
+    path = folder / "m.onnx"
+    path.write_bytes(external("w.bin", offset=16, length=16).SerializeToString())
+    seen = []
+    monkeypatch.setattr(road, "partitioned", lambda graph, **_: seen.append(graph) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        road.compile_model(path.read_bytes(), base_dir=folder)
+    assert seen[0].constants["w"].tolist() == [4, 5, 6, 7]
+
+
+def test_a_folder_is_refused_with_what_loads_it(tmp_path):
+    with pytest.raises(ModelError) as refused:
+        read(tmp_path)
+    assert str(refused.value) == f"'{tmp_path}': expected a file, got a folder or a device."
+    (tmp_path / "model.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"Load a saved model with roller\.load_model"):
+        read(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [
