@@ -55,8 +55,8 @@ def coscheduled(
     serial_s = best.serial_s
     for variant in variants:
         found = _side_by_side(variant, spec, predict, known)
-        # Another program is worth it only beyond what predictions are good for.
-        best = found if 0.0 < found.together_s < (1.0 - LEAST_GAIN) * best.together_s else best
+        # Another program is worth it only for its sections, and beyond what predictions are good for.
+        best = found if found.sections and found.together_s < (1.0 - LEAST_GAIN) * best.together_s else best
     return replace(best, serial_s=serial_s)
 
 
@@ -64,10 +64,9 @@ def _side_by_side(program: Program, spec: DeviceSpec, predict: Predict, known: d
     """Return the best division of one program; what is predicted on the way joins ``known``."""
     missing = {k: s for k, s in program.kernels.items() if k not in known}
     known |= predict(missing, None) if missing else {}
-    company = with_company(program)
-    if not company or not program.kernels.keys() <= known.keys():
+    if not program.kernels.keys() <= known.keys():
         return _as_it_is(program, known)  # what has no program is reported when it is compiled
-    shared = {k: program.kernels[k] for k in sorted(company)}
+    shared = {k: program.kernels[k] for k in sorted(with_company(program))}
     outcomes = [coschedule(program, costs_of(known, predict(shared, u), spec, n, u)) for n, u in _lanes(spec)]
     return min(outcomes, key=lambda o: o.together_s)
 

@@ -112,3 +112,10 @@ def test_cuts_go_between_sources():
     runs = [s for s in only.steps if isinstance(s, Run) and s.label == "projection"]
     assert len(runs) == 1 + 7
     assert len(set(itertools.chain.from_iterable(r.outputs for r in runs))) == len(runs)
+
+
+def test_a_program_is_cut_for_its_sections_alone():
+    program = layers(4, 24, 1, 256)
+    spec = load_spec("cpu-avx512").with_overrides({"units": 2})
+    costly = spec.with_overrides({"execution.fork_s": 1e-2})  # no section can pay for its start
+    assert coscheduled(program, costly).program is program
