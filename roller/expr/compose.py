@@ -6,11 +6,12 @@ one into the other leaves no movement at all, as long as the result is an index 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from roller.expr.digits import composed, inverted, reshaped, simplified
-from roller.expr.scalar import Bound, Call, Cast, Const, Index, IndexValue, Load, Scalar, transform
+from roller.expr.scalar import Bound, Call, Cast, Const, Index, IndexValue, Load, Scalar, loads, transform, walk
 from roller.expr.tensor_expr import Stage
 
 #: Functions whose result is a truth value.
@@ -19,6 +20,10 @@ LOGICAL = ("eq", "lt", "le", "isnan")
 _REAL = ("div", "exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "pow")
 #: Dtypes whose arithmetic wraps or saturates where it is stored: what was computed must pass through memory.
 _NARROW = ("int8", "uint8", "int16")
+#: Arithmetic on integers that may leave their dtype. Compilers take it that 32 and 64 bits never overflow, so that
+#: whoever widens or compares the result sees what did not wrap around, unless it has been stored.
+_WRAPPING = ("add", "sub", "mul", "neg", "abs", "shl")
+_WIDE = ("int32", "int64")
 
 
 def dtype_of(node: Scalar, tensors: Mapping[str, str]) -> str | None:
@@ -89,11 +94,37 @@ def read_through(
     value = None if at is None else substituted(producer.body, at, extents)
     if value is None:
         return None
-    value = _as_stored(value, producer.output.dtype, tensors)
+    value = None if may_wrap(value, producer.output.dtype) else _as_stored(value, producer.output.dtype, tensors)
     if value is None or not load.guard:
         return value
     guard = tuple(Bound(simplified(b.index, extents), b.low, b.high) for b in load.guard)
+    inner = value
+    while isinstance(inner, Cast):
+        inner = inner.arg
+    if inner is not value and isinstance(inner, Load) and not _holds(tensors[inner.tensor], load.outside):
+        return None  # what lies outside is of the type it was converted to
     return guarded(value, guard, load.outside)
+
+
+def _holds(dtype: str, number: float) -> bool:
+    """Return whether a dtype can represent a number."""
+    if "float" in dtype:
+        return True
+    low, high = {"bool": (0, 1), "int8": (-128, 127), "uint8": (0, 255)}.get(dtype, (-32768, 32767))
+    return math.isfinite(number) and number == int(number) and low <= number <= high
+
+
+def may_wrap(value: Scalar, dtype: str) -> bool:
+    """Return whether integers that are data may overflow in a value of 32 or 64 bits; positions never do.
+
+    Examples
+    --------
+    >>> may_wrap(Call("add", (Load("x", ()), Const(1, "int32"))), "int32")
+    True
+    """
+    if dtype not in _WIDE:
+        return False
+    return any(isinstance(n, Call) and n.fn in _WRAPPING and any(True for _ in loads(n)) for n in walk(value))
 
 
 def _as_stored(value: Scalar, dtype: str, tensors: Mapping[str, str]) -> Scalar | None:

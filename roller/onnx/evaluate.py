@@ -204,6 +204,17 @@ def _quotient(attributes: Attributes, inputs: Arrays, outputs: Sequence[Value | 
     return [np.where((a < 0) == (b < 0), size, -size).astype(a.dtype)]
 
 
+@_rule("LogSoftmax")
+def _log_softmax(attributes: Attributes, inputs: Arrays, outputs: Sequence[Value | None]) -> list[np.ndarray] | None:
+    """Never the logarithm of an exponential that is nought already, as the reference has it."""
+    x = inputs[0]
+    if x.dtype.kind != "f" or "axis" not in attributes:  # the default changed between versions
+        return None
+    axis = attributes["axis"]
+    below = x - x.max(axis=axis, keepdims=True)
+    return [(below - np.log(np.exp(below).sum(axis=axis, keepdims=True))).astype(x.dtype)]
+
+
 @_rule("Range")
 def _range(attributes: Attributes, inputs: Arrays, outputs: Sequence[Value | None]) -> list[np.ndarray]:
     start, step, value = inputs[0], inputs[2], _known(outputs)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from roller.expr import Axis, Cast, Index, Load, Scalar, Stage, Tensor, map_indices, transform
-from roller.expr.compose import read_through, substituted
+from roller.expr.compose import may_wrap, read_through, substituted
 from roller.expr.digits import Split, composed, inverted, reshaped, simplified, splits_to_affine
 from roller.expr.scalar import walk
 from roller.onnx.lowered import Computed
@@ -104,13 +104,15 @@ def appended(anchor: Computed, reader: Computed) -> Computed | None:
     if body is None or any(i is None for i in store):
         return None
     stages = _behind(anchor, after, tuple(i for i in store if i is not None), body)
+    if stages is None:
+        return None
     return unmarked(assembled((*anchor.reads, *other.reads), stages, reader, nodes_of(anchor, reader)))
 
 
 def beside(first: Computed, reader: Computed) -> Computed | None:
     """Return one part with the results of two element-wise parts, the second of which reads the first in place."""
     one, two = element_wise(first), element_wise(reader)
-    if one is None or two is None:
+    if one is None or two is None or may_wrap(one.body, one.output.dtype):
         return None
     other = marked(reader, first)
     two = other.stages[0]
@@ -128,11 +130,16 @@ def beside(first: Computed, reader: Computed) -> Computed | None:
                    _moved_to(body, one.name, one.store), None, two.acc_dtype)  # fmt: skip
     both = replace(reader, outputs=(one.name, two.name))
     out = unmarked(assembled((*first.reads, *other.reads), [one, second], both, nodes_of(first, reader)))
-    return None if out is None else with_whole_dimensions(out)
+    out = None if out is None else with_affine_axes(out) or out
+    # Where a transpose cuts the axes the first one writes, they are split; what is stored at digits is no loop.
+    return with_whole_dimensions(out) if out is not None and _stores_affinely(out) else None
 
 
-def _behind(anchor: Computed, after: Stage, store: tuple[Index, ...], body: Scalar) -> list[Stage]:
-    """Return the anchor's stages with ``body`` as the last one, stored at ``store`` over the anchor's axes."""
+def _behind(anchor: Computed, after: Stage, store: tuple[Index, ...], body: Scalar) -> list[Stage] | None:
+    """Return the anchor's stages with ``body`` as the last one, stored at ``store`` over the anchor's axes.
+
+    ``None`` where what the anchor stores may wrap around in being stored.
+    """
     last = anchor.stages[-1]
     if last.combiner is not None:
         # In the accumulator's precision: the result is converted once.
@@ -143,6 +150,8 @@ def _behind(anchor: Computed, after: Stage, store: tuple[Index, ...], body: Scal
         rest = [*anchor.stages[:-1], replace(last, output=between, store=store)]
     else:
         same = last.output.dtype == last.acc_dtype or "float" in last.output.dtype
+        if may_wrap(last.body, last.output.dtype):
+            return None
         total = last.body if same else Cast(last.output.dtype, last.body)
         rest = list(anchor.stages[:-1])
         if anchor.expr.epilogue is not None:  # what reduces is stored where it is read, element by element
@@ -235,6 +244,10 @@ def indices_of_stage(s: Stage) -> list[Index]:
 def is_affine(part: Computed) -> bool:
     """Whether no access divides or takes a remainder."""
     return all(i.is_affine for i in indices_of(part))
+
+
+def _stores_affinely(part: Computed) -> bool:
+    return all(i.is_affine for s in part.stages for i in s.store)
 
 
 def with_affine_axes(part: Computed) -> Computed | None:

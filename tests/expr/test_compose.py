@@ -10,7 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roller.errors import ExprError
-from roller.expr import Axis, Bound, Call, Const, Index, Load, Stage, Tensor, TensorExpr, Term, axis_index, transform
+from roller.expr import (
+    Axis,
+    Bound,
+    Call,
+    Cast,
+    Const,
+    Index,
+    Load,
+    Stage,
+    Tensor,
+    TensorExpr,
+    Term,
+    axis_index,
+    transform,
+)
 from roller.expr.compose import dtype_of, read_through
 from roller.expr.digits import address, composed, divided, inverted, position, reshaped, simplified, splits_to_affine
 
@@ -215,6 +229,14 @@ def test_a_padded_slice_is_one_guarded_load():
     before = axis_index("a", 1, -1)
     found = read_through(Load("p", (before,), (Bound(before, 0, 3),)), (3,), {"a": 5}, cut, {"x": "float32"})
     assert found == Load("x", (axis_index("a", 1, 1),), (Bound(axis_index("a", 1, 1), 2, 5),))
+
+
+def test_a_guard_stays_outside_of_a_conversion_whose_source_cannot_hold_what_lies_outside():
+    body = Cast("float32", Load("x", (axis_index("d0"),)))
+    stage, before = moved_pad(body, 3), axis_index("a", 1, -1)
+    for outside, possible in ((0.5, False), (float("-inf"), False), (300.0, False), (3.0, True)):
+        load = Load("p", (before,), (Bound(before, 0, 3),), outside)
+        assert (read_through(load, (3,), {"a": 5}, stage, {"x": "uint8"}) is not None) == possible
 
 
 def test_what_storing_rounds_is_still_rounded():

@@ -6,7 +6,7 @@ import numpy as np
 
 from roller.expr import REDUCTION, Axis, Call, Cast, Index, Load, Scalar, Stage, axis_index
 from roller.model.steps import Value
-from roller.onnx.building import broadcast, ended, require_elements, require_shape, types_of
+from roller.onnx.building import broadcast, elementwise, ended, require_elements, require_shape, tensor, types_of
 from roller.onnx.lowering import Compute, Lowered, Site, Unsupported, lowers
 from roller.ops.build import indices
 
@@ -37,9 +37,11 @@ def _axes(a: Value, b: Value, y: Value) -> tuple[tuple[Axis, ...], tuple[Index, 
 @lowers("MatMul")
 def product(site: Site) -> Lowered:
     """Lower a product to the form of :func:`roller.ops.matmul`; broadcast batches are read at 0."""
-    require_elements(site)
     a, b, y = site.required(0), site.required(1), site.output
     t = types_of(a, y)
+    if a.shape and a.shape[-1] == 0:  # a sum over nothing
+        return Compute((elementwise(y, lambda at: t.const(0), t.acc),))
+    require_elements(site)
     axes, at_a, at_b = _axes(a, b, y)
     body = Call("mul", (t.load(a.name, at_a), t.load(b.name, at_b)))
     return Compute(ended(y, axes, indices(axes[:-1]), body, "sum", t))
@@ -73,7 +75,6 @@ def integers(site: Site) -> Lowered:
 @lowers("Gemm")
 def gemm(site: Site) -> Lowered:
     """Lower ``alpha * A @ B + beta * C``: scaling and addition end the product."""
-    require_elements(site)
     a, b, c, y = site.required(0), site.required(1), site.input(2), site.output
     t = types_of(a, y)
     alpha, beta = float(site.attribute("alpha", 1.0)), float(site.attribute("beta", 1.0))
@@ -84,8 +85,7 @@ def gemm(site: Site) -> Lowered:
     depth = a.shape[0 if site.attribute("transA", 0) else 1]
     if b.shape[1 if site.attribute("transB", 0) else 0] != depth:
         raise Unsupported(f"shapes {a.shape} and {b.shape} do not multiply")
-    axes = (Axis("i", y.shape[0]), Axis("j", y.shape[1]), Axis("k", depth, REDUCTION))
-    store = indices(axes[:2])
+    store = axis_index("i"), axis_index("j")
     body = Call("mul", (t.load(a.name, left), t.load(b.name, right)))
 
     def ending(total: Scalar) -> Scalar:
@@ -96,8 +96,13 @@ def gemm(site: Site) -> Lowered:
         added = t.load(c.name, broadcast(c, store, y.shape))
         return Call("add", (total, added if beta == 1 else Call("mul", (added, t.const(beta)))))
 
+    if depth == 0:  # a sum over nothing
+        rows = tuple(Axis(k, n) for k, n in zip("ij", y.shape, strict=True))
+        return Compute((Stage(tensor(y), rows, store, ending(t.const(0)), None, t.acc),))
+    require_elements(site)
     if not t.is_float and (alpha, beta) != (int(alpha), int(beta)):
         raise Unsupported(f"alpha={alpha} and beta={beta} are no whole numbers, but the matrices are")
     plain = alpha == 1 and (c is None or beta == 0)
+    axes = (Axis("i", y.shape[0]), Axis("j", y.shape[1]), Axis("k", depth, REDUCTION))
     stages: tuple[Stage, ...] = ended(y, axes, store, body, "sum", t, None if plain else ending)
     return Compute(stages)

@@ -165,7 +165,11 @@ def extreme_and_position(
     element = t.load(x.name, indices(walked))
     extreme = tensor(Value(y.name, tuple(a.extent for a in points)), t.acc, "extreme")
     first = Stage(extreme, axes, store, element, "max" if largest else "min", t.acc)
-    hit = Call("eq", (element, Load(extreme.name, store)))
+    hit: Scalar = Call("eq", (element, Load(extreme.name, store)))
+    if (
+        t.is_float
+    ):  # what is not a number is the extreme, as NumPy has it; it equals nothing, and no position is invented
+        hit = Call("select", (Call("isnan", (element,)), Const(1, "bool"), hit))
     where = IndexValue(indices([walked[along]])[0], "int64")
     missing = Const(-1 if last else np.iinfo(np.int64).max, "int64")
     out = tensor(Value(y.name, extreme.shape), "int64", part)
