@@ -27,6 +27,7 @@ from roller.onnx.coschedule import coscheduled
 from roller.onnx.executors import Crew, crew_of
 from roller.onnx.jobs import Constructed, Settings, Target, construct
 from roller.onnx.predictions import Predictions
+from roller.onnx.program_note import ProgramNote
 from roller.onnx.progress import OnProgress, shown, silent
 from roller.runtime.cache import KernelCache
 
@@ -112,7 +113,14 @@ def compile_model(
     """
 
     def program() -> Program:
-        return partitioned(read(model, batch=batch, shapes=shapes, values=values, base_dir=base_dir), fallback=fallback)
+        def make() -> Program:
+            graph = read(model, batch=batch, shapes=shapes, values=values, base_dir=base_dir)
+            return partitioned(graph, fallback=fallback)
+
+        # What another runtime computes is said every time; arrays that are known now are the caller's.
+        if not cache or fallback is not None or values:
+            return make()
+        return ProgramNote(KernelCache().folder, model, batch, shapes).load_or_make(make)
 
     made = compile_partitioned(
         program, device, top_k=top_k, options=options, budget_s=budget_s, executor=executor, scheduler=scheduler,

@@ -93,15 +93,15 @@ class CacheKey:
 
 
 @cache
-def code_digest() -> str:
-    """Return a digest of roller's own sources that decide a kernel.
+def code_digest(parts: tuple[str, ...] = _DECIDING) -> str:
+    """Return a digest of roller's own sources: those that decide a kernel, or others (``"."`` is all of them).
 
     A release keeps its kernels, and whoever edits a template or the model is never served yesterday's kernel;
     ``TEMPLATE_VERSION`` alone would need an editor who remembers it. It takes some milliseconds, once per process.
     """
     package = Path(__file__).resolve().parent.parent
     total = hashlib.sha256()
-    for name in _DECIDING:
+    for name in parts:
         part = package / name
         for path in [part] if part.suffix else sorted(part.rglob("*.py")):
             if path.name.startswith("cache"):
