@@ -30,4 +30,6 @@ def _logged_judge(task):
     return _judge(task)
 
 
-tasks.Build.run, tasks.Judge.run = _slow_build, _logged_judge
+def dask_setup(worker):
+    """Called by a worker that preloads this module; importing it alone changes nothing."""
+    tasks.Build.run, tasks.Judge.run = _slow_build, _logged_judge
