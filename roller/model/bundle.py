@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from roller.errors import LaunchError, RollerError
+from roller.errors import LaunchError
+from roller.runtime.bundle_command import run_command, say
 
 if TYPE_CHECKING:
     from roller.model.gpu_device import Device
@@ -39,10 +40,10 @@ def _run(arguments: argparse.Namespace) -> int:
         raise LaunchError(f"--samples: expected at least 1, got {arguments.samples}.")
     arch = ModelBundle(arguments.bundle).arch
     device = _device(arguments.device, arch)
-    results = run_bundle(arguments.bundle, arguments.json, device, samples=arguments.samples, say=_say)
-    _say(f"{results['model']} on {results['device']}: {'right and timed' if results['ok'] else 'not right'}")
+    results = run_bundle(arguments.bundle, arguments.json, device, samples=arguments.samples, say=say)
+    say(f"{results['model']} on {results['device']}: {'right and timed' if results['ok'] else 'not right'}")
     if arguments.device == "emulated":
-        _say("times are those of an emulator and mean nothing")
+        say("times are those of an emulator and mean nothing")
     return 0 if results["ok"] else 1
 
 
@@ -66,14 +67,9 @@ def _verify(arguments: argparse.Namespace) -> int:
     bundle = ModelBundle(arguments.bundle)
     plan, kernels, tests = bundle.plan(), bundle.artifacts(), bundle.expected()
     built = sum(a.binary is not None for a in kernels.values())
-    _say(f"{arguments.bundle}: {bundle.model}, {len(plan.program.steps)} steps, {len(kernels)} kernels ({built} built) "
+    say(f"{arguments.bundle}: {bundle.model}, {len(plan.program.steps)} steps, {len(kernels)} kernels ({built} built) "
          f"for {bundle.device}, {len(tests)} tests, all as listed")  # fmt: skip
     return 0
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -89,17 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     int
         Exit status: 0, or 1 where something was refused (one line on standard error) or the model is not right.
     """
-    given = _parser().parse_args(arguments)
-    try:
-        return _run(given) if given.verb == "run" else _verify(given)
-    except RollerError as err:
-        sys.stderr.write(f"bundle: error: {err}\n")
-    except ModuleNotFoundError as err:
-        missing = (err.name or "").partition(".")[0]
-        sys.stderr.write(f"bundle: error: expected the package '{missing}', found none. 'pip install {missing}'.\n")
-    except KeyboardInterrupt:
-        sys.stderr.write("bundle: interrupted; run the same command again to continue\n")
-    return 1
+    return run_command(_parser(), {"run": _run, "verify": _verify}, arguments)
 
 
 if __name__ == "__main__":

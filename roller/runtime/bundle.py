@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from roller.errors import RollerError
+from roller.runtime.bundle_command import run_command, say
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -46,16 +46,16 @@ def _run(arguments: argparse.Namespace) -> int:
     )
     # A comma inside the options of a null device separates no devices.
     devices = [parse(d.strip()) for d in re.split(rf",(?=(?:{'|'.join(KINDS)})\b)", arguments.device)]
-    results = run_bundle(arguments.bundle, arguments.json, devices, options, arguments.filter, _say)
+    results = run_bundle(arguments.bundle, arguments.json, devices, options, arguments.filter, say)
     records = [r for o in results["operators"] for r in o["records"]]
     bad = [r for r in records if r["status"] not in ("measured", "slower")]
     without = [o["id"] for o in results["operators"] if o["records"] and o["best"] is None]
-    _say(f"{len(records)} candidates of {len(results['operators'])} operators on {results['device']}: "
+    say(f"{len(records)} candidates of {len(results['operators'])} operators on {results['device']}: "
          f"{len(records) - len(bad)} correct and timed, {len(bad)} not")  # fmt: skip
     if without:
-        _say(f"no candidate survived for: {', '.join(without)}")
+        say(f"no candidate survived for: {', '.join(without)}")
     if not results["complete"]:
-        _say("not complete: run the same command again to continue")
+        say("not complete: run the same command again to continue")
     return 1 if without else 0
 
 
@@ -66,14 +66,14 @@ def _probe(arguments: argparse.Namespace) -> int:
 
     results = run_probe_bundle(
         arguments.bundle, arguments.json, parse(arguments.device), budget_s=arguments.budget_s,
-        timeout_s=arguments.timeout_s, say=_say,
+        timeout_s=arguments.timeout_s, say=say,
     )  # fmt: skip
     cases = [r for plan in results["results"].values() for r in plan.values()]
     good = sum(r["status"] == "measured" for r in cases)
     done = f"{len(cases)} cases of {len(results['results'])} probes on {results['device']}"
-    _say(f"{done} in {results['seconds']:.0f} s: {good} right and timed, {len(cases) - good} not")
+    say(f"{done} in {results['seconds']:.0f} s: {good} right and timed, {len(cases) - good} not")
     if not results["complete"]:
-        _say("not complete: run the same command again to continue")
+        say("not complete: run the same command again to continue")
     return 0 if good else 1
 
 
@@ -86,19 +86,12 @@ def _verify(arguments: argparse.Namespace) -> int:
         count = sum(len(probes.plan(name).cases) for name in probes.names)
         for name in probes.names:
             probes.image(probes.plan(name), build=False)
-        _say(f"{arguments.bundle}: {len(probes.names)} probes, {count} cases for {probes.device}, all as listed")
+        say(f"{arguments.bundle}: {len(probes.names)} probes, {count} cases for {probes.device}, all as listed")
         return 0
     bundle = Bundle(arguments.bundle)
     count = sum(len(bundle.load(e)) for e in bundle.operators)
-    _say(
-        f"{arguments.bundle}: {len(bundle.operators)} operators, {count} candidates for {bundle.device}, all as listed"
-    )
+    say(f"{arguments.bundle}: {len(bundle.operators)} operators, {count} candidates for {bundle.device}, all as listed")
     return 0
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -114,17 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     int
         Exit status: 0, or 1 where something was refused (one line on standard error) or an operator has no survivor.
     """
-    given = _parser().parse_args(arguments)
-    try:
-        return _run(given) if given.verb == "run" else _verify(given)
-    except RollerError as err:
-        sys.stderr.write(f"bundle: error: {err}\n")
-    except ModuleNotFoundError as err:
-        missing = (err.name or "").partition(".")[0]
-        sys.stderr.write(f"bundle: error: expected the package '{missing}', found none. 'pip install {missing}'.\n")
-    except KeyboardInterrupt:
-        sys.stderr.write("bundle: interrupted; run the same command again to continue\n")
-    return 1
+    return run_command(_parser(), {"run": _run, "verify": _verify}, arguments)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,47 @@
+"""What the commands of bundles share: one line per step on standard output, one line per refusal on standard error."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from roller.errors import RollerError
+
+Verb = Callable[[argparse.Namespace], int]
+
+
+def say(line: str) -> None:
+    """Print a line at once: whoever watches a run sees each step as it ends."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def run_command(parser: argparse.ArgumentParser, verbs: Mapping[str, Verb], arguments: Sequence[str] | None) -> int:
+    """Parse a command line and run its verb.
+
+    Parameters
+    ----------
+    parser
+        Leaves the verb's name in ``verb``.
+    verbs
+        What to run, by name; each returns an exit status.
+    arguments
+        Words after the program's name; those of the process by default.
+
+    Returns
+    -------
+    int
+        Exit status: the verb's, or 1 where something was refused (one line on standard error).
+    """
+    given = parser.parse_args(arguments)
+    try:
+        return verbs[given.verb](given)
+    except RollerError as err:
+        sys.stderr.write(f"bundle: error: {err}\n")
+    except ModuleNotFoundError as err:
+        missing = (err.name or "").partition(".")[0]
+        sys.stderr.write(f"bundle: error: expected the package '{missing}', found none. 'pip install {missing}'.\n")
+    except KeyboardInterrupt:
+        sys.stderr.write("bundle: interrupted; run the same command again to continue\n")
+    return 1
