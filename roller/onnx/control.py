@@ -27,11 +27,16 @@ class _Refused(Exception):
     """Why a node with bodies cannot be written without them."""
 
 
+def is_control(node: onnx.NodeProto) -> bool:
+    """Whether a node holds bodies that are written without it."""
+    return node.domain in ("", "ai.onnx") and node.op_type in _RULES
+
+
 def control(tracer: Tracer, node: onnx.NodeProto, inputs: tuple[str, ...], scope: Scope) -> bool:
     """Trace a node that holds bodies; return whether it was one."""
-    rule = _RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
-    if rule is None:
+    if not is_control(node):
         return False
+    rule = _RULES[node.op_type]
     label = tracer.label(node, scope)
     before = len(tracer.refused)
     try:

@@ -288,7 +288,8 @@ def refusal(name: str, refused: list[Refused], fallback: str | None = None) -> M
     for r in refused:
         alike.setdefault((r.node.op, r.reason), []).append(r.node.name or r.node.outputs[0])
     lines = [f"  {op} ({len(names)}x: {_some(names)}): {reason}" for (op, reason), names in alike.items()]
-    what = f"{name}: expected operators roller can compile, got {len(refused)} nodes it cannot:"
+    count = "1 node" if len(refused) == 1 else f"{len(refused)} nodes"
+    what = f"{name}: expected operators roller can compile, got {count} it cannot:"
     return ModelError("\n".join([what, *lines, remedy]))
 
 

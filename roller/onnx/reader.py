@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roller.errors import ModelError, UnsupportedError, did_you_mean
-from roller.expr import DTYPE_BYTES
+from roller.errors import ModelError, did_you_mean
 from roller.model.steps import Value
 from roller.onnx.graph import Graph
+from roller.onnx.refusals import refusal_of
 
 if TYPE_CHECKING:
     import onnx
@@ -122,17 +122,9 @@ def _graph(tracer: Tracer, inputs: Sequence[str]) -> Graph:
         outputs.append(found)
     if not outputs:
         raise ModelError(f"{name}: the model has no outputs.")
-    refused = list(tracer.refused)
-    for node in tracer.nodes:
-        for value in (tracer.values[n] for n in (*node.inputs, *node.outputs) if n):
-            if value.dtype not in DTYPE_BYTES:
-                refused.append(f"{node.op} '{node.name}': '{value.name}' is {value.dtype}, which is not compiled")
-    if refused:
-        after = f"\n  ({tracer.behind} nodes after them were not looked at)" if tracer.behind else ""
-        nodes = tuple(dict.fromkeys(refused))
-        listed = "\n  ".join(nodes)
-        remedy = "Make every shape known (values= turns inputs into constants), or change these nodes."
-        raise UnsupportedError(f"{name}: these nodes cannot be compiled:\n  {listed}{after}\n{remedy}", name, nodes)
+    refused = refusal_of(tracer, inputs)
+    if refused is not None:
+        raise refused
     used = {n for node in tracer.nodes for n in node.inputs} | set(outputs)
     constants = {n: a for n, a in tracer.constants.items() if n in used}
     written = {n for node in tracer.nodes for n in node.outputs if n}

@@ -162,14 +162,16 @@ class Tracer:
         """Trace one node."""
         from roller.onnx.control import control
         from roller.onnx.defined import defined
+        from roller.onnx.refusals import behind
 
         inputs = tuple((scope.find(n) or "") if n else "" for n in node.input)
+        domain = "" if node.domain == "ai.onnx" else node.domain
         if any(n in self.unknown for n in inputs):
-            self.behind += 1
+            behind(self, node, Node(node.op_type, inputs, (), {}, self.label(node, scope), domain,
+                                    scope.version(domain, self.loaded.opsets)))  # fmt: skip
             return self.forget(node, scope)
         if control(self, node, inputs, scope):
             return None
-        domain = "" if node.domain == "ai.onnx" else node.domain
         attributes = {a.name: self._attribute(a, node) for a in node.attribute if a.type != onnx.AttributeProto.GRAPH}
         if node.op_type == "Constant" and not domain:
             return self.constant(self.define(scope, node.output[0]), _constant(attributes, self.loaded.name))

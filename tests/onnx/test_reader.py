@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from roller.errors import ModelError
+from roller.errors import ModelError, UnsupportedError
 from roller.onnx.folding import fold
 from roller.onnx.reader import read
 
@@ -127,6 +127,33 @@ def test_all_refusals_are_listed_at_once():
     model = model_of(nodes, [("x", FLOAT, [4]), ("z", FLOAT, [4])], [("c", FLOAT, None), ("d", FLOAT, None)])
     with pytest.raises(ModelError, match=r"'first': the shape .*\n.*'second': the shape .*\n.*2 nodes after"):
         read(model)
+
+
+def test_what_has_no_lowering_is_listed_beside_what_has_no_shape():
+    """Whatever stands against a model is in one error: nobody mends one node to be told of the next one."""
+    nodes = [
+        helper.make_node("NonZero", ["x"], ["a"], name="shapeless"),
+        helper.make_node("Frobnicate", ["x"], ["k"], name="declared", domain="acme"),
+        helper.make_node("Relu", ["k"], ["r"], name="fine"),
+        helper.make_node("Mystery", ["x"], ["m"], name="unknown"),
+        helper.make_node("Cast", ["a"], ["b"], name="behind", to=FLOAT),
+        helper.make_node("Widget", ["b"], ["c"], name="custom behind", domain="acme"),
+        helper.make_node("NonZero", ["b"], ["d"], name="shapeless behind"),
+        helper.make_node("Cast", ["x"], ["t"], name="text", to=TensorProto.STRING),
+        helper.make_node("BatchNormalization", ["i", "s", "s", "s", "s"], ["n", "", ""], name="training",
+                         training_mode=1),
+    ]  # fmt: skip
+    outputs = [("c", FLOAT, None), ("d", INT64, None), ("r", FLOAT, [4]), ("m", FLOAT, None), ("n", FLOAT, None),
+               ("t", TensorProto.STRING, [4])]  # fmt: skip
+    model = model_of(nodes, [("x", FLOAT, [4]), ("i", FLOAT, [1, 4, 2]), ("s", FLOAT, [4])], outputs)
+    model.opset_import.append(helper.make_opsetid("acme", 1))
+    model.graph.value_info.append(helper.make_tensor_value_info("k", FLOAT, [4]))
+    with pytest.raises(UnsupportedError, match=r"\(1 node after them was not looked at\)") as caught:
+        read(model)
+    assert {line.split("'")[1] for line in caught.value.nodes} == {
+        "shapeless", "declared", "unknown", "custom behind", "shapeless behind", "text", "training"
+    }  # fmt: skip
+    assert "operator Frobnicate of domain 'acme' has no lowering" in str(caught.value)
 
 
 def test_attributes_are_plain_python_and_unread_outputs_gone():
