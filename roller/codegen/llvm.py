@@ -11,7 +11,7 @@ from roller.artifact import Argument, Constant, KernelArtifact, Launch
 from roller.codegen.cpu.dots import Dots, is_dots
 from roller.codegen.cpu.library import ENTRY, PACK, build_library, prim_funcs
 from roller.codegen.cpu.mathlib import vectorise_math
-from roller.codegen.cpu.nest import Buffer, Nests, computed, declare, is_parallel, serial
+from roller.codegen.cpu.nest import Buffer, Nests, computed, declare, is_parallel, serial, with_hints
 from roller.codegen.cpu.nontemporal import stream_stores
 from roller.codegen.cpu.rows import rows_body
 from roller.codegen.cpu.split import split_nests
@@ -79,7 +79,7 @@ def lower_module(program: RProgram, cores: int = 1) -> tuple[Any, tuple[Argument
     if cores == 1:
         bodies = {f: serial(body) for f, body in bodies.items()}
     buffers.update(panels)
-    module = prim_funcs({f: ([buffers[n] for n in names[f]], body) for f, body in bodies.items()})
+    module = prim_funcs({f: ([buffers[n] for n in names[f]], with_hints(body)) for f, body in bodies.items()})
     if program.nontemporal:
         module = stream_stores(module, [t.name for t in expr.output_tensors])
     return module, arguments, names

@@ -28,7 +28,7 @@ from roller.expr import (
     Term,
     transform,
 )
-from roller.te.compat import tirx, tvm_ffi
+from roller.te.compat import tirx, tvm, tvm_ffi
 from roller.te.emit import Expr
 
 Stmt: TypeAlias = Any
@@ -47,6 +47,14 @@ _BFLOAT16_BITS = "uint16"
 
 #: Bytes that private panels and accumulators are aligned to (one cache line).
 LINE_BYTES = 64
+_HINT = "roller_prefetch"
+#: LLVM's own declaration says that a hint may touch what its address points to: results would be stored before each.
+_HINT_IR = f"""declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
+define void @{_HINT}(ptr %p) alwaysinline {{
+  call void @llvm.prefetch.p0(ptr %p, i32 0, i32 3, i32 1) nounwind willreturn memory(inaccessiblemem: readwrite)
+  ret void
+}}
+"""
 
 
 def integer(value: int | Expr) -> Expr:
@@ -229,10 +237,18 @@ def _bfloat16_bits(value: Expr) -> Expr:
 
 
 def prefetch(buffer: Buffer, *index: Expr) -> Stmt:
-    """Return a hint to bring the line of an element into the caches; the index must be inside the buffer."""
-    place = tirx.address_of(tirx.BufferLoad(buffer, list(index)))
-    reading, near, data = (tirx.const(x, "int32") for x in (0, 3, 1))
-    return tirx.Evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", place, reading, near, data))
+    """Return a hint to bring the line of an element into the caches; the index must be inside the buffer.
+
+    The function around it goes through :func:`with_hints`.
+    """
+    return tirx.Evaluate(tirx.call_extern("void", _HINT, tirx.address_of(tirx.BufferLoad(buffer, list(index)))))
+
+
+def with_hints(body: Stmt) -> Stmt:
+    """Return a function's body with what its hints (:func:`prefetch`) call, which is inlined."""
+    found = []
+    tvm_ffi.structural_walk(body, lambda n: found.append(isinstance(n, tvm.ir.StringImm) and n.value == _HINT))
+    return tirx.AttrStmt(integer(0), "pragma_import_llvm", tvm.ir.StringImm(_HINT_IR), body) if any(found) else body
 
 
 def reader(buffer: Buffer) -> Callable[..., Expr]:

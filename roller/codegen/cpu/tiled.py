@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from roller.codegen.cpu.ahead import Hint, panel_ahead
 from roller.codegen.cpu.nest import (
     Buffer,
     Nest,
@@ -249,7 +250,17 @@ class Tiled:
             keep = self._each(lambda i: write(self.partial, read(self.acc, *(i or (integer(0),))), *place, *i))
             first, last = self._ends(chunk)
             begin, end = when(first, begin, resume), when(last, end, keep)
-        return seq(allocate(self.acc), begin, self._reduce(chunk, step), end)
+        hints = self._hints(env)
+        return seq(
+            allocate(self.acc), begin, self._reduce(chunk, lambda at: seq(*(h(at) for h in hints), step(at))), end
+        )
+
+    def _hints(self, env: Env) -> list[Hint]:
+        """Return what fetches the next panels of constants while a register tile is computed."""
+        order, sizes = self._loop_order(), {n: t.itemsize_bytes for n, t in self.program.expr.tensors.items()}
+        constant = [(p, b) for p, b in self.panels.values() if p.load.tensor in self.constants]
+        hints = (panel_ahead(p, b, order, sizes[p.load.tensor], env) for p, b in constant)
+        return [hint for hint in hints if hint is not None]
 
     def _ends(self, chunk: Env) -> tuple[Expr, Expr]:
         """Return whether a chunk is the first of its task, and whether it is the last."""

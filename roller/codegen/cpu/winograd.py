@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from roller.codegen.cpu.ahead import filters_ahead
 from roller.codegen.cpu.nest import (
     Buffer,
     Nest,
@@ -278,7 +279,11 @@ class _Winograd:
                 )
                 return write(self.acc, read(self.acc, row, x) + value, row, x)
 
-            return each(fma)
+            return seq(*(h(c) for h in hints), each(fma))
+
+        constant_filters = plan.form.filters.tensor in self.program.constants
+        turn = flat(group, [a.groups for a in plan.tiled])
+        hints = filters_ahead(plan, self.weights, element, (panel, own), turn) if constant_filters else []
 
         return seq(
             allocate(self.acc),

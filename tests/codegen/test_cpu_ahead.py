@@ -1,0 +1,63 @@
+"""Panels of far constants are fetched while those before them are computed."""
+
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+
+import pytest
+
+from roller import ops
+from tests.codegen.cpu_programs import canonical, program
+from tests.codegen.test_cpu_constants import assert_right, lowered
+from tests.codegen.test_cpu_winograd import winograd
+
+_HINT = "roller_prefetch"
+
+
+def hinted(artifact):
+    return _HINT in artifact.launches[0].source
+
+
+def product(k=300, rows=24, columns=256):
+    e = ops.matmul(rows, columns, k)
+    return e, program(canonical(e), "tiled", {"i": 3, "j": 32}, {"i": 12, "j": 64}, "j", staged=("A", "B"))
+
+
+def test_constants_that_leave_a_cores_caches_are_fetched_ahead():
+    e, p = product()
+    assert hinted(assert_right(e, p, "B"))
+    assert not hinted(lowered(e, p))  # packed in the call: it is in the caches
+    assert not hinted(lowered(e, p, "A"))  # 28 KB
+    assert not hinted(lowered(*product(k=32), "B"))
+
+
+@pytest.mark.parametrize("task", [{"f": 8, "wo": 16}, {"f": 16, "ho": 3, "wo": 32}])
+def test_rows_of_a_step_are_shared_by_the_tiles_that_read_a_panel(task):
+    e = ops.conv2d(1, 48, 14, 30, 60, 3, 3, padding=1, stride=2, epilogue=("bias", "relu"))
+    p = program(e, "tiled", {"f": 8, "wo": 16}, task, "wo", staged=("W",))
+    assert hinted(assert_right(e, p, "W"))
+
+
+@pytest.mark.parametrize("task", [{}, {"f": 64, "wo": 4}])
+def test_transformed_filters_are_fetched_ahead(task):
+    e = ops.conv2d(1, 32, 9, 12, 64, 3, 3, padding=1)
+    p = winograd(e, 4, {"wo": 2}, task)
+    assert not hinted(lowered(e, p))
+    assert hinted(assert_right(e, p, "W"))
+
+
+@pytest.mark.skipif(shutil.which("objdump") is None, reason="needs a disassembler")
+def test_sums_stay_in_registers_beside_a_hint(tmp_path):
+    e, p = product()
+    library = tmp_path / "kernel.so"
+    library.write_bytes(lowered(e, replace(p, staged=("B",)), "B").binary)
+    text = subprocess.run(["objdump", "-d", "--no-show-raw-insn", str(library)], capture_output=True, text=True).stdout
+    code = [line.split("\t")[-1] for line in text.splitlines() if "\t" in line]
+    hints = [n for n, line in enumerate(code) if line.startswith("prefetch")]
+    if not hints:
+        pytest.skip("another instruction set")
+    loops = [code[n - 12 : n + 12] for n in hints]
+    assert any("fmadd" in line for loop in loops for line in loop)
+    # AT&T order: a store's memory is its last operand.
+    assert not [line for loop in loops for line in loop if re.match(r"vmov\w*\s+%[xyz]mm\d+,.*\)$", line)]
