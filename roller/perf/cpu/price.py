@@ -123,7 +123,7 @@ def _tiled(batch: TileBatch, spec: DeviceSpec) -> Terms:
     imbalance, tasks = _imbalance(batch, spec)
     compute = kernels * (points * cycles + write) / (spec.clock_hz * spec.units) * imbalance
     store = kernels * partial_line_cycles(batch, spec, register) / (spec.clock_hz * spec.units) * imbalance
-    l2, l3 = cache_traffic(batch, spec, register, tiles, kernels)
+    l2, l3, streamed = cache_traffic(batch, spec, register, tiles, kernels)
     pack = packing_s(batch, spec, register, tiles, tasks) * np.where(tasks > 1, 1, spec.units)
     dram_bytes = task_dram_bytes(batch, spec, register, tiles)
     terms: Terms = {
@@ -133,6 +133,7 @@ def _tiled(batch: TileBatch, spec: DeviceSpec) -> Terms:
         "l3_s": l3 / spec.layer("l3").bandwidth_bytes_per_s * imbalance,
         "dram_s": dram_bytes / spec.layer("dram").bandwidth_bytes_per_s,
         "pack_s": pack,
+        "stream_s": streamed / spec.layer("l3").bandwidth_bytes_per_s * imbalance,
         "launch_s": _start_s(tasks, 1 + _panels_packed(batch), spec),
     }
     memory = np.maximum.reduce([terms["l2_s"], terms["l3_s"], terms["dram_s"]])
@@ -142,7 +143,9 @@ def _tiled(batch: TileBatch, spec: DeviceSpec) -> Terms:
     every = accumulators + operand_vectors(batch, lanes) + 1  # one more holds the broadcast
     fits = (accumulators <= usable) & (every < (spec.limits.vector_registers or usable))
     terms["combine_s"] = _combine_s(batch, spec)
-    terms["seconds"] = np.where(fits, slowest + pack + terms["combine_s"] + terms["launch_s"], np.inf)
+    terms["seconds"] = np.where(
+        fits, slowest + pack + terms["stream_s"] + terms["combine_s"] + terms["launch_s"], np.inf
+    )
     terms["dram_bytes"] = dram_bytes
     terms["tasks"] = tasks.astype(float)
     terms["vectors"] = vector_operations(batch, lanes).astype(float)

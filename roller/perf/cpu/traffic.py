@@ -19,16 +19,21 @@ PREFETCHED_LINES = 8
 
 def cache_traffic(
     batch: TileBatch, spec: DeviceSpec, register: Ints, tiles: Ints, kernels: Floats
-) -> tuple[Floats, Floats]:
-    """Return bytes from L2 into L1 and from L3 into L2 over all micro-kernels, ``(N,)`` each.
+) -> tuple[Floats, Floats, Floats]:
+    """Return bytes from L2 into L1, from L3 into L2, and of the latter those waited for, ``(N,)`` each.
 
-    Lines no prefetcher brings count as the bytes that would take the time they are waited for.
+    All are sums over all micro-kernels. Lines no prefetcher brings count as the bytes that would take the time they are
+    waited for.
 
     Notes
     -----
     The register tiles of a task are a loop nest. Going outwards, a loop multiplies what an operand brings in, unless
     the operand is the same in all its iterations and one iteration brings in no more than the cache holds: then the
     operand is still there when the next one starts.
+
+    Constants that L2 does not keep from call to call come panel by panel. Where several register tiles read a panel,
+    the first waits for it, and the arithmetic of the others has no traffic beside it; where one does, all of them are
+    one stream, which goes on beside the arithmetic.
     """
     g = batch.geometry
     chunks, depth = chunk_count(batch), np.minimum(chunk_extents(batch), g.extents)
@@ -37,7 +42,7 @@ def cache_traffic(
     kernel = np.where(g.spatial, register, depth)
     passes = kernels * chunks / per_task.prod(axis=1)
     near, far = _loaded_again(batch, spec, kernel, per_task)
-    held = to_l1 = to_l2 = np.zeros(len(batch))
+    held = to_l1 = to_l2 = streamed = np.zeros(len(batch))
     for a, again_l1, again_l2 in zip(g.loads, near, far, strict=True):
         panel, mine = _moved_bytes(a, kernel, batch, spec), _moved_bytes(a, task, batch, spec)
         held = held + mine
@@ -45,13 +50,17 @@ def cache_traffic(
         to_l1 = to_l1 + passes * again_l1 * panel * (1.0 + jumps * _waited(spec, "l2"))
         # Boxes of neighbouring tiles overlap, and tiles of a row share lines: the task's data are brought in once.
         once = np.minimum(panel, mine / np.where(a.uses, per_task, 1).prod(axis=1))
-        to_l2 = to_l2 + passes * again_l2 * once * (1.0 + jumps * _waited(spec, "l3"))
+        brought = passes * again_l2 * once * (1.0 + jumps * _waited(spec, "l3"))
+        to_l2 = to_l2 + brought
+        if a.tensor.name in batch.constants and a.tensor.nbytes > room(spec, "l2"):
+            shared = np.where(~a.uses & g.spatial, tiles, 1).prod(axis=1) > 1
+            streamed = streamed + np.where(shared, brought, 0.0)
     # Results wait in a buffer of the task from chunk to chunk.
     results = task[:, g.spatial].prod(axis=1) * float(ACCUMULATOR_BYTES)
     outputs = register[:, g.spatial].prod(axis=1) * float(ACCUMULATOR_BYTES)
     waiting = np.where(chunks > 1, 2.0 * kernels * chunks * outputs, 0.0)
     near_l1, near_l2 = results <= room(spec, "l1"), held + results <= room(spec, "l2")
-    return to_l1 + np.where(near_l1, 0.0, waiting), to_l2 + np.where(near_l2, 0.0, waiting)
+    return to_l1 + np.where(near_l1, 0.0, waiting), to_l2 + np.where(near_l2, 0.0, waiting), streamed
 
 
 def _loaded_again(
