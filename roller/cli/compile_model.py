@@ -17,6 +17,7 @@ from roller.runtime.bundle_format import check_target
 
 if TYPE_CHECKING:
     from roller.model.gpu_bundle import Expected
+    from roller.model.steps import Program
     from roller.onnx.compiled_model import CompiledModel
     from roller.onnx.graph import Graph
     from roller.onnx.lowered import Refused
@@ -71,36 +72,53 @@ def compile_model_command(
 
     Exit code 2 where the model holds what cannot be compiled: all of it is listed, and nothing has been compiled.
     """
-    from roller.onnx import compile as stages
-
     if out is not None:
         check_target(out)
     try:
-        graph = stages.read(model, batch=batch, shapes=_shapes_of(shapes))
+        if list_unsupported:
+            return _list(_read(model, batch, shapes, as_json), as_json)
+        made = _compile(
+            model, batch, shapes, fallback, as_json, cache, device=device, top_k=top_k, budget_s=budget,
+            scheduler=scheduler, workers=workers, deterministic=deterministic,
+        )  # fmt: skip
+        if out is not None:
+            made.save(out, _expected(made, model) if made.spec.kind == "gpu" else ())
+    except KeyboardInterrupt:
+        kept = "Kernels that are done are in the cache; the same command goes on from there." if cache else ""
+        typer.echo(f"roller: interrupted. {kept}".rstrip(), err=True)
+        raise typer.Exit(130) from None
+    if as_json:
+        print_json(_summary(made, out))
+    else:
+        _print(made, out)
+
+
+def _compile(
+    model: Path, batch: int | None, shapes: Sequence[str] | None, fallback: str | None, as_json: bool, cache: bool,
+    **options: Any,
+) -> CompiledModel:  # fmt: skip
+    """Return the model compiled; what cannot be is listed, and left with exit code 2."""
+    from roller.onnx import compile as stages
+
+    def make() -> Program:
+        return _partitioned(_read(model, batch, shapes, as_json), fallback, as_json)
+
+    # Not within the compilation: a list of what is refused stands for itself, without a bar above it.
+    program = stages.program_of(make, model, batch, _shapes_of(shapes), noted=cache and fallback is None)
+    return stages.compile_partitioned(program, cache=cache, **options)
+
+
+def _read(model: Path, batch: int | None, shapes: Sequence[str] | None, as_json: bool) -> Graph:
+    """Return the graph; where nodes have no known shape list all that cannot be compiled, with exit code 2."""
+    from roller.onnx.compile import read
+
+    try:
+        return read(model, batch=batch, shapes=_shapes_of(shapes))
     except UnsupportedError as err:
         typer.echo(f"roller: error: {err}", err=True)
         if as_json:
             print_json({"model": err.model, "unsupported": [_row(node) for node in err.nodes]})
         raise typer.Exit(2) from None
-    if list_unsupported:
-        _list(graph, as_json)
-        return
-    program = _partitioned(graph, fallback, as_json)
-    try:
-        made = stages.compile_partitioned(
-            program, device, top_k=top_k, budget_s=budget, scheduler=scheduler, workers=workers, cache=cache,
-            deterministic=deterministic,
-        )  # fmt: skip
-    except KeyboardInterrupt:
-        kept = "Kernels that are done are in the cache; the same command goes on from there." if cache else ""
-        typer.echo(f"roller: interrupted. {kept}".rstrip(), err=True)
-        raise typer.Exit(130) from None
-    if out is not None:
-        made.save(out, _expected(made, model) if made.spec.kind == "gpu" else ())
-    if as_json:
-        print_json(_summary(made, out))
-    else:
-        _print(made, out)
 
 
 def _expected(made: CompiledModel, model: Path) -> tuple[Expected, ...]:
@@ -136,7 +154,7 @@ def _shapes_of(settings: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _partitioned(graph: Graph, fallback: str | None, as_json: bool) -> Any:
+def _partitioned(graph: Graph, fallback: str | None, as_json: bool) -> Program:
     """Return the program; where nodes cannot be compiled list them all and leave with exit code 2."""
     from roller.onnx.compile import partitioned
     from roller.onnx.lowered import lower_graph

@@ -118,9 +118,7 @@ def compile_model(
             return partitioned(graph, fallback=fallback)
 
         # What another runtime computes is said every time; arrays that are known now are the caller's.
-        if not cache or fallback is not None or values:
-            return make()
-        return ProgramNote(KernelCache().folder, model, batch, shapes).load_or_make(make)
+        return program_of(make, model, batch, shapes, noted=cache and fallback is None and not values)
 
     made = compile_partitioned(
         program, device, top_k=top_k, options=options, budget_s=budget_s, executor=executor, scheduler=scheduler,
@@ -141,6 +139,18 @@ def read(
     from roller.onnx import folding, reader
 
     return folding.fold(reader.read(model, batch=batch, shapes=shapes, values=values, base_dir=base_dir))
+
+
+def program_of(
+    make: Callable[[], Program],
+    model: str | Path | bytes | onnx.ModelProto,
+    batch: int | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    *,
+    noted: bool = True,
+) -> Program:
+    """Return what ``make`` gives, or where ``noted`` the same from the cache without asking it."""
+    return ProgramNote(KernelCache().folder, model, batch, shapes).load_or_make(make) if noted else make()
 
 
 def partitioned(graph: Graph, *, fallback: str | None = None) -> Program:

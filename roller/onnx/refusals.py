@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from roller.errors import ExprError, UnsupportedError
 from roller.expr import DTYPE_BYTES
@@ -75,7 +75,7 @@ def behind(tracer: Tracer, node: onnx.NodeProto, traced: Node) -> None:
     from roller.onnx.control import is_control
     from roller.onnx.lowering import has_lowering
 
-    schema = tracer.schema(traced)
+    schema: Any = tracer.schema(traced)
     spelled = schema is not None and (schema.has_function or schema.has_context_dependent_function)
     if has_lowering(traced.domain, traced.op) or spelled or is_control(node):
         tracer.behind += 1

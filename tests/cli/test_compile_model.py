@@ -135,10 +135,23 @@ def test_a_missing_file_is_one_line(cli, tmp_path):
     assert code == 1 and err.startswith("roller: error:") and "none.onnx" in err
 
 
-def test_an_interrupt_says_what_is_kept(cli, model, monkeypatch):
+@pytest.mark.parametrize("stage", ["read", "partitioned", "coscheduled", "compile_kernels"])
+def test_an_interrupt_says_what_is_kept(cli, model, monkeypatch, stage):
+    """At whatever stage it comes."""
+
     def interrupt(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("roller.onnx.compile.compile_kernels", interrupt)
+    monkeypatch.setattr(f"roller.onnx.compile.{stage}", interrupt)
     code, _, err = cli("compile-model", model, "--batch", "1")
     assert code == 130 and "the same command goes on from there" in err
+
+
+def test_a_warm_compile_does_not_read_the_model_again(cli, model, monkeypatch):
+    arguments = ["compile-model", model, "--shape", "x=1x8x8x8", "--device", "v100", "-k", "1", "--json"]
+    first = json.loads(cli(*arguments)[1])
+    monkeypatch.setattr("roller.onnx.compile.read", lambda *a, **k: pytest.fail("read again"))
+    code, out, _ = cli(*arguments)
+    again = json.loads(out)
+    assert code == 0 and again["origins"] == {"cached": first["kernels"]}
+    assert [row["label"] for row in again["kernel_rows"]] == [row["label"] for row in first["kernel_rows"]]
