@@ -171,8 +171,12 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 def _truncated_quotient(a: Any, b: Any) -> Any:
     """Integer division towards zero, as C has it; exact, and 0 where the divisor is (hardware traps)."""
     a, b = np.asarray(a), np.asarray(b)
-    size = np.abs(a) // np.where(b == 0, 1, np.abs(b))
-    return np.where(b == 0, 0, np.where((a < 0) == (b < 0), size, -size))
+    divisor = np.where(b == 0, 1, b)
+    with np.errstate(over="ignore"):  # the least number by -1 wraps around
+        down = a // divisor
+        # Rounded down is one too low where signs differ and something is left; the least number has no magnitude.
+        up = (down * divisor != a) & ((a < 0) != (divisor < 0))
+    return np.where(b == 0, 0, down + up)
 
 
 def _remainder(a: Any, b: Any) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
 
+from roller.expr import FUNCTIONS
 from roller.model.steps import Value
 from roller.onnx.types import onnx_dtype
 
@@ -200,8 +201,7 @@ def _quotient(attributes: Attributes, inputs: Arrays, outputs: Sequence[Value | 
         return [np.divide(a, b)]
     if a.dtype.kind not in "iu" or (b == 0).any():
         return None
-    size = np.abs(a) // np.abs(b)  # towards zero
-    return [np.where((a < 0) == (b < 0), size, -size).astype(a.dtype)]
+    return [np.asarray(FUNCTIONS["idiv"].numpy(a, b)).astype(a.dtype)]  # towards zero
 
 
 @_rule("LogSoftmax")

@@ -3,7 +3,8 @@
 One sum over ``K`` terms: ``|y - ref| <= 4 eps(acc) sqrt(K) sum|a||b| + eps(out) |ref|`` (design.md,
 section 7). Several stages or special functions: every stage's own rounding is bounded as above, and
 carried through its consumers by finite differences (each value it reads is moved by its error, up
-and down). Integers must be equal. Large outputs are compared at corners, edges and random points.
+and down). A stage that casts to a coarser dtype on its way has that dtype's rounding. Integers must
+be equal. Large outputs are compared at corners, edges and random points.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import numpy as np
 
 from roller.backends.periodic import PeriodicInput
 from roller.errors import ExprError
-from roller.expr import FUNCTIONS, Call, Load, Scalar, Stage, TensorExpr, walk
+from roller.expr import FUNCTIONS, Call, Cast, Load, Scalar, Stage, TensorExpr, walk
+from roller.expr.compose import dtype_of
 from roller.expr.evaluate import _Evaluation as Evaluation
 
 #: Stage points (spatial x reduction) up to which every output element is compared.
@@ -94,7 +96,7 @@ class Oracle:
             with np.errstate(all="ignore"):
                 reference = np.asarray(errors.exact.at(t.name, points))
                 bound = errors.at(t.name, points)
-            self._expected.append(_Expected(t.name, points, reference, bound, _LARGEST.get(t.dtype, np.inf)))
+            self._expected.append(_Expected(t.name, points, reference, bound, errors.largest(t.name)))
 
     def check(self, outputs: Sequence[np.ndarray]) -> CheckResult:
         """Compare one candidate's outputs with the reference.
@@ -217,6 +219,7 @@ class _Errors:
         self.expr = expr
         self.values = values
         self.stages = {s.name: s for s in expr.stages}
+        self.dtypes = {name: t.dtype for name, t in expr.tensors.items()}
         self.exact = Evaluation(expr, values, False)
         self.sizes = Evaluation(expr, values, True)
 
@@ -227,10 +230,27 @@ class _Errors:
             return np.zeros(len(points))
         distinct, inverse = np.unique(points, axis=0, return_inverse=True) if points.shape[1] else (points[:1], None)
         reference = np.abs(np.asarray(self.exact.at(tensor, distinct)).astype(np.float64))
-        bound = self._stage(s, distinct) + _EPS[s.output.dtype] * reference + _TINY[s.output.dtype]
+        bound = self._stage(s, distinct) + _EPS[s.output.dtype] * reference + _TINY[self._coarsest(s)]
         return bound[inverse.ravel()] if inverse is not None else np.repeat(bound, len(points))
 
+    def largest(self, tensor: str) -> float:
+        """Largest number that does not overflow on the way to ``tensor`` or in it."""
+        s = self.stages.get(tensor)
+        floats = s is not None and s.output.dtype in _EPS
+        return _LARGEST[self._coarsest(s)] if s is not None and floats else np.inf
+
+    def _coarsest(self, s: Stage) -> str:
+        """Return the coarsest float dtype that a stage's result, its casts and what they convert are rounded to."""
+        seen = {s.output.dtype}
+        for n in walk(s.body):
+            if isinstance(n, Cast):
+                computed = dtype_of(n.arg, self.dtypes) if isinstance(n.arg, Call) else None
+                seen.update(d for d in (n.dtype, computed) if d is not None and d in _EPS)
+        return max(seen, key=_EPS.__getitem__)
+
     def _stage(self, s: Stage, points: np.ndarray) -> np.ndarray:
+        coarse = _EPS[self._coarsest(s)]
+        rounded = coarse > _EPS[s.output.dtype]
         eps = _EPS.get(s.acc_dtype, 0.0) if s.combiner else _EPS[s.output.dtype]
         terms = int(np.prod([a.extent for a in s.reduction_axes], dtype=np.int64))
         sizes = self.sizes if all(ld.tensor in self.values for ld in s.loads) else _Moved(self.exact, self.expr, True)
@@ -240,8 +260,11 @@ class _Errors:
             total = total + 4 * eps * np.sqrt(terms) * magnitude
         elif s.combiner == "prod":
             total = total + 2 * eps * terms * np.abs(np.asarray(self.exact.at(s.name, points)))
-        if not _is_multilinear(s.body) or any(ld.tensor in self.stages for ld in s.loads):
-            total = total + self._operations(s.body) * eps * (magnitude if s.combiner in (None, "sum") else 0.0)
+        eps = max(eps, coarse) if rounded else eps
+        if rounded or not _is_multilinear(s.body) or any(ld.tensor in self.stages for ld in s.loads):
+            total = total + (self._operations(s.body) + rounded) * eps * (
+                magnitude if s.combiner in (None, "sum") else 0.0
+            )
             for name in dict.fromkeys(ld.tensor for ld in s.loads):
                 total = total + self._carried(s, name, points, eps)
         return total

@@ -5,7 +5,7 @@ import pytest
 
 from roller import ops
 from roller.errors import ExprError
-from roller.expr import Axis, Call, Load, Stage, Tensor, TensorExpr, axis_index
+from roller.expr import Axis, Call, Cast, Load, Stage, Tensor, TensorExpr, axis_index
 from roller.runtime.check import Oracle, check, sample_points
 from roller.runtime.inputs import random_inputs
 
@@ -117,3 +117,22 @@ def test_inputs_are_seeded():
     one, two, other = random_inputs(e, 3), random_inputs(e, 3), random_inputs(e, 4)
     assert all((a == b).all() for a, b in zip(one, two, strict=True))
     assert (one[0] != other[0]).any()
+
+
+@pytest.mark.parametrize(("through", "scalar"), [("float32", np.float32), ("float16", np.float16)])
+def test_what_passes_through_a_coarser_dtype_is_off_by_its_roundings(through, scalar):
+    """Cast, Exp, Cast in float64: the result has only the digits of the dtype in the middle."""
+    x, y = Tensor("x", (64,), "float64"), Tensor("y", (64,), "float64")
+    load = Load("x", (axis_index("i"),))
+    body = Cast("float64", Call("exp", (Cast(through, load),)))
+    e = TensorExpr("e", (x,), (Stage(y, (Axis("i", 64),), (axis_index("i"),), body, None, "float64"),), ("y",))
+    given = np.linspace(-3, 3, 64)
+    got = np.exp(given.astype(scalar)).astype(np.float64)
+    eps = float(np.finfo(scalar).eps)
+    assert check(e, [given], got).ok
+    assert check(e, [given], got * (1 + 4 * eps)).ok, "a special function may be off by 8 units"
+    assert not check(e, [given], got * (1 + 40 * eps)).ok
+    exact = Stage(y, (Axis("i", 64),), (axis_index("i"),), Call("exp", (load,)), None, "float64")
+    assert not check(TensorExpr("e", (x,), (exact,), ("y",)), [given], got).ok, "nothing is rounded there"
+    large = np.full(64, 700.0)
+    assert check(e, [large], np.full(64, np.inf)).ok, "it overflows in the middle"

@@ -171,6 +171,7 @@ def extreme_and_position(
     ):  # what is not a number is the extreme, as NumPy has it; it equals nothing, and no position is invented
         hit = Call("select", (Call("isnan", (element,)), Const(1, "bool"), hit))
     where = IndexValue(indices([walked[along]])[0], "int64")
-    missing = Const(-1 if last else np.iinfo(np.int64).max, "int64")
+    # A position even where nothing equals the extreme: a fused operand may be rounded otherwise when it is read again.
+    missing = Const(0 if last else walked[along].extent - 1, "int64")
     out = tensor(Value(y.name, extreme.shape), "int64", part)
     return first, Stage(out, axes, store, Call("select", (hit, where, missing)), "max" if last else "min", "int64")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 
 from roller.model import library
 from roller.model.steps import Value
+from roller.onnx.evaluate import Evaluator
 from roller.onnx.interpolation import Sampling, nearest, weights
 from roller.onnx.lowering import Called, Compute, Reshaped, Unsupported, lower_node
 from tests.onnx.lowering_oracle import agrees, lowered, node, site_of
@@ -36,6 +38,18 @@ def test_quotients_of_integers_go_towards_zero(constants):
     a = np.array([7, -7, 8, -8, 1, -1], np.int32)
     (got,) = lowered(node("Div", 2), [a, np.full(1, 3, np.int32)], constants)
     assert got.tolist() == [2, -2, 2, -2, 0, 0]
+
+
+def test_quotients_of_the_least_integer_are_those_of_c():
+    """Its magnitude is not an int64: no quotient may go by it."""
+    least = np.iinfo(np.int64).min
+    a = np.array([5, -5, least, least, least, 0, least + 1, 7], np.int64)
+    b = np.array([least, least, least, 2, -1, least, least, -2], np.int64)
+    wanted = [0, 0, 1, least // 2, least, 0, 0, -3]
+    types = [Value("o0", a.shape, "int64")]
+    assert lowered(node("Div", 2), [a, b], types=types)[0].tolist() == wanted
+    folded = Evaluator({"": 17})(onnx.helper.make_node("Div", ["a", "b"], ["y"]), {}, [a, b], types)
+    assert folded is not None and folded[0].tolist() == wanted
 
 
 @pytest.mark.parametrize("fmod", [0, 1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from roller.expr import TensorExpr
 from roller.onnx.lowering import Unsupported
 from tests.onnx.lowering_oracle import agrees, expressions, node
 
@@ -69,6 +70,19 @@ def test_positions(op, axis, last):
     x = np.random.default_rng(0).integers(0, 3, (3, 4, 5)).astype(np.float32)
     for keep in (0, 1):
         agrees(node(op, 1, axis=axis, keepdims=keep, select_last_index=last), [x])
+
+
+@pytest.mark.parametrize(("op", "towards"), [("ArgMax", np.inf), ("ArgMin", -np.inf)])
+@pytest.mark.parametrize("last", [0, 1])
+def test_no_position_is_invented_where_nothing_equals_the_extreme(op, towards, last):
+    """The operand of a fused kernel may be rounded otherwise when it is read again for the position."""
+    x = _array((3, 7))
+    ((expr, _),) = expressions(node(op, 1, axis=1, keepdims=0, select_last_index=last), [x])
+    extreme, found = expr.stages
+    second = TensorExpr("second", (*expr.inputs, extreme.output), (found,), (found.name,))
+    missed = np.nextafter(x.max(axis=1) if op == "ArgMax" else x.min(axis=1), np.float32(towards))
+    (places,) = second.evaluate([x, missed.reshape(extreme.output.shape)])
+    assert ((places >= 0) & (places < 7)).all()
 
 
 def test_a_reduction_is_one_stage():
