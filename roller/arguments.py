@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from roller.artifact import Constant
+from roller.backends.dtypes import host_remedy
 from roller.construction.options import ConstructOptions
 from roller.errors import ExprError, RollerError
 from roller.expr import Tensor, TensorExpr
@@ -133,7 +134,7 @@ def _bytes(value: Any, tensor: Tensor) -> bytes:
             array = np.from_dlpack(value)
         except (RuntimeError, BufferError, TypeError, ValueError) as err:
             raise RollerError(
-                f"{where}: cannot view {type(value).__name__} as host memory ({err}). Move it to the CPU and detach it."
+                f"{where}: cannot view {type(value).__name__} as host memory ({err}). {host_remedy(value)}"
             ) from err
     if tuple(array.shape) != tensor.shape:
         raise RollerError(

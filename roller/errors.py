@@ -76,6 +76,17 @@ class EmulationError(RollerError, RuntimeError):
     """An emulated kernel misbehaved (bounds, alignment, barriers), or the emulator cannot run it."""
 
 
+def counted(number: int, what: str) -> str:
+    """Return a number of things as people write it.
+
+    Examples
+    --------
+    >>> counted(1, "array"), counted(2, "array")
+    ('1 array', '2 arrays')
+    """
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the closest known name, or an empty string.
 

@@ -12,7 +12,7 @@ from rich import box
 from rich.table import Table
 
 from roller.cli.common import JsonOption, TopKOption, console, first_line, print_json, seconds
-from roller.errors import LaunchError, ModelError, UnsupportedError
+from roller.errors import LaunchError, ModelError, UnsupportedError, counted
 from roller.runtime.bundle_format import check_target
 
 if TYPE_CHECKING:
@@ -198,9 +198,9 @@ def _print_refused(graph: Graph, refused: Sequence[Refused], as_json: bool) -> N
         return
     screen = console()
     if not rows:
-        screen.print(f"{graph.name}: all {len(graph.nodes)} nodes can be compiled")
+        screen.print(f"{graph.name}: {counted(len(graph.nodes), 'node')}, all can be compiled")
         return
-    title = f"{graph.name}: {len(rows)} of {len(graph.nodes)} nodes cannot be compiled; nothing was"
+    title = f"{graph.name}: {len(rows)} of {counted(len(graph.nodes), 'node')} cannot be compiled; nothing was"
     table = Table("node", "operator", "reason", title=title, box=box.SIMPLE, title_justify="left")
     for row in rows:
         table.add_row(row["node"], row["operator"], row["reason"])

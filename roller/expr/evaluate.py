@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from roller.errors import ExprError
+from roller.errors import ExprError, counted
 from roller.expr.scalar import FUNCTIONS, Bound, Cast, Const, IndexValue, Load, Scalar, loads
 from roller.expr.tensor_expr import COMBINERS, Stage, TensorExpr
 
@@ -59,7 +59,7 @@ def evaluate(
     3.0
     """
     if len(arrays) != len(expr.inputs):
-        raise ExprError(f"{expr.name}: expected {len(expr.inputs)} arrays, got {len(arrays)}.")
+        raise ExprError(f"{expr.name}: expected {counted(len(expr.inputs), 'array')}, got {len(arrays)}.")
     for t, a in zip(expr.inputs, arrays, strict=True):
         if tuple(a.shape) != t.shape:
             raise ExprError(f"{expr.name}: input '{t.name}': expected shape {t.shape}, got {tuple(a.shape)}.")

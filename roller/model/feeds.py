@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from roller.backends.cpu.launcher import Slot
-from roller.errors import LaunchError, did_you_mean
+from roller.errors import LaunchError, counted, did_you_mean
 from roller.model.steps import Program, Value
 
 _NDARRAY = np.ndarray
@@ -87,7 +87,8 @@ class Feeds:
         """
         if len(arrays) != len(self.inputs):
             raise LaunchError(
-                f"{self.name}: expected {len(self.inputs)} arrays ({_listed(self._input_names)}), got {len(arrays)}. "
+                f"{self.name}: expected {counted(len(self.inputs), 'array')} ({_listed(self._input_names)}), "
+                f"got {len(arrays)}. "
                 "Call run(arrays in order), run({name: array}), or run([output names], {name: array})."
             )
         return [a if _fits(a, slot) else slot.input(a, self.name) for a, slot in zip(arrays, self.inputs, strict=True)]
@@ -118,7 +119,7 @@ class Feeds:
             listed = out if isinstance(out, (tuple, list)) else (out,)
             if len(listed) != len(self.outputs):
                 raise LaunchError(
-                    f"{self.name}: argument 'out': expected {len(self.outputs)} arrays, got {len(listed)}."
+                    f"{self.name}: argument 'out': expected {counted(len(self.outputs), 'array')}, got {len(listed)}."
                 )
             found = dict(enumerate(listed))
         taken = list(zip((s.name for s in self.inputs), inputs, strict=True))

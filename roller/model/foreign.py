@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from roller.errors import LaunchError
+from roller.errors import LaunchError, counted
 from roller.model.steps import Foreign
 
 _lock = threading.Lock()
@@ -41,7 +41,9 @@ def run_foreign(step: Foreign, inputs: Sequence[np.ndarray | None]) -> tuple[np.
     names = [i.name for i in session.get_inputs()]
     given = [a for a in inputs if a is not None]
     if len(names) != len(given):
-        raise LaunchError(f"{step.runtime}: expected {len(names)} inputs ({', '.join(names)}), got {len(given)}.")
+        raise LaunchError(
+            f"{step.runtime}: expected {counted(len(names), 'input')} ({', '.join(names)}), got {len(given)}."
+        )
     return tuple(session.run(None, dict(zip(names, given, strict=True))))
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roller.errors import LaunchError
+from roller.errors import LaunchError, counted
 from roller.model.binding import Bound, BoundCopy, BoundRun, BoundTogether
 from roller.model.steps import Call, Value
 
@@ -171,7 +171,7 @@ def _described(bound: Bound) -> tuple[str, str, str, tuple[str, ...], str]:
         return f"{len(bound.lanes)} lanes together", "together", "", (), ""
     if isinstance(bound.step, Call):
         return bound.step.label or bound.step.function, "function", "", (), ""
-    return f"{bound.step.runtime} ({len(bound.step.nodes)} nodes)", "foreign", "", bound.step.nodes, ""
+    return f"{bound.step.runtime} ({counted(len(bound.step.nodes), 'node')})", "foreign", "", bound.step.nodes, ""
 
 
 def _predicted_of(bound: Bound, predicted: Mapping[str, float]) -> float | None:

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from roller.construction.gpu_pool import structure_of
-from roller.errors import ExprError, ModelError
+from roller.errors import ExprError, ModelError, counted
 from roller.expr import Axis, Const, Load, Scalar, Stage, Tensor, TensorExpr, transform
 from roller.expr.canonical import fuse_axes
 from roller.model.steps import Value
@@ -288,8 +288,7 @@ def refusal(name: str, refused: list[Refused], fallback: str | None = None) -> M
     for r in refused:
         alike.setdefault((r.node.op, r.reason), []).append(r.node.name or r.node.outputs[0])
     lines = [f"  {op} ({len(names)}x: {_some(names)}): {reason}" for (op, reason), names in alike.items()]
-    count = "1 node" if len(refused) == 1 else f"{len(refused)} nodes"
-    what = f"{name}: expected operators roller can compile, got {count} it cannot:"
+    what = f"{name}: expected operators roller can compile, got {counted(len(refused), 'node')} it cannot:"
     return ModelError("\n".join([what, *lines, remedy]))
 
 

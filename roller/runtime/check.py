@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from roller.backends.periodic import PeriodicInput
-from roller.errors import ExprError
+from roller.errors import ExprError, counted
 from roller.expr import FUNCTIONS, Call, Cast, Load, Scalar, Stage, TensorExpr, walk
 from roller.expr.compose import dtype_of
 from roller.expr.evaluate import _Evaluation as Evaluation
@@ -108,7 +108,7 @@ class Oracle:
         """
         tensors = self.expression.output_tensors
         if len(outputs) != len(tensors):
-            raise ExprError(f"{self.expression.name}: expected {len(tensors)} outputs, got {len(outputs)}.")
+            raise ExprError(f"{self.expression.name}: expected {counted(len(tensors), 'output')}, got {len(outputs)}.")
         values = []
         for t, points, array in zip(tensors, self.points, outputs, strict=True):
             if tuple(array.shape) != t.shape:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from roller.errors import TileError
+from roller.errors import TileError, counted
 from roller.expr import COMBINERS, FUNCTIONS, Cast, Const, IndexValue, Scalar, Stage, Tensor, TensorExpr
 from roller.expr import Load as Read
 from roller.tile.instructions import Box, Compute, Instruction, Load, Points, Region, Store, instructions, partial_name
@@ -80,7 +80,7 @@ def interpret(
     """
     expr = program.expr
     if len(arrays) != len(expr.inputs):
-        raise TileError(f"{expr.name}: expected {len(expr.inputs)} arrays, got {len(arrays)}.")
+        raise TileError(f"{expr.name}: expected {counted(len(expr.inputs), 'array')}, got {len(arrays)}.")
     values = {t.name: _wide(np.asarray(a).reshape(t.shape)) for t, a in zip(expr.inputs, arrays, strict=True)}
     counts = Counts()
     for stage in expr.stages:

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from roller import ops
-from roller.errors import LaunchError
+from roller.arguments import constants_of
+from roller.construction.options import ConstructOptions
+from roller.errors import LaunchError, RollerError
 from tests.codegen.cpu_programs import canonical, kernel, program
 
 M, N, K = 33, 50, 17
@@ -184,7 +186,7 @@ def test_out_comes_in_the_number_of_the_outputs(matmul, arrays):
     out = np.zeros((M, N), np.float32)
     assert matmul(*arrays, out=(out,))[0] is out
     same(out, arrays)
-    with pytest.raises(LaunchError, match="argument 'out': expected 1 arrays, got 2"):
+    with pytest.raises(LaunchError, match="argument 'out': expected 1 array, got 2"):
         matmul(*arrays, out=(out, out.copy()))
 
 
@@ -321,3 +323,25 @@ def test_no_compiler_on_path_is_a_clear_error(monkeypatch):
     e = ops.matmul(4, 4, 4)
     with pytest.raises(BuildError, match="Install a C compiler"):
         kernel(e, program(canonical(e), "tiled"))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "remedy"), [("torch.bfloat16", "view\\(ml_dtypes.bfloat16\\)"), ("torch.float32", "detach it")]
+)
+def test_the_remedy_for_a_tensor_that_cannot_be_viewed_is_for_what_it_is(matmul, dtype, remedy):
+    """A tensor of bfloat16 on the processor, detached, stays one that NumPy has no view of."""
+
+    class Tensor:
+        def __init__(self):
+            self.dtype = dtype
+
+        def __dlpack__(self, **options):
+            raise BufferError("unsupported")
+
+        def __dlpack_device__(self):
+            return 1, 0
+
+    with pytest.raises(LaunchError, match=f"cannot view Tensor as host memory.*{remedy}"):
+        matmul(Tensor(), Tensor())
+    with pytest.raises(RollerError, match=f"constants: 'B': cannot view.*{remedy}"):
+        constants_of({"B": Tensor()}, ops.matmul(M, N, K), ConstructOptions())

@@ -236,7 +236,7 @@ def test_constants_go_to_the_device_once(artifact, monkeypatch):
     for _ in range(3):
         np.testing.assert_allclose(kernel(a).host, a @ b, rtol=1e-5)
     assert copied.count((K, N)) == 1 and copied.count((M, K)) == 3
-    with pytest.raises(LaunchError, match=r"expected 1 arrays \(A\), got 2"):
+    with pytest.raises(LaunchError, match=r"expected 1 array \(A\), got 2"):
         kernel(a, b)
     with pytest.raises(LaunchError, match="constant 'B': expected its values"):
         CudaKernel(dataclasses.replace(artifact, constants=(Constant(1),)))

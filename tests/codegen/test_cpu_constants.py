@@ -158,5 +158,5 @@ def test_a_kernel_without_the_values_of_its_constants_says_so():
     with pytest.raises(LaunchError, match=r"constant 'B': expected 256 bytes for float32 of shape \(4, 16\), got 12"):
         CpuKernel(short)
     kernel, (x,) = loaded(a, random_inputs(e))
-    with pytest.raises(LaunchError, match=r"expected 1 arrays \(A\), got 2"):
+    with pytest.raises(LaunchError, match=r"expected 1 array \(A\), got 2"):
         kernel(x, np.ones((4, 16), np.float32))

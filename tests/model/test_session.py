@@ -149,8 +149,8 @@ def test_outputs_are_written_where_out_says(mlp, mixed):
 def test_wrong_feeds_are_refused_by_name(mlp, mixed):
     x = programs.random(0, 4, 48)
     for fed, match in (
-        ((), r"expected 1 arrays \('x'\), got 0"),
-        ((x, x), r"expected 1 arrays \('x'\), got 2\. Call run\("),
+        ((), r"expected 1 array \('x'\), got 0"),
+        ((x, x), r"expected 1 array \('x'\), got 2\. Call run\("),
         (("h5", {"x": x}), r"run\(\[output names\], \{name: array\}\)"),
         (({},), "got none for 'x'"),
         (({"x": x, "xs": x},), "'xs' is no input; did you mean 'x'"),
@@ -167,7 +167,7 @@ def test_wrong_feeds_are_refused_by_name(mlp, mixed):
     for out, match in (
         (x, r"'h5' overlaps 'x'"),
         (np.empty((4, 48)), "expected dtype float32"),
-        ([x, x], "expected 1 arrays, got 2"),
+        ([x, x], "expected 1 array, got 2"),
         ({"h9": x}, "'h9' is no output"),
         (np.empty((48, 4), np.float32).T, "expected a C-contiguous array"),
     ):

@@ -108,7 +108,7 @@ def test_wrong_shapes_are_refused():
     arrays = random_inputs(e)
     with pytest.raises(ExprError, match=r"output 'C': expected shape \(4, 4\), got \(4, 5\)"):
         check(e, arrays, np.zeros((4, 5), np.float32))
-    with pytest.raises(ExprError, match="expected 1 outputs, got 2"):
+    with pytest.raises(ExprError, match="expected 1 output, got 2"):
         check(e, arrays, [np.zeros((4, 4), np.float32)] * 2)
 
 

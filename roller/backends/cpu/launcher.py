@@ -21,8 +21,8 @@ import numpy as np
 from roller.artifact import KernelArtifact
 from roller.backends.constants import constant_arrays
 from roller.backends.cpu import threads
-from roller.backends.dtypes import numpy_dtype
-from roller.errors import LaunchError
+from roller.backends.dtypes import host_remedy, numpy_dtype
+from roller.errors import LaunchError, counted
 
 _RUNTIME = "libtvm_runtime.so"
 #: Kinds of NumPy's own numbers, which DLPack carries; bfloat16 of ml_dtypes is of kind "V".
@@ -182,7 +182,7 @@ class CpuKernel:
         name = self.artifact.expression.name
         if len(arrays) != len(slots):
             wanted = ", ".join(s.name for s in slots)
-            raise LaunchError(f"{name}: expected {len(slots)} arrays ({wanted}), got {len(arrays)}.")
+            raise LaunchError(f"{name}: expected {counted(len(slots), 'array')} ({wanted}), got {len(arrays)}.")
         views = []
         for i, slot in enumerate(slots):
             array = arrays[i]
@@ -205,7 +205,7 @@ class CpuKernel:
         given = (out,) if len(outputs) == 1 and not isinstance(out, (tuple, list)) else out
         if not isinstance(given, (tuple, list)) or len(given) != len(outputs):
             got = len(given) if isinstance(given, (tuple, list)) else f"one {type(out).__name__}"
-            raise LaunchError(f"{name}: argument 'out': expected {len(outputs)} arrays, got {got}.")
+            raise LaunchError(f"{name}: argument 'out': expected {counted(len(outputs), 'array')}, got {got}.")
         for n, slot in enumerate(outputs):
             array = given[n]
             fits = type(array) is _NDARRAY and array.dtype is slot.dtype and array.shape == slot.shape
@@ -328,7 +328,7 @@ def _as_numpy(value: Any, where: str, name: str) -> np.ndarray:
     except (RuntimeError, BufferError, TypeError, ValueError) as err:
         raise LaunchError(
             f"{where}: argument '{name}': cannot view {type(value).__name__} as host memory ({err}). "
-            "Move it to the CPU and detach it."
+            f"{host_remedy(value)}"
         ) from err
 
 

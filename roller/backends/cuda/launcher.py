@@ -17,7 +17,7 @@ from roller.artifact import Argument, KernelArtifact
 from roller.backends.constants import constant_arrays, with_constants
 from roller.backends.cuda.module import Module, cupy
 from roller.backends.periodic import storage_dtype
-from roller.errors import LaunchError
+from roller.errors import LaunchError, counted
 from roller.expr import Tensor
 
 #: Vector accesses of the kernels start at multiples of this many bytes.
@@ -106,7 +106,7 @@ class CudaKernel:
         name = self.artifact.expression.name
         free = [s.tensor.name for n, s in enumerate(self._inputs) if n not in self._constants]
         if len(arrays) != len(free):
-            raise LaunchError(f"{name}: expected {len(free)} arrays ({', '.join(free)}), got {len(arrays)}.")
+            raise LaunchError(f"{name}: expected {counted(len(free), 'array')} ({', '.join(free)}), got {len(arrays)}.")
         torch_device = next((a.device for a in arrays if _is_torch(a) and a.is_cuda), None)
         with self._on(stream, torch_device) as (current, device):
             module = self._modules.get(device) or self._modules.setdefault(device, Module(self._cupy, self.artifact))
@@ -115,7 +115,7 @@ class CudaKernel:
             inputs = [self._input(s, a) for s, a in zip(self._inputs, every, strict=True)]
             result = self._made(torch_device) if out is None else _as_list(out, len(self._outputs))
             if len(result) != len(self._outputs):
-                raise LaunchError(f"{name}: 'out': expected {len(self._outputs)} arrays, got {len(result)}.")
+                raise LaunchError(f"{name}: 'out': expected {counted(len(self._outputs), 'array')}, got {len(result)}.")
             outputs = [self._output(s, a) for s, a in zip(self._outputs, result, strict=True)]
             self._refuse_overlap(inputs, outputs)
             scratch = [self._cupy.empty(a.shape, storage_dtype(a.dtype)) for a in self._workspaces]
