@@ -39,8 +39,11 @@ def document(found: Sequence[Verdict]) -> str:
 
 
 def _counts(found: Sequence[Verdict]) -> str:
-    rows = ["## Node tests of `onnx.backend.test`", "", "Read, lowered and partitioned; kernels computed by their definition in "
-            "NumPy. `python -m benchmarks.onnx_coverage` compiles and runs them all.", ""]  # fmt: skip
+    how = (
+        "Read, lowered and partitioned; kernels computed by their definition in NumPy. "
+        "`python -m benchmarks.onnx_coverage` compiles and runs them all."
+    )
+    rows = ["## Node tests of `onnx.backend.test`", "", how, ""]
     rows += ["| tests | all | passed | refused | wrong |", "|---|---|---|---|---|"]
     for label, some in (("all", found), ("with a float32 input or output", [v for v in found if v.float32])):
         counts = [sum(v.outcome == o for v in some) for o in (PASSED, REFUSED, WRONG)]
