@@ -182,8 +182,8 @@ def _inlined(
         shell.graph.input.append(onnx.ValueInfoProto(name=n, type=tensor_type(onnx.TensorProto.FLOAT, ())))
     try:
         inlined: onnx.GraphProto = onnx.inliner.inline_local_functions(shell, convert_version=True).graph
-    except Exception as error:  # noqa: BLE001 - the inliner raises plain RuntimeError and others for bad models
-        raise ModelError(f"{name}: its local functions cannot be inlined: {error}") from None
+    except Exception as error:  # the inliner raises plain RuntimeError and others for bad models
+        raise ModelError(f"{name}: its local functions cannot be inlined: {error}") from error
     kept = [i for i in inlined.input if i.name in known]
     del inlined.input[:]
     inlined.input.extend(kept)
