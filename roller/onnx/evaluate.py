@@ -66,7 +66,8 @@ class Evaluator:
             warnings.simplefilter("ignore")
             if rule is not None and (elements <= MAX_ELEMENTS or rule in _REPEATING):
                 found = _tried(rule, attributes, [a for a in inputs if a is not None], outputs)
-            if found is None and elements <= min(MAX_REFERENCE_ELEMENTS, self._reference_left):
+            trusted = node.op_type not in _REFERENCE_IS_WRONG
+            if found is None and trusted and elements <= min(MAX_REFERENCE_ELEMENTS, self._reference_left):
                 self._reference_left -= elements + 1024  # what setting it up costs
                 found = _tried(self._reference, node, inputs)
         found = None if found is None else [np.asarray(a) if isinstance(a, np.generic) else a for a in found]
@@ -82,6 +83,10 @@ class Evaluator:
         model = onnx.helper.make_model(graph, opset_imports=self._imports)
         found = dict(zip((m.name for m in made), ReferenceEvaluator(model).run(None, given), strict=True))
         return [np.asarray(found[n]) if n else np.zeros(0) for n in node.output]
+
+
+#: The package's reference is wrong for some ranks of the first and for a size of 1 of the second: kernels compute them.
+_REFERENCE_IS_WRONG = frozenset({"GlobalMaxPool", "LRN"})
 
 
 def _tried(function: Callable[..., Any], *arguments: Any) -> list[np.ndarray] | None:

@@ -310,3 +310,13 @@ def test_light_models_compute_the_same(name):
     feeds = {n: floats(*graph.values[n].shape) for n in graph.inputs}
     for expected, got in zip(run(to_model(graph), feeds), run(to_model(small), feeds), strict=True):
         np.testing.assert_allclose(got, expected, 1e-3, 1e-6)
+
+
+@pytest.mark.parametrize(("op", "attributes"), [("GlobalMaxPool", {}), ("LRN", {"size": 1})])
+def test_what_the_reference_computes_wrongly_is_not_folded(op, attributes):
+    held = onnx.numpy_helper.from_array(np.arange(24, dtype=np.float32).reshape(1, 2, 3, 4), "c")
+    nodes = [onnx.helper.make_node(op, ["c"], ["p"], **attributes), onnx.helper.make_node("Add", ["p", "x"], ["y"])]
+    kinds = [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [1, 2, 1, 1]) for n in "x"]
+    out = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
+    model = onnx.helper.make_model(onnx.helper.make_graph(nodes, "held", kinds, [out], [held]))
+    assert [n.op for n in fold(read(model)).nodes] == [op, "Add"]
