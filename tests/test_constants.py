@@ -183,6 +183,10 @@ def test_devices_that_are_not_here() -> None:
     assert check(MATMUL, [a, b], pretended(a)).ok
     with pytest.raises(LaunchError, match="expected arrays of"):
         pretended(a, b)
+    with pytest.raises(LaunchError, match=r"null device.s kernel.*got .stream.\. A null device has no streams"):
+        pretended(a, stream=None)
+    with pytest.raises(LaunchError, match="'out': expected 1 array, got 2"):
+        pretended(a, out=[a, a])
     source = roller.compile(MATMUL, "v100", top_k=1, constants={"B": b})
     assert source.artifact.launches[0].arguments == ("A", "B", "C")  # one argument like any other
     assert [(c.position, c.values) for c in source.artifact.constants] == [(1, b.tobytes())]

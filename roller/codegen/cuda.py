@@ -12,6 +12,7 @@ from typing import Any
 from roller.artifact import Argument, KernelArtifact, Launch
 from roller.codegen.gpu import device_functions
 from roller.codegen.gpu.context import Context
+from roller.codegen.gpu.literals import exact_doubles, hexadecimal
 from roller.codegen.gpu.offsets import check_offsets, check_tensors
 from roller.codegen.gpu.plan import kernels
 from roller.errors import BuildError
@@ -147,12 +148,12 @@ def _launches(
             bound = tirx.transform.BindTarget(target.with_host(tvm.target.Target("llvm")))(module)
             host, devices = split_host_device(pipeline(bound))
             ((device_target, device_module),) = devices.items()
-            device_module = finish()(device_module)
+            device_module = exact_doubles(finish()(device_module))
             source = tvm.get_global_func("target.build.cuda")(device_module, device_target).inspect_source()
     except (RuntimeError, ValueError, TypeError) as err:
         text = str(err).strip().splitlines()
         raise BuildError(f"cuda: {entry}: TVM could not lower the program: {text[-1] if text else err!r}.") from err
-    source = clean(source)
+    source = clean(hexadecimal(source))
     functions = {gv.name_hint: f for gv, f in device_module.functions.items()}
     ordered = sorted(functions, key=lambda n: int(n.rsplit("_kernel", 1)[1].lstrip("_") or 0))
     dynamic = _dynamic_shared(host)

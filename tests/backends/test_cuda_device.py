@@ -337,6 +337,12 @@ def test_torch_tensors_run_on_torchs_stream_and_give_torch_tensors(artifact, tor
     assert fake_cupy.LAUNCHES[-1][4] == 42
 
 
+def test_an_unknown_option_is_refused_with_the_one_meant(artifact):
+    a, b = fake_cupy.empty((M, K), "f"), fake_cupy.empty((K, N), "f")
+    with pytest.raises(LaunchError, match=r"\('out', 'stream'\), got 'steam'; did you mean 'stream'\?"):
+        CudaKernel(artifact)(a, b, steam=None)
+
+
 def test_refusals_name_the_argument(artifact):
     kernel = CudaKernel(artifact)
     a, b = fake_cupy.empty((M, K), "f"), fake_cupy.empty((K, N), "f")

@@ -10,7 +10,7 @@ from roller import ops
 from roller.codegen.cuda import lower
 from roller.emulator import prove
 from roller.errors import BuildError
-from roller.expr import REDUCTION, Axis, Call, Index, Load, Stage, Tensor, TensorExpr, Term, axis_index
+from roller.expr import REDUCTION, Axis, Call, Const, Index, Load, Stage, Tensor, TensorExpr, Term, axis_index
 from roller.expr.canonical import fuse_axes, group_axes
 from roller.tile import RProgram
 
@@ -54,6 +54,18 @@ def test_launch_describes_grid_block_and_arguments():
         ("C", "output", (250, 130)),
     ]
     assert (a.language, a.target, a.estimate, a.binary) == ("cuda", {"arch": "sm_70"}, {}, None)
+
+
+@pytest.mark.parametrize("value", [1e-20, 1 / 77, -(2.0**-60), 1e300])
+def test_a_double_is_printed_without_loss(value):
+    i, (x, y) = axis_index("i"), (Tensor(n, (64,), "float64") for n in "XY")
+    scale = Stage(y, (Axis("i", 64),), (i,), Call("mul", (Load("X", (i,)), Const(value, "float64"))))
+    e = TensorExpr("scale", (x,), (scale,), ("Y",))
+    text = body(lowered(e, "streaming", (1,), (64,)))
+    literals = [
+        float.fromhex(x) if "x" in x else float(x) for x in re.findall(r"\* (-?(?:0x)?[\d.][0-9a-fp.+-]*)", text)
+    ]
+    assert value in literals
 
 
 def test_arguments_are_in_kernel_order():

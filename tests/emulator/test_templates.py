@@ -124,10 +124,8 @@ def test_templates_of_a_device_with_bfloat16(built, name, dtype):
         proven(e, random_arrays(e), built, device="a100", top_k=2)
 
 
-# Without layer_norm: TVM prints float64 literals with 15 decimals, so 1/n of its mean loses digits and the result
-# exceeds the float64 bound by a few units (1.4e-14 relative). A known fault of float64 on GPUs, named in the README.
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [n for n in OPERATORS if n not in ("layer_norm",)])
+@pytest.mark.parametrize("name", OPERATORS)
 def test_templates_in_double_precision(built, name):
     _, expression, shapes = OPERATORS[name]
     for shape in shapes:

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from roller.artifact import KernelArtifact
+from roller.backends.call_options import refuse_unknown
 from roller.backends.constants import constant_arrays
 from roller.backends.cpu import threads
 from roller.backends.dtypes import host_remedy, numpy_dtype
@@ -156,10 +157,8 @@ class CpuKernel:
             writable contiguous array apart from the inputs, or an option is given.
         """
         if options:
-            raise LaunchError(
-                f"{self.artifact.expression.name}: a CPU kernel knows no option {', '.join(map(repr, options))}, only "
-                "'out'. Leave it away: the call returns when the result is there."
-            )
+            remedy = "A CPU kernel has no stream: the call returns when the result is there."
+            refuse_unknown(self.artifact.expression.name, "CPU", options, ("out",), remedy)
         views, result = self._views(arrays, out)
         if self._threads:
             threads.ready(self._threads, runtime_of_pools)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from roller.artifact import Argument, KernelArtifact
+from roller.backends.call_options import refuse_unknown
 from roller.backends.constants import constant_arrays, with_constants
 from roller.backends.cuda.module import Module, cupy
 from roller.backends.periodic import storage_dtype
@@ -70,7 +71,7 @@ class CudaKernel:
     def _runtime(self) -> Any:
         return cupy()
 
-    def __call__(self, *arrays: Any, out: Any = None, stream: Any = None) -> Any:
+    def __call__(self, *arrays: Any, out: Any = None, stream: Any = None, **options: Any) -> Any:
         """Run the kernel; returns when the work is queued, not when it is done.
 
         Parameters
@@ -84,6 +85,8 @@ class CudaKernel:
         stream
             A CuPy stream, or anything with ``cuda_stream`` (torch) or ``ptr``; the current one when ``None``: torch's
             where an input is a torch tensor, else CuPy's.
+        **options
+            None exist.
 
         Returns
         -------
@@ -93,7 +96,8 @@ class CudaKernel:
         Raises
         ------
         LaunchError
-            Where count, shape, dtype or place of an array does not fit, or ``out`` overlaps an input.
+            Where count, shape, dtype or place of an array does not fit, ``out`` overlaps an input, or an option is
+            unknown.
 
         Notes
         -----
@@ -104,6 +108,7 @@ class CudaKernel:
         under capture allows: call once before a graph is captured.
         """
         name = self.artifact.expression.name
+        refuse_unknown(name, self.label, options, ("out", "stream"), "Leave it away.")
         free = [s.tensor.name for n, s in enumerate(self._inputs) if n not in self._constants]
         if len(arrays) != len(free):
             raise LaunchError(f"{name}: expected {counted(len(free), 'array')} ({', '.join(free)}), got {len(arrays)}.")

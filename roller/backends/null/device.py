@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from roller.artifact import KernelArtifact
+from roller.backends.call_options import refuse_unknown
 from roller.backends.constants import constant_arrays, with_constants
 from roller.backends.periodic import periodic_inputs, storage_dtype, stored_of, values_of
-from roller.errors import LaunchError
+from roller.errors import LaunchError, counted
 from roller.expr import TensorExpr
 from roller.expr.evaluate import _Evaluation as Evaluation
 
@@ -145,15 +146,16 @@ class NullKernel:
         self.artifact = artifact
         self._constants = constant_arrays(artifact)
 
-    def __call__(self, *arrays: Any, out: Any = None) -> Any:
+    def __call__(self, *arrays: Any, out: Any = None, **options: Any) -> Any:
         """Evaluate in float64 and round to the dtypes of the outputs.
 
         Raises
         ------
         LaunchError
-            Where the arrays do not fit.
+            Where the arrays do not fit, or an option is given: a null device has no streams.
         """
         expression = self.artifact.expression
+        refuse_unknown(expression.name, "null device's", options, ("out",), "A null device has no streams.")
         given = [np.asarray(a) for a in arrays]
         free = [t for n, t in enumerate(expression.inputs) if n not in self._constants]
         wanted = [(t.shape, str(storage_dtype(t.dtype))) for t in free]
@@ -167,6 +169,9 @@ class NullKernel:
         results = [stored_of(x, t.dtype) for x, t in zip(exact, expression.output_tensors, strict=True)]
         if out is not None:
             targets = [out] if len(results) == 1 and not isinstance(out, (tuple, list)) else list(out)
+            if len(targets) != len(results):
+                wanted_outputs = counted(len(results), "array")
+                raise LaunchError(f"{expression.name}: 'out': expected {wanted_outputs}, got {len(targets)}.")
             for target, x in zip(targets, results, strict=True):
                 target[...] = x
             return out

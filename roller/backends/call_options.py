@@ -1,0 +1,45 @@
+"""What a caller may pass a kernel besides arrays: every launcher refuses what it does not know in the same words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from roller.errors import LaunchError, did_you_mean
+
+
+def refuse_unknown(name: str, label: str, given: Iterable[str], known: tuple[str, ...], remedy: str) -> None:
+    """Refuse options a launcher does not know.
+
+    Parameters
+    ----------
+    name
+        Of the kernel's expression.
+    label
+        Whose kernel it is, for people: ``"CPU"``.
+    given
+        Names of the caller's options that are none of the launcher's parameters.
+    known
+        The launcher's parameters.
+    remedy
+        What to do about it, a sentence.
+
+    Raises
+    ------
+    LaunchError
+        Where there are any.
+
+    Examples
+    --------
+    >>> refuse_unknown("relu", "CUDA", ["steam"], ("out", "stream"), "Leave it away.")
+    Traceback (most recent call last):
+    ...
+    roller.errors.LaunchError: relu: expected options of a CUDA kernel ('out', 'stream'), got 'steam'; did you mean \
+'stream'? Leave it away.
+    """
+    names = list(given)
+    if not names:
+        return
+    hints = [hint for hint in (did_you_mean(n, known) for n in names) if hint]
+    end = hints[0] if hints else "."
+    expected, got = ", ".join(map(repr, known)), ", ".join(map(repr, names))
+    raise LaunchError(f"{name}: expected options of a {label} kernel ({expected}), got {got}{end} {remedy}")

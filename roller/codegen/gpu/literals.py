@@ -1,0 +1,66 @@
+"""Literals of double precision that survive being printed.
+
+TVM prints a float64 of a CUDA kernel with 15 decimals and no exponent: 1/77 loses three digits, 1e-20 becomes zero.
+What such text would not give back is replaced by a call on its bits, last of all, so that simplification still sees
+numbers, and those calls by hexadecimal literals in the source, as TVM prints float32 and below.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from typing import Any
+
+from roller.te.compat import dtype_of, tirx, tvm, tvm_ffi
+
+_OF_BITS = "__longlong_as_double"
+
+
+def prints_exactly(value: float) -> bool:
+    """Return whether TVM's text of a float64 reads back as the same number.
+
+    Examples
+    --------
+    >>> prints_exactly(0.5), prints_exactly(1 / 77), prints_exactly(1e-20), prints_exactly(float("inf"))
+    (True, False, False, True)
+    """
+    return not math.isfinite(value) or float(f"{value:.15f}") == value
+
+
+def exact_doubles(module: Any) -> Any:
+    """Return a device module whose float64 literals are printed without loss.
+
+    Parameters
+    ----------
+    module : tvm.IRModule
+        Lowered; nothing simplifies it any more. Its source goes through :func:`hexadecimal`.
+    """
+
+    def exact(literal: Any) -> Any:
+        if dtype_of(literal) != "float64" or prints_exactly(float(literal.value)):
+            return literal
+        (bits,) = struct.unpack("<q", struct.pack("<d", float(literal.value)))
+        return tirx.call_pure_extern("float64", _OF_BITS, tirx.const(bits, "int64"))
+
+    functions = {}
+    for name, function in module.functions.items():
+        body = tvm_ffi.structural_map(function.body, (tirx.FloatImm, exact))
+        functions[name] = function if body.same_as(function.body) else function.with_body(body)
+    return tvm.IRModule(functions, attrs=module.attrs)
+
+
+def hexadecimal(source: str) -> str:
+    """Return a source with doubles given by their bits written as literals, their shortest decimals beside them.
+
+    Examples
+    --------
+    >>> hexadecimal("(x * __longlong_as_double((int64_t)4578640125057721278))")
+    '(x * 0x1.a98ef606a63bep-7/*0.012987012987012988*/)'
+    """
+
+    def literal(found: re.Match[str]) -> str:
+        (value,) = struct.unpack("<d", struct.pack("<q", int(found[1])))
+        return f"{value.hex()}/*{value!r}*/"
+
+    return re.sub(_OF_BITS + r"\(\(int64_t\)(-?\d+)\)", literal, source)
