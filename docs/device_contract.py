@@ -38,6 +38,8 @@ _SECTIONS = ("teu", "execution", "limits", "accuracy")
 UNKNOWN = {
     "overlap_blocks": "blocks never fall into step: as many groups as are resident hide each other's phases",
     "split_load_slots": "1: such a load takes a slot of its own more",
+    "prefetched_lines": "all lines of a stream are fetched ahead",
+    "kept_share": "1: the whole cache",
     "fetch_bytes": "a transaction of the layer",
     "page_bytes": "misses to pages and sets are left out",
     "tlb_entries": "misses to pages are left out",
@@ -199,6 +201,11 @@ def contract() -> str:
                 by_field.setdefault(field, []).append(probe.name)
         read = set().union(*(read_by_the_model(kind, load_spec(name)) for name in (SPECS[kind], *MORE[kind])))
         lines += [f"## {title}: read by the model", "", *_table(kind, read, by_field), ""]
+        if kind == "cpu":
+            lines += [
+                "Co-scheduling a model reads `kept_share` of the caches too (1 where it is unknown).",
+                "",
+            ]
         rest = [p for p in settable(load_spec(SPECS[kind])) if p not in read and p in by_field]
         if rest:
             lines += ["Measured, and not read: " + ", ".join(f"`{p}`" for p in rest) + ".", ""]
@@ -228,5 +235,6 @@ def without(spec: DeviceSpec, path: str) -> DeviceSpec:
 
 
 if __name__ == "__main__":
-    os.environ["ROLLER_PROFILE_DIR"] = tempfile.mkdtemp()  # what this machine measured is nobody else's contract
-    PATH.write_text(contract(), encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["ROLLER_PROFILE_DIR"] = folder  # what this machine measured is nobody else's contract
+        PATH.write_text(contract(), encoding="utf-8")

@@ -16,7 +16,6 @@ from roller.construction.gpu_pool import splits as splits_of
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.gpu import lower_bound_s, price
-from roller.perf.gpu.traffic import CACHE_SHARE
 from roller.tile.geometry import Ints
 from roller.tile.program import RProgram
 
@@ -131,7 +130,7 @@ def _seconds(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
 
 def exceeds_cache(batch: TileBatch, spec: DeviceSpec) -> bool:
     """Whether an operand does not stay in the shared cache from wave to wave, so that the order of blocks matters."""
-    capacity = spec.layer("l2").capacity_bytes * CACHE_SHARE
+    capacity = spec.layer("l2").kept_bytes
     return any(a.tensor.nbytes > capacity for a in batch.geometry.reads)
 
 

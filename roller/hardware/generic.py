@@ -66,6 +66,7 @@ execution:
   element_scatter_s: {{assumed: {c1:.6e}, note: "one store per cycle"}}
   misses_in_flight: {{assumed: 6, note: "cache lines waited for beside the arithmetic"}}
   split_load_slots: {{assumed: 0.5, note: "of a vector load that touches two lines"}}
+  prefetched_lines: {{assumed: 8, note: "random programs on Zen 5 (benchmarks/results/cpu_model.md); not probed"}}
 limits:
   vector_registers: {{datasheet: {registers}}}
   usable_vector_registers: {{assumed: {usable}, note: "accumulators; the rest holds operands"}}
@@ -94,6 +95,7 @@ memory_layers:
     tiled: true
     capacity_bytes: {{assumed: 524288}}
     usable_bytes: {{assumed: 393216, note: "three quarters"}}
+    kept_share: {{assumed: 0.5, note: "constants of a model, beside the values that pass"}}
     bandwidth_bytes_per_s: {{assumed: {l2:.6e}, note: "one vector per cycle"}}
     transaction_bytes: {{assumed: 64}}
     line_bytes: {{assumed: 64}}
@@ -103,6 +105,7 @@ memory_layers:
     tiled: false
     capacity_bytes: {{assumed: 16777216}}
     usable_bytes: {{assumed: 12582912, note: "three quarters"}}
+    kept_share: {{assumed: 0.5, note: "constants of a model, beside the values that pass and other users"}}
     bandwidth_bytes_per_s: {{assumed: 5.0e+10, note: "per core"}}
     transaction_bytes: {{assumed: 64}}
     line_bytes: {{assumed: 64}}

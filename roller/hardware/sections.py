@@ -109,6 +109,8 @@ class Execution:
         CPU: cache misses a core keeps in flight beside its arithmetic.
     split_load_slots
         CPU: load slots a vector load takes beyond its own where it touches two cache lines; 1 where it is unknown.
+    prefetched_lines
+        CPU: lines of a stream after which its prefetcher is ahead: of shorter runs a part is waited for.
     """
 
     step_latency_s: float = number("s", 0, 1e-3)
@@ -123,6 +125,7 @@ class Execution:
     element_scatter_s: float | None = number("s", 0, 1e-6, kinds=("cpu",))
     misses_in_flight: float | None = number("misses", 1, 1024, kinds=("cpu",))
     split_load_slots: float | None = number("slots", 0, 64, required=False)
+    prefetched_lines: float | None = number("lines", 1, 1 << 12, required=False)
 
 
 @dataclass(frozen=True)
@@ -214,6 +217,9 @@ class MemoryLayer:
         CPU: a page, pages the first-level TLB holds, and the time of a miss that the next level answers.
     usable_bytes
         Budget of the tiles of one block (GPU) or one task (CPU) in this layer.
+    kept_share
+        Share of a cache that data may fill and still be there when they are asked for again, after whatever else
+        went through it meanwhile.
     reserved_bytes
         Bytes of a scratchpad that the system takes of every resident block beside its own; absent: none.
     banks, bank_width_bytes
@@ -239,6 +245,7 @@ class MemoryLayer:
     tlb_miss_s: float | None = number("s", 1e-11, 1e-4, required=False)
     fetch_bytes: int | None = number("bytes", 1, 1 << 16, integer=True, required=False)
     usable_bytes: int | None = number("bytes", 16, 1 << 50, integer=True, required=False)
+    kept_share: float | None = number("share", 0.01, 1, required=False)
     reserved_bytes: int | None = number("bytes", 0, 1 << 20, integer=True, required=False)
     banks: int | None = number("banks", 1, 1024, integer=True, required=False)
     bank_width_bytes: int | None = number("bytes", 1, 1024, integer=True, required=False)
@@ -251,6 +258,11 @@ class MemoryLayer:
     def budget_bytes(self) -> int:
         """Bytes tiles may take: the usable ones, or all where nothing is said of them."""
         return self.capacity_bytes if self.usable_bytes is None else self.usable_bytes
+
+    @property
+    def kept_bytes(self) -> float:
+        """Bytes of a cache that are still there when they are asked for again; all where nothing is said of it."""
+        return self.capacity_bytes * (1.0 if self.kept_share is None else self.kept_share)
 
 
 def quantities(section: type) -> dict[str, Quantity]:

@@ -15,8 +15,6 @@ from roller.model.together import LEAST_GAIN, Costs, Outcome, coschedule
 from roller.onnx.chunks import chunked
 from roller.perf.estimate import Estimate
 
-#: Part of a cache that constants have for themselves: values pass through it, and the last one has other users.
-_KEPT = 0.5
 #: Lanes that are tried on a device whose units start no threads: streams, each with its part of the units.
 _STREAMS = (2, 4)
 #: Predicts kernels: constructs each for so many units (``None`` is all); keys that fit no program are left out.
@@ -104,7 +102,7 @@ def costs_of(
     lanes, units
         Lanes of a section, and units of each.
     """
-    caches = [layer.capacity_bytes for layer in spec.memory_layers[:-1] if layer.scope == "device"]
+    caches = [layer.kept_bytes for layer in spec.memory_layers[:-1] if layer.scope == "device"]
     hot = spec.kind == "cpu" and caches  # predictions of a GPU load everything from memory
     common = ["dram_s", *(f"{layer.name}_s" for layer in spec.memory_layers if layer.scope == "device")]
     return Costs(
@@ -115,7 +113,7 @@ def costs_of(
         units,
         {k: max((e.terms.get(name, 0.0) for name in common), default=0.0) for k, e in whole.items()},
         spec.memory_layers[-1].bandwidth_bytes_per_s / 2,
-        _KEPT * caches[-1] if hot else math.inf,
+        caches[-1] if hot else math.inf,
         spec.memory_layers[-1].bandwidth_bytes_per_s,
         spec.accuracy.ranking_error or LEAST_GAIN,
         *(_own_caches(spec, units) if hot else ()),
@@ -129,7 +127,7 @@ def _own_caches(spec: DeviceSpec, units: int) -> tuple[float, tuple[float, float
     for part in (spec, spec.share(units)):
         near, far = (part.memory_layers[n].bandwidth_bytes_per_s for n in (own, own + 1))
         saved.append(max(0.0, 1.0 / far - 1.0 / near))
-    return _KEPT * spec.memory_layers[own].capacity_bytes, (saved[0], saved[1])
+    return spec.memory_layers[own].kept_bytes, (saved[0], saved[1])
 
 
 def with_company(program: Program) -> set[str]:

@@ -13,8 +13,6 @@ from roller.tile.geometry import Access, Floats, Ints
 
 #: Bytes of an accumulator that waits between chunks of a reduction: all but float64's.
 ACCUMULATOR_BYTES = 4
-#: Lines in a row after which a prefetcher is ahead.
-PREFETCHED_LINES = 8
 
 
 def cache_traffic(
@@ -96,13 +94,14 @@ def _jumps(access: Access, tile: Ints, batch: TileBatch, spec: DeviceSpec) -> Fl
     """
     g, l1 = batch.geometry, spec.layer("l1")
     line, reductions = l1.line_bytes or l1.transaction_bytes, np.flatnonzero(~g.spatial)
-    if access.tensor.name in batch.staged or access.gather or not l1.page_bytes or not len(reductions):
+    ahead_lines = spec.execution.prefetched_lines
+    if access.tensor.name in batch.staged or access.gather or not (l1.page_bytes and ahead_lines and len(reductions)):
         return np.zeros(len(batch))
     if lane_distance(access, int(reductions[-1])) * access.tensor.itemsize_bytes < l1.page_bytes // 2:
         return np.zeros(len(batch))
     _, run = access.runs(tile)
     lines = run * access.tensor.itemsize_bytes / line
-    return np.asarray(np.clip(1.0 - lines / PREFETCHED_LINES, 0.0, 1.0))
+    return np.asarray(np.clip(1.0 - lines / ahead_lines, 0.0, 1.0))
 
 
 def _loop_order(batch: TileBatch) -> list[int]:

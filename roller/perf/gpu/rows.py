@@ -25,8 +25,6 @@ HALF_INSTRUCTIONS = 1.0
 SPECIAL_INSTRUCTIONS = 7.0
 #: A shuffle and what combines it.
 SHUFFLE_INSTRUCTIONS = 2.0
-#: Share of the shared cache that rows read again find themselves in.
-CACHE_SHARE = 0.5
 
 
 def row_traffic(batch: TileBatch, spec: DeviceSpec, active: Ints, *, least: bool = False) -> tuple[Floats, Floats]:
@@ -39,7 +37,7 @@ def row_traffic(batch: TileBatch, spec: DeviceSpec, active: Ints, *, least: bool
     fetch = spec.layer("global").fetch_bytes or spec.layer("global").transaction_bytes
     whole = np.where(batch.geometry.spatial, batch.block, batch.geometry.extents)
     rows = sum((r.access.elements(whole) * r.access.tensor.itemsize_bytes for r in shape.reads), np.zeros(len(batch)))
-    lost = rows * np.minimum(active, batch.blocks) > CACHE_SHARE * l2_layer.capacity_bytes
+    lost = rows * np.minimum(active, batch.blocks) > l2_layer.kept_bytes
     l2 = dram = np.full(len(batch), float(shape.other_bytes))
     for r in shape.reads:
         a, again = r.access, passes(batch, r)

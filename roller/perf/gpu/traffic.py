@@ -30,8 +30,6 @@ SPLIT_INSTRUCTIONS, GUARD_INSTRUCTIONS, GATHER_INSTRUCTIONS = 4.0, 2.0, 2.0
 LOADS_IN_FLIGHT = 8.0
 #: The same of rows and streams, whose threads load all vectors of their tile before the first is used.
 ROW_LOADS_IN_FLIGHT = 16.0
-#: Share of the shared cache one tensor may fill and still be there for the next wave.
-CACHE_SHARE = 0.5
 
 
 def counted_traffic(batch: TileBatch, spec: DeviceSpec) -> dict[int, Floats]:
@@ -64,7 +62,7 @@ def global_traffic(
     l2 = dram = np.zeros(len(batch))
     copies = addresses = np.zeros(len(batch))
     wave = _wave_tiles(batch, resident)
-    capacity = spec.layer("l2").capacity_bytes * CACHE_SHARE
+    capacity = spec.layer("l2").kept_bytes
     cached = cached_bytes(batch, spec, resident / spec.units) if batch.fragment is not None else {}
     for n, a in enumerate(g.reads):
         total, alignment = batch.of_tiles(

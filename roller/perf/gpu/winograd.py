@@ -18,7 +18,7 @@ from roller.perf.gpu.laid_out import LaidOut
 from roller.perf.gpu.price import Terms
 from roller.perf.gpu.price import price as tiled_price
 from roller.perf.gpu.products import inner_batch, products_of
-from roller.perf.gpu.traffic import CACHE_SHARE, LOADS_IN_FLIGHT, dram_bandwidth
+from roller.perf.gpu.traffic import LOADS_IN_FLIGHT, dram_bandwidth
 from roller.tile.geometry import Geometry
 from roller.tile.winograd import WINDOW, Matrix, matrices, operations
 from roller.tile.winograd_products import THREADS, Products
@@ -76,7 +76,7 @@ def price(batch: TileBatch, spec: DeviceSpec, laid: LaidOut | None = None) -> Te
     found = products_of(batch)
     assert found is not None  # the pool offers these structures for window products alone
     workspaces = sum(t.nbytes for t in found.expr.tensors.values())
-    cached = workspaces <= CACHE_SHARE * spec.layer("l2").capacity_bytes
+    cached = workspaces <= spec.layer("l2").kept_bytes
     terms = dict(tiled_price(inner_batch(batch, found), _from_l2(spec) if cached else spec, laid))
     if cached:
         terms["dram_bytes"] = np.zeros(len(batch))
