@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import helper
 
 from benchmarks.onnx_coverage import PASSED, WRONG, verdicts
 from roller.errors import ModelError
 from roller.onnx.backend import RollerBackend, parameters
+from tests.onnx.models import FLOAT, INT64, model_of
 
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
 
@@ -38,17 +39,11 @@ def test_node_tests_pass_or_are_refused_with_a_reason_and_the_document_says_whic
     assert held == made, "run `python docs/onnx_operators.py`"
 
 
-def model(nodes, inputs, outputs):
-    make = helper.make_tensor_value_info
-    graph = helper.make_graph(nodes, "g", [make(*i) for i in inputs], [make(*o) for o in outputs])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-
-
 def test_a_shape_that_is_an_input_is_known_from_the_first_run():
-    reshape = model(
+    reshape = model_of(
         [helper.make_node("Reshape", ["x", "shape"], ["y"])],
-        [("x", TensorProto.FLOAT, [2, 3]), ("shape", TensorProto.INT64, [1])],
-        [("y", TensorProto.FLOAT, None)],
+        [("x", FLOAT, [2, 3]), ("shape", INT64, [1])],
+        [("y", FLOAT, None)],
     )
     prepared = RollerBackend.prepare(reshape, evaluated=True)
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -59,10 +54,10 @@ def test_a_shape_that_is_an_input_is_known_from_the_first_run():
 
 
 def test_data_are_no_parameters():
-    gather = model(
+    gather = model_of(
         [helper.make_node("Unique", ["x"], ["u"]), helper.make_node("Gather", ["u", "i"], ["y"])],
-        [("x", TensorProto.FLOAT, [4]), ("i", TensorProto.INT64, [2])],
-        [("y", TensorProto.FLOAT, [2])],
+        [("x", FLOAT, [4]), ("i", INT64, [2])],
+        [("y", FLOAT, [2])],
     )
     feeds = {"x": np.ones(4, np.float32), "i": np.array([0, 0])}
     assert list(parameters(gather, feeds)) == ["i"]
@@ -71,7 +66,7 @@ def test_data_are_no_parameters():
 
 
 def test_other_devices_are_refused():
-    relu = model([helper.make_node("Relu", ["x"], ["y"])], [("x", 1, [2])], [("y", 1, [2])])
+    relu = model_of([helper.make_node("Relu", ["x"], ["y"])], [("x", 1, [2])], [("y", 1, [2])])
     assert not RollerBackend.supports_device("CUDA:0")
     with pytest.raises(ModelError, match="CPU"):
         RollerBackend.prepare(relu, "CUDA:0")

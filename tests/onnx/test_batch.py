@@ -1,7 +1,6 @@
 """Batches of kernels: each once, nothing lost by whatever ends one early, look-ups without a compiler."""
 
 import multiprocessing
-import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -26,8 +25,7 @@ from roller.runtime.records import Record
 
 
 @pytest.fixture
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("ROLLER_CACHE_DIR", str(tmp_path))
+def cache():
     return KernelCache()
 
 
@@ -166,8 +164,7 @@ def test_a_pretended_device_judges_and_keeps_nothing(cache):
     assert batch.artifacts["relu64"].measured_s and cache.info()["entries"] == 0
 
 
-def compile_and_log(folder, log, sizes):
-    os.environ["ROLLER_CACHE_DIR"] = str(folder)
+def compile_and_log(log, sizes):
     build = tasks.Build.run
 
     def logged(task):
@@ -185,7 +182,7 @@ def test_two_processes_divide_the_kernels_of_one_model(cache, tmp_path):
     sizes = [1 << n for n in range(4, 22)]
     log = tmp_path / "built"
     fork = multiprocessing.get_context("fork")
-    both = [fork.Process(target=compile_and_log, args=(tmp_path, log, sizes)) for _ in range(2)]
+    both = [fork.Process(target=compile_and_log, args=(log, sizes)) for _ in range(2)]
     for process in both:
         process.start()
     for process in both:
@@ -197,9 +194,7 @@ def test_two_processes_divide_the_kernels_of_one_model(cache, tmp_path):
 @pytest.mark.slow
 def test_a_killed_batch_continues_where_it_stopped(cache, tmp_path):
     sizes = [1 << n for n in range(4, 22)]
-    process = multiprocessing.get_context("fork").Process(
-        target=compile_and_log, args=(tmp_path, tmp_path / "l", sizes)
-    )
+    process = multiprocessing.get_context("fork").Process(target=compile_and_log, args=(tmp_path / "l", sizes))
     process.start()
     while cache.info()["entries"] == 0 and process.is_alive():
         process.join(0.05)

@@ -1,32 +1,23 @@
 """Whole models from a file to results, against ONNX Runtime."""
 
 import numpy as np
-import onnxruntime
 import pytest
 
 import roller
 from roller.errors import ModelError, NoCandidateError, RollerError
 from roller.onnx import tasks
+from tests.onnx.models import runtime
 from tests.onnx.networks import tower, unsupported
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("ROLLER_CACHE_DIR", str(tmp_path))
-
-
-def expected(model, feeds):
-    return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feeds)
-
-
-def test_a_model_agrees_with_onnx_runtime_at_any_batch(tmp_path):
+def test_a_model_agrees_with_onnx_runtime_at_any_batch():
     model = tower(blocks=2)
     rng = np.random.default_rng(1)
     events = []
     for batch in (1, 3):
         session = roller.compile_model(model, batch=batch, top_k=1, progress=events.append)
         feeds = {"x": rng.standard_normal((batch, 8, 8, 8), dtype=np.float32)}
-        np.testing.assert_allclose(session.run(None, feeds)[0], expected(model, feeds)[0], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(session.run(None, feeds)[0], runtime(model, feeds)[0], rtol=1e-4, atol=1e-5)
     assert {e.phase for e in events} >= {"cache", "construct", "build", "time"}
     assert events[-1].done == events[-1].total
 

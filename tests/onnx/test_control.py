@@ -4,33 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
-from onnx import TensorProto, helper
+from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from roller.errors import ModelError
 from roller.onnx.export import to_model
 from roller.onnx.folding import fold
 from roller.onnx.reader import read
+from tests.onnx.models import BOOL, FLOAT, INT64, body, info, model_of, runtime
 
-FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 RNG = np.random.default_rng(3)
-
-
-def info(name, kind=FLOAT, shape=None):
-    return helper.make_tensor_value_info(name, kind, shape)
-
-
-def body(nodes, inputs, outputs, weights=()):
-    return helper.make_graph(
-        nodes, "body", inputs, outputs, [onnx.numpy_helper.from_array(np.asarray(a), n) for n, a in weights]
-    )
-
-
-def model_of(nodes, inputs, outputs, weights=(), **more):
-    imports = [helper.make_opsetid("", 17), *more.pop("imports", ())]
-    return helper.make_model(body(nodes, inputs, outputs, weights), opset_imports=imports, ir_version=8, **more)
 
 
 def same(model, *all_feeds):
@@ -41,15 +25,10 @@ def same(model, *all_feeds):
     small = to_model(graph)
     onnx.checker.check_model(small, full_check=True)
     for feeds in all_feeds:
-        for name, expected, got in zip(graph.outputs, run(model, feeds), run(small, feeds), strict=True):
+        for name, expected, got in zip(graph.outputs, runtime(model, feeds), runtime(small, feeds), strict=True):
             np.testing.assert_allclose(got, expected, 1e-5, 1e-6)
             assert got.shape == expected.shape == graph.values[name].shape
     return graph
-
-
-def run(model, feeds):
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    return session.run(None, feeds)
 
 
 def floats(*shape):

@@ -30,8 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("ROLLER_CACHE_DIR", str(tmp_path / "cache"))
+def cache():
     return KernelCache()
 
 

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
 from roller.onnx.export import to_model
 from roller.onnx.folding import fold
 from roller.onnx.reader import read
+from tests.onnx import models
+from tests.onnx.models import FLOAT, info
 
-FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 RNG = np.random.default_rng(5)
 
 
@@ -24,23 +24,12 @@ def floats(*shape):
 
 def model_of(nodes, inputs, outputs, initialisers=None, opset=17):
     """A float32 model; inputs are shapes by name, outputs names."""
-    graph = helper.make_graph(
-        nodes,
-        "m",
-        [helper.make_tensor_value_info(n, FLOAT, s) for n, s in inputs.items()],
-        [helper.make_tensor_value_info(n, FLOAT, None) for n in outputs],
-        [onnx.numpy_helper.from_array(np.asarray(a), n) for n, a in (initialisers or {}).items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    given = [info(n, shape=s) for n, s in inputs.items()]
+    return models.model_of(nodes, given, [info(n) for n in outputs], initialisers or {}, opset=opset)
 
 
 def run(model, feeds):
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = 1
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"]).run(
-        None, feeds
-    )
+    return models.runtime(model, feeds, optimised=False)
 
 
 def folded(model, rtol=1e-5, atol=1e-5):

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,10 +22,12 @@ from roller.model.steps import Together
 from roller.onnx.expected import expected_of
 from tests.onnx.networks import branches, tower
 
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("ROLLER_CACHE_DIR", str(tmp_path / "cache"))
+ROOT = Path(__file__).resolve().parents[2]
+_WRITE = """
+import sys, roller
+from tests.onnx.networks import branches
+roller.compile_model(branches(), "h200", batch=2, top_k=1, cache=False, progress=False).save(sys.argv[1])
+"""
 
 
 def bundled(model, folder, **options):
@@ -47,6 +54,22 @@ def test_branches_of_a_model_are_streams_of_a_gpu(tmp_path):
     steps = ModelBundle(tmp_path / "b").plan().program.steps
     assert any(isinstance(s, Together) for s in steps)
     assert {s.units for s in made.plan.program.kernels.values()} - {None}
+
+
+def test_a_bundle_does_not_depend_on_the_process_that_writes_it(tmp_path):
+    made = []
+    for seed in ("1", "77"):
+        env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
+        made.append(subprocess.Popen([sys.executable, "-c", _WRITE, str(tmp_path / seed)], env=env))
+    assert [process.wait(300) for process in made] == [0, 0]
+    for name in ("plan.json", "arrays.bin"):
+        assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "77" / name).read_bytes()
+    one, other = (ModelBundle(tmp_path / seed).artifacts() for seed in ("1", "77"))
+    # All but the images: NVRTC does not build one source alike each time.
+    assert {k: replace(a, binary=None) for k, a in one.items()} == {
+        k: replace(a, binary=None) for k, a in other.items()
+    }
+    assert list(one) == list(other)
 
 
 def test_expected_results_need_a_model_that_runs():

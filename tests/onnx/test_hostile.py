@@ -14,24 +14,18 @@ from onnx import TensorProto, helper
 from roller.errors import ModelError
 from roller.onnx.folding import fold
 from roller.onnx.reader import read
-
-FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
+from tests.onnx import models
+from tests.onnx.models import FLOAT, INT64
 
 
 def info(name, kind=FLOAT, shape=(3,)):
-    return helper.make_tensor_value_info(name, kind, shape)
+    return models.info(name, kind, shape)
 
 
 def model_of(nodes, inputs=None, outputs=None, weights=(), opset=17, **more):
-    graph = helper.make_graph(
-        nodes,
-        "m",
-        [info("x")] if inputs is None else inputs,
-        [info("y", shape=None)] if outputs is None else outputs,
-        [w if isinstance(w, TensorProto) else onnx.numpy_helper.from_array(np.asarray(w[1]), w[0]) for w in weights],
-    )
-    imports = [helper.make_opsetid("", opset), *more.pop("imports", ())]
-    return helper.make_model(graph, opset_imports=imports, ir_version=10, **more)
+    given = [info("x")] if inputs is None else inputs
+    made = [info("y", shape=None)] if outputs is None else outputs
+    return models.model_of(nodes, given, made, weights, opset=opset, **more)
 
 
 def node(op, inputs, outputs, **attributes):

@@ -11,6 +11,7 @@ from roller.errors import ModelError
 from roller.model.constants import _readable
 from roller.onnx import duplicates, inline
 from roller.onnx.loading import load
+from tests.onnx.models import model_of
 
 LARGE = (520, 512)
 
@@ -26,11 +27,7 @@ def arrays():
 
 
 def model(tensors):
-    graph = helper.make_graph(
-        [helper.make_node("Identity", ["x"], ["y"])], "g", [helper.make_tensor_value_info("x", 1, [1])],
-        [helper.make_tensor_value_info("y", 1, [1])], tensors,
-    )  # fmt: skip
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    return model_of([helper.make_node("Identity", ["x"], ["y"])], [("x", 1, [1])], [("y", 1, [1])], tensors)
 
 
 def is_mapped(array):

@@ -14,21 +14,9 @@ from onnx import TensorProto, helper
 from roller.errors import ModelError, UnsupportedError
 from roller.onnx.folding import fold
 from roller.onnx.reader import read
+from tests.onnx.models import FLOAT, INT64, model_of
 
 LIGHT = sorted((Path(onnx.__file__).parent / "backend/test/data/light").glob("*.onnx"))
-FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
-
-
-def model_of(nodes, inputs, outputs, initialisers=(), opset=17, **more):
-    """A model of nodes; inputs and outputs are (name, element type, shape)."""
-    graph = helper.make_graph(
-        nodes,
-        "m",
-        [helper.make_tensor_value_info(*i) for i in inputs],
-        [helper.make_tensor_value_info(*o) for o in outputs],
-        [onnx.numpy_helper.from_array(a, n) for n, a in initialisers],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8, **more)
 
 
 @pytest.mark.parametrize("path", LIGHT, ids=lambda p: p.stem)

@@ -27,8 +27,7 @@ class Net(torch.nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch, tmp_path):
-    monkeypatch.setenv("ROLLER_CACHE_DIR", str(tmp_path / "cache"))
+def fresh():
     torch.manual_seed(0)
     torch._dynamo.reset()
     yield
