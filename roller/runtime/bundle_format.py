@@ -28,6 +28,8 @@ _MAGIC = b"RLB1"
 _HEAD = struct.Struct("<4sI")
 #: An operator's file never unpacks to more than this (bytes): a damaged one must not fill the memory.
 _LARGEST = 1 << 28
+#: What differs from build to build of one kernel, and is left out: equal models make equal bundles.
+_OF_THE_BUILD = ("log", "seconds")
 
 Candidates = Sequence[tuple[str, KernelArtifact]]
 
@@ -87,7 +89,7 @@ def pack(candidates: Candidates, binaries: int | None = None) -> bytes:
 
     for rank, (name, artifact) in enumerate(candidates):
         keep = artifact.binary if binaries is None or rank < binaries else None
-        info = {k: v for k, v in artifact.build.items() if k != "log"}
+        info = {k: v for k, v in artifact.build.items() if k not in _OF_THE_BUILD}
         data = replace(artifact, binary=None, build=info).to_dict()
         data["expression"] = share(data["expression"])
         data["program"]["expr"] = share(data["program"]["expr"])
