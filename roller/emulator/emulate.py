@@ -68,7 +68,7 @@ class Emulated:
                 f"emulator: expected an artifact of language 'cuda', got '{artifact.language}'. Lower it for a GPU."
             )
         self.artifact = artifact
-        architecture = _architecture(str(artifact.target.get("arch", "sm_80")))
+        architecture = architecture_of(str(artifact.target.get("arch", "sm_80")))
         self._launches = []
         self._first = [artifact.prepare] if artifact.prepare else []
         for launch in (*self._first, *artifact.launches):
@@ -270,7 +270,8 @@ def _launch(
         raise EmulationError(f"{launch.entry}: {message.value.decode(errors='replace')}.")
 
 
-def _architecture(arch: str) -> int:
+def architecture_of(arch: str) -> int:
+    """Return ``__CUDA_ARCH__`` of an architecture: 900 of ``"sm_90"``."""
     m = re.search(r"(\d+)", arch)
     return int(m[1]) * 10 if m else 800
 

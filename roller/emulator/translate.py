@@ -43,6 +43,11 @@ _INDICES = (
     " const emul::Index3 threadIdx = emul::thread_index(), blockIdx = emul::block_index(), "
     "blockDim = emul::block_extent(), gridDim = emul::grid_extent();"
 )
+#: The table of a packed kernel (`roller.packed`), its pointers, and how threads a program has no use for leave.
+_TABLE = re.compile(r"struct (roller_table_\w+) \{\n(.*?)\n\};", re.S)
+_COLUMN = re.compile(rf"^\s*(?:const\s+)?({_TYPE})\s*\*\s*(\w+)\[(\d+)\];", re.M)
+_LEAVE = re.compile(r"(if \(threadIdx\.x >= \d+u\)) return;")
+_PROGRAM = re.compile(r"static __device__ __forceinline__ void roller_program_")
 #: Containers of warp groups: slow to compile, so only where needed, and ahead of CUDA's keywords.
 _CONTAINERS = "#include <map>\n#include <memory>\n#include <vector>\n"
 #: What makes threads of a block wait for each other; a kernel without it runs without fibers.
@@ -54,13 +59,16 @@ class Kernel:
     """One kernel of a source: entry name, element type per parameter, and what its launch must respect.
 
     ``max_threads`` is the bound of ``__launch_bounds__`` (0 where there is none); ``converges`` says whether its
-    threads wait for each other.
+    threads wait for each other. A packed kernel has one parameter, the table named ``table``: its ``parameters`` are
+    the pointers in there, one per argument set, and ``columns`` how many of them lie together, by name.
     """
 
     entry: str
     parameters: tuple[tuple[str, str], ...]
     max_threads: int
     converges: bool
+    table: str = ""
+    columns: tuple[tuple[str, int], ...] = ()
 
 
 def translate(source: str, architecture: int = 800) -> tuple[str, tuple[Kernel, ...]]:
@@ -94,6 +102,8 @@ def translate(source: str, architecture: int = 800) -> tuple[str, tuple[Kernel, 
     """
     text = _without_comments(source)
     kernels = _kernels(text)
+    if any(k.table for k in kernels):
+        text = _LEAVE.sub(r"\1 { emul::leave(); return; }", text)
     text = translate_asm(text)
     text = _addresses(text)
     text = _local_arrays(_shared_arrays(text))
@@ -112,6 +122,10 @@ def _kernels(text: str) -> tuple[Kernel, ...]:
     matches = list(_KERNEL.finditer(text))
     for n, m in enumerate(matches):
         body = text[m.end() : matches[n + 1].start() if n + 1 < len(matches) else len(text)]
+        packed = re.fullmatch(r"\s*const __grid_constant__ (roller_table_\w+) table\s*", m[3])
+        if packed:  # its programs stand ahead of it
+            found.append(_packed(m[2], packed[1], text, int(m[1] or 0)))
+            continue
         parameters = tuple(_parameter(m[2], p) for p in m[3].split(",") if p.strip())
         found.append(Kernel(m[2], parameters, int(m[1] or 0), bool(_CONVERGES.search(body))))
     if not found:
@@ -119,6 +133,16 @@ def _kernels(text: str) -> tuple[Kernel, ...]:
             "emulator: expected a CUDA source with a __global__ function, found none. Pass a 'cuda' artifact."
         )
     return tuple(found)
+
+
+def _packed(entry: str, table: str, text: str, threads: int) -> Kernel:
+    """Describe a packed kernel by the table it takes."""
+    fields = next((m[2] for m in _TABLE.finditer(text) if m[1] == table), "")
+    columns = [(m[2], m[1], int(m[3])) for m in _COLUMN.finditer(fields)]
+    parameters = tuple((f"{name}[{n}]", kind) for name, kind, count in columns for n in range(count))
+    return Kernel(
+        entry, parameters, threads, bool(_CONVERGES.search(text)), table, tuple((n, c) for n, _, c in columns)
+    )
 
 
 def _parameter(entry: str, text: str) -> tuple[str, str]:
@@ -132,10 +156,13 @@ def _parameter(entry: str, text: str) -> tuple[str, str]:
 
 
 def _entry(kernel: Kernel) -> str:
-    arguments = ", ".join(f"emul::whole<{t}>(a + {n})" for n, (_, t) in enumerate(kernel.parameters))
-    name = kernel.entry
+    places = [f"emul::whole<{t}>(a + {n})" for n, (_, t) in enumerate(kernel.parameters)]
+    name, arguments, ahead = kernel.entry, ", ".join(places), ""
+    if kernel.table:  # behind the pointers comes the host's memory of where each program's blocks end
+        fill = "".join(f" t.{p} = {place};" for (p, _), place in zip(kernel.parameters, places, strict=True))
+        arguments, ahead = "t", f" {kernel.table} t;{fill} memcpy(t.end, a[{len(places)}].base, sizeof t.end);"
     return (
-        f"static void emul_body_{name}(const emul::Region* a) {{ (void)a; {name}({arguments}); }}\n"
+        f"static void emul_body_{name}(const emul::Region* a) {{ (void)a;{ahead} {name}({arguments}); }}\n"
         f'extern "C" int emul_{name}(const emul::Launch* l) {{ return emul::run(*l, emul_body_{name}); }}\n'
     )
 
@@ -171,7 +198,7 @@ def _local_arrays(text: str) -> str:
         align = f"alignas({m[3] or m[5]}) " if m[3] or m[5] else ""
         return f'{m[1]}{m[2]}{align}emul::Local<{m[4]}, ({m[7]})> {m[6]}{{"{m[6]}"}};'
 
-    start = _KERNEL.search(text)
+    start = _PROGRAM.search(text) or _KERNEL.search(text)
     at = start.start() if start else len(text)  # what comes before are types and helpers of the prelude
     return text[:at] + _LOCAL.sub(local, text[at:])
 

@@ -25,7 +25,7 @@ const int64_t GRANULE_BYTES = 16;  // of the scratchpad, as copies and matrix op
 const int MAX_ARRAYS = 64;
 const int POISON = 0xff;               // NaN as float and half, -1 as integer
 
-enum State { READY, AT_BARRIER, AT_ACTIVE_MASK, AT_COLLECTIVE, WAITING, DONE };
+enum State { READY, AT_BARRIER, AT_ACTIVE_MASK, AT_COLLECTIVE, WAITING, DONE, LEFT };
 
 struct Copy {
   char* target;
@@ -44,7 +44,7 @@ struct Bulk {  // a copy that a barrier object counts
 struct Fiber {
   jmp_buf at;
   ucontext_t start;
-  bool started = false;
+  bool started = false, leaving = false;
   State state = READY;
   Index3 index = {0, 0, 0};
   int line = 0;
@@ -162,7 +162,8 @@ void fiber_main() {
     Worker& w = *W;
     w.shared->body(w.launch->buffer);
     Fiber& f = w.fibers[w.current];
-    f.state = DONE;
+    f.state = f.leaving ? LEFT : DONE;
+    f.leaving = false;
     f.copies.clear();
     f.unpublished.clear();
     f.group = 0;
@@ -207,6 +208,7 @@ void release_barrier(Worker& w) {
   for (size_t i = 0; i < w.fibers.size(); ++i) {
     Fiber& f = w.fibers[i];
     w.current = (int)i;
+    if (f.state == LEFT) continue;
     if (f.state == WAITING)
       fail("deadlock", "waits for a phase of an mbarrier that never completes");
     if (f.state == AT_COLLECTIVE)
@@ -217,7 +219,8 @@ void release_barrier(Worker& w) {
       fail("divergence", "waits at __syncthreads() of line %d while others wait at that of line %d", f.line, line);
     line = f.line;
   }
-  for (Fiber& f : w.fibers) f.state = READY;
+  for (Fiber& f : w.fibers)
+    if (f.state != LEFT) f.state = READY;
 }
 
 // Performs the bulk copies that are on their way.
@@ -396,6 +399,8 @@ void block_barrier(int line) {
   f.state = AT_BARRIER;
   switch_out();
 }
+
+void leave() { W->fibers[W->current].leaving = true; }
 
 unsigned active_mask(int line) {
   Fiber& f = W->fibers[W->current];
