@@ -1,9 +1,11 @@
 /* Threads that share the tasks of a parallel launch with its caller.
  *
- * TVM's own pool gives every task to one thread and waits for all of them: where another program has that thread's
- * processor, everybody waits for it. Here whoever is free takes the next task, the caller too, so that nobody waits for
- * a thread that has not begun. Launches of several callers stand side by side in slots; one inside a task runs in place.
- * Threads are started when they are first needed, are never joined, and are started anew in a forked process.
+ * Every lane (the caller and its helpers) has a range of tasks of its own, the same from call to call, so that what it
+ * reads again is in its core's caches; whoever is through with it takes the last task of another. So nobody waits for a thread that has not begun, only for one that has lost
+ * its processor within a task: see rescue() and beckon().
+ *
+ * Launches of several callers stand side by side in slots; one inside a task runs in place. Threads are started when
+ * they are first needed, are never joined, and are started anew in a forked process.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -13,6 +15,11 @@
 #include <stdint.h>
 #include <time.h>
 #include <unistd.h>
+#ifdef __linux__
+#include <limits.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#endif
 
 typedef int (*Task)(int task, void *group, void *data);
 
@@ -22,27 +29,52 @@ typedef struct {
   int32_t tasks;
 } Group;
 
-enum { SLOTS = 32, MOST_WORKERS = 255, SPIN_NS = 300000 };
+enum {
+  SLOTS = 32,
+  LANES = 64,
+  MOST_WORKERS = 255,
+  MOST_TASKS = 0xFFFF,
+  SPIN_NS = 300000,    /* a worker without work looks so long, then sleeps */
+  PATIENCE_NS = 100000, /* one who waits for another does so that long before it asks whether the other one runs */
+  GLANCE_NS = 10000,   /* between two looks at a thread's clock */
+  STILL_NS = 1000,     /* a clock that advanced less stands still: the thread has no processor */
+  NAP_NS = 3000000     /* a sleeper looks again, whatever happens */
+};
 
-/* `ticket` is generation << 32 | next task << 16 | tasks: one who takes a task by exchanging it knows that the rest of the
- * slot belongs to that task, because the caller does not leave before all tasks are done. */
+/* The tasks of a lane: generation << 33 | claimed << 32 | end << 16 | next. One who takes a task by exchanging it knows
+ * that the rest of the lane belongs to that task, because the caller does not leave before all tasks are done. */
 typedef struct {
-  _Atomic uint64_t ticket;
+  _Atomic uint64_t range;
   Task task;
   void *data;
-  _Atomic int left, failed, taken;
+  int tasks;
+} __attribute__((aligned(64))) Lane;
+
+typedef struct {
+  _Atomic int taken, lanes;
+  uint64_t generation;
+  _Atomic int left __attribute__((aligned(64)));
+  _Atomic int failed, asleep;
+  Lane lane[LANES];
 } __attribute__((aligned(64))) Slot;
 
+typedef struct {
+  _Atomic(Slot *) at; /* where it has a task, or 0 */
+  pthread_t thread;
+  int number;
+} __attribute__((aligned(64))) Worker;
+
 static Slot slots[SLOTS];
+static Worker crew[MOST_WORKERS];
 static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t pool_wake = PTHREAD_COND_INITIALIZER;
-static _Atomic int sleepers, workers, callers;
-static pthread_t threads[MOST_WORKERS];
+static _Atomic int slots_used, sleepers, workers, callers;
 /* Threads that a launch of this thread may use, and whether it is inside a task. */
 static __thread int allowed, inside_task;
 #ifdef __linux__
 static cpu_set_t processors;
-static _Atomic int apart_from = -1;
+static _Atomic int apart_from = -1, only_caller;
+static __thread int thread_id;
 #endif
 
 static void relax(void) {
@@ -53,54 +85,142 @@ static void relax(void) {
 #endif
 }
 
-static int64_t now_ns(void) {
+static int64_t clock_ns(clockid_t clock) {
   struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
+  if (clock_gettime(clock, &t)) return -1;
   return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* Run one task of a slot; 0 where none was left to take. */
-static int take_task(Slot *slot) {
-  uint64_t ticket = slot->ticket;
-  for (;;) {
-    const int next = (int)(ticket >> 16 & 0xFFFF), tasks = (int)(ticket & 0xFFFF);
-    if (next >= tasks) return 0;
-    if (atomic_compare_exchange_weak(&slot->ticket, &ticket, ticket + (1 << 16))) {
-      Group group = {0, tasks};
-      inside_task = 1;
-      if (slot->task(next, &group, slot->data)) slot->failed = 1;
-      inside_task = 0;
-      slot->left--;
-      return 1;
-    }
-  }
+static int64_t now_ns(void) { return clock_ns(CLOCK_MONOTONIC); }
+
+static uint64_t look(Lane *lane) { return atomic_load_explicit(&lane->range, memory_order_acquire); }
+static int next_of(uint64_t range) { return (int)(range & 0xFFFF); }
+static int end_of(uint64_t range) { return (int)(range >> 16 & 0xFFFF); }
+
+/* Take the first task of a lane, or another lane's last one; -1 where there is none. */
+static int take(Lane *lane, int own) {
+  uint64_t range = look(lane);
+  while (next_of(range) < end_of(range))
+    if (atomic_compare_exchange_weak(&lane->range, &range, own ? range + 1 : range - (1 << 16)))
+      return own ? next_of(range) : end_of(range) - 1;
+  return -1;
 }
 
-static int take_any(void) {
-  for (int n = 0; n < SLOTS; ++n)
-    if (take_task(&slots[n])) return 1;
+static int has_tasks(Slot *slot) {
+  for (int n = 0, lanes = slot->lanes; n < lanes; ++n) {
+    const uint64_t range = look(&slot->lane[n]);
+    if (next_of(range) < end_of(range)) return 1;
+  }
   return 0;
 }
 
-static void *work(void *unused) {
-  (void)unused;
+#ifdef __linux__
+static void sleep_while(_Atomic int *at, int value) {
+  const struct timespec most = {0, NAP_NS};
+  syscall(SYS_futex, at, FUTEX_WAIT_PRIVATE, value, &most, 0, 0);
+}
+
+static void wake(_Atomic int *at) { syscall(SYS_futex, at, FUTEX_WAKE_PRIVATE, INT_MAX, 0, 0, 0); }
+
+static cpu_set_t only(int processor) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(processor, &set);
+  return set;
+}
+#endif
+
+/* Run tasks of a slot until none is left to take; whether its caller had gone to sleep for these. */
+static int run_tasks(Slot *slot, int mine) {
+  int done = 0;
+  inside_task = 1;
+  for (int k = 0, lanes = slot->lanes; k < lanes; ++k) {
+    Lane *lane = &slot->lane[(mine + k) % lanes];
+    for (int n; (n = take(lane, k == 0)) >= 0; ++done) {
+      Group group = {0, lane->tasks};
+      if (lane->task(n, &group, lane->data)) slot->failed = 1;
+    }
+  }
+  inside_task = 0;
+  if (!done || atomic_fetch_sub(&slot->left, done) != done || !slot->asleep) return 0;
+#ifdef __linux__
+  wake(&slot->left);
+#endif
+  return 1;
+}
+
+/* Claim a lane, the worker's own before others; -1 where none is free or no task is left. */
+static int claim(Slot *slot, int number) {
+  for (int k = 0, lanes = slot->lanes; k < lanes; ++k) {
+    const int n = (number + 1 + k) % lanes;
+    uint64_t range = look(&slot->lane[n]);
+    if (range >> 32 & 1 || (next_of(range) >= end_of(range) && !has_tasks(slot))) continue;
+    if (!atomic_compare_exchange_strong(&slot->lane[n].range, &range, range | (uint64_t)1 << 32)) continue;
+    return n < slot->lanes ? n : -1; /* the next launch may have fewer */
+  }
+  return -1;
+}
+
+/* Help a launch; 0 where none wants help, -1 where its caller sleeps and may want this processor. */
+static int help(Worker *me) {
+  for (int n = 0, used = slots_used; n < used; ++n) {
+    const int lane = claim(&slots[n], me->number);
+    if (lane < 0) continue;
+    me->at = &slots[n];
+    const int slept = run_tasks(&slots[n], lane);
+    me->at = 0;
+    return slept ? -1 : 1;
+  }
+  return 0;
+}
+
+/* Of a worker without work: where the only caller of the process lost its processor to somebody, it gets this one. */
+static int beckon(int64_t *seen, int *whose) {
+#ifdef __linux__
+  const int caller = only_caller, here = sched_getcpu();
+  /* The kernel's name for the clock of a thread's processor time. */
+  const int64_t clock = caller ? clock_ns((clockid_t)(~(unsigned)caller << 3 | 6)) : -1;
+  const int stands = clock >= 0 && here >= 0 && *whose == caller && clock - *seen < STILL_NS;
+  *seen = clock, *whose = caller;
+  if (!stands) return 0;
+  /* Its own processors are its own affair: it has them back at once, but where it waits now is here. */
+  cpu_set_t its, mine = only(here);
+  if (sched_getaffinity(caller, sizeof its, &its) || !CPU_ISSET(here, &its) || CPU_COUNT(&its) < 2) return 0;
+  if (sched_setaffinity(caller, sizeof mine, &mine)) return 0;
+  sched_setaffinity(caller, sizeof its, &its);
+  return 1;
+#else
+  (void)seen, (void)whose;
+  return 0;
+#endif
+}
+
+static void rest(void) {
+  pthread_mutex_lock(&pool_lock);
+  /* In this order, and the other way round in launch(): one of the two sees the other. */
+  sleepers++;
+  int found = 0;
+  for (int n = 0; n < slots_used && !found; ++n) found = has_tasks(&slots[n]);
+  if (!found) pthread_cond_wait(&pool_wake, &pool_lock);
+  sleepers--;
+  pthread_mutex_unlock(&pool_lock);
+}
+
+static void *work(void *self) {
   for (;;) {
-    int64_t until = now_ns() + SPIN_NS;
-    for (int n = 1; n % 64 || now_ns() < until; ++n) {
-      if (take_any()) until = now_ns() + SPIN_NS;
+    int64_t now = now_ns(), until = now + SPIN_NS, ask = now + PATIENCE_NS, seen = 0;
+    for (int n = 1, whose = 0; now < until; ++n) {
+      const int helped = help(self);
+      if (helped < 0) break;
+      if (helped || n % 64 == 0) now = now_ns();
+      if (helped) until = now + SPIN_NS, ask = now + PATIENCE_NS, whose = 0;
+      if (now > ask) {
+        ask = now + GLANCE_NS;
+        if (beckon(&seen, &whose)) break;
+      }
       relax();
     }
-    pthread_mutex_lock(&pool_lock);
-    /* In this order, and the other way round in launch(): one of the two sees the other. */
-    sleepers++;
-    int found = 0;
-    for (int n = 0; n < SLOTS && !found; ++n) {
-      const uint64_t ticket = slots[n].ticket;
-      found = (ticket >> 16 & 0xFFFF) < (ticket & 0xFFFF);
-    }
-    if (!found) pthread_cond_wait(&pool_wake, &pool_lock);
-    sleepers--;
-    pthread_mutex_unlock(&pool_lock);
+    rest();
   }
   return 0;
 }
@@ -109,10 +229,13 @@ static void *work(void *unused) {
 static void forget(void) {
   pthread_mutex_init(&pool_lock, 0);
   pthread_cond_init(&pool_wake, 0);
-  sleepers = workers = callers = 0;
-  for (int n = 0; n < SLOTS; ++n) slots[n].ticket = slots[n].taken = 0;
+  slots_used = sleepers = workers = callers = 0;
+  for (int n = 0; n < SLOTS; ++n) slots[n].taken = slots[n].lanes = slots[n].asleep = 0;
+  for (int n = 0; n < MOST_WORKERS; ++n) crew[n].at = 0;
 #ifdef __linux__
   apart_from = -1;
+  only_caller = 0;
+  thread_id = 0;
 #endif
 }
 
@@ -131,8 +254,10 @@ static void start_workers(int wanted) {
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   while (workers < wanted && workers < MOST_WORKERS) {
-    if (pthread_create(&threads[workers], 0, work, 0)) break; /* the caller does the work alone */
-    pthread_detach(threads[workers]);
+    Worker *next = &crew[workers];
+    next->number = workers;
+    if (pthread_create(&next->thread, 0, work, next)) break; /* the caller does the work alone */
+    pthread_detach(next->thread);
     workers++;
 #ifdef __linux__
     apart_from = -1;
@@ -142,49 +267,107 @@ static void start_workers(int wanted) {
   pthread_mutex_unlock(&pool_lock);
 }
 
-/* Keep the workers off the processor the caller runs on: some schedulers wake them there and leave them for long. */
+/* Keep the workers off the processor the caller runs on: schedulers wake them there and leave them for long, or move the
+ * caller to one of theirs in the middle of a call. */
 static void part(void) {
 #ifdef __linux__
   const int here = sched_getcpu();
   if (here == apart_from || here < 0) return;
-  cpu_set_t rest = processors;
-  CPU_CLR(here, &rest);
-  if (CPU_COUNT(&rest) == 0) return;
-  for (int n = 0; n < workers; ++n) pthread_setaffinity_np(threads[n], sizeof rest, &rest);
+  cpu_set_t others = processors;
+  CPU_CLR(here, &others);
+  if (CPU_COUNT(&others) == 0) return;
+  for (int n = 0; n < workers; ++n) pthread_setaffinity_np(crew[n].thread, sizeof others, &others);
   apart_from = here;
 #endif
+}
+
+/* Of a caller that has waited for long: workers that lost their processor within a task of it come to this one, and it
+ * sleeps to let them have it. A slice of another program takes milliseconds, all the rest of a task microseconds. */
+static void rescue(Slot *slot) {
+#ifdef __linux__
+  int64_t before[MOST_WORKERS];
+  const int here = sched_getcpu(), count = workers;
+  clockid_t clock;
+  for (int n = 0; n < count; ++n)
+    before[n] = crew[n].at == slot && !pthread_getcpuclockid(crew[n].thread, &clock) ? clock_ns(clock) : -1;
+  for (const int64_t until = now_ns() + GLANCE_NS; slot->left && now_ns() < until;) relax();
+  const cpu_set_t mine = only(here < 0 ? 0 : here);
+  int moved = 0;
+  for (int n = 0; n < count && here >= 0; ++n) {
+    if (before[n] < 0 || crew[n].at != slot || pthread_getcpuclockid(crew[n].thread, &clock)) continue;
+    if (clock_ns(clock) - before[n] >= STILL_NS) continue;
+    moved |= !pthread_setaffinity_np(crew[n].thread, sizeof mine, &mine);
+  }
+  if (!moved) return;
+  apart_from = -1;
+  slot->asleep = 1;
+  const int left = slot->left;
+  if (left) sleep_while(&slot->left, left);
+  slot->asleep = 0;
+  if (callers < 2) part();
+#else
+  (void)slot;
+  sched_yield();
+#endif
+}
+
+static void wait_for_others(Slot *slot) {
+  int64_t until = 0;
+  for (int n = 1; slot->left; ++n) {
+    relax();
+    if (n % 64) continue;
+    const int64_t now = now_ns();
+    if (!until) until = now + PATIENCE_NS;
+    if (now < until) continue;
+    rescue(slot);
+    until = 0;
+  }
+}
+
+static Slot *free_slot(void) {
+  for (int n = 0; n < SLOTS; ++n) {
+    int none = 0;
+    if (!atomic_compare_exchange_strong(&slots[n].taken, &none, 1)) continue;
+    for (int used = slots_used; used <= n;)
+      if (atomic_compare_exchange_weak(&slots_used, &used, n + 1)) break;
+    return &slots[n];
+  }
+  return 0;
+}
+
+static void publish(Slot *slot, Task task, void *data, int tasks, int lanes) {
+  slot->left = tasks;
+  slot->failed = 0;
+  if (slot->lanes != lanes) slot->lanes = lanes; /* read by all workers all the time */
+  const uint64_t generation = ++slot->generation << 33;
+  for (int n = lanes - 1; n >= 0; --n) {
+    Lane *lane = &slot->lane[n];
+    lane->task = task, lane->data = data, lane->tasks = tasks;
+    const uint64_t next = (uint64_t)tasks * n / lanes, end = (uint64_t)tasks * (n + 1) / lanes, mine = n == 0;
+    atomic_store_explicit(&lane->range, generation | mine << 32 | end << 16 | next, memory_order_release);
+  }
+  atomic_thread_fence(memory_order_seq_cst);
+  if (!sleepers) return;
+  pthread_mutex_lock(&pool_lock);
+  for (int n = 1; n < lanes; ++n) pthread_cond_signal(&pool_wake);
+  pthread_mutex_unlock(&pool_lock);
 }
 
 /* What kernels call in place of TVMBackendParallelLaunch. */
 static int launch(Task task, void *data, int tasks) {
   const int most = allowed > 0 ? allowed : workers + 1;
   if (tasks <= 0) tasks = most;
-  Slot *slot = 0;
-  for (int n = 0; n < SLOTS && !inside_task && tasks > 1 && most > 1 && tasks < 0xFFFF && !slot; ++n) {
-    int none = 0;
-    if (atomic_compare_exchange_strong(&slots[n].taken, &none, 1)) slot = &slots[n];
-  }
+  Slot *slot = inside_task || tasks < 2 || most < 2 || tasks > MOST_TASKS ? 0 : free_slot();
   if (!slot) {
     Group group = {0, tasks};
     int failed = 0;
     for (int n = 0; n < tasks; ++n) failed |= task(n, &group, data);
     return failed ? -1 : 0;
   }
-  slot->task = task;
-  slot->data = data;
-  slot->left = tasks;
-  slot->failed = 0;
-  slot->ticket = ((slot->ticket >> 32) + 1) << 32 | (uint64_t)tasks;
-  if (sleepers) {
-    pthread_mutex_lock(&pool_lock);
-    pthread_cond_broadcast(&pool_wake);
-    pthread_mutex_unlock(&pool_lock);
-  }
-  while (take_task(slot)) continue;
-  for (int n = 1; slot->left; ++n) {
-    relax();
-    if (n % 4096 == 0) sched_yield(); /* somebody else may have the processor of who has the last task */
-  }
+  if (callers < 2) part();
+  publish(slot, task, data, tasks, most < LANES ? most : LANES);
+  run_tasks(slot, 0);
+  wait_for_others(slot);
   const int failed = slot->failed;
   slot->taken = 0;
   return failed ? -1 : 0;
@@ -193,8 +376,23 @@ static int launch(Task task, void *data, int tasks) {
 /* Let launches of this thread use so many threads, itself among them. */
 static void use_threads(int count) {
   allowed = count;
-  if (count > 1) {
-    start_workers(count - 1);
-    if (callers < 2) part();
-  }
+  if (count > 1) start_workers(count - 1);
+}
+
+/* A call of a model begins, or ends: workers know whose processor to look after where it is the only one. */
+static void begin_call(int threads) {
+  use_threads(threads);
+#ifdef __linux__
+  if (!thread_id) thread_id = (int)syscall(SYS_gettid);
+  only_caller = ++callers == 1 && threads > 1 ? thread_id : 0;
+#else
+  callers++;
+#endif
+}
+
+static void end_call(void) {
+#ifdef __linux__
+  only_caller = 0;
+#endif
+  callers--;
 }

@@ -151,10 +151,9 @@ void roller_point(Frame *frame) {
 int roller_run(Frame *frame, int64_t begin, int64_t end) {
   frame->error = 0;
   frame->failed_step = -1;
-  callers++;
-  use_threads((int)frame->threads);
+  begin_call((int)frame->threads);
   const int failed = run(frame, begin, end, 0);
-  callers--;
+  end_call();
   return failed;
 }
 

@@ -6,7 +6,11 @@ import concurrent.futures
 import ctypes
 import multiprocessing
 import os
+import shutil
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +18,7 @@ from roller.errors import BuildError, LaunchError
 from roller.model import runner as module
 from roller.model.runner import build_runner, load_runner
 
+CHECKS = Path(__file__).with_name("pool_check.c")
 TASK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 
 
@@ -89,6 +94,38 @@ def test_a_forked_process_starts_threads_of_its_own(runner, launch):
     assert ours.recv() == [(0, [0, 1, 2, 3, 4, 5])] * 20
     child.join(30)
     assert child.exitcode == 0
+
+
+@pytest.mark.parametrize("check", ["stress", "limit", "rescued", "beckoned"])
+def test_the_threads_of_a_launch(check, pool_check):
+    """Every task once and in order, never more threads than allowed, and who lost its processor gets another one."""
+    done = subprocess.run([pool_check, check], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ("ok\n", 0), done.stderr
+
+
+@pytest.fixture(scope="module")
+def pool_check(tmp_path_factory) -> Path:
+    if not sys.platform.startswith("linux"):
+        pytest.skip("affinities and clocks of threads are those of Linux")
+    return compiled(tmp_path_factory.mktemp("pool") / "check", "-O2")
+
+
+def compiled(program: Path, *flags: str) -> Path:
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    assert compiler is not None
+    subprocess.run([compiler, *flags, "-w", "-pthread", "-o", str(program), str(CHECKS)], check=True, timeout=60)
+    return program
+
+
+@pytest.mark.slow
+def test_the_threads_of_a_launch_race_for_nothing(tmp_path):
+    try:
+        program = compiled(tmp_path / "check", "-g", "-O1", "-fsanitize=thread")
+    except subprocess.CalledProcessError:
+        pytest.skip("this compiler has no thread sanitizer")
+    for check in ("stress", "limit"):
+        done = subprocess.run([program, check], capture_output=True, text=True, timeout=100)
+        assert (done.stdout, done.returncode) == ("ok\n", 0), done.stderr[-3000:]
 
 
 def test_the_library_is_compiled_once_and_kept(cache_dir, monkeypatch):

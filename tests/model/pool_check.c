@@ -1,0 +1,158 @@
+/* Checks of roller/model/pool.h that Python cannot make; the argument says which. Prints "ok". */
+#include "../../roller/model/runner.c"
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { TASKS = 64, CALLS = 2000 };
+
+typedef struct {
+  _Atomic int ran[TASKS];
+  long plain[TASKS], nested[4]; /* not atomic: that the pool orders tasks and callers is what is checked */
+} Work;
+
+static int inner(int n, void *group, void *data) {
+  (void)group;
+  ((Work *)data)->nested[n]++;
+  return 0;
+}
+
+static int outer(int n, void *group, void *data) {
+  Work *work = data;
+  assert(n < ((Group *)group)->tasks);
+  work->ran[n]++;
+  work->plain[n]++;
+  for (volatile int k = 0; k < 200 * (n % 3); ++k) continue;
+  return n == 0 && launch(inner, work, 4);
+}
+
+static void *call_often(void *seed) {
+  unsigned random = (unsigned)(uintptr_t)seed;
+  Work *work = calloc(1, sizeof *work);
+  for (int k = 0; k < CALLS; ++k) {
+    const int tasks = 1 + rand_r(&random) % TASKS;
+    for (int n = 0; n < TASKS; ++n) work->ran[n] = 0;
+    begin_call(1 + rand_r(&random) % 4);
+    assert(launch(outer, work, tasks) == 0);
+    end_call();
+    for (int n = 0; n < TASKS; ++n) assert(work->ran[n] == (n < tasks));
+    if (k % 100 == 0) usleep(500); /* workers fall asleep */
+  }
+  assert(work->nested[3] == CALLS);
+  free(work);
+  return 0;
+}
+
+static void stress(void) {
+  pthread_t threads[4];
+  for (uintptr_t n = 0; n < 4; ++n) pthread_create(threads + n, 0, call_often, (void *)(n + 1));
+  for (int n = 0; n < 4; ++n) pthread_join(threads[n], 0);
+  call_often((void *)9);
+}
+
+/* No more threads than a launch may use are ever in it, though there are more workers. */
+static _Atomic int inside, most_inside;
+
+static int count_inside(int n, void *group, void *data) {
+  (void)n, (void)group, (void)data;
+  const int now = ++inside;
+  for (int most = most_inside; most < now && !atomic_compare_exchange_weak(&most_inside, &most, now);) continue;
+  usleep(100);
+  inside--;
+  return 0;
+}
+
+static void limit(void) {
+  use_threads(8);
+  launch(count_inside, 0, 32); /* eight threads there are */
+  for (int n = 0; n < 50; ++n) {
+    use_threads(2);
+    most_inside = 0;
+    launch(count_inside, 0, 12);
+    assert(most_inside <= 2);
+  }
+}
+
+
+static _Atomic int stop, worker_moved;
+
+static void *hog(void *processor) {
+  const cpu_set_t set = only((int)(intptr_t)processor);
+  pthread_setaffinity_np(pthread_self(), sizeof set, &set);
+  while (!stop) relax();
+  return 0;
+}
+
+/* The second task works until its thread is on another processor; the first one's thread waits for it. */
+static int wait_to_be_moved(int n, void *group, void *data) {
+  (void)group;
+  static _Atomic int both;
+  both++;
+  while (both < 2) relax(); /* one each */
+  if (pthread_equal(pthread_self(), *(pthread_t *)data)) return 0;
+  const int began = sched_getcpu();
+  pthread_t other;
+  pthread_create(&other, 0, hog, (void *)(intptr_t)began);
+  for (const int64_t until = now_ns() + 20000000000; sched_getcpu() == began && now_ns() < until;) relax();
+  worker_moved = sched_getcpu() != began;
+  stop = 1;
+  pthread_join(other, 0);
+  return n < 0;
+}
+
+/* A worker that lost its processor within a task comes to that of the caller who waits for it. */
+static void rescued(void) {
+  pthread_t me = pthread_self();
+  begin_call(2);
+  assert(launch(wait_to_be_moved, &me, 2) == 0);
+  end_call();
+  assert(worker_moved);
+}
+
+static _Atomic int caller_id;
+static cpu_set_t caller_before, caller_after;
+
+static void *blocked_caller(void *unused) {
+  (void)unused;
+  begin_call(2);
+  sched_getaffinity(0, sizeof caller_before, &caller_before);
+  caller_id = thread_id;
+  while (!stop) usleep(1000);
+  sched_getaffinity(0, sizeof caller_after, &caller_after);
+  end_call();
+  return 0;
+}
+
+/* A caller whose clock stands still is called to the worker's processor, and keeps all that it was allowed. */
+static void beckoned(void) {
+  pthread_t caller;
+  pthread_create(&caller, 0, blocked_caller, 0);
+  while (!caller_id) usleep(1000);
+  usleep(20000);
+  int64_t seen = 0;
+  int whose = 0, called = 0;
+  assert(!beckon(&seen, &whose)); /* one look tells nothing */
+  for (int n = 0; n < 100 && !called; ++n) called = beckon(&seen, &whose);
+  assert(called);
+  stop = 1;
+  pthread_join(caller, 0);
+  assert(CPU_EQUAL(&caller_before, &caller_after));
+  assert(only_caller == 0 && !beckon(&seen, &whose) && !beckon(&seen, &whose)); /* no call, nobody to call */
+}
+
+int main(int count, char **arguments) {
+  assert(count == 2);
+  cpu_set_t all, two;
+  sched_getaffinity(0, sizeof all, &all);
+  CPU_ZERO(&two);
+  for (int n = 0, found = 0; n < CPU_SETSIZE && found < 2; ++n)
+    if (CPU_ISSET(n, &all)) CPU_SET(n, &two), ++found;
+  const int pair = CPU_COUNT(&two) == 2;
+  if (!strcmp(arguments[1], "stress")) stress();
+  if (!strcmp(arguments[1], "limit")) limit();
+  sched_setaffinity(0, sizeof two, &two);
+  if (!strcmp(arguments[1], "rescued") && pair) rescued();
+  if (!strcmp(arguments[1], "beckoned") && pair) beckoned();
+  puts("ok");
+  return 0;
+}
