@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from roller.model.steps import Program
     from roller.onnx.compiled_model import CompiledModel
     from roller.onnx.graph import Graph
-    from roller.onnx.lowered import Refused
+    from roller.onnx.parts import Refused
 
 #: Kernels shown, the largest predicted share first.
 _SHOWN = 12

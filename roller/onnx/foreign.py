@@ -10,7 +10,8 @@ import numpy as np
 import onnx
 
 from roller.expr import DTYPE_BYTES
-from roller.onnx.lowered import Lowering, Named, Outside, Refused
+from roller.onnx.lowered import Lowering
+from roller.onnx.parts import Named, Outside, Refused
 from roller.onnx.types import element_type, onnx_dtype
 
 

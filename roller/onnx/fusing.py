@@ -14,7 +14,7 @@ from roller.expr import Axis, Cast, Index, Load, Scalar, Stage, Tensor, map_indi
 from roller.expr.compose import may_wrap, read_through, substituted
 from roller.expr.digits import Split, composed, inverted, reshaped, simplified, splits_to_affine
 from roller.expr.scalar import walk
-from roller.onnx.lowered import Computed
+from roller.onnx.parts import Computed
 
 #: Marks a tensor that is read in a second shape while two parts become one.
 _OTHER = "\0other"

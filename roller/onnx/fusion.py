@@ -20,7 +20,8 @@ from roller.expr import DTYPE_BYTES, Load
 from roller.expr.digits import address, simplified
 from roller.onnx import fusing, rules
 from roller.onnx.fusing import element_wise
-from roller.onnx.lowered import Computed, Lowering, Named, Viewed, only
+from roller.onnx.lowered import Lowering
+from roller.onnx.parts import Computed, Named, Viewed, only
 from roller.onnx.pieces import Forms, Piece, Rule
 
 #: Passes over all parts at most; each but the last one fuses something.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from roller.expr import SPATIAL, Axis, Index, Load, Scalar, Stage, TensorExpr, map_indices, transform
 from roller.model.steps import KernelSource
-from roller.onnx.lowered import Computed
+from roller.onnx.parts import Computed
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from roller.onnx.explain import Partition, explained
 from roller.onnx.fusion import fuse
 from roller.onnx.graph import Graph
 from roller.onnx.kernels import kernel_of, source_of
-from roller.onnx.lowered import Beside, Computed, Function, Lowering, Named, Outside, Viewed, lower_graph, refusal
+from roller.onnx.lowered import Lowering, lower_graph, refusal
+from roller.onnx.parts import Beside, Computed, Function, Named, Outside, Viewed
 from roller.onnx.pieces import Piece
 
 

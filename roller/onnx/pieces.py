@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from roller.expr import Const, Load, transform, walk
 from roller.onnx.kernels import numbered
-from roller.onnx.lowered import Computed
+from roller.onnx.parts import Computed
 
 #: What a rule makes of two parts: one part, why not, or nothing to say.
 Outcome: TypeAlias = Computed | str | None

@@ -12,7 +12,7 @@ from roller.expr import Axis, Index, Load, Scalar, Stage, Term, map_indices, tra
 from roller.expr.compose import read_through
 from roller.expr.scalar import FUNCTIONS, Call, walk
 from roller.onnx import fusing
-from roller.onnx.lowered import Computed
+from roller.onnx.parts import Computed
 
 #: Functions of an element-wise stage that its readers may evaluate again.
 _CHEAP = 4

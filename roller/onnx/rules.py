@@ -13,7 +13,7 @@ from roller.errors import ExprError
 from roller.expr import FUNCTIONS, Call, walk
 from roller.onnx import fusing, rowwise
 from roller.onnx.fusing import element_wise, plain_load, size_of
-from roller.onnx.lowered import Computed
+from roller.onnx.parts import Computed
 from roller.onnx.pieces import Outcome
 
 Change: TypeAlias = Callable[[Computed], Computed]
