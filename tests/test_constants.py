@@ -52,8 +52,24 @@ def test_the_kernel_takes_the_other_inputs(expression: roller.TensorExpr, fixed:
     run, out = kernel.launcher.bind(*free)
     run()
     assert check(expression, arrays, out).ok
+    out.fill(np.nan)
+    run, _ = kernel.launcher.bind(*free, out=out, rotating_bytes=1 << 16)
+    for _ in range(9):
+        run()
+        assert check(expression, arrays, out).ok
+        out.fill(np.nan)
     assert {c.status for c in kernel.candidates} <= {"measured", "slower"}
     assert kernel.program.constants == tuple(expression.inputs[n].name for n in fixed)
+
+
+def test_constants_that_take_turns_are_copies_of_as_many_bytes_as_asked() -> None:
+    a, b = random_inputs(MATMUL, 0)
+    kernel = roller.compile(MATMUL, top_k=1, constants={"B": b}, cache=False).launcher
+    own_bytes = sum(x.nbytes for x in kernel._held_arrays)
+    assert len(kernel._copies(10 * own_bytes)) == 9
+    assert kernel._copies(own_bytes) == kernel._copies(0) == []
+    _, outs = zip(*(kernel.bind(a, rotating_bytes=n) for n in (0, 10 * own_bytes)), strict=True)
+    assert outs[0].shape == outs[1].shape
 
 
 @pytest.mark.parametrize("device", ["cpu-avx512", "cpu-avx2", "cpu-neon"])

@@ -6,9 +6,10 @@ import heapq
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
+from statistics import median_low
 
 from roller.model.dependencies import Dependencies
-from roller.model.steps import Program, Step, Together, reads
+from roller.model.steps import Program, Run, Step, Together, View, reads, writes
 
 #: Constants from this size on are worth staying in a core's caches for (bytes): smaller ones always do.
 _LARGE_BYTES = 1 << 15
@@ -119,6 +120,32 @@ def resident_bytes(program: Program, steps: Iterable[Step], kept_bytes: float, l
                 found = [core.read(f"{name}/part", sizes[name] / lanes) for core in cores]
                 alone += sizes[name] * all(found)
     return alone, inside
+
+
+def passing_bytes(program: Program) -> dict[str, int]:
+    """Return per kernel with constants the bytes that a model's calls touch between two reads of these constants.
+
+    What is constant is read again by the next call, if not earlier; a kernel that runs often has the median of its
+    runs. Values are counted as they are read and written, but all together no more than the largest step has of them:
+    their memory is used again.
+    """
+    sizes = {name: value.nbytes for name, value in program.values.items()}
+    steps = [s for s in _as_they_run(program.steps) if not isinstance(s, View)]
+    touched = [tuple(dict.fromkeys((*reads(s), *writes(s)))) for s in steps]
+    changing = max((sum(sizes[n] for n in names if n not in program.constants) for names in touched), default=0)
+    most = changing + sum(sizes[n] for n in {n for names in touched for n in names} if n in program.constants)
+    total, read = 0, dict[str, int]()
+    between: dict[str, list[int]] = {}
+    for _ in range(2):  # calls follow each other
+        between = defaultdict(list)
+        for step, names in zip(steps, touched, strict=True):
+            held = [n for n in names if n in program.constants]
+            weights = max(held, key=sizes.__getitem__, default=None)
+            if isinstance(step, Run) and weights is not None:
+                between[step.kernel].append(min(most, total - read.get(weights, 0)))
+            total += sum(sizes[n] for n in names)
+            read |= dict.fromkeys(held, total)
+    return {kernel: median_low(found) for kernel, found in between.items()}
 
 
 class _Cache:

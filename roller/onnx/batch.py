@@ -86,6 +86,7 @@ def compile_kernels(
     settings: Settings | None = None,
     *,
     uses: Mapping[str, int] | None = None,
+    passing: Mapping[str, int] | None = None,
     crew: Crew | None = None,
     cache: KernelCache | None = None,
     progress: OnProgress = silent,
@@ -101,6 +102,9 @@ def compile_kernels(
         For what, and how.
     uses
         How often each runs in a call; with its predicted seconds this is its share.
+    passing
+        Bytes a model touches between two runs of each, where kernels shall be timed as it runs them: constants that
+        its caches lose meanwhile are lost to them between two timed calls, too.
     crew
         Who does the work; processes of this machine when ``None``.
     cache
@@ -117,7 +121,7 @@ def compile_kernels(
     """
     start = time.monotonic()
     chosen = settings or Settings()
-    jobs = jobs_of(sources, target, chosen, uses or {})
+    jobs = jobs_of(sources, target, chosen, uses or {}, passing)
     kept = None if target.pretended else cache
     hired = crew or Forks()
     run = _Run(jobs, target, chosen, hired, kept, progress, start, constructed or {})
@@ -322,7 +326,7 @@ class _Run:
                 return {i: Record(i, "failed", f"no reference: {reference.record.reason}") for i in artifacts}
             oracle: Oracle | None = None if reference is None else reference.value
             spec, seed, device = self.target.spec, self.settings.seed, self.target.device
-            task = Judge(job.expression, spec, artifacts, timed, seed, oracle, device)
+            task = Judge(job.expression, spec, artifacts, timed, seed, oracle, device, job.rotating_bytes)
             with self._machine(alone=timed) if self.crew.benches == 0 else contextlib.nullcontext():
                 return self.crew.judge(task)
 

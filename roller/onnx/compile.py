@@ -21,6 +21,7 @@ from roller.hardware.detect import is_this_machine
 from roller.model.memory import plan
 from roller.model.session import Session
 from roller.model.steps import Program
+from roller.model.weights import passing_bytes
 from roller.onnx.batch import compile_kernels
 from roller.onnx.compiled_model import CompiledModel, uses_of
 from roller.onnx.coschedule import coscheduled
@@ -240,8 +241,8 @@ def compile_program(
         program, constructed = coscheduled(program, target.spec, predictions).program, predictions.constructed
         seconds["coschedule"], before = time.monotonic() - before, time.monotonic()
     batch = compile_kernels(
-        program.kernels, target, settings, uses=uses_of(program.steps), crew=crew, cache=cache, progress=progress,
-        constructed=constructed,
+        program.kernels, target, settings, uses=uses_of(program.steps), passing=passing_bytes(program), crew=crew,
+        cache=cache, progress=progress, constructed=constructed,
     )  # fmt: skip
     batch.raise_failures(program.name, target.spec.name)
     seconds["kernels"], before = time.monotonic() - before, time.monotonic()

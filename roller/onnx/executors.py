@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from roller.errors import RollerError
@@ -129,8 +129,7 @@ def survivors(task: Judge, result: BuildResult[Any], again: Callable[[Judge], Bu
 
 
 def _only(task: Judge, ids: list[str], timed: bool) -> Judge:
-    artifacts = {i: task.artifacts[i] for i in ids}
-    return Judge(task.expression, task.spec, artifacts, timed, task.seed, task.reference, task.device)
+    return replace(task, artifacts={i: task.artifacts[i] for i in ids}, timed=timed)
 
 
 @dataclass

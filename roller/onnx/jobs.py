@@ -22,6 +22,10 @@ Constructed: TypeAlias = "tuple[tuple[Candidate, ...], tuple[int, ...]]"
 
 #: The best prediction that builds and is correct: what every kernel gets first where time is limited.
 QUICK = How(deterministic=True)
+#: Copies of constants that are taken in turn have so many times the bytes of the cache they shall not be found in.
+_BEYOND = 1.5
+#: Bytes they have at most, whatever the cache: three kernels that run in turn hold copies at a time.
+_MOST_BYTES = 1 << 27
 
 
 @dataclass(frozen=True)
@@ -80,12 +84,18 @@ class Settings:
 
 @dataclass
 class Job:
-    """One kernel to compile, under all its names."""
+    """One kernel to compile, under all its names.
+
+    ``full`` is its key as a kernel alone, its identity here; ``timed`` what the cache has it under where candidates are
+    timed as in a model, with constants that take turns (``rotating_bytes``; 0 for those that are always the same).
+    """
 
     expression: TensorExpr
     options: ConstructOptions
     full: CacheKey
     quick: CacheKey
+    timed: CacheKey
+    rotating_bytes: int = 0
     names: list[tuple[str, TensorExpr]] = field(default_factory=list)
     uses: int = 0
     candidates: tuple[Candidate, ...] = ()
@@ -103,7 +113,7 @@ class Job:
 
     def key(self, how: How) -> CacheKey:
         """Return what the cache has the kernel under that is chosen so."""
-        return self.quick if how == QUICK else self.full
+        return self.quick if how == QUICK else self.timed
 
     def starts_with(self, how: How) -> list[Candidate]:
         """Candidates that are made whatever comes of them."""
@@ -111,22 +121,65 @@ class Job:
 
 
 def jobs_of(
-    sources: Mapping[str, KernelSource], target: Target, settings: Settings, uses: Mapping[str, int]
+    sources: Mapping[str, KernelSource],
+    target: Target,
+    settings: Settings,
+    uses: Mapping[str, int],
+    passing: Mapping[str, int] | None = None,
 ) -> list[Job]:
-    """Return one job per distinct kernel; ``uses`` says how often each key runs in a call."""
+    """Return one job per distinct kernel.
+
+    Parameters
+    ----------
+    sources, target, settings
+        As of :func:`roller.onnx.batch.compile_kernels`.
+    uses
+        How often each key runs in a call.
+    passing
+        Bytes a model touches between two runs of each key, :func:`roller.model.weights.passing_bytes`.
+    """
     jobs: dict[str, Job] = {}
     for key, source in sources.items():
         units = source.units or settings.options.units
         options = replace(settings.options, constants=tuple(source.constants), units=units)
         expression, spec_key = source.expression, target.spec.content_key
         identity = options.identity(expression)
-        full, quick = (
-            CacheKey.of(expression, spec_key, TEMPLATE_VERSION, identity | how.identity()) for how in (How(), QUICK)
+        rotating_bytes = 0 if passing is None or target.device else rotation(target.spec, passing.get(key, 0))
+        turns = {"rotating_bytes": rotating_bytes} if rotating_bytes else {}
+        full, quick, timed = (
+            CacheKey.of(expression, spec_key, TEMPLATE_VERSION, identity | more)
+            for more in (How().identity(), QUICK.identity(), How().identity() | turns)
         )
-        job = jobs.setdefault(full.digest, Job(expression, options, full, quick))
+        job = jobs.setdefault(full.digest, Job(expression, options, full, quick, timed, rotating_bytes))
         job.names.append((key, expression))
         job.uses += uses.get(key, 1)
     return list(jobs.values())
+
+
+def rotation(spec: DeviceSpec, passing: int) -> int:
+    """Return the bytes of constants that take turns while a kernel is timed.
+
+    Parameters
+    ----------
+    spec
+        The device: caches of its cores count together, as do those that several cores share.
+    passing
+        Bytes that are touched before a kernel's constants are read again.
+
+    Returns
+    -------
+    int
+        More than the largest cache that ``passing`` does not fit; 0 where it fits all of them.
+
+    Examples
+    --------
+    >>> import roller
+    >>> spec = roller.load_spec("cpu-avx512")
+    >>> rotation(spec, 1000), rotation(spec, 10**10) > spec.memory_layers[-2].capacity_bytes
+    (0, True)
+    """
+    caches = [x.capacity_bytes * (spec.units if x.scope == "unit" else 1) for x in spec.memory_layers[:-1]]
+    return min(_MOST_BYTES, int(_BEYOND * max((c for c in caches if c < passing), default=0)))
 
 
 def construct(jobs: Iterable[Job], target: Target, crew: Crew) -> tuple[dict[str, Constructed], dict[str, str]]:

@@ -125,6 +125,8 @@ class Judge:
         As of the benches of ``runtime``.
     device
         ``"cuda:0"``, ``"rocm:0"``, ``"null:..."``; empty for the processor.
+    rotating_bytes
+        Of constants that take turns while a processor's kernels are timed.
     """
 
     expression: TensorExpr
@@ -134,6 +136,7 @@ class Judge:
     seed: int
     reference: Oracle | None
     device: str = ""
+    rotating_bytes: int = 0
 
     def run(self, session: Session | None = None) -> dict[str, Record]:
         """Check and time; on an opened device where one is given."""
@@ -149,7 +152,8 @@ class Judge:
         self._same_processor()
         from roller.runtime.cpu_profile import Bench
 
-        return Bench(self.expression, self.seed, self.reference).profile(self.artifacts, self.timed)
+        here = Bench(self.expression, self.seed, self.reference, self.rotating_bytes)
+        return here.profile(self.artifacts, self.timed)
 
     def _same_processor(self) -> None:
         """Refuse where instructions of the caller's processor may be missing, or its cores are not all there."""

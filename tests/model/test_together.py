@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from roller.model.dependencies import Dependencies, live_bytes
 from roller.model.steps import Copy, Join, KernelSource, Program, Run, Together, Value, View, reads, writes
 from roller.model.together import Costs, coschedule, share_key
-from roller.model.weights import by_constants, large_constants, reloaded_bytes, resident_bytes
+from roller.model.weights import by_constants, large_constants, passing_bytes, reloaded_bytes, resident_bytes
 from roller.ops import matmul
 
 SOURCE = KernelSource(matmul(4, 4, 4), ("B",))
@@ -224,6 +224,19 @@ def test_weights_that_leave_the_cache_between_steps_are_paid_for():
     assert_valid(program, found.program)
     warm = Costs({"k": 7e-6}, {"k": 9e-6}, 2e-6, 2, 1)
     assert coschedule(program, warm).together_s < found.together_s
+
+
+def test_what_passes_between_two_reads_of_a_constant():
+    """A layer that runs again at once finds its weights; one of many kernels finds what all others left."""
+    size, names = 4096, [f"W{n}" for n in range(4)]
+    again = [Run("", "k", (f"v{t - 1}" if t else "x", "W0"), (f"v{t}",)) for t in range(5)]
+    rest = [Run("", n, (f"v{4 + t}", n), (f"v{5 + t}",)) for t, n in enumerate(names[1:])]
+    program = program_of([*again, *rest], shape=(1024,))
+    weights = {n: np.zeros(1024, np.float32) for n in names}
+    program = Program("p", ("x",), program.outputs, program.values, weights, program.steps, program.kernels)
+    found = passing_bytes(program)
+    assert found["k"] == 0, "four of its five runs follow one that read the same"
+    assert found["W1"] == found["W3"] == (4 + 2) * size, "all weights, and what one step has of values"
 
 
 def test_weights_that_fit_a_core_in_parts_alone_are_no_reason_for_lanes():

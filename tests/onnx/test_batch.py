@@ -16,8 +16,8 @@ from roller.errors import BuildError, NoCandidateError
 from roller.model.steps import KernelSource
 from roller.onnx import tasks
 from roller.onnx.batch import compile_kernels
-from roller.onnx.executors import survivors
-from roller.onnx.jobs import Settings, Target
+from roller.onnx.executors import Forks, survivors
+from roller.onnx.jobs import Settings, Target, rotation
 from roller.runtime.build_pool import BuildResult
 from roller.runtime.cache import CacheKey, KernelCache
 from roller.runtime.cache_lock import file_lock
@@ -68,6 +68,22 @@ def test_kernels_compute_what_they_should(cache):
     constant = replace(artifact.constants[0], values=arrays[1].tobytes())
     result = CpuKernel(replace(artifact, constants=(constant,)))(arrays[0], arrays[2])
     np.testing.assert_allclose(result, expr.evaluate(arrays)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_times_kernels_with_constants_its_caches_lost(cache, monkeypatch):
+    """Under a key of its own: what was chosen with warm constants is another question's answer."""
+    expr, seen = roller.ops.matmul(64, 64, 64), []
+    wanted = {"k": KernelSource(expr, (expr.inputs[1].name,)), "bare": KernelSource(roller.ops.matmul(48, 48, 48))}
+    judge = Forks.judge
+    monkeypatch.setattr(Forks, "judge", lambda self, task: seen.append(task.rotating_bytes) or judge(self, task))
+    passing = {"k": 1 << 40}
+    for origin in ("compiled", "cached"):
+        batch = compile_kernels(wanted, target(), settings(top_k=2), passing=passing, cache=cache)
+        assert set(batch.origins.values()) == {origin}
+    spec = target().spec
+    assert sorted(seen) == [0, rotation(spec, 1 << 40)] and spec.memory_layers[-2].capacity_bytes < max(seen)
+    again = compile_kernels(wanted, target(), settings(top_k=2), cache=cache)
+    assert again.origins == {"k": "compiled", "bare": "cached"} and seen[-1] == 0
 
 
 def test_a_warm_batch_loads_neither_compiler_nor_constructor(cache):

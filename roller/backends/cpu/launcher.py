@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
+import itertools
 import math
 import tempfile
 from collections.abc import Callable, Sequence
@@ -30,6 +31,8 @@ _RUNTIME = "libtvm_runtime.so"
 _PLAIN_KINDS = frozenset("fiub")
 #: Where panels start, as code generation declares them.
 _LINE_BYTES = 64
+#: Copies of constants that are taken in turn: of constants of a few KiB more would take longer to make than to time.
+_MOST_COPIES = 1024
 _NDARRAY = np.ndarray
 
 
@@ -119,18 +122,22 @@ class CpuKernel:
         self._outputs = [Slot(t, a.shape) for t, a in zip(outputs, artifact.outputs, strict=True)]
         self._from_dlpack = runtime().from_dlpack
         #: What every call takes after its own arrays: constants, and the panels they are packed into here.
-        self._held = self._prepared(constants) if constants else ()
+        self._held_arrays = self._prepared(constants) if constants else ()
+        self._held = tuple(map(self._view, self._held_arrays))
 
-    def _prepared(self, constants: dict[int, np.ndarray]) -> tuple[Any, ...]:
+    def _prepared(self, constants: dict[int, np.ndarray]) -> tuple[np.ndarray, ...]:
         """Pack the constants; return what a call takes of them and of their panels, in the kernel's order."""
         artifact = self.artifact
         arrays = {artifact.inputs[n].name: c.reshape(artifact.inputs[n].shape or (1,)) for n, c in constants.items()}
         panels = {a.name: _aligned(a.shape, a.dtype) for a in artifact.arguments if a.role == "panel"}
-        views = {n: self._from_dlpack(np.asarray(_Interface(a))) for n, a in (*arrays.items(), *panels.items())}
+        held = {**arrays, **panels}
         if artifact.prepare is not None:
             pack = self._module[artifact.prepare.entry]
-            _Run(self._module, pack, [views[n] for n in artifact.prepare.arguments], self.cores)()
-        return tuple(views[n] for n in artifact.launches[0].arguments if n in views)
+            _Run(self._module, pack, [self._view(held[n]) for n in artifact.prepare.arguments], self.cores)()
+        return tuple(held[n] for n in artifact.launches[0].arguments if n in held)
+
+    def _view(self, array: np.ndarray) -> Any:
+        return self._from_dlpack(np.asarray(_Interface(array)))
 
     def __call__(self, *arrays: Any, out: Any = None, **options: Any) -> Any:
         """Run the kernel.
@@ -165,12 +172,29 @@ class CpuKernel:
         self._function(*views, *self._held)
         return result
 
-    def bind(self, *arrays: Any, out: Any = None) -> tuple[Callable[[], None], Any]:
-        """Check the arrays once and return ``(run, outputs)``: each ``run()`` is one bare kernel call."""
+    def bind(self, *arrays: Any, out: Any = None, rotating_bytes: int = 0) -> tuple[Callable[[], None], Any]:
+        """Check the arrays once and return ``(run, outputs)``: each ``run()`` is one bare kernel call.
+
+        With ``rotating_bytes`` every run takes the next copy of the constants and their panels, so many that all of
+        them together have these bytes: what no cache can keep comes from behind it each time.
+        """
         views, result = self._views(arrays, out)
         # The views are made once here and hold on to the arrays' memory.
-        bound = [*(self._from_dlpack(v) for v in views), *self._held]
-        return _Run(self._module, self._function, bound, self._threads), result
+        bound = [self._from_dlpack(v) for v in views]
+        runs = [
+            _Run(self._module, self._function, [*bound, *held], self._threads)
+            for held in (self._held, *self._copies(rotating_bytes))
+        ]
+        return (runs[0] if len(runs) == 1 else _Turns(runs)), result
+
+    def _copies(self, total_bytes: int) -> list[tuple[Any, ...]]:
+        """Return more of what a call holds: with the first one ``total_bytes``, if that takes no more than it may."""
+        own_bytes = sum(a.nbytes for a in self._held_arrays)
+        count = min(_MOST_COPIES, math.ceil(total_bytes / own_bytes)) - 1 if own_bytes else 0
+        return [
+            tuple(self._view(_copied(a)) for a in self._held_arrays)  # the view owns its copy
+            for _ in range(count)
+        ]
 
     def _views(self, arrays: Sequence[Any], out: Any) -> tuple[list[np.ndarray], Any]:
         """Return the checked arguments as the kernel takes them, and what the caller gets back.
@@ -232,6 +256,18 @@ class _Run:
         if self.threads:
             threads.ready(self.threads, runtime_of_pools)
         self.function(*self.views)
+
+
+class _Turns:
+    """Bare calls that alike take turns."""
+
+    __slots__ = ("_next",)
+
+    def __init__(self, runs: Sequence[_Run]) -> None:
+        self._next = itertools.cycle(runs).__next__
+
+    def __call__(self) -> None:
+        self._next()()
 
 
 class _Typed(Protocol):
@@ -314,6 +350,12 @@ def _aligned(shape: tuple[int, ...], dtype: str) -> np.ndarray:
     raw = np.empty(size + _LINE_BYTES, np.uint8)
     start = -raw.ctypes.data % _LINE_BYTES
     return raw[start : start + size].view(dtype).reshape(shape)
+
+
+def _copied(array: np.ndarray) -> np.ndarray:
+    copy = _aligned(array.shape, str(array.dtype))
+    copy[...] = array
+    return copy
 
 
 def _as_numpy(value: Any, where: str, name: str) -> np.ndarray:
