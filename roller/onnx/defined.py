@@ -25,7 +25,7 @@ def defined(tracer: Tracer, node: onnx.NodeProto, traced: Node, scope: Scope) ->
 
     if has_lowering(traced.domain, traced.op):
         return False
-    schema: Any = tracer.schema(traced)
+    schema: Any = tracer.inference.schema(traced)
     body = None if schema is None else _definition(tracer, schema, node, traced)
     if body is None:
         return False

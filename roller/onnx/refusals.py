@@ -75,7 +75,7 @@ def behind(tracer: Tracer, node: onnx.NodeProto, traced: Node) -> None:
     from roller.onnx.control import is_control
     from roller.onnx.lowering import has_lowering
 
-    schema: Any = tracer.schema(traced)
+    schema: Any = tracer.inference.schema(traced)
     spelled = schema is not None and (schema.has_function or schema.has_context_dependent_function)
     if has_lowering(traced.domain, traced.op) or spelled or is_control(node):
         tracer.behind += 1

@@ -6,7 +6,7 @@ Since the shapes of the inputs are numbers, one pass in topological order suffic
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,26 +17,14 @@ from roller.errors import ModelError
 from roller.model.steps import Value
 from roller.onnx.evaluate import Evaluator
 from roller.onnx.graph import Node
+from roller.onnx.inference import Inference
 from roller.onnx.loading import Loaded
 from roller.onnx.ordering import in_order
 from roller.onnx.overrides import Rebatching
-from roller.onnx.types import (
-    array_value,
-    element_type,
-    onnx_dtype,
-    plain_attribute,
-    static_value,
-    tensor_type,
-    too_large,
-)
+from roller.onnx.types import array_value, plain_attribute, too_large
 
-#: Constants up to this many elements are shown to shape inference: shapes, axes, pads, sizes of parts.
-MAX_SHAPE_ELEMENTS = 4096
 #: Nodes of all bodies together once loops are unrolled.
 MAX_BODY_NODES = 50_000
-
-#: Attributes whose default onnx's inference takes for another value than the operator has: name and default.
-_FORGOTTEN = {"STFT": ("onesided", 1)}
 
 
 @dataclass
@@ -94,9 +82,9 @@ class Tracer:
     def __init__(self, loaded: Loaded, declared: Mapping[str, Value] | None = None) -> None:
         """Start with nothing."""
         self.loaded = loaded
-        self.declared = declared or {}
         self.values: dict[str, Value] = {}
         self.constants: dict[str, np.ndarray] = {}
+        self.inference = Inference(loaded, declared or {}, self.values, self.constants)
         self.nodes: list[Node] = []
         self.refused: list[str] = []
         self.behind = 0
@@ -107,11 +95,7 @@ class Tracer:
         self._labels: dict[str, int] = {}
         self._counts: dict[str, int] = {}
         self._traced = 0
-        self._seen: dict[Hashable, list[Value | None]] = {}
         self._evaluators: dict[int, Evaluator] = {}
-        self._imports = [onnx.helper.make_opsetid(d, v) for d, v in loaded.opsets.items()]
-        self._data: dict[str, onnx.TensorProto] = {}
-        self._schemas: dict[tuple[str, str, int], onnx.defs.OpSchema | None] = {}
 
     def constant(self, name: str, array: np.ndarray) -> None:
         """Enter a constant by its name of the whole."""
@@ -180,7 +164,7 @@ class Tracer:
                       scope.version(domain, self.loaded.opsets))  # fmt: skip
         if defined(self, node, traced, scope):
             return None
-        types = self._types(node, traced)
+        types = self.inference.types(node, traced)
         if isinstance(types, str):
             self.refuse(traced, types)
             return self.forget(node, scope)
@@ -282,7 +266,7 @@ class Tracer:
             return [np.array(shape[traced.attributes.get("start", 0) : traced.attributes.get("end")], np.int64)]
         if any(n and n not in self.constants for n in traced.inputs):
             return None
-        schema = self.schema(traced)
+        schema = self.inference.schema(traced)
         if (
             schema is None
             or getattr(schema, "non_deterministic", False)
@@ -295,89 +279,6 @@ class Tracer:
         if key not in self._evaluators:
             self._evaluators[key] = Evaluator(self.loaded.opsets if own else {traced.domain: traced.version})
         return self._evaluators[key](node, traced.attributes, arrays, types)
-
-    def schema(self, traced: Node) -> onnx.defs.OpSchema | None:
-        """Return what onnx knows of a node's operator, ``None`` where it knows none of this name."""
-        key = traced.domain, traced.op, traced.version
-        if key not in self._schemas:
-            try:
-                self._schemas[key] = onnx.defs.get_schema(traced.op, traced.version, traced.domain)
-            except onnx.defs.SchemaError:
-                self._schemas[key] = None
-        return self._schemas[key]
-
-    def _types(self, node: onnx.NodeProto, traced: Node) -> list[Value | None] | str:
-        """Return the types of a node's outputs (``None`` where unknown), or why the node is refused."""
-        schema = self.schema(traced)
-        declared = [self.declared.get(o) for o in node.output]
-        if schema is None:
-            if all(d is not None for d, o in zip(declared, node.output, strict=True) if o):
-                return declared
-            known = traced.domain in ("", "ai.onnx.ml") and traced.domain in self.loaded.opsets
-            where = f"operator set {traced.version}" if known else f"domain '{traced.domain}'"
-            return f"no operator of this name is known in {where}, and the model does not declare what it returns"
-        data = {n: d for n, i in zip(node.input, traced.inputs, strict=True) if n and (d := self._datum(i)) is not None}
-        if data:
-            return self._inferred(schema, node, traced, data, declared)
-        # Layers repeat: a node like one before it has results like its.
-        given = tuple((v.shape, v.dtype) if (v := self.values.get(i)) else None for i in traced.inputs)
-        told = b"".join(a.SerializeToString() for a in node.attribute)
-        key = traced.domain, traced.op, traced.version, told, given, tuple(map(bool, node.output))
-        if key in self._seen and not any(declared):
-            return self._seen[key]
-        types = self._inferred(schema, node, traced, data, declared)
-        if not isinstance(types, str):
-            self._seen[key] = types
-        return types
-
-    def _inferred(
-        self, schema: onnx.defs.OpSchema, node: onnx.NodeProto, traced: Node, data: Mapping[str, onnx.TensorProto],
-        declared: Sequence[Value | None],
-    ) -> list[Value | None] | str:  # fmt: skip
-        """Return the types of a node's outputs as onnx infers them, or why it refuses the node."""
-        given = {n: tensor_type(element_type(onnx_dtype(self.values[i].dtype)), self.values[i].shape)
-                 for n, i in zip(node.input, traced.inputs, strict=True) if n}  # fmt: skip
-        if (forgotten := _FORGOTTEN.get(node.op_type)) is not None and forgotten[0] not in traced.attributes:
-            told, node = node, onnx.NodeProto()
-            node.CopyFrom(told)
-            node.attribute.append(onnx.helper.make_attribute(*forgotten))
-        try:
-            inferred = onnx.shape_inference.infer_node_outputs(
-                schema,
-                node,
-                given,
-                dict(data),
-                opset_imports=self._imports_of(traced),
-                ir_version=self.loaded.ir_version,
-            )
-        except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError) as error:
-            return str(error).replace("[ShapeInferenceError] ", "").replace("[TypeInferenceError] ", "").strip()
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            return f"its shape cannot be inferred: {error}"
-        types: list[Value | None] = []
-        for name, own in zip(node.output, declared, strict=True):
-            value = static_value(name, inferred[name]) if name in inferred else own
-            if isinstance(value, str):
-                if "not known" not in value:
-                    return value
-                value = own
-            types.append(value)
-        return types
-
-    def _imports_of(self, traced: Node) -> list[onnx.OperatorSetIdProto]:
-        """Return the operator sets a node is of: the model's, or those of a definition."""
-        if self.loaded.opsets.get(traced.domain) == traced.version:
-            return self._imports
-        return [onnx.helper.make_opsetid(traced.domain, traced.version)]
-
-    def _datum(self, name: str) -> onnx.TensorProto | None:
-        """Return a small constant as inference takes it."""
-        array = self.constants.get(name)
-        if array is None or array.ndim > 1 or array.size > MAX_SHAPE_ELEMENTS or array.dtype.kind == "O":
-            return None
-        if name not in self._data:
-            self._data[name] = onnx.numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape))
-        return self._data[name]
 
     def _why_untyped(self, node: Node, output: str) -> str:
         inputs = [n for n in node.inputs if n and n not in self.constants]
