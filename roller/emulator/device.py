@@ -18,7 +18,9 @@ import numpy as np
 
 from roller.artifact import KernelArtifact
 from roller.emulator.emulate import Emulated
+from roller.emulator.packed import EmulatedPack, Places
 from roller.errors import EmulationError
+from roller.packed import PackedKernel
 
 #: Which stream goes on where several may: the one made first, the one made last, or any.
 POLICIES = ("first", "last", "random")
@@ -103,6 +105,29 @@ class EmulatedKernel:
         self._device.push(stream, lambda: self._emulated.launch_at(held, prepare=prepare, order=order))
 
 
+class EmulatedPackedKernel:
+    """A packed kernel on emulated memory."""
+
+    def __init__(self, device: EmulatedDevice, packed: PackedKernel) -> None:
+        self._device, self._packed, self._emulated = device, packed, EmulatedPack(packed, check=device.check)
+
+    def bind(self, places: Mapping[str, Sequence[Places]]) -> list[Callable[[Stream], None]]:
+        """Return what queues each stage."""
+        return [self._launch(n, places) for n in range(len(self._packed.stages))]
+
+    def _launch(self, number: int, places: Mapping[str, Sequence[Places]]) -> Callable[[Stream], None]:
+        sets = [places.get(m.kernel, ()) for m in self._packed.stages[number].members]
+        order = self._device.order
+
+        def run() -> None:
+            self._emulated.launch(number, sets, order=order)
+
+        def launch(stream: Stream) -> None:
+            self._device.push(stream, run)
+
+        return launch
+
+
 class EmulatedDevice:
     """The interface of ``roller.model.gpu_device`` on this machine.
 
@@ -148,6 +173,10 @@ class EmulatedDevice:
     def load(self, artifact: KernelArtifact) -> EmulatedKernel:
         """Return a kernel; it needs no image."""
         return EmulatedKernel(self, artifact)
+
+    def load_packed(self, packed: PackedKernel) -> EmulatedPackedKernel:
+        """Return a packed kernel; it needs no image."""
+        return EmulatedPackedKernel(self, packed)
 
     def upload(self, pointer: int, array: np.ndarray, stream: Stream) -> None:
         """Queue a copy from the host, of the array as it is now."""

@@ -99,7 +99,7 @@ def _viewed(steps: tuple[Step, ...], aliases: Aliases, align_bytes: int) -> tupl
     kept: list[Step] = []
     for step in steps:
         if isinstance(step, Together):
-            kept.append(Together(tuple(_viewed(lane, aliases, align_bytes) for lane in step.lanes)))
+            kept.append(replace(step, lanes=tuple(_viewed(lane, aliases, align_bytes) for lane in step.lanes)))
         elif not isinstance(step, View):
             kept.append(step)
         elif (aliases.root(step.source)[1] + step.offset_bytes) % align_bytes == 0:
@@ -138,7 +138,7 @@ def _joined(
     for step in reversed(steps):
         if isinstance(step, Together):
             lanes = (_joined(lane, aliases, movable, fixed, align_bytes) for lane in step.lanes)
-            kept.append(Together(tuple(lanes)))
+            kept.append(replace(step, lanes=tuple(lanes)))
         elif isinstance(step, Join):
             kept += reversed(_parts(step, aliases, movable, fixed, align_bytes))
         else:

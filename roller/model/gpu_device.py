@@ -9,13 +9,15 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from roller.artifact import KernelArtifact
 from roller.backends.cuda.module import Module, cupy
+from roller.backends.cuda.packed_module import PackedModule
 from roller.errors import LaunchError
+from roller.packed import PackedKernel
 
 #: Opaque to the runner: a stream, an event, a captured graph of the device.
 Stream = Any
@@ -38,6 +40,17 @@ class Kernel(Protocol):
     def prepare(self, pointers: Mapping[str, int], stream: Stream) -> None: ...  # noqa: D102
 
 
+#: Address and bytes of every argument by name, for every run of a kernel, by its key.
+PackPlaces: TypeAlias = Mapping[str, Sequence[Mapping[str, tuple[int, int]]]]
+
+
+class Packed(Protocol):
+    """A loaded packed kernel."""
+
+    def bind(self, places: PackPlaces) -> Sequence[Callable[[Stream], None]]:
+        """Return what starts its stages, in order, on these arguments."""
+
+
 class Device(Protocol):
     """A GPU. Everything that takes a stream returns at once; work of one stream is done in order, streams are not."""
 
@@ -53,6 +66,9 @@ class Device(Protocol):
 
     def load(self, artifact: KernelArtifact) -> Kernel:
         """Load a built kernel."""
+
+    def load_packed(self, packed: PackedKernel) -> Packed:
+        """Load a built packed kernel."""
 
     def upload(self, pointer: int, array: np.ndarray, stream: Stream) -> None:
         """Copy a host array; it may be changed once this returns."""
@@ -150,6 +166,10 @@ class CupyDevice:
     def load(self, artifact: KernelArtifact) -> Kernel:
         """Load a built kernel."""
         return Module(self._cp, artifact)
+
+    def load_packed(self, packed: PackedKernel) -> Packed:
+        """Load a built packed kernel."""
+        return PackedModule(self._cp, packed)
 
     def upload(self, pointer: int, array: np.ndarray, stream: Stream) -> None:
         """Copy a host array; memory that is not pinned is staged before this returns."""

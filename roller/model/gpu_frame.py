@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
 
@@ -14,8 +14,9 @@ from roller.artifact import KernelArtifact
 from roller.backends.periodic import storage_dtype
 from roller.errors import LaunchError, ModelError
 from roller.model.foreign import run_foreign
-from roller.model.gpu_device import Device, Kernel, Memory, Stream
+from roller.model.gpu_device import Device, Kernel, Memory, Packed, Stream
 from roller.model.library import FUNCTIONS
+from roller.model.packs import pack_key, runs_of_pack
 from roller.model.plan import ARENA, CONSTANT, INPUT, OUTPUT, Plan
 from roller.model.steps import Call, Copy, Foreign, Run, Step, Together
 
@@ -41,6 +42,8 @@ class Loaded:
         Memory by name, of those that calls read as they are.
     panels
         Memory by name of the argument, for every kernel and the constants it packs.
+    packs
+        Kernels of several steps, by :func:`roller.model.packs.pack_key`.
     """
 
     plan: Plan
@@ -48,6 +51,7 @@ class Loaded:
     kernels: Mapping[str, Kernel]
     constants: Mapping[str, Memory]
     panels: Mapping[PanelKey, Mapping[str, Memory]]
+    packs: Mapping[str, Packed] = field(default_factory=dict)
 
 
 def nbytes_of(shape: Sequence[int], dtype: str) -> int:
@@ -80,16 +84,15 @@ class Frame:
     def __init__(self, loaded: Loaded, device: Device) -> None:
         self._loaded, self._device = loaded, device
         program = loaded.plan.program
-        lanes = max((len(s.lanes) for s in program.steps if isinstance(s, Together)), default=1)
+        lanes = max((len(s.lanes) for s in program.steps if isinstance(s, Together) and not s.packed), default=1)
         self.stream, self._others = device.stream(), [device.stream() for _ in range(lanes - 1)]
         self._arena = device.allocate(loaded.plan.arena_bytes)
         self._ends = {
             space: [device.allocate(program.values[n].nbytes) for n in names]
             for space, names in ((INPUT, program.inputs), (OUTPUT, program.outputs))
         }
-        most = max((workspace_bytes(a) for a in loaded.artifacts.values()), default=0)
         # What runs at the same time must not share a workspace; steps of one stream may.
-        self._scratch = [device.allocate(most) for _ in range(lanes)]
+        self._scratch = [device.allocate(most) for most in _scratch_bytes(program.steps, loaded.artifacts)]
         self._work = [self._of(s, 0) for s in program.steps]
         self._graph: Any = None
         #: Why steps are launched one by one instead of as a graph; empty where there is a graph or none was wanted.
@@ -182,12 +185,32 @@ class Frame:
         if isinstance(step, Foreign):
             return self._foreign(step)
         if isinstance(step, Together):
-            return self._together(step)
+            return self._pack(step) if step.packed else self._together(step)
         raise ModelError(f"a plan: expected no step of kind {type(step).__name__}. Make the plan with memory.plan.")
 
     def _run(self, step: Run, lane: int) -> Work:
-        loaded = self._loaded
-        artifact, kernel = loaded.artifacts[step.kernel], loaded.kernels[step.kernel]
+        kernel, pointers = self._loaded.kernels[step.kernel], self._pointers(step, lane)
+        return lambda stream: kernel.launch(pointers, stream)
+
+    def _pack(self, step: Together) -> Work:
+        """Launch the kernels of all lanes together, stage by stage."""
+        loaded, packed = self._loaded, self._loaded.packs[pack_key(step)]
+        places: dict[str, list[dict[str, tuple[int, int]]]] = {}
+        for lane, run in enumerate(runs_of_pack(step)):
+            sizes = {a.name: nbytes_of(a.shape, a.dtype) for a in loaded.artifacts[run.kernel].arguments}
+            found = {name: (pointer, sizes[name]) for name, pointer in self._pointers(run, lane).items()}
+            places.setdefault(run.kernel, []).append(found)
+        works = packed.bind(places)
+
+        def work(stream: Stream) -> None:
+            for launch in works:
+                launch(stream)
+
+        return work
+
+    def _pointers(self, step: Run, lane: int) -> dict[str, int]:
+        """Return the address of everything a kernel reads and writes, by name of its argument."""
+        loaded, artifact = self._loaded, self._loaded.artifacts[step.kernel]
         pointers = {n: m.ptr for n, m in loaded.panels.get(panel_key(step, artifact), {}).items()}
         free = self._scratch[lane].ptr
         for argument in artifact.arguments:
@@ -206,7 +229,7 @@ class Frame:
                 if expected != got:
                     raise ModelError(f"{step.label}: '{name}': expected {expected} bytes, got {got}. Compile it again.")
                 pointers[argument.name] = self._address(name)[0]
-        return lambda stream: kernel.launch(pointers, stream)
+        return pointers
 
     def _copy(self, step: Copy) -> Work:
         target = self._address(step.target)[0] + step.target_offset_bytes
@@ -268,6 +291,18 @@ class Frame:
                 device.wait(end, stream)
 
         return work
+
+
+def _scratch_bytes(steps: Sequence[Step], artifacts: Mapping[str, KernelArtifact]) -> list[int]:
+    """Return the bytes of workspaces that each lane needs."""
+    most = [0]
+    for step in steps:
+        lanes = step.lanes if isinstance(step, Together) else ((step,),)
+        most += [0] * (len(lanes) - len(most))
+        for n, lane in enumerate(lanes):
+            own = (workspace_bytes(artifacts[s.kernel]) for s in lane if isinstance(s, Run))
+            most[n] = max(most[n], *own, 0)
+    return most
 
 
 def _flat(steps: Sequence[Step]) -> list[Step]:

@@ -13,8 +13,10 @@ from roller.errors import LaunchError, ModelError
 from roller.model.constants import constant_of, steps_of
 from roller.model.gpu_device import Device, Memory, Stream
 from roller.model.gpu_frame import Frame, Loaded, PanelKey, nbytes_of, panel_key
+from roller.model.packs import check_packs, pack_key, packs_of
 from roller.model.plan import CONSTANT, Plan
-from roller.model.steps import Call, Copy, Foreign, Run, reads
+from roller.model.steps import Call, Copy, Foreign, Run, Together, reads
+from roller.packed import PackedKernel
 
 
 class GpuSession:
@@ -32,6 +34,8 @@ class GpuSession:
         Where it runs.
     graphs
         Whether steps are launched as a graph where that is possible.
+    packs
+        Built kernels of the plan's packs.
 
     Raises
     ------
@@ -42,21 +46,31 @@ class GpuSession:
     """
 
     def __init__(
-        self, plan: Plan, artifacts: Mapping[str, KernelArtifact], device: Device, *, graphs: bool = True
-    ) -> None:
+        self, plan: Plan, artifacts: Mapping[str, KernelArtifact], device: Device, *, graphs: bool = True,
+        packs: Mapping[str, PackedKernel] | None = None,
+    ) -> None:  # fmt: skip
         self.plan, self._device, self._graphs = plan, device, graphs
         self._runs = [s for s in steps_of(plan.program.steps) if isinstance(s, Run)]
         missing = sorted({r.kernel for r in self._runs} - artifacts.keys())
         if missing:
             raise ModelError(f"{plan.program.name}: expected a kernel for every key, got none for {missing[:5]}.")
+        check_packs(plan.program.name, plan.program.steps, packs or {})
         used = {r.kernel: artifacts[r.kernel] for r in self._runs}
-        kernels = {key: device.load(artifact) for key, artifact in used.items()}
+        together = packs_of(plan.program.steps)
+        alone = {
+            r.kernel
+            for r in steps_of(tuple(s for s in plan.program.steps if not (isinstance(s, Together) and s.packed)))
+            if isinstance(r, Run)
+        }
+        kernels = {key: device.load(a) for key, a in used.items() if key in alone or a.prepare is not None}
+        packed = {pack_key(step): packs[pack_key(step)] for step in together} if packs else {}
+        loaded = {key: device.load_packed(p) for key, p in packed.items()}
         stream = device.stream()
         kept = self._kept(used)
         constants = {n: self._uploaded(np.asarray(plan.program.constants[n]), stream) for n in sorted(kept)}
-        self._loaded = Loaded(plan, used, kernels, constants, {})
+        self._loaded = Loaded(plan, used, kernels, constants, {}, loaded)
         panels = {key: self._packed(run, constants, stream) for key, run in self._packing(used).items()}
-        self._loaded = Loaded(plan, used, kernels, constants, panels)
+        self._loaded = Loaded(plan, used, kernels, constants, panels, loaded)
         device.synchronize(stream)
         self._free: list[Frame] = []
         self._lock = threading.Lock()

@@ -54,7 +54,7 @@ def plan_from_dict(data: Mapping[str, Any], constants: Mapping[str, np.ndarray],
 
 def _step_to_data(step: Step) -> list[Any]:
     if isinstance(step, Together):
-        return ["together", [[_step_to_data(s) for s in lane] for lane in step.lanes]]
+        return ["packed" if step.packed else "together", [[_step_to_data(s) for s in lane] for lane in step.lanes]]
     if isinstance(step, Call):
         attributes = _plain(step.attributes)
         return ["call", {**_fields(step), "attributes": attributes}]
@@ -69,8 +69,8 @@ def _fields(step: Run | View | Join | Copy | Call | Foreign) -> dict[str, Any]:
 
 def _step_from_data(data: Any) -> Step:
     kind, fields = data
-    if kind == "together":
-        return Together(tuple(tuple(_step_from_data(s) for s in lane) for lane in fields))
+    if kind in ("together", "packed"):
+        return Together(tuple(tuple(_step_from_data(s) for s in lane) for lane in fields), kind == "packed")
     given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
     if kind == "call":
         return Call(**{**given, "attributes": _unplain(fields["attributes"])})

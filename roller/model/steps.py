@@ -132,9 +132,18 @@ class Foreign:
 
 @dataclass(frozen=True)
 class Together:
-    """Lanes that run at the same time, each a sequence of steps: no lane reads what another one writes."""
+    """Lanes that run at the same time, each a sequence of steps: no lane reads what another one writes.
+
+    Parameters
+    ----------
+    lanes
+        The steps of each.
+    packed
+        Whether every lane is one kernel, and all of them are one launch (:mod:`roller.model.packs`).
+    """
 
     lanes: tuple[tuple[Step, ...], ...]
+    packed: bool = False
 
 
 Step: TypeAlias = "Run | View | Join | Copy | Call | Foreign | Together"

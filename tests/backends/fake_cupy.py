@@ -129,7 +129,7 @@ class Function:
         self.name, self.ptr = name, 7
 
     def __call__(self, grid, block, args, shared_mem=0, stream=None, enable_cooperative_groups=False):
-        assert all(isinstance(a, np.uint64) for a in args)
+        assert all(isinstance(a, np.uint64) or (isinstance(a, np.ndarray) and a.size == 1) for a in args)
         run = lambda: KERNELS[self.name](*args)  # noqa: E731
         LAUNCHES.append((self.name, grid, block, shared_mem, stream.ptr))
         if stream.captured is not None:

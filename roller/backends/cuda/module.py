@@ -95,15 +95,9 @@ class Module:
 
     def _function(self, cp: Any, launch: Launch) -> Any:
         function = self._image.get_function(launch.entry)
-        # On HIP all scratchpad may be dynamic without asking, and nothing is carved out.
-        if getattr(cp.cuda.runtime, "is_hip", False):
-            return function
-        if launch.dynamic_shared_bytes > _DEFAULT_SHARED_BYTES:
-            cp.cuda.driver.funcSetAttribute(function.ptr, _MAX_DYNAMIC_SHARED, launch.dynamic_shared_bytes)
-        percent = _carveout(cp, self.artifact, launch)
-        if percent:
-            with contextlib.suppress(RuntimeError):  # a preference: a driver that refuses it still runs the kernel
-                cp.cuda.driver.funcSetAttribute(function.ptr, _PREFERRED_CARVEOUT, percent)
+        blocks = int(self.artifact.estimate.get("terms", {}).get("blocks_per_unit", 0))
+        static = int(self.artifact.build.get("static_shared_bytes", 0)) if _is_static(launch) else 0
+        allow_scratchpad(cp, function, launch.dynamic_shared_bytes, launch.dynamic_shared_bytes + static, blocks)
         return function
 
     def launch(self, pointers: Mapping[str, int], stream: Any) -> None:
@@ -123,14 +117,34 @@ class Module:
         _start(self._first, pointers, stream)
 
 
-def _carveout(cp: Any, artifact: KernelArtifact, launch: Launch) -> int:
-    """Return the percentage of the scratchpad that the blocks the estimate counts on need; 0 where it is not known.
+def allow_scratchpad(cp: Any, function: Any, dynamic_bytes: int, used_bytes: int, blocks: int) -> None:
+    """Ask the driver for the scratchpad of a kernel: what a block takes, and that of all blocks of a unit.
+
+    Parameters
+    ----------
+    cp, function
+        CuPy, and the loaded kernel.
+    dynamic_bytes, used_bytes
+        Dynamic scratchpad of a block, and all of it.
+    blocks
+        Resident blocks that the estimate counts on; 0 where that is not known.
+    """
+    # On HIP all scratchpad may be dynamic without asking, and nothing is carved out.
+    if getattr(cp.cuda.runtime, "is_hip", False):
+        return
+    if dynamic_bytes > _DEFAULT_SHARED_BYTES:
+        cp.cuda.driver.funcSetAttribute(function.ptr, _MAX_DYNAMIC_SHARED, dynamic_bytes)
+    percent = _carveout(cp, used_bytes, blocks)
+    if percent:
+        with contextlib.suppress(RuntimeError):  # a preference: a driver that refuses it still runs the kernel
+            cp.cuda.driver.funcSetAttribute(function.ptr, _PREFERRED_CARVEOUT, percent)
+
+
+def _carveout(cp: Any, used: int, blocks: int) -> int:
+    """Return the percentage of the scratchpad that so many blocks of so many bytes need; 0 where it is not known.
 
     Left to itself the driver sizes the scratchpad for fewer blocks than the estimate may count on.
     """
-    blocks = int(artifact.estimate.get("terms", {}).get("blocks_per_unit", 0))
-    static = int(artifact.build.get("static_shared_bytes", 0)) if _is_static(launch) else 0
-    used = launch.dynamic_shared_bytes + static
     if blocks < 1 or not used:
         return 0
     capacity, reserved = _attribute(cp, _UNIT_SHARED), _attribute(cp, _RESERVED_SHARED)
