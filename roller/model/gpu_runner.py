@@ -57,11 +57,8 @@ class GpuSession:
         check_packs(plan.program.name, plan.program.steps, packs or {})
         used = {r.kernel: artifacts[r.kernel] for r in self._runs}
         together = packs_of(plan.program.steps)
-        alone = {
-            r.kernel
-            for r in steps_of(tuple(s for s in plan.program.steps if not (isinstance(s, Together) and s.packed)))
-            if isinstance(r, Run)
-        }
+        single = [s for s in plan.program.steps if not (isinstance(s, Together) and s.packed)]
+        alone = {s.kernel for s in steps_of(single) if isinstance(s, Run)}
         kernels = {key: device.load(a) for key, a in used.items() if key in alone or a.prepare is not None}
         packed = {pack_key(step): packs[pack_key(step)] for step in together} if packs else {}
         loaded = {key: device.load_packed(p) for key, p in packed.items()}

@@ -45,8 +45,9 @@ def cells(count: int = 3, width: int = 32) -> Program:
 
 def session(program: Program, device, **options) -> GpuSession:
     artifacts = gpu.kernels(program)
+    both = {k: artifacts[k] for k in ("product", "tanh")}
     packs = {"product": pack({"product": artifacts["product"]}, {"product": 4}),
-             "product+tanh": pack({k: artifacts[k] for k in ("product", "tanh")}, {"product": 1, "tanh": 1})}  # fmt: skip
+             "product+tanh": pack(both, {"product": 1, "tanh": 1})}  # fmt: skip
     return GpuSession(plan(program, value_align_bytes=16), artifacts, device, packs=packs, **options)
 
 
