@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 from roller.artifact import Argument, KernelArtifact, Launch
 from roller.backends.cpu.launcher import runtime
 from roller.errors import ArtifactError, LaunchError
+from roller.scratch import scratch_folder
 
 #: Prefix of the symbol of a function in a library of TVM.
 _SYMBOL = "__tvm_ffi_"
@@ -208,7 +208,7 @@ def load_kernel(code: KernelCode, library: bytes, launch: int | None = None) -> 
         Where it cannot be loaded here.
     """
     ffi = runtime()
-    with tempfile.TemporaryDirectory(prefix="roller-", ignore_cleanup_errors=True) as folder:
+    with scratch_folder() as folder:
         path = Path(folder, "kernel.so")
         path.write_bytes(library)
         try:

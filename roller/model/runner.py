@@ -12,7 +12,6 @@ import secrets
 import shutil
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 from roller.backends.cpu.launcher import runtime_of_pools
 from roller.errors import BuildError, LaunchError
 from roller.runtime.cache_location import cache_folder
+from roller.scratch import scratch_folder
 
 SOURCE, POOL = (Path(__file__).with_name(name) for name in ("runner.c", "pool.h"))
 _COMPILERS = ("cc", "gcc", "clang", "g++", "c++")
@@ -94,7 +94,7 @@ def load_runner(image: bytes) -> Runner:
     """
     library, _ = runtime_of_pools()
     names = ("TVMFFIErrorMoveFromRaised", "TVMFFIObjectDecRef")
-    with tempfile.TemporaryDirectory(prefix="roller-", ignore_cleanup_errors=True) as folder:
+    with scratch_folder() as folder:
         path = Path(folder, "runner.so")
         path.write_bytes(image)
         try:
@@ -142,7 +142,7 @@ def _compiled() -> bytes:
             f"the native runner: expected one of {list(_COMPILERS)} on PATH, found none. Install a C compiler; running "
             "a saved model needs none."
         )
-    with tempfile.TemporaryDirectory(prefix="roller-") as folder:
+    with scratch_folder() as folder:
         library = Path(folder, "runner.so")
         command = [compiler, *_FLAGS, "-o", str(library), str(SOURCE)]
         done = subprocess.run(command, capture_output=True, text=True)

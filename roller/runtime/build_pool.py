@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from roller.runtime.records import Record
+from roller.scratch import scratch_folder
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -76,24 +77,23 @@ def build_all(
     running: dict[str, _Job] = {}
     done: dict[str, BuildResult[R]] = {}
     # The children's temporary files live here, so that those of a killed build are removed as well.
-    folder = tempfile.TemporaryDirectory(prefix="roller-build-", ignore_cleanup_errors=True)
-    try:
-        while waiting or running:
-            while waiting and len(running) < limit:
-                name, job = waiting.pop(0)
-                running[name] = _start(build, job, folder.name)
-            multiprocessing.connection.wait([j.connection for j in running.values()], timeout=_POLL_S)
-            for name, current in list(running.items()):
-                result: BuildResult[R] | None = _collect(name, current, timeout_s)
-                if result is not None:
-                    del running[name]
-                    done[name] = result
-                    if on_result is not None:
-                        on_result(result.record)
-    finally:
-        for current in running.values():
-            _stop(current)
-        folder.cleanup()
+    with scratch_folder("build-") as folder:
+        try:
+            while waiting or running:
+                while waiting and len(running) < limit:
+                    name, job = waiting.pop(0)
+                    running[name] = _start(build, job, folder)
+                multiprocessing.connection.wait([j.connection for j in running.values()], timeout=_POLL_S)
+                for name, current in list(running.items()):
+                    result: BuildResult[R] | None = _collect(name, current, timeout_s)
+                    if result is not None:
+                        del running[name]
+                        done[name] = result
+                        if on_result is not None:
+                            on_result(result.record)
+        finally:
+            for current in running.values():
+                _stop(current)
     return {name: done[name] for name in jobs}
 
 

@@ -12,7 +12,6 @@ import functools
 import importlib.util
 import itertools
 import math
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,6 +24,7 @@ from roller.backends.constants import constant_arrays
 from roller.backends.cpu import threads
 from roller.backends.dtypes import host_remedy, numpy_dtype
 from roller.errors import LaunchError, counted
+from roller.scratch import scratch_folder
 
 _RUNTIME = "libtvm_runtime.so"
 #: Kinds of NumPy's own numbers, which DLPack carries; bfloat16 of ml_dtypes is of kind "V".
@@ -376,7 +376,7 @@ def _as_numpy(value: Any, where: str, name: str) -> np.ndarray:
 def _load(binary: bytes, entry: str) -> tuple[Any, Any]:
     """Load a library from memory; its temporary file is gone when this returns."""
     ffi = runtime()
-    with tempfile.TemporaryDirectory(prefix="roller-", ignore_cleanup_errors=True) as folder:
+    with scratch_folder() as folder:
         path = Path(folder, "kernel.so")
         path.write_bytes(binary)
         try:

@@ -6,13 +6,13 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from roller.artifact import KernelArtifact
 from roller.errors import BuildError
+from roller.scratch import scratch_folder
 
 _INSTALL = "Install the package 'hipcc' (Debian, Ubuntu, ROCm) and put hipcc on PATH"
 
@@ -146,7 +146,7 @@ def compile_source(source: str, arch: str, options: Sequence[str] = ()) -> tuple
         Where hipcc is missing, takes too long, or with its errors.
     """
     compiler = find()
-    with tempfile.TemporaryDirectory(prefix="roller-hip-") as folder:
+    with scratch_folder("hip-") as folder:
         path, target = Path(folder, "kernel.hip.cpp"), Path(folder, "kernel.co")
         path.write_text(source, encoding="utf-8")
         command = [compiler, "--genco", f"--offload-arch={arch}", "-O3", "-w", "-fno-caret-diagnostics",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from roller.codegen.cpu.nest import Stmt
 from roller.errors import BuildError
+from roller.scratch import scratch_folder
 from roller.te.compat import tirx, tvm
 
 ENTRY = "main"
@@ -52,7 +52,7 @@ def build_library(module: Any, mcpu: str, cores: int) -> bytes:
         Where TVM refuses the program, or no C compiler is on PATH to link with.
     """
     target = tvm.target.Target({"kind": "llvm", "mcpu": mcpu, "num-cores": cores})
-    with tempfile.TemporaryDirectory(prefix="roller-") as folder:
+    with scratch_folder() as folder:
         object_file, library = Path(folder, "kernel.o"), Path(folder, "kernel.so")
         try:
             runtime_module = tvm.tirx.build(module, target=target)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import platform
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +17,7 @@ from roller.errors import BuildError, LaunchError
 from roller.hardware import DeviceSpec
 from roller.probing.measured import Measured, best_of
 from roller.probing.registry import microbench_folder
+from roller.scratch import scratch_folder
 
 #: Optimised as the code generator's backend would, vectors as wide as asked for, no traps and no ``errno`` in the way.
 FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared",
@@ -82,16 +83,16 @@ class CpuSession:
         self.processors = one_per_core(spec.units)
         #: Fastest clock seen: the first probe sets it, the others count cycles with it.
         self.clock_hz, self.clocked = spec.clock_hz, False
-        self._folder = tempfile.TemporaryDirectory(prefix="roller-probe-", ignore_cleanup_errors=True)
+        self._open = contextlib.ExitStack()
         #: Where libraries are built; gone with the session.
-        self.folder = Path(self._folder.name)
+        self.folder = Path(self._open.enter_context(scratch_folder("probe-")))
         self._blocks: dict[tuple[str, int, bool], list[int]] = {}
         sources = [p for p in sorted((microbench_folder() / "cpu").glob("*.c")) if p.stem != "launch"]
         flags = [f"-DVECTOR_BYTES={4 * spec.teu.lanes}"]
         try:
             self.library = ctypes.CDLL(str(build(sources, self.folder / "probes.so", flags)))
         except BaseException:
-            self._folder.cleanup()
+            self._open.close()
             raise
         self.library.probe_block.restype = ctypes.c_void_p
         self.library.probe_block.argtypes = [ctypes.c_long, ctypes.c_int]
@@ -105,7 +106,7 @@ class CpuSession:
             for address in addresses:
                 self.library.probe_unblock(address, size)
         self._blocks.clear()
-        self._folder.cleanup()
+        self._open.close()
 
     @property
     def cores(self) -> int:

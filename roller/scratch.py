@@ -1,0 +1,68 @@
+"""Temporary folders that do not stay where a process was killed: the next one that needs a folder removes them.
+
+A folder holds a file that whoever fills it has locked. The kernel releases the lock with the last process that has the
+file open: also with a build that outlived its parent, also where containers share the folder of temporary files. What
+has no such file is nobody's business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+_PREFIX, _LOCK = "roller-scratch-", ".roller-scratch"
+#: A folder is left alone for so long (seconds): its file is made before it is locked.
+_YOUNG_S = 60.0
+
+
+@contextlib.contextmanager
+def scratch_folder(purpose: str = "") -> Iterator[str]:
+    """Yield a new temporary folder, which is removed at the end.
+
+    Parameters
+    ----------
+    purpose
+        Part of its name, for people: ``"build-"``.
+
+    Yields
+    ------
+    str
+        Its path.
+    """
+    remove_abandoned(tempfile.gettempdir())
+    with tempfile.TemporaryDirectory(prefix=_PREFIX + purpose, ignore_cleanup_errors=True) as folder:
+        held = os.open(Path(folder, _LOCK), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            with contextlib.suppress(OSError):  # without locks nobody removes anything either
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield folder
+        finally:
+            os.close(held)
+
+
+@functools.cache
+def remove_abandoned(where: str) -> None:
+    """Remove folders of this user that nobody holds any more; once per process."""
+    with contextlib.suppress(OSError):
+        for path in Path(where).glob(f"{_PREFIX}*"):
+            with contextlib.suppress(OSError):
+                _remove(path)
+
+
+def _remove(path: Path) -> None:
+    state = path.lstat()
+    if path.is_symlink() or state.st_uid != os.getuid() or time.time() - state.st_mtime < _YOUNG_S:
+        return
+    held = os.open(path / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(path, ignore_errors=True)
+    finally:
+        os.close(held)

@@ -1,0 +1,63 @@
+"""Temporary folders: gone at the end, and gone after a kill as soon as the next process needs one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from roller.scratch import remove_abandoned, scratch_folder
+
+ROOT = Path(__file__).resolve().parent.parent
+_KILLED = """
+import os, signal
+from roller.scratch import scratch_folder
+with scratch_folder("killed-") as folder:
+    open(folder + "/kernel.o", "w").close()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def where(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    remove_abandoned.cache_clear()
+    yield tmp_path
+    remove_abandoned.cache_clear()
+
+
+def aged(folder):
+    past = time.time() - 1000
+    os.utime(folder, (past, past))
+
+
+def test_a_folder_is_gone_at_the_end_whatever_happens(where):
+    with pytest.raises(ValueError, match="in it"), scratch_folder("a-") as folder:
+        Path(folder, "x").write_text("")
+        raise ValueError("in it")
+    assert list(where.iterdir()) == []
+
+
+def test_what_a_killed_process_left_goes_and_nothing_else(where):
+    environment = {**os.environ, "TMPDIR": str(where), "PYTHONPATH": str(ROOT)}
+    assert subprocess.run([sys.executable, "-c", _KILLED], env=environment).returncode == -signal.SIGKILL
+    (left,) = where.iterdir()
+    assert (left / "kernel.o").exists()
+    for name in ("roller-scratch-mine", "roller-checkout"):  # no lock of ours in them
+        (where / name).mkdir()
+        aged(where / name)
+    with scratch_folder():
+        assert left.exists()  # it might be new, and not locked yet
+    aged(left)
+    with scratch_folder() as held:
+        remove_abandoned.cache_clear()
+        aged(held)
+        with scratch_folder():
+            assert not left.exists() and Path(held).exists()
+    assert {p.name for p in where.iterdir()} == {"roller-scratch-mine", "roller-checkout"}
