@@ -243,8 +243,10 @@ def _print(made: CompiledModel, out: Path | None) -> None:
     screen.print(f"{len(rows)} kernels in {len(program.steps)} steps: {origins}. {took}.", soft_wrap=True)
     screen.print(f"predicted {seconds(total)} a call, {made.plan.arena_bytes / 1e6:.2f} MB beside inputs and outputs")
     if out is not None:
-        here = f"python -m roller.model.bundle run {out} --json r.json" if made.spec.kind == "gpu" else ""
-        screen.print(f"{out}: written. Run it: {here or f'roller run-model {out}'}", soft_wrap=True)
+        elsewhere = made.spec.kind == "gpu" and not made.runs_here
+        run = f"python -m roller.model.bundle run {out} --json r.json" if elsewhere else f"roller run-model {out}"
+        where = f" on a machine with a {made.spec.name}" if elsewhere else ""
+        screen.print(f"{out}: written. Run it{where}: {run}", soft_wrap=True)
 
 
 def _rest(rows: Sequence[Mapping[str, Any]], total: float) -> float:

@@ -19,8 +19,8 @@ from roller.cli.common import JsonOption, check_writable, console, first_line, p
 from roller.errors import ArtifactError
 
 if TYPE_CHECKING:
+    from roller.model.calls import ModelCalls
     from roller.model.profile import Profile
-    from roller.model.session import Session
 
 #: Steps shown, those that take most first.
 _SHOWN = 20
@@ -31,6 +31,9 @@ InputsOption = Annotated[
 ]
 OutputsOption = Annotated[Path | None, typer.Option("--outputs", metavar="Y.npz", help="Where results are written.")]
 RepeatsOption = Annotated[int, typer.Option("--repeats", min=1, help="Calls that are timed.")]
+DeviceOption = Annotated[
+    str | None, typer.Option("--device", "-d", help="'cuda:N' or 'rocm:N' for a model of a GPU; number 0 when absent.")
+]
 ProfileOption = Annotated[bool, typer.Option("--profile", help="Time every step: predicted beside measured.")]
 
 
@@ -40,13 +43,14 @@ def run_model_command(
     outputs: OutputsOption = None,
     repeats: RepeatsOption = 10,
     profile: ProfileOption = False,
+    device: DeviceOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a compiled model on this machine and print the median time of a call."""
     if outputs is not None:
         check_writable(outputs)
     start = time.perf_counter()
-    session = roller.load_model(folder)
+    session = roller.load_model(folder, device=device)
     loaded_s = time.perf_counter() - start
     feeds = _read(inputs) if inputs is not None else _random(session)
     results = session.run(feeds)
@@ -69,13 +73,13 @@ def run_model_command(
         screen.print(f"{name}: {array.dtype} {list(array.shape)}")
 
 
-def _timed(session: Session, feeds: Mapping[str, np.ndarray]) -> float:
+def _timed(session: ModelCalls, feeds: Mapping[str, np.ndarray]) -> float:
     start = time.perf_counter()
     session.run(feeds)
     return time.perf_counter() - start
 
 
-def _random(session: Session) -> Mapping[str, np.ndarray]:
+def _random(session: ModelCalls) -> Mapping[str, np.ndarray]:
     from roller.model.profile import random_feeds
 
     program = session.plan.program

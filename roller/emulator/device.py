@@ -7,10 +7,11 @@ between guards.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,6 +50,10 @@ class Memory:
         rest = np.concatenate((self._raw[: self._start], self._raw[self._start + self.nbytes :]))
         if (rest != _GUARD).any():
             raise EmulationError(f"emulated device: something was written around memory of {self.nbytes} bytes.")
+
+
+class DeviceArray(np.ndarray):
+    """An array on the emulated device, as a caller has it: NumPy's, but not in host memory."""
 
 
 @dataclass(eq=False)
@@ -146,7 +151,7 @@ class EmulatedDevice:
     """
 
     xp = np
-    hip = False
+    needs_images = False
 
     def __init__(
         self, policy: str = "random", seed: int = 0, *, order: str = "forward", check: bool = True, arch: str = "sm_90"
@@ -158,6 +163,8 @@ class EmulatedDevice:
         self._streams: list[Stream] = []
         self._memories: list[Memory] = []
         self._nodes: list[Work] | None = None
+        #: The stream a caller works in.
+        self.current = self.stream()
         #: Kernels, copies and calls that were done.
         self.executed = 0
 
@@ -170,13 +177,47 @@ class EmulatedDevice:
         self._memories.append(Memory(nbytes))
         return self._memories[-1]
 
-    def load(self, artifact: KernelArtifact) -> EmulatedKernel:
+    def load(self, artifact: KernelArtifact) -> Any:
         """Return a kernel; it needs no image."""
         return EmulatedKernel(self, artifact)
 
     def load_packed(self, packed: PackedKernel) -> EmulatedPackedKernel:
         """Return a packed kernel; it needs no image."""
         return EmulatedPackedKernel(self, packed)
+
+    @contextlib.contextmanager
+    def entered(self, arrays: Sequence[Any] = ()) -> Iterator[Stream]:
+        """Yield the stream a caller works in."""
+        del arrays
+        yield self.current
+
+    def holds(self, value: Any) -> bool:
+        """Whether a caller's array lies on the device."""
+        return isinstance(value, DeviceArray)
+
+    def viewed(self, value: Any, where: str) -> Any:
+        """Return a caller's array."""
+        del where
+        return value
+
+    def contiguous(self, array: Any) -> Any:
+        """Return an array as a contiguous one, which is filled in the caller's stream."""
+        if array.flags.c_contiguous:
+            return array
+        out = self.made(array.shape, array.dtype.name)
+        self.push(self.current, lambda: np.copyto(out, array))
+        return out
+
+    def made(self, shape: Sequence[int], dtype: str, like: Sequence[Any] = ()) -> DeviceArray:
+        """Return a new array on the device, not initialised; bfloat16 as its bits."""
+        del like
+        stored = np.dtype(np.uint16 if dtype == "bfloat16" else dtype)
+        memory = self.allocate(int(np.prod(shape, dtype=np.int64)) * stored.itemsize)
+        return memory.data.view(stored).reshape(tuple(shape)).view(DeviceArray)
+
+    def address(self, array: Any) -> int:
+        """Return the address of an array."""
+        return int(array.ctypes.data)
 
     def upload(self, pointer: int, array: np.ndarray, stream: Stream) -> None:
         """Queue a copy from the host, of the array as it is now."""
@@ -269,7 +310,7 @@ class EmulatedDevice:
         EmulationError
             Where it waits for what never happens, or memory was written where nothing is.
         """
-        while stream.queue:
+        while stream.queue or not all(w.done for w in stream.waits):
             ready = [s for s in self._streams if s.queue and all(w.done for w in s.queue[0].after)]
             if not ready:
                 raise EmulationError("emulated device: streams wait for each other.")

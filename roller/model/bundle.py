@@ -10,13 +10,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from roller.errors import LaunchError
 from roller.runtime.bundle_command import run_command, say
-
-if TYPE_CHECKING:
-    from roller.model.gpu_device import Device
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -35,30 +31,16 @@ def _parser() -> argparse.ArgumentParser:
 def _run(arguments: argparse.Namespace) -> int:
     from roller.model.bundle_run import run_bundle
     from roller.model.gpu_bundle import ModelBundle
+    from roller.model.gpu_device import open_device
 
     if arguments.samples < 1:
         raise LaunchError(f"--samples: expected at least 1, got {arguments.samples}.")
-    arch = ModelBundle(arguments.bundle).arch
-    device = _device(arguments.device, arch)
+    device = open_device(arguments.device, ModelBundle(arguments.bundle).arch)
     results = run_bundle(arguments.bundle, arguments.json, device, samples=arguments.samples, say=say)
     say(f"{results['model']} on {results['device']}: {'right and timed' if results['ok'] else 'not right'}")
     if arguments.device == "emulated":
         say("times are those of an emulator and mean nothing")
     return 0 if results["ok"] else 1
-
-
-def _device(text: str, arch: str) -> Device:
-    """Return the device of a name."""
-    kind, _, number = text.partition(":")
-    if kind == "emulated":
-        from roller.emulator.device import EmulatedDevice
-
-        return EmulatedDevice(arch=arch, check=False)
-    if kind not in ("cuda", "rocm") or not (number or "0").isdecimal():
-        raise LaunchError(f"--device: expected 'cuda:N', 'rocm:N' or 'emulated', got '{text}'.")
-    from roller.model.gpu_device import CupyDevice
-
-    return CupyDevice(int(number or 0))
 
 
 def _verify(arguments: argparse.Namespace) -> int:

@@ -12,17 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from roller.backends.build import build
 from roller.backends.periodic import values_of
-from roller.errors import ArtifactError, LaunchError
-from roller.model.gpu_bundle import ModelBundle
+from roller.errors import ArtifactError
+from roller.model.gpu_bundle import ModelBundle, load_bundle
 from roller.model.gpu_device import Device
-from roller.model.gpu_runner import GpuSession
 from roller.model.plan import Plan
 from roller.model.steps import Call, Copy, Foreign, Run, Step, Together
 from roller.runtime.bundle_format import checksum, read_checked
 from roller.runtime.bundle_journal import JournalFile
-from roller.runtime.devices import same_arch
 
 FORMAT, VERSION = "roller-model-results", 1
 #: What is done, in order; each phase is one row of the journal.
@@ -63,11 +60,7 @@ def run_bundle(
         Where the device is not what the bundle was built for.
     """
     bundle, properties = ModelBundle(folder), device.properties()
-    if not same_arch(properties["arch"], bundle.arch):
-        raise LaunchError(
-            f"{folder}: built for {bundle.device} ({bundle.arch}), the device is {properties['name']} "
-            f"({properties['arch']}). Compile the model for its spec."
-        )
+    bundle.check_device(properties)
     header = {"bundle": bundle.checksum, "device": properties["name"], "samples": samples}
     done: dict[str, Any] = {}
     if out.exists():
@@ -105,12 +98,10 @@ class _Subject:
 
     def __init__(self, bundle: ModelBundle, device: Device, samples: int) -> None:
         self._bundle, self._samples = bundle, samples
-        plan = bundle.plan()
-        artifacts = {k: a if a.binary is not None else build(a) for k, a in bundle.artifacts().items()}
-        self._session = GpuSession(plan, artifacts, device)
+        self._session = load_bundle(bundle.folder, device)
         self._frame = self._session.frame()
         self._expected = bundle.expected()
-        self._frame.upload(self._session.checked(self._feeds(plan)))
+        self._frame.upload(self._feeds(self._session.plan))
 
     def _feeds(self, plan: Plan) -> list[np.ndarray]:
         """Return the first inputs there are expected results of; zeros where there are none."""
@@ -123,11 +114,10 @@ class _Subject:
         """Compare the outputs with what is expected, launched step by step and as a graph."""
         program, rows = self._session.plan.program, []
         for number, expected in enumerate(self._expected):
-            arrays = self._session.checked(list(expected.feeds))
             for way in ("steps", "graph"):
                 if way == "graph" and not self._frame.capture():
                     continue
-                self._frame.upload(arrays)
+                self._frame.upload(expected.feeds)
                 (self._frame.launch if way == "steps" else self._frame.replay)()
                 for name, got, wanted in zip(program.outputs, self._frame.download(), expected.outputs, strict=True):
                     dtype = program.values[name].dtype
@@ -150,8 +140,8 @@ class _Subject:
         """Time every step, launched one by one."""
         plan, count = self._session.plan, max(1, min(self._samples, 20))
         times = self._frame.profile(count)
-        rows = [{"step": step_label(s), "measured_s": t, "predicted_s": predicted_s(s, plan)}
-                for s, t in zip(plan.program.steps, times, strict=True)]  # fmt: skip
+        rows = [{"step": step_label(s), "measured_s": times[id(s)], "predicted_s": predicted_s(s, plan)}
+                for s in plan.program.steps]  # fmt: skip
         return {"steps": rows, "samples": count}
 
     def _timed(self, run: Callable[[], None]) -> dict[str, Any]:

@@ -91,7 +91,11 @@ class Feeds:
                 f"got {len(arrays)}. "
                 "Call run(arrays in order), run({name: array}), or run([output names], {name: array})."
             )
-        return [a if _fits(a, slot) else slot.input(a, self.name) for a, slot in zip(arrays, self.inputs, strict=True)]
+        return [a if _fits(a, slot) else self.taken(a, slot) for a, slot in zip(arrays, self.inputs, strict=True)]
+
+    def taken(self, array: Any, slot: Slot) -> Any:
+        """Return one array of a caller, checked; a copy where it is not contiguous."""
+        return slot.input(array, self.name)
 
     def made(self) -> list[np.ndarray]:
         """Return new arrays for all outputs."""
@@ -112,16 +116,7 @@ class Feeds:
         LaunchError
             Where an array does not fit, or overlaps another one.
         """
-        found: dict[int, Any] = {}
-        if isinstance(out, Mapping):
-            found = {self.number(name): array for name, array in out.items()}
-        else:
-            listed = out if isinstance(out, (tuple, list)) else (out,)
-            if len(listed) != len(self.outputs):
-                raise LaunchError(
-                    f"{self.name}: argument 'out': expected {counted(len(self.outputs), 'array')}, got {len(listed)}."
-                )
-            found = dict(enumerate(listed))
+        found = self.numbered(out)
         taken = list(zip((s.name for s in self.inputs), inputs, strict=True))
         arrays = []
         for n, slot in enumerate(self.outputs):
@@ -138,6 +133,23 @@ class Feeds:
             taken.append((slot.name, array))
             arrays.append(array)
         return arrays
+
+    def numbered(self, out: Any) -> dict[int, Any]:
+        """Return the caller's output arrays, as they are, by the number of the output.
+
+        Raises
+        ------
+        LaunchError
+            Where their count is another one, or a name is none of an output.
+        """
+        if isinstance(out, Mapping):
+            return {self.number(name): array for name, array in out.items()}
+        listed = out if isinstance(out, (tuple, list)) else (out,)
+        if len(listed) != len(self.outputs):
+            raise LaunchError(
+                f"{self.name}: argument 'out': expected {counted(len(self.outputs), 'array')}, got {len(listed)}."
+            )
+        return dict(enumerate(listed))
 
     def number(self, name: str) -> int:
         """Return the number of an output.

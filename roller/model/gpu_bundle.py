@@ -12,18 +12,24 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from roller.artifact import KernelArtifact
-from roller.errors import ArtifactError
+from roller.backends.build import build
+from roller.errors import ArtifactError, LaunchError
 from roller.model.arrays import ArrayReader, ArrayWriter
 from roller.model.constants import steps_of
 from roller.model.plan import CONSTANT, Plan
 from roller.model.plan_data import plan_from_dict, plan_to_dict
 from roller.model.steps import reads
 from roller.runtime.bundle_format import MANIFEST, pack, read_checked, unpack, whole_folder, write_manifest
+from roller.runtime.devices import same_arch
+
+if TYPE_CHECKING:
+    from roller.model.gpu_device import Device
+    from roller.model.gpu_runner import GpuSession
 
 FORMAT, VERSION = "roller-model-bundle", 1
 _PLAN, _KERNELS, _ARRAYS = "plan.json", "kernels.xz", "arrays.bin"
@@ -140,6 +146,20 @@ class ModelBundle:
                 f"{folder / MANIFEST}: a field is missing or malformed ({err!r}). Copy it again."
             ) from err
 
+    def check_device(self, properties: Mapping[str, Any]) -> None:
+        """Refuse a device of another architecture than the kernels.
+
+        Raises
+        ------
+        LaunchError
+            Where it is one.
+        """
+        if not same_arch(properties["arch"], self.arch):
+            raise LaunchError(
+                f"{self.folder}: built for {self.device} ({self.arch}), the device is {properties['name']} "
+                f"({properties['arch']}). Compile the model for its spec."
+            )
+
     def plan(self) -> Plan:
         """Return the plan with its constants, which are mapped from the file."""
         constants = {str(name): self._arrays.get(row) for name, row in self.manifest["constants"]}
@@ -169,6 +189,39 @@ class ModelBundle:
         if hashlib.sha256(data).hexdigest() != self.manifest["files"].get(name):
             raise ArtifactError(f"{path}: checksum does not match the manifest. Copy the bundle again.")
         return data
+
+
+def load_bundle(folder: Path, device: str | Device | None = None) -> GpuSession:
+    """Return a bundle's model, ready to run on a GPU of this machine; kernels without an image are built.
+
+    Parameters
+    ----------
+    folder
+        The bundle.
+    device
+        ``"cuda:N"``, ``"rocm:N"`` or ``"emulated"``, or an open one; number 0 of the kernels' kind by default.
+
+    Raises
+    ------
+    ArtifactError
+        Where the bundle is damaged.
+    LaunchError
+        Where there is no such device, or it is of another architecture than the kernels.
+    BuildError
+        Where a kernel has to be built, and there is no toolchain.
+    """
+    from roller.model.gpu_device import open_device
+    from roller.model.gpu_runner import GpuSession
+
+    bundle = ModelBundle(folder)
+    if device is None:
+        device = "rocm:0" if bundle.manifest["target"].get("language") == "hip" else "cuda:0"
+    opened = open_device(device, bundle.arch) if isinstance(device, str) else device
+    bundle.check_device(opened.properties())
+    artifacts = bundle.artifacts()
+    if opened.needs_images:
+        artifacts = {k: a if a.binary is not None else build(a) for k, a in artifacts.items()}
+    return GpuSession(bundle.plan(), artifacts, opened, built_for=bundle.device, target=bundle.manifest["target"])
 
 
 def is_model_bundle(folder: Path) -> bool:

@@ -8,16 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from roller.artifact import KernelArtifact
+from roller.backends.cuda.launcher import as_cupy, device_view, is_torch
 from roller.backends.cuda.module import Module, cupy
 from roller.backends.cuda.packed_module import PackedModule
+from roller.backends.periodic import storage_dtype
+from roller.backends.rocm.launcher import cupy as rocm_cupy
 from roller.errors import LaunchError
 from roller.packed import PackedKernel
+
+#: Kinds of devices as DLPack numbers them whose memory CuPy takes: CUDA, managed by it, ROCm.
+_ON_DEVICE = (2, 10, 13)
 
 #: Opaque to the runner: a stream, an event, a captured graph of the device.
 Stream = Any
@@ -52,7 +60,12 @@ class Packed(Protocol):
 
 
 class Device(Protocol):
-    """A GPU. Everything that takes a stream returns at once; work of one stream is done in order, streams are not."""
+    """A GPU. Everything that takes a stream returns at once; work of one stream is done in order, streams are not.
+
+    ``needs_images`` says whether kernels must be built before they are loaded.
+    """
+
+    needs_images: bool
 
     @property
     def xp(self) -> Any:
@@ -69,6 +82,24 @@ class Device(Protocol):
 
     def load_packed(self, packed: PackedKernel) -> Packed:
         """Load a built packed kernel."""
+
+    def entered(self, arrays: Sequence[Any] = ()) -> AbstractContextManager[Stream]:
+        """Make the device this thread's own; yield the stream that the library of these arrays works in now."""
+
+    def holds(self, value: Any) -> bool:
+        """Whether a caller's array lies on a device, not in host memory."""
+
+    def viewed(self, value: Any, where: str) -> Any:
+        """Return a caller's array on the device as one of :attr:`xp`, without a copy; LaunchError where it cannot."""
+
+    def contiguous(self, array: Any) -> Any:
+        """Return an array of :attr:`xp` as a contiguous one: itself, or a copy in the stream of :meth:`entered`."""
+
+    def made(self, shape: Sequence[int], dtype: str, like: Sequence[Any]) -> Any:
+        """Return a new array for a caller: of torch where one of ``like`` is, else of :attr:`xp`, bfloat16 as bits."""
+
+    def address(self, array: Any) -> int:
+        """Return the device address of an array of :attr:`xp`."""
 
     def upload(self, pointer: int, array: np.ndarray, stream: Stream) -> None:
         """Copy a host array; it may be changed once this returns."""
@@ -112,6 +143,35 @@ class Device(Protocol):
         """Run a graph in a stream."""
 
 
+def open_device(name: str, arch: str) -> Device:
+    """Return the device of a name.
+
+    Parameters
+    ----------
+    name
+        ``"cuda:N"``, ``"rocm:N"``, ``"null:SPEC"``, or ``"emulated"``: this machine's processor, for tests.
+    arch
+        What the emulated device and the null device say they are.
+
+    Raises
+    ------
+    LaunchError
+        Where the name is none, or CuPy or the device is missing.
+    """
+    kind, _, rest = name.partition(":")
+    if kind == "emulated":
+        from roller.emulator.device import EmulatedDevice
+
+        return EmulatedDevice(arch=arch, check=False)
+    if kind == "null":
+        from roller.backends.null.gpu import NullGpu
+
+        return NullGpu(arch=arch)
+    if kind not in ("cuda", "rocm") or not (rest or "0").isdecimal():
+        raise LaunchError(f"device '{name}': expected 'cuda:N', 'rocm:N' or 'emulated'. Name a GPU of this machine.")
+    return CupyDevice(int(rest or 0), kind)
+
+
 class CupyDevice:
     """A GPU through CuPy.
 
@@ -119,6 +179,8 @@ class CupyDevice:
     ----------
     index
         Number of the device.
+    kind
+        ``"cuda"`` or ``"rocm"``: what CuPy must be built for.
 
     Raises
     ------
@@ -126,8 +188,10 @@ class CupyDevice:
         Where CuPy or the device is missing.
     """
 
-    def __init__(self, index: int = 0) -> None:
-        self.xp = self._cp = cupy()
+    needs_images = True
+
+    def __init__(self, index: int = 0, kind: str = "cuda") -> None:
+        self.xp = self._cp = cupy() if kind == "cuda" else rocm_cupy()
         count = self._cp.cuda.runtime.getDeviceCount()
         if index >= count:
             raise LaunchError(f"device {index}: expected one of the {count} found, counted from 0. Use 0.")
@@ -170,6 +234,55 @@ class CupyDevice:
     def load_packed(self, packed: PackedKernel) -> Packed:
         """Load a built packed kernel."""
         return PackedModule(self._cp, packed)
+
+    @contextlib.contextmanager
+    def entered(self, arrays: Sequence[Any] = ()) -> Iterator[Stream]:
+        """Make the device current, and CuPy's current stream the one of the arrays' library."""
+        tensor = next((a for a in arrays if is_torch(a)), None)
+        with self._cp.cuda.Device(self._index):
+            stream = None if tensor is None else sys.modules["torch"].cuda.current_stream(tensor.device)
+            with as_cupy(self._cp.cuda, stream) as current:
+                yield current
+
+    def holds(self, value: Any) -> bool:
+        """Whether a caller's array lies on a device."""
+        if isinstance(value, np.ndarray):
+            return False
+        if isinstance(value, self._cp.ndarray) or hasattr(value, "__cuda_array_interface__"):
+            return True
+        return hasattr(value, "__dlpack_device__") and int(value.__dlpack_device__()[0]) in _ON_DEVICE
+
+    def viewed(self, value: Any, where: str) -> Any:
+        """Return a caller's array on the device as one of CuPy.
+
+        Raises
+        ------
+        LaunchError
+            Where it lies on another device.
+        """
+        found = device_view(self._cp, value, where)
+        place = getattr(getattr(found, "device", None), "id", self._index)
+        if place != self._index:
+            raise LaunchError(
+                f"{where}: expected an array on device {self._index}, got one on device {place}. Move it there."
+            )
+        return found
+
+    def contiguous(self, array: Any) -> Any:
+        """Return a CuPy array as a contiguous one."""
+        return array if array.flags.c_contiguous else self._cp.ascontiguousarray(array)
+
+    def made(self, shape: Sequence[int], dtype: str, like: Sequence[Any]) -> Any:
+        """Return a new array, allocated by whose library will free it."""
+        tensor = next((a for a in like if is_torch(a) and a.is_cuda), None)
+        if tensor is None:
+            return self._cp.empty(tuple(shape), storage_dtype(dtype))
+        torch = sys.modules["torch"]
+        return torch.empty(tuple(shape), dtype=getattr(torch, dtype), device=tensor.device)
+
+    def address(self, array: Any) -> int:
+        """Return the address of a CuPy array."""
+        return int(array.data.ptr)
 
     def upload(self, pointer: int, array: np.ndarray, stream: Stream) -> None:
         """Copy a host array; memory that is not pinned is staged before this returns."""

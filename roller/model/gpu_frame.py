@@ -14,7 +14,7 @@ from roller.artifact import KernelArtifact
 from roller.backends.periodic import storage_dtype
 from roller.errors import LaunchError, ModelError
 from roller.model.foreign import run_foreign
-from roller.model.gpu_device import Device, Kernel, Memory, Packed, Stream
+from roller.model.gpu_device import Device, Event, Kernel, Memory, Packed, Stream
 from roller.model.library import FUNCTIONS
 from roller.model.packs import pack_key, runs_of_pack
 from roller.model.plan import ARENA, CONSTANT, INPUT, OUTPUT, Plan
@@ -93,25 +93,68 @@ class Frame:
         }
         # What runs at the same time must not share a workspace; steps of one stream may.
         self._scratch = [device.allocate(most) for most in _scratch_bytes(program.steps, loaded.artifacts)]
-        self._work = [self._of(s, 0) for s in program.steps]
+        self._marks: dict[int, tuple[Event, Event]] | None = None
+        self._work = [self._marked(s, self._of(s, 0)) for s in program.steps]
         self._graph: Any = None
         #: Why steps are launched one by one instead of as a graph; empty where there is a graph or none was wanted.
         self.no_graph = ""
 
+    def follow(self, stream: Stream) -> None:
+        """Let all that comes wait for what is in a stream now."""
+        self._order(stream, self.stream)
+
+    def precede(self, stream: Stream) -> None:
+        """Let a stream wait for all that was started."""
+        self._order(self.stream, stream)
+
+    def _order(self, first: Stream, then: Stream) -> None:
+        event = self._device.event()
+        self._device.record(event, first)
+        self._device.wait(event, then)
+
     def upload(self, arrays: Sequence[np.ndarray]) -> None:
-        """Put the inputs where the steps read them."""
-        for memory, array in zip(self._ends[INPUT], arrays, strict=True):
-            self._device.upload(memory.ptr, array, self.stream)
+        """Put the inputs, as the device stores them, where the steps read them."""
+        for number, (array, name) in enumerate(zip(arrays, self._loaded.plan.program.inputs, strict=True)):
+            self.put(number, array, name)
+
+    def put(self, number: int, array: Any, name: str) -> None:
+        """Put one input, a contiguous array of the host or the device, where the steps read it.
+
+        Raises
+        ------
+        LaunchError
+            Where it has other bytes than the input.
+        """
+        device, memory = self._device, self._ends[INPUT][number]
+        value = self._loaded.plan.program.values[name]
+        if array.shape != value.shape or array.dtype.itemsize != storage_dtype(value.dtype).itemsize:
+            got = f"{array.dtype} of {array.shape}"
+            raise LaunchError(f"input '{name}': expected {value.dtype} of shape {value.shape}, got {got}. Convert it.")
+        if device.holds(array):
+            device.copy(memory.ptr, value.nbytes, device.address(array), value.nbytes, value.nbytes, 1, self.stream)
+        else:
+            device.upload(memory.ptr, array, self.stream)
+
+    def get(self, number: int, target: Any, dtype: np.dtype[Any]) -> Any:
+        """Return one output: in the caller's array, whose device copies it in turn, or a new one of the host."""
+        program, device = self._loaded.plan.program, self._device
+        value = program.values[program.outputs[number]]
+        source = self._ends[OUTPUT][number].ptr
+        if target is not None and device.holds(target):
+            to = device.address(device.viewed(target, f"output '{value.name}'"))
+            device.copy(to, value.nbytes, source, value.nbytes, value.nbytes, 1, self.stream)
+            return target
+        found = device.download(source, value.nbytes, self.stream).view(dtype).reshape(value.shape)
+        if target is None:
+            return found
+        target[...] = found
+        return target
 
     def download(self) -> list[np.ndarray]:
-        """Wait for the call and return its outputs."""
+        """Wait for the call and return its outputs as the device stores them."""
         program = self._loaded.plan.program
-        out = []
-        for memory, name in zip(self._ends[OUTPUT], program.outputs, strict=True):
-            value = program.values[name]
-            raw = self._device.download(memory.ptr, value.nbytes, self.stream)
-            out.append(raw.view(storage_dtype(value.dtype)).reshape(value.shape))
-        return out
+        dtypes = [storage_dtype(program.values[n].dtype) for n in program.outputs]
+        return [self.get(n, None, dtype) for n, dtype in enumerate(dtypes)]
 
     def launch(self) -> None:
         """Start all steps one by one; returns before they are done."""
@@ -149,19 +192,33 @@ class Frame:
             out.append(device.elapsed_s(start, end))
         return out
 
-    def profile(self, count: int) -> list[float]:
-        """Return the median seconds of every step of the plan over ``count`` runs, launched one by one."""
-        device, seconds = self._device, [list[float]() for _ in self._work]
+    def profile(self, count: int) -> dict[int, float]:
+        """Return the median seconds of every step, those of lanes too, by its ``id``; steps are launched one by one."""
+        seconds: dict[int, list[float]] = {}
         for _ in range(count):
-            marks = [device.event(timing=True) for _ in range(len(self._work) + 1)]
-            device.record(marks[0], self.stream)
-            for work, mark in zip(self._work, marks[1:], strict=True):
-                work(self.stream)
-                device.record(mark, self.stream)
-            device.synchronize(self.stream)
-            for n, times in enumerate(seconds):
-                times.append(device.elapsed_s(marks[n], marks[n + 1]))
-        return [statistics.median(times) for times in seconds]
+            self._marks = {}
+            try:
+                self.launch()
+                self._device.synchronize(self.stream)
+            finally:
+                marks, self._marks = self._marks, None
+            for step, (start, end) in marks.items():
+                seconds.setdefault(step, []).append(self._device.elapsed_s(start, end))
+        return {step: statistics.median(times) for step, times in seconds.items()}
+
+    def _marked(self, step: Step, work: Work) -> Work:
+        """Return a step's work between two events where the frame is profiled."""
+
+        def run(stream: Stream) -> None:
+            if self._marks is None:
+                return work(stream)
+            start, end = (self._device.event(timing=True) for _ in range(2))
+            self._device.record(start, stream)
+            work(stream)
+            self._device.record(end, stream)
+            self._marks[id(step)] = start, end
+
+        return run
 
     def _address(self, name: str) -> tuple[int, Memory]:
         """Return where a value lies, and the memory it lies in."""
@@ -274,7 +331,7 @@ class Frame:
     def _together(self, step: Together) -> Work:
         """Run lanes on streams of their own, which start where the first one is and which it waits for."""
         device = self._device
-        lanes = [[self._of(s, n) for s in lane] for n, lane in enumerate(step.lanes)]
+        lanes = [[self._marked(s, self._of(s, n)) for s in lane] for n, lane in enumerate(step.lanes)]
         start, ends = device.event(), [device.event() for _ in lanes[1:]]
 
         def work(stream: Stream) -> None:

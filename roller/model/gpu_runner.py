@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-import threading
+import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from roller.artifact import KernelArtifact
-from roller.backends.periodic import storage_dtype
-from roller.errors import LaunchError, ModelError
+from roller.errors import ModelError
+from roller.model.calls import ModelCalls
 from roller.model.constants import constant_of, steps_of
 from roller.model.gpu_device import Device, Memory, Stream
+from roller.model.gpu_feeds import GpuFeeds
 from roller.model.gpu_frame import Frame, Loaded, PanelKey, nbytes_of, panel_key
 from roller.model.packs import check_packs, pack_key, packs_of
 from roller.model.plan import CONSTANT, Plan
 from roller.model.steps import Call, Copy, Foreign, Run, Together, reads
 from roller.packed import PackedKernel
 
+if TYPE_CHECKING:
+    from roller.model.gpu_bundle import Expected
+    from roller.model.profile import Profile
 
-class GpuSession:
-    """A model on a GPU.
+
+class GpuSession(ModelCalls):
+    """A whole model on a GPU.
 
     Calls are re-entrant: each has a frame of its own, and frames are kept for later calls.
 
@@ -36,6 +45,8 @@ class GpuSession:
         Whether steps are launched as a graph where that is possible.
     packs
         Built kernels of the plan's packs.
+    built_for, target
+        Name and target of the specification the kernels are for; the device's own by default.
 
     Raises
     ------
@@ -47,85 +58,130 @@ class GpuSession:
 
     def __init__(
         self, plan: Plan, artifacts: Mapping[str, KernelArtifact], device: Device, *, graphs: bool = True,
-        packs: Mapping[str, PackedKernel] | None = None,
+        packs: Mapping[str, PackedKernel] | None = None, built_for: str = "", target: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         self.plan, self._device, self._graphs = plan, device, graphs
+        self._built_for, self._target = built_for, target
+        #: Built kernels by key, with their programs, estimates and sources.
+        self.artifacts = artifacts
         self._runs = [s for s in steps_of(plan.program.steps) if isinstance(s, Run)]
         missing = sorted({r.kernel for r in self._runs} - artifacts.keys())
         if missing:
             raise ModelError(f"{plan.program.name}: expected a kernel for every key, got none for {missing[:5]}.")
         check_packs(plan.program.name, plan.program.steps, packs or {})
-        used = {r.kernel: artifacts[r.kernel] for r in self._runs}
-        together = packs_of(plan.program.steps)
+        #: Built kernels of the plan's packs.
+        self.packs = packs or {}
+        with device.entered():
+            self._loaded = self._prepared({r.kernel: artifacts[r.kernel] for r in self._runs})
+        self._free: list[Frame] = []
+
+    def _prepared(self, used: Mapping[str, KernelArtifact]) -> Loaded:
+        """Load the kernels, upload the constants, and let kernels pack theirs."""
+        plan, device, stream = self.plan, self._device, self._device.stream()
         single = [s for s in plan.program.steps if not (isinstance(s, Together) and s.packed)]
         alone = {s.kernel for s in steps_of(single) if isinstance(s, Run)}
         kernels = {key: device.load(a) for key, a in used.items() if key in alone or a.prepare is not None}
-        packed = {pack_key(step): packs[pack_key(step)] for step in together} if packs else {}
-        loaded = {key: device.load_packed(p) for key, p in packed.items()}
-        stream = device.stream()
+        packs = {key: device.load_packed(self.packs[key]) for key in map(pack_key, packs_of(plan.program.steps))}
         kept = self._kept(used)
         constants = {n: self._uploaded(np.asarray(plan.program.constants[n]), stream) for n in sorted(kept)}
-        self._loaded = Loaded(plan, used, kernels, constants, {}, loaded)
-        panels = {key: self._packed(run, constants, stream) for key, run in self._packing(used).items()}
-        self._loaded = Loaded(plan, used, kernels, constants, panels, loaded)
+        loaded = Loaded(plan, used, kernels, constants, {}, packs)
+        panels = {key: self._packed(run, loaded, stream) for key, run in self._packing(used).items()}
         device.synchronize(stream)
-        self._free: list[Frame] = []
-        self._lock = threading.Lock()
+        return replace(loaded, panels=panels)
 
     def frame(self) -> Frame:
         """Return a frame of its own."""
         return Frame(self._loaded, self._device)
 
-    def run(self, feeds: Mapping[str, np.ndarray] | Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Run the model.
+    @cached_property
+    def feeds(self) -> GpuFeeds:
+        """Checks what callers pass; made for the first of them, as a model of bfloat16 may run without ml_dtypes."""
+        return GpuFeeds(self.plan.program, self._device)
 
-        Parameters
-        ----------
-        feeds
-            Host arrays of the inputs, by name or in order; bfloat16 as its bits.
+    def _call(self, inputs: list[Any], out: Any, on_device: bool) -> list[Any]:
+        """Run; what stays on the device is neither waited for nor passes through the host."""
+        device, feeds = self._device, self.feeds
+        targets = [None] * len(feeds.outputs) if out is None else feeds.given(out, inputs)
+        theirs = [a for a in (*inputs, *targets) if a is not None and device.holds(a)]
+        with device.entered(theirs) as caller:
+            if on_device:
+                targets = [self._new(s.name, theirs) if t is None else t
+                           for t, s in zip(targets, feeds.outputs, strict=True)]  # fmt: skip
+            frame = self._filled(inputs, caller)
+            frame.replay()
+            outputs = [frame.get(n, t, slot.dtype)
+                       for n, (t, slot) in enumerate(zip(targets, feeds.outputs, strict=True))]  # fmt: skip
+            # Whatever the caller does next with these arrays, giving back their memory included, comes after.
+            frame.precede(caller)
+        self._free.append(frame)
+        return outputs
 
-        Returns
-        -------
-        list of numpy.ndarray
-            Outputs in order, on the host.
+    def _new(self, name: str, like: Sequence[Any]) -> Any:
+        value = self.plan.program.values[name]
+        return self._device.made(value.shape, value.dtype, like)
 
-        Raises
-        ------
-        LaunchError
-            Where an input is missing, or its shape or dtype is another one.
-        """
-        arrays = self.checked(feeds)
-        with self._lock:
-            frame = self._free.pop() if self._free else None
-        if frame is None:
+    def _filled(self, inputs: Sequence[Any], caller: Stream) -> Frame:
+        """Return a frame nobody uses with the inputs in it; it goes on where the caller's stream is."""
+        device, slots = self._device, self.feeds.inputs
+        given = [device.contiguous(device.viewed(a, f"{self.name}: argument '{s.name}'")) if device.holds(a) else a
+                 for a, s in zip(inputs, slots, strict=True)]  # fmt: skip
+        frame = self._taken()
+        frame.follow(caller)
+        for n, (array, slot) in enumerate(zip(given, slots, strict=True)):
+            frame.put(n, array, slot.name)
+        return frame
+
+    def _taken(self) -> Frame:
+        """Return a frame nobody uses; a new one becomes a graph where it can."""
+        try:
+            return self._free.pop()  # at once, whatever other threads do
+        except IndexError:
             frame = self.frame()
             if self._graphs:
                 frame.capture()
-        frame.upload(arrays)
-        frame.replay()
-        outputs = frame.download()
-        with self._lock:
-            self._free.append(frame)
-        return outputs
+            return frame
 
-    def checked(self, feeds: Mapping[str, np.ndarray] | Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return the arrays of the inputs in order, as the device stores them."""
-        program = self.plan.program
-        named = feeds if isinstance(feeds, Mapping) else dict(zip(program.inputs, feeds, strict=True))
-        out = []
-        for name in program.inputs:
-            value = program.values[name]
-            array = np.asarray(named[name]) if name in named else None
-            dtype = storage_dtype(value.dtype)
-            if array is None or array.shape != value.shape or array.dtype.itemsize != dtype.itemsize:
-                got = "nothing" if array is None else f"{array.dtype} of {array.shape}"
-                raise LaunchError(
-                    f"{program.name}: input '{name}': expected {value.dtype} of shape {value.shape}, got {got}."
-                )
-            out.append(np.ascontiguousarray(array).view(dtype) if value.dtype == "bfloat16" else array)
-            if out[-1].dtype != dtype:
-                raise LaunchError(f"{program.name}: input '{name}': expected {value.dtype}, got {array.dtype}.")
-        return out
+    def profile(self, feeds: Mapping[str, Any] | None = None, *, repeats: int = 20) -> Profile:
+        """Time every step, launched one by one; see :meth:`ModelCalls.profile`."""
+        from roller.model.profile import profile_gpu
+
+        return profile_gpu(self, feeds, repeats)
+
+    def time_steps(self, feeds: Mapping[str, Any], count: int) -> dict[int, float]:
+        """Return the median seconds of every step, those of lanes too, by its ``id``."""
+        with self._device.entered() as caller:
+            frame = self._filled(self.feeds.named(feeds), caller)
+            found = frame.profile(count)
+        self._free.append(frame)
+        return found
+
+    def save(self, folder: str | os.PathLike[str], expected: Sequence[Expected] = ()) -> Path:
+        """Write the model for :func:`roller.load_model`: a bundle, which any GPU of the kind runs without a compiler.
+
+        Parameters
+        ----------
+        folder
+            Must not exist, or be empty.
+        expected
+            What ``python -m roller.model.bundle run`` checks before it times anything.
+
+        Raises
+        ------
+        ArtifactError
+            Where the folder holds something or cannot be written.
+        """
+        from roller.model.gpu_bundle import write_bundle
+
+        said = self._device.properties()
+        target = {"arch": said["arch"]} if self._target is None else self._target
+        write_bundle(Path(folder), self.plan, self.artifacts, device=self._built_for or said["name"], target=target,
+                     expected=expected)  # fmt: skip
+        return Path(folder)
+
+    def __repr__(self) -> str:
+        """Name, inputs, outputs and device on one line."""
+        ends = (", ".join(f"{d.name} {list(d.shape)}" for d in ends) for ends in (self.inputs, self.outputs))
+        return f"<GpuSession {self.name}: {' -> '.join(ends)}, {self._device.properties()['name']}>"
 
     def _kept(self, artifacts: Mapping[str, KernelArtifact]) -> set[str]:
         """Return the constants that calls read as they are; the others are read as panels only."""
@@ -145,9 +201,9 @@ class GpuSession:
         """Return one run for every set of panels."""
         return {panel_key(r, artifacts[r.kernel]): r for r in reversed(self._runs) if artifacts[r.kernel].prepare}
 
-    def _packed(self, run: Run, constants: Mapping[str, Memory], stream: Stream) -> dict[str, Memory]:
+    def _packed(self, run: Run, loaded: Loaded, stream: Stream) -> dict[str, Memory]:
         """Let a kernel pack the constants of a run; what is only packed is on the device for that long."""
-        artifact, kernel = self._loaded.artifacts[run.kernel], self._loaded.kernels[run.kernel]
+        artifact, kernel, constants = loaded.artifacts[run.kernel], loaded.kernels[run.kernel], loaded.constants
         own = (a for a in artifact.arguments if a.role == "panel")
         panels = {a.name: self._device.allocate(nbytes_of(a.shape, a.dtype)) for a in own}
         held: list[Memory] = []

@@ -6,16 +6,21 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from roller.errors import LaunchError, counted
-from roller.model.binding import Bound, BoundCopy, BoundRun, BoundTogether
-from roller.model.steps import Call, Value
+from roller.model.binding import Bound, BoundTogether
+from roller.model.calls import ModelCalls
+from roller.model.steps import Call, Copy, Foreign, Run, Step, Together, Value
 
 if TYPE_CHECKING:
+    from roller.model.gpu_runner import GpuSession
     from roller.model.session import Session
+
+#: Predicted seconds (``None``: nothing was predicted) and bottleneck by kernel key.
+Said: TypeAlias = "Mapping[str, tuple[float | None, str]]"
 
 
 @dataclass(frozen=True)
@@ -111,10 +116,7 @@ def profile_session(session: Session, feeds: Mapping[str, Any] | None, repeats: 
     LaunchError
         Where ``repeats`` is not positive, or a feed does not fit.
     """
-    if repeats < 1:
-        raise LaunchError(f"{session.name}: argument 'repeats': expected at least 1, got {repeats}.")
-    program = session.plan.program
-    given = random_feeds([program.values[n] for n in program.inputs]) if feeds is None else feeds
+    given = _given(session, feeds, repeats)
     totals, taken = [], list[dict[int, float]]()
     for n in range(warmups + repeats):
         seconds: dict[int, float] = {}
@@ -124,9 +126,52 @@ def profile_session(session: Session, feeds: Mapping[str, Any] | None, repeats: 
             totals.append(time.perf_counter() - start)
             taken.append(seconds)
     medians = {key: statistics.median(s[key] for s in taken) for key in taken[0]}
-    steps = tuple(_steps(session.steps, medians, dict(session.plan.predicted_s)))
-    predicted = _predicted(session.steps, dict(session.plan.predicted_s))
-    return Profile(session.name, steps, statistics.median(totals), predicted, repeats)
+    said = {key: (k.code.seconds or None, k.code.bottleneck) for key, k in session.kernels.items()}
+    measured = dict(_measured(session.plan.program.steps, session.steps, medians))
+    return _profile(session, measured, totals, said)
+
+
+def profile_gpu(session: GpuSession, feeds: Mapping[str, Any] | None, repeats: int, warmups: int = 2) -> Profile:
+    """Time every step of a model on a GPU, launched one by one, and whole calls with their graphs and copies.
+
+    Parameters and exceptions are those of :func:`profile_session`.
+    """
+    given = _given(session, feeds, repeats)
+    totals = []
+    for n in range(warmups + repeats):
+        start = time.perf_counter()
+        session.run(given)
+        if n >= warmups:
+            totals.append(time.perf_counter() - start)
+    said = {key: (a.estimate.get("seconds"), str(a.estimate.get("bottleneck", "")))
+            for key, a in session.artifacts.items()}  # fmt: skip
+    return _profile(session, session.time_steps(given, repeats), totals, said)
+
+
+def _given(session: ModelCalls, feeds: Mapping[str, Any] | None, repeats: int) -> Mapping[str, Any]:
+    if repeats < 1:
+        raise LaunchError(f"{session.name}: argument 'repeats': expected at least 1, got {repeats}.")
+    program = session.plan.program
+    return random_feeds([program.values[n] for n in program.inputs]) if feeds is None else feeds
+
+
+def _measured(
+    steps: Sequence[Step], bound: Sequence[Bound], medians: Mapping[int, float]
+) -> Iterator[tuple[int, float]]:
+    """Yield the seconds of every step by its ``id``, from those of the bound steps."""
+    for step, own in zip(steps, bound, strict=True):
+        yield id(step), medians.get(id(own), 0.0)
+        if isinstance(step, Together) and isinstance(own, BoundTogether):
+            for lane, bounds in zip(step.lanes, own.lanes, strict=True):
+                yield from _measured(lane, bounds, medians)
+
+
+def _profile(session: ModelCalls, measured: Mapping[int, float], totals: Sequence[float], said: Said) -> Profile:
+    plan = session.plan
+    estimates = {key: (plan.predicted_s.get(key, seconds), bound) for key, (seconds, bound) in said.items()}
+    steps = tuple(_steps(plan.program.steps, measured, estimates))
+    predicted = _predicted(plan.program.steps, estimates)
+    return Profile(session.name, steps, statistics.median(totals), predicted, len(totals))
 
 
 def random_feeds(values: Sequence[Value], seed: int = 0) -> dict[str, np.ndarray]:
@@ -146,41 +191,42 @@ def random_feeds(values: Sequence[Value], seed: int = 0) -> dict[str, np.ndarray
 
 
 def _steps(
-    steps: Sequence[Bound], medians: Mapping[int, float], predicted: Mapping[str, float], lane: int | None = None
+    steps: Sequence[Step], measured: Mapping[int, float], said: Said, lane: int | None = None
 ) -> Iterator[StepTime]:
     """Yield the rows of steps; those of lanes follow their ``together``."""
-    total = sum(medians.get(id(b), 0.0) for b in steps) or 1.0
-    for bound in steps:
-        measured = medians.get(id(bound), 0.0)
-        label, kind, kernel, nodes, bottleneck = _described(bound)
+    total = sum(measured.get(id(s), 0.0) for s in steps) or 1.0
+    for step in steps:
+        seconds = measured.get(id(step), 0.0)
+        label, kind, kernel, nodes = _described(step)
+        bottleneck = "memory" if isinstance(step, Copy) else said.get(kernel, (None, ""))[1]
         yield StepTime(
-            label, kind, kernel, nodes, _predicted_of(bound, predicted), measured, measured / total, bottleneck, lane
+            label, kind, kernel, nodes, _predicted_of(step, said), seconds, seconds / total, bottleneck, lane
         )
-        if isinstance(bound, BoundTogether):
-            for number, inner in enumerate(bound.lanes):
-                yield from _steps(inner, medians, predicted, number)
+        if isinstance(step, Together):
+            for number, inner in enumerate(step.lanes):
+                yield from _steps(inner, measured, said, number)
 
 
-def _described(bound: Bound) -> tuple[str, str, str, tuple[str, ...], str]:
-    if isinstance(bound, BoundRun):
-        step = bound.step
-        return step.label, "kernel", step.kernel, step.nodes, bound.kernel.code.bottleneck
-    if isinstance(bound, BoundCopy):
-        return f"copy {bound.step.source} to {bound.step.target}", "copy", "", (), "memory"
-    if isinstance(bound, BoundTogether):
-        return f"{len(bound.lanes)} lanes together", "together", "", (), ""
-    if isinstance(bound.step, Call):
-        return bound.step.label or bound.step.function, "function", "", (), ""
-    return f"{bound.step.runtime} ({counted(len(bound.step.nodes), 'node')})", "foreign", "", bound.step.nodes, ""
+def _described(step: Step) -> tuple[str, str, str, tuple[str, ...]]:
+    if isinstance(step, Run):
+        return step.label, "kernel", step.kernel, step.nodes
+    if isinstance(step, Copy):
+        return f"copy {step.source} to {step.target}", "copy", "", ()
+    if isinstance(step, Together):
+        return f"{len(step.lanes)} lanes together", "together", "", ()
+    if isinstance(step, Foreign):
+        return f"{step.runtime} ({counted(len(step.nodes), 'node')})", "foreign", "", step.nodes
+    assert isinstance(step, Call), "plans have no views and no joins"
+    return step.label or step.function, "function", "", ()
 
 
-def _predicted_of(bound: Bound, predicted: Mapping[str, float]) -> float | None:
-    if isinstance(bound, BoundRun):
-        return predicted.get(bound.step.kernel, bound.kernel.code.seconds or None)
-    if isinstance(bound, BoundTogether):
-        return max((_predicted(lane, predicted) for lane in bound.lanes), default=0.0)
+def _predicted_of(step: Step, said: Said) -> float | None:
+    if isinstance(step, Run):
+        return said.get(step.kernel, (None, ""))[0]
+    if isinstance(step, Together):
+        return max((_predicted(lane, said) for lane in step.lanes), default=0.0)
     return None
 
 
-def _predicted(steps: Sequence[Bound], predicted: Mapping[str, float]) -> float:
-    return sum(_predicted_of(b, predicted) or 0.0 for b in steps)
+def _predicted(steps: Sequence[Step], said: Said) -> float:
+    return sum(_predicted_of(s, said) or 0.0 for s in steps)

@@ -15,17 +15,22 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from roller.artifact import KernelArtifact
 from roller.errors import ArtifactError, ModelError
 from roller.model.arrays import ArrayReader, ArrayWriter
 from roller.model.constants import Constants, PanelKey
+from roller.model.gpu_bundle import is_model_bundle, load_bundle
 from roller.model.kernels import KernelCode, LoadedKernel, load_kernel
 from roller.model.plan_data import plan_from_dict, plan_to_dict
 from roller.model.runner import load_runner
 from roller.model.session import Session
 from roller.runtime.bundle_format import checksum, whole_folder
+
+if TYPE_CHECKING:
+    from roller.model.gpu_device import Device
+    from roller.model.gpu_runner import GpuSession
 
 FORMAT = "roller-model"
 VERSION = 1
@@ -97,20 +102,25 @@ def _save_arrays(constants: Constants, path: Path) -> dict[str, Any]:
         return {"file": ARRAYS, "bytes": writer.close(), "constants": named, "panels": panels}
 
 
-def load_model(folder: str | os.PathLike[str], *, verify: bool = True) -> Session:
+def load_model(
+    folder: str | os.PathLike[str], *, verify: bool = True, device: str | Device | None = None
+) -> Session | GpuSession:
     """Load a model that was saved: nothing is compiled, nothing packed, and weights are mapped, not read.
 
     Parameters
     ----------
     folder
-        What :meth:`Session.save` wrote. Its kernels are code: load only what comes from whom you trust.
+        What a session's ``save`` wrote. Its kernels are code: load only what comes from whom you trust.
     verify
         Whether the weights are checked against their checksums (several GB a second once they are in memory). All
-        other files are always checked.
+        other files are always checked; of a model for a GPU the weights too.
+    device
+        The GPU that a model for one runs on, ``"cuda:1"`` for example; the first of its kind by default.
 
     Returns
     -------
-    Session
+    Session or GpuSession
+        The latter where the model was compiled for a GPU.
 
     Raises
     ------
@@ -120,7 +130,11 @@ def load_model(folder: str | os.PathLike[str], *, verify: bool = True) -> Sessio
         Where TVM's runtime is not installed.
     """
     where = Path(folder)
+    if is_model_bundle(where):
+        return load_bundle(where, device)
     body = _manifest(where)
+    if device is not None:
+        raise ArtifactError(f"{where}: device: expected none for a model of this processor. Leave it away.")
     try:
         return _session(where, body, verify)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, MemoryError) as err:
@@ -135,10 +149,7 @@ def _manifest(where: Path) -> dict[str, Any]:
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
     except OSError as err:
-        remedy = "Pass the folder that save wrote."
-        if (where / "plan.json").exists():
-            remedy = f"This is a bundle for a GPU: python -m roller.model.bundle run {where} --json r.json."
-        raise ArtifactError(f"{path}: cannot read it ({err.strerror}). {remedy}") from err
+        raise ArtifactError(f"{path}: cannot read it ({err.strerror}). Pass the folder that save wrote.") from err
     except (ValueError, RecursionError) as err:
         raise ArtifactError(f"{path}: not valid JSON ({err}). Save the model again.") from err
     if not isinstance(body, dict) or body.get("format") != FORMAT:

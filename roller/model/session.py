@@ -12,10 +12,11 @@ import numpy as np
 from roller.artifact import KernelArtifact
 from roller.backends.cpu import threads
 from roller.backends.cpu.launcher import runtime_of_pools
-from roller.errors import LaunchError, ModelError
+from roller.errors import ModelError
 from roller.model.binding import Bound, bind, wakes_threads
+from roller.model.calls import ModelCalls
 from roller.model.constants import Constants, prepare, without_constants
-from roller.model.feeds import Described, Feeds, described
+from roller.model.feeds import Feeds
 from roller.model.frames import Frame
 from roller.model.kernels import KernelCode, LoadedKernel, load_kernel
 from roller.model.native import NativeFrame, tables
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from roller.model.profile import Profile
 
 
-class Session:
+class Session(ModelCalls):
     """A whole model on this machine's processor.
 
     Calls are re-entrant: every call has a frame of its own, taken from a pool.
@@ -121,98 +122,26 @@ class Session:
         self._frames: list[Frame] = [self._frame()]
 
     @property
-    def name(self) -> str:
-        """Of the model."""
-        return self._feeds.name
-
-    @property
-    def inputs(self) -> tuple[Described, ...]:
-        """Names, shapes and dtypes of what a call takes, in order."""
-        program = self.plan.program
-        return tuple(described(program.values[n]) for n in program.inputs)
-
-    @property
-    def outputs(self) -> tuple[Described, ...]:
-        """Names, shapes and dtypes of what a call gives, in order."""
-        program = self.plan.program
-        return tuple(described(program.values[n]) for n in program.outputs)
-
-    def get_inputs(self) -> list[Described]:
-        """Return :attr:`inputs` under the name ONNX Runtime has for it."""
-        return list(self.inputs)
-
-    def get_outputs(self) -> list[Described]:
-        """Return :attr:`outputs` under the name ONNX Runtime has for it."""
-        return list(self.outputs)
-
-    def run(self, *arguments: Any, out: Any = None) -> Any:
-        """Run the model.
-
-        Parameters
-        ----------
-        *arguments
-            What is fed decides what comes back. One mapping of names to arrays: a dict of all outputs. Arrays in
-            the order of the inputs: the output, or a tuple of them. Names of outputs (or ``None`` for all of them) and
-            a mapping, as for ONNX Runtime's ``run(output_names, feeds)``: a list. Arrays are NumPy or
-            anything with ``__dlpack__`` in host memory, and are not copied unless strided.
-        out
-            Arrays to write into: one (of a single output), a sequence in order, or a mapping by name.
-
-        Returns
-        -------
-        dict, list, numpy.ndarray or tuple of numpy.ndarray
-            Outputs; no array of them shares memory with an input.
-
-        Raises
-        ------
-        LaunchError
-            Where an input is missing, unknown or of another shape or dtype, or an ``out`` does not fit.
-        """
-        if len(arguments) == 1 and isinstance(arguments[0], Mapping):
-            made = self._call(self._feeds.named(arguments[0]), out)
-            return dict(zip(self.plan.program.outputs, made, strict=True))
-        if len(arguments) in (2, 3) and _names(arguments[0]) and isinstance(arguments[1], Mapping):
-            if len(arguments) == 3 and arguments[2] is not None:
-                raise LaunchError(f"{self.name}: a session has no run options. Leave them away.")
-            chosen = arguments[0] or self.plan.program.outputs
-            numbers = [self._feeds.number(name) for name in chosen]
-            made = self._call(self._feeds.named(arguments[1]), out)
-            return [made[n] for n in numbers]
-        made = self._call(self._feeds.positional(arguments), out)
-        return made[0] if len(made) == 1 else tuple(made)
-
-    __call__ = run
+    def feeds(self) -> Feeds:
+        """Checks what callers pass; see :class:`ModelCalls`."""
+        return self._feeds
 
     def profile(self, feeds: Mapping[str, Any] | None = None, *, repeats: int = 20) -> Profile:
-        """Time every step: predicted and measured seconds, share, bottleneck, and the nodes it stands for.
-
-        Parameters
-        ----------
-        feeds
-            Arrays by name; random ones when ``None``.
-        repeats
-            Calls that are timed; two more come before them.
-
-        Returns
-        -------
-        Profile
-
-        Raises
-        ------
-        LaunchError
-            Where ``repeats`` is not positive, or a feed does not fit.
-        """
+        """Time every step; see :meth:`ModelCalls.profile`."""
         from roller.model.profile import profile_session
 
         return profile_session(self, feeds, repeats)
 
     def run_timed(self, feeds: Mapping[str, Any], seconds: dict[int, float]) -> dict[str, np.ndarray]:
         """Run as :meth:`run` does, and note what every step takes by the ``id`` of its bound step."""
-        made = self._call(self._feeds.named(feeds), None, seconds)
+        made = self._call(self._feeds.named(feeds), None, False, seconds)
         return dict(zip(self.plan.program.outputs, made, strict=True))
 
-    def _call(self, inputs: list[np.ndarray], out: Any, seconds: dict[int, float] | None = None) -> list[np.ndarray]:
-        """Run on checked arrays; return all outputs in order."""
+    def _call(
+        self, inputs: list[np.ndarray], out: Any, on_device: bool, seconds: dict[int, float] | None = None
+    ) -> list[np.ndarray]:
+        """Run on checked arrays; return all outputs in order, which are where they are computed anyway."""
+        del on_device
         outputs = self._feeds.made() if out is None else self._feeds.given(out, inputs)
         try:
             frame = self._frames.pop()  # at once, whatever other threads do
@@ -256,8 +185,3 @@ class Session:
         """Name, inputs and outputs on one line."""
         ends = (", ".join(f"{d.name} {list(d.shape)}" for d in ends) for ends in (self.inputs, self.outputs))
         return f"<Session {self.name}: {' -> '.join(ends)}, {self.cores} cores>"
-
-
-def _names(value: Any) -> bool:
-    """Whether a first argument names outputs, as ONNX Runtime has it."""
-    return value is None or (isinstance(value, (list, tuple)) and all(isinstance(n, str) for n in value))

@@ -35,6 +35,7 @@ from roller.runtime.cache import KernelCache
 if TYPE_CHECKING:
     import onnx
 
+    from roller.model.gpu_runner import GpuSession
     from roller.onnx.graph import Graph
 
 #: Candidates per kernel unless said otherwise: those the model cannot tell apart.
@@ -62,7 +63,7 @@ def compile_model(
     progress: OnProgress | bool | None = None,
     deterministic: bool = False,
     side_by_side: bool = True,
-) -> Session | CompiledModel:
+) -> Session | GpuSession | CompiledModel:
     """Compile an ONNX model: every distinct kernel once, or from the cache.
 
     Parameters
@@ -101,9 +102,9 @@ def compile_model(
 
     Returns
     -------
-    Session or CompiledModel
-        A session where the device is this machine's processor; for other devices what :meth:`CompiledModel.save`
-        writes for a machine that has one.
+    Session, GpuSession or CompiledModel
+        A session where the device is one of this machine, its processor or a GPU; for other devices what
+        :meth:`CompiledModel.save` writes for a machine that has one.
 
     Raises
     ------

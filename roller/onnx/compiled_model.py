@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roller.artifact import KernelArtifact
-from roller.errors import RollerError
+from roller.errors import LaunchError
 from roller.hardware import DeviceSpec
 from roller.model.plan import Plan
 from roller.model.session import Session
@@ -21,6 +21,7 @@ from roller.onnx.jobs import Target
 
 if TYPE_CHECKING:
     from roller.model.gpu_bundle import Expected
+    from roller.model.gpu_runner import GpuSession
 
 
 @dataclass(frozen=True)
@@ -53,34 +54,50 @@ class CompiledModel:
     @property
     def runs_here(self) -> bool:
         """Whether a session of it can be had."""
-        return self.target.here and self.spec.kind == "cpu"
+        return self.target.here
 
-    def session(self, *, consume: bool = False) -> Session:
+    def session(self, *, consume: bool = False) -> Session | GpuSession:
         """Return the model, ready to be run here.
 
         Parameters
         ----------
         consume
-            Whether this model is of no more use afterwards: its weights are let go as they are packed, so that they
-            are not in memory twice.
+            Whether this model is of no more use afterwards: a processor's weights are let go as they are packed, so
+            that they are not in memory twice.
 
         Raises
         ------
-        RollerError
-            Where its device is no processor of this machine.
+        LaunchError
+            Where its device is none of this machine.
         """
         if not self.runs_here:
-            raise RollerError(
-                f"{self.plan.program.name}: compiled for '{self.spec.name}', which is not this machine's processor. "
-                "Save it (save) and run the folder where the device is."
+            raise LaunchError(
+                f"{self.plan.program.name}: compiled for '{self.spec.name}', which is no device of this machine. Save "
+                "it, and load the folder (roller.load_model) where the device is; or compile for 'cpu' or 'cuda:0'."
             )
-        return Session(self.plan, self.artifacts, cores=self.spec.units, consume=consume)
+        if self.spec.kind == "cpu":
+            return Session(self.plan, self.artifacts, cores=self.spec.units, consume=consume)
+        from roller.model.gpu_device import open_device
+        from roller.model.gpu_runner import GpuSession
+
+        device = open_device(self.target.device, self.spec.target["arch"])
+        return GpuSession(self.plan, self.artifacts, device, built_for=self.spec.name, target=self.spec.target)
+
+    def run(self, *arguments: Any, **options: Any) -> Any:
+        """Run it as a session does, once: whoever calls again should keep :meth:`session`.
+
+        Raises
+        ------
+        LaunchError
+            Where its device is none of this machine.
+        """
+        return self.session().run(*arguments, **options)
 
     def save(self, folder: str | os.PathLike[str], expected: Sequence[Expected] = ()) -> Path:
         """Write the model so that it starts without a compiler.
 
-        For this machine's processor see :func:`roller.load_model`; for a GPU the folder is a bundle that
-        ``python -m roller.model.bundle run`` checks, times and profiles where there is one.
+        :func:`roller.load_model` starts it where its device is; for a GPU the folder is a bundle, which
+        ``python -m roller.model.bundle run`` checks, times and profiles there.
 
         Parameters
         ----------
@@ -95,7 +112,9 @@ class CompiledModel:
             Where the folder holds something or cannot be written.
         """
         if self.spec.kind != "gpu":
-            return self.session().save(folder)
+            session = self.session()
+            assert isinstance(session, Session)
+            return session.save(folder)
         from roller.model.gpu_bundle import write_bundle
 
         target = Path(folder)

@@ -67,6 +67,20 @@ def test_a_model_for_a_gpu_that_is_not_here_becomes_a_bundle(cli, model, tmp_pat
     assert code == 0 and "nothing to check results against: no runtime" in err
 
 
+def test_a_model_for_a_gpu_of_this_machine_is_run_by_the_same_command(cli, model, tmp_path):
+    """The null device stands for one."""
+    folder, device = tmp_path / "b", "null:v100"
+    code, out, _ = cli("compile-model", model, "--batch", "2", "-d", device, "-k", "1", "--out", folder)
+    assert code == 0 and f"Run it: roller run-model {folder}" in out.replace("\n", "")
+    code, out, _ = cli("run-model", folder, "-d", device, "--repeats", "1", "--profile", "--json")
+    rows = json.loads(out)["profile"]["steps"]
+    assert code == 0 and all(r["measured_s"] == pytest.approx(r["predicted_s"]) for r in rows if r["kind"] == "kernel")
+    code, _, err = cli("run-model", folder)
+    assert code == 1 and "expected CuPy" in err and "Install it" in err
+    code, _, err = cli("run-model", folder, "-d", "v100")
+    assert code == 1 and "device 'v100': expected 'cuda:N', 'rocm:N' or 'emulated'" in err
+
+
 def test_shapes_and_rows_as_json(cli, model):
     code, out, _ = cli("compile-model", model, "--shape", "x=2x8x8x8", "--device", "v100", "-k", "1", "--json")
     data = json.loads(out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 
@@ -27,7 +28,7 @@ def lowered(expression: TensorExpr, constants: tuple[str, ...] = (), structure: 
     spec = load_spec(DEVICE)
     found = construct_candidates(expression, spec, ConstructOptions(constants=constants))
     best = next(c for c in found if structure in ("", c.program.structure))
-    return lower(best.program, expression, spec)
+    return replace(lower(best.program, expression, spec), estimate=best.estimate.to_dict())
 
 
 def kernels(program: Program) -> dict[str, KernelArtifact]:

@@ -21,12 +21,6 @@ from tests.model import gpu, programs
 TARGET = {"language": "cuda", "arch": "sm_90"}
 
 
-@pytest.fixture(autouse=True)
-def emulated(monkeypatch):
-    """Kernels have no image here, and the emulator needs none."""
-    monkeypatch.setattr(bundle_run, "build", lambda artifact: artifact)
-
-
 def written(folder, program=None, wrong=False):
     program = program or programs.lanes()
     feeds = programs.feeds(program, 5)
@@ -44,8 +38,7 @@ def test_a_bundle_needs_numpy_and_nothing_else_but_the_device(tmp_path):
         "import sys\n"
         "for name in ('tvm', 'tvm_ffi', 'onnx', 'onnxruntime', 'yaml', 'typer', 'rich', 'ml_dtypes', 'platformdirs'):\n"
         "    sys.modules[name] = None  # any import of it raises\n"
-        "from roller.model import bundle, bundle_run\n"
-        "bundle_run.build = lambda artifact: artifact\n"
+        "from roller.model import bundle\n"
         f"sys.exit(bundle.main(['run', {str(folder)!r}, '--json', {str(tmp_path / 'r.json')!r}, '--device', 'emulated',"
         " '--samples', '2']))\n"
     )
@@ -87,11 +80,10 @@ def test_a_killed_run_continues(tmp_path, monkeypatch, capsys):
     assert "run the same command again" in capsys.readouterr().err
     assert set(results_of(out)["phases"]) == {"check", "steps"}
     monkeypatch.undo()
-    monkeypatch.setattr(bundle_run, "build", lambda artifact: artifact)
     monkeypatch.setattr(bundle_run._Subject, "check", lambda self: pytest.fail("checked again"))
     assert bundle.main(arguments) == 0
     assert results_of(out)["complete"]
-    monkeypatch.setattr(bundle_run, "GpuSession", lambda *_: pytest.fail("loaded, with nothing to do"))
+    monkeypatch.setattr(bundle_run, "load_bundle", lambda *_: pytest.fail("loaded, with nothing to do"))
     assert bundle.main(arguments) == 0
 
 
@@ -150,7 +142,7 @@ def test_a_bundle_for_another_device_is_refused(tmp_path, capsys):
     with pytest.raises(LaunchError, match=r"built for h200 \(sm_70\), the device is emulated device \(sm_90\)"):
         bundle_run.run_bundle(folder, tmp_path / "r.json", EmulatedDevice(arch="sm_90"))
     assert bundle.main(["run", str(folder), "--json", str(tmp_path / "r.json"), "--device", "metal:0"]) == 1
-    assert "--device: expected 'cuda:N'" in capsys.readouterr().err
+    assert "device 'metal:0': expected 'cuda:N'" in capsys.readouterr().err
 
 
 def test_kernels_must_be_complete_and_the_folder_free(tmp_path):

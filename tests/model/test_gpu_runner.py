@@ -21,7 +21,7 @@ def test_outputs_are_right_whatever_the_order(make, policy):
     session = gpu.session(program, EmulatedDevice(policy, check=False))
     for seed in (0, 1):  # the second call replays the graph, where there is one
         feeds = programs.feeds(program, seed)
-        gpu.assert_right(program, session.run(feeds), feeds)
+        gpu.assert_right(program, session.run(None, feeds), feeds)
 
 
 def test_a_plan_of_kernels_and_copies_becomes_a_graph():
@@ -65,7 +65,7 @@ def test_a_missing_event_shows(lost, monkeypatch):
 
         monkeypatch.setattr(device, "wait", maybe)
         try:
-            gpu.assert_right(program, session.run(feeds), feeds)
+            gpu.assert_right(program, session.run(None, feeds), feeds)
         except AssertionError:
             wrong.append(policy)
     assert wrong, "no order shows that a wait is missing"
@@ -128,7 +128,7 @@ def test_panels_are_packed_once_per_kernel_and_constants():
     feeds = programs.feeds(program)
     for _ in range(2):
         before = device.executed
-        (got,) = session.run(feeds)
+        (got,) = session.run(None, feeds)
         assert device.executed == before + 1 + 2  # an upload and two kernels
     (wanted,) = gpu.evaluate_program(program, feeds).values()
     np.testing.assert_allclose(got, wanted, rtol=1e-3, atol=1e-3)
@@ -138,16 +138,16 @@ def test_copies_repeat_and_overlap_as_their_pitches_say():
     steps = [Copy("x", "y", 3, 8, 4, 0, 0, 16)]
     program = programs.program(steps, {"x": (4,)}, ["y"], {"y": (12,)})
     session = gpu.session(program, EmulatedDevice())
-    (got,) = session.run([np.arange(4, dtype=np.float32)])
+    got = session.run(np.arange(4, dtype=np.float32))
     assert got.reshape(3, 4)[:, :2].tolist() == [[1, 2]] * 3
 
 
 @pytest.mark.parametrize(
     ("feeds", "message"),
     [
-        ({}, "input 'x': expected float32 of shape .*, got nothing"),
-        ({"x": np.zeros((1, 1), np.float32)}, r"got float32 of \(1, 1\)"),
-        ({"x": np.zeros((4, 48), np.int32)}, "input 'x': expected float32, got int32"),
+        ({}, "expected all inputs, got none for 'x'"),
+        ({"x": np.zeros((1, 1), np.float32)}, r"argument 'x': expected shape .*, got \(1, 1\)"),
+        ({"x": np.zeros((4, 48), np.int32)}, "argument 'x': expected dtype float32, got int32"),
     ],
 )
 def test_wrong_feeds_are_refused(feeds, message):

@@ -97,12 +97,6 @@ def test_a_folder_that_holds_something_is_not_touched(folder, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_a_bundle_for_a_gpu_is_named_with_what_runs_it(tmp_path):
-    (tmp_path / "plan.json").write_text("{}")
-    with pytest.raises(ArtifactError, match=r"bundle for a GPU: python -m roller\.model\.bundle run"):
-        load_model(tmp_path)
-
-
 def test_nothing_is_left_where_saving_fails(folder, tmp_path, monkeypatch):
     session = load_model(folder)
     monkeypatch.setattr("roller.model.saved.checksum", lambda _body: 1 / 0)

@@ -42,8 +42,9 @@ def test_a_device_that_is_not_here_gives_every_kernel():
     assert set(made.artifacts) == set(made.plan.program.kernels)
     assert all("__global__" in a.source for a in made.artifacts.values())
     assert all(made.plan.predicted_s[key] > 0 for key in made.artifacts)
-    with pytest.raises(RollerError, match="compiled for 'v100', which is not this machine's processor"):
-        made.session()
+    for use in (made.session, lambda: made.run({})):
+        with pytest.raises(RollerError, match=r"compiled for 'v100', which is no device of this machine\. Save it"):
+            use()
 
 
 def test_kernels_that_fail_are_all_named(monkeypatch):

@@ -10,12 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
 
 import roller
 from roller.backends.cuda.toolchain import available
 from roller.emulator.device import EmulatedDevice
 from roller.errors import LaunchError
+from roller.model import gpu_device
 from roller.model.bundle_run import run_bundle
 from roller.model.gpu_bundle import ModelBundle
 from roller.model.steps import Together
@@ -70,6 +72,30 @@ def test_a_bundle_does_not_depend_on_the_process_that_writes_it(tmp_path):
         k: replace(a, binary=None) for k, a in other.items()
     }
     assert list(one) == list(other)
+
+
+def test_a_device_of_this_machine_gives_a_session(tmp_path):
+    """With the null device, which computes with the reference; nothing is built for it."""
+    model, x = branches(), np.random.default_rng(0).standard_normal((2, 32), dtype=np.float32)
+    session = roller.compile_model(model, "null:h200", batch=2, top_k=1, progress=False)
+    (wanted,) = expected(model, {"x": x})
+    np.testing.assert_allclose(session.run(None, {"x": x})[0], wanted, rtol=1e-4, atol=1e-5)
+    rows = [s for s in session.profile({"x": x}, repeats=1).steps if s.kind == "kernel"]
+    assert rows and all(s.measured_s == pytest.approx(s.predicted_s) for s in rows)
+    again = roller.load_model(session.save(tmp_path / "m"), device="null:h200")
+    np.testing.assert_array_equal(again.run(x), session.run(x))
+
+
+def test_a_session_of_compiled_kernels_computes_what_onnx_runtime_does(monkeypatch):
+    """The kernels as they were emitted, by the emulator."""
+    monkeypatch.setattr(gpu_device, "open_device", lambda name, arch: EmulatedDevice(check=False, arch=arch))
+    model, x = tower(), np.random.default_rng(1).standard_normal((2, 8, 8, 8), dtype=np.float32)
+    session = roller.compile_model(model, "null:h200", batch=2, top_k=1, progress=False)
+    np.testing.assert_allclose(session.run(x), expected(model, {"x": x})[0], rtol=1e-4, atol=1e-5)
+
+
+def expected(model, feeds):
+    return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feeds)
 
 
 def test_expected_results_need_a_model_that_runs():

@@ -112,7 +112,7 @@ class CudaKernel:
         free = [s.tensor.name for n, s in enumerate(self._inputs) if n not in self._constants]
         if len(arrays) != len(free):
             raise LaunchError(f"{name}: expected {counted(len(free), 'array')} ({', '.join(free)}), got {len(arrays)}.")
-        torch_device = next((a.device for a in arrays if _is_torch(a) and a.is_cuda), None)
+        torch_device = next((a.device for a in arrays if is_torch(a) and a.is_cuda), None)
         with self._on(stream, torch_device) as (current, device):
             module = self._modules.get(device) or self._modules.setdefault(device, Module(self._cupy, self.artifact))
             constants, panels = self._on_device(device, module, current)
@@ -152,7 +152,7 @@ class CudaKernel:
         device = torch_device.index if torch_device is not None else cuda.runtime.getDevice()
         if stream is None and torch_device is not None:
             stream = sys.modules["torch"].cuda.current_stream(torch_device)
-        with cuda.Device(device), _as_cupy(cuda, stream) as current:
+        with cuda.Device(device), as_cupy(cuda, stream) as current:
             yield current, device
 
     def _made(self, torch_device: Any) -> list[Any]:
@@ -172,20 +172,7 @@ class CudaKernel:
             raise LaunchError(
                 f"{where}: expected {tensor.dtype} of shape {tensor.shape}, got {dtype} of {shape}. Convert or reshape."
             )
-        if isinstance(value, self._cupy.ndarray):
-            return value
-        if _is_torch(value):
-            value = value.detach()
-            if dtype == "bfloat16":
-                value = value.view(sys.modules["torch"].int16)  # CuPy need not know the dtype
-        try:
-            if hasattr(value, "__cuda_array_interface__") and not _is_torch(value):
-                return self._cupy.asarray(value)
-            return self._cupy.from_dlpack(value)
-        except (RuntimeError, BufferError, TypeError, ValueError) as err:
-            raise LaunchError(
-                f"{where}: cannot view {type(value).__name__} on the device ({err}). Move it there."
-            ) from err
+        return device_view(self._cupy, value, where)
 
     def _input(self, slot: _Slot, value: Any) -> Any:
         if type(value).__module__.partition(".")[0] == "numpy":
@@ -215,6 +202,28 @@ class CudaKernel:
                     raise LaunchError("'out' overlaps another argument in memory. Pass an array of its own.")
 
 
+def device_view(cp: Any, value: Any, where: str) -> Any:
+    """Return an array on the device as one of CuPy, without a copy; bfloat16 of torch as its bits.
+
+    Raises
+    ------
+    LaunchError
+        Where it is not on the device; ``where`` names it.
+    """
+    if isinstance(value, cp.ndarray):
+        return value
+    if is_torch(value):
+        value = value.detach()
+        if str(value.dtype).endswith("bfloat16"):
+            value = value.view(sys.modules["torch"].int16)  # CuPy need not know the dtype
+    try:
+        if hasattr(value, "__cuda_array_interface__") and not is_torch(value):
+            return cp.asarray(value)
+        return cp.from_dlpack(value)
+    except (RuntimeError, BufferError, TypeError, ValueError) as err:
+        raise LaunchError(f"{where}: cannot view {type(value).__name__} on the device ({err}). Move it there.") from err
+
+
 class _Foreign:
     """The stream protocol of CUDA for libraries that have streams but not the protocol."""
 
@@ -226,7 +235,7 @@ class _Foreign:
         return 0, self.pointer
 
 
-def _as_cupy(cuda: Any, stream: Any) -> Any:
+def as_cupy(cuda: Any, stream: Any) -> Any:
     """Return a stream as CuPy's; the current one for ``None``."""
     if stream is None:
         return cuda.get_current_stream()
@@ -243,17 +252,18 @@ def _as_cupy(cuda: Any, stream: Any) -> Any:
 def _record(arrays: Sequence[Any], stream: Any, pointer: int) -> None:
     """Tell torch's allocator of a stream that works on its tensors: it knows the one they were made on alone."""
     for tensor in arrays:
-        if not _is_torch(tensor) or not tensor.is_cuda:
+        if not is_torch(tensor) or not tensor.is_cuda:
             continue
         cuda = sys.modules["torch"].cuda
         if pointer == cuda.current_stream(tensor.device).cuda_stream:
             continue
-        if not _is_torch(stream):
+        if not is_torch(stream):
             stream = cuda.ExternalStream(pointer, tensor.device) if pointer else cuda.default_stream(tensor.device)
         tensor.record_stream(stream)
 
 
-def _is_torch(value: Any) -> bool:
+def is_torch(value: Any) -> bool:
+    """Whether a value is of torch, which need not be installed."""
     return type(value).__module__.partition(".")[0] == "torch"
 
 

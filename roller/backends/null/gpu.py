@@ -1,0 +1,99 @@
+"""A GPU that is not there, for whole models: kernels are their expressions, and take the time they are predicted."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from roller.artifact import Argument, KernelArtifact
+from roller.backends.null.device import NullKernel
+from roller.backends.periodic import storage_dtype
+from roller.emulator.device import EmulatedDevice, Event, Stream
+
+
+class NullGpuKernel:
+    """A kernel on the memory of a null device; see ``roller.model.gpu_device`` for the interface."""
+
+    def __init__(self, device: NullGpu, artifact: KernelArtifact) -> None:
+        self._device, self._artifact = device, artifact
+        self._kernel = NullKernel(replace(artifact, constants=()))  # a session holds them
+        self._panels = [a.name for a in artifact.arguments if a.role == "panel"]
+        #: Constants by the addresses of the panels that stand for them.
+        self._packed: dict[tuple[int, ...], dict[str, np.ndarray]] = {}
+
+    def prepare(self, pointers: Mapping[str, int], stream: Stream) -> None:
+        """Queue the keeping of what would be packed."""
+        held, key = dict(pointers), self._key(pointers)
+
+        def keep() -> None:
+            arguments = [a for a in self._artifact.inputs if a.name in held]
+            self._packed[key] = {a.name: _array(held[a.name], a).copy() for a in arguments}
+
+        self._device.push(stream, keep)
+
+    def launch(self, pointers: Mapping[str, int], stream: Stream) -> None:
+        """Queue the evaluation of the expression."""
+        held, key = dict(pointers), self._key(pointers)
+
+        def compute() -> None:
+            packed, expression = self._packed.get(key, {}), self._artifact.expression
+            inputs = [
+                (packed[a.name] if a.name in packed else _array(held[a.name], a)).reshape(t.shape)
+                for a, t in zip(self._artifact.inputs, expression.inputs, strict=True)
+            ]
+            outputs = [
+                _array(held[a.name], a).reshape(t.shape)
+                for a, t in zip(self._artifact.outputs, expression.output_tensors, strict=True)
+            ]
+            self._kernel(*inputs, out=tuple(outputs))
+            self._device.clock_s += float(self._artifact.estimate.get("seconds", 0.0))
+
+        self._device.push(stream, compute)
+
+    def _key(self, pointers: Mapping[str, int]) -> tuple[int, ...]:
+        return tuple(pointers[n] for n in self._panels if n in pointers)
+
+
+class NullGpu(EmulatedDevice):
+    """The interface of ``roller.model.gpu_device`` without a device: the reference computes, estimates are the times.
+
+    Parameters
+    ----------
+    arch
+        What it says it is.
+
+    Examples
+    --------
+    >>> NullGpu(arch="sm_70").properties()["name"]
+    'null device'
+    """
+
+    def __init__(self, arch: str = "sm_90") -> None:
+        super().__init__("first", arch=arch)
+        #: Seconds that kernels were predicted to take, of all that ran.
+        self.clock_s = 0.0
+
+    def properties(self) -> dict[str, Any]:
+        """Return what the device says of itself."""
+        return {**super().properties(), "name": "null device"}
+
+    def load(self, artifact: KernelArtifact) -> NullGpuKernel:
+        """Return a kernel."""
+        return NullGpuKernel(self, artifact)
+
+    def record(self, event: Event, stream: Stream) -> None:
+        """Let an event stand for all work of a stream so far, at the predicted time."""
+        event.work = self.push(stream, lambda: setattr(event, "time_s", self.clock_s), counts=False)
+
+
+def _array(pointer: int, argument: Argument) -> np.ndarray:
+    """Return memory as an array of the argument's shape; bfloat16 as its bits."""
+    dtype = storage_dtype(argument.dtype)
+    raw = (ctypes.c_char * (math.prod(argument.shape) * dtype.itemsize)).from_address(pointer)
+    found: np.ndarray = np.ndarray(argument.shape, dtype, memoryview(raw))
+    return found

@@ -1,0 +1,129 @@
+"""What every session offers its callers, whatever runs the model: names and types, and calls in three manners."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from roller.errors import LaunchError
+from roller.model.feeds import Described, Feeds, described
+from roller.model.plan import Plan
+
+if TYPE_CHECKING:
+    from roller.model.profile import Profile
+
+
+class ModelCalls(ABC):
+    """A model that is ready to run.
+
+    Attributes
+    ----------
+    plan
+        Steps and places.
+    """
+
+    plan: Plan
+
+    @property
+    @abstractmethod
+    def feeds(self) -> Feeds:
+        """Checks what callers pass."""
+
+    @abstractmethod
+    def profile(self, feeds: Mapping[str, Any] | None = None, *, repeats: int = 20) -> Profile:
+        """Time every step: predicted and measured seconds, share, bottleneck, and the nodes it stands for.
+
+        Parameters
+        ----------
+        feeds
+            Arrays by name; random ones when ``None``.
+        repeats
+            Calls that are timed; two more come before them.
+
+        Returns
+        -------
+        Profile
+
+        Raises
+        ------
+        LaunchError
+            Where ``repeats`` is not positive, or a feed does not fit.
+        """
+
+    @abstractmethod
+    def _call(self, inputs: list[Any], out: Any, on_device: bool) -> list[Any]:
+        """Run on checked arrays; return all outputs in order."""
+
+    @property
+    def name(self) -> str:
+        """Of the model."""
+        return self.plan.program.name or "model"
+
+    @property
+    def inputs(self) -> tuple[Described, ...]:
+        """Names, shapes and dtypes of what a call takes, in order."""
+        program = self.plan.program
+        return tuple(described(program.values[n]) for n in program.inputs)
+
+    @property
+    def outputs(self) -> tuple[Described, ...]:
+        """Names, shapes and dtypes of what a call gives, in order."""
+        program = self.plan.program
+        return tuple(described(program.values[n]) for n in program.outputs)
+
+    def get_inputs(self) -> list[Described]:
+        """Return :attr:`inputs` under the name ONNX Runtime has for it."""
+        return list(self.inputs)
+
+    def get_outputs(self) -> list[Described]:
+        """Return :attr:`outputs` under the name ONNX Runtime has for it."""
+        return list(self.outputs)
+
+    def run(self, *arguments: Any, out: Any = None, on_device: bool = False) -> Any:
+        """Run the model.
+
+        Parameters
+        ----------
+        *arguments
+            What is fed decides what comes back. One mapping of names to arrays: a dict of all outputs. Arrays in
+            the order of the inputs: the output, or a tuple of them. Names of outputs (or ``None`` for all of them) and
+            a mapping, as for ONNX Runtime's ``run(output_names, feeds)``: a list. Arrays are NumPy or
+            anything with ``__dlpack__`` in host memory, and are not copied unless strided; on a GPU also CuPy and
+            torch arrays there, which do not pass through the host.
+        out
+            Arrays to write into: one (of a single output), a sequence in order, or a mapping by name.
+        on_device
+            Whether results stay where they are computed. On a GPU: CuPy arrays, or torch tensors where an input is one
+            there, in the order of the caller's current stream and not waited for; bfloat16 in CuPy as its bits. On a
+            processor that is host memory in any case.
+
+        Returns
+        -------
+        dict, list, array or tuple of arrays
+            Outputs, NumPy arrays unless said otherwise; none of them shares memory with an input.
+
+        Raises
+        ------
+        LaunchError
+            Where an input is missing, unknown or of another shape or dtype, or an ``out`` does not fit.
+        """
+        if len(arguments) == 1 and isinstance(arguments[0], Mapping):
+            made = self._call(self.feeds.named(arguments[0]), out, on_device)
+            return dict(zip(self.plan.program.outputs, made, strict=True))
+        if len(arguments) in (2, 3) and _names(arguments[0]) and isinstance(arguments[1], Mapping):
+            if len(arguments) == 3 and arguments[2] is not None:
+                raise LaunchError(f"{self.name}: a session has no run options. Leave them away.")
+            chosen = arguments[0] or self.plan.program.outputs
+            numbers = [self.feeds.number(name) for name in chosen]
+            made = self._call(self.feeds.named(arguments[1]), out, on_device)
+            return [made[n] for n in numbers]
+        made = self._call(self.feeds.positional(arguments), out, on_device)
+        return made[0] if len(made) == 1 else tuple(made)
+
+    __call__ = run
+
+
+def _names(value: Any) -> bool:
+    """Whether a first argument names outputs, as ONNX Runtime has it."""
+    return value is None or (isinstance(value, (list, tuple)) and all(isinstance(n, str) for n in value))

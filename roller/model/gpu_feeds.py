@@ -1,0 +1,69 @@
+"""The caller's arrays of a model on a GPU: in host memory or on the device, each taken where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from roller.backends.cpu.launcher import Slot
+from roller.errors import LaunchError
+from roller.model.feeds import Feeds
+from roller.model.gpu_device import Device
+from roller.model.steps import Program
+
+
+class GpuFeeds(Feeds):
+    """Checks what a caller passes to a model on a GPU; arrays there stay as they are.
+
+    Parameters
+    ----------
+    program
+        The model.
+    device
+        Where it runs.
+    """
+
+    def __init__(self, program: Program, device: Device) -> None:
+        super().__init__(program)
+        self._device = device
+        self._names = {n: program.values[n].dtype for n in (*program.inputs, *program.outputs)}
+
+    def taken(self, array: Any, slot: Slot) -> Any:
+        """Return one array of a caller, checked."""
+        if not self._device.holds(array):
+            return super().taken(array, slot)
+        self._check(array, slot, f"{self.name}: argument '{slot.name}'")
+        return array
+
+    def given(self, out: Any, inputs: Sequence[Any]) -> list[Any]:
+        """Return the caller's arrays of the outputs, ``None`` where it passes none.
+
+        Inputs may overlap them: they are copied before anything is written.
+
+        Raises
+        ------
+        LaunchError
+            Where an array does not fit.
+        """
+        del inputs
+        found = self.numbered(out)
+        arrays: list[Any] = []
+        for n, slot in enumerate(self.outputs):
+            array = found.get(n)
+            if array is not None and self._device.holds(array):
+                where = f"{self.name}: argument 'out': '{slot.name}'"
+                self._check(array, slot, where)
+                if not self._device.viewed(array, where).flags.c_contiguous:
+                    raise LaunchError(f"{where}: expected a C-contiguous array, got one that is not. Copy the result.")
+            elif array is not None:
+                array = slot.output(array, self.name)
+            arrays.append(array)
+        return arrays
+
+    def _check(self, array: Any, slot: Slot, where: str) -> None:
+        dtype = self._names[slot.name]
+        stored = "uint16" if dtype == "bfloat16" else dtype
+        got = str(getattr(array, "dtype", type(array).__name__)).removeprefix("torch.")
+        shape = tuple(getattr(array, "shape", ()))
+        if got not in (dtype, stored) or shape != slot.shape:
+            raise LaunchError(f"{where}: expected {dtype} of shape {slot.shape}, got {got} of {shape}. Convert it.")
