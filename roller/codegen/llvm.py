@@ -9,9 +9,9 @@ from typing import Any
 
 from roller.artifact import Argument, Constant, KernelArtifact, Launch
 from roller.codegen.cpu.dots import Dots, is_dots
-from roller.codegen.cpu.library import ENTRY, PACK, build_library, prim_funcs
+from roller.codegen.cpu.library import ENTRY, PACK, build_library, features_of, prim_funcs
 from roller.codegen.cpu.mathlib import vectorise_math
-from roller.codegen.cpu.nest import Buffer, Nests, computed, declare, is_parallel, serial, with_hints
+from roller.codegen.cpu.nest import Buffer, Nests, computed, declare, is_parallel, serial, task_counts, with_hints
 from roller.codegen.cpu.nontemporal import stream_stores
 from roller.codegen.cpu.rows import rows_body
 from roller.codegen.cpu.split import split_nests
@@ -121,6 +121,7 @@ def lower(
     launches = {f: Launch(module[f].script(), f, taken) for f, taken in names.items()}
     target = {
         "mcpu": mcpu, "cores": cores, "vector_bytes": vector_bytes, "parallel": is_parallel(module[ENTRY].body),
+        "tasks": list(task_counts(module[ENTRY].body)), "features": list(features_of(mcpu)),
     }  # fmt: skip
     inputs = [a.name for a in arguments if a.role == "input"]
     artifact = KernelArtifact(

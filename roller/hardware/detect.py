@@ -20,9 +20,10 @@ from roller.hardware.generic import generic_profile
 from roller.hardware.machine import profile_path
 from roller.hardware.reader import read_spec, spec_folder
 from roller.hardware.spec import DeviceSpec, settable
+from roller.processor import granted
 
 _AVX512 = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
-_AVX2 = {"avx2", "fma", "bmi1", "bmi2", "f16c", "movbe"}
+_AVX2 = {"abm", "avx2", "fma", "bmi1", "bmi2", "f16c", "movbe"}
 _ICELAKE = _AVX512 | _AVX2 | {
     "avx512vbmi", "avx512ifma", "avx512_vbmi2", "avx512_vnni", "avx512_bitalg", "avx512_vpopcntdq", "gfni", "vaes",
     "vpclmulqdq", "sha_ni",
@@ -237,24 +238,7 @@ def count_cores(root: Path, affinity: tuple[int, ...]) -> int:
     siblings = {
         _read(root / f"sys/devices/system/cpu/cpu{i}/topology/thread_siblings_list").strip() or str(i) for i in affinity
     }
-    cores = max(len(siblings), 1)
-    quota = _cgroup_cpus(root)
-    return cores if quota is None else max(1, min(cores, int(quota)))
-
-
-def _cgroup_cpus(root: Path) -> float | None:
-    """CPUs the control group grants per period (version 2, then version 1), or ``None`` without a limit."""
-    limit = _read(root / "sys/fs/cgroup/cpu.max").split()
-    if not limit:
-        limit = [
-            _read(root / "sys/fs/cgroup/cpu/cpu.cfs_quota_us").strip(),
-            _read(root / "sys/fs/cgroup/cpu/cpu.cfs_period_us").strip(),
-        ]
-    try:
-        quota, period = float(limit[0]), float(limit[1])
-    except (IndexError, ValueError):
-        return None
-    return quota / period if quota > 0 and period > 0 else None
+    return granted(max(len(siblings), 1), root)
 
 
 def _caches(root: Path, spec: DeviceSpec) -> dict[str, float]:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from roller.artifact import Argument, KernelArtifact, Launch
+from roller.backends.cpu.features import check_features
 from roller.backends.cpu.launcher import runtime
 from roller.errors import ArtifactError, LaunchError
 from roller.scratch import scratch_folder
@@ -67,6 +68,10 @@ class KernelCode:
         Function that packs constants, and what it takes; ``None`` where nothing is packed.
     parallel
         Whether a call wakes other threads.
+    tasks
+        Of every parallel loop of a call, in the order they run; empty where that is not known.
+    features
+        What the processor must have; see :mod:`roller.processor`.
     seconds, bottleneck
         Predicted.
     """
@@ -78,6 +83,8 @@ class KernelCode:
     constants: tuple[int, ...] = ()
     prepare: tuple[str, tuple[Taken, ...]] | None = None
     parallel: bool = False
+    tasks: tuple[int, ...] = ()
+    features: tuple[str, ...] = ()
     seconds: float = 0.0
     bottleneck: str = ""
 
@@ -104,6 +111,8 @@ class KernelCode:
             tuple(c.position for c in artifact.constants),
             None if pack is None else (pack.entry, _taken(artifact, pack)),
             bool(artifact.target.get("parallel", True)) and int(artifact.target.get("cores", 1)) > 1,
+            _shape(artifact.target.get("tasks", ())),
+            tuple(str(f) for f in artifact.target.get("features", ())),
             float(artifact.estimate.get("seconds", 0.0)),
             str(artifact.estimate.get("bottleneck", "")),
         )
@@ -119,6 +128,8 @@ class KernelCode:
             "constants": list(self.constants),
             "prepare": pack,
             "parallel": self.parallel,
+            "tasks": list(self.tasks),
+            "features": list(self.features),
             "seconds": self.seconds,
             "bottleneck": self.bottleneck,
         }
@@ -135,6 +146,8 @@ class KernelCode:
             tuple(int(c) for c in data["constants"]),
             None if pack is None else (str(pack[0]), tuple(_taken_of(t) for t in pack[1])),
             bool(data["parallel"]),
+            _shape(data["tasks"]),
+            tuple(str(f) for f in data["features"]),
             float(data["seconds"]),
             str(data["bottleneck"]),
         )
@@ -205,8 +218,9 @@ def load_kernel(code: KernelCode, library: bytes, launch: int | None = None) -> 
     Raises
     ------
     LaunchError
-        Where it cannot be loaded here.
+        Where it cannot be loaded here, or needs what this processor has not.
     """
+    check_features(code.name, code.features)
     ffi = runtime()
     with scratch_folder() as folder:
         path = Path(folder, "kernel.so")

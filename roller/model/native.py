@@ -11,6 +11,7 @@ import numpy as np
 
 from roller.errors import LaunchError
 from roller.model.binding import Bound, BoundCall, BoundCopy, BoundRun, BoundTogether, Operand
+from roller.model.cuts import cut
 from roller.model.frames import Frame
 from roller.model.interpreter import call, interpret
 from roller.model.plan import ARENA, INPUT
@@ -19,7 +20,7 @@ from roller.model.runner import FrameStruct, Runner
 #: Layouts of runner.c.
 _STEP = np.dtype([(n, "i8") for n in (
     "kind", "first", "count", "rows", "row_bytes", "source_offset", "source_pitch", "target_offset", "target_pitch",
-)] + [("function", "u8")])  # fmt: skip
+)] + [("function", "u8"), ("cuts", "u8"), ("cut_count", "i8")])  # fmt: skip
 _TENSOR = np.dtype([
     ("data", "u8"), ("device_type", "i4"), ("device_id", "i4"), ("ndim", "i4"), ("code", "u1"), ("bits", "u1"),
     ("lanes", "u2"), ("shape", "u8"), ("strides", "u8"), ("byte_offset", "u8"),
@@ -70,13 +71,14 @@ class Tables:
 class _Writer:
     """Collects rows of the tables."""
 
-    def __init__(self, input_count: int) -> None:
-        self.input_count = input_count
+    def __init__(self, input_count: int, threads: int) -> None:
+        self.input_count, self.threads = input_count, threads
         self.steps: list[tuple[int, ...]] = []
         self.bound: list[Bound] = []
         self.lanes: list[tuple[int, int]] = []
         self.tensors: list[tuple[Operand, int]] = []
         self.shapes: list[int] = []
+        self.cuts: list[int] = []
 
     def tensor(self, operand: Operand) -> int:
         """Add a tensor; return its number."""
@@ -107,13 +109,15 @@ class _Writer:
         if isinstance(bound, BoundRun):
             numbers = [self.tensor(o) for o in bound.operands]
             first = numbers[0] if numbers else 0
-            return _CALL, first, len(numbers), 0, 0, 0, 0, 0, 0, bound.kernel.address
+            code, start = bound.kernel.code, len(self.cuts)
+            self.cuts += [cut(extent, self.threads, code.seconds / len(code.tasks)) for extent in code.tasks]
+            return _CALL, first, len(numbers), 0, 0, 0, 0, 0, 0, bound.kernel.address, start, len(code.tasks)
         if isinstance(bound, BoundCopy):
             s = bound.step
             source, target = self.tensor(bound.source), self.tensor(bound.target)
             return (_COPY, source, target, s.rows, s.row_bytes, s.source_offset_bytes, s.source_pitch_bytes,
-                    s.target_offset_bytes, s.target_pitch_bytes, 0)  # fmt: skip
-        return _TOGETHER, 0, 0, 0, 0, 0, 0, 0, 0, 0
+                    s.target_offset_bytes, s.target_pitch_bytes, 0, 0, 0)  # fmt: skip
+        return _TOGETHER, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
 
     def _lanes(self, number: int, together: BoundTogether) -> None:
         spans = []
@@ -123,7 +127,7 @@ class _Writer:
                 self.bound.append(bound)
                 self.steps.append(self._row(bound))
             spans.append((start, len(self.steps)))
-        self.steps[number] = (_TOGETHER, len(self.lanes), len(spans), 0, 0, 0, 0, 0, 0, 0)
+        self.steps[number] = (_TOGETHER, len(self.lanes), len(spans), 0, 0, 0, 0, 0, 0, 0, 0, 0)
         self.lanes += spans
 
 
@@ -139,7 +143,7 @@ def _flat(steps: Sequence[Bound]) -> list[Bound]:
     return found
 
 
-def tables(steps: Sequence[Bound], input_count: int) -> Tables:
+def tables(steps: Sequence[Bound], input_count: int, threads: int) -> Tables:
     """Return the tables of bound steps.
 
     Parameters
@@ -148,13 +152,17 @@ def tables(steps: Sequence[Bound], input_count: int) -> Tables:
         A whole plan.
     input_count
         Inputs of the program: outputs are numbered after them.
+    threads
+        Of a call, the caller among them.
     """
-    writer = _Writer(input_count)
+    writer = _Writer(input_count, threads)
     segments = writer.sequence(steps)
-    shapes = np.array(writer.shapes or [0], np.int64)
+    shapes, cuts = (np.array(numbers or [0], np.int64) for numbers in (writer.shapes, writer.cuts))
+    rows = np.array(writer.steps, _STEP)
+    rows["cuts"] = cuts.ctypes.data + 8 * rows["cuts"]
     tensors = np.zeros(len(writer.tensors), _TENSOR)
     tensors["device_type"], tensors["lanes"] = _HOST, 1
-    in_arena, patches, kept = [], [], [shapes]
+    in_arena, patches, kept = [], [], [shapes, cuts]
     for n, (operand, first) in enumerate(writer.tensors):
         row, place = tensors[n], operand.place
         row["ndim"], row["shape"] = len(operand.shape), shapes.ctypes.data + 8 * first
@@ -171,7 +179,7 @@ def tables(steps: Sequence[Bound], input_count: int) -> Tables:
             number = place.index + (0 if place.space == INPUT else input_count)
             patches.append((n, number, place.offset_bytes))
     return Tables(
-        np.array(writer.steps, _STEP), np.array(writer.lanes, np.int64).reshape(-1, 2), tensors,
+        rows, np.array(writer.lanes, np.int64).reshape(-1, 2), tensors,
         np.array(in_arena, np.intp), np.array(patches, np.int64).reshape(-1, 3), tuple(segments), tuple(writer.bound),
         tuple(kept),
     )  # fmt: skip

@@ -1,7 +1,8 @@
 /* Threads that share the tasks of a parallel launch with its caller.
  *
- * Every lane (the caller and its helpers) has a range of tasks of its own, the same from call to call, so that what it
- * reads again is in its core's caches; whoever is through with it takes the last task of another. So nobody waits for a thread that has not begun, only for one that has lost
+ * A launch is cut into more tasks than threads where it is long enough (cuts.py). Every lane (the caller and its helpers)
+ * has a range of its own, the same from call to call, so that what it reads again is in its core's caches; whoever is
+ * through with it takes the last task of another. So nobody waits for a thread that has not begun, only for one that has lost
  * its processor within a task: see rescue() and beckon().
  *
  * Launches of several callers stand side by side in slots; one inside a task runs in place. Threads are started when
@@ -69,8 +70,11 @@ static Worker crew[MOST_WORKERS];
 static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t pool_wake = PTHREAD_COND_INITIALIZER;
 static _Atomic int slots_used, sleepers, workers, callers;
-/* Threads that a launch of this thread may use, and whether it is inside a task. */
+/* Threads that a launch of this thread may use; whether it is inside a task. */
 static __thread int allowed, inside_task;
+/* Tasks that the next launches of this thread are cut into, in order; as many as threads beyond them. */
+static __thread const int64_t *cuts;
+static __thread int64_t cut_count;
 #ifdef __linux__
 static cpu_set_t processors;
 static _Atomic int apart_from = -1, only_caller;
@@ -317,10 +321,8 @@ static void wait_for_others(Slot *slot) {
     relax();
     if (n % 64) continue;
     const int64_t now = now_ns();
-    if (!until) until = now + PATIENCE_NS;
-    if (now < until) continue;
-    rescue(slot);
-    until = 0;
+    if (until && now >= until) rescue(slot), until = 0;
+    else if (!until) until = now + PATIENCE_NS;
   }
 }
 
@@ -356,7 +358,7 @@ static void publish(Slot *slot, Task task, void *data, int tasks, int lanes) {
 /* What kernels call in place of TVMBackendParallelLaunch. */
 static int launch(Task task, void *data, int tasks) {
   const int most = allowed > 0 ? allowed : workers + 1;
-  if (tasks <= 0) tasks = most;
+  if (tasks <= 0) tasks = cut_count-- > 0 ? (int)*cuts++ : most;
   Slot *slot = inside_task || tasks < 2 || most < 2 || tasks > MOST_TASKS ? 0 : free_slot();
   if (!slot) {
     Group group = {0, tasks};
@@ -391,6 +393,7 @@ static void begin_call(int threads) {
 }
 
 static void end_call(void) {
+  cut_count = 0; /* they are the call's */
 #ifdef __linux__
   only_caller = 0;
 #endif

@@ -36,6 +36,8 @@ typedef struct {
   int64_t kind, first, count;
   int64_t rows, row_bytes, source_offset, source_pitch, target_offset, target_pitch;
   Function function;
+  const int64_t *cuts; /* tasks of the launches of a CALL, in order */
+  int64_t cut_count;
 } Step;
 
 /* One call of a model. `patches` name tensors that lie in the caller's arrays: tensor, number of the array, offset. */
@@ -54,8 +56,8 @@ typedef struct {
   int64_t failed_step; /* the first step that failed, or -1 */
 } Frame;
 
-/* Copies below this size are done before another thread is awake. */
-enum { SHARED_COPY_BYTES = 1 << 20 };
+/* Copies below this size are done before another thread is awake; larger ones are so many tasks per thread. */
+enum { SHARED_COPY_BYTES = 1 << 20, COPY_TASKS = 4 };
 
 static void fail(Frame *frame, int64_t step) {
   void *error = 0;
@@ -114,6 +116,7 @@ static int lane_task(int task, void *group, void *data) {
 }
 
 static int run_step(Frame *frame, const Step *s, int inside) {
+  cuts = s->cuts, cut_count = s->cut_count;
   if (s->kind == CALL) {
     Argument result = {0, 0, 0};
     return s->function(0, frame->arguments + s->first, (int32_t)s->count, &result);
@@ -123,7 +126,7 @@ static int run_step(Frame *frame, const Step *s, int inside) {
     if (inside || s->rows * s->row_bytes < SHARED_COPY_BYTES)
       copy_rows(s, frame->tensors, 0, s->rows);
     else
-      return launch(copy_task, &shared, 0);
+      return launch(copy_task, &shared, COPY_TASKS * allowed);
     return 0;
   }
   Lanes lanes = {frame, s->first, s->count, 0};

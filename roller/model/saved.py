@@ -26,6 +26,7 @@ from roller.model.kernels import KernelCode, LoadedKernel, load_kernel
 from roller.model.plan_data import plan_from_dict, plan_to_dict
 from roller.model.runner import load_runner
 from roller.model.session import Session
+from roller.processor import missing
 from roller.runtime.bundle_format import checksum, whole_folder
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from roller.model.gpu_runner import GpuSession
 
 FORMAT = "roller-model"
-VERSION = 1
+VERSION = 2
 MANIFEST, ARRAYS, RUNNER = "model.json", "arrays.bin", "runner.so"
 
 
@@ -66,6 +67,7 @@ def save_session(session: Session, folder: str | os.PathLike[str], *, sources: b
             "format": FORMAT,
             "format_version": VERSION,
             "machine": [sys.platform, platform.machine()],
+            "features": sorted({f for k in session.kernels.values() for f in k.code.features}),
             "cores": session.cores,
             "plan": plan_to_dict(session.plan),
             "kernels": [_save_kernel(session, n, key, work, sources) for n, key in enumerate(session.kernels)],
@@ -132,10 +134,10 @@ def load_model(
     where = Path(folder)
     if is_model_bundle(where):
         return load_bundle(where, device)
-    body = _manifest(where)
-    if device is not None:
-        raise ArtifactError(f"{where}: device: expected none for a model of this processor. Leave it away.")
     try:
+        body = _manifest(where)
+        if device is not None:
+            raise ArtifactError(f"{where}: device: expected none for a model of this processor. Leave it away.")
         return _session(where, body, verify)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, MemoryError) as err:
         if isinstance(err, ArtifactError):
@@ -155,14 +157,22 @@ def _manifest(where: Path) -> dict[str, Any]:
     if not isinstance(body, dict) or body.get("format") != FORMAT:
         raise ArtifactError(f"{path}: expected a model of roller, got another kind of file. Pass the right folder.")
     version = body.get("format_version")
-    if not isinstance(version, int) or version > VERSION:
-        raise ArtifactError(f"{path}: expected format {VERSION} or older, got {version}. Upgrade roller to load it.")
+    if version != VERSION:  # the native runner in the folder speaks no other
+        newer = isinstance(version, int) and version > VERSION
+        remedy = "Upgrade roller to load it." if newer else "Save the model again with this roller."
+        raise ArtifactError(f"{path}: expected format {VERSION}, got {version}. {remedy}")
     found = body.pop("checksum", None)
     if found != checksum(body):
         raise ArtifactError(f"{path}: checksum does not match; the file is damaged. Save the model again.")
     here = [sys.platform, platform.machine()]
     if body.get("machine") != here:
         raise ArtifactError(f"{path}: saved for {body.get('machine')}, this is {here}. Compile the model here.")
+    lacking = missing(str(feature) for feature in body["features"])
+    if lacking:
+        raise ArtifactError(
+            f"{path}: expected a processor with {', '.join(body['features'])}, got one without {', '.join(lacking)}. "
+            "Compile the model on this machine, or for a device whose 'mcpu' both have."
+        )
     return body
 
 

@@ -39,7 +39,7 @@ class Session(ModelCalls):
     artifacts
         A CPU kernel by every key the plan's steps name.
     cores
-        Threads a call may use, the caller among them.
+        Threads a call may use, the caller among them; it uses no more than there are processors for it.
     native
         Whether steps run without Python; ``False`` is slower and computes the same.
     consume
@@ -115,8 +115,9 @@ class Session(ModelCalls):
         self.steps = steps
         #: Whether a call wakes other threads: without that it starts none.
         self._wakes = self.cores > 1 and any(wakes_threads(step) for step in steps)
-        self._threads = self.cores if self._wakes else 1
-        self._tables = tables(steps, len(self.plan.program.inputs))
+        # A model saved elsewhere may ask for more than there is here: threads that share a processor only wait.
+        self._threads = min(self.cores, threads.most_threads()) if self._wakes else 1
+        self._tables = tables(steps, len(self.plan.program.inputs), self._threads)
         self._most_frames = max(2, len(threads.processors()))
         # The first call finds its memory at hand; other threads' calls make theirs.
         self._frames: list[Frame] = [self._frame()]

@@ -24,7 +24,7 @@ except ImportError as err:  # pragma: no cover - exercised only without TVM
 
 __all__ = [
     "Call", "SBlockRealize", "Schedule", "ScheduleError", "TensorLoad", "analyzer", "default_pipeline", "dtype_of",
-    "split_host_device", "substitute", "te", "tirx", "tvm", "tvm_ffi",
+    "llvm_features", "split_host_device", "substitute", "te", "tirx", "tvm", "tvm_ffi",
 ]  # fmt: skip
 
 
@@ -57,3 +57,8 @@ def split_host_device(module: Any) -> Any:
     """Split a lowered module into the host module and ``{target: device module}``."""
     # The attribute ``tvm.tirx.build`` is a function that hides the module of the same name.
     return sys.modules["tvm.tirx.build"].split_host_device_mods(module)
+
+
+def llvm_features(target: Any) -> list[str]:
+    """Return the names of all features LLVM knows of a target's processor."""
+    return [str(name) for name in tvm.target.codegen.llvm_get_cpu_features(target)]

@@ -12,10 +12,13 @@ import sys
 import threading
 from pathlib import Path
 
+import hypothesis
+import hypothesis.strategies as st
 import pytest
 
 from roller.errors import BuildError, LaunchError
 from roller.model import runner as module
+from roller.model.cuts import cut
 from roller.model.runner import build_runner, load_runner
 
 CHECKS = Path(__file__).with_name("pool_check.c")
@@ -94,6 +97,19 @@ def test_a_forked_process_starts_threads_of_its_own(runner, launch):
     assert ours.recv() == [(0, [0, 1, 2, 3, 4, 5])] * 20
     child.join(30)
     assert child.exitcode == 0
+
+
+@hypothesis.given(st.integers(1, 5000), st.integers(1, 16), st.floats(0, 1e-2))
+def test_more_tasks_never_cost_an_undisturbed_thread_an_iteration(extent, threads, seconds):
+    tasks = cut(extent, threads, seconds)
+    each = -(-extent // tasks)  # as TVM divides them
+    used = -(-extent // each)
+    assert threads <= tasks <= max(threads, 9 * threads)
+    assert -(-max(used, 1) // threads) * each <= -(-extent // threads)
+
+
+def test_long_loops_are_cut_into_more_tasks_than_threads():
+    assert [cut(256, 2, s) for s in (0.0, 5e-6, 2.5e-5, 1.0)] == [2, 2, 4, 16]
 
 
 @pytest.mark.parametrize("check", ["stress", "limit", "rescued", "beckoned"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from roller.errors import ArtifactError
+from roller.errors import ArtifactError, LaunchError
 from roller.model.memory import plan
 from roller.model.reference import evaluate_program
 from roller.model.saved import load_model
@@ -119,7 +120,10 @@ def place_of(body, name):
 
 
 HOSTILE = {
-    "newer version": (lambda b: b.update(format_version=2), "expected format 1 or older, got 2"),
+    "newer version": (lambda b: b.update(format_version=3), r"expected format 2, got 3\. Upgrade roller"),
+    "older version": (lambda b: b.update(format_version=1), r"expected format 2, got 1\. Save the model again"),
+    "no features": (lambda b: b.pop("features"), "damaged"),
+    "features of another kind": (lambda b: b.update(features=7), "damaged"),
     "another format": (lambda b: b.update(format="zip"), "another kind of file"),
     "another machine": (lambda b: b.update(machine=["amiga", "m68k"]), "saved for"),
     "library outside": (lambda b: b["kernels"][0].update(file="../../etc/passwd"), "outside the folder"),
@@ -146,6 +150,41 @@ def test_a_hostile_manifest_is_refused(name, copy):
     change, match = HOSTILE[name]
     with pytest.raises(ArtifactError, match=match):
         load_model(edited(copy, change))
+
+
+def test_a_model_for_another_processor_is_refused_before_its_code_is_loaded(copy, monkeypatch):
+    needed = json.loads((copy / "model.json").read_text())["features"]
+    assert needed == sorted({f for k in load_model(copy).kernels.values() for f in k.code.features})
+    monkeypatch.setattr("roller.model.saved.load_kernel", lambda *_: pytest.fail("loaded"))
+    foreign = ("fma4", "sve2")  # no processor has both
+    edited(copy, lambda b: b.update(features=[*needed, *foreign]))
+    with pytest.raises(
+        ArtifactError, match=r"expected a processor with .*fma4, sve2, got one without .*Compile the mod"
+    ):
+        load_model(copy)
+
+
+def test_a_kernel_for_another_processor_is_refused_whatever_the_manifest_says(copy):
+    edited(copy, lambda b: b["kernels"][0]["code"].update(features=["fma4", "sve2"]))
+    with pytest.raises(LaunchError, match=r"expected a processor with .*sve2, got one without"):
+        load_model(copy)
+
+
+def test_no_more_threads_than_processors(folder):
+    """A model saved for two threads on a machine that has one to give starts no other."""
+    code = (
+        "import os\n"
+        "os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\n"
+        "import numpy as np, roller\n"
+        f"session = roller.load_model({str(folder)!r})\n"
+        "session.run(np.ones((4, 48), np.float32))\n"
+        "print(session.cores, session._threads, len(os.listdir('/proc/self/task')))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.stdout.split() == ["2", "1", "1"], done.stderr
 
 
 def test_damaged_files_are_refused(copy):

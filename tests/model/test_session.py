@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import ctypes
 import gc
 import multiprocessing
 import os
@@ -48,6 +49,32 @@ def native(request) -> bool:
 def case(request, native) -> tuple[Program, Session]:
     program = CASES[request.param]()
     return program, session_of(program, native=native)
+
+
+@pytest.mark.parametrize("tasks", [3, 7, 1000])
+@pytest.mark.parametrize("make", [programs.dense_block, programs.mixed, programs.lanes])
+def test_loops_may_be_cut_into_any_number_of_tasks(make, tasks, monkeypatch):
+    program = make()
+    monkeypatch.setattr("roller.model.native.cut", lambda _extent, _threads, _seconds: tasks)
+    session, fed = session_of(program), programs.feeds(program)
+    for name, array in evaluate_program(program, fed).items():
+        np.testing.assert_allclose(session.run(fed)[name], array, rtol=1e-4, atol=1e-5)
+
+
+def test_every_parallel_loop_of_a_kernel_has_its_number_of_tasks(monkeypatch):
+    expression = matmul(512, 512, 512)
+    ends = {"x": (512, 512), "w": (512, 512)}
+    steps = [programs.run("mm", ["x", "w"], "y")]
+    big = programs.program(steps, ends, ["y"], {"y": (512, 512)}, {"mm": KernelSource(expression)})
+    monkeypatch.setattr("roller.model.native.cut", lambda extent, _threads, _seconds: 10 * extent)
+    session = session_of(big)
+    code = session.kernels["mm"].code
+    assert code.parallel and len(code.tasks) >= 1
+    row = session._tables.steps[0]
+    found = np.ctypeslib.as_array((ctypes.c_int64 * int(row["cut_count"])).from_address(int(row["cuts"])))
+    assert found.tolist() == [10 * n for n in code.tasks]
+    x = programs.random(0, 512, 512)
+    np.testing.assert_allclose(session.run(x, x), x @ x, rtol=1e-3, atol=1e-3)
 
 
 @pytest.fixture(scope="module")

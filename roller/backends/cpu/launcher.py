@@ -22,6 +22,7 @@ from roller.artifact import KernelArtifact
 from roller.backends.call_options import refuse_unknown
 from roller.backends.constants import constant_arrays
 from roller.backends.cpu import threads
+from roller.backends.cpu.features import check_features
 from roller.backends.dtypes import host_remedy, numpy_dtype
 from roller.errors import LaunchError, counted
 from roller.scratch import scratch_folder
@@ -110,6 +111,7 @@ class CpuKernel:
             )
         if artifact.binary is None:
             raise LaunchError("CPU launcher: the artifact carries no binary. Build it before launching.")
+        check_features(artifact.expression.name, artifact.target.get("features", ()))
         self.artifact = artifact
         self.cores = int(artifact.target.get("cores", 1))
         #: Threads to have ready before a call; a kernel without parallel loops wakes nobody.

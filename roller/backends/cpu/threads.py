@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from roller.errors import LaunchError
+from roller.processor import granted
 
 #: ``int task(int task_id, TVMParallelGroupEnv* env, void* data)`` of TVM's parallel launch.
 _TASK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
@@ -47,6 +48,11 @@ def processors() -> tuple[int, ...]:
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))
+
+
+def most_threads() -> int:
+    """Return how many threads of this process can run at a time."""
+    return granted(len(processors()))
 
 
 def places(workers: int, caller: int, processors: Sequence[int], core_of: Callable[[int], str]) -> list[set[int]]:

@@ -10,8 +10,9 @@ from typing import Any
 
 from roller.codegen.cpu.nest import Stmt
 from roller.errors import BuildError
+from roller.processor import used_by
 from roller.scratch import scratch_folder
-from roller.te.compat import tirx, tvm
+from roller.te.compat import llvm_features, tirx, tvm
 
 ENTRY = "main"
 #: Function that packs constants into panels.
@@ -51,7 +52,7 @@ def build_library(module: Any, mcpu: str, cores: int) -> bytes:
     BuildError
         Where TVM refuses the program, or no C compiler is on PATH to link with.
     """
-    target = tvm.target.Target({"kind": "llvm", "mcpu": mcpu, "num-cores": cores})
+    target = _target(mcpu, cores)
     with scratch_folder() as folder:
         object_file, library = Path(folder, "kernel.o"), Path(folder, "kernel.so")
         try:
@@ -61,6 +62,15 @@ def build_library(module: Any, mcpu: str, cores: int) -> bytes:
             raise BuildError(f"LLVM code generation for '{mcpu}' failed: {_last_lines(str(err))}") from err
         link(object_file, library)
         return library.read_bytes()
+
+
+def features_of(mcpu: str) -> tuple[str, ...]:
+    """Return what a processor must have to run code for ``mcpu``; see :mod:`roller.processor`."""
+    return used_by(map(str, llvm_features(_target(mcpu, 1))))
+
+
+def _target(mcpu: str, cores: int) -> Any:
+    return tvm.target.Target({"kind": "llvm", "mcpu": mcpu, "num-cores": cores})
 
 
 def link(object_file: Path, library: Path) -> None:

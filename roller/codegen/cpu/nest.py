@@ -138,6 +138,31 @@ def is_parallel(body: Stmt) -> bool:
     return any(found)
 
 
+def task_counts(body: Stmt) -> tuple[int, ...]:
+    """Return the tasks of every parallel loop in the order they run; empty where a loop or branch holds one of them.
+
+    Examples
+    --------
+    >>> nest, nothing = Nest(), tirx.Evaluate(integer(0))
+    >>> loop = nest.loop(6, lambda i: nothing, "parallel")
+    >>> task_counts(seq(loop, nothing, loop)), task_counts(nest.loop(2, lambda i: loop))
+    ((6, 6), ())
+    """
+    found: list[int] = []
+    return tuple(found) if _note_tasks(body, found) else ()
+
+
+def _note_tasks(body: Stmt, found: list[int]) -> bool:
+    if isinstance(body, tirx.SeqStmt):
+        return all(_note_tasks(s, found) for s in body.seq)
+    if isinstance(body, tirx.For) and body.kind == tirx.ForKind.PARALLEL:
+        found.append(int(body.extent))
+        return True
+    if isinstance(body, (tirx.For, tirx.IfThenElse, tirx.While)) or getattr(body, "body", None) is None:
+        return not is_parallel(body)
+    return _note_tasks(body.body, found)
+
+
 def seq(*statements: Stmt | None) -> Stmt:
     """Return the statements one after another; ``None`` is skipped."""
     kept = [s for s in statements if s is not None]

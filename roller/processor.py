@@ -1,0 +1,120 @@
+"""What a processor must be able to do for a kernel, and how many of them this process is granted.
+
+Features are instruction sets that code generation uses on its own accord. A kernel names them as Linux does (``flags``
+and ``Features`` of ``/proc/cpuinfo``), so that a machine without one of them refuses it in words: the instruction would
+end the process. Elsewhere NumPy's own detection answers for those it knows; what nobody can tell is taken to be there.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Iterable
+from pathlib import Path
+
+#: Rows of ``/proc/cpuinfo`` that list features: of x86, of Arm.
+_ROWS = ("flags", "Features")
+#: LLVM's name, Linux' name and NumPy's name (empty where it has none). Features for operating systems, cryptography
+#: and tuning are not among them: no kernel contains their instructions.
+_KNOWN = (
+    ("sse3", "pni", "SSE3"), ("ssse3", "ssse3", "SSSE3"), ("sse4.1", "sse4_1", "SSE41"), ("sse4.2", "sse4_2", "SSE42"),
+    ("sse4a", "sse4a", ""), ("popcnt", "popcnt", "POPCNT"), ("lzcnt", "abm", "LZCNT"), ("bmi", "bmi1", "BMI"),
+    ("bmi2", "bmi2", "BMI2"), ("movbe", "movbe", "MOVBE"), ("avx", "avx", "AVX"), ("avx2", "avx2", "AVX2"),
+    ("fma", "fma", "FMA3"), ("fma4", "fma4", "FMA4"), ("xop", "xop", "XOP"), ("f16c", "f16c", "F16C"),
+    ("gfni", "gfni", "GFNI"), ("avxvnni", "avx_vnni", ""), ("avx512f", "avx512f", "AVX512F"),
+    ("avx512cd", "avx512cd", "AVX512CD"), ("avx512bw", "avx512bw", "AVX512BW"), ("avx512dq", "avx512dq", "AVX512DQ"),
+    ("avx512vl", "avx512vl", "AVX512VL"), ("avx512ifma", "avx512ifma", "AVX512IFMA"),
+    ("avx512vbmi", "avx512vbmi", "AVX512VBMI"), ("avx512vbmi2", "avx512_vbmi2", "AVX512VBMI2"),
+    ("avx512vnni", "avx512_vnni", "AVX512VNNI"), ("avx512bitalg", "avx512_bitalg", "AVX512BITALG"),
+    ("avx512vpopcntdq", "avx512_vpopcntdq", "AVX512VPOPCNTDQ"), ("avx512bf16", "avx512_bf16", "AVX512BF16"),
+    ("avx512fp16", "avx512_fp16", "AVX512FP16"),
+    ("neon", "asimd", "ASIMD"), ("fullfp16", "asimdhp", "ASIMDHP"), ("dotprod", "asimddp", "ASIMDDP"),
+    ("fp16fml", "asimdfhm", "ASIMDFHM"), ("rdm", "asimdrdm", ""), ("complxnum", "fcma", ""), ("lse", "atomics", ""),
+    ("jsconv", "jscvt", ""), ("rcpc", "lrcpc", ""), ("i8mm", "i8mm", ""), ("bf16", "bf16", ""), ("sve", "sve", "SVE"),
+    ("sve2", "sve2", ""),
+)  # fmt: skip
+
+
+def used_by(llvm_features: Iterable[str]) -> tuple[str, ...]:
+    """Return the features a kernel may use, as Linux names them, of those LLVM lists for a processor.
+
+    Examples
+    --------
+    >>> used_by(["avx2", "fma", "sse4.2", "xsave", "fast-lzcnt"])
+    ('avx2', 'fma', 'sse4_2')
+    """
+    listed = set(llvm_features)
+    return tuple(sorted(linux for llvm, linux, _ in _KNOWN if llvm in listed))
+
+
+def missing(needed: Iterable[str]) -> tuple[str, ...]:
+    """Return the features among ``needed`` that this machine is known not to have.
+
+    Examples
+    --------
+    >>> missing(["a feature of tomorrow"])
+    ()
+    """
+    flags = _flags(Path("/proc/cpuinfo"))
+    if flags:
+        known = {linux for _, linux, _ in _KNOWN}
+        return tuple(f for f in needed if f in known and f not in flags)
+    found = _of_numpy()
+    return tuple(f for f in needed if found.get(f) is False)
+
+
+@functools.cache
+def _flags(cpuinfo: Path) -> frozenset[str]:
+    """Return what every processor has, by ``/proc/cpuinfo``; empty where there is none."""
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except (OSError, ValueError):
+        return frozenset()
+    rows = [set(row.split()) for key, _, row in (line.partition(":") for line in lines) if key.strip() in _ROWS]
+    return frozenset(set.intersection(*rows)) if rows else frozenset()
+
+
+@functools.cache
+def _of_numpy() -> dict[str, bool]:
+    """Return what NumPy has found out about this machine's features, by Linux' names."""
+    try:
+        found = importlib.import_module("numpy._core._multiarray_umath").__cpu_features__
+    except (ImportError, AttributeError):  # a NumPy that keeps it elsewhere
+        return {}
+    return {linux: bool(found[numpy]) for _, linux, numpy in _KNOWN if numpy in found}
+
+
+def granted(processors: int, root: Path = Path("/")) -> int:
+    """Return how many of the processors a process may run on it may keep busy: its control group can grant fewer.
+
+    A thread more than that makes the group stop all of them for the rest of each period.
+
+    Parameters
+    ----------
+    processors
+        Those it may run on.
+    root
+        Folder to read ``sys`` under.
+
+    Examples
+    --------
+    >>> granted(4, Path("/no/such/folder"))
+    4
+    """
+    group = root / "sys/fs/cgroup"
+    limit = _words(group / "cpu.max") or [
+        *_words(group / "cpu/cpu.cfs_quota_us"),
+        *_words(group / "cpu/cpu.cfs_period_us"),
+    ]
+    try:
+        quota, period = float(limit[0]), float(limit[1])
+    except (IndexError, ValueError):  # "max", or no group at all
+        return processors
+    return max(1, min(processors, int(quota / period))) if quota > 0 and period > 0 else processors
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text().split()
+    except (OSError, ValueError):
+        return []
