@@ -19,8 +19,9 @@ from roller.artifact import KernelArtifact
 from roller.choosing import How, Workshop, choose, first_lowered
 from roller.errors import BuildError, NoCandidateError
 from roller.model.steps import KernelSource
-from roller.onnx.executors import Crew, Forks, Results
+from roller.onnx.executors import Crew, Forks, Results, survivors
 from roller.onnx.jobs import QUICK, Constructed, Job, Settings, Target, construct, jobs_of
+from roller.onnx.light import mark_light, note_light, recall_light
 from roller.onnx.progress import OnProgress, Progress, silent
 from roller.onnx.tasks import Build, Judge, Reference, Task
 from roller.runtime.cache import CachedCandidate, CacheEntry, KernelCache
@@ -167,6 +168,9 @@ class _Run:
     def everything(self) -> None:
         """Look up, construct, and go through the passes."""
         passes = self._passes()
+        timed = self.target.judged and passes[-1] != QUICK
+        if timed and self.cache is not None:
+            recall_light(self.cache.folder, self.jobs)
         missing = self._look_up(self.jobs, passes[-1], "cached")
         quick = passes[0] == QUICK and len(passes) > 1
         bare = self._look_up(missing, QUICK, "predicted") if quick else missing
@@ -174,8 +178,11 @@ class _Run:
             return
         todo = self._construct(missing)
         self.crew.prepare(self.target.spec.target.get("language", ""))
+        if timed:
+            self._mark_light(todo)
         if quick:
             self._pass([j for j in todo if j in bare], QUICK)
+            todo = [j for j in todo if not j.light or j.digest not in self.artifacts]
         self._pass(todo, passes[-1])
 
     def _passes(self) -> tuple[How, ...]:
@@ -213,6 +220,14 @@ class _Run:
                 job.candidates, job.first = known.get(job.digest) or new[job.digest]
         return sorted((j for j in jobs if j.candidates), key=lambda j: (-j.share_s, j.digest))
 
+    def _mark_light(self, todo: Sequence[Job]) -> None:
+        """Find out which kernels are not worth timing, and note it."""
+        chosen = [(j, self.artifacts[j.digest]) for j in self.jobs if j.digest in self.artifacts]
+        others_s = sum(j.uses * float(a.estimate["seconds"]) for j, a in chosen if j not in todo)
+        mark_light(todo, self.target.spec, others_s)
+        if self.cache is not None:
+            note_light(self.cache.folder, self.jobs)
+
     def _pass(self, jobs: Sequence[Job], how: How) -> None:
         """Compile kernels in waves; those another process is at come last."""
         bounded = how != QUICK and self.settings.budget_s is not None
@@ -246,6 +261,7 @@ class _Run:
                 theirs = [j for j, is_free in zip(jobs, free, strict=True) if not is_free]
                 mine = self._look_up([j for j in jobs if j not in theirs], how, "cached")
             self._made_ahead(mine, how)
+            self._checked_ahead(mine, how)
             benches = max(1, self.crew.benches if self.target.judged else 1)
             if benches == 1:
                 for job in mine:
@@ -265,6 +281,18 @@ class _Run:
                 tasks[f"{job.digest}/reference"] = Reference(job.expression, self.settings.seed, periodic)
         self._map({name: task for name, task in tasks.items() if name not in self._made}, how)
 
+    def _checked_ahead(self, jobs: Sequence[Job], how: How) -> None:
+        """Check kernels of this processor that are not timed, in parallel: only timing needs the machine alone."""
+        if not isinstance(self.crew, Forks) or self.target.device or not self.target.judged:
+            return
+        tasks: dict[str, Task] = {}
+        for job in jobs:
+            first, *more = (c.id for c in job.starts_with(how))
+            built = self._made[first].value
+            if built is not None and not more and (job.way(how) == QUICK or job.options.top_k == "auto"):
+                tasks[f"{first}/checked"] = self._judgement(job, {first: built}, timed=False)
+        self._map(tasks, QUICK)  # however long that takes
+
     def _map(self, tasks: Mapping[str, Task], how: How) -> None:
         if not tasks:
             return
@@ -283,7 +311,7 @@ class _Run:
 
     def _finish(self, job: Job, how: How) -> None:
         """Choose the kernel among what was built, and keep it."""
-        self._tell("time" if self.target.judged and how != QUICK else "build", job.expression.name)
+        self._tell("time" if self.target.judged and job.way(how) != QUICK else "build", job.expression.name)
         try:
             kernel = self._chosen(job, how)
         except NoCandidateError as err:
@@ -291,7 +319,7 @@ class _Run:
         else:
             if self.cache is not None:
                 self.cache.store(job.key(how), _entry_of(kernel))
-            bounded = how == QUICK and not self.settings.deterministic
+            bounded = how == QUICK and not self.settings.deterministic and not job.light
             self._done(job, kernel.artifact, "predicted" if bounded else "compiled")
         reached = how == QUICK and job.digest in self.artifacts
         for name in [f"{job.digest}/reference", *(c.id for c in job.candidates)]:
@@ -315,7 +343,7 @@ class _Run:
         if not self.target.judged:
             return first_lowered(job.expression, self.target.spec, job.candidates, take)
         shop = Workshop(job.expression, self.target.spec, job.options, take, self._judge(job), build)
-        return choose(shop, job.candidates, how)
+        return choose(shop, job.candidates, job.way(how))
 
     def _judge(self, job: Job) -> Callable[[Mapping[str, KernelArtifact], bool], Mapping[str, Record]]:
         def judge(artifacts: Mapping[str, KernelArtifact], timed: bool) -> Mapping[str, Record]:
@@ -324,13 +352,20 @@ class _Run:
             reference = self._made.get(f"{job.digest}/reference")
             if reference is not None and reference.value is None:
                 return {i: Record(i, "failed", f"no reference: {reference.record.reason}") for i in artifacts}
-            oracle: Oracle | None = None if reference is None else reference.value
-            spec, seed, device = self.target.spec, self.settings.seed, self.target.device
-            task = Judge(job.expression, spec, artifacts, timed, seed, oracle, device, job.rotating_bytes)
+            task = self._judgement(job, artifacts, timed)
+            ahead = None if timed else self._made.pop(f"{next(iter(artifacts))}/checked", None)
+            if ahead is not None:
+                return survivors(task, ahead, lambda _: ahead)
             with self._machine(alone=timed) if self.crew.benches == 0 else contextlib.nullcontext():
                 return self.crew.judge(task)
 
         return judge
+
+    def _judgement(self, job: Job, artifacts: Mapping[str, KernelArtifact], timed: bool) -> Judge:
+        reference = self._made.get(f"{job.digest}/reference")
+        oracle: Oracle | None = None if reference is None else reference.value
+        spec, seed, device = self.target.spec, self.settings.seed, self.target.device
+        return Judge(job.expression, spec, artifacts, timed, seed, oracle, device, job.rotating_bytes)
 
     def _done(self, job: Job, artifact: KernelArtifact, origin: str) -> None:
         self.artifacts[job.digest], self.origins[job.digest] = artifact, origin

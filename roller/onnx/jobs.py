@@ -88,6 +88,7 @@ class Job:
 
     ``full`` is its key as a kernel alone, its identity here; ``timed`` what the cache has it under where candidates are
     timed as in a model, with constants that take turns (``rotating_bytes``; 0 for those that are always the same).
+    One that is ``light`` is not timed at all: its share of the model is so small that no choice shows in it.
     """
 
     expression: TensorExpr
@@ -96,6 +97,7 @@ class Job:
     quick: CacheKey
     timed: CacheKey
     rotating_bytes: int = 0
+    light: bool = False
     names: list[tuple[str, TensorExpr]] = field(default_factory=list)
     uses: int = 0
     candidates: tuple[Candidate, ...] = ()
@@ -113,11 +115,15 @@ class Job:
 
     def key(self, how: How) -> CacheKey:
         """Return what the cache has the kernel under that is chosen so."""
-        return self.quick if how == QUICK else self.timed
+        return self.quick if self.way(how) == QUICK else self.timed
+
+    def way(self, how: How) -> How:
+        """Return how it is chosen where kernels that weigh enough are chosen by ``how``."""
+        return QUICK if self.light else how
 
     def starts_with(self, how: How) -> list[Candidate]:
         """Candidates that are made whatever comes of them."""
-        return [self.candidates[0]] if how == QUICK else [self.candidates[n] for n in self.first]
+        return [self.candidates[0]] if self.way(how) == QUICK else [self.candidates[n] for n in self.first]
 
 
 def jobs_of(

@@ -15,6 +15,8 @@ _LONG_S = 0.02
 _COLD = 3.0
 #: Turns of every finalist.
 _ROUNDS = 7
+#: Part of its seconds that a candidate is timed for before the final, which decides.
+_HEAT = 1 / 3
 
 
 @dataclass(frozen=True)
@@ -94,8 +96,8 @@ def compare(
     contenders
         The next is asked for when the one before has been timed.
     budget_s
-        Seconds per candidate that is measured, and for all finalists together; exceeded only for kernels that are long
-        themselves.
+        Seconds for all finalists together, and a third of them per candidate before; exceeded only for kernels that are
+        long themselves.
 
     Returns
     -------
@@ -116,7 +118,7 @@ def compare(
             once = run_once(c.run)
             out[c.name] = Timing(once, min(once, first), 1, 1)
         else:
-            out[c.name] = measure(c.run, budget_s=budget_s, min_samples=3, warm_up=1)
+            out[c.name] = measure(c.run, budget_s=_HEAT * budget_s, min_samples=3, warm_up=1)
         ahead = sorted([*ahead, c], key=lambda a: out[a.name].median_s)[:finalists]  # the others may be forgotten
     if len(ahead) > 1 and out[ahead[0].name].median_s <= _LONG_S:
         out.update(_final(ahead, out, budget_s))

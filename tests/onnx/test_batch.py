@@ -11,13 +11,16 @@ import pytest
 import roller
 from roller.arguments import target_of
 from roller.backends.cpu.launcher import CpuKernel
+from roller.choosing import How
 from roller.construction.options import ConstructOptions
 from roller.errors import BuildError, NoCandidateError
+from roller.hardware import load_spec
 from roller.model.steps import KernelSource
 from roller.onnx import tasks
 from roller.onnx.batch import compile_kernels
 from roller.onnx.executors import Forks, survivors
-from roller.onnx.jobs import Settings, Target, rotation
+from roller.onnx.jobs import Settings, Target, jobs_of, rotation
+from roller.onnx.light import mark_light
 from roller.runtime.build_pool import BuildResult
 from roller.runtime.cache import CacheKey, KernelCache
 from roller.runtime.cache_lock import file_lock
@@ -84,6 +87,39 @@ def test_a_model_times_kernels_with_constants_its_caches_lost(cache, monkeypatch
     assert sorted(seen) == [0, rotation(spec, 1 << 40)] and spec.memory_layers[-2].capacity_bytes < max(seen)
     again = compile_kernels(wanted, target(), settings(top_k=2), cache=cache)
     assert again.origins == {"k": "compiled", "bare": "cached"} and seen[-1] == 0
+
+
+def test_kernels_whose_choice_no_measurement_of_the_model_shows_are_not_timed(cache, monkeypatch):
+    heavy, lighter = roller.ops.matmul(192, 192, 192), roller.ops.matmul(40, 24, 72)
+    wanted, seen = {"heavy": KernelSource(heavy), "light": KernelSource(lighter)}, []
+    judge = Forks.judge
+    monkeypatch.setattr(
+        Forks, "judge", lambda self, task: seen.append((task.expression, task.timed)) or judge(self, task)
+    )
+    spec = target().spec.with_overrides({"accuracy.ranking_error": 0.3})  # so that both have something to choose
+    for origin in ("compiled", "cached"):
+        batch = compile_kernels(
+            wanted, replace(target(), spec=spec), settings(top_k="auto"), uses={"heavy": 1000}, cache=cache
+        )
+        assert set(batch.origins.values()) == {origin}
+        assert seen == [(heavy, True)], "the other was checked beside the builds"
+    assert batch.artifacts["heavy"].measured_s and batch.artifacts["light"].measured_s is None
+    alike = compile_kernels(wanted, replace(target(), spec=spec), settings(top_k="auto"), cache=cache)
+    assert alike.origins["heavy"] == "cached"
+
+
+@pytest.mark.parametrize(("uses", "light"), [((1, 1), []), ((1, 1000), [0]), ((1000, 1), [1])])
+def test_the_lightest_kernels_are_those_that_cost_the_model_least(uses, light):
+    spec = load_spec("cpu-avx512").with_overrides({"accuracy.ranking_error": 0.3})
+    wanted = {n: KernelSource(roller.ops.matmul(n, n, n)) for n in (128, 132)}
+    jobs = jobs_of(wanted, Target(spec, False), settings(top_k="auto"), dict(zip(wanted, uses, strict=True)))
+    for job in jobs:
+        job.candidates, job.first = tasks.Construct(job.expression, spec, job.options, How()).run()
+        assert len(job.first) > 1
+    mark_light(jobs, spec, 0.0)
+    assert [n for n, job in enumerate(jobs) if job.light] == light
+    mark_light(jobs, spec, 1.0)
+    assert all(job.light for job in jobs), "beside a second of other kernels"
 
 
 def test_a_warm_batch_loads_neither_compiler_nor_constructor(cache):

@@ -192,11 +192,9 @@ class CpuKernel:
     def _copies(self, total_bytes: int) -> list[tuple[Any, ...]]:
         """Return more of what a call holds: with the first one ``total_bytes``, if that takes no more than it may."""
         own_bytes = sum(a.nbytes for a in self._held_arrays)
-        count = min(_MOST_COPIES, math.ceil(total_bytes / own_bytes)) - 1 if own_bytes else 0
-        return [
-            tuple(self._view(_copied(a)) for a in self._held_arrays)  # the view owns its copy
-            for _ in range(count)
-        ]
+        count = max(1, min(_MOST_COPIES, math.ceil(total_bytes / own_bytes))) - 1 if own_bytes else 0
+        copies = [map(self._view, _copied(a, count)) for a in self._held_arrays]  # the views own them
+        return list(zip(*copies, strict=True))
 
     def _views(self, arrays: Sequence[Any], out: Any) -> tuple[list[np.ndarray], Any]:
         """Return the checked arguments as the kernel takes them, and what the caller gets back.
@@ -354,10 +352,11 @@ def _aligned(shape: tuple[int, ...], dtype: str) -> np.ndarray:
     return raw[start : start + size].view(dtype).reshape(shape)
 
 
-def _copied(array: np.ndarray) -> np.ndarray:
-    copy = _aligned(array.shape, str(array.dtype))
-    copy[...] = array
-    return copy
+def _copied(array: np.ndarray, count: int) -> list[np.ndarray]:
+    """Return copies that each start at a cache line."""
+    rows = _aligned((count, -(-array.nbytes // _LINE_BYTES) * _LINE_BYTES), "uint8")
+    rows[:, : array.nbytes] = array.reshape(-1).view(np.uint8)
+    return [row[: array.nbytes].view(array.dtype).reshape(array.shape) for row in rows]
 
 
 def _as_numpy(value: Any, where: str, name: str) -> np.ndarray:
