@@ -25,6 +25,7 @@ from roller.model.session import Session
 from roller.model.steps import Run, Step, Together
 from roller.onnx.compile import compile_partitioned, partitioned, read
 from roller.onnx.compiled_model import CompiledModel
+from roller.onnx.options import ModelOptions
 
 
 def predicted_s(made: CompiledModel) -> float:
@@ -67,8 +68,8 @@ def sections(plan: Plan) -> tuple[int, int, int]:
 def measure(model: Path, rounds: int, deterministic: bool) -> dict[str, Any]:
     """Compile a model both ways and run both in turn."""
     program = partitioned(read(str(model)))
-    serial = compile_partitioned(program, deterministic=deterministic, side_by_side=False)
-    together = compile_partitioned(program, deterministic=deterministic)
+    serial = compile_partitioned(program, how=ModelOptions(deterministic=deterministic, side_by_side=False))
+    together = compile_partitioned(program, how=ModelOptions(deterministic=deterministic))
     sessions = [Session(m.plan, m.artifacts, cores=m.spec.units) for m in (serial, together)]
     feeds = random_feeds(model)
     results = [s.run(None, feeds) for s in sessions]

@@ -78,8 +78,8 @@ def compile_model_command(
         if list_unsupported:
             return _list(_read(model, batch, shapes, as_json), as_json)
         made = _compile(
-            model, batch, shapes, fallback, as_json, cache, device=device, top_k=top_k, budget_s=budget,
-            scheduler=scheduler, workers=workers, deterministic=deterministic,
+            model, device, batch, shapes, fallback, as_json, top_k=top_k, budget_s=budget, scheduler=scheduler,
+            workers=workers, cache=cache, deterministic=deterministic,
         )  # fmt: skip
         if out is not None:
             made.save(out, _expected(made, model) if made.spec.kind == "gpu" else ())
@@ -94,18 +94,21 @@ def compile_model_command(
 
 
 def _compile(
-    model: Path, batch: int | None, shapes: Sequence[str] | None, fallback: str | None, as_json: bool, cache: bool,
+    model: Path, device: str, batch: int | None, shapes: Sequence[str] | None, fallback: str | None, as_json: bool,
     **options: Any,
 ) -> CompiledModel:  # fmt: skip
     """Return the model compiled; what cannot be is listed, and left with exit code 2."""
     from roller.onnx import compile as stages
+    from roller.onnx.options import ModelOptions
+
+    how = ModelOptions(**options)
 
     def make() -> Program:
         return _partitioned(_read(model, batch, shapes, as_json), fallback, as_json)
 
     # Not within the compilation: a list of what is refused stands for itself, without a bar above it.
-    program = stages.program_of(make, model, batch, _shapes_of(shapes), noted=cache and fallback is None)
-    return stages.compile_partitioned(program, cache=cache, **options)
+    program = stages.program_of(make, model, batch, _shapes_of(shapes), noted=how.cache and fallback is None)
+    return stages.compile_partitioned(program, device, how)
 
 
 def _read(model: Path, batch: int | None, shapes: Sequence[str] | None, as_json: bool) -> Graph:

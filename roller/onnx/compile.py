@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from roller.arguments import options_of, target_of
+from roller.arguments import target_of
 from roller.construction.options import ConstructOptions
-from roller.errors import RollerError, RollerWarning
+from roller.errors import RollerWarning
 from roller.hardware import DeviceSpec
 from roller.hardware.detect import is_this_machine
 from roller.model.memory import plan
@@ -27,6 +27,7 @@ from roller.onnx.compiled_model import CompiledModel, uses_of
 from roller.onnx.coschedule import coscheduled
 from roller.onnx.executors import Crew, crew_of
 from roller.onnx.jobs import Constructed, Settings, Target, construct
+from roller.onnx.options import TOP_K, ModelOptions
 from roller.onnx.predictions import Predictions
 from roller.onnx.program_note import ProgramNote
 from roller.onnx.progress import OnProgress, shown, silent
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
     from roller.model.gpu_runner import GpuSession
     from roller.onnx.graph import Graph
 
-#: Candidates per kernel unless said otherwise: those the model cannot tell apart.
-TOP_K: Literal["auto"] = "auto"
 #: What the first byte of a value within another one is a multiple of on a GPU: its widest access.
 _ALIGN_BYTES = {"cpu": 1, "gpu": 16}
 
@@ -122,10 +121,10 @@ def compile_model(
         # What another runtime computes is said every time; arrays that are known now are the caller's.
         return program_of(make, model, batch, shapes, noted=cache and fallback is None and not values)
 
-    made = compile_partitioned(
-        program, device, top_k=top_k, options=options, budget_s=budget_s, executor=executor, scheduler=scheduler,
-        workers=workers, cache=cache, progress=progress, deterministic=deterministic, side_by_side=side_by_side,
-    )  # fmt: skip
+    how = ModelOptions(
+        top_k, options, budget_s, executor, scheduler, workers, cache, progress, deterministic, side_by_side
+    )
+    made = compile_partitioned(program, device, how)
     return made.session(consume=True) if made.runs_here else made
 
 
@@ -170,31 +169,23 @@ def partitioned(graph: Graph, *, fallback: str | None = None) -> Program:
 
 
 def compile_partitioned(
-    program: Program | Callable[[], Program],
-    device: str | DeviceSpec = "cpu",
-    *,
-    top_k: int | Literal["auto"] = TOP_K,
-    options: ConstructOptions | None = None,
-    budget_s: float | None = None,
-    executor: concurrent.futures.Executor | None = None,
-    scheduler: Any = None,
-    workers: int | None = None,
-    cache: bool = True,
-    progress: OnProgress | bool | None = None,
-    deterministic: bool = False,
-    side_by_side: bool = True,
+    program: Program | Callable[[], Program], device: str | DeviceSpec = "cpu", how: ModelOptions | None = None
 ) -> CompiledModel:
     """Compile what :func:`partitioned` gave, or what a function gives once the other arguments are seen to be right.
 
-    Parameters are those of :func:`compile_model`.
+    Raises
+    ------
+    RollerError
+        As :func:`compile_model`, before the function is asked where an argument is wrong.
     """
-    settings = Settings(options_of(options, top_k), deterministic, _seconds_of(budget_s))
-    target, crew = hire(device, executor, scheduler, workers)
-    kept = KernelCache() if cache else None
+    how = how or ModelOptions()
+    settings = how.settings()
+    target, crew = hire(device, how.executor, how.scheduler, how.workers)
+    kept = KernelCache() if how.cache else None
     try:
-        with shown(progress) as show:
+        with shown(how.progress) as show:
             given = program() if callable(program) else program
-            return compile_program(given, target, settings, crew, kept, progress=show, side_by_side=side_by_side)
+            return compile_program(given, target, settings, crew, kept, progress=show, side_by_side=how.side_by_side)
     finally:
         crew.close()
 
@@ -251,10 +242,3 @@ def compile_program(
     made = plan(program, predicted_s=predicted, value_align_bytes=_ALIGN_BYTES[target.spec.kind])
     seconds["plan"] = time.monotonic() - before
     return CompiledModel(made, batch.artifacts, target.spec, target, batch, seconds)
-
-
-def _seconds_of(budget_s: float | None) -> float | None:
-    number = isinstance(budget_s, (int, float)) and not isinstance(budget_s, bool)
-    if budget_s is not None and not (number and budget_s >= 0):
-        raise RollerError(f"budget_s: expected seconds of at least 0, or None, got {budget_s!r}.")
-    return budget_s
