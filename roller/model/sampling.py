@@ -17,13 +17,17 @@ def grid_sample(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -
     spatial = data.shape[2:]
     taps = []
     for d, size in enumerate(spatial):
-        place = grid[..., len(spatial) - 1 - d].astype("float64")  # x comes first
-        place = (place + 1) / 2 * (size - 1) if align else ((place + 1) * size - 1) / 2
+        place = grid[..., len(spatial) - 1 - d]  # x comes first
+        place = place.astype("float32") if place.dtype.itemsize < 4 else place
+        # In the grid's precision: the last bit decides which neighbour is the nearest one.
+        place = ((place + 1) / 2 * (size - 1) if align else ((place + 1) * size - 1) / 2).astype("float64")
         if attributes["mode"] == "nearest":
             place = xp.rint(place)
         bounds = (0.0, size - 1.0) if align else (-0.5, size - 0.5)
         outside = (place < bounds[0]) | (place > bounds[1])
-        if padding == "border":
+        if attributes["mode"] == "cubic":
+            pass  # every neighbour is brought within by itself
+        elif padding == "border":
             place = xp.where(outside, xp.clip(place, 0, size - 1), place)
         elif padding == "reflection":
             place = xp.where(outside, _reflected(xp, place, *bounds), place)

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 
 from roller.model.steps import Value
+from roller.onnx.completing import completed
 from roller.onnx.graph import Node
 from roller.onnx.loading import Loaded
 from roller.onnx.types import element_type, onnx_dtype, static_value, tensor_type
@@ -57,6 +58,12 @@ class Inference:
 
     def types(self, node: onnx.NodeProto, traced: Node) -> list[Value | None] | str:
         """Return the types of a node's outputs (``None`` where unknown), or why the node is refused."""
+        inputs = [self.values[i] if i else None for i in traced.inputs]
+        found, constants = self._types(node, traced), [self.constants.get(i) for i in traced.inputs]
+        return completed(found, traced, node.output, inputs, constants)
+
+    def _types(self, node: onnx.NodeProto, traced: Node) -> list[Value | None] | str:
+        """Return what onnx, or the model itself, says of a node."""
         schema = self.schema(traced)
         declared = [self.declared.get(o) for o in node.output]
         if schema is None:

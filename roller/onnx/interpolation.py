@@ -33,13 +33,20 @@ class Sampling:
     roi: tuple[float, float] = (0.0, 1.0)
 
     def coordinates(self) -> np.ndarray:
-        """Return the place in the source of every position of the target, float64 ``(target,)``."""
-        x, n, scale = np.arange(self.target, dtype=np.float64), self.source, self.scale
-        length = scale * n
+        """Return the place in the source of every position of the target, float64 ``(target,)``.
+
+        It is computed in float32, as ONNX Runtime and the package's reference do: which neighbour is the nearest one
+        hangs on its last bit (``1.5 / 0.6 - 0.5`` is 2 for them).
+        """
+        return self._coordinates().astype(np.float64)
+
+    def _coordinates(self) -> np.ndarray:
+        x, scale = np.arange(self.target, dtype=np.float32), np.float32(self.scale)
+        n, length = np.float32(self.source), np.float32(self.scale) * np.float32(self.source)
         if self.mode == "half_pixel":
             return (x + 0.5) / scale - 0.5
         if self.mode == "pytorch_half_pixel":
-            return (x + 0.5) / scale - 0.5 if length > 1 else np.zeros_like(x) - 0.5
+            return (x + 0.5) / scale - 0.5 if self.target > 1 else np.zeros_like(x)
         if self.mode == "half_pixel_symmetric":
             offset = n / 2 * (1 - self.target / length)
             return offset + (x + 0.5) / scale - 0.5
@@ -50,10 +57,10 @@ class Sampling:
         if self.mode == "tf_half_pixel_for_nn":
             return (x + 0.5) / scale
         if self.mode == "tf_crop_and_resize":
-            begin, end = self.roi
+            begin, end = np.float32(self.roi)
             if self.target == 1:
                 return np.full(1, 0.5 * (begin + end) * (n - 1))
-            return begin * (n - 1) + x * (end - begin) * (n - 1) / (self.target - 1)
+            return begin * (n - 1) + x * (end - begin) * (n - 1) / np.float32(self.target - 1)
         raise Unsupported(f"Resize with coordinate_transformation_mode='{self.mode}' is none that ONNX defines")
 
     def outside(self) -> np.ndarray:
@@ -63,8 +70,13 @@ class Sampling:
 
 
 def nearest(sampling: Sampling, rounding: str) -> np.ndarray:
-    """Return the position each element of the target takes, ``(target,)``; ``rounding`` is ONNX's nearest_mode."""
+    """Return the position each element of the target takes, ``(target,)``; ``rounding`` is ONNX's nearest_mode.
+
+    ``simple`` is what there was before: down where an axis grows, up where it shrinks.
+    """
     x = sampling.coordinates()
+    if rounding == "simple":
+        rounding = "ceil" if sampling.scale < 1 else "floor"
     rounds: dict[str, Callable[[], np.ndarray]] = {
         "round_prefer_floor": lambda: np.ceil(x - 0.5),
         "round_prefer_ceil": lambda: np.floor(x + 0.5),

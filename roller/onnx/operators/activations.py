@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import ml_dtypes
+
+from roller.backends.dtypes import numpy_dtype
 from roller.expr import Scalar, Stage
 from roller.onnx.elementwise import (
     FLOATS,
@@ -57,17 +60,19 @@ def _clipped(x: Scalar, low: Scalar | None, high: Scalar | None) -> Scalar:
 
 @lowers("Clip")
 def clip(site: Site) -> Lowered:
-    """Lower bounds given as attributes (before version 11) or as scalar inputs."""
+    """Lower bounds given as attributes (before version 11) or as scalar inputs; the type's own where there is none."""
     require(site.output, (*FLOATS, *INTEGERS), "Clip")
-    axes = axes_of(site.output.shape)
+    axes, dtype = axes_of(site.output.shape), site.output.dtype
 
-    def bound(position: int, name: str) -> Scalar | None:
+    def bound(position: int, name: str, sign: int) -> Scalar | None:
         value = site.attribute(name)
-        if value is not None:
-            return literal(value, computed(site.output.dtype))
-        return None if site.input(position) is None else operand(site, position, axes)
+        if value is None and site.input(position) is not None:
+            return operand(site, position, axes)
+        if value is None and dtype in FLOATS:  # infinities are clipped
+            value = sign * float(ml_dtypes.finfo(numpy_dtype(dtype)).max)
+        return None if value is None else literal(value, computed(dtype))
 
-    return pointwise(site, axes, _clipped(operand(site, 0, axes), bound(1, "min"), bound(2, "max")))
+    return pointwise(site, axes, _clipped(operand(site, 0, axes), bound(1, "min", -1), bound(2, "max", 1)))
 
 
 def _less(a: Scalar, b: Scalar, yes: Scalar, no: Scalar) -> Scalar:

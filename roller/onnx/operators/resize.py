@@ -25,14 +25,14 @@ def upsample(site: Site) -> Lowered:
     """Lower the operator before Resize: floor of ``x / scale``, and linear by the same coordinates."""
     given = site.attribute("scales")
     scales = site.known(1, "Upsample's scales") if given is None else np.asarray(given)
-    return _resized(site, scales, None, "asymmetric", "floor")
+    return _resized(site, scales, None, "asymmetric", "simple")
 
 
 @lowers("Resize")
 def resize(site: Site) -> Lowered:
     """Lower any of ONNX's coordinate transformations and kernels."""
     if len(site.inputs) == 2:  # version 10: scales come second
-        return _resized(site, site.known(1, "Resize's scales"), None, "asymmetric", "floor")
+        return _resized(site, site.known(1, "Resize's scales"), None, "asymmetric", "simple")
     scales, sizes = site.known(2, "Resize's scales"), site.known(3, "Resize's sizes")
     mode = _text(site, "coordinate_transformation_mode", "half_pixel")
     rounding = _text(site, "nearest_mode", "round_prefer_floor")

@@ -1,0 +1,85 @@
+"""Shapes that onnx does not infer though they are known: a rule per operator, asked where inference says nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from roller.model.steps import Value
+from roller.onnx.graph import Node
+
+Inputs = Sequence[Value | None]
+Constants = Sequence[np.ndarray | None]
+#: The shape of the first result, from the types of a node's inputs and those of them that are constant.
+Rule = Callable[[Node, Inputs, Constants], tuple[int, ...] | None]
+
+
+def completed(
+    found: list[Value | None] | str, node: Node, outputs: Sequence[str], inputs: Inputs, constants: Constants
+) -> list[Value | None] | str:
+    """Return the types of a node's outputs with the first one filled in, if it is missing and a rule knows it.
+
+    Parameters
+    ----------
+    found
+        What inference says: types, ``None`` where it does not know, or why it refuses the node. Only that a node is
+        deprecated is no reason here.
+    node, outputs
+        The node, and its outputs as it names them.
+    inputs, constants
+        Types of its inputs, and those that are constant; ``None`` where absent, or not constant.
+    """
+    rule = None if node.domain else _RULES.get(node.op)
+    missing = "deprecated" in found if isinstance(found, str) else found[0] is None
+    if rule is None or not missing or not inputs or (first := inputs[0]) is None:
+        return found
+    shape = rule(node, inputs, constants)
+    return found if shape is None else [Value(outputs[0], shape, first.dtype), *[None] * (len(outputs) - 1)]
+
+
+def _same(node: Node, inputs: Inputs, constants: Constants) -> tuple[int, ...] | None:
+    """Return the shape of a result that has its input's: onnx infers none for a definition, and nothing deprecated."""
+    return None if inputs[0] is None else inputs[0].shape
+
+
+def _tuples(node: Node, inputs: Inputs, constants: Constants) -> tuple[int, ...] | None:
+    """Return the shape of slices that tuples name; onnx takes no single tuple."""
+    data, indices = inputs[0], inputs[1]
+    batch = int(node.attributes.get("batch_dims", 0))
+    if data is None or indices is None or not indices.shape or indices.shape[-1] + batch > len(data.shape):
+        return None
+    return (*indices.shape[:-1], *data.shape[batch + indices.shape[-1] :])
+
+
+def _chosen(node: Node, inputs: Inputs, constants: Constants) -> tuple[int, ...] | None:
+    """Return the shape of what a constant condition leaves."""
+    data, condition = inputs[0], constants[1]
+    if data is None or condition is None:
+        return None
+    axis = node.attributes.get("axis")
+    length = data.elements if axis is None else data.shape[axis] if -len(data.shape) <= axis < len(data.shape) else -1
+    if condition.ndim != 1 or condition.size > length:
+        return None
+    left = int(np.count_nonzero(condition))
+    if axis is None:
+        return (left,)
+    axis %= len(data.shape)
+    return (*data.shape[:axis], left, *data.shape[axis + 1 :])
+
+
+def _cut(node: Node, inputs: Inputs, constants: Constants) -> tuple[int, ...] | None:
+    """Return the shape of a slice by attributes (before version 10); onnx infers none where nothing is left."""
+    if inputs[0] is None or "starts" not in node.attributes or "ends" not in node.attributes:
+        return None
+    shape = list(inputs[0].shape)
+    starts, ends = node.attributes["starts"], node.attributes["ends"]
+    axes = node.attributes.get("axes", tuple(range(len(starts))))
+    if not len(starts) == len(ends) == len(axes) or any(not -len(shape) <= a < len(shape) for a in axes):
+        return None
+    for axis, start, end in zip(axes, starts, ends, strict=True):
+        shape[axis] = len(range(*slice(start, end).indices(inputs[0].shape[axis])))
+    return tuple(shape)
+
+
+_RULES: dict[str, Rule] = {"GroupNormalization": _same, "GatherND": _tuples, "Compress": _chosen, "Slice": _cut}
