@@ -34,7 +34,10 @@ def completed(
     missing = "deprecated" in found if isinstance(found, str) else found[0] is None
     if rule is None or not missing or not inputs or (first := inputs[0]) is None:
         return found
-    shape = rule(node, inputs, constants)
+    try:
+        shape = rule(node, inputs, constants)
+    except (IndexError, TypeError, ValueError):  # inputs or attributes that are none of this operator's
+        return found
     return found if shape is None else [Value(outputs[0], shape, first.dtype), *[None] * (len(outputs) - 1)]
 
 

@@ -7,6 +7,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
+from roller.errors import ModelError
 from roller.onnx.compile import partitioned, read
 from roller.onnx.evaluate import _REFERENCE_IS_WRONG
 from tests.onnx.random_families import FAMILIES, FamilyCase, compiled, evaluated, family_case, judged, outcome
@@ -142,6 +143,15 @@ def test_shapes_that_onnx_does_not_infer_though_they_are_known():
     cut = helper.make_node("Slice", ["x"], ["y"], starts=[9], ends=[-8], axes=[0])
     c = made([cut], {"x": x}, opset=8)
     assert evaluated(c)["y"].shape == judged(c)["y"].shape == (0, 4)
+
+
+@pytest.mark.parametrize("op", ["Compress", "GatherND", "GroupNormalization", "Slice"])
+def test_nodes_without_their_inputs_are_refused(op):
+    x = {"x": np.zeros((2, 3), np.float32)}
+    proto = made([helper.make_node("Identity", ["x"], ["y"])], x).proto
+    proto.graph.node[0].CopyFrom(helper.make_node(op, ["x"], ["y"], axis="a"))
+    with pytest.raises(ModelError):
+        partitioned(read(proto))
 
 
 def test_one_tuple_names_one_slice():
