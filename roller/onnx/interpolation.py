@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -38,9 +39,9 @@ class Sampling:
         It is computed in float32, as ONNX Runtime and the package's reference do: which neighbour is the nearest one
         hangs on its last bit (``1.5 / 0.6 - 0.5`` is 2 for them).
         """
-        return self._coordinates().astype(np.float64)
+        return np.asarray(self._coordinates(), np.float64)
 
-    def _coordinates(self) -> np.ndarray:
+    def _coordinates(self) -> Any:
         x, scale = np.arange(self.target, dtype=np.float32), np.float32(self.scale)
         n, length = np.float32(self.source), np.float32(self.scale) * np.float32(self.source)
         if self.mode == "half_pixel":
@@ -57,7 +58,7 @@ class Sampling:
         if self.mode == "tf_half_pixel_for_nn":
             return (x + 0.5) / scale
         if self.mode == "tf_crop_and_resize":
-            begin, end = np.float32(self.roi)
+            begin, end = np.float32(self.roi[0]), np.float32(self.roi[1])
             if self.target == 1:
                 return np.full(1, 0.5 * (begin + end) * (n - 1))
             return begin * (n - 1) + x * (end - begin) * (n - 1) / np.float32(self.target - 1)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
-import ml_dtypes
-
-from roller.backends.dtypes import numpy_dtype
 from roller.expr import Scalar, Stage
 from roller.onnx.elementwise import (
     FLOATS,
@@ -26,6 +24,9 @@ from roller.onnx.elementwise import (
 from roller.onnx.lowering import Compute, Lowered, Reshaped, Site, Unsupported, lowers
 from roller.ops.scalars import ELEMENT_FUNCTIONS
 
+#: The largest number of a type.
+_LARGEST = {"float16": 65504.0, "bfloat16": (2 - 2**-7) * 2.0**127, "float32": (2 - 2**-23) * 2.0**127,
+            "float64": sys.float_info.max}  # fmt: skip
 #: Literal of the dtype computed in.
 _Literal = Callable[[float], Scalar]
 
@@ -69,7 +70,7 @@ def clip(site: Site) -> Lowered:
         if value is None and site.input(position) is not None:
             return operand(site, position, axes)
         if value is None and dtype in FLOATS:  # infinities are clipped
-            value = sign * float(ml_dtypes.finfo(numpy_dtype(dtype)).max)
+            value = sign * _LARGEST[dtype]
         return None if value is None else literal(value, computed(dtype))
 
     return pointwise(site, axes, _clipped(operand(site, 0, axes), bound(1, "min", -1), bound(2, "max", 1)))
