@@ -119,7 +119,7 @@ def compile_model(
             return partitioned(graph, fallback=fallback)
 
         # What another runtime computes is said every time; arrays that are known now are the caller's.
-        return program_of(make, model, batch, shapes, noted=cache and fallback is None and not values)
+        return program_of(make, model, batch, shapes, base_dir, noted=cache and fallback is None and not values)
 
     how = ModelOptions(
         top_k, options, budget_s, executor, scheduler, workers, cache, progress, deterministic, side_by_side
@@ -147,11 +147,13 @@ def program_of(
     model: str | Path | bytes | onnx.ModelProto,
     batch: int | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
+    base_dir: str | Path | None = None,
     *,
     noted: bool = True,
 ) -> Program:
     """Return what ``make`` gives, or where ``noted`` the same from the cache without asking it."""
-    return ProgramNote(KernelCache().folder, model, batch, shapes).load_or_make(make) if noted else make()
+    note = ProgramNote(KernelCache().folder, model, batch, shapes, base_dir)
+    return note.load_or_make(make) if noted else make()
 
 
 def partitioned(graph: Graph, *, fallback: str | None = None) -> Program:

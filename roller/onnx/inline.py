@@ -10,11 +10,12 @@ import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import onnx
 
-from roller.onnx.types import dtype_name, onnx_dtype
+if TYPE_CHECKING:  # a warm compile asks where weights lie and nothing more
+    import onnx
 
 #: Tensors below are parsed; of larger ones at most so many are mapped, since a map holds a file descriptor.
 _LEAST_BYTES, _MOST_MAPS = 1 << 20, 256
@@ -42,6 +43,8 @@ class Weights:
 
     def array(self, number: int, tensor: onnx.TensorProto) -> np.ndarray | None:
         """Return an initialiser as a read-only map; ``None``, its bytes put back, where it has to be parsed."""
+        from roller.onnx.types import dtype_name, onnx_dtype
+
         if number not in self.places or self.path is None:
             return None
         offset, nbytes = self.places[number]
@@ -49,7 +52,7 @@ class Weights:
         count = 1
         for dim in shape:
             count *= dim
-        plain = tensor.data_location != onnx.TensorProto.EXTERNAL and min(shape, default=1) >= 0
+        plain = tensor.data_location != tensor.EXTERNAL and min(shape, default=1) >= 0
         if plain and name is not None and "4" not in name[:4] and "int2" not in name:
             dtype = onnx_dtype(name)
             if count * dtype.itemsize == nbytes:
