@@ -76,7 +76,7 @@ def compile_model_command(
         check_target(out)
     try:
         if list_unsupported:
-            return _list(_read(model, batch, shapes, as_json), as_json)
+            return _list(_read(model, batch, shapes, as_json, fallback), as_json)
         made = _compile(
             model, device, batch, shapes, fallback, as_json, top_k=top_k, budget_s=budget, scheduler=scheduler,
             workers=workers, cache=cache, deterministic=deterministic,
@@ -104,19 +104,21 @@ def _compile(
     how = ModelOptions(**options)
 
     def make() -> Program:
-        return _partitioned(_read(model, batch, shapes, as_json), fallback, as_json)
+        return _partitioned(_read(model, batch, shapes, as_json, fallback), fallback, as_json)
 
     # Not within the compilation: a list of what is refused stands for itself, without a bar above it.
     program = stages.program_of(make, model, batch, _shapes_of(shapes), noted=how.cache and fallback is None)
     return stages.compile_partitioned(program, device, how)
 
 
-def _read(model: Path, batch: int | None, shapes: Sequence[str] | None, as_json: bool) -> Graph:
+def _read(
+    model: Path, batch: int | None, shapes: Sequence[str] | None, as_json: bool, fallback: str | None = None
+) -> Graph:
     """Return the graph; where nodes have no known shape list all that cannot be compiled, with exit code 2."""
     from roller.onnx.compile import read
 
     try:
-        return read(model, batch=batch, shapes=_shapes_of(shapes))
+        return read(model, batch=batch, shapes=_shapes_of(shapes), fallback=fallback)
     except UnsupportedError as err:
         typer.echo(f"roller: error: {err}", err=True)
         if as_json:

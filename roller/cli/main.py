@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from typing import Annotated
 
 import typer
@@ -19,7 +20,7 @@ from roller.cli import predict as predict_verb
 from roller.cli import probe as probe_verb
 from roller.cli import run_model as run_model_verb
 from roller.cli import sensitivity as sensitivity_verb
-from roller.errors import RollerError
+from roller.errors import RollerError, RollerWarning
 
 app = typer.Typer(
     name="roller",
@@ -56,6 +57,15 @@ app.add_typer(bundle_verb.bundle_app)
 app.add_typer(cache_verb.cache_app)
 
 
+def _warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Return a warning as a line: where in roller's sources it comes from tells a user nothing."""
+    del filename, lineno, line
+    told = category.__name__ if not issubclass(category, RollerWarning) else "warning"
+    return f"roller: {told}: {message}\n"
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line.
 
@@ -69,6 +79,7 @@ def main(arguments: list[str] | None = None) -> None:
     SystemExit
         Always: 0 on success, 1 after a :class:`RollerError` (one line on standard error), 2 for a wrong usage.
     """
+    warnings.formatwarning = _warning
     try:
         app(args=arguments, prog_name="roller")
     except RollerError as err:

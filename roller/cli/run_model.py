@@ -59,7 +59,8 @@ def run_model_command(
     found = session.profile(feeds, repeats=repeats) if profile else None
     calls = [_timed(session, feeds) for _ in range(repeats)]
     if as_json:
-        data: dict[str, Any] = {"model": session.name, "load_s": loaded_s, "calls_s": calls}
+        made = [{"name": n, "dtype": a.dtype.name, "shape": list(a.shape)} for n, a in results.items()]
+        data: dict[str, Any] = {"model": session.name, "load_s": loaded_s, "calls_s": calls, "outputs": made}
         print_json({**data, "median_s": statistics.median(calls), "profile": found.to_dict() if found else None})
         return
     screen = console()

@@ -119,6 +119,8 @@ def _outputs(program: Program, aliases: Aliases, written: set[str]) -> tuple[dic
         root, _ = aliases.root(name)
         if root not in known:
             raise ModelError(f"{program.name}: output '{name}' is written by no step. Give it a step, or drop it.")
+        if name in program.loose:
+            continue  # the step that computes it makes an array of its own
         if root in written and root not in claimed and aliases.is_whole(name):
             claimed.add(root)
             found[number] = name

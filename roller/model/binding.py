@@ -31,12 +31,15 @@ class Operand:
         Where it lies; ``None`` for what no call changes.
     held
         The array no call changes.
+    loose
+        Whether only a run knows the shape: the array of the output its place names is the one that is computed.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype
     place: Place | None = None
     held: np.ndarray | None = field(default=None, repr=False)
+    loose: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -116,6 +119,9 @@ class _Binder:
 
     def operand(self, name: str) -> Operand:
         """Return where a value lies, as the array module of the device sees it."""
+        program = self.plan.program
+        if name in program.loose:
+            return Operand((), numpy_dtype(program.loose[name].dtype), self.plan.places[name], loose=True)
         value, place = self.plan.program.values.get(name), self.plan.places.get(name)
         if value is None or place is None:
             raise ModelError(f"a plan: value '{name}' has no place. Make the plan with memory.plan.")
@@ -137,7 +143,8 @@ class _Binder:
             held = self.constants.arrays.get(place.name)
             return held.nbytes if held is not None else -1
         ends = {INPUT: program.inputs, OUTPUT: program.outputs}.get(place.space, ())
-        return program.values[ends[place.index]].nbytes if 0 <= place.index < len(ends) else -1
+        value = program.values.get(ends[place.index]) if 0 <= place.index < len(ends) else None
+        return value.nbytes if value is not None else -1
 
     def _checked(self, step: Copy, name: str) -> Operand:
         operand = self.operand(name)

@@ -64,13 +64,13 @@ class ModelCalls(ABC):
     def inputs(self) -> tuple[Described, ...]:
         """Names, shapes and dtypes of what a call takes, in order."""
         program = self.plan.program
-        return tuple(described(program.values[n]) for n in program.inputs)
+        return tuple(described(program, n) for n in program.inputs)
 
     @property
     def outputs(self) -> tuple[Described, ...]:
         """Names, shapes and dtypes of what a call gives, in order."""
         program = self.plan.program
-        return tuple(described(program.values[n]) for n in program.outputs)
+        return tuple(described(program, n) for n in program.outputs)
 
     def get_inputs(self) -> list[Described]:
         """Return :attr:`inputs` under the name ONNX Runtime has for it."""
@@ -122,6 +122,19 @@ class ModelCalls(ABC):
         return made[0] if len(made) == 1 else tuple(made)
 
     __call__ = run
+
+
+def ends_of(session: ModelCalls) -> str:
+    """Return inputs and outputs of a session for people.
+
+    Dimensions that only a run knows are question marks.
+    """
+
+    def one(end: Described) -> str:
+        dims = "?" if end.shape is None else ", ".join("?" if d is None else str(d) for d in end.shape)
+        return f"{end.name} [{dims}]"
+
+    return " -> ".join(", ".join(map(one, ends)) for ends in (session.inputs, session.outputs))
 
 
 def _names(value: Any) -> bool:

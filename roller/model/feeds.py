@@ -10,7 +10,7 @@ import numpy as np
 
 from roller.backends.cpu.launcher import Slot
 from roller.errors import LaunchError, counted, did_you_mean
-from roller.model.steps import Program, Value
+from roller.model.steps import Program
 
 _NDARRAY = np.ndarray
 #: What ONNX calls dtypes.
@@ -21,6 +21,8 @@ _ONNX_TYPES = {"float32": "float", "float64": "double"}
 class Described:
     """An input or output as a caller sees it; the names are those of ONNX Runtime's ``NodeArg``.
 
+    A dimension that only a run knows is ``None``, as is the shape where not even their number is known.
+
     Examples
     --------
     >>> Described("x", (1, 3), "float32").type
@@ -28,7 +30,7 @@ class Described:
     """
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[int | None, ...] | None
     dtype: str
 
     @property
@@ -37,9 +39,12 @@ class Described:
         return f"tensor({_ONNX_TYPES.get(self.dtype, self.dtype)})"
 
 
-def described(value: Value) -> Described:
+def described(program: Program, name: str) -> Described:
     """Return what a caller has to know of an input or output."""
-    return Described(value.name, value.shape, value.dtype)
+    if name in program.loose:
+        return Described(name, program.loose[name].dims, program.loose[name].dtype)
+    value = program.values[name]
+    return Described(name, value.shape, value.dtype)
 
 
 class Feeds:
@@ -54,7 +59,10 @@ class Feeds:
     def __init__(self, program: Program) -> None:
         self.name = program.name or "model"
         self.inputs = tuple(Slot(program.values[n], program.values[n].shape) for n in program.inputs)
-        self.outputs = tuple(Slot(program.values[n], program.values[n].shape) for n in program.outputs)
+        #: ``None`` for outputs whose shape only a run knows.
+        self.outputs = tuple(None if n in program.loose else Slot(program.values[n], program.values[n].shape)
+                             for n in program.outputs)  # fmt: skip
+        self._output_names = program.outputs
         self._input_names = program.inputs
         self._numbers = {n: i for i, n in reversed(list(enumerate(program.outputs)))}
 
@@ -97,11 +105,11 @@ class Feeds:
         """Return one array of a caller, checked; a copy where it is not contiguous."""
         return slot.input(array, self.name)
 
-    def made(self) -> list[np.ndarray]:
-        """Return new arrays for all outputs."""
-        return [np.empty(s.shape, s.dtype) for s in self.outputs]
+    def made(self) -> list[Any]:
+        """Return new arrays for all outputs; ``None`` for those whose shape only a run knows."""
+        return [None if s is None else np.empty(s.shape, s.dtype) for s in self.outputs]
 
-    def given(self, out: Any, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def given(self, out: Any, inputs: Sequence[np.ndarray]) -> list[Any]:
         """Return the arrays of all outputs: the caller's, and new ones for outputs it does not name.
 
         Parameters
@@ -118,10 +126,10 @@ class Feeds:
         """
         found = self.numbered(out)
         taken = list(zip((s.name for s in self.inputs), inputs, strict=True))
-        arrays = []
+        arrays: list[Any] = []
         for n, slot in enumerate(self.outputs):
-            if n not in found:
-                arrays.append(np.empty(slot.shape, slot.dtype))
+            if found.get(n) is None or slot is None:
+                arrays.append(None if slot is None else np.empty(slot.shape, slot.dtype))
                 continue
             array = found[n] if _fits(found[n], slot) else slot.output(found[n], self.name)
             for other, memory in taken:
@@ -143,13 +151,22 @@ class Feeds:
             Where their count is another one, or a name is none of an output.
         """
         if isinstance(out, Mapping):
-            return {self.number(name): array for name, array in out.items()}
+            return self._possible({self.number(name): array for name, array in out.items()})
         listed = out if isinstance(out, (tuple, list)) else (out,)
         if len(listed) != len(self.outputs):
             raise LaunchError(
                 f"{self.name}: argument 'out': expected {counted(len(self.outputs), 'array')}, got {len(listed)}."
             )
-        return dict(enumerate(listed))
+        return self._possible(dict(enumerate(listed)))
+
+    def _possible(self, found: dict[int, Any]) -> dict[int, Any]:
+        for n, array in found.items():
+            if array is not None and self.outputs[n] is None:
+                raise LaunchError(
+                    f"{self.name}: argument 'out': only a run knows the shape of '{self._output_names[n]}', so that no "
+                    "array can be given for it. Pass None there."
+                )
+        return found
 
     def number(self, name: str) -> int:
         """Return the number of an output.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +28,7 @@ class Frame:
         self.steps = steps
         self.arena = aligned(arena_bytes)
         self.inputs: Sequence[np.ndarray] = ()
-        self.outputs: Sequence[np.ndarray] = ()
+        self.outputs: list[Any] = []
         #: Views of the arena by the identity of their operand, which the steps keep alive.
         self._views: dict[int, np.ndarray] = {}
 
@@ -45,15 +46,19 @@ class Frame:
         arrays = self.inputs if place.space == INPUT else self.outputs
         return _view(arrays[place.index].reshape(-1).view(np.uint8), place.offset_bytes, operand)
 
-    def run(
-        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], seconds: dict[int, float] | None = None
-    ) -> None:
+    def keep(self, operand: Operand, array: np.ndarray) -> None:
+        """Give an array to the caller as an output that has no memory before."""
+        assert operand.place is not None
+        self.outputs[operand.place.index] = array
+
+    def run(self, inputs: Sequence[np.ndarray], outputs: list[Any], seconds: dict[int, float] | None = None) -> None:
         """Run all steps.
 
         Parameters
         ----------
         inputs, outputs
-            One contiguous array per input and output of the program, in order.
+            One contiguous array per input and output of the program, in order; ``None`` for outputs whose shape only a
+            run knows, which are put there.
         seconds
             Where every step's seconds go, by the ``id`` of the bound step; ``None``: nothing is timed.
         """
@@ -61,11 +66,11 @@ class Frame:
         try:
             self.execute(seconds)
         finally:  # the caller's arrays are the caller's
-            self.inputs = self.outputs = ()
+            self.inputs, self.outputs = (), []
 
     def execute(self, seconds: dict[int, float] | None) -> None:
         """Run all steps on the arrays at hand."""
-        interpret(self.steps, self.memory, seconds)
+        interpret(self.steps, self.memory, self.keep, seconds)
 
 
 #: Makes a frame.

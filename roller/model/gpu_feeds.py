@@ -26,7 +26,8 @@ class GpuFeeds(Feeds):
     def __init__(self, program: Program, device: Device) -> None:
         super().__init__(program)
         self._device = device
-        self._names = {n: program.values[n].dtype for n in (*program.inputs, *program.outputs)}
+        ends = (*program.inputs, *program.outputs)
+        self._names = {n: program.values[n].dtype for n in ends if n in program.values}
 
     def taken(self, array: Any, slot: Slot) -> Any:
         """Return one array of a caller, checked."""
@@ -50,12 +51,15 @@ class GpuFeeds(Feeds):
         arrays: list[Any] = []
         for n, slot in enumerate(self.outputs):
             array = found.get(n)
-            if array is not None and self._device.holds(array):
+            if array is None or slot is None:
+                arrays.append(None)
+                continue
+            if self._device.holds(array):
                 where = f"{self.name}: argument 'out': '{slot.name}'"
                 self._check(array, slot, where)
                 if not self._device.viewed(array, where).flags.c_contiguous:
                     raise LaunchError(f"{where}: expected a C-contiguous array, got one that is not. Copy the result.")
-            elif array is not None:
+            else:
                 array = slot.output(array, self.name)
             arrays.append(array)
         return arrays

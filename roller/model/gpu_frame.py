@@ -88,13 +88,15 @@ class Frame:
         self.stream, self._others = device.stream(), [device.stream() for _ in range(lanes - 1)]
         self._arena = device.allocate(loaded.plan.arena_bytes)
         self._ends = {
-            space: [device.allocate(program.values[n].nbytes) for n in names]
+            space: [device.allocate(program.values[n].nbytes if n in program.values else 0) for n in names]
             for space, names in ((INPUT, program.inputs), (OUTPUT, program.outputs))
         }
         # What runs at the same time must not share a workspace; steps of one stream may.
         self._scratch = [device.allocate(most) for most in _scratch_bytes(program.steps, loaded.artifacts)]
         self._marks: dict[int, tuple[Event, Event]] | None = None
         self._work = [self._marked(s, self._of(s, 0)) for s in program.steps]
+        #: Outputs whose shape only a run knows, as the last one has told, by number.
+        self.found: dict[int, np.ndarray] = {}
         self._graph: Any = None
         #: Why steps are launched one by one instead of as a graph; empty where there is a graph or none was wanted.
         self.no_graph = ""
@@ -153,8 +155,9 @@ class Frame:
     def download(self) -> list[np.ndarray]:
         """Wait for the call and return its outputs as the device stores them."""
         program = self._loaded.plan.program
-        dtypes = [storage_dtype(program.values[n].dtype) for n in program.outputs]
-        return [self.get(n, None, dtype) for n, dtype in enumerate(dtypes)]
+        return [self.found[n] if name in program.loose else
+                self.get(n, None, storage_dtype(program.values[name].dtype))
+                for n, name in enumerate(program.outputs)]  # fmt: skip
 
     def launch(self) -> None:
         """Start all steps one by one; returns before they are done."""
@@ -323,7 +326,9 @@ class Frame:
                 raw = self._device.download(self._address(name)[0], value.nbytes, stream)
                 arrays.append(raw.view(storage_dtype(value.dtype)).reshape(value.shape))
             for name, result in zip(step.outputs, run_foreign(step, arrays), strict=True):
-                if name:
+                if name in self._loaded.plan.program.loose:
+                    self.found[self._loaded.plan.places[name].index] = result
+                elif name:
                     self._device.upload(self._address(name)[0], result, stream)
 
         return work

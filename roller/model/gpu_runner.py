@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from roller.artifact import KernelArtifact
+from roller.backends.cpu.launcher import Slot
 from roller.errors import ModelError
-from roller.model.calls import ModelCalls
+from roller.model.calls import ModelCalls, ends_of
 from roller.model.constants import constant_of, steps_of
 from roller.model.gpu_device import Device, Memory, Stream
 from roller.model.gpu_feeds import GpuFeeds
@@ -105,20 +106,29 @@ class GpuSession(ModelCalls):
         theirs = [a for a in (*inputs, *targets) if a is not None and device.holds(a)]
         with device.entered(theirs) as caller:
             if on_device:
-                targets = [self._new(s.name, theirs) if t is None else t
+                targets = [self._new(s, theirs) if t is None and s is not None else t
                            for t, s in zip(targets, feeds.outputs, strict=True)]  # fmt: skip
             frame = self._filled(inputs, caller)
             frame.replay()
-            outputs = [frame.get(n, t, slot.dtype)
-                       for n, (t, slot) in enumerate(zip(targets, feeds.outputs, strict=True))]  # fmt: skip
+            outputs = [frame.get(n, t, s.dtype) if s is not None else frame.found[n]
+                       for n, (t, s) in enumerate(zip(targets, feeds.outputs, strict=True))]  # fmt: skip
             # Whatever the caller does next with these arrays, giving back their memory included, comes after.
             frame.precede(caller)
+            if on_device:
+                outputs = [self._put(a, theirs, caller) if s is None else a
+                           for a, s in zip(outputs, feeds.outputs, strict=True)]  # fmt: skip
         self._free.append(frame)
         return outputs
 
-    def _new(self, name: str, like: Sequence[Any]) -> Any:
-        value = self.plan.program.values[name]
-        return self._device.made(value.shape, value.dtype, like)
+    def _new(self, slot: Slot, like: Sequence[Any]) -> Any:
+        return self._device.made(slot.shape, self.plan.program.values[slot.name].dtype, like)
+
+    def _put(self, array: np.ndarray, like: Sequence[Any], stream: Stream) -> Any:
+        """Return an output whose shape only the run has told, and which the host computes, on the device."""
+        device = self._device
+        made = device.made(array.shape, array.dtype.name, like)
+        device.upload(device.address(device.viewed(made, "an output")), array, stream)
+        return made
 
     def _filled(self, inputs: Sequence[Any], caller: Stream) -> Frame:
         """Return a frame nobody uses with the inputs in it; it goes on where the caller's stream is."""
@@ -180,8 +190,7 @@ class GpuSession(ModelCalls):
 
     def __repr__(self) -> str:
         """Name, inputs, outputs and device on one line."""
-        ends = (", ".join(f"{d.name} {list(d.shape)}" for d in ends) for ends in (self.inputs, self.outputs))
-        return f"<GpuSession {self.name}: {' -> '.join(ends)}, {self._device.properties()['name']}>"
+        return f"<GpuSession {self.name}: {ends_of(self)}, {self._device.properties()['name']}>"
 
     def _kept(self, artifacts: Mapping[str, KernelArtifact]) -> set[str]:
         """Return the constants that calls read as they are; the others are read as panels only."""

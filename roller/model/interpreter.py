@@ -19,9 +19,11 @@ from roller.model.steps import Call
 
 #: Maps an operand to its array in this call.
 Memory: TypeAlias = Callable[[Operand], np.ndarray]
+#: Takes the array of an output whose shape only a run knows.
+Keep: TypeAlias = Callable[[Operand, np.ndarray], None]
 
 
-def interpret(steps: Iterable[Bound], memory: Memory, seconds: dict[int, float] | None = None) -> None:
+def interpret(steps: Iterable[Bound], memory: Memory, keep: Keep, seconds: dict[int, float] | None = None) -> None:
     """Run steps in order, lanes one after the other.
 
     Parameters
@@ -30,6 +32,8 @@ def interpret(steps: Iterable[Bound], memory: Memory, seconds: dict[int, float] 
         Bound steps.
     memory
         Maps an operand to its array.
+    keep
+        Takes arrays of outputs that have no memory.
     seconds
         Where every step's seconds go, by its ``id``.
 
@@ -46,9 +50,9 @@ def interpret(steps: Iterable[Bound], memory: Memory, seconds: dict[int, float] 
             _copy(step, memory)
         elif isinstance(step, BoundTogether):
             for lane in step.lanes:
-                interpret(lane, memory, seconds)
+                interpret(lane, memory, keep, seconds)
         else:
-            call(step, memory)
+            call(step, memory, keep)
         if seconds is not None:
             seconds[id(step)] = time.perf_counter() - start
 
@@ -62,7 +66,7 @@ def _copy(bound: BoundCopy, memory: Memory) -> None:
         target[at : at + step.row_bytes] = source[of : of + step.row_bytes]
 
 
-def call(bound: BoundCall, memory: Memory) -> None:
+def call(bound: BoundCall, memory: Memory, keep: Keep) -> None:
     """Run a function of the library, or another runtime's subgraph.
 
     Raises
@@ -76,6 +80,9 @@ def call(bound: BoundCall, memory: Memory) -> None:
         if operand is None:
             continue
         found = np.asarray(result)
+        if operand.loose and found.dtype == operand.dtype:
+            keep(operand, found)
+            continue
         if found.shape != operand.shape or found.dtype != operand.dtype:
             raise LaunchError(
                 f"{_name(bound)}: output {n}: expected {operand.dtype} of shape {operand.shape}, got {found.dtype} of "

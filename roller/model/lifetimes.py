@@ -53,7 +53,7 @@ class _Spot:
 
 
 def lifetimes(program: Program, root_of: Callable[[str], str]) -> dict[str, Life]:
-    """Return the life of every root a step writes, in order of the first touch.
+    """Return the life of every root a step writes, in order of the first touch; what is loose has no memory.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ def lifetimes(program: Program, root_of: Callable[[str], str]) -> dict[str, Life
                 _touch(inner, _Spot(position, group, lane), root_of, touched, given)
                 position += 1
         spans[group] = (start, max(start, position - 1))
-    return {name: _life(spots, spans) for name, spots in touched.items()}
+    return {name: _life(spots, spans) for name, spots in touched.items() if name not in program.loose}
 
 
 def _touch(

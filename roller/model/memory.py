@@ -46,6 +46,7 @@ def plan(program: Program, *, predicted_s: Mapping[str, float] | None = None, va
     places |= {name: Place(CONSTANT, name=name) for name in program.constants}
     for number, name in resolved.outputs.items():
         places[resolved.aliases.root(name)[0]] = Place(OUTPUT, number)
+    places |= {name: Place(OUTPUT, n) for n, name in enumerate(program.outputs) if name in program.loose}
     for name in resolved.aliases.parents:
         root, offset = resolved.aliases.root(name)
         if root in places:

@@ -231,14 +231,14 @@ class NativeFrame(Frame):
             Where a kernel or a function refuses its arrays.
         """
         arrays = (*self.inputs, *self.outputs)
-        self._arrays[: len(arrays)] = [a.__array_interface__["data"][0] for a in arrays]
+        self._arrays[: len(arrays)] = [0 if a is None else a.__array_interface__["data"][0] for a in arrays]
         self._runner.point(self._address)
         if seconds is not None:
             self._timed(seconds)
             return
         for segment in self._shared.segments:
             if isinstance(segment, BoundCall):
-                call(segment, self.memory)
+                call(segment, self.memory, self.keep)
             elif self._runner.run(self._address, *segment):
                 self._fail()
 
@@ -248,7 +248,7 @@ class NativeFrame(Frame):
         try:
             for segment in self._shared.segments:
                 if isinstance(segment, BoundCall):
-                    interpret((segment,), self.memory, seconds)
+                    interpret((segment,), self.memory, self.keep, seconds)
                 elif self._runner.run(self._address, *segment):
                     self._fail()
         finally:

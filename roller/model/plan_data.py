@@ -11,7 +11,7 @@ import numpy as np
 
 from roller.errors import ArtifactError
 from roller.model.plan import Place, Plan
-from roller.model.steps import Call, Copy, Foreign, Join, Program, Run, Step, Together, Value, View
+from roller.model.steps import Call, Copy, Foreign, Join, Loose, Program, Run, Step, Together, Value, View
 
 #: Kinds of steps whose fields are plain data.
 _PLAIN: dict[str, type] = {"run": Run, "view": View, "join": Join, "copy": Copy}
@@ -26,6 +26,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "outputs": list(program.outputs),
         "values": [[v.name, list(v.shape), v.dtype] for v in program.values.values()],
         "constants": list(program.constants),
+        "loose": [[v.name, v.dims if v.dims is None else list(v.dims), v.dtype] for v in program.loose.values()],
         "steps": [_step_to_data(s) for s in program.steps],
         "places": {n: [p.space, p.index, p.offset_bytes, p.name] for n, p in plan.places.items()},
         "arena_bytes": plan.arena_bytes,
@@ -45,7 +46,8 @@ def plan_from_dict(data: Mapping[str, Any], constants: Mapping[str, np.ndarray],
         values = {n: Value(n, tuple(shape), dtype) for n, shape, dtype in data["values"]}
         held = {n: constants[n] for n in data["constants"]}
         steps = tuple(_step_from_data(s) for s in data["steps"])
-        program = Program(data["name"], tuple(data["inputs"]), tuple(data["outputs"]), values, held, steps)
+        loose = {n: Loose(n, dims if dims is None else tuple(dims), dtype) for n, dims, dtype in data.get("loose", ())}
+        program = Program(data["name"], tuple(data["inputs"]), tuple(data["outputs"]), values, held, steps, {}, loose)
         places = {n: Place(*place) for n, place in data["places"].items()}
         return Plan(program, places, int(data["arena_bytes"]), dict(data["predicted_s"]))
     except (KeyError, TypeError, ValueError, AttributeError) as err:

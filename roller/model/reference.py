@@ -46,7 +46,7 @@ def evaluate_program(program: Program, feeds: Mapping[str, np.ndarray] | Sequenc
         held[name] = typed(given[name], value)
     for step in program.steps:
         _run(step, program, held)
-    return {n: typed(held[n], program.values[n]) for n in program.outputs}
+    return {n: held[n] if n in program.loose else typed(held[n], program.values[n]) for n in program.outputs}
 
 
 def typed(array: np.ndarray, value: Value) -> np.ndarray:
@@ -79,7 +79,8 @@ def _run(step: Step, program: Program, held: dict[str, np.ndarray]) -> None:
                 _run(inner, program, held)
     else:
         made = _call(step, held) if isinstance(step, Call) else _foreign(step, held)
-        held.update({n: typed(r, values[n]) for n, r in zip(step.outputs, made, strict=False) if n})
+        held.update({n: typed(r, values[n]) if n in values else r
+                     for n, r in zip(step.outputs, made, strict=False) if n})  # fmt: skip
 
 
 def _copy(step: Copy, program: Program, held: dict[str, np.ndarray]) -> None:

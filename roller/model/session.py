@@ -14,7 +14,7 @@ from roller.backends.cpu import threads
 from roller.backends.cpu.launcher import runtime_of_pools
 from roller.errors import ModelError
 from roller.model.binding import Bound, bind, wakes_threads
-from roller.model.calls import ModelCalls
+from roller.model.calls import ModelCalls, ends_of
 from roller.model.constants import Constants, prepare, without_constants
 from roller.model.feeds import Feeds
 from roller.model.frames import Frame
@@ -184,5 +184,4 @@ class Session(ModelCalls):
 
     def __repr__(self) -> str:
         """Name, inputs and outputs on one line."""
-        ends = (", ".join(f"{d.name} {list(d.shape)}" for d in ends) for ends in (self.inputs, self.outputs))
-        return f"<Session {self.name}: {' -> '.join(ends)}, {self.cores} cores>"
+        return f"<Session {self.name}: {ends_of(self)}, {self.cores} cores>"

@@ -46,6 +46,26 @@ class Value:
 
 
 @dataclass(frozen=True)
+class Loose:
+    """An output whose shape only a run knows: no memory is planned for it, and a :class:`Foreign` step writes it.
+
+    Parameters
+    ----------
+    name
+        Unique in its model.
+    dims
+        What is known of its shape: elements per dimension, ``None`` for those that are not; ``None`` where not even
+        their number is.
+    dtype
+        As of :class:`Value`.
+    """
+
+    name: str
+    dims: tuple[int | None, ...] | None
+    dtype: str
+
+
+@dataclass(frozen=True)
 class Run:
     """One compiled kernel.
 
@@ -167,6 +187,8 @@ class Program:
         In an order in which every value is written before it is read.
     kernels
         The expression of every kernel by key, and the names (of ``expr.inputs``) that are constant.
+    loose
+        Outputs of which only a run knows the shape; they are no ``values``.
     """
 
     name: str
@@ -176,6 +198,7 @@ class Program:
     constants: Mapping[str, np.ndarray] = field(repr=False)
     steps: tuple[Step, ...] = ()
     kernels: Mapping[str, KernelSource] = field(default_factory=dict)
+    loose: Mapping[str, Loose] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,7 @@ def passing_bytes(program: Program) -> dict[str, int]:
     runs. Values are counted as they are read and written, but all together no more than the largest step has of them:
     their memory is used again.
     """
-    sizes = {name: value.nbytes for name, value in program.values.items()}
+    sizes = {name: value.nbytes for name, value in program.values.items()} | dict.fromkeys(program.loose, 0)
     steps = [s for s in _as_they_run(program.steps) if not isinstance(s, View)]
     touched = [tuple(dict.fromkeys((*reads(s), *writes(s)))) for s in steps]
     changing = max((sum(sizes[n] for n in names if n not in program.constants) for names in touched), default=0)

@@ -82,7 +82,8 @@ def compile_model(
         Seconds for compiling: every kernel gets its best prediction, built and checked, whatever that takes; other
         candidates are tried while there is time, the biggest predicted share of the model first.
     fallback
-        ``"onnxruntime"`` to leave what cannot be compiled to it; by default that is an error that lists all of it.
+        ``"onnxruntime"`` to leave what cannot be compiled to it, also what has no known shape before it
+        runs; by default that is an error that lists all of it.
     executor
         Builds kernels: any ``concurrent.futures.Executor``. Timing stays on this machine, alone.
     scheduler
@@ -115,7 +116,7 @@ def compile_model(
 
     def program() -> Program:
         def make() -> Program:
-            graph = read(model, batch=batch, shapes=shapes, values=values, base_dir=base_dir)
+            graph = read(model, batch=batch, shapes=shapes, values=values, base_dir=base_dir, fallback=fallback)
             return partitioned(graph, fallback=fallback)
 
         # What another runtime computes is said every time; arrays that are known now are the caller's.
@@ -135,11 +136,15 @@ def read(
     shapes: Mapping[str, Sequence[int]] | None = None,
     values: Mapping[str, Any] | None = None,
     base_dir: str | Path | None = None,
+    fallback: str | None = None,
 ) -> Graph:
     """Return the graph of a model, everything computed that is known now."""
     from roller.onnx import folding, reader
 
-    return folding.fold(reader.read(model, batch=batch, shapes=shapes, values=values, base_dir=base_dir))
+    lenient = fallback is not None
+    return folding.fold(
+        reader.read(model, batch=batch, shapes=shapes, values=values, base_dir=base_dir, lenient=lenient)
+    )
 
 
 def program_of(

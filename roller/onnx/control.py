@@ -36,6 +36,8 @@ def control(tracer: Tracer, node: onnx.NodeProto, inputs: tuple[str, ...], scope
     """Trace a node that holds bodies; return whether it was one."""
     if not is_control(node):
         return False
+    from roller.onnx.loose import leave
+
     rule = _RULES[node.op_type]
     label = tracer.label(node, scope)
     before = len(tracer.refused)
@@ -44,8 +46,12 @@ def control(tracer: Tracer, node: onnx.NodeProto, inputs: tuple[str, ...], scope
         if len(results) != len(node.output):
             raise _Refused(f"its body returns {len(results)} values where {len(node.output)} are read")
     except (_Refused, KeyError, IndexError, ValueError) as error:
-        if len(tracer.refused) == before:  # else something in the body is refused, which says more
-            reason = str(error) if isinstance(error, _Refused) else f"its body does not fit it ({error!r})"
+        reason = str(error) if isinstance(error, _Refused) else f"its body does not fit it ({error!r})"
+        inside, tracer.refused[before:] = tracer.refused[before:], []
+        if leave(tracer, node, inputs, scope, label, reason):
+            return True
+        tracer.refused += inside
+        if not inside:  # else something in the body is refused, which says more
             tracer.refuse(Node(node.op_type, inputs, (), {}, label), reason)
         tracer.forget(node, scope)
         return True
@@ -100,6 +106,8 @@ def _choice(tracer: Tracer, condition: str, one: str, other: str, what: str) -> 
         return one
     if one in tracer.unknown or other in tracer.unknown:
         raise _Refused(f"{what} hold what cannot be compiled")
+    if tracer.is_loose(one) or tracer.is_loose(other):
+        raise _Refused(f"{what} return what has a shape that only a run knows")
     a, b = tracer.values[one], tracer.values[other]
     if (a.shape, a.dtype) != (b.shape, b.dtype):
         raise _Refused(
@@ -194,6 +202,8 @@ def _stacked(tracer: Tracer, names: Sequence[str], axis: int) -> str:
     """Return values side by side along a new axis."""
     if not names:
         raise _Refused("it runs zero times, and what it would have collected has no known shape")
+    if any(map(tracer.is_loose, names)):
+        raise _Refused("what it collects has a shape that only a run knows")
     shape = tracer.values[names[0]].shape
     axis %= len(shape) + 1
     target = np.array([*shape[:axis], 1, *shape[axis:]], np.int64)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from roller.model.steps import Value
+from roller.model.steps import Loose, Value
 from roller.onnx.graph import Graph, Node
 
 
@@ -21,13 +22,15 @@ class Draft:
     nodes: list[Node]
     values: dict[str, Value]
     constants: dict[str, np.ndarray]
+    loose: Mapping[str, Loose] = field(default_factory=dict)
 
     @classmethod
     def of(cls, graph: Graph) -> Draft:
         """Return a graph opened."""
         return cls(
-            graph.name, graph.inputs, graph.outputs, list(graph.nodes), dict(graph.values), dict(graph.constants)
-        )
+            graph.name, graph.inputs, graph.outputs, list(graph.nodes), dict(graph.values), dict(graph.constants),
+            graph.loose,
+        )  # fmt: skip
 
     def close(self) -> Graph:
         """Return the graph with only the values and constants that it still uses."""
@@ -35,7 +38,7 @@ class Draft:
         used.update(self.inputs, self.outputs)
         values = {n: v for n, v in self.values.items() if n in used}
         constants = {n: a for n, a in self.constants.items() if n in used}
-        return Graph(self.name, self.inputs, self.outputs, tuple(self.nodes), values, constants)
+        return Graph(self.name, self.inputs, self.outputs, tuple(self.nodes), values, constants, self.loose)
 
     def users(self) -> Counter[str]:
         """Return how often every value is read; being an output of the graph counts as one."""

@@ -63,7 +63,8 @@ def expected_of(
     except Exception as err:  # its errors share no base class
         raise LaunchError(f"expected results: onnxruntime refuses the model ({err}).") from err
     typed = zip(program.outputs, results, strict=True)
-    outputs = tuple(np.asarray(r).reshape(program.values[n].shape) for n, r in typed)
+    values = program.values
+    outputs = tuple(np.asarray(r).reshape(values[n].shape) if n in values else np.asarray(r) for n, r in typed)
     return Expected(tuple(feeds.values()), outputs, f"onnxruntime {onnxruntime.__version__}")
 
 

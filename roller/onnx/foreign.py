@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
 import numpy as np
 import onnx
 
 from roller.expr import DTYPE_BYTES
+from roller.model.steps import Value
+from roller.onnx.graph import Node
 from roller.onnx.lowered import Lowering
 from roller.onnx.parts import Named, Outside, Refused
 from roller.onnx.types import element_type, onnx_dtype
@@ -107,23 +109,28 @@ def _outside(members: Sequence[Refused], low: Lowering) -> Outside:
     read_elsewhere = {name for p in low.parts if id(p) not in mine for name in p.inputs} | set(low.graph.outputs)
     outputs = [name for m in members for name in m.outputs if name in read_elsewhere or name not in read_inside]
     inputs = [name for name in read if name not in low.constants]
-    held = [onnx.numpy_helper.from_array(np.ascontiguousarray(low.constants[n]), n) for n in read if n in low.constants]
-    graph = onnx.helper.make_graph(
-        [_node(m) for m in members],
-        "fallback",
-        [_typed(n, low) for n in inputs],
-        [_typed(n, low) for n in outputs],
-        held,
-    )
-    versions = {m.node.domain: m.node.version or onnx.defs.onnx_opset_version() for m in members}
-    versions.setdefault("", onnx.defs.onnx_opset_version())
-    sets = [onnx.helper.make_opsetid(domain, version) for domain, version in versions.items()]
-    model = onnx.helper.make_model(graph, opset_imports=sets, ir_version=10)
-    return Outside(model.SerializeToString(), tuple(inputs), tuple(outputs), tuple(m.node for m in members))
+    held = {n: low.constants[n] for n in read if n in low.constants}
+    ends = [[typed(n, low.values[n]) for n in names] for names in (inputs, outputs)]
+    versions = {m.node.domain: m.node.version for m in members}
+    model = subgraph([node_proto(m.node) for m in members], ends[0], ends[1], held, versions)
+    return Outside(model, tuple(inputs), tuple(outputs), tuple(m.node for m in members))
 
 
-def _node(part: Refused) -> onnx.NodeProto:
-    node = part.node
+def subgraph(
+    nodes: Sequence[onnx.NodeProto], inputs: Sequence[onnx.ValueInfoProto], outputs: Sequence[onnx.ValueInfoProto],
+    constants: Mapping[str, np.ndarray], versions: Mapping[str, int],
+) -> bytes:  # fmt: skip
+    """Return nodes as a model of their own; ``versions`` of operators by domain, 0 for the newest."""
+    held = [onnx.numpy_helper.from_array(np.ascontiguousarray(a).reshape(a.shape), n) for n, a in constants.items()]
+    graph = onnx.helper.make_graph(nodes, "fallback", inputs, outputs, held)
+    newest = onnx.defs.onnx_opset_version()
+    sets = [onnx.helper.make_opsetid(domain, v or newest) for domain, v in {"": newest, **versions}.items()]
+    made: bytes = onnx.helper.make_model(graph, opset_imports=sets, ir_version=10).SerializeToString()
+    return made
+
+
+def node_proto(node: Node) -> onnx.NodeProto:
+    """Return a node as a message, attributes of the kinds its operator has."""
     made = onnx.helper.make_node(node.op, node.inputs, node.outputs, node.name, domain=node.domain or None)
     try:
         known = onnx.defs.get_schema(node.op, node.version, node.domain).attributes if node.version else {}
@@ -136,6 +143,6 @@ def _node(part: Refused) -> onnx.NodeProto:
     return made
 
 
-def _typed(name: str, low: Lowering) -> onnx.ValueInfoProto:
-    value = low.values[name]
+def typed(name: str, value: Value) -> onnx.ValueInfoProto:
+    """Return a value as a model declares it."""
     return onnx.helper.make_tensor_value_info(name, element_type(onnx_dtype(value.dtype)), value.shape)

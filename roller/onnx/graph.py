@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from roller.model.steps import Value
+from roller.model.steps import Loose, Value
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,22 @@ class Node:
 
 
 @dataclass(frozen=True)
+class Region(Node):
+    """Nodes that another runtime computes together, because only a run knows shapes among them.
+
+    Parameters
+    ----------
+    members
+        The nodes; ``attributes["model"]`` is them as ONNX bytes, inputs and outputs in the order of the region's.
+    reasons
+        Why each of them is in it, by name.
+    """
+
+    members: tuple[Node, ...] = ()
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Graph:
     """A whole model.
 
@@ -54,6 +70,8 @@ class Graph:
         Every value by name, constants included; all shapes are known numbers.
     constants
         Arrays by name (bfloat16 by ``ml_dtypes``); memory-mapped where they are external.
+    loose
+        Outputs of which only a run knows the shape, which have no entry in ``values``; a :class:`Region` writes them.
     """
 
     name: str
@@ -62,3 +80,4 @@ class Graph:
     nodes: tuple[Node, ...]
     values: Mapping[str, Value]
     constants: Mapping[str, np.ndarray] = field(repr=False, default_factory=dict)
+    loose: Mapping[str, Loose] = field(default_factory=dict)

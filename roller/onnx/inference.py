@@ -6,6 +6,7 @@ onnx infers one node at a time. What it has once said of a node is asked again f
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import onnx
@@ -34,13 +35,16 @@ class Inference:
         Types the model itself declares, believed where nothing else tells; empty where shapes were overridden.
     values, constants
         What is known so far, by names of the whole; whoever traces the model adds to them.
+    loose
+        Types of values that have no known shape, likewise.
     """
 
     def __init__(
         self, loaded: Loaded, declared: Mapping[str, Value], values: Mapping[str, Value],
-        constants: Mapping[str, np.ndarray],
+        constants: Mapping[str, np.ndarray], loose: Mapping[str, onnx.TypeProto] = MappingProxyType({}),
     ) -> None:  # fmt: skip
         self.loaded, self.declared, self.values, self.constants = loaded, declared, values, constants
+        self.loose = loose
         self._seen: dict[Hashable, list[Value | None]] = {}
         self._imports = [onnx.helper.make_opsetid(d, v) for d, v in loaded.opsets.items()]
         self._data: dict[str, onnx.TensorProto] = {}
@@ -91,14 +95,48 @@ class Inference:
         declared: Sequence[Value | None],
     ) -> list[Value | None] | str:  # fmt: skip
         """Return the types of a node's outputs as onnx infers them, or why it refuses the node."""
-        given = {n: tensor_type(element_type(onnx_dtype(self.values[i].dtype)), self.values[i].shape)
-                 for n, i in zip(node.input, traced.inputs, strict=True) if n}  # fmt: skip
+        names = {n: i for n, i in zip(node.input, traced.inputs, strict=True) if n}
+        inferred = self._asked(schema, node, traced, names, data)
+        if isinstance(inferred, str):
+            return inferred
+        types: list[Value | None] = []
+        for name, own in zip(node.output, declared, strict=True):
+            value = static_value(name, inferred[name]) if name in inferred else own
+            if isinstance(value, str):
+                if "not known" not in value:
+                    return value
+                value = own
+            types.append(value)
+        return types
+
+    def protos(self, node: onnx.NodeProto, traced: Node) -> Mapping[str, onnx.TypeProto] | str:
+        """Return the ONNX types of a node's outputs, shapes known or not, or why onnx refuses the node.
+
+        Parameters
+        ----------
+        node
+            It and its bodies read by names of the whole.
+        traced
+            Its inputs, and what its bodies read.
+        """
+        schema = self.schema(traced)
+        if schema is None:
+            return "no operator of this name is known"
+        names = {n: n for n in traced.inputs if n}
+        return self._asked(schema, node, traced, names, {n: d for n in names if (d := self._datum(n)) is not None})
+
+    def _asked(
+        self, schema: onnx.defs.OpSchema, node: onnx.NodeProto, traced: Node, names: Mapping[str, str],
+        data: Mapping[str, onnx.TensorProto],
+    ) -> Mapping[str, onnx.TypeProto] | str:  # fmt: skip
+        """Return what onnx infers of a node; ``names`` are those of the whole by the node's own."""
+        given = {n: self._type(name) for n, name in names.items()}
         if (forgotten := _FORGOTTEN.get(node.op_type)) is not None and forgotten[0] not in traced.attributes:
             told, node = node, onnx.NodeProto()
             node.CopyFrom(told)
             node.attribute.append(onnx.helper.make_attribute(*forgotten))
         try:
-            inferred = onnx.shape_inference.infer_node_outputs(
+            found: Mapping[str, onnx.TypeProto] = onnx.shape_inference.infer_node_outputs(
                 schema,
                 node,
                 given,
@@ -110,15 +148,13 @@ class Inference:
             return str(error).replace("[ShapeInferenceError] ", "").replace("[TypeInferenceError] ", "").strip()
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             return f"its shape cannot be inferred: {error}"
-        types: list[Value | None] = []
-        for name, own in zip(node.output, declared, strict=True):
-            value = static_value(name, inferred[name]) if name in inferred else own
-            if isinstance(value, str):
-                if "not known" not in value:
-                    return value
-                value = own
-            types.append(value)
-        return types
+        return found
+
+    def _type(self, name: str) -> onnx.TypeProto:
+        if name in self.loose:
+            return self.loose[name]
+        value = self.values[name]
+        return tensor_type(element_type(onnx_dtype(value.dtype)), value.shape)
 
     def _imports_of(self, traced: Node) -> list[onnx.OperatorSetIdProto]:
         """Return the operator sets a node is of: the model's, or those of a definition."""

@@ -13,9 +13,9 @@ import numpy as np
 from roller.errors import ExprError, ModelError, counted
 from roller.expr import Axis, Const, Load, Scalar, Stage, Tensor, transform
 from roller.model.steps import Value
-from roller.onnx.graph import Graph, Node
+from roller.onnx.graph import Graph, Node, Region
 from roller.onnx.lowering import Called, Compute, Joined, Lowered, Reshaped, Rewritten, Site, Unsupported, lower_node
-from roller.onnx.parts import Beside, Computed, Function, Named, Part, Refused, Viewed, only
+from roller.onnx.parts import Beside, Computed, Function, Named, Outside, Part, Refused, Viewed, only
 
 #: How often a node may be rewritten into simpler ones: a lowering that goes round in circles is an error.
 _MOST_REWRITES = 32
@@ -94,6 +94,8 @@ def _some(names: list[str], most: int = 4) -> str:
 
 def _lowered(node: Node, origin: str, out: Lowering, depth: int) -> list[Part]:
     """Lower one node, and what it is rewritten into."""
+    if isinstance(node, Region):
+        return [Outside(node.attributes["model"], node.inputs, node.outputs, node.members)]
     for name in node.outputs:
         if name and name not in out.values:
             return [Refused(node, f"the shape of its output '{name}' is unknown")]

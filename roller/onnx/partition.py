@@ -6,7 +6,7 @@ from roller.errors import ModelError
 from roller.model.steps import Call, Foreign, Join, KernelSource, Program, Run, Step, Value, View, reads, writes
 from roller.onnx.explain import Partition, explained
 from roller.onnx.fusion import fuse
-from roller.onnx.graph import Graph
+from roller.onnx.graph import Graph, Region
 from roller.onnx.kernels import kernel_of, source_of
 from roller.onnx.lowered import Lowering, lower_graph, refusal
 from roller.onnx.parts import Beside, Computed, Function, Named, Outside, Viewed
@@ -47,6 +47,7 @@ def explain(graph: Graph, *, fallback: str | None = None) -> Partition:
         from roller.onnx.foreign import leave_outside
 
         refused = leave_outside(low)
+        reasons |= {name: why for n in graph.nodes if isinstance(n, Region) for name, why in n.reasons.items()}
     if refused:
         raise refusal(graph.name, refused, fallback)
     cuts = fuse(low)
@@ -61,7 +62,8 @@ def program_of(low: Lowering) -> Program:
     used = {n for s in steps for n in (*reads(s), *writes(s))} | {*low.graph.inputs, *low.graph.outputs}
     constants = {n: a for n, a in low.constants.items() if n in used}
     values = {n: v for n, v in low.values.items() if n in used}
-    return Program(low.graph.name, low.graph.inputs, low.graph.outputs, values, constants, steps, kernels)
+    return Program(low.graph.name, low.graph.inputs, low.graph.outputs, values, constants, steps, kernels,
+                   low.graph.loose)  # fmt: skip
 
 
 def _run(

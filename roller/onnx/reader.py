@@ -25,7 +25,7 @@ Shapes = Mapping[str, Sequence[int]]
 
 def read(
     model: str | Path | bytes | onnx.ModelProto, *, batch: int | None = None, shapes: Shapes | None = None,
-    values: Mapping[str, Any] | None = None, base_dir: str | Path | None = None,
+    values: Mapping[str, Any] | None = None, base_dir: str | Path | None = None, lenient: bool = False,
 ) -> Graph:  # fmt: skip
     """Return the graph of an ONNX model: static shapes, nodes in order, whatever is constant computed.
 
@@ -43,6 +43,9 @@ def read(
         Arrays of inputs that are known now; they become constants (the target of a Reshape, say).
     base_dir
         Folder of external data where the model has no path; a path's own folder by default.
+    lenient
+        Whether nodes whose results have no known shape, and those that read them, become a
+        :class:`~roller.onnx.graph.Region`, which another runtime computes.
 
     Raises
     ------
@@ -58,7 +61,7 @@ def read(
         if isinstance(model, (str, Path)) and Path(model).suffix == ".pb":
             model = from_tensorflow(Path(model))
         loaded = load(model, base_dir)
-        return _read(loaded, batch, dict(shapes or {}), dict(values or {}))
+        return _read(loaded, batch, dict(shapes or {}), dict(values or {}), lenient)
     except ModelError:
         raise
     except Exception as error:
@@ -66,7 +69,10 @@ def read(
         raise ModelError(f"model: it is damaged and cannot be read ({type(error).__name__}: {error}).") from error
 
 
-def _read(loaded: Loaded, batch: int | None, shapes: dict[str, Sequence[int]], values: dict[str, Any]) -> Graph:
+def _read(
+    loaded: Loaded, batch: int | None, shapes: dict[str, Sequence[int]], values: dict[str, Any], lenient: bool
+) -> Graph:
+    from roller.onnx.loose import LooseParts
     from roller.onnx.overrides import input_types
     from roller.onnx.tracing import Tracer
 
@@ -77,11 +83,11 @@ def _read(loaded: Loaded, batch: int | None, shapes: dict[str, Sequence[int]], v
                 hint = did_you_mean(name, known) or f". Inputs are: {', '.join(sorted(known))}."
                 raise ModelError(f"{kind}: {loaded.name} has no input '{name}'{hint}")
     chosen = input_types(loaded, batch, shapes, values)
-    tracer = Tracer(loaded, None if chosen.changed else _declared(loaded))
+    tracer = Tracer(loaded, None if chosen.changed else _declared(loaded), LooseParts() if lenient else None)
     if chosen.old_batch is not None:
         from roller.onnx.overrides import Rebatching
 
-        shadow = _trace(Tracer(loaded), chosen.original, values)
+        shadow = _trace(Tracer(loaded, None, LooseParts() if lenient else None), chosen.original, values)
         tracer.rebatching = Rebatching(chosen.old_batch, chosen.new_batch, shadow.values)
     _trace(tracer, chosen.types, values)
     return _graph(tracer, [n for n in chosen.types if n not in values])
@@ -129,4 +135,6 @@ def _graph(tracer: Tracer, inputs: Sequence[str]) -> Graph:
     constants = {n: a for n, a in tracer.constants.items() if n in used}
     written = {n for node in tracer.nodes for n in node.outputs if n}
     kept = {n: replace(v, name=n) for n, v in tracer.values.items() if n in constants or n in written or n in inputs}
-    return Graph(name, tuple(inputs), tuple(outputs), tuple(tracer.nodes), kept, constants)
+    from roller.onnx.loose import with_regions
+
+    return with_regions(Graph(name, tuple(inputs), tuple(outputs), tuple(tracer.nodes), kept, constants), tracer)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from roller.onnx.tracing import Tracer
 
 _SHAPES = "Make every shape known (values= turns inputs into constants), or change these nodes."
-_FALLBACK = "fallback='onnxruntime' may run nodes whose shapes are known, once all are."
+_FALLBACK = "fallback='onnxruntime' leaves what it can to ONNX Runtime."
 
 
 def refusal_of(tracer: Tracer, inputs: Sequence[str]) -> UnsupportedError | None:
@@ -29,20 +29,21 @@ def refusal_of(tracer: Tracer, inputs: Sequence[str]) -> UnsupportedError | None
     inputs
         Values a caller passes.
     """
-    odd = {node.name: value for node in tracer.nodes if (value := _odd(tracer, node)) is not None}
+    nodes = [n for n in tracer.nodes if tracer.loose is None or n.name not in tracer.loose.nodes]
+    odd = {node.name: value for node in nodes if (value := _odd(tracer, node)) is not None}
     told = (f"{n.op} '{n.name}': '{odd[n.name].name}' is {odd[n.name].dtype}, which is not compiled"
-            for n in tracer.nodes if n.name in odd)  # fmt: skip
+            for n in nodes if n.name in odd)  # fmt: skip
     found = [*tracer.refused, *told]
     if not found:
         return None
-    unlowered = _unlowered(tracer, inputs, set(odd))
-    nodes = tuple(dict.fromkeys((*found, *unlowered)))
+    unlowered = _unlowered(tracer, nodes, inputs, set(odd))
+    listing = tuple(dict.fromkeys((*found, *unlowered)))
     after = f"\n  ({tracer.behind} nodes after them were not looked at)" if tracer.behind else ""
     if tracer.behind == 1:
         after = "\n  (1 node after them was not looked at)"
-    listed, remedy = "\n  ".join(nodes), f"{_SHAPES} {_FALLBACK}" if unlowered else _SHAPES
+    listed, remedy = "\n  ".join(listing), f"{_SHAPES} {_FALLBACK}" if tracer.loose is None else _SHAPES
     name = tracer.loaded.name
-    return UnsupportedError(f"{name}: these nodes cannot be compiled:\n  {listed}{after}\n{remedy}", name, nodes)
+    return UnsupportedError(f"{name}: these nodes cannot be compiled:\n  {listed}{after}\n{remedy}", name, listing)
 
 
 def _odd(tracer: Tracer, node: Node) -> Value | None:
@@ -51,12 +52,14 @@ def _odd(tracer: Tracer, node: Node) -> Value | None:
     return next((v for v in values if v.dtype not in DTYPE_BYTES), None)
 
 
-def _unlowered(tracer: Tracer, inputs: Sequence[str], odd: Collection[str]) -> tuple[str, ...]:
-    """Return the nodes besides those named that have no lowering, as *operator 'node': reason*."""
+def _unlowered(tracer: Tracer, traced: Sequence[Node], inputs: Sequence[str], odd: Collection[str]) -> tuple[str, ...]:
+    """Return the traced nodes besides those named that have no lowering, as *operator 'node': reason*."""
     from roller.onnx.folding import fold
     from roller.onnx.lowered import lower_graph
 
-    nodes = tuple(n for n in tracer.nodes if n.name not in odd)
+    if tracer.loose is not None:
+        return ()  # another runtime computes them
+    nodes = tuple(n for n in traced if n.name not in odd)
     read = {n for node in nodes for n in node.inputs if n}
     written = {n for node in nodes for n in node.outputs if n}
     constants = {n: a for n, a in tracer.constants.items() if n in read}

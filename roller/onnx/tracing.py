@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
@@ -22,6 +22,9 @@ from roller.onnx.loading import Loaded
 from roller.onnx.ordering import in_order
 from roller.onnx.overrides import Rebatching
 from roller.onnx.types import array_value, plain_attribute, too_large
+
+if TYPE_CHECKING:
+    from roller.onnx.loose import LooseParts
 
 #: Nodes of all bodies together once loops are unrolled.
 MAX_BODY_NODES = 50_000
@@ -77,14 +80,19 @@ class Tracer:
         The model.
     declared
         Types the model itself declares, believed where nothing else tells; empty where shapes were overridden.
+    loose
+        Takes nodes whose results have no known shape; ``None``: they are refused.
     """
 
-    def __init__(self, loaded: Loaded, declared: Mapping[str, Value] | None = None) -> None:
+    def __init__(
+        self, loaded: Loaded, declared: Mapping[str, Value] | None = None, loose: LooseParts | None = None
+    ) -> None:
         """Start with nothing."""
-        self.loaded = loaded
+        self.loaded, self.loose = loaded, loose
         self.values: dict[str, Value] = {}
         self.constants: dict[str, np.ndarray] = {}
-        self.inference = Inference(loaded, declared or {}, self.values, self.constants)
+        known = {} if loose is None else loose.types
+        self.inference = Inference(loaded, declared or {}, self.values, self.constants, known)
         self.nodes: list[Node] = []
         self.refused: list[str] = []
         self.behind = 0
@@ -96,6 +104,10 @@ class Tracer:
         self._counts: dict[str, int] = {}
         self._traced = 0
         self._evaluators: dict[int, Evaluator] = {}
+
+    def is_loose(self, name: str) -> bool:
+        """Whether only a run knows the shape of a value, and another runtime is there to compute it."""
+        return self.loose is not None and name in self.loose.types
 
     def constant(self, name: str, array: np.ndarray) -> None:
         """Enter a constant by its name of the whole."""
@@ -111,13 +123,18 @@ class Tracer:
     def fresh(self, base: str) -> str:
         """Return a name like ``base`` that no value has."""
         name = base
-        while name in self.values or name in self.unknown:
+        while name in self.values or name in self.unknown or self.is_loose(name):
             self._counts[base] = self._counts.get(base, 0) + 1
             name = f"{base}/{self._counts[base]}"
         return name
 
     def alias(self, scope: Scope, local: str, name: str) -> None:
         """Let a local name stand for a value of the whole; an output of the model gets a copy under its own name."""
+        if self.is_loose(name) and scope is self.root and local in self.outputs:
+            inner = Scope({name: name}, None, "", {local})
+            self.node(onnx.helper.make_node("Identity", [name], [local]), inner)
+            scope.names[local] = inner.names[local]
+            return
         if scope is not self.root or local not in self.outputs or name in self.unknown:
             if local in scope.names:
                 raise ModelError(f"{self.loaded.name}: two nodes write '{local}'. A value is written once.")
@@ -146,10 +163,13 @@ class Tracer:
         """Trace one node."""
         from roller.onnx.control import control
         from roller.onnx.defined import defined
+        from roller.onnx.loose import UNKNOWN_SHAPE, follow, leave
         from roller.onnx.refusals import behind
 
         inputs = tuple((scope.find(n) or "") if n else "" for n in node.input)
         domain = "" if node.domain == "ai.onnx" else node.domain
+        if any(map(self.is_loose, inputs)):
+            return follow(self, node, inputs, scope)
         if any(n in self.unknown for n in inputs):
             behind(self, node, Node(node.op_type, inputs, (), {}, self.label(node, scope), domain,
                                     scope.version(domain, self.loaded.opsets)))  # fmt: skip
@@ -168,6 +188,9 @@ class Tracer:
         if isinstance(types, str):
             self.refuse(traced, types)
             return self.forget(node, scope)
+        untyped = any(t is None for n, t in zip(node.output, types, strict=True) if n in scope.used)
+        if untyped and leave(self, node, inputs, scope, traced.name, UNKNOWN_SHAPE):
+            return None
         return self._keep(node, traced, types, scope)
 
     def emit(self, op: str, inputs: Sequence[str], **attributes: Any) -> str:

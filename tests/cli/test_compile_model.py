@@ -8,7 +8,7 @@ import onnxruntime
 import pytest
 
 from roller.cli.main import main
-from roller.errors import LaunchError
+from roller.errors import LaunchError, RollerWarning
 from roller.model import bundle
 from tests.onnx.networks import tower, unsupported
 
@@ -112,7 +112,7 @@ def test_results_of_unknown_shape_are_listed_with_exit_code_2(cli, tmp_path):
     )  # fmt: skip
     path = tmp_path / "odd.onnx"
     onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)]), path)
-    for more in ([], ["--list-unsupported"], ["--fallback", "onnxruntime"]):
+    for more in ([], ["--list-unsupported"]):
         code, _, err = cli("compile-model", path, *more)
         assert code == 2 and "NonZero 'where'" in err and "Make every shape known" in err
     code, out, _ = cli("compile-model", path, "--list-unsupported", "--json")
@@ -122,6 +122,11 @@ def test_results_of_unknown_shape_are_listed_with_exit_code_2(cli, tmp_path):
         and (row["node"], row["operator"]) == ("where", "NonZero")
         and "depends on the values" in row["reason"]
     )
+    with pytest.warns(RollerWarning, match="NonZero|where"):
+        code, out, _ = cli("compile-model", path, "--fallback", "onnxruntime", "--out", tmp_path / "m")
+    assert code == 0 and "0 kernels in 1 steps" in out
+    code, out, _ = cli("run-model", tmp_path / "m", "--repeats", "1", "--json")
+    assert code == 0 and json.loads(out)["outputs"][0]["name"] == "y"
 
 
 def test_a_model_without_unsupported_nodes_says_so(cli, model):
