@@ -223,6 +223,7 @@ def _summary(made: CompiledModel, out: Path | None) -> dict[str, Any]:
         "arena_bytes": made.plan.arena_bytes,
         "predicted_s": sum(row["share_s"] for row in made.rows),
         "seconds": dict(made.seconds),
+        "layouts": made.layouts,
         "kernel_rows": list(made.rows),
         "out": str(out) if out is not None else None,
     }
@@ -246,6 +247,7 @@ def _print(made: CompiledModel, out: Path | None) -> None:
     origins = ", ".join(f"{made.batch.count(o)} {o}" for o in sorted(set(made.batch.origins.values())))
     took = ", ".join(f"{name} {seconds(s)}" for name, s in made.seconds.items())
     screen.print(f"{len(rows)} kernels in {len(program.steps)} steps: {origins}. {took}.", soft_wrap=True)
+    screen.print(made.layouts, soft_wrap=True)
     screen.print(f"predicted {seconds(total)} a call, {made.plan.arena_bytes / 1e6:.2f} MB beside inputs and outputs")
     if out is not None:
         elsewhere = made.spec.kind == "gpu" and not made.runs_here

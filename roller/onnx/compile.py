@@ -1,4 +1,4 @@
-"""The road of a model, top to bottom: read -> fold -> partition -> kernels -> memory plan -> session.
+"""The road of a model, top to bottom: read -> fold -> partition -> layouts -> kernels -> memory plan -> session.
 
 This is the one file that names every stage. Everything a model refuses is refused before the first kernel is
 compiled; a warm compile loads neither TVM nor the constructor.
@@ -26,7 +26,8 @@ from roller.onnx.batch import compile_kernels
 from roller.onnx.compiled_model import CompiledModel, uses_of
 from roller.onnx.coschedule import coscheduled
 from roller.onnx.executors import Crew, crew_of
-from roller.onnx.jobs import Constructed, Settings, Target, construct
+from roller.onnx.jobs import Settings, Target, construct
+from roller.onnx.layouts import laid_out
 from roller.onnx.options import TOP_K, ModelOptions
 from roller.onnx.predictions import Predictions
 from roller.onnx.program_note import ProgramNote
@@ -224,7 +225,7 @@ def compile_program(
     progress: OnProgress = silent,
     side_by_side: bool = True,
 ) -> CompiledModel:
-    """Put small kernels side by side where that is predicted to be faster, compile all kernels, and plan memory.
+    """Choose layouts, put small kernels side by side where that is predicted to be faster, compile all, plan memory.
 
     Raises
     ------
@@ -232,20 +233,20 @@ def compile_program(
         Where kernels have no candidate that works.
     """
     seconds, before = dict[str, float](), time.monotonic()
-    constructed: Mapping[str, Constructed] = {}
+    predictions = Predictions(program.kernels, target, settings, lambda jobs: construct(jobs, target, crew)[0], cache)
+    laid = laid_out(program, target.spec, predictions)
+    program = laid.program
+    seconds["layouts"], before = time.monotonic() - before, time.monotonic()
     if side_by_side:
-        predictions = Predictions(
-            program.kernels, target, settings, lambda jobs: construct(jobs, target, crew)[0], cache
-        )
-        program, constructed = coscheduled(program, target.spec, predictions).program, predictions.constructed
+        program = coscheduled(program, target.spec, predictions).program
         seconds["coschedule"], before = time.monotonic() - before, time.monotonic()
     batch = compile_kernels(
         program.kernels, target, settings, uses=uses_of(program.steps), passing=passing_bytes(program), crew=crew,
-        cache=cache, progress=progress, constructed=constructed,
+        cache=cache, progress=progress, constructed=predictions.constructed,
     )  # fmt: skip
     batch.raise_failures(program.name, target.spec.name)
     seconds["kernels"], before = time.monotonic() - before, time.monotonic()
     predicted = {key: float(a.estimate["seconds"]) for key, a in batch.artifacts.items()}
     made = plan(program, predicted_s=predicted, value_align_bytes=_ALIGN_BYTES[target.spec.kind])
     seconds["plan"] = time.monotonic() - before
-    return CompiledModel(made, batch.artifacts, target.spec, target, batch, seconds)
+    return CompiledModel(made, batch.artifacts, target.spec, target, batch, seconds, str(laid))

@@ -42,6 +42,8 @@ class CompiledModel:
         What became of each kernel.
     seconds
         What each stage took, by name.
+    layouts
+        Which values hold their channels in blocks, and what that is predicted to gain; for people.
     """
 
     plan: Plan
@@ -50,6 +52,7 @@ class CompiledModel:
     target: Target
     batch: Batch
     seconds: Mapping[str, float]
+    layouts: str = ""
 
     @property
     def runs_here(self) -> bool:
