@@ -15,10 +15,12 @@ from roller.construction.gpu_variants import variants_of
 from roller.construction.matrix_pool import matrix_pools
 from roller.construction.options import TEMPLATE_VERSION, ConstructOptions
 from roller.construction.ranking import best_programs
+from roller.construction.winograd import winograd_pool
 from roller.construction.winograd_gpu import winograd_gpu_pool
 from roller.errors import NoCandidateError
 from roller.expr import TensorExpr
 from roller.expr.canonical import fuse_axes, group_axes
+from roller.expr.joining import join_digits
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.estimate import Estimate
@@ -105,6 +107,8 @@ def construct_candidates(expr: TensorExpr, spec: DeviceSpec, options: ConstructO
         found += variants_of(found, target, options.split_k) if spec.kind == "gpu" and options.pipelining else []
         found += winograd_gpu_pool(geometry, target, share) if spec.kind == "gpu" else []
         batches += found
+    whole = join_digits(forms[0]) if spec.kind == "cpu" and options.winograd else None
+    batches += winograd_pool(Geometry.of(whole), target) if whole is not None else []
     tried = [Geometry.of(form) for form in _matrix_forms(expr, options)] if spec.fragments else []
     batches += matrix_pools(tried, target, share)
     batches = [replace(b, constants=constants) for b in batches] if constants else batches

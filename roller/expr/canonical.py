@@ -66,10 +66,10 @@ def group_axes(expr: TensorExpr, *, reductions: bool = True) -> TensorExpr | Non
     if len(groups) < 2 or not wide:
         return None
     for g in wide:
-        expr = _group(expr, tuple(g))
+        expr = as_one_axis(expr, tuple(g))
     reduction = expr.anchor.reduction_axes
     if reductions and len(reduction) > 1 and len({seen[a.name] for a in reduction}) == 1:
-        expr = _group(expr, reduction)
+        expr = as_one_axis(expr, reduction)
     return expr
 
 
@@ -290,7 +290,7 @@ def _merge(expr: TensorExpr, fusion: _Fusion) -> TensorExpr:
     return _reshape(_unchecked(expr, expr.inputs, stages), dims)
 
 
-def _group(expr: TensorExpr, axes: tuple[Axis, ...]) -> TensorExpr:
+def as_one_axis(expr: TensorExpr, axes: tuple[Axis, ...]) -> TensorExpr:
     """Replace ``axes`` by one axis; every index through them becomes quasi-affine."""
     name = "*".join(a.name for a in axes)
     total = 1
@@ -321,7 +321,7 @@ def _group(expr: TensorExpr, axes: tuple[Axis, ...]) -> TensorExpr:
     return replace(expr, stages=tuple(stage(s) for s in expr.stages))
 
 
-#: Prefix of the temporary axis that marks a merged run of dimensions inside :func:`_group`.
+#: Prefix of the temporary axis that marks a merged run of dimensions inside :func:`as_one_axis`.
 _RUN = "run:"
 
 

@@ -114,7 +114,7 @@ def _match(expr: TensorExpr) -> WindowProduct | None:
     dtypes = {stage.acc_dtype, stage.output.dtype, *(expr.tensors[ld.tensor].dtype for ld in stage.loads)}
     if dtypes != {"float32"} or len(stage.loads) != 2:
         return None
-    if not all(len(i.terms) == 1 and i.is_axis(i.terms[0].axis) for i in stage.store):
+    if not _plain(stage.store) or not all(i.terms for i in stage.store):
         return None
     for image, filters in (body.args, body.args[::-1]):
         if isinstance(image, Load) and isinstance(filters, Load):
@@ -161,9 +161,19 @@ def _slide(index: Index, dimension: int, spatial: set[str]) -> tuple[str, str, i
 
 
 def _plain(indices: Sequence[Index]) -> bool:
-    """Whether every index is one axis or a constant, no axis twice."""
-    axes = [t.axis for i in indices for t in i.terms]
-    return len(axes) == len(set(axes)) and all(not i.terms or i.is_axis(i.terms[0].axis) for i in indices)
+    """Whether every index is one axis, a digit of one, or a constant; no axis twice, but in all of its digits."""
+    if any(len(i.terms) > 1 or (i.terms and (i.const or i.terms[0].coef != 1)) for i in indices):
+        return False
+    digits: dict[str, list[tuple[int, int]]] = {}
+    for t in (t for i in indices for t in i.terms):
+        digits.setdefault(t.axis, []).append((t.div, t.mod))
+    return all(_whole(sorted(found)) for found in digits.values())
+
+
+def _whole(digits: list[tuple[int, int]]) -> bool:
+    """Whether digits ``(div, mod)``, lowest first, write all of a number."""
+    ends = [1, *(div * mod for div, mod in digits)]
+    return all(div == end for (div, _), end in zip(digits, ends, strict=False)) and ends[-1] == 0
 
 
 @functools.cache

@@ -13,6 +13,9 @@ from roller.codegen.llvm import lower
 from roller.codegen.winograd_products import back_product, product
 from roller.errors import BuildError
 from roller.expr.canonical import fuse_axes
+from roller.expr.joining import join_digits
+from roller.model.steps import KernelSource
+from roller.onnx.blocking import Blocked, rewritten
 from roller.runtime.check import check
 from roller.runtime.inputs import random_inputs
 from roller.te.compat import tirx, tvm_ffi
@@ -221,3 +224,40 @@ def test_operations_are_those_the_template_prints():
             tvm_ffi.structural_walk(out, count)
         sums = len(printed["Add"]) + len(printed["Sub"])
         assert sums <= operations(matrix) <= sums + len(printed["Mul"])
+
+
+def blocked(n, c, h, w, f, padding=1, epilogue=(), image=True, result=True, block=16):
+    """Return a convolution whose channels lie in blocks, and whose axes hold them whole."""
+    e = ops.conv2d(n, c, h, w, f, 3, 3, padding=padding, epilogue=epilogue)
+    shapes = {"X": (n, c, h, w), **{t.name: t.shape for t in (*e.inputs, *e.output_tensors) if t.shape[1:2] == (f,)}}
+    named = {name: Blocked.of(s, block) for name, s in shapes.items() if len(s) == 4 and name != "W"}
+    kept = {name: layout for name, layout in named.items() if (image if name == "X" else result)}
+    made = rewritten(KernelSource(e, ("W",)), kept).source.expression
+    return made, join_digits(canonical(made))
+
+
+@pytest.mark.parametrize(
+    ("shape", "ends"),
+    [
+        ((2, 32, 9, 10, 48), {}),
+        ((1, 48, 8, 8, 32), {"result": False}),  # read in blocks, stored plain
+        ((1, 20, 7, 9, 32), {"image": False}),  # channels that fill no block
+        ((2, 16, 6, 11, 16), {"padding": (0, 2, 1, 0)}),  # one block each: nothing is cut
+        ((1, 32, 9, 9, 48), {"epilogue": ("bias", "add", "relu")}),
+    ],
+)
+def test_channels_in_blocks(shape, ends):
+    e, form = blocked(*shape, **ends)
+    form = form or canonical(e)
+    found = window_product(form)
+    tile = {found.slides[0][0]: 4, found.slides[1][0]: 8, found.filter: min(32, shape[-1])}
+    assert_right(e, program(form, "winograd4", tile, {**tile, found.slides[0][0]: 8}, found.filter, 16, staged=("W",)))
+
+
+def test_blocked_convolutions_are_offered_winograd_where_vectors_lie_in_a_block():
+    def structures(block):
+        e, _ = blocked(1, 64, 28, 28, 64, block=block)
+        options = ConstructOptions(top_k=4, constants=(e.inputs[1].name,))
+        return [c.program.structure for c in roller.construct(e, "cpu-avx512", options=options)]
+
+    assert structures(16)[0] == "winograd4" and not STRUCTURES.keys() & {*structures(8)}

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from roller.codegen.cpu.ahead import filters_ahead
+from roller.codegen.cpu.digits import Digits
 from roller.codegen.cpu.nest import (
     Buffer,
     Nest,
@@ -25,7 +26,6 @@ from roller.codegen.cpu.nest import (
     clamp,
     declare,
     integer,
-    lane_stride,
     lower_of,
     read,
     reader,
@@ -65,7 +65,12 @@ class _Winograd:
             )
         self.plan: WinogradPlan = plan
         self.inverse, self.filter_matrix, self.image_matrix = matrices(plan.m)
-        self.last = expr.epilogue or expr.anchor
+        last = expr.epilogue or expr.anchor
+        loads = [i for ld in last.loads for i in ld.index] if last is not expr.anchor else []
+        self.channel = Digits.of(plan.form.channel, plan.form.image.index)
+        self.filter = Digits.of(plan.form.filter, [*last.store, *loads])
+        self.store = tuple(self.filter.index(i) for i in last.store)
+        self.last = last
         elements = plan.side**2
         rows, columns = plan.tiled[-2:]
         box = [plan.m * t.box + WINDOW - 1 for t in (rows, columns)]
@@ -215,8 +220,8 @@ class _Winograd:
 
         def copy(y: Expr, x: Expr) -> Stmt:
             def lane(v: Expr) -> Stmt:
-                at = {**batch, form.channel: channel + v}
-                index = [emit_index(i, at) if len(i.terms) < 2 else None for i in form.image.index]
+                at = {**batch, **self.channel.at(channel, v)}
+                index = [emit_index(self.channel.index(i), at) if len(i.terms) < 2 else None for i in form.image.index]
                 index[form.slides[0][2]], index[form.slides[1][2]] = base[0] + y, base[1] + x
                 return write(self.patch, read(source, *index), y, x, v)
 
@@ -323,16 +328,17 @@ class _Winograd:
         (rows, _, _), (columns, _, _) = form.slides
         corner = {rows: where[rows] * plan.m, columns: where[columns] * plan.m}
 
-        def element(f: Expr, y: Expr, x: Expr) -> Stmt:
-            env = {**where, form.filter: where[form.filter] + f, rows: corner[rows] + y, columns: corner[columns] + x}
-            return self._final(read(self.result, y, x, f), env)
+        def element(f: Expr, y: Expr, x: Expr, lane: Expr | None = None) -> Stmt:
+            at = self.filter.at(where[form.filter] + f, integer(0) if lane is None else lane)
+            env = {**where, **at, rows: corner[rows] + y, columns: corner[columns] + x}
+            return self._final(read(self.result, y, x, f if lane is None else f + lane), env)
 
-        if lane_stride(self.last.store, self.last.output.shape, form.filter) == 1:
+        if self.filter.contiguous(self.last.store, self.last.output.shape):
             sizes = [lower_of(plan.m, extents[a] - corner[a]) for a in (rows, columns)]
             vectors = plan.width // plan.lanes
             return self.nest.grid(
                 [*sizes, vectors],
-                lambda at: self._lanes(plan.lanes, lambda f: element(at[2] * plan.lanes + f, *at[:2])),
+                lambda at: self._lanes(plan.lanes, lambda x: element(at[2] * plan.lanes, at[0], at[1], x)),
             )
         whole = self.nest.loop(
             plan.width,
@@ -341,7 +347,7 @@ class _Winograd:
         if all(extents[a] % plan.m == 0 for a in (rows, columns)):
             return whole
         sizes = [lower_of(plan.m, extents[a] - corner[a]) for a in (rows, columns)]
-        clipped = self.nest.grid([plan.width, *sizes], lambda at: element(*at))
+        clipped = self.nest.grid([plan.width, *sizes], lambda at: element(at[0], at[1], at[2]))
         inside = tirx.all(*(corner[a] + plan.m <= extents[a] for a in (rows, columns)))
         return when(inside, whole, clipped)
 
@@ -352,8 +358,8 @@ class _Winograd:
         if last is not anchor:
             tensors: dict[str, Callable[..., Any]] = {n: reader(b) for n, b in self.buffers.items()}
             tensors[anchor.name] = lambda *_: value
-            out = emit_scalar(last.body, env, tensors)
-        return write(self.buffers[last.name], out, *(emit_index(i, env) for i in last.store))
+            out = emit_scalar(self.filter.body(last.body), env, tensors)
+        return write(self.buffers[last.name], out, *(emit_index(i, env) for i in self.store))
 
 
 def flat(at: Coordinates, extents: Sequence[int]) -> Expr:

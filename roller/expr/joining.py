@@ -1,0 +1,57 @@
+"""Two axes that a tensor writes like a number, as one axis: the inverse of splitting.
+
+Weights ``W[f, fi, c, ci, kh, kw]`` hold all channels in order, images and results in blocks hold them as two
+dimensions apart. Algorithms that know *a* channel want it whole: ``W[f, c, kh, kw]``, and images read at
+``c // 16`` and ``c % 16``.
+"""
+
+from __future__ import annotations
+
+from roller.expr.canonical import as_one_axis
+from roller.expr.scalar import Index
+from roller.expr.tensor_expr import Axis, TensorExpr
+
+
+def join_digits(expr: TensorExpr) -> TensorExpr | None:
+    """Return ``expr`` with the pairs of axes as one that are channels in blocks; ``None`` where there are none.
+
+    A pair is two neighbouring whole dimensions of one tensor of the anchor, and in another the second is the last
+    dimension and the first any but its neighbour.
+
+    Examples
+    --------
+    >>> import roller
+    >>> blocked = roller.ops.conv2d(1, 32, 9, 9, 64, 3, 3, padding=1, layout="NCHW16c")
+    >>> join_digits(blocked) is None  # its weights are plain already
+    True
+    """
+    anchor = expr.anchor
+    if anchor.combiner is None or (len(expr.stages) > 1 and expr.epilogue is None):
+        return None
+    places = [(expr.tensors[n].shape, i) for n, i in ((anchor.name, anchor.store), *_loads(expr))]
+    by_name = {a.name: a for a in anchor.axes}
+    found = None
+    for shape, index in places:
+        for d in range(len(index) - 1):
+            pair = tuple(by_name[i.terms[0].axis] for i in index[d : d + 2] if _axis(i) is not None)
+            if len(pair) == 2 and shape[d : d + 2] == tuple(a.extent for a in pair) and _apart(places, *pair):
+                found = as_one_axis(found or expr, pair)
+    return found
+
+
+def _loads(expr: TensorExpr) -> list[tuple[str, tuple[Index, ...]]]:
+    return [(ld.tensor, ld.index) for ld in expr.anchor.loads]
+
+
+def _axis(index: Index) -> str | None:
+    """Return the axis that an index is."""
+    only = index.terms[0].axis if len(index.terms) == 1 else None
+    return only if only is not None and index.is_axis(only) else None
+
+
+def _apart(places: list[tuple[tuple[int, ...], tuple[Index, ...]]], outer: Axis, inner: Axis) -> bool:
+    """Whether some tensor has ``inner`` as its last dimension and ``outer`` as one that is not its neighbour."""
+    alone = all(_axis(i) is not None for _, index in places for i in index if {outer.name, inner.name} & set(i.axes))
+    return outer.kind == inner.kind and alone and any(
+        _axis(index[-1]) == inner.name and outer.name in [_axis(i) for i in index[:-2]] for _, index in places if index
+    )  # fmt: skip
