@@ -17,7 +17,7 @@ from roller.expr import Axis, Index, Load, Scalar, Stage, Tensor, axis_index, tr
 from roller.model.steps import KernelSource
 from roller.onnx import fusing
 from roller.onnx.kernels import numbered, source_of
-from roller.onnx.lowered import Computed
+from roller.onnx.parts import Computed
 
 
 @dataclass(frozen=True)
