@@ -12,7 +12,6 @@ import base64
 import hashlib
 import json
 import os
-import secrets
 import zlib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 from roller.errors import ArtifactError
 from roller.expr import TensorExpr
 from roller.expr.serialize import expr_from_dict, expr_to_dict
+from roller.files import whole_file
 from roller.tile import RProgram
 
 FORMAT_VERSION = 2
@@ -209,17 +209,10 @@ class KernelArtifact:
         """
         target = Path(path)
         text = json.dumps(self.to_dict())  # before anything is written
-        temporary = target.parent / f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}"
-        try:  # with the permissions of any other file the user makes, unlike tempfile's
-            fd = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
-        except OSError as err:
-            raise ArtifactError(f"{target}: cannot write ({err.strerror}). Choose a writable folder.") from err
         try:
-            with os.fdopen(fd, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.replace(temporary, target)
+            with whole_file(target) as file:
+                file.write(text.encode())
         except OSError as err:
-            temporary.unlink(missing_ok=True)
             raise ArtifactError(f"{target}: cannot write ({err.strerror}). Choose a writable path.") from err
         return target
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -13,12 +11,11 @@ from typing import Any
 import numpy as np
 
 from roller.backends.periodic import values_of
-from roller.errors import ArtifactError
 from roller.model.gpu_bundle import ModelBundle, load_bundle
 from roller.model.gpu_device import Device
 from roller.model.plan import Plan
 from roller.model.steps import Call, Copy, Foreign, Run, Step, Together
-from roller.runtime.bundle_format import checksum, read_checked
+from roller.runtime.bundle_format import earlier_results, write_checked
 from roller.runtime.bundle_journal import JournalFile
 
 FORMAT, VERSION = "roller-model-results", 1
@@ -63,18 +60,15 @@ def run_bundle(
     bundle.check_device(properties)
     header = {"bundle": bundle.checksum, "device": properties["name"], "samples": samples}
     done: dict[str, Any] = {}
-    if out.exists():
-        earlier = read_checked(out, FORMAT, VERSION)
-        if any(earlier.get(k) != v for k, v in header.items()):
-            raise ArtifactError(f"{out}: holds the results of another run. Remove it, or choose another --json.")
+    earlier = earlier_results(out, FORMAT, VERSION, header)
+    if earlier is not None:
         done = {k: v for k, v in earlier["phases"].items() if k in PHASES}
     journal = JournalFile(out.with_name(out.name + ".journal"), header, lambda row: done.update({row["phase"]: row}))
     try:
         if any(p not in done for p in PHASES):
             _phases(_Subject(bundle, device, samples), done, journal, say)
     finally:
-        results = _results(bundle, header, properties, done)
-        _write(out, results)
+        results = write_checked(out, _results(bundle, header, properties, done))
         journal.close(remove=results["complete"])
     return results
 
@@ -212,22 +206,10 @@ def _results(
     bundle: ModelBundle, header: dict[str, Any], properties: dict[str, Any], done: dict[str, Any]
 ) -> dict[str, Any]:
     wrong = "check" in done and not done["check"]["ok"]
-    body = {"format": FORMAT, "version": VERSION, **header, "model": bundle.model, "built_for": bundle.device,
+    return {"format": FORMAT, "version": VERSION, **header, "model": bundle.model, "built_for": bundle.device,
             "properties": properties, "phases": {p: done[p] for p in PHASES if p in done},
             "complete": wrong or _all(done), "ok": not wrong and _all(done)}  # fmt: skip
-    plain: dict[str, Any] = json.loads(json.dumps(body))
-    return {**plain, "checksum": checksum(plain)}
 
 
 def _all(done: Iterable[str]) -> bool:
     return set(PHASES) <= set(done)
-
-
-def _write(out: Path, results: dict[str, Any]) -> None:
-    """Write the results, whole or not at all."""
-    new = out.with_name(f".{out.name}.new")
-    try:
-        new.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-        os.replace(new, out)
-    except OSError as err:
-        raise ArtifactError(f"{out}: cannot write ({err.strerror}). Choose a writable path for --json.") from err

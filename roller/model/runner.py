@@ -6,9 +6,7 @@ import contextlib
 import ctypes
 import functools
 import hashlib
-import os
 import platform
-import secrets
 import shutil
 import subprocess
 import sys
@@ -18,6 +16,7 @@ from typing import Any
 
 from roller.backends.cpu.launcher import runtime_of_pools
 from roller.errors import BuildError, LaunchError
+from roller.files import whole_file
 from roller.runtime.cache_location import cache_folder
 from roller.scratch import scratch_folder
 
@@ -153,11 +152,7 @@ def _compiled() -> bytes:
 
 def _keep(image: bytes, path: Path) -> None:
     """Write the library into the cache folder, whole or not at all; where it cannot be used, it is compiled again."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    try:
+    with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(image)
-        os.replace(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+        with whole_file(path) as file:
+            file.write(image)

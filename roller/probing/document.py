@@ -6,17 +6,14 @@ is read back and compared before anything is written, and the file appears whole
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from roller.errors import SpecError
+from roller.files import whole_file
 from roller.hardware import DeviceSpec, parse_spec
 from roller.hardware.checks import SOURCES
 from roller.hardware.reader import THIS_MACHINE
@@ -249,17 +246,8 @@ def save(path: Path, text: str) -> None:
         Where the text is no specification, or the file cannot be written.
     """
     parse_spec(text, str(path))
-    temporary: Any = None
     try:
-        fd, temporary = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}-")
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+        with whole_file(path, durable=True) as file:
+            file.write(text.encode())
     except OSError as err:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
         raise SpecError(f"{path}: cannot write the specification ({err.strerror}). Check the folder.") from err

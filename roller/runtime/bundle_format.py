@@ -21,6 +21,7 @@ from typing import Any
 
 from roller.artifact import KernelArtifact
 from roller.errors import ArtifactError
+from roller.files import whole_file
 
 FORMAT, VERSION = "roller-bundle", 1
 MANIFEST = "manifest.json"
@@ -223,6 +224,40 @@ def checksum(body: Mapping[str, Any]) -> str:
     """Return the SHA-256 of JSON data in canonical form, its own checksum left out."""
     rest = {k: v for k, v in body.items() if k != "checksum"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def write_checked(path: Path, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Write results as JSON with their checksum, whole or not at all; return them as a reader sees them.
+
+    Raises
+    ------
+    ArtifactError
+        Where the file cannot be written.
+    """
+    plain = json.loads(json.dumps(body))
+    results = {**plain, "checksum": checksum(plain)}
+    try:
+        with whole_file(path, durable=True) as file:
+            file.write((json.dumps(results, indent=1) + "\n").encode())
+    except OSError as err:
+        raise ArtifactError(f"{path}: cannot write ({err.strerror}). Choose a writable path for --json.") from err
+    return results
+
+
+def earlier_results(path: Path, kind: str, version: int, header: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the results that an earlier run wrote, ``None`` where there are none.
+
+    Raises
+    ------
+    ArtifactError
+        Where they are damaged, or of another run than ``header`` describes.
+    """
+    if not path.exists():
+        return None
+    earlier = read_checked(path, kind, version)
+    if any(earlier.get(k) != v for k, v in header.items()):
+        raise ArtifactError(f"{path}: holds the results of another run. Remove it, or choose another --json.")
+    return earlier
 
 
 def read_checked(path: Path, kind: str, version: int) -> dict[str, Any]:

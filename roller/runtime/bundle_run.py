@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import json
-import os
 import platform
 import sys
 import threading
@@ -20,7 +19,7 @@ import numpy as np
 from roller.artifact import KernelArtifact
 from roller.backends.build import build
 from roller.errors import ArtifactError, BuildError, LaunchError
-from roller.runtime.bundle_format import Bundle, OperatorEntry, checksum, read_checked
+from roller.runtime.bundle_format import Bundle, OperatorEntry, earlier_results, write_checked
 from roller.runtime.bundle_journal import Journal
 from roller.runtime.cache_entry import CachedCandidate, candidates_text, host_fingerprint
 from roller.runtime.devices import DeviceHandle, DeviceProperties, same_arch
@@ -74,7 +73,6 @@ def run_bundle(
     """
     bundle = Bundle(folder)
     chosen = _filtered(bundle, pattern)
-    earlier = read_checked(out, FORMAT, VERSION) if out.exists() else None
     sessions = [Session(h, options) for h in devices]
     try:
         properties = [_opened(s, bundle) for s in sessions]
@@ -82,8 +80,7 @@ def run_bundle(
             raise LaunchError(f"--device: expected devices alike, got {[p.name for p in properties]}. Run them apart.")
         header = {"bundle": bundle.checksum, "device": properties[0].name, "kind": devices[0].kind,
                   "seed": options.seed}  # fmt: skip
-        if earlier is not None and any(earlier[k] != v for k, v in header.items()):
-            raise ArtifactError(f"{out}: holds the results of another run. Remove it, or choose another --json.")
+        earlier = earlier_results(out, FORMAT, VERSION, header)
         journal = Journal(out.with_name(out.name + ".journal"), header)
         if earlier is not None:
             journal.know(earlier)
@@ -92,8 +89,7 @@ def run_bundle(
             run.on(sessions)
         finally:
             covered = [e for e in bundle.operators if e in chosen or e.id in journal.records]
-            results = _results(bundle, covered, journal, header, properties[0], run.seconds)
-            _write(out, results)
+            results = write_checked(out, _results(bundle, covered, journal, header, properties[0], run.seconds))
             journal.close(remove=results["complete"])
     finally:
         for s in sessions:
@@ -258,8 +254,7 @@ def _results(
         "seconds": seconds,
         "operators": operators,
     }
-    body = json.loads(json.dumps(body))
-    return {**body, "checksum": checksum(body)}
+    return body
 
 
 def _operator(bundle: Bundle, entry: OperatorEntry, records: Mapping[str, Record]) -> dict[str, Any]:
@@ -291,16 +286,3 @@ def _operator(bundle: Bundle, entry: OperatorEntry, records: Mapping[str, Record
         if best is not None:
             out["winner"] = replace(artifacts[best.candidate_id], measured_s=best.measured_s).to_dict()
     return out
-
-
-def _write(path: Path, results: Mapping[str, Any]) -> None:
-    """Write the final JSON; it appears whole or not at all."""
-    try:
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump(results, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as err:
-        raise ArtifactError(f"{path}: cannot write ({err.strerror}). Choose a writable path for --json.") from err

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from roller.files import whole_file
 
 #: A temporary file older than this was left by a process that was killed (seconds).
 _STALE_S = 3600.0
@@ -63,17 +64,8 @@ class ObjectFiles:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._temporary.mkdir(parents=True, exist_ok=True)
         self._prune()
-        fd, name = tempfile.mkstemp(dir=self._temporary)
-        try:
-            with os.fdopen(fd, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(name, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(name)
-            raise
+        with whole_file(path, durable=True, beside=self._temporary) as file:
+            file.write(data)
         _sync_folder(path.parent)
         return digest
 

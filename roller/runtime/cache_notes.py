@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
+
+from roller.files import whole_file
 
 
 def read_note(folder: Path, name: str) -> dict[str, Any]:
@@ -36,16 +36,9 @@ def write_note(folder: Path, name: str, note: dict[str, Any]) -> bool:
     path, text = _path(folder, name), json.dumps(note, separators=(",", ":"))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fd, temporary = tempfile.mkstemp(dir=path.parent)
+        with whole_file(path) as file:
+            file.write(text.encode())
     except OSError:
-        return False
-    try:
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
         return False
     return True
 

@@ -6,15 +6,12 @@ stored before all of it has been verified.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import json
-import os
 import re
 import sqlite3
 import tarfile
-import tempfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, fields, replace
@@ -22,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from roller.errors import ArtifactError
+from roller.files import whole_file
 from roller.runtime.cache import KernelCache
 from roller.runtime.cache_database import Row
 from roller.runtime.cache_entry import Measurement, artifact_of, candidates_of
@@ -61,20 +59,13 @@ def export_cache(cache: KernelCache, path: Path) -> dict[str, int]:
     manifest = json.dumps({**body, "checksum": _sum(body)}).encode()
     digests = sorted({r.artifact for r in rows})
     try:
-        fd, name = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(fd, "wb") as file:
-                with tarfile.open(fileobj=file, mode="w:gz" if path.name.endswith("gz") else "w") as tar:
-                    _add(tar, _MANIFEST, manifest)
-                    for digest in digests:
-                        _add(tar, f"artifacts/{digest}.json", cache.files.read(digest))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(name, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(name)
-            raise
+        with (
+            whole_file(path, durable=True) as file,
+            tarfile.open(fileobj=file, mode="w:gz" if path.name.endswith("gz") else "w") as tar,
+        ):
+            _add(tar, _MANIFEST, manifest)
+            for digest in digests:
+                _add(tar, f"artifacts/{digest}.json", cache.files.read(digest))
     except (OSError, ValueError) as err:
         raise ArtifactError(f"{path}: cannot export the cache ({err}). Choose a writable path and try again.") from err
     return {"entries": len(rows), "artifacts": len(digests), "measurements": len(measurements), "skipped": skipped,

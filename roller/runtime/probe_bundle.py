@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 import sys
 import time
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from roller.errors import ArtifactError, BuildError, LaunchError
-from roller.runtime.bundle_format import MANIFEST, checksum, read_checked
+from roller.runtime.bundle_format import MANIFEST, earlier_results, read_checked, write_checked
 from roller.runtime.bundle_journal import JournalFile
 from roller.runtime.cache_entry import host_fingerprint
 from roller.runtime.devices import DeviceHandle, DeviceProperties, same_arch
@@ -187,9 +186,7 @@ def run_probe_bundle(
         "host": host_fingerprint(), "finished_at": time.time(), "seconds": time.monotonic() - start,
         "results": journal.results,
     }  # fmt: skip
-    body = json.loads(json.dumps(body))
-    results = {**body, "checksum": checksum(body)}
-    _write(out, results)
+    results = write_checked(out, body)
     journal.close(remove=complete)
     return results
 
@@ -228,10 +225,8 @@ class _Journal:
 
     def __init__(self, path: Path, header: Mapping[str, Any], final: Path) -> None:
         self.results: dict[str, dict[str, Result]] = {}
-        if final.exists():
-            earlier = read_checked(final, RESULTS, RESULTS_VERSION)
-            if any(earlier[k] != v for k, v in header.items()):
-                raise ArtifactError(f"{final}: holds the results of another run. Remove it, or choose another --json.")
+        earlier = earlier_results(final, RESULTS, RESULTS_VERSION, header)
+        if earlier is not None:
             self.results = earlier["results"]
         self._file = JournalFile(path, header, self._take)
 
@@ -254,12 +249,3 @@ class _Journal:
 
     def _take(self, row: dict[str, Any]) -> None:
         self.results.setdefault(row["plan"], {})[row["case"]] = row["result"]
-
-
-def _write(path: Path, results: Mapping[str, Any]) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(json.dumps(results, indent=1), encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError as err:
-        raise ArtifactError(f"{path}: cannot write ({err.strerror}). Choose a writable path for --json.") from err

@@ -1,0 +1,46 @@
+"""Files that appear whole or not at all, whoever is killed or interrupted while they are written."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+
+@contextlib.contextmanager
+def whole_file(path: Path, *, durable: bool = False, beside: Path | None = None) -> Iterator[BinaryIO]:
+    """Yield a file to fill, which becomes ``path`` at the end; nothing is left of it where filling fails.
+
+    It gets the permissions of any other file the user makes, unlike those of ``tempfile``.
+
+    Parameters
+    ----------
+    path
+        What appears, or is replaced.
+    durable
+        Whether the bytes are on the disk before the name is: for what a lost machine must not leave half-written.
+    beside
+        Folder of the file while it is filled, on the same file system; that of ``path`` by default.
+
+    Raises
+    ------
+    OSError
+        Where the file cannot be written.
+    """
+    folder = path.absolute().parent if beside is None else beside
+    temporary = folder / f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}"
+    descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
