@@ -6,15 +6,20 @@ import itertools
 import mmap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from roller.backends.cpu.launcher import readable
+from roller.backends.cpu.threads import most_threads
 from roller.errors import ModelError
 from roller.model.kernels import LoadedKernel, aligned, as_taken, storage
 from roller.model.plan import CONSTANT, Plan
 from roller.model.steps import Call, Copy, Foreign, Run, Step, Together, reads
+
+#: Large constants are copied in parts of so many bytes.
+_PART_BYTES = 1 << 23
 
 #: A kernel and the constants it packs: runs that agree in both share the panels.
 PanelKey = tuple[str, tuple[str, ...]]
@@ -173,7 +178,20 @@ def _readable(array: np.ndarray) -> np.ndarray:
     A map of a model's file is copied: the file may be written again while the session lives.
     """
     plain = array.flags.c_contiguous and array.flags.aligned and not _is_mapped(array)
-    return array if plain else np.array(array, order="C", subok=False)
+    if plain:
+        return array
+    return _copied(array) if array.nbytes >= 2 * _PART_BYTES else np.array(array, order="C", subok=False)
+
+
+def _copied(array: np.ndarray) -> np.ndarray:
+    """Return a copy of a large array, made by all threads there are: most of it is waiting for fresh memory."""
+    source = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    made = aligned(source.nbytes)
+    with ThreadPoolExecutor(most_threads()) as pool:
+        parts = (slice(at, at + _PART_BYTES) for at in range(0, source.nbytes, _PART_BYTES))
+        for _ in pool.map(lambda part: np.copyto(made[part], source[part]), parts):
+            continue
+    return made.view(array.dtype).reshape(array.shape)
 
 
 def _is_mapped(array: np.ndarray) -> bool:

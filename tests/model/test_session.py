@@ -17,6 +17,7 @@ import pytest
 from roller.artifact import KernelArtifact
 from roller.backends.cpu.threads import processors
 from roller.errors import LaunchError, ModelError
+from roller.model import constants
 from roller.model.memory import plan
 from roller.model.reference import evaluate_program
 from roller.model.session import Session
@@ -49,6 +50,18 @@ def native(request) -> bool:
 def case(request, native) -> tuple[Program, Session]:
     program = CASES[request.param]()
     return program, session_of(program, native=native)
+
+
+@pytest.mark.parametrize("nbytes", [64, 130, 1000])
+def test_constants_that_are_mapped_are_copied_whole(nbytes, tmp_path, monkeypatch):
+    monkeypatch.setattr(constants, "_PART_BYTES", 64)
+    whole = np.random.default_rng(0).integers(0, 256, nbytes + 3, np.uint8)
+    (tmp_path / "weights").write_bytes(whole.tobytes())
+    mapped = np.memmap(tmp_path / "weights", np.float16, "r", 3, (nbytes // 2,))  # not aligned either
+    copied = constants._readable(mapped)
+    (tmp_path / "weights").write_bytes(bytes(nbytes + 3))
+    assert type(copied) is np.ndarray and copied.flags.aligned and copied.dtype == np.float16
+    assert copied.tobytes() == whole[3:].tobytes()
 
 
 @pytest.mark.parametrize("tasks", [3, 7, 1000])
