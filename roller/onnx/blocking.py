@@ -9,7 +9,7 @@ split into digits (:mod:`roller.expr.digits`). What no index can say is left pla
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from roller.errors import ExprError
@@ -134,6 +134,13 @@ def rewritten(source: KernelSource, layouts: Mapping[str, Blocked]) -> Rewritten
         return Rewritten(*source_of(form, fixed, expr.name))
     except ExprError:
         return None
+
+
+def sums_channels(source: KernelSource, blocked: Collection[int]) -> bool:
+    """Whether a kernel sums over the channels of one of its ``blocked`` inputs (positions), as blocks are made for."""
+    expr = source.expression
+    names, reduced = {expr.inputs[k].name for k in blocked}, {a.name for a in expr.anchor.reduction_axes}
+    return any(ld.tensor in names and reduced & {*ld.index[-1].axes} for ld in expr.anchor.loads)
 
 
 def _same_places(part: Computed, layouts: Mapping[str, Blocked]) -> list[tuple[str, Blocked]]:

@@ -15,7 +15,7 @@ from functools import cached_property
 
 from roller.hardware import DeviceSpec
 from roller.model.steps import Copy, Join, KernelSource, Program, Run, Step, Together, Value, View, reads, writes
-from roller.onnx.blocking import Blocked, Rewritten, converted, rewritten
+from roller.onnx.blocking import Blocked, Rewritten, converted, rewritten, sums_channels
 from roller.onnx.mincut import INFINITE, Network
 from roller.perf.estimate import Estimate
 
@@ -73,7 +73,7 @@ def laid_out(program: Program, spec: DeviceSpec, predict: Predict) -> LaidOut:
     if not spec.limits.usable_vector_registers:
         return LaidOut(program)
     choice = _Choice(program, spec.teu.lanes)
-    if not choice.able:
+    if not choice.sums_channels:  # nothing to gain: what else there is would only follow
         return LaidOut(program)
     plain = {s.kernel: program.kernels[s.kernel] for n in choice.able if isinstance(s := program.steps[n], Run)}
     seconds = {key: e.seconds for key, e in predict(plain | choice.sources, None).items()}
@@ -138,6 +138,14 @@ class _Choice:
         if layouts and key not in known:
             known[key] = rewritten(source, layouts)
         return known.get(key)
+
+    @cached_property
+    def sums_channels(self) -> bool:
+        """Whether some kernel sums over channels that are in blocks."""
+        runs = ((s, made) for n, made in self.able.items() if isinstance(s := self.program.steps[n], Run))
+        kernels = {made.key: (made.source, [k for k, n in enumerate(s.inputs) if n in self.values])
+                   for s, made in runs if made is not None}  # fmt: skip
+        return any(sums_channels(source, blocked) for source, blocked in kernels.values())
 
     @cached_property
     def readers(self) -> dict[str, list[int]]:
