@@ -177,7 +177,7 @@ class Feeds:
             Where there is none of that name.
         """
         if name not in self._numbers:
-            known = tuple(self._numbers)
+            known = tuple(self._numbers)[::-1]
             hint = did_you_mean(str(name), known) or "."
             raise LaunchError(f"{self.name}: '{name}' is no output{hint} Outputs are {_listed(known)}.")
         return self._numbers[name]

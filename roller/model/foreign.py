@@ -35,7 +35,7 @@ def run_foreign(step: Foreign, inputs: Sequence[np.ndarray | None]) -> tuple[np.
     Raises
     ------
     LaunchError
-        Where the runtime is not installed, or refuses the subgraph.
+        Where the runtime is not installed, refuses the subgraph, or fails.
     """
     session = _started(step)
     names = [i.name for i in session.get_inputs()]
@@ -44,7 +44,10 @@ def run_foreign(step: Foreign, inputs: Sequence[np.ndarray | None]) -> tuple[np.
         raise LaunchError(
             f"{step.runtime}: expected {counted(len(names), 'input')} ({', '.join(names)}), got {len(given)}."
         )
-    return tuple(session.run(None, dict(zip(names, given, strict=True))))
+    try:
+        return tuple(session.run(None, dict(zip(names, given, strict=True))))
+    except Exception as err:  # its errors share no base class
+        raise LaunchError(f"{', '.join(step.nodes)}: onnxruntime fails ({err}). Check the model's inputs.") from err
 
 
 def _started(step: Foreign) -> Any:

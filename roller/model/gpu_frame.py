@@ -329,6 +329,12 @@ class Frame:
                 if name in self._loaded.plan.program.loose:
                     self.found[self._loaded.plan.places[name].index] = result
                 elif name:
+                    value = self._loaded.plan.program.values[name]
+                    if result.shape != value.shape or result.nbytes != value.nbytes:
+                        raise LaunchError(
+                            f"{', '.join(step.nodes)}: '{name}': expected {value.dtype} of shape {value.shape}, got "
+                            f"{result.dtype} of shape {result.shape}. Compile the model for the shapes it runs with."
+                        )
                     self._device.upload(self._address(name)[0], result, stream)
 
         return work

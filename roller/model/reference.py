@@ -13,7 +13,8 @@ import numpy as np
 
 from roller.backends.dtypes import numpy_dtype
 from roller.errors import ModelError
-from roller.model.steps import Call, Copy, Foreign, Join, Program, Run, Step, Together, Value, View
+from roller.model.foreign import run_foreign
+from roller.model.steps import Call, Copy, Join, Program, Run, Step, Together, Value, View
 
 
 def evaluate_program(program: Program, feeds: Mapping[str, np.ndarray] | Sequence[np.ndarray]) -> dict[str, np.ndarray]:
@@ -78,9 +79,13 @@ def _run(step: Step, program: Program, held: dict[str, np.ndarray]) -> None:
             for inner in lane:
                 _run(inner, program, held)
     else:
-        made = _call(step, held) if isinstance(step, Call) else _foreign(step, held)
-        held.update({n: typed(r, values[n]) if n in values else r
-                     for n, r in zip(step.outputs, made, strict=False) if n})  # fmt: skip
+        made = _call(step, held) if isinstance(step, Call) else run_foreign(step, [held[n] for n in step.inputs])
+        for name, result in zip(step.outputs, made, strict=False):
+            if name in values and np.shape(result) != values[name].shape:
+                got = f"expected shape {values[name].shape}, got {np.shape(result)}"
+                raise ModelError(f"{program.name}: '{name}': {got}.")
+            if name:
+                held[name] = typed(result, values[name]) if name in values else result
 
 
 def _copy(step: Copy, program: Program, held: dict[str, np.ndarray]) -> None:
@@ -99,12 +104,3 @@ def _call(step: Call, held: Mapping[str, np.ndarray]) -> Sequence[np.ndarray]:
     given = [held[n] if n else None for n in step.inputs]
     results = library.FUNCTIONS[step.function](np, given, dict(step.attributes))
     return results if isinstance(results, (tuple, list)) else (results,)
-
-
-def _foreign(step: Foreign, held: Mapping[str, np.ndarray]) -> Sequence[np.ndarray]:
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(step.model, providers=["CPUExecutionProvider"])
-    names = [i.name for i in session.get_inputs()]
-    found: Sequence[np.ndarray] = session.run(None, {n: held[s] for n, s in zip(names, step.inputs, strict=True)})
-    return found

@@ -164,3 +164,11 @@ def test_kernels_must_be_there_and_fit():
     other = dict.fromkeys(program.kernels, gpu.lowered(ops.elementwise("relu", (3,))))
     with pytest.raises(ModelError, match="Compile it again"):
         GpuSession(made, other, EmulatedDevice(check=False)).frame()
+
+
+def test_what_another_runtime_makes_of_another_shape_overwrites_nothing(monkeypatch):
+    program = programs.with_foreign()
+    session = gpu.session(program, EmulatedDevice(check=False), graphs=False)
+    monkeypatch.setattr("roller.model.gpu_frame.run_foreign", lambda step, inputs: (np.zeros((9, 9), np.float32),) * 2)
+    with pytest.raises(LaunchError, match=r"sign, sinh: 's': expected float32 of shape \(3, 4\), got .* \(9, 9\)"):
+        session.run(None, programs.feeds(program))

@@ -7,10 +7,12 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from roller.errors import ModelError
+from roller.errors import LaunchError, ModelError
+from roller.model.foreign import run_foreign
+from roller.model.steps import Foreign
 from roller.onnx.compile import partitioned, read
 from roller.onnx.evaluate import _REFERENCE_IS_WRONG
-from tests.onnx.random_families import FAMILIES, FamilyCase, compiled, evaluated, family_case, judged, outcome
+from tests.onnx.random_families import FAMILIES, FamilyCase, compiled, evaluated, family_case, judged, left_out, outcome
 
 
 def made(nodes, feeds=None, constants=None, *, opset=17) -> FamilyCase:
@@ -38,6 +40,30 @@ def test_families_compute_what_onnx_runtime_does(family):
     bad, equal = kinds(family, range(30))
     assert bad == {}
     assert equal >= 18
+
+
+@pytest.mark.parametrize("family", ["flow", "shapes", "indexing", "quantised"])
+def test_families_of_which_another_runtime_computes_a_part(family):
+    bad, equal = kinds(family, range(100, 112), left_out)
+    assert bad == {}
+    assert equal >= 8
+
+
+def test_constants_without_dimensions_keep_none_in_another_runtime():
+    nodes = [helper.make_node("Gather", ["x", "i"], ["y"], axis=0)]
+    c = made(nodes, {"x": np.arange(6, dtype=np.float32).reshape(3, 2)}, {"i": np.int64(2)})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("zlib.crc32", lambda _: 0)
+        assert outcome(c, left_out) == ("equal", "")
+
+
+def test_what_another_runtime_raises_is_said_with_its_nodes():
+    nodes = [helper.make_node("Gather", ["x", "i"], ["y"])]
+    proto = made(nodes, {"x": np.zeros((3, 2), np.float32), "i": np.int64([7])}).proto
+    (outside,) = [n.name for n in proto.graph.node]
+    step = Foreign("onnxruntime", proto.SerializeToString(), ("x", "i"), ("y",), (outside or "gather",))
+    with pytest.raises(LaunchError, match=r"gather: onnxruntime fails .*Check the model"):
+        run_foreign(step, [np.zeros((3, 2), np.float32), np.int64([7])])
 
 
 @pytest.mark.slow
