@@ -59,6 +59,16 @@ def test_tiles_that_cross_images_are_stored_and_gathered_by_runs(rows, vectors, 
     assert_right(e, program(grouped, "tiled", register, {GROUPED: 4 * lanes}, GROUPED, lanes, staged=("X",)))
 
 
+@pytest.mark.parametrize(("w", "odd"), [(3, 0), (4, 1), (7, 1), (13, 0), (28, 1), (35, 0)])
+def test_every_second_element_is_copied_in_vectors_that_read_nothing_beyond_the_row(w, odd):
+    """The last vector of a row ends with its last element, which is the last of the tensor where the row is odd."""
+    e, grouped = pointwise(2, 3, 6, 2 * w - odd, 8, stride=2)
+    for tile, lanes in ((32, 16), (8, 4)):
+        prog = program(grouped, "tiled", {"f": 4, GROUPED: tile}, {GROUPED: 2 * tile}, GROUPED, lanes, staged=("X",))
+        assert ("T.Shuffle" in kernel(e, prog).artifact.launches[0].source) == (w >= 4)
+        assert_right(e, prog)
+
+
 @pytest.mark.parametrize("epilogue", [("bias", "relu"), ("residual",), ("bias", "residual", "sigmoid")])
 def test_epilogues_read_their_operands_by_the_same_runs(epilogue):
     e, grouped = pointwise(3, 5, 7, 7, 9, epilogue=epilogue)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from roller.codegen.cpu.halves import copy_halves
 from roller.codegen.cpu.nest import (
     Buffer,
     Nest,
@@ -30,6 +31,7 @@ from roller.codegen.cpu.plan import HaloPlan, PanelPlan, SpatialPlan
 from roller.codegen.cpu.runs import address, along, by_runs, copy_run, flat
 from roller.codegen.cpu.transpose import transposable, transpose_block
 from roller.expr import Load, Run, run_along
+from roller.perf.cpu.lanes import FEWEST_HALVES, HALVED
 from roller.te.compat import tirx
 from roller.te.emit import Expr, constant, emit_index, emit_load
 
@@ -125,7 +127,9 @@ def _run_of(plan: PanelPlan, shape: list[int]) -> Run | None:
     if last is None or plan.load.guard:
         return None
     run = run_along(plan.load.index, shape, last.name, last.extent)
-    return run if run is not None and run.step and run.length >= last.lanes > 1 else None
+    if run is None or not run.step or last.lanes == 1:
+        return None
+    return run if run.length >= (FEWEST_HALVES if run.step == HALVED else last.lanes) else None
 
 
 def _gather_runs(
@@ -150,6 +154,8 @@ def _gather_runs(
             def element(x: Expr) -> Stmt:
                 return write(panel, read(source, *flat(source, place + x * run.step)), *to, first + x)
 
+            if run.step == HALVED and panel.ty.dtype == source.ty.dtype:
+                return copy_halves(nest, length, last.lanes, (source, place), (panel, (*to, first)), element)
             return copy_run(nest, length, last.lanes, element, run.step)
 
         return nest.grid(extents, row)

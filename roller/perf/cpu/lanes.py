@@ -8,6 +8,8 @@ from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.tile.geometry import Access, Ints
 
+#: Distance of elements that a template copies in vectors, two loads and a shuffle each, and the fewest that make one.
+HALVED, FEWEST_HALVES = 2, 4
 #: Multiply-adds (vectors) up to which short inner reductions are unrolled into the micro-kernel: the templates' rule.
 UNROLL_LIMIT = 160
 #: Broadcast values up to which more than one reduction axis is unrolled: they do not change from tile to tile, so LLVM
