@@ -84,6 +84,10 @@ class Stage:
         """Return, for each member, the number of the first block behind its own."""
         return [self.grid([*counts[: n + 1], *[0] * (len(counts) - n - 1)]) for n in range(len(counts))]
 
+    def runs(self, counts: Mapping[str, int]) -> bool:
+        """Whether there is anything to do for so many argument sets, by key."""
+        return any(counts.get(m.kernel, 0) for m in self.members)
+
     def table(self, addresses: Sequence[Sequence[Mapping[str, int]]]) -> bytes:
         """Return the table of a launch.
 

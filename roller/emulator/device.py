@@ -118,7 +118,8 @@ class EmulatedPackedKernel:
 
     def bind(self, places: Mapping[str, Sequence[Places]]) -> list[Callable[[Stream], None]]:
         """Return what queues each stage."""
-        return [self._launch(n, places) for n in range(len(self._packed.stages))]
+        counts = {key: len(runs) for key, runs in places.items()}
+        return [self._launch(n, places) for n, s in enumerate(self._packed.stages) if s.runs(counts)]
 
     def _launch(self, number: int, places: Mapping[str, Sequence[Places]]) -> Callable[[Stream], None]:
         sets = [places.get(m.kernel, ()) for m in self._packed.stages[number].members]

@@ -17,13 +17,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from roller.artifact import KernelArtifact
-from roller.backends.build import build
+from roller.backends.build import build, built_packs
 from roller.errors import ArtifactError, LaunchError
 from roller.model.arrays import ArrayReader, ArrayWriter
 from roller.model.constants import steps_of
+from roller.model.packs import check_packs
 from roller.model.plan import CONSTANT, Plan
 from roller.model.plan_data import plan_from_dict, plan_to_dict
-from roller.model.steps import reads
+from roller.model.steps import Run, reads
+from roller.packed import PackedKernel
 from roller.runtime.bundle_format import MANIFEST, pack, read_checked, unpack, whole_folder, write_manifest
 from roller.runtime.devices import same_arch
 
@@ -31,8 +33,10 @@ if TYPE_CHECKING:
     from roller.model.gpu_device import Device
     from roller.model.gpu_runner import GpuSession
 
-FORMAT, VERSION = "roller-model-bundle", 1
-_PLAN, _KERNELS, _ARRAYS = "plan.json", "kernels.xz", "arrays.bin"
+FORMAT, VERSION = "roller-model-bundle", 2
+#: Bundles without packs are written in this version, for earlier readers.
+_FIRST_VERSION = 1
+_PLAN, _KERNELS, _ARRAYS, _PACKS, _PLAIN = "plan.json", "kernels.xz", "arrays.bin", "packs.json", "plain.json"
 #: How far an output may be from what is expected, relative to the largest magnitude of that output.
 TOLERANCE = 1e-3
 
@@ -63,6 +67,8 @@ def write_bundle(
     target: Mapping[str, str],
     expected: Sequence[Expected] = (),
     tolerance: float = TOLERANCE,
+    packs: Mapping[str, PackedKernel] | None = None,
+    plain: Plan | None = None,
 ) -> dict[str, Any]:
     """Write a model for a GPU; the folder appears whole or not at all.
 
@@ -80,6 +86,10 @@ def write_bundle(
         What is checked before anything is timed.
     tolerance
         Error allowed, relative to the largest magnitude of an output.
+    packs
+        Kernels of the plan's packs.
+    plain
+        The same model without packs, for a device to compare with.
 
     Returns
     -------
@@ -92,27 +102,53 @@ def write_bundle(
         Where the folder cannot be written, or a kernel is missing.
     """
     program = plan.program
-    keys = sorted({s.kernel for s in steps_of(program.steps) if hasattr(s, "kernel")})
+    steps = [s for p in (plan, plain) if p is not None for s in steps_of(p.program.steps)]
+    keys = sorted({s.kernel for s in steps if isinstance(s, Run)})
+    check_packs(program.name, program.steps, packs or {})
     missing = [k for k in keys if k not in artifacts]
     if missing:
         raise ArtifactError(f"{program.name}: expected a kernel for every key, got none for {missing[:5]}. Compile it.")
-    used = {plan.places[n] for s in steps_of(program.steps) for n in reads(s)}
-    names = sorted({p.name for p in used if p.space == CONSTANT})
-    plain = replace(plan, program=replace(program, constants={n: program.constants[n] for n in names}))
+    every = {**program.constants, **(plain.program.constants if plain is not None else {})}
+    names = sorted({n for p in (plan, plain) if p is not None for n in _constants(p)})
     with whole_folder(folder) as work:
-        files = {_PLAN: json.dumps(plan_to_dict(plain)).encode(), _KERNELS: pack([(k, artifacts[k]) for k in keys])}
+        files = {_PLAN: _plan_bytes(plan), _KERNELS: pack([(k, artifacts[k]) for k in keys])}
+        if packs:
+            files[_PACKS] = _packs_bytes(packs)
+        if plain is not None:
+            files[_PLAIN] = _plan_bytes(plain)
         for name, data in files.items():
             (work / name).write_bytes(data)
         with ArrayWriter(work / _ARRAYS) as writer:
-            constants = [[n, writer.add(_bits(program.constants[n]))] for n in names]
+            constants = [[n, writer.add(_bits(every[n]))] for n in names]
             tests = [{"feeds": [writer.add(_bits(a)) for a in e.feeds], "source": e.source,
                       "outputs": [writer.add(_bits(a)) for a in e.outputs]} for e in expected]  # fmt: skip
             nbytes = writer.close()
         digests = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
-        body = {"format": FORMAT, "version": VERSION, "model": program.name, "device": device, "target": dict(target),
+        version = VERSION if packs or plain is not None else _FIRST_VERSION
+        body = {"format": FORMAT, "version": version, "model": program.name, "device": device, "target": dict(target),
                 "kernels": len(keys), "built": sum(artifacts[k].binary is not None for k in keys), "files": digests,
                 "array_bytes": nbytes, "constants": constants, "expected": tests, "tolerance": tolerance}  # fmt: skip
         return write_manifest(work, body)
+
+
+def _constants(plan: Plan) -> list[str]:
+    """Return the names of the constants that steps read."""
+    used = {plan.places[n] for s in steps_of(plan.program.steps) for n in reads(s)}
+    return sorted({p.name for p in used if p.space == CONSTANT})
+
+
+def _plan_bytes(plan: Plan) -> bytes:
+    """Return a plan as JSON, of its constants only those that steps read."""
+    constants = {n: plan.program.constants[n] for n in _constants(plan)}
+    return json.dumps(plan_to_dict(replace(plan, program=replace(plan.program, constants=constants)))).encode()
+
+
+def _packs_bytes(packs: Mapping[str, PackedKernel]) -> bytes:
+    """Return packed kernels as JSON, each once however many keys it has."""
+    kernels = list({id(p): p for p in packs.values()}.values())
+    number = {id(p): n for n, p in enumerate(kernels)}
+    keys = {key: number[id(p)] for key, p in sorted(packs.items())}
+    return json.dumps({"kernels": [p.to_dict() for p in kernels], "keys": keys}).encode()
 
 
 class ModelBundle:
@@ -162,13 +198,39 @@ class ModelBundle:
 
     def plan(self) -> Plan:
         """Return the plan with its constants, which are mapped from the file."""
-        constants = {str(name): self._arrays.get(row) for name, row in self.manifest["constants"]}
-        where = str(self.folder / _PLAN)
+        return self._plan(_PLAN)
+
+    @property
+    def has_plain(self) -> bool:
+        """Whether there is a plan without packs to compare with."""
+        return _PLAIN in self.manifest["files"]
+
+    def plain(self) -> Plan | None:
+        """Return the plan without packs, where there is one."""
+        return self._plan(_PLAIN) if self.has_plain else None
+
+    def packs(self) -> dict[str, PackedKernel]:
+        """Return the kernels of the plan's packs."""
+        if _PACKS not in self.manifest["files"]:
+            return {}
+        where, data = str(self.folder / _PACKS), self._json(_PACKS)
         try:
-            data = json.loads(self._file(_PLAN))
+            kernels = [PackedKernel.from_dict(p, where) for p in data["kernels"]]
+            return {str(key): kernels[n] for key, n in data["keys"].items()}
+        except (KeyError, TypeError, IndexError, AttributeError) as err:
+            raise ArtifactError(f"{where}: a field is missing or malformed ({err!r}). Copy the bundle again.") from err
+
+    def _plan(self, file: str) -> Plan:
+        data = self._json(file)
+        rows = {str(name): row for name, row in self.manifest["constants"]}
+        constants = {name: self._arrays.get(rows[name]) for name in data.get("constants", ()) if name in rows}
+        return plan_from_dict(data, constants, str(self.folder / file))
+
+    def _json(self, file: str) -> Any:
+        try:
+            return json.loads(self._file(file))
         except ValueError as err:
-            raise ArtifactError(f"{where}: not valid JSON ({err}). Copy the bundle again.") from err
-        return plan_from_dict(data, constants, where)
+            raise ArtifactError(f"{self.folder / file}: not valid JSON ({err}). Copy the bundle again.") from err
 
     def artifacts(self) -> dict[str, KernelArtifact]:
         """Return the kernels by key."""
@@ -191,7 +253,7 @@ class ModelBundle:
         return data
 
 
-def load_bundle(folder: Path, device: str | Device | None = None) -> GpuSession:
+def load_bundle(folder: Path, device: str | Device | None = None, *, plain: bool = False) -> GpuSession:
     """Return a bundle's model, ready to run on a GPU of this machine; kernels without an image are built.
 
     Parameters
@@ -200,6 +262,8 @@ def load_bundle(folder: Path, device: str | Device | None = None) -> GpuSession:
         The bundle.
     device
         ``"cuda:N"``, ``"rocm:N"`` or ``"emulated"``, or an open one; number 0 of the kernels' kind by default.
+    plain
+        Whether to run the plan without packs, where there is one.
 
     Raises
     ------
@@ -218,10 +282,14 @@ def load_bundle(folder: Path, device: str | Device | None = None) -> GpuSession:
         device = "rocm:0" if bundle.manifest["target"].get("language") == "hip" else "cuda:0"
     opened = open_device(device, bundle.arch) if isinstance(device, str) else device
     bundle.check_device(opened.properties())
-    artifacts = bundle.artifacts()
+    chosen = (bundle.plain() if plain else None) or bundle.plan()
+    artifacts, packs = bundle.artifacts(), bundle.packs()
     if opened.needs_images:
         artifacts = {k: a if a.binary is not None else build(a) for k, a in artifacts.items()}
-    return GpuSession(bundle.plan(), artifacts, opened, built_for=bundle.device, target=bundle.manifest["target"])
+        packs = built_packs(packs)
+    return GpuSession(
+        chosen, artifacts, opened, packs=packs, built_for=bundle.device, target=bundle.manifest["target"]
+    )
 
 
 def is_model_bundle(folder: Path) -> bool:

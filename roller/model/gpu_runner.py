@@ -82,7 +82,10 @@ class GpuSession(ModelCalls):
         single = [s for s in plan.program.steps if not (isinstance(s, Together) and s.packed)]
         alone = {s.kernel for s in steps_of(single) if isinstance(s, Run)}
         kernels = {key: device.load(a) for key, a in used.items() if key in alone or a.prepare is not None}
-        packs = {key: device.load_packed(self.packs[key]) for key in map(pack_key, packs_of(plan.program.steps))}
+        wanted = {key: self.packs[key] for key in map(pack_key, packs_of(plan.program.steps))}
+        # One packed kernel may run the packs of several keys.
+        images = {id(p): device.load_packed(p) for p in {id(p): p for p in wanted.values()}.values()}
+        packs = {key: images[id(p)] for key, p in wanted.items()}
         kept = self._kept(used)
         constants = {n: self._uploaded(np.asarray(plan.program.constants[n]), stream) for n in sorted(kept)}
         loaded = Loaded(plan, used, kernels, constants, {}, packs)

@@ -67,7 +67,11 @@ def launches_of(
             count += len(artifacts[step.kernel].launches)
         elif isinstance(step, Together):
             inner = (s for lane in step.lanes for s in lane)
-            count += len(packs[pack_key(step)].stages) if step.packed else launches_of(inner, artifacts, packs)
+            if not step.packed:
+                count += launches_of(inner, artifacts, packs)
+                continue
+            counts = counts_of(step)
+            count += sum(stage.runs(counts) for stage in packs[pack_key(step)].stages)
     return count
 
 

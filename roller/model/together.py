@@ -31,7 +31,7 @@ LEAST_GAIN = 0.05
 #: this many bytes.
 _MORE_MEMORY, _OF_CONSTANTS, _FREE_BYTES = 1.25, 1 / 8, 1 << 20
 #: How far ahead of the others a section may run, as parts of the longest way through the model; less takes less memory.
-_AHEAD = (1.0, 1 / 16, 1 / 64, 1 / 256)
+AHEAD = (1.0, 1 / 16, 1 / 64, 1 / 256)
 
 
 @dataclass(frozen=True)
@@ -147,10 +147,9 @@ def coschedule(program: Program, costs: Costs) -> Outcome:
     unchanged = Outcome(program, serial_s, serial_s)
     if costs.lanes < 2 or not costs.share_s:
         return unchanged
-    constants = sum(program.values[n].nbytes for n in program.constants)
-    most = max(_FREE_BYTES, _OF_CONSTANTS * constants, _MORE_MEMORY * live_bytes(program, program.steps))
+    most = most_live_bytes(program)
     best: tuple[float, list[Step]] = ((1.0 - costs.least_gain) * serial_s, [])
-    for ahead in _AHEAD:
+    for ahead in AHEAD:
         scheduler = _Scheduler(program, costs, ahead)
         scheduler.run()
         if not any(isinstance(s, Together) for s in scheduler.out):
@@ -167,6 +166,12 @@ def coschedule(program: Program, costs: Costs) -> Outcome:
     runs = sum(isinstance(s, Run) for t in sections for lane in t.lanes for s in lane)
     made = replace(program, steps=tuple(steps), kernels=_kernels(program, steps, costs))
     return Outcome(made, serial_s, together_s, len(sections), runs)
+
+
+def most_live_bytes(program: Program) -> float:
+    """Return how many bytes of values another order of a program's steps may need at the same time."""
+    constants = sum(program.values[n].nbytes for n in program.constants)
+    return max(_FREE_BYTES, _OF_CONSTANTS * constants, _MORE_MEMORY * live_bytes(program, program.steps))
 
 
 def _weights_s(program: Program, steps: Iterable[Step], costs: Costs) -> float:

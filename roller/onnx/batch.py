@@ -163,7 +163,7 @@ class _Run:
         self._progress, self._start = progress, start
         self._made: Results = {}
         self._constructed = constructed
-        self._binary = _toolchain(target) if not target.pretended else False
+        self._binary = builds(target) if not target.pretended else False
 
     def everything(self) -> None:
         """Look up, construct, and go through the passes."""
@@ -376,7 +376,7 @@ class _Run:
         self._progress(Progress(phase, finished, len(self.jobs), label))
 
 
-def _toolchain(target: Target) -> bool:
+def builds(target: Target) -> bool:
     """Whether kernels of a GPU can be built on this machine; those of a processor are built as they are lowered."""
     language = target.spec.target.get("language")
     available: Callable[[], Any]

@@ -20,11 +20,19 @@ from roller.model.steps import Join, KernelSource, Program, Run, Step, Value, Vi
 _PARTS = (4, 10)
 
 
-def chunked(program: Program) -> list[Program]:
-    """Return the program with its row-wise kernels over joined rows cut, in several ways; none if it has none."""
+def chunked(program: Program, parts: Sequence[int] = _PARTS) -> list[Program]:
+    """Return the program with its row-wise kernels over joined rows cut, in several ways; none if it has none.
+
+    Parameters
+    ----------
+    program
+        Without sections.
+    parts
+        Chunks of every kernel, about, one number per way; more than there are rows cuts row by row.
+    """
     found = _cuts(program)
     lengths = {len(cut.join.sources) for cut in found}
-    ways = {tuple(sorted((n, _divisor(n, parts)) for n in lengths)) for parts in _PARTS}
+    ways = {tuple(sorted((n, _divisor(n, count)) for n in lengths)) for count in parts}
     return [_cut(program, found, dict(way)) for way in sorted(ways) if found]
 
 

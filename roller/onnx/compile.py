@@ -18,17 +18,18 @@ from roller.construction.options import ConstructOptions
 from roller.errors import RollerWarning
 from roller.hardware import DeviceSpec
 from roller.hardware.detect import is_this_machine
-from roller.model.memory import plan
 from roller.model.session import Session
 from roller.model.steps import Program
 from roller.model.weights import passing_bytes
-from roller.onnx.batch import compile_kernels
+from roller.onnx.batch import builds, compile_kernels
 from roller.onnx.compiled_model import CompiledModel, uses_of
 from roller.onnx.coschedule import coscheduled
 from roller.onnx.executors import Crew, crew_of
 from roller.onnx.jobs import Settings, Target, construct
 from roller.onnx.layouts import laid_out
 from roller.onnx.options import TOP_K, ModelOptions
+from roller.onnx.packed import packs_for, planned
+from roller.onnx.packing import packable
 from roller.onnx.predictions import Predictions
 from roller.onnx.program_note import ProgramNote
 from roller.onnx.progress import OnProgress, shown, silent
@@ -235,18 +236,24 @@ def compile_program(
     seconds, before = dict[str, float](), time.monotonic()
     predictions = Predictions(program.kernels, target, settings, lambda jobs: construct(jobs, target, crew)[0], cache)
     laid = laid_out(program, target.spec, predictions)
-    program = laid.program
+    program, packing = laid.program, None
     seconds["layouts"], before = time.monotonic() - before, time.monotonic()
     if side_by_side:
-        program = coscheduled(program, target.spec, predictions).program
+        outcome = coscheduled(program, target.spec, predictions)
+        packing = packable(program, target.spec, predictions, outcome)
+        program = outcome.program
         seconds["coschedule"], before = time.monotonic() - before, time.monotonic()
+    both = [program] if packing is None else [program, packing.program]
     batch = compile_kernels(
-        program.kernels, target, settings, uses=uses_of(program.steps), passing=passing_bytes(program), crew=crew,
-        cache=cache, progress=progress, constructed=predictions.constructed,
+        {k: s for p in both for k, s in p.kernels.items()}, target, settings, uses=uses_of(both[-1].steps),
+        passing=passing_bytes(program), crew=crew, cache=cache, progress=progress, constructed=predictions.constructed,
     )  # fmt: skip
     batch.raise_failures(program.name, target.spec.name)
     seconds["kernels"], before = time.monotonic() - before, time.monotonic()
-    predicted = {key: float(a.estimate["seconds"]) for key, a in batch.artifacts.items()}
-    made = plan(program, predicted_s=predicted, value_align_bytes=_ALIGN_BYTES[target.spec.kind])
+    packs = None
+    if packing is not None:
+        packs = packs_for(packing.program, batch.artifacts, target.spec, crew, built=builds(target), cache=cache)
+        seconds["packs"], before = time.monotonic() - before, time.monotonic()
+    made = planned(program, batch.artifacts, target.spec, packs, _ALIGN_BYTES[target.spec.kind])
     seconds["plan"] = time.monotonic() - before
-    return CompiledModel(made, batch.artifacts, target.spec, target, batch, seconds, str(laid))
+    return CompiledModel(made.plan, batch.artifacts, target.spec, target, batch, seconds, str(laid), made)

@@ -18,6 +18,7 @@ from roller.model.session import Session
 from roller.model.steps import Run, Step, Together
 from roller.onnx.batch import Batch
 from roller.onnx.jobs import Target
+from roller.onnx.packed import Planned
 
 if TYPE_CHECKING:
     from roller.model.gpu_bundle import Expected
@@ -44,6 +45,8 @@ class CompiledModel:
         What each stage took, by name.
     layouts
         Which values hold their channels in blocks, and what that is predicted to gain; for people.
+    planned
+        What the plan of a GPU was chosen from, and the kernels of its packs.
     """
 
     plan: Plan
@@ -53,6 +56,7 @@ class CompiledModel:
     batch: Batch
     seconds: Mapping[str, float]
     layouts: str = ""
+    planned: Planned | None = None
 
     @property
     def runs_here(self) -> bool:
@@ -84,7 +88,10 @@ class CompiledModel:
         from roller.model.gpu_runner import GpuSession
 
         device = open_device(self.target.device, self.spec.target["arch"])
-        return GpuSession(self.plan, self.artifacts, device, built_for=self.spec.name, target=self.spec.target)
+        packs = {} if self.planned is None else self.planned.packs
+        return GpuSession(
+            self.plan, self.artifacts, device, packs=packs, built_for=self.spec.name, target=self.spec.target
+        )
 
     def run(self, *arguments: Any, **options: Any) -> Any:
         """Run it as a session does, once: whoever calls again should keep :meth:`session`.
@@ -121,9 +128,12 @@ class CompiledModel:
         from roller.model.gpu_bundle import write_bundle
 
         target = Path(folder)
+        packs = {} if self.planned is None else self.planned.packs
+        plain = None if self.planned is None else self.planned.plain
         write_bundle(
-            target, self.plan, self.artifacts, device=self.spec.name, target=self.spec.target, expected=expected
-        )
+            target, self.plan, self.artifacts, device=self.spec.name, target=self.spec.target, expected=expected,
+            packs=packs, plain=plain,
+        )  # fmt: skip
         return target
 
     @cached_property

@@ -65,7 +65,7 @@ def _side_by_side(program: Program, spec: DeviceSpec, predict: Predict, known: d
     if not program.kernels.keys() <= known.keys():
         return _as_it_is(program, known)  # what has no program is reported when it is compiled
     shared = {k: program.kernels[k] for k in sorted(with_company(program))}
-    outcomes = [coschedule(program, costs_of(known, predict(shared, u), spec, n, u)) for n, u in _lanes(spec)]
+    outcomes = [coschedule(program, costs_of(known, predict(shared, u), spec, n, u)) for n, u in lanes_of(spec)]
     return min(outcomes, key=lambda o: o.together_s)
 
 
@@ -168,7 +168,7 @@ def _running_sum(length: int, places: Iterable[tuple[int, int]]) -> list[int]:
     return out
 
 
-def _lanes(spec: DeviceSpec) -> list[tuple[int, int]]:
+def lanes_of(spec: DeviceSpec) -> list[tuple[int, int]]:
     """Return the divisions of a device that are tried: lanes, and units of each.
 
     What starts threads cannot start them within a lane, so that a lane of a CPU is one core.

@@ -50,7 +50,8 @@ class PackedModule:
     def bind(self, places: Mapping[str, Sequence[Mapping[str, tuple[int, int]]]]) -> list[Callable[[Any], None]]:
         """Return what starts each stage on a stream; addresses and bytes by argument, per run, by key of its kernel."""
         addresses = {key: [{n: a for n, (a, _) in run.items()} for run in runs] for key, runs in places.items()}
-        return [self._launch(n, addresses) for n in range(len(self._functions))]
+        counts = {key: len(runs) for key, runs in places.items()}
+        return [self._launch(n, addresses) for n, s in enumerate(self.packed.stages) if s.runs(counts)]
 
     def _launch(self, number: int, addresses: Mapping[str, Sequence[Mapping[str, int]]]) -> Callable[[Any], None]:
         stage, function = self.packed.stages[number], self._functions[number]

@@ -175,7 +175,8 @@ def price(batch: TileBatch, spec: DeviceSpec, laid: LaidOut | None = None) -> Te
 
     Returns arrays by name: ``seconds`` (infinite where a block cannot run) and its terms: ``compute_s``, ``copy_s``,
     ``dram_s``, ``l2_s``, ``latency_s``, ``launch_s``, ``dram_bytes``, ``l2_bytes``, ``scratchpad_bytes``,
-    ``registers``, ``blocks_per_unit``, ``bank_conflicts`` (of the worst operand; 1: none), ``waves``.
+    ``registers``, ``blocks_per_unit``, ``blocks`` (of all units), ``threads`` (of one), ``bank_conflicts`` (of the
+    worst operand; 1: none), ``waves``.
     """
     laid = laid or LaidOut.expected(batch, spec)
     pad = laid.scratchpad
@@ -201,6 +202,7 @@ def price(batch: TileBatch, spec: DeviceSpec, laid: LaidOut | None = None) -> Te
     terms["seconds"] = np.where(resident > 0, waves.total(seconds) + terms["launch_s"] + combining, np.inf)
     terms.update(dram_bytes=dram_bytes, l2_bytes=l2_bytes, scratchpad_bytes=pad.astype(float))
     terms.update(registers=registers.astype(float), blocks_per_unit=resident.astype(float))
+    terms.update(blocks=batch.blocks.astype(float), threads=batch.threads_per_block.astype(float))
     terms["bank_conflicts"] = np.max([np.ones(len(batch)), *laid.conflicts.values()], axis=0)
     terms["waves"] = waves.count.sum(axis=0).astype(np.float64)
     return terms
