@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,9 @@ import numpy as np
 from roller.backends.periodic import values_of
 from roller.model.gpu_bundle import ModelBundle, load_bundle
 from roller.model.gpu_device import Device
+from roller.model.gpu_frame import Frame
+from roller.model.gpu_runner import GpuSession
+from roller.model.packs import pack_name
 from roller.model.plan import Plan
 from roller.model.steps import Call, Copy, Foreign, Run, Step, Together
 from roller.runtime.bundle_format import earlier_results, write_checked
@@ -21,7 +24,10 @@ from roller.runtime.bundle_journal import JournalFile
 FORMAT, VERSION = "roller-model-results", 1
 #: What is done, in order; each phase is one row of the journal.
 PHASES = ("check", "steps", "graph", "profile")
-_WARM_UP = 5
+#: What a bundle with packs is asked besides: the same model without them.
+PLAIN = "plain"
+#: Turns in which two plans are timed, so that what changes meanwhile changes both.
+_WARM_UP, _TURNS = 5, 5
 
 Say = Callable[[str], None]
 
@@ -30,6 +36,8 @@ def run_bundle(
     folder: Path, out: Path, device: Device, *, samples: int = 50, say: Say = lambda line: None
 ) -> dict[str, Any]:
     """Check a bundle's model on a device, then time it: launched step by step, as a graph, and every step.
+
+    A model with packs is checked without them too, and both plans are timed in turn.
 
     Parameters
     ----------
@@ -62,10 +70,10 @@ def run_bundle(
     done: dict[str, Any] = {}
     earlier = earlier_results(out, FORMAT, VERSION, header)
     if earlier is not None:
-        done = {k: v for k, v in earlier["phases"].items() if k in PHASES}
+        done = {k: v for k, v in earlier["phases"].items() if k in _phases_of(bundle)}
     journal = JournalFile(out.with_name(out.name + ".journal"), header, lambda row: done.update({row["phase"]: row}))
     try:
-        if any(p not in done for p in PHASES):
+        if any(p not in done for p in _phases_of(bundle)):
             _phases(_Subject(bundle, device, samples), done, journal, say)
     finally:
         results = write_checked(out, _results(bundle, header, properties, done))
@@ -73,8 +81,12 @@ def run_bundle(
     return results
 
 
+def _phases_of(bundle: ModelBundle) -> tuple[str, ...]:
+    return (*PHASES, PLAIN) if bundle.has_plain else PHASES
+
+
 def _phases(subject: _Subject, done: dict[str, Any], journal: JournalFile, say: Say) -> None:
-    for phase in PHASES:
+    for phase in _phases_of(subject.bundle):
         if phase not in done:
             start = time.perf_counter()
             row = {"phase": phase, **getattr(subject, phase)()}
@@ -91,7 +103,7 @@ class _Subject:
     """A bundle's model on a device."""
 
     def __init__(self, bundle: ModelBundle, device: Device, samples: int) -> None:
-        self._bundle, self._samples = bundle, samples
+        self.bundle, self._samples, self._device = bundle, samples, device
         self._session = load_bundle(bundle.folder, device)
         self._frame = self._session.frame()
         self._expected = bundle.expected()
@@ -106,17 +118,20 @@ class _Subject:
 
     def check(self) -> dict[str, Any]:
         """Compare the outputs with what is expected, launched step by step and as a graph."""
-        program, rows = self._session.plan.program, []
+        return self._checked(self._session, self._frame)
+
+    def _checked(self, session: GpuSession, frame: Frame) -> dict[str, Any]:
+        program, rows = session.plan.program, []
         for number, expected in enumerate(self._expected):
             for way in ("steps", "graph"):
-                if way == "graph" and not self._frame.capture():
+                if way == "graph" and not frame.capture():
                     continue
-                self._frame.upload(expected.feeds)
-                (self._frame.launch if way == "steps" else self._frame.replay)()
-                for name, got, wanted in zip(program.outputs, self._frame.download(), expected.outputs, strict=True):
+                frame.upload(expected.feeds)
+                (frame.launch if way == "steps" else frame.replay)()
+                for name, got, wanted in zip(program.outputs, frame.download(), expected.outputs, strict=True):
                     dtype = (program.loose.get(name) or program.values[name]).dtype
                     error = relative_error(values_of(got, dtype), values_of(wanted, dtype))
-                    ok = bool(error <= self._bundle.tolerance)
+                    ok = bool(error <= self.bundle.tolerance)
                     rows.append({"test": number, "way": way, "output": name, "error": error, "ok": ok})
         return {"ok": all(r["ok"] for r in rows), "outputs": rows, "tests": len(self._expected)}
 
@@ -137,6 +152,26 @@ class _Subject:
         rows = [{"step": step_label(s), "measured_s": times[id(s)], "predicted_s": predicted_s(s, plan)}
                 for s in plan.program.steps]  # fmt: skip
         return {"steps": rows, "samples": count}
+
+    def plain(self) -> dict[str, Any]:
+        """Check the plan without packs, and time both in turn: as graphs where there are some, else step by step."""
+        session = load_bundle(self.bundle.folder, self._device, plain=True)
+        frame = session.frame()
+        frame.upload(self._feeds(session.plan))
+        row = self._checked(session, frame)
+        if not row["ok"]:
+            return row
+        frames = {"packed": self._frame, "plain": frame}
+        graphs = all(f.capture() for f in frames.values())
+        times = {name: list[float]() for name in frames}
+        for _ in range(_TURNS):
+            for name, f in frames.items():
+                run = f.replay if graphs else f.launch
+                f.time(run, _WARM_UP)
+                times[name] += f.time(run, -(-self._samples // _TURNS))
+        packed_s, plain_s = (statistics.median(times[name]) for name in ("packed", "plain"))
+        return {**row, "median_s": plain_s, "packed_s": packed_s, "gain": plain_s / packed_s if packed_s else None,
+                "way": "graph" if graphs else "steps", "samples": len(times["plain"])}  # fmt: skip
 
     def _timed(self, run: Callable[[], None]) -> dict[str, Any]:
         self._frame.time(run, _WARM_UP)
@@ -167,6 +202,8 @@ def relative_error(got: np.ndarray, wanted: np.ndarray) -> float:
 
 def step_label(step: Step) -> str:
     """Return what a step is, for people."""
+    if isinstance(step, Together) and step.packed:
+        return "together: " + ", ".join(step_label(s) for lane in step.lanes for s in lane)
     if isinstance(step, Together):
         return " | ".join(" > ".join(step_label(s) for s in lane) for lane in step.lanes)
     if isinstance(step, Run):
@@ -180,6 +217,8 @@ def step_label(step: Step) -> str:
 
 def predicted_s(step: Step, plan: Plan) -> float | None:
     """Return the predicted seconds of a step, lanes as their longest one; ``None`` where nothing was predicted."""
+    if isinstance(step, Together) and step.packed:
+        return plan.predicted_s.get(pack_name(step))
     if isinstance(step, Together):
         lanes = [[predicted_s(s, plan) or 0.0 for s in lane] for lane in step.lanes]
         return max(map(sum, lanes), default=0.0)
@@ -188,15 +227,18 @@ def predicted_s(step: Step, plan: Plan) -> float | None:
 
 def _line(row: dict[str, Any]) -> str:
     phase = row["phase"]
-    if phase == "check":
+    if phase == "check" or not row.get("ok", True):
         bad = [r for r in row["outputs"] if not r["ok"]]
         worst = max((r["error"] for r in row["outputs"]), default=0.0)
         if not row["tests"]:
             return "check: nothing to compare with"
         wrong = f"WRONG: {', '.join(sorted({r['output'] for r in bad}))}; " if bad else ""
-        return f"check: {wrong}{row['tests']} tests, largest relative error {worst:.2g}"
+        return f"{phase}: {wrong}{row['tests']} tests, largest relative error {worst:.2g}"
     if phase == "profile":
         return f"profile: {len(row['steps'])} steps"
+    if phase == PLAIN:
+        both = f"packed {row['packed_s'] * 1e3:.4g} ms, without packs {row['median_s'] * 1e3:.4g} ms"
+        return f"{phase}: {both}, medians of {row['samples']} runs in turn ({row['way']})"
     if row["median_s"] is None:
         return f"{phase}: none, {row['reason']}"
     return f"{phase}: median {row['median_s'] * 1e3:.4g} ms of {row['samples']} runs"
@@ -205,11 +247,7 @@ def _line(row: dict[str, Any]) -> str:
 def _results(
     bundle: ModelBundle, header: dict[str, Any], properties: dict[str, Any], done: dict[str, Any]
 ) -> dict[str, Any]:
-    wrong = "check" in done and not done["check"]["ok"]
+    wrong, complete = any(not row.get("ok", True) for row in done.values()), set(_phases_of(bundle)) <= set(done)
     return {"format": FORMAT, "version": VERSION, **header, "model": bundle.model, "built_for": bundle.device,
-            "properties": properties, "phases": {p: done[p] for p in PHASES if p in done},
-            "complete": wrong or _all(done), "ok": not wrong and _all(done)}  # fmt: skip
-
-
-def _all(done: Iterable[str]) -> bool:
-    return set(PHASES) <= set(done)
+            "properties": properties, "phases": {p: done[p] for p in (*PHASES, PLAIN) if p in done},
+            "complete": wrong or complete, "ok": not wrong and complete}  # fmt: skip

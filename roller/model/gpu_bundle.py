@@ -287,9 +287,7 @@ def load_bundle(folder: Path, device: str | Device | None = None, *, plain: bool
     if opened.needs_images:
         artifacts = {k: a if a.binary is not None else build(a) for k, a in artifacts.items()}
         packs = built_packs(packs)
-    return GpuSession(
-        chosen, artifacts, opened, packs=packs, built_for=bundle.device, target=bundle.manifest["target"]
-    )
+    return GpuSession(chosen, artifacts, opened, packs=packs, built_for=bundle.device, target=bundle.manifest["target"])
 
 
 def is_model_bundle(folder: Path) -> bool:

@@ -188,7 +188,7 @@ class GpuSession(ModelCalls):
         said = self._device.properties()
         target = {"arch": said["arch"]} if self._target is None else self._target
         write_bundle(Path(folder), self.plan, self.artifacts, device=self._built_for or said["name"], target=target,
-                     expected=expected)  # fmt: skip
+                     expected=expected, packs=self.packs)  # fmt: skip
         return Path(folder)
 
     def __repr__(self) -> str:
