@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from roller.model.steps import Program
     from roller.onnx.compiled_model import CompiledModel
     from roller.onnx.graph import Graph
+    from roller.onnx.packed import Way
     from roller.onnx.parts import Refused
 
 #: Kernels shown, the largest predicted share first.
@@ -222,6 +225,7 @@ def _summary(made: CompiledModel, out: Path | None) -> dict[str, Any]:
         "origins": {origin: made.batch.count(origin) for origin in sorted(set(made.batch.origins.values()))},
         "arena_bytes": made.plan.arena_bytes,
         "predicted_s": sum(row["share_s"] for row in made.rows),
+        "ways": [asdict(way) for way in _ways(made)],
         "seconds": dict(made.seconds),
         "layouts": made.layouts,
         "kernel_rows": list(made.rows),
@@ -248,12 +252,25 @@ def _print(made: CompiledModel, out: Path | None) -> None:
     took = ", ".join(f"{name} {seconds(s)}" for name, s in made.seconds.items())
     screen.print(f"{len(rows)} kernels in {len(program.steps)} steps: {origins}. {took}.", soft_wrap=True)
     screen.print(made.layouts, soft_wrap=True)
-    screen.print(f"predicted {seconds(total)} a call, {made.plan.arena_bytes / 1e6:.2f} MB beside inputs and outputs")
+    alone = " with one kernel after another" if _ways(made) else ""
+    beside = f"{made.plan.arena_bytes / 1e6:.2f} MB beside inputs and outputs"
+    screen.print(f"predicted {seconds(total)} a call{alone}, {beside}")
+    for n, way in enumerate(_ways(made)):
+        chosen = "" if n else " (this plan)"
+        screen.print(f"{way.name}{chosen}: {way.launches} launches a call, predicted {seconds(way.predicted_s)}")
+    left_out = {} if made.planned is None else made.planned.left_out
+    for reason, count in sorted(Counter(left_out.values()).items()):
+        screen.print(f"alone, not packed: {counted(count, 'kernel')}: {reason}", soft_wrap=True)
     if out is not None:
         elsewhere = made.spec.kind == "gpu" and not made.runs_here
         run = f"python -m roller.model.bundle run {out} --json r.json" if elsewhere else f"roller run-model {out}"
         where = f" on a machine with a {made.spec.name}" if elsewhere else ""
         screen.print(f"{out}: written. Run it{where}: {run}", soft_wrap=True)
+
+
+def _ways(made: CompiledModel) -> tuple[Way, ...]:
+    """Return how a GPU may run the model, the plan that is kept first."""
+    return () if made.planned is None else made.planned.ways
 
 
 def _rest(rows: Sequence[Mapping[str, Any]], total: float) -> float:

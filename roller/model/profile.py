@@ -13,6 +13,7 @@ import numpy as np
 from roller.errors import LaunchError, counted
 from roller.model.binding import Bound, BoundTogether
 from roller.model.calls import ModelCalls
+from roller.model.packs import pack_name, packs_of, runs_of_pack
 from roller.model.steps import Call, Copy, Foreign, Run, Step, Together, Value
 
 if TYPE_CHECKING:
@@ -169,8 +170,9 @@ def _measured(
 def _profile(session: ModelCalls, measured: Mapping[int, float], totals: Sequence[float], said: Said) -> Profile:
     plan = session.plan
     estimates = {key: (plan.predicted_s.get(key, seconds), bound) for key, (seconds, bound) in said.items()}
-    steps = tuple(_steps(plan.program.steps, measured, estimates))
+    estimates |= {pack_name(p): (plan.predicted_s.get(pack_name(p)), "") for p in packs_of(plan.program.steps)}
     predicted = _predicted(plan.program.steps, estimates)
+    steps = tuple(_steps(plan.program.steps, measured, estimates))
     return Profile(session.name, steps, statistics.median(totals), predicted, len(totals))
 
 
@@ -202,7 +204,7 @@ def _steps(
         yield StepTime(
             label, kind, kernel, nodes, _predicted_of(step, said), seconds, seconds / total, bottleneck, lane
         )
-        if isinstance(step, Together):
+        if isinstance(step, Together) and not step.packed:  # what shares a launch has no time of its own
             for number, inner in enumerate(step.lanes):
                 yield from _steps(inner, measured, said, number)
 
@@ -212,6 +214,9 @@ def _described(step: Step) -> tuple[str, str, str, tuple[str, ...]]:
         return step.label, "kernel", step.kernel, step.nodes
     if isinstance(step, Copy):
         return f"copy {step.source} to {step.target}", "copy", "", ()
+    if isinstance(step, Together) and step.packed:
+        runs = runs_of_pack(step)
+        return f"{counted(len(runs), 'kernel')} in one launch", "pack", "", tuple(n for r in runs for n in r.nodes)
     if isinstance(step, Together):
         return f"{len(step.lanes)} lanes together", "together", "", ()
     if isinstance(step, Foreign):
@@ -223,6 +228,8 @@ def _described(step: Step) -> tuple[str, str, str, tuple[str, ...]]:
 def _predicted_of(step: Step, said: Said) -> float | None:
     if isinstance(step, Run):
         return said.get(step.kernel, (None, ""))[0]
+    if isinstance(step, Together) and step.packed:
+        return said.get(pack_name(step), (None, ""))[0]
     if isinstance(step, Together):
         return max((_predicted(lane, said) for lane in step.lanes), default=0.0)
     return None
