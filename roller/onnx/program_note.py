@@ -13,7 +13,6 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ import numpy as np
 
 from roller.errors import RollerError
 from roller.expr.serialize import expr_from_dict, expr_to_dict
+from roller.files import whole_file
 from roller.model.plan import Plan
 from roller.model.plan_data import plan_from_dict, plan_to_dict
 from roller.model.steps import KernelSource, Program
@@ -265,15 +265,8 @@ def _same(one: Program, other: Program, folder: Path | None) -> bool:
 
 def _write(path: Path, data: bytes) -> None:
     """Write a note whole or not at all, and let the oldest go."""
-    fd, temporary = tempfile.mkstemp(dir=path.parent)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(data)
-        os.replace(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+    with whole_file(path) as file:
+        file.write(data)
     notes = sorted(path.parent.glob(f"*{_SUFFIX}"), key=_age)
     for old in notes[:-MOST_NOTES]:
         with contextlib.suppress(OSError):
