@@ -146,8 +146,9 @@ def test_the_main_loop_is_multiply_adds_and_wide_reads(stages, arch):
     (kernel,) = ptx.kernels(toolchain.to_ptx(a.source, arch)).values()
     counts = kernel.main_loop.counts
     assert counts["fma"] == 256 and counts["shared_load_128"] == 16  # four points: 2 operands * 8 elements * 4 / 4
-    # NVRTC 12.9 does not always build one source alike: 8 builds in 150 read two elements of a vector a second time.
-    assert kernel.main_loop.total("shared_load") <= 17 and not counts["shared_load_32"]
+    # NVRTC 12.9 does not always build one source alike: 14 of 202 builds read elements of a vector a second time, not
+    # all in the same way. An eighth more is room for that; operands read one by one would be 64.
+    assert kernel.main_loop.total("shared_load") <= 18 and not counts["shared_load_32"]
     assert sum(counts.values()) <= 1.15 * 256
 
 
