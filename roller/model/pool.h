@@ -77,7 +77,7 @@ static __thread const int64_t *cuts;
 static __thread int64_t cut_count;
 #ifdef __linux__
 static cpu_set_t processors;
-static _Atomic int apart_from = -1, only_caller;
+static _Atomic int apart_from = -1, only_caller, beckoning;
 static __thread int thread_id;
 #endif
 
@@ -187,12 +187,16 @@ static int beckon(int64_t *seen, int *whose) {
   const int stands = clock >= 0 && here >= 0 && *whose == caller && clock - *seen < STILL_NS;
   *seen = clock, *whose = caller;
   if (!stands) return 0;
-  /* Its own processors are its own affair: it has them back at once, but where it waits now is here. */
+  /* Its own processors are its own affair: it has them back at once, but where it waits now is here. A call does not
+   * end in between, see end_call(). */
   cpu_set_t its, mine = only(here);
-  if (sched_getaffinity(caller, sizeof its, &its) || !CPU_ISSET(here, &its) || CPU_COUNT(&its) < 2) return 0;
-  if (sched_setaffinity(caller, sizeof mine, &mine)) return 0;
-  sched_setaffinity(caller, sizeof its, &its);
-  return 1;
+  beckoning++;
+  const int found = only_caller == caller && !sched_getaffinity(caller, sizeof its, &its);
+  const int there = found && CPU_ISSET(here, &its) && CPU_COUNT(&its) > 1;
+  const int moved = there && !sched_setaffinity(caller, sizeof mine, &mine);
+  if (moved) sched_setaffinity(caller, sizeof its, &its);
+  beckoning--;
+  return moved;
 #else
   (void)seen, (void)whose;
   return 0;
@@ -238,7 +242,7 @@ static void forget(void) {
   for (int n = 0; n < MOST_WORKERS; ++n) crew[n].at = 0;
 #ifdef __linux__
   apart_from = -1;
-  only_caller = 0;
+  only_caller = beckoning = 0;
   thread_id = 0;
 #endif
 }
@@ -250,10 +254,11 @@ static void start_workers(int wanted) {
   if (!registered) {
     registered = 1;
     pthread_atfork(0, 0, forget);
-#ifdef __linux__
-    sched_getaffinity(0, sizeof processors, &processors);
-#endif
   }
+#ifdef __linux__
+  /* A forked process may have been given others. */
+  if (!workers && sched_getaffinity(0, sizeof processors, &processors)) CPU_ZERO(&processors);
+#endif
   sigset_t all, before; /* signals are for the threads of the program */
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -296,11 +301,11 @@ static void rescue(Slot *slot) {
     before[n] = crew[n].at == slot && !pthread_getcpuclockid(crew[n].thread, &clock) ? clock_ns(clock) : -1;
   for (const int64_t until = now_ns() + GLANCE_NS; slot->left && now_ns() < until;) relax();
   const cpu_set_t mine = only(here < 0 ? 0 : here);
-  int moved = 0;
+  int moved = 0, came[MOST_WORKERS] = {0};
   for (int n = 0; n < count && here >= 0; ++n) {
     if (before[n] < 0 || crew[n].at != slot || pthread_getcpuclockid(crew[n].thread, &clock)) continue;
     if (clock_ns(clock) - before[n] >= STILL_NS) continue;
-    moved |= !pthread_setaffinity_np(crew[n].thread, sizeof mine, &mine);
+    moved |= came[n] = !pthread_setaffinity_np(crew[n].thread, sizeof mine, &mine);
   }
   if (!moved) return;
   apart_from = -1;
@@ -309,6 +314,8 @@ static void rescue(Slot *slot) {
   if (left) sleep_while(&slot->left, left);
   slot->asleep = 0;
   if (callers < 2) part();
+  for (int n = 0; n < count; ++n) /* where several callers keep no worker off theirs */
+    if (came[n] && apart_from < 0) pthread_setaffinity_np(crew[n].thread, sizeof processors, &processors);
 #else
   (void)slot;
   sched_yield();
@@ -395,7 +402,10 @@ static void begin_call(int threads) {
 static void end_call(void) {
   cut_count = 0; /* they are the call's */
 #ifdef __linux__
+  /* Whoever has just called this thread to its processor lets it go first: what it does next, and whom it starts, may
+   * run on all of its own. */
   only_caller = 0;
+  while (beckoning) usleep(20);
 #endif
   callers--;
 }

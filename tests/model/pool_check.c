@@ -1,8 +1,26 @@
 /* Checks of roller/model/pool.h that Python cannot make; the argument says which. Prints "ok". */
+#define _GNU_SOURCE
+#include <sched.h>
+#include <unistd.h>
+
+/* Where `slow` is set, who is called to one processor stays there for long. */
+static _Atomic int slow, alone;
+
+static int set_affinity(pid_t thread, size_t bytes, const cpu_set_t *set) {
+  const int failed = sched_setaffinity(thread, bytes, set);
+  if (slow && CPU_COUNT(set) == 1) {
+    alone = 1;
+    usleep(100000);
+  }
+  return failed;
+}
+
+#define sched_setaffinity set_affinity
 #include "../../roller/model/runner.c"
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/wait.h>
 
 enum { TASKS = 64, CALLS = 2000 };
 
@@ -140,6 +158,66 @@ static void beckoned(void) {
   assert(only_caller == 0 && !beckon(&seen, &whose) && !beckon(&seen, &whose)); /* no call, nobody to call */
 }
 
+/* Of two callers one is rescued: nobody stays on its processor. */
+static void freed(void) {
+  pthread_t me = pthread_self();
+  cpu_set_t all, set;
+  sched_getaffinity(0, sizeof all, &all);
+  begin_call(2);
+  begin_call(2);
+  assert(launch(wait_to_be_moved, &me, 2) == 0);
+  assert(worker_moved);
+  pthread_getaffinity_np(crew[0].thread, sizeof set, &set);
+  assert(CPU_EQUAL(&set, &all));
+}
+
+static void *ending_caller(void *unused) {
+  (void)unused;
+  begin_call(2);
+  sched_getaffinity(0, sizeof caller_before, &caller_before);
+  caller_id = thread_id;
+  while (!alone) usleep(1000);
+  end_call();
+  sched_getaffinity(0, sizeof caller_after, &caller_after);
+  return 0;
+}
+
+/* A call that ends while its caller is called elsewhere ends with all the processors it had. */
+static void ended(void) {
+  pthread_t caller;
+  pthread_create(&caller, 0, ending_caller, 0);
+  while (!caller_id) usleep(1000);
+  usleep(20000);
+  int64_t seen = 0;
+  int whose = 0, called = 0;
+  slow = 1;
+  for (int n = 0; n < 1000 && !called; ++n) called = beckon(&seen, &whose);
+  assert(called);
+  pthread_join(caller, 0);
+  assert(CPU_EQUAL(&caller_before, &caller_after));
+}
+
+static int nothing(int n, void *group, void *data) { return n < 0 && group == data; }
+
+/* Threads of a forked process stay on the processors that it was given. */
+static void forked(void) {
+  begin_call(2);
+  launch(nothing, 0, 4);
+  end_call();
+  const pid_t child = fork();
+  if (!child) {
+    const cpu_set_t mine = only(sched_getcpu());
+    cpu_set_t set;
+    if (sched_setaffinity(0, sizeof mine, &mine)) _exit(1);
+    begin_call(2);
+    launch(nothing, 0, 4);
+    end_call();
+    _exit(workers != 1 || pthread_getaffinity_np(crew[0].thread, sizeof set, &set) || !CPU_EQUAL(&set, &mine));
+  }
+  int status = -1;
+  assert(waitpid(child, &status, 0) == child && status == 0);
+}
+
 /* Whether the system moves a thread where it is told to: some sandboxes only say so. */
 static int obeys(const cpu_set_t *set) {
   for (int n = 0; n < CPU_SETSIZE; ++n) {
@@ -161,6 +239,9 @@ int main(int count, char **arguments) {
   const int pair = CPU_COUNT(&two) == 2 && obeys(&two);
   if (!strcmp(arguments[1], "rescued") && pair) rescued();
   if (!strcmp(arguments[1], "beckoned") && pair) beckoned();
+  if (!strcmp(arguments[1], "freed") && pair) freed();
+  if (!strcmp(arguments[1], "ended") && pair) ended();
+  if (!strcmp(arguments[1], "forked") && pair) forked();
   puts("ok");
   return 0;
 }
