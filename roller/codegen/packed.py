@@ -94,6 +94,15 @@ def largest_capacity(artifacts: Sequence[KernelArtifact]) -> int:
     return (TABLE_BYTES - 8 * sum(len(a.launches) for a in artifacts)) // (8 * max(most.values()))
 
 
+def fits(artifacts: Mapping[str, KernelArtifact], capacity: Mapping[str, int]) -> bool:
+    """Whether the tables of a pack have room for so many argument sets of each kernel."""
+    table_bytes: dict[int, int] = {}
+    for key, count in capacity.items():
+        for stage, launch in zip(stages_of(artifacts[key]), artifacts[key].launches, strict=True):
+            table_bytes[stage] = table_bytes.get(stage, 0) + 8 * (1 + count * len(launch.arguments))
+    return max(table_bytes.values(), default=0) <= TABLE_BYTES
+
+
 def pack(artifacts: Mapping[str, KernelArtifact], capacity: Mapping[str, int], name: str = "packed") -> PackedKernel:
     """Put kernels together.
 

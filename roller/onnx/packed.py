@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from roller.artifact import KernelArtifact
 from roller.backends.build import build_packed
-from roller.codegen.packed import largest_capacity, pack, stages_of, why_not
+from roller.codegen.packed import fits, largest_capacity, pack, stages_of, why_not
 from roller.errors import ArtifactError, BuildError
 from roller.hardware import DeviceSpec
 from roller.model.memory import plan
@@ -278,24 +278,33 @@ def _chosen(
         counts, key = counts_of(step), pack_key(step)
         gain[key] += sum(prices.alone(k) * n for k, n in counts.items()) - prices.pack(counts)
         room[key] |= counts
-    homes = _homes(gain, room, prices)
+    homes = _homes(gain, room, artifacts, prices)
     worth: dict[str, float] = defaultdict(float)
     for key, home in homes.items():
         worth[home] += gain[key]
-        room[home] |= room[key]
     kept = set(sorted(worth, key=lambda k: (-worth[k], k))[:_MOST_KERNELS])
     made = {key: _made(key, room[key], artifacts, prices) for key in sorted(kept)}
     kernels = {key: made[home] for key, home in homes.items() if home in kept}
     return _without(steps, set(gain) - set(kernels)), kernels
 
 
-def _homes(gain: Mapping[str, float], room: Mapping[str, Mapping[str, int]], prices: Prices) -> dict[str, str]:
-    """Return, by the key of each pack, that of the kernel which runs it: one with more programs does as well."""
+def _homes(
+    gain: Mapping[str, float],
+    room: dict[str, Counter[str]],
+    artifacts: Mapping[str, KernelArtifact],
+    prices: Prices,
+) -> dict[str, str]:
+    """Return, by the key of each pack, that of the kernel which runs it: one with more programs does as well.
+
+    That kernel gets ``room`` for all its packs, as long as its tables have it.
+    """
     homes: dict[str, str] = {}
     for key in sorted(gain, key=lambda k: (-len(room[k]), -gain[k], k)):
         own = prices.pack(room[key])
         wider = (h for h in dict.fromkeys(homes.values()) if room[key].keys() <= room[h].keys())
-        homes[key] = next((h for h in wider if prices.pack(room[key], room[h]) <= own), key)
+        fitting = (h for h in wider if fits(artifacts, room[h] | room[key]))
+        homes[key] = next((h for h in fitting if prices.pack(room[key], room[h]) <= own), key)
+        room[homes[key]] |= room[key]
     return homes
 
 

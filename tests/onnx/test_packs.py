@@ -110,6 +110,17 @@ def test_a_kernel_with_more_programs_serves_packs_of_some_of_them():
     assert kernels["tanh"].capacity == {"product": 2, "tanh": 1}
 
 
+def test_a_kernel_serves_no_more_packs_than_its_table_has_room_for():
+    program = side_by_side(200)
+    products, activations = program.steps
+    both = Together((products.lanes[1], (programs.run("tanh", "h0", "y0"),)), packed=True)
+    many = (Together(products.lanes[:100], packed=True), Together(activations.lanes, packed=True))
+    found = made(replace(program, steps=(both, *many)))
+    assert found.kernels.keys() == {"product", "tanh", "product+tanh"}
+    assert len({id(k) for k in found.kernels.values()}) == 2  # one of the two joins the kernel of both
+    assert all(stage.table_bytes <= 4096 for k in found.kernels.values() for stage in k.stages)
+
+
 def test_built_packs_are_kept_in_the_cache():
     program, cache, crew = side_by_side(), KernelCache(), Here()
     one = made(program, crew, built=True, cache=cache)
