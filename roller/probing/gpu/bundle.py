@@ -28,8 +28,9 @@ from roller.runtime.probe_bundle import (
 from roller.runtime.probe_format import Plan
 from roller.runtime.probe_run import NO_IMAGE, PlanRunner
 
-#: What of the package a machine needs on which the probes only run: the standard library, NumPy and CuPy do the rest.
-_DRIVER = ("__init__.py", "errors.py", "fragment.py", "artifact.py", "expr", "tile", "backends", "runtime")
+#: Floors a machine needs on which the probes only run (the standard library, NumPy and CuPy do the rest). The modules
+#: beside the floors are few and small: all of them go along.
+_DRIVER = ("expr", "tile", "backends", "runtime")
 
 _PLANS: tuple[Callable[[DeviceSpec], Plan | None], ...] = (
     compute.tiles_plan, compute.rates_plan, compute.matrix_plan, compute.shared_plan, memory.latency_plan,
@@ -102,11 +103,10 @@ def _copy_driver(to: Path) -> None:
     """Put a copy of the bare part of the package into a bundle, so that it runs without an installation."""
     package = Path(__file__).resolve().parents[2]
     to.mkdir()
-    for name in _DRIVER:
-        if (package / name).is_dir():
-            shutil.copytree(package / name, to / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(package / name, to / name)
+    for module in package.glob("*.py"):
+        shutil.copy(module, to / module.name)
+    for floor in _DRIVER:
+        shutil.copytree(package / floor, to / floor, ignore=shutil.ignore_patterns("__pycache__"))
 
 
 def _write(work: Path, plan: Plan, image: bytes | str) -> dict[str, Any]:
