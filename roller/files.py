@@ -5,9 +5,23 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
+
+
+def try_folder(folder: Path) -> None:
+    """Make and remove something in a folder, so that one that cannot be written is known before any work.
+
+    Permissions alone do not tell: file systems are read-only, or take no files, for root too.
+
+    Raises
+    ------
+    OSError
+        Where nothing can be made there.
+    """
+    os.rmdir(tempfile.mkdtemp(prefix=".", dir=folder))
 
 
 @contextlib.contextmanager

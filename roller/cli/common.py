@@ -19,6 +19,7 @@ from rich.table import Table
 from roller.arguments import target_of
 from roller.errors import ArtifactError, ExprError, SpecError, TileError
 from roller.expr import OFFSET_ELEMENTS, TensorExpr
+from roller.files import try_folder
 from roller.hardware import DeviceSpec, load_spec
 from roller.runtime.devices import is_reachable
 from roller.tile.winograd import ACCURACY, STRUCTURES
@@ -153,12 +154,17 @@ def check_writable(path: Path) -> None:
     Raises
     ------
     ArtifactError
-        Where the folder does not exist, or the path is a folder.
+        Where the folder does not exist or cannot be written, or the path is a folder.
     """
     if path.is_dir():
         raise ArtifactError(f"{path}: expected a file, got a folder. Name the file, e.g. {path / 'kernel.json'}.")
     if not path.absolute().parent.is_dir():
         raise ArtifactError(f"{path}: the folder {path.absolute().parent} does not exist. Create it first.")
+    if not path.exists():
+        try:
+            try_folder(path.absolute().parent)
+        except OSError as err:
+            raise ArtifactError(f"{path}: cannot write ({err.strerror}). Choose a writable folder.") from err
 
 
 def seconds(value: float | None) -> str:

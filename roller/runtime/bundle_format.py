@@ -21,7 +21,7 @@ from typing import Any
 
 from roller.artifact import KernelArtifact
 from roller.errors import ArtifactError
-from roller.files import whole_file
+from roller.files import try_folder, whole_file
 
 FORMAT, VERSION = "roller-bundle", 1
 MANIFEST = "manifest.json"
@@ -207,17 +207,21 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 
 
 def check_target(folder: Path) -> None:
-    """Refuse an output folder that exists and holds something, before any work goes into it.
+    """Refuse an output folder that exists and holds something or cannot be written, before any work goes into it.
 
     Raises
     ------
     ArtifactError
-        Where it does, or its parent does not exist.
+        Where it does or cannot, or its parent does not exist.
     """
     if not folder.absolute().parent.is_dir():
         raise ArtifactError(f"{folder}: its parent folder does not exist. Create it first.")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ArtifactError(f"{folder}: exists and is not empty. Remove it, or choose another folder.")
+    try:
+        try_folder(folder.absolute().parent)
+    except OSError as err:
+        raise ArtifactError(f"{folder}: cannot write ({err.strerror}). Choose a writable folder.") from err
 
 
 def checksum(body: Mapping[str, Any]) -> str:

@@ -1,6 +1,8 @@
 """``roller compile-model`` and ``roller run-model``: a model from a file to a folder to results."""
 
+import errno
 import json
+import os
 
 import numpy as np
 import onnx
@@ -147,6 +149,19 @@ def test_a_model_without_unsupported_nodes_says_so(cli, model):
 def test_wrong_words_are_one_line(cli, model, arguments, code, message):
     got, _, err = cli("compile-model", model, *arguments)
     assert got == code and message in " ".join(err.split())
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_compiled(cli, model, tmp_path, monkeypatch):
+    def read_only(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("roller.files.tempfile.mkdtemp", read_only)
+    monkeypatch.setattr("roller.cli.compile_model._compile", lambda *_, **__: pytest.fail("compiled"))
+    code, _, err = cli("compile-model", model, "--batch", "1", "--out", tmp_path / "out")
+    assert code == 1 and "cannot write (Read-only file system). Choose a writable folder." in " ".join(err.split())
+    monkeypatch.setattr("roller.compile", lambda *_, **__: pytest.fail("compiled"))
+    code, _, err = cli("compile", "matmul(8, 8, 8)", "--out", tmp_path / "kernel.json")
+    assert code == 1 and "cannot write (Read-only file system). Choose a writable folder." in " ".join(err.split())
 
 
 def test_a_missing_file_is_one_line(cli, tmp_path):
