@@ -13,11 +13,22 @@ import typer
 from rich import box
 from rich.table import Table
 
-from roller.cli.common import JsonOption, TopKOption, console, first_line, print_json, seconds
-from roller.errors import LaunchError, ModelError, UnsupportedError, counted
+from roller.cli.common import (
+    JsonOption,
+    SetOption,
+    TopKOption,
+    console,
+    device_of,
+    first_line,
+    print_json,
+    seconds,
+)
+from roller.errors import LaunchError, ModelError, SpecError, UnsupportedError, counted
 from roller.runtime.bundle_format import check_target
+from roller.runtime.devices import is_reachable
 
 if TYPE_CHECKING:
+    from roller.hardware import DeviceSpec
     from roller.model.gpu_bundle import Expected
     from roller.model.steps import Program
     from roller.onnx.compiled_model import CompiledModel
@@ -70,6 +81,7 @@ def compile_model_command(
     deterministic: DeterministicOption = False,
     as_json: JsonOption = False,
     list_unsupported: ListOption = False,
+    settings: SetOption = None,
 ) -> None:
     """Compile an ONNX model: every distinct kernel once, in parallel, or from the cache.
 
@@ -81,8 +93,8 @@ def compile_model_command(
         if list_unsupported:
             return _list(_read(model, batch, shapes, as_json, fallback), as_json)
         made = _compile(
-            model, device, batch, shapes, fallback, as_json, top_k=top_k, budget_s=budget, scheduler=scheduler,
-            workers=workers, cache=cache, deterministic=deterministic,
+            model, _device(device, settings), batch, shapes, fallback, as_json, top_k=top_k, budget_s=budget,
+            scheduler=scheduler, workers=workers, cache=cache, deterministic=deterministic,
         )  # fmt: skip
         if out is not None:
             made.save(out, _expected(made, model) if made.spec.kind == "gpu" else ())
@@ -97,8 +109,8 @@ def compile_model_command(
 
 
 def _compile(
-    model: Path, device: str, batch: int | None, shapes: Sequence[str] | None, fallback: str | None, as_json: bool,
-    **options: Any,
+    model: Path, device: str | DeviceSpec, batch: int | None, shapes: Sequence[str] | None, fallback: str | None,
+    as_json: bool, **options: Any,
 ) -> CompiledModel:  # fmt: skip
     """Return the model compiled; what cannot be is listed, and left with exit code 2."""
     from roller.onnx import compile as stages
@@ -112,6 +124,19 @@ def _compile(
     # Not within the compilation: a list of what is refused stands for itself, without a bar above it.
     program = stages.program_of(make, model, batch, _shapes_of(shapes), noted=how.cache and fallback is None)
     return stages.compile_partitioned(program, device, how)
+
+
+def _device(name: str, settings: Sequence[str] | None) -> str | DeviceSpec:
+    """Return the device, as a specification where numbers of it are changed.
+
+    Raises
+    ------
+    SpecError
+        Where the numbers are those of a GPU that is here, or are refused.
+    """
+    if settings and is_reachable(name):
+        raise SpecError(f"--set: expected the name of a specification, got --device {name}. Name one, e.g. h200.")
+    return device_of(name, settings) if settings else name
 
 
 def _read(

@@ -151,6 +151,15 @@ def test_wrong_words_are_one_line(cli, model, arguments, code, message):
     assert got == code and message in " ".join(err.split())
 
 
+def test_numbers_of_the_device_can_be_changed(cli, model):
+    arguments = ("compile-model", model, "--batch", "2", "-k", "1", "--no-cache", "--json", "-d")
+    _, out, _ = cli(*arguments, "v100")
+    code, slow, _ = cli(*arguments, "v100", "--set", "execution.launch_s=1e-3")
+    assert code == 0 and json.loads(slow)["predicted_s"] > json.loads(out)["predicted_s"] + 1e-3
+    code, _, err = cli(*arguments, "null:v100", "--set", "units=40")
+    assert code == 1 and "--set: expected the name of a specification, got --device null:v100" in err
+
+
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_compiled(cli, model, tmp_path, monkeypatch):
     def read_only(*_, **__):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
