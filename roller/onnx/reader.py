@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,6 +53,8 @@ def read(
     ModelError
         Where the model is damaged or hostile, an override does not fit it, or shapes stay unknown (all are listed).
     """
+    sizes = _sizes(shapes)
+    given = _arrays(values)
     try:
         from roller.onnx.loading import load
         from roller.onnx.tensorflow import from_tensorflow
@@ -61,12 +64,29 @@ def read(
         if isinstance(model, (str, Path)) and Path(model).suffix == ".pb":
             model = from_tensorflow(Path(model))
         loaded = load(model, base_dir)
-        return _read(loaded, batch, dict(shapes or {}), dict(values or {}), lenient)
+        return _read(loaded, batch, sizes, given, lenient)
     except ModelError:
         raise
     except Exception as error:
         # Damaged messages fail in more places than can be listed; whoever passes one gets one kind of error.
         raise ModelError(f"model: it is damaged and cannot be read ({type(error).__name__}: {error}).") from error
+
+
+def _sizes(shapes: Mapping[str, Sequence[int]] | None) -> dict[str, Sequence[int]]:
+    """Return shapes by input; what else a caller passes is their mistake, not the model's."""
+    if not isinstance(shapes, (Mapping, NoneType)):
+        raise ModelError(f"shapes: expected a dict of shapes by input, got {shapes!r:.80}.")
+    for name, shape in (shapes or {}).items():
+        if isinstance(shape, (str, bytes)) or not isinstance(shape, Iterable):
+            raise ModelError(f"shapes: expected a tuple of sizes for '{name}', got {shape!r:.80}.")
+    return {name: tuple(shape) for name, shape in (shapes or {}).items()}
+
+
+def _arrays(values: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return values by input."""
+    if not isinstance(values, (Mapping, NoneType)):
+        raise ModelError(f"values: expected a dict of arrays by input, got {values!r:.80}.")
+    return dict(values or {})
 
 
 def _read(
