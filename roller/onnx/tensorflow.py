@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import onnx
+from google.protobuf.message import DecodeError
 
 from roller.errors import ModelError
 
@@ -29,8 +30,11 @@ def from_tensorflow(path: Path) -> onnx.ModelProto:
         ) from None
     try:
         definition = tf.compat.v1.GraphDef.FromString(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path.name}: expected a frozen TensorFlow graph, got {error}.") from None
+    except (OSError, ValueError, DecodeError) as error:
+        raise ModelError(
+            f"{path.name}: expected a frozen TensorFlow graph, and it cannot be read as one ({error}). Where it is a "
+            "saved model, convert its folder: python -m tf2onnx.convert --saved-model FOLDER --output model.onnx."
+        ) from None
     read = {name.split(":")[0].lstrip("^") for node in definition.node for name in node.input}
     inputs = [f"{n.name}:0" for n in definition.node if n.op == "Placeholder"]
     outputs = [f"{n.name}:0" for n in definition.node if n.name not in read and n.op not in ("Const", "NoOp")]
@@ -39,4 +43,5 @@ def from_tensorflow(path: Path) -> onnx.ModelProto:
     except Exception as error:  # noqa: BLE001 - tf2onnx raises whatever its handlers raise
         raise ModelError(f"{path.name}: tf2onnx cannot convert it: {error}") from None
     assert isinstance(model, onnx.ModelProto)
+    model.graph.name = path.stem
     return model

@@ -1,27 +1,34 @@
 """``torch.compile(model, backend="roller")``: graphs of PyTorch for inference, by way of ONNX.
 
-A graph that cannot be taken (training, dynamic shapes, values written in place, operators without a lowering) runs in
-PyTorch as if nothing had been asked, and a warning says why. Parameters and buffers are constants: a model whose
-weights change afterwards must be compiled again (``torch._dynamo.reset()``).
+A graph that cannot be taken (training, arguments written in place, operators without a lowering) runs in PyTorch as if
+nothing had been asked, and a warning says why. A graph of dynamic shapes is compiled for each shape it is called with.
+Parameters and buffers are constants: a model whose weights change afterwards must be compiled again
+(``torch._dynamo.reset()``).
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import logging
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roller.errors import RollerError
 from roller.model.session import Session
 from roller.onnx.compile import compile_model
+from roller.onnx.torch_fast_paths import spell_out
 
 if TYPE_CHECKING:
     import torch
 
+#: Shapes a graph is compiled for; it runs in PyTorch for any further ones.
+MOST_SHAPES = 8
 #: What exporting and compiling may end in where a graph is not for roller; anything else is a fault and is raised.
 _REFUSALS = (RollerError, ImportError, RuntimeError, NotImplementedError)
 
@@ -67,15 +74,68 @@ def roller_backend(
     callable
         Takes the graph's arguments and returns its outputs as a tuple; the graph itself where it is refused.
     """
+    chosen = dict(options or {})
+    return _PerShape(graph, chosen) if any(map(_is_dynamic, examples)) else _compiled(graph, examples, chosen)
+
+
+def _compiled(graph: torch.fx.GraphModule, examples: Sequence[Any], options: dict[str, Any]) -> Graph:
+    """Return a graph compiled for arguments like these, itself where it is refused."""
     try:
         split = _with_constants(graph, examples)
-        session = _session(split, [examples[n] for n in split.positions], dict(options or {}))
+        session = _session(split, [examples[n] for n in split.positions], options)
         return _caller(session, split.positions, graph)
     except _REFUSALS as why:
-        reason = str(why).strip().splitlines()[0] if str(why).strip() else type(why).__name__
-        warnings.warn(f"roller: a graph runs in PyTorch instead: {reason}", RuntimeWarning, stacklevel=2)
-        eager: Graph = graph.forward
-        return eager
+        return _eager(graph, _reason(why))
+
+
+def _eager(graph: torch.fx.GraphModule, reason: str) -> Graph:
+    warnings.warn(f"roller: a graph runs in PyTorch instead: {reason}", RuntimeWarning, stacklevel=2)
+    eager: Graph = graph.forward
+    return eager
+
+
+def _reason(why: BaseException) -> str:
+    """Return the first line of what began it: exporters wrap it in advice on how to report them."""
+    while why.__cause__ is not None:
+        why = why.__cause__
+    lines = str(why).strip().splitlines()
+    return lines[0] if lines else type(why).__name__
+
+
+class _PerShape:
+    """A graph of dynamic shapes: compiled when it is first called with one.
+
+    Parameters
+    ----------
+    graph
+        Its sizes are arguments.
+    options
+        Arguments of ``compile_model``.
+    """
+
+    def __init__(self, graph: torch.fx.GraphModule, options: dict[str, Any]) -> None:
+        self._graph, self._options = graph, options
+        self._made: dict[Any, Graph] = {}
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Run for these arguments."""
+        key = tuple(tuple(a.shape) if hasattr(a, "shape") else a for a in arguments)
+        if key not in self._made:
+            if len(self._made) >= MOST_SHAPES:
+                return self._rest(*arguments)
+            self._made[key] = _compiled(self._graph, arguments, self._options)
+        return self._made[key](*arguments)
+
+    @cached_property
+    def _rest(self) -> Graph:
+        return _eager(self._graph, f"it was called with more than {MOST_SHAPES} different shapes")
+
+
+def _is_dynamic(example: Any) -> bool:
+    """Whether an example is a size, or has one, that calls decide."""
+    import torch
+
+    return isinstance(example, torch.SymInt) or any(isinstance(n, torch.SymInt) for n in getattr(example, "shape", ()))
 
 
 def _with_constants(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> _Split:
@@ -95,6 +155,11 @@ def _with_constants(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> _Sp
     originals = [n for n in graph.graph.nodes if n.op == "placeholder"]
     positions = []
     for k, (node, original, example) in enumerate(zip(places, originals, examples, strict=True)):
+        if type(example) is int:  # a size, of this shape
+            with made.graph.inserting_before(node):
+                node.replace_all_uses_with(made.graph.call_function(int, (example,)))
+            made.graph.erase_node(node)
+            continue
         _check(node.name, example)
         source = getattr(original, "_dynamo_source", None)
         if not isinstance(example, torch.nn.Parameter) and not (source is not None and is_held(source)):
@@ -106,6 +171,7 @@ def _with_constants(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> _Sp
             held = made.graph.get_attr(name)
         node.replace_all_uses_with(held)
         made.graph.erase_node(node)
+    spell_out(made.graph)
     made.recompile()
     return _Split(made.eval(), tuple(positions))
 
@@ -115,11 +181,9 @@ def _check(name: str, example: Any) -> None:
 
     if not isinstance(example, torch.Tensor):
         raise _Refused(
-            f"argument '{name}': expected a tensor of known shape, got {type(example).__name__}. "
+            f"argument '{name}': expected a tensor or a size, got {type(example).__name__}. "
             "Pass dynamic=False to torch.compile."
         )
-    if any(not isinstance(e, int) for e in example.shape):
-        raise _Refused(f"argument '{name}': shape {tuple(example.shape)} is dynamic. Pass dynamic=False.")
     if example.device.type != "cpu" or example.dtype in (torch.bfloat16, torch.complex64, torch.complex128):
         raise _Refused(f"argument '{name}': {example.dtype} on {example.device} is not for roller's processor kernels.")
     if example.requires_grad and torch.is_grad_enabled():
@@ -138,7 +202,8 @@ def _session(split: _Split, examples: list[torch.Tensor], options: dict[str, Any
 
     with torch.no_grad(), warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
         warnings.simplefilter("ignore")  # the exporter's own deprecations
-        program = torch.onnx.export(split.module, tuple(examples), dynamo=True, verbose=False)
+        with _quiet(logging.getLogger("torch.onnx")):
+            program = torch.onnx.export(split.module, tuple(examples), dynamo=True, verbose=False)
         assert program is not None
         signature = program.exported_program.graph_signature
         if signature.buffers_to_mutate or signature.user_inputs_to_mutate:
@@ -150,18 +215,32 @@ def _session(split: _Split, examples: list[torch.Tensor], options: dict[str, Any
         return session
 
 
+@contextlib.contextmanager
+def _quiet(log: logging.Logger) -> Iterator[None]:
+    """Keep a library from telling of packages that are not installed."""
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
 def _caller(session: Session, positions: tuple[int, ...], graph: torch.fx.GraphModule) -> Graph:
     """Return the session as a graph: outputs are in its order, as many as the graph has."""
     import torch
 
     names, (results,) = session.plan.program.outputs, next(n for n in graph.graph.nodes if n.op == "output").args
     order = _order(names, results)
+    examples = [getattr(r, "meta", {}).get("example_value") for r in results]
+    # The exporter forgets the way back where it computes halves in float32.
+    dtypes = [e.dtype if isinstance(e, torch.Tensor) else None for e in examples]
 
     def run(*arguments: Any) -> tuple[Any, ...]:
         arrays = [arguments[n].detach().contiguous().numpy() for n in positions]
         made = session.run(None, dict(zip(session.plan.program.inputs, arrays, strict=True)))
         tensors = [torch.from_numpy(a) for a in made]
-        return tuple(None if n is None else tensors[n] for n in order)
+        return tuple(None if n is None else tensors[n].to(dtype=d) for n, d in zip(order, dtypes, strict=True))
 
     return run
 

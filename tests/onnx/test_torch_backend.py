@@ -9,6 +9,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is an optional extra: pip install 'roller[torch]'")
 pytest.importorskip("onnxscript", reason="torch.onnx.export needs onnxscript: pip install 'roller[torch]'")
 
+from roller.errors import RollerError  # noqa: E402
+from roller.onnx import torch_backend, torch_fast_paths  # noqa: E402
 from roller.onnx.torch_backend import roller_backend  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -85,6 +87,94 @@ def test_writes_into_arguments_stay_with_pytorch():
     with torch.no_grad(), pytest.warns(RuntimeWarning, match="writes into its arguments"):
         found = compiled(double)(x)
     assert found.tolist() == [3, 3, 3] and x.tolist() == [2, 2, 2]
+
+
+def agrees(fast, model, *arguments):
+    """Compare with PyTorch: structure, dtypes, values; a warning would mean that PyTorch has run."""
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        found, expected = fast(*arguments), model(*arguments)
+    (found, shape), (expected, wanted) = map(torch.utils._pytree.tree_flatten, (found, expected))
+    assert shape == wanted
+    for a, b in zip(found, expected, strict=True):
+        if isinstance(b, torch.Tensor):
+            assert (a.dtype, a.shape) == (b.dtype, b.shape)
+            np.testing.assert_allclose(
+                a.float().numpy(), b.float().numpy(), atol=2e-3 if b.dtype is torch.half else 1e-5
+            )
+        else:
+            assert a == b
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_the_fast_path_of_a_transformer_is_taken_apart(norm_first):
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, norm_first=norm_first, activation="gelu")
+    model = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).eval()
+    agrees(compiled(model, top_k=1, deterministic=True), model, torch.randn(2, 5, 16))
+
+
+def test_fast_paths_compute_what_pytorch_does():
+    x, attention = torch.randn(2, 5, 16), torch.nn.MultiheadAttention(16, 2, batch_first=True).eval()
+    attention.in_proj_bias.data.normal_()
+    held = (16, 2, attention.in_proj_weight, attention.in_proj_bias, attention.out_proj.weight, attention.out_proj.bias)
+    with torch.no_grad():
+        for options in ({}, {"need_weights": False}, {"average_attn_weights": False}):
+            mine = [options.get("need_weights", True), options.get("average_attn_weights", True)]
+            for a, b in zip(torch_fast_paths.attention(x, x, x, *held, None, *mine), attention(x, x, x, **options),
+                            strict=True):  # fmt: skip
+                assert (a is None) == (b is None)
+                if a is not None:
+                    torch.testing.assert_close(a, b)
+    with pytest.raises(RollerError, match="set_fastpath_enabled"):
+        torch_fast_paths.attention(x, x, x, *held, torch.ones(2, 5, dtype=torch.bool))
+
+
+@pytest.mark.slow
+def test_a_graph_of_dynamic_shapes_is_compiled_for_each(monkeypatch):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Flatten()).eval()
+    fast = torch.compile(model, backend=roller_backend, dynamic=True,
+                         options={"progress": False, "top_k": 1, "deterministic": True})  # fmt: skip
+    monkeypatch.setattr(torch_backend, "MOST_SHAPES", 2)
+    for batch in (2, 5, 2):
+        agrees(fast, model, torch.randn(batch, 3, 4))
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match="more than 2 different shapes"):
+        assert fast(torch.randn(7, 3, 4)).shape == (7, 9)
+
+
+class Structured(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.line = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        h = self.line(x)
+        own = x + 1
+        own.mul_(2)
+        own[:, 0] = 0
+        torch._dynamo.graph_break()
+        return {"h": h, "pair": (h.relu(), [h.sum(), own]), "none": None, "n": 3}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.half])
+def test_structures_breaks_and_writes_into_own_values(dtype):
+    model = Structured().eval().to(dtype)
+    agrees(compiled(model, top_k=1, deterministic=True), model, torch.randn(2, 4).to(dtype))
+
+
+@pytest.mark.slow
+def test_recurrent_layers_where_dynamo_lets_them_through():
+    model = torch.nn.LSTM(3, 4, batch_first=True).eval()
+    with torch._dynamo.config.patch(allow_rnn=True):
+        agrees(compiled(model, top_k=1, deterministic=True), model, torch.randn(1, 3, 3))
+
+
+def test_a_model_in_training_stays_with_pytorch():
+    model = torch.nn.BatchNorm1d(3).train()
+    with torch.no_grad(), pytest.warns(RuntimeWarning, match="writes into its arguments or buffers"):
+        compiled(model)(torch.randn(4, 3))
+    assert model.num_batches_tracked == 1
 
 
 def test_an_unknown_option_is_a_reason_too():

@@ -1,0 +1,86 @@
+"""PyTorch's fused layers of transformers, which no exporter knows, as what they compute.
+
+In inference ``nn.TransformerEncoderLayer`` and ``nn.MultiheadAttention`` take a fast path of one operator each; a
+traced graph holds that operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from roller.errors import RollerError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def spell_out(graph: torch.fx.Graph) -> None:
+    """Let a traced graph call plain functions of PyTorch where it calls a fast path, in place."""
+    import torch
+
+    known: dict[Any, Callable[..., Any]] = {
+        torch._transformer_encoder_layer_fwd: encoder_layer,
+        torch._native_multi_head_attention: attention,
+    }
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target in known:
+            node.target = known[node.target]
+
+
+def attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, embed_dim: int, heads: int, qkv_weight: torch.Tensor,
+    qkv_bias: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, mask: torch.Tensor | None = None,
+    need_weights: bool = True, average: bool = True, mask_type: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+    """Return what attention gives, and its weights: arguments as of ``torch._native_multi_head_attention``."""
+    import torch
+    from torch.nn import functional
+
+    _refuse_mask(mask, mask_type)
+    (batch, length, _), split = query.shape, qkv_weight.split(embed_dim)
+    biases = qkv_bias.split(embed_dim)
+    q, k, v = (functional.linear(x, w, b).view(batch, x.shape[1], heads, embed_dim // heads).transpose(1, 2)
+               for x, w, b in zip((query, key, value), split, biases, strict=True))  # fmt: skip
+    shares = torch.softmax(q @ k.transpose(2, 3) * (embed_dim // heads) ** -0.5, -1)
+    mixed = (shares @ v).transpose(1, 2).reshape(batch, length, embed_dim)
+    given = (shares.mean(1) if average else shares) if need_weights else None
+    return functional.linear(mixed, weight, bias), given
+
+
+def encoder_layer(
+    x: torch.Tensor, embed_dim: int, heads: int, qkv_weight: torch.Tensor, qkv_bias: torch.Tensor, weight: torch.Tensor,
+    bias: torch.Tensor, use_gelu: bool, norm_first: bool, eps: float, norm_weight_1: torch.Tensor,
+    norm_bias_1: torch.Tensor, norm_weight_2: torch.Tensor, norm_bias_2: torch.Tensor, ffn_weight_1: torch.Tensor,
+    ffn_bias_1: torch.Tensor, ffn_weight_2: torch.Tensor, ffn_bias_2: torch.Tensor, mask: torch.Tensor | None = None,
+    mask_type: int | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """Return a layer of an encoder: arguments as of ``torch._transformer_encoder_layer_fwd``."""
+    from torch.nn import functional
+
+    def attend(y: torch.Tensor) -> torch.Tensor:
+        return attention(y, y, y, embed_dim, heads, qkv_weight, qkv_bias, weight, bias, mask, False, True, mask_type)[0]
+
+    def feed(y: torch.Tensor) -> torch.Tensor:
+        hidden = functional.linear(y, ffn_weight_1, ffn_bias_1)
+        return functional.linear(functional.gelu(hidden) if use_gelu else hidden.relu(), ffn_weight_2, ffn_bias_2)
+
+    def first(y: torch.Tensor) -> torch.Tensor:
+        return functional.layer_norm(y, (embed_dim,), norm_weight_1, norm_bias_1, eps)
+
+    def second(y: torch.Tensor) -> torch.Tensor:
+        return functional.layer_norm(y, (embed_dim,), norm_weight_2, norm_bias_2, eps)
+
+    if norm_first:
+        x = x + attend(first(x))
+        return x + feed(second(x))
+    x = first(x + attend(x))
+    return second(x + feed(x))
+
+
+def _refuse_mask(mask: Any, mask_type: Any) -> None:
+    if mask is not None or mask_type is not None:
+        raise RollerError(
+            "a fast path of PyTorch with a mask is not taken apart. Switch it off before compiling: "
+            "torch.backends.mha.set_fastpath_enabled(False)."
+        )
