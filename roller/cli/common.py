@@ -157,7 +157,7 @@ def check_writable(path: Path) -> None:
         Where the folder does not exist or cannot be written, or the path is a folder.
     """
     if path.is_dir():
-        raise ArtifactError(f"{path}: expected a file, got a folder. Name the file, e.g. {path / 'kernel.json'}.")
+        raise ArtifactError(f"{path}: expected a file, got a folder. Name a file in it.")
     if not path.absolute().parent.is_dir():
         raise ArtifactError(f"{path}: the folder {path.absolute().parent} does not exist. Create it first.")
     if not path.exists():

@@ -24,6 +24,7 @@ from roller.cli.common import (
     seconds,
 )
 from roller.errors import LaunchError, ModelError, SpecError, UnsupportedError, counted
+from roller.model.steps import Foreign
 from roller.runtime.bundle_format import check_target
 from roller.runtime.devices import is_reachable
 
@@ -150,7 +151,7 @@ def _read(
     except UnsupportedError as err:
         typer.echo(f"roller: error: {err}", err=True)
         if as_json:
-            print_json({"model": err.model, "unsupported": [_row(node) for node in err.nodes]})
+            print_json({"model": err.model, "nodes": None, "unsupported": [_row(node) for node in err.nodes]})
         raise typer.Exit(2) from None
 
 
@@ -183,6 +184,8 @@ def _shapes_of(settings: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
         name, equals, sizes = text.rpartition("=")
         if not equals or not name or not re.fullmatch(r"(\d+(x\d+)*)?", sizes):
             raise typer.BadParameter(f"--shape: expected INPUT=1x3x224x224, got '{text}'.")
+        if name in shapes:
+            raise typer.BadParameter(f"--shape: expected one shape of '{name}', got two. Leave one away.")
         shapes[name] = tuple(int(s) for s in sizes.split("x") if s)
     return shapes
 
@@ -247,6 +250,7 @@ def _summary(made: CompiledModel, out: Path | None) -> dict[str, Any]:
         "device": made.spec.name,
         "steps": len(made.plan.program.steps),
         "kernels": len(made.artifacts),
+        "outside": [n for s in made.plan.program.steps if isinstance(s, Foreign) for n in s.nodes],
         "origins": {origin: made.batch.count(origin) for origin in sorted(set(made.batch.origins.values()))},
         "arena_bytes": made.plan.arena_bytes,
         "predicted_s": sum(row["share_s"] for row in made.rows),

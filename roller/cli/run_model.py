@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import statistics
+import tempfile
 import time
 import zipfile
 from collections.abc import Mapping
@@ -15,6 +17,7 @@ from rich import box
 from rich.table import Table
 
 import roller
+from roller.backends.dtypes import numpy_dtype
 from roller.cli.common import JsonOption, check_writable, console, first_line, print_json, seconds
 from roller.errors import ArtifactError
 
@@ -49,10 +52,13 @@ def run_model_command(
     """Run a compiled model on this machine and print the median time of a call."""
     if outputs is not None:
         check_writable(outputs)
+    if folder.is_file():
+        raise ArtifactError(f"{folder}: expected a compiled model's folder, got a file. Compile it first: roller "
+                            f"compile-model {folder} --out DIR.")  # fmt: skip
     start = time.perf_counter()
     session = roller.load_model(folder, device=device)
     loaded_s = time.perf_counter() - start
-    feeds = _read(inputs) if inputs is not None else _random(session)
+    feeds = _typed(_read(inputs), session) if inputs is not None else _random(session)
     results = session.run(feeds)
     if outputs is not None:
         _write(outputs, results)
@@ -106,8 +112,15 @@ def _read(path: Path) -> dict[str, np.ndarray]:
         ) from err
 
 
+def _typed(arrays: Mapping[str, np.ndarray], session: ModelCalls) -> dict[str, np.ndarray]:
+    """Return arrays with the dtypes that a file of NumPy cannot name: bfloat16 is two bytes there."""
+    named = {d.name: d.dtype for d in session.inputs}
+    return {n: a.view(numpy_dtype("bfloat16")) if named.get(n) == "bfloat16" and a.dtype.kind == "V" else a
+            for n, a in arrays.items()}  # fmt: skip
+
+
 def _write(path: Path, results: Mapping[str, np.ndarray]) -> None:
-    """Write arrays by name.
+    """Write arrays by name, whatever their names are; the file appears whole or not at all.
 
     Raises
     ------
@@ -115,8 +128,13 @@ def _write(path: Path, results: Mapping[str, np.ndarray]) -> None:
         Where the file cannot be written.
     """
     try:
-        with path.open("wb") as file:  # a name without .npz stays as it is
-            np.savez(file, **dict[str, Any](results))
+        with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=f".{path.name}.") as folder:
+            new = Path(folder) / "results"
+            with zipfile.ZipFile(new, "w") as file:  # as np.savez, in which an output must not be called 'file'
+                for name, array in results.items():
+                    with file.open(f"{name}.npy", "w", force_zip64=True) as member:
+                        np.lib.format.write_array(member, array, allow_pickle=False)
+            os.replace(new, path)
     except OSError as err:
         raise ArtifactError(f"--outputs: cannot write {path} ({err.strerror}). Choose a writable path.") from err
 

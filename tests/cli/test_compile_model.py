@@ -3,14 +3,16 @@
 import errno
 import json
 import os
+from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 
+from roller.cli import run_model
 from roller.cli.main import main
-from roller.errors import LaunchError, RollerWarning
+from roller.errors import ArtifactError, LaunchError, RollerWarning
 from roller.model import bundle
 from tests.onnx.networks import tower, unsupported
 
@@ -27,6 +29,31 @@ def cli(capsys, tmp_path, monkeypatch):
         return done.value.code, out, err
 
     return run
+
+
+def documented(command, data):
+    """Whether docs/command-line-json.md names every key of a command's JSON."""
+    text = (Path(__file__).parents[2] / "docs" / "command-line-json.md").read_text()
+    section = text.split(f"## `roller {command} ")[1].split("\n## ")[0]
+    missing = [key for key in data if f"`{key}`" not in section]
+    assert not missing
+    return True
+
+
+def test_results_are_written_whole_and_whatever_their_names(tmp_path, monkeypatch):
+    path, results = tmp_path / "y", {"file": np.arange(3), "a/b": np.ones((), np.float16)}
+    run_model._write(path, results)
+    with np.load(path) as found:
+        assert set(found.files) == set(results) and all(np.array_equal(found[n], a) for n, a in results.items())
+    before = path.read_bytes()
+
+    def full(*arguments, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np.lib.format, "write_array", full)
+    with pytest.raises(ArtifactError, match=r"cannot write .* \(No space left"):
+        run_model._write(path, {"x": np.zeros(1)})
+    assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["y"]
 
 
 @pytest.fixture
@@ -49,6 +76,20 @@ def test_a_model_is_compiled_saved_and_run(cli, model, tmp_path):
     code, out, _ = cli("run-model", folder, "--repeats", "1", "--profile", "--json")
     steps = json.loads(out)["profile"]["steps"]
     assert code == 0 and any("conv0" in s["label"] and s["predicted_s"] > 0 for s in steps)
+    assert documented("run-model", json.loads(out)) and json.loads(out)["outputs"] == [
+        {"name": "y", "dtype": "float32", "shape": [2, 5]}
+    ]
+    for arrays, message in (
+        ({"X": x}, "'X' is no input. Inputs are 'x'"), ({}, "got none for 'x'"), ({"x": x[:1]}, "expected shape"),
+        ({"x": x.astype("d")}, "expected dtype float32, got float64"),
+    ):  # fmt: skip
+        np.savez(feeds, **arrays)
+        code, _, err = cli("run-model", folder, "--inputs", feeds, "--outputs", tmp_path / "none.npz")
+        assert code == 1 and message in err and not (tmp_path / "none.npz").exists()
+    code, _, err = cli("run-model", folder, "-d", "cuda:0")
+    assert code == 1 and "expected none for a model of this processor" in err
+    code, _, err = cli("run-model", model)
+    assert code == 1 and f"roller compile-model {model} --out DIR" in err
     feeds.write_bytes(b"nonsense")
     code, _, err = cli("run-model", folder, "--inputs", feeds)
     assert code == 1 and "--inputs: expected arrays by name" in err
@@ -89,6 +130,7 @@ def test_shapes_and_rows_as_json(cli, model):
     assert code == 0 and data["model"] == "tower" and data["device"] == "v100"
     assert sum(row["runs"] * row["predicted_s"] for row in data["kernel_rows"]) == pytest.approx(data["predicted_s"])
     assert data["origins"] == {"compiled": data["kernels"]}
+    assert documented("compile-model", data) and documented("compile-model", data["kernel_rows"][0])
 
 
 def test_what_cannot_be_compiled_is_a_table_and_exit_code_2(cli, tmp_path):
@@ -140,6 +182,7 @@ def test_a_model_without_unsupported_nodes_says_so(cli, model):
     ("arguments", "code", "message"),
     [
         (["--shape", "x"], 2, "expected INPUT=1x3x224x224, got 'x'"),
+        (["--shape", "x=1x2", "--shape", "x=1x3"], 2, "one shape of 'x', got two"),
         (["--shape", "x=2x-1"], 2, "expected INPUT=1x3x224x224"),
         (["--batch", "1", "--device", "h2000"], 1, "h2000"),
         (["--shape", "z=1x2"], 1, "has no input 'z'"),
