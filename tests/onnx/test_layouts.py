@@ -20,6 +20,7 @@ from roller.onnx.compile import compile_partitioned, partitioned, read
 from roller.onnx.coschedule import predictor
 from roller.onnx.layouts import blocked_throughout, laid_out
 from roller.onnx.mincut import INFINITE, Network
+from roller.onnx.options import ModelOptions
 from roller.perf.estimate import Estimate
 from tests.onnx import conv_graphs, models
 from tests.onnx.networks import tower
@@ -273,7 +274,7 @@ def test_a_model_in_blocks_runs_as_the_plain_one_and_is_saved(tmp_path):
     program = program_of(tower(channels=32, blocks=2), batch=2)
     laid = blocked_throughout(program, 16)
     assert len(laid.blocked) > 2
-    made = compile_partitioned(laid.program, "cpu", deterministic=True, progress=False).session()
+    made = compile_partitioned(laid.program, "cpu", ModelOptions(deterministic=True, progress=False)).session()
     x = np.random.default_rng(3).standard_normal((2, 32, 8, 8), dtype=np.float32)
     want = evaluate_program(program, [x])["y"]
     assert np.allclose(made.run(None, {"x": x})[0], want, rtol=1e-4, atol=1e-5)

@@ -69,7 +69,7 @@ def test_what_another_runtime_raises_is_said_with_its_nodes():
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_more_of_the_families(family):
-    assert kinds(family, range(1000, 1120))[0] == {}
+    assert kinds(family, range(1000, 1060))[0] == {}
 
 
 #: Operator: a use of which onnx's reference is wrong: attributes, shapes of its inputs, and its operator set.
