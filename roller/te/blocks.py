@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,16 +123,21 @@ def _combiner(store: Any, init: Any, where: str) -> tuple[str, Any]:
     )
 
 
-def subexpressions(e: Any) -> Iterator[Any]:
-    """Yield ``e`` and the scalar expressions below it; indices of loads are not entered."""
-    yield e
-    if isinstance(e, (TensorLoad, tirx.IntImm, tirx.FloatImm)):
-        return
-    fields = ("a", "b", "value", "condition", "true_value", "false_value")
-    below = [getattr(e, f) for f in fields if getattr(e, f, None) is not None]
-    below += list(e.args) if isinstance(e, TvmCall) else []
-    for c in below:
-        yield from subexpressions(c)
+def subexpressions(e: Any, enter: Callable[[Any], bool] = lambda e: True) -> Iterator[Any]:
+    """Yield ``e`` and the scalar expressions below it, parents first.
+
+    Indices of loads are not entered, nor what ``enter`` refuses.
+    """
+    fields = ("a", "b", "value", "body", "condition", "true_value", "false_value")
+    left = [e]
+    while left:
+        e = left.pop()
+        yield e
+        if isinstance(e, (TensorLoad, tirx.IntImm, tirx.FloatImm)) or not enter(e):
+            continue
+        below = [getattr(e, f) for f in fields if getattr(e, f, None) is not None]
+        below += list(e.args) if isinstance(e, TvmCall) else []
+        left.extend(reversed(below))
 
 
 def _check_start(name: str, init: Any, where: str) -> None:

@@ -201,8 +201,11 @@ class Converter:
         def leaf(n: Scalar) -> Scalar:
             if not isinstance(n, Load):
                 return n
+            tensor = by_name[n.tensor]
+            if outside is None and _stays_inside(n, tensor, self.space.extents):
+                return n  # the selection around it drops the value; a guard would only stand in the way of vectors
             fill = (n.outside if n.guard else 0.0) if outside is None else outside
-            return guarded(n, bounds, fill, by_name[n.tensor], self.space.extents)
+            return guarded(n, bounds, fill, tensor, self.space.extents)
 
         return transform(value, leaf)
 
@@ -235,6 +238,12 @@ def _passes_through(value: Scalar, fill: float, wanted: float) -> bool:
 
     with np.errstate(all="ignore"):
         return bool(compute(value) == wanted)
+
+
+def _stays_inside(load: Load, tensor: Tensor, extents: Mapping[str, int]) -> bool:
+    """Whether no index of a load leaves its tensor wherever the axes stand."""
+    ranges = [i.range(extents) for i in load.index]
+    return all(low >= 0 and high < size for (low, high), size in zip(ranges, tensor.shape, strict=True))
 
 
 def _conjuncts(e: Any) -> list[Any]:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from roller.expr import COMBINERS, Bound, Call, Cast, Const, Index, IndexValue, Load, Scalar
+from roller.te.blocks import subexpressions
+from roller.te.compat import Call as TvmCall
 from roller.te.compat import dtype_of, te, tirx
 
 #: A TVM primitive expression; TVM is untyped for the checker.
@@ -133,7 +135,39 @@ def _select(condition: Expr, a: Expr, b: Expr) -> Expr:
         # An operation promotes its operands; a select has none, so borrow the rule of addition.
         dtype = dtype_of(a + b)
         a, b = a.astype(dtype), b.astype(dtype)
+    return choose(condition, a, b)
+
+
+def choose(condition: Expr, a: Expr, b: Expr) -> Expr:
+    """Return ``a`` where ``condition`` holds, else ``b``; only the chosen one is evaluated where that matters.
+
+    A vector select evaluates both sides, and TVM simplifies each as if its condition held: a guard that the condition
+    implies would go, and the load would leave its tensor. Control flow makes the same simplification right. Conditions
+    on data imply no guard, which is on positions, and stay selects, which vectorise.
+
+    Examples
+    --------
+    >>> i, x = tirx.Var("i", "int32"), tirx.decl_buffer((4,), name="x")
+    >>> guarded = tirx.if_then_else(i < 4, x[i], 0.0)
+    >>> type(choose(i < 4, guarded, x[0])).__name__, type(choose(x[0] < x[1], guarded, x[0])).__name__
+    ('Call', 'Select')
+    """
+    if _is_positional(condition) and (_has_branch(a) or _has_branch(b)):
+        return tirx.if_then_else(condition, a, b)
     return tirx.Select(condition, a, b)
+
+
+def _is_positional(condition: Expr) -> bool:
+    """Whether a condition says anything of loop variables; what loads give, guarded ones too, are opaque values."""
+    return any(isinstance(e, tirx.Var) for e in subexpressions(condition, enter=lambda e: not _is_branch(e)))
+
+
+def _has_branch(e: Expr) -> bool:
+    return any(_is_branch(x) for x in subexpressions(e))
+
+
+def _is_branch(e: Expr) -> bool:
+    return isinstance(e, TvmCall) and getattr(e.op, "name", "") == "prim.if_then_else"
 
 
 def _guarded(divide: Callable[[Expr, Expr], Expr], a: Expr, b: Expr, negated: Callable[[], Expr]) -> Expr:
@@ -141,9 +175,15 @@ def _guarded(divide: Callable[[Expr, Expr], Expr], a: Expr, b: Expr, negated: Ca
     dtype = dtype_of(b)
     zero, one = constant(0, dtype), constant(1, dtype)
     if dtype.startswith("u") or dtype == "bool":
-        return tirx.Select(b.equal(zero), zero, divide(a, tirx.Select(b.equal(zero), one, b)))
+        return choose(b.equal(zero), zero, divide(a, choose(b.equal(zero), one, b)))
     odd = tirx.any(b.equal(zero), b.equal(constant(-1, dtype)))
-    return tirx.Select(odd, tirx.Select(b.equal(zero), zero, negated()), divide(a, tirx.Select(odd, one, b)))
+    return choose(odd, choose(b.equal(zero), zero, negated()), divide(a, choose(odd, one, b)))
+
+
+def _abs(x: Expr) -> Expr:
+    """Return the absolute value: of an integer by a choice, as TVM has it, which must not take a guard away."""
+    dtype = dtype_of(x)
+    return tirx.abs(x) if "float" in dtype or dtype.startswith("u") else choose(x >= constant(0, dtype), x, -x)
 
 
 def _real(fn: Callable[[Expr], Expr]) -> Callable[[Expr], Expr]:
@@ -167,7 +207,7 @@ _FUNCTIONS: dict[str, Callable[..., Expr]] = {
     "max": tirx.max,
     "min": tirx.min,
     "neg": lambda a: -a,
-    "abs": tirx.abs,
+    "abs": _abs,
     "exp": _real(tirx.exp),
     "log": _real(tirx.log),
     "sqrt": _real(tirx.sqrt),

@@ -12,6 +12,7 @@ from typing import Any
 
 from roller.errors import ExprError
 from roller.expr import REDUCTION, SPATIAL, Axis, Cast, Index, Load, Stage, Tensor, TensorExpr, Term, map_indices
+from roller.expr.compose import dtype_of as computed_dtype
 from roller.te.affine import AxisSpace
 from roller.te.blocks import Block, constant_extent, read_blocks, tensor_of
 from roller.te.compat import dtype_of, te, tirx
@@ -150,8 +151,9 @@ def _stage(block: Block, tensors: dict[Any, Tensor], blocks: dict[Any, Block], n
     body = Converter(out.name, space, tensors, blocks, extremum).scalar(block.value, {})
     acc = dtype_of(block.value)
     if isinstance(body, Cast) and block.combiner is None and body.dtype == out.dtype:
-        before = dtype_of(block.value.value)
-        if ("float" in before) == ("float" in out.dtype):
+        # Of what was read, not of the block's value: that may be the load of an inlined tensor.
+        before = computed_dtype(body.arg, {t.name: t.dtype for t in tensors.values()})
+        if before is not None and ("float" in before) == ("float" in out.dtype):
             body, acc = body.arg, before  # the conversion of the result is implied by its dtype
     ordered = [a for a in axes if a.kind == SPATIAL and store] + [a for a in axes if a.kind == REDUCTION]
     if not store:

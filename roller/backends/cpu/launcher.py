@@ -31,7 +31,7 @@ _RUNTIME = "libtvm_runtime.so"
 #: Kinds of NumPy's own numbers, which DLPack carries; bfloat16 of ml_dtypes is of kind "V".
 _PLAIN_KINDS = frozenset("fiub")
 #: Where panels start, as code generation declares them.
-_LINE_BYTES = 64
+LINE_BYTES = 64
 #: Copies of constants that are taken in turn: of constants of a few KiB more would take longer to make than to time.
 _MOST_COPIES = 1024
 _NDARRAY = np.ndarray
@@ -116,7 +116,7 @@ class CpuKernel:
         self.cores = int(artifact.target.get("cores", 1))
         #: Threads to have ready before a call; a kernel without parallel loops wakes nobody.
         self._threads = self.cores if artifact.target.get("parallel", True) else 0
-        self._module, self._function = _load(artifact.binary, artifact.launches[0].entry)
+        self.module, self._function = _load(artifact.binary, artifact.launches[0].entry)
         constants = constant_arrays(artifact)
         pairs = zip(artifact.expression.inputs, artifact.inputs, strict=True)
         self._inputs = [Slot(t, a.shape) for n, (t, a) in enumerate(pairs) if n not in constants]
@@ -134,8 +134,8 @@ class CpuKernel:
         panels = {a.name: _aligned(a.shape, a.dtype) for a in artifact.arguments if a.role == "panel"}
         held = {**arrays, **panels}
         if artifact.prepare is not None:
-            pack = self._module[artifact.prepare.entry]
-            _Run(self._module, pack, [self._view(held[n]) for n in artifact.prepare.arguments], self.cores)()
+            pack = self.module[artifact.prepare.entry]
+            _Run(self.module, pack, [self._view(held[n]) for n in artifact.prepare.arguments], self.cores)()
         return tuple(held[n] for n in artifact.launches[0].arguments if n in held)
 
     def _view(self, array: np.ndarray) -> Any:
@@ -184,7 +184,7 @@ class CpuKernel:
         # The views are made once here and hold on to the arrays' memory.
         bound = [self._from_dlpack(v) for v in views]
         runs = [
-            _Run(self._module, self._function, [*bound, *held], self._threads)
+            _Run(self.module, self._function, [*bound, *held], self._threads)
             for held in (self._held, *self._copies(rotating_bytes))
         ]
         return (runs[0] if len(runs) == 1 else _Turns(runs)), result
@@ -347,14 +347,14 @@ class Slot:
 def _aligned(shape: tuple[int, ...], dtype: str) -> np.ndarray:
     """Return an array that starts at a cache line, as panels do."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
-    raw = np.empty(size + _LINE_BYTES, np.uint8)
-    start = -raw.ctypes.data % _LINE_BYTES
+    raw = np.empty(size + LINE_BYTES, np.uint8)
+    start = -raw.ctypes.data % LINE_BYTES
     return raw[start : start + size].view(dtype).reshape(shape)
 
 
 def _copied(array: np.ndarray, count: int) -> list[np.ndarray]:
     """Return copies that each start at a cache line."""
-    rows = _aligned((count, -(-array.nbytes // _LINE_BYTES) * _LINE_BYTES), "uint8")
+    rows = _aligned((count, -(-array.nbytes // LINE_BYTES) * LINE_BYTES), "uint8")
     rows[:, : array.nbytes] = array.reshape(-1).view(np.uint8)
     return [row[: array.nbytes].view(array.dtype).reshape(array.shape) for row in rows]
 

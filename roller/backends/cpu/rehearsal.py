@@ -1,0 +1,41 @@
+"""Run a CPU kernel once on memory chosen by the caller, to see where it reads and writes."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from roller.backends.cpu import threads
+from roller.backends.cpu.launcher import LINE_BYTES, CpuKernel, runtime, runtime_of_pools
+from roller.backends.dtypes import numpy_dtype
+
+
+class Place(Protocol):
+    """Where the memory of an argument comes from."""
+
+    def __call__(self, name: str, shape: tuple[int, ...], dtype: np.dtype, alignment_bytes: int) -> np.ndarray:
+        """Return an array for the argument ``name``, aligned to ``alignment_bytes``."""
+        ...
+
+
+def rehearse(kernel: CpuKernel, place: Place) -> None:
+    """Pack constants and call the kernel once, every argument, constants and panels too, where ``place`` puts it.
+
+    Parameters
+    ----------
+    kernel
+        A loaded kernel.
+    place
+        Gives the array of an argument: panels aligned to a cache line, all else to one element, as code generation
+        promises.
+    """
+    artifact, views = kernel.artifact, {}
+    for a in artifact.arguments:
+        dtype = numpy_dtype(a.dtype)
+        stored = np.dtype(np.uint16) if dtype.kind == "V" else dtype  # bfloat16 goes over as its bits
+        alignment_bytes = LINE_BYTES if a.role == "panel" else stored.itemsize
+        views[a.name] = runtime().from_dlpack(place(a.name, a.shape or (1,), stored, alignment_bytes))
+    threads.ready(kernel.cores, runtime_of_pools)
+    for launch in (*([artifact.prepare] if artifact.prepare else ()), *artifact.launches):
+        kernel.module[launch.entry](*(views[n] for n in launch.arguments))

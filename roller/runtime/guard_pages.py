@@ -1,0 +1,149 @@
+"""Memory that ends, or begins, at a page no access may touch: what leaves an array is a fault at once.
+
+A comparison of values cannot see a read beyond an array: what lies there is mapped most of the time, and what is read
+there is often dropped. Between protected pages the first such access ends the process, so a candidate is run there in
+a forked child, and its death is the candidate's reason.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import math
+import mmap
+import os
+import resource
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+
+from roller.backends.cpu.launcher import CpuKernel
+from roller.backends.cpu.rehearsal import Place, rehearse
+from roller.expr import DTYPE_BYTES
+
+#: Whether this system can protect pages and fork; elsewhere nothing is checked this way.
+AVAILABLE = sys.platform.startswith("linux")
+#: A child that has not ended by then never will: this ends what hangs, not what is slow (seconds).
+_PATIENT_S = 600.0
+_POLL_S = 0.0005
+_SLOWEST_POLL_S = 0.05
+_FAULTS = (signal.SIGSEGV, signal.SIGBUS)
+#: ``PROT_NONE`` of Linux, which :mod:`mmap` does not name.
+_PROTECT_NONE = 0
+
+
+def fenced(shape: tuple[int, ...], dtype: np.dtype, alignment_bytes: int, *, at_end: bool) -> np.ndarray:
+    """Return an array of zeros with a protected page before and behind its memory.
+
+    Nothing of it is in memory before it is written. Freeing it lifts the protection.
+
+    Parameters
+    ----------
+    shape, dtype
+        Of the array.
+    alignment_bytes
+        What its first element must be aligned to: with ``at_end`` fewer bytes than this may follow the last element
+        before the page.
+    at_end
+        Whether the last element lies before a protected page; else the first one follows one.
+
+    Raises
+    ------
+    OSError
+        Where the system has no memory, or cannot protect it.
+
+    Examples
+    --------
+    >>> a = fenced((3, 5), np.dtype("float32"), 4, at_end=True)
+    >>> (a.ctypes.data + a.nbytes) % mmap.PAGESIZE, float(a.sum())
+    (0, 0.0)
+    """
+    page = mmap.PAGESIZE
+    size = math.prod(shape) * dtype.itemsize
+    inside = -(-size // page) * page
+    block = mmap.mmap(-1, inside + 2 * page)
+    first = ctypes.addressof(ctypes.c_char.from_buffer(block))
+    libc = ctypes.CDLL(None, use_errno=True)
+    for address in (first, first + page + inside):
+        if libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(page), _PROTECT_NONE):
+            raise OSError(ctypes.get_errno(), "mprotect: cannot protect a page")
+    start = page + ((inside - size) // alignment_bytes * alignment_bytes if at_end else 0)
+    return np.frombuffer(block, np.uint8, size, start).view(dtype).reshape(shape)
+
+
+def _roomy(shape: tuple[int, ...], dtype: np.dtype, slack_bytes: int) -> np.ndarray:
+    """Return zeros with memory of nobody before and behind them, so that leaving another array is no fault."""
+    slack_bytes = -(-slack_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    size = math.prod(shape) * dtype.itemsize
+    return np.frombuffer(mmap.mmap(-1, size + 2 * slack_bytes), np.uint8, size, slack_bytes).view(dtype).reshape(shape)
+
+
+def trespass(kernel: CpuKernel) -> str | None:
+    """Run a kernel between protected pages, in a child; return what it did wrong, or ``None``.
+
+    Addresses depend on no data, so the inputs are zeros, and reading them takes no memory. It runs twice: arrays that
+    end, and arrays that begin at a protected page.
+    """
+    if not AVAILABLE:
+        return None
+    for at_end in (True, False):
+        died = _fault(kernel, lambda _: True, at_end)
+        if died is None:
+            continue
+        # Named one by one, for whoever reads the reason; only a fault pays for it.
+        names = [a.name for a in kernel.artifact.arguments]
+        culprits = [n for n in names if _fault(kernel, lambda name, n=n: name == n, at_end) is not None]
+        where = "beyond the end" if at_end else "before the start"
+        what = ", ".join(f"'{n}'" for n in culprits) or "an argument"
+        return f"it accesses memory {where} of {what}: beside a protected page its process ended by {died}"
+    return None
+
+
+def _fault(kernel: CpuKernel, is_fenced: Callable[[str], bool], at_end: bool) -> str | None:
+    """Return the fault that ended a child running the kernel on fenced arguments; ``None`` where there was none."""
+
+    def place(name: str, shape: tuple[int, ...], dtype: np.dtype, alignment_bytes: int) -> np.ndarray:
+        if is_fenced(name):
+            return fenced(shape, dtype, alignment_bytes, at_end=at_end)
+        return _roomy(shape, dtype, slack_bytes)
+
+    slack_bytes = max(math.prod(a.shape) * DTYPE_BYTES[a.dtype] for a in kernel.artifact.arguments)
+    with warnings.catch_warnings():
+        # Python warns of forking with threads; the kernel is loaded, and the child touches no lock but its allocator's.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        _run_child(kernel, place)
+    return _fault_of(child)
+
+
+def _run_child(kernel: CpuKernel, place: Place) -> None:
+    """Run the kernel and leave; nothing of the parent's is finished here."""
+    try:
+        faulthandler.disable()
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        for number in _FAULTS:  # of whoever prints a trace: the fault is the answer
+            signal.signal(number, signal.SIG_DFL)
+        rehearse(kernel, place)
+    finally:  # an exception says nothing of the kernel's accesses
+        os._exit(0)
+
+
+def _fault_of(child: int) -> str | None:
+    """Wait for a child; return the signal of a fault. Any other end, or none in time, is no evidence."""
+    end, pause = time.monotonic() + _PATIENT_S, _POLL_S
+    done, status = os.waitpid(child, os.WNOHANG)
+    while not done and time.monotonic() < end:
+        time.sleep(pause)
+        pause = min(2 * pause, _SLOWEST_POLL_S)
+        done, status = os.waitpid(child, os.WNOHANG)
+    if not done:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        return None
+    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+    return signal.Signals(number).name if number in _FAULTS else None
