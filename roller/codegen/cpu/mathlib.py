@@ -2,7 +2,7 @@
 
 LLVM turns a vector ``exp`` into one library call per lane. These replacements are plain arithmetic,
 accurate to a few units in the last place, so they vectorise like any other expression; they keep
-infinities and NaN. Other dtypes keep the library's functions.
+infinities and NaN. float64 keeps the library's functions.
 """
 
 from __future__ import annotations
@@ -36,17 +36,23 @@ _ERF_Q = (-1.45660718464996e-05, -2.13374055278905e-04, -1.68282697438203e-03, -
 
 
 def vectorise_math(body: Stmt) -> Stmt:
-    """Return ``body`` with the float32 functions of this module in place of library calls."""
+    """Return ``body`` with the float32 functions of this module in place of library calls.
+
+    Functions of float16 are computed in float32 and rounded once: LLVM has some of them, and none in vectors.
+    """
 
     def replace(call: Any) -> Any:
         name = getattr(call.op, "name", "")
-        if name not in ("tirx.tanh", *_REPLACEMENTS, *_LIBRARY):
+        if name not in _FUNCTIONS:
             return call  # addresses, for one, have no dtype
         dtype = dtype_of(call)
+        if dtype == "float16":
+            wide = getattr(tirx, name.removeprefix("tirx."))(*(a.astype("float32") for a in call.args))
+            return replace(wide).astype(dtype)
         if name in _LIBRARY:
-            wide = "" if dtype == "float64" else "f"
-            args = call.args if wide == "" else [a.astype("float32") for a in call.args]
-            return tirx.call_pure_extern(dtype if wide == "" else "float32", _LIBRARY[name] + wide, *args).astype(dtype)
+            wide, suffix = (dtype, "") if dtype == "float64" else ("float32", "f")
+            args = (a.astype(wide) for a in call.args)
+            return tirx.call_pure_extern(wide, _LIBRARY[name] + suffix, *args).astype(dtype)
         if name == "tirx.tanh" and dtype == "float64":
             # TVM's own expansion subtracts exponentials and loses all digits near zero.
             return tirx.call_pure_extern(dtype, "tanh", call.args[0])
@@ -135,4 +141,12 @@ _REPLACEMENTS: dict[str, Callable[[Expr], Expr]] = {
     "tirx.sigmoid": _sigmoid,
     "tirx.tanh": _rational(_TANH_LIMIT, _TANH_P, _TANH_Q),
     "tirx.erf": _rational(_ERF_LIMIT, _ERF_P, _ERF_Q),
+    # TVM has these one lane at a time: LLVM's own rounding is an instruction, and this is what it makes of the other.
+    "tirx.nearbyint": lambda x: tirx.call_llvm_pure_intrin("float32", "llvm.nearbyint", x),
+    "tirx.rsqrt": lambda x: _f(1.0) / tirx.sqrt(x),
 }
+
+#: Functions that may be computed otherwise than TVM would.
+_FUNCTIONS = frozenset(_REPLACEMENTS) | frozenset(_LIBRARY) | {
+    f"tirx.{n}" for n in ("sin", "cos", "tan", "asin", "acos", "atan", "asinh", "acosh", "log", "sqrt", "pow")
+}  # fmt: skip
