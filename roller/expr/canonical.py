@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from roller.expr.scalar import Bound, Call, Cast, Index, IndexValue, Load, Scalar, Term, map_indices, transform
-from roller.expr.splitting import split_axes
+from roller.expr.splitting import fresh_axis, names_of_axes, split_axes
 from roller.expr.tensor_expr import SPATIAL, Axis, Stage, Tensor, TensorExpr
 
 
@@ -266,7 +266,10 @@ def _pairs_at(s: Stage, dims: dict[str, int]) -> list[tuple[Axis, Axis]] | None:
 
 
 def _merge(expr: TensorExpr, fusion: _Fusion) -> TensorExpr:
-    fused = {a.name: Axis(f"{a.name}*{b.name}", a.extent * b.extent, a.kind) for a, b in fusion.pairs}
+    fused, taken = dict[str, Axis](), names_of_axes(expr)
+    for a, b in fusion.pairs:
+        fused[a.name] = Axis(fresh_axis(f"{a.name}*{b.name}", taken), a.extent * b.extent, a.kind)
+        taken.add(fused[a.name].name)
     gone = {b.name for _, b in fusion.pairs}
     dims: dict[str, list[list[int]]] = {}
     for name, t in expr.tensors.items():
@@ -292,7 +295,8 @@ def _merge(expr: TensorExpr, fusion: _Fusion) -> TensorExpr:
 
 def as_one_axis(expr: TensorExpr, axes: tuple[Axis, ...]) -> TensorExpr:
     """Replace ``axes`` by one axis; every index through them becomes quasi-affine."""
-    name = "*".join(a.name for a in axes)
+    name = fresh_axis("*".join(a.name for a in axes), names_of_axes(expr))
+    run = fresh_axis(f"run:{name}", names_of_axes(expr))  # marks a merged run of dimensions for a while
     total = 1
     parts: dict[str, Term] = {}
     for a in reversed(axes):
@@ -302,10 +306,10 @@ def as_one_axis(expr: TensorExpr, axes: tuple[Axis, ...]) -> TensorExpr:
     parts[axes[0].name] = replace(outer, mod=0)  # the outermost part needs no remainder
     grouped = Axis(name, total, axes[0].kind)
 
-    expr = _merge_whole_runs(expr, axes)
+    expr = _merge_whole_runs(expr, axes, run)
 
     def index(i: Index) -> Index:
-        if i.is_axis(_RUN + name):
+        if i.is_axis(run):
             return Index((Term(name),))
         terms = tuple(replace(parts[t.axis], coef=t.coef) if t.axis in parts else t for t in i.terms)
         return Index(terms, i.const)
@@ -321,12 +325,8 @@ def as_one_axis(expr: TensorExpr, axes: tuple[Axis, ...]) -> TensorExpr:
     return replace(expr, stages=tuple(stage(s) for s in expr.stages))
 
 
-#: Prefix of the temporary axis that marks a merged run of dimensions inside :func:`as_one_axis`.
-_RUN = "run:"
-
-
-def _merge_whole_runs(expr: TensorExpr, axes: tuple[Axis, ...]) -> TensorExpr:
-    """Merge tensor dimensions that are indexed by exactly ``axes`` in order everywhere.
+def _merge_whole_runs(expr: TensorExpr, axes: tuple[Axis, ...], run: str) -> TensorExpr:
+    """Merge tensor dimensions that are indexed by exactly ``axes`` in order everywhere; ``run`` is their index then.
 
     They hold the grouped axis contiguously, so their access stays affine: the weights of a grouped
     convolution are read as ``W[f, c*kh*kw]``, not through divisions.
@@ -343,7 +343,7 @@ def _merge_whole_runs(expr: TensorExpr, axes: tuple[Axis, ...]) -> TensorExpr:
     merged = {t: at for t, at in starts.items() if at is not None}
     if not merged:
         return expr
-    marker = Index((Term(_RUN + "*".join(names)),))
+    marker = Index((Term(run),))
     dims = {}
     for n, t in tensors.items():
         rank, at = len(t.shape), merged.get(n)

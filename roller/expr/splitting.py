@@ -8,7 +8,7 @@ products, and is tiled and priced like any other. Tensors are re-shaped with it:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 
 from roller.expr.scalar import Index, IndexValue, Load, Scalar, Term, map_indices, transform, walk
@@ -39,6 +39,24 @@ def split_axes(expr: TensorExpr) -> TensorExpr:
     return expr
 
 
+def names_of_axes(expr: TensorExpr) -> set[str]:
+    """Return the names of the axes of all stages."""
+    return {a.name for s in expr.stages for a in s.axes}
+
+
+def fresh_axis(name: str, taken: Container[str]) -> str:
+    """Return a name for a new axis: ``name``, marked where an axis, one a person named, already bears it.
+
+    Examples
+    --------
+    >>> fresh_axis("i*j", {"i", "j", "k"}), fresh_axis("i*j", {"i", "j", "i*j"})
+    ('i*j', "i*j'")
+    """
+    while name in taken:
+        name += "'"
+    return name
+
+
 def _divisor(expr: TensorExpr, axis: Axis) -> int:
     """Return what an axis is divided by everywhere, 0 where that is nothing or not one divisor of it."""
     indices = [i for s in expr.stages for i in (*s.store, *(i for ld in s.loads for i in ld.index))]
@@ -53,8 +71,8 @@ def _divisor(expr: TensorExpr, axis: Axis) -> int:
 
 def _split(expr: TensorExpr, axis: Axis, by: int) -> TensorExpr | None:
     """Return the expression with one axis split, ``None`` where an access of it cannot follow."""
-    outer = Axis(f"{axis.name}/{by}", axis.extent // by, axis.kind)
-    inner = Axis(f"{axis.name}%{by}", by, axis.kind)
+    outer = Axis(fresh_axis(f"{axis.name}/{by}", names_of_axes(expr)), axis.extent // by, axis.kind)
+    inner = Axis(fresh_axis(f"{axis.name}%{by}", names_of_axes(expr)), by, axis.kind)
     if any(isinstance(n, IndexValue) and axis.name in n.index.axes for s in expr.stages for n in walk(s.body)):
         return None
     if any(axis.name in b.index.axes for s in expr.stages for ld in s.loads for b in ld.guard):

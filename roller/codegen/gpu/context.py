@@ -53,6 +53,12 @@ class Context:
         for t in (*self.expr.inputs, *self.expr.output_tensors):
             self.declare(t)
 
+    def prefix(self, word: str) -> str:
+        """Return what the names of registers begin with that stand for loads in a body: no tensor's name does."""
+        while any(name.startswith(word) for name in self.tensors):
+            word += "_"
+        return word
+
     def declare(self, tensor: Tensor) -> Buffer:
         """Give a tensor a global buffer, named like it as far as C allows."""
         taken = {b.name for b in self.buffers.values()}

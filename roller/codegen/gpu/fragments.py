@@ -9,7 +9,7 @@ from roller.codegen.gpu.access import depends, vectorizable
 from roller.codegen.gpu.context import Context, Reader, promote
 from roller.codegen.gpu.mapping import AxisMap, Registers, register_count, register_index, vector_loop
 from roller.codegen.gpu.nest import Buffer, Expr, Stmt, buffer, dtype_name, load, loop, seq, store, with_buffers
-from roller.expr import Load, Stage
+from roller.expr import Index, Load, Stage
 from roller.te.emit import emit_index
 
 
@@ -52,17 +52,17 @@ class Fragment:
 
     def fill(self, ctx: Context, env: Mapping[str, Expr], at: Registers) -> Stmt:
         """Return the load of one element, or of the vectors of one chunk."""
-        where = [emit_index(i, env) for i in self.load.index]
-        source, index = ctx.buffers[self.load.tensor], self.index(at)
-        if self.vector_axis is None:
-            return store(self.buffer, load(source, *where), index)
+        source, index, axis = ctx.buffers[self.load.tensor], self.index(at), self.vector_axis
+        if axis is None:
+            return store(self.buffer, load(source, *(emit_index(i, env) for i in self.load.index)), index)
         chunk = self.maps[-1].vector
 
         def piece(n: Expr) -> Stmt:
-            at_piece = n * self.width
+            first = n * self.width
+            # Every vector is found anew: a quotient steps, and a remainder starts again, between those of a chunk.
+            *rows, place = neighbour(self.load.index, env, axis)(first)
             return vector_loop(
-                self.width,
-                lambda v: store(self.buffer, load(source, *where[:-1], where[-1] + at_piece + v), index + at_piece + v),
+                self.width, lambda v: store(self.buffer, load(source, *rows, place + v), index + first + v)
             )
 
         return loop("piece", chunk // self.width, piece, unroll=True)
@@ -70,7 +70,8 @@ class Fragment:
 
 def fragments(ctx: Context, wanted: Sequence[Load], maps: Sequence[AxisMap], prefix: str) -> list[Fragment]:
     """Return a fragment for every load, for the register tile of ``maps``."""
-    found = []
+    found: list[Fragment] = []
+    prefix = ctx.prefix(prefix)
     for n, ld in enumerate(wanted):
         mine = [m for m in maps if depends(ld, m.name)]
         vector = next((m for m in mine if m.vector > 1), None)
@@ -95,17 +96,28 @@ def element_reader(b: Buffer, index: Expr) -> Reader:
     return lambda *_: promote(load(b, index))
 
 
+def neighbour(
+    index: Sequence[Index], env: Mapping[str, Expr], axis: str, prefix: Sequence[Expr] = ()
+) -> Callable[[Expr], list[Expr]]:
+    """Return the function that gives the place of the ``n``-th neighbour of ``env`` along an axis."""
+    return lambda n: [*prefix, *(emit_index(i, {**env, axis: env[axis] + n}) for i in index)]
+
+
 def vector_store(
-    target: Buffer, where: Sequence[Expr], value: Callable[[Expr], Expr], count: int, width: int | None = None
-) -> Stmt:
-    """Return the store of ``count`` values in vectors of ``width`` along the target's last dimension."""
+    target: Buffer, where: Callable[[Expr], Sequence[Expr]], value: Callable[[Expr], Expr], count: int,
+    width: int | None = None,
+) -> Stmt:  # fmt: skip
+    """Return the store of ``count`` values in vectors of ``width`` along the target's last dimension.
+
+    ``where(n)`` is the index of value ``n``: neighbours beyond a vector need not be neighbours in memory.
+    """
     wide = width or count
     out = buffer("out", (wide,), dtype_name(target), "local")
 
     def piece(n: Expr) -> Stmt:
         fill = loop("e", wide, lambda e: store(out, value(n * wide + e), e), unroll=True)
-        write = vector_loop(wide, lambda v: store(target, load(out, v), *where[:-1], where[-1] + n * wide + v))
-        return seq([fill, write])
+        *rows, place = where(n * wide)
+        return seq([fill, vector_loop(wide, lambda v: store(target, load(out, v), *rows, place + v))])
 
     return with_buffers([out], loop("piece", count // wide, piece, unroll=True))
 

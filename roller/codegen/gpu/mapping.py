@@ -121,16 +121,16 @@ def register_points(maps: Sequence[AxisMap], body: Callable[[Registers], Stmt], 
     def chunk(env: dict[str, Expr]) -> Stmt:
         inner = [(m.name, m.vector) for m in maps if m.vector > 1 and vector not in (m.name, "*")]
         fixed = {m.name: num(0) for m in maps}
-        names = [(f"v_{ident(n)}", e) for n, e in inner]
-        chunks = {m.name: env[f"r_{ident(m.name)}"] for m in maps}
+        names = [(f"v_{n}", e) for n, e in inner]
+        chunks = {m.name: env[f"r_{m.name}"] for m in maps}
 
         def point(at: dict[str, Expr]) -> Stmt:
-            offsets = {n: at[f"v_{ident(n)}"] for n, _ in inner}
+            offsets = {n: at[f"v_{n}"] for n, _ in inner}
             return body(Registers(chunks, {**fixed, **offsets}))
 
         return loops(names, point, unroll=True)
 
-    return loops([(f"r_{ident(m.name)}", m.chunks) for m in maps], chunk, unroll=True)
+    return loops([(f"r_{m.name}", m.chunks) for m in maps], chunk, unroll=True)
 
 
 def register_index(maps: Sequence[AxisMap], at: Registers) -> Expr:
@@ -153,7 +153,3 @@ def vector_loop(width: int, body: Callable[[Expr], Stmt]) -> Stmt:
     """Return a vectorised loop over one chunk."""
     return loop("v", width, body, vector=True)
 
-
-def ident(name: str) -> str:
-    """Return an axis name as part of a C identifier."""
-    return "".join(c if c.isalnum() else "_" for c in name)

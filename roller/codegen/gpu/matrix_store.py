@@ -193,7 +193,8 @@ def finished(
     acc = as_output(total, t.stage)
     if result is t.stage:
         return acc
-    names = {ld: f"held{n}" for n, ld in enumerate(held or {})}
+    prefix = t.ctx.prefix("held")
+    names = {ld: f"{prefix}{n}" for n, ld in enumerate(held or {})}
     readers = t.ctx.readers({t.stage.name: lambda *_: promote(acc)})
     readers.update({names[ld]: reader for ld, reader in (held or {}).items()})
     return as_output(emit_scalar(named_loads(result.body, names), env, readers), result)

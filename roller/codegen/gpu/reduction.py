@@ -30,6 +30,7 @@ from roller.codegen.gpu.tiled import Tiled
 from roller.codegen.gpu.warp_groups import WarpGroups
 from roller.errors import BuildError
 from roller.expr import COMBINERS, REDUCTION, Axis, Load, Stage, Tensor, axis_index
+from roller.expr.splitting import fresh_axis
 from roller.te.emit import combine, constant, emit_index, emit_scalar
 from roller.tile import RProgram
 from roller.tile.parts import COMBINING_THREADS, UNROLLED_PARTS, combining_lanes, parts_loaded
@@ -126,7 +127,7 @@ def split_row_kernels(ctx: Context, program: RProgram) -> list[Stmt]:
 
 def _shared_sum(ctx: Context, s: Stage, partial: Tensor, order: Sequence[Axis]) -> Rows:
     """Return the template of a kernel in which several threads share the parts of every result."""
-    part = Axis("part", partial.shape[0], REDUCTION)
+    part = Axis(fresh_axis("part", {a.name for a in s.axes}), partial.shape[0], REDUCTION)
     load_part = Load(partial.name, (axis_index(part.name), *(axis_index(a.name) for a in order)))
     total = replace(s, axes=(*s.spatial_axes, part), body=load_part)
     threads = [1] * len(order)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from roller.codegen.gpu.access import vectorizable
 from roller.codegen.gpu.context import Context, Reader, as_output, compute_dtype, named_loads
-from roller.codegen.gpu.fragments import Fragment, element_reader, fragments, store_width, vector_store
+from roller.codegen.gpu.fragments import Fragment, element_reader, fragments, neighbour, store_width, vector_store
 from roller.codegen.gpu.lanes import Lanes
 from roller.codegen.gpu.mapping import (
     AxisMap,
@@ -94,8 +94,8 @@ class Rows:
         self.partial: Buffer | None = None
         self.results: dict[str, Buffer] = {}
         self.kept: dict[Load, Fragment] = {}
-        self.once = ValueRegisters("once", self.rows)
-        self.again = ValueRegisters("again", (*self.rows, *self.columns))
+        self.once = ValueRegisters(ctx.prefix("once"), self.rows)
+        self.again = ValueRegisters(ctx.prefix("again"), (*self.rows, *self.columns))
         self.shared: tuple[Scalar, ...] = ()
 
     def _bind(self, rows: int, lanes: int) -> Lanes:
@@ -324,14 +324,15 @@ class Rows:
 
         def point(at: Registers) -> Stmt:
             env = {m.name: self._start(m, at) + at.offset[m.name] for m in self.rows}
-            where = [*prefix, *(emit_index(i, env) for i in s.store)]
             index = register_index(self.rows, at)
             if vector is None:
+                where = [*prefix, *(emit_index(i, env) for i in s.store)]
                 write = store(target, as_output(load(result, index), s), *where)
             else:
                 stride = register_count(self.rows[self.rows.index(vector) + 1 :])
                 value = lambda v: as_output(load(result, index + v * stride), s)  # noqa: E731
-                write = vector_store(target, where, value, vector.vector)
+                places = neighbour(s.store, env, vector.name, prefix)
+                write = vector_store(target, places, value, vector.vector)
             return when([*lane, *self._inside(at)], write)
 
         return register_points(self.rows, point, vector=vector.name if vector else None)
@@ -379,7 +380,6 @@ class Rows:
         def step(tile: Tile) -> Stmt:
             def point(at: Registers, env: dict[str, Expr]) -> Stmt:
                 where = {**env, **{m.name: self._start(m, at) + at.offset[m.name] for m in self.rows}}
-                place = [emit_index(i, where) for i in stage.store]
 
                 def value(v: Expr) -> Expr:
                     assert vector is not None
@@ -388,10 +388,10 @@ class Rows:
                     return as_output(self._value(form.body, found, here, there), stage)
 
                 if width > 1 and vector is not None:
-                    pieces = vector_store(target, place, value, vector.vector, width)
-                    return when(self._inside(at), pieces)
+                    places = neighbour(stage.store, where, vector.name)
+                    return when(self._inside(at), vector_store(target, places, value, vector.vector, width))
                 one = as_output(self._value(form.body, found, at, env), stage)
-                return when(self._inside(at), store(target, one, *place))
+                return when(self._inside(at), store(target, one, *(emit_index(i, where) for i in stage.store)))
 
             body = [self._fill(found, maps, tile, new)] if found else []
             body.append(self._visit(maps, tile, point, vector.name if width > 1 and vector else None))

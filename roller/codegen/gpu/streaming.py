@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from roller.codegen.gpu.access import vectorizable
 from roller.codegen.gpu.context import Context, as_output, named_loads
-from roller.codegen.gpu.fragments import Fragment, element_reader, fragments, vector_store
+from roller.codegen.gpu.fragments import Fragment, element_reader, fragments, neighbour, vector_store
 from roller.codegen.gpu.mapping import AxisMap, Registers, register_points, whole_vectors
 from roller.codegen.gpu.nest import (
     Expr,
@@ -67,7 +67,8 @@ class _Streaming:
             stage_tile(ctx, s, ld, self.domain, staged[ld.tensor], f"tile{n}")
             for n, ld in enumerate(x for x in s.loads if x.tensor in staged)
         ]
-        self.apart = {t.load: f"tile{n}" for n, t in enumerate(self.tiles)}
+        prefix = ctx.prefix("tile")
+        self.apart = {t.load: f"{prefix}{n}" for n, t in enumerate(self.tiles)}
         wanted = [ld for ld in s.loads if ld not in self.apart and self._varies_in_memory(ld)]
         self.found = fragments(ctx, wanted, maps, "vec")
 
@@ -110,16 +111,16 @@ class _Streaming:
     def _point(self, at: Registers) -> Stmt:
         """Compute and store one element, or one vector of neighbours."""
         env, inside = self._place(at, self.maps)
-        where, target = [emit_index(i, env) for i in self.stage.store], self.ctx.buffers[self.stage.name]
+        store_at, target = self.stage.store, self.ctx.buffers[self.stage.name]
         vector = self.vector
         if vector is None:
-            return when(inside, store(target, self._value(at, env), *where))
+            return when(inside, store(target, self._value(at, env), *(emit_index(i, env) for i in store_at)))
 
         def lane(v: Expr) -> Expr:
             here = Registers(at.chunk, {**at.offset, vector.name: v})
             return self._value(here, {**env, vector.name: env[vector.name] + v})
 
-        return when(inside, vector_store(target, where, lane, vector.vector))
+        return when(inside, vector_store(target, neighbour(store_at, env, vector.name), lane, vector.vector))
 
     def _value(self, at: Registers, env: Mapping[str, Expr]) -> Expr:
         """Value of the element at ``env``, whose operands registers hold at ``at``."""

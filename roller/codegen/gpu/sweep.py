@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from roller.codegen.gpu.mapping import AxisMap, Registers, ident
+from roller.codegen.gpu.mapping import AxisMap, Registers
 from roller.codegen.gpu.nest import Expr, Stmt, loop, loops, num, seq, when
 from roller.te.compat import tirx
 
@@ -73,10 +73,10 @@ def points(
     fixed = {m.name: num(0) for m in maps}
 
     def offsets(chunk: dict[str, Expr], guarded: Sequence[str]) -> Stmt:
-        names = [(f"v_{ident(m.name)}", m.vector) for m in maps if m.vector > 1 and m.name != vector]
+        names = [(f"v_{m.name}", m.vector) for m in maps if m.vector > 1 and m.name != vector]
 
         def point(env: Mapping[str, Expr]) -> Stmt:
-            mine = {m.name: env[f"v_{ident(m.name)}"] for m in maps if f"v_{ident(m.name)}" in env}
+            mine = {m.name: env[f"v_{m.name}"] for m in maps if f"v_{m.name}" in env}
             return body(Registers(chunk, {**fixed, **mine}))
 
         return when([inside(a, chunk[a]) for a in guarded], loops(names, point, unroll=True))
@@ -90,7 +90,7 @@ def points(
             def one(c: Expr) -> Stmt:
                 return at(depth + 1, {**chunk, m.name: c + first if first else c}, (*guarded, *check))
 
-            return loop(f"r_{ident(m.name)}", count, one, unroll=True)
+            return loop(f"r_{m.name}", count, one, unroll=True)
 
         if m.name not in tails:
             return span(0, m.chunks, ())

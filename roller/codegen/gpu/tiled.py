@@ -158,7 +158,7 @@ class Tiled:
     def _reduction(self) -> Stmt:
         axes = self.stage.reduction_axes
         steps = [-(-a.extent // self.domain.tile[a.name]) for a in axes]
-        names = [f"{_c(a.name)}_step" for a in axes]
+        names = [f"{a.name}_step" for a in axes]
         pipelined = self.program.stages > 1 and self.tiles
         if self.program.split_k == 1 and not pipelined:
             return loops(
@@ -232,7 +232,7 @@ class Tiled:
             if level == len(plan):
                 return self._points(Point(base, inner, views), plan[-1][0], depth)
             name, extent, unrolled = plan[level]
-            prefix = f"{_c(name)}_{'u' if unrolled else 'i'}"
+            prefix = f"{name}_{'u' if unrolled else 'i'}"
             return loop(
                 prefix,
                 extent,
@@ -250,7 +250,7 @@ class Tiled:
         deep = [f for f in self.fragments if f.depth > 1]
         fills = [self._load_fragment(f, replace(p, inner={**p.inner, axis: first})) for f in deep]
         body = loop(
-            f"{_c(axis)}_v",
+            f"{axis}_v",
             depth,
             lambda v: self._multiply(replace(p, inner={**p.inner, axis: first + v}), v),
             unroll=True,
@@ -369,6 +369,3 @@ class Tiled:
 def _element(frag: Buffer, index: Expr) -> Reader:
     return lambda: load(frag, index)
 
-
-def _c(name: str) -> str:
-    return "".join(c if c.isalnum() else "_" for c in name)
