@@ -6,9 +6,11 @@ next image the address jumps. Code that knows the length of a run copies and sto
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from roller.expr.digits import address, simplified
 from roller.expr.scalar import Index
 
 
@@ -21,7 +23,10 @@ class Run:
 
 
 def run_along(index: Sequence[Index], shape: Sequence[int], axis: str, extent: int) -> Run | None:
-    """Return the longest runs of ``axis`` through a tensor; ``None`` where the tensor does not depend on it.
+    """Return runs of ``axis`` through a tensor; ``None`` where the tensor does not depend on it.
+
+    They hold for every value of the other axes. All terms of the axis count: of ``a//6 - a//9`` both jump, and neither
+    keeps the runs of the other.
 
     Parameters
     ----------
@@ -38,20 +43,15 @@ def run_along(index: Sequence[Index], shape: Sequence[int], axis: str, extent: i
     >>> x = (Index((Term("v", 1, 15),)), axis_index("c"), Index((Term("v", 1, 5, 3),)), Index((Term("v", 1, 1, 5),)))
     >>> run_along(x, (4, 2, 3, 5), "v", 60)
     Run(length=15, step=1)
+    >>> run_along((Index((Term("v", 1), Term("v", 1, 6), Term("v", -1, 9))),), (60,), "v", 60)
+    Run(length=3, step=1)
     """
-    pitch, terms = 1, []
-    for i, size in zip(reversed(index), reversed(shape), strict=True):
-        terms += [(t.div, t.mod, t.coef * pitch) for t in i.terms if t.axis == axis]
-        pitch *= size
-    if not terms:
+    place = address(index, shape)
+    if axis not in place.axes:
         return None
-    terms.sort()
-    div, mod, step = terms[0]
-    if div != 1:  # the address stands still for the first ``div`` elements
-        return Run(div, 0)
-    length = mod or extent
-    for div, mod, coef in terms[1:]:
-        if div != length or coef != step * length:
-            break
-        length = div * mod if mod else extent
-    return Run(min(length, extent), step)
+    terms = simplified(Index(tuple(t for t in place.terms if t.axis == axis)), {axis: extent}).terms
+    # A quotient stands still between multiples of its divisor, a remainder grows with the axis between those of its
+    # modulus: where every term does, from every multiple of the number that divides them all, the address walks evenly.
+    jumps = (t.div if t.div > 1 else t.mod for t in terms)
+    length = math.gcd(*jumps) or extent
+    return Run(min(length, extent), sum(t.coef for t in terms if t.div == 1))
