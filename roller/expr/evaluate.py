@@ -18,7 +18,7 @@ from roller.expr.scalar import FUNCTIONS, Bound, Cast, Const, IndexValue, Load, 
 from roller.expr.tensor_expr import COMBINERS, Stage, TensorExpr
 
 #: Points x reduction elements evaluated at once; bounds memory to about 100 MB per live temporary.
-_CHUNK = 1 << 21
+CHUNK = 1 << 21
 
 _COMBINE: dict[str, Any] = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod}
 
@@ -102,16 +102,16 @@ class _Evaluation:
         return self._stage_at(self.stages[tensor], coords)[inverse]
 
     def _stage_at(self, s: Stage, points: np.ndarray) -> np.ndarray:
-        env = _axis_values(s, points)
+        env = axis_values(s, points)
         extents = [a.extent for a in s.reduction_axes]
         width = int(np.prod(extents, dtype=np.int64)) if extents else 1
-        step = max(1, _CHUNK // width)
+        step = max(1, CHUNK // width)
         parts = [
             self._chunk(s, {k: v[i : i + step] for k, v in env.items()}, min(step, len(points) - i), extents)
             for i in range(0, len(points), step)
         ]
         out = np.concatenate(parts) if parts else np.zeros(0)
-        return out if self.magnitude else _wrapped(out, s.output.dtype)
+        return out if self.magnitude else wrapped(out, s.output.dtype)
 
     def _chunk(self, s: Stage, env: dict[str, np.ndarray], rows: int, extents: list[int]) -> np.ndarray:
         if s.combiner is None:
@@ -120,7 +120,7 @@ class _Evaluation:
         grid = np.indices(extents, dtype=np.int64).reshape(len(extents), -1)
         wide = {k: v[:, None] for k, v in env.items()}
         total: Any = None
-        step = max(1, _CHUNK // max(1, rows))
+        step = max(1, CHUNK // max(1, rows))
         for i in range(0, grid.shape[1], step):  # a single very long reduction goes in pieces
             wide.update({a.name: g[None, i : i + step] for a, g in zip(s.reduction_axes, grid, strict=True)})
             n = min(step, grid.shape[1] - i)
@@ -142,7 +142,7 @@ class _Evaluation:
         if isinstance(node, Cast):
             value = np.asarray(self._scalar(node.arg, env))
             if "int" in node.dtype:
-                return _wrapped(value.astype(np.int64), node.dtype)
+                return wrapped(value.astype(np.int64), node.dtype)
             with np.errstate(over="ignore"):  # float32 rounds here: what follows may depend on it
                 return (value.astype(np.float32) if node.dtype == "float32" else value).astype(np.float64)
         if isinstance(node, Load):
@@ -153,9 +153,9 @@ class _Evaluation:
         return FUNCTIONS[node.fn].numpy(*args)
 
     def _load(self, node: Load, env: Mapping[str, np.ndarray]) -> Any:
-        inside: Any = True
+        within: Any = True
         for b in node.guard:
-            inside = inside & _inside(b, env)
+            within = within & inside(b, env)
         shape = self.tensors[node.tensor].shape
         index = [np.asarray(i(env)) for i in node.index]
         index = [np.clip(i, 0, n - 1) if node.guard else i for i, n in zip(index, shape, strict=True)]
@@ -167,21 +167,22 @@ class _Evaluation:
             full = np.broadcast_arrays(*index)
             out = self.at(node.tensor, np.stack([i.ravel() for i in full], axis=1)).reshape(full[0].shape)
         out = out.astype(np.int64) if np.issubdtype(out.dtype, np.integer) else out.astype(np.float64)
-        return np.where(inside, out, node.outside) if node.guard else out
+        return np.where(within, out, node.outside) if node.guard else out
 
 
-def _wrapped(value: np.ndarray, dtype: str) -> np.ndarray:
+def wrapped(value: np.ndarray, dtype: str) -> np.ndarray:
     """Integers as ``dtype`` holds them: what does not fit wraps around."""
     narrow = "int" in dtype and dtype != "int64" and np.issubdtype(value.dtype, np.integer)
     return value.astype(dtype).astype(np.int64) if narrow else value
 
 
-def _inside(b: Bound, env: Mapping[str, np.ndarray]) -> Any:
+def inside(b: Bound, env: Mapping[str, np.ndarray]) -> Any:
+    """Return where a guard holds."""
     value = b.index(env)
     return (value >= b.low) & (value < b.high)
 
 
-def _axis_values(s: Stage, points: np.ndarray) -> dict[str, np.ndarray]:
+def axis_values(s: Stage, points: np.ndarray) -> dict[str, np.ndarray]:
     """Invert the store map: axis values of output points.
 
     A grouped axis sums ``index * div``; axes that write a dimension like a number (``16 * block + inner``) are its

@@ -66,6 +66,7 @@ class Bench:
     ) -> dict[str, Record]:
         """Run every artifact on the inputs; time the correct ones where asked. See :func:`profile`."""
         records: dict[str, Record] = {}
+        self.oracle.cover((a.program for a in artifacts.values()), self.inputs)
         found = self.correct(artifacts, records, self.rotating_bytes if timed and len(artifacts) > 1 else 0)
         if not timed:
             records.update({c.name: Record(c.name, "checked", build_s=_build_s(artifacts[c.name])) for c in found})

@@ -76,6 +76,10 @@ class Subject:
         """The reference; computed on first use, which may take a second."""
         return self._oracle or Oracle(self.expression, periodic_inputs(self.expression, self.seed), self.seed)
 
+    def cover(self, artifacts: Mapping[str, KernelArtifact]) -> None:
+        """Compare also where the tiles of these candidates begin and end."""
+        self.oracle.cover((a.program for a in artifacts.values()), periodic_inputs(self.expression, self.seed))
+
 
 class Session:
     """One device and the subject its process is prepared for.
@@ -91,7 +95,7 @@ class Session:
     def __init__(self, handle: DeviceHandle, options: ProfileOptions) -> None:
         self.process = DeviceProcess(handle)
         self._options = options
-        self._prepared: tuple[Subject, int] | None = None
+        self._prepared: tuple[Subject, int, int] | None = None
 
     def measure(
         self,
@@ -143,13 +147,13 @@ class Session:
 
     def _prepare(self, subject: Subject) -> None:
         """Tell the process what is computed next, unless this very process knows."""
-        generation = self.process.generation
-        if self._prepared is not None and self._prepared == (subject, generation) and self.process.alive:
+        count = sum(map(len, subject.oracle.points))
+        if self._prepared == (subject, self.process.generation, count) and self.process.alive:
             return
         request = {"op": "prepare", "expression": expr_to_dict(subject.expression), "seed": subject.seed}
         points = [np.ascontiguousarray(p) for p in subject.oracle.points]
         self.process.request(request, points, timeout_s=self._options.prepare_timeout_s)
-        self._prepared = (subject, self.process.generation)
+        self._prepared = (subject, self.process.generation, count)
 
     def close(self) -> None:
         """End the device's process."""
@@ -196,6 +200,7 @@ class Bench:
         """
         if artifacts and not self._judged:
             self._session.process.properties()
+        self._subject.cover(artifacts)
         records: dict[str, Record] = {}
         for name, artifact in artifacts.items():
             best_s = min((r.measured_s for r in records.values() if r.measured_s is not None), default=None)
@@ -296,7 +301,8 @@ class _Run:
         self._lock = threading.Lock()
         self._start = time.monotonic()
         # Computed here once: two threads would compute it twice, and the clock below does not run for it.
-        _ = subject.oracle if artifacts else None
+        if artifacts:
+            subject.cover(artifacts)
 
     def work(self, session: Session) -> None:
         """Take candidates until none is left."""

@@ -18,7 +18,8 @@ _TERMS = st.builds(
 
 def places(index, shape, extent):
     pitches = np.cumprod([1, *shape[:0:-1]])[::-1]
-    return sum(p * np.asarray(i({"v": np.arange(extent)})) + np.zeros(extent, int) for i, p in zip(index, pitches))
+    at = {"v": np.arange(extent)}
+    return sum(p * np.asarray(i(at)) + np.zeros(extent, int) for i, p in zip(index, pitches, strict=True))
 
 
 @given(st.lists(st.lists(_TERMS, max_size=3), min_size=1, max_size=2), st.integers(1, 80))

@@ -1,0 +1,352 @@
+"""The float64 reference with what correct kernels may make of it: running error analysis, stage by stage.
+
+Every node of a scalar tree carries its exact value and the ends between which a correct kernel's lies
+(:mod:`roller.expr.rounding`, :mod:`roller.expr.enclosing`): the rounding of the dtype it is computed in, and what its
+operands may be off. A sum of ``K`` terms ``b`` in a dtype with spacing ``eps`` adds ``4 eps sqrt(K) sum|b|``
+(design.md, section 7), whatever its order: roundings of different terms have different signs. Where terms repeat, along an axis
+that reads no float, or reads one again and again, so do their roundings, which then add up: ``sqrt`` is taken of the
+different ones only. It is never more than ``eps K sum|b|``, the worst of all orders, and that where ``K eps`` is so
+large that terms vanish beside the sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from roller.expr.enclosing import enclose, hull
+from roller.expr.evaluate import CHUNK, axis_values, inside, wrapped
+from roller.expr.rounding import EPS, FLUSHED, Enclosed, computed_in, holds, is_float, rounded, settled, stored
+from roller.expr.scalar import Call, Cast, Const, IndexValue, Load, Scalar, walk
+from roller.expr.tensor_expr import Stage, TensorExpr
+
+#: ``K eps`` from which the terms of a sum may vanish beside it.
+_VANISHING = 1.0 / 8.0
+#: Elements of intermediate tensors that are kept for stages that read the same ones.
+_KEPT = 1 << 22
+
+Env = dict[str, np.ndarray]
+
+
+class Enclosure:
+    """Values of the tensors of one expression at points, and where a correct kernel's may lie.
+
+    Parameters
+    ----------
+    expr
+        The expression.
+    values
+        Its inputs by name: arrays, or what answers at index arrays like one.
+
+    Examples
+    --------
+    >>> import roller
+    >>> e = roller.ops.elementwise("add", (2,))
+    >>> inputs = {t.name: np.array(v, "f") for t, v in zip(e.inputs, ([1, 0.1], [1, 0.2]))}
+    >>> x = Enclosure(e, inputs).at("Y", np.array([[0], [1]]))
+    >>> (x.high - x.low).tolist()[0], bool(0 < (x.high - x.low)[1] < 2**-24)
+    (0.0, True)
+    """
+
+    def __init__(self, expr: TensorExpr, values: Mapping[str, Any]) -> None:
+        self.expr, self.values = expr, values
+        self.stages = {s.name: s for s in expr.stages}
+        self.dtypes = {name: t.dtype for name, t in expr.tensors.items()}
+        self._known: dict[tuple[str, bytes], Enclosed] = {}
+
+    def at(self, tensor: str, points: np.ndarray) -> Enclosed:
+        """Elements of ``tensor`` at ``points`` ``(P, rank)``."""
+        known = self.values.get(tensor)
+        if known is not None:
+            found = known[tuple(points.T)] if points.shape[1] else np.broadcast_to(known, (len(points),))
+            return Enclosed.point(_widest(found))
+        shape = self.expr.tensors[tensor].shape
+        if not shape:
+            return self._computed(tensor, points[:1]).map(lambda a: np.broadcast_to(a, (len(points),)))
+        flat = np.ravel_multi_index(tuple(points.T), shape)
+        unique, inverse = np.unique(flat, return_inverse=True)
+        found = self._computed(tensor, np.stack(np.unravel_index(unique, shape), axis=1))
+        return found.map(lambda a: a[inverse])
+
+    def _computed(self, tensor: str, points: np.ndarray) -> Enclosed:
+        """Return elements at distinct points, remembered: stages of a chain read the same ones."""
+        key = (tensor, points.tobytes())
+        if key not in self._known:
+            if sum(len(k[1]) for k in self._known) > 8 * _KEPT:
+                self._known.clear()
+            self._known[key] = self._stage(self.stages[tensor], points)
+        return self._known[key]
+
+    def _stage(self, s: Stage, points: np.ndarray) -> Enclosed:
+        env = axis_values(s, points)
+        extents = [a.extent for a in s.reduction_axes]
+        step = max(1, CHUNK // max(1, math.prod(extents)))
+        parts = [
+            self._stored(s, self._rows(s, {k: v[i : i + step] for k, v in env.items()}, min(step, len(points) - i)))
+            for i in range(0, len(points), step)
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        if all(p.is_point for p in parts):
+            return Enclosed.point(np.concatenate([p.value for p in parts]))
+        return Enclosed(*(np.concatenate([getattr(p, end) for p in parts]) for end in ("value", "low", "high")))
+
+    def _stored(self, s: Stage, e: Enclosed) -> Enclosed:
+        """Return a stage's result as its tensor holds it."""
+        dtype = s.output.dtype
+        if is_float(dtype):
+            return _rounded_to(e, dtype)
+        value = wrapped(e.value, dtype)
+        return Enclosed.point(value) if e.is_point else within_range(dtype, value, e)
+
+    def _rows(self, s: Stage, env: Env, rows: int) -> Enclosed:
+        if s.combiner is None:
+            return self.scalar(s.body, env, {}).map(lambda a: np.broadcast_to(a, (rows,)))
+        extents = [a.extent for a in s.reduction_axes]
+        grid = np.indices(extents, dtype=np.int64).reshape(len(extents), -1)
+        wide = {k: v[:, None] for k, v in env.items()}
+        total = _Total(s, self._rounding(s))
+        step = max(1, CHUNK // max(1, rows))
+        for i in range(0, grid.shape[1], step):  # a single very long reduction goes in pieces
+            wide.update({a.name: g[None, i : i + step] for a, g in zip(s.reduction_axes, grid, strict=True)})
+            shape = (rows, min(step, grid.shape[1] - i))
+            if self._is_product(s):
+                body = Enclosed.point(self._product(s.body, wide))
+            else:
+                body = self._one_of(s, wide) or self.scalar(s.body, wide, {})
+            total.add(body.map(lambda a, shape=shape: np.broadcast_to(a, shape)))
+        return total.result()
+
+    def _rounding(self, s: Stage) -> float:
+        """Return the relative rounding of a sum of magnitudes: of the sum, and of products that are not enclosed."""
+        eps = EPS.get(s.acc_dtype, 0.0)
+        terms = math.prod(a.extent for a in s.reduction_axes)
+        different = math.prod(_different(s, a.name, a.extent, self.dtypes) for a in s.reduction_axes)
+        worst = max(float(terms), 4 * math.sqrt(terms))
+        sum_ = worst if terms * eps > _VANISHING else min(worst, 4 * math.sqrt(different) * (terms / different))
+        products = sum(isinstance(n, Call) for n in walk(s.body)) if self._is_product(s) else 0
+        return sum_ * eps + products * EPS.get(computed_in(s.body, self.dtypes), 0.0)
+
+    def _is_product(self, s: Stage) -> bool:
+        """Whether a sum's body multiplies inputs: exact operands, and roundings in proportion to the product."""
+        nodes = list(walk(s.body))
+        return s.combiner == "sum" and is_float(s.acc_dtype) and all(
+            (isinstance(n, Load) and n.tensor in self.values and not math.isinf(n.outside))
+            or (isinstance(n, Cast) and isinstance(n.arg, Load) and _widens(self.dtypes[n.arg.tensor], n.dtype))
+            or (isinstance(n, Call) and n.fn == "mul" and is_float(computed_in(n, self.dtypes)))
+            for n in nodes
+        )  # fmt: skip
+
+    def _product(self, node: Scalar, env: Env) -> Any:
+        if isinstance(node, Call):
+            return self._product(node.args[0], env) * self._product(node.args[1], env)
+        return self._product(node.arg, env) if isinstance(node, Cast) else self._load(node, env).value  # type: ignore[arg-type]
+
+    def scalar(self, node: Scalar, env: Env, seen: dict[Scalar, Enclosed]) -> Enclosed:
+        """Return a scalar tree at the axis values of ``env``; equal parts of the tree are evaluated once."""
+        if node not in seen:
+            seen[node] = self._scalar(node, env, seen)
+        return seen[node]
+
+    def _scalar(self, node: Scalar, env: Env, seen: dict[Scalar, Enclosed]) -> Enclosed:
+        if isinstance(node, Const):
+            if not is_float(node.dtype):
+                return Enclosed.point(np.int64(node.value))
+            return _rounded_to(Enclosed.point(np.asarray(node.value, np.float64)), node.dtype)
+        if isinstance(node, IndexValue):
+            return Enclosed.point(np.asarray(node.index(env)))
+        if isinstance(node, Load):
+            return self._load(node, env)
+        if isinstance(node, Cast):
+            return converted(self.scalar(node.arg, env, seen), computed_in(node.arg, self.dtypes), node.dtype)
+        dtype = computed_in(node, self.dtypes)
+        args = [self.scalar(a, env, seen) for a in node.args]
+        if is_float(dtype) and node.fn != "select":
+            kinds = [computed_in(a, self.dtypes) for a in node.args]
+            args = [a if is_float(k) else _rounded_to(a, dtype) for a, k in zip(args, kinds, strict=True)]
+        return enclose(node.fn, args, dtype)
+
+    def _load(self, node: Load, env: Env) -> Enclosed:
+        within: Any = True
+        for b in node.guard:
+            within = within & inside(b, env)
+        shape = self.expr.tensors[node.tensor].shape
+        index = [np.asarray(i(env)) for i in node.index]
+        index = [np.clip(i, 0, n - 1) if node.guard else i for i, n in zip(index, shape, strict=True)]
+        if not index:
+            out = self.at(node.tensor, np.zeros((1, 0), np.int64)).map(lambda a: a[0])
+        elif node.tensor in self.values:
+            out = Enclosed.point(_widest(self.values[node.tensor][tuple(index)]))
+        else:
+            full = np.broadcast_arrays(*index)
+            out = self.at(node.tensor, np.stack([i.ravel() for i in full], axis=1)).map(
+                lambda a: a.reshape(full[0].shape)
+            )
+        return out.map(lambda a: np.where(within, a, node.outside)) if node.guard else out
+
+    def _one_of(self, s: Stage, env: Env) -> Enclosed | None:
+        """Return the positions of an extremum, of which at least one is hit, or ``None`` where that is not the body.
+
+        ``select(x == extremum of all x, position, more than any)`` under ``min``: values that are not told apart from
+        the extremum may all be it, and one of them is.
+        """
+        b = s.body
+        if not (s.combiner == "min" and isinstance(b, Call) and b.fn == "select" and isinstance(b.args[2], Const)):
+            return None
+        hit = b.args[0]
+        if not (isinstance(hit, Call) and hit.fn == "eq" and isinstance(hit.args[1], Load)):
+            return None
+        best = self.stages.get(hit.args[1].tensor)
+        if best is None or best.combiner not in ("max", "min") or best.body != hit.args[0]:
+            return None
+        if math.prod(a.extent for a in s.reduction_axes) > CHUNK:
+            return None  # it comes in pieces, and the hit may be in any
+        found, position = self.scalar(hit, env, {}), self.scalar(b.args[1], env, {})
+        if found.is_point or not position.is_point:
+            return None
+        value = np.where(np.asarray(found.value).astype(bool), position.value, np.int64(b.args[2].value))
+        may = np.asarray(found.high).astype(bool)
+        first = np.where(may, position.value, value)
+        # One that may be hit is: the last of them is the most that comes out.
+        last = np.max(np.where(may, position.value, -np.inf), axis=-1, keepdims=True)
+        last = np.where(np.isfinite(last), last, np.inf)
+        return Enclosed(value, first, np.broadcast_to(last, first.shape))
+
+
+class _Total:
+    """A reduction, piece by piece."""
+
+    def __init__(self, s: Stage, rounding: float) -> None:
+        self.combiner, self.dtype, self.rounding = s.combiner, s.acc_dtype, rounding
+        self.terms = math.prod(a.extent for a in s.reduction_axes)
+        self.parts: list[Enclosed] = []
+        self.sizes: list[Any] = []
+
+    def add(self, body: Enclosed) -> None:
+        """Combine a piece ``(rows, terms)``."""
+        if self.combiner in ("max", "min"):
+            f = np.max if self.combiner == "max" else np.min
+            out = body.map(lambda a: f(a, axis=1))
+            odd = np.isnan(body.value) | (False if body.is_point else body.unknown)
+            if np.any(odd):  # a NaN among them may win or vanish
+                row = np.any(odd, axis=1)
+                out = Enclosed(out.value, np.where(row, -np.inf, out.low), np.where(row, np.inf, out.high))
+            self.parts.append(out)
+            return
+        size = np.abs(body.value) if body.is_point else np.maximum(np.abs(body.low), np.abs(body.high))
+        if self.combiner == "sum":
+            self.parts.append(body.map(lambda a: np.sum(a, axis=1)))
+            self.sizes.append(np.sum(size, axis=1))
+            return
+        value = np.prod(body.value, axis=1)
+        if not is_float(self.dtype) and body.is_point:
+            self.parts.append(Enclosed.point(value))
+            return
+        with np.errstate(all="ignore"):
+            most, least = np.prod(np.maximum(size, 1.0), axis=1), np.prod(np.minimum(size, 1.0), axis=1)
+            apart = 0.0 if body.is_point else np.prod(size, axis=1) - np.abs(value)
+        apart = apart + self.rounding * 2 * np.abs(value)
+        # Products of some of them may leave the range that the whole is in.
+        apart = np.where((least < FLUSHED.get(self.dtype, 0.0)) & (least > 0), apart + np.prod(size, axis=1), apart)
+        apart = np.where(np.isfinite(stored(most, self.dtype)) if is_float(self.dtype) else True, apart, np.inf)
+        self.parts.append(settled(value, value - apart, value + apart))
+
+    def result(self) -> Enclosed:
+        """Return the whole."""
+        combine = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}[str(self.combiner)]
+        total = self.parts[0]
+        for p in self.parts[1:]:
+            if self.combiner == "prod" and not (p.is_point and total.is_point):
+                total = enclose("mul", [total, p], self.dtype)
+            else:
+                point = p.is_point and total.is_point
+                value = combine(total.value, p.value)
+                total = Enclosed.point(value) if point else Enclosed(
+                    value, combine(total.low, p.low), combine(total.high, p.high)
+                )  # fmt: skip
+        if self.combiner == "sum" and is_float(self.dtype):
+            return self._rounded_sum(total)
+        return total if self.combiner == "sum" else _rounded_to(total, self.dtype)
+
+    def _rounded_sum(self, total: Enclosed) -> Enclosed:
+        size = sum(self.sizes)
+        error = self.rounding * size + self.terms * FLUSHED[self.dtype] * (size > 0)
+        if self.dtype == "float64":
+            error = 2 * error  # the reference's own
+        low, high = total.low - error, total.high + error
+        # A partial sum lies between the sum of all negative and that of all positive terms.
+        most, least = (size + total.value) / 2 + error, (total.value - size) / 2 - error
+        low = np.where(np.isinf(stored(least, self.dtype)), -np.inf, low)
+        return _rounded_to(
+            settled(total.value, low, np.where(np.isinf(stored(most, self.dtype)), np.inf, high)), self.dtype
+        )
+
+
+def converted(e: Enclosed, source: str, to: str) -> Enclosed:
+    """Return an enclosure of ``source`` as it is converted to ``to``."""
+    value = np.asarray(e.value)
+    if to == "bool":
+        hit = e.map(lambda a: np.asarray(a) != 0)
+        if e.is_point:
+            return hit.map(lambda a: a.astype(np.int64))
+        through = (e.low <= 0) & (e.high >= 0)
+        sure = through & (e.low == e.high)
+        return Enclosed(hit.value.astype(np.int64), (~through).astype(np.int64), (~sure).astype(np.int64))
+    if is_float(to):
+        out = _rounded_to(e, to)
+        if to != "float32":
+            return out
+        single = stored(value, to)  # the reference rounds here: what follows may depend on it
+        same = out.is_point and np.array_equal(single, value, equal_nan=True)
+        return out if same else hull(single, [np.asarray(out.low, np.float64), np.asarray(out.high, np.float64)])
+    with np.errstate(invalid="ignore"):
+        value = wrapped(value.astype(np.int64), to)
+    if not is_float(source):
+        if e.is_point:
+            return Enclosed.point(value)
+        return within_range(to, value, e)
+    ends = Enclosed(e.value, np.trunc(e.low), np.trunc(e.high))
+    if e.is_point and np.all(holds(to, ends)):
+        return Enclosed.point(value)
+    return within_range(to, value, ends)  # what does not fit is undefined: every processor has its own answer
+
+
+def within_range(dtype: str, value: Any, e: Enclosed) -> Enclosed:
+    """Return ``value`` between the ends of ``e`` where integers of ``dtype`` hold them; else anything may come out."""
+    fits = holds(dtype, e)
+    return Enclosed(value, np.where(fits, e.low, -np.inf), np.where(fits, e.high, np.inf))
+
+
+def _rounded_to(e: Enclosed, dtype: str) -> Enclosed:
+    """Return what storing in ``dtype`` may make of ``e``; what is a point and can be represented stays one."""
+    if not is_float(dtype):
+        return e
+    if e.is_point:
+        value = np.asarray(e.value, np.float64)
+        if dtype == "float64" or np.array_equal(stored(value, dtype), value, equal_nan=True):
+            return Enclosed.point(value)
+    return rounded(e, dtype)
+
+
+def _widest(found: Any) -> np.ndarray:
+    """Return elements as the reference computes with them."""
+    array = np.asarray(found)
+    return array.astype(np.int64 if array.dtype.kind in "iub" else np.float64)
+
+
+def _widens(source: str, to: str) -> bool:
+    """Whether every number of one dtype is one of another."""
+    return is_float(to) and is_float(source) and EPS[to] <= EPS[source] and (source, to) != ("bfloat16", "float16")
+
+
+def _different(s: Stage, axis: str, extent: int, dtypes: Mapping[str, str]) -> int:
+    """Return how many different floats one load reads along a reduction axis, at most."""
+    found = 1
+    for ld in s.loads:
+        for t in (t for i in ld.index for t in i.terms if t.axis == axis):
+            steps = -(-extent // t.div)
+            found = max(found, min(steps, t.mod or steps))
+    return found

@@ -1,0 +1,184 @@
+"""What arithmetic may make of a number: enclosures, and how storing in a dtype widens them.
+
+An :class:`Enclosed` says what a correct kernel may hold in place of an exact value. A correctly rounded operation may
+keep more digits than its dtype (fused multiply-add, half precision computed in single) or round, so that an enclosure
+holds both: a value that the dtype can represent stays a point. Results below the smallest normal number may be zero
+(flushed), those beyond the largest an infinity. Where anything may come out, NaN included, both ends are infinite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from roller.expr.scalar import Call, Load, Scalar
+
+#: Distance from one to the next number.
+EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+#: Numbers below may be stored as zero: no device of ours flushes float16, whose spacing there it is.
+FLUSHED = {"float64": 2.0**-1022, "float32": 2.0**-126, "float16": 2.0**-24, "bfloat16": 2.0**-126}
+_LOGICAL = ("eq", "lt", "le", "isnan")
+#: Functions computed in floating point whatever they are given.
+_REAL = frozenset((
+    "div", "exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "pow", "floor", "ceil", "trunc", "round", "sin",
+    "cos", "tan", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh",
+))  # fmt: skip
+#: A float64 operation of the reference is rounded as the kernel's is: twice the error of one.
+_REFERENCE_ULPS = 2.0
+#: Relative distance by which a value may have moved before it is rounded to a dtype that is computed in float32.
+_TWICE = 2.0**-22
+
+
+@dataclass(frozen=True)
+class Enclosed:
+    """Exact values, and the ends between which a correct kernel's values lie; all of one shape.
+
+    Where nothing may differ, ``low`` and ``high`` are ``value`` itself.
+    """
+
+    value: Any
+    low: Any
+    high: Any
+
+    @classmethod
+    def point(cls, value: Any) -> Enclosed:
+        """Return values that every correct kernel has exactly."""
+        return cls(value, value, value)
+
+    @property
+    def is_point(self) -> bool:
+        """Whether nothing may differ."""
+        return self.low is self.value and self.high is self.value
+
+    @property
+    def unknown(self) -> Any:
+        """Where anything may come out."""
+        return np.isneginf(self.low) & np.isposinf(self.high)
+
+    def map(self, fn: Any) -> Enclosed:
+        """Return ``fn`` of all three arrays; for what moves elements, not what changes them."""
+        if self.is_point:
+            return Enclosed.point(fn(self.value))
+        return Enclosed(fn(self.value), fn(self.low), fn(self.high))
+
+
+def settled(value: Any, low: Any, high: Any) -> Enclosed:
+    """Return an enclosure whose ends may not be numbers: there, unless none of the three is, anything may come out."""
+    odd = (np.isnan(low) | np.isnan(high)) & ~(np.isnan(low) & np.isnan(high) & np.isnan(value))
+    if np.any(odd):
+        low, high = np.where(odd, -np.inf, low), np.where(odd, np.inf, high)
+    return Enclosed(value, low, high)
+
+
+def is_float(dtype: str) -> bool:
+    """Whether a dtype is one of floating point."""
+    return dtype in EPS
+
+
+def wider(one: str, other: str) -> str:
+    """Return the dtype an operation on both is computed in, as TVM promotes operands.
+
+    Examples
+    --------
+    >>> wider("int32", "float16"), wider("float16", "float32"), wider("int8", "int32")
+    ('float16', 'float32', 'int32')
+    """
+    if one == other:
+        return one
+    if is_float(one) != is_float(other):
+        return one if is_float(one) else other
+    size = {"bool": 1, "int8": 8, "uint8": 8, "int16": 16, "int32": 32, "int64": 64,
+            "bfloat16": 15, "float16": 16, "float32": 32, "float64": 64}  # fmt: skip
+    return max(one, other, key=lambda d: size[d])
+
+
+def computed_in(node: Scalar, dtypes: Mapping[str, str]) -> str:
+    """Return the dtype a scalar is computed in.
+
+    Parameters
+    ----------
+    dtypes
+        Dtype per tensor name.
+    """
+    if isinstance(node, Load):
+        return dtypes[node.tensor]
+    if not isinstance(node, Call):
+        return node.dtype
+    if node.fn in _LOGICAL:
+        return "bool"
+    kinds = [computed_in(a, dtypes) for a in (node.args[1:] if node.fn == "select" else node.args)]
+    if node.fn in _REAL:
+        kinds = [k if is_float(k) else "float32" for k in kinds]
+    out = kinds[0]
+    for k in kinds[1:]:
+        out = wider(out, k)
+    return out
+
+
+def stored(value: Any, dtype: str) -> Any:
+    """Return float64 numbers as ``dtype`` rounds them, to nearest even; beyond its largest they are infinite.
+
+    Examples
+    --------
+    >>> float(stored(1 / 3, "bfloat16")), float(stored(1e6, "float16"))
+    (0.333984375, inf)
+    """
+    value = np.asarray(value, np.float64)
+    if dtype == "float64":
+        return value
+    with np.errstate(over="ignore"):
+        single = value.astype(np.float32 if dtype == "bfloat16" else dtype)
+    if dtype != "bfloat16":
+        return single.astype(np.float64)
+    bits = single.view(np.uint32).astype(np.uint64)
+    bits = (bits + np.uint64(0x7FFF) + ((bits >> np.uint64(16)) & np.uint64(1))) & np.uint64(0xFFFF0000)
+    return np.where(np.isfinite(value), bits.astype(np.uint32).view(np.float32), value).astype(np.float64)
+
+
+def rounded(e: Enclosed, dtype: str, ulps: float = 0.0) -> Enclosed:
+    """Return what an operation in ``dtype`` may make of the exact result ``e``; of integers, ``e`` itself.
+
+    Parameters
+    ----------
+    ulps
+        Units in the last place the operation may be off before it is rounded; 0 for one correctly rounded.
+    """
+    if not is_float(dtype):
+        return e
+    if e.is_point and not ulps:
+        value = np.asarray(e.value, np.float64)
+        if dtype != "float64" and np.array_equal(stored(value, dtype), value, equal_nan=True) and _normal(value, dtype):
+            return Enclosed.point(value)
+    low, high = np.asarray(e.low, np.float64), np.asarray(e.high, np.float64)
+    slack = ulps * EPS[dtype] + (_REFERENCE_ULPS * EPS["float64"] if dtype == "float64" else 0.0)
+    if slack:
+        low, high = _apart(low, high, slack)
+    twice = _TWICE if dtype in ("float16", "bfloat16") else 0.0
+    down, up = _apart(low, high, twice) if twice else (low, high)
+    low, high = np.minimum(low, stored(down, dtype)), np.maximum(high, stored(up, dtype))
+    flushed = FLUSHED[dtype]
+    small = (low < flushed) & (high > -flushed) & ((low != 0) | (high != 0))
+    if np.any(small):
+        low, high = np.where(small, low - flushed, low), np.where(small, high + flushed, high)
+    return settled(e.value, low, high)
+
+
+def _normal(value: Any, dtype: str) -> bool:
+    """Whether no number of an array may be flushed to zero."""
+    return bool(np.all((value == 0) | (np.abs(value) >= FLUSHED[dtype]) | np.isnan(value)))
+
+
+def _apart(low: Any, high: Any, relative: float) -> tuple[Any, Any]:
+    """Return both ends moved outwards by ``relative`` of their magnitudes; infinite ones stay."""
+    down = np.where(np.isfinite(low), low - relative * np.abs(low), low)
+    return down, np.where(np.isfinite(high), high + relative * np.abs(high), high)
+
+
+def holds(dtype: str, e: Enclosed) -> Any:
+    """Whether integers of ``dtype`` hold everything from ``e.low`` to ``e.high``."""
+    low, high = (0, 1) if dtype == "bool" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    # 2**63 is the nearest float64 to the largest int64, and does not fit.
+    return (e.low > low - 1.0) & (e.high < high + 1.0) & (e.low >= float(low)) & (e.high < float(high) + 1.0)

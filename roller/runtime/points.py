@@ -1,0 +1,201 @@
+"""Which elements of an output are compared: all of a small one, of a large one those where kernels change their ways.
+
+A kernel is wrong in pieces: a tile, a task, a vector's tail, a run between two jumps of an index. Both elements at
+every boundary of a piece are taken: of quotients, remainders and guards of the expression's own indices (those of
+intermediate stages where the output reads them), of tiles, tasks and shifted last tiles of the candidate's program.
+An axis with more pieces than :data:`_POSITIONS` has the first, the last and some between. Every position is met with
+others of the other axes at least once (a covering array of strength one), besides all corners and random points.
+
+Cost: at most :data:`_WORK` points of all stages together, but for expressions whose single outputs are so deep that
+:data:`_FEWEST` points need more; ``_PROGRAM_WORK`` more for the programs of one round of candidates.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from roller.expr import Index, Stage, TensorExpr
+from roller.tile.program import RProgram
+
+#: Stage points (spatial x reduction) up to which every output element is compared.
+_WHOLE_POINTS = 1 << 19
+#: Stage points that the sample of one expression may touch, and what the programs of one round add.
+_WORK, _PROGRAM_WORK = 1 << 21, 1 << 19
+#: Elements compared of a large output, whatever they cost; and at most.
+_FEWEST, _MOST = 320, 896
+#: Elements a program adds.
+_FEWEST_OF_PROGRAM, _MOST_OF_PROGRAM = 24, 160
+#: Positions per axis at which something may begin or end.
+_POSITIONS = 128
+#: Lanes of vectors, on any device.
+_LANES = (2, 4, 8, 16, 32, 64)
+
+Positions = dict[str, set[int]]
+
+
+def whole(expr: TensorExpr) -> bool:
+    """Whether every element of the outputs is compared."""
+    return sum(s.points for s in expr.stages) <= _WHOLE_POINTS
+
+
+def every_point(shape: tuple[int, ...]) -> np.ndarray:
+    """Return all coordinates of ``shape`` as ``(points, rank)``."""
+    return np.indices(shape, dtype=np.int64).reshape(len(shape), -1).T if shape else np.zeros((1, 0), np.int64)
+
+
+def points_of(expr: TensorExpr, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Return coordinates ``(P, rank)`` per output, each once: boundaries of its indices, and random ones."""
+    found = boundaries(expr, rng)
+    out = {}
+    for s in (s for s in expr.stages if s.name in expr.outputs):
+        count = int(np.clip(_WORK // _depth(expr, s), _FEWEST, _MOST))
+        at = {a.name: _near(found[s.name][a.name], a.extent, rng) for a in s.spatial_axes}
+        out[s.name] = _chosen(s, at, count, count // 3, rng)
+    return out
+
+
+def points_of_program(
+    program: RProgram, expr: TensorExpr, rng: np.random.Generator, programs: int = 1
+) -> dict[str, np.ndarray]:
+    """Return coordinates per output of ``expr`` at which tiles of a program begin or end.
+
+    Parameters
+    ----------
+    programs
+        How many share the budget.
+    """
+    form, out = program.expr, {}
+    found = boundaries(form, rng)
+    tiles = {
+        n: {dict(zip(program.axis_names, t, strict=True))[n] for _, t in program.tiles} for n in program.axis_names
+    }
+    for name, wanted in zip(form.outputs, expr.output_tensors, strict=True):
+        s = next(s for s in form.stages if s.name == name)
+        if s.output.elements != wanted.elements or not wanted.shape:
+            continue
+        count = _PROGRAM_WORK // (_depth(form, s) * max(1, programs))
+        at = {}
+        for a in s.spatial_axes:
+            ends = _ends_of_tiles(tiles.get(a.name, set()), a.extent, rng)
+            at[a.name] = _near(found[s.name][a.name] | ends, a.extent, rng)
+        points = _chosen(s, at, int(np.clip(count, _FEWEST_OF_PROGRAM, _MOST_OF_PROGRAM)), 0, rng)
+        flat = np.ravel_multi_index(tuple(points.T), s.output.shape) if s.output.shape else np.zeros(1, np.int64)
+        out[wanted.name] = np.stack(np.unravel_index(flat, wanted.shape), axis=1)
+    return out
+
+
+def boundaries(expr: TensorExpr, rng: np.random.Generator) -> dict[str, Positions]:
+    """Return, per stage and axis, positions at which a piece of some index begins.
+
+    Those of a stage that another one reads are its reader's too, at the places where that one reads them.
+    """
+    found: dict[str, Positions] = {}
+    for s in expr.stages:
+        mine = found[s.name] = {a.name: set() for a in s.axes}
+        for index in (*s.store, *(i for ld in s.loads for i in ld.index)):
+            for t in index.terms:
+                for period in {t.div, t.div * t.mod} - {0, 1}:
+                    mine[t.axis] |= _multiples(period, s.extents[t.axis], rng)
+        for b in (b for ld in s.loads for b in ld.guard):
+            for edge in (b.low, b.high):
+                _crossed(b.index, edge, s.extents, mine)
+        for ld in s.loads:
+            producer = next((p for p in expr.stages if p.name == ld.tensor), None)
+            if producer is not None:
+                _inherited(producer, found[producer.name], ld.index, s.extents, mine)
+    return found
+
+
+def _inherited(
+    producer: Stage, theirs: Positions, index: Sequence[Index], extents: Mapping[str, int], mine: Positions
+) -> None:
+    """Add where a reader's index passes the boundaries of the axes of what it reads."""
+    for stored, read in zip(producer.store, index, strict=True):
+        if len(stored.terms) == 1 and stored.terms[0].is_affine:
+            t = stored.terms[0]
+            for p in itertools.islice(sorted(theirs[t.axis]), _POSITIONS):
+                _crossed(read, t.coef * p + stored.const, extents, mine)
+
+
+def _crossed(index: Index, edge: int, extents: Mapping[str, int], mine: Positions) -> None:
+    """Add the positions of each axis from which ``index`` is beyond ``edge``, the other axes at either end."""
+    for t in index.terms:
+        rest = Index(tuple(u for u in index.terms if u is not t), index.const).range(extents)
+        for other in set(rest):
+            # Of a remainder's periods the first and the last stand for all; where they begin are boundaries anyway.
+            at = -((other - edge) // abs(t.coef)) * (1 if t.coef > 0 else -1) if t.coef else 0
+            mine[t.axis] |= {at * t.div, (at + 1) * t.div}
+            if t.mod:
+                whole_periods = (extents[t.axis] - 1) // (t.div * t.mod) * t.div * t.mod
+                mine[t.axis] |= {whole_periods + at * t.div, whole_periods + (at + 1) * t.div}
+
+
+def _multiples(period: int, extent: int, rng: np.random.Generator) -> set[int]:
+    """Return multiples of ``period`` inside an axis: all, or the first, the last and some between."""
+    count = (extent - 1) // period
+    few = _POSITIONS // 4
+    if count <= few:
+        chosen: Iterable[int] = range(1, count + 1)
+    else:
+        some = rng.integers(1, count + 1, few // 2).tolist()
+        chosen = {*range(1, few // 4 + 1), *range(count - few // 4 + 1, count + 1), *some}
+    return {period * k for k in chosen}
+
+
+def _ends_of_tiles(sizes: Iterable[int], extent: int, rng: np.random.Generator) -> set[int]:
+    """Return where tiles of any of ``sizes`` begin: the first, the last, one between, and a last one shifted back.
+
+    Templates shrink a tile so that all are about equal, and whole vectors: 56 by 48 are two tiles of 32.
+    """
+    out: set[int] = set()
+    for size in {min(s, extent) for s in sizes} - {extent}:
+        even = -(-extent // -(-extent // size))
+        for tile in {size, even, *(-(-even // lanes) * lanes for lanes in _LANES)}:
+            last = (extent - 1) // tile
+            out |= {tile, last * tile, int(rng.integers(0, last + 1)) * tile, extent - tile}
+    return out
+
+
+def _near(positions: set[int], extent: int, rng: np.random.Generator) -> np.ndarray:
+    """Return both elements at every position, and the ends of an axis as vectors of any width see them."""
+    kept = {0, 1, extent // 2, extent - 2, extent - 1}
+    for lanes in _LANES:
+        kept |= {extent // lanes * lanes - 1, extent // lanes * lanes, lanes - 1, lanes}
+    more = np.array(sorted(({p - 1 for p in positions} | positions) - kept), np.int64)
+    more = more[(more >= 0) & (more < extent)]
+    if len(more) > _POSITIONS:
+        more = rng.choice(more, _POSITIONS, replace=False)
+    ends = np.array(sorted(p for p in kept if 0 <= p < extent), np.int64)
+    return np.concatenate([more, ends])
+
+
+def _chosen(s: Stage, at: Mapping[str, np.ndarray], count: int, scattered: int, rng: np.random.Generator) -> np.ndarray:
+    """Return up to ``count`` points of a stage's output at the positions of its axes, ``scattered`` ones besides."""
+    axes = s.spatial_axes
+    if not axes or not s.store:
+        return np.zeros((1, len(s.output.shape)), np.int64)
+    corners = np.array(list(itertools.islice(itertools.product(*({0, a.extent - 1} for a in axes)), 64)), np.int64)
+    length = max(len(at[a.name]) for a in axes)
+    rounds = max(1, (count - scattered - len(corners)) // length)
+    covers = []
+    for _ in range(min(rounds, 8)):
+        # Each column runs through its positions in an order of its own.
+        columns = [np.resize(rng.permutation(at[a.name]), length) for a in axes]
+        covers.append(np.stack(columns, axis=1))
+    cover = np.concatenate(covers)
+    cover = cover[: max(0, count - scattered - len(corners))]
+    left = max(scattered, count - len(corners) - len(cover))
+    free = np.stack([rng.integers(0, a.extent, left) for a in axes], axis=1)
+    env = dict(zip((a.name for a in axes), np.concatenate([corners, cover, free]).T, strict=True))
+    rows = len(corners) + len(cover) + left
+    points = np.stack([np.broadcast_to(np.asarray(i(env)), (rows,)) for i in s.store], axis=1)
+    return np.unique(points, axis=0)
+
+
+def _depth(expr: TensorExpr, s: Stage) -> int:
+    """Return points of all stages behind one element of an output."""
+    return max(1, math.ceil(sum(t.points for t in expr.stages) / max(1, s.output.elements)))
