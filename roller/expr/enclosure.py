@@ -3,10 +3,11 @@
 Every node of a scalar tree carries its exact value and the ends between which a correct kernel's lies
 (:mod:`roller.expr.rounding`, :mod:`roller.expr.enclosing`): the rounding of the dtype it is computed in, and what its
 operands may be off. A sum of ``K`` terms ``b`` in a dtype with spacing ``eps`` adds ``4 eps sqrt(K) sum|b|``
-(design.md, section 7), whatever its order: roundings of different terms have different signs. Where terms repeat, along an axis
-that reads no float, or reads one again and again, so do their roundings, which then add up: ``sqrt`` is taken of the
-different ones only. It is never more than ``eps K sum|b|``, the worst of all orders, and that where ``K eps`` is so
-large that terms vanish beside the sum.
+(design.md, section 7), whatever its order, because different terms round in different directions. Where terms repeat,
+along an axis that reads no other element, so do their roundings, which then add up: ``sqrt`` is taken of the different
+ones only. It is never more than ``eps K sum|b|``, the worst of all orders, and that where ``K eps`` is so large that
+terms vanish beside the sum. Where all terms are multiples of one power of two and so few that every partial sum is such
+a number, nothing is rounded at all (:mod:`roller.expr.exact_sums`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 
 from roller.expr.enclosing import enclose, hull
 from roller.expr.evaluate import CHUNK, axis_values, inside, wrapped
+from roller.expr.exact_sums import different, is_product, steps_per_one
 from roller.expr.rounding import EPS, FLUSHED, Enclosed, computed_in, holds, is_float, rounded, settled, stored
 from roller.expr.scalar import Call, Cast, Const, IndexValue, Load, Scalar, walk
 from roller.expr.tensor_expr import Stage, TensorExpr
@@ -40,6 +42,8 @@ class Enclosure:
         The expression.
     values
         Its inputs by name: arrays, or what answers at index arrays like one.
+    reordered
+        Whether kernels only ever add up the terms of a sum as they are. Winograd's algorithm adds others.
 
     Examples
     --------
@@ -51,8 +55,8 @@ class Enclosure:
     (0.0, True)
     """
 
-    def __init__(self, expr: TensorExpr, values: Mapping[str, Any]) -> None:
-        self.expr, self.values = expr, values
+    def __init__(self, expr: TensorExpr, values: Mapping[str, Any], *, reordered: bool = True) -> None:
+        self.expr, self.values, self.reordered = expr, values, reordered
         self.stages = {s.name: s for s in expr.stages}
         self.dtypes = {name: t.dtype for name, t in expr.tensors.items()}
         self._known: dict[tuple[str, bytes], Enclosed] = {}
@@ -108,7 +112,8 @@ class Enclosure:
         extents = [a.extent for a in s.reduction_axes]
         grid = np.indices(extents, dtype=np.int64).reshape(len(extents), -1)
         wide = {k: v[:, None] for k, v in env.items()}
-        total = _Total(s, self._rounding(s))
+        coarsest = max(EPS.get(d, 0.0) for d in (s.acc_dtype, computed_in(s.body, self.dtypes)))
+        total = _Total(s, self._rounding(s), coarsest if self.reordered else 0.0)
         step = max(1, CHUNK // max(1, rows))
         for i in range(0, grid.shape[1], step):  # a single very long reduction goes in pieces
             wide.update({a.name: g[None, i : i + step] for a, g in zip(s.reduction_axes, grid, strict=True)})
@@ -124,21 +129,14 @@ class Enclosure:
         """Return the relative rounding of a sum of magnitudes: of the sum, and of products that are not enclosed."""
         eps = EPS.get(s.acc_dtype, 0.0)
         terms = math.prod(a.extent for a in s.reduction_axes)
-        different = math.prod(_different(s, a.name, a.extent, self.dtypes) for a in s.reduction_axes)
+        different = math.prod(different(s, a.name, a.extent, self.dtypes) for a in s.reduction_axes)
         worst = max(float(terms), 4 * math.sqrt(terms))
         sum_ = worst if terms * eps > _VANISHING else min(worst, 4 * math.sqrt(different) * (terms / different))
         products = sum(isinstance(n, Call) for n in walk(s.body)) if self._is_product(s) else 0
         return sum_ * eps + products * EPS.get(computed_in(s.body, self.dtypes), 0.0)
 
     def _is_product(self, s: Stage) -> bool:
-        """Whether a sum's body multiplies inputs: exact operands, and roundings in proportion to the product."""
-        nodes = list(walk(s.body))
-        return s.combiner == "sum" and is_float(s.acc_dtype) and all(
-            (isinstance(n, Load) and n.tensor in self.values and not math.isinf(n.outside))
-            or (isinstance(n, Cast) and isinstance(n.arg, Load) and _widens(self.dtypes[n.arg.tensor], n.dtype))
-            or (isinstance(n, Call) and n.fn == "mul" and is_float(computed_in(n, self.dtypes)))
-            for n in nodes
-        )  # fmt: skip
+        return is_product(s, self.values, self.dtypes)
 
     def _product(self, node: Scalar, env: Env) -> Any:
         if isinstance(node, Call):
@@ -217,9 +215,10 @@ class Enclosure:
 
 
 class _Total:
-    """A reduction, piece by piece."""
+    """A reduction, piece by piece; ``eps`` is that of the coarsest dtype of its terms and sums, 0 for no exact ones."""
 
-    def __init__(self, s: Stage, rounding: float) -> None:
+    def __init__(self, s: Stage, rounding: float, eps: float) -> None:
+        self.eps, self.unit = eps, 0.0
         self.combiner, self.dtype, self.rounding = s.combiner, s.acc_dtype, rounding
         self.terms = math.prod(a.extent for a in s.reduction_axes)
         self.parts: list[Enclosed] = []
@@ -240,6 +239,9 @@ class _Total:
         if self.combiner == "sum":
             self.parts.append(body.map(lambda a: np.sum(a, axis=1)))
             self.sizes.append(np.sum(size, axis=1))
+            if self.eps and is_float(self.dtype):
+                exact = body.is_point and self.unit < np.inf
+                self.unit = max(self.unit, steps_per_one(body.value)) if exact else np.inf
             return
         value = np.prod(body.value, axis=1)
         if not is_float(self.dtype) and body.is_point:
@@ -273,7 +275,10 @@ class _Total:
 
     def _rounded_sum(self, total: Enclosed) -> Enclosed:
         size = sum(self.sizes)
-        error = self.rounding * size + self.terms * FLUSHED[self.dtype] * (size > 0)
+        error = self.rounding * size
+        if self.eps and self.unit < np.inf:  # one bit to spare, for units that keep one less
+            error = np.where(size * self.unit * self.eps <= 1, 0.0, error)
+        error = np.where(error > 0, error + self.terms * FLUSHED[self.dtype], 0.0)
         if self.dtype == "float64":
             error = 2 * error  # the reference's own
         low, high = total.low - error, total.high + error
@@ -335,18 +340,3 @@ def _widest(found: Any) -> np.ndarray:
     """Return elements as the reference computes with them."""
     array = np.asarray(found)
     return array.astype(np.int64 if array.dtype.kind in "iub" else np.float64)
-
-
-def _widens(source: str, to: str) -> bool:
-    """Whether every number of one dtype is one of another."""
-    return is_float(to) and is_float(source) and EPS[to] <= EPS[source] and (source, to) != ("bfloat16", "float16")
-
-
-def _different(s: Stage, axis: str, extent: int, dtypes: Mapping[str, str]) -> int:
-    """Return how many different floats one load reads along a reduction axis, at most."""
-    found = 1
-    for ld in s.loads:
-        for t in (t for i in ld.index for t in i.terms if t.axis == axis):
-            steps = -(-extent // t.div)
-            found = max(found, min(steps, t.mod or steps))
-    return found

@@ -1,0 +1,82 @@
+"""Sums whose terms say how they round: products of inputs, terms that repeat, terms of so few digits that none does.
+
+The bound of a sum of thousands of terms is larger than one term that is missing. So random inputs of such sums are
+chosen from few numbers with few digits (:func:`coarse`), of which every partial sum is exact, in any order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+
+import numpy as np
+
+from roller.expr.rounding import EPS, computed_in, is_float
+from roller.expr.scalar import Call, Cast, Load, walk
+from roller.expr.tensor_expr import Stage, TensorExpr
+
+#: Terms of a sum from which single ones are hard to see beside its bound.
+_DEEP = 512
+
+
+def is_product(s: Stage, inputs: Collection[str], dtypes: Mapping[str, str]) -> bool:
+    """Whether a stage sums products of inputs: exact operands, and roundings in proportion to the product."""
+    return s.combiner == "sum" and is_float(s.acc_dtype) and all(
+        (isinstance(n, Load) and n.tensor in inputs and not math.isinf(n.outside))
+        or (isinstance(n, Cast) and isinstance(n.arg, Load) and _widens(dtypes[n.arg.tensor], n.dtype))
+        or (isinstance(n, Call) and n.fn == "mul" and is_float(computed_in(n, dtypes)))
+        for n in walk(s.body)
+    )  # fmt: skip
+
+
+def sums_deeply(expr: TensorExpr) -> bool:
+    """Whether the bound of a sum of products of inputs hides what one of its terms adds.
+
+    Examples
+    --------
+    >>> import roller
+    >>> sums_deeply(roller.ops.matmul(8, 8, 64)), sums_deeply(roller.ops.matmul(8, 8, 4096))
+    (False, True)
+    """
+    dtypes = {name: t.dtype for name, t in expr.tensors.items()}
+    inputs = {t.name for t in expr.inputs}
+    return any(
+        math.prod(a.extent for a in s.reduction_axes) >= _DEEP and is_product(s, inputs, dtypes) for s in expr.stages
+    )
+
+
+def coarse(values: np.ndarray) -> np.ndarray:
+    """Return odd multiples of a quarter near ``values``: sums of hundreds of thousands of products of two are exact.
+
+    Examples
+    --------
+    >>> coarse(np.array([0.01, -0.6, 1.9], np.float32)).tolist()
+    [0.25, -0.75, 1.75]
+    """
+    return ((np.floor(values * 2) + 0.5) / 2).astype(values.dtype)
+
+
+def steps_per_one(values: np.ndarray) -> float:
+    """Return the least power of two whose product with any of the values is whole; infinite where it is large."""
+    for some in (values[:1, :64], values):
+        if not np.all(np.isfinite(some)):
+            return np.inf
+        steps = next((2.0**n for n in range(0, 17, 2) if not np.any(np.remainder(some * 2.0**n, 1))), np.inf)
+        if steps == np.inf:
+            break
+    return steps
+
+
+def different(s: Stage, axis: str, extent: int) -> int:
+    """Return how many different elements one load reads along a reduction axis, at most."""
+    found = 1
+    for ld in s.loads:
+        for t in (t for i in ld.index for t in i.terms if t.axis == axis):
+            steps = -(-extent // t.div)
+            found = max(found, min(steps, t.mod or steps))
+    return found
+
+
+def _widens(source: str, to: str) -> bool:
+    """Whether every number of one dtype is one of another."""
+    return is_float(to) and is_float(source) and EPS[to] <= EPS[source] and (source, to) != ("bfloat16", "float16")
