@@ -76,6 +76,10 @@ class EmulationError(RollerError, RuntimeError):
     """An emulated kernel misbehaved (bounds, alignment, barriers), or the emulator cannot run it."""
 
 
+class EmulationTimeout(EmulationError):
+    """An emulated kernel did not end in the time it was given; it did nothing wrong so far."""
+
+
 def counted(number: int, what: str) -> str:
     """Return a number of things as people write it.
 

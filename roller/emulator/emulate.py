@@ -1,4 +1,4 @@
-"""Run all launches of a CUDA artifact on NumPy arrays, on the CPU.
+"""Run all launches of a CUDA or HIP artifact on NumPy arrays, on the CPU.
 
 Outputs and workspaces start as NaN, buffers end in guard bytes and inputs are compared afterwards, so that what
 a kernel forgets to write, writes beyond, or must not write, shows even where accesses are not checked.
@@ -17,8 +17,10 @@ import numpy as np
 from roller.artifact import Argument, KernelArtifact, Launch
 from roller.emulator import library
 from roller.emulator.translate import Kernel, translate
-from roller.errors import EmulationError
+from roller.errors import EmulationError, EmulationTimeout
 
+#: Languages of artifacts whose sources are understood.
+LANGUAGES = ("cuda", "hip")
 #: Orders in which the threads of a block (and the blocks of a grid) take their turns between barriers.
 ORDERS = ("forward", "reverse", "random")
 #: Threads a block may have on any GPU.
@@ -43,12 +45,12 @@ _C_TYPES = {
 
 
 class Emulated:
-    """A CUDA artifact built for the CPU: build once, run in several orders.
+    """A GPU's artifact built for the CPU: build once, run in several orders.
 
     Parameters
     ----------
     artifact
-        Language ``"cuda"``; it need not be built.
+        Language ``"cuda"`` or ``"hip"``; it need not be built.
     check
         Report out-of-bounds and misaligned accesses; unchecked kernels run faster and build slower.
     cache_dir
@@ -57,18 +59,20 @@ class Emulated:
     Raises
     ------
     EmulationError
-        Where the artifact is not CUDA, g++ is missing, or the source cannot be translated or built.
+        Where the artifact is of another language, g++ is missing, or the source cannot be translated or built.
     """
 
     def __init__(
         self, artifact: KernelArtifact, *, check: bool = True, cache_dir: str | os.PathLike[str] | None = None
     ) -> None:
-        if artifact.language != "cuda":
+        if artifact.language not in LANGUAGES:
             raise EmulationError(
-                f"emulator: expected an artifact of language 'cuda', got '{artifact.language}'. Lower it for a GPU."
+                f"emulator: expected an artifact of language 'cuda' or 'hip', got '{artifact.language}'. Lower it for "
+                "a GPU."
             )
         self.artifact = artifact
-        architecture = architecture_of(str(artifact.target.get("arch", "sm_80")))
+        # The number of an AMD architecture says nothing about CUDA's.
+        architecture = architecture_of(str(artifact.target.get("arch", "sm_80")) if artifact.language == "cuda" else "")
         self._launches = []
         self._first = [artifact.prepare] if artifact.prepare else []
         for launch in (*self._first, *artifact.launches):
@@ -105,17 +109,63 @@ class Emulated:
         self, arrays: Sequence[np.ndarray], *, order: str = "forward", seed: int = 0, workers: int | None = None
     ) -> tuple[np.ndarray, ...]:
         """Run the launches; see :func:`emulate`."""
-        if order not in ORDERS:
-            raise EmulationError(f"emulator: order: expected one of {', '.join(ORDERS)}, got {order!r}.")
+        buffers = self.buffers(arrays)
+        self.run(buffers, order=order, seed=seed, workers=workers)
+        return self.outputs(buffers)
+
+    def buffers(self, arrays: Sequence[np.ndarray]) -> dict[str, Buffer]:
+        """Return memory of every argument: inputs filled, all else poisoned.
+
+        Raises
+        ------
+        EmulationError
+            Where the arrays are not those of the inputs.
+        """
         inputs = self.artifact.inputs
         if len(arrays) != len(inputs):
             raise EmulationError(f"emulator: expected {len(inputs)} arrays, got {len(arrays)}.")
         given = dict(zip((a.name for a in inputs), arrays, strict=True))
-        buffers = {a.name: _Buffer(a, given.get(a.name)) for a in self.artifact.arguments}
+        return {a.name: Buffer(a, given.get(a.name)) for a in self.artifact.arguments}
+
+    def run(
+        self,
+        buffers: Mapping[str, Buffer],
+        *,
+        order: str = "forward",
+        seed: int = 0,
+        workers: int | None = None,
+        blocks: Sequence[int] | None = None,
+        deadline_s: float = 0.0,
+    ) -> None:
+        """Run the launches on memory of :meth:`buffers`, which is looked at after each.
+
+        Parameters
+        ----------
+        buffers
+            What arguments hold before and afterwards.
+        order, seed, workers
+            As of :func:`emulate`.
+        blocks
+            Linear numbers of the blocks that run, of every launch; all where ``None``.
+        deadline_s
+            On the monotonic clock; 0 for none.
+
+        Raises
+        ------
+        EmulationError
+            Where the kernel misbehaves.
+        EmulationTimeout
+            Where it has not ended by the deadline.
+        """
+        if order not in ORDERS:
+            raise EmulationError(f"emulator: order: expected one of {', '.join(ORDERS)}, got {order!r}.")
         for launch, kernel, function in self._launches:
-            _launch(launch, kernel, function, buffers, ORDERS.index(order), seed, workers)
+            _launch(launch, kernel, function, buffers, ORDERS.index(order), seed, workers, blocks, deadline_s)
             for b in buffers.values():
                 b.verify(launch.entry)
+
+    def outputs(self, buffers: Mapping[str, Buffer]) -> tuple[np.ndarray, ...]:
+        """Return copies of the outputs in their shapes."""
         shapes = [t.shape for t in self.artifact.expression.output_tensors]
         return tuple(buffers[a.name].value(s) for a, s in zip(self.artifact.outputs, shapes, strict=True))
 
@@ -138,7 +188,7 @@ class Emulated:
         EmulationError
             Where the kernel misbehaves, or an address is missing.
         """
-        places: dict[str, _Buffer | _Place] = {
+        places: dict[str, Buffer | _Place] = {
             a.name: _Place(addresses[a.name], _bytes_of(a)) for a in self.artifact.arguments if a.name in addresses
         }
         first = len(self._first)
@@ -159,12 +209,12 @@ def emulate(
     check: bool = True,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> tuple[np.ndarray, ...]:
-    """Run a CUDA artifact on the CPU and return its outputs.
+    """Run a GPU's artifact on the CPU and return its outputs.
 
     Parameters
     ----------
     artifact
-        Language ``"cuda"``.
+        Language ``"cuda"`` or ``"hip"``.
     arrays
         One array per input, in call order; bfloat16 is given as float32 or as its 16 bits (uint16).
     order
@@ -202,7 +252,7 @@ def _bytes_of(argument: Argument) -> int:
     return int(np.prod(argument.shape, dtype=np.int64)) * itemsize
 
 
-class _Buffer:
+class Buffer:
     """Device memory of one argument: aligned, guarded behind and in front, poisoned unless an input."""
 
     def __init__(self, argument: Argument, array: np.ndarray | None) -> None:
@@ -250,8 +300,8 @@ class _Buffer:
 
 
 def _launch(
-    launch: Launch, kernel: Kernel, function: Callable[..., int], buffers: Mapping[str, _Buffer | _Place], order: int,
-    seed: int, workers: int | None,
+    launch: Launch, kernel: Kernel, function: Callable[..., int], buffers: Mapping[str, Buffer | _Place], order: int,
+    seed: int, workers: int | None, chosen: Sequence[int] | None = None, deadline_s: float = 0.0,
 ) -> None:  # fmt: skip
     regions = (library.Region * max(1, len(launch.arguments)))()
     for region, name, (parameter, _) in zip(regions, launch.arguments, kernel.parameters, strict=False):
@@ -259,14 +309,19 @@ def _launch(
         b = buffers[name]
         region.base, region.bytes, region.name, region.space = b.address, b.bytes, label.encode(), 0
     message = ctypes.create_string_buffer(_MESSAGE_BYTES)
-    blocks = launch.grid[0] * launch.grid[1] * launch.grid[2]
+    blocks = launch.grid[0] * launch.grid[1] * launch.grid[2] if chosen is None else len(chosen)
+    numbers = None if chosen is None else (ctypes.c_uint32 * len(chosen))(*chosen)
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     described = library.LaunchStruct(
         (ctypes.c_uint * 3)(*launch.grid), (ctypes.c_uint * 3)(*launch.block), launch.dynamic_shared_bytes, order,
         max(1, min(workers or available, blocks)), int(kernel.converges), len(launch.arguments), seed % 2**64, regions,
         ctypes.cast(message, ctypes.c_char_p), _MESSAGE_BYTES,
+        ctypes.cast(numbers, ctypes.POINTER(ctypes.c_uint32)), 0 if chosen is None else len(chosen), deadline_s,
     )  # fmt: skip
-    if function(ctypes.byref(described)) != 0:
+    status = function(ctypes.byref(described))
+    if status == 2:
+        raise EmulationTimeout(f"{launch.entry}: expected an end within the time given, got none. Give it more.")
+    if status:
         raise EmulationError(f"{launch.entry}: {message.value.decode(errors='replace')}.")
 
 

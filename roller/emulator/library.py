@@ -48,6 +48,9 @@ class LaunchStruct(ctypes.Structure):
         ("buffer", ctypes.POINTER(Region)),
         ("message", ctypes.c_char_p),
         ("message_bytes", ctypes.c_int64),
+        ("chosen", ctypes.POINTER(ctypes.c_uint32)),
+        ("chosen_count", ctypes.c_int64),
+        ("deadline_s", ctypes.c_double),
     )
 
 

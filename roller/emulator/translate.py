@@ -29,6 +29,8 @@ _TYPES = sorted(
 _TYPE = "(?:" + "|".join(t.replace(" ", r"\s+") for t in _TYPES) + ")"
 _POINTER = re.compile(rf"\b((?:(?:const|volatile)\s+)*{_TYPE}(?:\s+(?:const|volatile))*)\s*\*(?!\*)\s*(?:const\b)?")
 _ALIGNED = r"(?:(?:alignas|__align__)\s*\(\s*(\d+)\s*\)\s*)?"
+#: How HIP spells it.
+_ATTRIBUTE = re.compile(r"__attribute__\(\(aligned\((\d+)\)\)\)")
 _SHARED = re.compile(
     rf"\b__shared__\s+{_ALIGNED}((?:(?:const|volatile)\s+)*{_TYPE})\s+{_ALIGNED}(\w+)\s*\[([^\];]+)\]((?:\s*\[[^\];]+\])*)\s*;"
 )
@@ -100,7 +102,7 @@ def translate(source: str, architecture: int = 800) -> tuple[str, tuple[Kernel, 
     >>> "emul::Ptr<float> A_ptr" in text
     True
     """
-    text = _without_comments(source)
+    text = _ATTRIBUTE.sub(r"alignas(\1)", _without_comments(source))
     kernels = _kernels(text)
     if any(k.table for k in kernels):
         text = _LEAVE.sub(r"\1 { emul::leave(); return; }", text)

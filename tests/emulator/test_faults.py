@@ -254,7 +254,7 @@ def test_mistakes_of_the_caller_are_named(built, monkeypatch):
         emulate(made, [], order="sideways", cache_dir=built)
     with pytest.raises(EmulationError, match="expected 0 arrays, got 1"):
         emulate(made, [np.zeros(4, "f")], cache_dir=built)
-    with pytest.raises(EmulationError, match="expected an artifact of language 'cuda', got 'llvm'"):
+    with pytest.raises(EmulationError, match="expected an artifact of language 'cuda' or 'hip', got 'llvm'"):
         emulate(replace(made, language="llvm"), [], cache_dir=built)
     big = replace(made, launches=(replace(made.launches[0], block=(2048, 1, 1)),))
     with pytest.raises(EmulationError, match="f: expected 1 to 1024 threads in a block, got 2048"):

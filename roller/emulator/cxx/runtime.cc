@@ -83,7 +83,7 @@ struct Shared {  // what the workers of one launch share
   Body body;
   std::vector<uint32_t> blocks;
   std::atomic<size_t> next{0};
-  std::atomic<bool> failed{false};
+  std::atomic<bool> failed{false}, late{false};
   std::mutex report;
 };
 
@@ -245,6 +245,16 @@ void arrange(Worker& w) {
   if (w.launch->order == 2) w.random.shuffle(w.order);
 }
 
+// Gives up where time has run out; called between turns of threads, not within one.
+void check_time(Worker& w) {
+  if (w.launch->deadline_s <= 0) return;
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  if (now.tv_sec + now.tv_nsec * 1e-9 < w.launch->deadline_s) return;
+  w.shared->late = true;
+  _longjmp(w.abandoned, 1);
+}
+
 void run_converging(Worker& w) {
   w.alive = (int)w.fibers.size();
   for (Warp& warp : w.warps) warp = Warp();
@@ -255,6 +265,7 @@ void run_converging(Worker& w) {
   arrange(w);
   while (w.alive > 0) {
     bool progress = false;
+    check_time(w);
     // A warp runs on as far as it can before the next one starts, which shows what nothing but luck keeps in step.
     for (size_t first = 0; first < w.order.size(); first += 32) {
       size_t end = std::min(first + 32, w.order.size());
@@ -282,6 +293,7 @@ void run_block(Worker& w, uint32_t number) {
   if (w.launch->converges) return run_converging(w);
   arrange(w);
   for (int i : w.order) {
+    if (i % 32 == 0) check_time(w);
     w.current = i;
     w.shared->body(w.launch->buffer);
   }
@@ -315,7 +327,7 @@ void work(Shared* shared) {
   W = &w;
   if (_setjmp(w.abandoned) == 0) {
     prepare(w);
-    while (!shared->failed) {
+    while (!shared->failed && !shared->late) {
       size_t i = shared->next++;
       if (i >= shared->blocks.size()) break;
       run_block(w, shared->blocks[i]);
@@ -344,9 +356,12 @@ Region carve(Worker& w, int64_t bytes, int64_t alignment, const char* name) {
 
 int run(const Launch& launch, Body body) {
   Shared shared{launch, body, {}};
-  size_t count = (size_t)launch.grid[0] * launch.grid[1] * launch.grid[2];
+  size_t count = launch.chosen ? (size_t)launch.chosen_count : (size_t)launch.grid[0] * launch.grid[1] * launch.grid[2];
   shared.blocks.resize(count);
-  for (size_t i = 0; i < count; ++i) shared.blocks[i] = (uint32_t)(launch.order == 1 ? count - 1 - i : i);
+  for (size_t i = 0; i < count; ++i) {
+    size_t n = launch.order == 1 ? count - 1 - i : i;
+    shared.blocks[i] = launch.chosen ? launch.chosen[n] : (uint32_t)n;
+  }
   if (launch.order == 2) Random{launch.seed}.shuffle(shared.blocks);
   if (launch.workers <= 1) {
     work(&shared);
@@ -355,7 +370,7 @@ int run(const Launch& launch, Body body) {
     for (int i = 0; i < launch.workers; ++i) threads.emplace_back(work, &shared);
     for (std::thread& t : threads) t.join();
   }
-  return shared.failed ? 1 : 0;
+  return shared.failed ? 1 : shared.late ? 2 : 0;
 }
 
 void fail(const char* kind, const char* format, ...) {

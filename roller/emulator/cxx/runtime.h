@@ -36,6 +36,9 @@ struct Launch {
   const Region* buffer;
   char* message; // the first report is written here, "kind: text"
   int64_t message_bytes;
+  const uint32_t* chosen;  // linear numbers of the blocks that run; null: all
+  int64_t chosen_count;
+  double deadline_s;       // on the monotonic clock; what has not ended by then is given up. 0: none
 };
 
 typedef void (*Body)(const Region* buffers);
@@ -46,6 +49,7 @@ enum Kind {
   SYNC_WARP = 1, SHUFFLE, VOTE, LOAD_MATRIX, MULTIPLY_MATRIX, REDUCE, MULTIPLY_GROUP, FENCE_GROUP, COMMIT_GROUP, WAIT_GROUP
 };
 
+// Returns 0, or 1 where there is a report, 2 where time ran out.
 int run(const Launch& launch, Body body);
 
 // Ends the launch with a report; the text names the block and the thread by itself.
