@@ -5,6 +5,7 @@ holds the runtime: threads as fibers in a chosen order, checked pointers, warps,
 """
 
 from roller.emulator.emulate import ORDERS, Emulated, emulate
-from roller.emulator.prove import Proof, prove
+from roller.emulator.proof import Proof
+from roller.emulator.prove import prove
 
 __all__ = ["ORDERS", "Emulated", "Proof", "emulate", "prove"]

@@ -136,6 +136,7 @@ class Emulated:
         workers: int | None = None,
         blocks: Sequence[int] | None = None,
         deadline_s: float = 0.0,
+        only: int | None = None,
     ) -> None:
         """Run the launches on memory of :meth:`buffers`, which is looked at after each.
 
@@ -149,6 +150,8 @@ class Emulated:
             Linear numbers of the blocks that run, of every launch; all where ``None``.
         deadline_s
             On the monotonic clock; 0 for none.
+        only
+            Which of :attr:`launches` runs, alone; nothing is looked at then.
 
         Raises
         ------
@@ -159,10 +162,19 @@ class Emulated:
         """
         if order not in ORDERS:
             raise EmulationError(f"emulator: order: expected one of {', '.join(ORDERS)}, got {order!r}.")
-        for launch, kernel, function in self._launches:
+        for launch, kernel, function in self._launches if only is None else [self._launches[only]]:
             _launch(launch, kernel, function, buffers, ORDERS.index(order), seed, workers, blocks, deadline_s)
-            for b in buffers.values():
+            for b in buffers.values() if only is None else ():
                 b.verify(launch.entry)
+
+    @property
+    def launches(self) -> tuple[Launch, ...]:
+        """Every launch, what prepares constants first."""
+        return tuple(launch for launch, _, _ in self._launches)
+
+    def workers(self, wanted: int | None) -> int:
+        """Return how many threads of the operating system share the blocks of the largest grid."""
+        return max(_workers(wanted, x.grid[0] * x.grid[1] * x.grid[2]) for x, _, _ in self._launches)
 
     def outputs(self, buffers: Mapping[str, Buffer]) -> tuple[np.ndarray, ...]:
         """Return copies of the outputs in their shapes."""
@@ -189,7 +201,7 @@ class Emulated:
             Where the kernel misbehaves, or an address is missing.
         """
         places: dict[str, Buffer | _Place] = {
-            a.name: _Place(addresses[a.name], _bytes_of(a)) for a in self.artifact.arguments if a.name in addresses
+            a.name: _Place(addresses[a.name], element_bytes(a)) for a in self.artifact.arguments if a.name in addresses
         }
         first = len(self._first)
         for launch, kernel, function in self._launches[:first] if prepare else self._launches[first:]:
@@ -247,7 +259,8 @@ class _Place:
     bytes: int
 
 
-def _bytes_of(argument: Argument) -> int:
+def element_bytes(argument: Argument) -> int:
+    """Return the bytes of an argument's elements."""
     itemsize = np.dtype(np.uint16 if argument.dtype == "bfloat16" else argument.dtype).itemsize
     return int(np.prod(argument.shape, dtype=np.int64)) * itemsize
 
@@ -268,6 +281,17 @@ class Buffer:
         self.given = None if argument.role != "input" else self._given(array)
         if self.given is not None:
             self.data[:] = self.given
+
+    def fill(self, byte: int) -> None:
+        """Make what is no input look as if nobody had written it."""
+        if self.given is None:
+            self.data[:] = byte
+
+    def changed(self, byte: int) -> np.ndarray:
+        """Return the flat positions of elements that are no more as :meth:`fill` left them."""
+        size = self.dtype.itemsize
+        untouched = np.frombuffer(bytes([byte]) * size, f"u{size}")[0]
+        return np.flatnonzero(self.data.view(f"u{size}") != untouched)
 
     def _given(self, array: np.ndarray | None) -> np.ndarray:
         a = self.argument
@@ -311,10 +335,9 @@ def _launch(
     message = ctypes.create_string_buffer(_MESSAGE_BYTES)
     blocks = launch.grid[0] * launch.grid[1] * launch.grid[2] if chosen is None else len(chosen)
     numbers = None if chosen is None else (ctypes.c_uint32 * len(chosen))(*chosen)
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     described = library.LaunchStruct(
         (ctypes.c_uint * 3)(*launch.grid), (ctypes.c_uint * 3)(*launch.block), launch.dynamic_shared_bytes, order,
-        max(1, min(workers or available, blocks)), int(kernel.converges), len(launch.arguments), seed % 2**64, regions,
+        _workers(workers, blocks), int(kernel.converges), len(launch.arguments), seed % 2**64, regions,
         ctypes.cast(message, ctypes.c_char_p), _MESSAGE_BYTES,
         ctypes.cast(numbers, ctypes.POINTER(ctypes.c_uint32)), 0 if chosen is None else len(chosen), deadline_s,
     )  # fmt: skip
@@ -323,6 +346,11 @@ def _launch(
         raise EmulationTimeout(f"{launch.entry}: expected an end within the time given, got none. Give it more.")
     if status:
         raise EmulationError(f"{launch.entry}: {message.value.decode(errors='replace')}.")
+
+
+def _workers(wanted: int | None, blocks: int) -> int:
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(wanted or available, blocks))
 
 
 def architecture_of(arch: str) -> int:

@@ -1,0 +1,236 @@
+"""A proof within a budget of seconds: the whole kernel where that fits, else chosen blocks of the same kernel.
+
+Blocks of the kernel that is shipped say more than a kernel for smaller shapes: every constant in them is the one that
+will run. One block runs alone first, which tells how many fit. Kernels of several launches need all blocks of one
+launch for a block of the next: they run whole, or not at all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from roller.artifact import KernelArtifact
+from roller.emulator.coverage import chosen_blocks, regions, some_of, unwritten
+from roller.emulator.emulate import Buffer, Emulated, element_bytes
+from roller.emulator.proof import BLOCKS, NOTHING, WHOLE, PointComparator, Proof
+from roller.errors import EmulationError, EmulationTimeout
+from roller.expr import Stage
+
+#: Arguments of a kernel take no more memory than this, inputs twice (bytes).
+MOST_BYTES = 1 << 30
+#: Terms of the reference (outputs x reduction elements) that are evaluated per second of the budget: a fourth of it.
+_TERMS_PER_S = 2_000_000
+#: Share of the budget that runs are expected to take, and blocks that are chosen at most.
+_WHOLE, _MOST_BLOCKS = 0.6, 256
+#: A first block that takes less than this share of the budget is followed by others, to know what a block takes.
+_SHORT = 0.02
+#: Bytes that memory holds before a run; one that only integers need twice: all ones is a number there.
+_POISONS = (0xFF, 0x5A, 0x3C)
+
+
+def within_budget(
+    artifact: KernelArtifact,
+    arrays: Sequence[np.ndarray],
+    budget_s: float,
+    compare: PointComparator,
+    orders: Sequence[str],
+    *,
+    seed: int,
+    check: bool,
+    workers: int | None,
+    cache_dir: object,
+) -> Proof:
+    """Prove as much of a kernel as seconds allow; see :func:`roller.emulator.prove`."""
+    start = time.monotonic()
+    blocks = sum(_blocks(x.grid) for x in artifact.launches)
+    needed = sum(element_bytes(a) for a in artifact.arguments)
+    if needed > MOST_BYTES:
+        note = f"its arrays take {needed / 1e9:.2f} GB, more than the {MOST_BYTES / 1e9:.2f} GB an emulated kernel may have"
+        return Proof(True, (), NOTHING, blocks=blocks, note=note)
+    emulated = Emulated(artifact, check=check, cache_dir=cache_dir)  # type: ignore[arg-type]
+    proof = _Trial(emulated, arrays, budget_s, compare, orders, seed, workers).prove()
+    return replace(proof, seconds=time.monotonic() - start)
+
+
+class _Trial:
+    """One kernel under proof."""
+
+    def __init__(
+        self,
+        emulated: Emulated,
+        arrays: Sequence[np.ndarray],
+        budget_s: float,
+        compare: PointComparator,
+        orders: Sequence[str],
+        seed: int,
+        workers: int | None,
+    ) -> None:
+        self.emulated, self.arrays, self.compare, self.orders = emulated, arrays, compare, tuple(orders)
+        self.seed, self.workers, self.budget_s = seed, workers, budget_s
+        self.random = np.random.default_rng(seed)
+        artifact = emulated.artifact
+        self.program, self.expression = artifact.program, artifact.expression
+        canonical = {s.name: s for s in self.program.expr.stages}
+        self.stages: list[Stage] = [canonical[n] for n in self.program.expr.outputs]
+        self.names = [a.name for a in artifact.outputs]
+        self.buffers: Mapping[str, Buffer] = emulated.buffers(arrays)
+        self.grids = [_blocks(x.grid) for x in emulated.launches]
+        self.failures: list[tuple[str, str]] = []
+        self.done: list[str] = []
+        self.note = ""
+        # Building and filling memory is no part of it: a kernel gets its seconds whether g++ was quick or not.
+        self.end = time.monotonic() + budget_s
+        #: Flat positions that were written, by output, and how many blocks wrote them.
+        self.written: list[np.ndarray] = []
+        self.ran = 0
+
+    def prove(self) -> Proof:
+        """Run what fits, and say what did."""
+        scope = self._run()
+        compared = self._compare(scope) if self.first and not self.failures else 0
+        blocks = sum(self.grids)
+        ran = blocks if scope == WHOLE else self.ran
+        return Proof(not self.failures, tuple(self.failures), scope, tuple(self.done), ran, blocks, compared, self.note)
+
+    def _run(self) -> str:
+        """Run the whole kernel, or blocks of it, in all orders there is time for; return which of them it was."""
+        self.first: tuple[np.ndarray, ...] = ()
+        seconds = self._one_by_one()
+        if self.failures:
+            return BLOCKS
+        if seconds is None:
+            return NOTHING
+        whole_s = sum(s * n for s, n in zip(seconds, self.grids, strict=True)) * len(self.orders)
+        left_s = (self.end - time.monotonic()) * self.emulated.workers(self.workers)
+        # There is nothing smaller to run of several launches, and predictions err.
+        if whole_s <= (_WHOLE if len(self.grids) == 1 else 1.0) * left_s:
+            self._in_all_orders(None)
+            return WHOLE if self.done or self.failures else NOTHING
+        self.note = f"all {sum(self.grids)} blocks would take about {whole_s:.0f} s of one processor"
+        if len(self.grids) > 1:
+            return NOTHING
+        most = int(_WHOLE * left_s / max(seconds[0] * len(self.orders), 1e-6))
+        chosen = chosen_blocks(self.program, self.grids[0], max(2, min(most, _MOST_BLOCKS)), self.random)
+        self._in_all_orders(chosen)
+        return BLOCKS if self.done or self.failures else NOTHING
+
+    def _one_by_one(self) -> list[float] | None:
+        """Run a few blocks of every launch; return the seconds each took, ``None`` where one takes too long."""
+        seconds = []
+        self._clean(_POISONS[0])
+        for n, count in enumerate(self.grids):
+            blocks = list(dict.fromkeys((0, count // 3, count - 1)))
+            began, numbers = time.monotonic(), [0]
+            try:
+                self.emulated.run(self.buffers, seed=self.seed, workers=1, blocks=[0], deadline_s=self.end, only=n)
+                # The first one also pays for stacks and memory that is new: where it is short, others tell.
+                if len(blocks) > 1 and time.monotonic() - began < _SHORT * self.budget_s:
+                    began, numbers = time.monotonic(), blocks[1:]
+                    self.emulated.run(
+                        self.buffers, seed=self.seed, workers=1, blocks=numbers, deadline_s=self.end, only=n
+                    )
+                else:
+                    blocks = [0]
+            except EmulationTimeout:
+                entry = self.emulated.launches[n].entry
+                self.note = f"one block of {entry} takes longer than {self.budget_s:g} s"
+                return None
+            except EmulationError as err:
+                self.failures.append(("forward", str(err)))
+                return seconds
+            seconds.append((time.monotonic() - began) / len(numbers))
+        if len(self.grids) == 1:
+            self.first, self.done, self.ran = self._look_at_blocks(blocks, "forward"), ["forward"], len(blocks)
+        return seconds
+
+    def _clean(self, poison: int) -> None:
+        for buffer in self.buffers.values():
+            buffer.fill(poison)
+
+    def _in_all_orders(self, chosen: list[int] | None) -> None:
+        """Run in every order while there is time."""
+        results: list[tuple[np.ndarray, ...]] = []
+        for n, order in enumerate(self.orders):
+            self._clean(_POISONS[n % len(_POISONS)] if chosen is None and self._integers else _POISONS[0])
+            try:
+                self.emulated.run(self.buffers, order=order, seed=self.seed, workers=self.workers, blocks=chosen,
+                                  deadline_s=self.end)  # fmt: skip
+            except EmulationTimeout:
+                self.note = self.note or f"{self.budget_s:g} s are not enough for all orders"
+                return
+            except EmulationError as err:
+                self.failures.append((order, str(err)))
+                continue
+            if chosen is None:
+                self._find_holes(order)
+                results.append(self.emulated.outputs(self.buffers))
+            else:
+                results.append(self._look_at_blocks(chosen, order))
+                self.ran = len(chosen)
+            self.first, self.done = results[0], [*self.done[: len(results) - 1], order]
+            if not all(a.tobytes() == b.tobytes() for a, b in zip(results[0], results[-1], strict=True)):
+                hole = ", or an output is never written" if self._integers else ""
+                text = f"the result differs from that in {self.done[0]} order; a barrier may be missing{hole}"
+                self.failures.append((order, text))
+
+    @property
+    def _integers(self) -> bool:
+        return any(_may_be_ones(self.buffers[n]) for n in self.names)
+
+    def _look_at_blocks(self, chosen: Sequence[int], order: str) -> tuple[np.ndarray, ...]:
+        """Note what blocks wrote, and report what they left out; return the outputs."""
+        outputs = self.emulated.outputs(self.buffers)
+        self.written = []
+        for name, stage in zip(self.names, self.stages, strict=True):
+            found = self.buffers[name].changed(_POISONS[0])
+            self.written.append(found)
+            if _may_be_ones(self.buffers[name]):  # -1 looks as if it were not there: left to the comparison
+                continue
+            holes = unwritten(self.program, stage, found, len(chosen), self.grids[0])
+            if holes:
+                self.failures.append((order, holes))
+        return outputs
+
+    def _find_holes(self, order: str) -> None:
+        """Report outputs that are never written; those of integers differ between orders."""
+        for name in self.names:
+            buffer = self.buffers[name]
+            if _may_be_ones(buffer):
+                continue
+            left = buffer.elements - len(buffer.changed(_POISONS[0]))
+            if left:
+                text = f"output '{name}': {left} of {buffer.elements} elements are never written"
+                self.failures.append((order, text))
+
+    def _compare(self, scope: str) -> int:
+        """Compare as many outputs as the budget allows with the reference; return how many."""
+        terms = sum(int(np.prod([a.extent for a in s.reduction_axes], dtype=np.int64)) for s in self.expression.stages)
+        most = max(64, int(_TERMS_PER_S * self.budget_s) // max(1, terms) // len(self.names))
+        points, values = [], []
+        for n, (t, got) in enumerate(zip(self.expression.output_tensors, self.first, strict=True)):
+            if scope != WHOLE:
+                flat = some_of([self.written[n]], most, self.random)
+            elif t.elements <= most:
+                flat = np.arange(t.elements, dtype=np.int64)
+            else:
+                flat = some_of(list(regions(self.program, self.stages[n], self.random)), most, self.random)
+            where = np.unravel_index(flat, t.shape)
+            points.append(np.stack(where, axis=1) if t.shape else np.zeros((len(flat), 0), np.int64))
+            values.append(got.reshape(-1)[flat])
+        wrong = self.compare(self.expression, self.arrays, points, values)
+        if wrong:
+            self.failures.append((self.done[0], wrong))
+        return sum(len(p) for p in points)
+
+
+def _blocks(grid: tuple[int, int, int]) -> int:
+    return grid[0] * grid[1] * grid[2]
+
+
+def _may_be_ones(buffer: Buffer) -> bool:
+    """Whether a number has the bits of memory that was never written: in integers every pattern is one."""
+    return "float" not in buffer.argument.dtype

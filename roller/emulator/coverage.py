@@ -1,0 +1,123 @@
+"""Which outputs a block of a grid must write, and where to look when only some outputs can be compared."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from roller.errors import counted
+from roller.expr import Stage
+from roller.expr.evaluate import _axis_values as axis_values
+from roller.tile import RProgram
+
+#: Regions of an output that are compared whole where there is no room for all of it: corners, and some within.
+_REGIONS = 12
+
+
+def output_tile(program: RProgram, stage: Stage) -> dict[str, int]:
+    """Return the extents of the part of a stage's output that one block has, by axis.
+
+    Axes that the program does not divide among blocks belong to one block whole.
+    """
+    tile = program.block_tile
+    return {a.name: min(tile[a.name], a.extent) if a.name in program.grid else a.extent for a in stage.spatial_axes}
+
+
+def unwritten(program: RProgram, stage: Stage, written: np.ndarray, blocks: int, launched: int) -> str:
+    """Say what blocks have left out of their tiles.
+
+    Parameters
+    ----------
+    program, stage
+        The program, and the stage of its expression that the output belongs to.
+    written
+        Flat positions in the output that the blocks wrote.
+    blocks
+        How many blocks they are.
+    launched
+        Blocks of the whole grid.
+
+    Returns
+    -------
+    str
+        What is missing; empty where nothing is, or where blocks wrote parts of more tiles than they are: these are not
+        the tiles such blocks have.
+    """
+    shape, tile = stage.output.shape, output_tile(program, stage)
+    points = np.stack(np.unravel_index(written, shape), axis=1) if shape else np.zeros((len(written), 0), np.int64)
+    values = axis_values(stage, points)
+    extents = {a.name: a.extent for a in stage.spatial_axes}
+    key = np.zeros(len(points), np.int64)
+    for name, extent in tile.items():
+        key = key * -(-extents[name] // extent) + values[name] // extent
+    tiles, first, counts = np.unique(key, return_index=True, return_counts=True)
+    if len(tiles) > blocks:
+        return ""
+    for at, count in zip(first, counts, strict=True):
+        start = {n: int(values[n][at]) // e * e for n, e in tile.items()}
+        wanted = math.prod(min(e, extents[n] - start[n]) for n, e in tile.items())
+        if count < wanted:
+            place = " ".join(f"{n}={v}" for n, v in start.items())
+            return f"output '{stage.name}': {count} of the {wanted} elements of the tile at {place} are written"
+    one_each = math.prod(-(-extents[n] // e) for n, e in tile.items()) == launched
+    if one_each and len(tiles) < blocks:
+        return f"output '{stage.name}': {counted(blocks, 'block')} write {counted(len(tiles), 'tile')}"
+    return ""
+
+
+def regions(program: RProgram, stage: Stage, rng: np.random.Generator) -> Iterator[np.ndarray]:
+    """Yield flat positions of parts of an output, each as large as what a block has of it: corners first."""
+    tile = output_tile(program, stage)
+    extents = {a.name: a.extent for a in stage.spatial_axes}
+    counts = [-(-extents[n] // e) for n, e in tile.items()]
+    corners = itertools.islice(itertools.product(*((0, n - 1) if n > 1 else (0,) for n in counts)), _REGIONS // 2)
+    inner = (tuple(int(rng.integers(0, n)) for n in counts) for _ in range(_REGIONS // 2))
+    for which in dict.fromkeys((*corners, *inner)):
+        yield _positions(
+            stage, [(k * e, min((k + 1) * e, extents[n])) for k, (n, e) in zip(which, tile.items(), strict=True)]
+        )
+
+
+def _positions(stage: Stage, box: Sequence[tuple[int, int]]) -> np.ndarray:
+    """Return the flat positions that a box of spatial axes is stored at."""
+    grids = np.meshgrid(*(np.arange(low, high) for low, high in box), indexing="ij", sparse=True)
+    values = dict(zip((a.name for a in stage.spatial_axes), grids, strict=True))
+    shape = stage.output.shape
+    flat = np.zeros(tuple(high - low for low, high in box), np.int64)
+    for index, extent in zip(stage.store, shape, strict=True):
+        flat = flat * extent + index(values)
+    return flat.ravel()
+
+
+def some_of(parts: Sequence[np.ndarray], most: int, rng: np.random.Generator) -> np.ndarray:
+    """Return at most about ``most`` positions of all parts together, as many of each."""
+    if not parts:
+        return np.zeros(0, np.int64)
+    share = max(1, most // len(parts))
+    chosen = [p if len(p) <= share else p[rng.choice(len(p), share, replace=False)] for p in parts]
+    return np.unique(np.concatenate(chosen))
+
+
+def chosen_blocks(program: RProgram, blocks: int, most: int, rng: np.random.Generator) -> list[int]:
+    """Return the linear numbers of blocks to run where not all can: first, last, those of corners, then any."""
+    numbers = [0, blocks - 1]
+    grid = list(program.grid.values())
+    if int(np.prod(grid, dtype=np.int64)) == blocks:
+        corners = itertools.islice(itertools.product(*((0, n - 1) for n in grid)), 64)
+        numbers += [int(np.ravel_multi_index(c, grid)) for c in corners]
+    numbers += [int(n) for n in rng.integers(0, blocks, most)]
+    return list(dict.fromkeys(numbers))[:most]
+
+
+def summary(run: int, blocks: int) -> str:
+    """Return how much of a grid ran.
+
+    Examples
+    --------
+    >>> summary(8, 1024)
+    '8 of 1024 blocks'
+    """
+    return f"{run} of {counted(blocks, 'block')}"
