@@ -7,6 +7,7 @@ launch for a block of the next: they run whole, or not at all.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -42,16 +43,16 @@ def within_budget(
     seed: int,
     check: bool,
     workers: int | None,
-    cache_dir: object,
+    cache_dir: str | os.PathLike[str] | None,
 ) -> Proof:
     """Prove as much of a kernel as seconds allow; see :func:`roller.emulator.prove`."""
     start = time.monotonic()
     blocks = sum(_blocks(x.grid) for x in artifact.launches)
     needed = sum(element_bytes(a) for a in artifact.arguments)
     if needed > MOST_BYTES:
-        note = f"its arrays take {needed / 1e9:.2f} GB, more than the {MOST_BYTES / 1e9:.2f} GB an emulated kernel may have"
+        note = f"its arrays take {needed / 1e9:.2f} GB, an emulated kernel may have {MOST_BYTES / 1e9:.2f} GB"
         return Proof(True, (), NOTHING, blocks=blocks, note=note)
-    emulated = Emulated(artifact, check=check, cache_dir=cache_dir)  # type: ignore[arg-type]
+    emulated = Emulated(artifact, check=check, cache_dir=cache_dir)
     proof = _Trial(emulated, arrays, budget_s, compare, orders, seed, workers).prove()
     return replace(proof, seconds=time.monotonic() - start)
 
@@ -120,7 +121,7 @@ class _Trial:
 
     def _one_by_one(self) -> list[float] | None:
         """Run a few blocks of every launch; return the seconds each took, ``None`` where one takes too long."""
-        seconds = []
+        seconds: list[float] = []
         self._clean(_POISONS[0])
         for n, count in enumerate(self.grids):
             blocks = list(dict.fromkeys((0, count // 3, count - 1)))

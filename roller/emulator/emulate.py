@@ -334,12 +334,12 @@ def _launch(
         region.base, region.bytes, region.name, region.space = b.address, b.bytes, label.encode(), 0
     message = ctypes.create_string_buffer(_MESSAGE_BYTES)
     blocks = launch.grid[0] * launch.grid[1] * launch.grid[2] if chosen is None else len(chosen)
-    numbers = None if chosen is None else (ctypes.c_uint32 * len(chosen))(*chosen)
+    numbers = (ctypes.c_uint32 * len(chosen or ()))(*(chosen or ()))
     described = library.LaunchStruct(
         (ctypes.c_uint * 3)(*launch.grid), (ctypes.c_uint * 3)(*launch.block), launch.dynamic_shared_bytes, order,
         _workers(workers, blocks), int(kernel.converges), len(launch.arguments), seed % 2**64, regions,
         ctypes.cast(message, ctypes.c_char_p), _MESSAGE_BYTES,
-        ctypes.cast(numbers, ctypes.POINTER(ctypes.c_uint32)), 0 if chosen is None else len(chosen), deadline_s,
+        ctypes.cast(numbers, ctypes.POINTER(ctypes.c_uint32)) if chosen is not None else None, len(numbers), deadline_s,
     )  # fmt: skip
     status = function(ctypes.byref(described))
     if status == 2:

@@ -51,8 +51,8 @@ def prove(
         As for :func:`roller.emulator.emulate`.
     budget_s
         Seconds the proof may take besides what g++ does. All blocks run where they are expected to end in time; else
-        blocks at corners and random ones (:attr:`Proof.scope` says which); outputs are then compared where they ran, and
-        as many as there is time for. ``None``: everything, however long it takes.
+        blocks at corners and random ones (:attr:`Proof.scope` says which); outputs are compared where they ran, as many
+        as there is time for. ``None``: everything, however long it takes.
     compare_at
         Comparator of chosen outputs, for proofs with a budget; the bound is that of ``compare`` where ``None``.
 
@@ -107,6 +107,7 @@ def _inputs(expression: TensorExpr, seed: int) -> list[np.ndarray]:
 
 def _random(t: Tensor, rng: np.random.Generator) -> np.ndarray:
     count = min(t.elements, _DISTINCT)
+    out: np.ndarray
     if t.dtype == "bool":
         out = rng.integers(0, 2, count).astype(np.bool_)
     elif "int" in t.dtype:
@@ -114,5 +115,5 @@ def _random(t: Tensor, rng: np.random.Generator) -> np.ndarray:
         out = rng.integers(low, high, count).astype(t.dtype)
     else:
         x = rng.standard_normal(count).astype(np.float32)
-        out = x if t.dtype == "bfloat16" else x.astype(t.dtype)
+        out = np.asarray(x if t.dtype == "bfloat16" else x.astype(t.dtype))
     return np.resize(out, t.shape)
