@@ -10,11 +10,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from roller.arguments import constants_of, expression_of, options_of, target_of
 from roller.artifact import Constant, KernelArtifact
 from roller.choosing import How, Workshop, choose, first_lowered
+from roller.choosing.proving import Verdict, is_proved, noted, seconds_of
+from roller.choosing.proving import prove as prove_kernel
 from roller.compiled import CompiledKernel
 from roller.construction.options import TEMPLATE_VERSION, ConstructOptions
 from roller.errors import BuildError, RollerError
@@ -142,6 +145,8 @@ def compile(
     deterministic: bool = False,
     refine_s: float | None = None,
     spec: str | DeviceSpec | None = None,
+    prove: bool = False,
+    prove_s: float | None = None,
 ) -> CompiledKernel:
     """Compile an expression for a device, or take the kernel from the cache.
 
@@ -178,6 +183,13 @@ def compile(
     spec
         Beside a device that is here (``"cuda:0"``) the spec to construct for (a name, a YAML that was probed, or a
         DeviceSpec) instead of the shipped one of its architecture.
+    prove
+        Run the kernel for a device that is not here on the emulator, which needs g++: a candidate that is wrong, reads
+        or writes out of bounds or lacks a barrier drops out, and the next takes its place. What was run is the
+        candidate's ``proved``: ``"emulated"`` where that was all of it, some blocks of its grid where all take too
+        long. A kernel is proved once; the cache knows.
+    prove_s
+        Seconds a kernel may be run for; 20 by default.
 
     Returns
     -------
@@ -191,28 +203,35 @@ def compile(
         Where a device named as being here is not; the message says what is missing.
     RollerError
         Where a constant is no input of the expression, or its array does not fit; where ``refine_s`` is asked of a
-        device that is not here, or beside ``deterministic``.
+        device that is not here, or beside ``deterministic``; where ``prove`` is asked of one that is here.
+    EmulationError
+        Where ``prove`` is asked for and there is no g++.
     """
     (spec, handle), expression = target_of(device, spec), expression_of(expr)
     chosen, values = constants_of(constants, expression, options_of(options, top_k))
     how, here = How(deterministic, refine_s or 0.0), _is_here(spec) or handle is not None
     if how.refine_s and not here:
         raise RollerError(f"refine_s: expected a device that is here to time on, got '{spec.name}'. Leave it away.")
+    prove_for_s = seconds_of(prove, prove_s, here, spec.name) if prove is not False or prove_s is not None else 0.0
     if not cache or (handle is not None and handle.kind == "null"):
-        return _compile(expression, spec, chosen, seed, handle, how).holding(values)
+        return _compile(expression, spec, chosen, seed, handle, how, prove_for_s).holding(values)
     from roller.runtime.cache import CacheKey, KernelCache, for_expression
 
     fresh: list[CompiledKernel] = []
 
     def build() -> CacheEntry:
-        fresh.append(_compile(expression, spec, chosen, seed, handle, how))
+        fresh.append(_compile(expression, spec, chosen, seed, handle, how, prove_for_s))
         return _entry_of(fresh[0])
 
     options_key = chosen.identity(expression) | how.identity()
     key = CacheKey.of(expression, spec.content_key, TEMPLATE_VERSION, options_key)
     # What runs here must have been checked here, and timed unless that was not wanted; elsewhere a prediction will
     # do, a measurement is welcome.
-    entry = KernelCache().load_or_build(key, build, measured=here)
+    kept = KernelCache()
+    entry = kept.load_or_build(key, build, measured=here)
+    if prove_for_s and not fresh and not is_proved(entry.artifact, prove_for_s):
+        entry = build()
+        kept.store(key, entry)
     if fresh:
         return fresh[0].holding(values)
     found = for_expression(entry, expression)
@@ -278,7 +297,7 @@ def _entry_of(kernel: CompiledKernel) -> CacheEntry:
     return CacheEntry(
         kernel.artifact,
         tuple(
-            CachedCandidate(c.id, c.program, c.estimate.to_dict(), c.status, c.measured_s, c.reason)
+            CachedCandidate(c.id, c.program, c.estimate.to_dict(), c.status, c.measured_s, c.reason, c.proved)
             for c in kernel.candidates
         ),
     )
@@ -289,7 +308,8 @@ def _candidate_of(cached: CachedCandidate) -> Candidate:
     from roller.perf.estimate import Estimate
 
     estimate = Estimate.from_dict(cached.estimate)
-    return Candidate(cached.id, cached.program, estimate, cached.status, cached.measured_s, cached.reason)
+    c = cached
+    return Candidate(c.id, c.program, estimate, c.status, c.measured_s, c.reason, c.proved)
 
 
 def _compile(
@@ -299,8 +319,12 @@ def _compile(
     seed: int,
     handle: DeviceHandle | None = None,
     how: How = How(),  # noqa: B008 - frozen
+    prove_s: float = 0.0,
 ) -> CompiledKernel:
-    """Construct; where the device is here build, check, and time what has to be; elsewhere lower the best one."""
+    """Construct; where the device is here build, check, and time what has to be; elsewhere lower the best one.
+
+    ``prove_s``: seconds to prove it for, 0 for no proof.
+    """
     from roller.construction.constructor import construct_candidates, target_units
 
     candidates = construct_candidates(expression, spec, options)
@@ -309,7 +333,18 @@ def _compile(
     if _is_here(spec):
         return _compile_here(expression, spec, candidates, options, seed, how)
     share = target_units(spec, options)
-    return first_lowered(expression, spec, candidates, lambda c: lower(c.program, expression, share))
+
+    def proved(candidate: Candidate, artifact: KernelArtifact) -> tuple[KernelArtifact, Verdict]:
+        del candidate
+        verdict = prove_kernel(artifact, prove_s, seed=seed)
+        return noted(artifact, verdict, prove_s), verdict
+
+    make = partial(_lowered, expression, share)
+    return first_lowered(expression, spec, candidates, make, proved if prove_s else None)
+
+
+def _lowered(expression: TensorExpr, spec: DeviceSpec, candidate: Candidate) -> KernelArtifact:
+    return lower(candidate.program, expression, spec)
 
 
 def _compile_here(

@@ -14,6 +14,7 @@ from roller.hardware import DeviceSpec
 
 if TYPE_CHECKING:
     from roller.choosing.how import How
+    from roller.choosing.proving import Verdict
     from roller.construction.constructor import Candidate
     from roller.construction.options import ConstructOptions
     from roller.runtime.build_pool import BuildResult
@@ -141,8 +142,18 @@ def first_lowered(
     spec: DeviceSpec,
     candidates: Sequence[Candidate],
     lower: Callable[[Candidate], KernelArtifact],
+    prove: Callable[[Candidate, KernelArtifact], tuple[KernelArtifact, Verdict]] | None = None,
 ) -> CompiledKernel:
     """Return the best prediction that lowers, for a device that is not here; those before it keep their reasons.
+
+    Parameters
+    ----------
+    expression, spec, candidates
+        What they compute, the device, and candidates, best prediction first.
+    lower
+        Makes a candidate's kernel.
+    prove
+        Emulates it, and returns it with what is known; one that is wrong is a record, and the next takes its place.
 
     Raises
     ------
@@ -156,6 +167,12 @@ def first_lowered(
         except BuildError as err:
             outcome[n] = replace(c, status="failed", reason=str(err))
             continue
+        if prove is not None:
+            artifact, verdict = prove(c, artifact)
+            outcome[n] = replace(c, proved=verdict.proved)
+            if verdict.wrong:
+                outcome[n] = replace(c, status="wrong", reason=verdict.wrong)
+                continue
         return CompiledKernel(finished(artifact, c), tuple(outcome), reachable=False)
     raise none_survived(expression, spec, outcome)
 

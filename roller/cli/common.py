@@ -201,6 +201,7 @@ def candidate_json(candidate: Any) -> dict[str, Any]:
         "id": candidate.id,
         "status": candidate.status,
         "reason": candidate.reason,
+        "proved": candidate.proved or None,
         **prediction_json(candidate.estimate),
         "measured_s": candidate.measured_s,
         **program_json(candidate.program),
@@ -262,6 +263,8 @@ def candidates_table(candidates: Iterable[Any], title: str, best_id: str | None 
             status += f", relaxed {','.join(x.program.relaxed)}"
         if x.reason:
             status += f": {first_line(x.reason)}"
+        if x.proved:
+            status += f", {first_line(x.proved)}"
         error = x.estimate.expected_error
         predicted = seconds(x.estimate.seconds) + ("" if error is None else f" ±{error * 100:.2g} %")
         measured = seconds(x.measured_s)

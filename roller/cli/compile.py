@@ -34,6 +34,12 @@ DeterministicOption = Annotated[
 RefineOption = Annotated[
     float, typer.Option("--refine", metavar="SECONDS", min=0, help="Then search around the fastest for so long.")
 ]
+ProveOption = Annotated[
+    bool, typer.Option("--prove", help="Run it on the emulator, for a device that is not here (needs g++).")
+]
+ProveSecondsOption = Annotated[
+    float | None, typer.Option("--prove-s", metavar="SECONDS", min=0.01, help="Seconds a proof may run; 20 by default.")
+]
 SourceOption = Annotated[bool, typer.Option("--source", help="Print the best kernel's source as well.")]
 
 
@@ -46,6 +52,8 @@ def compile_command(
     cache: CacheOption = True,
     deterministic: DeterministicOption = False,
     refine: RefineOption = 0.0,
+    prove: ProveOption = False,
+    prove_s: ProveSecondsOption = None,
     as_json: JsonOption = False,
     settings: SetOption = None,
 ) -> None:
@@ -67,6 +75,8 @@ def compile_command(
         cache=cache,
         deterministic=deterministic,
         refine_s=refine,
+        prove=prove or prove_s is not None,
+        prove_s=prove_s,
     )
     if out is not None:
         kernel.artifact.save(out)
@@ -92,6 +102,8 @@ def compile_command(
     else:
         how = "pretended" if device.startswith("null:") else "measured"
         screen.print(f"{how} {seconds(best.measured_s)}, predicted {seconds(kernel.estimate.seconds)}")
+    if best is not None and best.proved:
+        screen.print(f"proof: {best.proved}", soft_wrap=True)
     screen.print(f"program: {kernel.program}", soft_wrap=True)
     for note in accuracy_notes([kernel.program]):
         screen.print(note, soft_wrap=True)

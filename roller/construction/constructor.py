@@ -50,6 +50,9 @@ class Candidate:
         Median measured seconds, or ``None``.
     reason
         Why it failed, or ``None``.
+    proved
+        What the emulator knows of its kernel, for a device that is not here: ``"emulated"`` or ``"not proved
+        (reason)"``; empty where nobody asked.
     """
 
     id: str
@@ -58,6 +61,7 @@ class Candidate:
     status: str = "constructed"
     measured_s: float | None = None
     reason: str | None = None
+    proved: str = ""
 
 
 def canonical_forms(expr: TensorExpr, options: ConstructOptions) -> tuple[TensorExpr, ...]:

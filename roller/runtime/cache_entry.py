@@ -23,7 +23,7 @@ class CachedCandidate:
 
     Parameters
     ----------
-    id, program, status, measured_s, reason
+    id, program, status, measured_s, reason, proved
         As of ``roller.Candidate``.
     estimate
         The prediction as plain data (seconds, bottleneck, terms).
@@ -35,6 +35,7 @@ class CachedCandidate:
     status: str
     measured_s: float | None = None
     reason: str | None = None
+    proved: str = ""
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,8 @@ def candidates_text(candidates: Sequence[CachedCandidate]) -> str:
         program = c.program.to_dict()
         form = json.dumps(expr_to_dict(c.program.expr), sort_keys=True)
         program["expr"] = expressions.setdefault(form, len(expressions))
-        rows.append([c.id, program, c.estimate, c.status, c.measured_s, c.reason])
+        known = [c.proved] if c.proved else []
+        rows.append([c.id, program, c.estimate, c.status, c.measured_s, c.reason, *known])
     return json.dumps({"expressions": [json.loads(form) for form in expressions], "candidates": rows})
 
 

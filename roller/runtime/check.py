@@ -79,15 +79,28 @@ class Oracle:
         Its inputs, in call order: arrays, or :class:`PeriodicInput` where the arrays are on a device.
     seed
         Seed of the sampled points.
+    points
+        Coordinates ``(P, rank)`` that are compared, per output, where the caller knows which.
     """
 
-    def __init__(self, expression: TensorExpr, arrays: Sequence[np.ndarray | PeriodicInput], seed: int = 0) -> None:
+    def __init__(
+        self,
+        expression: TensorExpr,
+        arrays: Sequence[np.ndarray | PeriodicInput],
+        seed: int = 0,
+        points: Sequence[np.ndarray] | None = None,
+    ) -> None:
         self.expression, self.seed = expression, seed
         rng = np.random.default_rng(seed)
-        self._whole = whole(expression)
+        # Points that the caller chose are all there is to compare, as those of a whole output are.
+        self._whole = points is not None or whole(expression)
         sampled = {} if self._whole else points_of(expression, rng)
-        points = {t.name: every_point(t.shape) if self._whole else sampled[t.name] for t in expression.output_tensors}
-        self._expected = self._sampled = self._at(arrays, points)
+        given = dict(zip((t.name for t in expression.output_tensors), points or (), strict=False))
+        chosen = {
+            t.name: given[t.name] if t.name in given else every_point(t.shape) if self._whole else sampled[t.name]
+            for t in expression.output_tensors
+        }
+        self._expected = self._sampled = self._at(arrays, chosen)
         self._covered: set[str] = set()
 
     def _at(self, arrays: Sequence[np.ndarray | PeriodicInput], points: dict[str, np.ndarray]) -> list[_Expected]:
@@ -157,6 +170,8 @@ class Oracle:
         for expected, got in zip(self._expected, values, strict=True):
             ratio = _ratios(got, expected.found)
             count += len(ratio)
+            if not len(ratio):
+                continue
             i = int(np.argmax(ratio))
             if ratio[i] > worst:
                 worst = float(ratio[i])

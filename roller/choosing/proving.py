@@ -1,0 +1,155 @@
+"""Kernels for a device that is not here, proved on the emulator before anybody takes them for right.
+
+A proof is a fact about a kernel's source: it is noted in the artifact's ``build`` and travels with it, so that a kernel
+is proved once, whoever asks again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from roller.artifact import KernelArtifact
+from roller.errors import EmulationError, RollerError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from roller.emulator import Proof
+    from roller.expr import TensorExpr
+
+#: Seconds that one kernel's proof takes at most unless said otherwise, besides what g++ takes to build it.
+PROVE_S = 20.0
+#: Seconds of all proofs of a bundle or a saved model together, unless said otherwise.
+PROVE_ALL_S = 120.0
+#: Keys of an artifact's ``build``: what is known, and the seconds it was tried for.
+PROVED, _TRIED_S = "proved", "prove_s"
+#: Less is not worth building a kernel for.
+_LEAST_S = 0.05
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a kernel that was to be proved.
+
+    Parameters
+    ----------
+    proved
+        ``"emulated"``, with what was run where that was not all, or ``"not proved (reason)"``.
+    wrong
+        What is wrong with it; empty where nothing was found.
+    """
+
+    proved: str
+    wrong: str = ""
+
+
+def missing() -> str:
+    """Return why nothing can be proved on this machine; empty where it can."""
+    from roller.emulator.library import compiler
+
+    try:
+        compiler(os.environ.get("CXX") or "g++")
+    except EmulationError as err:
+        return str(err)
+    return ""
+
+
+def prove(artifact: KernelArtifact, seconds: float = PROVE_S, *, seed: int = 0, workers: int | None = None) -> Verdict:
+    """Prove a kernel on the emulator, as far as seconds allow.
+
+    Parameters
+    ----------
+    artifact
+        Of a GPU; it need not be built.
+    seconds
+        What running it may take.
+    seed
+        Of inputs, and of the random order of threads.
+    workers
+        Threads of the operating system.
+
+    Returns
+    -------
+    Verdict
+        A kernel that cannot be emulated is not proved, with the reason; nothing is raised for it.
+
+    Examples
+    --------
+    >>> import roller
+    >>> kernel = roller.compile(roller.ops.matmul(64, 64, 64), device="v100", top_k=1, cache=False)
+    >>> prove(kernel.artifact).proved
+    'emulated'
+    """
+    from roller import emulator
+
+    budget_s = max(seconds, _LEAST_S)
+    try:
+        proof = emulator.prove(artifact, budget_s=budget_s, seed=seed, workers=workers, compare_at=_compare)
+    except EmulationError as err:
+        return Verdict(f"not proved ({str(err).splitlines()[0].rstrip('.')})")
+    return Verdict(proof.proved, "" if proof.ok else _reason(proof))
+
+
+def is_proved(artifact: KernelArtifact, seconds: float) -> bool:
+    """Whether proving an artifact for so long says no more than is known: it ran, or was tried for as long."""
+    if artifact.measured_s is not None:
+        return True
+    known = str(artifact.build.get(PROVED, ""))
+    return known.startswith("emulated") or (bool(known) and float(artifact.build.get(_TRIED_S, 0.0)) >= seconds)
+
+
+def noted(artifact: KernelArtifact, verdict: Verdict, seconds: float) -> KernelArtifact:
+    """Return the artifact with what is known of it."""
+    return replace(artifact, build={**artifact.build, PROVED: verdict.proved, _TRIED_S: seconds})
+
+
+def proved_of(artifact: KernelArtifact) -> str:
+    """Return what is known of an artifact, for records: empty where nobody asked."""
+    return str(artifact.build.get(PROVED, ""))
+
+
+def seconds_of(prove: bool, prove_s: float | None, device_is_here: bool, device: str) -> float:
+    """Return the seconds of a proof that is asked for, 0 for none.
+
+    Raises
+    ------
+    RollerError
+        Where the device is here, which checks its own kernels, or the seconds are no number.
+    EmulationError
+        Where this machine cannot prove anything.
+    """
+    if not isinstance(prove, bool):
+        raise RollerError(f"prove: expected True or False, got {prove!r}. Give seconds as prove_s.")
+    number = isinstance(prove_s, (int, float)) and not isinstance(prove_s, bool)
+    if prove_s is not None and not (number and 0 < prove_s < float("inf")):
+        raise RollerError(f"prove_s: expected seconds above 0, or None, got {prove_s!r}.")
+    if not prove:
+        if prove_s is not None:
+            raise RollerError("prove_s: expected none without prove=True. Add it, or leave prove_s away.")
+        return 0.0
+    if device_is_here:
+        raise RollerError(f"prove: expected a device that is not here, got '{device}', which checks what it runs. "
+                          "Leave it away.")  # fmt: skip
+    why = missing()
+    if why:
+        raise EmulationError(why)
+    return PROVE_S if prove_s is None else float(prove_s)
+
+
+def _compare(
+    expression: TensorExpr,
+    arrays: Sequence[np.ndarray],
+    points: Sequence[np.ndarray],
+    values: Sequence[np.ndarray],
+) -> str:
+    from roller.runtime.check import Oracle
+
+    return Oracle(expression, arrays, points=points).check_values(values).message
+
+
+def _reason(proof: Proof) -> str:
+    order, text = proof.failures[0]
+    return f"emulated, {order} order: {text}"
