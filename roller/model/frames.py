@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from roller.model.binding import Bound, Operand
+from roller.model.exchange import Placed
 from roller.model.interpreter import interpret
 from roller.model.kernels import aligned
 from roller.model.plan import ARENA, INPUT
@@ -27,7 +28,7 @@ class Frame:
     def __init__(self, steps: Sequence[Bound], arena_bytes: int) -> None:
         self.steps = steps
         self.arena = aligned(arena_bytes)
-        self.inputs: Sequence[np.ndarray] = ()
+        self.inputs: Sequence[np.ndarray] | Placed = ()
         self.outputs: list[Any] = []
         #: Views of the arena by the identity of their operand, which the steps keep alive.
         self._views: dict[int, np.ndarray] = {}
@@ -51,14 +52,16 @@ class Frame:
         assert operand.place is not None
         self.outputs[operand.place.index] = array
 
-    def run(self, inputs: Sequence[np.ndarray], outputs: list[Any], seconds: dict[int, float] | None = None) -> None:
+    def run(
+        self, inputs: Sequence[np.ndarray] | Placed, outputs: list[Any], seconds: dict[int, float] | None = None
+    ) -> None:
         """Run all steps.
 
         Parameters
         ----------
         inputs, outputs
-            One contiguous array per input and output of the program, in order; ``None`` for outputs whose shape only a
-            run knows, which are put there.
+            One contiguous array per input and output of the program, in order, inputs also by their addresses; ``None``
+            for outputs whose shape only a run knows, which are put there.
         seconds
             Where every step's seconds go, by the ``id`` of the bound step; ``None``: nothing is timed.
         """

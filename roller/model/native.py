@@ -12,6 +12,7 @@ import numpy as np
 from roller.errors import LaunchError
 from roller.model.binding import Bound, BoundCall, BoundCopy, BoundRun, BoundTogether, Operand
 from roller.model.cuts import cut
+from roller.model.exchange import CODES, Placed
 from roller.model.frames import Frame
 from roller.model.interpreter import call, interpret
 from roller.model.plan import ARENA, INPUT
@@ -29,8 +30,6 @@ _ARGUMENT = np.dtype([("type_index", "i4"), ("padding", "u4"), ("value", "u8")])
 _CALL, _COPY, _TOGETHER = range(3)
 #: TVM's type index of a tensor that somebody else owns, and DLPack's number of the host.
 _TENSOR_POINTER, _HOST = 7, 1
-#: DLPack's type codes by NumPy's kinds.
-_CODES = {"i": 0, "u": 1, "f": 2, "b": 6}
 
 #: Steps of the tables from one to another, or a step that Python runs.
 Segment: TypeAlias = "tuple[int, int] | BoundCall"
@@ -167,7 +166,7 @@ def tables(steps: Sequence[Bound], input_count: int, threads: int) -> Tables:
         row, place = tensors[n], operand.place
         row["ndim"], row["shape"] = len(operand.shape), shapes.ctypes.data + 8 * first
         # Copies look at no dtype: what DLPack has no code for passes as bytes.
-        row["code"], row["bits"] = _CODES.get(operand.dtype.kind, 1), operand.dtype.itemsize * 8
+        row["code"], row["bits"] = CODES.get(operand.dtype.kind, 1), operand.dtype.itemsize * 8
         if place is None:
             assert operand.held is not None
             row["data"] = operand.held.ctypes.data
@@ -214,6 +213,7 @@ class NativeFrame(Frame):
         self._arguments["type_index"] = _TENSOR_POINTER
         first = self._tensors.ctypes.data
         self._arguments["value"] = first + _TENSOR.itemsize * np.arange(len(self._tensors), dtype=np.uint64)
+        self._count = array_count
         self._arrays = np.zeros(max(1, array_count), np.uint64)
         self._struct = FrameStruct(
             *(a.ctypes.data for a in (shared.steps, shared.lanes, self._arguments, self._tensors, shared.patches)),
@@ -230,8 +230,14 @@ class NativeFrame(Frame):
         LaunchError
             Where a kernel or a function refuses its arrays.
         """
-        arrays = (*self.inputs, *self.outputs)
-        self._arrays[: len(arrays)] = [0 if a is None else a.__array_interface__["data"][0] for a in arrays]
+        if isinstance(self.inputs, Placed):
+            self.inputs.place(self._struct.arrays)
+            arrays = tuple(self.outputs)
+        else:
+            arrays = (*self.inputs, *self.outputs)
+        self._arrays[self._count - len(arrays) : self._count] = [
+            0 if a is None else a.__array_interface__["data"][0] for a in arrays
+        ]
         self._runner.point(self._address)
         if seconds is not None:
             self._timed(seconds)

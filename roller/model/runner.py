@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
-import hashlib
-import platform
-import shutil
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from roller.backends.cpu.launcher import runtime_of_pools
-from roller.errors import BuildError, LaunchError
-from roller.files import whole_file
-from roller.runtime.cache_location import cache_folder
+from roller.errors import LaunchError
+from roller.model.native_build import compile_library, kept_library
 from roller.scratch import scratch_folder
 
 SOURCE, POOL = (Path(__file__).with_name(name) for name in ("runner.c", "pool.h"))
-_COMPILERS = ("cc", "gcc", "clang", "g++", "c++")
-_FLAGS = ("-O2", "-shared", "-fPIC", "-pthread")
 #: Bytes of the header of TVM's objects, after which an error has its kind and its message.
 _HEADER_BYTES = 24
 
@@ -117,42 +108,9 @@ def build_runner() -> bytes:
     BuildError
         Where there is no C compiler, or it fails.
     """
-    parts = (
-        SOURCE.read_bytes(),
-        POOL.read_bytes(),
-        " ".join(_FLAGS).encode(),
-        platform.machine().encode(),
-        sys.platform.encode(),
-    )
-    path = cache_folder() / "runner" / f"{hashlib.sha256(b'|'.join(parts)).hexdigest()}.so"
-    try:
-        return path.read_bytes()
-    except OSError:
-        image = _compiled()
-    _keep(image, path)
-    return image
+    return kept_library((SOURCE, POOL), _compiled)
 
 
 @functools.cache
 def _compiled() -> bytes:
-    compiler = next((c for c in map(shutil.which, _COMPILERS) if c), None)
-    if compiler is None:
-        raise BuildError(
-            f"the native runner: expected one of {list(_COMPILERS)} on PATH, found none. Install a C compiler; running "
-            "a saved model needs none."
-        )
-    with scratch_folder() as folder:
-        library = Path(folder, "runner.so")
-        command = [compiler, *_FLAGS, "-o", str(library), str(SOURCE)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise BuildError(f"the native runner: {compiler} failed: {done.stderr.strip()[-500:]}")
-        return library.read_bytes()
-
-
-def _keep(image: bytes, path: Path) -> None:
-    """Write the library into the cache folder, whole or not at all; where it cannot be used, it is compiled again."""
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as file:
-            file.write(image)
+    return compile_library(SOURCE, "the native runner")

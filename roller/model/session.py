@@ -12,10 +12,11 @@ import numpy as np
 from roller.artifact import KernelArtifact
 from roller.backends.cpu import threads
 from roller.backends.cpu.launcher import runtime_of_pools
-from roller.errors import ModelError
+from roller.errors import LaunchError, ModelError
 from roller.model.binding import Bound, bind, wakes_threads
 from roller.model.calls import ModelCalls, ends_of
 from roller.model.constants import Constants, prepare, without_constants
+from roller.model.exchange import Placed
 from roller.model.feeds import Feeds
 from roller.model.frames import Frame
 from roller.model.kernels import KernelCode, LoadedKernel, load_kernel
@@ -138,12 +139,27 @@ class Session(ModelCalls):
         made = self._call(self._feeds.named(feeds), None, False, seconds)
         return dict(zip(self.plan.program.outputs, made, strict=True))
 
+    def run_placed(self, inputs: Placed) -> list[np.ndarray]:
+        """Run on inputs by their addresses, which the caller has checked; return new arrays of all outputs in order.
+
+        Raises
+        ------
+        LaunchError
+            Where steps do not run natively.
+        """
+        if self.runner is None:
+            raise LaunchError(f"{self.name}: inputs by address: expected a native session. Pass arrays to run().")
+        return self._call(inputs, None, False)
+
     def _call(
-        self, inputs: list[np.ndarray], out: Any, on_device: bool, seconds: dict[int, float] | None = None
+        self, inputs: list[np.ndarray] | Placed, out: Any, on_device: bool, seconds: dict[int, float] | None = None
     ) -> list[np.ndarray]:
         """Run on checked arrays; return all outputs in order, which are where they are computed anyway."""
         del on_device
-        outputs = self._feeds.made() if out is None else self._feeds.given(out, inputs)
+        if out is None or isinstance(inputs, Placed):
+            outputs = self._feeds.made()
+        else:
+            outputs = self._feeds.given(out, inputs)
         try:
             frame = self._frames.pop()  # at once, whatever other threads do
         except IndexError:

@@ -38,8 +38,8 @@ def attention(
     from torch.nn import functional
 
     _refuse_mask(mask, mask_type)
-    (batch, length, _), split = query.shape, qkv_weight.split(embed_dim)
-    biases = qkv_bias.split(embed_dim)
+    (batch, length, _), split = query.shape, qkv_weight.chunk(3)
+    biases = qkv_bias.chunk(3)
     q, k, v = (functional.linear(x, w, b).view(batch, x.shape[1], heads, embed_dim // heads).transpose(1, 2)
                for x, w, b in zip((query, key, value), split, biases, strict=True))  # fmt: skip
     shares = torch.softmax(q @ k.transpose(2, 3) * (embed_dim // heads) ** -0.5, -1)

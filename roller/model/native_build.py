@@ -1,0 +1,72 @@
+"""Small libraries in C beside the kernels: compiled once by the compiler that links kernels, and kept in the cache."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from roller.errors import BuildError
+from roller.files import whole_file
+from roller.runtime.cache_location import cache_folder
+from roller.scratch import scratch_folder
+
+_COMPILERS = ("cc", "gcc", "clang", "g++", "c++")
+_FLAGS = ("-O2", "-shared", "-fPIC", "-pthread")
+
+
+def kept_library(sources: Sequence[Path], compiled: Callable[[], bytes]) -> bytes:
+    """Return a library from the cache folder where it was compiled before, else what ``compiled`` gives.
+
+    Parameters
+    ----------
+    sources
+        All files it is made from.
+    compiled
+        Compiles them.
+    """
+    parts = (
+        *(s.read_bytes() for s in sources),
+        " ".join(_FLAGS).encode(),
+        platform.machine().encode(),
+        sys.platform.encode(),
+    )
+    path = cache_folder() / "runner" / f"{hashlib.sha256(b'|'.join(parts)).hexdigest()}.so"
+    try:
+        return path.read_bytes()
+    except OSError:
+        image = compiled()
+    # Whole or not at all; where the folder cannot be used, it is compiled again.
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(path) as file:
+            file.write(image)
+    return image
+
+
+def compile_library(source: Path, what: str) -> bytes:
+    """Return the library of a C file.
+
+    Raises
+    ------
+    BuildError
+        Where there is no C compiler, or it fails.
+    """
+    compiler = next((c for c in map(shutil.which, _COMPILERS) if c), None)
+    if compiler is None:
+        raise BuildError(
+            f"{what}: expected one of {list(_COMPILERS)} on PATH, found none. Install a C compiler; running "
+            "a saved model needs none."
+        )
+    with scratch_folder() as folder:
+        library = Path(folder, "native.so")
+        command = [compiler, *_FLAGS, "-o", str(library), str(source)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise BuildError(f"{what}: {compiler} failed: {done.stderr.strip()[-500:]}")
+        return library.read_bytes()

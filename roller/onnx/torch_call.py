@@ -1,0 +1,104 @@
+"""Calls of a compiled graph with PyTorch's tensors: where each lies is looked up in every call, and nothing is kept."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from roller.model.exchange import ALL, Placed, Places, Wanted
+from roller.model.session import Session
+
+if TYPE_CHECKING:
+    import torch
+
+    from roller.onnx.torch_export import Held
+
+
+class GraphCall:
+    """A session that takes a graph's arguments and returns its results.
+
+    Parameters
+    ----------
+    session
+        Its inputs are tensors among the arguments.
+    positions
+        Of these, in order.
+    held
+        What the graph holds itself, numbered after all arguments.
+    outputs, dtypes
+        As of :class:`roller.onnx.torch_export.Exported`.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        positions: Sequence[int],
+        held: Sequence[Held],
+        outputs: Sequence[int | None],
+        dtypes: Sequence[torch.dtype | None],
+    ) -> None:
+        import torch
+
+        self.session, self._positions, self._held = session, tuple(positions), tuple(held)
+        self._results = tuple(zip(outputs, dtypes, strict=True))
+        wanted = [Wanted(p, s.shape, s.dtype) for p, s in zip(positions, session.feeds.inputs, strict=True)]
+        self._places: Places | None
+        try:
+            self._places = Places(torch.Tensor, wanted)
+        except LookupError:  # an older release: arrays are made of all tensors instead
+            self._places = None
+
+    def __call__(self, *arguments: Any) -> tuple[Any, ...]:
+        """Run the graph."""
+        if self._held:
+            arguments += tuple(h.tensors[h.name] for h in self._held)
+        if self._places is None:
+            arrays = [self.array(arguments, n) for n in range(len(self._positions))]
+            made = self.session.run(None, dict(zip(self.session.plan.program.inputs, arrays, strict=True)))
+        else:
+            made = self.session.run_placed(_Arguments(self, self._places, arguments))
+        return tuple(None if n is None else _tensor(made[n], dtype) for n, dtype in self._results)
+
+    def array(self, arguments: Sequence[Any], number: int) -> np.ndarray:
+        """Return an input of the session as an array; a copy where it is strided.
+
+        Raises
+        ------
+        LaunchError
+            Where it has another shape or dtype.
+        """
+        tensor = arguments[self._positions[number]]
+        feeds = self.session.feeds
+        array: np.ndarray = feeds.taken(tensor.detach().contiguous().numpy(), feeds.inputs[number])
+        return array
+
+
+class _Arguments(Placed):
+    """The arguments of one call."""
+
+    def __init__(self, call: GraphCall, places: Places, arguments: tuple[Any, ...]) -> None:
+        self._call, self._places, self._arguments = call, places, arguments
+        self._copies: dict[int, np.ndarray] = {}
+
+    def place(self, addresses: int) -> None:
+        """Write the addresses; what is strided is copied for this call."""
+        number = self._places.look(self._arguments, addresses)
+        while number != ALL:
+            array = self._copies[number] = self._call.array(self._arguments, number)
+            ctypes.c_uint64.from_address(addresses + 8 * number).value = array.__array_interface__["data"][0]
+            number = self._places.look(self._arguments, addresses, number + 1)
+
+    def __getitem__(self, number: int) -> np.ndarray:
+        """Return an input as an array."""
+        found = self._copies.get(number)
+        return self._call.array(self._arguments, number) if found is None else found
+
+
+def _tensor(array: np.ndarray, dtype: torch.dtype | None) -> torch.Tensor:
+    import torch
+
+    made = torch.from_numpy(array)
+    return made if dtype is None else made.to(dtype=dtype)

@@ -1,0 +1,270 @@
+"""A graph of PyTorch as an ONNX model: every tensor it is called with, weights among them, is an input of the model."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from roller.errors import RollerError
+from roller.onnx.torch_fast_paths import spell_out
+
+if TYPE_CHECKING:
+    import onnx
+    import torch
+
+
+class RefusedGraphError(RollerError):
+    """Why a graph stays with PyTorch."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """A tensor that a graph holds itself: looked up again in every call, since modules may be given another one.
+
+    Parameters
+    ----------
+    tensors
+        Parameters or buffers of the module that owns it.
+    name
+        Of it, there.
+    """
+
+    tensors: dict[str, torch.Tensor | None]
+    name: str
+
+
+@dataclass(frozen=True)
+class Exported:
+    """An ONNX model of a graph for certain shapes.
+
+    Parameters
+    ----------
+    model
+        Its inputs are the tensors at ``positions``.
+    positions
+        Of the inputs among the arguments of the graph; those it holds itself come after all of these.
+    held
+        Tensors of the graph itself.
+    weights
+        Positions of parameters and buffers.
+    outputs
+        Number of the model's output for each result of the graph, ``None`` for a result that is nothing.
+    dtypes
+        Of the results, where they are known: the exporter forgets the way back where it computes halves in float32.
+    """
+
+    model: onnx.ModelProto
+    positions: tuple[int, ...]
+    held: tuple[Held, ...]
+    weights: frozenset[int]
+    outputs: tuple[int | None, ...]
+    dtypes: tuple[torch.dtype | None, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the model's inputs."""
+        return tuple(value.name for value in self.model.graph.input)
+
+
+def export(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Exported:
+    """Export a graph for arguments like these.
+
+    Raises
+    ------
+    RefusedGraphError
+        Where an argument is no tensor of known shape on the CPU, gradients are wanted, or the graph writes into its
+        arguments or returns views of them: kernels make new values.
+    """
+    import torch
+
+    made, positions = _for_sizes(graph, examples)
+    (results,) = next(n for n in graph.graph.nodes if n.op == "output").args
+    _check_results(graph, results)
+    held, module = _with_held(made)
+    given = [examples[n].detach() for n in positions] + [h.tensors[h.name] for h in held]
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the exporter's own deprecations
+        with _quiet(logging.getLogger("torch.onnx")):
+            program = torch.onnx.export(module, tuple(given), dynamo=True, verbose=False)
+    assert program is not None and program.exported_program is not None
+    signature = program.exported_program.graph_signature
+    if signature.buffers_to_mutate or signature.user_inputs_to_mutate:
+        raise RefusedGraphError(
+            "the graph writes into its arguments or buffers, which kernels do not. Return new values."
+        )
+    model = program.model_proto
+    if len(model.graph.input) != len(given):
+        raise RefusedGraphError(f"the exported graph has {len(model.graph.input)} inputs instead of {len(given)}")
+    weights = {k for k, n in enumerate(_placeholders(graph)) if k in positions and _is_weight(n, examples[k])}
+    all_positions = (*positions, *range(len(examples), len(examples) + len(held)))
+    order = _order(len(model.graph.output), results)
+    return Exported(model, all_positions, held, frozenset(weights), order, tuple(_dtype(r) for r in results))
+
+
+def _placeholders(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    return [n for n in graph.graph.nodes if n.op == "placeholder"]
+
+
+def _for_sizes(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> tuple[torch.fx.GraphModule, tuple[int, ...]]:
+    """Return the graph with its sizes inside, and which arguments are left."""
+    made = copy.copy(graph)
+    made.graph = copy.deepcopy(graph.graph)
+    positions = []
+    for k, (node, example) in enumerate(zip(_placeholders(made), examples, strict=True)):
+        if type(example) is int:  # a size, of this shape
+            with made.graph.inserting_before(node):
+                node.replace_all_uses_with(made.graph.call_function(int, (example,)))
+            made.graph.erase_node(node)
+            continue
+        _check(node.name, example)
+        positions.append(k)
+    spell_out(made.graph)
+    made.recompile()
+    return made, tuple(positions)
+
+
+def _check(name: str, example: Any) -> None:
+    import torch
+
+    if type(example) not in (torch.Tensor, torch.nn.Parameter):
+        raise RefusedGraphError(
+            f"argument '{name}': expected a plain tensor or a size, got {type(example).__name__}. "
+            "Pass dynamic=False to torch.compile."
+        )
+    unknown = example.is_quantized or example.dtype in (torch.bfloat16, torch.complex64, torch.complex128)
+    if unknown or example.device.type != "cpu" or example.layout != torch.strided or example.is_neg():
+        raise RefusedGraphError(
+            f"argument '{name}': {example.dtype} on {example.device} is not for roller's processor kernels."
+        )
+    if example.requires_grad and torch.is_grad_enabled():
+        raise RefusedGraphError(
+            "gradients are wanted, and kernels are for inference. Call the model below torch.no_grad()."
+        )
+
+
+def _is_weight(node: torch.fx.Node, example: torch.Tensor) -> bool:
+    """Whether an argument is a parameter or a buffer of a module."""
+    import torch
+    from torch._dynamo.source import is_from_unspecialized_param_buffer_source as of_module
+
+    source = getattr(node, "_dynamo_source", None)
+    return isinstance(example, torch.nn.Parameter) or (source is not None and of_module(source))
+
+
+def _with_held(graph: torch.fx.GraphModule) -> tuple[tuple[Held, ...], torch.nn.Module]:
+    """Return the tensors a graph holds, and a module that takes them as further arguments."""
+    import torch
+
+    names, held = [], []
+    for prefix, module in graph.named_modules(remove_duplicate=False):
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    _check(name, tensor)
+                    names.append(f"{prefix}.{name}" if prefix else name)
+                    held.append(Held(tensors, name))
+    graph.training = False  # of this copy alone: modules inside are the user's
+    if not held:
+        return (), graph
+
+    class WithHeld(torch.nn.Module):
+        def forward(self, *arguments: Any) -> Any:
+            given, values = arguments[: -len(names)], arguments[-len(names) :]
+            return torch.func.functional_call(graph, dict(zip(names, values, strict=True)), given)
+
+    return tuple(held), WithHeld().eval()
+
+
+def _check_results(graph: torch.fx.GraphModule, results: Sequence[Any]) -> None:
+    """Refuse results that the caller could tell from new values of their own.
+
+    A write into a result that is a view of an argument, or of another result, is seen there in PyTorch.
+    """
+    import torch
+
+    arguments = [v for n in _placeholders(graph) if isinstance(v := _example(n), torch.Tensor)]
+    held = [*graph.parameters(), *graph.buffers()]
+    theirs = {_storage(t) for t in (*arguments, *held)}
+    before: list[tuple[Any, torch.Tensor]] = []
+    for result in results:
+        value = _example(result)
+        if result is None or value is None:
+            continue
+        if not isinstance(value, torch.Tensor):
+            raise RefusedGraphError(
+                f"result '{result}': expected a tensor, got a size. Pass dynamic=False to torch.compile."
+            )
+        if _storage(value) in theirs:
+            raise RefusedGraphError(f"result '{result}' is a view of an argument. Return new values.")
+        for other, tensor in before:
+            if _storage(tensor) == _storage(value) and _overlap(tensor, value):
+                raise RefusedGraphError(f"results '{other}' and '{result}' share memory. Return new values.")
+        before.append((result, value))
+
+
+def _example(node: Any) -> Any:
+    return getattr(node, "meta", {}).get("example_value")
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+class _Span:
+    """Memory that nobody has, laid out like a tensor's, for NumPy to compare."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        size, origin = tensor.element_size(), 1 << 40
+        self.__array_interface__ = {
+            "version": 3, "typestr": f"|V{size}", "data": (origin + size * int(tensor.storage_offset()), True),
+            "shape": tuple(map(int, tensor.shape)), "strides": tuple(size * int(s) for s in tensor.stride()),
+        }  # fmt: skip
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether views of one storage share an element; also where that is too hard to tell."""
+    most_work: Any = 100_000
+    try:
+        return bool(np.shares_memory(np.asarray(_Span(one)), np.asarray(_Span(other)), max_work=most_work))
+    except (RuntimeError, TypeError, ValueError):  # too hard, or sizes that only calls know
+        return True
+
+
+def _dtype(result: Any) -> torch.dtype | None:
+    import torch
+
+    value = _example(result)
+    return value.dtype if isinstance(value, torch.Tensor) else None
+
+
+@contextlib.contextmanager
+def _quiet(log: logging.Logger) -> Iterator[None]:
+    """Keep a library from telling of packages that are not installed."""
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+def _order(count: int, results: Sequence[Any]) -> tuple[int | None, ...]:
+    """Return the output of the model for each of the graph's, ``None`` where that is nothing.
+
+    Raises
+    ------
+    RefusedGraphError
+        Where their numbers differ.
+    """
+    tensors = [r for r in results if r is not None]
+    if len(tensors) != count:
+        raise RefusedGraphError(f"the exported graph has {count} outputs instead of {len(tensors)}")
+    numbers = iter(range(count))
+    return tuple(None if r is None else next(numbers) for r in results)
