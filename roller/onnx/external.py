@@ -34,7 +34,7 @@ class ExternalData:
         Raises
         ------
         ModelError
-            Where the path leaves the folder, is no plain file, or is smaller than the tensor.
+            Where the path leaves the folder, is no plain file of one name, or is smaller than the tensor.
         """
         where = f"external data of '{tensor.name}'"
         told = {e.key: e.value for e in tensor.external_data}
@@ -78,6 +78,12 @@ class ExternalData:
             raise ModelError(f"{where}: cannot read {location!r}: {error.strerror}.") from None
         if not stat.S_ISREG(found.st_mode):
             raise ModelError(f"{where}: expected a plain file, got {location!r}. It was not opened.")
+        if found.st_nlink > 1:
+            # Nothing tells whether its other names lie outside the folder; onnx's own checker refuses it too.
+            raise ModelError(
+                f"{where}: expected a file of one name, got {location!r} with {found.st_nlink} hard links, which may be a "
+                "file from outside the model's folder. It was not opened. Put a copy of the file in its place."
+            )
         self._sizes[location] = path, found.st_size
         return self._sizes[location]
 

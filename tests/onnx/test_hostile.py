@@ -288,6 +288,8 @@ def folder(tmp_path):
     (home / "sub" / "w.bin").write_bytes(np.arange(4, dtype=np.float32).tobytes())
     (home / "link.bin").symlink_to(tmp_path / "secret.bin")
     (home / "out").symlink_to(tmp_path)
+    os.link(tmp_path / "secret.bin", home / "hard.bin")
+    (home / "soft.bin").symlink_to("hard.bin")
     os.mkfifo(home / "pipe.bin")
     return home
 
@@ -335,6 +337,8 @@ def test_a_folder_is_refused_with_what_loads_it(tmp_path):
         (external("/etc/passwd"), "It was not opened"),
         (external("link.bin"), "link that leaves the model's folder. It was not opened"),
         (external("out/secret.bin"), "link that leaves the model's folder. It was not opened"),
+        (external("hard.bin"), r"expected a file of one name, got 'hard.bin' with 2 hard links.* It was not opened"),
+        (external("soft.bin"), "expected a file of one name"),
         (external("pipe.bin"), "expected a plain file"),
         (external("sub"), "expected a plain file"),
         (external(""), "It was not opened"),
