@@ -6,7 +6,7 @@ import pytest
 
 from roller import ops
 from roller.artifact import KernelArtifact, Launch
-from roller.backends.cuda import toolchain
+from roller.backends.cuda import installed, toolchain
 from roller.backends.cuda.launcher import CudaKernel
 from roller.errors import BuildError, LaunchError
 from roller.expr.canonical import fuse_axes, group_axes
@@ -115,10 +115,52 @@ def test_split_kernels_share_one_binary():
     assert all(launch.entry.encode() in a.binary for launch in a.launches) and len(a.launches) == 2
 
 
-def test_missing_wheel_is_named(monkeypatch):
-    monkeypatch.setattr(sys, "path", [])
-    with pytest.raises(BuildError, match=r"nvidia-cuda-nvcc-cu12.*roller\[cuda12\]"):
-        toolchain.find("nvidia-cuda-nvcc-cu12")
+@pytest.fixture
+def places(tmp_path, monkeypatch):
+    """A machine with nothing of CUDA on it; the paths given are made as empty files."""
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site")])
+    monkeypatch.setattr(installed, "toolkits", lambda: [tmp_path / "toolkit"])
+
+    def make(*paths):
+        for path in paths:
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / path).touch()
+        return tmp_path
+
+    return make
+
+
+WHEELS_12 = ("site/nvidia/cuda_nvrtc/lib/libnvrtc.so.12", "site/nvidia/cuda_runtime/include/cuda_fp16.h")
+WHEELS_13 = ("site/nvidia/cu13/lib/libnvrtc.so.13", "site/nvidia/cu13/include/cuda_fp16.h")
+TOOLKIT_13 = ("toolkit/lib64/libnvrtc.so.13", "toolkit/include/cuda_fp16.h", "toolkit/include/crt/mma.h")
+
+
+def test_nvrtc_of_cuda_12_or_13_is_found_in_wheels_or_a_toolkit(places):
+    with pytest.raises(BuildError, match=r"libnvrtc\.so\.12 or libnvrtc\.so\.13 .* found none.*roller\[cuda12\]"):
+        installed.find()
+    root = places(*TOOLKIT_13)
+    found = installed.find()
+    assert (found.major, found.library) == (13, root / TOOLKIT_13[0])
+    places(*WHEELS_13)
+    found = installed.find()
+    assert (found.major, found.library) == (13, root / WHEELS_13[0])
+    # Those wheels bring no headers of the matrix units: the toolkit's of the same release stand behind theirs.
+    assert found.includes == (root / "site/nvidia/cu13/include", root / "toolkit/include")
+    places(*WHEELS_12, "site/nvidia/cuda_nvcc/include/crt/mma.h")
+    found = installed.find()
+    assert (found.major, found.library) == (12, root / WHEELS_12[0])
+    assert root / "toolkit/include" not in found.includes
+
+
+def test_a_library_without_headers_takes_the_toolkits_of_its_own_release_or_is_refused(places):
+    root = places("site/nvidia/cu13/lib/libnvrtc.so.13")
+    with pytest.raises(BuildError, match=r"expected the header cuda_fp16\.h for .*libnvrtc\.so\.13, found none"):
+        installed.find()
+    places("toolkit/include/cuda_fp16.h")  # of an unknown release
+    with pytest.raises(BuildError, match="expected the header"):
+        installed.find()
+    places("toolkit/lib64/libnvrtc.so.13")
+    assert installed.find().library == root / "site/nvidia/cu13/lib/libnvrtc.so.13"
 
 
 def test_other_languages_are_refused():

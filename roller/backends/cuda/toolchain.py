@@ -1,51 +1,23 @@
-"""Build CUDA artifacts with NVRTC from the pip wheels; no toolkit, no device and no TVM needed."""
+"""Build CUDA artifacts with NVRTC, from the pip wheels or a toolkit; no device and no TVM needed."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
 import re
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from roller.artifact import KernelArtifact
+from roller.backends.cuda import installed
 from roller.errors import BuildError
-
-_INSTALL = "Install the CUDA wheels with 'pip install roller[cuda12]'"
-
-#: Wheel and the file in it that is needed: the compiler, its headers, and those of the matrix units.
-_WHEELS = {
-    "nvidia-cuda-nvrtc-cu12": "cuda_nvrtc/lib/libnvrtc.so.12",
-    "nvidia-cuda-runtime-cu12": "cuda_runtime/include/cuda_fp16.h",
-    "nvidia-cuda-nvcc-cu12": "cuda_nvcc/include/crt/mma.h",
-}
-
-
-def find(wheel: str) -> Path:
-    """Return the file roller needs of a wheel, searched where the running interpreter imports from.
-
-    Raises
-    ------
-    BuildError
-        Where the wheel is not installed.
-    """
-    relative = Path("nvidia") / _WHEELS[wheel]
-    for entry in sys.path:
-        path = Path(entry or ".") / relative
-        if path.is_file():
-            return path
-    raise BuildError(f"CUDA build: expected {relative} of the package {wheel}, found none. {_INSTALL}.")
 
 
 def available() -> str | None:
     """Return ``None`` where kernels can be built here, else the reason."""
     try:
-        for wheel in _WHEELS:
-            find(wheel)
         _nvrtc()
     except BuildError as err:
         return str(err)
@@ -69,11 +41,11 @@ def build(artifact: KernelArtifact) -> KernelArtifact:
     Raises
     ------
     BuildError
-        Where the wheels are missing or the compiler refuses; the message carries its text.
+        Where NVRTC is missing or the compiler refuses; the message carries its text.
 
     Notes
     -----
-    The log is that of ``ptxas -v``. CUDA 12 builds for ``sm_50`` and newer. A kernel that spills, or takes more
+    The log is that of ``ptxas -v``. CUDA 12 builds for ``sm_50`` and newer, CUDA 13 for ``sm_75``. A kernel that spills, or takes more
     registers than its estimate counts on, is compiled again with launch bounds; the artifact carries the source
     that was built.
     """
@@ -160,7 +132,7 @@ def compile_source(source: str, arch: str, options: Sequence[str] = ()) -> tuple
     Raises
     ------
     BuildError
-        Where the wheels are missing, or with the compiler's errors.
+        Where NVRTC is missing, or with the compiler's errors.
     """
     return _compiled(source, arch, options, ("nvrtcGetCUBINSize", "nvrtcGetCUBIN"))
 
@@ -171,7 +143,7 @@ def to_ptx(source: str, arch: str, options: Sequence[str] = ()) -> str:
     Raises
     ------
     BuildError
-        Where the wheels are missing, or with the compiler's errors.
+        Where NVRTC is missing, or with the compiler's errors.
     """
     virtual = arch.replace("sm_", "compute_")
     image, _ = _compiled(source, virtual, options, ("nvrtcGetPTXSize", "nvrtcGetPTX"))
@@ -181,7 +153,7 @@ def to_ptx(source: str, arch: str, options: Sequence[str] = ()) -> str:
 def _compiled(source: str, arch: str, options: Sequence[str], get: tuple[str, str]) -> tuple[bytes, str]:
     """Compile CUDA C; return what NVRTC's functions of two names give (size, image), and the log."""
     lib = _nvrtc()
-    includes = [f"-I{find('nvidia-cuda-runtime-cu12').parent}", f"-I{find('nvidia-cuda-nvcc-cu12').parent.parent}"]
+    includes = [f"-I{folder}" for folder in _installed().includes]
     flags = [f"--gpu-architecture={arch}", *includes, "-default-device", "-w", "--ptxas-options=-v", *options]
     program = ctypes.c_void_p()
     _check(lib, lib.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None))
@@ -226,13 +198,18 @@ def _error(lib: Any, status: int) -> str:
 
 def _check(lib: Any, status: int) -> None:
     if status:
-        raise BuildError(f"CUDA build: NVRTC failed: {_error(lib, status)}. {_INSTALL}.")
+        raise BuildError(f"CUDA build: NVRTC failed: {_error(lib, status)}. {installed.REMEDY}.")
+
+
+@functools.cache
+def _installed() -> installed.Installed:
+    return installed.find()
 
 
 @functools.cache
 def _nvrtc() -> Any:
-    path = find("nvidia-cuda-nvrtc-cu12")
+    path = _installed().library
     try:
         return ctypes.CDLL(str(path))
     except OSError as err:
-        raise BuildError(f"CUDA build: cannot load {path.name} ({err}). {_INSTALL}.") from err
+        raise BuildError(f"CUDA build: cannot load {path} ({err}). {installed.REMEDY}.") from err
