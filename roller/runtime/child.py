@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -20,6 +21,8 @@ from roller.runtime.devices import DeviceHandle, DeviceProperties, properties_of
 
 #: Seconds a device may take to be opened (a CUDA context, a cold driver).
 START_TIMEOUT_S = 120.0
+#: Seconds a killed process may take to be gone.
+_LEAVE_S = 10.0
 
 
 class DeviceFault(Exception):
@@ -102,7 +105,8 @@ class DeviceProcess:
         if process is None:
             return
         process.kill()
-        process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in its driver: nothing ends it, nothing waits for it
+            process.wait(_LEAVE_S)
         for stream in (process.stdin, process.stdout, self._stderr):
             if stream is not None:
                 stream.close()

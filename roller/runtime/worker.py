@@ -40,6 +40,10 @@ class Worker:
         module, cls = _HOMES[handle.kind]
         self._device: Any = getattr(importlib.import_module(module), cls)(handle.index, dict(handle.options))
 
+    def usable(self) -> bool:
+        """Whether the device still answers after a request that it refused."""
+        return bool(getattr(self._device, "usable", lambda: True)())
+
     def answer(self, request: dict[str, Any], blobs: list[bytes]) -> tuple[dict[str, Any], list[np.ndarray]]:
         """Carry out one request.
 
@@ -85,7 +89,10 @@ def serve(name: str, source: int, sink: int) -> None:
             worker = worker or Worker(name)
             reply, arrays = worker.answer(request, blobs)
         except (RollerError, MemoryError) as err:
-            send(sink, {"error": str(err) or type(err).__name__, "status": "failed"})
+            usable = worker is None or worker.usable()
+            send(sink, {"error": str(err) or type(err).__name__, "status": "failed" if usable else "crashed"})
+            if not usable:
+                os._exit(1)
             continue
         except Exception as err:  # noqa: BLE001 - whatever it is, it is the candidate's reason
             send(sink, {"error": f"{type(err).__name__}: {err}", "status": "crashed"})

@@ -13,6 +13,9 @@ import numpy as np
 
 KERNELS: dict[str, object] = {}
 LAUNCHES: list[tuple[str, tuple, tuple, int, int]] = []
+#: Text that the driver compiles; bytes read by the kernel that empties the cache.
+PTX = b"\n.version"
+READS: list[int] = []
 
 
 def view(pointer, shape, dtype):
@@ -20,6 +23,14 @@ def view(pointer, shape, dtype):
     count = int(np.prod(shape))
     raw = (ctypes.c_char * (count * np.dtype(dtype).itemsize)).from_address(int(pointer))
     return np.frombuffer(raw, dtype).reshape(shape)
+
+
+def read(data, count, out):
+    """Read so many vectors, as the kernel that empties the cache does; return how many bytes."""
+    (vectors,) = view(count, (1,), np.uint64)
+    if view(data, (int(vectors) * 16,), np.uint8).any():
+        view(out, (1,), np.uint32)[...] = 1
+    return int(vectors) * 16
 
 
 class _Memory:
@@ -130,6 +141,9 @@ class Function:
 
     def __call__(self, grid, block, args, shared_mem=0, stream=None, enable_cooperative_groups=False):
         assert all(isinstance(a, np.uint64) or (isinstance(a, np.ndarray) and a.size == 1) for a in args)
+        if self.name == "roller_read":
+            READS.append(read(*args))
+            return
         run = lambda: KERNELS[self.name](*args)  # noqa: E731
         LAUNCHES.append((self.name, grid, block, shared_mem, stream.ptr))
         if stream.captured is not None:
@@ -141,7 +155,7 @@ class Function:
 
 class Module:
     def load(self, cubin):
-        if not cubin.startswith(b"image"):
+        if not cubin.startswith((b"image", PTX)):
             raise RuntimeError("CUDA_ERROR_INVALID_IMAGE: device kernel image is invalid")
 
     def get_function(self, name):

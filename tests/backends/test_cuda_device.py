@@ -164,6 +164,24 @@ def test_without_graphs_launches_follow_each_other(artifact, monkeypatch):
     assert timing["median_s"] == pytest.approx(20e-6)
 
 
+def test_the_cache_is_emptied_by_reading_more_than_it_holds(artifact, monkeypatch):
+    monkeypatch.setattr(fake_cupy.Stream, "cost", 2e-3)
+    device, _ = checked(artifact)
+    fake_cupy.READS.clear()
+    writes = []
+    monkeypatch.setattr(fake_cupy.MemoryPointer, "memset_async", lambda *a: writes.append(a))
+    device.time("x", 0.05, None)
+    assert set(fake_cupy.READS) == {1 << 25} and len(fake_cupy.READS) > 25  # 32 MiB for a cache of 1 MiB
+    assert not writes
+
+
+def test_a_driver_that_refuses_the_reading_kernel_is_named_in_the_method(artifact, monkeypatch):
+    monkeypatch.setattr(fake_cupy.Stream, "cost", 2e-3)
+    monkeypatch.setattr(fake_cupy, "PTX", b"nothing")
+    device, _ = checked(artifact)
+    assert device.time("x", 0.05, None)["method"] == "events, the cache overwritten before"
+
+
 def test_long_kernels_are_timed_by_events_and_losers_dropped(artifact, monkeypatch):
     monkeypatch.setattr(fake_cupy.Stream, "cost", 2e-3)
     device, _ = checked(artifact)

@@ -1,12 +1,14 @@
 """NVRTC builds what the code generator emits, and says what is missing where it cannot."""
 
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from roller import ops
 from roller.artifact import KernelArtifact, Launch
-from roller.backends.cuda import installed, toolchain
+from roller.backends.cuda import flush, installed, ptx, toolchain
 from roller.backends.cuda.launcher import CudaKernel
 from roller.errors import BuildError, LaunchError
 from roller.expr.canonical import fuse_axes, group_axes
@@ -161,6 +163,22 @@ def test_a_library_without_headers_takes_the_toolkits_of_its_own_release_or_is_r
         installed.find()
     places("toolkit/lib64/libnvrtc.so.13")
     assert installed.find().library == root / "site/nvidia/cu13/lib/libnvrtc.so.13"
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", ["sm_50", "sm_90"])
+def test_the_reading_kernel_is_taken_by_the_assembler_and_reads_what_its_source_says(arch, tmp_path):
+    ptxas = [p for f in sys.path for p in Path(f).glob("nvidia/cuda_nvcc/bin/ptxas")]
+    if not ptxas:
+        pytest.skip("no ptxas")
+    (tmp_path / "flush.ptx").write_bytes(flush.PTX.rstrip(b"\0"))
+    subprocess.run([ptxas[0], f"-arch={arch}", tmp_path / "flush.ptx", "-o", tmp_path / "out"], check=True)
+    ours, meant = (
+        ptx.kernels(text)[flush.ENTRY].main_loop.counts
+        for text in (flush.PTX.decode(), toolchain.to_ptx(flush.SOURCE, arch))
+    )
+    assert ours["global_load_128"] == 1 and meant["global_load_128"] >= 1
+    assert not ours["global_store_32"]
 
 
 def test_other_languages_are_refused():

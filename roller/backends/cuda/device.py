@@ -16,6 +16,7 @@ import numpy as np
 
 from roller.artifact import KernelArtifact
 from roller.backends.cuda.bench import Bench
+from roller.backends.cuda.flush import PTX, Flush
 from roller.backends.cuda.memory import Buffer
 from roller.backends.cuda.module import Module, cupy
 from roller.backends.periodic import periodic_inputs, storage_dtype
@@ -86,7 +87,7 @@ class CudaDevice:
         self._cp.cuda.Device(index).use()
         self._raw = self._cp.cuda.runtime.getDeviceProperties(index)
         self._stream = self._cp.cuda.Stream(non_blocking=True)
-        self._flush: Any = None
+        self._flush: Flush | None = None
         self._sets: list[tuple[list[Buffer], list[Buffer]]] = []
         self._expression: TensorExpr | None = None
         self._points: Sequence[np.ndarray] = ()
@@ -213,12 +214,12 @@ class CudaDevice:
         self._cold(lambda: self._launch(0))
         first = min(self._cold(lambda: self._launch(0)) for _ in range(2))
         if drop_s is not None and first > max(drop_s, _DROP_ABOVE_S):
-            return {"median_s": first, "samples": 1, "complete": False, "method": "events"}
+            return {"median_s": first, "samples": 1, "complete": False, "method": self._events}
         if first < GRAPH_BELOW_S:
             samples, method = self._graphs(first, budget_s), "loop" if self._is_hip else "graph"
         else:
             count = max(_MIN_SAMPLES, min(_MAX_SAMPLES, int(budget_s / first)))
-            samples, method = [self._cold(lambda: self._launch(0)) for _ in range(count)], "events"
+            samples, method = [self._cold(lambda: self._launch(0)) for _ in range(count)], self._events
         low, _, high = statistics.quantiles(samples, n=4)
         return {
             "median_s": statistics.median(samples),
@@ -227,6 +228,19 @@ class CudaDevice:
             "complete": True,
             "method": method,
         }
+
+    @property
+    def _events(self) -> str:
+        """How single runs are timed."""
+        return "events" if self._flush is None or self._flush.reads else "events, the cache overwritten before"
+
+    def usable(self) -> bool:
+        """Whether the device still answers: after some faults every further call fails, whatever it is."""
+        try:
+            self._cp.cuda.runtime.deviceSynchronize()
+        except RuntimeError:  # CUDARuntimeError
+            return False
+        return True
 
     def probe_load(self, image: bytes, inputs: Sequence[tuple[int, np.ndarray]], output_words: int) -> None:
         """Load the kernels and buffers of a probe's plan; drop those before.
@@ -261,13 +275,16 @@ class CudaDevice:
         return {n: b.ptr for n, b in zip(names, (*inputs, *outputs, *self._scratch), strict=True)}
 
     def _cold(self, run: Callable[[], None]) -> float:
-        """Return the seconds of one run, by events, after the last-level cache was overwritten."""
-        cuda = self._cp.cuda
-        size = max(2 * self._cache_bytes, 1 << 25)
+        """Return the seconds of one run, by events, after the last-level cache was emptied."""
         if self._flush is None:
-            self._flush = cuda.alloc(size)
-        self._flush.memset_async(0, size, self._stream)
+            units = int(self._raw["multiProcessorCount"])
+            self._flush = Flush(self._cp, self._stream, self._cache_bytes, units, self._flush_image())
+        self._flush.start()
         return self._timed(run)
+
+    def _flush_image(self) -> bytes | None:
+        """Return the kernel that reads a buffer; ``None`` where there is none for this device."""
+        return PTX
 
     def _timed(self, run: Callable[[], None]) -> float:
         cuda = self._cp.cuda

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from roller.backends.cuda.device import CudaDevice
+from roller.backends.cuda.flush import SOURCE
 from roller.backends.rocm.launcher import cupy
+from roller.backends.rocm.toolchain import compile_source
+from roller.errors import BuildError
 
 
 class RocmDevice(CudaDevice):
@@ -13,3 +16,9 @@ class RocmDevice(CudaDevice):
 
     def _runtime(self) -> Any:
         return cupy()
+
+    def _flush_image(self) -> bytes | None:
+        try:  # there is no text here that every driver compiles
+            return compile_source(f"#include <hip/hip_runtime.h>\n{SOURCE}", self.properties()["arch"])[0]
+        except BuildError:
+            return None
