@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,32 +70,55 @@ def run_bundle(
     done: dict[str, Any] = {}
     earlier = earlier_results(out, FORMAT, VERSION, header)
     if earlier is not None:
-        done = {k: v for k, v in earlier["phases"].items() if k in _phases_of(bundle)}
+        done = {k: v for k, v in earlier["phases"].items() if k in phases_of(bundle)}
     journal = JournalFile(out.with_name(out.name + ".journal"), header, lambda row: done.update({row["phase"]: row}))
     try:
-        if any(p not in done for p in _phases_of(bundle)):
-            _phases(_Subject(bundle, device, samples), done, journal, say)
+        for row in phases(bundle, device, samples, dict(done)):
+            journal.append(row)
+            journal.sync()
+            done[row["phase"]] = row
+            say(line_of(row))
     finally:
         results = write_checked(out, _results(bundle, header, properties, done))
         journal.close(remove=results["complete"])
     return results
 
 
-def _phases_of(bundle: ModelBundle) -> tuple[str, ...]:
+def phases_of(bundle: ModelBundle) -> tuple[str, ...]:
+    """Return what is done with a bundle's model, in order."""
     return (*PHASES, PLAIN) if bundle.has_plain else PHASES
 
 
-def _phases(subject: _Subject, done: dict[str, Any], journal: JournalFile, say: Say) -> None:
-    for phase in _phases_of(subject.bundle):
-        if phase not in done:
-            start = time.perf_counter()
-            row = {"phase": phase, **getattr(subject, phase)()}
-            row["took_s"] = time.perf_counter() - start
-            journal.append(row)
-            journal.sync()
-            done[phase] = row
-            say(_line(row))
-        if phase == "check" and not done[phase]["ok"]:
+def phases(
+    bundle: ModelBundle, device: Device, samples: int, known: Mapping[str, Mapping[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """Yield a row per phase that is not known yet; a model that is wrong has no further ones.
+
+    Parameters
+    ----------
+    bundle, device
+        What runs, and where.
+    samples
+        Runs per median.
+    known
+        Rows of earlier runs, by phase.
+
+    Raises
+    ------
+    LaunchError
+        Where the device is not what the bundle was built for.
+    """
+    bundle.check_device(device.properties())
+    left = [p for p in phases_of(bundle) if p not in known]
+    if not left or not known.get("check", {"ok": True})["ok"]:
+        return
+    subject = _Subject(bundle, device, samples)
+    for phase in left:
+        start = time.perf_counter()
+        row = {"phase": phase, **getattr(subject, phase)()}
+        row["took_s"] = time.perf_counter() - start
+        yield row
+        if phase == "check" and not row["ok"]:
             return  # a wrong model has no time
 
 
@@ -225,7 +248,8 @@ def predicted_s(step: Step, plan: Plan) -> float | None:
     return plan.predicted_s.get(step.kernel) if isinstance(step, Run) else None
 
 
-def _line(row: dict[str, Any]) -> str:
+def line_of(row: Mapping[str, Any]) -> str:
+    """Return what became of a phase, for people."""
     phase = row["phase"]
     if phase == "check" or not row.get("ok", True):
         bad = [r for r in row["outputs"] if not r["ok"]]
@@ -247,7 +271,7 @@ def _line(row: dict[str, Any]) -> str:
 def _results(
     bundle: ModelBundle, header: dict[str, Any], properties: dict[str, Any], done: dict[str, Any]
 ) -> dict[str, Any]:
-    wrong, complete = any(not row.get("ok", True) for row in done.values()), set(_phases_of(bundle)) <= set(done)
+    wrong, complete = any(not row.get("ok", True) for row in done.values()), set(phases_of(bundle)) <= set(done)
     return {"format": FORMAT, "version": VERSION, **header, "model": bundle.model, "built_for": bundle.device,
             "properties": properties, "phases": {p: done[p] for p in (*PHASES, PLAIN) if p in done},
             "complete": wrong or complete, "ok": not wrong and complete}  # fmt: skip

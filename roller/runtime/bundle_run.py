@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -29,6 +29,18 @@ from roller.runtime.records import Record
 FORMAT, VERSION = "roller-results", 1
 #: Operators loaded, and their references computed, ahead of each device.
 _AHEAD = 2
+#: Candidates of an operator that hang before the rest of it is left out: each costs the time limit and a new process.
+_MOST_HANGS = 2
+
+
+class Records(Protocol):
+    """Where the records of a run are kept, by operator and candidate."""
+
+    records: dict[str, dict[str, Record]]
+
+    def add(self, operator: str, record: Record) -> None:
+        """Keep one record; it is on disk when this returns."""
+
 
 Loaded = tuple[Subject, list[tuple[str, KernelArtifact]]]
 
@@ -75,7 +87,7 @@ def run_bundle(
     chosen = _filtered(bundle, pattern)
     sessions = [Session(h, options) for h in devices]
     try:
-        properties = [_opened(s, bundle) for s in sessions]
+        properties = [opened(s, bundle) for s in sessions]
         if len({p.name for p in properties}) > 1:
             raise LaunchError(f"--device: expected devices alike, got {[p.name for p in properties]}. Run them apart.")
         header = {"bundle": bundle.checksum, "device": properties[0].name, "kind": devices[0].kind,
@@ -84,12 +96,13 @@ def run_bundle(
         journal = Journal(out.with_name(out.name + ".journal"), header)
         if earlier is not None:
             journal.know(earlier)
-        run = _Run(bundle, chosen, journal, options, say)
+        run = OperatorRun(bundle, chosen, journal, options, say)
         try:
             run.on(sessions)
         finally:
             covered = [e for e in bundle.operators if e in chosen or e.id in journal.records]
-            results = write_checked(out, _results(bundle, covered, journal, header, properties[0], run.seconds))
+            body = results_of(bundle, covered, journal.records, header, properties[0], run.seconds)
+            results = write_checked(out, body)
             journal.close(remove=results["complete"])
     finally:
         for s in sessions:
@@ -106,8 +119,14 @@ def _filtered(bundle: Bundle, pattern: str) -> list[OperatorEntry]:
     return chosen
 
 
-def _opened(session: Session, bundle: Bundle) -> DeviceProperties:
-    """Open a device and hold it against what the bundle was built for."""
+def opened(session: Session, bundle: Bundle) -> DeviceProperties:
+    """Open a device and hold it against what the bundle was built for.
+
+    Raises
+    ------
+    LaunchError
+        Where it cannot be opened, or is another one.
+    """
     handle = session.process.handle
     properties = session.process.properties()
     fits = handle.spec == bundle.device if handle.kind == "null" else same_arch(properties.arch, bundle.arch)
@@ -120,19 +139,35 @@ def _opened(session: Session, bundle: Bundle) -> DeviceProperties:
     return properties
 
 
-class _Run:
-    """The operators still to do, taken by one thread per device."""
+class OperatorRun:
+    """The operators still to do, taken by one thread per device.
+
+    Parameters
+    ----------
+    bundle, entries
+        The bundle, and the operators of it that are wanted.
+    journal
+        What is known, and where records go.
+    options
+        See ``ProfileOptions``; the budget counts from now.
+    say
+        Receives one line per operator.
+    ranks
+        Candidates of each operator, from the first; all when ``None``.
+    """
 
     def __init__(
         self,
         bundle: Bundle,
         entries: Sequence[OperatorEntry],
-        journal: Journal,
+        journal: Records,
         options: ProfileOptions,
         say: Callable[[str], None],
+        ranks: int | None = None,
     ) -> None:
         self._bundle, self._journal, self._options, self._say = bundle, journal, options, say
-        self._waiting = [e for e in entries if not set(e.candidates) <= set(journal.records.get(e.id, ()))]
+        self._ranks = ranks
+        self._waiting = [e for e in entries if not set(e.candidates[:ranks]) <= set(journal.records.get(e.id, ()))]
         self._ahead: dict[str, Future[Loaded]] = {}
         self._lock = threading.Lock()
         self._start = time.monotonic()
@@ -146,7 +181,7 @@ class _Run:
     def on(self, sessions: Sequence[Session]) -> None:
         """Run on all devices; returns when all is done or the budget is spent."""
         # References are computed ahead in threads of their own, so that no device waits for them.
-        with ThreadPoolExecutor(max_workers=len(sessions)) as pool:
+        with ThreadPoolExecutor(max_workers=len(sessions) + _AHEAD) as pool:
             threads = [threading.Thread(target=self._guarded, args=(s, pool)) for s in sessions[1:]]
             for thread in threads:
                 thread.start()
@@ -190,12 +225,17 @@ class _Run:
     ) -> None:
         done = self._journal.records.get(entry.id, {})
         best_s = min((r.measured_s for r in done.values() if r.status == "measured" and r.measured_s), default=None)
-        for position, (name, artifact) in enumerate(candidates):
+        hung = sum(r.status == "timeout" for r in done.values())
+        for position, (name, artifact) in enumerate(candidates[: self._ranks]):
             if name in done:
                 continue
             if self._late():
                 return
-            record = self._measure(session, subject, position, name, artifact, best_s)
+            if hung >= _MOST_HANGS:
+                record = Record(name, "failed", f"not run: {hung} candidates of {entry.id} hung")
+            else:
+                record = self._measure(session, subject, position, name, artifact, best_s)
+            hung += record.status == "timeout"
             with self._lock:
                 self._journal.add(entry.id, record)
             if record.status == "measured" and record.measured_s is not None:
@@ -230,12 +270,27 @@ def _line(entry: OperatorEntry, records: Mapping[str, Record]) -> str:
     return text + "".join(f"; {r.status}: {r.reason.splitlines()[0][:120]}" for r in bad[:3] if r.reason)
 
 
-def _results(
-    bundle: Bundle, entries: Sequence[OperatorEntry], journal: Journal, header: Mapping[str, Any],
-    properties: DeviceProperties, seconds: float,
+def results_of(
+    bundle: Bundle, entries: Sequence[OperatorEntry], records: Mapping[str, Mapping[str, Record]],
+    header: Mapping[str, Any], properties: DeviceProperties, seconds: float,
 ) -> dict[str, Any]:  # fmt: skip
+    """Return the results of a run: every record, every program, the winners whole.
+
+    Parameters
+    ----------
+    bundle, entries
+        The bundle, and the operators of it that were run.
+    records
+        By operator and candidate.
+    header
+        ``bundle`` (its checksum), ``device``, ``kind`` and ``seed``.
+    properties
+        What the device says of itself.
+    seconds
+        What the run took.
+    """
     manifest = bundle.manifest
-    operators = [_operator(bundle, e, journal.records.get(e.id, {})) for e in entries]
+    operators = [_operator(bundle, e, records.get(e.id, {})) for e in entries]
     body = {
         "format": FORMAT,
         "version": VERSION,

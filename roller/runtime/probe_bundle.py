@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -164,31 +164,73 @@ def run_probe_bundle(
         check_device(properties, handle, bundle.device, bundle.arch, int(bundle.manifest["units"]))
         header = {"bundle": bundle.checksum, "device": properties.name, "kind": handle.kind}
         journal = _Journal(out.with_name(out.name + ".journal"), header, out)
-        complete = True
-        for name in bundle.names:
-            if budget_s is not None and time.monotonic() - start > budget_s:
-                complete = False
-                break
-            plan = bundle.plan(name)
-            image = NO_IMAGE if handle.kind == "null" else bundle.image(plan)
-            done = runner.run(plan, image, journal.results.get(name), journal.keeper(name))
-            journal.sync()
-            say(_line(name, done))
+        late = lambda: budget_s is not None and time.monotonic() - start > budget_s  # noqa: E731
+        run_plans(bundle, runner, journal, say, late)
     finally:
         runner.close()
-    body = {
+    body = results_of(bundle, journal.results, header, properties, time.monotonic() - start)
+    results = write_checked(out, body)
+    journal.close(remove=results["complete"])
+    return results
+
+
+class Results(Protocol):
+    """Where the results of cases are kept, by plan and case."""
+
+    results: dict[str, dict[str, Result]]
+
+    def keeper(self, plan: str) -> Callable[[str, Result], None]:
+        """Return what keeps the results of a plan."""
+
+    def sync(self) -> None:
+        """Put what was kept on the disk."""
+
+
+def run_plans(
+    bundle: ProbeBundle, runner: PlanRunner, journal: Results, say: Callable[[str], None], late: Callable[[], bool]
+) -> None:
+    """Run all cases that the journal does not know, until it is late."""
+    for name in bundle.names:
+        plan = bundle.plan(name)
+        if late():
+            return
+        if all(c.key in journal.results.get(name, {}) for c in plan.cases):
+            continue
+        image = NO_IMAGE if runner.process.handle.kind == "null" else bundle.image(plan)
+        done = runner.run(plan, image, journal.results.get(name), journal.keeper(name), late)
+        journal.sync()
+        say(_line(name, done))
+
+
+def results_of(
+    bundle: ProbeBundle, results: Mapping[str, Mapping[str, Result]], header: Mapping[str, Any],
+    properties: DeviceProperties, seconds: float,
+) -> dict[str, Any]:  # fmt: skip
+    """Return what ``roller probe --import`` reads.
+
+    Parameters
+    ----------
+    bundle
+        The bundle.
+    results
+        By plan and case.
+    header
+        ``bundle`` (its checksum), ``device`` and ``kind``.
+    properties
+        What the device says of itself.
+    seconds
+        What the run took.
+    """
+    complete = all(c.key in results.get(name, {}) for name in bundle.names for c in bundle.plan(name).cases)
+    return {
         "format": RESULTS, "version": RESULTS_VERSION, **header, "complete": complete,
         **{k: bundle.manifest[k] for k in ("yaml", "spec", "roller")},
         "plans": {row["name"]: row["key"] for row in bundle.manifest["plans"]},
         "properties": {**asdict(properties), "versions": dict(properties.versions), "stated": dict(properties.stated)},
         "versions": {"python": platform.python_version(), "numpy": np.__version__,
                      "roller": sys.modules["roller"].__version__},
-        "host": host_fingerprint(), "finished_at": time.time(), "seconds": time.monotonic() - start,
-        "results": journal.results,
+        "host": host_fingerprint(), "finished_at": time.time(), "seconds": seconds, "results": results,
     }  # fmt: skip
-    results = write_checked(out, body)
-    journal.close(remove=complete)
-    return results
 
 
 def check_device(properties: DeviceProperties, handle: DeviceHandle, device: str, arch: str, units: int) -> None:

@@ -52,6 +52,7 @@ class PlanRunner:
         image: bytes | str,
         known: Mapping[str, Result] | None = None,
         keep: Callable[[str, Result], None] = lambda key, result: None,
+        late: Callable[[], bool] = lambda: False,
     ) -> dict[str, Result]:
         """Run the cases of a plan that are not known yet.
 
@@ -65,6 +66,8 @@ class PlanRunner:
             Results of earlier runs by case; those are not run again.
         keep
             Receives each result as soon as it is there.
+        late
+            Whether no further case is to be begun.
 
         Returns
         -------
@@ -77,6 +80,8 @@ class PlanRunner:
         for case in plan.cases:
             if case.key in out:
                 continue
+            if late():
+                break
             if faults < _MOST_FAULTS:
                 result = self._case(plan, image, case)
             else:
