@@ -1,4 +1,4 @@
-"""``python -m benchmarks.gpu prepare|report``; on the GPU machine: ``python benchmarks/gpu/run.py``."""
+"""The GPU hour: ``python -m benchmarks.gpu pack`` here, ``python3 b/run.py`` there, ``python -m benchmarks.gpu report`` here."""
 
 from __future__ import annotations
 
@@ -11,47 +11,36 @@ import typer
 from roller.errors import RollerError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=(__doc__ or "").strip())
-#: Size the bundle stays under (bytes).
-LIMIT_BYTES = 60_000_000
 
 
-@app.command("prepare")
-def prepare_command(
+@app.command("pack")
+def pack_command(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write; must not exist.")],
     device: Annotated[str, typer.Option("--device", "-d", help="Spec of the GPU it will run on.")] = "h200",
-    top_k: Annotated[int, typer.Option("--top-k", "-k", min=1)] = 10,
+    top_k: Annotated[int, typer.Option("--top-k", "-k", min=1, help="Candidates of every operator.")] = 10,
     pattern: Annotated[str, typer.Option("--filter", help="Comma-separated ids or patterns.")] = "*",
-    limit_bytes: Annotated[int, typer.Option(min=1, help="Binaries of the worst ranks go, above.")] = LIMIT_BYTES,
+    parts: Annotated[str, typer.Option(help="Parts of it.")] = "variants,probes,operators,models",
     workers: Annotated[int | None, typer.Option(min=1, help="Processes at a time.")] = None,
     sources: Annotated[bool, typer.Option("--sources", help="No binaries: build where it is run.")] = False,
 ) -> None:
-    """Build all candidates of all operators into one folder."""
-    from benchmarks.gpu.prepare import prepare
+    """Build all that a GPU hour runs, and what runs it, into one folder."""
+    from benchmarks.gpu.pack import Options, make_pack
 
-    done = prepare(device, out, top_k=top_k, pattern=pattern, limit_bytes=limit_bytes, workers=workers, sources=sources)
-    for p in done:
-        for note in (*p.notes, *([f"left out: {p.left_out}"] if p.left_out else [])):
-            print(f"{p.id}: {note}")
-    print(f"there: python benchmarks/gpu/run.py {out.name} --json r.json")
+    chosen = tuple(p.strip() for p in parts.split(","))
+    make_pack(device, out, Options(top_k, pattern, chosen, workers, sources), print)
 
 
 @app.command("report")
 def report_command(
-    results: Annotated[Path, typer.Argument(help="JSON of benchmarks/gpu/run.py.")],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Markdown file; the screen when absent.")] = None,
-    device: Annotated[
-        str | None, typer.Option("--device", "-d", help="Spec (a probed YAML, best) to give shares of ceilings by.")
-    ] = None,
+    pack: Annotated[Path, typer.Argument(help="Folder that `pack` wrote.")],
+    results: Annotated[Path, typer.Argument(help="Folder that its run.py wrote.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write; made where it is missing.")],
+    name: Annotated[str, typer.Option(help="Name of the specification that is written from the probes.")] = "",
 ) -> None:
-    """Turn results into Markdown tables."""
-    from benchmarks.gpu.report import read_results, render
-    from roller.hardware import load_spec
+    """Turn results into a specification, tables, and a list of what to do next."""
+    from benchmarks.gpu.bring_home import bring_home
 
-    text = render(read_results(results), load_spec(device) if device else None)
-    if out is None:
-        print(text)
-    else:
-        out.write_text(text + "\n", encoding="utf-8")
+    print(bring_home(pack, results, out, name))
 
 
 if __name__ == "__main__":

@@ -1,34 +1,35 @@
-"""Run one kernel of a bundle a few times, for a profiler: ``ncu --set full python benchmarks/gpu/once.py b/ M3``.
+"""Run one kernel of a bundle, for a profiler: ``ncu --set full python3 b/benchmarks/gpu/once.py b/operators M3``.
 
-Without ``--json`` it is the first candidate of the operator, with the results of a run the fastest correct one. Needs
-Python, NumPy and CuPy. Data is uniform random; nothing is checked or timed here.
+Without ``--candidate`` it is the first one of the operator. Needs Python, NumPy and CuPy; no other kernel runs than ours
+(data is copied there), and nothing is checked or timed here.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from roller.artifact import Argument, KernelArtifact
+from roller.artifact import KernelArtifact
 from roller.backends.build import build
+from roller.backends.cuda.memory import Buffer
 from roller.backends.cuda.module import Module, cupy
+from roller.backends.periodic import periodic_inputs, storage_dtype
 from roller.errors import ArtifactError, RollerError
 from roller.runtime.bundle_format import Bundle
 
 
-def chosen(folder: Path, operator: str, results: Path | None) -> KernelArtifact:
-    """Return the kernel to run: the fastest of earlier results, or the first candidate.
+def chosen(folder: Path, operator: str, candidate: str | None) -> KernelArtifact:
+    """Return the kernel to run.
 
     Raises
     ------
     ArtifactError
-        Where the bundle or the results have no such operator.
+        Where the bundle has no such operator or candidate.
     """
     bundle = Bundle(folder)
     entry = next((e for e in bundle.operators if e.id == operator), None)
@@ -36,28 +37,30 @@ def chosen(folder: Path, operator: str, results: Path | None) -> KernelArtifact:
         known = ", ".join(e.id for e in bundle.operators[:20])
         raise ArtifactError(f"{folder}: expected operator '{operator}', found {known} ... Use one of the bundle's ids.")
     candidates = dict(bundle.load(entry))
-    if results is None:
-        return next(iter(candidates.values()))
-    try:
-        best = {o["id"]: o["best"] for o in json.loads(results.read_text(encoding="utf-8"))["operators"]}[operator]
-        return candidates[best]
-    except (OSError, KeyError, TypeError, ValueError) as err:
-        raise ArtifactError(f"{results}: expected the best candidate of {operator} in it, got {err!r}.") from err
+    if candidate is not None and candidate not in candidates:
+        raise ArtifactError(f"{folder}: {operator}: expected one of {list(candidates)}, got '{candidate}'.")
+    return candidates[candidate] if candidate is not None else next(iter(candidates.values()))
 
 
-def contents(cp: Any, argument: Argument) -> Any:
-    """Return device memory of one argument, inputs filled at random; bfloat16 as the bits of small numbers."""
-    n = 1
-    for extent in argument.shape:
-        n *= extent
-    if argument.dtype == "bfloat16":
-        return cp.random.randint(0x3D00, 0x3F80, n, dtype=cp.uint16)
-    dtype = cp.dtype(argument.dtype)
-    if argument.role in ("output", "workspace"):
-        return cp.empty(n, dtype)
-    if dtype.kind in "iub":
-        return cp.random.randint(-100 if dtype.kind == "i" else 0, 100, n).astype(dtype)
-    return cp.random.random(n, dtype=cp.float32).astype(dtype)
+def run(artifact: KernelArtifact, runs: int) -> None:
+    """Launch a kernel on random data.
+
+    Raises
+    ------
+    RollerError
+        Where CuPy, a device or a compiler that is needed is missing.
+    """
+    cp = cupy()
+    module = Module(cp, artifact if artifact.binary is not None else build(artifact))
+    data = {a.name: Buffer(cp, math.prod(a.shape) * storage_dtype(a.dtype).itemsize) for a in artifact.arguments}
+    for argument, values in zip(artifact.inputs, periodic_inputs(artifact.expression, 0), strict=True):
+        data[argument.name].fill(values)
+    pointers, stream = {name: x.ptr for name, x in data.items()}, cp.cuda.Stream(non_blocking=True)
+    cp.cuda.runtime.deviceSynchronize()
+    module.prepare(pointers, stream)
+    for _ in range(runs):
+        module.launch(pointers, stream)
+    stream.synchronize()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -65,17 +68,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="once.py", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("bundle", type=Path)
     parser.add_argument("operator", help="id of an operator of the bundle")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="results of run.py: take the fastest candidate")
-    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--candidate", metavar="ID", help="the first one when absent")
+    parser.add_argument("--runs", type=int, default=1)
     given = parser.parse_args(arguments)
     try:
-        artifact = chosen(given.bundle, given.operator, given.json)
-        cp = cupy()
-        module = Module(cp, artifact if artifact.binary is not None else build(artifact))
-        data = {a.name: contents(cp, a) for a in artifact.arguments}
-        for _ in range(given.runs):
-            module.launch({name: x.data.ptr for name, x in data.items()}, cp.cuda.get_current_stream())
-        cp.cuda.get_current_stream().synchronize()
+        artifact = chosen(given.bundle, given.operator, given.candidate)
+        run(artifact, given.runs)
     except RollerError as err:
         sys.stderr.write(f"once.py: error: {err}\n")
         return 1

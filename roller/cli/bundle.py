@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -23,7 +23,8 @@ from roller.cli.common import (
     print_json,
 )
 from roller.construction.options import TEMPLATE_VERSION, ConstructOptions
-from roller.errors import ArtifactError, BuildError
+from roller.errors import ArtifactError, BuildError, RollerError
+from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.pipeline import lower
 from roller.runtime.build_pool import BuildResult, build_all
@@ -31,6 +32,7 @@ from roller.runtime.bundle_format import OperatorEntry, check_target, pack, unpa
 from roller.runtime.bundle_import import import_results
 from roller.runtime.cache_key import code_digest
 from roller.runtime.records import grouped_reasons
+from roller.tile import RProgram
 
 bundle_app = typer.Typer(
     name="bundle", help="Kernels to be checked and timed on another machine.", no_args_is_help=True
@@ -38,6 +40,9 @@ bundle_app = typer.Typer(
 
 #: Size a set of kernels stays under unless asked otherwise (bytes).
 LIMIT_BYTES = 60_000_000
+
+#: Of an id and a lowered kernel: what is wrong with it, or an empty string.
+Prove = Callable[[str, KernelArtifact], str]
 
 OpsOption = Annotated[Path, typer.Option("--ops", help="YAML with rows of operators, e.g. benchmarks/operators.yaml.")]
 OutOption = Annotated[Path, typer.Option("--out", "-o", help="Folder to write; must not exist.")]
@@ -58,6 +63,7 @@ class _Job:
     options: ConstructOptions
     batch: int | None
     binaries: bool
+    prove: Prove | None = None
 
 
 @bundle_app.command("create")
@@ -78,26 +84,96 @@ def create_command(
 
     Run it where a GPU is with ``python -m roller.runtime.bundle run FOLDER --json r.json``.
     """
+    rows, spec = operator_rows(ops, pattern), device_of(device, settings)
+    done = create_bundle(
+        rows, spec, out, top_k=top_k, batch=batch, limit_bytes=limit_bytes, workers=workers, binaries=not sources
+    )
+    _report(done, out, as_json)
+
+
+@dataclass(frozen=True)
+class Created:
+    """A bundle that was written.
+
+    Parameters
+    ----------
+    manifest
+        What it says of itself.
+    built
+        What became of every operator, by id.
+    left_out
+        Binaries that went, so that it stays small enough.
+    """
+
+    manifest: Mapping[str, Any]
+    built: Mapping[str, BuildResult[Any]]
+    left_out: int
+
+
+def create_bundle(
+    rows: Sequence[Mapping[str, Any]], spec: DeviceSpec, out: Path, *, top_k: int | Literal["auto"] = 10,
+    batch: int | None = None, limit_bytes: int = LIMIT_BYTES, workers: int | None = None, binaries: bool = True,
+    prove: Prove | None = None,
+) -> Created:  # fmt: skip
+    """Construct, lower and build the best candidates of rows of operators, and write them as one folder.
+
+    Parameters
+    ----------
+    rows
+        As :func:`roller.ops.from_spec` takes them, with an ``id``.
+    spec
+        The GPU they are for.
+    out
+        Must not exist, or be empty.
+    top_k, batch
+        Candidates per operator; batch size instead of the rows' own.
+    limit_bytes
+        Binaries of the worst ranks are left out above.
+    workers
+        Processes that build at a time.
+    binaries
+        Whether they are built here.
+    prove
+        See :func:`operator_of`.
+
+    Raises
+    ------
+    ArtifactError
+        Where the folder is taken, or the device is no GPU.
+    BuildError
+        Where nothing could be built.
+    """
     check_target(out)
-    spec = device_of(device, settings)
     if spec.kind != "gpu":
         raise ArtifactError(
             f"--device: expected the spec of a GPU, got '{spec.name}'. CPU kernels compile where they run."
         )
     options = ConstructOptions(top_k=top_k)
-    jobs = {str(row["id"]): _Job(row, spec, options, batch, not sources) for row in operator_rows(ops, pattern)}
+    jobs = {str(row["id"]): _Job(row, spec, options, batch, binaries, prove) for row in rows}
+    built = build_operators(jobs, _built, workers)
+    operators, left_out = _within([r.value for r in built.values() if r.value is not None], limit_bytes)
+    return Created(write_bundle(out, bundle_header(spec, options, batch), operators), built, left_out)
+
+
+def build_operators(
+    jobs: Mapping[str, Any], build_one: Callable[[Any], tuple[OperatorEntry, bytes]], workers: int | None
+) -> dict[str, BuildResult[tuple[OperatorEntry, bytes]]]:
+    """Return what became of every job, built in parallel.
+
+    Raises
+    ------
+    BuildError
+        Where nothing could be built.
+    """
     import roller.te.compat  # noqa: F401 - imported before forking, so that the children inherit TVM
 
-    built = build_all(jobs, _built, workers=workers, timeout_s=900.0)
-    operators = [r.value for r in built.values() if r.value is not None]
-    if not operators:
+    built = build_all(jobs, build_one, workers=workers, timeout_s=900.0)
+    if not any(r.value is not None for r in built.values()):
         reasons = grouped_reasons(r.record for r in built.values()).rstrip(".")
         raise BuildError(
             f"no operator could be built: {reasons}. Correct what is named, or add --sources to skip building."
         )
-    operators, left_out = _within(operators, limit_bytes)
-    manifest = write_bundle(out, _header(spec, options, batch), operators)
-    _report(manifest, built, left_out, out, as_json)
+    return built
 
 
 @bundle_app.command("import")
@@ -114,22 +190,57 @@ def import_command(results: ResultsArgument, as_json: JsonOption = False) -> Non
 
 
 def _built(job: _Job) -> tuple[OperatorEntry, bytes]:
-    """Construct, lower and build one operator; what fails is listed with its reason."""
+    """Construct, lower and build one operator."""
     expr = roller.ops.from_spec(job.row, batch=job.batch)
+    found = roller.construct(expr, job.spec, options=job.options)
+    candidates = [(c.id, c.program, c.estimate.to_dict()) for c in found]
+    flops = job.row.get("flops") if job.batch is None else None
+    return operator_of(str(job.row["id"]), expr, candidates, job.spec, job.binaries, flops, job.prove)
+
+
+def operator_of(
+    name: str, expr: TensorExpr, candidates: Sequence[tuple[str, RProgram, Mapping[str, Any]]], spec: DeviceSpec,
+    binaries: bool = True, flops: float | None = None, prove: Prove | None = None,
+) -> tuple[OperatorEntry, bytes]:  # fmt: skip
+    """Lower and build the programs of one operator; what fails is listed with its reason.
+
+    Parameters
+    ----------
+    name, expr
+        Its id in the bundle, and what it computes.
+    candidates
+        ``(id, program, estimate)``, best first.
+    spec
+        The GPU.
+    binaries
+        Whether kernels are built here.
+    flops
+        Of one call, where known.
+    prove
+        Says of a lowered kernel what is wrong with it, in an empty string where nothing is.
+
+    Raises
+    ------
+    BuildError
+        Where none is left.
+    """
     good: list[tuple[str, KernelArtifact]] = []
     failed: list[tuple[str, str]] = []
-    for c in roller.construct(expr, job.spec, options=job.options):
+    for candidate, program, estimate in candidates:
         try:
-            artifact = replace(lower(c.program, expr, job.spec), estimate=c.estimate.to_dict())
-            good.append((c.id, build(artifact) if job.binaries else artifact))
-        except BuildError as err:
-            failed.append((c.id, str(err)))
+            artifact = replace(lower(program, expr, spec), estimate=dict(estimate))
+            wrong = prove(candidate, artifact) if prove is not None else ""
+            if wrong:
+                failed.append((candidate, f"wrong on the emulator: {wrong}"))
+            else:
+                good.append((candidate, build(artifact) if binaries else artifact))
+        except RollerError as err:
+            failed.append((candidate, str(err)))
     if not good:
-        raise BuildError(f"{job.row['id']}: no candidate could be built: {failed[0][1]}")
-    flops = job.row.get("flops") if job.batch is None else None
+        raise BuildError(f"{name}: no candidate could be built: {failed[0][1] if failed else 'there is none'}")
     entry = OperatorEntry(
-        str(job.row["id"]), str(expr), "", "", 0, tuple(name for name, _ in good),
-        tuple(a.estimate["seconds"] for _, a in good), len(good) if job.binaries else 0, tuple(failed), flops,
+        name, str(expr), "", "", 0, tuple(name for name, _ in good),
+        tuple(a.estimate["seconds"] for _, a in good), len(good) if binaries else 0, tuple(failed), flops,
     )  # fmt: skip
     return entry, pack(good)
 
@@ -160,7 +271,8 @@ def _within(
     raise ArtifactError(f"--limit-bytes: the sources alone take {size} bytes. Raise it, or lower --top-k.")
 
 
-def _header(spec: DeviceSpec, options: ConstructOptions, batch: int | None) -> dict[str, Any]:
+def bundle_header(spec: DeviceSpec, options: ConstructOptions, batch: int | None = None) -> dict[str, Any]:
+    """Return what the manifest says of a bundle as a whole."""
     return {
         "device": spec.name,
         "spec": spec.to_dict(),
@@ -172,19 +284,17 @@ def _header(spec: DeviceSpec, options: ConstructOptions, batch: int | None) -> d
     }
 
 
-def _report(
-    manifest: Mapping[str, Any], built: Mapping[str, BuildResult[Any]], left_out: int, out: Path, as_json: bool
-) -> None:
-    failed = {name: r.record.reason for name, r in built.items() if r.value is None}
-    rows = manifest["operators"]
+def _report(done: Created, out: Path, as_json: bool) -> None:
+    failed = {name: r.record.reason for name, r in done.built.items() if r.value is None}
+    rows = done.manifest["operators"]
     summary = {
         "folder": str(out),
         "operators": len(rows),
         "candidates": sum(len(r["candidates"]) for r in rows),
         "binaries": sum(r["binaries"] for r in rows),
-        "binaries_left_out": left_out,
+        "binaries_left_out": done.left_out,
         "size_bytes": sum(p.stat().st_size for p in out.rglob("*") if p.is_file()),
-        "build_s": sum(r.record.build_s or 0.0 for r in built.values()),
+        "build_s": sum(r.record.build_s or 0.0 for r in done.built.values()),
         "failed": failed,
     }
     if as_json:

@@ -216,7 +216,8 @@ class OperatorRun:
 
     def _load(self, entry: OperatorEntry) -> Loaded:
         candidates = self._bundle.load(entry)
-        subject = Subject(candidates[0][1].expression, self._options.seed)
+        options = self._options
+        subject = Subject(candidates[0][1].expression, options.seed, whole_points=options.whole_points)
         _ = subject.oracle
         return subject, candidates
 

@@ -81,6 +81,8 @@ class Oracle:
         Seed of the sampled points.
     points
         Coordinates ``(P, rank)`` that are compared, per output, where the caller knows which.
+    whole_points
+        Stage points up to which every output element is compared.
     """
 
     def __init__(
@@ -89,11 +91,12 @@ class Oracle:
         arrays: Sequence[np.ndarray | PeriodicInput],
         seed: int = 0,
         points: Sequence[np.ndarray] | None = None,
+        whole_points: int | None = None,
     ) -> None:
         self.expression, self.seed = expression, seed
         rng = np.random.default_rng(seed)
         # Points that the caller chose are all there is to compare, as those of a whole output are.
-        self._whole = points is not None or whole(expression)
+        self._whole = points is not None or whole(expression, whole_points)
         sampled = {} if self._whole else points_of(expression, rng)
         given = dict(zip((t.name for t in expression.output_tensors), points or (), strict=False))
         chosen = {

@@ -37,9 +37,9 @@ _LANES = (2, 4, 8, 16, 32, 64)
 Positions = dict[str, set[int]]
 
 
-def whole(expr: TensorExpr) -> bool:
-    """Whether every element of the outputs is compared."""
-    return sum(s.points for s in expr.stages) <= _WHOLE_POINTS
+def whole(expr: TensorExpr, most_points: int | None = None) -> bool:
+    """Whether every element of the outputs is compared: up to ``most_points`` stage points, 2^19 by default."""
+    return sum(s.points for s in expr.stages) <= (most_points or _WHOLE_POINTS)
 
 
 def every_point(shape: tuple[int, ...]) -> np.ndarray:

@@ -45,6 +45,8 @@ class ProfileOptions:
         A candidate whose warm first run takes more than this many times the best median is dropped.
     budget_s
         Seconds for all candidates together; those not reached stay ``built``. The first one is always run.
+    whole_points
+        Stage points up to which every output element is compared; the check's own number when ``None``.
     """
 
     seed: int = 0
@@ -53,6 +55,7 @@ class ProfileOptions:
     time_s: float = 0.1
     drop_factor: float = 2.0
     budget_s: float | None = None
+    whole_points: int | None = None
 
 
 class Subject:
@@ -66,15 +69,21 @@ class Subject:
         Seed of inputs and points.
     oracle
         The reference on these very inputs, where it was computed elsewhere.
+    whole_points
+        See :class:`ProfileOptions`.
     """
 
-    def __init__(self, expression: TensorExpr, seed: int = 0, oracle: Oracle | None = None) -> None:
+    def __init__(
+        self, expression: TensorExpr, seed: int = 0, oracle: Oracle | None = None, whole_points: int | None = None
+    ) -> None:
         self.expression, self.seed, self._oracle = expression, seed, oracle
+        self._whole_points = whole_points
 
     @cached_property
     def oracle(self) -> Oracle:
         """The reference; computed on first use, which may take a second."""
-        return self._oracle or Oracle(self.expression, periodic_inputs(self.expression, self.seed), self.seed)
+        inputs = periodic_inputs(self.expression, self.seed)
+        return self._oracle or Oracle(self.expression, inputs, self.seed, whole_points=self._whole_points)
 
     def cover(self, artifacts: Mapping[str, KernelArtifact]) -> None:
         """Compare also where the tiles of these candidates begin and end."""

@@ -59,7 +59,9 @@ def image_of(plan: Plan, spec: DeviceSpec) -> bytes | str:
         return str(err)
 
 
-def create_bundle(spec: DeviceSpec, folder: Path, *, images: bool = True) -> dict[str, Any]:
+def create_bundle(
+    spec: DeviceSpec, folder: Path, *, images: bool = True, driver: bool = True
+) -> dict[str, Any]:
     """Write all probes of a GPU as a folder that runs where the device is, with what runs it.
 
     Parameters
@@ -70,6 +72,8 @@ def create_bundle(spec: DeviceSpec, folder: Path, *, images: bool = True) -> dic
         Must not exist, or be empty; appears whole or not at all.
     images
         Build them here; else the machine with the device needs a compiler.
+    driver
+        Put what runs them beside them; else it is there already.
 
     Returns
     -------
@@ -88,7 +92,8 @@ def create_bundle(spec: DeviceSpec, folder: Path, *, images: bool = True) -> dic
     with whole_folder(folder) as work:
         for name in ("plans", "sources", "images"):
             (work / name).mkdir()
-        _copy_driver(work / "roller")
+        if driver:
+            _copy_driver(work / "roller")
         rows = [_write(work, plan, image_of(plan, spec) if images else "left out") for plan in plans(spec)]
         body = {
             "format": FORMAT, "version": VERSION, "device": spec.name, "language": spec.target["language"],

@@ -1,9 +1,7 @@
-"""Build the benchmark's bundle: the 119 operators and the further sets, batch reduced where a device asks for it."""
+"""The rows of the benchmark: the 119 operators and the further sets, batch reduced where a device asks for it."""
 
 from __future__ import annotations
 
-import re
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -13,11 +11,9 @@ from typing import Any
 import yaml
 
 import roller
-from benchmarks.gpu.plan import Planned, write_plan
-from roller.cli.bundle import create_command
+from benchmarks.gpu.plan import Planned
 from roller.errors import ExprError, RollerError
-from roller.hardware import DeviceSpec, load_spec
-from roller.runtime.bundle_format import Bundle, check_target
+from roller.hardware import DeviceSpec
 
 HERE = Path(__file__).resolve().parents[1]
 #: A kernel predicted to run longer has its batch halved: ten candidates take at least ten runs each (seconds).
@@ -26,7 +22,6 @@ LONGEST_S = 0.05
 MEMORY_SHARE = 0.25
 #: Published rows whose size is the batch's, by operator: the column that is halved.
 _BATCH_COLUMN = {"matmul": "M", "conv2d": "N", "depthwise_conv2d": "N", "pooling": "N"}
-_MATRIX_UNIT = re.compile(r"\b(wg?mma|w?mma\.sync|ldmatrix|__builtin_amdgcn_mfma)")
 
 
 def rows(pattern: str = "*") -> list[Planned]:
@@ -114,37 +109,3 @@ def chosen_for_compile(planned: Iterable[Planned]) -> set[str]:
             sets.setdefault(p.sets[-1], []).append(p)
     median = {sorted(x, key=lambda p: p.row.get("flops", 0))[len(x) // 2].id for x in sets.values()}
     return median | {p.id for p in sets.get("rows", ())}
-
-
-def prepare(
-    device: str, out: Path, *, top_k: int, pattern: str, limit_bytes: int, workers: int | None, sources: bool
-) -> list[Planned]:
-    """Write the bundle and the plan; return the plan.
-
-    Raises
-    ------
-    RollerError
-        Where the folder is taken, or nothing could be built.
-    """
-    check_target(out)
-    spec = load_spec(device)
-    planned = [fitted(p, spec) for p in rows(pattern)]
-    with tempfile.TemporaryDirectory() as folder:
-        ops = Path(folder) / "operators.yaml"
-        ops.write_text(yaml.safe_dump({"operators": [dict(p.row) for p in planned if not p.left_out]}))
-        create_command(ops, out, device, top_k, limit_bytes=limit_bytes, workers=workers, sources=sources)
-    bundle = Bundle(out)
-    entries = {e.id: e for e in bundle.operators}
-    compiled = chosen_for_compile(planned)
-    done = []
-    for p in planned:
-        if p.id not in entries:
-            done.append(replace(p, left_out=p.left_out or "no candidate could be built; `prepare` printed the reasons"))
-            continue
-        notes = p.notes
-        best = bundle.load(entries[p.id])[0][1]
-        if any(f.operand == p.row["dtype"] for f in spec.fragments) and not _MATRIX_UNIT.search(best.source):
-            notes = (*notes, f"{p.row['dtype']} without matrix instructions: the model prefers, or has, none for it")
-        done.append(replace(p, notes=notes, compiled=p.id in compiled))
-    write_plan(out, bundle.checksum, done)
-    return done

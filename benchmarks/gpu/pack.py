@@ -1,0 +1,234 @@
+"""Make the folder that a GPU hour runs: kernels of every form, probes, the benchmark's operators, models, and what runs them."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks.gpu.plan import MODELS, OPERATORS, PROBES, VARIANTS, Pack, Planned, write_pack
+from benchmarks.gpu.rows import chosen_for_compile, fitted, rows
+from benchmarks.gpu.variants import Wanted, variants
+from roller.cli.bundle import Prove, build_operators, bundle_header, create_bundle, operator_of
+from roller.construction.options import ConstructOptions
+from roller.errors import ArtifactError, RollerError
+from roller.hardware import DeviceSpec, load_spec
+from roller.probing.gpu.bundle import create_bundle as create_probes
+from roller.runtime.bundle_format import Bundle, OperatorEntry, whole_folder, write_bundle
+
+#: Parts in the order they are run.
+PARTS = (VARIANTS, PROBES, OPERATORS, MODELS)
+#: Size a pack stays under (bytes), and the most of it that operators and models take.
+LIMIT_BYTES, _OPERATOR_BYTES, _MODEL_BYTES = 60_000_000, 20_000_000, 36_000_000
+#: Models by name in :mod:`benchmarks.models`, and their sizes: packs of recurrent steps, convolutions, attention.
+_MODELS = {
+    "lstm": {},
+    "mobilenet_v2": {},
+    "bert_base": {"layers": 2, "width": 256, "heads": 4, "inner": 1024, "vocabulary": 2000},
+}
+#: What of roller runs there: no compiler, no construction, no command line.
+_FLOORS = ("backends", "emulator", "expr", "model", "runtime", "tile")
+#: What of this folder runs there.
+_RUNNER = ("__init__", "child", "comparison", "journal", "model_worker", "ncu", "once", "paired", "peers", "phases", "plan",
+           "ranking", "run", "triton_matmul", "worker")  # fmt: skip
+_MATRIX_UNIT = re.compile(r"\b(wg?mma|w?mma\.sync|ldmatrix|__builtin_amdgcn_mfma)")
+
+_RUN = '''"""Run this pack: ``python3 run.py --minutes 40``; see ``--help``."""
+import os
+import sys
+
+if sys.version_info < (3, 10):
+    sys.exit("run.py: error: expected Python 3.10 or newer, got %d.%d." % sys.version_info[:2])
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+sys.dont_write_bytecode = True  # what is under this folder stays as it was packed
+try:
+    from benchmarks.gpu.run import main
+except ModuleNotFoundError as err:
+    sys.exit("run.py: error: expected the package '%s', found none. Install it with 'pip install %s'." % (err.name, err.name))
+if __name__ == "__main__":
+    sys.exit(main())
+'''  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Options:
+    """What goes into a pack.
+
+    Parameters
+    ----------
+    top_k
+        Candidates of every operator.
+    pattern
+        Comma-separated ids or patterns of operators, variants and models.
+    parts
+        Parts of it.
+    workers
+        Processes at a time.
+    sources
+        Build no kernels: the machine with the device has to.
+    prove
+        See :func:`roller.cli.bundle.operator_of`; for the variants.
+    """
+
+    top_k: int = 10
+    pattern: str = "*"
+    parts: tuple[str, ...] = PARTS
+    workers: int | None = None
+    sources: bool = False
+    prove: Prove | None = None
+
+
+def make_pack(device: str, out: Path, options: Options, say: Callable[[str], None]) -> Pack:
+    """Write a pack; the folder appears whole or not at all.
+
+    Raises
+    ------
+    RollerError
+        Where the folder is taken, nothing could be built, or the pack became too large.
+    """
+    spec = load_spec(device)
+    if spec.kind != "gpu":
+        raise ArtifactError(f"--device: expected the spec of a GPU, got '{spec.name}'. `roller devices` lists them.")
+    unknown = set(options.parts) - set(PARTS)
+    if unknown:
+        raise ArtifactError(f"--parts: expected some of {', '.join(PARTS)}, got '{min(unknown)}'.")
+    with whole_folder(out) as work:
+        made = _Packing(spec, work, options, say)
+        for part in PARTS:
+            if part in options.parts:
+                getattr(made, part)()
+        _copy_runner(work)
+        language = spec.target["language"]
+        pack = write_pack(Pack(work, spec.name, language, made.parts, tuple(made.planned), tuple(made.notes)))
+        size = sum(p.stat().st_size for p in work.rglob("*") if p.is_file())
+        if size > LIMIT_BYTES:
+            raise ArtifactError(f"{out}: expected at most {LIMIT_BYTES} bytes, got {size}. Lower --top-k or leave models out.")
+    say(f"{out}: {size / 1e6:.1f} MB; there: python3 {out.name}/run.py --minutes 40")
+    return replace(pack, folder=out)
+
+
+class _Packing:
+    """The parts of a pack that are done."""
+
+    def __init__(self, spec: DeviceSpec, folder: Path, options: Options, say: Callable[[str], None]) -> None:
+        self._spec, self._folder, self._options, self._say = spec, folder, options, say
+        self.parts: dict[str, str] = {}
+        self.planned: list[Planned] = []
+        self.notes: list[str] = []
+
+    def variants(self) -> None:
+        """Every form of every template, on small expressions."""
+        found = [w for w in variants(self._spec) if _matches(w.id, self._options.pattern)]
+        for w in found:
+            self.notes += [f"{w.id} {name}: {reason.splitlines()[0]}" for name, reason in w.refused]
+        jobs = {w.id: (w, self._spec, self._options) for w in found if w.variants}
+        if not jobs:
+            return
+        built = build_operators(jobs, _built_variants, self._options.workers)
+        operators = [r.value for r in built.values() if r.value is not None]
+        self.notes += [f"{name}: {r.record.reason.splitlines()[0]}" for name, r in built.items() if r.value is None]
+        for entry, _ in operators:
+            self.notes += [f"{entry.id} {name}: {reason.splitlines()[0]}" for name, reason in entry.failed]
+        manifest = write_bundle(
+            self._folder / VARIANTS, bundle_header(self._spec, ConstructOptions()), operators
+        )
+        self.parts[VARIANTS] = manifest["checksum"]
+        self._say(f"{VARIANTS}: {sum(len(e.candidates) for e, _ in operators)} kernels of {len(operators)} expressions")
+
+    def probes(self) -> None:
+        """Micro-benchmarks of everything a specification says."""
+        manifest = create_probes(self._spec, self._folder / PROBES, images=not self._options.sources, driver=False)
+        self.parts[PROBES] = manifest["checksum"]
+        self._say(f"{PROBES}: {sum(r['cases'] for r in manifest['plans'])} cases of {len(manifest['plans'])} probes")
+
+    def operators(self) -> None:
+        """The 119 operators and the further sets."""
+        planned = [fitted(p, self._spec) for p in rows(self._options.pattern)]
+        done = create_bundle(
+            [dict(p.row) for p in planned if not p.left_out], self._spec, self._folder / OPERATORS,
+            top_k=self._options.top_k, limit_bytes=_OPERATOR_BYTES, workers=self._options.workers,
+            binaries=not self._options.sources,
+        )  # fmt: skip
+        self.parts[OPERATORS] = done.manifest["checksum"]
+        bundle, compiled = Bundle(self._folder / OPERATORS), chosen_for_compile(planned)
+        entries = {e.id: e for e in bundle.operators}
+        self.planned = [self._noted(p, bundle, entries, compiled, done.built) for p in planned]
+        for p in self.planned:
+            for note in (*p.notes, *([f"left out: {p.left_out}"] if p.left_out else [])):
+                self._say(f"{p.id}: {note}")
+        self._say(f"{OPERATORS}: {sum(len(e.candidates) for e in bundle.operators)} candidates of {len(entries)} operators")
+
+    def _noted(self, p: Planned, bundle: Bundle, entries: dict, compiled: set[str], built: dict) -> Planned:
+        """Return a row with what became of it."""
+        if p.id not in entries:
+            why = built[p.id].record.reason.splitlines()[0] if p.id in built else "it was not built"
+            return replace(p, left_out=p.left_out or why)
+        notes, dtype = p.notes, p.row["dtype"]
+        best = bundle.load(entries[p.id])[0][1]
+        if any(f.operand == dtype for f in self._spec.fragments) and not _MATRIX_UNIT.search(best.source):
+            notes = (*notes, f"{dtype} without matrix instructions: the model prefers, or has, none for it")
+        return replace(p, notes=notes, compiled=p.id in compiled)
+
+    def models(self) -> None:
+        """Whole models, with what ONNX Runtime makes of random inputs where it is installed."""
+        from benchmarks.models import build as build_model
+        from roller.onnx.compile import compile_model
+        from roller.onnx.expected import expected_of
+
+        left = _MODEL_BYTES
+        for name, sizes in _MODELS.items():
+            if not _matches(name, self._options.pattern):
+                continue
+            folder = self._folder / MODELS / name
+            folder.parent.mkdir(exist_ok=True)
+            with tempfile.TemporaryDirectory() as scratch:
+                try:
+                    path = build_model(name, Path(scratch), **sizes)
+                    made = compile_model(path, device=self._spec, workers=self._options.workers)
+                    made.save(folder, (expected_of(path, made.plan.program),))
+                except RollerError as err:
+                    self.notes.append(f"{name}: {str(err).splitlines()[0]}")
+                    self._say(self.notes[-1])
+                    continue
+            size = sum(p.stat().st_size for p in folder.iterdir())
+            if size > left:
+                shutil.rmtree(folder)
+                self.notes.append(f"{name}: left out, {size / 1e6:.1f} MB do not fit any more")
+                self._say(self.notes[-1])
+                continue
+            left -= size
+            manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+            self.parts[f"{MODELS}/{name}"] = manifest["checksum"]
+            self._say(f"{MODELS}/{name}: {manifest['kernels']} kernels, {size / 1e6:.1f} MB")
+
+
+def _built_variants(job: tuple[Wanted, DeviceSpec, Options]) -> tuple[OperatorEntry, bytes]:
+    wanted, spec, options = job
+    candidates = [(v.id, v.program, {"seconds": v.seconds}) for v in wanted.variants]
+    return operator_of(wanted.id, wanted.expression, candidates, spec, not options.sources, None, options.prove)
+
+
+def _matches(name: str, pattern: str) -> bool:
+    from benchmarks.gpu.plan import chosen
+
+    return bool(chosen([name], pattern))
+
+
+def _copy_runner(work: Path) -> None:
+    """Put what runs a pack beside it: the bare part of the package, so that nothing has to be installed."""
+    package = Path(importlib.import_module("roller").__file__ or "").parent
+    (work / "roller").mkdir()
+    for module in package.glob("*.py"):
+        shutil.copy(module, work / "roller" / module.name)
+    for floor in _FLOORS:
+        shutil.copytree(package / floor, work / "roller" / floor, ignore=shutil.ignore_patterns("__pycache__"))
+    own = work / "benchmarks" / "gpu"
+    own.mkdir(parents=True)
+    for name in _RUNNER:
+        shutil.copy(Path(__file__).with_name(f"{name}.py"), own / f"{name}.py")
+    (work / "run.py").write_text(_RUN, encoding="utf-8")
