@@ -10,7 +10,7 @@ import numpy as np
 
 from roller.errors import counted
 from roller.expr import Stage
-from roller.expr.evaluate import _axis_values as axis_values
+from roller.expr.evaluate import axis_values as axis_values
 from roller.tile import RProgram
 
 #: Regions of an output that are compared whole where there is no room for all of it: corners, and some within.
