@@ -7,11 +7,60 @@ class says which stage refused and none carries a traceback of TVM inside its te
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+#: Characters of one word (a name, a path, a number) an error repeats, and characters of a whole message.
+_MOST_WORD, _MOST_MESSAGE = 512, 8192
+#: Digits of an integer an error repeats; Python refuses to print thousands.
+_MOST_DIGITS = 40
+
+
+def bounded(text: str) -> str:
+    """Return a message of bounded length: what is left out of the middle of words, and of the whole, is counted.
+
+    Errors repeat what they were given, and that may be a megabyte.
+
+    Examples
+    --------
+    >>> bounded("expected a name, got '" + "x" * 1000 + "'. Shorten it.")[-63:]
+    'xxxxxxxxxxxxxxxx...(491 more)...xxxxxxxxxxxxxxxx\'. Shorten it.'
+    >>> bounded("short")
+    'short'
+    """
+    words = re.sub(rf"\S{{{_MOST_WORD + 1},}}", lambda m: _shortened(m[0], _MOST_WORD), text)
+    return _shortened(words, _MOST_MESSAGE)
+
+
+def _shortened(text: str, most: int) -> str:
+    """Keep the start and the end, where a remedy stands."""
+    if len(text) <= most:
+        return text
+    tail = most // 4
+    return f"{text[: most - tail]}...({len(text) - most} more)...{text[-tail:]}"
+
+
+def shown(value: object) -> str:
+    """Return ``repr(value)`` for an error: integers beyond printing by their size.
+
+    Examples
+    --------
+    >>> shown("a"), shown(7), shown(10**5000)
+    ("'a'", '7', 'an integer of 16610 bits')
+    """
+    if isinstance(value, int) and abs(value) >= 10**_MOST_DIGITS:
+        return f"an integer of {value.bit_length()} bits"
+    if isinstance(value, (tuple, list)) and any(isinstance(v, int) for v in value):
+        inner = ", ".join(map(shown, value))
+        return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' if len(value) == 1 else ''})"
+    return bounded(repr(value))
 
 
 class RollerError(Exception):
-    """Base of every error roller raises on purpose."""
+    """Base of every error roller raises on purpose; its message is :func:`bounded`."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(bounded(a) if isinstance(a, str) else a for a in args))
 
 
 class ExprError(RollerError, ValueError):
@@ -99,5 +148,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     >>> did_you_mean("bandwith", ["bandwidth", "banks"])
     "; did you mean 'bandwidth'?"
     """
+    if len(name) > _MOST_WORD:
+        return ""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"; did you mean '{close[0]}'?" if close else ""

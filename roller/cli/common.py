@@ -134,7 +134,7 @@ def operator_rows(path: Path, pattern: str) -> list[Mapping[str, Any]]:
     """
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as err:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as err:
         raise ExprError(f"{path}: cannot read the operators ({err}). Check the path.") from err
     rows = data.get("operators") if isinstance(data, dict) else None
     if not isinstance(rows, list) or not all(isinstance(r, dict) and "id" in r for r in rows):

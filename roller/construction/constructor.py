@@ -124,9 +124,11 @@ def construct_candidates(expr: TensorExpr, spec: DeviceSpec, options: ConstructO
 
 def nothing_fits(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> NoCandidateError:
     """Return the error of an expression that no program of a device fits."""
+    fixed = "" if expr.allow_padding else ", or replace the expression by one with allow_padding=True"
     return NoCandidateError(
         f"{expr.name} on {spec.name}: expected at least one program, none fits the device and the padding allowed "
-        f"(epsilon={options.epsilon}, allow_padding={expr.allow_padding}). Raise epsilon or allow padding."
+        f"(epsilon={options.epsilon}, allow_padding={expr.allow_padding}). "
+        f"Raise ConstructOptions.epsilon{fixed}."
     )
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from roller.errors import ExprError, did_you_mean
+from roller.errors import ExprError, did_you_mean, shown
 from roller.expr.scalar import Index, Load, Scalar, loads
 
 SPATIAL, REDUCTION = "spatial", "reduction"
@@ -51,11 +51,11 @@ class Axis:
         """Reject extents no loop can have."""
         if not isinstance(self.extent, (int, np.integer)) or isinstance(self.extent, bool):
             raise ExprError(
-                f"axis '{self.name}': expected an integer extent, got {self.extent!r}. Give concrete shapes; "
+                f"axis '{self.name}': expected an integer extent, got {shown(self.extent)}. Give concrete shapes; "
                 "symbolic extents are not supported."
             )
         if self.extent < 1:
-            raise ExprError(f"axis '{self.name}': expected an extent of at least 1, got {self.extent}.")
+            raise ExprError(f"axis '{self.name}': expected an extent of at least 1, got {shown(self.extent)}.")
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Tensor:
                 f"Use one of {sorted(DTYPE_BYTES)}."
             )
         if any(int(s) < 1 for s in self.shape):
-            raise ExprError(f"tensor '{self.name}': expected positive dimensions, got {self.shape}.")
+            raise ExprError(f"tensor '{self.name}': expected positive dimensions, got {shown(self.shape)}.")
 
     @property
     def elements(self) -> int:
@@ -197,7 +197,7 @@ class TensorExpr:
             count = math.prod(int(n) for n in shape)
             if count > MOST_POINTS:
                 raise ExprError(
-                    f"{self.name}: {where}: expected at most {MOST_POINTS} {unit}, got {count} ({shape}). "
+                    f"{self.name}: {where}: expected at most {MOST_POINTS} {unit}, got {shown(count)} {shown(shape)}. "
                     "Use smaller extents."
                 )
 

@@ -7,11 +7,12 @@ dotted path, what was expected, what was found, and what to write instead.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from roller.errors import SpecError, did_you_mean
+from roller.errors import SpecError, did_you_mean, shown
 
 #: Where a number comes from, in the order in which the loader prefers them.
 SOURCES = ("measured", "datasheet", "assumed")
@@ -87,8 +88,8 @@ def check_number(where: str, path: str, value: object, quantity: Quantity) -> fl
         raise fail(where, path, _text_problem(value))
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise fail(where, path, f"expected a number{unit and f' in{unit}'}, got {value!r}. Write a plain number.")
-    if not math.isfinite(value):
-        raise fail(where, path, f"expected a finite number, got {value!r}. Leave the field out where it is unknown.")
+    if not -sys.float_info.max <= value <= sys.float_info.max:  # of an integer too: it may be too large for any float
+        raise fail(where, path, f"expected a finite number, got {shown(value)}. Leave the field out where it is unknown.")
     if quantity.integer and value != int(value):
         raise fail(where, path, f"expected a whole number of {quantity.unit}, got {value!r}.")
     if value < 0:
@@ -108,6 +109,8 @@ def _text_problem(text: str) -> str:
         number = float(text)
     except ValueError:
         return f"expected a number, got the text {text!r}. Write a plain number."
+    if not math.isfinite(number):
+        return f"expected a finite number, got the text {text!r}. Leave the field out where it is unknown."
     return (
         f"expected a number, got the text {text!r} (YAML 1.1, as PyYAML reads it, wants a dot and a signed "
         f"exponent, and no quotes). Write {_yaml_float(number)}."

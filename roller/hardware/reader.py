@@ -87,11 +87,15 @@ def read_spec(name_or_path: str) -> DeviceSpec:
     return _load_cached(path, _stamp(path))
 
 
+#: Characters of a file's name that every system takes.
+_MOST_NAME = 200
+
+
 def _find(name: str) -> Path:
     if name.endswith((".yaml", ".yml")) or os.sep in name:
         return Path(name)
     path = spec_folder() / f"{name}.yaml"
-    if not path.is_file():
+    if len(name) > _MOST_NAME or not path.is_file():
         known = (*list_specs(), THIS_MACHINE)
         hint = did_you_mean(name.lower(), known)
         raise SpecError(f"device '{name}': unknown{hint or '.'} Known: {', '.join(known)}; or give the path of a YAML.")
@@ -148,7 +152,8 @@ def parse_spec(text: str, where: str) -> DeviceSpec:
     """
     try:
         data = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as err:
+    # A number of thousands of digits, a date of a thirteenth month, a list in a list in a list...
+    except (yaml.YAMLError, ValueError, RecursionError) as err:
         mark = getattr(err, "problem_mark", None)
         place = f" at line {mark.line + 1}" if mark is not None else ""
         problem = getattr(err, "problem", None) or "it cannot be parsed"

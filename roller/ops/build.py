@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from roller.errors import ExprError, did_you_mean
+from roller.errors import ExprError, did_you_mean, shown
 from roller.expr import (
     DTYPE_BYTES,
     REDUCTION,
@@ -69,6 +69,8 @@ class Types:
         """Most negative (``sign`` -1) or most positive (+1) value a padded element may take."""
         if "float" in self.storage:
             return sign * float("inf")
+        if self.storage == "bool":
+            return 0.0 if sign < 0 else 1.0
         info = np.iinfo(self.storage)
         return float(info.min if sign < 0 else info.max)
 
@@ -95,7 +97,7 @@ def types(where: str, dtype: str, acc_dtype: str | None, out_dtype: str | None, 
 def extent(where: str, argument: str, value: Any, low: int = 1) -> int:
     """Return ``value`` as an int of at least ``low``, or raise an ExprError naming the argument."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low:
-        raise ExprError(f"{where}: argument '{argument}': expected an integer of at least {low}, got {value!r}.")
+        raise ExprError(f"{where}: argument '{argument}': expected an integer of at least {low}, got {shown(value)}.")
     return int(value)
 
 
@@ -103,7 +105,7 @@ def pair(where: str, argument: str, value: Any, low: int = 1) -> tuple[int, int]
     """Return an int or a pair of ints as a pair."""
     if isinstance(value, (tuple, list)):
         if len(value) != 2:
-            raise ExprError(f"{where}: argument '{argument}': expected an int or a pair, got {value!r}.")
+            raise ExprError(f"{where}: argument '{argument}': expected an int or a pair, got {shown(value)}.")
         return extent(where, argument, value[0], low), extent(where, argument, value[1], low)
     one = extent(where, argument, value, low)
     return one, one
@@ -116,7 +118,7 @@ def padding_sides(where: str, value: Any) -> tuple[int, int, int, int]:
         return top, bottom, left, right
     if isinstance(value, (tuple, list)) and len(value) != 2:
         raise ExprError(
-            f"{where}: argument 'padding': expected an int, a pair or (top, bottom, left, right), got {value!r}."
+            f"{where}: argument 'padding': expected an int, a pair or (top, bottom, left, right), got {shown(value)}."
         )
     h, w = pair(where, "padding", value, 0)
     return h, h, w, w
@@ -127,7 +129,7 @@ def dimensions(where: str, value: Any, argument: str = "shape") -> tuple[int, ..
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
         value = (value,)
     if not isinstance(value, (tuple, list)) or not value:
-        raise ExprError(f"{where}: argument '{argument}': expected a shape of at least one dimension, got {value!r}.")
+        raise ExprError(f"{where}: argument '{argument}': expected a shape of at least one dimension, got {shown(value)}.")
     return tuple(extent(where, argument, v) for v in value)
 
 

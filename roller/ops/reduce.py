@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from roller.errors import ExprError, did_you_mean
+from roller.errors import ExprError, did_you_mean, shown
 from roller.expr import (
     REDUCTION,
     SPATIAL,
@@ -96,6 +97,7 @@ def reduce(
     if kind == "argmax":
         if len(reduced) not in (1, len(dims)):
             raise ExprError(f"{where}: argument 'axes': argmax takes one axis or all, got {reduced}. Use one axis.")
+        _check_positions(where, out_dtype or "int64", gone)
         stages = _argmax(axes_all, gone, Tensor("Y", out_shape, out_dtype or "int64"), store, body, t)
         final = Types(t.storage, out_dtype or "int64", out_dtype or "int64")
         return finish(where, (source,), stages, final, epilogue=epilogue)
@@ -113,13 +115,21 @@ def normalize_axes(where: str, axes: Sequence[int] | int | None, rank: int, argu
     out = []
     for a in listed:
         if isinstance(a, bool) or not isinstance(a, (int, np.integer)) or not -rank <= a < rank:
-            raise ExprError(f"{where}: argument '{argument}': expected dimensions in {-rank}..{rank - 1}, got {a!r}. "
+            raise ExprError(f"{where}: argument '{argument}': expected dimensions in {-rank}..{rank - 1}, got {shown(a)}. "
                             f"The tensor has {rank} dimensions.")  # fmt: skip
         out.append(int(a) % rank)
     if len(set(out)) != len(out) or not out:
-        raise ExprError(f"{where}: argument '{argument}': expected distinct dimensions, got {list(listed)}. "
+        raise ExprError(f"{where}: argument '{argument}': expected distinct dimensions, got {shown(list(listed))}. "
                         "Name each once.")  # fmt: skip
     return tuple(sorted(out))
+
+
+def _check_positions(where: str, dtype: str, gone: tuple[Axis, ...]) -> None:
+    """Refuse an output that cannot hold every position of the reduced axes."""
+    last = math.prod(a.extent for a in gone) - 1
+    if "int" not in dtype or np.iinfo(dtype).max < last:
+        raise ExprError(f"{where}: argument 'out_dtype': expected an integer dtype that holds positions up to {last}, "
+                        f"got '{dtype}'. Pass out_dtype='int64'.")  # fmt: skip
 
 
 def _argmax(

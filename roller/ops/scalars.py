@@ -148,5 +148,6 @@ def _split(text: str, where: str) -> tuple[str, tuple[float, ...]]:
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.keywords:
             raise ValueError(text)
         return node.func.id, tuple(float(ast.literal_eval(a)) for a in node.args)
-    except (SyntaxError, ValueError, TypeError) as err:
+    # A number too long to be one, and text too deep to be read, are no numbers either.
+    except (SyntaxError, ValueError, TypeError, OverflowError, RecursionError, MemoryError) as err:
         raise ExprError(f"{where}: cannot read '{text}'. Write a name, or a name with numbers: 'clip(0, 6)'.") from err

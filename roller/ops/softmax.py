@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from roller.errors import ExprError, shown
 from roller.expr import REDUCTION, SPATIAL, Axis, Call, Load, Stage, Tensor, TensorExpr
 from roller.ops.build import dimensions, finish, indices, rows_of, types
 from roller.ops.reduce import normalize_axes
@@ -50,6 +51,9 @@ def softmax(
     """
     where = "softmax"
     dims = dimensions(where, shape)
+    if isinstance(axis, (tuple, list)):
+        raise ExprError(f"{where}: argument 'axis': expected one dimension, got {shown(axis)}. Reshape the tensor so "
+                        "that they are one.")  # fmt: skip
     (along,) = normalize_axes(where, axis, len(dims), "axis")
     t = types(where, dtype, acc_dtype, out_dtype)
     t.require_float(where)
