@@ -14,6 +14,7 @@ from roller.backends.dtypes import host_remedy
 from roller.construction.options import ConstructOptions
 from roller.errors import ExprError, RollerError
 from roller.expr import Tensor, TensorExpr
+from roller.expr.arithmetic import check_arithmetic
 from roller.hardware import DeviceSpec, list_specs, load_spec
 
 if TYPE_CHECKING:
@@ -28,8 +29,12 @@ def expression_of(expr: Any) -> TensorExpr:
     ExprError
         Where it is neither, or cannot be read.
     """
-    if isinstance(expr, TensorExpr):
-        return expr
+    read = expr if isinstance(expr, TensorExpr) else _read(expr)
+    check_arithmetic(read)
+    return read
+
+
+def _read(expr: Any) -> TensorExpr:
     named = type(expr).__module__.partition(".")[0]
     if named == "tvm" or (isinstance(expr, Sequence) and not isinstance(expr, (str, bytes))):
         from roller.te.reader import read

@@ -14,6 +14,7 @@ from roller.codegen.cpu.library import ENTRY, PACK, build_library, features_of, 
 from roller.codegen.cpu.mathlib import vectorise_math
 from roller.codegen.cpu.nest import Buffer, Nests, computed, declare, is_parallel, serial, task_counts, with_hints
 from roller.codegen.cpu.nontemporal import stream_stores
+from roller.codegen.cpu.reach import check_reach
 from roller.codegen.cpu.rows import rows_body
 from roller.codegen.cpu.split import split_nests
 from roller.codegen.cpu.streaming import streaming_body
@@ -61,6 +62,7 @@ def lower_module(program: RProgram, cores: int = 1) -> tuple[Any, tuple[Argument
         raise BuildError(
             f"CPU code generation: unknown structure '{program.structure}'. Use one of {list(_TEMPLATES)}."
         )
+    check_reach(program.expr)
     program = replace(program, expr=computed(program.expr))
     expr = program.expr
     tensors = (*((t, "input") for t in expr.inputs), *((t, "output") for t in expr.output_tensors))

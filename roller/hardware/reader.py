@@ -156,7 +156,7 @@ def parse_spec(text: str, where: str) -> DeviceSpec:
     except (yaml.YAMLError, ValueError, RecursionError) as err:
         mark = getattr(err, "problem_mark", None)
         place = f" at line {mark.line + 1}" if mark is not None else ""
-        problem = getattr(err, "problem", None) or "it cannot be parsed"
+        problem = getattr(err, "problem", None) or "a number, a date or its nesting is beyond reading"
         raise SpecError(f"{where}: not valid YAML{place}: {problem}. Correct the file.") from err
     if not isinstance(data, Mapping):
         raise SpecError(f"{where}: expected a mapping of sections, got {type(data).__name__}. See v100.yaml.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,8 +63,13 @@ class Types:
                             f"Pass {argument}='float32'.")  # fmt: skip
 
     def const(self, value: float) -> Const:
-        """Return a literal of the arithmetic dtype."""
-        return Const(float(value) if self.is_float else int(value), self.acc)
+        """Return a literal of the arithmetic dtype; of integers the last one where it lies beyond."""
+        if self.is_float:
+            return Const(float(value), self.acc)
+        if self.acc == "bool":
+            return Const(float(value > 0), self.acc)
+        info = np.iinfo(self.acc)
+        return Const(min(max(int(value), info.min), info.max) if math.isfinite(value) else value, self.acc)
 
     def lowest(self, sign: float) -> float:
         """Most negative (``sign`` -1) or most positive (+1) value a padded element may take."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,11 @@ import numpy as np
 from roller.errors import ExprError
 from roller.expr import (
     FUNCTIONS,
+    OFFSET_ELEMENTS,
     Call,
     Cast,
     Const,
+    Index,
     IndexValue,
     Load,
     Scalar,
@@ -158,7 +161,18 @@ class Converter:
                 return self._choice(parts.condition, parts.true_value, parts.false_value, env)
             out = self._arithmetic(parts, env)
             return out if dtype == dtype_of(parts) else Cast(dtype, out)
-        return IndexValue(index, dtype) if index.terms else Const(index.const, dtype)
+        return self._value_of(index, dtype) if index.terms else Const(index.const, dtype)
+
+    def _value_of(self, index: Index, dtype: str) -> Scalar:
+        """Return the value of an index; one beyond 32 bits, in which code has indices, as arithmetic on its terms."""
+        low, high = index.range(self.space.extents)
+        if dtype != "int64" or max(abs(low), abs(high)) < OFFSET_ELEMENTS:
+            return IndexValue(index, dtype)
+        total: Scalar = Const(index.const, dtype)
+        for t in index.terms:
+            position = IndexValue(Index((replace(t, coef=1),)), dtype)
+            total = Call("add", (total, Call("mul", (position, Const(t.coef, dtype)))))
+        return total
 
     def _load(self, e: Any, env: Env) -> Scalar:
         producer = self.blocks.get(e.source)

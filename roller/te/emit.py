@@ -64,11 +64,14 @@ def all_of(conditions: list[Expr]) -> Expr:
 
 
 def constant(value: float, dtype: str) -> Expr:
-    """Return a literal; infinities saturate where ``dtype`` is an integer."""
+    """Return a literal; what is beyond ``dtype`` is its last value: an infinity, of integers the largest or least."""
+    if dtype == "bool":
+        return tirx.const(value > 0, dtype)
     if "float" not in dtype:
-        if value == float("-inf"):
-            return tirx.min_value(dtype)
-        return tirx.max_value(dtype) if value == float("inf") else tirx.const(int(value), dtype)
+        low, high = int(tirx.min_value(dtype)), int(tirx.max_value(dtype))
+        return tirx.const(low if value <= low else high if value >= high else int(value), dtype)
+    if abs(value) > float(tirx.max_value(dtype).value):
+        value = float("inf") if value > 0 else float("-inf")
     return tirx.const(float(value), dtype)
 
 
@@ -190,10 +193,22 @@ def _real(fn: Callable[[Expr], Expr]) -> Callable[[Expr], Expr]:
     return lambda x: fn(_float(x))
 
 
+def _of_truth(fn: Callable[[Expr, Expr], Expr], truth: Callable[[Expr, Expr], Expr]) -> Callable[[Expr, Expr], Expr]:
+    """Return a function of two operands with its own meaning on truth values, which TVM does not order."""
+    return lambda a, b: truth(a, b) if dtype_of(a) == dtype_of(b) == "bool" else fn(a, b)
+
+
+def _xor(a: Expr, b: Expr) -> Expr:
+    return tirx.all(tirx.any(a, b), tirx.Not(tirx.all(a, b)))
+
+
+_MAX = _of_truth(tirx.max, tirx.any)
+_MIN = _of_truth(tirx.min, tirx.all)
+
 _COMBINE: dict[str, Callable[[Expr, Expr], Expr]] = {
     "sum": lambda x, y: x + y,
-    "max": tirx.max,
-    "min": tirx.min,
+    "max": _MAX,
+    "min": _MIN,
     "prod": lambda x, y: x * y,
 }
 
@@ -204,9 +219,9 @@ _FUNCTIONS: dict[str, Callable[..., Expr]] = {
     "sub": lambda a, b: a - b,
     "mul": lambda a, b: a * b,
     "div": lambda a, b: tirx.div(_float(a), _float(b)),
-    "max": tirx.max,
-    "min": tirx.min,
-    "neg": lambda a: -a,
+    "max": _MAX,
+    "min": _MIN,
+    "neg": lambda a: constant(0, dtype_of(a)) - a if dtype_of(a).startswith("u") else -a,
     "abs": _abs,
     "exp": _real(tirx.exp),
     "log": _real(tirx.log),
@@ -218,9 +233,11 @@ _FUNCTIONS: dict[str, Callable[..., Expr]] = {
     "pow": lambda a, b: tirx.power(_float(a), _float(b)),
     "floor": _real(tirx.floor),
     "ceil": _real(tirx.ceil),
-    "eq": lambda a, b: (a - b).equal(0) if dtype_of(a) != dtype_of(b) else a.equal(b),
-    "lt": lambda a, b: a < b,
-    "le": lambda a, b: a <= b,
+    "eq": _of_truth(
+        lambda a, b: (a - b).equal(0) if dtype_of(a) != dtype_of(b) else a.equal(b), lambda a, b: tirx.Not(_xor(a, b))
+    ),
+    "lt": _of_truth(lambda a, b: a < b, lambda a, b: tirx.all(tirx.Not(a), b)),
+    "le": _of_truth(lambda a, b: a <= b, lambda a, b: tirx.any(tirx.Not(a), b)),
     "select": _select,
     "isnan": tirx.isnan,
     "trunc": _real(tirx.trunc),
@@ -229,9 +246,9 @@ _FUNCTIONS: dict[str, Callable[..., Expr]] = {
     "fmod": tirx.fmod,
     "idiv": lambda a, b: _guarded(tirx.truncdiv, a, b, lambda: -a),
     "imod": lambda a, b: _guarded(tirx.truncmod, a, b, lambda: constant(0, dtype_of(a))),
-    "bitand": lambda a, b: a & b,
-    "bitor": lambda a, b: a | b,
-    "bitxor": lambda a, b: a ^ b,
+    "bitand": _of_truth(lambda a, b: a & b, tirx.all),
+    "bitor": _of_truth(lambda a, b: a | b, tirx.any),
+    "bitxor": _of_truth(lambda a, b: a ^ b, _xor),
     "shl": lambda a, b: a << b,
     "shr": lambda a, b: a >> b,
 }

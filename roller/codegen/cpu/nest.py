@@ -102,6 +102,8 @@ class Nest:
         kind
             ``"serial"``, ``"parallel"``, ``"vector"`` or ``"unroll"``.
         """
+        if isinstance(extent, int) and extent >= OFFSET_ELEMENTS:
+            raise BuildError(f"loop '{name}': expected fewer than 2^31 iterations, got {extent}. Split the operator.")
         if isinstance(extent, int) and extent == 1:  # of parallel loops too: one task wakes no worker
             return body(integer(0))
         var = tirx.Var(f"{name}_{next(self._count)}", "int32")
@@ -212,14 +214,22 @@ def computed_dtype(dtype: str) -> str:
     return "float32" if dtype == "bfloat16" else dtype
 
 
+def _accumulated(dtype: str) -> str:
+    return "uint8" if dtype == "bool" else computed_dtype(dtype)
+
+
 def computed(expr: TensorExpr) -> TensorExpr:
-    """Return ``expr`` with bfloat16 confined to its tensors: casts, literals and sums in float32."""
+    """Return ``expr`` with bfloat16 and bool confined to where they mean something.
+
+    Of bfloat16 that is tensors: casts, literals and sums are in float32. Truth values are reduced as bytes, which have
+    an order and vectors.
+    """
 
     def scalar(n: Scalar) -> Scalar:
         return replace(n, dtype=computed_dtype(n.dtype)) if isinstance(n, (Cast, Const, IndexValue)) else n
 
     stages = tuple(
-        replace(s, body=transform(s.body, scalar), acc_dtype=computed_dtype(s.acc_dtype)) for s in expr.stages
+        replace(s, body=transform(s.body, scalar), acc_dtype=_accumulated(s.acc_dtype)) for s in expr.stages
     )
     return replace(expr, stages=stages)
 

@@ -1,0 +1,48 @@
+"""What 32-bit positions reach: the index arithmetic of CPU kernels is 32 bits wide, and must not wrap around."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from roller.errors import BuildError
+from roller.expr import OFFSET_ELEMENTS, Index, IndexValue, Stage, TensorExpr, walk
+
+#: Positions a tile that starts before the end of an axis, or at a cache line, may count beyond it before it is shifted
+#: back.
+_BEYOND = 1 << 20
+_MOST = OFFSET_ELEMENTS - _BEYOND
+
+
+def check_reach(expr: TensorExpr) -> None:
+    """Refuse an expression whose tensors, axes or indices reach beyond 32 bits.
+
+    Raises
+    ------
+    BuildError
+        For the first tensor, axis, access, guard or position that is too large.
+    """
+    for t in expr.tensors.values():
+        _require(f"tensor '{t.name}' {t.shape}", "elements", t.elements)
+    for s in expr.stages:
+        for a in s.axes:
+            _require(f"axis '{a.name}' of '{s.name}'", "positions", a.extent)
+        for what, index in _indices(s):
+            low, high = index.range(s.extents)
+            _require(f"{what} in '{s.name}'", "as an index", max(abs(low), abs(high)))
+
+
+def _indices(stage: Stage) -> Iterator[tuple[str, Index]]:
+    for ld in stage.loads:
+        for index in (*ld.index, *(b.index for b in ld.guard)):
+            yield f"an access of '{ld.tensor}'", index
+    for n in walk(stage.body):
+        if isinstance(n, IndexValue):
+            yield "a position used as a value", n.index
+
+
+def _require(what: str, unit: str, got: int) -> None:
+    if got > _MOST:
+        raise BuildError(
+            f"{what}: expected at most 2^31 - 2^20 {unit}, got {got}: positions in the kernel are 32 bits wide. "
+            "Split the operator."
+        )
