@@ -129,9 +129,9 @@ class Enclosure:
         """Return the relative rounding of a sum of magnitudes: of the sum, and of products that are not enclosed."""
         eps = EPS.get(s.acc_dtype, 0.0)
         terms = math.prod(a.extent for a in s.reduction_axes)
-        different = math.prod(different(s, a.name, a.extent, self.dtypes) for a in s.reduction_axes)
+        distinct = math.prod(different(s, a.name, a.extent) for a in s.reduction_axes)
         worst = max(float(terms), 4 * math.sqrt(terms))
-        sum_ = worst if terms * eps > _VANISHING else min(worst, 4 * math.sqrt(different) * (terms / different))
+        sum_ = worst if terms * eps > _VANISHING else min(worst, 4 * math.sqrt(distinct) * (terms / distinct))
         products = sum(isinstance(n, Call) for n in walk(s.body)) if self._is_product(s) else 0
         return sum_ * eps + products * EPS.get(computed_in(s.body, self.dtypes), 0.0)
 

@@ -26,10 +26,10 @@ def test_a_float32_product_passes_and_a_wrong_element_is_named():
 
 def test_the_bound_follows_the_accumulator_not_the_reference_value():
     e = ops.matmul(1, 1, 4096)
-    a = np.ones((1, 4096), np.float32)
-    a[0, ::2] = -1  # cancels to zero: a bound relative to the result would be zero
+    a = np.full((1, 4096), 0.1, np.float32)
+    a[0, ::2] *= -1  # cancels to zero: a bound relative to the result would be zero
     b = np.ones((4096, 1), np.float32)
-    limit = 4 * 2.0**-23 * 64 * 4096
+    limit = 4 * 2.0**-23 * 64 * 4096 * 0.1
     assert check(e, [a, b], np.full((1, 1), 0.9 * limit, np.float32)).ok
     assert not check(e, [a, b], np.full((1, 1), 1.1 * limit, np.float32)).ok
 
@@ -42,6 +42,19 @@ def test_multi_stage_expressions_in_float32(op):
     assert check(e, arrays, exact.astype(np.float32)).ok
     assert not check(e, arrays, (exact * (1 + 3e-3)).astype(np.float32)).ok
     assert not check(e, arrays, exact.astype(np.float32)[:, ::-1].copy()).ok
+
+
+def test_sums_of_few_digits_are_exact():
+    """One of a million elements missing is far below the bound of a sum of a million."""
+    for e in (ops.reduce("sum", (1 << 20,)), ops.matmul(1, 1, 4096)):
+        arrays = random_inputs(e)
+        exact = e.evaluate(arrays)[0].astype(np.float32)
+        assert check(e, arrays, exact).ok
+        assert not check(e, arrays, exact + np.float32(2.0**-5)).ok
+    e = ops.conv2d(1, 64, 8, 8, 8, 3, 3)  # Winograd's algorithm adds up other numbers
+    arrays = random_inputs(e)
+    exact = e.evaluate(arrays)[0].astype(np.float32)
+    assert check(e, arrays, exact + np.float32(2.0**-15)).ok
 
 
 def test_integers_must_be_equal():
