@@ -32,7 +32,16 @@ ULPS = {
 _ROUNDED = frozenset(("add", "sub", "mul"))
 _INCREASING = ("exp", "log", "sqrt", "tanh", "sigmoid", "floor", "ceil", "trunc", "round", "sinh", "asin", "atan",
                "asinh", "acosh", "atanh")  # fmt: skip
-_DECREASING = ("neg", "rsqrt", "acos")
+_DECREASING = ("neg", "acos")
+
+#: Functions that answer whatever the values are, and one that passes on only one of its operands.
+_ASKING = frozenset(("eq", "lt", "le", "isnan", "select"))
+#: Where a zero among the arguments makes an infinity of its sign.
+_BY_ZERO: dict[str, Callable[..., Any]] = {
+    "div": lambda a, b: (b == 0) & (a != 0),
+    "rsqrt": lambda x: x == 0,
+    "pow": lambda x, y: (x == 0) & (y < 0),
+}
 
 Rule = Callable[..., Enclosed]
 
@@ -52,10 +61,14 @@ def enclose(fn: str, args: Sequence[Enclosed], dtype: str) -> Enclosed:
     value = FUNCTIONS[fn].numpy(*(a.value for a in args))
     if all(a.is_point for a in args):
         out = Enclosed.point(value)
+        if fn in _BY_ZERO:  # whose sign is that of an addition's order, or of a product that was too small
+            bad = _BY_ZERO[fn](*(a.value for a in args))
+            out = _unless(~bad, out) if np.any(bad) else out
     else:
         out = _RULES[fn](value, *args)
-        if not is_float(dtype) and fn not in ("eq", "lt", "le", "isnan", "select"):
-            out = _unless(holds(dtype, out), out)
+        if fn not in _ASKING:
+            out = _known(out, args)
+            out = out if is_float(dtype) else _unless(holds(dtype, out), out)
     if fn in ("max", "min"):
         out = _either_of_nan(out, args)
     if not is_float(dtype) or (fn not in ULPS and fn not in _ROUNDED):
@@ -66,10 +79,22 @@ def enclose(fn: str, args: Sequence[Enclosed], dtype: str) -> Enclosed:
 
 def hull(value: Any, ends: Sequence[Any]) -> Enclosed:
     """Return the least enclosure of values at ``ends``; anything, where one of them is no number."""
-    low, high = ends[0], ends[0]
-    for e in ends[1:]:
+    low = high = value
+    some = every = np.isnan(value)
+    for e in ends:
         low, high = np.minimum(low, e), np.maximum(high, e)
-    return settled(value, np.minimum(low, value), np.maximum(high, value))
+        some, every = some | np.isnan(e), every & np.isnan(e)
+    out = settled(value, low, high)
+    odd = some & ~every
+    return _unless(~odd, out) if np.any(odd) else out
+
+
+def _known(out: Enclosed, args: Sequence[Enclosed]) -> Enclosed:
+    """Return ``out``, but anything where an operand may be anything: NaN among it passes through bounded functions."""
+    odd: Any = False
+    for a in args:
+        odd = odd | (False if a.is_point else a.unknown)
+    return _unless(~odd, out) if np.any(odd) else out
 
 
 def _unless(sure: Any, e: Enclosed) -> Enclosed:
@@ -95,6 +120,10 @@ def _monotone(fn: str) -> Rule:
     return rule
 
 
+def _rsqrt(value: Any, x: Enclosed) -> Enclosed:
+    return _unless((x.low > 0) | (x.high < 0), settled(value, 1 / np.sqrt(x.high), 1 / np.sqrt(x.low)))
+
+
 def _each_end(fn: str) -> Rule:
     """Return the rule of a function that grows with both operands."""
     f = FUNCTIONS[fn].numpy
@@ -112,7 +141,7 @@ def _mul(value: Any, a: Enclosed, b: Enclosed) -> Enclosed:
 
 def _div(value: Any, a: Enclosed, b: Enclosed) -> Enclosed:
     ends = [x / y for x in _ends(a) for y in _ends(b)]
-    through = (b.low <= 0) & (b.high >= 0) & (b.low != b.high)
+    through = (b.low <= 0) & (b.high >= 0)
     return _unless(~through, hull(value, ends))
 
 
@@ -160,7 +189,7 @@ def _tan(value: Any, x: Enclosed) -> Enclosed:
 
 def _pow(value: Any, x: Enclosed, y: Enclosed) -> Enclosed:
     out = hull(value, [np.power(a, b) for a in _ends(x) for b in _ends(y)])
-    through = (x.low <= 0) & (x.high >= 0) & (x.low != x.high)
+    through = (x.low <= 0) & (x.high >= 0)
     whole = (y.low == y.high) & (np.floor(y.value) == y.value) & ((y.value >= 0) | ~through)
     # Through zero: an even power has its least there; a negative base has powers of whole numbers only.
     out = Enclosed(value, np.where(through, np.minimum(out.low, np.where(y.value == 0, 1.0, 0.0)), out.low), out.high)
@@ -174,7 +203,8 @@ def _fmod(value: Any, a: Enclosed, b: Enclosed) -> Enclosed:
     moved = np.abs(a.high - a.low) + np.abs(turns) * np.abs(b.high - b.low)
     reach = np.maximum(np.abs(b.low), np.abs(b.high))
     low, high = np.where(a.low < 0, -reach, 0.0), np.where(a.high > 0, reach, 0.0)
-    return settled(value, np.where(same, value - moved, low), np.where(same, value + moved, high))
+    out = settled(value, np.where(same, value - moved, low), np.where(same, value + moved, high))
+    return _unless(np.isfinite(a.low) & np.isfinite(a.high) & ((b.low > 0) | (b.high < 0)), out)
 
 
 def _compared(sure: Callable[[Enclosed, Enclosed], tuple[Any, Any]]) -> Rule:
@@ -220,6 +250,7 @@ _RULES: dict[str, Rule] = {
     **{f: _monotone(f) for f in (*_INCREASING, *_DECREASING)},
     **{f: _each_end(f) for f in ("add", "max", "min")},
     "sub": _sub,
+    "rsqrt": _rsqrt,
     "mul": _mul,
     "div": _div,
     "abs": _abs,

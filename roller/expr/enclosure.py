@@ -21,7 +21,7 @@ import numpy as np
 from roller.expr.enclosing import enclose, hull
 from roller.expr.evaluate import CHUNK, axis_values, inside, wrapped
 from roller.expr.exact_sums import different, is_product, steps_per_one
-from roller.expr.rounding import EPS, FLUSHED, Enclosed, computed_in, holds, is_float, rounded, settled, stored
+from roller.expr.rounding import EPS, FLUSHED, NORMAL, Enclosed, computed_in, holds, is_float, rounded, settled, stored
 from roller.expr.scalar import Call, Cast, Const, IndexValue, Load, Scalar, walk
 from roller.expr.tensor_expr import Stage, TensorExpr
 
@@ -247,14 +247,26 @@ class _Total:
         if not is_float(self.dtype) and body.is_point:
             self.parts.append(Enclosed.point(value))
             return
-        with np.errstate(all="ignore"):
-            most, least = np.prod(np.maximum(size, 1.0), axis=1), np.prod(np.minimum(size, 1.0), axis=1)
-            apart = 0.0 if body.is_point else np.prod(size, axis=1) - np.abs(value)
-        apart = apart + self.rounding * 2 * np.abs(value)
-        # Products of some of them may leave the range that the whole is in.
-        apart = np.where((least < FLUSHED.get(self.dtype, 0.0)) & (least > 0), apart + np.prod(size, axis=1), apart)
-        apart = np.where(np.isfinite(stored(most, self.dtype)) if is_float(self.dtype) else True, apart, np.inf)
-        self.parts.append(settled(value, value - apart, value + apart))
+        self.parts.append(self._product(value, body, size))
+
+    def _product(self, value: Any, body: Enclosed, size: Any) -> Enclosed:
+        """Return the product of a piece from its factors and their greatest magnitudes."""
+        crossing = (body.low < 0) & (body.high > 0)
+        nearest = np.where(body.low * body.high <= 0, 0.0, np.minimum(np.abs(body.low), np.abs(body.high)))
+        great, small = np.prod(size, axis=1), np.prod(nearest, axis=1)
+        negative = np.prod(np.where(body.low + body.high < 0, -1.0, 1.0), axis=1) < 0
+        either = np.any(crossing, axis=1)
+        low = np.where(either | negative, -great, small)
+        high = np.where(either | ~negative, great, -small)
+        most, least = np.prod(np.maximum(size, 1.0), axis=1), np.prod(np.minimum(nearest, 1.0), axis=1)
+        error = self.rounding * 2 * great
+        if is_float(self.dtype):
+            # Products of some of the factors may leave the range that the whole is in, and lose digits.
+            error = error + np.where(least < NORMAL[self.dtype], self.terms * FLUSHED[self.dtype] * most, 0.0)
+            error = np.where(np.isfinite(stored(most, self.dtype)), error, np.inf)
+        out = settled(value, np.minimum(low, value) - error, np.maximum(high, value) + error)
+        sure = ~np.any(False if body.is_point else body.unknown, axis=-1)
+        return Enclosed(value, np.where(sure, out.low, -np.inf), np.where(sure, out.high, np.inf))
 
     def result(self) -> Enclosed:
         """Return the whole."""

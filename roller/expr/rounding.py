@@ -177,6 +177,10 @@ def _apart(low: Any, high: Any, relative: float) -> tuple[Any, Any]:
     return down, np.where(np.isfinite(high), high + relative * np.abs(high), high)
 
 
+#: Least number with all digits of its dtype.
+NORMAL = {**FLUSHED, "float16": 2.0**-14}
+
+
 def holds(dtype: str, e: Enclosed) -> Any:
     """Whether integers of ``dtype`` hold everything from ``e.low`` to ``e.high``."""
     low, high = (0, 1) if dtype == "bool" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
