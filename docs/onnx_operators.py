@@ -17,17 +17,15 @@ import onnx
 
 import roller.onnx.operators  # noqa: F401 - fills the registry
 from benchmarks.onnx_coverage import PASSED, REFUSED, WRONG, Verdict, verdicts
+from roller.onnx.legacy import OLDEST
 from roller.onnx.lowering import LOWERINGS
 
 PATH = Path(__file__).with_name("onnx-operators.md")
 
-#: The oldest operator set that models may use.
-OLDEST = 7
-
 HEAD = f"""# ONNX operators
 
-Written by `python docs/onnx_operators.py`; a test holds it up to date. Operator sets {OLDEST} to the newest of the onnx
-package are read. A model with anything else is refused before any compilation, with a list of all nodes that are in the
+Written by `python docs/onnx_operators.py`; a test holds it up to date. Operator sets 1 to the newest of the onnx
+package are read, those before {OLDEST} as set {OLDEST} writes the same. A model with anything else is refused before any compilation, with a list of all nodes that are in the
 way and the reason of each; `fallback="onnxruntime"` leaves those nodes to ONNX Runtime.
 
 """

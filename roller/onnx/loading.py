@@ -16,6 +16,7 @@ from roller.errors import ModelError
 from roller.onnx.external import ExternalData
 from roller.onnx.functions import check_expansion
 from roller.onnx.inline import Weights, without_weights
+from roller.onnx.legacy import OLDEST
 from roller.onnx.ordering import MAX_DEPTH
 from roller.onnx.types import inline_array, tensor_type
 
@@ -36,7 +37,9 @@ class Loaded:
     initialisers
         Arrays by name.
     opsets
-        Version by domain; ``""`` is ONNX's own.
+        Version by domain; ``""`` is ONNX's own, of which sets before 7 are read as 7.
+    written
+        Version of ONNX's own domain that the file is written in.
     ir_version
         Of the file.
     array
@@ -47,6 +50,7 @@ class Loaded:
     graph: onnx.GraphProto
     initialisers: dict[str, np.ndarray] = field(repr=False)
     opsets: dict[str, int]
+    written: int
     ir_version: int
     array: Callable[[onnx.TensorProto], np.ndarray]
 
@@ -128,7 +132,9 @@ def _apart(model: onnx.ModelProto, label: str, external: ExternalData, weights: 
         getattr(graph, part).extend(getattr(source, part))
     if model.functions:
         graph = _inlined(model, graph, initialisers, name)
-    return Loaded(name, graph, initialisers, opsets, int(model.ir_version), array)
+    written = opsets.get("", OLDEST)
+    opsets = {d: max(v, OLDEST) if not d else v for d, v in opsets.items()}
+    return Loaded(name, graph, initialisers, opsets, written, int(model.ir_version), array)
 
 
 def check_names(graph: onnx.GraphProto, where: str, depth: int = 0) -> None:
@@ -157,11 +163,11 @@ def _opsets(model: onnx.ModelProto, name: str) -> dict[str, int]:
     opsets = {"" if o.domain == "ai.onnx" else o.domain: int(o.version) for o in model.opset_import}
     if not opsets:
         raise ModelError(f"{name}: the model imports no operator set. It is damaged, or of a format before 2017.")
-    version, newest = opsets.get("", 7), onnx.defs.onnx_opset_version()
-    if not 7 <= version <= newest:
+    version, newest = opsets.get("", OLDEST), onnx.defs.onnx_opset_version()
+    if not 1 <= version <= newest:
         raise ModelError(
-            f"{name}: expected operator set 7 to {newest}, got {version}. "
-            + ("Install a newer onnx package." if version > newest else "Convert it (onnx.version_converter).")
+            f"{name}: expected operator set 1 to {newest}, got {version}. "
+            + ("Install a newer onnx package." if version > newest else "The model is damaged.")
         )
     return opsets
 

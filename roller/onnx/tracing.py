@@ -163,6 +163,7 @@ class Tracer:
         """Trace one node."""
         from roller.onnx.control import control
         from roller.onnx.defined import defined
+        from roller.onnx.legacy import modern
         from roller.onnx.loose import UNKNOWN_SHAPE, follow, leave
         from roller.onnx.refusals import behind
 
@@ -174,6 +175,12 @@ class Tracer:
             behind(self, node, Node(node.op_type, inputs, (), {}, self.label(node, scope), domain,
                                     scope.version(domain, self.loaded.opsets)))  # fmt: skip
             return self.forget(node, scope)
+        if not domain and not scope.version("", {}):  # a definition is of the set it was written in
+            found = modern(self, node, inputs)
+            if isinstance(found, str):
+                self.refuse(Node(node.op_type, inputs, (), {}, self.label(node, scope)), found)
+                return self.forget(node, scope)
+            node, inputs = found
         if control(self, node, inputs, scope):
             return None
         attributes = {a.name: self._attribute(a, node) for a in node.attribute if a.type != onnx.AttributeProto.GRAPH}

@@ -22,6 +22,7 @@ from roller.onnx.elementwise import (
     tensor,
 )
 from roller.onnx.lowering import Compute, Lowered, Reshaped, Site, Unsupported, lowers
+from roller.onnx.rewriting import Steps
 from roller.ops.scalars import ELEMENT_FUNCTIONS
 
 #: The largest number of a type.
@@ -146,8 +147,18 @@ def parametric(site: Site) -> Lowered:
 
 @lowers("PRelu")
 def prelu(site: Site) -> Lowered:
-    """Lower a slope per element (broadcast) on the negative side."""
+    """Lower a slope per element (broadcast) on the negative side.
+
+    Slopes that do not broadcast but are one per channel come from models of set 6 that were converted: they mean that.
+    """
     require(site.output, (*FLOATS, *INTEGERS), "PRelu")
+    x_type, slopes = site.required(0), site.required(1)
+    per_channel = len(x_type.shape) > 2 and slopes.shape == x_type.shape[1:2]
+    if per_channel and slopes.elements not in (1, x_type.shape[-1]):
+        steps = Steps(site)
+        wide = steps.reshape(slopes, (slopes.elements, *(1,) * (len(x_type.shape) - 2)))
+        steps.add("PRelu", (x_type, wide), site.output.shape, out=site.output, version=16)
+        return steps.done()
     axes, (x, slope) = operands(site)
     return pointwise(site, axes, _less(x, literal(0, computed(site.output.dtype)), call("mul", x, slope), x))
 
