@@ -15,25 +15,30 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import onnx
 
-import roller.onnx.operators  # noqa: F401 - fills the registry
+import roller.onnx.operators
+import roller.onnx.runtime_operators  # noqa: F401 - both fill their registries
 from benchmarks.onnx_coverage import PASSED, REFUSED, WRONG, Verdict, verdicts
 from roller.onnx.legacy import OLDEST
 from roller.onnx.lowering import LOWERINGS
+from roller.onnx.runtime_operators.spelling import SPELLINGS
 
 PATH = Path(__file__).with_name("onnx-operators.md")
 
 HEAD = f"""# ONNX operators
 
 Written by `python docs/onnx_operators.py`; a test holds it up to date. Operator sets 1 to the newest of the onnx
-package are read, those before {OLDEST} as set {OLDEST} writes the same. A model with anything else is refused before any compilation, with a list of all nodes that are in the
-way and the reason of each; `fallback="onnxruntime"` leaves those nodes to ONNX Runtime.
+package are read, those before {OLDEST} as set {OLDEST} writes the same. Operators of ONNX Runtime's own that are listed
+below are read as ONNX's own that mean the same. A model with anything else is refused before any
+compilation, with a list of all nodes that are in the way and the reason of each; `fallback="onnxruntime"` leaves those
+nodes to ONNX Runtime.
 
 """
 
 
 def document(found: Sequence[Verdict]) -> str:
     """Return the document for the verdicts on all tests."""
-    return HEAD + _counts(found) + _operators(found) + _refusals([v for v in found if v.outcome == REFUSED])
+    refused = [v for v in found if v.outcome == REFUSED]
+    return HEAD + _counts(found) + _operators(found) + _runtimes() + _refusals(refused)
 
 
 def _counts(found: Sequence[Verdict]) -> str:
@@ -59,6 +64,11 @@ def _operators(found: Sequence[Verdict]) -> str:
         share = f"{sum(v.outcome == PASSED for v in of)} of {len(of)}" if of else "none there"
         rows.append(f"| {domain + '.' if domain else ''}{op} | {_versions(domain, op)} | {share} |")
     return "\n".join(rows) + "\n\n"
+
+
+def _runtimes() -> str:
+    names = sorted(f"{domain}.{op}" if domain else op for domain, op in SPELLINGS)
+    return "## Operators of ONNX Runtime's own, by others\n\n" + ", ".join(names) + ".\n\n"
 
 
 def _versions(domain: str, op: str) -> str:

@@ -81,8 +81,8 @@ class ExternalData:
         if found.st_nlink > 1:
             # Nothing tells whether its other names lie outside the folder; onnx's own checker refuses it too.
             raise ModelError(
-                f"{where}: expected a file of one name, got {location!r} with {found.st_nlink} hard links, which may be "
-                "a file from outside the model's folder. It was not opened. Put a copy of the file in its place."
+                f"{where}: expected a file of one name, got {location!r} with {found.st_nlink} hard links, one of "
+                "which may lie outside the model's folder. It was not opened. Put a copy of the file in its place."
             )
         self._sizes[location] = path, found.st_size
         return self._sizes[location]

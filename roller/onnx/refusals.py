@@ -42,6 +42,7 @@ def refusal_of(tracer: Tracer, inputs: Sequence[str]) -> UnsupportedError | None
     if tracer.behind == 1:
         after = "\n  (1 node after them was not looked at)"
     listed, remedy = "\n  ".join(listing), f"{_SHAPES} {_FALLBACK}" if tracer.loose is None else _SHAPES
+    remedy = " ".join((remedy, *tracer.remedies))
     name = tracer.loaded.name
     return UnsupportedError(f"{name}: these nodes cannot be compiled:\n  {listed}{after}\n{remedy}", name, listing)
 

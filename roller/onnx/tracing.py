@@ -21,6 +21,7 @@ from roller.onnx.inference import Inference
 from roller.onnx.loading import Loaded
 from roller.onnx.ordering import in_order
 from roller.onnx.overrides import Rebatching
+from roller.onnx.runtime_operators.spelling import WAY_OUT, is_runtimes, spelled
 from roller.onnx.types import array_value, plain_attribute, too_large
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ class Tracer:
         self.inference = Inference(loaded, declared or {}, self.values, self.constants, known)
         self.nodes: list[Node] = []
         self.refused: list[str] = []
+        self.remedies: dict[str, None] = {}
         self.behind = 0
         self.unknown: set[str] = set()
         self.root = Scope()
@@ -189,7 +191,7 @@ class Tracer:
         inputs = self._corrected(node, inputs, domain)
         traced = Node(node.op_type, inputs, (), attributes, self.label(node, scope), domain,
                       scope.version(domain, self.loaded.opsets))  # fmt: skip
-        if defined(self, node, traced, scope):
+        if spelled(self, node, traced, scope) or defined(self, node, traced, scope):
             return None
         types = self.inference.types(node, traced)
         if isinstance(types, str):
@@ -207,7 +209,9 @@ class Tracer:
         return scope.names["y"]
 
     def refuse(self, node: Node, reason: str) -> None:
-        """Enter why a node cannot be compiled."""
+        """Enter why a node cannot be compiled, and what else can be done about it than about others."""
+        if is_runtimes(node):
+            self.remedies[WAY_OUT] = None
         self.refused.append(f"{node.op} '{node.name}': {reason}")
 
     def forget(self, node: onnx.NodeProto, scope: Scope) -> None:
