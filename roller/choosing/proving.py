@@ -7,6 +7,7 @@ is proved once, whoever asks again.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -26,6 +27,8 @@ PROVE_S = 20.0
 PROVE_ALL_S = 120.0
 #: Keys of an artifact's ``build``: what is known, and the seconds it was tried for.
 PROVED, _TRIED_S = "proved", "prove_s"
+#: Why a kernel was not tried.
+USED_UP = "the seconds for proofs were used up"
 #: Less is not worth building a kernel for.
 _LEAST_S = 0.05
 
@@ -91,6 +94,31 @@ def prove(artifact: KernelArtifact, seconds: float = PROVE_S, *, seed: int = 0, 
     except EmulationError as err:
         return Verdict(f"not proved ({str(err).splitlines()[0].rstrip('.')})")
     return Verdict(proof.proved, "" if proof.ok else _reason(proof))
+
+
+class Share:
+    """Proves kernels one after another while its seconds last.
+
+    Parameters
+    ----------
+    seconds
+        For all of them, what g++ takes included.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self._spent_s = seconds, 0.0
+
+    def __call__(self, name: str, artifact: KernelArtifact) -> tuple[KernelArtifact, str]:
+        """Return the kernel with what is known of it, and what is wrong with it."""
+        del name
+        left_s = min(self.seconds - self._spent_s, PROVE_S)
+        if left_s < _LEAST_S:
+            return noted(artifact, Verdict(f"not proved ({USED_UP})"), 0.0), ""
+        start = time.monotonic()
+        # One thread: what calls this is one process of many.
+        verdict = prove(artifact, left_s, workers=1)
+        self._spent_s += time.monotonic() - start
+        return noted(artifact, verdict, left_s), verdict.wrong
 
 
 def is_proved(artifact: KernelArtifact, seconds: float) -> bool:

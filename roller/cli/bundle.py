@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import typer
 import roller
 from roller.artifact import KernelArtifact
 from roller.backends.build import build
+from roller.choosing.proving import PROVE_ALL_S, Share, proved_of
 from roller.cli.common import (
     DeviceOption,
     JsonOption,
@@ -19,11 +21,12 @@ from roller.cli.common import (
     TopKOption,
     console,
     device_of,
+    first_line,
     operator_rows,
     print_json,
 )
 from roller.construction.options import TEMPLATE_VERSION, ConstructOptions
-from roller.errors import ArtifactError, BuildError, RollerError
+from roller.errors import ArtifactError, BuildError, RollerError, counted
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.pipeline import lower
@@ -41,8 +44,8 @@ bundle_app = typer.Typer(
 #: Size a set of kernels stays under unless asked otherwise (bytes).
 LIMIT_BYTES = 60_000_000
 
-#: Of an id and a lowered kernel: what is wrong with it, or an empty string.
-Prove = Callable[[str, KernelArtifact], str]
+#: Takes an id and a lowered kernel; returns the kernel with what is known of it, and what is wrong, or nothing.
+Prove = Callable[[str, KernelArtifact], tuple[KernelArtifact, str]]
 
 OpsOption = Annotated[Path, typer.Option("--ops", help="YAML with rows of operators, e.g. benchmarks/operators.yaml.")]
 OutOption = Annotated[Path, typer.Option("--out", "-o", help="Folder to write; must not exist.")]
@@ -50,6 +53,10 @@ BatchOption = Annotated[int | None, typer.Option("--batch", min=1, help="Batch s
 FilterOption = Annotated[str, typer.Option("--filter", help="Comma-separated ids or patterns, e.g. 'M*,C1?'.")]
 LimitOption = Annotated[int, typer.Option("--limit-bytes", min=1, help="Leave binaries out, worst ranks first, above.")]
 WorkersOption = Annotated[int | None, typer.Option("--workers", min=1, help="Processes that build at a time.")]
+ProveOption = Annotated[
+    float,
+    typer.Option("--prove-s", metavar="SECONDS", min=0, help="Emulate kernels for so long, all together; 0 for none."),
+]
 SourcesOption = Annotated[bool, typer.Option("--sources", help="Leave all binaries out; build where it is run.")]
 ResultsArgument = Annotated[Path, typer.Argument(metavar="RESULTS", help="JSON of `roller.runtime.bundle run`.")]
 
@@ -63,7 +70,7 @@ class _Job:
     options: ConstructOptions
     batch: int | None
     binaries: bool
-    prove: Prove | None = None
+    prove_s: float = 0.0
 
 
 @bundle_app.command("create")
@@ -77,17 +84,21 @@ def create_command(
     limit_bytes: LimitOption = LIMIT_BYTES,
     workers: WorkersOption = None,
     sources: SourcesOption = False,
+    prove_s: ProveOption = PROVE_ALL_S,
     as_json: JsonOption = False,
     settings: SetOption = None,
 ) -> None:
     """Construct, lower and build the best candidates of a list of operators, and write them as one folder.
 
-    Run it where a GPU is with ``python -m roller.runtime.bundle run FOLDER --json r.json``.
+    Kernels are run on the emulator first, the best of every operator before others, as long as --prove-s lasts; what is
+    wrong is left out, what was not proved is listed. Run the folder where a GPU is with
+    ``python -m roller.runtime.bundle run FOLDER --json r.json``.
     """
     rows, spec = operator_rows(ops, pattern), device_of(device, settings)
     done = create_bundle(
-        rows, spec, out, top_k=top_k, batch=batch, limit_bytes=limit_bytes, workers=workers, binaries=not sources
-    )
+        rows, spec, out, top_k=top_k, batch=batch, limit_bytes=limit_bytes, workers=workers, binaries=not sources,
+        prove_s=prove_s,
+    )  # fmt: skip
     _report(done, out, as_json)
 
 
@@ -113,7 +124,7 @@ class Created:
 def create_bundle(
     rows: Sequence[Mapping[str, Any]], spec: DeviceSpec, out: Path, *, top_k: int | Literal["auto"] = 10,
     batch: int | None = None, limit_bytes: int = LIMIT_BYTES, workers: int | None = None, binaries: bool = True,
-    prove: Prove | None = None,
+    prove_s: float = 0.0,
 ) -> Created:  # fmt: skip
     """Construct, lower and build the best candidates of rows of operators, and write them as one folder.
 
@@ -133,8 +144,8 @@ def create_bundle(
         Processes that build at a time.
     binaries
         Whether they are built here.
-    prove
-        See :func:`operator_of`.
+    prove_s
+        Seconds in which kernels are proved, shared evenly by the operators; see :mod:`roller.choosing.proving`.
 
     Raises
     ------
@@ -149,7 +160,8 @@ def create_bundle(
             f"--device: expected the spec of a GPU, got '{spec.name}'. CPU kernels compile where they run."
         )
     options = ConstructOptions(top_k=top_k)
-    jobs = {str(row["id"]): _Job(row, spec, options, batch, binaries, prove) for row in rows}
+    share_s = prove_s * (workers or len(os.sched_getaffinity(0))) / max(1, len(rows))
+    jobs = {str(row["id"]): _Job(row, spec, options, batch, binaries, share_s) for row in rows}
     built = build_operators(jobs, _built, workers)
     operators, left_out = _within([r.value for r in built.values() if r.value is not None], limit_bytes)
     return Created(write_bundle(out, bundle_header(spec, options, batch), operators), built, left_out)
@@ -195,7 +207,8 @@ def _built(job: _Job) -> tuple[OperatorEntry, bytes]:
     found = roller.construct(expr, job.spec, options=job.options)
     candidates = [(c.id, c.program, c.estimate.to_dict()) for c in found]
     flops = job.row.get("flops") if job.batch is None else None
-    return operator_of(str(job.row["id"]), expr, candidates, job.spec, job.binaries, flops, job.prove)
+    prove = Share(job.prove_s) if job.prove_s else None
+    return operator_of(str(job.row["id"]), expr, candidates, job.spec, job.binaries, flops, prove)
 
 
 def operator_of(
@@ -217,7 +230,7 @@ def operator_of(
     flops
         Of one call, where known.
     prove
-        Says of a lowered kernel what is wrong with it, in an empty string where nothing is.
+        Says of a lowered kernel what is known of it, and what is wrong; those that are wrong are left out.
 
     Raises
     ------
@@ -229,9 +242,11 @@ def operator_of(
     for candidate, program, estimate in candidates:
         try:
             artifact = replace(lower(program, expr, spec), estimate=dict(estimate))
-            wrong = prove(candidate, artifact) if prove is not None else ""
+            wrong = ""
+            if prove is not None:
+                artifact, wrong = prove(candidate, artifact)
             if wrong:
-                failed.append((candidate, f"wrong on the emulator: {wrong}"))
+                failed.append((candidate, f"wrong: {wrong}"))
             else:
                 good.append((candidate, build(artifact) if binaries else artifact))
         except RollerError as err:
@@ -241,6 +256,7 @@ def operator_of(
     entry = OperatorEntry(
         name, str(expr), "", "", 0, tuple(name for name, _ in good),
         tuple(a.estimate["seconds"] for _, a in good), len(good) if binaries else 0, tuple(failed), flops,
+        tuple(proved_of(a) for _, a in good) if prove is not None else (),
     )  # fmt: skip
     return entry, pack(good)
 
@@ -296,6 +312,7 @@ def _report(done: Created, out: Path, as_json: bool) -> None:
         "size_bytes": sum(p.stat().st_size for p in out.rglob("*") if p.is_file()),
         "build_s": sum(r.record.build_s or 0.0 for r in done.built.values()),
         "failed": failed,
+        "proofs": _proofs(rows),
     }
     if as_json:
         print_json(summary)
@@ -305,6 +322,21 @@ def _report(done: Created, out: Path, as_json: bool) -> None:
         f"{out}: {summary['operators']} operators, {summary['candidates']} candidates ({summary['binaries']} with a "
         f"binary), {summary['size_bytes'] / 1e6:.2f} MB", soft_wrap=True,
     )  # fmt: skip
+    for line, ids in _proofs(rows).items():
+        screen.print(f"{line}: {counted(len(ids), 'candidate')}: {first_line(', '.join(ids))}", soft_wrap=True)
     for name, reason in failed.items():
         screen.print(f"{name}: left out: {reason}", soft_wrap=True)
     screen.print(f"run it there: python -m roller.runtime.bundle run {out.name} --json results.json", soft_wrap=True)
+
+
+def _proofs(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return operators and ranks of candidates by what is known of them; wrong ones are listed as failed."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        for rank, known in enumerate(row.get("proved", ()), 1):
+            kind = "emulated, some blocks" if known.startswith("emulated:") else known
+            found.setdefault(kind, []).append(f"{row['id']} #{rank}")
+        for _, reason in row["failed"]:
+            if reason.startswith("wrong:"):
+                found.setdefault(reason, []).append(str(row["id"]))
+    return dict(sorted(found.items(), key=lambda kv: (-len(kv[1]), kv[0])))

@@ -30,7 +30,7 @@ _HEAD = struct.Struct("<4sI")
 #: An operator's file never unpacks to more than this (bytes): a damaged one must not fill the memory.
 _LARGEST = 1 << 28
 #: What differs from build to build of one kernel, and is left out: equal models make equal bundles.
-_OF_THE_BUILD = ("log", "seconds")
+_OF_THE_BUILD = ("log", "seconds", "prove_s")
 
 Candidates = Sequence[tuple[str, KernelArtifact]]
 
@@ -57,6 +57,8 @@ class OperatorEntry:
         ``(id, reason)`` of candidates that did not lower or build.
     flops
         Floating-point operations of one call, where known.
+    proved
+        What the emulator knows of each candidate (``"emulated"``, ``"not proved (reason)"``); empty where nobody asked.
     """
 
     id: str
@@ -69,6 +71,7 @@ class OperatorEntry:
     binaries: int
     failed: tuple[tuple[str, str], ...] = ()
     flops: float | None = None
+    proved: tuple[str, ...] = ()
 
 
 def pack(candidates: Candidates, binaries: int | None = None) -> bytes:
@@ -290,6 +293,7 @@ def read_checked(path: Path, kind: str, version: int) -> dict[str, Any]:
 def _entry(row: Mapping[str, Any]) -> OperatorEntry:
     """Rebuild an entry from JSON, whose lists become tuples."""
     lists: dict[str, Any] = {name: tuple(row[name]) for name in ("candidates", "predicted_s")}
+    lists["proved"] = tuple(row.get("proved", ()))  # bundles of before it was known have none
     lists["failed"] = tuple((name, reason) for name, reason in row["failed"])
     return OperatorEntry(**{**row, **lists})
 
