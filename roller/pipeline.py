@@ -336,15 +336,12 @@ def _compile(
 
     def proved(candidate: Candidate, artifact: KernelArtifact) -> tuple[KernelArtifact, Verdict]:
         del candidate
-        verdict = prove_kernel(artifact, prove_s, seed=seed)
+        verdict = prove_kernel(artifact, prove_s, lower=partial(lower, spec=share), seed=seed)
         return noted(artifact, verdict, prove_s), verdict
 
-    make = partial(_lowered, expression, share)
-    return first_lowered(expression, spec, candidates, make, proved if prove_s else None)
-
-
-def _lowered(expression: TensorExpr, spec: DeviceSpec, candidate: Candidate) -> KernelArtifact:
-    return lower(candidate.program, expression, spec)
+    return first_lowered(
+        expression, spec, candidates, lambda c: lower(c.program, expression, share), proved if prove_s else None
+    )
 
 
 def _compile_here(

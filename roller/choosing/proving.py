@@ -18,6 +18,7 @@ from roller.errors import EmulationError, RollerError
 if TYPE_CHECKING:
     import numpy as np
 
+    from roller.choosing.scaled import Lower
     from roller.emulator import Proof
     from roller.expr import TensorExpr
 
@@ -27,6 +28,12 @@ PROVE_S = 20.0
 PROVE_ALL_S = 120.0
 #: Keys of an artifact's ``build``: what is known, and the seconds it was tried for.
 PROVED, _TRIED_S = "proved", "prove_s"
+#: What records say of a kernel that was run, followed by what of it where that was not all.
+EMULATED = "emulated"
+#: Seconds of one processor per point of an expression in all orders, roughly: whether to try all of a kernel at once.
+_POINTS = 3 / 2e7
+#: Inputs that are filled and copied in a second (bytes).
+_BYTES_PER_S = 64e6
 #: Why a kernel was not tried.
 USED_UP = "the seconds for proofs were used up"
 #: Less is not worth building a kernel for.
@@ -60,8 +67,19 @@ def missing() -> str:
     return ""
 
 
-def prove(artifact: KernelArtifact, seconds: float = PROVE_S, *, seed: int = 0, workers: int | None = None) -> Verdict:
+def prove(
+    artifact: KernelArtifact,
+    seconds: float = PROVE_S,
+    *,
+    lower: Lower | None = None,
+    seed: int = 0,
+    workers: int | None = None,
+) -> Verdict:
     """Prove a kernel on the emulator, as far as seconds allow.
+
+    All of it runs where that is predicted to fit. Else a smaller kernel of the same structure does
+    (:mod:`roller.choosing.scaled`), and blocks of the kernel itself: the first shows every kind of tile, the second
+    every constant as it will be.
 
     Parameters
     ----------
@@ -69,6 +87,8 @@ def prove(artifact: KernelArtifact, seconds: float = PROVE_S, *, seed: int = 0, 
         Of a GPU; it need not be built.
     seconds
         What running it may take.
+    lower
+        Lowers a program for the same device; without it nothing is scaled.
     seed
         Of inputs, and of the random order of threads.
     workers
@@ -86,14 +106,65 @@ def prove(artifact: KernelArtifact, seconds: float = PROVE_S, *, seed: int = 0, 
     >>> prove(kernel.artifact).proved
     'emulated'
     """
+    end = time.monotonic() + max(seconds, _LEAST_S)
+    whole_s = _POINTS * sum(s.points for s in artifact.expression.stages) / (workers or len(os.sched_getaffinity(0)))
+    known, notes = list[str](), list[str]()
+    if lower is not None and whole_s > seconds:
+        verdict = _scaled(artifact, lower, seconds / 2, seed, workers)
+        if verdict.wrong:
+            return verdict
+        (known if verdict.proved.startswith(EMULATED) else notes).append(_inner(verdict.proved))
+        left_s = end - time.monotonic()
+        if left_s * _BYTES_PER_S < sum(t.nbytes for t in artifact.expression.inputs) or left_s < _LEAST_S:
+            return _together(known, notes or ["its arrays are too large for the seconds that are left"])
+    verdict = _emulated(artifact, end - time.monotonic(), seed, workers)
+    if verdict.wrong or verdict.proved == EMULATED:
+        return verdict
+    (known if verdict.proved.startswith(EMULATED) else notes).append(_inner(verdict.proved))
+    return _together(known, notes)
+
+
+def _emulated(artifact: KernelArtifact, seconds: float, seed: int, workers: int | None) -> Verdict:
     from roller import emulator
 
-    budget_s = max(seconds, _LEAST_S)
     try:
-        proof = emulator.prove(artifact, budget_s=budget_s, seed=seed, workers=workers, compare_at=_compare)
+        proof = emulator.prove(artifact, budget_s=seconds, seed=seed, workers=workers, compare_at=_compare)
     except EmulationError as err:
         return Verdict(f"not proved ({str(err).splitlines()[0].rstrip('.')})")
     return Verdict(proof.proved, "" if proof.ok else _reason(proof))
+
+
+def _scaled(artifact: KernelArtifact, lower: Lower, seconds: float, seed: int, workers: int | None) -> Verdict:
+    """Prove a smaller kernel; one of another structure that is wrong says nothing of this one."""
+    from roller.choosing.scaled import scaled
+
+    found = scaled(artifact, lower)
+    if found is None:
+        return Verdict("not proved (no axis of it may shrink)")
+    verdict = _emulated(found.artifact, seconds, seed, workers)
+    if verdict.wrong:
+        text = f"{found}: {verdict.wrong}"
+        return Verdict(f"{EMULATED}: {found}", text) if found.same else Verdict(f"not proved ({text})")
+    if not verdict.proved.startswith(EMULATED):
+        return Verdict(f"not proved ({found}: {_inner(verdict.proved)})")
+    return Verdict(f"{EMULATED}: {found}" + (f", {_inner(verdict.proved)}" if verdict.proved != EMULATED else ""))
+
+
+def _together(known: Sequence[str], notes: Sequence[str]) -> Verdict:
+    return Verdict(f"{EMULATED}: {'; '.join(known)}" if known else f"not proved ({'; '.join(notes)})")
+
+
+def _inner(proved: str) -> str:
+    """Return what a text says besides that it is one.
+
+    Examples
+    --------
+    >>> _inner("emulated: 8 of 9 blocks"), _inner("not proved (too large)")
+    ('8 of 9 blocks', 'too large')
+    """
+    if proved.startswith("not proved ("):
+        return proved[len("not proved (") : -1]
+    return proved.removeprefix(f"{EMULATED}: ")
 
 
 class Share:
@@ -103,10 +174,12 @@ class Share:
     ----------
     seconds
         For all of them, what g++ takes included.
+    lower
+        As of :func:`prove`.
     """
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds, self._spent_s = seconds, 0.0
+    def __init__(self, seconds: float, lower: Lower | None = None) -> None:
+        self.seconds, self._lower, self._spent_s = seconds, lower, 0.0
 
     def __call__(self, name: str, artifact: KernelArtifact) -> tuple[KernelArtifact, str]:
         """Return the kernel with what is known of it, and what is wrong with it."""
@@ -116,7 +189,7 @@ class Share:
             return noted(artifact, Verdict(f"not proved ({USED_UP})"), 0.0), ""
         start = time.monotonic()
         # One thread: what calls this is one process of many.
-        verdict = prove(artifact, left_s, workers=1)
+        verdict = prove(artifact, left_s, lower=self._lower, workers=1)
         self._spent_s += time.monotonic() - start
         return noted(artifact, verdict, left_s), verdict.wrong
 
@@ -126,7 +199,7 @@ def is_proved(artifact: KernelArtifact, seconds: float) -> bool:
     if artifact.measured_s is not None:
         return True
     known = str(artifact.build.get(PROVED, ""))
-    return known.startswith("emulated") or (bool(known) and float(artifact.build.get(_TRIED_S, 0.0)) >= seconds)
+    return known.startswith(EMULATED) or (bool(known) and float(artifact.build.get(_TRIED_S, 0.0)) >= seconds)
 
 
 def noted(artifact: KernelArtifact, verdict: Verdict, seconds: float) -> KernelArtifact:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -207,7 +208,7 @@ def _built(job: _Job) -> tuple[OperatorEntry, bytes]:
     found = roller.construct(expr, job.spec, options=job.options)
     candidates = [(c.id, c.program, c.estimate.to_dict()) for c in found]
     flops = job.row.get("flops") if job.batch is None else None
-    prove = Share(job.prove_s) if job.prove_s else None
+    prove = Share(job.prove_s, partial(lower, spec=job.spec)) if job.prove_s else None
     return operator_of(str(job.row["id"]), expr, candidates, job.spec, job.binaries, flops, prove)
 
 

@@ -107,8 +107,8 @@ class _Trial:
             return NOTHING
         whole_s = sum(s * n for s, n in zip(seconds, self.grids, strict=True)) * len(self.orders)
         left_s = (self.end - time.monotonic()) * self.emulated.workers(self.workers)
-        # There is nothing smaller to run of several launches, and predictions err.
-        if whole_s <= (_WHOLE if len(self.grids) == 1 else 1.0) * left_s:
+        # There is nothing smaller to run of several launches: one order is better than none.
+        if whole_s <= (_WHOLE if len(self.grids) == 1 else len(self.orders)) * left_s:
             self._in_all_orders(None)
             return WHOLE if self.done or self.failures else NOTHING
         self.note = f"all {sum(self.grids)} blocks would take about {whole_s:.0f} s of one processor"

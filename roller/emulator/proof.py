@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from roller.emulator.coverage import summary
+from roller.emulator.emulate import ORDERS
 from roller.expr import TensorExpr
 from roller.expr.evaluate import _Evaluation as Evaluation
 
@@ -18,8 +19,8 @@ PointComparator = Callable[[TensorExpr, Sequence[np.ndarray], Sequence[np.ndarra
 #: Unit roundoff of a result, doubled.
 _EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
-#: Every block ran; some of its blocks; a smaller kernel of the same structure; nothing.
-WHOLE, BLOCKS, SCALED, NOTHING = "whole", "blocks", "scaled", "nothing"
+#: Every block ran; some blocks did; none.
+WHOLE, BLOCKS, NOTHING = "whole", "blocks", "nothing"
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Proof:
     failures
         Per order that failed, what was wrong.
     scope
-        What was run: :data:`WHOLE`, :data:`BLOCKS`, :data:`SCALED` or :data:`NOTHING`.
+        What was run: :data:`WHOLE`, :data:`BLOCKS` or :data:`NOTHING`.
     orders
         Orders that were run to their end.
     run, blocks
@@ -63,14 +64,16 @@ class Proof:
         Examples
         --------
         >>> Proof(True, (), BLOCKS, ("forward", "reverse"), 8, 1024).proved
-        'emulated: 8 of 1024 blocks'
+        'emulated: 8 of 1024 blocks, forward and reverse order only'
         >>> Proof(True, (), NOTHING, note="g++ is not installed").proved
         'not proved (g++ is not installed)'
         """
         if self.scope == NOTHING:
             return f"not proved ({self.note})"
-        what = {BLOCKS: f": {summary(self.run, self.blocks)}", SCALED: f": {self.note}"}.get(self.scope, "")
-        return f"emulated{what}"
+        parts = [summary(self.run, self.blocks)] if self.scope == BLOCKS else []
+        if 0 < len(self.orders) < len(ORDERS):
+            parts.append(f"{' and '.join(self.orders)} order only")
+        return f"emulated: {', '.join(parts)}" if parts else "emulated"
 
     def __str__(self) -> str:
         """Return the failures, one a line."""

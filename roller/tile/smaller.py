@@ -1,0 +1,156 @@
+"""A program of the same structure on smaller extents: fewer tiles, each like the ones it stands for.
+
+An axis shrinks by whole blocks, so that its last tile, every guard and every vector stays what it was. It may only
+where every access agrees on how much smaller the tensors become, and no condition names a position on it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+from roller.errors import RollerError
+from roller.expr import SPATIAL, Axis, Index, Load, Stage, Tensor, TensorExpr, loads, transform
+from roller.expr.scalar import Bound, Scalar, Term
+from roller.tile.program import RProgram
+
+#: Elements that extents keep their remainder of: what vectors, transactions and swizzles may depend on.
+_KEPT = 64
+
+
+def smaller(program: RProgram, tiles: int = 3) -> RProgram | None:
+    """Return a program whose axes have only a few tiles, or ``None`` where none may shrink.
+
+    Parameters
+    ----------
+    program
+        Of a GPU.
+    tiles
+        Tiles that a spatial axis keeps at least, a power of two for a power of two. A reduction keeps enough steps for
+        every part of a split and for more than its pipeline holds.
+
+    Examples
+    --------
+    >>> from roller import ops
+    >>> from roller.expr.canonical import fuse_axes
+    >>> tiles = (("register", (4, 4, 1)), ("shared", (64, 64, 8)))
+    >>> found = smaller(RProgram(fuse_axes(ops.matmul(4096, 4090, 1024)), "gpu", "tiled", tiles))
+    >>> [a.extent for a in found.axes]
+    [256, 250, 64]
+    """
+    changed = program
+    for axis in _axes(program.expr):
+        extent = _extent(changed, axis, tiles)
+        if extent < axis.extent:
+            expr = _with_extent(changed.expr, axis, extent)
+            if expr is not None:
+                changed = replace(changed, expr=expr)
+    return changed if changed is not program else None
+
+
+def _axes(expr: TensorExpr) -> Iterable[Axis]:
+    """Return the axes of all stages, each once; none that has different extents."""
+    found: dict[str, set[Axis]] = {}
+    for s in expr.stages:
+        for a in s.axes:
+            found.setdefault(a.name, set()).add(Axis(a.name, a.extent, SPATIAL))
+    return [next(iter(x)) for x in found.values() if len(x) == 1]
+
+
+def _extent(program: RProgram, axis: Axis, tiles: int) -> int:
+    """Return the least extent of an axis that keeps its remainders, its steps and its periods."""
+    block = program.block_tile.get(axis.name, 1)
+    reduces = axis.name in program.axis_names and axis.name not in program.grid
+    periods = [t.div * max(t.mod, 1) for t in _terms(program.expr, axis.name)]
+    unit = math.lcm(block, _KEPT if _has_stride(program.expr, axis.name) else 1, *periods)
+    # A power of two is divided by shifts, and simplifies further than other numbers.
+    count = -(-axis.extent // block)
+    tiles = tiles + 1 if count & (count - 1) == 0 and tiles & (tiles - 1) else tiles
+    if reduces:
+        unit, least = math.lcm(unit, block * program.split_k), block * program.split_k * (program.stages + 2)
+    else:
+        unit, least = unit * (program.raster if axis.name in program.grid else 1), block * tiles
+    # The last block tile may reach past the end: what it holds is counted.
+    least = max(least, 2 * max(periods, default=1)) - block + 1
+    least += (axis.extent - least) % unit
+    return min(least, axis.extent)
+
+
+def _has_stride(expr: TensorExpr, axis: str) -> bool:
+    """Whether the extent of an axis is part of a distance between elements: in any dimension but the first."""
+    places = [i for s in expr.stages for i in (s.store, *(ld.index for ld in loads(s.body)))]
+    return any(axis in i.axes for index in places for i in index[1:])
+
+
+def _terms(expr: TensorExpr, axis: str) -> list[Term]:
+    return [t for s in expr.stages for i in _indices(s) for t in i.terms if t.axis == axis]
+
+
+def _indices(s: Stage) -> list[Index]:
+    found = list(s.store)
+    for ld in loads(s.body):
+        found += [*ld.index, *(b.index for b in ld.guard)]
+    return found
+
+
+def _with_extent(expr: TensorExpr, axis: Axis, extent: int) -> TensorExpr | None:
+    """Return the expression with another extent of an axis, or ``None`` where tensors would not agree."""
+    less = axis.extent - extent
+    shrink: dict[tuple[str, int], set[int]] = {}
+    for s in expr.stages:
+        places = [(s.output.name, s.store), *((ld.tensor, ld.index) for ld in loads(s.body))]
+        for name, index in places:
+            for d, i in enumerate(index):
+                shrink.setdefault((name, d), set()).add(_reach(i, axis.name, less))
+        for ld in loads(s.body):
+            if any(axis.name in b.index.axes and not _is_edge(expr, ld, b) for b in ld.guard):
+                return None
+    if any(len(amounts) > 1 or min(amounts) < 0 for amounts in shrink.values()):
+        return None
+    by = {key: amounts.pop() for key, amounts in shrink.items()}
+    try:
+        return _rebuilt(expr, axis, extent, by)
+    except RollerError:  # an access would leave its tensor, or an output is not covered
+        return None
+
+
+def _reach(index: Index, axis: str, less: int) -> int:
+    """Return by how much the largest value of an index goes down; negative where that is not known."""
+    total = 0
+    for t in index.terms:
+        if t.axis != axis or t.mod:
+            continue
+        if t.coef < 0 or less % t.div:
+            return -1
+        total += t.coef * (less // t.div)
+    return total
+
+
+def _is_edge(expr: TensorExpr, load: Load, b: Bound) -> bool:
+    """Whether a guard keeps an index within its tensor, and says nothing else."""
+    shape = expr.tensors[load.tensor].shape
+    return any(i == b.index and (b.low, b.high) == (0, n) for i, n in zip(load.index, shape, strict=True))
+
+
+def _rebuilt(expr: TensorExpr, axis: Axis, extent: int, by: dict[tuple[str, int], int]) -> TensorExpr:
+    def tensor(t: Tensor) -> Tensor:
+        return replace(t, shape=tuple(n - by.get((t.name, d), 0) for d, n in enumerate(t.shape)))
+
+    def leaf(node: Scalar) -> Scalar:
+        if not isinstance(node, Load) or not node.guard:
+            return node
+        shape, cut = expr.tensors[node.tensor].shape, dict[Index, int]()
+        for d, (i, n) in enumerate(zip(node.index, shape, strict=True)):
+            cut[i] = n - by.get((node.tensor, d), 0)
+        guard = tuple(replace(b, high=cut[b.index]) if _is_edge(expr, node, b) else b for b in node.guard)
+        return replace(node, guard=guard)
+
+    def stage(s: Stage) -> Stage:
+        axes = tuple(replace(a, extent=extent) if a.name == axis.name else a for a in s.axes)
+        return replace(s, output=tensor(s.output), axes=axes, body=transform(s.body, leaf))
+
+    return TensorExpr(
+        expr.name, tuple(tensor(t) for t in expr.inputs), tuple(stage(s) for s in expr.stages), expr.outputs,
+        expr.allow_padding,
+    )  # fmt: skip
