@@ -1,0 +1,153 @@
+"""A child process that judges cases one after another: what kills it is a finding, not the end of a run.
+
+Run as a program it reads a case per line and answers ``{"phase": ...}`` lines while it works, then ``{"verdict": ...}``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.fuzz.verdict import HANG, Verdict
+
+#: Processor seconds one case may take, its children included: no clock of a busy machine decides.
+MOST_CPU_S = 240.0
+#: Seconds without any processor time after which a case is a deadlock; and at most, whatever it does.
+_IDLE_S = 120.0
+#: Cases after which a process is replaced: compilers keep memory.
+_MOST_CASES = 250
+
+
+class Worker:
+    """One child process, started on first use and again after it died.
+
+    Parameters
+    ----------
+    folder
+        Where caches of kernels and of what the emulator builds go; a temporary one where ``None``.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
+        self._temporary = tempfile.TemporaryDirectory() if folder is None else None
+        self.folder = Path(folder if folder is not None else self._temporary.name)  # type: ignore[union-attr]
+        self._process: subprocess.Popen[str] | None = None
+        self._done = 0
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process and remove its folder."""
+        self._end()
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            for stream in (self._process.stdin, self._process.stdout):
+                if stream is not None:
+                    stream.close()
+        self._process, self._done = None, 0
+
+    def _started(self) -> subprocess.Popen[str]:
+        if self._done >= _MOST_CASES:
+            self._end()
+        if self._process is None:
+            root = str(Path(__file__).resolve().parents[2])
+            environment = {
+                **os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]),
+                "ROLLER_CACHE_DIR": str(self.folder / "cache"), "ROLLER_PROFILE_DIR": str(self.folder / "profiles"),
+                "ROLLER_FUZZ_BUILDS": os.environ.get("ROLLER_FUZZ_BUILDS", str(self.folder / "builds")),
+            }  # fmt: skip
+            command = [sys.executable, "-m", "tests.fuzz.worker"]
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=root,
+                env=environment, bufsize=1,
+            )  # fmt: skip
+        return self._process
+
+    def judge(self, case: Any) -> Verdict:
+        """Return the verdict on a case."""
+        process = self._started()
+        assert process.stdin is not None
+        self._done += 1
+        try:
+            process.stdin.write(json.dumps(case) + "\n")
+            process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it died: what follows says how
+        return self._answer(process)
+
+    def _answer(self, process: subprocess.Popen[str]) -> Verdict:
+        assert process.stdout is not None
+        phase, begin, seen, moved = "starting", _cpu_s(process.pid), 0.0, time.monotonic()
+        while True:
+            ready, _, _ = select.select([process.stdout], [], [], 5.0)
+            if ready:
+                line = process.stdout.readline()
+                if not line:
+                    return self._dead(process, phase)
+                said = json.loads(line)
+                if "verdict" in said:
+                    return Verdict(**said["verdict"])
+                phase = said["phase"]
+                continue
+            used = _cpu_s(process.pid) - begin
+            if used > seen + 0.05:
+                seen, moved = used, time.monotonic()
+            if used > MOST_CPU_S or time.monotonic() - moved > _IDLE_S:
+                self._end()
+                return Verdict(HANG, f"{'no processor time used' if used <= MOST_CPU_S else 'endless'} while {phase}")
+
+    def _dead(self, process: subprocess.Popen[str], phase: str) -> Verdict:
+        from tests.fuzz.judge import died
+
+        code = process.wait()
+        self._end()
+        return died(phase, signal.Signals(-code).name if code < 0 else f"exit code {code}")
+
+
+def _cpu_s(pid: int) -> float:
+    """Return the processor seconds of a process and all below it, finished and running."""
+    total = 0.0
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        total = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            children = (task / "children").read_text().split()
+            total += sum(_cpu_s(int(c)) for c in children)
+    except OSError:
+        pass  # it ended meanwhile
+    return total
+
+
+def main() -> None:
+    """Judge the cases on standard input."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever prints must not spoil the answers
+    from tests.fuzz.judge import judged
+
+    def say(**what: Any) -> None:
+        answers.write(json.dumps(what) + "\n")
+        answers.flush()
+
+    for line in sys.stdin:
+        verdict = judged(json.loads(line), lambda phase: say(phase=phase))
+        say(verdict=verdict.to_dict())
+
+
+if __name__ == "__main__":
+    main()
