@@ -26,11 +26,11 @@ PARTS = (VARIANTS, PROBES, OPERATORS, MODELS)
 #: Size a pack stays under (bytes), and the most of it that operators and models take.
 LIMIT_BYTES, _OPERATOR_BYTES, _MODEL_BYTES = 60_000_000, 20_000_000, 36_000_000
 #: Models by name in :mod:`benchmarks.models`, and their sizes: packs of recurrent steps, convolutions, attention.
-_MODELS = {
-    "lstm": {},
-    "mobilenet_v2": {},
-    "bert_base": {"layers": 2, "width": 256, "heads": 4, "inner": 1024, "vocabulary": 2000},
-}
+NETWORKS: tuple[tuple[str, tuple[tuple[str, int], ...]], ...] = (
+    ("lstm", ()),
+    ("mobilenet_v2", ()),
+    ("bert_base", (("layers", 2), ("width", 256), ("heads", 4), ("inner", 1024), ("vocabulary", 2000))),
+)
 #: What of roller runs there: no compiler, no construction, no command line.
 _FLOORS = ("backends", "emulator", "expr", "model", "runtime", "tile")
 #: What of this folder runs there.
@@ -73,6 +73,8 @@ class Options:
         Build no kernels: the machine with the device has to.
     prove
         See :func:`roller.cli.bundle.operator_of`; for the variants.
+    networks
+        Models by name in :mod:`benchmarks.models`, and their sizes.
     """
 
     top_k: int = 10
@@ -81,6 +83,7 @@ class Options:
     workers: int | None = None
     sources: bool = False
     prove: Prove | None = None
+    networks: tuple[tuple[str, tuple[tuple[str, int], ...]], ...] = NETWORKS
 
 
 def make_pack(device: str, out: Path, options: Options, say: Callable[[str], None]) -> Pack:
@@ -181,14 +184,14 @@ class _Packing:
         from roller.onnx.expected import expected_of
 
         left = _MODEL_BYTES
-        for name, sizes in _MODELS.items():
+        for name, sizes in self._options.networks:
             if not _matches(name, self._options.pattern):
                 continue
             folder = self._folder / MODELS / name
             folder.parent.mkdir(exist_ok=True)
             with tempfile.TemporaryDirectory() as scratch:
                 try:
-                    path = build_model(name, Path(scratch), **sizes)
+                    path = build_model(name, Path(scratch), **dict(sizes))
                     made = compile_model(path, device=self._spec, workers=self._options.workers)
                     made.save(folder, (expected_of(path, made.plan.program),))
                 except RollerError as err:
@@ -209,7 +212,7 @@ class _Packing:
 
 def _built_variants(job: tuple[Wanted, DeviceSpec, Options]) -> tuple[OperatorEntry, bytes]:
     wanted, spec, options = job
-    candidates = [(v.id, v.program, {"seconds": v.seconds}) for v in wanted.variants]
+    candidates = [(v.id, v.program, v.estimate.to_dict()) for v in wanted.variants]
     return operator_of(wanted.id, wanted.expression, candidates, spec, not options.sources, None, options.prove)
 
 

@@ -207,7 +207,8 @@ class Models:
         """Run what is left."""
         for name, bundle in self._bundles.items():
             while self._waiting(name) and time.monotonic() < deadline - _LEAST_S:
-                work = {"bundle": str(bundle.folder.resolve()), "device": self._job.handle.text, "samples": _SAMPLES,
+                work = {"bundle": str(bundle.folder.resolve()), "device": self._job.handle.text,
+                        "samples": 1 if self._job.pretended else _SAMPLES,
                         "known": dict(self._known(name))}  # fmt: skip
                 refused: list[str] = []
 
@@ -223,14 +224,14 @@ class Models:
                 if ending.late:
                     return
                 if waiting and (refused or not ending.orderly):
-                    reason = refused[0] if refused else ending.reason
+                    reason = refused[0].splitlines()[0] if refused else ending.reason.splitlines()[-1]
                     # What took the process down is a row; the next process goes on behind it.
                     self._keep(name, {"phase": waiting[0], "ok": waiting[0] != "check", "reason": reason,
                                       "median_s": None, "steps": [], "outputs": [], "tests": 0})  # fmt: skip
 
     def _keep(self, name: str, row: dict[str, Any]) -> None:
         self._job.journal.write(self.name, model=name, row=row)
-        told = f"{row['phase']}: {row['reason'].splitlines()[-1]}" if row.get("reason") else line_of(row)
+        told = f"{row['phase']}: {row['reason']}" if row.get("reason") else line_of(row)
         self._job.say(f"{name}: {told}")
 
 

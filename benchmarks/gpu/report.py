@@ -1,37 +1,14 @@
-"""Markdown tables from the JSON of a run."""
+"""Markdown tables of the operators: peers, limits, ceilings, ranks, every row."""
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu import limits
-from benchmarks.gpu.run import FORMAT, VERSION
 from benchmarks.gpu.statistic import geometric_mean, top_share
-from roller.errors import ArtifactError
 from roller.hardware import DeviceSpec
-
-
-def read_results(path: Path) -> dict[str, Any]:
-    """Return the results of a run.
-
-    Raises
-    ------
-    ArtifactError
-        Where the file is missing, damaged, or something else.
-    """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        if (data["format"], data["version"]) != (FORMAT, VERSION):
-            raise ValueError(f"expected {FORMAT} {VERSION}")
-        return dict(data)
-    except (OSError, KeyError, TypeError, ValueError) as err:
-        raise ArtifactError(
-            f"{path}: cannot read the results ({err}). Give the JSON of benchmarks/gpu/run.py."
-        ) from err
 
 
 def against(ratios: Sequence[float]) -> tuple[str, ...]:
@@ -50,25 +27,25 @@ def against(ratios: Sequence[float]) -> tuple[str, ...]:
 
 
 def render(results: Mapping[str, Any], spec: DeviceSpec | None = None) -> str:
-    """Return the whole report as Markdown.
+    """Return the tables as Markdown.
 
     ``spec`` is that of the device: with it, products are also given as a share of the ceiling of their instruction,
     which is a measured one where the specification was probed.
     """
     operators: Sequence[Mapping[str, Any]] = results["operators"]
     sets = list(dict.fromkeys(s for o in operators for s in o["sets"]))
-    parts = ["# Kernels on " + results["device"], *_head(results)]
+    parts: list[str] = []
     names = list(dict.fromkeys(p["name"] for o in operators for p in o["peers"] if p["status"] == "measured"))
     for name in names:
         rows = [(s, *against([p["ratio"] for o in _of(operators, s) for p in _measured(o, name)])) for s in sets]
         columns = ("set", "operators", "geometric mean", "faster", "within 5 %", "within 10 %", "within 50 %")
-        parts += [f"## Against {name}: its time divided by ours", _table(columns, [r for r in rows if r[1] != "0"])]
+        parts += [f"## Against {name}: its time divided by ours", table(columns, [r for r in rows if r[1] != "0"])]
     if not names:
         parts.append(f"No peer was timed: {results['peers']}.")
     judged = limits.verdicts(operators) if results["measured"] else []
     if judged:
         rows = [(v.name, v.limit, v.value, v.word) for v in judged]
-        parts += ["## Limits", _table(("ratio", "limit", "measured", "verdict"), rows)]
+        parts += ["## Limits", table(("ratio", "limit", "measured", "verdict"), rows)]
     if spec is not None:
         parts += ["## Share of the instruction's ceiling", _ceilings(operators, spec)]
     parts += ["## First prediction against the best of all candidates", _ranks(operators, sets)]
@@ -95,7 +72,7 @@ def _ceilings(operators: Sequence[Mapping[str, Any]], spec: DeviceSpec) -> str:
             cells += [f"{100 * o['row']['flops'] / o['best_s'] / peak:.0f} %", source]
         rows.append(cells)
     columns = ("id", "TFLOP/s", "of one TEU's instruction", "which is", "of a group's instruction", "which is")
-    return _table(columns, rows)
+    return table(columns, rows)
 
 
 def _notes(operator: Mapping[str, Any]) -> list[str]:
@@ -109,17 +86,6 @@ def _notes(operator: Mapping[str, Any]) -> list[str]:
     for c in operator["candidates"]:
         if c["status"] not in ("measured", "slower") and c["reason"]:
             out.append(f"{name} rank {c['rank']}: {c['status']}: {c['reason'].splitlines()[0]}")
-    return out
-
-
-def _head(results: Mapping[str, Any]) -> list[str]:
-    versions = {**results["properties"]["versions"], **results["versions"]}
-    out = [f"{results['date']}; {results['seconds']:.0f} s; " + ", ".join(f"{k} {v}" for k, v in versions.items() if v),
-           "Settings: " + "; ".join(f"{k} {v}" for k, v in results["settings"].items()) + "."]  # fmt: skip
-    if not results["measured"]:
-        out.insert(0, "**No measurement: a null device. Its times are estimates with noise.**")
-    if not results["complete"]:
-        out.append("**Not complete.**")
     return out
 
 
@@ -148,7 +114,7 @@ def _ranks(operators: Sequence[Mapping[str, Any]], sets: Sequence[str]) -> str:
                      f"{100 * sum(x >= 1 for x in shares) / len(shares):.0f} %",
                      f"{100 * statistics.median(errors):.0f} %"))  # fmt: skip
     columns = ("set", "operators", "correct candidates", "best / top-1", "top-1 is best", "median error of the model")
-    return _table(columns, rows)
+    return table(columns, rows)
 
 
 def _each(operators: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
@@ -167,9 +133,10 @@ def _each(operators: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
             cells += [f"{found[0]['median_s'] * 1e3:.4g}", f"{found[0]['ratio']:.2f}"] if found else ["", ""]
         rows.append(cells)
     columns = ["id", "expression", "best ms", "predicted ms", "rank", "TFLOP/s"]
-    return _table([*columns, *(c for n in names for c in (f"{n} ms", f"{n} / ours"))], rows)
+    return table([*columns, *(c for n in names for c in (f"{n} ms", f"{n} / ours"))], rows)
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table as Markdown."""
     lines = [f"| {' | '.join(columns)} |", "|---" + "|---:" * (len(columns) - 1) + "|"]
     return "\n".join([*lines, *(f"| {' | '.join(r)} |" for r in rows)])

@@ -18,6 +18,7 @@ from roller.errors import RollerError
 from roller.expr import TensorExpr
 from roller.fragment import LOWERED, Fragment
 from roller.hardware import DeviceSpec, list_specs, load_spec
+from roller.perf.estimate import Estimate
 from roller.perf.model import batch_of, estimate_programs
 from roller.tile import RProgram
 
@@ -45,13 +46,13 @@ class Variant:
         Its name among those of its expression.
     program
         What is lowered.
-    seconds
-        Predicted time.
+    estimate
+        What the model says of it: registers and resident blocks decide how it is built and launched.
     """
 
     id: str
     program: RProgram
-    seconds: float
+    estimate: Estimate
 
 
 @dataclass(frozen=True)
@@ -213,7 +214,7 @@ def _program(spec: DeviceSpec, expression: TensorExpr, f: Fragment, t: _Tiles, a
 
 def _priced(name: str, program: RProgram, spec: DeviceSpec) -> Variant:
     (estimate,) = estimate_programs([program], spec)
-    return Variant(name, program, estimate.seconds)
+    return Variant(name, program, estimate)
 
 
 def _others() -> Mapping[str, TensorExpr]:
@@ -255,7 +256,7 @@ def _constructed(spec: DeviceSpec, name: str, expression: TensorExpr) -> Wanted:
         padded = bool(p.storage_padding)
         form = (p.structure, p.staged, min(p.stages, 3), p.split_k > 1, p.raster > 1, p.vector_elements, p.interleaved,
                 padded, p.expr.name, len(p.axes), p.fragment and p.fragment.family)  # fmt: skip
-        first.setdefault(form, Variant(c.id, p, c.estimate.seconds))
+        first.setdefault(form, Variant(c.id, p, c.estimate))
     # Forms of another template than the best one come first, or many forms of one would leave no room for them.
     seen: dict[str, int] = {}
     ranked = []

@@ -202,7 +202,11 @@ def _local_arrays(text: str) -> str:
 
     start = _PROGRAM.search(text) or _KERNEL.search(text)
     at = start.start() if start else len(text)  # what comes before are types and helpers of the prelude
-    return text[:at] + _LOCAL.sub(local, text[at:])
+    out = [text[:at]]
+    for m in _TABLE.finditer(text, at):  # the table of a pack's later stage stands between programs: its arrays are no locals
+        out += [_LOCAL.sub(local, text[at : m.start()]), m[0]]
+        at = m.end()
+    return "".join(out) + _LOCAL.sub(local, text[at:])
 
 
 def _addresses(text: str) -> str:

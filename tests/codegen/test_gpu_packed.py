@@ -50,9 +50,11 @@ def made(device: str = "h200") -> PackedKernel:
     return packed.pack(kernels(device), {"split": 2, "product": 10, "sums": 10, "gate": 10})
 
 
-def run(pack: PackedKernel, counts: dict[str, int], order: str) -> None:
+def run(
+    pack: PackedKernel, counts: dict[str, int], order: str, artifacts: dict[str, KernelArtifact] | None = None
+) -> None:
     """Run a pack on random arrays, and compare every output with the reference of its kernel."""
-    artifacts = kernels()
+    artifacts = artifacts or kernels()
     random, memory, wanted = np.random.default_rng(0), {}, []
     for key, count in counts.items():
         expression = artifacts[key].expression
@@ -83,6 +85,13 @@ def test_programs_of_any_size_share_a_launch(order):
     assert kernels()["sums"].launches[0].block[1] > 1  # numbered in two dimensions by itself
     run(pack, {"split": 2, "product": 3, "sums": 1, "gate": 2}, order)
     run(pack, {"split": 0, "product": 0, "sums": 2, "gate": 0}, order)
+
+
+def test_several_programs_whose_parts_are_summed_afterwards():
+    two = {"split": lowered(LONG, wide=True), "other": lowered(ops.matmul(1, 256, 512), wide=True)}
+    pack = packed.pack(two, {"split": 2, "other": 3})
+    assert [m.kernel for m in pack.stages[1].members] == ["split", "other"]  # whose table stands behind programs
+    run(pack, {"split": 2, "other": 1}, "reverse", two)
 
 
 def test_equal_programs_are_in_the_source_once():
