@@ -233,10 +233,13 @@ static void *work(void *self) {
   return 0;
 }
 
-/* A forked process has the memory of its threads and none of them. */
+/* A forked process has the memory of its threads and none of them: launches that were under way go on elsewhere. Their
+ * tasks must not be found here, where a worker may look at a slot before its next launch has written all of its lanes. */
 static void forget(void) {
   pthread_mutex_init(&pool_lock, 0);
   pthread_cond_init(&pool_wake, 0);
+  for (int n = 0; n < slots_used; ++n)
+    for (int lane = 0; lane < LANES; ++lane) slots[n].lane[lane].range = 0;
   slots_used = sleepers = workers = callers = 0;
   for (int n = 0; n < SLOTS; ++n) slots[n].taken = slots[n].lanes = slots[n].asleep = 0;
   for (int n = 0; n < MOST_WORKERS; ++n) crew[n].at = 0;

@@ -218,6 +218,48 @@ static void forked(void) {
   assert(waitpid(child, &status, 0) == child && status == 0);
 }
 
+static _Atomic int held_tasks;
+
+static int hold(int n, void *group, void *data) {
+  (void)group, (void)data;
+  held_tasks++;
+  while (!stop) usleep(100);
+  return n < 0;
+}
+
+static void *holding_caller(void *unused) {
+  (void)unused;
+  begin_call(2);
+  launch(hold, 0, 16);
+  end_call();
+  return 0;
+}
+
+/* A process that is forked while another thread's launch is under way has none of its tasks, and runs its own. */
+static void forgotten(void) {
+  pthread_t caller;
+  pthread_create(&caller, 0, holding_caller, 0);
+  while (!held_tasks) usleep(1000);
+  const pid_t child = fork();
+  if (!child) {
+    for (int n = 0; n < SLOTS; ++n)
+      for (int lane = 0; lane < LANES; ++lane) {
+        const uint64_t range = look(&slots[n].lane[lane]);
+        if (next_of(range) < end_of(range)) _exit(1);
+      }
+    begin_call(2);
+    for (int n = 0; n < 1000; ++n)
+      if (launch(nothing, 0, 4)) _exit(2);
+    end_call();
+    _exit(0);
+  }
+  int status = -1;
+  const int ended = waitpid(child, &status, 0) == child;
+  stop = 1;
+  pthread_join(caller, 0);
+  assert(ended && status == 0);
+}
+
 /* Whether the system moves a thread where it is told to: some sandboxes only say so. */
 static int obeys(const cpu_set_t *set) {
   for (int n = 0; n < CPU_SETSIZE; ++n) {
@@ -242,6 +284,7 @@ int main(int count, char **arguments) {
   if (!strcmp(arguments[1], "freed") && pair) freed();
   if (!strcmp(arguments[1], "ended") && pair) ended();
   if (!strcmp(arguments[1], "forked") && pair) forked();
+  if (!strcmp(arguments[1], "forgotten")) forgotten();
   puts("ok");
   return 0;
 }

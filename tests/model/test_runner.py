@@ -112,7 +112,7 @@ def test_long_loops_are_cut_into_more_tasks_than_threads():
     assert [cut(256, 2, s) for s in (0.0, 5e-6, 2.5e-5, 1.0)] == [2, 2, 4, 16]
 
 
-@pytest.mark.parametrize("check", ["stress", "limit", "rescued", "beckoned", "freed", "ended", "forked"])
+@pytest.mark.parametrize("check", ["stress", "limit", "rescued", "beckoned", "freed", "ended", "forked", "forgotten"])
 def test_the_threads_of_a_launch(check, pool_check):
     """Every task once and in order, never more threads than allowed, and who lost its processor gets another one."""
     done = subprocess.run([pool_check, check], capture_output=True, text=True, timeout=60)
