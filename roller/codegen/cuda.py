@@ -11,8 +11,9 @@ from typing import Any
 
 from roller.artifact import Argument, KernelArtifact, Launch
 from roller.codegen.gpu import device_functions
+from roller.codegen.gpu.bfloat16 import keep_nan
 from roller.codegen.gpu.context import Context
-from roller.codegen.gpu.literals import exact_doubles, hexadecimal
+from roller.codegen.gpu.literals import exact_literals, hexadecimal
 from roller.codegen.gpu.offsets import check_offsets, check_tensors
 from roller.codegen.gpu.plan import kernels
 from roller.errors import BuildError
@@ -137,6 +138,8 @@ def _launches(
     """
     left_out = ["s_tir.CompactBufferAllocation", *(["s_tir.ThreadSync"] if own_barriers else [])]
     whole = body[0] if len(body) == 1 else tirx.SeqStmt(body)
+    if not has_async_copies(arch):  # nor bfloat16, which came with them
+        whole = keep_nan(whole)
     func = tirx.PrimFunc(params, whole).with_attrs({"global_symbol": entry, "tirx.noalias": True})
     target = tvm.target.Target({"kind": "cuda", "arch": arch})
     module = tvm.IRModule({entry: func})
@@ -148,7 +151,7 @@ def _launches(
             bound = tirx.transform.BindTarget(target.with_host(tvm.target.Target("llvm")))(module)
             host, devices = split_host_device(pipeline(bound))
             ((device_target, device_module),) = devices.items()
-            device_module = exact_doubles(finish()(device_module))
+            device_module = exact_literals(finish()(device_module))
             source = tvm.get_global_func("target.build.cuda")(device_module, device_target).inspect_source()
     except (RuntimeError, ValueError, TypeError) as err:
         text = str(err).strip().splitlines()

@@ -81,7 +81,7 @@ _PRELUDE: tuple[tuple[str, str], ...] = (
     (r"\b__pack_half2\b", _PACK_HALF2),
     (cuda.EIGHT_INTEGERS, cuda.WIDE_INTEGERS),
     (cuda.MANY_BYTES, cuda.BYTES),
-    (r"\broller_start\b", device_functions.FUNCTIONS["roller_start"]),
+    *((rf"\b{name}\b", device_functions.FUNCTIONS[name]) for name in ("roller_start", "roller_quiet")),
 )
 
 

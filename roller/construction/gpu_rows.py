@@ -104,7 +104,7 @@ def rows(geometry: Geometry, spec: DeviceSpec) -> tuple[Ints, Ints]:
     rank, limit = len(geometry.names), spec.limits.threads_per_block or spec.teu.lanes
     extent = int(geometry.extents[column])
     others = int(geometry.extents[row]) if row is not None else 1
-    widest = VECTOR_BYTES // min(a.tensor.itemsize_bytes for a in geometry.loads)
+    widest = VECTOR_BYTES // _narrowest_bytes(geometry)
     vectors = [v for v in (1, 2, 4, 8, 16) if v <= widest]
     along = geometry.names[column] == contiguous_axis(geometry.expr.anchor, geometry.expr.tensors)
     steps = sorted({v * n for v in vectors for n in _VECTORS} if along else _OTHERS)
@@ -198,11 +198,17 @@ def row_vector(batch: TileBatch, i: int) -> tuple[str | None, int]:
     """Return the axis along which a row program loads vectors, and their elements: up to 16 bytes of a tile."""
     g = batch.geometry
     fast = contiguous_axis(g.expr.anchor, g.expr.tensors)
-    size = min(a.tensor.itemsize_bytes for a in g.loads)
+    size = _narrowest_bytes(g)
     axis = g.names.index(fast)
     held = math.gcd(int(batch.register[i, axis]), int(g.extents[axis]))
     elements = next(w for w in (16, 8, 4, 2, 1) if w * size <= VECTOR_BYTES and held % w == 0)
     return (fast, elements) if elements > 1 else (None, 1)
+
+
+def _narrowest_bytes(geometry: Geometry) -> int:
+    """Return the size of the narrowest elements of the anchor: those it loads, or stores where it loads none."""
+    tensors = [a.tensor for a in geometry.loads] or [geometry.expr.anchor.output]
+    return min(t.itemsize_bytes for t in tensors)
 
 
 def _powers(most: int) -> list[int]:

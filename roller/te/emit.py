@@ -66,7 +66,7 @@ def all_of(conditions: list[Expr]) -> Expr:
 def constant(value: float, dtype: str) -> Expr:
     """Return a literal; what is beyond ``dtype`` is its last value: an infinity, of integers the largest or least."""
     if dtype == "bool":
-        return tirx.const(value > 0, dtype)
+        return tirx.const(value not in (0.0, float("-inf")), dtype)
     if "float" not in dtype:
         low, high = int(tirx.min_value(dtype)), int(tirx.max_value(dtype))
         return tirx.const(low if value <= low else high if value >= high else int(value), dtype)

@@ -248,10 +248,19 @@ def test_tensors_beyond_32_bit_offsets_are_refused():
 def test_positions_that_would_wrap_beyond_the_end_of_an_axis_are_refused():
     e = ops.elementwise(("relu",), (2**31 - 100,))
     with pytest.raises(
-        BuildError, match=r"axis '\w+' of '\w+', padded to whole tiles: expected at most 2\*\*31 elements"
+        BuildError, match=r"axis '\w+' of '\w+', padded to whole tiles: expected fewer than 2\*\*31 elements"
     ):
         lowered(e, "streaming", (3,), (768,))
-    assert lowered(e, "streaming", (4,), (1024,)).launches[0].grid == (2**21, 1, 1)
+    e = ops.elementwise(("relu",), (2**31 - 1030,))
+    assert lowered(e, "streaming", (4,), (1024,)).launches[0].grid == (2**21 - 1, 1, 1)
+
+
+@pytest.mark.parametrize("elements", [2**31 - 1, 2**31 - 5, 2**31 - 100])
+def test_the_longest_rows_are_refused_in_so_many_words_or_summed(elements):
+    with pytest.raises(BuildError, match=r"padded to whole tiles: expected fewer than 2\*\*31 elements, got"):
+        lowered(ops.elementwise(("relu",), (elements,), dtype="int8"), "streaming", (4,), (1024,))
+    sums = lowered(ops.reduce("sum", (elements,), (0,), dtype="int8"), "rows", (1, 4), (1, 4096))
+    assert sums.launches[0].grid == (1, 1, 1)
 
 
 def test_indices_of_padded_tiles_do_not_wrap():

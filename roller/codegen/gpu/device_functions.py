@@ -39,6 +39,10 @@ _COPY = """void roller_copy_async_{bytes}(void* target, const void* source, bool
 }}"""
 for _bytes, _cache, _ahead in ((16, "cg", ".L2::128B"), (8, "ca", ""), (4, "ca", "")):
     define(f"roller_copy_async_{_bytes}", _COPY.format(bytes=_bytes, cache=_cache, ahead=_ahead))
+define("roller_quiet", """float roller_quiet(float value) {
+  unsigned quiet = 0x7fc00000u;
+  return value != value ? *(const float*)&quiet : value;
+}""")  # fmt: skip
 define("roller_start", """template <class P> P roller_start(P pointer) {
   return pointer;
 }""")  # fmt: skip

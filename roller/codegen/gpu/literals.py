@@ -1,8 +1,9 @@
-"""Literals of double precision that survive being printed.
+"""Literals that survive being printed.
 
 TVM prints a float64 of a CUDA kernel with 15 decimals and no exponent: 1/77 loses three digits, 1e-20 becomes zero.
 What such text would not give back is replaced by a call on its bits, last of all, so that simplification still sees
-numbers, and those calls by hexadecimal literals in the source, as TVM prints float32 and below.
+numbers, and those calls by hexadecimal literals in the source, as TVM prints float32 and below. Infinities and NaN of
+bfloat16 it prints as ``inff`` and ``nanf``, which no compiler knows; they are converted from float32.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ def prints_exactly(value: float) -> bool:
     return not math.isfinite(value) or float(f"{value:.15f}") == value
 
 
-def exact_doubles(module: Any) -> Any:
-    """Return a device module whose float64 literals are printed without loss.
+def exact_literals(module: Any) -> Any:
+    """Return a device module whose floating-point literals are printed without loss.
 
     Parameters
     ----------
@@ -38,9 +39,12 @@ def exact_doubles(module: Any) -> Any:
     """
 
     def exact(literal: Any) -> Any:
-        if dtype_of(literal) != "float64" or prints_exactly(float(literal.value)):
+        dtype, value = dtype_of(literal), float(literal.value)
+        if dtype == "bfloat16" and not math.isfinite(value):
+            return tirx.Cast(dtype, tirx.const(value, "float32"))
+        if dtype != "float64" or prints_exactly(value):
             return literal
-        (bits,) = struct.unpack("<q", struct.pack("<d", float(literal.value)))
+        (bits,) = struct.unpack("<q", struct.pack("<d", value))
         return tirx.call_pure_extern("float64", _OF_BITS, tirx.const(bits, "int64"))
 
     functions = {}

@@ -33,7 +33,8 @@ def loop(name: str, extent: Any, body: Callable[[Expr], Stmt], *, unroll: bool =
 
     ``unroll`` leaves a ``#pragma unroll`` in the source, ``vector`` turns the body into vector accesses; any other
     loop stays rolled: nvcc would unroll it and keep what it loads ahead in registers nobody counted. What C
-    does not allow in a name (``*`` of a fused axis) becomes ``_``.
+    does not allow in a name (``*`` of a fused axis) becomes ``_``. Truth values move one by one: TVM prints vectors of
+    them as vectors of two bytes each, which are not what lies in memory.
     """
     if isinstance(extent, int):
         if extent == 1:
@@ -43,7 +44,10 @@ def loop(name: str, extent: Any, body: Callable[[Expr], Stmt], *, unroll: bool =
     kind = kinds.VECTORIZED if vector else kinds.UNROLLED if unroll else kinds.SERIAL
     var = tirx.Var(re.sub(r"\W", "_", name, flags=re.ASCII), "int32")
     annotations = None if unroll or vector else {"disable_unroll": True}
-    return tirx.For(var, num(0), extent, kind, body(var), annotations=annotations)
+    each = body(var)
+    if vector and isinstance(each, tirx.BufferStore) and dtype_name(each.buffer) == "bool":
+        kind = kinds.UNROLLED
+    return tirx.For(var, num(0), extent, kind, each, annotations=annotations)
 
 
 def loops(names: Sequence[tuple[str, int]], body: Callable[[dict[str, Expr]], Stmt], *, unroll: bool = False) -> Stmt:

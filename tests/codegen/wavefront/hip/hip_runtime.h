@@ -28,6 +28,7 @@ inline ulonglong4 make_ulonglong4(unsigned long long x, unsigned long long y, un
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 #define __global__
 #define __device__
+#define __forceinline__ inline
 #define __shared__ static
 #define __restrict__
 #define __launch_bounds__(n)
