@@ -216,12 +216,13 @@ def compile(
     if not cache or (handle is not None and handle.kind == "null"):
         return _compile(expression, spec, chosen, seed, handle, how, prove_for_s).holding(values)
     from roller.runtime.cache import CacheKey, KernelCache, for_expression
+    from roller.runtime.cache_entry import entry_of
 
     fresh: list[CompiledKernel] = []
 
     def build() -> CacheEntry:
         fresh.append(_compile(expression, spec, chosen, seed, handle, how, prove_for_s))
-        return _entry_of(fresh[0])
+        return entry_of(fresh[0].artifact, fresh[0].candidates)
 
     options_key = chosen.identity(expression) | how.identity()
     key = CacheKey.of(expression, spec.content_key, TEMPLATE_VERSION, options_key)
@@ -289,18 +290,6 @@ def _with_constants(artifact: KernelArtifact) -> KernelArtifact:
 def _is_here(spec: DeviceSpec) -> bool:
     """Whether this process runs the kernels it compiles for the device."""
     return is_this_machine(spec)
-
-
-def _entry_of(kernel: CompiledKernel) -> CacheEntry:
-    from roller.runtime.cache import CachedCandidate, CacheEntry
-
-    return CacheEntry(
-        kernel.artifact,
-        tuple(
-            CachedCandidate(c.id, c.program, c.estimate.to_dict(), c.status, c.measured_s, c.reason, c.proved)
-            for c in kernel.candidates
-        ),
-    )
 
 
 def _candidate_of(cached: CachedCandidate) -> Candidate:

@@ -37,7 +37,7 @@ _BYTES_PER_S = 64e6
 #: Why a kernel was not tried.
 USED_UP = "the seconds for proofs were used up"
 #: Less is not worth building a kernel for.
-_LEAST_S = 0.05
+LEAST_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def prove(
     >>> prove(kernel.artifact).proved
     'emulated'
     """
-    end = time.monotonic() + max(seconds, _LEAST_S)
+    end = time.monotonic() + max(seconds, LEAST_S)
     whole_s = _POINTS * sum(s.points for s in artifact.expression.stages) / (workers or len(os.sched_getaffinity(0)))
     known, notes = list[str](), list[str]()
     if lower is not None and whole_s > seconds:
@@ -115,7 +115,7 @@ def prove(
             return verdict
         (known if verdict.proved.startswith(EMULATED) else notes).append(_inner(verdict.proved))
         left_s = end - time.monotonic()
-        if left_s * _BYTES_PER_S < sum(t.nbytes for t in artifact.expression.inputs) or left_s < _LEAST_S:
+        if left_s * _BYTES_PER_S < sum(t.nbytes for t in artifact.expression.inputs) or left_s < LEAST_S:
             return _together(known, notes or ["its arrays are too large for the seconds that are left"])
     verdict = _emulated(artifact, end - time.monotonic(), seed, workers)
     if verdict.wrong or verdict.proved == EMULATED:
@@ -185,7 +185,7 @@ class Share:
         """Return the kernel with what is known of it, and what is wrong with it."""
         del name
         left_s = min(self.seconds - self._spent_s, PROVE_S)
-        if left_s < _LEAST_S:
+        if left_s < LEAST_S:
             return noted(artifact, Verdict(f"not proved ({USED_UP})"), 0.0), ""
         start = time.monotonic()
         # One thread: what calls this is one process of many.

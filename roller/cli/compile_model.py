@@ -13,6 +13,7 @@ import typer
 from rich import box
 from rich.table import Table
 
+from roller.choosing.proving import PROVE_ALL_S
 from roller.cli.common import (
     JsonOption,
     SetOption,
@@ -62,6 +63,9 @@ CacheOption = Annotated[bool, typer.Option("--cache/--no-cache", help="Take kern
 DeterministicOption = Annotated[
     bool, typer.Option("--deterministic", help="Time nothing: the best prediction that builds and is correct.")
 ]
+ProveOption = Annotated[
+    float, typer.Option("--prove-s", metavar="SECONDS", min=0, help="With --out, for a GPU elsewhere: emulate kernels.")
+]
 ListOption = Annotated[
     bool, typer.Option("--list-unsupported", help="Only list what cannot be compiled; exit code 2 where there is any.")
 ]
@@ -80,11 +84,15 @@ def compile_model_command(
     out: OutOption = None,
     cache: CacheOption = True,
     deterministic: DeterministicOption = False,
+    prove_s: ProveOption = PROVE_ALL_S,
     as_json: JsonOption = False,
     list_unsupported: ListOption = False,
     settings: SetOption = None,
 ) -> None:
     """Compile an ONNX model: every distinct kernel once, in parallel, or from the cache.
+
+    What is written for a GPU elsewhere is run on the emulator first, as long as --prove-s lasts (120 s by default, 0
+    for none); a kernel that is wrong gives way to the next candidate, what was not proved is listed.
 
     Exit code 2 where the model holds what cannot be compiled: all of it is listed, and nothing has been compiled.
     """
@@ -96,6 +104,7 @@ def compile_model_command(
         made = _compile(
             model, _device(device, settings), batch, shapes, fallback, as_json, top_k=top_k, budget_s=budget,
             scheduler=scheduler, workers=workers, cache=cache, deterministic=deterministic,
+            prove_s=0.0 if out is None else prove_s,
         )  # fmt: skip
         if out is not None:
             made.save(out, _expected(made, model) if made.spec.kind == "gpu" else ())
@@ -290,6 +299,8 @@ def _print(made: CompiledModel, out: Path | None) -> None:
     left_out = {} if made.planned is None else made.planned.left_out
     for reason, count in sorted(Counter(left_out.values()).items()):
         screen.print(f"alone, not packed: {counted(count, 'kernel')}: {reason}", soft_wrap=True)
+    for known, count in sorted(Counter(str(row["proved"]) for row in rows if row["proved"]).items()):
+        screen.print(f"{known}: {counted(count, 'kernel')}", soft_wrap=True)
     if out is not None:
         elsewhere = made.spec.kind == "gpu" and not made.runs_here
         run = f"python -m roller.model.bundle run {out} --json r.json" if elsewhere else f"roller run-model {out}"

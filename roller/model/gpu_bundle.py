@@ -127,6 +127,7 @@ def write_bundle(
         version = VERSION if packs or plain is not None else _FIRST_VERSION
         body = {"format": FORMAT, "version": version, "model": program.name, "device": device, "target": dict(target),
                 "kernels": len(keys), "built": sum(artifacts[k].binary is not None for k in keys), "files": digests,
+                "proved": {k: str(artifacts[k].build.get("proved", "")) for k in keys},
                 "array_bytes": nbytes, "constants": constants, "expected": tests, "tolerance": tolerance}  # fmt: skip
         return write_manifest(work, body)
 

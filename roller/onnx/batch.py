@@ -23,8 +23,10 @@ from roller.onnx.executors import Crew, Forks, Results, survivors
 from roller.onnx.jobs import QUICK, Constructed, Job, Settings, Target, construct, jobs_of
 from roller.onnx.light import mark_light, note_light, recall_light
 from roller.onnx.progress import OnProgress, Progress, silent
+from roller.onnx.proofs import Proofs
 from roller.onnx.tasks import Build, Judge, Reference, Task
-from roller.runtime.cache import CachedCandidate, CacheEntry, KernelCache
+from roller.runtime.cache import KernelCache
+from roller.runtime.cache_entry import entry_of
 from roller.runtime.records import Record, grouped_reasons
 
 if TYPE_CHECKING:
@@ -164,6 +166,8 @@ class _Run:
         self._made: Results = {}
         self._constructed = constructed
         self._binary = builds(target) if not target.pretended else False
+        prove_s = 0.0 if target.judged else settings.prove_s
+        self._proofs = Proofs(target.spec, prove_s, len(jobs), crew.workers, lambda t: crew.map(t, patient=True))
 
     def everything(self) -> None:
         """Look up, construct, and go through the passes."""
@@ -202,7 +206,7 @@ class _Run:
         missing = []
         for job in jobs:
             artifact = found.get(job.key(how).digest)
-            if artifact is None or (self._binary and artifact.binary is None):
+            if artifact is None or (self._binary and artifact.binary is None) or not self._proofs.enough(artifact):
                 missing.append(job)
             else:
                 self._done(job, artifact, origin)
@@ -262,6 +266,7 @@ class _Run:
                 mine = self._look_up([j for j in jobs if j not in theirs], how, "cached")
             self._made_ahead(mine, how)
             self._checked_ahead(mine, how)
+            self._proofs.ahead(self._built(mine, how))
             benches = max(1, self.crew.benches if self.target.judged else 1)
             if benches == 1:
                 for job in mine:
@@ -293,6 +298,11 @@ class _Run:
                 tasks[f"{first}/checked"] = self._judgement(job, {first: built}, timed=False)
         self._map(tasks, QUICK)  # however long that takes
 
+    def _built(self, jobs: Sequence[Job], how: How) -> dict[str, KernelArtifact]:
+        """Return the kernels of a wave that were built ahead."""
+        first = [job.starts_with(how)[0].id for job in jobs]
+        return {i: self._made[i].value for i in first if self._made[i].value is not None}
+
     def _map(self, tasks: Mapping[str, Task], how: How) -> None:
         if not tasks:
             return
@@ -318,7 +328,7 @@ class _Run:
             self.failures[job.digest] = str(err)
         else:
             if self.cache is not None:
-                self.cache.store(job.key(how), _entry_of(kernel))
+                self.cache.store(job.key(how), entry_of(kernel.artifact, kernel.candidates))
             bounded = how == QUICK and not self.settings.deterministic and not job.light
             self._done(job, kernel.artifact, "predicted" if bounded else "compiled")
         reached = how == QUICK and job.digest in self.artifacts
@@ -341,7 +351,7 @@ class _Run:
             return artifact
 
         if not self.target.judged:
-            return first_lowered(job.expression, self.target.spec, job.candidates, take)
+            return first_lowered(job.expression, self.target.spec, job.candidates, take, self._proofs or None)
         shop = Workshop(job.expression, self.target.spec, job.options, take, self._judge(job), build)
         return choose(shop, job.candidates, job.way(how))
 
@@ -388,10 +398,3 @@ def builds(target: Target) -> bool:
         return False
     return target.here or available() is None
 
-
-def _entry_of(kernel: CompiledKernel) -> CacheEntry:
-    candidates = (
-        CachedCandidate(c.id, c.program, c.estimate.to_dict(), c.status, c.measured_s, c.reason)
-        for c in kernel.candidates
-    )
-    return CacheEntry(kernel.artifact, tuple(candidates))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from roller.arguments import target_of
+from roller.choosing.proving import PROVE_ALL_S
 from roller.construction.options import ConstructOptions
 from roller.errors import RollerWarning
 from roller.hardware import DeviceSpec
@@ -64,6 +65,7 @@ def compile_model(
     progress: OnProgress | bool | None = None,
     deterministic: bool = False,
     side_by_side: bool = True,
+    prove_s: float | None = None,
 ) -> Session | GpuSession | CompiledModel:
     """Compile an ONNX model: every distinct kernel once, or from the cache.
 
@@ -101,6 +103,10 @@ def compile_model(
     side_by_side
         Whether small independent kernels may run at the same time, each on a share of the device, where that is
         predicted to be faster.
+    prove_s
+        Kernels for a GPU that is not here are run on the emulator (g++) for so many seconds, all together, the biggest
+        predicted share first; what is wrong drops out, and the saved model says what was not proved. 120 by default
+        where that is what becomes of the model; 0 for none.
 
     Returns
     -------
@@ -125,8 +131,9 @@ def compile_model(
         return program_of(make, model, batch, shapes, base_dir, noted=cache and fallback is None and not values)
 
     how = ModelOptions(
-        top_k, options, budget_s, executor, scheduler, workers, cache, progress, deterministic, side_by_side
-    )
+        top_k, options, budget_s, executor, scheduler, workers, cache, progress, deterministic, side_by_side,
+        PROVE_ALL_S if prove_s is None else prove_s,
+    )  # fmt: skip
     made = compile_partitioned(program, device, how)
     return made.session(consume=True) if made.runs_here else made
 

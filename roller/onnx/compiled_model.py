@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roller.artifact import KernelArtifact
+from roller.choosing.proving import proved_of
 from roller.errors import LaunchError
 from roller.hardware import DeviceSpec
 from roller.model.plan import Plan
@@ -141,7 +142,8 @@ class CompiledModel:
         """One row per kernel, the largest predicted share first.
 
         ``key``, ``label`` (of the first step that runs it), ``runs`` per call, ``predicted_s`` and ``measured_s`` of
-        one run, ``share_s`` (predicted, of all runs), ``bottleneck`` and ``origin``.
+        one run, ``share_s`` (predicted, of all runs), ``bottleneck``, ``origin``, and what
+        was ``proved`` of it.
         """
         labels: dict[str, str] = {}
         for run in runs_of(self.plan.program.steps):
@@ -157,6 +159,7 @@ class CompiledModel:
                 "share_s": uses[key] * a.estimate["seconds"],
                 "bottleneck": a.estimate["bottleneck"],
                 "origin": self.batch.origins[key],
+                "proved": proved_of(a) or None,
             }
             for key, a in self.artifacts.items()
         ]

@@ -74,12 +74,15 @@ class Settings:
         Seconds after which kernels that have their best prediction keep it; ``None`` for all the time it takes.
     seed
         Of random inputs.
+    prove_s
+        Seconds in which kernels for a GPU that is not here are proved, all together; 0 for none.
     """
 
     options: ConstructOptions = field(default_factory=lambda: ConstructOptions(top_k="auto"))
     deterministic: bool = False
     budget_s: float | None = None
     seed: int = 0
+    prove_s: float = 0.0
 
 
 @dataclass

@@ -30,6 +30,7 @@ class ModelOptions:
     progress: OnProgress | bool | None = None
     deterministic: bool = False
     side_by_side: bool = True
+    prove_s: float | None = None
 
     def settings(self) -> Settings:
         """Return how each kernel is compiled.
@@ -37,10 +38,15 @@ class ModelOptions:
         Raises
         ------
         RollerError
-            Where ``budget_s`` is no number of seconds, or ``top_k`` and ``options`` do not go together.
+            Where ``budget_s`` or ``prove_s`` is no number of seconds, or ``top_k`` and ``options`` do not go together.
         """
         budget_s = self.budget_s
         number = isinstance(budget_s, (int, float)) and not isinstance(budget_s, bool)
         if budget_s is not None and not (number and budget_s >= 0):
             raise RollerError(f"budget_s: expected seconds of at least 0, or None, got {budget_s!r}.")
-        return Settings(options_of(self.options, self.top_k), self.deterministic, budget_s)
+        prove_s = self.prove_s
+        number = isinstance(prove_s, (int, float)) and not isinstance(prove_s, bool)
+        if prove_s is not None and not (number and 0 <= prove_s < float("inf")):
+            raise RollerError(f"prove_s: expected seconds of at least 0, or None, got {prove_s!r}.")
+        options = options_of(self.options, self.top_k)
+        return Settings(options, self.deterministic, budget_s, prove_s=float(prove_s or 0.0))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from roller.artifact import KernelArtifact
@@ -17,6 +18,7 @@ from roller.tile import RProgram
 
 if TYPE_CHECKING:
     from roller.choosing import How
+    from roller.choosing.proving import Verdict
     from roller.construction.constructor import Candidate
     from roller.construction.options import ConstructOptions
     from roller.runtime.check import Oracle
@@ -89,6 +91,22 @@ class Build:
 
         artifact = replace(lower(self.program, self.expression, self.spec), estimate=dict(self.estimate))
         return build(artifact) if self.binary else artifact
+
+
+@dataclass(frozen=True)
+class Prove:
+    """Emulate a kernel for a GPU that is not here, for at most so many seconds."""
+
+    artifact: KernelArtifact
+    spec: DeviceSpec
+    seconds: float
+
+    def run(self) -> Verdict:
+        """Prove."""
+        from roller.choosing.proving import prove
+        from roller.pipeline import lower
+
+        return prove(self.artifact, self.seconds, lower=partial(lower, spec=self.spec), workers=1)
 
 
 @dataclass(frozen=True)

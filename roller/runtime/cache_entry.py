@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -92,6 +92,15 @@ class Measurement:
     measured_at: float
     host: str
     detail: tuple[tuple[str, str], ...] = ()
+
+
+def entry_of(artifact: KernelArtifact, candidates: Iterable[Any]) -> CacheEntry:
+    """Return the entry of a kernel and the candidates it was chosen from."""
+    rows = (
+        CachedCandidate(c.id, c.program, c.estimate.to_dict(), c.status, c.measured_s, c.reason, c.proved)
+        for c in candidates
+    )
+    return CacheEntry(artifact, tuple(rows))
 
 
 def artifact_bytes(artifact: KernelArtifact) -> bytes:
