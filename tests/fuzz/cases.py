@@ -78,7 +78,9 @@ def expression_cases(draw: Any, limits: Limits) -> Data:
 
 def strategy(name: str, limits: Limits) -> st.SearchStrategy[Data]:
     """Return the strategy of a generator's cases, as JSON reads them back."""
-    import tests.fuzz.operators  # noqa: F401 - registers its generators
+    from tests.fuzz.judge import load_all
+
+    load_all()
 
     return GENERATORS[name](limits).map(lambda c: json.loads(json.dumps({"generator": name, **c})))
 

@@ -35,13 +35,17 @@ def judges(name: str) -> Callable[[Callable[[Data, Report], Verdict]], Callable[
     return register
 
 
-def judged(case: Data, report: Report = lambda _: None) -> Verdict:
-    """Return the verdict on a case; whatever is raised is one."""
+def load_all() -> None:
+    """Load what judges the cases of every generator."""
     import tests.fuzz.calls
     import tests.fuzz.gpu
     import tests.fuzz.models
-    import tests.fuzz.operators  # noqa: F401 - they register what judges their cases
+    import tests.fuzz.operators  # noqa: F401 - they register themselves
 
+
+def judged(case: Data, report: Report = lambda _: None) -> Verdict:
+    """Return the verdict on a case; whatever is raised is one."""
+    load_all()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", category=RuntimeWarning, module="tests")

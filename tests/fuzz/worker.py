@@ -1,6 +1,8 @@
 """A child process that judges cases one after another: what kills it is a finding, not the end of a run.
 
-Run as a program it reads a case per line and answers ``{"phase": ...}`` lines while it works, then ``{"verdict": ...}``.
+Run as a program it loads what judging needs, forks, and the fork reads a case per line and answers ``{"phase": ...}`` lines
+while it works, then ``{"verdict": ...}``. Where the fork dies the program says ``{"died": ...}`` and forks again: a crash
+costs no second start.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +25,10 @@ from tests.fuzz.verdict import HANG, Verdict
 MOST_CPU_S = 240.0
 #: Seconds without any processor time after which a case is a deadlock; and at most, whatever it does.
 _IDLE_S = 120.0
-#: Cases after which a process is replaced: compilers keep memory.
+#: Cases after which a fork is replaced: compilers keep memory.
 _MOST_CASES = 250
+#: Exit code of a process that wants to be replaced.
+_TIRED = 77
 
 
 class Worker:
@@ -39,7 +44,6 @@ class Worker:
         self._temporary = tempfile.TemporaryDirectory() if folder is None else None
         self.folder = Path(folder if folder is not None else self._temporary.name)  # type: ignore[union-attr]
         self._process: subprocess.Popen[str] | None = None
-        self._done = 0
 
     def __enter__(self) -> Worker:
         return self
@@ -60,11 +64,9 @@ class Worker:
             for stream in (self._process.stdin, self._process.stdout):
                 if stream is not None:
                     stream.close()
-        self._process, self._done = None, 0
+        self._process = None
 
     def _started(self) -> subprocess.Popen[str]:
-        if self._done >= _MOST_CASES:
-            self._end()
         if self._process is None:
             root = str(Path(__file__).resolve().parents[2])
             environment = {
@@ -83,7 +85,6 @@ class Worker:
         """Return the verdict on a case."""
         process = self._started()
         assert process.stdin is not None
-        self._done += 1
         try:
             process.stdin.write(json.dumps(case) + "\n")
             process.stdin.flush()
@@ -103,6 +104,10 @@ class Worker:
                 said = json.loads(line)
                 if "verdict" in said:
                     return Verdict(**said["verdict"])
+                if "died" in said:
+                    from tests.fuzz.judge import died
+
+                    return died(phase, said["died"])
                 phase = said["phase"]
                 continue
             used = _cpu_s(process.pid) - begin
@@ -135,18 +140,40 @@ def _cpu_s(pid: int) -> float:
 
 
 def main() -> None:
-    """Judge the cases on standard input."""
+    """Judge the cases on standard input, each in a fork of this process that lives until one kills it."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever prints must not spoil the answers
-    from tests.fuzz.judge import judged
 
     def say(**what: Any) -> None:
         answers.write(json.dumps(what) + "\n")
         answers.flush()
 
-    for line in sys.stdin:
+    say(phase="starting")
+    from roller.codegen import llvm  # noqa: F401 - loaded once, for all forks
+    from tests.fuzz.judge import load_all
+
+    load_all()
+    while True:
+        child = os.fork()
+        if child == 0:
+            _serve(say)
+            os._exit(0)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if code == 0:
+            return
+        if code != _TIRED:
+            say(died=signal.Signals(-code).name if code < 0 else f"exit code {code}")
+
+
+def _serve(say: Callable[..., None]) -> None:
+    """Judge cases until there are no more, or so many that the process should be replaced."""
+    from tests.fuzz.judge import judged
+
+    for number, line in enumerate(iter(sys.stdin.readline, "")):
         verdict = judged(json.loads(line), lambda phase: say(phase=phase))
         say(verdict=verdict.to_dict())
+        if number >= _MOST_CASES:
+            os._exit(_TIRED)
 
 
 if __name__ == "__main__":
