@@ -87,7 +87,7 @@ class ProbeBundle:
         if not build:
             return "carries source only"
         try:
-            return built(plan.source, self.language, self.arch, self.options)
+            return built(plan.source, self.language, plan.arch or self.arch, self.options)
         except BuildError as err:
             return f"carries source only, and it cannot be built here: {err}"
 

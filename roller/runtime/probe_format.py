@@ -155,6 +155,8 @@ class Plan:
         32-bit words of the output buffer.
     cases
         In the order they run.
+    arch
+        Architecture its kernels must be built for, where that is not the device's own (``"sm_90a"``).
     """
 
     name: str
@@ -162,10 +164,11 @@ class Plan:
     inputs: tuple[Contents, ...]
     output_words: int
     cases: tuple[Case, ...]
+    arch: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready data."""
-        return asdict(self)
+        return {k: v for k, v in asdict(self).items() if k != "arch" or v}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:

@@ -14,6 +14,8 @@ PROBES: tuple[Probe, ...] = (
                                                          "integer", "issue")), "gpu/rates.cu", compute.rates),
     Probe("matrix", "gpu", tuple(f"{_RATES}.matrix.{d}" for d in ("float16", "bfloat16", "int8")), "gpu/matrix.cu",
           compute.matrix),
+    Probe("group_matrix", "gpu", tuple(f"{_RATES}.group_matrix.{d}" for d in ("float16", "bfloat16")),
+          "gpu/group_matrix.cu", compute.group_matrix),
     Probe("shared", "gpu", (f"{_SHARED}.bandwidth_bytes_per_s", f"{_SHARED}.banks", f"{_SHARED}.bank_width_bytes",
                             f"{_RATES}.load_store"), "gpu/shared.cu", compute.shared),
     Probe("latency", "gpu", (f"{_SHARED}.latency_s", f"{_L2}.latency_s", f"{_GLOBAL}.latency_s"), "gpu/latency.cu",

@@ -33,7 +33,7 @@ from roller.runtime.probe_run import NO_IMAGE, PlanRunner
 _DRIVER = ("expr", "tile", "backends", "runtime")
 
 _PLANS: tuple[Callable[[DeviceSpec], Plan | None], ...] = (
-    compute.tiles_plan, compute.rates_plan, compute.matrix_plan, compute.shared_plan, memory.latency_plan,
+    compute.tiles_plan, compute.rates_plan, compute.matrix_plan, compute.group_matrix_plan, compute.shared_plan, memory.latency_plan,
     compute.control_plan, memory.l2_plan, memory.transactions_plan, memory.dram_plan,
 )  # fmt: skip
 
@@ -54,7 +54,7 @@ def image_of(plan: Plan, spec: DeviceSpec) -> bytes | str:
     """Return a plan's kernels built for a device, or why they cannot be."""
     language = spec.target["language"]
     try:
-        return built(plan.source, language, spec.target["arch"], OPTIONS[language])
+        return built(plan.source, language, plan.arch or spec.target["arch"], OPTIONS[language])
     except BuildError as err:
         return str(err)
 

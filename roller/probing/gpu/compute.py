@@ -36,6 +36,8 @@ _BESIDE = 0.85
 #: A pipe that half the warps fill nearly as fast as all was not full: their share of the time at most.
 _HALF = 0.8
 _VALUES = (0.25, 0.5, 1.0)
+#: Groups of TEUs per block, and multiply-adds of each in a step, of the kernel whose instructions read scratchpad.
+_GROUPS, _GROUP_STEP = 2, 4 * 64 * 256 * 16
 _MATRIX_DTYPES = ("float16", "bfloat16", "int8")
 
 
@@ -225,6 +227,36 @@ def matrix(session: GpuSession) -> Finding:
     for dtype, t in timed.items():
         work = per_step * t.case.threads / spec.teu.lanes
         values[f"{_RATES}.matrix.{dtype}"] = t.step.rate(work / spec.units / session.clock_hz)
+    return Finding(values, session.taken())
+
+
+def group_matrix_plan(spec: DeviceSpec) -> Plan | None:
+    """Return products of instructions of several TEUs that read scratchpad by themselves; ``None`` where there is none."""
+    forms = {f.operand: f for f in spec.fragments if f.reads_scratchpad and f"{f.rate}.{f.operand}" in _given(spec)}
+    cases = []
+    for dtype, f in forms.items():
+        grid, block = spec.units, _GROUPS * f.threads
+        rate = _given(spec)[f"{f.rate}.{dtype}"] * spec.units * spec.clock_hz
+        cases.append(Case(dtype, f"group_matrix_{dtype}", grid, block, (), _GROUP_STEP * _GROUPS * grid / rate,
+                          output_dtype="float32"))  # fmt: skip
+    arch = next((f.arch for f in forms.values()), "")
+    return plan("group_matrix", (Contents("small", 1024),), cases, arch=arch) if cases else None
+
+
+def _given(spec: DeviceSpec) -> Mapping[str, float]:
+    return spec.compute.ops_per_cycle_per_unit
+
+
+def group_matrix(session: GpuSession) -> Finding:
+    """Return multiply-adds per cycle and unit of these instructions, per dtype."""
+    spec = session.spec
+    asked = group_matrix_plan(spec)
+    if asked is None:
+        return Finding({}, ("skipped: the specification names no instruction of several TEUs",))
+    values = {
+        f"{_RATES}.group_matrix.{dtype}": t.step.rate(_GROUP_STEP * _GROUPS * t.case.grid / spec.units / session.clock_hz)
+        for dtype, t in session.measure(asked).items()
+    }
     return Finding(values, session.taken())
 
 

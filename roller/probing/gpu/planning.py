@@ -26,6 +26,7 @@ def plan(
     *,
     output_words: int | None = None,
     source: str | None = None,
+    arch: str = "",
 ) -> Plan:
     """Return a plan whose cases know what they must leave.
 
@@ -39,13 +40,15 @@ def plan(
         One per thread of the largest case by default.
     source
         Name of the source where it is not the probe's.
+    arch
+        See :class:`Plan`.
     """
     words = output_words or max(c.threads + (c.grid if c.cycles_word is not None else 0) for c in cases)
     done = tuple(
         c if c.checks else replace(c, checks=_checks(c, inputs[c.input], source), tolerance=_TOLERANCE[c.output_dtype])
         for c in cases
     )
-    return Plan(name, source_of(source or name), inputs, words, done)
+    return Plan(name, source_of(source or name), inputs, words, done, arch)
 
 
 def _checks(case: Case, data: Contents, source: str | None) -> tuple[tuple[int, float], ...]:

@@ -153,6 +153,12 @@ def _matrix_uniform(steps: int, case: Case, data: Contents, threads: np.ndarray)
     return np.full(len(threads), steps * 8 * a * b * 10)
 
 
+def _group_matrix(steps: int, case: Case, data: Contents, threads: np.ndarray) -> np.ndarray:
+    a, b = data.at(np.arange(16)).astype(np.float64).reshape(2, 8)
+    one = steps * 4 * 2 * float(a @ b)  # four products a step, each of sixteen along k
+    return np.full(len(threads), one * sum(i % 3 + 1 for i in range(128)))
+
+
 def reference_of(case: Case, data: Contents, uniform: bool = False) -> Reference:
     """Return the reference of a case's kernel.
 
@@ -176,6 +182,8 @@ def reference_of(case: Case, data: Contents, uniform: bool = False) -> Reference
     }  # fmt: skip
     if case.entry in known:
         return known[case.entry]
+    if case.entry.startswith("group_matrix_"):
+        return _group_matrix
     if case.entry.startswith("matrix_"):
         return _matrix_uniform if uniform else _matrix
     return _rates([float(v) for v in data.at(np.arange(3))])[case.entry]

@@ -25,6 +25,7 @@ CHOSEN = {
     "rates": ["add half", "special half", "convert half", "fma_half half", "fma_double half", "integer half",
               "issue_integer half", "issue_shared half"],
     "matrix": ["float16", "bfloat16", "int8"],
+    "group_matrix": ["float16", "bfloat16"],
     "control": ["launch", "barrier"],
 }  # fmt: skip
 CASES = [(name, key) for name, keys in CHOSEN.items() for key in keys]
@@ -43,7 +44,7 @@ def run(plan, case, steps, built):
     contents = np.resize(data.block(), data.words)
     art = artifact(
         plan.source, [("p", len(parameters), "int32"), ("in", data.words, data.dtype)],
-        [("out", plan.output_words, case.output_dtype)], grid=case.grid, block=case.block, arch="sm_90",
+        [("out", plan.output_words, case.output_dtype)], grid=case.grid, block=case.block, arch=plan.arch or "sm_90",
     )  # fmt: skip
     launch = art.launches[0]
     art = replace(art, launches=(replace(launch, entry=case.entry),))

@@ -15,6 +15,8 @@ from roller.probing.gpu.sources import OPTIONS, entries_of, source_of
 
 NAMES = sorted(p.stem for p in (microbench_folder() / "gpu").glob("*.cu"))
 CUDA_NAMES = [n for n in NAMES if n != "matrix_cdna"]
+#: Those that every architecture has.
+COMMON_NAMES = [n for n in CUDA_NAMES if n != "group_matrix"]
 needs_cuda = pytest.mark.skipif(cuda.available() is not None, reason=f"NVRTC: {cuda.available()}")
 needs_hip = pytest.mark.skipif(rocm.available() is not None, reason=f"hipcc: {rocm.available()}")
 
@@ -71,14 +73,14 @@ def test_every_probe_states_what_it_measures():
     for probe in probes("gpu"):
         said = statement_of(microbench_folder() / probe.source).measures
         for field in probe.fields:
-            last = "matrix.*" if "matrix" in field else field.rpartition(".")[2]
+            last = f"{field.split('.')[2]}.*" if "matrix" in field else field.rpartition(".")[2]
             assert last in said, f"{probe.source} does not name {field}"
     assert {p.source for p in probes("gpu")} == {f"gpu/{n}.cu" for n in CUDA_NAMES}
 
 
 @needs_cuda
 @pytest.mark.parametrize("arch", ["sm_70", "sm_80", "sm_90"])
-@pytest.mark.parametrize("name", CUDA_NAMES)
+@pytest.mark.parametrize("name", COMMON_NAMES)
 def test_cuda_builds_without_spills(name, arch):
     image, log = cuda.compile_source(source_of(name), arch, OPTIONS["cuda"])
     found = cuda.kernel_resources(log)
@@ -91,10 +93,23 @@ def test_cuda_builds_without_spills(name, arch):
         assert used["registers"] <= (128 if entry.startswith(("tile_8", "matrix")) else 40), entry
 
 
+@needs_cuda
+def test_products_of_warp_groups_build_without_spills_or_waits_between_them():
+    source = source_of("group_matrix")
+    _, log = cuda.compile_source(source, "sm_90a", OPTIONS["cuda"])
+    found = cuda.kernel_resources(log)
+    assert set(found) == set(entries_of(source)) == {"group_matrix_float16", "group_matrix_bfloat16"}
+    assert "(C7" not in log  # what ptxas says where it makes products wait for each other
+    for used in found.values():
+        assert used["spill_bytes"] == 0 and used["registers"] <= 255 and used["static_shared_bytes"] == 49152
+    for codes in ptx_loops("group_matrix", "sm_90a").values():
+        assert holds(codes, {"wgmma.mma_async": 4, "wgmma.commit": 1, "wgmma.wait": 1, "ld.": 0, "st.": 0})
+
+
 @needs_hip
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["gfx906", "gfx90a"])
-@pytest.mark.parametrize("name", [n for n in NAMES if n != "matrix"])
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in ("matrix", "group_matrix")])
 def test_hip_builds_without_spills(name, arch):
     image, log = rocm.compile_source(source_of(name), arch, OPTIONS["hip"])
     found = rocm.kernel_resources(log)
@@ -105,7 +120,7 @@ def test_hip_builds_without_spills(name, arch):
 
 @needs_cuda
 @pytest.mark.parametrize("arch", ["sm_70", "sm_90"])
-@pytest.mark.parametrize("name", CUDA_NAMES)
+@pytest.mark.parametrize("name", COMMON_NAMES)
 def test_loops_hold_the_instruction_meant(name, arch):
     loops = ptx_loops(name, arch)
     later = {"matrix_bfloat16", "matrix_int8"} if arch == "sm_70" else set()
@@ -133,7 +148,7 @@ GCN = {
 
 @needs_hip
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [n for n in NAMES if n != "matrix"])
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in ("matrix", "group_matrix")])
 def test_loops_of_hip_hold_the_instruction_meant(name, tmp_path):
     (tmp_path / "k.hip.cpp").write_text(source_of(name))
     command = [rocm.find(), "--offload-arch=gfx90a", "--cuda-device-only", "-S", "-O3", "-w", *OPTIONS["hip"]]
@@ -165,7 +180,7 @@ SASS = {
 
 @needs_cuda
 @pytest.mark.skipif(shutil.which("nvdisasm") is None, reason="nvdisasm is not on PATH")
-@pytest.mark.parametrize("name", CUDA_NAMES)
+@pytest.mark.parametrize("name", COMMON_NAMES)
 def test_machine_code_holds_the_instruction_meant(name, tmp_path):
     image = tmp_path / "image.cubin"
     image.write_bytes(cuda.compile_source(source_of(name), "sm_80", OPTIONS["cuda"])[0])

@@ -6,7 +6,8 @@ from roller.probing.gpu import compute, memory
 PLANS = {
     "dram": memory.dram_plan, "l2": memory.l2_plan, "transactions": memory.transactions_plan,
     "latency": memory.latency_plan, "shared": compute.shared_plan, "tiles": compute.tiles_plan,
-    "rates": compute.rates_plan, "matrix": compute.matrix_plan, "control": compute.control_plan,
+    "rates": compute.rates_plan, "matrix": compute.matrix_plan,
+    "group_matrix": compute.group_matrix_plan, "control": compute.control_plan,
 }  # fmt: skip
 
 
