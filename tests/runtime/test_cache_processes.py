@@ -77,7 +77,7 @@ from tests.runtime.cache_entries import make_entry, make_key
 expr, rng = roller.ops.elementwise('relu', (64,)), random.Random(0)
 entry, keys = make_entry(expr, measured_s=1e-3), [make_key(expr, str(n)) for n in range(20)]
 launch = entry.artifact.launches[0]
-killed, end = 0, time.monotonic() + 60
+killed, end = 0, time.monotonic() + 400  # a hang, not a busy machine
 while killed < 60 or len(KernelCache().measurements()) < 60 and time.monotonic() < end:
     pid = os.fork()
     if pid == 0:
@@ -101,7 +101,7 @@ print(killed)
 
 def test_killed_writers_leave_a_consistent_cache() -> None:
     process = start(WRITERS)
-    out, _ = process.communicate(timeout=120)
+    out, _ = process.communicate(timeout=500)
     assert int(out) >= 60
     cache = KernelCache()
     assert len(cache.measurements()) >= 60, "the writers were killed before they wrote anything"
