@@ -111,9 +111,9 @@ class Converter:
             return Call("lt" if isinstance(e, tirx.GT) else "le", (self.scalar(e.b, env), self.scalar(e.a, env)))
         yes, no = Const(1, "bool"), Const(0, "bool")
         if isinstance(e, tirx.And):
-            return Call("select", (self.scalar(e.a, env), self.scalar(e.b, env), no))
+            return self._choice(e.a, e.b, tirx.const(False, "bool"), env)
         if isinstance(e, tirx.Or):
-            return Call("select", (self.scalar(e.a, env), yes, self.scalar(e.b, env)))
+            return self._choice(e.a, tirx.const(True, "bool"), e.b, env)
         if isinstance(e, tirx.NE):
             return Call("select", (self.scalar(tirx.EQ(e.a, e.b), env), no, yes))
         if isinstance(e, tirx.Not):
@@ -195,9 +195,11 @@ class Converter:
         known = self.space.simplify(condition, env)
         if isinstance(known, tirx.IntImm):
             return self.scalar(yes if int(known.value) else no, env)
+        if _reads_data(condition):
+            return self._choice_by_data(condition, yes, no, env)
         value = self.scalar(yes, env)
         try:
-            bounds = [comparison(self.space, part, {}) for part in _conjuncts(known)]
+            bounds = [comparison(self.space, part, {}) for part in _parts(known, tirx.And)]
         except NotAffineError:
             return Call("select", (self.scalar(known, {}), value, self.scalar(no, env)))
         other = self.scalar(no, env)
@@ -208,6 +210,20 @@ class Converter:
                     return self._guarded(value, bounds, candidate)
         elsewhere = self._guarded(other, negated(bounds), None)
         return Call("select", (self.scalar(known, {}), self._guarded(value, bounds, None), elsewhere))
+
+    def _choice_by_data(self, condition: Any, yes: Any, no: Any, env: Env) -> Scalar:
+        """Return a selection by data; what it asks of positions besides is asked first: it may keep the loads inside.
+
+        The condition stays as it was written: what simplification leaves has lost the guards its own parts imply.
+        """
+        for kind, joined in ((tirx.And, tirx.all), (tirx.Or, tirx.any)):
+            parts = _parts(condition, kind)
+            data = [p for p in parts if _reads_data(p)]
+            places = [p for p in parts if not _reads_data(p)]
+            if places:
+                rest = tirx.if_then_else(joined(*data), yes, no)
+                return self._choice(joined(*places), *((rest, no) if kind is tirx.And else (yes, rest)), env)
+        return Call("select", (self.scalar(condition, env), self.scalar(yes, env), self.scalar(no, env)))
 
     def _guarded(self, value: Scalar, bounds: list[HalfBound], outside: float | None) -> Scalar:
         by_name = {t.name: t for t in self.tensors.values()}
@@ -260,8 +276,9 @@ def _stays_inside(load: Load, tensor: Tensor, extents: Mapping[str, int]) -> boo
     return all(low >= 0 and high < size for (low, high), size in zip(ranges, tensor.shape, strict=True))
 
 
-def _conjuncts(e: Any) -> list[Any]:
-    return [*_conjuncts(e.a), *_conjuncts(e.b)] if isinstance(e, tirx.And) else [e]
+def _parts(e: Any, kind: type) -> list[Any]:
+    """Return the conditions that an ``And`` or ``Or`` joins, nested ones taken apart."""
+    return [*_parts(e.a, kind), *_parts(e.b, kind)] if isinstance(e, kind) else [e]
 
 
 def _is_integer(e: Any) -> bool:

@@ -198,12 +198,9 @@ def _of_truth(fn: Callable[[Expr, Expr], Expr], truth: Callable[[Expr, Expr], Ex
     return lambda a, b: truth(a, b) if dtype_of(a) == dtype_of(b) == "bool" else fn(a, b)
 
 
-def _xor(a: Expr, b: Expr) -> Expr:
-    return tirx.all(tirx.any(a, b), tirx.Not(tirx.all(a, b)))
-
-
-_MAX = _of_truth(tirx.max, tirx.any)
-_MIN = _of_truth(tirx.min, tirx.all)
+# Of bits: TVM simplifies what an ``and`` of conditions asks last as if the rest held, and both sides are evaluated.
+_MAX = _of_truth(tirx.max, lambda a, b: a | b)
+_MIN = _of_truth(tirx.min, lambda a, b: a & b)
 
 _COMBINE: dict[str, Callable[[Expr, Expr], Expr]] = {
     "sum": lambda x, y: x + y,
@@ -234,10 +231,10 @@ _FUNCTIONS: dict[str, Callable[..., Expr]] = {
     "floor": _real(tirx.floor),
     "ceil": _real(tirx.ceil),
     "eq": _of_truth(
-        lambda a, b: (a - b).equal(0) if dtype_of(a) != dtype_of(b) else a.equal(b), lambda a, b: tirx.Not(_xor(a, b))
+        lambda a, b: (a - b).equal(0) if dtype_of(a) != dtype_of(b) else a.equal(b), lambda a, b: tirx.Not(a ^ b)
     ),
-    "lt": _of_truth(lambda a, b: a < b, lambda a, b: tirx.all(tirx.Not(a), b)),
-    "le": _of_truth(lambda a, b: a <= b, lambda a, b: tirx.any(tirx.Not(a), b)),
+    "lt": _of_truth(lambda a, b: a < b, lambda a, b: tirx.Not(a) & b),
+    "le": _of_truth(lambda a, b: a <= b, lambda a, b: tirx.Not(a) | b),
     "select": _select,
     "isnan": tirx.isnan,
     "trunc": _real(tirx.trunc),
@@ -246,9 +243,9 @@ _FUNCTIONS: dict[str, Callable[..., Expr]] = {
     "fmod": tirx.fmod,
     "idiv": lambda a, b: _guarded(tirx.truncdiv, a, b, lambda: -a),
     "imod": lambda a, b: _guarded(tirx.truncmod, a, b, lambda: constant(0, dtype_of(a))),
-    "bitand": _of_truth(lambda a, b: a & b, tirx.all),
-    "bitor": _of_truth(lambda a, b: a | b, tirx.any),
-    "bitxor": _of_truth(lambda a, b: a ^ b, _xor),
+    "bitand": lambda a, b: a & b,
+    "bitor": lambda a, b: a | b,
+    "bitxor": lambda a, b: a ^ b,
     "shl": lambda a, b: a << b,
     "shr": lambda a, b: a >> b,
 }
