@@ -15,6 +15,7 @@ from roller.runtime.guard_pages import AVAILABLE, trespass
 from roller.te.compat import te, tirx
 from roller.te.emit import choose, constant
 from roller.te.reader import read
+from tests.codegen.cpu_programs import kernel, program
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="needs Linux to protect pages")
 
@@ -48,26 +49,26 @@ CASES = {
 }
 
 
-def compiled(value, reduces=False):
-    z, s = te.placeholder((N,), name="Z"), te.placeholder((4,), name="S")
-    if reduces:
-        r = te.reduce_axis((0, N), name="r")
-        y = te.compute((1,), lambda _: te.sum(value(r.var, z, s), axis=r), name="Y")
-    else:
-        y = te.compute((N,), lambda i: value(i, z, s), name="Y")
-    return roller.compile([z, s, y], device="cpu", top_k=1, deterministic=True, cache=False)
+def streamed(tensors):
+    e = read(tensors)
+    return kernel(e, program(e, "streaming", {"i": 64}, {"i": 16384}, "i"))
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_selection_reads_nothing_it_does_not_choose(case):
-    kernel = compiled(CASES[case])
-    assert trespass(CpuKernel(kernel.artifact)) is None
+    z, s = te.placeholder((N,), name="Z"), te.placeholder((4,), name="S")
+    made = streamed([z, s, te.compute((N,), lambda i: CASES[case](i, z, s), name="Y")])
+    assert trespass(made) is None
     given = [np.random.default_rng(0).standard_normal(n).astype("float32") for n in (N, 4)]
-    np.testing.assert_allclose(kernel(*given), kernel.artifact.expression.evaluate(given)[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(made(*given), made.artifact.expression.evaluate(given)[0], rtol=1e-5, atol=1e-6)
 
 
 def test_a_reduction_reads_nothing_it_does_not_choose():
-    assert trespass(CpuKernel(compiled(CASES["if_then_else"], reduces=True).artifact)) is None
+    z, s = te.placeholder((N,), name="Z"), te.placeholder((4,), name="S")
+    r = te.reduce_axis((0, N), name="r")
+    total = te.compute((1,), lambda _: te.sum(CASES["if_then_else"](r.var, z, s), axis=r), name="Y")
+    found = roller.compile([z, s, total], device="cpu", top_k=1, deterministic=True, cache=False)
+    assert trespass(CpuKernel(found.artifact)) is None
 
 
 @pytest.mark.parametrize("fn", ["idiv", "abs"])
@@ -80,9 +81,7 @@ def test_choices_of_integer_arithmetic_take_no_guard_away(fn):
         behind = tirx.if_then_else(i >= 1, s[i - 1], zero)
         return tirx.truncdiv(z[i] + behind, i) if fn == "idiv" else tirx.abs(tirx.max(behind, zero) + i - 3)
 
-    e = read([z, s, te.compute((N,), value, name="Y")])
-    kernel = roller.compile(e, device="cpu", top_k=1, deterministic=True, cache=False)
-    assert trespass(CpuKernel(kernel.artifact)) is None
+    assert trespass(streamed([z, s, te.compute((N,), value, name="Y")])) is None
 
 
 def test_only_a_condition_on_positions_is_control_flow():

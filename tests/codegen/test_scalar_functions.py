@@ -133,3 +133,23 @@ def test_all_functions_build_for_a_gpu(functions, dtype):
     (best,) = roller.construct(e, "h200", top_k=1)
     built = toolchain.build(lower(best.program, e, "sm_90", "h200"))
     assert built.build["registers"] > 0
+
+
+HALF = ("exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "pow", *REAL)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_is_computed_in_float32_and_rounded_once(dtype):
+    at, kinds = axis_index("i"), {"float16": np.float16, "bfloat16": pytest.importorskip("ml_dtypes").bfloat16}
+    x = np.random.default_rng(3).uniform(0.1, 0.9, N).astype(kinds[dtype])
+    arguments = {"acosh": Call("add", (Load("X", (at,)), Const(1.5, dtype)))}
+    stages = tuple(
+        Stage(Tensor(f"Y_{fn}", (N,), dtype), (Axis("i", N),), (at,),
+              Call(fn, (arguments.get(fn, Load("X", (at,))),) * FUNCTIONS[fn].arity), None, dtype)
+        for fn in HALF
+    )  # fmt: skip
+    e = TensorExpr("half", (Tensor("X", (N,), dtype),), stages, tuple(s.name for s in stages))
+    for fn, got, exact in zip(HALF, kernel(e, program(e, "streaming", {"i": 32}, {"i": 256}, "i"))(x), e.evaluate([x]),
+                              strict=True):  # fmt: skip
+        rtol = {"float16": 2e-3, "bfloat16": 1.6e-2}[dtype] * (4 if fn == "acosh" else 1)  # its argument is rounded too
+        np.testing.assert_allclose(got.astype(np.float64), exact, rtol=rtol, atol=1e-6, err_msg=fn)

@@ -1,0 +1,87 @@
+"""Memory between protected pages: what a kernel reads or writes beside its arrays is seen, and named."""
+
+import mmap
+import multiprocessing
+import signal
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tvm")
+
+import roller.te.emit
+from roller.runtime import cpu_profile
+from roller.runtime.guard_pages import AVAILABLE, fenced, trespass
+from roller.te.compat import te, tirx
+from roller.te.reader import read
+from tests.codegen.cpu_programs import kernel, program
+
+pytestmark = pytest.mark.skipif(not AVAILABLE, reason="needs Linux to protect pages")
+N = 20_000
+
+
+def touch(at_end, beyond):
+    array = fenced((5, 3), np.dtype("float32"), 4, at_end=at_end)
+    first = array.ctypes.data - (4 if beyond and not at_end else 0)
+    (np.ctypeslib.as_array((np.ctypeslib.ctypes.c_float * (15 + beyond)).from_address(first)) + 1).sum()
+
+
+@pytest.mark.parametrize("at_end", [True, False])
+@pytest.mark.parametrize("beyond", [0, 1])
+def test_the_first_element_beside_an_array_is_a_fault(at_end, beyond):
+    child = multiprocessing.get_context("fork").Process(target=touch, args=(at_end, beyond))
+    child.start()
+    child.join()
+    assert child.exitcode == (-signal.SIGSEGV if beyond else 0)
+
+
+@pytest.mark.parametrize("alignment_bytes", [1, 2, 64])
+def test_an_array_ends_as_near_to_the_page_as_its_alignment_allows(alignment_bytes):
+    array = fenced((3, 7), np.dtype("uint8"), alignment_bytes, at_end=True)
+    gap = -(array.ctypes.data + array.nbytes) % mmap.PAGESIZE
+    assert gap < alignment_bytes and array.ctypes.data % alignment_bytes == 0
+    array[...] = 1
+    assert array.sum() == 21
+
+
+def concatenated():
+    """The smaller tensor is read where the larger one does not begin yet, or beyond its end."""
+    z, s = te.placeholder((N,), name="Z"), te.placeholder((4,), name="S")
+    return read([z, s, te.compute((N,), lambda i: tirx.if_then_else(i >= 4, z[i], s[i]), name="Y")])
+
+
+def made():
+    e = concatenated()
+    return e, kernel(e, program(e, "streaming", {"i": 64}, {"i": 4096}, "i"))
+
+
+@pytest.fixture
+def eager(monkeypatch):
+    """Emission that takes no branch for control flow: TVM then drops the guard that the condition implies."""
+    monkeypatch.setattr(roller.te.emit, "_has_branch", lambda e: False)
+
+
+def test_a_kernel_that_leaves_an_array_is_told_which(eager):
+    reason = trespass(made()[1])
+    assert reason == "it accesses memory beyond the end of 'S': beside a protected page its process ended by SIGSEGV"
+
+
+def test_a_candidate_that_leaves_an_array_is_a_record_and_its_results_are_not_asked(eager):
+    e, found = made()
+    (record,) = cpu_profile.Bench(e).profile({"bad": found.artifact}, timed=False).values()
+    assert record.status == "wrong" and "beyond the end of 'S'" in record.reason
+
+
+def test_a_candidate_that_stays_inside_is_checked():
+    e, found = made()
+    (record,) = cpu_profile.Bench(e).profile({"good": found.artifact}, timed=False).values()
+    assert record.status == "checked"
+
+
+def test_expressions_without_guards_are_not_run_twice(monkeypatch):
+    x = te.placeholder((64,), name="X")
+    e = read([x, te.compute((64,), lambda i: x[i] * 2.0, name="Y")])
+    monkeypatch.setattr(cpu_profile, "trespass", lambda _: pytest.fail("ran"))
+    found = kernel(e, program(e, "streaming", {"i": 64}, {"i": 64}, "i"))
+    (record,) = cpu_profile.Bench(e).profile({"good": found.artifact}, timed=False).values()
+    assert record.status == "checked"
