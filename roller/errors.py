@@ -17,7 +17,7 @@ _MOST_DIGITS = 40
 
 
 def bounded(text: str) -> str:
-    """Return a message of bounded length: what is left out of the middle of words, and of the whole, is counted.
+    r"""Return a message of bounded length: what is left out of the middle of words, and of the whole, is counted.
 
     Errors repeat what they were given, and that may be a megabyte.
 

@@ -32,7 +32,8 @@ def check_arithmetic(expr: TensorExpr) -> None:
     >>> from roller.expr import Axis, Tensor, axis_index
     >>> at, x = axis_index("i"), Tensor("X", (4,), "bool")
     >>> body = Call("add", (Load("X", (at,)), Load("X", (at,))))
-    >>> check_arithmetic(TensorExpr("e", (x,), (Stage(Tensor("Y", (4,), "bool"), (Axis("i", 4),), (at,), body),), ("Y",)))
+    >>> sums = Stage(Tensor("Y", (4,), "bool"), (Axis("i", 4),), (at,), body)
+    >>> check_arithmetic(TensorExpr("e", (x,), (sums,), ("Y",)))
     Traceback (most recent call last):
     roller.errors.ExprError: e: stage 'Y': 'add': expected numbers, got bool. Cast the operands to int32.
     """

@@ -141,6 +141,8 @@ class _Evaluation:
             return node.index(env)
         if isinstance(node, Cast):
             value = np.asarray(self._scalar(node.arg, env))
+            if node.dtype == "bool":
+                return value != 0
             if "int" in node.dtype:
                 return wrapped(value.astype(np.int64), node.dtype)
             with np.errstate(over="ignore"):  # float32 rounds here: what follows may depend on it

@@ -89,7 +89,9 @@ def check_number(where: str, path: str, value: object, quantity: Quantity) -> fl
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise fail(where, path, f"expected a number{unit and f' in{unit}'}, got {value!r}. Write a plain number.")
     if not -sys.float_info.max <= value <= sys.float_info.max:  # of an integer too: it may be too large for any float
-        raise fail(where, path, f"expected a finite number, got {shown(value)}. Leave the field out where it is unknown.")
+        raise fail(
+            where, path, f"expected a finite number, got {shown(value)}. Leave the field out where it is unknown."
+        )
     if quantity.integer and value != int(value):
         raise fail(where, path, f"expected a whole number of {quantity.unit}, got {value!r}.")
     if value < 0:

@@ -135,7 +135,9 @@ def dimensions(where: str, value: Any, argument: str = "shape") -> tuple[int, ..
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
         value = (value,)
     if not isinstance(value, (tuple, list)) or not value:
-        raise ExprError(f"{where}: argument '{argument}': expected a shape of at least one dimension, got {shown(value)}.")
+        raise ExprError(
+            f"{where}: argument '{argument}': expected a shape of at least one dimension, got {shown(value)}."
+        )
     return tuple(extent(where, argument, v) for v in value)
 
 

@@ -115,8 +115,8 @@ def normalize_axes(where: str, axes: Sequence[int] | int | None, rank: int, argu
     out = []
     for a in listed:
         if isinstance(a, bool) or not isinstance(a, (int, np.integer)) or not -rank <= a < rank:
-            raise ExprError(f"{where}: argument '{argument}': expected dimensions in {-rank}..{rank - 1}, got {shown(a)}. "
-                            f"The tensor has {rank} dimensions.")  # fmt: skip
+            raise ExprError(f"{where}: argument '{argument}': expected dimensions in {-rank}..{rank - 1}, "
+                            f"got {shown(a)}. The tensor has {rank} dimensions.")  # fmt: skip
         out.append(int(a) % rank)
     if len(set(out)) != len(out) or not out:
         raise ExprError(f"{where}: argument '{argument}': expected distinct dimensions, got {shown(list(listed))}. "

@@ -153,7 +153,8 @@ def _stage(block: Block, tensors: dict[Any, Tensor], blocks: dict[Any, Block], n
     if isinstance(body, Cast) and block.combiner is None and body.dtype == out.dtype:
         # Of what was read, not of the block's value: that may be the load of an inlined tensor.
         before = computed_dtype(body.arg, {t.name: t.dtype for t in tensors.values()})
-        if before is not None and ("float" in before) == ("float" in out.dtype):
+        alike = before is not None and ("float" in before) == ("float" in out.dtype)
+        if alike and before is not None and (before == "bool") == (out.dtype == "bool"):
             body, acc = body.arg, before  # the conversion of the result is implied by its dtype
     ordered = [a for a in axes if a.kind == SPATIAL and store] + [a for a in axes if a.kind == REDUCTION]
     if not store:

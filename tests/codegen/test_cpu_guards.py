@@ -27,7 +27,6 @@ def guarded(t, i, size, other=_ZERO):
     return tirx.if_then_else(tirx.all(i >= 0, i < size), t[i], other)
 
 
-
 CASES = {
     "if_then_else": lambda i, z, s: tirx.if_then_else(i >= 4, z[i], s[i]),
     "if_then_else of the end": lambda i, z, s: tirx.if_then_else(i < N - 4, z[i], s[i - (N - 4)]),

@@ -34,9 +34,7 @@ CASES = {
     "quantised, restored, squashed, quantised, restored": lambda v: restored(
         quantised(tirx.sigmoid(restored(quantised(v, 0.05), 0.05)), 0.01), 0.01
     ),
-    "gelu between two": lambda v: restored(
-        quantised(tirx.erf(restored(quantised(v, 0.05), 0.05)) * v, 0.01), 0.01
-    ),
+    "gelu between two": lambda v: restored(quantised(tirx.erf(restored(quantised(v, 0.05), 0.05)) * v, 0.01), 0.01),
     "a call without vectors around a binding": lambda v: tirx.atan(tirx.exp(tirx.atan(v))) * 0.5,
     "a branch by data around a binding": lambda v: (
         tirx.atan(tirx.exp(tirx.if_then_else(v > 0.0, tirx.exp(v), v))) * tirx.const(2.0, "float32")

@@ -14,7 +14,7 @@ from tvm import topi
 
 from roller import ops
 from roller.errors import ExprError
-from roller.expr import Bound, Index, TensorExpr, Term
+from roller.expr import Bound, Index, IndexValue, TensorExpr, Term, walk
 from roller.expr.canonical import fuse_axes, group_axes
 from roller.te.compat import Schedule, te, tirx
 from roller.te.reader import read, to_te
@@ -280,3 +280,42 @@ def _scalar() -> list[Any]:
 def test_refusals_name_the_tensor(source: Callable[[], Any], message: str) -> None:
     with pytest.raises(ExprError, match=message):
         read(source())
+
+
+@pytest.mark.parametrize("stored", ["float16", "float64", "int32", "int8", "bool"])
+@pytest.mark.parametrize("given", ["float16", "float32", "int32"])
+@pytest.mark.parametrize("last", ["float32", ""])
+def test_a_cast_may_be_followed_by_anything(given: str, stored: str, last: str) -> None:
+    x = _p("X", 4, 6, dtype=given)
+    cast = te.compute((4, 6), lambda i, j: x[i, j].astype(stored), name="T")
+    y = te.compute((6, 4), lambda i, j: cast[j, i].astype(last) if last else cast[j, i], name="Y")
+    expr = read([x, y])
+    assert expr.outputs == ("Y",) and expr.output_tensors[0].dtype == (last or stored)
+    assert read(to_te(expr)).key == expr.key
+    values = np.arange(24).reshape(4, 6).astype(given)
+    np.testing.assert_array_equal(
+        np.asarray(expr.evaluate([values])[0]), values.astype(stored).T.astype(last or stored)
+    )
+
+
+def test_conditions_on_data_keep_what_they_ask_of_positions() -> None:
+    x, s = _p("X", 9), _p("S", 4)
+    both = te.compute((9,), lambda i: tirx.if_then_else(tirx.all(i < 4, s[i] > 0.0), s[i], x[i]), name="Y")
+    one = te.compute((9,), lambda i: tirx.if_then_else(tirx.any(i >= 4, s[i] > 0.0), x[i], s[i]), name="Y")
+    values = [np.arange(9.0), np.array([-1.0, 2.0, -3.0, 4.0])]
+    inside = np.concatenate([values[1], np.zeros(5)])
+    first = np.arange(9) < 4
+    np.testing.assert_array_equal(
+        read([x, s, both]).evaluate(values)[0], np.where(first & (inside > 0), inside, values[0])
+    )
+    np.testing.assert_array_equal(
+        read([x, s, one]).evaluate(values)[0], np.where(~first | (inside > 0), values[0], inside)
+    )
+
+
+def test_a_position_beyond_32_bits_is_arithmetic() -> None:
+    x = _p("X", 70_000, dtype="int64")
+    wide = tirx.const(70_000, "int64")
+    expr = read([x, te.compute((70_000,), lambda i: x[i] + i.astype("int64") * wide, name="Y")])
+    assert all(n.index.range({"i": 70_000})[1] < 2**31 for n in walk(expr.stages[0].body) if isinstance(n, IndexValue))
+    assert expr.evaluate([np.zeros(70_000, np.int64)])[0][-1] == 69_999 * 70_000

@@ -228,9 +228,7 @@ def computed(expr: TensorExpr) -> TensorExpr:
     def scalar(n: Scalar) -> Scalar:
         return replace(n, dtype=computed_dtype(n.dtype)) if isinstance(n, (Cast, Const, IndexValue)) else n
 
-    stages = tuple(
-        replace(s, body=transform(s.body, scalar), acc_dtype=_accumulated(s.acc_dtype)) for s in expr.stages
-    )
+    stages = tuple(replace(s, body=transform(s.body, scalar), acc_dtype=_accumulated(s.acc_dtype)) for s in expr.stages)
     return replace(expr, stages=stages)
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
+import roller
 from tests.onnx.lowering_oracle import agrees, node, runtime
 
 
@@ -32,3 +35,24 @@ def test_convolutions(bias, constants):
               np.array([100, -50, 3], np.int32) if bias else None]  # fmt: skip
     op = node("QLinearConv", 9, pads=[1, 1, 1, 1], version=10)
     agrees(op, arrays, constants, wanted=runtime(op, arrays), atol=1)
+
+
+@pytest.mark.parametrize("op", ["Sigmoid", "Tanh"])
+def test_a_function_between_two_quantisations_has_a_kernel(op):
+    """As every quantised transformer has them; compiled, because it was TVM that refused."""
+    names = ["x", "q", "d", "a", "p", "y"]
+    parts = [("QuantizeLinear", "s"), ("DequantizeLinear", "s"), (op, ""), ("QuantizeLinear", "t"),
+             ("DequantizeLinear", "t")]  # fmt: skip
+    nodes = [
+        helper.make_node(kind, [names[n], *([scale, "z"] if scale else [])], [names[n + 1]])
+        for n, (kind, scale) in enumerate(parts)
+    ]
+    constants = [numpy_helper.from_array(v, n) for n, v in
+                 (("s", np.float32(0.05)), ("t", np.float32(0.01)), ("z", np.int8(3)))]  # fmt: skip
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [3, 50]) for n in "xy"]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+    session = roller.compile_model(model, device="cpu", top_k=1, deterministic=True)
+    x = np.random.default_rng(0).uniform(-4, 4, (3, 50)).astype(np.float32)
+    (wanted,) = ReferenceEvaluator(model).run(None, {"x": x})
+    np.testing.assert_allclose(session(x), wanted, atol=0.0101)
