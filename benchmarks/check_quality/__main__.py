@@ -58,8 +58,10 @@ def summary(found: list[Row]) -> str:
     wrong = Counter(r["result"] for r in mutants)
     hit = wrong["found"] + wrong["crashed"]
     lines.append(f"- Mutants that are wrong: {hit + wrong['missed']}; found {hit} ({wrong['crashed']} by a crash), "
-                 f"missed {wrong['missed']}. Without effect: {wrong['no effect']}; not built: {wrong['not built']}.")  # fmt: skip
-    lines += ["", "| planted error | found whole | found in a sample | crashed | missed | no effect |", "|---|---|---|---|---|---|"]
+                 f"missed {wrong['missed']}. Without effect: {wrong['no effect']}; not built: {wrong['not built']}."
+                 )  # fmt: skip
+    heads = ("planted error", "found whole", "found in a sample", "crashed", "missed", "no effect")
+    lines += ["", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for kind in sorted({r["kind"] for r in mutants}):
         mine = [r for r in mutants if r["kind"] == kind]
         count = Counter((r["result"], r["whole"]) for r in mine)
@@ -74,7 +76,7 @@ def summary(found: list[Row]) -> str:
 
 
 def main(
-    right: Annotated[int, typer.Option(help="Right kernels of random expressions, computed by the interpreter.")] = 5000,
+    right: Annotated[int, typer.Option(help="Right kernels of random expressions, interpreted.")] = 5000,
     mutants: Annotated[int, typer.Option(help="Mutants of compiled kernels that are wrong.")] = 2000,
     workers: Annotated[int, typer.Option(help="Processes.")] = 2,
     minutes: Annotated[float, typer.Option(help="Start nothing new after this long; run again to go on.")] = 60.0,

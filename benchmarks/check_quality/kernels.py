@@ -41,8 +41,9 @@ ONE_OUTPUT = "one output"
 
 @dataclass(frozen=True)
 class Outcome:
-    """One kernel: its seed, how it was changed (empty: not at all), what came of it (``right``, ``refused``, ``found``,
-    ``missed``, ``crashed``, ``no effect``, ``not built``) and, in words, where.
+    """One kernel: its seed, how it was changed (empty: not at all), what came of it and, in words, where.
+
+    ``result`` is ``right`` or ``refused``, ``found``, ``missed``, ``crashed`` or ``no effect``, or ``not built``.
     """
 
     seed: int
@@ -78,7 +79,7 @@ def subject(seed: int) -> TensorExpr:
     large = rng.random() < 0.5
     b = 4 if large else 1
     makers = [
-        lambda: ops.matmul(n[0] * 3 * b, n[1] * 2 * b, n[2] * b, epilogue=str(rng.choice(["relu", "gelu", "softplus"]))),
+        lambda: ops.matmul(n[0] * 3 * b, n[1] * 2 * b, n[2] * b, epilogue=("relu", "gelu", "softplus")[n[3] % 3]),
         lambda: ops.matmul(n[0] * b, n[1], 700 + n[2]),
         lambda: ops.matmul(n[0], n[1], n[2], dtype="int8"),
         lambda: ops.conv2d(1, n[0], 5 + n[1] // 2, 7 + n[2] // 2, 8 * b + n[3], 3, 3, padding=1, stride=1 + n[3] % 2),

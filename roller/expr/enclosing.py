@@ -193,7 +193,9 @@ def _pow(value: Any, x: Enclosed, y: Enclosed) -> Enclosed:
     whole = (y.low == y.high) & (np.floor(y.value) == y.value) & ((y.value >= 0) | ~through)
     # Through zero: an even power has its least there; a negative base has powers of whole numbers only.
     out = Enclosed(value, np.where(through, np.minimum(out.low, np.where(y.value == 0, 1.0, 0.0)), out.low), out.high)
-    return _unless(whole | (x.low > 0), out)
+    # One to any power, and anything to the power of zero, is one: NaN too.
+    lost = (np.isnan(y.value) & (x.low <= 1) & (x.high >= 1)) | (np.isnan(x.value) & (y.low <= 0) & (y.high >= 0))
+    return _unless((whole | (x.low > 0) | np.isnan(value)) & ~lost, out)
 
 
 def _fmod(value: Any, a: Enclosed, b: Enclosed) -> Enclosed:

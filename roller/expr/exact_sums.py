@@ -53,7 +53,8 @@ def coarse(values: np.ndarray) -> np.ndarray:
     >>> coarse(np.array([0.01, -0.6, 1.9], np.float32)).tolist()
     [0.25, -0.75, 1.75]
     """
-    return ((np.floor(values * 2) + 0.5) / 2).astype(values.dtype)
+    out: np.ndarray = ((np.floor(values * 2) + 0.5) / 2).astype(values.dtype)
+    return out
 
 
 def steps_per_one(values: np.ndarray) -> float:

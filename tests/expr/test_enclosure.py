@@ -13,12 +13,13 @@ from roller.expr.rounding import EPS, Enclosed, rounded, stored, wider
 from roller.runtime.check import Oracle, check
 from roller.runtime.inputs import random_inputs
 
-I, X = axis_index("i"), Load("x", (axis_index("i"),))
+AT = axis_index("i")
+X = Load("x", (AT,))
 
 
 def pointwise(body, dtype="float32", out=None, n=64):
     x, y = Tensor("x", (n,), dtype), Tensor("y", (n,), out or dtype)
-    return TensorExpr("e", (x,), (Stage(y, (Axis("i", n),), (I,), body, None, out or dtype),), ("y",))
+    return TensorExpr("e", (x,), (Stage(y, (Axis("i", n),), (AT,), body, None, out or dtype),), ("y",))
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -107,7 +108,7 @@ def test_a_position_is_right_where_its_value_may_be_the_largest():
 def test_terms_that_repeat_round_alike():
     """A sum of thousands of equal terms is off by more than one of different terms ever is."""
     axes = (Axis("i", 1), Axis("r", 1 << 16, "reduction"))
-    e = TensorExpr("same", (Tensor("x", (1,)),), (Stage(Tensor("y", (1,)), axes, (I,), X, "sum"),), ("y",))
+    e = TensorExpr("same", (Tensor("x", (1,)),), (Stage(Tensor("y", (1,)), axes, (AT,), X, "sum"),), ("y",))
     x = np.array([0.1], np.float32)
     one_by_one = np.add.accumulate(np.full(1 << 16, x[0], np.float32))[-1:]
     assert check(e, [x], one_by_one).ok
@@ -145,6 +146,12 @@ def test_a_quotient_through_zero_may_be_anything():
     near = Enclosed(np.array([1e-9]), np.array([-1e-9]), np.array([3e-9]))
     assert enclose("div", [one, near], "float32").unknown.all()
     assert not enclose("div", [near, one], "float32").unknown.any()
+
+
+def test_a_power_of_nan_may_be_one():
+    e = pointwise(Call("pow", (Call("exp", (Call("mul", (X, Const(1e-9))),)), Call("log", (X,)))), n=1)
+    x = np.array([-1.0], np.float32)
+    assert check(e, [x], np.ones(1, np.float32)).ok
 
 
 def test_enclosures_agree_with_the_reference():
