@@ -1,8 +1,8 @@
 """A kernel in NumPy, in the dtypes of an expression: each operation rounded, sums in an order of its own.
 
 Nothing here is shared with the check: NumPy's own narrow arithmetic rounds. What a compiler may choose is drawn for
-Nothing here is shared with the check: NumPy's own narrow arithmetic rounds. What a compiler may choose is drawn for
-results below the normal numbers flushed to zero, a maximum that loses NaN, the order in which terms are added.
+each kernel: keeping more digits than a dtype has, fused multiply-add, products with reciprocals, functions off by a
+unit, results below the normal numbers flushed to zero, a maximum that loses NaN, the order in which terms are added.
 """
 
 from __future__ import annotations

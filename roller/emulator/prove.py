@@ -45,8 +45,7 @@ def prove(
     orders
         Subset of :data:`roller.emulator.ORDERS`.
     compare
-        Comparator; :func:`roller.runtime.check.check` bounds every expression. Where ``None``, the bound of one sum:
-        ``4 eps sqrt(K) sum|terms| + eps |reference|``, with ten times that for expressions of several stages.
+        Comparator; where ``None``, outputs must lie where :mod:`roller.expr.enclosure` says right kernels' do.
     check, workers, cache_dir
         As for :func:`roller.emulator.emulate`.
     budget_s

@@ -177,7 +177,8 @@ def _wave(fn: str, peak: float) -> Rule:
     def rule(value: Any, x: Enclosed) -> Enclosed:
         out = hull(value, [f(x.low), f(x.high)])
         low = np.where(passes(x, peak + np.pi), -1.0, out.low)
-        return settled(value, low, np.where(passes(x, peak), 1.0, out.high))
+        out = settled(value, low, np.where(passes(x, peak), 1.0, out.high))
+        return _unless(np.isfinite(x.low) & np.isfinite(x.high), out)
 
     return rule
 

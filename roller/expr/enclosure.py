@@ -210,7 +210,9 @@ class Enclosure:
         first = np.where(may, position.value, value)
         # One that may be hit is: the last of them is the most that comes out.
         last = np.max(np.where(may, position.value, -np.inf), axis=-1, keepdims=True)
-        last = np.where(np.isfinite(last), last, np.inf)
+        x = self.scalar(hit.args[0], env, {})
+        nan = np.any(np.isnan(x.value) | x.unknown, axis=-1, keepdims=True)  # a NaN among them equals nothing
+        last = np.where(np.isfinite(last) & ~nan, last, np.inf)
         return Enclosed(value, first, np.broadcast_to(last, first.shape))
 
 

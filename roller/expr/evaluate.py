@@ -142,7 +142,7 @@ class _Evaluation:
         if isinstance(node, Cast):
             value = np.asarray(self._scalar(node.arg, env))
             if node.dtype == "bool":
-                return value != 0
+                return (value != 0).astype(np.int64)
             if "int" in node.dtype:
                 return wrapped(value.astype(np.int64), node.dtype)
             with np.errstate(over="ignore"):  # float32 rounds here: what follows may depend on it

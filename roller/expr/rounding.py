@@ -58,6 +58,12 @@ class Enclosed:
         """Where anything may come out."""
         return np.isneginf(self.low) & np.isposinf(self.high)
 
+    def wrong(self, i: int, got: Any) -> str:
+        """Say what was expected of the ``i``-th element in place of ``got``."""
+        reference, low, high = (np.asarray(a).reshape(-1)[i] for a in (self.value, self.low, self.high))
+        bound = float(high) - float(reference) if got > reference else float(reference) - float(low)
+        return f"expected {reference!r}, got {got!r}, error bound {bound:.3g}"
+
     def map(self, fn: Any) -> Enclosed:
         """Return ``fn`` of all three arrays; for what moves elements, not what changes them."""
         if self.is_point:
@@ -186,3 +192,23 @@ def holds(dtype: str, e: Enclosed) -> Any:
     low, high = (0, 1) if dtype == "bool" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     # 2**63 is the nearest float64 to the largest int64, and does not fit.
     return (e.low > low - 1.0) & (e.high < high + 1.0) & (e.low >= float(low)) & (e.high < float(high) + 1.0)
+
+
+def ratios(got: np.ndarray, e: Enclosed) -> np.ndarray:
+    """Error over bound per element; what the enclosure holds gives at most 1, the reference itself 0."""
+    reference = np.asarray(e.value)
+    whole_numbers = np.issubdtype(got.dtype, np.integer) or got.dtype == np.bool_
+    if whole_numbers and e.is_point:
+        return np.where(got.astype(np.int64) == reference.astype(np.int64), 0.0, np.inf)
+    value, reference = got.astype(np.float64), reference.astype(np.float64)
+    low, high = np.asarray(e.low, np.float64), np.asarray(e.high, np.float64)
+    with np.errstate(all="ignore"):
+        above = value > reference
+        room = np.where(above, high - reference, reference - low)
+        ratio = np.abs(value - reference) / room
+        within = (value >= low) & (value <= high)
+        # Ends are rounded too: what lies between them is right whatever the quotient.
+        ratio = np.where(within, np.minimum(np.where(np.isnan(ratio), 0.0, ratio), 1.0), np.maximum(ratio, 1.0 + 1e-9))
+    same = (value == reference) | (np.isnan(value) & (np.isnan(reference) | e.unknown)) | e.unknown
+    ratio = np.where(same, 0.0, ratio)
+    return np.where(np.isnan(ratio), np.inf, ratio)

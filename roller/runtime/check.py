@@ -18,12 +18,11 @@ import numpy as np
 from roller.backends.periodic import PeriodicInput
 from roller.errors import ExprError, counted
 from roller.expr import TensorExpr
-from roller.expr.canonical import fuse_axes
 from roller.expr.enclosure import Enclosure
-from roller.expr.rounding import Enclosed
+from roller.expr.rounding import Enclosed, ratios
 from roller.runtime.points import every_point, points_of, points_of_program, whole
 from roller.tile.program import RProgram
-from roller.tile.winograd import window_product
+from roller.tile.winograd import only_reorders
 
 #: Programs whose tiles are looked at at a time.
 _MOST_PROGRAMS = 64
@@ -61,11 +60,7 @@ class _Expected:
 
     def describe(self, i: int, got: Any) -> str:
         """Say what is wrong at the ``i``-th point."""
-        e = self.found
-        reference, low, high = (np.asarray(a).reshape(-1)[i] for a in (e.value, e.low, e.high))
-        where = f"output '{self.name}'{[int(x) for x in self.points[i]]}"
-        bound = float(high) - float(reference) if got > reference else float(reference) - float(low)
-        return f"{where}: expected {reference!r}, got {got!r}, error bound {bound:.3g}"
+        return f"output '{self.name}'{[int(x) for x in self.points[i]]}: {self.found.wrong(i, got)}"
 
 
 class Oracle:
@@ -112,8 +107,7 @@ class Oracle:
             t.name: a if isinstance(a, PeriodicInput) else np.asarray(a)
             for t, a in zip(self.expression.inputs, arrays, strict=True)
         }
-        forms = (self.expression, fuse_axes(self.expression))
-        run = Enclosure(self.expression, values, reordered=all(window_product(e) is None for e in forms))
+        run = Enclosure(self.expression, values, reordered=only_reorders(self.expression))
         with np.errstate(all="ignore"):
             return [_Expected(name, p, run.at(name, p)) for name, p in points.items()]
 
@@ -171,7 +165,7 @@ class Oracle:
         """Compare the elements at :attr:`points`, one array ``(P,)`` per output, with the reference."""
         worst, message, count = 0.0, "", 0
         for expected, got in zip(self._expected, values, strict=True):
-            ratio = _ratios(got, expected.found)
+            ratio = ratios(got, expected.found)
             count += len(ratio)
             if not len(ratio):
                 continue
@@ -212,23 +206,3 @@ def _joined(one: _Expected, other: _Expected) -> _Expected:
     ends = [np.concatenate([getattr(e, end) for e in (a, b)]) for end in ("value", "low", "high")]
     found = Enclosed.point(ends[0]) if a.is_point and b.is_point else Enclosed(*ends)
     return _Expected(one.name, np.concatenate([one.points, other.points]), found)
-
-
-def _ratios(got: np.ndarray, e: Enclosed) -> np.ndarray:
-    """Error over bound per element; what the enclosure holds gives at most 1, the reference itself 0."""
-    reference = np.asarray(e.value)
-    whole_numbers = np.issubdtype(got.dtype, np.integer) or got.dtype == np.bool_
-    if whole_numbers and e.is_point:
-        return np.where(got.astype(np.int64) == reference.astype(np.int64), 0.0, np.inf)
-    value, reference = got.astype(np.float64), reference.astype(np.float64)
-    low, high = np.asarray(e.low, np.float64), np.asarray(e.high, np.float64)
-    with np.errstate(all="ignore"):
-        above = value > reference
-        room = np.where(above, high - reference, reference - low)
-        ratio = np.abs(value - reference) / room
-        within = (value >= low) & (value <= high)
-        # Ends are rounded too: what lies between them is right whatever the quotient.
-        ratio = np.where(within, np.minimum(np.where(np.isnan(ratio), 0.0, ratio), 1.0), np.maximum(ratio, 1.0 + 1e-9))
-    same = (value == reference) | (np.isnan(value) & (np.isnan(reference) | e.unknown)) | e.unknown
-    ratio = np.where(same, 0.0, ratio)
-    return np.where(np.isnan(ratio), np.inf, ratio)

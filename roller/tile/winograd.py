@@ -43,6 +43,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from roller.expr import Call, Index, Load, TensorExpr, Term
+from roller.expr.canonical import fuse_axes
 
 Matrix = tuple[tuple[float, ...], ...]
 
@@ -102,6 +103,14 @@ def window_product(expr: TensorExpr) -> WindowProduct | None:
         expr._memo["window_product"] = _match(expr)
     found: WindowProduct | None = expr._memo["window_product"]
     return found
+
+
+def only_reorders(expr: TensorExpr) -> bool:
+    """Whether no kernel of ``expr`` adds up other terms than its sums have.
+
+    Where terms are such that every order gives the same sum, Winograd's algorithm still may not.
+    """
+    return all(window_product(e) is None for e in (expr, fuse_axes(expr)))
 
 
 def _match(expr: TensorExpr) -> WindowProduct | None:
