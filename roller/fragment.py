@@ -77,6 +77,16 @@ class Fragment:
         """
         return self.family == "mma"
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes that rows of an operand's tile in scratchpad must be a multiple of.
+
+        What lanes address themselves are rows of 16 bytes. ``wmma`` wants every row to start at a multiple of a lane's
+        share of an operand's fragment: eight registers, 32 bytes, so that a pitch is a multiple of 16 halves (PTX ISA,
+        *Warp-level matrix storage: strides*; CUDA's own ``ldm`` of eight halves is less).
+        """
+        return 16 if self.knows_lanes else 32
+
     def running_steps(self, stages: int) -> int:
         """Return how many reduction steps' products still run as those of the next step start."""
         return int(self.reads_scratchpad and stages >= OVERLAPPED_STAGES)

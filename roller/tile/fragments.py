@@ -280,10 +280,12 @@ def conflicts(operand: Operand, fragment: Fragment, padding: int, banks: int, ba
 def fragment_padding(operand: Operand, fragment: Fragment, banks: int, bank_width_bytes: int) -> tuple[int, int]:
     """Return the least storage padding (elements) with the fewest conflicts, and the conflicts left.
 
-    None where a swizzle parts the banks. Rows stay multiples of 16 bytes.
+    None where a swizzle parts the banks. Rows stay multiples of what the fragment asks of them.
     """
-    best = (conflicts(operand, fragment, 0, banks, bank_width_bytes), 0)
-    for pad in range(operand.chunk, PHASE_ROWS * operand.chunk + 1, operand.chunk):
+    step = fragment.row_bytes // operand.tensor.itemsize_bytes
+    least = -operand.layout.extents[-1] % step
+    best = (conflicts(operand, fragment, least, banks, bank_width_bytes), least)
+    for pad in range(least + step, PHASE_ROWS * operand.chunk + 1, step):
         if best[0] == 1:
             break
         best = min(best, (conflicts(operand, fragment, pad, banks, bank_width_bytes), pad))

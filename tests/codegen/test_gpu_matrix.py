@@ -1,5 +1,7 @@
 """The template of matrix units: right on odd shapes in every order of threads, built without local memory."""
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("tvm")
@@ -94,6 +96,17 @@ def test_wmma_with_the_next_tile_in_registers(fragment, stages, transposed):
     acc = FRAGMENTS[fragment].accumulator
     expr = ops.matmul(72, 88, 80, None, *transposed, dtype="float16", acc_dtype=acc, epilogue=("bias", "relu"))
     assert_right(program(expr, fragment, (32, 32, 16), (64, 64, 32), stages=stages), arch="sm_70")
+
+
+@pytest.mark.parametrize("transposed", [(False, False), (True, True)])
+def test_rows_of_wmma_tiles_are_multiples_of_sixteen_halves(transposed):
+    expr = ops.matmul(72, 88, 80, None, *transposed, dtype="float16", acc_dtype="float32")
+    made = program(expr, "wmma.m16n16k16.f16.f32", (32, 32, 16), (64, 64, 32))
+    padding = dict(made.storage_padding)
+    assert all(o.pitch(padding.get(o.tensor.name, 0)) % 16 == 0 for o in program_operands(made))
+    odd = replace(made, storage_padding=tuple((t, 8) for t in padding))
+    with pytest.raises(BuildError, match=r"rows of '\w' in the scratchpad: expected multiples of 32 bytes, got"):
+        artifact(odd, expr, "sm_70")
 
 
 def conv(layout, stride=1):

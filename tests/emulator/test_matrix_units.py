@@ -103,15 +103,15 @@ def test_wmma_in_ptx(built, order, a_layout, b_layout):
     listed = lambda start: ", ".join(f"%{start + n}" for n in range(8))  # noqa: E731
     load = (
         'asm volatile("wmma.load.{0}.sync.aligned.{1}.m16n16k16.shared.f16 {{{2}}}, [%8], %9;" : {3} '
-        ': "r"(roller_at({0}_tile_ptr)), "r"(24));'
+        ': "r"(roller_at({0}_tile_ptr)), "r"(32));'
     )
     bound = {x: ", ".join(f'"=r"({x}[{n}])' for n in range(8)) for x in "ab"}
     body = f"""
-    __shared__ alignas(64) unsigned short a_tile_ptr[16 * 24];
-    __shared__ alignas(64) unsigned short b_tile_ptr[16 * 24];
-    __shared__ alignas(64) float c_tile_ptr[16 * 20];
-    for (int i = threadIdx.x; i < 256; i += 32) a_tile_ptr[i / 16 * 24 + i % 16] = *(unsigned short*)(&A_ptr[i]);
-    for (int i = threadIdx.x; i < 256; i += 32) b_tile_ptr[i / 16 * 24 + i % 16] = *(unsigned short*)(&B_ptr[i]);
+    __shared__ alignas(64) unsigned short a_tile_ptr[16 * 32];
+    __shared__ alignas(64) unsigned short b_tile_ptr[16 * 32];
+    __shared__ alignas(64) float c_tile_ptr[16 * 24];
+    for (int i = threadIdx.x; i < 256; i += 32) a_tile_ptr[i / 16 * 32 + i % 16] = *(unsigned short*)(&A_ptr[i]);
+    for (int i = threadIdx.x; i < 256; i += 32) b_tile_ptr[i / 16 * 32 + i % 16] = *(unsigned short*)(&B_ptr[i]);
     unsigned a[8], b[8]; float d[8];
     for (int i = 0; i < 8; ++i) d[i] = 1.0f;
     __syncwarp();
@@ -122,9 +122,9 @@ def test_wmma_in_ptx(built, order, a_layout, b_layout):
       : {", ".join(f'"+f"(d[{n}])' for n in range(8))}
       : {", ".join(f'"r"({x}[{n}])' for x in "ab" for n in range(8))});
     asm volatile("wmma.store.d.sync.aligned.row.m16n16k16.shared.f32 [%0], {{{listed(2)}}}, %1;"
-      :: "r"(roller_at(c_tile_ptr)), "r"(20), {", ".join(f'"f"(d[{n}])' for n in range(8))});
+      :: "r"(roller_at(c_tile_ptr)), "r"(24), {", ".join(f'"f"(d[{n}])' for n in range(8))});
     __syncwarp();
-    for (int i = threadIdx.x; i < 256; i += 32) Y_ptr[i] = c_tile_ptr[i / 16 * 20 + i % 16];"""
+    for (int i = threadIdx.x; i < 256; i += 32) Y_ptr[i] = c_tile_ptr[i / 16 * 24 + i % 16];"""
     at = "static __device__ unsigned roller_at(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }"
     art = artifact(
         kernel("half* A_ptr, half* B_ptr, float* Y_ptr", body, "#include <cuda_fp16.h>\n" + at),
@@ -134,6 +134,21 @@ def test_wmma_in_ptx(built, order, a_layout, b_layout):
     given = [np.ascontiguousarray(x.T if by == "col" else x).ravel() for x, by in ((a, a_layout), (b, b_layout))]
     got = emulate(art, given, order=order, cache_dir=built)[0].reshape(16, 16)
     np.testing.assert_allclose(got, 1 + a.astype(np.float64) @ b.astype(np.float64), rtol=1e-5, atol=1e-5)
+
+
+def test_wmma_in_ptx_reports_rows_that_are_no_multiple_of_a_lanes_share(built):
+    registers, bound = (", ".join(f % n for n in range(8)) for f in ("%%%d", '"=r"(a[%d])'))
+    load = f"wmma.load.a.sync.aligned.row.m16n16k16.shared.f16 {{{registers}}}, [%8], %9;"
+    body = f"""
+    __shared__ alignas(64) unsigned short tile_ptr[16 * 24];
+    for (int i = threadIdx.x; i < 16 * 24; i += 32) tile_ptr[i] = 0;
+    __syncwarp();
+    unsigned a[8], at = (unsigned)__cvta_generic_to_shared(tile_ptr);
+    asm volatile("{load}" : {bound} : "r"(at), "r"(24));
+    Y_ptr[threadIdx.x] = a[0];"""
+    art = artifact(kernel("int* Y_ptr", body), [], [("Y", 32, "int32")], block=32, arch="sm_70")
+    with pytest.raises(EmulationError, match=r"misaligned: .* rows of 32, got .* and 48"):
+        emulate(art, [], cache_dir=built)
 
 
 def test_an_address_passed_without_type_still_has_its_bounds(built):

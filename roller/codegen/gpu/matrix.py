@@ -97,6 +97,13 @@ class Matrix:
                     f"{where}: axis '{a.name}': expected tiles of {unit or 1}, got {register} and {block}. "
                     f"Tiles of '{f.name}' are multiples of {f.m}, {f.n}, {f.k} along {self.program.matrix_axes}."
                 )
+        for o, padding in zip(self.operands, self._padding(), strict=True):
+            row_bytes = o.pitch(padding) * o.tensor.itemsize_bytes
+            if not f.reads_scratchpad and row_bytes % f.row_bytes:
+                raise BuildError(
+                    f"{where}: rows of '{o.tensor.name}' in the scratchpad: expected multiples of {f.row_bytes} bytes, "
+                    f"got {row_bytes}. Pad them: '{f.name}' cannot read others."
+                )
         fixed = {o.load: 0.0 for o in self.operands}
         beyond = [a.name for a in self.stage.reduction_axes if self.domain.beyond(a.name)]
         if any(not padding_is_neutral(self.stage, a, fixed, 0.0) for a in beyond) or any(

@@ -147,9 +147,11 @@ void mma_m16n8(uint32_t* d, const uint32_t* a, const uint32_t* b, const uint32_t
 // wmma m16n16k16 on 16-bit operands. Which lane holds which element is unspecified: here pairs of a row go round the
 // lanes, and the second half of an operand's registers repeats the first.
 inline int wmma_at(int e) { return (e / 2 * 32 + (int)lane_index()) * 2 + e % 2; }
-inline char* wmma_element(uint32_t address, int64_t pitch, bool by_columns, int e, int size) {
+// Rows start at multiples of a lane's share of the fragment (PTX ISA, wmma: strides): `share` bytes.
+inline char* wmma_element(uint32_t address, int64_t pitch, bool by_columns, int e, int size, int share) {
   int r = wmma_at(e) / 16, c = wmma_at(e) % 16;
-  if (address % 32 || pitch * size % 16) fail("misaligned", "wmma needs multiples of 32 bytes and rows of 16, got 0x%x", address);
+  if (address % 32 || pitch * size % share)
+    fail("misaligned", "wmma needs multiples of 32 bytes and rows of %d, got 0x%x and %d", share, address, (int)pitch * size);
   return span(shared(address) + size * (by_columns ? c * pitch + r : r * pitch + c), size, size);
 }
 inline void wmma_load(uint32_t* out, bool by_columns, uint32_t address, int64_t pitch) {
@@ -157,7 +159,7 @@ inline void wmma_load(uint32_t* out, bool by_columns, uint32_t address, int64_t 
   collective(0xffffffffu, SYNC_WARP, &nothing, nullptr);
   for (int e = 0; e < 8; ++e) {
     uint16_t value;
-    memcpy(&value, wmma_element(address, pitch, by_columns, e, 2), 2);
+    memcpy(&value, wmma_element(address, pitch, by_columns, e, 2, 32), 2);
     memcpy((char*)out + 2 * e, &value, 2);
   }
   memcpy(out + 4, out, 16);
@@ -166,7 +168,7 @@ template <class C>
 void wmma_store(uint32_t address, const uint32_t* values, int64_t pitch) {
   int nothing = 0;
   collective(0xffffffffu, SYNC_WARP, &nothing, nullptr);
-  for (int e = 0; e < 8; ++e) memcpy(wmma_element(address, pitch, false, e, C::bytes), (const char*)values + C::bytes * e, C::bytes);
+  for (int e = 0; e < 8; ++e) memcpy(wmma_element(address, pitch, false, e, C::bytes, 8 * C::bytes), (const char*)values + C::bytes * e, C::bytes);
 }
 template <class C>
 void wmma_multiply(void** lanes, unsigned mask) {
