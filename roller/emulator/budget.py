@@ -25,8 +25,8 @@ from roller.expr import Stage
 MOST_BYTES = 1 << 30
 #: Terms of the reference (outputs x reduction elements) that are evaluated per second of the budget: a fourth of it.
 _TERMS_PER_S = 2_000_000
-#: Share of the budget that runs are expected to take, and blocks that are chosen at most.
-_WHOLE, _MOST_BLOCKS = 0.6, 256
+#: Share of the budget that all blocks, and chosen ones, are expected to take; and blocks that are chosen at most.
+_WHOLE, _CHOSEN, _MOST_BLOCKS = 0.6, 0.6, 256
 #: A first block that takes less than this share of the budget is followed by others, to know what a block takes.
 _SHORT = 0.02
 #: Bytes that memory holds before a run; one that only integers need twice: all ones is a number there.
@@ -114,7 +114,7 @@ class _Trial:
         self.note = f"all {sum(self.grids)} blocks would take about {whole_s:.0f} s of one processor"
         if len(self.grids) > 1:
             return NOTHING
-        most = int(_WHOLE * left_s / max(seconds[0] * len(self.orders), 1e-6))
+        most = int(_CHOSEN * left_s / max(seconds[0] * len(self.orders), 1e-6))
         chosen = chosen_blocks(self.program, self.grids[0], max(2, min(most, _MOST_BLOCKS)), self.random)
         self._in_all_orders(chosen)
         return BLOCKS if self.done or self.failures else NOTHING

@@ -102,8 +102,8 @@ def some_of(parts: Sequence[np.ndarray], most: int, rng: np.random.Generator) ->
 
 
 def chosen_blocks(program: RProgram, blocks: int, most: int, rng: np.random.Generator) -> list[int]:
-    """Return the linear numbers of blocks to run where not all can: first, last, those of corners, then any."""
-    numbers = [0, blocks - 1]
+    """Return the linear numbers of blocks to run where not all can: first, last, the next to them, those of corners, then any."""
+    numbers = [0, blocks - 1, min(1, blocks - 1), max(0, blocks - 2)]  # neighbours do not write the same tile
     grid = list(program.grid.values())
     if int(np.prod(grid, dtype=np.int64)) == blocks:
         corners = itertools.islice(itertools.product(*((0, n - 1) for n in grid)), 64)
