@@ -9,12 +9,19 @@ comma := ,
 EXTRAS := $(if $(filter Linux-x86_64 Linux-aarch64,$(shell uname -s)-$(shell uname -m)),dev$(comma)cuda12,dev)
 WORKERS ?= 2
 
-.PHONY: demo test slow lint format typecheck check-all clean
+.PHONY: demo test slow torch lint format typecheck check-all clean
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[$(EXTRAS)]"
 	touch $@
+
+# The tests of torch.compile skip, and say so, where PyTorch is not installed: it is large, and nothing else needs it. The
+# build for processors where the index has it, whatever build it has otherwise.
+torch: $(STAMP)
+	$(BIN)/python -c "import onnxscript, torch" 2>/dev/null || \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch==2.13.0+cpu" "onnxscript>=0.1" || \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[torch]"
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py

@@ -43,7 +43,12 @@ class GraphCall:
         import torch
 
         self.session, self._positions, self._held = session, tuple(positions), tuple(held)
-        self._results = tuple(zip(outputs, dtypes, strict=True))
+        self._from_numpy = torch.from_numpy
+        kinds = [None if s is None else torch.from_numpy(np.empty(0, s.dtype)).dtype for s in session.feeds.outputs]
+        #: Number of the output, and its dtype where the session computes another one.
+        self._results = tuple(
+            (n, None if n is None or kinds[n] == dtype else dtype) for n, dtype in zip(outputs, dtypes, strict=True)
+        )
         wanted = [Wanted(p, s.shape, s.dtype) for p, s in zip(positions, session.feeds.inputs, strict=True)]
         self._places: Places | None
         try:
@@ -60,7 +65,11 @@ class GraphCall:
             made = self.session.run(None, dict(zip(self.session.plan.program.inputs, arrays, strict=True)))
         else:
             made = self.session.run_placed(_Arguments(self, self._places, arguments))
-        return tuple(None if n is None else _tensor(made[n], dtype) for n, dtype in self._results)
+        return tuple([None if n is None else self._tensor(made[n], dtype) for n, dtype in self._results])
+
+    def _tensor(self, array: np.ndarray, dtype: torch.dtype | None) -> torch.Tensor:
+        made = self._from_numpy(array)
+        return made if dtype is None else made.to(dtype=dtype)
 
     def array(self, arguments: Sequence[Any], number: int) -> np.ndarray:
         """Return an input of the session as an array; a copy where it is strided.
@@ -81,24 +90,18 @@ class _Arguments(Placed):
 
     def __init__(self, call: GraphCall, places: Places, arguments: tuple[Any, ...]) -> None:
         self._call, self._places, self._arguments = call, places, arguments
-        self._copies: dict[int, np.ndarray] = {}
+        self._copies: dict[int, np.ndarray] | None = None
 
     def place(self, addresses: int) -> None:
         """Write the addresses; what is strided is copied for this call."""
         number = self._places.look(self._arguments, addresses)
         while number != ALL:
+            self._copies = {} if self._copies is None else self._copies
             array = self._copies[number] = self._call.array(self._arguments, number)
             ctypes.c_uint64.from_address(addresses + 8 * number).value = array.__array_interface__["data"][0]
             number = self._places.look(self._arguments, addresses, number + 1)
 
     def __getitem__(self, number: int) -> np.ndarray:
         """Return an input as an array."""
-        found = self._copies.get(number)
+        found = None if self._copies is None else self._copies.get(number)
         return self._call.array(self._arguments, number) if found is None else found
-
-
-def _tensor(array: np.ndarray, dtype: torch.dtype | None) -> torch.Tensor:
-    import torch
-
-    made = torch.from_numpy(array)
-    return made if dtype is None else made.to(dtype=dtype)

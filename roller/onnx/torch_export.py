@@ -174,12 +174,11 @@ def _with_held(graph: torch.fx.GraphModule) -> tuple[tuple[Held, ...], torch.nn.
     if not held:
         return (), graph
 
-    class WithHeld(torch.nn.Module):
-        def forward(self, *arguments: Any) -> Any:
-            given, values = arguments[: -len(names)], arguments[-len(names) :]
-            return torch.func.functional_call(graph, dict(zip(names, values, strict=True)), given)
+    def forward(_: torch.nn.Module, *arguments: Any) -> Any:
+        given, values = arguments[: -len(names)], arguments[-len(names) :]
+        return torch.func.functional_call(graph, dict(zip(names, values, strict=True)), given)
 
-    return tuple(held), WithHeld().eval()
+    return tuple(held), type("WithHeld", (torch.nn.Module,), {"forward": forward})().eval()
 
 
 def _check_results(graph: torch.fx.GraphModule, results: Sequence[Any]) -> None:

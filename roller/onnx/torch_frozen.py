@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -60,6 +60,8 @@ class FrozenGraph:
 
     def __init__(self, positions: Sequence[int], pack: Pack) -> None:
         self._positions, self._pack = tuple(positions), pack
+        # A getter of one position gives no tuple: then the same one twice.
+        self._weights = itemgetter(*positions) if len(positions) > 1 else itemgetter(*positions, *positions)
         self._sets: dict[tuple[int, ...], _Set] = {}
         self._plain: Callable[..., Any] | None = None
         # A weight may die, and its set with it, while this thread holds the lock.
@@ -72,13 +74,13 @@ class FrozenGraph:
 
     def __call__(self, *arguments: Any) -> Any:
         """Run the graph."""
-        weights = [arguments[n] for n in self._positions]
+        weights = self._weights(arguments)
         found = self._sets.get(tuple(map(id, weights)))
         if found is None or (found.state is not None and found.state != _state(weights)):
             found = self._packed(weights)
         return found.run(*arguments)
 
-    def _packed(self, weights: list[torch.Tensor]) -> _Set:
+    def _packed(self, weights: tuple[torch.Tensor, ...]) -> _Set:
         key = tuple(map(id, weights))
         with self._lock:
             found, state = self._sets.get(key), _state(weights)
@@ -90,7 +92,7 @@ class FrozenGraph:
             else:
                 # Copies: a constant that no kernel packs would else be the weight itself.
                 arrays = (np.array(w.detach().numpy(), order="C") for w in weights)
-                run = self._pack(dict(zip(self._positions, arrays, strict=True)))
+                run = self._pack(dict(zip(self._positions, arrays, strict=False)))
                 made = _Set(run, state, tuple(w.detach() for w in weights), packs)
             self._sets[key] = made
             if found is None:

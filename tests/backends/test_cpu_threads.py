@@ -170,9 +170,9 @@ def test_a_kernel_without_parallel_loops_has_no_pool():
 
 # --- processes of their own -----------------------------------------------------------------------
 
-#: Seconds after which a process hangs, not what it takes. Its kernels take milliseconds, its end (the interpreter's, where
-#: TVM's package has loaded PyTorch, and threads that yield 300,000 times before they see it) up to a second of a processor:
-#: nine seconds of the clock where ten programs share one.
+#: Seconds after which a process hangs, not what it takes. Its kernels take milliseconds, its end (the interpreter's,
+#: where TVM's package has loaded PyTorch, and threads that yield 300,000 times before they see it) up to a second of a
+#: processor: nine seconds of the clock where ten programs share one.
 HANGS_S = 240
 
 HEAD = f"""

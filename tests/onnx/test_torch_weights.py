@@ -180,6 +180,26 @@ def test_results_that_share_memory_with_something_stay_with_pytorch():
     assert "results 'h' and 'v' share memory" in texts and texts.count("is a view of an argument") >= 2
 
 
+def test_what_a_graph_holds_itself_is_looked_up_in_every_call():
+    """Graphs of older releases of Dynamo call the user's modules, as those of torch.fx do."""
+
+    class Pair(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.line = torch.nn.Linear(8, 8)
+
+        def forward(self, x):
+            return (self.line(x), self.line.weight @ x.T)
+
+    module = Pair().eval()
+    with torch.no_grad():
+        run = roller_backend(torch.fx.symbolic_trace(module), [torch.randn(4, 8)], OPTIONS)
+        for change in (modules.data_write, modules.no_grad_write, modules.swap):
+            x = torch.randn(4, 8)
+            torch.testing.assert_close(run(x), module(x))
+            change(module, random.Random(0))
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a C compiler")
 def test_arguments_of_releases_without_an_exchange_table(monkeypatch):
     class Old:

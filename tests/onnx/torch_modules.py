@@ -7,7 +7,9 @@ import random
 import warnings
 
 import numpy as np
-import torch
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is an optional extra: pip install 'roller[torch]'")
 
 WIDTH = 8
 
