@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Set
 
 import numpy as np
 
@@ -90,24 +90,24 @@ def trespass(kernel: CpuKernel) -> str | None:
     """
     if not AVAILABLE:
         return None
+    names = frozenset(a.name for a in kernel.artifact.arguments)
     for at_end in (True, False):
-        died = _fault(kernel, lambda _: True, at_end)
+        died = _fault(kernel, names, at_end)
         if died is None:
             continue
         # Named one by one, for whoever reads the reason; only a fault pays for it.
-        names = [a.name for a in kernel.artifact.arguments]
-        culprits = [n for n in names if _fault(kernel, lambda name, n=n: name == n, at_end) is not None]
+        culprits = sorted(n for n in names if _fault(kernel, frozenset({n}), at_end) is not None)
         where = "beyond the end" if at_end else "before the start"
         what = ", ".join(f"'{n}'" for n in culprits) or "an argument"
         return f"it accesses memory {where} of {what}: beside a protected page its process ended by {died}"
     return None
 
 
-def _fault(kernel: CpuKernel, is_fenced: Callable[[str], bool], at_end: bool) -> str | None:
+def _fault(kernel: CpuKernel, between: Set[str], at_end: bool) -> str | None:
     """Return the fault that ended a child running the kernel on fenced arguments; ``None`` where there was none."""
 
     def place(name: str, shape: tuple[int, ...], dtype: np.dtype, alignment_bytes: int) -> np.ndarray:
-        if is_fenced(name):
+        if name in between:
             return fenced(shape, dtype, alignment_bytes, at_end=at_end)
         return _roomy(shape, dtype, slack_bytes)
 

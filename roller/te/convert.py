@@ -276,7 +276,7 @@ def _stays_inside(load: Load, tensor: Tensor, extents: Mapping[str, int]) -> boo
     return all(low >= 0 and high < size for (low, high), size in zip(ranges, tensor.shape, strict=True))
 
 
-def _parts(e: Any, kind: type) -> list[Any]:
+def _parts(e: Any, kind: Any) -> list[Any]:
     """Return the conditions that an ``And`` or ``Or`` joins, nested ones taken apart."""
     return [*_parts(e.a, kind), *_parts(e.b, kind)] if isinstance(e, kind) else [e]
 

@@ -108,10 +108,7 @@ def emit_scalar(node: Scalar, env: Mapping[str, Expr], tensors: Mapping[str, Any
     if isinstance(node, IndexValue):
         return emit_index(node.index, env).astype(node.dtype)
     if isinstance(node, Cast):
-        value = emit_scalar(node.arg, env, tensors)
-        if node.dtype == "bool" != dtype_of(value):  # what is not zero is true, of numbers below one too
-            return value != constant(0, dtype_of(value))
-        return value.astype(node.dtype)
+        return emit_scalar(node.arg, env, tensors).astype(node.dtype)
     assert isinstance(node, Call)
     return _FUNCTIONS[node.fn](*(emit_scalar(a, env, tensors) for a in node.args))
 

@@ -76,6 +76,10 @@ _ROWS = yaml.safe_load((Path(__file__).parents[2] / "benchmarks" / "operators.ya
         ("matmul(1, 2", "syntax error"),
         ("matmul", "expected 'name"),
         ("reduce('sum', {1: 2})", "argument 'shape'"),
+        ("softmax((4, 5), axis=(0, 1))", r"argument 'axis': expected one dimension, got \(0, 1\)"),
+        ("reduce('argmax', (4, 300), axes=1, out_dtype='int8')", "'out_dtype'.*positions up to 299, got 'int8'"),
+        ("reduce('argmax', (4, 30), axes=1, out_dtype='float16')", "'out_dtype'.*positions up to 29, got 'float16'"),
+        (f"elementwise('clip(0,{'9' * 400})', (8,))", "cannot read 'clip"),
     ],
 )
 def test_bad_arguments_name_the_argument(text: str, message: str) -> None:
