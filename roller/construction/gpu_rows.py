@@ -28,7 +28,7 @@ _VECTORS, _OTHERS = (1, 2, 4, 8), (1, 2, 4, 8, 16)
 #: Rows of one thread where columns are contiguous.
 _THREAD_ROWS = (1, 2, 4)
 #: Threads of blocks whose reduction is split over blocks.
-_SPLIT_THREADS = (128, 256, 512)
+_SPLIT_THREADS = (64, 128, 256, 512)
 #: Blocks per unit up to which a reduction is split.
 _SPLIT_BLOCKS = 8
 #: Threads of a block that transposes a tile, at most.

@@ -12,8 +12,10 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from roller import perf
+from roller.fragment import Fragment
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.estimate import Estimate
@@ -22,6 +24,9 @@ from roller.tile.program import RProgram
 #: A row of a batch: its price (seconds), the batch, and its position there.
 Row = tuple[float, TileBatch, int]
 Ranked = list[tuple[RProgram, Estimate]]
+#: What programs of a matrix unit have in common that are predicted, and run, alike: instruction family, and the rows
+#: and columns of a block's tile.
+Family: TypeAlias = tuple[str, int, int]
 
 #: Programs beyond those wanted that are laid out at once.
 _SPARE = 2
@@ -50,6 +55,8 @@ def best_programs(
     price, and more than :data:`_LEAST` rows are cheaper. The model may misjudge a whole family of programs (another
     algorithm), and then a measurement can still put it right: from :data:`_FAMILY_COUNT` programs on, the best one of
     every structure is among them, if it is predicted to take at most :data:`_DOUBTED` times as long as the best of all.
+    So is, of a matrix unit's programs, the best one of every tile of a block (:data:`Family`), the cheapest first,
+    before others that differ from it in stages, reduction steps or the share of a TEU alone.
 
     Parameters
     ----------
@@ -63,7 +70,8 @@ def best_programs(
         Returns a row of a batch as a program, its layout in scratchpad chosen.
     """
     wanted = max(2 * count, _LEAST) + _SPARE
-    if count > 1 and any(b.panel is not None for b in batches):
+    tiles = count >= _FAMILY_COUNT and any(b.fragment is not None for b in batches)
+    if tiles or (count > 1 and any(b.panel is not None for b in batches)):
         wanted *= _PER_KERNEL_ROWS
     search = _Search(spec, count, lay_out)
     while True:
@@ -94,8 +102,11 @@ def _spread(pool: list[Row], count: int) -> list[Row]:
     """Return the rows with at most ``sqrt(count)`` of every micro-kernel first, the others behind them.
 
     Programs that differ only in how many micro-kernels one task runs are predicted, and run, almost alike: ten of them
-    are one guess, not ten. Where there are no micro-kernels (no panels) the order stays.
+    are one guess, not ten. So are programs of a matrix unit with the same tile of a block: of those one comes first,
+    where it may be the fastest. Where there is neither (no panels, no fragment) the order stays.
     """
+    if count >= _FAMILY_COUNT and any(b.fragment is not None for _, b, _ in pool):
+        return _tiles_first(pool)
     share = math.isqrt(count - 1) + 1
     taken: Counter[tuple[int, bytes]] = Counter()
     first: list[Row] = []
@@ -106,6 +117,26 @@ def _spread(pool: list[Row], count: int) -> list[Row]:
         taken[kernel] += 1
         (first if batch.panel is None or taken[kernel] <= share else later).append(entry)
     return first + later
+
+
+def _tiles_first(pool: list[Row]) -> list[Row]:
+    """Return the rows with the best of every tile of a matrix unit that may be the fastest first, then all others."""
+    tiles: set[Family] = set()
+    first: list[Row] = []
+    later: list[Row] = []
+    for entry in pool:
+        seconds, batch, row = entry
+        f = batch.fragment
+        tile = None if f is None else _family(f, batch.geometry.names, batch.matrix_axes, batch.block[row])
+        new = tile is not None and tile not in tiles and seconds <= _DOUBTED * pool[0][0]
+        (first if new else later).append(entry)
+        tiles |= set() if tile is None else {tile}
+    return first + later
+
+
+def _family(fragment: Fragment, names: Sequence[str], axes: Sequence[str], block: Sequence[int]) -> Family:
+    m, n = (int(block[names.index(a)]) for a in axes[:2])
+    return fragment.family, m, n
 
 
 @dataclass
@@ -167,11 +198,22 @@ class _Search:
         self.found.sort(key=lambda r: (r[1].seconds, str(r[0])))
 
     def best(self) -> Ranked:
-        """Return the best programs; the best one of every structure that may be the fastest is among them."""
+        """Return the best programs; the best one of every structure and tile that may be the fastest comes first."""
         if self.count < _FAMILY_COUNT or len(self.found) <= self.count:
             return self.found[: self.count]
         near = [n for n, (_, e) in enumerate(self.found) if e.seconds <= _DOUBTED * self.limit_s]
         first = {self.found[n][0].structure: n for n in reversed(near)}
         kept = sorted(first.values())[: self.count]
+        kept += [n for n in self._tiles(near) if n not in kept][: self.count - len(kept)]
         others = [n for n in range(len(self.found)) if n not in kept]
         return [self.found[n] for n in sorted([*kept, *others[: self.count - len(kept)]])]
+
+    def _tiles(self, near: Sequence[int]) -> list[int]:
+        """Return the best programs of a matrix unit for every tile of a block, in order."""
+        best: dict[Family, int] = {}
+        for n in near:
+            p = self.found[n][0]
+            if p.fragment is not None:
+                block = [p.block_tile[a] for a in p.axis_names]
+                best.setdefault(_family(p.fragment, p.axis_names, p.matrix_axes, block), n)
+        return list(best.values())

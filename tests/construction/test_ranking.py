@@ -56,3 +56,29 @@ def test_a_structure_that_may_be_the_fastest_has_a_place():
     assert {c.program.structure for c in found} == {"matrix", "tiled"}
     others = [c for c in found if c.program.structure != found[0].program.structure]
     assert others[0].estimate.seconds <= 2 * found[0].estimate.seconds
+
+
+def tiles_of(found):
+    """Instruction family and block tile of programs of a matrix unit."""
+    programs = [c.program for c in found if c.program.fragment is not None]
+    return [(p.fragment.family, *(p.block_tile[a] for a in p.matrix_axes[:2])) for p in programs]
+
+
+@pytest.mark.parametrize("device", ["h200", "a100", "v100"])
+@pytest.mark.parametrize("name", ["half", "square", "conv2d"])
+def test_every_tile_of_a_matrix_unit_comes_once_before_variants_of_one(device, name):
+    expr = {
+        "half": ops.matmul(512, 512, 8192, **F16), "square": ops.matmul(4096, 4096, 4096, **F16),
+        "conv2d": ops.conv2d(32, 64, 28, 28, 128, 3, 3, padding=1, **F16),
+    }[name]  # fmt: skip
+    ten, many = (roller.construct(expr, device, top_k=k) for k in (10, 40))
+    seconds = [c.estimate.seconds for c in ten]
+    assert seconds == sorted(seconds) and seconds[0] == min(c.estimate.seconds for c in many)
+    near = [c for c in many if c.estimate.seconds <= 2 * seconds[0]]
+    cheapest = list(dict.fromkeys(tiles_of(near)))
+    assert len(set(tiles_of(ten))) >= min(10, len(cheapest))
+
+
+def test_the_tile_of_the_published_kernels_is_among_ten_on_hopper():
+    found = roller.construct(ops.matmul(4096, 4096, 4096, **F16), "h200", top_k=10)
+    assert len(set(tiles_of(found))) == 10 and ("wgmma", 128, 256) in tiles_of(found)
