@@ -21,6 +21,7 @@ from roller.errors import NoCandidateError
 from roller.expr import TensorExpr
 from roller.expr.canonical import fuse_axes, group_axes
 from roller.expr.joining import join_digits
+from roller.expr.splitting import plain_axes
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.estimate import Estimate
@@ -68,7 +69,7 @@ def canonical_forms(expr: TensorExpr, options: ConstructOptions) -> tuple[Tensor
     """Return the forms the constructor considers: fused, and grouped where that exists."""
     key = f"forms/{options.axis_fusion}/{options.axis_grouping}"
     if key not in expr._memo:
-        plain = fuse_axes(expr) if options.axis_fusion else expr
+        plain = fuse_axes(expr) if options.axis_fusion else plain_axes(expr)
         grouped = group_axes(plain) if options.axis_grouping else None
         expr._memo[key] = (plain,) if grouped is None else (plain, grouped)
     forms: tuple[TensorExpr, ...] = expr._memo[key]

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from roller.expr.scalar import Bound, Call, Cast, Index, IndexValue, Load, Scalar, Term, map_indices, transform
-from roller.expr.splitting import fresh_axis, names_of_axes, split_axes
+from roller.expr.splitting import fresh_axis, names_of_axes, plain_axes, split_axes
 from roller.expr.tensor_expr import SPATIAL, Axis, Stage, Tensor, TensorExpr
 
 
@@ -37,7 +37,7 @@ def fuse_axes(expr: TensorExpr) -> TensorExpr:
 
 
 def _fused(expr: TensorExpr) -> TensorExpr:
-    expr = _inline_unit_reduction(_drop_unit_axes(split_axes(expr)))
+    expr = _inline_unit_reduction(_drop_unit_axes(split_axes(plain_axes(expr))))
     while True:
         found = next((f for f in (_fusion(expr, p) for p in _neighbours(expr)) if f), None)
         if found is None:

@@ -8,6 +8,7 @@ products, and is tiled and priced like any other. Tensors are re-shaped with it:
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Container, Mapping
 from dataclasses import replace
 
@@ -37,6 +38,38 @@ def split_axes(expr: TensorExpr) -> TensorExpr:
         if split is not None:
             return split_axes(split)
     return expr
+
+
+#: What code generation marks names of its own by: coordinates within a tile, lanes, digits of an axis.
+_MARKS = re.compile(r"[.@]|//")
+
+
+def plain_axes(expr: TensorExpr) -> TensorExpr:
+    """Return ``expr`` with no axis named like what code generation makes of another one (``i.inner`` beside ``i``).
+
+    Examples
+    --------
+    >>> from roller.expr import Axis, Load, Stage, Tensor, TensorExpr, axis_index
+    >>> at, axes = (axis_index("i"), axis_index("i.inner")), (Axis("i", 2), Axis("i.inner", 3))
+    >>> copy = Stage(Tensor("Y", (2, 3)), axes, at, Load("X", at))
+    >>> [a.name for a in plain_axes(TensorExpr("copy", (Tensor("X", (2, 3)),), (copy,), ("Y",))).axes]
+    ['i', 'i_inner']
+    """
+    taken, names = names_of_axes(expr), dict[str, str]()
+    for name in sorted(n for n in taken if _MARKS.search(n)):
+        names[name] = fresh_axis(_MARKS.sub("_", name), taken)
+        taken.add(names[name])
+    if not names:
+        return expr
+
+    def index(i: Index) -> Index:
+        return Index(tuple(replace(t, axis=names.get(t.axis, t.axis)) for t in i.terms), i.const)
+
+    def stage(s: Stage) -> Stage:
+        axes = tuple(replace(a, name=names.get(a.name, a.name)) for a in s.axes)
+        return replace(s, axes=axes, store=tuple(index(i) for i in s.store), body=map_indices(s.body, index))
+
+    return replace(expr, stages=tuple(stage(s) for s in expr.stages))
 
 
 def names_of_axes(expr: TensorExpr) -> set[str]:

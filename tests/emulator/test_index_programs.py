@@ -1,5 +1,6 @@
 """Axes and tensors are told apart by what they are: quotients and remainders of one axis, names a person chose."""
 
+import numpy as np
 import pytest
 
 pytest.importorskip("tvm")
@@ -14,7 +15,7 @@ from roller.codegen.gpu.access import vectorizable
 from roller.codegen.gpu.mapping import AxisMap, register_index, register_points
 from roller.codegen.gpu.nest import buffer, num, store
 from roller.emulator import prove
-from roller.expr import Index, Tensor, Term
+from roller.expr import REDUCTION, Axis, Call, Index, Load, Stage, Tensor, TensorExpr, Term, axis_index
 from roller.expr.canonical import fuse_axes
 from roller.runtime.check import check
 from roller.te.reader import read
@@ -123,6 +124,18 @@ def test_names_a_person_chose_meet_no_name_of_the_compiler(built, name):
     assert len(set(best.axis_names)) == len(best.axis_names)
     proof = proved(expr, best, spec, built)
     assert proof.ok, f"{best}: {proof}"
+
+
+@pytest.mark.parametrize("names", [("i", "j", "j.inner"), ("i", "j", "i.task"), ("@part", "j", "k.block")])
+def test_axes_named_like_coordinates_within_a_tile_stay_apart_on_a_processor(names):
+    i, j, k = (axis_index(n) for n in names)
+    axes = (Axis(names[0], 40), Axis(names[1], 48), Axis(names[2], 64, REDUCTION))
+    product = Call("mul", (Load("A", (i, k)), Load("B", (k, j))))
+    total = Stage(Tensor("C", (40, 48)), axes, (i, j), product, "sum")
+    expr = TensorExpr("product", (Tensor("A", (40, 64)), Tensor("B", (64, 48))), (total,), ("C",))
+    kernel = roller.compile(expr, top_k=1, deterministic=True, cache=False)
+    a, b = (np.random.default_rng(n).standard_normal(t.shape).astype(np.float32) for n, t in enumerate(expr.inputs))
+    np.testing.assert_allclose(kernel(a, b), a @ b, rtol=1e-4, atol=1e-4)
 
 
 def test_an_axis_that_a_person_named_like_a_fused_one_stays_apart():
