@@ -185,8 +185,9 @@ class TensorExpr:
             self._check_stage(s, known)
             known[s.name] = s.output
         self._check_sizes(known.values())
+        written = {s.name for s in self.stages}
         for o in self.outputs:
-            if o not in {s.name for s in self.stages}:
+            if o not in written:
                 raise ExprError(f"{self.name}: output '{o}' is written by no stage.")
 
     def _check_sizes(self, tensors: Iterable[Tensor]) -> None:

@@ -53,9 +53,9 @@ def _cuts(program: Program) -> list[_Cut]:
     for step in program.steps:
         for name in reads(step):
             readers[name].append(step)
-    found = []
+    found, outputs = [], set(program.outputs)
     for run in program.steps:
-        if not isinstance(run, Run) or len(run.outputs) != 1 or run.outputs[0] in program.outputs:
+        if not isinstance(run, Run) or len(run.outputs) != 1 or run.outputs[0] in outputs:
             continue
         joined = [n for n, name in enumerate(run.inputs) if name in joins]
         varying = [n for n in run.inputs if n not in program.constants]

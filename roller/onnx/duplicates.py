@@ -38,7 +38,8 @@ def merge_constants(draft: Draft) -> None:
     used = dict.fromkeys(n for node in draft.nodes for n in node.inputs if n in draft.constants)
     seen: dict[Hashable, list[str]] = {}
     same: dict[str, str] = {}
-    for name in sorted(used, key=lambda n: n not in draft.outputs):
+    outputs = set(draft.outputs)
+    for name in sorted(used, key=lambda n: n not in outputs):
         array = draft.constants[name]
         alike = seen.setdefault(_fingerprint(array), [])
         small = array.nbytes <= _WHOLE_BYTES

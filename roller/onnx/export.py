@@ -35,13 +35,14 @@ def to_model(
     versions.update(opsets or {})
     used = dict.fromkeys(n for node in nodes for n in node.inputs if n in graph.constants)
     used.update(dict.fromkeys(o for o in outputs if o in graph.constants))
+    given = set(inputs)
     body = onnx.helper.make_graph(
         [_node(n) for n in nodes],
         graph.name or "graph",
         [_info(graph, n) for n in inputs],
         [_info(graph, n) for n in outputs],
         [onnx.numpy_helper.from_array(np.ascontiguousarray(graph.constants[n]).reshape(graph.values[n].shape), n)
-         for n in used if n not in inputs],
+         for n in used if n not in given],
     )  # fmt: skip
     imports = [onnx.helper.make_opsetid(d, v) for d, v in versions.items()]
     # The oldest format of these operator sets: other runtimes are older than the onnx package.

@@ -21,7 +21,7 @@ from roller.expr.digits import address, simplified
 from roller.onnx import fusing, rules
 from roller.onnx.fusing import element_wise
 from roller.onnx.lowered import Lowering
-from roller.onnx.parts import Computed, Named, Viewed, only
+from roller.onnx.parts import Computed, Named, Viewed
 from roller.onnx.pieces import Forms, Piece, Rule
 
 #: Passes over all parts at most; each but the last one fuses something.
@@ -184,10 +184,33 @@ def _separate(part: Computed) -> list[Computed]:
     """Return one part per output where outputs share no stage (the parts of a split)."""
     if len(part.outputs) == 1:
         return [part]
-    apart = [only(part, (o,)) for o in part.outputs]
-    if sum(len(p.stages) for p in apart) > len(part.stages):
+    apart = _by_output(part)
+    if apart is None:
         return [part]  # the state of a recurrent cell, and what it shows of it
     return [part] if any(set(p.outputs) != {p.stages[-1].name} for p in apart) else apart
+
+
+def _by_output(part: Computed) -> list[Computed] | None:
+    """Return a part per output, ``None`` where two of them share a stage; linear in stages."""
+    place = {s.name: k for k, s in enumerate(part.stages)}
+    reads = {t.name: k for k, t in enumerate(part.reads)}
+    taken: set[int] = set()
+    apart = []
+    for output in part.outputs:
+        stages, read, left = set[int](), set[int](), [output]
+        while left:
+            name = left.pop()
+            if name not in place:
+                read.add(reads[name])
+            elif place[name] not in stages:
+                stages.add(place[name])
+                left.extend(ld.tensor for ld in part.stages[place[name]].loads)
+        if stages & taken:
+            return None
+        taken |= stages
+        apart.append(Computed(tuple(part.reads[k] for k in sorted(read)), tuple(part.stages[k] for k in sorted(stages)),
+                              (output,), part.nodes))  # fmt: skip
+    return apart
 
 
 def _resolve_views(low: Lowering) -> None:

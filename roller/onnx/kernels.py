@@ -80,10 +80,12 @@ def _renamed(s: Stage, tensors: Mapping[str, str], axes: Mapping[str, str]) -> S
     def leaf(n: Scalar) -> Scalar:
         return replace(n, tensor=tensors[n.tensor]) if isinstance(n, Load) else n
 
+    same = all(a == b for a, b in axes.items())  # most forms are renamed once, and their axes never again
+    body = s.body if same else map_indices(s.body, index)
     return replace(
         s,
         output=replace(s.output, name=tensors[s.name]),
-        axes=tuple(Axis(axes[a.name], a.extent, a.kind) for a in s.axes),
-        store=tuple(index(i) for i in s.store),
-        body=transform(map_indices(s.body, index), leaf),
+        axes=s.axes if same else tuple(Axis(axes[a.name], a.extent, a.kind) for a in s.axes),
+        store=s.store if same else tuple(index(i) for i in s.store),
+        body=transform(body, leaf),
     )

@@ -16,6 +16,7 @@ from roller.model.steps import Value
 from roller.onnx.graph import Graph, Node, Region
 from roller.onnx.lowering import Called, Compute, Joined, Lowered, Reshaped, Rewritten, Site, Unsupported, lower_node
 from roller.onnx.parts import Beside, Computed, Function, Named, Outside, Part, Refused, Viewed, only
+from roller.onnx.repeats import Repeats
 
 #: How often a node may be rewritten into simpler ones: a lowering that goes round in circles is an error.
 _MOST_REWRITES = 32
@@ -65,8 +66,14 @@ def lower_graph(graph: Graph) -> Lowering:
     """Lower every node; nodes that cannot be stay among the parts with their reasons."""
     out = Lowering(graph, values=dict(graph.values), constants=dict(graph.constants))
     found: list[Part] = []
+    repeats = Repeats()
     for node in graph.nodes:
-        parts = _lowered(node, node.name or node.outputs[0], out, 0)
+        origin = node.name or node.outputs[0]
+        kind = repeats.kind(node, out.values, out.constants)
+        known = None if kind is None else repeats.part(kind, node, origin)
+        parts = _lowered(node, origin, out, 0) if known is None else [known]
+        if kind is not None and known is None:
+            repeats.learn(kind, node, parts)
         refused = next((p for p in parts if isinstance(p, Refused)), None)
         # A node of which a part is refused is refused whole: what it was rewritten into means nothing to a reader.
         found += parts if refused is None else [Refused(node, refused.reason)]

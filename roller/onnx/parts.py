@@ -210,6 +210,8 @@ Part: TypeAlias = Computed | Viewed | Beside | Function | Refused | Outside
 
 def only(part: Computed, outputs: tuple[str, ...]) -> Computed:
     """Return a part that computes no more than ``outputs``."""
+    if len(part.stages) == 1 and outputs == part.outputs:
+        return part
     wanted, kept = set(outputs), []
     for s in reversed(part.stages):
         if s.name in wanted:

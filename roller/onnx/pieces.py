@@ -47,12 +47,19 @@ class Forms:
     """All forms of a model, each once, and what rules made of them."""
 
     _known: dict[tuple[Computed, bool], Computed] = field(default_factory=dict)
+    _same: dict[int, tuple[Computed, Computed]] = field(default_factory=dict)
     _made: dict[tuple[object, ...], tuple[Computed, tuple[str, ...]] | str | None] = field(default_factory=dict)
 
     def piece(self, part: Computed) -> Piece:
         """Return the piece that a part is."""
-        form, names = numbered(part)
-        return Piece(self._once(form), names, part.nodes)
+        known = part.__dict__.get("numbered")  # of a node like one before it
+        if known is None:
+            form, names = numbered(part)
+            return Piece(self._once(form), names, part.nodes)
+        form, names = known
+        if id(form) not in self._same:
+            self._same[id(form)] = form, self._once(form)
+        return Piece(self._same[id(form)][1], names, part.nodes)
 
     def _once(self, form: Computed) -> Computed:
         """Return the first form equal to this one; numbers are equal whose zeros have other signs."""

@@ -155,9 +155,10 @@ def _graph(tracer: Tracer, inputs: Sequence[str]) -> Graph:
     if refused is not None:
         raise refused
     used = {n for node in tracer.nodes for n in node.inputs} | set(outputs)
+    given = set(inputs)
     constants = {n: a for n, a in tracer.constants.items() if n in used}
     written = {n for node in tracer.nodes for n in node.outputs if n}
-    kept = {n: replace(v, name=n) for n, v in tracer.values.items() if n in constants or n in written or n in inputs}
+    kept = {n: replace(v, name=n) for n, v in tracer.values.items() if n in constants or n in written or n in given}
     from roller.onnx.loose import with_regions
 
     return with_regions(Graph(name, tuple(inputs), tuple(outputs), tuple(tracer.nodes), kept, constants), tracer)

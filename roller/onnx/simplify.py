@@ -43,6 +43,7 @@ def simplify(draft: Draft) -> bool:
     kept: list[Node] = []
     producers: dict[str, Node] = {}
     scene = Scene(draft, producers)
+    outputs, ends = set(draft.outputs), {*draft.inputs, *draft.outputs}
     changed = False
     for node in draft.nodes:
         if any(n in same for n in node.inputs):
@@ -52,7 +53,7 @@ def simplify(draft: Draft) -> bool:
             found = next((f for rule in _RULES.get(node.op, ()) if (f := rule(scene, node)) is not None), None)
         if isinstance(found, Same) and not any(node.outputs[1:]):
             output, source = node.outputs[0], found.source
-            if output not in draft.outputs or not (source in draft.inputs or source in draft.outputs):
+            if output not in outputs or source not in ends:
                 same[output], changed = source, True
                 continue
             # Two names a caller knows for one value: a copy, in whatever form it came.
@@ -74,13 +75,14 @@ def _outputs_keep_their_names(draft: Draft, same: Mapping[str, str], producers: 
     """Let an output that turned out to be another value keep its name."""
     renamed: dict[str, str] = {}
     copies: list[Node] = []
+    outputs = set(draft.outputs)
     for output in dict.fromkeys(draft.outputs):
         source = same.get(output)
         if source is None:
             continue
         if source in draft.constants:
             draft.constants[output] = draft.constants[source]
-        elif source in producers and source not in draft.outputs and source not in renamed:
+        elif source in producers and source not in outputs and source not in renamed:
             renamed[source] = output
         else:
             copies.append(_copy(renamed.get(source, source), output))

@@ -101,6 +101,7 @@ class Tracer:
         self.unknown: set[str] = set()
         self.root = Scope()
         self.rebatching: Rebatching | None = None
+        self.inputs = {i.name for i in loaded.graph.input}
         self.outputs = {o.name for o in loaded.graph.output}
         self._labels: dict[str, int] = {}
         self._counts: dict[str, int] = {}
@@ -316,7 +317,7 @@ class Tracer:
 
     def _why_untyped(self, node: Node, output: str) -> str:
         inputs = [n for n in node.inputs if n and n not in self.constants]
-        asked = [n for n in inputs if self.values[n].dtype == "int64" and n in self.root.names.values()]
+        asked = [n for n in inputs if self.values[n].dtype == "int64" and n in self.inputs]
         remedy = f" Pass values={{{asked[0]!r}: ...}} where it is known." if asked else ""
         return f"the shape of its result '{output}' depends on the values of {', '.join(map(repr, inputs))}.{remedy}"
 

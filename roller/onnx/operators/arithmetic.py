@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import reduce
 
 import numpy as np
+from onnx import helper
 
 from roller.expr import Cast, Const, Scalar
 from roller.onnx.elementwise import (
@@ -21,9 +22,13 @@ from roller.onnx.elementwise import (
     scalar_constant,
 )
 from roller.onnx.lowering import Lowered, Site, Unsupported, lowers
+from roller.onnx.rewriting import Steps
+from roller.onnx.types import onnx_dtype
 
 _BY_OP = {"Add": "add", "Sub": "sub", "Mul": "mul", "Sum": "add", "Max": "max", "Min": "min"}
 
+#: Operands that one kernel combines: each is a tensor it reads, and deep trees end in recursion.
+_MOST_OPERANDS = 8
 #: Exponents that multiplications compute, exactly on integers.
 _MOST_PRODUCTS = 8
 
@@ -32,6 +37,8 @@ _MOST_PRODUCTS = 8
 def folded(site: Site) -> Lowered:
     """Lower an associative or binary operation: its inputs combined from left to right."""
     require(site.output, (*FLOATS, *INTEGERS), site.node.op)
+    if len(site.inputs) > _MOST_OPERANDS:
+        return _in_groups(site, site.node.op)
     axes, args = operands(site)
     return pointwise(site, axes, reduce(lambda a, b: call(_BY_OP[site.node.op], a, b), args))
 
@@ -40,9 +47,31 @@ def folded(site: Site) -> Lowered:
 def mean(site: Site) -> Lowered:
     """Lower the mean of several tensors: their sum times a constant."""
     require(site.output, FLOATS, "Mean")
+    if len(site.inputs) > _MOST_OPERANDS:
+        return _in_groups(site, "Sum", 1 / len(site.inputs))
     axes, args = operands(site)
     total = reduce(lambda a, b: call("add", a, b), args)
     return pointwise(site, axes, call("mul", total, literal(1 / len(args), computed(site.output.dtype))))
+
+
+def _in_groups(site: Site, op: str, factor: float = 1.0) -> Lowered:
+    """Rewrite into nodes of few operands, each going on with the result of the one before."""
+    steps, y = Steps(site), site.output
+    wide = computed(y.dtype)
+    given = [steps.add("Cast", (v,), v.shape, wide, to=_element_type(wide)) if wide != y.dtype else v
+             for v in (site.required(n) for n in range(len(site.inputs)))]  # fmt: skip
+    total, rest = given[0], given[1:]
+    for at in range(0, len(rest), _MOST_OPERANDS - 1):
+        group = (total, *rest[at : at + _MOST_OPERANDS - 1])
+        total = steps.add(op, group, np.broadcast_shapes(*(v.shape for v in group)), wide)
+    if factor != 1:
+        total = steps.add("Mul", (total, steps.constant(np.array(factor, wide))), total.shape, wide)
+    steps.add("Cast", (total,), y.shape, out=y, to=_element_type(y.dtype))
+    return steps.done()
+
+
+def _element_type(dtype: str) -> int:
+    return int(helper.np_dtype_to_tensor_dtype(onnx_dtype(dtype)))
 
 
 @lowers("Div")
