@@ -71,7 +71,7 @@ def lower_graph(graph: Graph) -> Lowering:
         origin = node.name or node.outputs[0]
         kind = repeats.kind(node, out.values, out.constants)
         known = None if kind is None else repeats.part(kind, node, origin)
-        parts = _lowered(node, origin, out, 0) if known is None else [known]
+        parts: list[Part] = _lowered(node, origin, out, 0) if known is None else [known]
         if kind is not None and known is None:
             repeats.learn(kind, node, parts)
         refused = next((p for p in parts if isinstance(p, Refused)), None)
