@@ -169,10 +169,10 @@ def first_lowered(
             continue
         if prove is not None:
             artifact, verdict = prove(c, artifact)
-            outcome[n] = replace(c, proved=verdict.proved)
             if verdict.wrong:
                 outcome[n] = replace(c, status="wrong", reason=verdict.wrong)
                 continue
+            outcome[n] = replace(c, proved=verdict.proved)
         return CompiledKernel(finished(artifact, c), tuple(outcome), reachable=False)
     raise none_survived(expression, spec, outcome)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from roller.errors import counted
 from roller.expr import Stage
-from roller.expr.evaluate import axis_values as axis_values
+from roller.expr.evaluate import axis_values
 from roller.tile import RProgram
 
 #: Regions of an output that are compared whole where there is no room for all of it: corners, and some within.
@@ -102,7 +102,7 @@ def some_of(parts: Sequence[np.ndarray], most: int, rng: np.random.Generator) ->
 
 
 def chosen_blocks(program: RProgram, blocks: int, most: int, rng: np.random.Generator) -> list[int]:
-    """Return the linear numbers of blocks to run where not all can: first, last, the next to them, those of corners, then any."""
+    """Return the linear numbers of blocks to run where not all can: first and last, their neighbours, corners, any."""
     numbers = [0, blocks - 1, min(1, blocks - 1), max(0, blocks - 2)]  # neighbours do not write the same tile
     grid = list(program.grid.values())
     if int(np.prod(grid, dtype=np.int64)) == blocks:

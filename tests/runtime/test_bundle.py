@@ -24,6 +24,7 @@ from roller.runtime import bundle as bundle_main
 from roller.runtime.bundle_format import MANIFEST, Bundle, checksum, pack, unpack
 from roller.runtime.bundle_import import import_results
 from roller.runtime.cache import KernelCache
+from tests.emulator.faults import index_off_by_one, planted
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = [
@@ -90,6 +91,46 @@ def test_manifest_says_what_is_inside(made):
             assert "__global__" in artifact.source, name
             assert (artifact.binary is not None) == (toolchain.available() is None)
     assert bundle_main.main(["verify", str(made)]) == 0
+
+
+def test_manifest_says_what_is_proved_of_each_candidate(made):
+    pytest.importorskip("tvm")
+    if shutil.which("g++") is None:
+        pytest.skip("the emulator builds kernels with g++")
+    for entry in Bundle(made).operators:
+        assert len(entry.proved) == len(entry.candidates)
+        assert entry.proved[0] == "emulated"
+    artifact = Bundle(made).load(Bundle(made).operators[0])[0][1]
+    assert artifact.build["proved"] == "emulated" and "prove_s" not in artifact.build
+
+
+def test_wrong_kernels_are_left_out_and_those_without_time_listed(tmp_path, monkeypatch, capsys):
+    if shutil.which("g++") is None:
+        pytest.skip("the emulator builds kernels with g++")
+    from roller.cli import bundle as command
+
+    spec = roller.load_spec("h200")
+    expr = roller.ops.from_spec(ROWS[0])
+    first = roller.construct(expr, spec, 3)[0].program.digest
+    lower = command.lower
+
+    def broken(program, expression, spec):
+        made = lower(program, expression, spec)
+        return (planted(made, index_off_by_one) or made) if program.digest == first else made
+
+    monkeypatch.setattr(command, "lower", broken)
+    done = command.create_bundle([ROWS[0]], spec, tmp_path / "b", top_k=3, binaries=False, prove_s=60.0)
+    (row,) = done.manifest["operators"]
+    ((_, reason),) = row["failed"]
+    assert reason.startswith("wrong: emulated, forward order: ")
+    assert row["proved"] == ["emulated", "emulated"] and len(row["candidates"]) == 2
+    monkeypatch.setattr(command, "lower", lower)
+    done = command.create_bundle([ROWS[0]], spec, tmp_path / "c", top_k=3, binaries=False, prove_s=0.001)
+    assert set(done.manifest["operators"][0]["proved"]) == {"not proved (the seconds for proofs were used up)"}
+    command._report(done, tmp_path / "c", False)
+    assert "not proved (the seconds for proofs were used up): 3 candidates: M0 #1, M0 #2, M0 #3" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 def test_candidates_survive_packing_and_share_what_they_share(made):

@@ -1,0 +1,165 @@
+"""Kernels for a device that is not here: proved, dropped where they are wrong, and proved once."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("tvm")
+
+import roller
+from roller import ops, pipeline
+from roller.artifact import KernelArtifact
+from roller.choosing import proving
+from roller.choosing.proving import Share, Verdict, is_proved, noted, prove
+from roller.choosing.scaled import scaled
+from roller.errors import BuildError, EmulationError, NoCandidateError, RollerError
+from roller.hardware import load_spec
+from tests.emulator.faults import index_off_by_one, planted
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator builds kernels with g++")
+
+SMALL = ops.matmul(40, 48, 24)
+
+
+@pytest.fixture(autouse=True)
+def kept(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep every test's kernels apart."""
+    monkeypatch.setenv("ROLLER_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def with_faults(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
+    """Plant a fault into the kernels that are lowered first."""
+    lower, count = pipeline.lower, iter(range(1000))
+
+    def broken(*arguments: Any, **options: Any) -> KernelArtifact:
+        made = lower(*arguments, **options)
+        return (planted(made, index_off_by_one) or made) if next(count) < first else made
+
+    monkeypatch.setattr(pipeline, "lower", broken)
+
+
+@pytest.mark.parametrize("device", ["v100", "a100", "h200", "mi250x"])
+def test_the_record_says_what_was_proved(device: str) -> None:
+    kernel = roller.compile(SMALL, device, top_k=2, prove=True, cache=False)
+    assert [c.proved for c in kernel.candidates] == ["emulated", ""]
+    assert kernel.candidates[0].status == "constructed"
+    assert kernel.artifact.build["proved"] == "emulated"
+
+
+def test_a_wrong_candidate_drops_out_and_the_next_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_faults(monkeypatch, 2)
+    kernel = roller.compile(SMALL, "v100", top_k=4, prove=True)
+    assert [c.status for c in kernel.candidates] == ["wrong", "wrong", "constructed", "constructed"]
+    assert [c.proved for c in kernel.candidates] == ["", "", "emulated", ""]
+    assert all(c.reason and c.reason.startswith("emulated, forward order: ") for c in kernel.candidates[:2])
+    assert kernel.program == kernel.candidates[2].program
+    again = roller.compile(SMALL, "v100", top_k=4, prove=True)
+    assert [(c.status, c.proved, c.reason) for c in again.candidates] == [
+        (c.status, c.proved, c.reason) for c in kernel.candidates
+    ]
+
+
+def test_where_all_are_wrong_the_reasons_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_faults(monkeypatch, 1000)
+    with pytest.raises(NoCandidateError, match="2 candidates survived: .* x wrong: emulated, forward order: "):
+        roller.compile(SMALL, "v100", top_k=2, prove=True)
+
+
+def test_a_kernel_is_proved_once_and_one_that_was_kept_unproved_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def counted(artifact: KernelArtifact, *_: Any, **__: Any) -> Verdict:
+        asked.append(artifact.device)
+        return Verdict("emulated")
+
+    monkeypatch.setattr(pipeline, "prove_kernel", counted)
+    assert roller.compile(SMALL, "v100", top_k=2).artifact.build.get("proved") is None
+    assert asked == []
+    for _ in range(2):
+        assert roller.compile(SMALL, "v100", top_k=2, prove=True).artifact.build["proved"] == "emulated"
+    assert roller.compile(SMALL, "v100", top_k=2).artifact.build["proved"] == "emulated"
+    assert asked == ["v100"]
+
+
+def test_what_was_not_proved_is_tried_again_only_for_longer() -> None:
+    made = roller.compile(SMALL, "v100", top_k=1, cache=False).artifact
+    assert not is_proved(made, 1.0)
+    tried = noted(made, Verdict("not proved (too long)"), 2.0)
+    assert is_proved(tried, 2.0) and not is_proved(tried, 3.0)
+    assert is_proved(noted(made, Verdict("emulated: 3 of 9 blocks"), 2.0), 3.0)
+    assert is_proved(replace(made, measured_s=1e-3), 1.0)
+
+
+def test_wrong_questions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RollerError, match="prove: expected a device that is not here, got 'cpu"):
+        roller.compile(SMALL, prove=True)
+    with pytest.raises(RollerError, match="prove_s: expected seconds above 0, or None, got 0"):
+        roller.compile(SMALL, "v100", prove=True, prove_s=0)
+    with pytest.raises(RollerError, match="prove_s: expected none without prove=True"):
+        roller.compile(SMALL, "v100", prove_s=1.0)
+    with pytest.raises(RollerError, match="prove: expected True or False, got 3"):
+        roller.compile(SMALL, "v100", prove=3)  # type: ignore[arg-type]
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(EmulationError, match="expected the C.. compiler 'no-such-compiler', found none on PATH. Install"):
+        roller.compile(SMALL, "v100", prove=True)
+    made = roller.compile(SMALL, "v100", top_k=1).artifact
+    assert prove(made).proved.startswith("not proved (emulator: expected the C++ compiler 'no-such-compiler'")
+
+
+@pytest.mark.parametrize("device", ["v100", "h200", "mi250x"])
+def test_a_large_kernel_is_proved_by_a_small_one_of_the_same_structure(device: str) -> None:
+    e, spec = ops.matmul(8192, 8100, 4096), load_spec(device)
+
+    def lower(program: roller.RProgram, expression: roller.TensorExpr) -> KernelArtifact:
+        return pipeline.lower(program, expression, spec)
+
+    made = lower(roller.construct(e, device, 1)[0].program, e)
+    found = scaled(made, lower)
+    assert found is not None and found.same
+    own, small = made.program, found.artifact.program
+    assert (own.tiles, own.stages, own.split_k, own.vector_elements) == (
+        small.tiles, small.stages, small.split_k, small.vector_elements)  # fmt: skip
+    verdict = prove(made, 3.0, lower=lower)
+    assert verdict.proved.startswith("emulated: scaled to i=") and not verdict.wrong
+
+    def broken(program: roller.RProgram, expression: roller.TensorExpr) -> KernelArtifact:
+        wrong = planted(lower(program, expression), index_off_by_one)
+        assert wrong is not None
+        return wrong
+
+    wrong = prove(broken(made.program, e), 3.0, lower=broken)
+    assert wrong.wrong.startswith("scaled to i=")
+
+
+def test_a_small_kernel_of_another_structure_condemns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    e, spec = ops.matmul(8192, 8192, 8192), load_spec("v100")
+    made = pipeline.lower(roller.construct(e, "v100", 1)[0].program, e, spec)
+
+    def other(program: roller.RProgram, expression: roller.TensorExpr) -> KernelArtifact:
+        wrong = planted(pipeline.lower(program, expression, spec), index_off_by_one)
+        assert wrong is not None
+        source = wrong.source.replace("__syncthreads();", "__syncthreads();\n  ;")
+        return replace(wrong, launches=tuple(replace(x, source=source) for x in wrong.launches))
+
+    verdict = prove(made, 0.5, lower=other)
+    assert not verdict.wrong
+    assert verdict.proved.startswith("not proved (scaled to i=") and "lines differ" in verdict.proved
+
+    def refused(program: roller.RProgram, expression: roller.TensorExpr) -> KernelArtifact:
+        raise BuildError("no")
+
+    assert "no axis of it may shrink" in prove(made, 0.5, lower=refused).proved
+
+
+def test_a_share_of_seconds_is_spent_in_order_of_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = roller.compile(SMALL, "v100", top_k=1, cache=False).artifact
+    clock = iter(range(100))
+    monkeypatch.setattr(proving, "prove", lambda *_, **__: Verdict("emulated"))
+    monkeypatch.setattr(proving.time, "monotonic", lambda: float(next(clock)))
+    share = Share(2.0)
+    known = [share(str(n), made)[0].build["proved"] for n in range(4)]
+    assert known == ["emulated", "emulated", *2 * [f"not proved ({proving.USED_UP})"]]
