@@ -52,7 +52,8 @@ def within_budget(
     if needed > MOST_BYTES:
         note = f"its arrays take {needed / 1e9:.2f} GB, an emulated kernel may have {MOST_BYTES / 1e9:.2f} GB"
         return Proof(True, (), NOTHING, blocks=blocks, note=note)
-    emulated = Emulated(artifact, check=check, cache_dir=cache_dir)
+    # What is proved is not proved again: its library is not kept, unless somebody names a folder.
+    emulated = Emulated(artifact, check=check, cache_dir=cache_dir, keep=cache_dir is not None)
     proof = _Trial(emulated, arrays, budget_s, compare, orders, seed, workers).prove()
     return replace(proof, seconds=time.monotonic() - start)
 

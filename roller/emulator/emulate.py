@@ -55,6 +55,8 @@ class Emulated:
         Report out-of-bounds and misaligned accesses; unchecked kernels run faster and build slower.
     cache_dir
         Folder that keeps what g++ built; the user's cache folder where ``None``.
+    keep
+        Whether it keeps this kernel too, and not only what all kernels share.
 
     Raises
     ------
@@ -63,7 +65,12 @@ class Emulated:
     """
 
     def __init__(
-        self, artifact: KernelArtifact, *, check: bool = True, cache_dir: str | os.PathLike[str] | None = None
+        self,
+        artifact: KernelArtifact,
+        *,
+        check: bool = True,
+        cache_dir: str | os.PathLike[str] | None = None,
+        keep: bool = True,
     ) -> None:
         if artifact.language not in LANGUAGES:
             raise EmulationError(
@@ -82,7 +89,7 @@ class Emulated:
                 known = ", ".join(k.entry for k in kernels)
                 raise EmulationError(f"emulator: expected kernel '{launch.entry}' in the source, found {known}.")
             self._check_launch(launch, kernel)
-            built = library.load(text, check, cache_dir)
+            built = library.load(text, check, cache_dir, keep=keep)
             self._launches.append((launch, kernel, getattr(built, f"emul_{kernel.entry}")))
 
     def _check_launch(self, launch: Launch, kernel: Kernel) -> None:

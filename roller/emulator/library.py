@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 from roller.errors import EmulationError
+from roller.scratch import scratch_folder
 
 _CXX = Path(__file__).parent / "cxx"
 #: Type punning of emitted code is legal in CUDA; the standard 14 headers are the quick ones.
@@ -60,7 +61,9 @@ def default_cache() -> Path:
     return Path(base) / "roller" / "emulator"
 
 
-def load(source: str, check: bool, cache_dir: str | os.PathLike[str] | None = None) -> ctypes.CDLL:
+def load(
+    source: str, check: bool, cache_dir: str | os.PathLike[str] | None = None, *, keep: bool = True
+) -> ctypes.CDLL:
     """Return the library of a translated source, built if it is not kept yet.
 
     Parameters
@@ -71,6 +74,8 @@ def load(source: str, check: bool, cache_dir: str | os.PathLike[str] | None = No
         Whether accesses are checked for bounds and alignment.
     cache_dir
         Folder that keeps the libraries; the user's cache folder where ``None``.
+    keep
+        Whether the kernel's library stays there: one that is run once need not.
 
     Raises
     ------
@@ -85,8 +90,11 @@ def load(source: str, check: bool, cache_dir: str | os.PathLike[str] | None = No
     macro = f"-DEMUL_CHECKED={int(check)}"
     runtime = _built(folder, (_CXX / "runtime.cc").read_text(encoding="utf-8"), ("-O2", "-c", macro), (), ".o")
     # Checks cost most where they are not optimised, and -O1 already folds them into the address arithmetic.
-    library = _built(folder, source, ("-O1" if check else "-O2", "-shared", macro), (str(runtime),), ".so")
-    return _loaded(str(library))
+    flags = ("-O1" if check else "-O2", "-shared", macro)
+    if keep:
+        return _loaded(str(_built(folder, source, flags, (str(runtime),), ".so")))
+    with scratch_folder("emulator-") as own:
+        return ctypes.CDLL(str(_built(Path(own), source, flags, (str(runtime),), ".so")))
 
 
 @functools.lru_cache(maxsize=256)
