@@ -300,8 +300,8 @@ class _Run:
 
     def _built(self, jobs: Sequence[Job], how: How) -> dict[str, KernelArtifact]:
         """Return the kernels of a wave that were built ahead."""
-        first = [job.starts_with(how)[0].id for job in jobs]
-        return {i: self._made[i].value for i in first if self._made[i].value is not None}
+        results = {(c := job.starts_with(how)[0]).id: self._made[c.id].value for job in jobs}
+        return {i: made for i, made in results.items() if made is not None}
 
     def _map(self, tasks: Mapping[str, Task], how: How) -> None:
         if not tasks:

@@ -140,13 +140,13 @@ def test_ways_to_choose_do_not_share_what_is_cached(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_was_only_lowered_elsewhere_does_not_pass_for_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    from roller.runtime.cache import CacheEntry
+    from roller.runtime.cache_entry import CacheEntry, entry_of
 
     expr = ops.elementwise("relu", (61,))
     elsewhere = roller.compile(expr, "v100", deterministic=True)
-    assert not pipeline._entry_of(elsewhere).measured
+    assert not entry_of(elsewhere.artifact, elsewhere.candidates).measured
     here = roller.compile(expr, "cpu", deterministic=True)
-    entry: CacheEntry = pipeline._entry_of(here)
+    entry: CacheEntry = entry_of(here.artifact, here.candidates)
     assert entry.measured and entry.artifact.measured_s is None
 
 

@@ -65,7 +65,7 @@ def test_a_wrong_candidate_drops_out_and_the_next_takes_its_place(monkeypatch: p
 
 def test_where_all_are_wrong_the_reasons_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
     with_faults(monkeypatch, 1000)
-    with pytest.raises(NoCandidateError, match="2 candidates survived: .* x wrong: emulated, forward order: "):
+    with pytest.raises(NoCandidateError, match=r"2 candidates survived: .* x wrong: emulated, forward order: "):
         roller.compile(SMALL, "v100", top_k=2, prove=True)
 
 
@@ -104,7 +104,7 @@ def test_wrong_questions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RollerError, match="prove: expected True or False, got 3"):
         roller.compile(SMALL, "v100", prove=3)  # type: ignore[arg-type]
     monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(EmulationError, match="expected the C.. compiler 'no-such-compiler', found none on PATH. Install"):
+    with pytest.raises(EmulationError, match=r"the C\+\+ compiler 'no-such-compiler', found none on PATH\. Install"):
         roller.compile(SMALL, "v100", prove=True)
     made = roller.compile(SMALL, "v100", top_k=1).artifact
     assert prove(made).proved.startswith("not proved (emulator: expected the C++ compiler 'no-such-compiler'")

@@ -84,7 +84,7 @@ def test_what_takes_too_long_is_not_proved_and_says_why(built, monkeypatch):
 
 def test_a_kernel_that_cannot_be_built_is_an_error(built, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(EmulationError, match="found none on PATH. Install g"):
+    with pytest.raises(EmulationError, match=r"found none on PATH\. Install g"):
         prove(kernel("rows"), budget_s=1.0, cache_dir=built)
 
 

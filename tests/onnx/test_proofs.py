@@ -64,7 +64,8 @@ def test_a_wrong_kernel_gives_way_to_the_next_candidate(monkeypatch):
 def test_what_was_not_tried_says_why(monkeypatch):
     assert set(known(compiled(1e-9)).values()) == {"not proved (the seconds for proofs were used up)"}
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert all(text.startswith("not proved (emulator: expected the C++ compiler") for text in known(compiled(9)).values())
+    texts = known(compiled(9)).values()
+    assert all(text.startswith("not proved (emulator: expected the C++ compiler") for text in texts)
 
 
 def test_seconds_are_a_number():
