@@ -103,13 +103,20 @@ def _stage(stage: Data, tensors: Mapping[str, Any]) -> Any:
     def body(*at: Any) -> Any:
         env = {name: var for (name, _), var in zip(stage["axes"], at, strict=True)}
         value = _scalar(stage["body"], env | {n: a.var for n, a in reduced.items()}, tensors)
-        return _reducer(stage["combine"])(value, axis=list(reduced.values())) if reduced else value
+        if not reduced:
+            return value
+        is_bool = dtype_of(stage["body"], {n: str(t.dtype) for n, t in tensors.items()}) == "bool"
+        return _reducer(stage["combine"], is_bool)(value, axis=list(reduced.values()))
 
     return te.compute(tuple(n for _, n in stage["axes"]), body, name=stage["name"])
 
 
-def _reducer(combiner: str) -> Callable[..., Any]:
+def _reducer(combiner: str, is_bool: bool) -> Callable[..., Any]:
     from roller.te.compat import te, tirx
+
+    if is_bool and combiner in ("max", "min"):  # TVM's own have no least truth value
+        fold, first = getattr(tirx, combiner), combiner == "min"
+        return te.comm_reducer(lambda x, y: fold(x, y), lambda dtype: tirx.const(first, dtype), name=combiner)
 
     if combiner == "prod":
         return te.comm_reducer(lambda x, y: x * y, lambda dtype: tirx.const(1, dtype), name="prod")

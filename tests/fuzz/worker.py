@@ -43,7 +43,8 @@ class Worker:
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
         self._temporary = tempfile.TemporaryDirectory() if folder is None else None
         self.folder = Path(folder if folder is not None else self._temporary.name)  # type: ignore[union-attr]
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._said = b""
 
     def __enter__(self) -> Worker:
         return self
@@ -64,9 +65,9 @@ class Worker:
             for stream in (self._process.stdin, self._process.stdout):
                 if stream is not None:
                     stream.close()
-        self._process = None
+        self._process, self._said = None, b""
 
-    def _started(self) -> subprocess.Popen[str]:
+    def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None:
             root = str(Path(__file__).resolve().parents[2])
             environment = {
@@ -76,8 +77,8 @@ class Worker:
             }  # fmt: skip
             command = [sys.executable, "-m", "tests.fuzz.worker"]
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=root,
-                env=environment, bufsize=1,
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=root,
+                env=environment, bufsize=0,
             )  # fmt: skip
         return self._process
 
@@ -86,21 +87,16 @@ class Worker:
         process = self._started()
         assert process.stdin is not None
         try:
-            process.stdin.write(json.dumps(case) + "\n")
-            process.stdin.flush()
+            process.stdin.write(json.dumps(case).encode() + b"\n")
         except BrokenPipeError:
             pass  # it died: what follows says how
         return self._answer(process)
 
-    def _answer(self, process: subprocess.Popen[str]) -> Verdict:
-        assert process.stdout is not None
+    def _answer(self, process: subprocess.Popen[bytes]) -> Verdict:
         phase, begin, seen, moved = "starting", _cpu_s(process.pid), 0.0, time.monotonic()
         while True:
-            ready, _, _ = select.select([process.stdout], [], [], 5.0)
-            if ready:
-                line = process.stdout.readline()
-                if not line:
-                    return self._dead(process, phase)
+            while b"\n" in self._said:
+                line, _, self._said = self._said.partition(b"\n")
                 said = json.loads(line)
                 if "verdict" in said:
                     return Verdict(**said["verdict"])
@@ -109,6 +105,12 @@ class Worker:
 
                     return died(phase, said["died"])
                 phase = said["phase"]
+            assert process.stdout is not None
+            if select.select([process.stdout], [], [], 5.0)[0]:
+                more = os.read(process.stdout.fileno(), 1 << 16)
+                if not more:
+                    return self._dead(process, phase)
+                self._said += more
                 continue
             used = _cpu_s(process.pid) - begin
             if used > seen + 0.05:
@@ -117,7 +119,7 @@ class Worker:
                 self._end()
                 return Verdict(HANG, f"{'no processor time used' if used <= MOST_CPU_S else 'endless'} while {phase}")
 
-    def _dead(self, process: subprocess.Popen[str], phase: str) -> Verdict:
+    def _dead(self, process: subprocess.Popen[bytes], phase: str) -> Verdict:
         from tests.fuzz.judge import died
 
         code = process.wait()
@@ -127,16 +129,22 @@ class Worker:
 
 def _cpu_s(pid: int) -> float:
     """Return the processor seconds of a process and all below it, finished and running."""
-    total = 0.0
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        total = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            children = (task / "children").read_text().split()
-            total += sum(_cpu_s(int(c)) for c in children)
-    except OSError:
-        pass  # it ended meanwhile
-    return total
+    below: dict[int, list[int]] = {}
+    ticks: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue  # it ended meanwhile
+            below.setdefault(int(fields[1]), []).append(int(entry.name))
+            ticks[int(entry.name)] = sum(map(int, fields[11:15]))
+    total, left = 0, [pid]
+    while left:
+        one = left.pop()
+        total += ticks.get(one, 0)
+        left += below.get(one, [])
+    return total / os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:
@@ -169,6 +177,8 @@ def _serve(say: Callable[..., None]) -> None:
     """Judge cases until there are no more, or so many that the process should be replaced."""
     from tests.fuzz.judge import judged
 
+    for fatal in (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT):
+        signal.signal(fatal, signal.SIG_DFL)  # handlers that print a backtrace may wait for a lock for ever
     for number, line in enumerate(iter(sys.stdin.readline, "")):
         verdict = judged(json.loads(line), lambda phase: say(phase=phase))
         say(verdict=verdict.to_dict())
