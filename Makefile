@@ -9,7 +9,7 @@ comma := ,
 EXTRAS := $(if $(filter Linux-x86_64 Linux-aarch64,$(shell uname -s)-$(shell uname -m)),dev$(comma)cuda12,dev)
 WORKERS ?= 2
 
-.PHONY: demo test slow torch lint format typecheck check-all clean
+.PHONY: demo test slow torch fuzz lint format typecheck check-all clean
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -33,6 +33,15 @@ test: $(STAMP)
 # The long sweeps: every operator on every GPU, every kernel of the odd cases on the emulator. Minutes, not seconds.
 slow: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) -q -m slow
+
+# 5,000 random cases of every generator; CASES, SEED and MINUTES (per generator) say otherwise. Goes on where it stopped.
+CASES ?= 5000
+SEED ?= 0
+MINUTES ?= 600
+fuzz: $(STAMP)
+	for g in expressions operators calls gpu onnx; do \
+	  $(BIN)/python -m benchmarks.fuzz $$g --cases $(CASES) --seed $(SEED) --minutes $(MINUTES) || failed=1; \
+	done; test -z "$$failed"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
