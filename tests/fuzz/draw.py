@@ -103,6 +103,8 @@ def _stage(s: _State, number: int, main: str) -> Data:
     combine = s.one(COMBINERS) if inner else None
     if combine == "prod":
         combine = "prod" if s.chance(50) else "sum"
+    if dtype_of(body, s.dtypes) == "bool" and combine in ("sum", "prod") and not s.chance(10):
+        combine = "max"  # of truth values neither is a number
     name = f"T{number}"
     s.dtypes[name] = dtype_of(body, s.dtypes)
     s.shapes[name] = tuple(n for _, n in axes)
@@ -298,7 +300,7 @@ def _fitted(s: _State, size: int, guards: list[Data]) -> Data:
     if s.chance(40):
         guards.append(_bound(s, i, size, False))
         return i
-    return ["%", i, size]
+    return ["%", i if isinstance(i, str) or s.chance(10) else s.one(s.axes), size]
 
 
 def _index(s: _State, depth: int) -> Data:
@@ -318,7 +320,7 @@ def _index(s: _State, depth: int) -> Data:
     if kind == "back":
         return ["-", s.axes[axis] - 1, axis]
     by = s.number(2, 9) if not s.chance(15) else s.number(2, max(2, s.axes[axis]))
-    inner = axis if not s.chance(30) else _index(s, depth - 1)
+    inner = axis if not s.chance(8) else _index(s, depth - 1)
     low, _ = reach(inner, s.axes)
     inner = _plus(inner, -low) if low < 0 else inner
     if kind == "//%":

@@ -18,7 +18,7 @@ CORPUS = Path(__file__).parent / "corpus"
 #: Cases that are run to make a finding smaller.
 _MOST_SHRINKS = 80
 #: Seconds after which a finding is kept as it is.
-_MOST_SHRINK_S = 60.0
+_MOST_SHRINK_S = 30.0
 
 
 class Findings:
