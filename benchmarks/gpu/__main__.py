@@ -1,4 +1,4 @@
-"""The GPU hour: ``python -m benchmarks.gpu pack`` here, ``python3 b/run.py`` there, ``python -m benchmarks.gpu report`` here."""
+"""The GPU hour: ``python -m benchmarks.gpu pack`` here, ``python3 b/run.py`` there, ``... report`` here."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ def pack_command(
     pattern: Annotated[str, typer.Option("--filter", help="Comma-separated ids or patterns.")] = "*",
     parts: Annotated[str, typer.Option(help="Parts of it.")] = "variants,probes,operators,models",
     workers: Annotated[int | None, typer.Option(min=1, help="Processes at a time.")] = None,
+    prove_s: Annotated[float, typer.Option("--prove-s", min=0, help="Emulate kernels for so long.")] = 240.0,
     sources: Annotated[bool, typer.Option("--sources", help="No binaries: build where it is run.")] = False,
 ) -> None:
     """Build all that a GPU hour runs, and what runs it, into one folder."""
     from benchmarks.gpu.pack import Options, make_pack
 
     chosen = tuple(p.strip() for p in parts.split(","))
-    make_pack(device, out, Options(top_k, pattern, chosen, workers, sources), print)
+    make_pack(device, out, Options(top_k, pattern, chosen, workers, sources, prove_s), print)
 
 
 @app.command("report")

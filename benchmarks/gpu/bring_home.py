@@ -86,7 +86,8 @@ def bring_home(pack_folder: Path, results: Path, out: Path, name: str = "") -> s
         lines.append(f"`roller bundle import {out / KERNELS}` puts winners and times into the cache")
     todo = findings.todo(hour)
     text = "\n\n".join(x for x in (
-        *_head(hour), "## What to do next", todo, "## Doctor", doctor, *_forms(hour), *_probed(probed, load_spec(pack.device).values()),
+        *_head(hour), "## What to do next", todo, "## Doctor", doctor, *_forms(hour),
+        *_probed(probed, load_spec(pack.device).values()),
         *_operators(hour, spec), *_models(hour), *findings.profiled(hour), *_notes(pack), _files(lines),
     ) if x)  # fmt: skip
     write_whole(out / REPORT, text + "\n")

@@ -18,7 +18,7 @@ from roller.runtime.records import Record
 if TYPE_CHECKING:
     from benchmarks.gpu.bring_home import Hour
 
-#: Relative difference of a prediction, and of a peer, from which on it is worth a look; rows of each kind that are shown.
+#: Relative difference of a prediction, and a peer's time against ours, from which on a row is worth a look; rows shown.
 _OFF, _BEHIND, _SHOWN = 0.25, 0.9, 8
 #: Terms of the model that stand beside the profiler's figures: ours, and its own.
 _BESIDE = (("dram_bytes", "dram_read_bytes"), ("l2_bytes", "l2_bytes"), ("registers", "registers_per_thread"),
@@ -103,8 +103,8 @@ def _misjudged(rows: list[_Row]) -> list[str]:
             worst = sorted(off, key=lambda r: -abs(math.log(r.ratio)))[:4]
             named = ", ".join(f"{r.operator} {r.ratio:.2f}" for r in worst)
             weight = sum(abs(math.log(r.ratio)) for r in off)
-            found.append((-weight, f"bound by {bound}: {len(off)} of {len(mine)} rows are more than {_OFF:.0%} off; "
-                                   f"measured over predicted {median:.2f} in the median, furthest: {named}"))  # fmt: skip
+            text = f"bound by {bound}: {len(off)} of {len(mine)} rows are more than {_OFF:.0%} off"
+            found.append((-weight, f"{text}; measured over predicted {median:.2f} in the median, furthest: {named}"))
     return [text for _, text in sorted(found)]
 
 
@@ -114,16 +114,17 @@ def _behind(hour: Hour, rows: list[_Row]) -> list[str]:
     for r in rows:
         ratio = peer_ratio(hour.data.peers, r.operator)
         if ratio is not None and ratio < _BEHIND:
-            found.append((ratio, f"{r.operator} takes {1 / ratio:.2f} times its fastest peer's time "
-                                 f"({r.measured_s * 1e3:.4g} ms, predicted {r.predicted_s * 1e3:.4g}, bound by {r.bound})"
-                                 f"{_figures(hour, r.operator)}"))  # fmt: skip
+            times = f"{r.measured_s * 1e3:.4g} ms, predicted {r.predicted_s * 1e3:.4g}, bound by {r.bound}"
+            text = f"{r.operator} takes {1 / ratio:.2f} times its fastest peer's time ({times})"
+            found.append((ratio, text + _figures(hour, r.operator)))
     return [text for _, text in sorted(found)[:_SHOWN]]
 
 
 def _figures(hour: Hour, operator: str) -> str:
     kernels = hour.data.profiles.get(operator, {}).get("kernels") or []
     names = ("dram_busy_percent", "unit_busy_percent", "matrix_busy_percent", "warps_active_percent")
-    told = [f"{n.removesuffix('_percent').replace('_', ' ')} {kernels[0][n]:.0f} %" for n in names if kernels and n in kernels[0]]
+    figures = kernels[0] if kernels else {}
+    told = [f"{n.removesuffix('_percent').replace('_', ' ')} {figures[n]:.0f} %" for n in names if n in figures]
     return f": {', '.join(told)}" if told else ""
 
 

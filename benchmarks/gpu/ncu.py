@@ -54,11 +54,11 @@ def command(program: str, bundle: Path, operator: str, candidate: str, entries: 
 
 
 def parsed(text: str) -> list[dict[str, Any]]:
-    """Return the figures of every kernel in ncu's answer; empty where there are none.
+    r"""Return the figures of every kernel in ncu's answer; empty where there are none.
 
     Examples
     --------
-    >>> parsed('==PROF== x\\n"ID","Kernel Name","gpu__time_duration.sum"\\n"","","ns"\\n"0","k","1,500"\\n')
+    >>> parsed('==PROF== x\n"ID","Kernel Name","gpu__time_duration.sum"\n"","","ns"\n"0","k","1,500"\n')
     [{'kernel': 'k', 'time_s': 1.5e-06}]
     """
     start = text.find('"ID",')

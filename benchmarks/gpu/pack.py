@@ -1,24 +1,30 @@
-"""Make the folder that a GPU hour runs: kernels of every form, probes, the benchmark's operators, models, and what runs them."""
+"""Make the folder that a GPU hour runs: kernels of every form, probes, operators, models, and what runs them."""
 
 from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from benchmarks.gpu.plan import MODELS, OPERATORS, PROBES, VARIANTS, Pack, Planned, write_pack
 from benchmarks.gpu.rows import chosen_for_compile, fitted, rows
 from benchmarks.gpu.variants import Wanted, variants
-from roller.cli.bundle import Prove, build_operators, bundle_header, create_bundle, operator_of
+from roller.choosing.proving import PROVE_ALL_S, Share
+from roller.cli.bundle import build_operators, bundle_header, create_bundle, operator_of
 from roller.construction.options import ConstructOptions
 from roller.errors import ArtifactError, RollerError
 from roller.hardware import DeviceSpec, load_spec
+from roller.pipeline import lower
 from roller.probing.gpu.bundle import create_bundle as create_probes
+from roller.runtime.build_pool import BuildResult
 from roller.runtime.bundle_format import Bundle, OperatorEntry, whole_folder, write_bundle
 
 #: Parts in the order they are run.
@@ -27,15 +33,15 @@ PARTS = (VARIANTS, PROBES, OPERATORS, MODELS)
 LIMIT_BYTES, _OPERATOR_BYTES, _MODEL_BYTES = 60_000_000, 20_000_000, 36_000_000
 #: Models by name in :mod:`benchmarks.models`, and their sizes: packs of recurrent steps, convolutions, attention.
 NETWORKS: tuple[tuple[str, tuple[tuple[str, int], ...]], ...] = (
-    ("lstm", ()),
+    ("lstm", (("layers", 4),)),
     ("mobilenet_v2", ()),
     ("bert_base", (("layers", 2), ("width", 256), ("heads", 4), ("inner", 1024), ("vocabulary", 2000))),
 )
 #: What of roller runs there: no compiler, no construction, no command line.
 _FLOORS = ("backends", "emulator", "expr", "model", "runtime", "tile")
 #: What of this folder runs there.
-_RUNNER = ("__init__", "child", "comparison", "journal", "model_worker", "ncu", "once", "paired", "peers", "phases", "plan",
-           "ranking", "run", "triton_matmul", "worker")  # fmt: skip
+_RUNNER = ("__init__", "child", "comparison", "journal", "model_worker", "ncu", "once", "paired", "peers", "phases",
+           "plan", "ranking", "run", "triton_matmul", "worker")  # fmt: skip
 _MATRIX_UNIT = re.compile(r"\b(wg?mma|w?mma\.sync|ldmatrix|__builtin_amdgcn_mfma)")
 
 _RUN = '''"""Run this pack: ``python3 run.py --minutes 40``; see ``--help``."""
@@ -49,7 +55,7 @@ sys.dont_write_bytecode = True  # what is under this folder stays as it was pack
 try:
     from benchmarks.gpu.run import main
 except ModuleNotFoundError as err:
-    sys.exit("run.py: error: expected the package '%s', found none. Install it with 'pip install %s'." % (err.name, err.name))
+    sys.exit("run.py: error: expected the package '%s', found none. Install it with pip." % err.name)
 if __name__ == "__main__":
     sys.exit(main())
 '''  # fmt: skip
@@ -71,8 +77,8 @@ class Options:
         Processes at a time.
     sources
         Build no kernels: the machine with the device has to.
-    prove
-        See :func:`roller.cli.bundle.operator_of`; for the variants.
+    prove_s
+        Seconds in which kernels are proved on the emulator before they travel, half of them for the variants.
     networks
         Models by name in :mod:`benchmarks.models`, and their sizes.
     """
@@ -82,7 +88,7 @@ class Options:
     parts: tuple[str, ...] = PARTS
     workers: int | None = None
     sources: bool = False
-    prove: Prove | None = None
+    prove_s: float = 2 * PROVE_ALL_S
     networks: tuple[tuple[str, tuple[tuple[str, int], ...]], ...] = NETWORKS
 
 
@@ -110,7 +116,9 @@ def make_pack(device: str, out: Path, options: Options, say: Callable[[str], Non
         pack = write_pack(Pack(work, spec.name, language, made.parts, tuple(made.planned), tuple(made.notes)))
         size = sum(p.stat().st_size for p in work.rglob("*") if p.is_file())
         if size > LIMIT_BYTES:
-            raise ArtifactError(f"{out}: expected at most {LIMIT_BYTES} bytes, got {size}. Lower --top-k or leave models out.")
+            raise ArtifactError(
+                f"{out}: expected at most {LIMIT_BYTES} bytes, got {size}. Lower --top-k, or leave out models (--parts)."
+            )
     say(f"{out}: {size / 1e6:.1f} MB; there: python3 {out.name}/run.py --minutes 40")
     return replace(pack, folder=out)
 
@@ -125,11 +133,13 @@ class _Packing:
         self.notes: list[str] = []
 
     def variants(self) -> None:
-        """Every form of every template, on small expressions."""
+        """Add every form of every template, on small expressions."""
         found = [w for w in variants(self._spec) if _matches(w.id, self._options.pattern)]
         for w in found:
             self.notes += [f"{w.id} {name}: {reason.splitlines()[0]}" for name, reason in w.refused]
-        jobs = {w.id: (w, self._spec, self._options) for w in found if w.variants}
+        workers = self._options.workers or len(os.sched_getaffinity(0))
+        share_s = self._options.prove_s / 2 * workers / max(1, len(found))
+        jobs = {w.id: _Job(w, self._spec, not self._options.sources, share_s) for w in found if w.variants}
         if not jobs:
             return
         built = build_operators(jobs, _built_variants, self._options.workers)
@@ -137,36 +147,41 @@ class _Packing:
         self.notes += [f"{name}: {r.record.reason.splitlines()[0]}" for name, r in built.items() if r.value is None]
         for entry, _ in operators:
             self.notes += [f"{entry.id} {name}: {reason.splitlines()[0]}" for name, reason in entry.failed]
-        manifest = write_bundle(
-            self._folder / VARIANTS, bundle_header(self._spec, ConstructOptions()), operators
-        )
+        manifest = write_bundle(self._folder / VARIANTS, bundle_header(self._spec, ConstructOptions()), operators)
         self.parts[VARIANTS] = manifest["checksum"]
         self._say(f"{VARIANTS}: {sum(len(e.candidates) for e, _ in operators)} kernels of {len(operators)} expressions")
 
     def probes(self) -> None:
-        """Micro-benchmarks of everything a specification says."""
+        """Add micro-benchmarks of everything a specification says."""
         manifest = create_probes(self._spec, self._folder / PROBES, images=not self._options.sources, driver=False)
         self.parts[PROBES] = manifest["checksum"]
         self._say(f"{PROBES}: {sum(r['cases'] for r in manifest['plans'])} cases of {len(manifest['plans'])} probes")
 
     def operators(self) -> None:
-        """The 119 operators and the further sets."""
-        planned = [fitted(p, self._spec) for p in rows(self._options.pattern)]
+        """Add the 119 operators and the further sets."""
+        published = rows(self._options.pattern)
+        given = {p.id: p.notes for p in published}
+        planned = [fitted(p, self._spec) for p in published]
         done = create_bundle(
             [dict(p.row) for p in planned if not p.left_out], self._spec, self._folder / OPERATORS,
             top_k=self._options.top_k, limit_bytes=_OPERATOR_BYTES, workers=self._options.workers,
-            binaries=not self._options.sources,
+            binaries=not self._options.sources, prove_s=self._options.prove_s / 2,
         )  # fmt: skip
         self.parts[OPERATORS] = done.manifest["checksum"]
         bundle, compiled = Bundle(self._folder / OPERATORS), chosen_for_compile(planned)
         entries = {e.id: e for e in bundle.operators}
         self.planned = [self._noted(p, bundle, entries, compiled, done.built) for p in planned]
         for p in self.planned:
-            for note in (*p.notes, *([f"left out: {p.left_out}"] if p.left_out else [])):
+            changed = [n for n in p.notes if n not in given.get(p.id, ())]  # what the published rows say is known
+            for note in (*changed, *([f"left out: {p.left_out}"] if p.left_out else [])):
                 self._say(f"{p.id}: {note}")
-        self._say(f"{OPERATORS}: {sum(len(e.candidates) for e in bundle.operators)} candidates of {len(entries)} operators")
+        count = sum(len(e.candidates) for e in bundle.operators)
+        self._say(f"{OPERATORS}: {count} candidates of {len(entries)} operators")
 
-    def _noted(self, p: Planned, bundle: Bundle, entries: dict, compiled: set[str], built: dict) -> Planned:
+    def _noted(
+        self, p: Planned, bundle: Bundle, entries: Mapping[str, OperatorEntry], compiled: set[str],
+        built: Mapping[str, BuildResult[Any]],
+    ) -> Planned:  # fmt: skip
         """Return a row with what became of it."""
         if p.id not in entries:
             why = built[p.id].record.reason.splitlines()[0] if p.id in built else "it was not built"
@@ -178,7 +193,7 @@ class _Packing:
         return replace(p, notes=notes, compiled=p.id in compiled)
 
     def models(self) -> None:
-        """Whole models, with what ONNX Runtime makes of random inputs where it is installed."""
+        """Add whole models, with what ONNX Runtime makes of random inputs where it is installed."""
         from benchmarks.models import build as build_model
         from roller.onnx.compile import compile_model
         from roller.onnx.expected import expected_of
@@ -210,10 +225,20 @@ class _Packing:
             self._say(f"{MODELS}/{name}: {manifest['kernels']} kernels, {size / 1e6:.1f} MB")
 
 
-def _built_variants(job: tuple[Wanted, DeviceSpec, Options]) -> tuple[OperatorEntry, bytes]:
-    wanted, spec, options = job
-    candidates = [(v.id, v.program, v.estimate.to_dict()) for v in wanted.variants]
-    return operator_of(wanted.id, wanted.expression, candidates, spec, not options.sources, None, options.prove)
+@dataclass(frozen=True)
+class _Job:
+    """The kernels of one expression to lower, prove and build."""
+
+    wanted: Wanted
+    spec: DeviceSpec
+    binaries: bool
+    prove_s: float
+
+
+def _built_variants(job: _Job) -> tuple[OperatorEntry, bytes]:
+    candidates = [(v.id, v.program, v.estimate.to_dict()) for v in job.wanted.variants]
+    prove = Share(job.prove_s, partial(lower, spec=job.spec)) if job.prove_s else None
+    return operator_of(job.wanted.id, job.wanted.expression, candidates, job.spec, job.binaries, None, prove)
 
 
 def _matches(name: str, pattern: str) -> bool:

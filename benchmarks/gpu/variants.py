@@ -220,7 +220,8 @@ def _priced(name: str, program: RProgram, spec: DeviceSpec) -> Variant:
 def _others() -> Mapping[str, TensorExpr]:
     """Return expressions that the other templates compute, small and odd."""
     return {
-        "tiled-f32": ops.matmul(200, 137, 331), "tiled-tt": ops.matmul(133, 136, 264, transpose_a=True, transpose_b=True),
+        "tiled-f32": ops.matmul(200, 137, 331),
+        "tiled-tt": ops.matmul(133, 136, 264, transpose_a=True, transpose_b=True),
         "tiled-batch": ops.matmul(65, 96, 64, batch=3), "tiled-s8": ops.matmul(136, 136, 136, dtype="int8"),
         "tiled-split": ops.matmul(33, 35, 3000), "tiled-bias": ops.matmul(97, 61, 53, epilogue=("bias", "relu")),
         "tiled-conv": ops.conv2d(2, 19, 13, 11, 35, 3, 3, padding=1),

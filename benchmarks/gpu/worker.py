@@ -55,7 +55,7 @@ class Pretended:
                  "method": "pretended"}]  # fmt: skip
 
     def usable(self) -> bool:
-        """It always answers."""
+        """Whether the device still answers."""
         return True
 
 

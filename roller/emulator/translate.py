@@ -203,7 +203,7 @@ def _local_arrays(text: str) -> str:
     start = _PROGRAM.search(text) or _KERNEL.search(text)
     at = start.start() if start else len(text)  # what comes before are types and helpers of the prelude
     out = [text[:at]]
-    for m in _TABLE.finditer(text, at):  # the table of a pack's later stage stands between programs: its arrays are no locals
+    for m in _TABLE.finditer(text, at):  # tables of a pack's later stages stand between programs; theirs are no locals
         out += [_LOCAL.sub(local, text[at : m.start()]), m[0]]
         at = m.end()
     return "".join(out) + _LOCAL.sub(local, text[at:])

@@ -105,7 +105,7 @@ class DeviceProcess:
         if process is None:
             return
         process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in its driver: nothing ends it, nothing waits for it
+        with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in its driver: nothing ends it
             process.wait(_LEAVE_S)
         for stream in (process.stdin, process.stdout, self._stderr):
             if stream is not None:

@@ -14,10 +14,8 @@ from benchmarks.gpu.bring_home import bring_home
 from benchmarks.gpu.pack import LIMIT_BYTES, Options, make_pack
 from roller import ops
 from roller.errors import ArtifactError, ExprError
-from roller.expr.canonical import fuse_axes
 from roller.hardware import load_spec
 from roller.runtime.bundle_format import Bundle
-from roller.tile import RProgram
 
 
 def test_every_row_builds_an_expression_of_the_published_work():
@@ -264,8 +262,9 @@ def pack(tmp_path_factory):
     out = tmp_path_factory.mktemp("gpu") / "b"
     lstm = (("layers", 1), ("steps", 2), ("width", 16))
     options = Options(
-        top_k=2, pattern="E19,R3,TC_M4,streaming,wgmma-float16-bias,lstm", sources=True, networks=(("lstm", lstm),)
-    )
+        top_k=2, pattern="E19,R3,TC_M4,streaming,wgmma-float16-bias,lstm", sources=True, prove_s=0.0,
+        networks=(("lstm", lstm),),
+    )  # fmt: skip
     said = []
     make_pack("h200", out, options, said.append)
     operators = Bundle(out / "operators")
@@ -300,7 +299,7 @@ def test_the_whole_way_on_a_null_device(pack, tmp_path):
     for title in ("What to do next", "Doctor", "Forms of kernels", "Probes", "Against torch", "Models", "Profiles"):
         assert f"## {title}" in text
     assert "| streaming | 3/3 |" in text and "| E19 |" in text
-    assert sorted(p.name for p in (tmp_path / "home").iterdir()) == ["probes.json", "report.md"]  # no YAML of a null device
+    assert sorted(p.name for p in (tmp_path / "home").iterdir()) == ["probes.json", "report.md"]  # and no YAML
     again = run_pack(pack, tmp_path / "r")
     assert again.returncode == 0 and "-- " not in again.stdout  # all of it is known
 
@@ -331,10 +330,9 @@ def test_a_run_that_is_killed_again_and_again_ends_with_everything(pack, tmp_pat
     assert len(data.calls) == 5
 
 
+@pytest.mark.slow
 def test_a_hung_kernel_costs_its_time_limit_and_the_others_go_on(pack, tmp_path):
-    start = time.monotonic()
-    done = run_pack(pack, tmp_path / "r", "--timeout-s", "1", "--filter", "streaming,E19", device="null?hang=0&crash=1")
-    assert time.monotonic() - start < 60
+    done = run_pack(pack, tmp_path / "r", "--timeout-s", "4", "--filter", "streaming,E19", device="null?hang=0&crash=1")
     assert done.returncode == 0, done.stdout + done.stderr
     _, data = journal.read(tmp_path / "r")
     assert [r.status for r in data.records["variants"]["streaming"].values()] == ["timeout", "crashed", "measured"]
@@ -373,16 +371,3 @@ def test_a_profiler_gets_the_kernel_it_asks_for(pack):
     assert once.chosen(operators.folder, "R3", last).program == found[last].program
     with pytest.raises(ArtifactError, match="expected operator 'R9'"):
         once.chosen(operators.folder, "R9", None)
-
-
-def test_a_kernel_that_is_proven_wrong_at_home_does_not_travel():
-    from roller.cli.bundle import operator_of
-
-    e = ops.elementwise("relu", (1024,))
-    p = RProgram(fuse_axes(e), "gpu", "streaming", (("register", (4,)), ("shared", (512,))))
-    wide = RProgram(fuse_axes(e), "gpu", "streaming", (("register", (8,)), ("shared", (1024,))))
-    candidates = [("a", p, {"seconds": 1e-6}), ("b", wide, {"seconds": 1e-6})]
-    prove = lambda name, artifact: "element 3 is never written" if name == "a" else ""  # noqa: E731
-    entry, _ = operator_of("E", e, candidates, load_spec("h200"), False, prove=prove)
-    assert entry.candidates == ("b",)
-    assert entry.failed == (("a", "wrong on the emulator: element 3 is never written"),)

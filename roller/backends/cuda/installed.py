@@ -94,7 +94,7 @@ def _with_headers(includes: Sequence[Path], major: int) -> tuple[Path, ...] | No
 
 
 def toolkits() -> list[Path]:
-    """Return the roots of CUDA toolkits: those the environment names, that of the ``nvcc`` on PATH, the usual places."""
+    """Return the roots of CUDA toolkits: those the environment names, that of PATH's ``nvcc``, the usual places."""
     named = [os.environ[n] for n in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(n)]
     nvcc = shutil.which("nvcc")
     beside = [str(Path(nvcc).resolve().parents[1])] if nvcc else []

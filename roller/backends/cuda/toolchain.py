@@ -45,9 +45,9 @@ def build(artifact: KernelArtifact) -> KernelArtifact:
 
     Notes
     -----
-    The log is that of ``ptxas -v``. CUDA 12 builds for ``sm_50`` and newer, CUDA 13 for ``sm_75``. A kernel that spills, or takes more
-    registers than its estimate counts on, is compiled again with launch bounds; the artifact carries the source
-    that was built.
+    The log is that of ``ptxas -v``. CUDA 12 builds for ``sm_50`` and newer, CUDA 13 for ``sm_75``. A kernel that
+    spills, or takes more registers than its estimate counts on, is compiled again with launch bounds; the artifact
+    carries the source that was built.
     """
     if artifact.language != "cuda":
         raise BuildError(

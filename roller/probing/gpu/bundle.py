@@ -33,8 +33,8 @@ from roller.runtime.probe_run import NO_IMAGE, PlanRunner
 _DRIVER = ("expr", "tile", "backends", "runtime")
 
 _PLANS: tuple[Callable[[DeviceSpec], Plan | None], ...] = (
-    compute.tiles_plan, compute.rates_plan, compute.matrix_plan, compute.group_matrix_plan, compute.shared_plan, memory.latency_plan,
-    compute.control_plan, memory.l2_plan, memory.transactions_plan, memory.dram_plan,
+    compute.tiles_plan, compute.rates_plan, compute.matrix_plan, compute.group_matrix_plan, compute.shared_plan,
+    memory.latency_plan, compute.control_plan, memory.l2_plan, memory.transactions_plan, memory.dram_plan,
 )  # fmt: skip
 
 

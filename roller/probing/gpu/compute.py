@@ -231,7 +231,7 @@ def matrix(session: GpuSession) -> Finding:
 
 
 def group_matrix_plan(spec: DeviceSpec) -> Plan | None:
-    """Return products of instructions of several TEUs that read scratchpad by themselves; ``None`` where there is none."""
+    """Return products of instructions that read scratchpad by themselves; ``None`` where there are none."""
     forms = {f.operand: f for f in spec.fragments if f.reads_scratchpad and f"{f.rate}.{f.operand}" in _given(spec)}
     cases = []
     for dtype, f in forms.items():
@@ -253,10 +253,10 @@ def group_matrix(session: GpuSession) -> Finding:
     asked = group_matrix_plan(spec)
     if asked is None:
         return Finding({}, ("skipped: the specification names no instruction of several TEUs",))
-    values = {
-        f"{_RATES}.group_matrix.{dtype}": t.step.rate(_GROUP_STEP * _GROUPS * t.case.grid / spec.units / session.clock_hz)
-        for dtype, t in session.measure(asked).items()
-    }
+    values = {}
+    for dtype, t in session.measure(asked).items():
+        work = _GROUP_STEP * _GROUPS * t.case.grid
+        values[f"{_RATES}.group_matrix.{dtype}"] = t.step.rate(work / spec.units / session.clock_hz)
     return Finding(values, session.taken())
 
 
