@@ -117,7 +117,7 @@ def make_pack(device: str, out: Path, options: Options, say: Callable[[str], Non
         size = sum(p.stat().st_size for p in work.rglob("*") if p.is_file())
         if size > LIMIT_BYTES:
             raise ArtifactError(
-                f"{out}: expected at most {LIMIT_BYTES} bytes, got {size}. Lower --top-k, or leave out models (--parts)."
+                f"{out}: expected at most {LIMIT_BYTES} bytes, got {size}. Lower --top-k, or leave out --parts."
             )
     say(f"{out}: {size / 1e6:.1f} MB; there: python3 {out.name}/run.py --minutes 40")
     return replace(pack, folder=out)
