@@ -18,7 +18,7 @@ import torch
 import typer
 
 from benchmarks.common import JsonOption, check_outputs, screen, table, write_json
-from roller.model.exchange import Placed
+from roller.model.placed import Placed
 from roller.onnx.torch_backend import roller_backend
 from roller.onnx.torch_call import GraphCall
 

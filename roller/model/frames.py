@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from roller.model.binding import Bound, Operand
-from roller.model.exchange import Placed
 from roller.model.interpreter import interpret
 from roller.model.kernels import aligned
+from roller.model.placed import Placed
 from roller.model.plan import ARENA, INPUT
 
 

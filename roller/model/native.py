@@ -12,9 +12,9 @@ import numpy as np
 from roller.errors import LaunchError
 from roller.model.binding import Bound, BoundCall, BoundCopy, BoundRun, BoundTogether, Operand
 from roller.model.cuts import cut
-from roller.model.exchange import CODES, Placed
 from roller.model.frames import Frame
 from roller.model.interpreter import call, interpret
+from roller.model.placed import Placed
 from roller.model.plan import ARENA, INPUT
 from roller.model.runner import FrameStruct, Runner
 
@@ -28,6 +28,8 @@ _TENSOR = np.dtype([
 ])  # fmt: skip
 _ARGUMENT = np.dtype([("type_index", "i4"), ("padding", "u4"), ("value", "u8")])
 _CALL, _COPY, _TOGETHER = range(3)
+#: DLPack's type codes by NumPy's kinds.
+_CODES = {"i": 0, "u": 1, "f": 2, "b": 6}
 #: TVM's type index of a tensor that somebody else owns, and DLPack's number of the host.
 _TENSOR_POINTER, _HOST = 7, 1
 
@@ -166,7 +168,7 @@ def tables(steps: Sequence[Bound], input_count: int, threads: int) -> Tables:
         row, place = tensors[n], operand.place
         row["ndim"], row["shape"] = len(operand.shape), shapes.ctypes.data + 8 * first
         # Copies look at no dtype: what DLPack has no code for passes as bytes.
-        row["code"], row["bits"] = CODES.get(operand.dtype.kind, 1), operand.dtype.itemsize * 8
+        row["code"], row["bits"] = _CODES.get(operand.dtype.kind, 1), operand.dtype.itemsize * 8
         if place is None:
             assert operand.held is not None
             row["data"] = operand.held.ctypes.data

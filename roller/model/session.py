@@ -16,11 +16,11 @@ from roller.errors import LaunchError, ModelError
 from roller.model.binding import Bound, bind, wakes_threads
 from roller.model.calls import ModelCalls, ends_of
 from roller.model.constants import Constants, prepare, without_constants
-from roller.model.exchange import Placed
 from roller.model.feeds import Feeds
 from roller.model.frames import Frame
 from roller.model.kernels import KernelCode, LoadedKernel, load_kernel
 from roller.model.native import NativeFrame, tables
+from roller.model.placed import Placed
 from roller.model.plan import Plan
 from roller.model.runner import Runner, build_runner, load_runner
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roller.model.exchange import ALL, Placed, Places, Wanted
+from roller.model.placed import Placed
 from roller.model.session import Session
+from roller.onnx.torch_places import ALL, Places, Wanted
 
 if TYPE_CHECKING:
     import torch
@@ -52,8 +53,8 @@ class GraphCall:
         wanted = [Wanted(p, s.shape, s.dtype) for p, s in zip(positions, session.feeds.inputs, strict=True)]
         self._places: Places | None
         try:
-            self._places = Places(torch.Tensor, wanted)
-        except LookupError:  # an older release: arrays are made of all tensors instead
+            self._places = Places(wanted)
+        except (LookupError, OSError):  # an older release: arrays are made of all tensors instead
             self._places = None
 
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:

@@ -2,16 +2,16 @@
 
 import gc
 import random
-import sys
 import threading
 import warnings
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is an optional extra: pip install 'roller[torch]'")
 pytest.importorskip("onnxscript", reason="torch.onnx.export needs onnxscript: pip install 'roller[torch]'")
 
-from roller.onnx import torch_backend, torch_frozen  # noqa: E402
+from roller.onnx import torch_backend, torch_frozen, torch_places  # noqa: E402
 from roller.onnx.torch_backend import roller_backend  # noqa: E402
 from tests.onnx import torch_modules as modules  # noqa: E402
 
@@ -200,20 +200,34 @@ def test_what_a_graph_holds_itself_is_looked_up_in_every_call():
             change(module, random.Random(0))
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs a C compiler")
-def test_arguments_of_releases_without_an_exchange_table(monkeypatch):
-    class Old:
-        pass
-
-    from roller.model import exchange
-
-    with pytest.raises(LookupError, match="Old: expected an attribute __dlpack_c_exchange_api__"):
-        exchange.view_of(Old)
-    monkeypatch.setattr(exchange, "_TABLE", "missing")
-    exchange.view_of.cache_clear()
+def test_arguments_of_releases_that_are_not_understood(monkeypatch):
+    torch_places.library.cache_clear()
+    monkeypatch.setattr(torch_places, "_PREFIX", "missing_")
+    with pytest.raises(LookupError, match="missing_data_ptr"):
+        torch_places.library()
     module = modules.make(modules.Own, modules.seeded(0))
     run = fast(module)
     modules.check(run, module, torch.randn(4, modules.WIDTH))
     module.weight.data.mul_(2)
     modules.check(run, module, torch.randn(4, modules.WIDTH))
-    exchange.view_of.cache_clear()
+    torch_places.library.cache_clear()
+
+
+def test_places_are_those_of_tensors_that_can_be_read_where_they_are():
+    def found(tensor, shape=(2, 3), dtype="float32"):
+        places = torch_places.Places([torch_places.Wanted(1, shape, np.dtype(dtype))])
+        addresses = np.zeros(1, np.uint64)
+        number = places.look((None, tensor), addresses.ctypes.data)
+        assert number in (0, torch_places.ALL)
+        return int(addresses[0]) if number == torch_places.ALL else None
+
+    plain, wide = torch.randn(2, 3), torch.randn(4, 6)
+    assert found(plain) == plain.data_ptr() and found(torch.nn.Parameter(plain)) == plain.data_ptr()
+    assert found(wide.view(8, 3)[2:4]) == wide.data_ptr() + 24
+    assert found(wide[:2, :1], (2, 1)) is None and found(wide[:1, :3], (1, 3)) == wide.data_ptr()
+    assert found(torch.tensor(3), (), "int64") is not None and found(torch.tensor(True), (), "bool") is not None
+    for other in (plain.T, wide[:2, :3], plain.double(), plain[0], plain.view(3, 2), torch.randn(2, 3, device="meta")):
+        assert found(other) is None
+    raw = torch.zeros(25, dtype=torch.uint8)[1:]
+    assert found(torch.frombuffer(raw.numpy(), dtype=torch.float32).view(2, 3)) is None, "misaligned"
+    assert found("no tensor") is None and found(np.zeros((2, 3), np.float32)) is None
