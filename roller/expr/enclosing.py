@@ -196,7 +196,8 @@ def _pow(value: Any, x: Enclosed, y: Enclosed) -> Enclosed:
     out = Enclosed(value, np.where(through, np.minimum(out.low, np.where(y.value == 0, 1.0, 0.0)), out.low), out.high)
     # One to any power, and anything to the power of zero, is one: NaN too.
     lost = (np.isnan(y.value) & (x.low <= 1) & (x.high >= 1)) | (np.isnan(x.value) & (y.low <= 0) & (y.high >= 0))
-    return _unless((whole | (x.low > 0) | np.isnan(value)) & ~lost, out)
+    passing = (y.low != y.high) & (np.ceil(y.low) <= np.floor(y.high))  # a whole number, which negative bases have
+    return _unless((whole | (x.low > 0) | (np.isnan(value) & ~passing)) & ~lost, out)
 
 
 def _fmod(value: Any, a: Enclosed, b: Enclosed) -> Enclosed:
