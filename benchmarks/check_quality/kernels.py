@@ -56,11 +56,12 @@ class Outcome:
 
 def _gather(n: int, r: int, high: int, low: int) -> TensorExpr:
     """Return a sum whose access jumps at multiples of two numbers that are almost equal."""
-    place = Index((Term("a", 1, high), Term("a", -1, low)), 3)
+    jumps = (n - 1) // low
+    place = Index((Term("a", 1, high), Term("a", -1, low)), jumps)
     axes = (Axis("a", n), Axis("r", r, "reduction"))
     x = Load("X", (place, axis_index("a"), axis_index("r", -1, r - 1)))
     stage = Stage(Tensor("S", (n,)), axes, (axis_index("a"),), Call("mul", (x, Load("Y", (axis_index("r"),)))), "sum")
-    return TensorExpr("jumps", (Tensor("X", (8, n, r)), Tensor("Y", (r,))), (stage,), ("S",))
+    return TensorExpr("jumps", (Tensor("X", (jumps + (n - 1) // high + 1, n, r)), Tensor("Y", (r,))), (stage,), ("S",))
 
 
 def _repeat(shape: Sequence[int], by: int) -> TensorExpr:
@@ -90,7 +91,7 @@ def subject(seed: int) -> TensorExpr:
         lambda: ops.reduce("sum", (n[0] * b, 500 * n[1]), axes=(1,)),
         lambda: ops.reduce("argmax", (n[0] * b, 30 * n[1]), axes=(1,)),
         lambda: ops.elementwise(("sigmoid", "relu", "exp")[n[0] % 3], (n[1] * 37, n[2] * 10 * b * b)),
-        lambda: _gather(20_000 * b * b, 3, 6000, 6003),
+        lambda: _gather(20_000 * b * b, 3, 6666 * b * b, 6666 * b * b + 3),
         lambda: _repeat((n[0] * b, n[1] * b), 3),
         lambda: random_expression(seed, 60_000 * b if large else 4000),
         lambda: random_expression(seed, 900_000 if large else 3000),
