@@ -1,9 +1,12 @@
-"""Random cases against a judge of their own: ``python -m benchmarks.fuzz expressions --cases 5000 --seed 0 [--minutes M]``.
+"""Random cases against a judge of their own.
 
-Generators: ``expressions`` (a user's own, on this processor), ``operators`` (ready ones, hostile arguments too), ``gpu`` (kernels
-for every shipped GPU, on the emulator), ``calls`` (compiled kernels and whatever a caller may pass), ``onnx`` (small models).
-A run is resumed where it stopped; each finding is made smaller and written beside the journal, as a file that
-``tests/fuzz/corpus`` takes as it is. ``tests/fuzz`` holds the generators, the judges, and what runs in ``make test``.
+    python -m benchmarks.fuzz expressions --cases 5000 --seed 0 [--minutes M] [--jobs N] [--limits quick|usual|wide]
+
+Generators: ``expressions`` (a user's own, on this processor), ``operators`` (ready ones, hostile arguments too), ``gpu``
+(kernels for every shipped GPU, on the emulator), ``calls`` (compiled kernels and whatever a caller may pass), ``onnx``
+(small models). A run is resumed where it stopped; each finding is made smaller and written beside the journal, as a
+file that ``tests/fuzz/corpus`` takes as it is. ``tests/fuzz`` holds the generators, the judges, and what runs in
+``make test``.
 """
 
 from __future__ import annotations
@@ -25,7 +28,9 @@ def main() -> int:
     given = _arguments()
     folder = Path(given.out) / f"{given.generator}-{given.limits}-{given.seed}"
     if given.jobs > 1:
-        shards = [subprocess.Popen([sys.executable, "-m", "benchmarks.fuzz", *_shard(given, n)]) for n in range(given.jobs)]
+        shards = [
+            subprocess.Popen([sys.executable, "-m", "benchmarks.fuzz", *_shard(given, n)]) for n in range(given.jobs)
+        ]
         for s in shards:
             s.wait()
     else:
@@ -48,8 +53,21 @@ def _arguments() -> argparse.Namespace:
 
 
 def _shard(given: argparse.Namespace, n: int) -> list[str]:
-    return [given.generator, "--cases", str(given.cases), "--seed", str(given.seed), "--minutes", str(given.minutes),
-            "--limits", given.limits, "--out", given.out, "--shard", f"{n}/{given.jobs}"]  # fmt: skip
+    return [
+        given.generator,
+        "--cases",
+        str(given.cases),
+        "--seed",
+        str(given.seed),
+        "--minutes",
+        str(given.minutes),
+        "--limits",
+        given.limits,
+        "--out",
+        given.out,
+        "--shard",
+        f"{n}/{given.jobs}",
+    ]
 
 
 def _run(given: argparse.Namespace, folder: Path) -> None:
@@ -62,7 +80,9 @@ def _run(given: argparse.Namespace, folder: Path) -> None:
         found, first = Findings.from_dict(before["findings"]), before["next"]
     numbers, end, told = range(first, given.cases, of), time.monotonic() + 60 * given.minutes, 0.0
     with Worker(folder / f"work-{part}") as worker:
-        for number, _ in zip(numbers, explore(worker, given.generator, numbers, given.seed, given.limits, found), strict=True):
+        for number, _ in zip(
+            numbers, explore(worker, given.generator, numbers, given.seed, given.limits, found), strict=True
+        ):
             with whole_file(journal) as file:
                 file.write(json.dumps({"next": number + of, "findings": found.to_dict()}).encode())
             if time.monotonic() - told > 20:

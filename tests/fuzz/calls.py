@@ -18,11 +18,35 @@ from tests.fuzz.language import Data
 from tests.fuzz.verdict import OK, REFUSED, WRONG, Verdict, refusal
 
 #: Ways to hold the values of an input: all are right.
-RIGHT = ("C", "fortran", "strided", "negative", "misaligned", "readonly", "guarded", "guarded begin", "broadcast", "torch")
+RIGHT = (
+    "C",
+    "fortran",
+    "strided",
+    "negative",
+    "misaligned",
+    "readonly",
+    "guarded",
+    "guarded begin",
+    "broadcast",
+    "torch",
+)
 #: And what is not: refused, by name.
 FALSE = ("dtype", "shape", "rank", "list", "none", "masked", "object", "swapped bytes", "missing", "extra")
-OUTS = ("absent", "absent", "given", "guarded", "tuple", "strided out", "misaligned out", "readonly out", "overlaps input",
-        "same twice", "wrong shape out", "wrong dtype out", "short")  # fmt: skip
+OUTS = (
+    "absent",
+    "absent",
+    "given",
+    "guarded",
+    "tuple",
+    "strided out",
+    "misaligned out",
+    "readonly out",
+    "overlaps input",
+    "same twice",
+    "wrong shape out",
+    "wrong dtype out",
+    "short",
+)
 _RIGHT_OUTS = ("absent", "given", "guarded", "tuple")
 
 
@@ -41,7 +65,7 @@ KERNELS: dict[str, tuple[str, dict[str, Any], Callable[..., Any]]] = {
     "rows": ("reduce('sum', (13, 101), axes=(1,))", {}, lambda a: a.sum(1)),
     "maximum": ("reduce('max', (9, 11, 5), axes=(0, 2))", {}, lambda a: a.max((0, 2))),
     "doubles": ("elementwise('sub', (1, 3), dtype='float64')", {}, lambda a, b: a - b),
-}  # fmt: skip
+}
 
 
 @generator("calls")
@@ -49,10 +73,18 @@ KERNELS: dict[str, tuple[str, dict[str, Any], Callable[..., Any]]] = {
 def call_cases(draw: Any, limits: Limits) -> Data:
     """Draw a call."""
     name = draw(st.sampled_from(sorted(KERNELS)))
-    one = st.one_of(st.sampled_from(RIGHT), st.sampled_from(RIGHT), st.sampled_from(RIGHT), st.sampled_from((*RIGHT, *FALSE)))
-    return {"kernel": name, "inputs": [draw(one), draw(one)], "out": draw(st.sampled_from(OUTS)),
-            "special": draw(st.booleans()), "threads": draw(st.sampled_from((1, 1, 1, 3))),
-            "seed": draw(st.integers(0, 999)), "constant": draw(st.sampled_from(RIGHT[:6]))}  # fmt: skip
+    one = st.one_of(
+        st.sampled_from(RIGHT), st.sampled_from(RIGHT), st.sampled_from(RIGHT), st.sampled_from((*RIGHT, *FALSE))
+    )
+    return {
+        "kernel": name,
+        "inputs": [draw(one), draw(one)],
+        "out": draw(st.sampled_from(OUTS)),
+        "special": draw(st.booleans()),
+        "threads": draw(st.sampled_from((1, 1, 1, 3))),
+        "seed": draw(st.integers(0, 999)),
+        "constant": draw(st.sampled_from(RIGHT[:6])),
+    }
 
 
 @functools.cache
@@ -104,11 +136,15 @@ def _held(a: np.ndarray, layout: str) -> tuple[Any, Any]:
 def _false(a: np.ndarray, how: str) -> Any:
     other = np.int16 if a.dtype != np.int16 else np.int32
     made: dict[str, Callable[[], Any]] = {
-        "dtype": lambda: a.astype(np.float32).astype(other), "shape": lambda: np.zeros((*a.shape[:-1], a.shape[-1] + 1), a.dtype),
-        "rank": lambda: a[None], "list": a.tolist, "none": lambda: None, "object": object,
+        "dtype": lambda: a.astype(np.float32).astype(other),
+        "shape": lambda: np.zeros((*a.shape[:-1], a.shape[-1] + 1), a.dtype),
+        "rank": lambda: a[None],
+        "list": a.tolist,
+        "none": lambda: None,
+        "object": object,
         "masked": lambda: np.ma.masked_array(a, np.zeros(a.shape, bool)),
         "swapped bytes": lambda: a.astype(a.dtype.newbyteorder(">")) if a.dtype.itemsize > 1 else a.tolist(),
-    }  # fmt: skip
+    }
     return made[how]()
 
 
@@ -165,10 +201,12 @@ def _out(how: str, t: Any, arrays: Sequence[Any], keep: list[Any]) -> tuple[Any,
     made = {
         "strided out": lambda: np.empty((*t.shape[:-1], 2 * t.shape[-1]), dtype)[..., ::2],
         "misaligned out": lambda: np.zeros(plain.nbytes + 1, np.uint8)[1:].view(dtype).reshape(t.shape),
-        "wrong shape out": lambda: np.empty((*t.shape, 1), dtype), "short": lambda: (),
+        "wrong shape out": lambda: np.empty((*t.shape, 1), dtype),
+        "short": lambda: (),
         "wrong dtype out": lambda: np.empty(t.shape, np.int16 if dtype != np.int16 else np.int32),
-        "readonly out": lambda: _held(plain, "readonly")[0], "same twice": lambda: (plain, plain),
-    }[how]()  # fmt: skip
+        "readonly out": lambda: _held(plain, "readonly")[0],
+        "same twice": lambda: (plain, plain),
+    }[how]()
     harmless = (how == "misaligned out" and dtype.itemsize == 1) or (how == "strided out" and t.shape[-1] == 1)
     return made, not harmless
 
@@ -211,5 +249,3 @@ def _right(name: str, expr: Any, values: dict[str, np.ndarray], results: Sequenc
                 at = tuple(int(x) for x in np.argwhere(bad)[0])
                 return Verdict(WRONG, f"{name}: {list(at)}: expected {wanted[at]!r}, got {value[at]!r}")
     return Verdict(OK)
-
-

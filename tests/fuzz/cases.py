@@ -55,7 +55,10 @@ def options(draw: Any, most: int = 1, policies: bool = False) -> Data:
 
 @st.composite
 def compiling(draw: Any, names: list[str], public: int) -> Data:
-    """Draw how an expression is compiled for this machine: which inputs are constant, by which function, for which values."""
+    """Draw how an expression is compiled for this machine.
+
+    Which inputs are constant, by which function, for which values.
+    """
     out: Data = {"options": draw(options(most=2, policies=True)), "seed": draw(st.integers(0, 999))}
     if names and draw(st.integers(0, 4)) == 4:
         out["constants"] = sorted(draw(st.sets(st.sampled_from(names), min_size=1)))
@@ -100,8 +103,16 @@ def examined(
     phases = [Phase.generate, Phase.shrink] if shrink else [Phase.generate]
 
     @seed((run_seed << 32) + number)
-    @settings(max_examples=2, database=None, deadline=None, derandomize=False, phases=phases, report_multiple_bugs=False,
-              suppress_health_check=list(HealthCheck), print_blob=False)  # fmt: skip
+    @settings(
+        max_examples=2,
+        database=None,
+        deadline=None,
+        derandomize=False,
+        phases=phases,
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+        print_blob=False,
+    )
     @given(strategy(name, limits))
     def once(case: Data) -> None:
         if fails(case):

@@ -1,6 +1,7 @@
 """Hypothesis strategies of expressions: users' own, of one to five stages, as plain data (:mod:`tests.fuzz.language`).
 
-An index is drawn freely and then made to fit its tensor: a new input gets the shape the index needs, or a smaller one and
+An index is drawn freely and then made to fit its tensor: a new input gets the shape the index needs, or a smaller one
+and
 a guard around the load; an index into a tensor that is there is shifted, wrapped by ``%``, or guarded. So nearly every
 draw is a case, and what shrinks stays one.
 """
@@ -12,7 +13,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tests.fuzz.language import COMBINERS, DTYPES, FLOATS, FUNCTIONS, INTEGERS, Data, dtype_of, live
+from tests.fuzz.language import COMBINERS, DTYPES, FLOATS, FUNCTIONS, Data, dtype_of, live
 
 #: Extents that templates treat differently: units, primes, tails of vectors, next to tiles.
 SMALL = (1, 2, 3, 4, 5, 7, 8, 9, 11, 13, 15, 16, 17, 23, 31, 32, 33)
@@ -108,8 +109,13 @@ def _stage(s: _State, number: int, main: str) -> Data:
     name = f"T{number}"
     s.dtypes[name] = dtype_of(body, s.dtypes)
     s.shapes[name] = tuple(n for _, n in axes)
-    return {"name": name, "axes": [list(a) for a in axes], "reduce": [list(a) for a in inner], "combine": combine,
-            "body": body}  # fmt: skip
+    return {
+        "name": name,
+        "axes": [list(a) for a in axes],
+        "reduce": [list(a) for a in inner],
+        "combine": combine,
+        "body": body,
+    }
 
 
 def _joined(s: _State, body: Data, dtype: str) -> Data:
@@ -352,6 +358,4 @@ def reach(i: Data, extents: dict[str, int]) -> tuple[int, int]:
         return min(ends), max(ends)
     if i[0] == "//":
         return a // c, b // c
-    return (a, b) if 0 <= a and b < c else (0, c - 1)
-
-
+    return (a, b) if a >= 0 and b < c else (0, c - 1)

@@ -36,7 +36,11 @@ def devices() -> tuple[str, ...]:
 def gpu_cases(draw: Any, limits: Limits) -> Data:
     """Draw an expression or an operator for a GPU."""
     known = devices()
-    out: Data = {"device": draw(st.sampled_from(known)), "options": draw(options(most=2)), "seed": draw(st.integers(0, 99))}
+    out: Data = {
+        "device": draw(st.sampled_from(known)),
+        "options": draw(options(most=2)),
+        "seed": draw(st.integers(0, 99)),
+    }
     if draw(st.integers(0, 1)):
         small = Limits(min(limits.points, _POINTS), min(limits.elements, _POINTS), limits.stages, limits.depth, SMALL)
         return out | {"expression": draw(expressions(small))}
@@ -115,8 +119,14 @@ def _proved(
         return judge(outputs)
 
     report(f"emulating {what}")
-    proof = prove(artifact, list(arrays.values()), orders=("forward", "reverse"), compare=compare,
-                  cache_dir=os.environ.get("ROLLER_FUZZ_BUILDS"), workers=1)  # fmt: skip
+    proof = prove(
+        artifact,
+        list(arrays.values()),
+        orders=("forward", "reverse"),
+        compare=compare,
+        cache_dir=os.environ.get("ROLLER_FUZZ_BUILDS"),
+        workers=1,
+    )
     if proof.ok:
         refused = next((m for m in checked if m), "")
         return Verdict(RIGHT_REFUSED, f"{what}: {refused}") if refused else Verdict(OK)

@@ -1,6 +1,7 @@
 """Run a case as a user would, between protected pages, and judge it by what knows nothing of roller.
 
-A case is plain data: ``{"generator": ..., "seed": ..., ...}``. Every candidate a case asks for is lowered, run and judged
+A case is plain data: ``{"generator": ..., "seed": ..., ...}``. Every candidate a case asks for is lowered, run and
+judged
 by itself: by an independent computation, and by roller's own check, whose word is compared with it.
 """
 
@@ -85,9 +86,7 @@ def expression(case: Data, report: Report) -> Verdict:
     return on_cpu(case, expr, arrays, judge, report)
 
 
-def wrong_outputs(
-    expected: Mapping[str, Interval], dtypes: Mapping[str, str], outputs: Sequence[np.ndarray]
-) -> str:
+def wrong_outputs(expected: Mapping[str, Interval], dtypes: Mapping[str, str], outputs: Sequence[np.ndarray]) -> str:
     """Say which output lies outside its interval."""
     for (name, interval), got in zip(expected.items(), outputs, strict=True):
         why = difference(np.asarray(got), interval, dtypes[name])
@@ -96,9 +95,7 @@ def wrong_outputs(
     return ""
 
 
-def on_cpu(
-    case: Data, expr: Any, arrays: Mapping[str, np.ndarray], judge: Judge, report: Report
-) -> Verdict:
+def on_cpu(case: Data, expr: Any, arrays: Mapping[str, np.ndarray], judge: Judge, report: Report) -> Verdict:
     """Compile an expression for this machine as the case says, and judge every candidate it names."""
     import roller
     from roller.construction.constructor import target_units
@@ -140,7 +137,7 @@ def _candidate(
 
     from roller.backends.cpu.launcher import CpuKernel
 
-    values = [a for a in arrays.values()]
+    values = list(arrays.values())
     held = tuple(replace(c, values=np.ascontiguousarray(values[c.position]).tobytes()) for c in artifact.constants)
     kernel = CpuKernel(replace(artifact, constants=held))
     positions = {c.position for c in artifact.constants}
@@ -158,9 +155,14 @@ def _candidate(
 
 
 def _run(
-    kernel: Any, expr: Any, arrays: Mapping[str, np.ndarray], constants: set[int], at_end: bool, report: Report,
+    kernel: Any,
+    expr: Any,
+    arrays: Mapping[str, np.ndarray],
+    constants: set[int],
+    at_end: bool,
+    report: Report,
     what: str,
-) -> list[np.ndarray]:  # fmt: skip
+) -> list[np.ndarray]:
     dtypes = {t.name: t.dtype for t in expr.inputs}
     inputs = guarded(dict(zip(dtypes, arrays.values(), strict=True)), dtypes, at_end)
     outputs = [Guarded(t.shape, t.dtype, at_end) for t in expr.output_tensors]
@@ -177,13 +179,20 @@ def _public(case: Data, expr: Any, arrays: Mapping[str, np.ndarray], judge: Judg
     import roller
 
     names = list(case.get("constants", ()))
-    constants = {n: np.array(a) for (n, a) in zip([t.name for t in expr.inputs], arrays.values(), strict=True) if n in names}
+    constants = {
+        n: np.array(a) for (n, a) in zip([t.name for t in expr.inputs], arrays.values(), strict=True) if n in names
+    }
     report("compiling")
     try:
         kernel = roller.compile(
-            expr, "cpu", options=options_of({**case, "constants": ()}), constants=constants or None, seed=case["seed"],
-            cache=False, **case["how"],
-        )  # fmt: skip
+            expr,
+            "cpu",
+            options=options_of({**case, "constants": ()}),
+            constants=constants or None,
+            seed=case["seed"],
+            cache=False,
+            **case["how"],
+        )
     except roller.errors.NoCandidateError as error:
         verdict = refusal(error, "compile")
         return verdict if not verdict.fine else Verdict(NO_KERNEL, verdict.message)

@@ -7,7 +7,8 @@ An index is an integer, the name of an axis, or ``[op, a, b]`` with ``op`` of ``
     ["choose", "if_then_else" | "Select", condition, scalar, scalar]
 
 and a condition ``[op, index, index]`` with ``op`` of ``lt le gt ge eq ne``, ``["less", scalar, scalar]`` on data, or
-``["all" | "any" | "not", condition, ...]``. A stage is a mapping with ``name``, ``axes`` and ``reduce`` (``[name, extent]``
+``["all" | "any" | "not", condition, ...]``. A stage is a mapping with ``name``, ``axes`` and ``reduce`` (``[name,
+extent]``
 pairs), ``combine`` and ``body``. An expression has ``inputs`` (``[name, shape, dtype]``), ``stages`` and ``outputs``.
 
 :mod:`tests.fuzz.interpret` computes the same in NumPy, from this description alone.
@@ -27,15 +28,39 @@ COMBINERS = ("sum", "max", "min", "prod")
 
 #: Function: arguments, and whether it is of floats, of integers, or of both.
 FUNCTIONS: dict[str, tuple[int, str]] = {
-    **{n: (2, "both") for n in ("add", "sub", "mul", "max", "min")},
-    **{n: (1, "both") for n in ("neg", "abs")},
+    **dict.fromkeys(("add", "sub", "mul", "max", "min"), (2, "both")),
+    **dict.fromkeys(("neg", "abs"), (1, "both")),
     "div": (2, "float"),
-    **{n: (1, "float") for n in (
-        "exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "floor", "ceil", "trunc", "nearbyint",
-        "sin", "cos", "tan", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh")},
+    **dict.fromkeys(
+        (
+            "exp",
+            "log",
+            "sqrt",
+            "rsqrt",
+            "tanh",
+            "erf",
+            "sigmoid",
+            "floor",
+            "ceil",
+            "trunc",
+            "nearbyint",
+            "sin",
+            "cos",
+            "tan",
+            "sinh",
+            "cosh",
+            "asin",
+            "acos",
+            "atan",
+            "asinh",
+            "acosh",
+            "atanh",
+        ),
+        (1, "float"),
+    ),
     "power": (2, "float"),
-    **{n: (2, "int") for n in ("truncdiv", "truncmod", "bitwise_and", "bitwise_or", "bitwise_xor")},
-}  # fmt: skip
+    **dict.fromkeys(("truncdiv", "truncmod", "bitwise_and", "bitwise_or", "bitwise_xor"), (2, "int")),
+}
 
 
 def dtype_of(scalar: Data, dtypes: Mapping[str, str]) -> str:
@@ -89,7 +114,9 @@ def as_te(expression: Data) -> list[Any]:
     """Return the te tensors of an expression, inputs first, as a user would write them."""
     from roller.te.compat import te
 
-    tensors = {name: te.placeholder(tuple(shape), name=name, dtype=dtype) for name, shape, dtype in expression["inputs"]}
+    tensors = {
+        name: te.placeholder(tuple(shape), name=name, dtype=dtype) for name, shape, dtype in expression["inputs"]
+    }
     for stage in expression["stages"]:
         tensors[stage["name"]] = _stage(stage, tensors)
     return [tensors[n] for n in (*(i[0] for i in expression["inputs"]), *expression["outputs"])]
@@ -131,8 +158,13 @@ def _index(index: Data, env: Mapping[str, Any]) -> Any:
     if isinstance(index, str):
         return env[index]
     op, a, b = index[0], _index(index[1], env), _index(index[2], env)
-    return {"+": lambda: a + b, "-": lambda: a - b, "*": lambda: a * b, "//": lambda: tirx.floordiv(a, b),
-            "%": lambda: tirx.floormod(a, b)}[op]()  # fmt: skip
+    return {
+        "+": lambda: a + b,
+        "-": lambda: a - b,
+        "*": lambda: a * b,
+        "//": lambda: tirx.floordiv(a, b),
+        "%": lambda: tirx.floormod(a, b),
+    }[op]()
 
 
 def _condition(c: Data, env: Mapping[str, Any], tensors: Mapping[str, Any]) -> Any:
@@ -146,8 +178,14 @@ def _condition(c: Data, env: Mapping[str, Any], tensors: Mapping[str, Any]) -> A
     if op == "less":
         return _scalar(c[1], env, tensors) < _scalar(c[2], env, tensors)
     a, b = _index(c[1], env), _index(c[2], env)
-    return {"lt": lambda: a < b, "le": lambda: a <= b, "gt": lambda: a > b, "ge": lambda: a >= b,
-            "eq": lambda: a.equal(b), "ne": lambda: tirx.NE(a, b)}[op]()  # fmt: skip
+    return {
+        "lt": lambda: a < b,
+        "le": lambda: a <= b,
+        "gt": lambda: a > b,
+        "ge": lambda: a >= b,
+        "eq": lambda: a.equal(b),
+        "ne": lambda: tirx.NE(a, b),
+    }[op]()
 
 
 def _scalar(s: Data, env: Mapping[str, Any], tensors: Mapping[str, Any]) -> Any:
@@ -167,7 +205,14 @@ def _scalar(s: Data, env: Mapping[str, Any], tensors: Mapping[str, Any]) -> Any:
         make = tirx.if_then_else if s[1] == "if_then_else" else tirx.Select
         return make(_condition(s[2], env, tensors), _scalar(s[3], env, tensors), _scalar(s[4], env, tensors))
     arguments = [_scalar(a, env, tensors) for a in s[2:]]
-    plain = {"add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "neg": lambda a: -a,
-             "bitwise_and": lambda a, b: a & b, "bitwise_or": lambda a, b: a | b, "bitwise_xor": lambda a, b: a ^ b,
-             "div": lambda a, b: tirx.div(a, b)}  # fmt: skip
+    plain = {
+        "add": lambda a, b: a + b,
+        "sub": lambda a, b: a - b,
+        "mul": lambda a, b: a * b,
+        "neg": lambda a: -a,
+        "bitwise_and": lambda a, b: a & b,
+        "bitwise_or": lambda a, b: a | b,
+        "bitwise_xor": lambda a, b: a ^ b,
+        "div": lambda a, b: tirx.div(a, b),
+    }
     return (plain.get(s[1]) or getattr(tirx, s[1]))(*arguments)

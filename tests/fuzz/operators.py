@@ -1,4 +1,7 @@
-"""Ready operators with whatever their signatures take: a new operator, and a new parameter, is drawn without a line here."""
+"""Ready operators with whatever their signatures take.
+
+A new operator, and a new parameter, is drawn without a line here.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,27 @@ from tests.fuzz.verdict import OK, WRONG, Verdict, refusal
 
 #: Values that no argument should take for granted, by the name a case has for them.
 HOSTILE: dict[str, Any] = {
-    "huge": 10**400, "digits": 10**5000, "large": 2**40, "limit": 2**31 - 1, "minus": -1, "zero": 0, "none": None, "true": True,
-    "nan": math.nan, "infinity": math.inf, "half": 0.5, "text": "x", "long": "x" * 100_000, "number": "1e400", "empty": [],
-    "nested": [[1, 2], [3]], "pair": [0, 1], "mapping": {"a": 1}, "call": "clip(0, 1e300)", "digits call": f"clip(0, {'9' * 400})",
-}  # fmt: skip
+    "huge": 10**400,
+    "digits": 10**5000,
+    "large": 2**40,
+    "limit": 2**31 - 1,
+    "minus": -1,
+    "zero": 0,
+    "none": None,
+    "true": True,
+    "nan": math.nan,
+    "infinity": math.inf,
+    "half": 0.5,
+    "text": "x",
+    "long": "x" * 100_000,
+    "number": "1e400",
+    "empty": [],
+    "nested": [[1, 2], [3]],
+    "pair": [0, 1],
+    "mapping": {"a": 1},
+    "call": "clip(0, 1e300)",
+    "digits call": f"clip(0, {'9' * 400})",
+}
 #: What one operator may read and write here; larger ones are constructed only.
 _MOST_BYTES, _MOST_POINTS = 1 << 22, 1 << 22
 _JUMPS = re.compile(r"floor|ceil|round|trunc")
@@ -60,8 +80,15 @@ def parameter(function: Callable[..., Any], p: inspect.Parameter) -> st.SearchSt
         return st.lists(st.one_of(st.just("bias"), _functions()), max_size=3)
     if p.name.endswith("layout"):
         blocked = ("NCHW4c", "NCHW8c") if p.default == "NCHW" else ()
-        return st.sampled_from((p.default, p.default, *(_words(function, p.name) or ()), *blocked,
-                                *(("NHWC",) if p.default == "NCHW" else ("HWIO", "OHWI"))))  # fmt: skip
+        return st.sampled_from(
+            (
+                p.default,
+                p.default,
+                *(_words(function, p.name) or ()),
+                *blocked,
+                *(("NHWC",) if p.default == "NCHW" else ("HWIO", "OHWI")),
+            )
+        )
     if kind == "bool":
         return st.booleans()
     if kind == "float":
@@ -118,8 +145,10 @@ def _tuples(value: Any) -> Any:
 
 def keywords(case: Data) -> dict[str, Any]:
     """Return the arguments of a case's call."""
-    return {**{k: _tuples(v) for k, v in case["arguments"].items()},
-            **{k: HOSTILE[v] for k, v in case.get("hostile", {}).items()}}  # fmt: skip
+    return {
+        **{k: _tuples(v) for k, v in case["arguments"].items()},
+        **{k: HOSTILE[v] for k, v in case.get("hostile", {}).items()},
+    }
 
 
 def built(case: Data) -> tuple[Any, Verdict | None]:

@@ -82,7 +82,7 @@ def _one(worker: Worker, generator: str, number: int, seed: int, limits: str, fo
         return verdict.signature in wanted
 
     smallest = examined(generator, LIMITS[limits], number, seed, fails, shrink=True)
-    for key in [k for k in dict.fromkeys(drawn)][:2 if number == 0 else 1]:
+    for key in list(dict.fromkeys(drawn))[: 2 if number == 0 else 1]:
         verdict = verdicts[key]
         found.verdicts[verdict.kind] += 1
         if not verdict.fine:
@@ -104,7 +104,10 @@ def name_of(case: Any) -> str:
 
 
 def keep(case: Any, about: str, folder: Path = CORPUS, still: str = "") -> Path:
-    """Write a case as a file of the corpus; ``about`` says what it showed, ``still`` matches verdicts until it is mended."""
+    """Write a case as a file of the corpus.
+
+    ``about`` says what it showed, ``still`` matches verdicts until it is mended.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name_of(case)}.json"
     path.write_text(json.dumps({"about": about, **({"open": still} if still else {}), "case": case}) + "\n")

@@ -1,4 +1,7 @@
-"""300 random cases of all generators, and every case that ever failed, each in a child process; see :mod:`benchmarks.fuzz`."""
+"""300 random cases of all generators.
+
+And every case that ever failed, each in a child process; see :mod:`benchmarks.fuzz`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ from tests.fuzz.worker import Worker
 #: Cases of each generator in ``make test``, and how many of them must be more than refused.
 SHARES = {"expressions": (90, 30), "operators": (80, 30), "calls": (110, 40), "gpu": (12, 3), "onnx": (8, 1)}
 
-#: What is known and not mended yet: expressions that verdicts of it match, from the files of the corpus that say "open".
+#: What is known and not mended yet: expressions that verdicts of it match, from the files of the corpus that
+#: say "open".
 OPEN = [o for o in (json.loads(p.read_text()).get("open") for p in corpus()) if o]
 
 

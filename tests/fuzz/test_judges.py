@@ -18,8 +18,13 @@ from tests.fuzz.verdict import Verdict, refusal
 
 
 def stage(body, axes=(("i", 4),), reduce=(), combine=None, name="Y"):
-    return {"name": name, "axes": [list(a) for a in axes], "reduce": [list(r) for r in reduce], "combine": combine,
-            "body": body}  # fmt: skip
+    return {
+        "name": name,
+        "axes": [list(a) for a in axes],
+        "reduce": [list(r) for r in reduce],
+        "combine": combine,
+        "body": body,
+    }
 
 
 def one(body, inputs, **more):
@@ -75,7 +80,11 @@ def test_integers_are_compared_exactly():
 
 def test_what_no_output_needs_is_dropped():
     unused = stage(["load", "Z", ["i"]], name="T")
-    e = {"inputs": [["X", [4], "int8"], ["Z", [4], "int8"]], "stages": [unused, stage(["load", "X", ["i"]])], "outputs": ["Y"]}
+    e = {
+        "inputs": [["X", [4], "int8"], ["Z", [4], "int8"]],
+        "stages": [unused, stage(["load", "X", ["i"]])],
+        "outputs": ["Y"],
+    }
     assert live(e) == one(["load", "X", ["i"]], [["X", [4], "int8"]])
 
 
@@ -122,4 +131,7 @@ def test_refusals_are_told_from_failures():
     assert refusal(BuildError("lower: LLVM ERROR: something.cc:12"), "lower").kind == "unclear refusal"
     assert refusal(ExprError("x" * 5000), "operator").kind == "unclear refusal"
     assert refusal(KeyError("a"), "lower").kind == "foreign exception"
-    assert Verdict("wrong result", "output 'Y': 3 of 4").signature == Verdict("wrong result", "output 'Z': 7 of 9").signature
+    assert (
+        Verdict("wrong result", "output 'Y': 3 of 4").signature
+        == Verdict("wrong result", "output 'Z': 7 of 9").signature
+    )

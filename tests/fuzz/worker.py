@@ -1,12 +1,15 @@
 """A child process that judges cases one after another: what kills it is a finding, not the end of a run.
 
-Run as a program it loads what judging needs, forks, and the fork reads a case per line and answers ``{"phase": ...}`` lines
-while it works, then ``{"verdict": ...}``. Where the fork dies the program says ``{"died": ...}`` and forks again: a crash
+Run as a program it loads what judging needs, forks, and the fork reads a case per line and answers ``{"phase": ...}``
+lines
+while it works, then ``{"verdict": ...}``. Where the fork dies the program says ``{"died": ...}`` and forks again: a
+crash
 costs no second start.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -71,25 +74,30 @@ class Worker:
         if self._process is None:
             root = str(Path(__file__).resolve().parents[2])
             environment = {
-                **os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]),
-                "ROLLER_CACHE_DIR": str(self.folder / "cache"), "ROLLER_PROFILE_DIR": str(self.folder / "profiles"),
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]),
+                "ROLLER_CACHE_DIR": str(self.folder / "cache"),
+                "ROLLER_PROFILE_DIR": str(self.folder / "profiles"),
                 "ROLLER_FUZZ_BUILDS": os.environ.get("ROLLER_FUZZ_BUILDS", str(self.folder / "builds")),
-            }  # fmt: skip
+            }
             command = [sys.executable, "-m", "tests.fuzz.worker"]
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=root,
-                env=environment, bufsize=0,
-            )  # fmt: skip
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                cwd=root,
+                env=environment,
+                bufsize=0,
+            )
         return self._process
 
     def judge(self, case: Any) -> Verdict:
         """Return the verdict on a case."""
         process = self._started()
         assert process.stdin is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):  # it died: what follows says how
             process.stdin.write(json.dumps(case).encode() + b"\n")
-        except BrokenPipeError:
-            pass  # it died: what follows says how
         return self._answer(process)
 
     def _answer(self, process: subprocess.Popen[bytes]) -> Verdict:
