@@ -2,7 +2,7 @@
 
     python -m benchmarks.fuzz expressions --cases 5000 --seed 0 [--minutes M] [--jobs N] [--limits quick|usual|wide]
 
-Generators: ``expressions`` (a user's own, on this processor), ``operators`` (ready ones, hostile arguments too), ``gpu``
+Generators: ``expressions`` (of a user, on this processor), ``operators`` (ready ones, hostile arguments too), ``gpu``
 (kernels for every shipped GPU, on the emulator), ``calls`` (compiled kernels and whatever a caller may pass), ``onnx``
 (small models). A run is resumed where it stopped; each finding is made smaller and written beside the journal, as a
 file that ``tests/fuzz/corpus`` takes as it is. ``tests/fuzz`` holds the generators, the judges, and what runs in

@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("tvm")
 
 from tests.fuzz.cases import GENERATORS, LIMITS, examined
+from tests.fuzz.judge import load_all
 from tests.fuzz.run import corpus, explore
 from tests.fuzz.verdict import OK
 from tests.fuzz.worker import Worker
@@ -34,6 +35,7 @@ def worker(request):
 
 
 def test_the_shares_name_every_generator_and_make_three_hundred_cases():
+    load_all()
     assert set(SHARES) == set(GENERATORS)
     assert sum(count for count, _ in SHARES.values()) == 300
 
