@@ -41,19 +41,22 @@ def _shortened(text: str, most: int) -> str:
 
 
 def shown(value: object) -> str:
-    """Return ``repr(value)`` for an error: integers beyond printing by their size.
+    """Return ``repr(value)`` for an error: integers beyond printing by their size, what cannot be printed by its type.
 
     Examples
     --------
-    >>> shown("a"), shown(7), shown(10**5000)
-    ("'a'", '7', 'an integer of 16610 bits')
+    >>> shown("a"), shown(7), shown(10**5000), shown({10**5000})
+    ("'a'", '7', 'an integer of 16610 bits', 'a set')
     """
     if isinstance(value, int) and abs(value) >= 10**_MOST_DIGITS:
         return f"an integer of {value.bit_length()} bits"
     if isinstance(value, (tuple, list)) and any(isinstance(v, int) for v in value):
         inner = ", ".join(map(shown, value))
         return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' if len(value) == 1 else ''})"
-    return bounded(repr(value))
+    try:
+        return bounded(repr(value))
+    except Exception:  # noqa: BLE001 - its author's code, or a number within it: the error is said all the same
+        return f"a {type(value).__name__}"
 
 
 class RollerError(Exception):

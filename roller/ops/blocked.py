@@ -13,14 +13,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from roller.errors import ExprError, did_you_mean
+from roller.errors import ExprError, did_you_mean, shown
 from roller.expr import Axis, Bound, Index, Load, Stage, Tensor, TensorExpr, Term, axis_index
 from roller.ops.build import Channel, dimensions, extent, indices, spatial, types
 from roller.ops.registry import operator
 
 #: Largest block: one cache line of bytes, the widest vector of the narrowest dtype.
 _LARGEST = 64
-_BLOCKED = re.compile(r"NCHW(\d+)c")
+_BLOCKED = re.compile(r"NCHW(\d{1,9})c")
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,14 @@ def block_of(where: str, layout: str, plain: tuple[str, ...]) -> int:
     ExprError
         Where the layout is unknown, or its block is not a power of two up to 64.
     """
-    if layout in plain:
+    if isinstance(layout, str) and layout in plain:
         return 0
-    match = _BLOCKED.fullmatch(str(layout))
+    match = _BLOCKED.fullmatch(layout) if isinstance(layout, str) else None
     if match is None:
         names = [*plain, "NCHW8c", "NCHW16c"]
-        hint = did_you_mean(str(layout), names) or "."
+        hint = did_you_mean(layout, names) if isinstance(layout, str) else ""
         raise ExprError(
-            f"{where}: argument 'layout': unknown layout {layout!r}{hint} "
+            f"{where}: argument 'layout': unknown layout {shown(layout)}{hint or '.'} "
             f"Use one of {list(plain)}, or 'NCHW<b>c' with b channels per block, such as 'NCHW16c'."
         )
     return _size(where, "layout", int(match[1]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from roller.expr import (
     TensorExpr,
     axis_index,
 )
+from roller.expr.tensor_expr import MOST_POINTS
 from roller.ops.scalars import ALIASES, element_function
 
 #: Accumulator by storage dtype, where it is not the storage dtype itself.
@@ -87,24 +88,61 @@ def types(where: str, dtype: str, acc_dtype: str | None, out_dtype: str | None, 
     ``widens`` marks sums and products: of small integers their result is stored in the accumulator's
     dtype unless ``out_dtype`` says otherwise, since it would not fit the storage dtype.
     """
+    given = (("dtype", dtype), ("acc_dtype", acc_dtype), ("out_dtype", out_dtype))
+    for argument, value in given:
+        if argument == "dtype" or value is not None:
+            one_of(where, argument, value, sorted(DTYPE_BYTES), "dtype")
     acc = acc_dtype or _ACCUMULATOR.get(dtype, dtype)
     narrow = widens and "int" in dtype and dtype != acc
     out = out_dtype or (acc if narrow else dtype)
-    for argument, value in (("dtype", dtype), ("acc_dtype", acc), ("out_dtype", out)):
-        if value not in DTYPE_BYTES:
-            raise ExprError(
-                f"{where}: argument '{argument}': unknown dtype '{value}'"
-                f"{did_you_mean(str(value), DTYPE_BYTES) or '.'} "
-                f"Use one of {sorted(DTYPE_BYTES)}."
-            )
     return Types(dtype, acc, out)
+
+
+def one_of(where: str, argument: str, value: Any, known: Iterable[str], what: str) -> str:
+    """Return ``value``, one of the ``known`` names, or raise an ExprError naming the argument; ``what`` they are."""
+    names = list(known)
+    if not isinstance(value, str) or value not in names:
+        hint = did_you_mean(value, names) if isinstance(value, str) else ""
+        raise ExprError(f"{where}: argument '{argument}': unknown {what} {shown(value)}{hint or '.'} Use one of {names}.")
+    return value
+
+
+def flag(where: str, argument: str, value: Any) -> bool:
+    """Return a truth value, or raise an ExprError naming the argument: the text ``"False"`` is not one."""
+    if not isinstance(value, (bool, int, np.bool_, np.integer)) or value not in (0, 1):
+        raise ExprError(f"{where}: argument '{argument}': expected True or False, got {shown(value)}.")
+    return bool(value)
+
+
+def function_names(where: str, argument: str, value: Any) -> tuple[str, ...]:
+    """Return element-wise functions, one or several, as a tuple of texts; what they say is not looked at."""
+    names = (value,) if isinstance(value, str) else value
+    if not isinstance(names, (tuple, list)):
+        raise ExprError(f"{where}: argument '{argument}': expected the name of a function or several, got {shown(value)}. "
+                        "Use for example 'relu' or ('bias', 'relu').")  # fmt: skip
+    return tuple(names)
 
 
 def extent(where: str, argument: str, value: Any, low: int = 1) -> int:
     """Return ``value`` as an int of at least ``low``, or raise an ExprError naming the argument."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < low:
         raise ExprError(f"{where}: argument '{argument}': expected an integer of at least {low}, got {shown(value)}.")
+    if value > MOST_POINTS:  # no tensor has as many elements, and Python prints no number of thousands of digits
+        raise ExprError(f"{where}: argument '{argument}': expected at most {MOST_POINTS}, got {shown(value)}. "
+                        "Use a smaller number.")  # fmt: skip
     return int(value)
+
+
+def number(where: str, argument: str, value: Any, low: float = 0.0) -> float:
+    """Return ``value`` as a finite float of at least ``low``, or raise an ExprError naming the argument."""
+    try:
+        real = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+        out = float(value) if real else math.nan
+    except OverflowError:  # an integer that no float holds
+        out = math.inf
+    if not low <= out < math.inf:
+        raise ExprError(f"{where}: argument '{argument}': expected a number of at least {low:g}, got {shown(value)}.")
+    return out
 
 
 def pair(where: str, argument: str, value: Any, low: int = 1) -> tuple[int, int]:
@@ -247,7 +285,7 @@ def finish(
     own
         The operator's own element-wise ending (the division of an average).
     """
-    epilogue = (epilogue,) if isinstance(epilogue, str) else tuple(epilogue)
+    epilogue = function_names(name, "epilogue", epilogue)
     last = stages[-1]
     if not epilogue and own is None:
         return TensorExpr(name, tuple(inputs), tuple(stages), (last.name,))

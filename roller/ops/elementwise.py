@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from roller.errors import ExprError
+from roller.errors import ExprError, shown
 from roller.expr import Axis, Index, Scalar, Stage, Tensor, TensorExpr, axis_index
-from roller.ops.build import dimensions, finish, indices, spatial, types
+from roller.ops.build import dimensions, finish, function_names, indices, spatial, types
 from roller.ops.registry import operator
 from roller.ops.scalars import element_function
 
@@ -59,7 +59,7 @@ def elementwise(
     'elementwise[d0=17 d1=11]'
     """
     where = "elementwise"
-    chain = (names,) if isinstance(names, str) else tuple(names)
+    chain = function_names(where, "names", names)
     if not chain:
         raise ExprError(f"{where}: argument 'names': expected at least one function, got none. Use for example 'relu'.")
     first = dimensions(where, shape)
@@ -67,6 +67,9 @@ def elementwise(
     steps = [(n, *element_function("add" if n == "bias_add" else n, f"{where}: argument 'names'", t.is_float))
              for n in chain]  # fmt: skip
     others: list[tuple[int, ...]] = []
+    if not isinstance(other_shapes, (tuple, list)):
+        raise ExprError(f"{where}: argument 'other_shapes': expected a list of shapes, got {shown(other_shapes)}. "
+                        "Give one shape per further operand.")  # fmt: skip
     given = [dimensions(where, s, "other_shapes") for s in other_shapes]
     for name, function, _ in steps:
         if function.tensors == 2:

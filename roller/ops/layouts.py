@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from roller.errors import ExprError, did_you_mean
 from roller.expr import Axis, Index
-from roller.ops.build import reduction
+from roller.ops.build import one_of, reduction
 
 #: Layouts of images, channels in front of or behind the pixels (others hold channels in blocks).
 IMAGES = ("NCHW", "NHWC")
@@ -37,10 +36,7 @@ def weights(
     ExprError
         Where the layout is unknown.
     """
-    if kernel_layout not in KERNELS:
-        hint = did_you_mean(str(kernel_layout), KERNELS) or "."
-        raise ExprError(f"{where}: argument 'kernel_layout': unknown layout {kernel_layout!r}{hint} "
-                        f"Use one of {list(KERNELS)}.")  # fmt: skip
+    one_of(where, "kernel_layout", kernel_layout, KERNELS, "layout")
     order = ["OIHW".index(letter) for letter in kernel_layout]
     return tuple(shape[d] for d in order), tuple(index[d] for d in order)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from roller.expr import Axis, Call, Stage, Tensor, TensorExpr
-from roller.ops.build import extent, finish, indices, reduction, spatial, types
+from roller.ops.build import extent, finish, flag, indices, reduction, spatial, types
 from roller.ops.registry import operator
 
 
@@ -55,6 +55,7 @@ def matmul(
     'matmul[i=128 j=64 k=32]'
     """
     m, n, k = extent("matmul", "m", m), extent("matmul", "n", n), extent("matmul", "k", k)
+    transpose_a, transpose_b = flag("matmul", "transpose_a", transpose_a), flag("matmul", "transpose_b", transpose_b)
     t = types("matmul", dtype, acc_dtype, out_dtype, widens=True)
     b: tuple[Axis, ...] = () if batch is None else spatial(("b", extent("matmul", "batch", batch)))
     (i, j), (r,) = spatial(("i", m), ("j", n)), reduction(("k", k))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from roller.errors import ExprError
 from roller.expr import REDUCTION, SPATIAL, Axis, Call, Load, Scalar, Stage, Tensor, TensorExpr
-from roller.ops.build import Types, dimensions, finish, indices, rows_of, types
+from roller.ops.build import Types, dimensions, finish, indices, number, rows_of, types
 from roller.ops.registry import operator
 
 
@@ -128,7 +127,6 @@ def _axes(
     dims = dimensions(where, shape)
     t = types(where, dtype, acc_dtype, out_dtype)
     t.require_float(where)
-    if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps < float("inf"):
-        raise ExprError(f"{where}: argument 'eps': expected a number of at least 0, got {eps!r}. Use for example 1e-5.")
+    number(where, "eps", eps)
     every = tuple(Axis(f"d{d}", e, SPATIAL) for d, e in enumerate(dims))
     return dims, t, every[:-1], every, Axis("k", dims[-1], REDUCTION)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from roller.errors import ExprError, did_you_mean
+from roller.errors import ExprError
 from roller.expr import Call, Cast, IndexValue, Scalar, Stage, Tensor, TensorExpr, axis_index
 from roller.ops.blocked import Blocks, block_of
 from roller.ops.build import (
@@ -14,7 +14,9 @@ from roller.ops.build import (
     Window,
     extent,
     finish,
+    flag,
     indices,
+    one_of,
     padding_sides,
     pair,
     reduction,
@@ -83,11 +85,8 @@ def pool2d(
     'pool2d[n=1 c=4 ho=4 wo=4 kh=2 kw=2]'
     """
     where = "pool2d"
-    if kind not in _KINDS:
-        raise ExprError(
-            f"{where}: argument 'kind': unknown kind {kind!r}{did_you_mean(str(kind), _KINDS) or '.'} "
-            f"Use one of {list(_KINDS)}."
-        )
+    one_of(where, "kind", kind, _KINDS, "kind")
+    count_include_pad = flag(where, "count_include_pad", count_include_pad)
     sizes = {"n": n, "c": c, "h": h, "w": w, "kh": kh, "kw": kw}
     n, c, h, w, kh, kw = (extent(where, name, value) for name, value in sizes.items())
     average = kind == "avg"

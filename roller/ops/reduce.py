@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from roller.errors import ExprError, did_you_mean, shown
+from roller.errors import ExprError, shown
 from roller.expr import (
     REDUCTION,
     SPATIAL,
@@ -23,7 +23,7 @@ from roller.expr import (
     TensorExpr,
     Term,
 )
-from roller.ops.build import Types, dimensions, finish, indices, rows_of, types
+from roller.ops.build import Types, dimensions, finish, flag, indices, one_of, rows_of, types
 from roller.ops.registry import operator
 
 #: Combiner of each kind.
@@ -76,13 +76,12 @@ def reduce(
     'reduce[d0=8 d2=4 d1=16]'
     """
     where = "reduce"
-    if kind not in _COMBINER:
-        raise ExprError(f"{where}: argument 'kind': unknown kind {kind!r}{did_you_mean(str(kind), _COMBINER) or '.'} "
-                        f"Use one of {sorted(_COMBINER)}.")  # fmt: skip
+    one_of(where, "kind", kind, sorted(_COMBINER), "kind")
+    keepdims = flag(where, "keepdims", keepdims)
     dims = dimensions(where, shape)
     reduced = normalize_axes(where, axes, len(dims))
     widens = kind in ("sum", "mean", "prod")
-    t = types(where, dtype, acc_dtype, None if kind == "argmax" else out_dtype, widens=widens)
+    t = types(where, dtype, acc_dtype, out_dtype, widens=widens)
     if kind == "mean" and not t.is_float:
         raise ExprError(f"{where}: a mean needs a floating-point accumulator, got '{t.acc}'. Pass acc_dtype='float32'.")
     gone = tuple(Axis(f"d{d}", e, REDUCTION) for d, e in enumerate(dims) if d in reduced)
@@ -102,7 +101,7 @@ def reduce(
         final = Types(t.storage, out_dtype or "int64", out_dtype or "int64")
         return finish(where, (source,), stages, final, epilogue=epilogue)
     stage = Stage(Tensor("Y", out_shape, t.out), axes_all, store, body, _COMBINER[kind], t.acc)
-    scale = Const(1.0 / int(np.prod([a.extent for a in gone], dtype=np.int64)), t.acc)
+    scale = Const(1.0 / math.prod(a.extent for a in gone), t.acc)
     own = (lambda value: Call("mul", (value, scale))) if kind == "mean" and scale.value != 1 else None
     return finish(where, (source,), (stage,), t, epilogue=epilogue, own=own)
 

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable
 from typing import NamedTuple
 
-from roller.errors import ExprError, did_you_mean
+from roller.errors import ExprError, did_you_mean, shown
 from roller.expr import Call, Const, Scalar
 
 _Build = Callable[..., Scalar]
@@ -140,7 +140,7 @@ def element_function(text: str, where: str, is_float: bool) -> tuple[ElementFunc
 
 def _split(text: str, where: str) -> tuple[str, tuple[float, ...]]:
     if not isinstance(text, str):
-        raise ExprError(f"{where}: expected the name of an element-wise function, got {text!r}. Give a string.")
+        raise ExprError(f"{where}: expected the name of an element-wise function, got {shown(text)}. Give a string.")
     if "(" not in text:
         return text, ()
     try:

@@ -51,7 +51,7 @@ def softmax(
     """
     where = "softmax"
     dims = dimensions(where, shape)
-    if isinstance(axis, (tuple, list)):
+    if axis is None or isinstance(axis, (tuple, list)):
         raise ExprError(f"{where}: argument 'axis': expected one dimension, got {shown(axis)}. Reshape the tensor so "
                         "that they are one.")  # fmt: skip
     (along,) = normalize_axes(where, axis, len(dims), "axis")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from roller.errors import ExprError, did_you_mean
+from roller.errors import ExprError, did_you_mean, shown
 from roller.expr import TensorExpr
+from roller.ops.build import dimensions, extent, one_of, padding_sides
 from roller.ops.conv2d import conv2d
 from roller.ops.depthwise_conv2d import depthwise_conv2d
 from roller.ops.elementwise import elementwise
@@ -27,7 +28,7 @@ class _Row:
 
     def __init__(self, row: Mapping[str, Any], batch: int | None) -> None:
         self.row, self.batch = row, batch
-        self.name = f"operator row {row.get('id', dict(row))}"
+        self.name = f"operator row {row['id'] if isinstance(row.get('id'), str) else shown(dict(row))}"
 
     def get(self, column: str) -> Any:
         if column not in self.row:
@@ -44,18 +45,18 @@ class _Row:
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        shape = tuple(self.get("shape"))
+        shape = dimensions(self.name, self.get("shape"))
         return shape if self.batch is None else (self.rows(shape[0]), *shape[1:])
 
-    def rows(self, extent: Any) -> Any:
+    def rows(self, rows: Any) -> Any:
         """Leading extent for the asked batch: the benchmark's 65536 rows are 128 sequences of 512."""
         if self.batch is None:
-            return extent
-        return _ROWS_PER_SEQUENCE * self.batch if extent == _ROWS_PER_SEQUENCE * DEFAULT_BATCH else self.batch
+            return rows
+        return _ROWS_PER_SEQUENCE * self.batch if rows == _ROWS_PER_SEQUENCE * DEFAULT_BATCH else self.batch
 
     @property
-    def dtype(self) -> str:
-        return str(self.row.get("dtype", "float32"))
+    def dtype(self) -> Any:
+        return self.row.get("dtype", "float32")
 
     @property
     def dtypes(self) -> dict[str, Any]:
@@ -63,34 +64,34 @@ class _Row:
         return {"dtype": self.dtype, "acc_dtype": self.row.get("acc_dtype"), "out_dtype": self.row.get("out_dtype")}
 
     @property
-    def layouts(self) -> dict[str, str]:
+    def layouts(self) -> dict[str, Any]:
         """``layout`` and ``kernel_layout`` where the row names them."""
-        return {k: str(self.row[k]) for k in ("layout", "kernel_layout") if k in self.row}
+        return {k: self.row[k] for k in ("layout", "kernel_layout") if k in self.row}
 
     @property
     def padding(self) -> tuple[int, ...]:
         """``pad_*`` columns where given, else from ``padding: SAME | VALID`` (or numbers)."""
         sides = ("pad_top", "pad_bottom", "pad_left", "pad_right")
         if any(s in self.row for s in sides):
-            return tuple(int(self.row.get(s, 0)) for s in sides)
+            return tuple(extent(self.name, s, self.row.get(s, 0), 0) for s in sides)
         mode = self.row.get("padding", "VALID")
         if not isinstance(mode, str):
-            return (mode,) * 4 if isinstance(mode, int) else tuple(mode)
+            return padding_sides(self.name, mode)
         if mode not in ("SAME", "VALID"):
-            raise ExprError(f"{self.name}: column 'padding': expected SAME, VALID or numbers, got {mode!r}.")
+            raise ExprError(f"{self.name}: column 'padding': expected SAME, VALID or numbers, got {shown(mode)}.")
         if mode == "VALID":
             return (0, 0, 0, 0)
-        stride, dilation = self.row.get("stride", 1), self.row.get("dilation", 1)
+        stride, dilation = (extent(self.name, c, self.row.get(c, 1)) for c in ("stride", "dilation"))
         sides_out: list[int] = []
         for size, kernel in (("H", "KH"), ("W", "KW")):
-            out = -(-self.get(size) // stride)
-            total = max(0, (out - 1) * stride + dilation * (self.get(kernel) - 1) + 1 - self.get(size))
+            n, k = (extent(self.name, c, self.get(c)) for c in (size, kernel))
+            total = max(0, (-(-n // stride) - 1) * stride + dilation * (k - 1) + 1 - n)
             sides_out += [total // 2, total - total // 2]
         return tuple(sides_out)
 
 
 def _matmul(r: _Row) -> TensorExpr:
-    m, n, k = r.ints("M", "N", "K")
+    m, n, k = extent(r.name, "M", r.get("M")), *r.ints("N", "K")
     # Only rows that are sequences scale with the batch; a small M is the layer's own.
     rows = r.rows(m) if m == _ROWS_PER_SEQUENCE * DEFAULT_BATCH else m
     transposed = r.row.get("transpose_a", False), r.row.get("transpose_b", False)
@@ -165,8 +166,5 @@ def from_spec(mapping: Mapping[str, Any], batch: int | None = None) -> TensorExp
     """
     if not isinstance(mapping, Mapping):
         raise ExprError(f"operator row: expected a mapping of columns, got {type(mapping).__name__}. Pass one row.")
-    row = _Row(mapping, batch)
-    op = row.get("op")
-    if op not in _OPS:
-        raise ExprError(f"{row.name}: unknown op {op!r}{did_you_mean(str(op), _OPS) or '.'} Use one of {sorted(_OPS)}.")
-    return _OPS[op](row)
+    row = _Row(mapping, None if batch is None else extent("operator row", "batch", batch))
+    return _OPS[one_of(row.name, "op", row.get("op"), sorted(_OPS), "op")](row)
