@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from roller.expr.evaluate import wrapped
 from roller.expr.rounding import Enclosed, holds, is_float, rounded, settled
 from roller.expr.scalar import FUNCTIONS
 
@@ -59,6 +60,8 @@ def enclose(fn: str, args: Sequence[Enclosed], dtype: str) -> Enclosed:
     array([2.])
     """
     value = FUNCTIONS[fn].numpy(*(a.value for a in args))
+    if not is_float(dtype) and fn not in _ASKING:
+        value = wrapped(np.asarray(value), dtype)
     if all(a.is_point for a in args):
         out = Enclosed.point(value)
         if fn in _BY_ZERO:  # whose sign is that of an addition's order, or of a product that was too small

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from roller.expr.enclosing import enclose, hull
-from roller.expr.evaluate import CHUNK, axis_values, inside, wrapped
+from roller.expr.evaluate import CHUNK, axis_values, inside, literal, wrapped
 from roller.expr.exact_sums import different, is_product, steps_per_one
 from roller.expr.rounding import EPS, FLUSHED, NORMAL, Enclosed, computed_in, holds, is_float, rounded, settled, stored
 from roller.expr.scalar import Call, Cast, Const, IndexValue, Load, Scalar, walk
@@ -103,8 +103,7 @@ class Enclosure:
         dtype = s.output.dtype
         if is_float(dtype):
             return _rounded_to(e, dtype)
-        value = wrapped(e.value, dtype)
-        return Enclosed.point(value) if e.is_point else within_range(dtype, value, e)
+        return converted(e, s.acc_dtype if s.combiner else computed_in(s.body, self.dtypes), dtype)
 
     def _rows(self, s: Stage, env: Env, rows: int) -> Enclosed:
         if s.combiner is None:
@@ -122,6 +121,8 @@ class Enclosure:
                 body = Enclosed.point(self._product(s.body, wide))
             else:
                 body = self._one_of(s, wide) or self.scalar(s.body, wide, {})
+            if not is_float(s.acc_dtype):
+                body = converted(body, computed_in(s.body, self.dtypes), s.acc_dtype)
             total.add(body.map(lambda a, shape=shape: np.broadcast_to(a, shape)))
         return total.result()
 
@@ -152,7 +153,7 @@ class Enclosure:
     def _scalar(self, node: Scalar, env: Env, seen: dict[Scalar, Enclosed]) -> Enclosed:
         if isinstance(node, Const):
             if not is_float(node.dtype):
-                return Enclosed.point(np.int64(node.value))
+                return Enclosed.point(literal(node.value, node.dtype))
             return _rounded_to(Enclosed.point(np.asarray(node.value, np.float64)), node.dtype)
         if isinstance(node, IndexValue):
             return Enclosed.point(np.asarray(node.index(env)))
@@ -183,7 +184,8 @@ class Enclosure:
             out = self.at(node.tensor, np.stack([i.ravel() for i in full], axis=1)).map(
                 lambda a: a.reshape(full[0].shape)
             )
-        return out.map(lambda a: np.where(within, a, node.outside)) if node.guard else out
+        outside = literal(node.outside, self.dtypes[node.tensor])
+        return out.map(lambda a: np.where(within, a, outside)) if node.guard else out
 
     def _one_of(self, s: Stage, env: Env) -> Enclosed | None:
         """Return the positions of an extremum, of which at least one is hit, or ``None`` where that is not the body.
@@ -285,7 +287,10 @@ class _Total:
                 )  # fmt: skip
         if self.combiner == "sum" and is_float(self.dtype):
             return self._rounded_sum(total)
-        return total if self.combiner == "sum" else _rounded_to(total, self.dtype)
+        if is_float(self.dtype):
+            return _rounded_to(total, self.dtype)
+        value = wrapped(total.value, self.dtype)
+        return Enclosed.point(value) if total.is_point else within_range(self.dtype, value, total)
 
     def _rounded_sum(self, total: Enclosed) -> Enclosed:
         size = sum(self.sizes)

@@ -14,11 +14,15 @@ from typing import Any
 import numpy as np
 
 from roller.errors import ExprError, counted
+from roller.expr.rounding import dtype_of_call, is_float
 from roller.expr.scalar import FUNCTIONS, Bound, Cast, Const, IndexValue, Load, Scalar, loads
 from roller.expr.tensor_expr import COMBINERS, Stage, TensorExpr
 
 #: Points x reduction elements evaluated at once; bounds memory to about 100 MB per live temporary.
 CHUNK = 1 << 21
+
+#: Functions of integers whose result may need more digits than the dtype they are computed in has.
+_GROWING = frozenset(("add", "sub", "mul", "neg", "abs", "shl", "idiv"))
 
 _COMBINE: dict[str, Any] = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod}
 
@@ -26,7 +30,10 @@ _COMBINE: dict[str, Any] = {"sum": np.sum, "max": np.max, "min": np.min, "prod":
 def evaluate(
     expr: TensorExpr, arrays: Sequence[np.ndarray], points: np.ndarray | None = None, *, magnitude: bool = False
 ) -> tuple[np.ndarray, ...]:
-    """Compute the outputs of ``expr`` in float64 (integers exactly in int64 where the data are integers).
+    """Compute the outputs of ``expr`` in float64; integers as their dtype has them: what does not fit wraps around.
+
+    Every operation of integers wraps in the dtype it is computed in, every sum in its accumulator. What is computed in
+    floating point and stored as integers loses its fraction, as C converts; beyond the integers' range it is undefined.
 
     Parameters
     ----------
@@ -111,7 +118,7 @@ class _Evaluation:
             for i in range(0, len(points), step)
         ]
         out = np.concatenate(parts) if parts else np.zeros(0)
-        return out if self.magnitude else wrapped(out, s.output.dtype)
+        return out if self.magnitude else converted_values(out, s.output.dtype)
 
     def _chunk(self, s: Stage, env: dict[str, np.ndarray], rows: int, extents: list[int]) -> np.ndarray:
         if s.combiner is None:
@@ -125,6 +132,8 @@ class _Evaluation:
             wide.update({a.name: g[None, i : i + step] for a, g in zip(s.reduction_axes, grid, strict=True)})
             n = min(step, grid.shape[1] - i)
             body = np.broadcast_to(self._scalar(s.body, wide), (rows, n))
+            if not is_float(s.acc_dtype) and not self.magnitude:
+                body = converted_values(body, s.acc_dtype)
             part = np.sum(np.abs(body), axis=1) if self.magnitude else _COMBINE[s.combiner](body, axis=1)
             if total is None:
                 total = part
@@ -132,27 +141,31 @@ class _Evaluation:
                 total = total + part
             else:
                 total = {"max": np.maximum, "min": np.minimum, "prod": np.multiply}[s.combiner](total, part)
-        return np.asarray(total)
+        return np.asarray(total) if self.magnitude else wrapped(np.asarray(total), s.acc_dtype)
 
     def _scalar(self, node: Scalar, env: Mapping[str, np.ndarray]) -> Any:
+        return self._typed(node, env)[0]
+
+    def _typed(self, node: Scalar, env: Mapping[str, np.ndarray]) -> tuple[Any, str]:
+        """Return the value of a scalar tree and the dtype it is computed in."""
         if isinstance(node, Const):
-            return np.float64(node.value) if "float" in node.dtype else np.int64(node.value)
+            return literal(node.value, node.dtype), node.dtype
         if isinstance(node, IndexValue):
-            return node.index(env)
-        if isinstance(node, Cast):
-            value = np.asarray(self._scalar(node.arg, env))
-            if node.dtype == "bool":
-                return (value != 0).astype(np.int64)
-            if "int" in node.dtype:
-                return wrapped(value.astype(np.int64), node.dtype)
-            with np.errstate(over="ignore"):  # float32 rounds here: what follows may depend on it
-                return (value.astype(np.float32) if node.dtype == "float32" else value).astype(np.float64)
+            return node.index(env), node.dtype
         if isinstance(node, Load):
-            return self._load(node, env)
-        args = [self._scalar(a, env) for a in node.args]
+            return self._load(node, env), self.tensors[node.tensor].dtype
+        if isinstance(node, Cast):
+            value = converted_values(np.asarray(self._scalar(node.arg, env)), node.dtype)
+            if node.dtype == "float32":  # rounds here: what follows may depend on it
+                with np.errstate(over="ignore"):
+                    value = value.astype(np.float32).astype(np.float64)
+            return value, node.dtype
+        args, kinds = zip(*(self._typed(a, env) for a in node.args), strict=True)
+        dtype = dtype_of_call(node.fn, kinds)
         if self.magnitude and node.fn in ("add", "sub") and loads(node):  # index arithmetic keeps its signs
-            return np.abs(args[0]) + np.abs(args[1])
-        return FUNCTIONS[node.fn].numpy(*args)
+            return np.abs(args[0]) + np.abs(args[1]), dtype
+        value = FUNCTIONS[node.fn].numpy(*args)
+        return (wrapped(np.asarray(value), dtype) if node.fn in _GROWING and not self.magnitude else value), dtype
 
     def _load(self, node: Load, env: Mapping[str, np.ndarray]) -> Any:
         within: Any = True
@@ -169,7 +182,41 @@ class _Evaluation:
             full = np.broadcast_arrays(*index)
             out = self.at(node.tensor, np.stack([i.ravel() for i in full], axis=1)).reshape(full[0].shape)
         out = out.astype(np.int64) if np.issubdtype(out.dtype, np.integer) else out.astype(np.float64)
-        return np.where(within, out, node.outside) if node.guard else out
+        return np.where(within, out, literal(node.outside, self.tensors[node.tensor].dtype)) if node.guard else out
+
+
+def literal(value: float, dtype: str) -> Any:
+    """Return a constant as evaluation holds it; of integers the last one where it lies beyond, as in generated code.
+
+    Examples
+    --------
+    >>> int(literal(float("-inf"), "int8")), int(literal(300, "uint8")), float(literal(1, "float32"))
+    (-128, 255, 1.0)
+    """
+    if is_float(dtype):
+        return np.float64(value)
+    if dtype == "bool":
+        return np.int64(value not in (0.0, float("-inf")))
+    info = np.iinfo(dtype)
+    return np.int64(info.min if value <= info.min else info.max if value >= info.max else int(value))
+
+
+def converted_values(value: np.ndarray, dtype: str) -> np.ndarray:
+    """Return what conversion to ``dtype`` makes of values, as C has it; floats are not rounded.
+
+    Examples
+    --------
+    >>> converted_values(np.array([-1.75, 0.5]), "int8").tolist(), converted_values(np.array([0.0, 0.5]), "bool").tolist()
+    ([-1, 0], [0, 1])
+    """
+    if is_float(dtype):
+        return value.astype(np.float64)
+    if dtype == "bool":
+        return (value != 0).astype(np.int64)
+    if value.dtype == np.int64:
+        return wrapped(value, dtype)
+    with np.errstate(invalid="ignore"):  # beyond the range the result is undefined
+        return wrapped(value.astype(np.int64), dtype)
 
 
 def wrapped(value: np.ndarray, dtype: str) -> np.ndarray:

@@ -8,7 +8,7 @@ holds both: a value that the dtype can represent stays a point. Results below th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,10 +113,22 @@ def computed_in(node: Scalar, dtypes: Mapping[str, str]) -> str:
         return dtypes[node.tensor]
     if not isinstance(node, Call):
         return node.dtype
-    if node.fn in _LOGICAL:
+    return dtype_of_call(node.fn, [computed_in(a, dtypes) for a in node.args])
+
+
+def dtype_of_call(fn: str, kinds: Sequence[str]) -> str:
+    """Return the dtype a function is computed in, from those of its operands.
+
+    Examples
+    --------
+    >>> dtype_of_call("select", ["bool", "int8", "int32"]), dtype_of_call("div", ["int32", "int32"])
+    ('int32', 'float32')
+    """
+    if fn in _LOGICAL:
         return "bool"
-    kinds = [computed_in(a, dtypes) for a in (node.args[1:] if node.fn == "select" else node.args)]
-    if node.fn in _REAL:
+    if fn == "select":
+        kinds = kinds[1:]
+    if fn in _REAL:
         kinds = [k if is_float(k) else "float32" for k in kinds]
     out = kinds[0]
     for k in kinds[1:]:

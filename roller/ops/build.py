@@ -103,7 +103,8 @@ def one_of(where: str, argument: str, value: Any, known: Iterable[str], what: st
     names = list(known)
     if not isinstance(value, str) or value not in names:
         hint = did_you_mean(value, names) if isinstance(value, str) else ""
-        raise ExprError(f"{where}: argument '{argument}': unknown {what} {shown(value)}{hint or '.'} Use one of {names}.")
+        raise ExprError(f"{where}: argument '{argument}': unknown {what} {shown(value)}{hint or '.'} "
+                        f"Use one of {names}.")  # fmt: skip
     return value
 
 
@@ -118,8 +119,8 @@ def function_names(where: str, argument: str, value: Any) -> tuple[str, ...]:
     """Return element-wise functions, one or several, as a tuple of texts; what they say is not looked at."""
     names = (value,) if isinstance(value, str) else value
     if not isinstance(names, (tuple, list)):
-        raise ExprError(f"{where}: argument '{argument}': expected the name of a function or several, got {shown(value)}. "
-                        "Use for example 'relu' or ('bias', 'relu').")  # fmt: skip
+        raise ExprError(f"{where}: argument '{argument}': expected the name of a function or several, "
+                        f"got {shown(value)}. Use for example 'relu' or ('bias', 'relu').")  # fmt: skip
     return tuple(names)
 
 

@@ -28,9 +28,9 @@ class _Silent:
 
 
 _HOSTILE = (
-    10**400, 10**5000, -(10**5000), 2**62, -1, 0, None, math.nan, math.inf, 0.5, "", "x", "\ud800", "1e400", "clip(0, 1e300)",
-    "NCHW" + "9" * 5000 + "c", b"relu", (), [[1, 2], [3]], [10**5000], [2**40] * 5, {"a": 10**5000}, {1}, iter(()), 1j,
-    np.float32(1), np.array([1, 2]), np.dtype("float32"), (None,), (b"relu",), int, _Silent(), [_Silent()],
+    10**400, 10**5000, -(10**5000), 2**62, -1, 0, None, math.nan, math.inf, 0.5, "", "x", "\ud800", "1e400",
+    "clip(0, 1e300)", "NCHW" + "9" * 5000 + "c", b"relu", (), [[1, 2], [3]], [10**5000], [2**40] * 5, {"a": 10**5000}, {1}, iter(()),
+    1j, np.float32(1), np.array([1, 2]), np.dtype("float32"), (None,), (b"relu",), int, _Silent(), [_Silent()],
 )  # fmt: skip
 
 
@@ -52,10 +52,10 @@ def test_no_argument_raises_an_error_of_python(name: str) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda ops: ops["elementwise"](10**400, (4,)), "argument 'names': expected the name of a function or several, got an"),
+        (lambda ops: ops["elementwise"](10**400, (4,)), "argument 'names': expected the name of a function or several"),
         (lambda ops: ops["matmul"](4, 4, 4, epilogue=0.5), "argument 'epilogue': expected the name of a function"),
         (lambda ops: ops["matmul"](4, 4, 4, dtype=-1), "argument 'dtype': unknown dtype -1. Use one of"),
-        (lambda ops: ops["matmul"](4, 4, 4, out_dtype=10**5000), "argument 'out_dtype': unknown dtype an integer of 16610 bits"),
+        (lambda ops: ops["matmul"](4, 4, 4, out_dtype=10**5000), "unknown dtype an integer of 16610 bits"),
         (lambda ops: ops["matmul"](4, 4, 4, transpose_a="False"), "argument 'transpose_a': expected True or False"),
         (lambda ops: ops["reduce"](["sum"], (4,)), r"argument 'kind': unknown kind \['sum'\]"),
         (lambda ops: ops["reduce"]("argmax", (4,), out_dtype="int46"), "unknown dtype 'int46'; did you mean"),
