@@ -103,14 +103,11 @@ def name_of(case: Any) -> str:
     return f"{case['generator']}-{digest}"
 
 
-def keep(case: Any, about: str, folder: Path = CORPUS, still: str = "") -> Path:
-    """Write a case as a file of the corpus.
-
-    ``about`` says what it showed, ``still`` matches verdicts until it is mended.
-    """
+def keep(case: Any, about: str, folder: Path = CORPUS) -> Path:
+    """Write a case as a file of the corpus; ``about`` says what it showed."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name_of(case)}.json"
-    path.write_text(json.dumps({"about": about, **({"open": still} if still else {}), "case": case}) + "\n")
+    path.write_text(json.dumps({"about": about, "case": case}) + "\n")
     return path
 
 
