@@ -8,9 +8,13 @@ from dataclasses import dataclass
 from roller.codegen.gpu.access import depends, vectorizable
 from roller.codegen.gpu.context import Context, Reader, promote
 from roller.codegen.gpu.mapping import AxisMap, Registers, register_count, register_index, vector_loop
-from roller.codegen.gpu.nest import Buffer, Expr, Stmt, buffer, dtype_name, load, loop, seq, store, with_buffers
-from roller.expr import Index, Load, Stage
+from roller.codegen.gpu.nest import Buffer, Expr, Stmt, buffer, dtype_name, load, loop, num, seq, store, with_buffers
+from roller.expr import Index, Load, Tensor
+from roller.te.compat import tirx
 from roller.te.emit import emit_index
+from roller.tile.access import VECTOR_BYTES
+from roller.tile.row_shift import RowShift
+from roller.tile.steps import pitches
 
 
 @dataclass(frozen=True)
@@ -60,27 +64,36 @@ class Fragment:
         def piece(n: Expr) -> Stmt:
             first = n * self.width
             # Every vector is found anew: a quotient steps, and a remainder starts again, between those of a chunk.
-            *rows, place = neighbour(self.load.index, env, axis)(first)
+            where = neighbour(self.load.index, env, axis)
+            where = aligned(where, source, self.width) if self.maps[-1].slack else where
+            *rows, place = where(first)
             return vector_loop(
                 self.width, lambda v: store(self.buffer, load(source, *rows, place + v), index + first + v)
             )
 
         return loop("piece", chunk // self.width, piece, unroll=True)
 
+    def fill_one(self, ctx: Context, env: Mapping[str, Expr], at: Registers, n: Expr) -> Stmt:
+        """Return the load of element ``n`` of a chunk alone."""
+        axis = self.vector_axis
+        assert axis is not None
+        places = neighbour(self.load.index, env, axis)(n)
+        return store(self.buffer, load(ctx.buffers[self.load.tensor], *places), self.index(at) + n)
 
-def fragments(ctx: Context, wanted: Sequence[Load], maps: Sequence[AxisMap], prefix: str) -> list[Fragment]:
-    """Return a fragment for every load, for the register tile of ``maps``."""
+
+def fragments(
+    ctx: Context, wanted: Sequence[Load], maps: Sequence[AxisMap], prefix: str, shift: RowShift | None = None
+) -> list[Fragment]:
+    """Return a fragment for every load, for the register tile of ``maps``: of positions where rows have a ``shift``."""
     found: list[Fragment] = []
     prefix = ctx.prefix(prefix)
     for n, ld in enumerate(wanted):
-        mine = [m for m in maps if depends(ld, m.name)]
+        # Which column a position is depends on the row.
+        also = shift.start.axes if shift is not None and depends(ld, shift.axis) else ()
+        mine = [m for m in maps if depends(ld, m.name) or m.name in also]
         vector = next((m for m in mine if m.vector > 1), None)
-        width = vector.vector if vector is not None else 1
         tensor = ctx.tensors[ld.tensor]
-        while (
-            vector is not None and width > 1 and not vectorizable(ld.index, tensor, vector.name, vector.extent, width)
-        ):
-            width //= 2
+        width = access_width(ld.index, tensor, vector, shift)
         if vector is not None and width > 1:
             mine = [*(m for m in mine if m is not vector), vector]
         dtype = dtype_name(ctx.buffers[ld.tensor])
@@ -103,6 +116,21 @@ def neighbour(
     return lambda n: [*prefix, *(emit_index(i, {**env, axis: env[axis] + n}) for i in index)]
 
 
+def aligned(where: Callable[[Expr], list[Expr]], target: Buffer, width: int) -> Callable[[Expr], list[Expr]]:
+    """Return places that are multiples of ``width`` (elements), said so that TVM can prove it.
+
+    Why they are depends on remainders of row starts, which its analysis of divisors does not follow; of what it cannot
+    prove it gathers the elements.
+    """
+    steps = pitches([int(n) for n in target.shape])
+
+    def place(n: Expr) -> list[Expr]:
+        flat = sum((i * step for i, step in zip(where(n), steps, strict=True)), start=num(0))
+        return [*(num(0) for _ in steps[1:]), tirx.floordiv(flat, width) * width]
+
+    return place
+
+
 def vector_store(
     target: Buffer, where: Callable[[Expr], Sequence[Expr]], value: Callable[[Expr], Expr], count: int,
     width: int | None = None,
@@ -122,12 +150,16 @@ def vector_store(
     return with_buffers([out], loop("piece", count // wide, piece, unroll=True))
 
 
-def store_width(s: Stage, m: AxisMap | None) -> int:
-    """Widest vector (elements) along an axis that every chunk of a stage's output is made of."""
-    width = m.vector if m is not None else 1
-    while m is not None and width > 1 and not vectorizable(s.store, s.output, m.name, m.extent, width):
+def access_width(index: Sequence[Index], tensor: Tensor, m: AxisMap | None, shift: RowShift | None = None) -> int:
+    """Return the widest vector (elements) along an axis that every chunk of an access is made of."""
+    if m is None:
+        return 1
+    if m.slack and shift is not None:
+        return min(shift.aligned_elements(index, tensor), VECTOR_BYTES // tensor.itemsize_bytes)
+    width = m.vector
+    while width > 1 and not vectorizable(index, tensor, m.name, m.extent, width):
         width //= 2
     return width
 
 
-__all__ = ["Fragment", "element_reader", "fragments", "store_width", "vector_store"]
+__all__ = ["Fragment", "access_width", "aligned", "element_reader", "fragments", "vector_store"]

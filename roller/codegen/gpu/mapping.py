@@ -19,6 +19,7 @@ class AxisMap:
 
     A block tile holds ``threads * registers`` elements. A thread's registers come in chunks of ``vector``
     contiguous elements; chunks are ``vector`` apart (contiguous) or ``threads * vector`` apart (interleaved).
+    Of ``extent`` positions ``slack`` at most are no elements (:mod:`roller.codegen.gpu.shifted`).
     """
 
     name: str
@@ -27,6 +28,12 @@ class AxisMap:
     registers: int
     vector: int = 1
     interleaved: bool = False
+    slack: int = 0
+
+    @property
+    def certain(self) -> int:
+        """Positions that are elements, but for those the first chunk may lack: all, where there is no slack."""
+        return self.extent - self.slack
 
     @property
     def tile(self) -> int:
@@ -41,7 +48,7 @@ class AxisMap:
     @property
     def padded(self) -> bool:
         """Whether the last tile reaches beyond the axis."""
-        return self.extent % self.tile != 0
+        return self.certain % self.tile != 0
 
     @property
     def chunks(self) -> int:
@@ -105,10 +112,14 @@ def whole_vectors(m: AxisMap) -> AxisMap:
 
 @dataclass(frozen=True)
 class Registers:
-    """One point of the register tile: chunk and offset in it, per axis."""
+    """One point of the register tile: chunk and offset in it, per axis.
+
+    ``edges``: axes with slack along which the chunk may hold positions that are no elements.
+    """
 
     chunk: dict[str, Expr]
     offset: dict[str, Expr]
+    edges: frozenset[str] = frozenset()
 
 
 def register_points(maps: Sequence[AxisMap], body: Callable[[Registers], Stmt], *, vector: str | None = None) -> Stmt:

@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 
 from roller.codegen.gpu.access import vectorizable
 from roller.codegen.gpu.context import Context, Reader, as_output, compute_dtype, named_loads
-from roller.codegen.gpu.fragments import Fragment, element_reader, fragments, neighbour, store_width, vector_store
+from roller.codegen.gpu.fragments import Fragment, access_width, aligned, element_reader, fragments, neighbour, vector_store
+from roller.codegen.gpu.held_rows import HeldRows
 from roller.codegen.gpu.lanes import Lanes
 from roller.codegen.gpu.mapping import (
     AxisMap,
@@ -44,17 +45,15 @@ from roller.codegen.gpu.nest import (
     with_buffers,
 )
 from roller.codegen.gpu.row_registers import ValueRegisters
-from roller.codegen.gpu.staging import STATIC_SHARED_BYTES
+from roller.codegen.gpu.shifted import Shifted
 from roller.codegen.gpu.sweep import Part, Tile, points, sweep
-from roller.expr import COMBINERS, DTYPE_BYTES, Load, Scalar, Stage, walk
+from roller.expr import COMBINERS, Load, Scalar, Stage, walk
 from roller.expr.scalar import loads
 from roller.te.compat import tirx
 from roller.te.emit import combine, constant, emit_index, emit_scalar
+from roller.tile.row_shift import RowShift
 from roller.tile.row_values import row_form, shared_values
 from roller.tile.rows import RowStage, contiguous_axis, kept_loads, row_stages
-
-#: Scratchpad left for lanes to meet in where rows are held there statically (bytes).
-_EXCHANGE_BYTES = 8192
 
 
 class Rows:
@@ -80,7 +79,8 @@ class Rows:
     ) -> None:  # fmt: skip
         self.ctx = ctx
         self.rows = tuple(whole_vectors(m) for m in rows)
-        self.columns = tuple(whole_vectors(m) for m in lanes)
+        self.shifted = Shifted.of(anchor, ctx.tensors, lanes)
+        self.columns = (self.shifted.map,) if self.shifted else tuple(whole_vectors(m) for m in lanes)
         self.anchor = anchor
         self.block = thread_axis("blockIdx.x", split * math.prod(m.steps for m in rows))
         part, *blocks = unravel(self.block.var, [split, *(m.steps for m in rows)])
@@ -89,8 +89,7 @@ class Rows:
         self.lanes = self._bind(math.prod(m.threads for m in rows), math.prod(m.threads for m in lanes))
         parts = unravel(self.lanes.row, [m.threads for m in rows])
         self.row_lane = {m.name: t for m, t in zip(rows, parts, strict=True)}
-        self.staged = tuple(staged)
-        self.held: dict[Load, Buffer] = {}
+        self.held = HeldRows(ctx, tuple(staged), self.lanes)
         self.partial: Buffer | None = None
         self.results: dict[str, Buffer] = {}
         self.kept: dict[Load, Fragment] = {}
@@ -158,15 +157,30 @@ class Rows:
         vector: str | None,
     ) -> Stmt:
         """Return loops over the elements of a tile of rows and of columns; the body gets all coordinates."""
-        start = self._column_start(maps, tile)
-        extents = {m.name: m.extent for m in maps}
+        start, extents = self._column_start(maps, tile), {m.name: m.extent for m in maps}
 
         def point(at: Registers) -> Stmt:
             env = self._row_env(at)
-            return body(at, {**env, **{m.name: start(m.name, at.chunk[m.name]) + at.offset[m.name] for m in maps}})
+            env = {**env, **self._columns(maps, start, at, env)}
+            return body(at, env) if vector else when(self._existing(at, env), body(at, env))
 
         everything = (*maps, *self.rows)
-        return points(everything, tile.tails, lambda a, c: start(a, c) < extents[a], point, vector=vector)
+        return points(everything, tile, lambda a, c: start(a, c) < extents[a], point, vector=vector)
+
+    def _columns(
+        self, maps: Sequence[AxisMap], start: Callable[[str, Expr], Expr], at: Registers, rows: dict[str, Expr]
+    ) -> dict[str, Expr]:
+        """Return the columns at a register point."""
+        found = {m.name: start(m.name, at.chunk[m.name]) + at.offset[m.name] for m in maps}
+        shifted = [m.name for m in maps if m.slack]
+        return {**found, **{name: self.shifted.column(found[name], rows) for name in shifted if self.shifted}}
+
+    @property
+    def _shift(self) -> RowShift | None:
+        return self.shifted.shift if self.shifted else None
+
+    def _existing(self, at: Registers, env: dict[str, Expr]) -> list[Expr]:
+        return self.shifted.inside(at, env) if self.shifted else []
 
     # ---- stages
 
@@ -181,7 +195,7 @@ class Rows:
         for n, s in enumerate(todo):
             shared = any(s.stage.name in {ld.tensor for ld in x.stage.loads} for x in todo[n + 1 :])
             body.append(self._wide(s) if s.stage.combiner is None and s.columns else self._per_row(s, shared))
-        known = [*self.held.values(), *self.results.values(), *self.once.buffers.values(), *self.again.buffers.values()]
+        known = [*self.held.buffers.values(), *self.results.values(), *self.once.buffers.values(), *self.again.buffers.values()]
         buffers = [*(f.buffer for f in self.kept.values()), *known]
         return kernel([self.block, *self.threads], with_buffers(buffers, seq(body)))
 
@@ -203,38 +217,14 @@ class Rows:
 
     def _whole(self) -> Tile:
         """Return the tile that is the whole of every reduction axis."""
-        return Tile({m.name: num(0) for m in self.columns}, frozenset(m.name for m in self.columns if m.padded))
+        padded, slack = (m.name for m in self.columns if m.padded), (m.name for m in self.columns if m.slack)
+        return Tile({m.name: num(0) for m in self.columns}, frozenset(padded), frozenset(slack))
 
     def _keep(self) -> list[Stmt]:
         """Load what several stages read, all of it before anything is computed."""
-        found = fragments(self.ctx, kept_loads(self.ctx.expr), (*self.rows, *self.columns), "kept")
+        found = fragments(self.ctx, kept_loads(self.ctx.expr), (*self.rows, *self.columns), "kept", self._shift)
         self.kept = {f.load: f for f in found}
         return [self._fill(found, self.columns, self._whole())] if found else []
-
-    def _hold(self, found: Sequence[Fragment], maps: Sequence[AxisMap]) -> frozenset[Load]:
-        """Give staged inputs their place in the scratchpad; return those that come from memory now."""
-        new = []
-        for f in found:
-            if f.load.tensor in self.staged and f.load in kept_loads(self.ctx.expr) and f.load not in self.held:
-                size = register_count(f.maps) * math.prod(m.steps for m in maps if m in f.maps)
-                threads = self.lanes.count * self.lanes.rows
-                name = f"held{len(self.held)}"
-                dtype = dtype_name(f.buffer)
-                many = size * threads * DTYPE_BYTES[dtype] * len(self.staged) > STATIC_SHARED_BYTES - _EXCHANGE_BYTES
-                self.held[f.load] = buffer(name, (size * threads,), dtype, "shared.dyn" if many else "shared")
-                new.append(f.load)
-        return frozenset(new)
-
-    def _place(self, f: Fragment, maps: Sequence[AxisMap], tile: Tile, at: Registers) -> Expr:
-        """Return where a thread's chunk lies in the scratchpad: chunks of neighbouring threads side by side."""
-        chunk = 1 if f.vector_axis is None else f.maps[-1].vector
-        number: Expr = num(0)
-        for m in maps:
-            if m in f.maps:
-                number = number * m.steps + tirx.floordiv(tile.base[m.name], m.tile)
-        number = number * (register_count(f.maps) // chunk) + tirx.floordiv(f.index(at), chunk)
-        own = self.lanes.row * self.lanes.count + self.lanes.lane
-        return (number * (self.lanes.count * self.lanes.rows) + own) * chunk
 
     def _fill(
         self, found: Sequence[Fragment], maps: Sequence[AxisMap], tile: Tile, new: frozenset[Load] = frozenset()
@@ -249,15 +239,18 @@ class Rows:
 
             def point(at: Registers) -> Stmt:
                 env = self._row_env(Registers({**nowhere, **at.chunk}, {**nowhere, **at.offset}))
-                columns = {m.name: start(m.name, at.chunk[m.name]) + at.offset[m.name] for m in mine}
-                held = self.held.get(f.load)
-                if held is not None and f.load not in new:
-                    return f.move(at, held, self._place(f, maps, tile, at), leave=False)
-                fill = f.fill(self.ctx, {**env, **columns}, at)
-                leave = [] if held is None else [f.move(at, held, self._place(f, maps, tile, at), leave=True)]
+                if f.load in self.held.buffers and f.load not in new:
+                    return self.held.move(f, maps, tile, at, leave=False)
+                env = {**env, **self._columns(mine, start, at, env)}
+                fill = f.fill(self.ctx, env, at)
+                if f.vector_axis is None:
+                    fill = when(self._existing(at, env), fill)
+                elif self.shifted is not None:
+                    fill = self.shifted.chunk(at, env, fill, lambda e: f.fill_one(self.ctx, env, at, e))
+                leave = [self.held.move(f, maps, tile, at, leave=True)] if f.load in self.held.buffers else []
                 return seq([fill, *leave])
 
-            return points(both, tile.tails, lambda a, c: start(a, c) < extents[a], point, vector=f.vector_axis)
+            return points(both, tile, lambda a, c: start(a, c) < extents[a], point, vector=f.vector_axis)
 
         return seq([one(f) for f in found])
 
@@ -269,7 +262,7 @@ class Rows:
             if ld not in self.kept and not ld.guard and self.ctx.in_memory(ld.tensor) and ld.tensor not in self.results
             and any(a in names for i in ld.index for a in i.axes)
         ]  # fmt: skip
-        return fragments(self.ctx, wanted, (*self.rows, *maps), "vec")
+        return fragments(self.ctx, wanted, (*self.rows, *maps), "vec", self._shift)
 
     def _body(self, body: Scalar, found: Sequence[Fragment], at: Registers) -> tuple[Scalar, dict[str, Reader]]:
         """Return arithmetic with its fragments and known values as scalars, and the readers of one point."""
@@ -342,7 +335,7 @@ class Rows:
         neutral, size = constant(COMBINERS[combiner], stage.acc_dtype), register_count(self.rows)
         init = loop("i", size, lambda i: store(result, neutral, i), unroll=True)
         found = self._streamed(stage, maps)
-        new = self._hold(found, maps)
+        new = self.held.hold(found, maps)
         form = row_form(self.ctx.expr, stage, s.columns)
         once, inside = self._row_values(form.row), set(walk(form.body))
         leave = self.again.new([v for v in self.shared if v in inside])
@@ -371,9 +364,9 @@ class Rows:
         stage, maps = s.stage, self._maps(s)
         target = self.ctx.buffers[stage.name]
         found = self._streamed(stage, maps)
-        new = self._hold(found, maps)
+        new = self.held.hold(found, maps)
         vector = next((m for m in (*maps, *self.rows) if m.vector > 1), None)
-        width = store_width(stage, vector)
+        width = access_width(stage.store, stage.output, vector, self._shift)
         form = row_form(self.ctx.expr, stage, s.columns)
         once = self._row_values(form.row)
 
@@ -389,7 +382,11 @@ class Rows:
 
                 if width > 1 and vector is not None:
                     places = neighbour(stage.store, where, vector.name)
-                    return when(self._inside(at), vector_store(target, places, value, vector.vector, width))
+                    there = aligned(places, target, width) if vector.slack else places
+                    write = vector_store(target, there, value, vector.vector, width)
+                    if vector.slack and self.shifted is not None:
+                        write = self.shifted.chunk(at, env, write, lambda e: store(target, value(e), *places(e)))
+                    return when(self._inside(at), write)
                 one = as_output(self._value(form.body, found, at, env), stage)
                 return when(self._inside(at), store(target, one, *(emit_index(i, where) for i in stage.store)))
 

@@ -7,7 +7,7 @@ certain to lie inside: only that one is guarded, and the steps before it have no
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from roller.codegen.gpu.mapping import AxisMap, Registers
 from roller.codegen.gpu.nest import Expr, Stmt, loop, loops, num, seq, when
@@ -16,10 +16,11 @@ from roller.te.compat import tirx
 
 @dataclass(frozen=True)
 class Tile:
-    """One tile of every axis: where it starts, and on which axes it is the one the axis ends in."""
+    """One tile of every axis: where it starts, on which axes it is the one the axis ends in, or starts with slack."""
 
     base: dict[str, Expr]
     tails: frozenset[str]
+    heads: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -38,18 +39,25 @@ def sweep(maps: Sequence[AxisMap], body: Callable[[Tile], Stmt], part: Part | No
         if depth == len(maps):
             return body(tile)
         m = maps[depth]
-        whole = m.extent // m.tile
+        whole, head = m.certain // m.tile, frozenset({m.name} if m.slack else ())
         share = -(-m.steps // part.count) if part is not None and m.name == shared else 0
         first = part.index * share if share and part is not None else num(0)
         found: list[Stmt] = []
-        if whole:
-            count = tirx.max(tirx.min(num(share), num(whole) - first), num(0)) if share else whole
+        if whole and head:  # a first tile with slack is a body of its own
+            begin = at(depth + 1, Tile({**tile.base, m.name: num(0)}, tile.tails, tile.heads | head))
+            found.append(when([first.equal(0)] if share else [], begin))
+        skipped = 1 if found else 0
+        if whole > skipped:
+            left = tirx.min(num(share), num(whole) - first)
+            start = tirx.max(first, num(1)) if share and skipped else first + skipped if skipped else first
+            count = tirx.max(left - (start - first) if skipped else left, num(0)) if share else whole - skipped
             found.append(loop(
                 f"step_{depth}", count,
-                lambda n: at(depth + 1, Tile({**tile.base, m.name: (first + n) * m.tile}, tile.tails)),
+                lambda n: at(depth + 1, replace(tile, base={**tile.base, m.name: (start + n) * m.tile})),
             ))  # fmt: skip
         if m.padded:
-            last = at(depth + 1, Tile({**tile.base, m.name: num(whole * m.tile)}, tile.tails | {m.name}))
+            heads = tile.heads if whole else tile.heads | head
+            last = at(depth + 1, Tile({**tile.base, m.name: num(whole * m.tile)}, tile.tails | {m.name}, heads))
             mine = [part.index.equal(num(whole // share))] if share and part is not None else []
             found.append(when(mine, last))
         return seq(found)
@@ -59,25 +67,26 @@ def sweep(maps: Sequence[AxisMap], body: Callable[[Tile], Stmt], part: Part | No
 
 def points(
     maps: Sequence[AxisMap],
-    tails: frozenset[str],
+    tile: Tile,
     inside: Callable[[str, Expr], Expr],
     body: Callable[[Registers], Stmt],
     *,
     vector: str | None = None,
 ) -> Stmt:
-    """Return unrolled loops over the register tile of ``maps``, without the chunks that lie beyond an axis.
+    """Return unrolled loops over the register tile of ``maps`` in ``tile``, without chunks that lie beyond an axis.
 
     ``inside(axis, chunk)`` is the condition of a chunk that may. ``vector`` names an axis whose chunks are not looped
     into.
     """
     fixed = {m.name: num(0) for m in maps}
+    slack = frozenset(m.name for m in maps if m.slack)
 
     def offsets(chunk: dict[str, Expr], guarded: Sequence[str]) -> Stmt:
         names = [(f"v_{m.name}", m.vector) for m in maps if m.vector > 1 and m.name != vector]
 
         def point(env: Mapping[str, Expr]) -> Stmt:
             mine = {m.name: env[f"v_{m.name}"] for m in maps if f"v_{m.name}" in env}
-            return body(Registers(chunk, {**fixed, **mine}))
+            return body(Registers(chunk, {**fixed, **mine}, slack.intersection(guarded)))
 
         return when([inside(a, chunk[a]) for a in guarded], loops(names, point, unroll=True))
 
@@ -92,10 +101,17 @@ def points(
 
             return loop(f"r_{m.name}", count, one, unroll=True)
 
-        if m.name not in tails:
-            return span(0, m.chunks, ())
-        whole, rest = divmod(m.extent % m.tile, m.threads * m.vector)
-        found = [span(0, whole, ())] if whole else []
-        return seq([*found, *([span(whole, 1, (m.name,))] if rest else [])])
+        return seq([span(first, count, (m.name,) if edge else ()) for first, count, edge in _spans(m, tile)])
 
     return at(0, {}, ())
+
+
+def _spans(m: AxisMap, tile: Tile) -> list[tuple[int, int, bool]]:
+    """Return a thread's chunks of one axis as ``(first, count, whether they may lie outside it)``."""
+    whole = end = m.chunks
+    if m.name in tile.tails:
+        start, row = m.certain // m.tile * m.tile, m.threads * m.vector
+        whole, end = (m.certain - start) // row, -(-(m.extent - start) // row)
+    head = 1 if m.name in tile.heads else 0
+    found = [(0, head, True), (head, whole - head, False), (max(head, whole), end - max(head, whole), True)]
+    return [(first, count, edge) for first, count, edge in found if count > 0]

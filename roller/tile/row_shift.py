@@ -1,0 +1,92 @@
+"""Rows that do not all start at a multiple of a vector: positions counted from the boundary before a row's start.
+
+An element at column ``c`` of a row that starts ``s`` elements behind a boundary has position ``c + s``. A vector of
+positions is aligned in every row, whatever its pitch; the first and the last of a row are vectors in part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from roller.expr import Index, Stage, Tensor, Term
+from roller.tile.steps import pitches
+
+
+@dataclass(frozen=True)
+class RowShift:
+    """How far rows start behind the boundary before them.
+
+    Parameters
+    ----------
+    axis
+        The axis along a row.
+    start
+        Where a row starts (elements, coefficients modulo ``width``); the shift is its remainder by ``width``.
+    width
+        Elements of a vector.
+    """
+
+    axis: str
+    start: Index
+    width: int
+
+    def aligned_elements(self, index: Sequence[Index], tensor: Tensor) -> int:
+        """Return the widest vector (elements) that aligned positions of an access are, in every row."""
+        start = _row_start(index, tensor, self.axis)
+        if start is None:
+            return 1
+        apart = _coefficients(start)
+        for where, coef in _coefficients(self.start).items():
+            apart[where] = apart.get(where, 0) - coef
+        width = self.width
+        while any(coef % width for coef in apart.values()):
+            width //= 2
+        return width
+
+    def positions(self, extent: int) -> int:
+        """Return the positions that hold the ``extent`` elements of any row, in whole vectors."""
+        most = self.width - 1 if self.start.terms else self.start.const
+        return -(-(extent + most) // self.width) * self.width
+
+
+def row_shift(stage: Stage, tensors: Mapping[str, Tensor], width: int) -> RowShift | None:
+    """Return the shift that aligns the largest load along a stage's rows; ``None`` where all rows are aligned.
+
+    Also where the stage has no row: several reduction axes, or no load whose elements are neighbours along it.
+    """
+    if len(stage.reduction_axes) != 1 or width == 1:
+        return None
+    row = stage.reduction_axes[0]
+    found = [(tensors[ld.tensor], _row_start(ld.index, tensors[ld.tensor], row.name)) for ld in stage.loads]
+    along = [(t, start) for t, start in found if start is not None]
+    if not along:
+        return None
+    _, start = max(along, key=lambda pair: pair[0].elements)
+    terms = tuple(Term(t.axis, t.coef % width, t.div, t.mod) for t in start.terms if t.coef % width)
+    shift = RowShift(row.name, Index(terms, start.const % width), width)
+    return shift if terms or shift.start.const or row.extent % width else None
+
+
+def _row_start(index: Sequence[Index], tensor: Tensor, axis: str) -> Index | None:
+    """Return where rows along ``axis`` start (elements); ``None`` where their elements are no neighbours."""
+    along = [t for i in index for t in i.terms if t.axis == axis]
+    if along != [Term(axis)] or Term(axis) not in index[-1].terms:
+        return None
+    steps = pitches(tensor.shape)
+    terms = tuple(
+        Term(t.axis, t.coef * pitch, t.div, t.mod)
+        for i, pitch in zip(index, steps, strict=True)
+        for t in i.terms
+        if t.axis != axis
+    )
+    return Index(terms, sum(i.const * pitch for i, pitch in zip(index, steps, strict=True)))
+
+
+def _coefficients(index: Index) -> dict[Term | None, int]:
+    """Return the factor of every term, and the constant."""
+    found: dict[Term | None, int] = {None: index.const}
+    for t in index.terms:
+        unit = Term(t.axis, 1, t.div, t.mod)
+        found[unit] = found.get(unit, 0) + t.coef
+    return found
