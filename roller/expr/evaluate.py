@@ -186,7 +186,7 @@ class _Evaluation:
 
 
 def literal(value: float, dtype: str) -> Any:
-    """Return a constant as evaluation holds it; of integers the last one where it lies beyond, as in generated code.
+    """Return a constant as evaluation holds it; of integers the last one where it lies beyond.
 
     Examples
     --------
@@ -206,13 +206,13 @@ def converted_values(value: np.ndarray, dtype: str) -> np.ndarray:
 
     Examples
     --------
-    >>> converted_values(np.array([-1.75, 0.5]), "int8").tolist(), converted_values(np.array([0.0, 0.5]), "bool").tolist()
-    ([-1, 0], [0, 1])
+    >>> [converted_values(np.array([-1.75, 0.5]), dtype).tolist() for dtype in ("int8", "bool", "float32")]
+    [[-1, 0], [1, 1], [-1.75, 0.5]]
     """
     if is_float(dtype):
         return value.astype(np.float64)
     if dtype == "bool":
-        return (value != 0).astype(np.int64)
+        return np.asarray(value != 0).astype(np.int64)
     if value.dtype == np.int64:
         return wrapped(value, dtype)
     with np.errstate(invalid="ignore"):  # beyond the range the result is undefined

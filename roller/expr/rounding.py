@@ -96,7 +96,7 @@ def wider(one: str, other: str) -> str:
         return one
     if is_float(one) != is_float(other):
         return one if is_float(one) else other
-    size = {"bool": 1, "int8": 8, "uint8": 8, "int16": 16, "int32": 32, "int64": 64,
+    size = {"bool": 1, "int8": 8, "uint8": 9, "int16": 16, "int32": 32, "int64": 64,
             "bfloat16": 15, "float16": 16, "float32": 32, "float64": 64}  # fmt: skip
     return max(one, other, key=lambda d: size[d])
 

@@ -13,6 +13,9 @@ from roller.te.compat import SBlockRealize, TensorLoad, dtype_of, tirx
 
 _COMBINER_NODES = ((tirx.Add, "sum"), (tirx.Mul, "prod"), (tirx.Max, "max"), (tirx.Min, "min"))
 
+#: What sums and products start from; extrema start from the end of their dtype.
+_NEUTRAL = {"sum": 0.0, "prod": 1.0}
+
 _UNSCHEDULED = "Pass the function te.create_prim_func returns, before any scheduling"
 
 
@@ -145,13 +148,14 @@ def _check_start(name: str, init: Any, where: str) -> None:
     if not isinstance(value, (tirx.IntImm, tirx.FloatImm)):
         raise ExprError(f"{where}: expected the reduction to start from a constant. {_UNSCHEDULED}.")
     start, dtype = float(value.value), dtype_of(value)
-    neutral = {"sum": 0.0, "prod": 1.0}.get(name)
+    neutral = {"sum": 0.0, "prod": 1.0, "max": 0.0, "min": 1.0}[name] if dtype == "bool" else _NEUTRAL.get(name)
     if neutral is None:
         limit = tirx.min_value(dtype) if name == "max" else tirx.max_value(dtype)
         neutral = float(limit.value)
         start = max(min(start, abs(neutral)), -abs(neutral))  # an infinity is as neutral as the largest number
     if start != neutral:
+        wanted = neutral if dtype == "bool" else COMBINERS[name]
         raise ExprError(
-            f"{where}: expected the {name} to start from {COMBINERS[name]}, got {start}. Combine the start in "
+            f"{where}: expected the {name} to start from {wanted}, got {start}. Combine the start in "
             "an element-wise stage after the reduction."
         )

@@ -15,6 +15,8 @@ from roller.te.blocks import subexpressions
 from roller.te.compat import Call as TvmCall
 from roller.te.compat import dtype_of, te, tirx
 
+#: Binary digits of the integers that C computes in 32 bits.
+_DIGITS = {"int8": 8, "uint8": 8, "int16": 16}
 #: A TVM primitive expression; TVM is untyped for the checker.
 Expr: TypeAlias = Any
 
@@ -84,7 +86,9 @@ def emit_load(node: Load, env: Mapping[str, Expr], tensors: Mapping[str, Any]) -
     return tirx.if_then_else(all_of(emit_bounds(node.guard, env)), value, constant(node.outside, dtype_of(value)))
 
 
-def emit_scalar(node: Scalar, env: Mapping[str, Expr], tensors: Mapping[str, Any]) -> Expr:
+def emit_scalar(
+    node: Scalar, env: Mapping[str, Expr], tensors: Mapping[str, Any], *, as_written: bool = False
+) -> Expr:
     """Return the TVM expression of a scalar tree.
 
     Parameters
@@ -95,6 +99,8 @@ def emit_scalar(node: Scalar, env: Mapping[str, Expr], tensors: Mapping[str, Any
         TVM variable or expression per axis name.
     tensors
         ``te.Tensor`` (or any callable of indices) per tensor name.
+    as_written
+        Leave narrow integers to whoever makes code of the result: what is read back is then the same tree.
 
     Returns
     -------
@@ -108,9 +114,10 @@ def emit_scalar(node: Scalar, env: Mapping[str, Expr], tensors: Mapping[str, Any
     if isinstance(node, IndexValue):
         return emit_index(node.index, env).astype(node.dtype)
     if isinstance(node, Cast):
-        return emit_scalar(node.arg, env, tensors).astype(node.dtype)
+        return emit_scalar(node.arg, env, tensors, as_written=as_written).astype(node.dtype)
     assert isinstance(node, Call)
-    return _FUNCTIONS[node.fn](*(emit_scalar(a, env, tensors) for a in node.args))
+    function = _ARITHMETIC.get(node.fn) if as_written else None
+    return (function or _FUNCTIONS[node.fn])(*(emit_scalar(a, env, tensors, as_written=as_written) for a in node.args))
 
 
 def reducer(combiner: str) -> Callable[..., Expr]:
@@ -183,10 +190,36 @@ def _guarded(divide: Callable[[Expr, Expr], Expr], a: Expr, b: Expr, negated: Ca
     return choose(odd, choose(b.equal(zero), zero, negated()), divide(a, choose(odd, one, b)))
 
 
+def _neg(a: Expr) -> Expr:
+    return constant(0, dtype_of(a)) - a if dtype_of(a).startswith("u") else -a
+
+
 def _abs(x: Expr) -> Expr:
     """Return the absolute value: of an integer by a choice, as TVM has it, which must not take a guard away."""
     dtype = dtype_of(x)
-    return tirx.abs(x) if "float" in dtype or dtype.startswith("u") else choose(x >= constant(0, dtype), x, -x)
+    if "float" in dtype or dtype.startswith("u"):
+        return tirx.abs(x)
+    return choose(x >= constant(0, dtype), x, _wrapping(_neg)(x))
+
+
+def _wrapping(fn: Callable[..., Expr]) -> Callable[..., Expr]:
+    """Return integer arithmetic that stays in its dtype.
+
+    C computes integers of less than 32 bits in 32, and TVM simplifies as if none ever wrapped around: what follows,
+    a comparison or a quotient, would see digits that the dtype does not have. Wider ones may not overflow at all.
+    """
+
+    def wrapped(*operands: Expr) -> Expr:
+        narrow = all(dtype_of(x) in _DIGITS for x in operands)
+        if not narrow:
+            return fn(*operands)
+        dtype = dtype_of(fn(*(tirx.Var("x", dtype_of(x)) for x in operands)))  # operands may differ in their sign
+        wide, past = fn(*(x.astype("int32") for x in operands)), 1 << _DIGITS[dtype]
+        # By bits, which compilers drop: TVM refuses to convert a constant to a dtype that does not hold it.
+        half = 0 if dtype.startswith("u") else past // 2
+        return ((wide + half & past - 1) - half).astype(dtype)
+
+    return wrapped
 
 
 def _real(fn: Callable[[Expr], Expr]) -> Callable[[Expr], Expr]:
@@ -211,14 +244,20 @@ _COMBINE: dict[str, Callable[[Expr, Expr], Expr]] = {
 
 _TRIGONOMETRIC = ("sin", "cos", "tan", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh")
 
-_FUNCTIONS: dict[str, Callable[..., Expr]] = {
+#: Functions whose results may need more digits than their operands have.
+_ARITHMETIC: dict[str, Callable[..., Expr]] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
     "mul": lambda a, b: a * b,
+    "neg": _neg,
+    "shl": lambda a, b: a << b,
+}
+
+_FUNCTIONS: dict[str, Callable[..., Expr]] = {
+    **{fn: _wrapping(plain) for fn, plain in _ARITHMETIC.items()},
     "div": lambda a, b: tirx.div(_float(a), _float(b)),
     "max": _MAX,
     "min": _MIN,
-    "neg": lambda a: constant(0, dtype_of(a)) - a if dtype_of(a).startswith("u") else -a,
     "abs": _abs,
     "exp": _real(tirx.exp),
     "log": _real(tirx.log),
@@ -241,11 +280,10 @@ _FUNCTIONS: dict[str, Callable[..., Expr]] = {
     "round": _real(tirx.nearbyint),
     **{n: _real(getattr(tirx, n)) for n in _TRIGONOMETRIC},
     "fmod": tirx.fmod,
-    "idiv": lambda a, b: _guarded(tirx.truncdiv, a, b, lambda: -a),
+    "idiv": lambda a, b: _guarded(tirx.truncdiv, a, b, lambda: _wrapping(_neg)(a)),
     "imod": lambda a, b: _guarded(tirx.truncmod, a, b, lambda: constant(0, dtype_of(a))),
     "bitand": lambda a, b: a & b,
     "bitor": lambda a, b: a | b,
     "bitxor": lambda a, b: a ^ b,
-    "shl": lambda a, b: a << b,
     "shr": lambda a, b: a >> b,
 }

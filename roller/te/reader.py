@@ -282,7 +282,7 @@ def _compute(s: Stage, tensors: dict[str, Any]) -> Any:
                 part = i if t.div == 1 else i * t.div  # a grouped axis is the sum of its parts
                 env[t.axis] = part if isinstance(env[t.axis], tirx.IntImm) else env[t.axis] + part
         env.update({n: a.var for n, a in reduced.items()})
-        value = emit_scalar(s.body, env, tensors)
+        value = emit_scalar(s.body, env, tensors, as_written=True)
         if s.combiner is None:
             return value.astype(s.output.dtype)
         return reducer(s.combiner)(value.astype(s.acc_dtype), axis=list(reduced.values()))
