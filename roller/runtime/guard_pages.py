@@ -17,7 +17,8 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Set
+from collections.abc import Sequence, Set
+from functools import partial
 
 import numpy as np
 
@@ -30,6 +31,8 @@ AVAILABLE = sys.platform.startswith("linux")
 #: A child that has not ended by then never will: this ends what hangs, not what is slow (seconds).
 _PATIENT_S = 600.0
 _POLL_S = 0.0005
+#: Whether arrays end at a protected page, or begin there.
+_ENDS = (True, False)
 _SLOWEST_POLL_S = 0.05
 _FAULTS = (signal.SIGSEGV, signal.SIGBUS)
 #: ``PROT_NONE`` of Linux, which :mod:`mmap` does not name.
@@ -39,7 +42,8 @@ _PROTECT_NONE = 0
 def fenced(shape: tuple[int, ...], dtype: np.dtype, alignment_bytes: int, *, at_end: bool) -> np.ndarray:
     """Return an array of zeros with a protected page before and behind its memory.
 
-    Nothing of it is in memory before it is written. Freeing it lifts the protection.
+    Nothing of it is in memory before it is written: what is only read is the system's page of zeros. Freeing it lifts
+    the protection.
 
     Parameters
     ----------
@@ -65,7 +69,7 @@ def fenced(shape: tuple[int, ...], dtype: np.dtype, alignment_bytes: int, *, at_
     page = mmap.PAGESIZE
     size = math.prod(shape) * dtype.itemsize
     inside = -(-size // page) * page
-    block = mmap.mmap(-1, inside + 2 * page)
+    block = _zeros(inside + 2 * page)
     first = ctypes.addressof(ctypes.c_char.from_buffer(block))
     libc = ctypes.CDLL(None, use_errno=True)
     for address in (first, first + page + inside):
@@ -79,34 +83,44 @@ def _roomy(shape: tuple[int, ...], dtype: np.dtype, slack_bytes: int) -> np.ndar
     """Return zeros with memory of nobody before and behind them, so that leaving another array is no fault."""
     slack_bytes = -(-slack_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
     size = math.prod(shape) * dtype.itemsize
-    return np.frombuffer(mmap.mmap(-1, size + 2 * slack_bytes), np.uint8, size, slack_bytes).view(dtype).reshape(shape)
+    return np.frombuffer(_zeros(size + 2 * slack_bytes), np.uint8, size, slack_bytes).view(dtype).reshape(shape)
+
+
+def _zeros(size_bytes: int) -> mmap.mmap:
+    """Return memory of this process alone: of shared memory, a page that is read would be taken as well."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    return mmap.mmap(-1, size_bytes, flags=flags)
 
 
 def trespass(kernel: CpuKernel) -> str | None:
     """Run a kernel between protected pages, in a child; return what it did wrong, or ``None``.
 
-    Addresses depend on no data, so the inputs are zeros, and reading them takes no memory. It runs twice: arrays that
-    end, and arrays that begin at a protected page.
+    Addresses depend on no data, so the inputs are zeros, and reading them takes no memory. It runs twice in one child,
+    because a fork of a process that has TVM costs more than most kernels: on arrays that end, and on arrays that begin
+    at a protected page.
     """
     if not AVAILABLE:
         return None
     names = frozenset(a.name for a in kernel.artifact.arguments)
-    for at_end in (True, False):
-        died = _fault(kernel, names, at_end)
-        if died is None:
-            continue
-        # Named one by one, for whoever reads the reason; only a fault pays for it.
-        culprits = sorted(n for n in names if _fault(kernel, frozenset({n}), at_end) is not None)
-        where = "beyond the end" if at_end else "before the start"
-        what = ", ".join(f"'{n}'" for n in culprits) or "an argument"
-        return f"it accesses memory {where} of {what}: beside a protected page its process ended by {died}"
-    return None
+    if _fault(kernel, names, _ENDS) is None:
+        return None
+    # Where, and beside what, is asked piece by piece, for whoever reads the reason; only a fault pays for it.
+    for at_end in _ENDS:
+        died = _fault(kernel, names, (at_end,))
+        if died is not None:
+            culprits = sorted(n for n in names if _fault(kernel, frozenset({n}), (at_end,)) is not None)
+            where = "beyond the end" if at_end else "before the start"
+            what = ", ".join(f"'{n}'" for n in culprits) or "an argument"
+            return f"it accesses memory {where} of {what}: beside a protected page its process ended by {died}"
+    return "it accesses memory outside its arguments: beside protected pages its process ended by a fault"
 
 
-def _fault(kernel: CpuKernel, between: Set[str], at_end: bool) -> str | None:
+def _fault(kernel: CpuKernel, between: Set[str], ends: Sequence[bool]) -> str | None:
     """Return the fault that ended a child running the kernel on fenced arguments; ``None`` where there was none."""
 
-    def place(name: str, shape: tuple[int, ...], dtype: np.dtype, alignment_bytes: int) -> np.ndarray:
+    def place(
+        name: str, shape: tuple[int, ...], dtype: np.dtype, alignment_bytes: int, *, at_end: bool
+    ) -> np.ndarray:
         if name in between:
             return fenced(shape, dtype, alignment_bytes, at_end=at_end)
         return _roomy(shape, dtype, slack_bytes)
@@ -117,18 +131,19 @@ def _fault(kernel: CpuKernel, between: Set[str], at_end: bool) -> str | None:
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
-        _run_child(kernel, place)
+        _run_child(kernel, [partial(place, at_end=e) for e in ends])
     return _fault_of(child)
 
 
-def _run_child(kernel: CpuKernel, place: Place) -> None:
-    """Run the kernel and leave; nothing of the parent's is finished here."""
+def _run_child(kernel: CpuKernel, places: Sequence[Place]) -> None:
+    """Run the kernel on memory of each kind and leave; nothing of the parent's is finished here."""
     try:
         faulthandler.disable()
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         for number in _FAULTS:  # of whoever prints a trace: the fault is the answer
             signal.signal(number, signal.SIG_DFL)
-        rehearse(kernel, place)
+        for place in places:
+            rehearse(kernel, place)
     finally:  # an exception says nothing of the kernel's accesses
         os._exit(0)
 

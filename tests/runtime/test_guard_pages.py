@@ -3,6 +3,7 @@
 import mmap
 import multiprocessing
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -42,6 +43,18 @@ def test_an_array_ends_as_near_to_the_page_as_its_alignment_allows(alignment_byt
     assert gap < alignment_bytes and array.ctypes.data % alignment_bytes == 0
     array[...] = 1
     assert array.sum() == 21
+
+
+def resident_bytes():
+    with open("/proc/self/status") as status:
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return sum(1024 * int(lines[k].split()[0]) for k in ("RssAnon", "RssShmem"))
+
+
+def test_reading_an_array_takes_no_memory():
+    array, before = fenced((1 << 24,), np.dtype("float32"), 4, at_end=True), resident_bytes()
+    assert array[:: mmap.PAGESIZE // 4].sum() == 0
+    assert resident_bytes() - before < array.nbytes / 8
 
 
 def concatenated():
