@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -82,6 +83,17 @@ def _of_numpy() -> dict[str, bool]:
     except (ImportError, AttributeError):  # a NumPy that keeps it elsewhere
         return {}
     return {linux: bool(found[numpy]) for _, linux, numpy in _KNOWN if numpy in found}
+
+
+def usable_processors() -> int:
+    """Return how many processors this process may run on.
+
+    Examples
+    --------
+    >>> usable_processors() >= 1
+    True
+    """
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def granted(processors: int, root: Path = Path("/")) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import re
 import shutil
 import tempfile
@@ -24,6 +23,7 @@ from roller.errors import ArtifactError, RollerError
 from roller.hardware import DeviceSpec, load_spec
 from roller.pipeline import lower
 from roller.probing.gpu.bundle import create_bundle as create_probes
+from roller.processor import usable_processors
 from roller.runtime.build_pool import BuildResult
 from roller.runtime.bundle_format import Bundle, OperatorEntry, whole_folder, write_bundle
 
@@ -137,7 +137,7 @@ class _Packing:
         found = [w for w in variants(self._spec) if _matches(w.id, self._options.pattern)]
         for w in found:
             self.notes += [f"{w.id} {name}: {reason.splitlines()[0]}" for name, reason in w.refused]
-        workers = self._options.workers or len(os.sched_getaffinity(0))
+        workers = self._options.workers or usable_processors()
         share_s = self._options.prove_s / 2 * workers / max(1, len(found))
         jobs = {w.id: _Job(w, self._spec, not self._options.sources, share_s) for w in found if w.variants}
         if not jobs:

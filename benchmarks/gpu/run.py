@@ -56,7 +56,7 @@ def run_all(parts: Sequence[Phase], journal: HourJournal, total_s: float, call_s
             _say(f"-- {phase.name}: {left} left, {until - now:.0f} s")
             try:
                 phase.run(until)
-            except LaunchError as err:  # the device could be opened before: the other phases may still go on
+            except RollerError as err:  # the device could be opened before: the other phases may still go on
                 journal.write(phase.name, skipped=str(err))
                 _say(f"{phase.name}: {err}")
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from roller.artifact import KernelArtifact
 from roller.errors import EmulationError, RollerError
+from roller.processor import usable_processors
 
 if TYPE_CHECKING:
     import numpy as np
@@ -107,7 +108,7 @@ def prove(
     'emulated'
     """
     end = time.monotonic() + max(seconds, LEAST_S)
-    whole_s = _POINTS * sum(s.points for s in artifact.expression.stages) / (workers or len(os.sched_getaffinity(0)))
+    whole_s = _POINTS * sum(s.points for s in artifact.expression.stages) / (workers or usable_processors())
     known, notes = list[str](), list[str]()
     if lower is not None and whole_s > seconds:
         verdict = _scaled(artifact, lower, seconds / 2, seed, workers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,6 +30,7 @@ from roller.errors import ArtifactError, BuildError, RollerError, counted
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.pipeline import lower
+from roller.processor import usable_processors
 from roller.runtime.build_pool import BuildResult, build_all
 from roller.runtime.bundle_format import OperatorEntry, check_target, pack, unpack, write_bundle
 from roller.runtime.bundle_import import import_results
@@ -161,7 +161,7 @@ def create_bundle(
             f"--device: expected the spec of a GPU, got '{spec.name}'. CPU kernels compile where they run."
         )
     options = ConstructOptions(top_k=top_k)
-    share_s = prove_s * (workers or len(os.sched_getaffinity(0))) / max(1, len(rows))
+    share_s = prove_s * (workers or usable_processors()) / max(1, len(rows))
     jobs = {str(row["id"]): _Job(row, spec, options, batch, binaries, share_s) for row in rows}
     built = build_operators(jobs, _built, workers)
     operators, left_out = _within([r.value for r in built.values() if r.value is not None], limit_bytes)

@@ -18,6 +18,7 @@ from roller.artifact import Argument, KernelArtifact, Launch
 from roller.emulator import library
 from roller.emulator.translate import Kernel, translate
 from roller.errors import EmulationError, EmulationTimeout
+from roller.processor import usable_processors
 
 #: Languages of artifacts whose sources are understood.
 LANGUAGES = ("cuda", "hip")
@@ -356,7 +357,7 @@ def _launch(
 
 
 def _workers(wanted: int | None, blocks: int) -> int:
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    available = usable_processors()
     return max(1, min(wanted or available, blocks))
 
 

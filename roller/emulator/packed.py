@@ -12,6 +12,7 @@ from roller.emulator.emulate import ORDERS, architecture_of
 from roller.emulator.translate import translate
 from roller.errors import EmulationError
 from roller.packed import PackedKernel
+from roller.processor import usable_processors
 
 _MESSAGE_BYTES = 2048
 #: Address and bytes by name of the argument.
@@ -92,7 +93,7 @@ class EmulatedPack:
             region.base, region.bytes, region.name, region.space = address or None, nbytes, label.encode(), 0
         regions[len(places)].base = ctypes.addressof(ends)
         message = ctypes.create_string_buffer(_MESSAGE_BYTES)
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cores = usable_processors()
         launch = library.LaunchStruct(
             (ctypes.c_uint * 3)(described.grid(counts), 1, 1), (ctypes.c_uint * 3)(described.threads, 1, 1),
             described.dynamic_shared_bytes, ORDERS.index(order), max(1, min(cores, described.grid(counts))),

@@ -397,4 +397,3 @@ def builds(target: Target) -> bool:
     else:
         return False
     return target.here or available() is None
-

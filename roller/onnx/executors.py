@@ -6,7 +6,6 @@ All of them take tasks by id and give results by id, failures as records; nothin
 from __future__ import annotations
 
 import concurrent.futures
-import os
 import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from roller.errors import RollerError
 from roller.onnx.tasks import Judge, Task, perform
+from roller.processor import usable_processors
 from roller.runtime.build_pool import BuildResult, build_all
 from roller.runtime.records import Record
 
@@ -68,8 +68,7 @@ class Forks:
     benches = 0
 
     def __init__(self, workers: int | None = None) -> None:
-        usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self.workers = usable if workers is None else workers
+        self.workers = usable_processors() if workers is None else workers
         self._devices: dict[str, Session] = {}
 
     def prepare(self, language: str) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from roller.processor import usable_processors
 from roller.runtime.records import Record
 from roller.scratch import scratch_folder
 
@@ -72,7 +73,7 @@ def build_all(
     dict
         A :class:`BuildResult` per id, in the order of ``jobs``.
     """
-    limit = workers or len(os.sched_getaffinity(0))
+    limit = workers or usable_processors()
     waiting = list(jobs.items())
     running: dict[str, _Job] = {}
     done: dict[str, BuildResult[R]] = {}

@@ -163,4 +163,3 @@ def register_count(maps: Sequence[AxisMap]) -> int:
 def vector_loop(width: int, body: Callable[[Expr], Stmt]) -> Stmt:
     """Return a vectorised loop over one chunk."""
     return loop("v", width, body, vector=True)
-

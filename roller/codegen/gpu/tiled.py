@@ -368,4 +368,3 @@ class Tiled:
 
 def _element(frag: Buffer, index: Expr) -> Reader:
     return lambda: load(frag, index)
-
