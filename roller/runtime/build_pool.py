@@ -7,11 +7,13 @@ LLVM or an endless compilation takes only its own candidate down. Results are ke
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import multiprocessing
 import multiprocessing.connection
 import os
 import pickle
 import signal
+import sys
 import tempfile
 import time
 import warnings
@@ -27,6 +29,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _POLL_S = 0.05
+#: Of ``linux/prctl.h``.
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,7 @@ def build_here(jobs: Mapping[str, T], build: Callable[[T], R]) -> dict[str, Buil
 def _start(build: Callable[[T], R], job: T, folder: str) -> _Job:
     context = multiprocessing.get_context("fork")
     receive, send = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(build, job, send, folder), daemon=True)
+    process = context.Process(target=_child, args=(build, job, send, folder, os.getpid()), daemon=True)
     with warnings.catch_warnings():
         # Python warns of forking with threads; the child touches no lock that another thread may hold.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -125,8 +129,9 @@ def _start(build: Callable[[T], R], job: T, folder: str) -> _Job:
     return _Job(process, receive, time.perf_counter())
 
 
-def _child(build: Callable[[Any], Any], job: Any, send: Any, folder: str) -> None:
+def _child(build: Callable[[Any], Any], job: Any, send: Any, folder: str, parent: int) -> None:
     """Run one build in the child and send ``(error, value, seconds)``."""
+    _end_with(parent)
     os.setsid()  # a group of its own, so that stopping the build also stops a linker it started
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides on an interrupt
     tempfile.tempdir = folder
@@ -138,6 +143,18 @@ def _child(build: Callable[[Any], Any], job: Any, send: Any, folder: str) -> Non
         data = pickle.dumps((f"{type(err).__name__}: {err}", None, time.perf_counter() - start))
     send.send_bytes(data)
     send.close()
+
+
+def _end_with(parent: int) -> None:
+    """Have Linux kill this process when the one that forked it is gone, however it ended; nothing elsewhere.
+
+    The signal comes when the forking *thread* ends: :func:`build_all` leaves no child behind when it returns.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it was gone before it could be asked for
+        os._exit(1)
 
 
 def _collect(name: str, job: _Job, timeout_s: float) -> BuildResult[Any] | None:

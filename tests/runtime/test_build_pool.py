@@ -1,11 +1,13 @@
 """Builds are isolated: one that fails, dies or hangs is a record and takes nothing with it."""
 
 import itertools
+import multiprocessing
 import os
 import signal
 import tempfile
 import time
 import types
+import warnings
 
 import pytest
 
@@ -161,3 +163,41 @@ def test_short_calls_are_batched():
     timing = measure(lambda: None, budget_s=0.01)
     assert timing.calls > 10
     assert timing.samples >= 5
+
+
+def _told_and_waits(path):
+    with open(path, "w") as file:
+        file.write(str(os.getpid()))
+    time.sleep(120)
+
+
+def _forks_a_build(path):
+    build_all({"a": path}, _told_and_waits, workers=1)
+
+
+def _runs(pid):
+    """Return whether a process lives; one that ended and that nobody waited for does not."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="only Linux ends a process with its parent")
+def test_a_build_ends_with_a_parent_that_was_killed(tmp_path):
+    path = tmp_path / "pid"
+    parent = multiprocessing.get_context("fork").Process(target=_forks_a_build, args=(str(path),))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        parent.start()
+    deadline = time.monotonic() + 60
+    while not (path.exists() and path.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    build = int(path.read_text())
+    assert _runs(build)
+    parent.kill()
+    parent.join()
+    while _runs(build) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not _runs(build)
