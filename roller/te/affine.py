@@ -163,6 +163,44 @@ def negated(bounds: list[HalfBound]) -> list[HalfBound]:
     return [HalfBound(b.index, None, b.low)] if b.high is None and b.low is not None else []
 
 
+def implied(space: AxisSpace, e: Any, holds: bool) -> list[HalfBound]:
+    """Return bounds that follow where a condition holds, or where it does not; what is no bound says nothing.
+
+    A conjunction implies what each part does, a disjunction the hull of what both do; the other way round
+    where one fails.
+    """
+    if isinstance(e, tirx.Not):
+        return implied(space, e.a, not holds)
+    if isinstance(e, (tirx.And, tirx.Or)):
+        a, b = implied(space, e.a, holds), implied(space, e.b, holds)
+        return [*a, *b] if isinstance(e, tirx.And) == holds else _hulls(a, b)
+    if isinstance(e, tirx.NE):
+        return implied(space, tirx.EQ(e.a, e.b), not holds)
+    try:
+        bound = comparison(space, e, {})
+    except NotAffineError:
+        return []
+    return [bound] if holds else negated([bound])
+
+
+def _hulls(a: list[HalfBound], b: list[HalfBound]) -> list[HalfBound]:
+    """Return, of each index that both sides bound, the least bound that contains the two."""
+    one, other = ({x.index: _joint([y for y in side if y.index == x.index]) for x in side} for side in (a, b))
+    out = []
+    for index in (i for i in one if i in other):
+        (low, high), (low2, high2) = one[index], other[index]
+        least = None if low is None or low2 is None else min(low, low2)
+        most = None if high is None or high2 is None else max(high, high2)
+        out.append(HalfBound(index, least, most))
+    return out
+
+
+def _joint(bounds: list[HalfBound]) -> tuple[int | None, int | None]:
+    """Return the low and high of several bounds on one index that hold together."""
+    lows, highs = [b.low for b in bounds if b.low is not None], [b.high for b in bounds if b.high is not None]
+    return max(lows, default=None), min(highs, default=None)
+
+
 def guarded(load: Load, bounds: list[HalfBound], outside: float, tensor: Tensor, extents: Mapping[str, int]) -> Load:
     """Attach ``bounds`` to a load in normal form: on the load's own indices, within its tensor, only where needed.
 

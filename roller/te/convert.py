@@ -24,7 +24,7 @@ from roller.expr import (
     transform,
     walk,
 )
-from roller.te.affine import AxisSpace, HalfBound, NotAffineError, comparison, guarded, negated, refuse
+from roller.te.affine import AxisSpace, HalfBound, NotAffineError, comparison, guarded, implied, refuse
 from roller.te.blocks import Block, subexpressions
 from roller.te.compat import Call as TvmCall
 from roller.te.compat import TensorLoad, dtype_of, tirx
@@ -197,19 +197,19 @@ class Converter:
             return self.scalar(yes if int(known.value) else no, env)
         if _reads_data(condition):
             return self._choice_by_data(condition, yes, no, env)
-        value = self.scalar(yes, env)
+        value, other = self.scalar(yes, env), self.scalar(no, env)
         try:
             bounds = [comparison(self.space, part, {}) for part in _parts(known, tirx.And)]
         except NotAffineError:
-            return Call("select", (self.scalar(known, {}), value, self.scalar(no, env)))
-        other = self.scalar(no, env)
-        if isinstance(other, Const):
+            bounds = []
+        if bounds and isinstance(other, Const):
             outside = self._extreme(float(other.value), other.dtype)
             for candidate in dict.fromkeys((outside, 0.0)):
                 if _passes_through(value, candidate, outside):
                     return self._guarded(value, bounds, candidate)
-        elsewhere = self._guarded(other, negated(bounds), None)
-        return Call("select", (self.scalar(known, {}), self._guarded(value, bounds, None), elsewhere))
+        here = self._guarded(value, implied(self.space, known, True), None)
+        elsewhere = self._guarded(other, implied(self.space, known, False), None)
+        return Call("select", (self.scalar(known, {}), here, elsewhere))
 
     def _choice_by_data(self, condition: Any, yes: Any, no: Any, env: Env) -> Scalar:
         """Return a selection by data; what it asks of positions besides is asked first: it may keep the loads inside.

@@ -30,7 +30,8 @@ class _Silent:
 _HOSTILE = (
     10**400, 10**5000, -(10**5000), 2**62, -1, 0, None, math.nan, math.inf, 0.5, "", "x", "\ud800", "1e400",
     "clip(0, 1e300)", "NCHW" + "9" * 5000 + "c", b"relu", (), [[1, 2], [3]], [10**5000], [2**40] * 5, {"a": 10**5000},
-    {1}, iter(()), 1j, np.float32(1), np.array([1, 2]), np.dtype("float32"), (None,), (b"relu",), int, _Silent(), [_Silent()],
+    {1}, iter(()), 1j, np.float32(1), np.array([1, 2]), np.dtype("float32"), (None,), (b"relu",), int, _Silent(),
+    [_Silent()],
 )  # fmt: skip
 
 

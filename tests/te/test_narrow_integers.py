@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("tvm")
 
 import roller
+from roller.errors import ExprError
 from roller.expr import Axis, Call, Cast, Const, Load, Scalar, Stage, Tensor, TensorExpr, axis_index
 from roller.hardware import load_spec
 from roller.pipeline import lower
@@ -110,5 +111,5 @@ def test_extrema_of_truth_values_by_a_reducer_of_ones_own(fold: object, start: b
 
     values = np.random.default_rng(0).random((8, 4)) < 0.5
     np.testing.assert_array_equal(expression(start).evaluate([values])[0], numpy(values, axis=1))
-    with pytest.raises(roller.ExprError, match=r"expected the m.. to start from"):
+    with pytest.raises(ExprError, match=r"expected the m.. to start from"):
         expression(not start)
