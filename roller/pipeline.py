@@ -207,8 +207,11 @@ def compile(
     EmulationError
         Where ``prove`` is asked for and there is no g++.
     """
+    from roller.runtime.inputs import checked_seed
+
     (spec, handle), expression = target_of(device, spec), expression_of(expr)
     chosen, values = constants_of(constants, expression, options_of(options, top_k))
+    seed = checked_seed(seed)
     how, here = How(deterministic, refine_s or 0.0), _is_here(spec) or handle is not None
     if how.refine_s and not here:
         raise RollerError(f"refine_s: expected a device that is here to time on, got '{spec.name}'. Leave it away.")

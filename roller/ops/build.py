@@ -95,6 +95,9 @@ def types(where: str, dtype: str, acc_dtype: str | None, out_dtype: str | None, 
     acc = acc_dtype or _ACCUMULATOR.get(dtype, dtype)
     narrow = widens and "int" in dtype and dtype != acc
     out = out_dtype or (acc if narrow else dtype)
+    if "float" in dtype and "float" not in acc:
+        raise ExprError(f"{where}: argument 'acc_dtype': expected a floating-point dtype beside dtype='{dtype}', whose "
+                        f"fractions would be lost, got '{acc}'. Pass acc_dtype='float32'.")  # fmt: skip
     return Types(dtype, acc, out)
 
 

@@ -20,6 +20,7 @@ from roller.errors import ExprError, counted
 from roller.expr import TensorExpr
 from roller.expr.enclosure import Enclosure
 from roller.expr.rounding import Enclosed, ratios
+from roller.runtime.inputs import checked_seed
 from roller.runtime.points import every_point, points_of, points_of_program, whole
 from roller.tile.program import RProgram
 from roller.tile.winograd import only_reorders
@@ -88,8 +89,8 @@ class Oracle:
         points: Sequence[np.ndarray] | None = None,
         whole_points: int | None = None,
     ) -> None:
-        self.expression, self.seed = expression, seed
-        rng = np.random.default_rng(seed)
+        self.expression, self.seed = expression, checked_seed(seed)
+        rng = np.random.default_rng(self.seed)
         # Points that the caller chose are all there is to compare, as those of a whole output are.
         self._whole = points is not None or whole(expression, whole_points)
         sampled = {} if self._whole else points_of(expression, rng)

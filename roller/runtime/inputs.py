@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from roller.backends.dtypes import numpy_dtype
+from roller.errors import RollerError, shown
 from roller.expr import Tensor, TensorExpr
 from roller.expr.exact_sums import coarse, sums_deeply
 
@@ -25,6 +28,8 @@ def random_inputs(expression: TensorExpr, seed: int = 0) -> list[np.ndarray]:
     ------
     LaunchError
         Where NumPy has no such dtype.
+    RollerError
+        Where the seed is none.
 
     Examples
     --------
@@ -32,11 +37,25 @@ def random_inputs(expression: TensorExpr, seed: int = 0) -> list[np.ndarray]:
     >>> [a.shape for a in random_inputs(roller.ops.matmul(2, 3, 4))]
     [(2, 4), (4, 3)]
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(checked_seed(seed))
     found = [_random(t, rng) for t in expression.inputs]
     if not sums_deeply(expression):
         return found
     return [coarse(a) if "float" in t.dtype else a for t, a in zip(expression.inputs, found, strict=True)]
+
+
+def checked_seed(seed: Any) -> int:
+    """Return ``seed``, or raise a RollerError where it is no whole number of at least 0.
+
+    Examples
+    --------
+    >>> checked_seed("text")
+    Traceback (most recent call last):
+    roller.errors.RollerError: seed: expected a whole number of at least 0, got 'text'. Use for example 0.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
+        raise RollerError(f"seed: expected a whole number of at least 0, got {shown(seed)}. Use for example 0.")
+    return int(seed)
 
 
 def _random(t: Tensor, rng: np.random.Generator) -> np.ndarray:

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import roller
 from roller.errors import ExprError, RollerError
 from roller.ops import REGISTRY, from_spec
+from roller.runtime.check import check
 
 _IMAGE = {"n": 1, "c": 4, "h": 6, "w": 6}
 _WINDOW = {**_IMAGE, "kh": 2, "kw": 2}
@@ -78,3 +80,16 @@ def test_no_column_of_a_row_raises_an_error_of_python(column: str) -> None:
                 from_spec({"op": "matmul", "M": 4, "N": 4, "K": 4, column: value}, batch).key  # noqa: B018
             except RollerError as error:
                 assert len(str(error)) < 3000
+
+
+@pytest.mark.parametrize("seed", ["text", -1, 1.5, None, True, [1]])
+def test_a_seed_is_a_whole_number(seed: Any) -> None:
+    relu, ones = REGISTRY["elementwise"]("relu", (4,)), np.ones(4, np.float32)
+    for use in (lambda: roller.compile(relu, "v100", seed=seed), lambda: check(relu, [ones], [ones], seed=seed)):
+        with pytest.raises(RollerError, match="seed: expected a whole number of at least 0, got"):
+            use()
+
+
+def test_fractions_are_not_lost_in_the_accumulator() -> None:
+    with pytest.raises(ExprError, match="'acc_dtype': expected a floating-point dtype beside dtype='float32'"):
+        REGISTRY["matmul"](4, 4, 4, acc_dtype="uint8")
