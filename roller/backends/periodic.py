@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from roller.expr import Tensor, TensorExpr
-from roller.expr.exact_sums import coarse, sums_deeply
+from roller.expr.exact_inputs import Digits, digits_of_inputs
 
 #: Elements of the block; a prime, so that rows and channels of usual sizes do not repeat in step with it.
 PERIOD = 4_194_301
@@ -62,11 +62,11 @@ def stored_of(values: np.ndarray, dtype: str) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=8)
-def block(dtype: str, seed: int, few_digits: bool = False) -> np.ndarray:
+def block(dtype: str, seed: int, digits: Digits | None = None) -> np.ndarray:
     """Return the repeated block as a device stores it: ``PERIOD`` elements, read-only.
 
-    Floats are standard normal, ``few_digits`` of them where asked (:func:`roller.expr.exact_sums.coarse`); integers are
-    small, so that an int32 accumulator is exact.
+    Floats are standard normal, or of few ``digits`` (:mod:`roller.expr.exact_inputs`); integers are small, so that an
+    int32 accumulator is exact.
     """
     rng = np.random.default_rng([seed, 0x0B10C])
     out: np.ndarray
@@ -77,10 +77,10 @@ def block(dtype: str, seed: int, few_digits: bool = False) -> np.ndarray:
         out = rng.integers(low, high, PERIOD).astype(dtype)
     elif dtype == "float64":
         out = rng.standard_normal(PERIOD)
-        out = coarse(out) if few_digits else out
+        out = digits.of(out, rng) if digits else out
     else:
         normal = rng.standard_normal(PERIOD, dtype=np.float32)
-        out = stored_of(coarse(normal) if few_digits else normal, dtype)
+        out = stored_of(digits.of(normal, rng) if digits else normal, dtype)
     out.flags.writeable = False
     return out
 
@@ -96,8 +96,8 @@ class PeriodicInput:
         Which input of the expression it is; inputs are shifted against each other.
     seed
         Equal seeds give equal numbers on every machine.
-    few_digits
-        Floats whose sums are exact.
+    digits
+        How floats are chosen whose sums are exact.
 
     Examples
     --------
@@ -106,15 +106,15 @@ class PeriodicInput:
     True
     """
 
-    def __init__(self, tensor: Tensor, position: int, seed: int, few_digits: bool = False) -> None:
-        self.tensor, self.few_digits = tensor, few_digits
+    def __init__(self, tensor: Tensor, position: int, seed: int, digits: Digits | None = None) -> None:
+        self.tensor, self.digits = tensor, digits
         self.shape = tensor.shape
         self.seed = seed
         self.start = position * _SHIFT % PERIOD
 
     def first(self) -> np.ndarray:
         """Return the stored elements of one period, or of the whole input where that is shorter."""
-        return np.roll(block(self.tensor.dtype, self.seed, self.few_digits), -self.start)[: self.tensor.elements]
+        return np.roll(block(self.tensor.dtype, self.seed, self.digits), -self.start)[: self.tensor.elements]
 
     def __getitem__(self, index: tuple[np.ndarray, ...]) -> np.ndarray:
         """Return the elements at broadcastable integer arrays, one per dimension."""
@@ -123,12 +123,12 @@ class PeriodicInput:
         for extent, i in zip(reversed(self.shape), reversed(index), strict=True):
             flat = flat + np.asarray(i, np.int64) * stride
             stride *= extent
-        return values_of(block(self.tensor.dtype, self.seed, self.few_digits)[flat % PERIOD], self.tensor.dtype)
+        return values_of(block(self.tensor.dtype, self.seed, self.digits)[flat % PERIOD], self.tensor.dtype)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """Materialise the whole input; for small ones."""
         del copy
-        stored = block(self.tensor.dtype, self.seed, self.few_digits)
+        stored = block(self.tensor.dtype, self.seed, self.digits)
         flat = stored[(np.arange(self.tensor.elements) + self.start) % PERIOD]
         out = values_of(flat, self.tensor.dtype).reshape(self.shape)
         return out if dtype is None else out.astype(dtype)
@@ -136,5 +136,5 @@ class PeriodicInput:
 
 def periodic_inputs(expression: TensorExpr, seed: int = 0) -> list[PeriodicInput]:
     """Return one :class:`PeriodicInput` per input of ``expression``, in call order."""
-    few_digits = sums_deeply(expression)
-    return [PeriodicInput(t, n, seed, few_digits) for n, t in enumerate(expression.inputs)]
+    digits = digits_of_inputs(expression)
+    return [PeriodicInput(t, n, seed, digits.get(t.name)) for n, t in enumerate(expression.inputs)]

@@ -14,6 +14,7 @@ from roller.emulator.emulate import ORDERS, Emulated, rounded
 from roller.emulator.proof import WHOLE, Comparator, PointComparator, Proof, within_bound, within_bound_at
 from roller.errors import EmulationError
 from roller.expr import Tensor, TensorExpr
+from roller.expr.exact_inputs import Digits, digits_of_inputs
 
 #: Random numbers an input of a proof has at most; a longer one repeats them, with a prime for a period.
 _DISTINCT = 4_194_301
@@ -39,7 +40,7 @@ def prove(
     artifact
         Language ``"cuda"`` or ``"hip"``.
     arrays
-        Inputs in call order; standard normal floats and small integers where ``None``.
+        Inputs in call order; random ones as the check takes where ``None``.
     seed
         Of the inputs and of the random order.
     orders
@@ -100,11 +101,11 @@ def prove(
 
 
 def _inputs(expression: TensorExpr, seed: int) -> list[np.ndarray]:
-    rng = np.random.default_rng(seed)
-    return [_random(t, rng) for t in expression.inputs]
+    rng, digits = np.random.default_rng(seed), digits_of_inputs(expression)
+    return [_random(t, rng, digits.get(t.name)) for t in expression.inputs]
 
 
-def _random(t: Tensor, rng: np.random.Generator) -> np.ndarray:
+def _random(t: Tensor, rng: np.random.Generator, digits: Digits | None) -> np.ndarray:
     count = min(t.elements, _DISTINCT)
     out: np.ndarray
     if t.dtype == "bool":
@@ -114,5 +115,6 @@ def _random(t: Tensor, rng: np.random.Generator) -> np.ndarray:
         out = rng.integers(low, high, count).astype(t.dtype)
     else:
         x = rng.standard_normal(count).astype(np.float32)
+        x = digits.of(x, rng) if digits else x
         out = np.asarray(x if t.dtype == "bfloat16" else x.astype(t.dtype))
     return np.resize(out, t.shape)

@@ -5,9 +5,10 @@ Every node of a scalar tree carries its exact value and the ends between which a
 operands may be off. A sum of ``K`` terms ``b`` in a dtype with spacing ``eps`` adds ``4 eps sqrt(K) sum|b|``
 (design.md, section 7), whatever its order, because different terms round in different directions. Where terms repeat,
 along an axis that reads no other element, so do their roundings, which then add up: ``sqrt`` is taken of the different
-ones only. It is never more than ``eps K sum|b|``, the worst of all orders, and that where ``K eps`` is so large that
-terms vanish beside the sum. Where all terms are multiples of one power of two and so few that every partial sum is such
-a number, nothing is rounded at all (:mod:`roller.expr.exact_sums`).
+ones only. It is never more than ``eps K sum|b|``, the worst of all orders. It comes near that where ``K eps`` is so large
+that terms vanish beside partial sums, if those are larger than of terms of random signs (of positive terms, say). Where
+all terms are multiples of one power of two and so few that every partial sum is such a number, nothing is rounded at
+all (:mod:`roller.expr.exact_sums`).
 """
 
 from __future__ import annotations
@@ -111,8 +112,7 @@ class Enclosure:
         extents = [a.extent for a in s.reduction_axes]
         grid = np.indices(extents, dtype=np.int64).reshape(len(extents), -1)
         wide = {k: v[:, None] for k, v in env.items()}
-        coarsest = max(EPS.get(d, 0.0) for d in (s.acc_dtype, computed_in(s.body, self.dtypes)))
-        total = _Total(s, self._rounding(s), coarsest if self.reordered else 0.0)
+        total = _Total(s, self._rounding(s), EPS.get(computed_in(s.body, self.dtypes), 0.0), exact=self.reordered)
         step = max(1, CHUNK // max(1, rows))
         for i in range(0, grid.shape[1], step):  # a single very long reduction goes in pieces
             wide.update({a.name: g[None, i : i + step] for a, g in zip(s.reduction_axes, grid, strict=True)})
@@ -127,12 +127,17 @@ class Enclosure:
         return total.result()
 
     def _rounding(self, s: Stage) -> float:
-        """Return the relative rounding of a sum of magnitudes: of the sum, and of products that are not enclosed."""
+        """Return the relative rounding of a sum of magnitudes: of the sum, and of products that are not enclosed.
+
+        Roundings of different terms go in different directions, unless terms vanish (:attr:`_Total.vanishing`).
+        """
         eps = EPS.get(s.acc_dtype, 0.0)
         terms = math.prod(a.extent for a in s.reduction_axes)
         distinct = math.prod(different(s, a.name, a.extent) for a in s.reduction_axes)
         worst = max(float(terms), 4 * math.sqrt(terms))
-        sum_ = worst if terms * eps > _VANISHING else min(worst, 4 * math.sqrt(distinct) * (terms / distinct))
+        sum_ = min(worst, 4 * math.sqrt(distinct) * (terms / distinct))
+        if s.combiner != "sum" and terms * eps > _VANISHING:
+            sum_ = worst
         products = sum(isinstance(n, Call) for n in walk(s.body)) if self._is_product(s) else 0
         return sum_ * eps + products * EPS.get(computed_in(s.body, self.dtypes), 0.0)
 
@@ -219,14 +224,18 @@ class Enclosure:
 
 
 class _Total:
-    """A reduction, piece by piece; ``eps`` is that of the coarsest dtype of its terms and sums, 0 for no exact ones."""
+    """A reduction, piece by piece; terms are rounded to ``eps_of_terms``, sums exactly in any order where ``exact``."""
 
-    def __init__(self, s: Stage, rounding: float, eps: float) -> None:
-        self.eps, self.unit = eps, 0.0
+    def __init__(self, s: Stage, rounding: float, eps_of_terms: float, *, exact: bool) -> None:
         self.combiner, self.dtype, self.rounding = s.combiner, s.acc_dtype, rounding
         self.terms = math.prod(a.extent for a in s.reduction_axes)
+        self.eps, self.eps_of_terms = EPS.get(s.acc_dtype, 0.0), eps_of_terms
+        #: Units per one of all terms, infinite where there is none.
+        self.unit = 0.0 if exact else np.inf
+        self.vanishing = s.combiner == "sum" and self.terms * self.eps > _VANISHING
         self.parts: list[Enclosed] = []
         self.sizes: list[Any] = []
+        self.largest, self.squares, self.reach, self.until = 0.0, 0.0, 0.0, 0.0
 
     def add(self, body: Enclosed) -> None:
         """Combine a piece ``(rows, terms)``."""
@@ -243,15 +252,26 @@ class _Total:
         if self.combiner == "sum":
             self.parts.append(body.map(lambda a: np.sum(a, axis=1)))
             self.sizes.append(np.sum(size, axis=1))
-            if self.eps and is_float(self.dtype):
-                exact = body.is_point and self.unit < np.inf
-                self.unit = max(self.unit, steps_per_one(body.value)) if exact else np.inf
+            if is_float(self.dtype):
+                self._seen(body, size)
             return
         value = np.prod(body.value, axis=1)
         if not is_float(self.dtype) and body.is_point:
             self.parts.append(Enclosed.point(value))
             return
         self.parts.append(self._product(value, body, size))
+
+    def _seen(self, body: Enclosed, size: Any) -> None:
+        """Remember what tells how a sum rounds: units and magnitudes of its terms, and how far partial sums go."""
+        exact = body.is_point and self.unit < np.inf
+        self.unit = max(self.unit, steps_per_one(body.value)) if exact else np.inf
+        if exact:
+            self.largest = np.maximum(self.largest, np.max(size, axis=1))
+        if self.vanishing:
+            partial = self.until + np.cumsum(body.value, axis=1).T
+            self.until = partial[-1]
+            self.reach = np.maximum(self.reach, np.max(np.abs(partial), axis=0))
+            self.squares = self.squares + np.sum(np.square(size), axis=1)
 
     def _product(self, value: Any, body: Enclosed, size: Any) -> Enclosed:
         """Return the product of a piece from its factors and their greatest magnitudes."""
@@ -295,8 +315,15 @@ class _Total:
     def _rounded_sum(self, total: Enclosed) -> Enclosed:
         size = sum(self.sizes)
         error = self.rounding * size
-        if self.eps and self.unit < np.inf:  # one bit to spare, for units that keep one less
-            error = np.where(size * self.unit * self.eps <= 1, 0.0, error)
+        if self.vanishing:
+            # Partial sums of random signs stay within some standard deviations, as do roundings of theirs; larger ones
+            # swallow terms, always in the same direction.
+            swallowed = self.eps * self.terms * np.fmin(size, 2 * self.reach)
+            error = np.where(self.reach <= 4 * np.sqrt(self.squares), error, np.fmax(error, swallowed))
+        if self.unit < np.inf:  # one bit to spare, for units that keep one less
+            one_sign = (size + np.abs(total.value)) / 2  # no partial sum is larger, whatever the order
+            steps = np.maximum(one_sign * self.eps, self.largest * self.eps_of_terms) * self.unit
+            error = np.where(steps <= 1, 0.0, error)
         error = np.where(error > 0, error + self.terms * FLUSHED[self.dtype], 0.0)
         if self.dtype == "float64":
             error = 2 * error  # the reference's own

@@ -1,7 +1,7 @@
 """Sums whose terms say how they round: products of inputs, terms that repeat, terms of so few digits that none does.
 
 The bound of a sum of thousands of terms is larger than one term that is missing. So random inputs of such sums are
-chosen from few numbers with few digits (:func:`coarse`), of which every partial sum is exact, in any order.
+chosen such that every partial sum is exact, in any order (:mod:`roller.expr.exact_inputs`).
 """
 
 from __future__ import annotations
@@ -13,10 +13,7 @@ import numpy as np
 
 from roller.expr.rounding import EPS, computed_in, is_float
 from roller.expr.scalar import Call, Cast, Load, walk
-from roller.expr.tensor_expr import Stage, TensorExpr
-
-#: Terms of a sum from which single ones are hard to see beside its bound.
-_DEEP = 512
+from roller.expr.tensor_expr import Stage
 
 
 def is_product(s: Stage, inputs: Collection[str], dtypes: Mapping[str, str]) -> bool:
@@ -27,34 +24,6 @@ def is_product(s: Stage, inputs: Collection[str], dtypes: Mapping[str, str]) -> 
         or (isinstance(n, Call) and n.fn == "mul" and is_float(computed_in(n, dtypes)))
         for n in walk(s.body)
     )  # fmt: skip
-
-
-def sums_deeply(expr: TensorExpr) -> bool:
-    """Whether the bound of a sum of products of inputs hides what one of its terms adds.
-
-    Examples
-    --------
-    >>> import roller
-    >>> sums_deeply(roller.ops.matmul(8, 8, 64)), sums_deeply(roller.ops.matmul(8, 8, 4096))
-    (False, True)
-    """
-    dtypes = {name: t.dtype for name, t in expr.tensors.items()}
-    inputs = {t.name for t in expr.inputs}
-    return any(
-        math.prod(a.extent for a in s.reduction_axes) >= _DEEP and is_product(s, inputs, dtypes) for s in expr.stages
-    )
-
-
-def coarse(values: np.ndarray) -> np.ndarray:
-    """Return odd multiples of a quarter near ``values``: sums of hundreds of thousands of products of two are exact.
-
-    Examples
-    --------
-    >>> coarse(np.array([0.01, -0.6, 1.9], np.float32)).tolist()
-    [0.25, -0.75, 1.75]
-    """
-    out: np.ndarray = ((np.floor(values * 2) + 0.5) / 2).astype(values.dtype)
-    return out
 
 
 def steps_per_one(values: np.ndarray) -> float:

@@ -9,15 +9,15 @@ import numpy as np
 from roller.backends.dtypes import numpy_dtype
 from roller.errors import RollerError, shown
 from roller.expr import Tensor, TensorExpr
-from roller.expr.exact_sums import coarse, sums_deeply
+from roller.expr.exact_inputs import digits_of_inputs
 
 
 def random_inputs(expression: TensorExpr, seed: int = 0) -> list[np.ndarray]:
     """Return one array per input of ``expression``.
 
-    Floats are standard normal (exponents vary, sums cancel), and those of deep sums few digits of such: then sums are
-    exact in every order, and no bound hides a term that is missing. Integers are small, so that an int32
-    accumulator is exact whatever the reduction.
+    Floats are standard normal (exponents vary, sums cancel). Where the bound of a sum would hide a term that is missing,
+    they are numbers of so few digits that the sum is exact in every order (:mod:`roller.expr.exact_inputs`). Integers
+    are small, so that an int32 accumulator is exact whatever the reduction.
 
     Parameters
     ----------
@@ -39,9 +39,8 @@ def random_inputs(expression: TensorExpr, seed: int = 0) -> list[np.ndarray]:
     """
     rng = np.random.default_rng(checked_seed(seed))
     found = [_random(t, rng) for t in expression.inputs]
-    if not sums_deeply(expression):
-        return found
-    return [coarse(a) if "float" in t.dtype else a for t, a in zip(expression.inputs, found, strict=True)]
+    digits = digits_of_inputs(expression)
+    return [digits[t.name].of(a, rng) if t.name in digits else a for t, a in zip(expression.inputs, found, strict=True)]
 
 
 def checked_seed(seed: Any) -> int:

@@ -1,0 +1,283 @@
+"""Random inputs on which sums are exact in every order, so that no bound hides a term that is missing.
+
+A sum of ``K`` terms ``b`` in a dtype with spacing ``eps`` may be off by ``4 eps sqrt(K) sum|b|``. In single precision
+that is more than one term from some hundreds of terms on; in half precision from the first ones, and from
+``1 / (4 eps)`` terms more than the whole sum, of which all zeros are then as good as the right result. But sums whose
+positive and negative terms are each no more than ``1 / eps`` units round nowhere. So the inputs of such sums are, the
+first that fits:
+
+* odd multiples of a quarter near normal numbers;
+* ones of either sign;
+* ones of either sign and zeros at random places, as few as it takes. An operand of which few elements meet a position
+  of the reduction has the fewer zeros: each position should count in some result.
+
+Slightly more are positive than negative, by four standard deviations of the sum: it is no zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from roller.expr.rounding import EPS, computed_in, is_float
+from roller.expr.scalar import Call, Cast, Const, Load, Scalar
+from roller.expr.tensor_expr import Stage, TensorExpr
+
+#: Relative bound of a sum from which single terms are hard to see beside it.
+_HIDING = 2.0**-8
+#: Mean and root mean square of the magnitudes of :func:`coarse` normal numbers.
+_COARSE_MEAN, _COARSE_RMS = 0.82, 1.03
+#: Standard deviations of a sum by which it is kept from zero, and its parts from their limit.
+_FROM_ZERO, _FROM_LIMIT = 4.0, 3.0
+#: Largest share by which positive terms outnumber negative ones.
+_MOST_BIAS = 0.5
+#: Functions that round nothing where their operands have few digits.
+_EXACT = frozenset(("add", "sub", "mul", "max", "min", "neg", "abs"))
+#: Magnitudes of the small integers that inputs of integer dtypes are, by the first letter of the dtype.
+_INTEGERS = {"u": 9.0, "i": 5.0, "b": 1.0}
+
+
+@dataclass(frozen=True)
+class Digits:
+    """How the floats of one input are chosen.
+
+    Parameters
+    ----------
+    ones
+        Ones of either sign; odd multiples of a quarter where not.
+    density
+        Share that is not zero.
+    bias
+        Share by which positive ones outnumber negative ones.
+    """
+
+    ones: bool = False
+    density: float = 1.0
+    bias: float = 0.0
+
+    def of(self, values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Return what is made of standard normal ``values``.
+
+        Examples
+        --------
+        >>> x = np.array([0.01, -0.6, 1.9], np.float32)
+        >>> Digits().of(x, np.random.default_rng(0)).tolist()
+        [0.25, -0.75, 1.75]
+        >>> Digits(ones=True).of(x, np.random.default_rng(0)).tolist()
+        [1.0, -1.0, 1.0]
+        """
+        out = np.copysign(1, values) if self.ones else coarse(values)
+        if self.bias:  # a negative one turns positive so often that the shares come out
+            out = np.where(rng.random(values.shape, np.float32) < self.bias, np.abs(out), out)
+        if self.density < 1:
+            out = np.where(rng.random(values.shape) < self.density, out, 0)
+        return out.astype(values.dtype)
+
+
+def coarse(values: np.ndarray) -> np.ndarray:
+    """Return odd multiples of a quarter near ``values``: sums of hundreds of thousands of products of two are exact.
+
+    Examples
+    --------
+    >>> coarse(np.array([0.01, -0.6, 1.9], np.float32)).tolist()
+    [0.25, -0.75, 1.75]
+    """
+    out: np.ndarray = ((np.floor(values * 2) + 0.5) / 2).astype(values.dtype)
+    return out
+
+
+def digits_of_inputs(expr: TensorExpr) -> dict[str, Digits]:
+    """Return how floats are chosen, by input, where usual random ones hide what a term of a sum adds.
+
+    Examples
+    --------
+    >>> import roller
+    >>> digits_of_inputs(roller.ops.matmul(8, 8, 64))
+    {}
+    >>> digits_of_inputs(roller.ops.matmul(8, 8, 4096))["A"].density
+    1.0
+    >>> half = roller.ops.matmul(8, 8, 4096, dtype="float16", acc_dtype="float16")
+    >>> 0.5 < digits_of_inputs(half)["A"].density < 0.7
+    True
+    """
+    sums = [x for s in expr.stages if s.combiner == "sum" and (x := _Sum.of(expr, s)) is not None]
+    chosen: dict[str, Digits] = {}
+    for x in (x for x in sums if x.hides):
+        for name, d in x.digits().items():
+            old = chosen.get(name, d)
+            chosen[name] = Digits(old.ones or d.ones, min(old.density, d.density), max(old.bias, d.bias))
+    if not chosen:
+        return {}
+    elsewhere = _read_elsewhere(expr, {x.stage.name for x in sums})
+    floats = [t.name for t in expr.inputs if is_float(t.dtype)]
+    # What is also divided by, or all that its result is made of, stays as usual but for its digits.
+    return {n: Digits() if n in elsewhere else chosen.get(n, Digits()) for n in floats}
+
+
+def _read_elsewhere(expr: TensorExpr, sums: set[str]) -> set[str]:
+    """Return tensors that are read by more than ``sums``, directly or through stages without a reduction."""
+    found: set[str] = set()
+    for s in reversed(expr.stages):
+        only_summed = s.name in sums or (s.combiner is None and s.name not in found and s.name not in expr.outputs)
+        if not only_summed:
+            found |= {ld.tensor for ld in s.loads}
+    return found
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    """A float input that a term is made of, and how many elements of it meet one position of the reduction."""
+
+    load: Load
+    width: int
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """A sum of exact terms: its body, and the inputs it is of."""
+
+    expr: TensorExpr
+    stage: Stage
+    leaves: tuple[_Leaf, ...]
+
+    @classmethod
+    def of(cls, expr: TensorExpr, stage: Stage) -> _Sum | None:
+        """Return the sum a stage is, or ``None`` where its terms are rounded themselves."""
+        if not is_float(stage.acc_dtype):
+            return None
+        leaves: list[_Leaf] = []
+        found = cls(expr, stage, ())
+        extents = {a.name: a.extent for a in stage.spatial_axes}
+        if not found._collect(stage.body, extents, None, leaves) or not leaves:
+            return None
+        return replace(found, leaves=tuple(leaves))
+
+    def _collect(self, node: Scalar, extents: dict[str, int], width: int | None, out: list[_Leaf]) -> bool:
+        """Append the float inputs of a tree; whether all that is done to them is exact where their digits are few."""
+        if isinstance(node, Const):
+            return float(node.value).is_integer()
+        if isinstance(node, Cast):
+            return is_float(node.dtype) and self._collect(node.arg, extents, width, out)
+        if isinstance(node, Call):
+            return node.fn in _EXACT and all(self._collect(a, extents, width, out) for a in node.args)
+        if not isinstance(node, Load) or not float(node.outside).is_integer():
+            return False
+        if width is None:
+            axes = {t.axis for i in node.index for t in i.terms} & set(extents)
+            width = math.prod(extents[a] for a in axes)
+        made = next((s for s in self.expr.stages if s.name == node.tensor), None)
+        if made is not None:
+            return made.combiner is None and self._collect(made.body, extents, width, out)
+        if is_float(self.expr.tensors[node.tensor].dtype):
+            out.append(_Leaf(node, width))
+        return True
+
+    @property
+    def terms(self) -> int:
+        """Number of terms."""
+        return math.prod(a.extent for a in self.stage.reduction_axes)
+
+    @property
+    def hides(self) -> bool:
+        """Whether the bound of the sum of usual random terms is more than small ones of them."""
+        dtypes = {name: t.dtype for name, t in self.expr.tensors.items()}
+        each = EPS.get(computed_in(self.stage.body, dtypes), 0.0)
+        return max(4 * EPS[self.stage.acc_dtype] * self.terms**1.5, each * self.terms) >= _HIDING
+
+    def digits(self) -> dict[str, Digits]:
+        """Return how the inputs are chosen."""
+        names = {x.load.tensor for x in self.leaves}
+        unit = 4.0 ** self._degree(self.stage.body)
+        mean, rms = (unit * self._size(self.stage.body, x) for x in (_COARSE_MEAN, _COARSE_RMS))
+        if self._fits(self.terms, mean, rms):
+            return dict.fromkeys(names, Digits(bias=self._bias(self.terms)))
+        size = self._size(self.stage.body, 1.0)
+        terms = float(self.terms)
+        while terms > 1 and not self._fits(terms, size, size):
+            terms *= 0.97
+        bias = self._bias(terms)
+        if terms == self.terms:
+            return dict.fromkeys(names, Digits(True, 1.0, bias))
+        distinct = {x.load: x for x in self.leaves}
+        widths = [x.width for x in distinct.values()]
+        share = terms / self.terms
+        shares = _shares(widths, share) if self._product(self.stage.body) else [share] * len(widths)
+        out: dict[str, Digits] = {}
+        for x, p in zip(distinct.values(), shares, strict=True):
+            old = out.get(x.load.tensor)
+            out[x.load.tensor] = Digits(True, min(p, old.density) if old else p, bias)
+        return out
+
+    def _fits(self, terms: float, mean: float, rms: float) -> bool:
+        """Whether the positive ones of so many terms come to no more units than are summed up exactly."""
+        share = (1 + self._share(terms)) / 2
+        return terms * mean * share + _FROM_LIMIT * math.sqrt(terms) * rms <= 1 / EPS[self.stage.acc_dtype]
+
+    def _share(self, terms: float) -> float:
+        """Return the share by which positive terms outnumber negative ones: all of them where they have one sign."""
+        of_one_sign = len({x.load for x in self.leaves}) < len(self.leaves) or not self._product(self.stage.body)
+        return 1.0 if of_one_sign else min(_MOST_BIAS, _FROM_ZERO / math.sqrt(terms))
+
+    def _bias(self, terms: float) -> float:
+        """Return the same of each of the inputs that are multiplied."""
+        return float(min(_MOST_BIAS, _FROM_ZERO / math.sqrt(terms)) ** (1 / max(1, self._degree(self.stage.body))))
+
+    def _product(self, node: Scalar) -> bool:
+        """Whether terms are zero where one of their inputs is, and have either sign."""
+        if isinstance(node, Call):
+            return node.fn in ("mul", "neg") and all(self._product(a) for a in node.args)
+        if isinstance(node, Load) and (made := self._made(node)) is not None:
+            return self._product(made)
+        return self._product(node.arg) if isinstance(node, Cast) else True
+
+    def _degree(self, node: Scalar) -> int:
+        """Return how many float inputs are multiplied, at most."""
+        if isinstance(node, Call):
+            found = [self._degree(a) for a in node.args]
+            return sum(found) if node.fn == "mul" else max(found)
+        if isinstance(node, Load):
+            made = self._made(node)
+            return self._degree(made) if made is not None else int(is_float(self.expr.tensors[node.tensor].dtype))
+        return self._degree(node.arg) if isinstance(node, Cast) else 0
+
+    def _size(self, node: Scalar, leaf: float) -> float:
+        """Return the usual magnitude of a term whose float inputs have that of ``leaf``."""
+        if isinstance(node, Const):
+            return abs(float(node.value))
+        if isinstance(node, Call):
+            found = [self._size(a, leaf) for a in node.args]
+            return math.prod(found) if node.fn == "mul" else sum(found)
+        if isinstance(node, Load):
+            made, dtype = self._made(node), self.expr.tensors[node.tensor].dtype
+            if made is not None:
+                return self._size(made, leaf)
+            return leaf if is_float(dtype) else _INTEGERS[dtype[0]]
+        return self._size(node.arg, leaf) if isinstance(node, Cast) else 1.0
+
+    def _made(self, node: Load) -> Scalar | None:
+        """Return the body of the stage that a load reads."""
+        return next((s.body for s in self.expr.stages if s.name == node.tensor), None)
+
+
+def _shares(widths: Sequence[int], product: float) -> list[float]:
+    """Return shares of given product, in inverse proportion to ``widths`` where they are less than one.
+
+    Examples
+    --------
+    >>> _shares([1, 64], 0.25), _shares([8, 8], 0.25)
+    ([1.0, 0.25], [0.5, 0.5])
+    """
+    out = [1.0] * len(widths)
+    free = list(range(len(widths)))
+    while free:
+        level = (product * math.prod(widths[i] for i in free)) ** (1 / len(free))
+        full = [i for i in free if level >= widths[i]]
+        if not full or len(full) == len(free):
+            for i in free:
+                out[i] = min(1.0, level / widths[i])
+            break
+        free = [i for i in free if i not in full]
+    return out
