@@ -112,9 +112,22 @@ class PeriodicInput:
         self.seed = seed
         self.start = position * _SHIFT % PERIOD
 
+    @functools.cached_property
+    def _block(self) -> np.ndarray:
+        """What is repeated; where an input of zeros and others is shorter than that, they are spread over its shape."""
+        dtype, digits, elements = self.tensor.dtype, self.digits, self.tensor.elements
+        if digits is None or digits.density == 1 or elements > PERIOD:
+            return block(dtype, self.seed, digits)
+        out = block(dtype, self.seed).copy()
+        at = (np.arange(elements) + self.start) % PERIOD
+        usual = values_of(out[at], dtype).reshape(self.shape)
+        out[at] = stored_of(digits.of(usual, np.random.default_rng([self.seed, self.start])), dtype).ravel()
+        out.flags.writeable = False
+        return out
+
     def first(self) -> np.ndarray:
         """Return the stored elements of one period, or of the whole input where that is shorter."""
-        return np.roll(block(self.tensor.dtype, self.seed, self.digits), -self.start)[: self.tensor.elements]
+        return np.roll(self._block, -self.start)[: self.tensor.elements]
 
     def __getitem__(self, index: tuple[np.ndarray, ...]) -> np.ndarray:
         """Return the elements at broadcastable integer arrays, one per dimension."""
@@ -123,13 +136,12 @@ class PeriodicInput:
         for extent, i in zip(reversed(self.shape), reversed(index), strict=True):
             flat = flat + np.asarray(i, np.int64) * stride
             stride *= extent
-        return values_of(block(self.tensor.dtype, self.seed, self.digits)[flat % PERIOD], self.tensor.dtype)
+        return values_of(self._block[flat % PERIOD], self.tensor.dtype)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """Materialise the whole input; for small ones."""
         del copy
-        stored = block(self.tensor.dtype, self.seed, self.digits)
-        flat = stored[(np.arange(self.tensor.elements) + self.start) % PERIOD]
+        flat = self._block[(np.arange(self.tensor.elements) + self.start) % PERIOD]
         out = values_of(flat, self.tensor.dtype).reshape(self.shape)
         return out if dtype is None else out.astype(dtype)
 

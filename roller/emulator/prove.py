@@ -115,6 +115,7 @@ def _random(t: Tensor, rng: np.random.Generator, digits: Digits | None) -> np.nd
         out = rng.integers(low, high, count).astype(t.dtype)
     else:
         x = rng.standard_normal(count).astype(np.float32)
-        x = digits.of(x, rng) if digits else x
+        if digits:
+            x = digits.of(x.reshape(t.shape) if count == t.elements else x, rng)
         out = np.asarray(x if t.dtype == "bfloat16" else x.astype(t.dtype))
     return np.resize(out, t.shape)

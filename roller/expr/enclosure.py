@@ -5,10 +5,10 @@ Every node of a scalar tree carries its exact value and the ends between which a
 operands may be off. A sum of ``K`` terms ``b`` in a dtype with spacing ``eps`` adds ``4 eps sqrt(K) sum|b|``
 (design.md, section 7), whatever its order, because different terms round in different directions. Where terms repeat,
 along an axis that reads no other element, so do their roundings, which then add up: ``sqrt`` is taken of the different
-ones only. It is never more than ``eps K sum|b|``, the worst of all orders. It comes near that where ``K eps`` is so large
-that terms vanish beside partial sums, if those are larger than of terms of random signs (of positive terms, say). Where
-all terms are multiples of one power of two and so few that every partial sum is such a number, nothing is rounded at
-all (:mod:`roller.expr.exact_sums`).
+ones only. It is never more than ``eps K sum|b|``, the worst of all orders. It comes near that where ``K eps`` is so
+large that terms vanish beside partial sums, if those are larger than of terms of random signs (of positive terms,
+say). Where all terms are multiples of one power of two and so few that every partial sum is such a number, nothing is
+rounded at all (:mod:`roller.expr.exact_sums`).
 """
 
 from __future__ import annotations

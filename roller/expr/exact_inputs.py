@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 
 import numpy as np
 
@@ -52,29 +53,42 @@ class Digits:
         Share that is not zero.
     bias
         Share by which positive ones outnumber negative ones.
+    spread
+        Dimensions along which zeros alternate with others, so that no position of the rest has only zeros.
     """
 
     ones: bool = False
     density: float = 1.0
     bias: float = 0.0
+    spread: tuple[int, ...] = ()
 
     def of(self, values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Return what is made of standard normal ``values``.
+        """Return what is made of standard normal ``values``, spread where they have the shape of the input.
 
         Examples
         --------
         >>> x = np.array([0.01, -0.6, 1.9], np.float32)
         >>> Digits().of(x, np.random.default_rng(0)).tolist()
         [0.25, -0.75, 1.75]
-        >>> Digits(ones=True).of(x, np.random.default_rng(0)).tolist()
-        [1.0, -1.0, 1.0]
+        >>> Digits(ones=True, bias=0.5).of(x, np.random.default_rng(0)).tolist()
+        [1.0, 1.0, 1.0]
+        >>> Digits(True, 0.5, 0.0, (0,)).of(np.ones((4, 5)), np.random.default_rng(0)).sum(axis=0).tolist()
+        [2.0, 2.0, 2.0, 2.0, 2.0]
         """
-        out = np.copysign(1, values) if self.ones else coarse(values)
-        if self.bias:  # a negative one turns positive so often that the shares come out
-            out = np.where(rng.random(values.shape, np.float32) < self.bias, np.abs(out), out)
+        out = np.asarray(np.copysign(1, values).astype(values.dtype) if self.ones else coarse(values))
+        if self.bias:  # negative normal numbers that are so near zero turn positive
+            np.abs(out, out=out, where=values > -NormalDist().inv_cdf((1 + self.bias) / 2))
         if self.density < 1:
-            out = np.where(rng.random(values.shape) < self.density, out, 0)
-        return out.astype(values.dtype)
+            out = np.where(self._drawn(values.shape, rng) < self.density, out, 0).astype(values.dtype)
+        return out
+
+    def _drawn(self, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+        """Return uniform numbers of [0, 1); those along ``spread`` fall below ``density`` by turns."""
+        if not self.spread or len(shape) <= max(self.spread):
+            return rng.random(shape)
+        along = [n if i in self.spread else 1 for i, n in enumerate(shape)]
+        first = rng.random([1 if i in self.spread else n for i, n in enumerate(shape)])
+        return np.asarray((first + np.arange(math.prod(along)).reshape(along) * self.density) % 1)
 
 
 def coarse(values: np.ndarray) -> np.ndarray:
@@ -107,14 +121,18 @@ def digits_of_inputs(expr: TensorExpr) -> dict[str, Digits]:
     chosen: dict[str, Digits] = {}
     for x in (x for x in sums if x.hides):
         for name, d in x.digits().items():
-            old = chosen.get(name, d)
-            chosen[name] = Digits(old.ones or d.ones, min(old.density, d.density), max(old.bias, d.bias))
+            chosen[name] = _sparser(chosen.get(name, d), d)
     if not chosen:
         return {}
     elsewhere = _read_elsewhere(expr, {x.stage.name for x in sums})
     floats = [t.name for t in expr.inputs if is_float(t.dtype)]
     # What is also divided by, or all that its result is made of, stays as usual but for its digits.
     return {n: Digits() if n in elsewhere else chosen.get(n, Digits()) for n in floats}
+
+
+def _sparser(one: Digits, other: Digits) -> Digits:
+    """Return what is exact in sums of either."""
+    return max(one, other, key=lambda d: (d.ones, -d.density))
 
 
 def _read_elsewhere(expr: TensorExpr, sums: set[str]) -> set[str]:
@@ -133,6 +151,7 @@ class _Leaf:
 
     load: Load
     width: int
+    spread: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -165,14 +184,14 @@ class _Sum:
             return node.fn in _EXACT and all(self._collect(a, extents, width, out) for a in node.args)
         if not isinstance(node, Load) or not float(node.outside).is_integer():
             return False
+        axes = [{t.axis for t in i.terms} & set(extents) for i in node.index]
         if width is None:
-            axes = {t.axis for i in node.index for t in i.terms} & set(extents)
-            width = math.prod(extents[a] for a in axes)
+            width = math.prod(extents[a] for a in set[str]().union(*axes))
         made = next((s for s in self.expr.stages if s.name == node.tensor), None)
         if made is not None:
             return made.combiner is None and self._collect(made.body, extents, width, out)
         if is_float(self.expr.tensors[node.tensor].dtype):
-            out.append(_Leaf(node, width))
+            out.append(_Leaf(node, width, tuple(n for n, found in enumerate(axes) if found)))
         return True
 
     @property
@@ -185,7 +204,7 @@ class _Sum:
         """Whether the bound of the sum of usual random terms is more than small ones of them."""
         dtypes = {name: t.dtype for name, t in self.expr.tensors.items()}
         each = EPS.get(computed_in(self.stage.body, dtypes), 0.0)
-        return max(4 * EPS[self.stage.acc_dtype] * self.terms**1.5, each * self.terms) >= _HIDING
+        return bool(max(4 * EPS[self.stage.acc_dtype] * self.terms**1.5, each * self.terms) >= _HIDING)
 
     def digits(self) -> dict[str, Digits]:
         """Return how the inputs are chosen."""
@@ -207,8 +226,8 @@ class _Sum:
         shares = _shares(widths, share) if self._product(self.stage.body) else [share] * len(widths)
         out: dict[str, Digits] = {}
         for x, p in zip(distinct.values(), shares, strict=True):
-            old = out.get(x.load.tensor)
-            out[x.load.tensor] = Digits(True, min(p, old.density) if old else p, bias)
+            d = Digits(True, p, bias, x.spread)
+            out[x.load.tensor] = _sparser(out.get(x.load.tensor, d), d)
         return out
 
     def _fits(self, terms: float, mean: float, rms: float) -> bool:
@@ -228,7 +247,7 @@ class _Sum:
     def _product(self, node: Scalar) -> bool:
         """Whether terms are zero where one of their inputs is, and have either sign."""
         if isinstance(node, Call):
-            return node.fn in ("mul", "neg") and all(self._product(a) for a in node.args)
+            return node.fn in ("mul", "neg") and all(map(self._product, node.args))
         if isinstance(node, Load) and (made := self._made(node)) is not None:
             return self._product(made)
         return self._product(node.arg) if isinstance(node, Cast) else True

@@ -15,9 +15,9 @@ from roller.expr.exact_inputs import digits_of_inputs
 def random_inputs(expression: TensorExpr, seed: int = 0) -> list[np.ndarray]:
     """Return one array per input of ``expression``.
 
-    Floats are standard normal (exponents vary, sums cancel). Where the bound of a sum would hide a term that is missing,
-    they are numbers of so few digits that the sum is exact in every order (:mod:`roller.expr.exact_inputs`). Integers
-    are small, so that an int32 accumulator is exact whatever the reduction.
+    Floats are standard normal (exponents vary, sums cancel). Where the bound of a sum would hide a term that is
+    missing, they are numbers of so few digits that the sum is exact in every order
+    (:mod:`roller.expr.exact_inputs`). Integers are small, so that an int32 accumulator is exact whatever the reduction.
 
     Parameters
     ----------
