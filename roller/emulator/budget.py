@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from roller.artifact import KernelArtifact
+from roller.emulator.allowance import Allowance
 from roller.emulator.coverage import chosen_blocks, regions, some_of, unwritten
 from roller.emulator.emulate import Buffer, Emulated, element_bytes
 from roller.emulator.proof import BLOCKS, NOTHING, WHOLE, PointComparator, Proof
@@ -58,6 +59,33 @@ def within_budget(
     return replace(proof, seconds=time.monotonic() - start)
 
 
+@dataclass
+class _Found:
+    """What runs that ended gave: nothing is said of a kernel but what stands here.
+
+    Parameters
+    ----------
+    outputs
+        Of the first order.
+    written
+        Flat positions that were written, by output; ``None`` where every block ran.
+    run
+        Blocks that ran.
+    orders
+        Orders that ended.
+    """
+
+    outputs: tuple[np.ndarray, ...]
+    written: list[np.ndarray] | None
+    run: int
+    orders: list[str]
+
+    @property
+    def scope(self) -> str:
+        """Whether every block ran."""
+        return WHOLE if self.written is None else BLOCKS
+
+
 class _Trial:
     """One kernel under proof."""
 
@@ -82,43 +110,42 @@ class _Trial:
         self.buffers: Mapping[str, Buffer] = emulated.buffers(arrays)
         self.grids = [_blocks(x.grid) for x in emulated.launches]
         self.failures: list[tuple[str, str]] = []
-        self.done: list[str] = []
         self.note = ""
-        # Building and filling memory is no part of it: a kernel gets its seconds whether g++ was quick or not.
-        self.end = time.monotonic() + budget_s
-        #: Flat positions that were written, by output, and how many blocks wrote them.
-        self.written: list[np.ndarray] = []
-        self.ran = 0
+        self.found: _Found | None = None
+        self.allowance = Allowance(budget_s)
 
     def prove(self) -> Proof:
         """Run what fits, and say what did."""
-        scope = self._run()
-        compared = self._compare(scope) if self.first and not self.failures else 0
-        blocks = sum(self.grids)
-        ran = blocks if scope == WHOLE else self.ran
-        return Proof(not self.failures, tuple(self.failures), scope, tuple(self.done), ran, blocks, compared, self.note)
+        self._run()
+        found, blocks = self.found, sum(self.grids)
+        compared = self._compare(found) if found and not self.failures else 0
+        if found and not compared and not self.failures:
+            found, self.note = None, "its blocks wrote nothing that could be compared"
+        orders = tuple(found.orders) if found else ()
+        scope, ran = (found.scope, found.run) if found else (NOTHING, 0)
+        return Proof(not self.failures, tuple(self.failures), scope, orders, ran, blocks, compared, self.note,
+                     spent_s=self.allowance.spent_s)  # fmt: skip
 
-    def _run(self) -> str:
-        """Run the whole kernel, or blocks of it, in all orders there is time for; return which of them it was."""
-        self.first: tuple[np.ndarray, ...] = ()
+    def _run(self) -> None:
+        """Run the whole kernel, or blocks of it, in all orders there is time for."""
         seconds = self._one_by_one()
-        if self.failures:
-            return BLOCKS
-        if seconds is None:
-            return NOTHING
+        if seconds is None or self.failures:
+            return
+        alone = self.found
         whole_s = sum(s * n for s, n in zip(seconds, self.grids, strict=True)) * len(self.orders)
-        left_s = (self.end - time.monotonic()) * self.emulated.workers(self.workers)
+        left_s = self.allowance.left_s * self.emulated.workers(self.workers)
         # There is nothing smaller to run of several launches: one order is better than none.
         if whole_s <= (_WHOLE if len(self.grids) == 1 else len(self.orders)) * left_s:
             self._in_all_orders(None)
-            return WHOLE if self.done or self.failures else NOTHING
-        self.note = f"all {sum(self.grids)} blocks would take about {whole_s:.0f} s of one processor"
-        if len(self.grids) > 1:
-            return NOTHING
-        most = int(_CHOSEN * left_s / max(seconds[0] * len(self.orders), 1e-6))
-        chosen = chosen_blocks(self.program, self.grids[0], max(2, min(most, _MOST_BLOCKS)), self.random)
-        self._in_all_orders(chosen)
-        return BLOCKS if self.done or self.failures else NOTHING
+        else:
+            self.note = f"all {sum(self.grids)} blocks would take about {whole_s:.0f} s of one processor"
+            if len(self.grids) > 1:
+                return
+            most = int(_CHOSEN * left_s / max(seconds[0] * len(self.orders), 1e-6))
+            chosen = chosen_blocks(self.program, self.grids[0], max(2, min(most, _MOST_BLOCKS)), self.random)
+            self._in_all_orders(chosen)
+        if alone is not None and self.found is alone and not self.failures:
+            self._verify()
 
     def _one_by_one(self) -> list[float] | None:
         """Run a few blocks of every launch; return the seconds each took, ``None`` where one takes too long."""
@@ -126,41 +153,58 @@ class _Trial:
         self._clean(_POISONS[0])
         for n, count in enumerate(self.grids):
             blocks = list(dict.fromkeys((0, count // 3, count - 1)))
-            began, numbers = time.monotonic(), [0]
+            entry, before = self.emulated.launches[n].entry, self.allowance.spent_s
+            self.note = f"one block of {entry} takes longer than {self.budget_s:g} s"
+            numbers = [0]
             try:
-                self.emulated.run(self.buffers, seed=self.seed, workers=1, blocks=[0], deadline_s=self.end, only=n)
+                self._run_blocks([0], n)
                 # The first one also pays for stacks and memory that is new: where it is short, others tell.
-                if len(blocks) > 1 and time.monotonic() - began < _SHORT * self.budget_s:
-                    began, numbers = time.monotonic(), blocks[1:]
-                    self.emulated.run(
-                        self.buffers, seed=self.seed, workers=1, blocks=numbers, deadline_s=self.end, only=n
-                    )
+                if len(blocks) > 1 and self.allowance.spent_s - before < _SHORT * self.budget_s:
+                    before, numbers = self.allowance.spent_s, blocks[1:]
+                    self.note = f"{len(blocks)} blocks of {entry} take longer than {self.budget_s:g} s"
+                    self._run_blocks(numbers, n)
                 else:
                     blocks = [0]
             except EmulationTimeout:
-                entry = self.emulated.launches[n].entry
-                self.note = f"one block of {entry} takes longer than {self.budget_s:g} s"
                 return None
             except EmulationError as err:
-                self.failures.append(("forward", str(err)))
-                return seconds
-            seconds.append((time.monotonic() - began) / len(numbers))
+                # What a later launch reads was not written by the blocks before it: only all of them can tell.
+                if n == 0:
+                    self.failures.append(("forward", str(err)))
+                    self.note = ""
+                    return None
+            seconds.append((self.allowance.spent_s - before) / len(numbers))
+        self.note = ""
         if len(self.grids) == 1:
-            self.first, self.done, self.ran = self._look_at_blocks(blocks, "forward"), ["forward"], len(blocks)
+            outputs, written = self._look_at_blocks(blocks, "forward")
+            self.found = _Found(outputs, written, len(blocks), ["forward"])
         return seconds
+
+    def _run_blocks(self, numbers: list[int], launch: int) -> None:
+        self.emulated.run(
+            self.buffers, seed=self.seed, workers=1, blocks=numbers, allowance=self.allowance, only=launch
+        )
+
+    def _verify(self) -> None:
+        """Look at guards and inputs where nothing but single blocks has ended, after which nobody has."""
+        try:
+            for buffer in self.buffers.values():
+                buffer.verify(self.emulated.launches[0].entry)
+        except EmulationError as err:
+            self.failures.append(("forward", str(err)))
 
     def _clean(self, poison: int) -> None:
         for buffer in self.buffers.values():
             buffer.fill(poison)
 
     def _in_all_orders(self, chosen: list[int] | None) -> None:
-        """Run in every order while there is time."""
-        results: list[tuple[np.ndarray, ...]] = []
+        """Run in every order while there is time; the first that ends takes the place of what was found before."""
+        found: _Found | None = None
         for n, order in enumerate(self.orders):
             self._clean(_POISONS[n % len(_POISONS)] if chosen is None and self._integers else _POISONS[0])
             try:
                 self.emulated.run(self.buffers, order=order, seed=self.seed, workers=self.workers, blocks=chosen,
-                                  deadline_s=self.end)  # fmt: skip
+                                  allowance=self.allowance)  # fmt: skip
             except EmulationTimeout:
                 self.note = self.note or f"{self.budget_s:g} s are not enough for all orders"
                 return
@@ -169,33 +213,33 @@ class _Trial:
                 continue
             if chosen is None:
                 self._find_holes(order)
-                results.append(self.emulated.outputs(self.buffers))
+                outputs, written = self.emulated.outputs(self.buffers), None
             else:
-                results.append(self._look_at_blocks(chosen, order))
-                self.ran = len(chosen)
-            self.first, self.done = results[0], [*self.done[: len(results) - 1], order]
-            if not all(a.tobytes() == b.tobytes() for a, b in zip(results[0], results[-1], strict=True)):
+                outputs, written = self._look_at_blocks(chosen, order)
+            if found is None:
+                found = self.found = _Found(outputs, written, sum(self.grids) if chosen is None else len(chosen), [])
+            found.orders.append(order)
+            if not all(a.tobytes() == b.tobytes() for a, b in zip(found.outputs, outputs, strict=True)):
                 hole = ", or an output is never written" if self._integers else ""
-                text = f"the result differs from that in {self.done[0]} order; a barrier may be missing{hole}"
+                text = f"the result differs from that in {found.orders[0]} order; a barrier may be missing{hole}"
                 self.failures.append((order, text))
 
     @property
     def _integers(self) -> bool:
         return any(_may_be_ones(self.buffers[n]) for n in self.names)
 
-    def _look_at_blocks(self, chosen: Sequence[int], order: str) -> tuple[np.ndarray, ...]:
-        """Note what blocks wrote, and report what they left out; return the outputs."""
-        outputs = self.emulated.outputs(self.buffers)
-        self.written = []
+    def _look_at_blocks(self, chosen: Sequence[int], order: str) -> tuple[tuple[np.ndarray, ...], list[np.ndarray]]:
+        """Return the outputs and where blocks wrote them; report what they left out."""
+        written: list[np.ndarray] = []
         for name, stage in zip(self.names, self.stages, strict=True):
             found = self.buffers[name].changed(_POISONS[0])
-            self.written.append(found)
+            written.append(found)
             if _may_be_ones(self.buffers[name]):  # -1 looks as if it were not there: left to the comparison
                 continue
             holes = unwritten(self.program, stage, found, len(chosen), self.grids[0])
             if holes:
                 self.failures.append((order, holes))
-        return outputs
+        return self.emulated.outputs(self.buffers), written
 
     def _find_holes(self, order: str) -> None:
         """Report outputs that are never written; those of integers differ between orders."""
@@ -208,14 +252,14 @@ class _Trial:
                 text = f"output '{name}': {left} of {buffer.elements} elements are never written"
                 self.failures.append((order, text))
 
-    def _compare(self, scope: str) -> int:
+    def _compare(self, found: _Found) -> int:
         """Compare as many outputs as the budget allows with the reference; return how many."""
         terms = sum(int(np.prod([a.extent for a in s.reduction_axes], dtype=np.int64)) for s in self.expression.stages)
         most = max(64, int(_TERMS_PER_S * self.budget_s) // max(1, terms) // len(self.names))
         points, values = [], []
-        for n, (t, got) in enumerate(zip(self.expression.output_tensors, self.first, strict=True)):
-            if scope != WHOLE:
-                flat = some_of([self.written[n]], most, self.random)
+        for n, (t, got) in enumerate(zip(self.expression.output_tensors, found.outputs, strict=True)):
+            if found.written is not None:
+                flat = some_of([found.written[n]], most, self.random)
             elif t.elements <= most:
                 flat = np.arange(t.elements, dtype=np.int64)
             else:
@@ -225,7 +269,7 @@ class _Trial:
             values.append(got.reshape(-1)[flat])
         wrong = self.compare(self.expression, self.arrays, points, values)
         if wrong:
-            self.failures.append((self.done[0], wrong))
+            self.failures.append((found.orders[0], wrong))
         return sum(len(p) for p in points)
 
 

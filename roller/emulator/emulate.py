@@ -16,6 +16,7 @@ import numpy as np
 
 from roller.artifact import Argument, KernelArtifact, Launch
 from roller.emulator import library
+from roller.emulator.allowance import Allowance
 from roller.emulator.translate import Kernel, translate
 from roller.errors import EmulationError, EmulationTimeout
 from roller.processor import usable_processors
@@ -143,7 +144,7 @@ class Emulated:
         seed: int = 0,
         workers: int | None = None,
         blocks: Sequence[int] | None = None,
-        deadline_s: float = 0.0,
+        allowance: Allowance | None = None,
         only: int | None = None,
     ) -> None:
         """Run the launches on memory of :meth:`buffers`, which is looked at after each.
@@ -156,8 +157,8 @@ class Emulated:
             As of :func:`emulate`.
         blocks
             Linear numbers of the blocks that run, of every launch; all where ``None``.
-        deadline_s
-            On the monotonic clock; 0 for none.
+        allowance
+            What the run may take, and is charged for; ``None``: however long it takes.
         only
             Which of :attr:`launches` runs, alone; nothing is looked at then.
 
@@ -166,12 +167,12 @@ class Emulated:
         EmulationError
             Where the kernel misbehaves.
         EmulationTimeout
-            Where it has not ended by the deadline.
+            Where it has not ended within the allowance.
         """
         if order not in ORDERS:
             raise EmulationError(f"emulator: order: expected one of {', '.join(ORDERS)}, got {order!r}.")
         for launch, kernel, function in self._launches if only is None else [self._launches[only]]:
-            _launch(launch, kernel, function, buffers, ORDERS.index(order), seed, workers, blocks, deadline_s)
+            _launch(launch, kernel, function, buffers, ORDERS.index(order), seed, workers, blocks, allowance)
             for b in buffers.values() if only is None else ():
                 b.verify(launch.entry)
 
@@ -333,7 +334,7 @@ class Buffer:
 
 def _launch(
     launch: Launch, kernel: Kernel, function: Callable[..., int], buffers: Mapping[str, Buffer | _Place], order: int,
-    seed: int, workers: int | None, chosen: Sequence[int] | None = None, deadline_s: float = 0.0,
+    seed: int, workers: int | None, chosen: Sequence[int] | None = None, allowance: Allowance | None = None,
 ) -> None:  # fmt: skip
     regions = (library.Region * max(1, len(launch.arguments)))()
     for region, name, (parameter, _) in zip(regions, launch.arguments, kernel.parameters, strict=False):
@@ -347,11 +348,17 @@ def _launch(
         (ctypes.c_uint * 3)(*launch.grid), (ctypes.c_uint * 3)(*launch.block), launch.dynamic_shared_bytes, order,
         _workers(workers, blocks), int(kernel.converges), len(launch.arguments), seed % 2**64, regions,
         ctypes.cast(message, ctypes.c_char_p), _MESSAGE_BYTES,
-        ctypes.cast(numbers, ctypes.POINTER(ctypes.c_uint32)) if chosen is not None else None, len(numbers), deadline_s,
+        ctypes.cast(numbers, ctypes.POINTER(ctypes.c_uint32)) if chosen is not None else None, len(numbers),
     )  # fmt: skip
+    if allowance is not None:
+        # What is used up stops at once: 0 would be no limit.
+        described.limit_s, described.deadline_s = max(allowance.left_s, 1e-9), allowance.deadline_s
     status = function(ctypes.byref(described))
+    if allowance is not None:
+        allowance.charge(described.used_s)
     if status == 2:
-        raise EmulationTimeout(f"{launch.entry}: expected an end within the time given, got none. Give it more.")
+        why = message.value.decode(errors="replace") or "expected an end within the time given, got none. Give it more"
+        raise EmulationTimeout(f"{launch.entry}: {why}.")
     if status:
         raise EmulationError(f"{launch.entry}: {message.value.decode(errors='replace')}.")
 

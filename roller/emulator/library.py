@@ -52,6 +52,8 @@ class LaunchStruct(ctypes.Structure):
         ("chosen", ctypes.POINTER(ctypes.c_uint32)),
         ("chosen_count", ctypes.c_int64),
         ("deadline_s", ctypes.c_double),
+        ("limit_s", ctypes.c_double),
+        ("used_s", ctypes.c_double),
     )
 
 

@@ -34,17 +34,19 @@ class Proof:
     failures
         Per order that failed, what was wrong.
     scope
-        What was run: :data:`WHOLE`, :data:`BLOCKS` or :data:`NOTHING`.
+        What was run to its end: :data:`WHOLE`, :data:`BLOCKS` or :data:`NOTHING`.
     orders
         Orders that were run to their end.
     run, blocks
-        Blocks that were run, and blocks of the grids.
+        Blocks that were run to their end, and blocks of the grids.
     points
         Outputs that were compared with the reference.
     note
         Why not more was run; empty where all was.
     seconds
         What it took.
+    spent_s
+        What running the kernel took of each processor; 0 where nobody looked.
     """
 
     ok: bool
@@ -56,10 +58,11 @@ class Proof:
     points: int = 0
     note: str = ""
     seconds: float = 0.0
+    spent_s: float = 0.0
 
     @property
     def proved(self) -> str:
-        """Say in one line what is known, as records do.
+        """Say in one line what is known, as records do: never more than what ran, of a wrong kernel nothing.
 
         Examples
         --------
@@ -67,8 +70,12 @@ class Proof:
         'emulated: 8 of 1024 blocks, forward and reverse order only'
         >>> Proof(True, (), NOTHING, note="g++ is not installed").proved
         'not proved (g++ is not installed)'
+        >>> Proof(False, (("reverse", "out of bounds"),), WHOLE, ("forward",)).proved
+        'not proved (reverse order: out of bounds)'
         """
-        if self.scope == NOTHING:
+        if not self.ok:
+            return "not proved (" + "; ".join(f"{order} order: {text}" for order, text in self.failures[:1]) + ")"
+        if self.scope == NOTHING or not self.orders:
             return f"not proved ({self.note})"
         parts = [summary(self.run, self.blocks)] if self.scope == BLOCKS else []
         if 0 < len(self.orders) < len(ORDERS):

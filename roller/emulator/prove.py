@@ -11,8 +11,8 @@ import numpy as np
 from roller.artifact import KernelArtifact
 from roller.emulator.budget import within_budget
 from roller.emulator.emulate import ORDERS, Emulated, rounded
-from roller.emulator.proof import WHOLE, Comparator, PointComparator, Proof, within_bound, within_bound_at
-from roller.errors import EmulationError
+from roller.emulator.proof import NOTHING, WHOLE, Comparator, PointComparator, Proof, within_bound, within_bound_at
+from roller.errors import EmulationError, EmulationTimeout
 from roller.expr import Tensor, TensorExpr
 from roller.expr.exact_inputs import Digits, digits_of_inputs
 
@@ -44,13 +44,14 @@ def prove(
     seed
         Of the inputs and of the random order.
     orders
-        Subset of :data:`roller.emulator.ORDERS`.
+        Some of :data:`roller.emulator.ORDERS`, each once.
     compare
         Comparator; where ``None``, outputs must lie where :mod:`roller.expr.enclosure` says right kernels' do.
     check, workers, cache_dir
         As for :func:`roller.emulator.emulate`.
     budget_s
-        Seconds the proof may take besides what g++ does. All blocks run where they are expected to end in time; else
+        Seconds of each processor that the kernel may run for, however busy it is with other things; a machine that gets
+        nowhere gives up after more than ten times as long. All blocks run where they are expected to end in time; else
         blocks at corners and random ones (:attr:`Proof.scope` says which); outputs are compared where they ran, as many
         as there is time for. ``None``: everything, however long it takes.
     compare_at
@@ -65,8 +66,10 @@ def prove(
     Raises
     ------
     EmulationError
-        Where the kernel cannot be emulated at all.
+        Where the kernel cannot be emulated at all, or an order is none.
     """
+    if not orders or len(set(orders)) < len(orders) or not set(orders) <= set(ORDERS):
+        raise EmulationError(f"orders: expected some of {', '.join(ORDERS)}, each once, got {list(orders)}.")
     expression, start = artifact.expression, time.monotonic()
     emulated = None if budget_s is not None else Emulated(artifact, check=check, cache_dir=cache_dir)
     inputs = [
@@ -81,12 +84,16 @@ def prove(
     judge = compare or within_bound
     failures: list[tuple[str, str]] = []
     first: tuple[str, tuple[np.ndarray, ...]] | None = None
+    ended: list[str] = []
     for order in orders:
         try:
             outputs = emulated(inputs, order=order, seed=seed, workers=workers)
+        except EmulationTimeout:  # without a limit: no memory, which is no fault of the kernel
+            raise
         except EmulationError as err:
             failures.append((order, str(err)))
             continue
+        ended.append(order)
         wrong = judge(expression, inputs, outputs)
         if wrong:
             failures.append((order, wrong))
@@ -97,7 +104,9 @@ def prove(
     blocks = sum(x.grid[0] * x.grid[1] * x.grid[2] for x in artifact.launches)
     points = sum(t.elements for t in expression.output_tensors)
     seconds = time.monotonic() - start
-    return Proof(not failures, tuple(failures), WHOLE, tuple(orders), blocks, blocks, points, "", seconds)
+    if not ended:
+        return Proof(False, tuple(failures), NOTHING, blocks=blocks, seconds=seconds)
+    return Proof(not failures, tuple(failures), WHOLE, tuple(ended), blocks, blocks, points, "", seconds)
 
 
 def _inputs(expression: TensorExpr, seed: int) -> list[np.ndarray]:

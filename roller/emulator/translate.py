@@ -165,7 +165,7 @@ def _entry(kernel: Kernel) -> str:
         arguments, ahead = "t", f" {kernel.table} t;{fill} memcpy(t.end, a[{len(places)}].base, sizeof t.end);"
     return (
         f"static void emul_body_{name}(const emul::Region* a) {{ (void)a;{ahead} {name}({arguments}); }}\n"
-        f'extern "C" int emul_{name}(const emul::Launch* l) {{ return emul::run(*l, emul_body_{name}); }}\n'
+        f'extern "C" int emul_{name}(emul::Launch* l) {{ return emul::run(*l, emul_body_{name}); }}\n'
     )
 
 

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -79,7 +80,7 @@ struct Random {
 };
 
 struct Shared {  // what the workers of one launch share
-  const Launch& launch;
+  Launch& launch;
   Body body;
   std::vector<uint32_t> blocks;
   std::atomic<size_t> next{0};
@@ -89,7 +90,8 @@ struct Shared {  // what the workers of one launch share
 
 struct Worker {
   Shared* shared;
-  const Launch* launch;
+  Launch* launch;
+  double began_s = 0, look_s = 0;  // of this thread's processor time; when to look at it next, on the monotonic clock
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
   std::vector<int> order;
@@ -245,14 +247,31 @@ void arrange(Worker& w) {
   if (w.launch->order == 2) w.random.shuffle(w.order);
 }
 
-// Gives up where time has run out; called between turns of threads, not within one.
-void check_time(Worker& w) {
-  if (w.launch->deadline_s <= 0) return;
+double seconds(clockid_t clock) {
   timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  if (now.tv_sec + now.tv_nsec * 1e-9 < w.launch->deadline_s) return;
+  clock_gettime(clock, &now);
+  return now.tv_sec + now.tv_nsec * 1e-9;
+}
+
+double used(Worker& w) { return seconds(CLOCK_THREAD_CPUTIME_ID) - w.began_s; }
+
+// Ends the launch without a report: what ran out says nothing of the kernel.
+[[noreturn]] void give_up(Worker& w) {
   w.shared->late = true;
   _longjmp(w.abandoned, 1);
+}
+
+// Gives up where time has run out; called between turns of threads, not within one.
+void check_time(Worker& w) {
+  const Launch& l = *w.launch;
+  if (l.deadline_s <= 0 && l.limit_s <= 0) return;
+  double now = seconds(CLOCK_MONOTONIC);
+  if (l.deadline_s > 0 && now >= l.deadline_s) give_up(w);
+  // To read a thread's own clock takes a call of the system, and no thread uses time up sooner than it passes.
+  if (l.limit_s <= 0 || now < w.look_s) return;
+  double left = l.limit_s - used(w);
+  if (left <= 0) give_up(w);
+  w.look_s = now + std::max(left, 1e-4);
 }
 
 void run_converging(Worker& w) {
@@ -310,7 +329,14 @@ void prepare(Worker& w) {
     f.index = Index3{(unsigned)(i % b[0]), (unsigned)(i / b[0] % b[1]), (unsigned)(i / b[0] / b[1])};
     if (!w.launch->converges) continue;
     void* stack = mmap(nullptr, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (stack == MAP_FAILED) fail("resources", "no memory for the stacks of %zu threads", threads);
+    if (stack == MAP_FAILED) {
+      {
+        std::lock_guard<std::mutex> hold(w.shared->report);
+        if (!w.shared->failed)
+          snprintf(w.launch->message, (size_t)w.launch->message_bytes, "no memory for the stacks of %zu threads", threads);
+      }
+      give_up(w);
+    }
     w.stacks.push_back((char*)stack);
     getcontext(&f.start);
     f.start.uc_stack.ss_sp = stack;
@@ -324,6 +350,7 @@ void work(Shared* shared) {
   Worker w{};
   w.shared = shared;
   w.launch = &shared->launch;
+  w.began_s = seconds(CLOCK_THREAD_CPUTIME_ID);
   W = &w;
   if (_setjmp(w.abandoned) == 0) {
     prepare(w);
@@ -336,6 +363,8 @@ void work(Shared* shared) {
   for (char* stack : w.stacks) munmap(stack, STACK_BYTES);
   free(w.arena);
   W = nullptr;
+  std::lock_guard<std::mutex> hold(shared->report);
+  shared->launch.used_s = std::max(shared->launch.used_s, used(w));
 }
 
 Region carve(Worker& w, int64_t bytes, int64_t alignment, const char* name) {
@@ -354,7 +383,8 @@ Region carve(Worker& w, int64_t bytes, int64_t alignment, const char* name) {
 
 }  // namespace
 
-int run(const Launch& launch, Body body) {
+int run(Launch& launch, Body body) {
+  launch.used_s = 0;
   Shared shared{launch, body, {}};
   size_t count = launch.chosen ? (size_t)launch.chosen_count : (size_t)launch.grid[0] * launch.grid[1] * launch.grid[2];
   shared.blocks.resize(count);
@@ -367,7 +397,11 @@ int run(const Launch& launch, Body body) {
     work(&shared);
   } else {
     std::vector<std::thread> threads;
-    for (int i = 0; i < launch.workers; ++i) threads.emplace_back(work, &shared);
+    try {
+      for (int i = 0; i < launch.workers; ++i) threads.emplace_back(work, &shared);
+    } catch (const std::system_error&) {  // the system has no more threads: those that are there do the work
+      if (threads.empty()) work(&shared);
+    }
     for (std::thread& t : threads) t.join();
   }
   return shared.failed ? 1 : shared.late ? 2 : 0;

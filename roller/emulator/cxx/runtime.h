@@ -39,6 +39,8 @@ struct Launch {
   const uint32_t* chosen;  // linear numbers of the blocks that run; null: all
   int64_t chosen_count;
   double deadline_s;       // on the monotonic clock; what has not ended by then is given up. 0: none
+  double limit_s;          // of the processor that each worker may take, likewise
+  double used_s;           // of the processor that the busiest worker took; written
 };
 
 typedef void (*Body)(const Region* buffers);
@@ -49,8 +51,8 @@ enum Kind {
   SYNC_WARP = 1, SHUFFLE, VOTE, LOAD_MATRIX, MULTIPLY_MATRIX, REDUCE, MULTIPLY_GROUP, FENCE_GROUP, COMMIT_GROUP, WAIT_GROUP
 };
 
-// Returns 0, or 1 where there is a report, 2 where time ran out.
-int run(const Launch& launch, Body body);
+// Returns 0, or 1 where there is a report, 2 where time or memory ran out, which says nothing of the kernel.
+int run(Launch& launch, Body body);
 
 // Ends the launch with a report; the text names the block and the thread by itself.
 [[noreturn]] void fail(const char* kind, const char* format, ...) __attribute__((format(printf, 2, 3), cold));
