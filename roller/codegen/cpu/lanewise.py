@@ -41,6 +41,8 @@ def _falls_back(loop: Any, bound: list[Any]) -> bool:
         new = {b.var for b in bound if b.var not in varying and _mentions(b.value, varying)}
         varying |= new
         grows = bool(new)
+    if any(_mentions(branch.condition, varying) for branch in _nodes(loop.body, tirx.IfThenElse)):
+        return True
     for call in _nodes(loop.body, tvm.ir.Call):
         if not isinstance(call.op, tvm.ir.Op) or call.op.name in _KNOWN or call.op.get_attr("TVectorizable"):
             continue
