@@ -19,6 +19,7 @@ from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.gpu import scratchpad_bytes
 from roller.perf.gpu.row_shape import RowShape
+from roller.perf.gpu.row_widths import shifted_elements, shifts, unshifted_elements
 from roller.tile.access import VECTOR_BYTES
 from roller.tile.geometry import Geometry, Ints
 from roller.tile.rows import contiguous_axis, row_stages
@@ -112,6 +113,7 @@ def rows(geometry: Geometry, spec: DeviceSpec) -> tuple[Ints, Ints]:
     found: list[tuple[int, int, int, int]] = []
     for lanes in _powers(min(limit, _next_power(extent))):
         whole = {-(-extent // (lanes * v)) * v for v in (vectors if along else (1,))}
+        whole |= {-(-s.positions(extent) // (lanes * s.width)) * s.width for s in shifts(geometry)}
         for threads in _powers(limit // lanes):
             if threads >= 2 * others and lanes * threads > spec.teu.lanes:
                 break
@@ -200,8 +202,13 @@ def row_vector(batch: TileBatch, i: int) -> tuple[str | None, int]:
     fast = contiguous_axis(g.expr.anchor, g.expr.tensors)
     size = _narrowest_bytes(g)
     axis = g.names.index(fast)
+    shifted = int(shifted_elements(batch)[i])
+    if shifted > 1:
+        return fast, shifted
     held = math.gcd(int(batch.register[i, axis]), int(g.extents[axis]))
-    elements = next(w for w in (16, 8, 4, 2, 1) if w * size <= VECTOR_BYTES and held % w == 0)
+    elements = next(
+        w for w in (16, 8, 4, 2, 1) if w * size <= VECTOR_BYTES and held % w == 0 and w <= unshifted_elements(g)
+    )
     return (fast, elements) if elements > 1 else (None, 1)
 
 

@@ -16,7 +16,15 @@ from collections.abc import Callable, Sequence
 
 from roller.codegen.gpu.access import vectorizable
 from roller.codegen.gpu.context import Context, Reader, as_output, compute_dtype, named_loads
-from roller.codegen.gpu.fragments import Fragment, access_width, aligned, element_reader, fragments, neighbour, vector_store
+from roller.codegen.gpu.fragments import (
+    Fragment,
+    access_width,
+    aligned,
+    element_reader,
+    fragments,
+    neighbour,
+    vector_store,
+)
 from roller.codegen.gpu.held_rows import HeldRows
 from roller.codegen.gpu.lanes import Lanes
 from roller.codegen.gpu.mapping import (
@@ -32,7 +40,6 @@ from roller.codegen.gpu.nest import (
     Expr,
     Stmt,
     buffer,
-    dtype_name,
     kernel,
     load,
     loop,
@@ -51,7 +58,6 @@ from roller.expr import COMBINERS, Load, Scalar, Stage, walk
 from roller.expr.scalar import loads
 from roller.te.compat import tirx
 from roller.te.emit import combine, constant, emit_index, emit_scalar
-from roller.tile.row_shift import RowShift
 from roller.tile.row_values import row_form, shared_values
 from roller.tile.rows import RowStage, contiguous_axis, kept_loads, row_stages
 
@@ -80,6 +86,7 @@ class Rows:
         self.ctx = ctx
         self.rows = tuple(whole_vectors(m) for m in rows)
         self.shifted = Shifted.of(anchor, ctx.tensors, lanes)
+        self.shift = self.shifted.shift if self.shifted else None
         self.columns = (self.shifted.map,) if self.shifted else tuple(whole_vectors(m) for m in lanes)
         self.anchor = anchor
         self.block = thread_axis("blockIdx.x", split * math.prod(m.steps for m in rows))
@@ -172,12 +179,7 @@ class Rows:
     ) -> dict[str, Expr]:
         """Return the columns at a register point."""
         found = {m.name: start(m.name, at.chunk[m.name]) + at.offset[m.name] for m in maps}
-        shifted = [m.name for m in maps if m.slack]
-        return {**found, **{name: self.shifted.column(found[name], rows) for name in shifted if self.shifted}}
-
-    @property
-    def _shift(self) -> RowShift | None:
-        return self.shifted.shift if self.shifted else None
+        return self.shifted.columns(found, maps, rows) if self.shifted else found
 
     def _existing(self, at: Registers, env: dict[str, Expr]) -> list[Expr]:
         return self.shifted.inside(at, env) if self.shifted else []
@@ -195,8 +197,8 @@ class Rows:
         for n, s in enumerate(todo):
             shared = any(s.stage.name in {ld.tensor for ld in x.stage.loads} for x in todo[n + 1 :])
             body.append(self._wide(s) if s.stage.combiner is None and s.columns else self._per_row(s, shared))
-        known = [*self.held.buffers.values(), *self.results.values(), *self.once.buffers.values(), *self.again.buffers.values()]
-        buffers = [*(f.buffer for f in self.kept.values()), *known]
+        known = (self.held.buffers, self.results, self.once.buffers, self.again.buffers)
+        buffers = [*(f.buffer for f in self.kept.values()), *(b for each in known for b in each.values())]
         return kernel([self.block, *self.threads], with_buffers(buffers, seq(body)))
 
     def write_partial(self, s: Stage, target: Buffer) -> Stmt:
@@ -222,7 +224,7 @@ class Rows:
 
     def _keep(self) -> list[Stmt]:
         """Load what several stages read, all of it before anything is computed."""
-        found = fragments(self.ctx, kept_loads(self.ctx.expr), (*self.rows, *self.columns), "kept", self._shift)
+        found = fragments(self.ctx, kept_loads(self.ctx.expr), (*self.rows, *self.columns), "kept", self.shift)
         self.kept = {f.load: f for f in found}
         return [self._fill(found, self.columns, self._whole())] if found else []
 
@@ -262,7 +264,7 @@ class Rows:
             if ld not in self.kept and not ld.guard and self.ctx.in_memory(ld.tensor) and ld.tensor not in self.results
             and any(a in names for i in ld.index for a in i.axes)
         ]  # fmt: skip
-        return fragments(self.ctx, wanted, (*self.rows, *maps), "vec", self._shift)
+        return fragments(self.ctx, wanted, (*self.rows, *maps), "vec", self.shift)
 
     def _body(self, body: Scalar, found: Sequence[Fragment], at: Registers) -> tuple[Scalar, dict[str, Reader]]:
         """Return arithmetic with its fragments and known values as scalars, and the readers of one point."""
@@ -366,7 +368,7 @@ class Rows:
         found = self._streamed(stage, maps)
         new = self.held.hold(found, maps)
         vector = next((m for m in (*maps, *self.rows) if m.vector > 1), None)
-        width = access_width(stage.store, stage.output, vector, self._shift)
+        width = access_width(stage.store, stage.output, vector, self.shift)
         form = row_form(self.ctx.expr, stage, s.columns)
         once = self._row_values(form.row)
 

@@ -44,9 +44,12 @@ class Shifted:
         """Elements of a row."""
         return self.map.certain
 
-    def column(self, position: Expr, rows: Mapping[str, Expr]) -> Expr:
-        """Return the column at a position of a row."""
-        return position - tirx.floormod(emit_index(self.shift.start, rows), self.shift.width)
+    def columns(
+        self, positions: Mapping[str, Expr], maps: Sequence[AxisMap], rows: Mapping[str, Expr]
+    ) -> dict[str, Expr]:
+        """Return the columns at positions along ``maps``, of which only one with slack is shifted."""
+        behind = tirx.floormod(emit_index(self.shift.start, rows), self.shift.width)
+        return {m.name: positions[m.name] - behind if m.slack else positions[m.name] for m in maps}
 
     def at_edge(self, at: Registers) -> bool:
         """Whether the chunk at a register point may lie outside a row, or in it in part."""

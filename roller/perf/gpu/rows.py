@@ -12,13 +12,11 @@ import numpy as np
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.gpu.row_shape import SHUFFLE_LANES, RowShape, keeps, lane_counts, passes, teu_lanes
-from roller.tile.access import VECTOR_BYTES
+from roller.perf.gpu.row_widths import LOAD_INSTRUCTIONS, STORE_INSTRUCTIONS, access_width, edge_instructions
 from roller.tile.geometry import Access, Floats, Ints
 from roller.tile.row_values import Share, row_mix
-from roller.tile.transactions import row_alignment_bytes, tile_transaction_bytes, touched_bytes
+from roller.tile.transactions import tile_transaction_bytes, touched_bytes
 
-#: Instructions of a load, and of a store: the access and its share of addresses and predicates.
-LOAD_INSTRUCTIONS, STORE_INSTRUCTIONS = 2.0, 3.0
 #: A conversion from or to half precision, per element.
 HALF_INSTRUCTIONS = 1.0
 #: Instructions in the FMA pipes of a special function (exponential: argument reduction; division: Newton steps).
@@ -66,12 +64,12 @@ def _touched(access: Access, fetch_bytes: int) -> float:
 def row_instructions(batch: TileBatch) -> tuple[Floats, Floats]:
     """Return a thread's instructions that load, and that store, over the whole launch of its block."""
     shape = RowShape.of(batch.geometry)
-    loads = stores = np.zeros(len(batch))
+    loads, stores = edge_instructions(batch), np.zeros(len(batch))
     steps = batch.steps
     for r in shape.reads:
         a = r.access
         elements = a.elements(batch.register) * np.where(r.wide, steps, 1)
-        width = _width(a, batch)
+        width = access_width(a, batch)
         half = HALF_INSTRUCTIONS * (a.tensor.itemsize_bytes < 4) * r.passes
         # A held row is written to the scratchpad by the first stage and read by the others.
         held = r.passes if batch.staged and r.keepable else 0
@@ -80,7 +78,7 @@ def row_instructions(batch: TileBatch) -> tuple[Floats, Floats]:
         wide = bool(a.uses[~batch.geometry.spatial].any())
         elements = a.elements(batch.register) * np.where(wide, steps, 1)
         half = HALF_INSTRUCTIONS * (a.tensor.itemsize_bytes < 4)
-        stores = stores + elements * (STORE_INSTRUCTIONS / _width(a, batch) + half)
+        stores = stores + elements * (STORE_INSTRUCTIONS / access_width(a, batch) + half)
     return loads, stores
 
 
@@ -95,7 +93,7 @@ def row_access_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
     one = np.ones(len(batch), np.int64)
     for a, times in (*((r.access, passes(batch, r)) for r in shape.reads), *((a, one) for a in shape.stores)):
         wide = bool(a.uses[~batch.geometry.spatial].any())
-        width = _width(a, batch)
+        width = access_width(a, batch)
         tile = lanes.copy()
         for axis in np.flatnonzero(a.coefficients[-1]) if len(a.coefficients) else ():
             tile[:, axis] *= np.minimum(width, batch.register[:, axis])
@@ -129,7 +127,7 @@ def scattered_access_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
     for a in (*g.reads, g.store):
         size = a.tensor.itemsize_bytes
         along = len(a.coefficients) > 0 and abs(int(a.coefficients[-1][last])) == 1
-        width = _width(a, batch) if along else np.ones(len(batch), np.int64)
+        width = access_width(a, batch) if along else np.ones(len(batch), np.int64)
         tile = lanes.copy()
         tile[:, last] *= width
         touched, _ = tile_transaction_bytes(a, tile, line)
@@ -148,15 +146,6 @@ def with_accesses(memory_s: Floats, access_s: Floats, spec: DeviceSpec) -> Float
     """
     p = spec.layer("global").saturation_exponent or 2.0
     return np.asarray((memory_s**p + access_s**p) ** (1.0 / p))
-
-
-def _width(access: Access, batch: TileBatch) -> Ints:
-    """Elements of one access of a thread: whole vectors of its register tile that are aligned in memory."""
-    size = access.tensor.itemsize_bytes
-    aligned = np.minimum(row_alignment_bytes(access, batch.register, VECTOR_BYTES), VECTOR_BYTES)
-    run = access.row_elements(batch.register) * size
-    widest: Ints = np.maximum(1, np.minimum(aligned, run & -run) // size)
-    return np.ones_like(widest) if access.bounds or access.gather else widest
 
 
 def row_arithmetic(batch: TileBatch, rates: Mapping[str, float], lanes_cycles: float) -> tuple[Floats, Floats]:

@@ -15,6 +15,7 @@ from roller.perf.gpu.copies import ASYNC_INSTRUCTIONS, SETUP_INSTRUCTIONS, async
 from roller.perf.gpu.copies import COPY_INSTRUCTIONS as STAGED_INSTRUCTIONS
 from roller.perf.gpu.matrix_copies import cached_bytes, operand_copies
 from roller.perf.gpu.row_shape import words_in_flight
+from roller.perf.gpu.row_widths import GUARD_INSTRUCTIONS
 from roller.perf.gpu.rows import row_traffic
 from roller.perf.gpu.walk import reloaded_share, walk_copies, walk_words
 from roller.tile.access import VECTOR_BYTES
@@ -24,8 +25,8 @@ from roller.tile.transactions import counted_bytes, tile_transaction_bytes, touc
 #: Instructions per copied vector (load, store, pointer step) of our templates.
 COPY_INSTRUCTIONS = 3.0
 #: Extra instructions per copied vector: for each dimension its position is split over (a division and a
-#: remainder by constants), for each guarded bound, for each quasi-affine term that no loop hoists.
-SPLIT_INSTRUCTIONS, GUARD_INSTRUCTIONS, GATHER_INSTRUCTIONS = 4.0, 2.0, 2.0
+#: remainder by constants), for each quasi-affine term that no loop hoists; a guarded bound: ``GUARD_INSTRUCTIONS``.
+SPLIT_INSTRUCTIONS, GATHER_INSTRUCTIONS = 4.0, 2.0
 #: Independent loads a thread of our templates keeps in flight at most (unrolled copies).
 LOADS_IN_FLIGHT = 8.0
 #: The same of rows and streams, whose threads load all vectors of their tile before the first is used.
