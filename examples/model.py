@@ -29,7 +29,14 @@ ROUNDS = 15
 def main() -> int:
     """Run the example; return 1 where an output was wrong."""
     if len(sys.argv) > 1:
-        return run(Path(sys.argv[1]))
+        if sys.argv[1].startswith("-"):
+            sys.stdout.write(f"{__doc__}\n")
+            return 0
+        try:
+            return run(Path(sys.argv[1]))
+        except roller.errors.RollerError as err:
+            sys.stderr.write(f"{err}\n")
+            return 1
     with tempfile.TemporaryDirectory() as folder:
         return run(build(NETWORK, Path(folder)))
 

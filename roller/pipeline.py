@@ -214,7 +214,7 @@ def compile(
     seed = checked_seed(seed)
     how, here = How(deterministic, refine_s or 0.0), _is_here(spec) or handle is not None
     if how.refine_s and not here:
-        raise RollerError(f"refine_s: expected a device that is here to time on, got '{spec.name}'. Leave it away.")
+        raise RollerError(f"refine_s: expected a device that is here to time on, got '{spec.name}'. Leave it out.")
     prove_for_s = seconds_of(prove, prove_s, here, spec.name) if prove is not False or prove_s is not None else 0.0
     if not cache or (handle is not None and handle.kind == "null"):
         return _compile(expression, spec, chosen, seed, handle, how, prove_for_s).holding(values)

@@ -30,11 +30,11 @@ def refuse_unknown(name: str, label: str, given: Iterable[str], known: tuple[str
 
     Examples
     --------
-    >>> refuse_unknown("relu", "CUDA", ["steam"], ("out", "stream"), "Leave it away.")
+    >>> refuse_unknown("relu", "CUDA", ["steam"], ("out", "stream"), "Leave it out.")
     Traceback (most recent call last):
     ...
     roller.errors.LaunchError: relu: expected options of a CUDA kernel ('out', 'stream'), got 'steam'; did you mean \
-'stream'? Leave it away.
+'stream'? Leave it out.
     """
     names = list(given)
     if not names:

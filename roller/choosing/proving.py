@@ -234,7 +234,7 @@ def seconds_of(prove: bool, prove_s: float | None, device_is_here: bool, device:
         return 0.0
     if device_is_here:
         raise RollerError(f"prove: expected a device that is not here, got '{device}', which checks what it runs. "
-                          "Leave it away.")  # fmt: skip
+                          "Leave it out.")  # fmt: skip
     why = missing()
     if why:
         raise EmulationError(why)

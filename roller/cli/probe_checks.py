@@ -31,7 +31,7 @@ def check_options(
             "--import: expected no --bundle beside it. Write a bundle first, import its times after it ran."
         )
     if nearest is not None and bundle is None:
-        raise SpecError(f"--device: expected --bundle DIR beside it, got '{nearest}' alone. Leave it away.")
+        raise SpecError(f"--device: expected --bundle DIR beside it, got '{nearest}' alone. Leave it out.")
     _refuse("--bundle", bundle, {"--out": out is not None, "--quick": quick})
     _refuse("--import", results, {"--set": bool(settings), "--quick": quick})
     if device == THIS_MACHINE and (bundle is not None or results is not None):
@@ -46,7 +46,7 @@ def check_options(
 def _refuse(option: str, given: Path | None, others: dict[str, bool]) -> None:
     wrong = [name for name, there in others.items() if there]
     if given is not None and wrong:
-        raise SpecError(f"{option}: expected no {' and no '.join(wrong)} beside it: it would not count. Leave it away.")
+        raise SpecError(f"{option}: expected no {' and no '.join(wrong)} beside it: it would not count. Leave it out.")
 
 
 def _check_device(device: str | None) -> None:

@@ -137,7 +137,7 @@ def load_model(
     try:
         body = _manifest(where)
         if device is not None:
-            raise ArtifactError(f"{where}: device: expected none for a model of this processor. Leave it away.")
+            raise ArtifactError(f"{where}: device: expected none for a model of this processor. Leave it out.")
         return _session(where, body, verify)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, MemoryError) as err:
         if isinstance(err, ArtifactError):

@@ -10,6 +10,7 @@ call where they lie then; ``options={"freeze": True}`` packs them ahead, as :mod
 
 from __future__ import annotations
 
+import inspect
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roller.errors import RollerError
+from roller.errors import RollerError, did_you_mean, shown
 from roller.model.session import Session
 from roller.onnx.compile import compile_model
 from roller.onnx.torch_call import GraphCall
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 #: Shapes a graph is compiled for; it runs in PyTorch for any further ones.
 MOST_SHAPES = 8
+#: Arguments of ``compile_model`` that the backend gives itself.
+_OURS = ("model", "device", "values", "shapes", "batch")
 #: What exporting and compiling may end in where a graph is not for roller; anything else is a fault and is raised.
 _REFUSALS = (RollerError, ImportError, RuntimeError, NotImplementedError)
 
@@ -40,7 +43,7 @@ _compiling = threading.RLock()
 
 
 def roller_backend(
-    graph: torch.fx.GraphModule, examples: Sequence[Any], options: Mapping[str, Any] | None = None
+    graph: torch.fx.GraphModule, examples: Sequence[Any], options: Mapping[str, Any] | None = None, **other: Any
 ) -> Graph:
     """Compile a graph that Dynamo has traced.
 
@@ -54,14 +57,38 @@ def roller_backend(
         Arguments of :func:`roller.compile_model` (``torch.compile(..., options={"top_k": 4})``), and ``freeze``:
         whether parameters and buffers are packed ahead, once for each set of them. They are packed again when one is
         replaced or PyTorch counts a write into it; that there are no writes it does not count is the caller's promise.
+    other
+        Further arguments of ``torch.compile`` that reach a backend (``mode``); there are none.
 
     Returns
     -------
     callable
         Takes the graph's arguments and returns its outputs as a tuple; the graph itself where it is refused.
+
+    Raises
+    ------
+    RollerError
+        For options that do not exist.
     """
-    chosen = dict(options or {})
+    chosen = _known_options(options or {}, other)
     return _PerShape(graph, chosen) if any(map(_is_dynamic, examples)) else _compiled(graph, examples, chosen)
+
+
+def _known_options(options: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a call, all of them known: a misspelt one must not be lost in a warning."""
+    where = "torch.compile(backend='roller')"
+    if other:
+        names = ", ".join(f"'{n}'" for n in other)
+        raise RollerError(f"{where}: expected options={{...}} and nothing else, got {names}. Leave it out.")
+    known = ["freeze", *(n for n in inspect.signature(compile_model).parameters if n not in _OURS)]
+    for name in options:
+        if name not in known:
+            hint = did_you_mean(str(name), known) or f". Options are: {', '.join(known)}."
+            raise RollerError(f"{where}: options: unknown {shown(name)}{hint}")
+    freeze = options.get("freeze", False)
+    if not isinstance(freeze, bool):
+        raise RollerError(f"{where}: options['freeze']: expected True or False, got {shown(freeze)}. Write either.")
+    return dict(options)
 
 
 def _compiled(graph: torch.fx.GraphModule, examples: Sequence[Any], options: Mapping[str, Any]) -> Graph:
@@ -108,11 +135,16 @@ def _eager(graph: torch.fx.GraphModule, reason: str) -> Graph:
 
 
 def _reason(why: BaseException) -> str:
-    """Return the first line of what began it: exporters wrap it in advice on how to report them."""
+    """Return the first line of what began it: exporters wrap it in advice on how to report them.
+
+    A line that announces others (nodes that cannot be compiled) is given with the first of them.
+    """
     while why.__cause__ is not None:
         why = why.__cause__
-    lines = str(why).strip().splitlines()
-    return lines[0] if lines else type(why).__name__
+    lines = [line.strip() for line in str(why).strip().splitlines()]
+    if not lines:
+        return type(why).__name__
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
 
 
 class _PerShape:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from roller.errors import ExprError, shown
+from roller.errors import ExprError, counted, shown
 from roller.expr import (
     REDUCTION,
     SPATIAL,
@@ -115,7 +115,7 @@ def normalize_axes(where: str, axes: Sequence[int] | int | None, rank: int, argu
     for a in listed:
         if isinstance(a, bool) or not isinstance(a, (int, np.integer)) or not -rank <= a < rank:
             raise ExprError(f"{where}: argument '{argument}': expected dimensions in {-rank}..{rank - 1}, "
-                            f"got {shown(a)}. The tensor has {rank} dimensions.")  # fmt: skip
+                            f"got {shown(a)}. The tensor has {counted(rank, 'dimension')}.")  # fmt: skip
         out.append(int(a) % rank)
     if len(set(out)) != len(out) or not out:
         raise ExprError(f"{where}: argument '{argument}': expected distinct dimensions, got {shown(list(listed))}. "

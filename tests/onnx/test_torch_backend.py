@@ -173,3 +173,20 @@ def test_an_unknown_option_is_a_reason_too():
 def test_pytorch_finds_the_backend_by_name():
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
     assert '[project.entry-points."torch_dynamo_backends"]\nroller = "roller.onnx.torch_backend:roller_backend"' in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"options": {"frezze": True}}, "unknown 'frezze'; did you mean 'freeze'"),
+        ({"options": {"freeze": "yes"}}, "expected True or False, got 'yes'"),
+        ({"options": {"device": "h200"}}, "unknown 'device'.*Options are: freeze, "),
+        ({"mode": "max-autotune"}, "got 'mode'. Leave it out."),
+    ],
+)
+def test_options_that_do_not_exist_are_refused(arguments, message):
+    from roller.errors import RollerError
+    from roller.onnx.torch_backend import roller_backend
+
+    with pytest.raises(RollerError, match=message):
+        roller_backend(None, [], **arguments)

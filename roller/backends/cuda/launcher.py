@@ -108,7 +108,7 @@ class CudaKernel:
         under capture allows: call once before a graph is captured.
         """
         name = self.artifact.expression.name
-        refuse_unknown(name, self.label, options, ("out", "stream"), "Leave it away.")
+        refuse_unknown(name, self.label, options, ("out", "stream"), "Leave it out.")
         free = [s.tensor.name for n, s in enumerate(self._inputs) if n not in self._constants]
         if len(arrays) != len(free):
             raise LaunchError(f"{name}: expected {counted(len(free), 'array')} ({', '.join(free)}), got {len(arrays)}.")
