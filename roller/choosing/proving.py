@@ -7,9 +7,8 @@ is proved once, whoever asks again.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from roller.artifact import KernelArtifact
@@ -23,9 +22,9 @@ if TYPE_CHECKING:
     from roller.emulator import Proof
     from roller.expr import TensorExpr
 
-#: Seconds that one kernel's proof takes at most unless said otherwise, besides what g++ takes to build it.
+#: Seconds of each processor that one kernel may run for unless said otherwise, besides what g++ takes to build it.
 PROVE_S = 20.0
-#: Seconds of all proofs of a bundle or a saved model together, unless said otherwise.
+#: Seconds of each processor for all proofs of a bundle or a saved model together, unless said otherwise.
 PROVE_ALL_S = 120.0
 #: Keys of an artifact's ``build``: what is known, and the seconds it was tried for.
 PROVED, _TRIED_S = "proved", "prove_s"
@@ -50,11 +49,19 @@ class Verdict:
     proved
         ``"emulated"``, with what was run where that was not all, or ``"not proved (reason)"``.
     wrong
-        What is wrong with it; empty where nothing was found.
+        What is wrong with it; empty where nothing was found, also where time ran out.
+    took_s
+        Seconds of processors that finding out took, g++ included.
     """
 
     proved: str
     wrong: str = ""
+    took_s: float = field(default=0.0, compare=False)
+
+
+def processor_s() -> float:
+    """Return the seconds of processors that this process and the ended processes it started have taken."""
+    return sum(os.times()[:4])
 
 
 def missing() -> str:
@@ -87,7 +94,7 @@ def prove(
     artifact
         Of a GPU; it need not be built.
     seconds
-        What running it may take.
+        Of each processor that running it may take, however busy they are with other things.
     lower
         Lowers a program for the same device; without it nothing is scaled.
     seed
@@ -107,48 +114,60 @@ def prove(
     >>> prove(kernel.artifact).proved
     'emulated'
     """
-    end = time.monotonic() + max(seconds, LEAST_S)
+    start = processor_s()
+    verdict = _proved(artifact, max(seconds, LEAST_S), lower, seed, workers)
+    return replace(verdict, took_s=processor_s() - start)
+
+
+def _proved(artifact: KernelArtifact, seconds: float, lower: Lower | None, seed: int, workers: int | None) -> Verdict:
+    left_s = seconds
     whole_s = _POINTS * sum(s.points for s in artifact.expression.stages) / (workers or usable_processors())
     known, notes = list[str](), list[str]()
     if lower is not None and whole_s > seconds:
-        verdict = _scaled(artifact, lower, seconds / 2, seed, workers)
+        verdict, ran_s = _scaled(artifact, lower, seconds / 2, seed, workers)
         if verdict.wrong:
             return verdict
         (known if verdict.proved.startswith(EMULATED) else notes).append(_inner(verdict.proved))
-        left_s = end - time.monotonic()
+        left_s -= ran_s
         if left_s * _BYTES_PER_S < sum(t.nbytes for t in artifact.expression.inputs) or left_s < LEAST_S:
             return _together(known, notes or ["its arrays are too large for the seconds that are left"])
-    verdict = _emulated(artifact, end - time.monotonic(), seed, workers)
+    verdict, _ = _emulated(artifact, left_s, seed, workers)
     if verdict.wrong or verdict.proved == EMULATED:
         return verdict
     (known if verdict.proved.startswith(EMULATED) else notes).append(_inner(verdict.proved))
     return _together(known, notes)
 
 
-def _emulated(artifact: KernelArtifact, seconds: float, seed: int, workers: int | None) -> Verdict:
+def _emulated(artifact: KernelArtifact, seconds: float, seed: int, workers: int | None) -> tuple[Verdict, float]:
+    """Prove a kernel by itself; return also the seconds it ran for."""
     from roller import emulator
 
     try:
         proof = emulator.prove(artifact, budget_s=seconds, seed=seed, workers=workers, compare_at=_compare)
     except EmulationError as err:
-        return Verdict(f"not proved ({str(err).splitlines()[0].rstrip('.')})")
-    return Verdict(proof.proved, "" if proof.ok else _reason(proof))
+        return Verdict(f"not proved ({str(err).splitlines()[0].rstrip('.')})"), 0.0
+    except MemoryError:
+        return Verdict("not proved (not enough memory)"), 0.0
+    return Verdict(proof.proved, "" if proof.ok else _reason(proof)), proof.spent_s
 
 
-def _scaled(artifact: KernelArtifact, lower: Lower, seconds: float, seed: int, workers: int | None) -> Verdict:
+def _scaled(
+    artifact: KernelArtifact, lower: Lower, seconds: float, seed: int, workers: int | None
+) -> tuple[Verdict, float]:
     """Prove a smaller kernel; one of another structure that is wrong says nothing of this one."""
     from roller.choosing.scaled import scaled
 
     found = scaled(artifact, lower)
     if found is None:
-        return Verdict("not proved (no axis of it may shrink)")
-    verdict = _emulated(found.artifact, seconds, seed, workers)
+        return Verdict("not proved (no axis of it may shrink)"), 0.0
+    verdict, ran_s = _emulated(found.artifact, seconds, seed, workers)
     if verdict.wrong:
         text = f"{found}: {verdict.wrong}"
-        return Verdict(f"{EMULATED}: {found}", text) if found.same else Verdict(f"not proved ({text})")
+        return Verdict(f"not proved ({text})", text if found.same else ""), ran_s
     if not verdict.proved.startswith(EMULATED):
-        return Verdict(f"not proved ({found}: {_inner(verdict.proved)})")
-    return Verdict(f"{EMULATED}: {found}" + (f", {_inner(verdict.proved)}" if verdict.proved != EMULATED else ""))
+        return Verdict(f"not proved ({found}: {_inner(verdict.proved)})"), ran_s
+    more = f", {_inner(verdict.proved)}" if verdict.proved != EMULATED else ""
+    return Verdict(f"{EMULATED}: {found}{more}"), ran_s
 
 
 def _together(known: Sequence[str], notes: Sequence[str]) -> Verdict:
@@ -174,7 +193,7 @@ class Share:
     Parameters
     ----------
     seconds
-        For all of them, what g++ takes included.
+        Of a processor, for all of them, what g++ takes included.
     lower
         As of :func:`prove`.
     """
@@ -188,10 +207,9 @@ class Share:
         left_s = min(self.seconds - self._spent_s, PROVE_S)
         if left_s < LEAST_S:
             return noted(artifact, Verdict(f"not proved ({USED_UP})"), 0.0), ""
-        start = time.monotonic()
         # One thread: what calls this is one process of many.
         verdict = prove(artifact, left_s, lower=self._lower, workers=1)
-        self._spent_s += time.monotonic() - start
+        self._spent_s += verdict.took_s
         return noted(artifact, verdict, left_s), verdict.wrong
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from roller.artifact import KernelArtifact
 from roller.choosing.proving import LEAST_S, PROVE_S, USED_UP, Verdict, is_proved, missing, noted
+from roller.emulator.allowance import PATIENCE
 from roller.hardware import DeviceSpec
 from roller.onnx.tasks import Prove, Task
 
@@ -24,7 +25,8 @@ class Proofs:
     spec
         The GPU.
     seconds
-        That all proofs may take together, as the clock of this machine goes; 0 where nothing is to be proved.
+        That all proofs may take together on an idle machine; 0 where nothing is to be proved. A busy one may take
+        :data:`PATIENCE` times as long: what is proved should not depend on who else computes.
     kernels, workers
         How many kernels share them, and how many are proved at a time.
     run
@@ -34,7 +36,8 @@ class Proofs:
     def __init__(
         self, spec: DeviceSpec, seconds: float, kernels: int, workers: int, run: Callable[[Mapping[str, Task]], Results]
     ) -> None:
-        self._spec, self._left_s, self._run = spec, seconds, run
+        self._spec, self._left_s, self._workers, self._run = spec, seconds, workers, run
+        self._clock_left_s = PATIENCE * seconds
         self.each_s = min(PROVE_S, seconds * workers / max(1, kernels))
         self._known: dict[str, Verdict] = {}
         self._missing = missing() if seconds else ""
@@ -50,11 +53,14 @@ class Proofs:
     def ahead(self, artifacts: Mapping[str, KernelArtifact]) -> None:
         """Prove kernels by candidate id, as long as there is time."""
         todo = {i: a for i, a in artifacts.items() if i not in self._known}
-        if not self or self._missing or self._left_s < LEAST_S or not todo:
+        if not self or self._missing or min(self._left_s, self._clock_left_s) < LEAST_S or not todo:
             return
         start = time.monotonic()
         results = self._run({f"{i}/proved": Prove(a, self._spec, self.each_s) for i, a in todo.items()})
-        self._left_s -= time.monotonic() - start
+        self._clock_left_s -= time.monotonic() - start
+        values = [results[f"{i}/proved"].value for i in todo]
+        took_s = [self.each_s if v is None else v.took_s for v in values]
+        self._left_s -= max([*took_s, sum(took_s) / max(1, self._workers)])
         for i in todo:
             result = results[f"{i}/proved"]
             lost = f"{result.record.status}: {result.record.reason.partition(chr(10))[0]}"

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
+import time
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -16,7 +20,8 @@ from roller.artifact import KernelArtifact
 from roller.choosing import proving
 from roller.choosing.proving import Share, Verdict, is_proved, noted, prove
 from roller.choosing.scaled import scaled
-from roller.errors import BuildError, EmulationError, NoCandidateError, RollerError
+from roller.emulator import ORDERS, Emulated, library
+from roller.errors import BuildError, EmulationError, EmulationTimeout, NoCandidateError, RollerError
 from roller.hardware import load_spec
 from tests.emulator.faults import index_off_by_one, planted
 
@@ -157,9 +162,74 @@ def test_a_small_kernel_of_another_structure_condemns_nothing(monkeypatch: pytes
 
 def test_a_share_of_seconds_is_spent_in_order_of_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     made = roller.compile(SMALL, "v100", top_k=1, cache=False).artifact
-    clock = iter(range(100))
-    monkeypatch.setattr(proving, "prove", lambda *_, **__: Verdict("emulated"))
-    monkeypatch.setattr(proving.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(proving, "prove", lambda *_, **__: Verdict("emulated", took_s=1.0))
     share = Share(2.0)
     known = [share(str(n), made)[0].build["proved"] for n in range(4)]
     assert known == ["emulated", "emulated", *2 * [f"not proved ({proving.USED_UP})"]]
+
+
+def test_waiting_for_a_processor_costs_a_proof_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = roller.compile(SMALL, "v100", top_k=1, cache=False).artifact
+
+    def slept(*_: Any, **__: Any) -> Verdict:
+        time.sleep(0.1)
+        return Verdict("emulated")
+
+    monkeypatch.setattr(proving, "_proved", slept)
+    assert prove(made).took_s <= 0.05
+
+    def computed(*_: Any, **__: Any) -> Verdict:
+        busy = "import time\nwhile time.process_time() < 0.2: pass"
+        subprocess.run([sys.executable, "-S", "-c", busy], check=True)  # as g++ is one
+        return Verdict("emulated")
+
+    monkeypatch.setattr(proving, "_proved", computed)
+    assert prove(made).took_s >= 0.15
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_wherever_time_runs_out_large_kernels_are_proved_less_and_never_wrong(
+    monkeypatch: pytest.MonkeyPatch, wrong: bool
+) -> None:
+    """The proof of a scaled kernel and then of blocks of its own, stopped at every run."""
+    e, spec, run, load = ops.matmul(256, 250, 32), load_spec("v100"), Emulated.run, library.load
+
+    @cache
+    def lower(program: roller.RProgram, expression: roller.TensorExpr) -> KernelArtifact:
+        made = pipeline.lower(program, expression, spec)
+        return (planted(made, index_off_by_one) or made) if wrong else made
+
+    made = lower(roller.construct(e, "v100", 1)[0].program, e)
+    ended: list[bool] = []
+    stopped: list[range] = []
+
+    def late(self: Emulated, buffers: Any, **options: Any) -> None:
+        ended.append(len(ended) + 1 not in stopped[-1])
+        if not ended[-1]:
+            raise EmulationTimeout("late")
+        run(self, buffers, **options)
+
+    monkeypatch.setattr(proving, "_POINTS", 1.0)  # as if it were too large to be tried whole
+    monkeypatch.setattr(library, "load", lambda *a, keep, **k: load(*a, **k))  # built once
+    monkeypatch.setattr(Emulated, "run", late)
+    for at in range(1, 12):
+        for calls in (range(at, at + 1), range(at, 99)):
+            stopped.append(calls)
+            ended.clear()
+            verdict = prove(made, 8.0, lower=lower, workers=1)
+            if wrong:
+                assert verdict.proved.startswith("not proved ("), verdict
+                assert bool(verdict.wrong) == any(ended), verdict
+            else:
+                assert not verdict.wrong
+                assert verdict.proved != "emulated" or sum(ended) >= len(ORDERS), verdict
+                assert not verdict.proved.startswith("emulated") or any(ended), verdict
+
+
+def test_a_kernel_without_memory_is_not_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(*_: Any, **__: Any) -> Any:
+        raise MemoryError
+
+    made = roller.compile(SMALL, "v100", top_k=1, cache=False).artifact
+    monkeypatch.setattr("roller.emulator.prove", none_left)
+    assert prove(made) == Verdict("not proved (not enough memory)")
