@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -162,3 +163,20 @@ def test_a_proof_claims_no_order_that_nobody_ran():
     assert Proof(True, (), WHOLE, ()).proved.startswith("not proved (")
     wrong = Proof(False, (("forward", "got nan"),), WHOLE, ORDERS)
     assert re.fullmatch(r"not proved \(forward order: got nan\)", wrong.proved)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("loop", ["while (go) {}", "while (go) __syncwarp();"])
+def test_a_kernel_without_an_end_is_not_proved_and_ends(built, workers, loop):
+    made = kernel("integers" if "sync" not in loop else "tiled")
+
+    def endless(source):
+        start = source.index("{", source.index("__global__")) + 1
+        return f"{source[:start]}\n  volatile int go = 1; {loop}\n{source[start:]}"
+
+    launches = tuple(replace(x, source=endless(x.source)) for x in made.launches)
+    began = time.monotonic()
+    proof = prove(replace(made, launches=launches), budget_s=0.2, workers=workers, cache_dir=built)
+    assert proof.ok and proof.proved.startswith("not proved (one block of "), proof.proved
+    assert proof.spent_s < 5 and time.monotonic() - began < 120
+    assert prove(made, budget_s=20.0, workers=workers, cache_dir=built).proved == "emulated"

@@ -1,7 +1,9 @@
 // Runs the threads of a block as fibers, one at a time, in a chosen order between barriers.
 #include "runtime.h"
 
+#include <pthread.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <sys/mman.h>
@@ -9,6 +11,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -24,6 +28,7 @@ const int64_t GAP_BYTES = 256;
 const int64_t NEAR_BYTES = 1 << 20;  // a stray address this close to an array is reported as beyond it
 const int64_t GRANULE_BYTES = 16;  // of the scratchpad, as copies and matrix operands are aligned
 const int MAX_ARRAYS = 64;
+const double LATE_S = 0.25;            // beyond its limit a worker is not waited for
 const int POISON = 0xff;               // NaN as float and half, -1 as integer
 
 enum State { READY, AT_BARRIER, AT_ACTIVE_MASK, AT_COLLECTIVE, WAITING, DONE, LEFT };
@@ -79,13 +84,18 @@ struct Random {
   }
 };
 
+struct Worker;
+
 struct Shared {  // what the workers of one launch share
   Launch& launch;
   Body body;
   std::vector<uint32_t> blocks;
   std::atomic<size_t> next{0};
   std::atomic<bool> failed{false}, late{false};
-  std::mutex report;
+  std::mutex report, watch;
+  std::condition_variable ended;
+  bool over = false;
+  std::vector<std::pair<pthread_t, Worker*>> watched;
 };
 
 struct Worker {
@@ -97,6 +107,7 @@ struct Worker {
   std::vector<int> order;
   std::vector<char*> stacks;
   Random random;
+  volatile sig_atomic_t in_kernel = 0;  // its own text runs, between two turns
   Index3 block;
   int current = 0, alive = 0, exited_early = 0;
   char* arena = nullptr;
@@ -179,8 +190,12 @@ void fiber_main() {
 
 void resume(Worker& w, int i) {
   w.current = i;
-  if (_setjmp(w.scheduler) != 0) return;
+  if (_setjmp(w.scheduler) != 0) {
+    w.in_kernel = 0;
+    return;
+  }
   Fiber& f = w.fibers[i];
+  w.in_kernel = 1;
   if (f.started) _longjmp(f.at, 1);
   f.started = true;
   setcontext(&f.start);
@@ -274,6 +289,30 @@ void check_time(Worker& w) {
   w.look_s = now + std::max(left, 1e-4);
 }
 
+// A loop without end never takes turns: the signal ends it where it is.
+void interrupt(int) {
+  if (W && W->in_kernel) give_up(*W);
+}
+
+// Ends workers whose time ran out long ago, so that those that still take turns end by themselves.
+void watch(Shared* shared) {
+  const Launch& l = shared->launch;
+  std::unique_lock<std::mutex> hold(shared->watch);
+  while (!shared->ended.wait_for(hold, std::chrono::milliseconds(50), [&] { return shared->over; })) {
+    for (const std::pair<pthread_t, Worker*>& t : shared->watched) {
+      clockid_t clock;
+      if (pthread_getcpuclockid(t.first, &clock) != 0) continue;
+      bool late = l.limit_s > 0 && seconds(clock) - t.second->began_s > l.limit_s + LATE_S;
+      if (!late && !(l.deadline_s > 0 && seconds(CLOCK_MONOTONIC) > l.deadline_s + LATE_S)) continue;
+      struct sigaction action = {};
+      action.sa_handler = interrupt;
+      action.sa_flags = SA_NODEFER | SA_RESTART;  // the handler does not return, and must not stay blocked
+      sigaction(SIGRTMAX - 1, &action, nullptr);  // each library has its own
+      pthread_kill(t.first, SIGRTMAX - 1);
+    }
+  }
+}
+
 void run_converging(Worker& w) {
   w.alive = (int)w.fibers.size();
   for (Warp& warp : w.warps) warp = Warp();
@@ -291,6 +330,7 @@ void run_converging(Worker& w) {
       bool again = true;
       while (again) {
         again = false;
+        check_time(w);
         for (size_t i = first; i < end; ++i)
           if (can_run(w.fibers[w.order[i]])) resume(w, w.order[i]), again = progress = true;
         if (w.launch->order == 2) break;  // a turn each, by chance
@@ -314,7 +354,9 @@ void run_block(Worker& w, uint32_t number) {
   for (int i : w.order) {
     if (i % 32 == 0) check_time(w);
     w.current = i;
+    w.in_kernel = 1;
     w.shared->body(w.launch->buffer);
+    w.in_kernel = 0;
   }
 }
 
@@ -352,6 +394,10 @@ void work(Shared* shared) {
   w.launch = &shared->launch;
   w.began_s = seconds(CLOCK_THREAD_CPUTIME_ID);
   W = &w;
+  {
+    std::lock_guard<std::mutex> hold(shared->watch);
+    shared->watched.emplace_back(pthread_self(), &w);
+  }
   if (_setjmp(w.abandoned) == 0) {
     prepare(w);
     while (!shared->failed && !shared->late) {
@@ -359,6 +405,13 @@ void work(Shared* shared) {
       if (i >= shared->blocks.size()) break;
       run_block(w, shared->blocks[i]);
     }
+  }
+  w.in_kernel = 0;
+  {
+    std::lock_guard<std::mutex> hold(shared->watch);
+    for (std::pair<pthread_t, Worker*>& t : shared->watched)
+      if (t.second == &w) t = shared->watched.back();
+    shared->watched.pop_back();
   }
   for (char* stack : w.stacks) munmap(stack, STACK_BYTES);
   free(w.arena);
@@ -393,6 +446,11 @@ int run(Launch& launch, Body body) {
     shared.blocks[i] = launch.chosen ? launch.chosen[n] : (uint32_t)n;
   }
   if (launch.order == 2) Random{launch.seed}.shuffle(shared.blocks);
+  std::thread watcher;
+  if (launch.limit_s > 0 || launch.deadline_s > 0) try {
+      watcher = std::thread(watch, &shared);
+    } catch (const std::system_error&) {  // no more threads: turns alone look at the clock
+    }
   if (launch.workers <= 1) {
     work(&shared);
   } else {
@@ -403,6 +461,14 @@ int run(Launch& launch, Body body) {
       if (threads.empty()) work(&shared);
     }
     for (std::thread& t : threads) t.join();
+  }
+  if (watcher.joinable()) {
+    {
+      std::lock_guard<std::mutex> hold(shared.watch);
+      shared.over = true;
+    }
+    shared.ended.notify_all();
+    watcher.join();
   }
   return shared.failed ? 1 : shared.late ? 2 : 0;
 }
