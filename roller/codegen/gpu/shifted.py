@@ -75,6 +75,3 @@ class Shifted:
             return when([first + e >= 0, first + e < self.elements], element(e))
 
         return when([first >= 0, first + (width - 1) < self.elements], whole, loop("e", width, one, unroll=True))
-
-
-
