@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from roller.expr.digits import digit_of
 from roller.expr.scalar import Bound, Call, Cast, Index, IndexValue, Load, Scalar, Term, map_indices, transform
 from roller.expr.splitting import fresh_axis, names_of_axes, plain_axes, split_axes
 from roller.expr.tensor_expr import SPATIAL, Axis, Stage, Tensor, TensorExpr
@@ -65,12 +66,13 @@ def group_axes(expr: TensorExpr, *, reductions: bool = True) -> TensorExpr | Non
     wide = [g for g in groups.values() if len(g) > 1]
     if len(groups) < 2 or not wide:
         return None
+    grouped: TensorExpr | None = expr
     for g in wide:
-        expr = as_one_axis(expr, tuple(g))
+        grouped = as_one_axis(grouped, tuple(g)) if grouped else None
     reduction = expr.anchor.reduction_axes
-    if reductions and len(reduction) > 1 and len({seen[a.name] for a in reduction}) == 1:
-        expr = as_one_axis(expr, reduction)
-    return expr
+    if grouped and reductions and len(reduction) > 1 and len({seen[a.name] for a in reduction}) == 1:
+        return as_one_axis(grouped, reduction) or grouped
+    return grouped
 
 
 def _drop_unit_axes(expr: TensorExpr) -> TensorExpr:
@@ -293,8 +295,11 @@ def _merge(expr: TensorExpr, fusion: _Fusion) -> TensorExpr:
     return _reshape(_unchecked(expr, expr.inputs, stages), dims)
 
 
-def as_one_axis(expr: TensorExpr, axes: tuple[Axis, ...]) -> TensorExpr:
-    """Replace ``axes`` by one axis; every index through them becomes quasi-affine."""
+def as_one_axis(expr: TensorExpr, axes: tuple[Axis, ...]) -> TensorExpr | None:
+    """Replace ``axes`` by one axis; every index through them becomes quasi-affine.
+
+    ``None`` where one would not: of an axis of 5 in between, a quotient by 2 is no digit of the whole.
+    """
     name = fresh_axis("*".join(a.name for a in axes), names_of_axes(expr))
     run = fresh_axis(f"run:{name}", names_of_axes(expr))  # marks a merged run of dimensions for a while
     total = 1
@@ -307,12 +312,17 @@ def as_one_axis(expr: TensorExpr, axes: tuple[Axis, ...]) -> TensorExpr:
     grouped = Axis(name, total, axes[0].kind)
 
     expr = _merge_whole_runs(expr, axes, run)
+    refused = []
+
+    def term(t: Term) -> Term:
+        found = digit_of(parts[t.axis], t) if t.axis in parts else t
+        refused.extend([t] if found is None else [])
+        return found or t
 
     def index(i: Index) -> Index:
         if i.is_axis(run):
             return Index((Term(name),))
-        terms = tuple(replace(parts[t.axis], coef=t.coef) if t.axis in parts else t for t in i.terms)
-        return Index(terms, i.const)
+        return Index(tuple(term(t) for t in i.terms), i.const)
 
     def stage(s: Stage) -> Stage:
         if not any(a.name in parts for a in s.axes):
@@ -322,7 +332,8 @@ def as_one_axis(expr: TensorExpr, axes: tuple[Axis, ...]) -> TensorExpr:
         new = (*rest[:at], grouped, *rest[at:])
         return replace(s, axes=new, store=tuple(index(i) for i in s.store), body=map_indices(s.body, index))
 
-    return replace(expr, stages=tuple(stage(s) for s in expr.stages))
+    stages = tuple(stage(s) for s in expr.stages)
+    return None if refused else replace(expr, stages=stages)
 
 
 def _merge_whole_runs(expr: TensorExpr, axes: tuple[Axis, ...], run: str) -> TensorExpr:

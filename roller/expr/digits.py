@@ -63,6 +63,24 @@ def _digit(index: Index, div: int, mod: int, extents: Mapping[str, int]) -> Inde
     return None if again is None else again[1]
 
 
+def digit_of(part: Term, t: Term) -> Term | None:
+    """Return ``t``, of an axis that is ``part`` of another one, over that one; ``None`` where that is no single term.
+
+    Examples
+    --------
+    >>> digit_of(Term("k", 1, 6, 12), Term("i", 5, 2, 3))
+    Term(axis='k', coef=5, div=12, mod=3)
+    >>> digit_of(Term("k", 1, 6, 5), Term("i", 1, 2)) is None
+    True
+    """
+    if part.mod % t.div:
+        return None
+    size = part.mod // t.div  # what is left of the part by the quotient; 0 where it ends with the whole axis
+    if t.mod and size > t.mod and size % t.mod:
+        return None
+    return Term(part.axis, t.coef, part.div * t.div, min(t.mod, size) or max(t.mod, size))
+
+
 def simplified(index: Index, extents: Mapping[str, int]) -> Index:
     """Return the same index with fewer terms: axes of one element gone, digits of one axis put together again.
 

@@ -35,7 +35,7 @@ def join_digits(expr: TensorExpr) -> TensorExpr | None:
         for d in range(len(index) - 1):
             pair = tuple(by_name[i.terms[0].axis] for i in index[d : d + 2] if _axis(i) is not None)
             if len(pair) == 2 and shape[d : d + 2] == tuple(a.extent for a in pair) and _apart(places, *pair):
-                found = as_one_axis(found or expr, pair)
+                found = as_one_axis(found or expr, pair) or found
     return found
 
 

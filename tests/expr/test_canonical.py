@@ -9,7 +9,21 @@ from hypothesis import strategies as st
 
 from roller import ops
 from roller.errors import ExprError
-from roller.expr import REDUCTION, Axis, Call, Const, Index, Load, Stage, Tensor, TensorExpr, axis_index
+from roller.expr import (
+    REDUCTION,
+    Axis,
+    Call,
+    Cast,
+    Const,
+    Index,
+    IndexValue,
+    Load,
+    Stage,
+    Tensor,
+    TensorExpr,
+    Term,
+    axis_index,
+)
 from roller.expr.canonical import fuse_axes, group_axes
 from tests.cases import arrays_for
 
@@ -153,3 +167,21 @@ def test_axes_merge_in_all_stages_of_a_tensor_or_in_none():
         assert fused.inputs[0].shape == shape
         (want,), (got,) = expr.evaluate([x]), fused.evaluate([x.reshape(shape)])
         np.testing.assert_array_equal(got.reshape(want.shape), want)
+
+
+@pytest.mark.parametrize("digit", [Term("i", 1, 2), Term("i", 1, 1, 3), Term("i", 2, 2, 3), Term("j", 1, 3),
+                                   Term("j", 1, 1, 2), Term("j", 3, 2, 3), Term("j", 1, 4), Term("i", 1, 4, 9)],
+                         ids=str)  # fmt: skip
+@pytest.mark.parametrize("extents", [(12, 6), (5, 7)], ids=str)
+@pytest.mark.parametrize("as_data", [False, True])
+def test_an_axis_that_is_divided_is_grouped_by_its_digits_or_not_at_all(digit, extents, as_data) -> None:
+    (m, n), t = extents, Index((digit,))
+    x, y = Tensor("X", (m + 2 * n,)), Tensor("Y", (4, m, n))
+    value = Cast("float32", IndexValue(t)) if as_data else Load("X", (t,))
+    other = Load("Z", (axis_index("h"), axis_index("k")))
+    axes = (Axis("h", 4), Axis("i", m), Axis("j", n), Axis("k", 3, REDUCTION))
+    body = Call("mul", (Call("add", (value, Load("X", (axis_index("i"),)))), other))
+    body = Call("add", (body, Load("X", (axis_index("j"),))))
+    where = tuple(axis_index(a) for a in "hij")
+    stage = Stage(y, axes, where, body, "sum", "float32")
+    _agrees(TensorExpr("digits", (x, Tensor("Z", (4, 3))), (stage,), ("Y",)))
