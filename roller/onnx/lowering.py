@@ -82,9 +82,16 @@ class Site:
 
     @property
     def output(self) -> Value:
-        """The type of the only output that matters, the first one."""
+        """The type of the only output that matters, the first one.
+
+        Raises
+        ------
+        Unsupported
+            Where it is absent: an operator may leave it out, or only a definition of its own knows its type.
+        """
         first = self.outputs[0]
-        assert first is not None
+        if first is None:
+            raise Unsupported("its first output, which its other ones are of, is absent")
         return first
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import ml_dtypes
 import numpy as np
 
 from roller.model.placed import Placed
@@ -16,6 +17,22 @@ if TYPE_CHECKING:
     import torch
 
     from roller.onnx.torch_export import Held
+
+
+#: Number of an output, what makes a tensor of its array, and the dtype to convert that to, if any.
+_Result: TypeAlias = "tuple[int, Callable[[np.ndarray], torch.Tensor], torch.dtype | None]"
+
+
+def maker(dtype: np.dtype[Any]) -> Callable[[np.ndarray], torch.Tensor]:
+    """Return what makes a tensor of an array of this dtype, without a copy.
+
+    PyTorch takes none of the dtypes that extend NumPy: bfloat16 passes by its bits.
+    """
+    import torch
+
+    if dtype != ml_dtypes.bfloat16:
+        return torch.from_numpy
+    return lambda array: torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
 
 
 class GraphCall:
@@ -41,15 +58,8 @@ class GraphCall:
         outputs: Sequence[int | None],
         dtypes: Sequence[torch.dtype | None],
     ) -> None:
-        import torch
-
         self.session, self._positions, self._held = session, tuple(positions), tuple(held)
-        self._from_numpy = torch.from_numpy
-        kinds = [None if s is None else torch.from_numpy(np.empty(0, s.dtype)).dtype for s in session.feeds.outputs]
-        #: Number of the output, and its dtype where the session computes another one.
-        self._results = tuple(
-            (n, None if n is None or kinds[n] == dtype else dtype) for n, dtype in zip(outputs, dtypes, strict=True)
-        )
+        self._results = tuple(self._result(n, dtype) for n, dtype in zip(outputs, dtypes, strict=True))
         wanted = [Wanted(p, s.shape, s.dtype) for p, s in zip(positions, session.feeds.inputs, strict=True)]
         self._places: Places | None
         try:
@@ -66,11 +76,16 @@ class GraphCall:
             made = self.session.run(None, dict(zip(self.session.plan.program.inputs, arrays, strict=True)))
         else:
             made = self.session.run_placed(_Arguments(self, self._places, arguments))
-        return tuple([None if n is None else self._tensor(made[n], dtype) for n, dtype in self._results])
+        return tuple([None if r is None else _tensor(made[r[0]], *r[1:]) for r in self._results])
 
-    def _tensor(self, array: np.ndarray, dtype: torch.dtype | None) -> torch.Tensor:
-        made = self._from_numpy(array)
-        return made if dtype is None else made.to(dtype=dtype)
+    def _result(self, number: int | None, dtype: torch.dtype | None) -> _Result | None:
+        if number is None:
+            return None
+        slot = self.session.feeds.outputs[number]
+        if slot is None:  # only a run knows its shape, and makes its array
+            return number, lambda array: maker(array.dtype)(array), dtype
+        make = maker(slot.dtype)
+        return number, make, None if make(np.empty(0, slot.dtype)).dtype == dtype else dtype
 
     def array(self, arguments: Sequence[Any], number: int) -> np.ndarray:
         """Return an input of the session as an array; a copy where it is strided.
@@ -84,6 +99,13 @@ class GraphCall:
         feeds = self.session.feeds
         array: np.ndarray = feeds.taken(tensor.detach().contiguous().numpy(), feeds.inputs[number])
         return array
+
+
+def _tensor(
+    array: np.ndarray, make: Callable[[np.ndarray], torch.Tensor], dtype: torch.dtype | None
+) -> torch.Tensor:
+    made = make(array)
+    return made if dtype is None else made.to(dtype=dtype)
 
 
 class _Arguments(Placed):

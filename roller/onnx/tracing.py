@@ -274,6 +274,7 @@ class Tracer:
                 if name:
                     self.constant(name, array)
             return
+        names = self._with_required(names, traced, types, scope)
         untyped = [o for o, t in zip(names, types, strict=True) if o and t is None]
         for name, value in zip(names, types, strict=True):
             if name and value is not None and not untyped:
@@ -292,6 +293,25 @@ class Tracer:
         for name in filter(None, names):
             self.values.pop(name, None)
             self.unknown.add(name)
+
+    def _with_required(
+        self, names: tuple[str, ...], traced: Node, types: Sequence[Value | None], scope: Scope
+    ) -> tuple[str, ...]:
+        """Return the names of a node's outputs with one for each before a read one that the operator always writes.
+
+        Nothing reads these, but they tell what the others are of (positions of a TopK), or where they begin (a Split).
+        """
+        schema = self.inference.schema(traced)
+        read = max((k for k, n in enumerate(names) if n), default=0)
+        if schema is None or all(names[:read]):
+            return names
+        optional = schema.FormalParameterOption.Optional
+        out = list(names)
+        for k, value in enumerate(types[:read]):
+            formal = schema.outputs[min(k, len(schema.outputs) - 1)]
+            if not names[k] and value is not None and formal.option != optional:
+                out[k] = self.fresh(f"{scope.prefix}{traced.name}/output {k}")
+        return tuple(out)
 
     def _folded(self, node: onnx.NodeProto, traced: Node, types: Sequence[Value | None]) -> Sequence[np.ndarray] | None:
         if traced.op in ("Shape", "Size") and not traced.domain and traced.inputs[0] not in self.constants:

@@ -2,6 +2,7 @@
 
 import warnings
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -168,6 +169,43 @@ def test_an_unknown_option_is_a_reason_too():
     with torch.no_grad(), pytest.warns(RuntimeWarning, match="top_k"):
         found = compiled(torch.nn.ReLU(), top_k=-1)(torch.tensor([-1.0, 2.0]))
     assert found.tolist() == [0, 2]
+
+
+def test_positions_alone_and_results_of_bfloat16():
+    def model(x):
+        return x.argsort(1), x.bfloat16() * 2, x.topk(3, 1)[1]
+
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        x = torch.randn(3, 8)
+        for found, expected in zip(compiled(model, top_k=1, deterministic=True)(x), model(x), strict=True):
+            assert found.dtype == expected.dtype
+            torch.testing.assert_close(found, expected)
+
+
+def _raising(error):
+    def raising(*_, **__):
+        raise error
+
+    return raising
+
+
+@pytest.mark.parametrize("place", ["export", "_called"])
+@pytest.mark.parametrize("fault", [AssertionError(), KeyError("w"), TypeError("no such dtype")])
+def test_a_fault_of_its_own_leaves_the_graph_to_pytorch(monkeypatch, place, fault):
+    monkeypatch.setattr(torch_backend, "export", lambda *_: Mock(weights=()))
+    monkeypatch.setattr(torch_backend, place, _raising(fault))
+    words = rf"internal error \({type(fault).__name__}.*please report"
+    with pytest.warns(RuntimeWarning, match=words):
+        run = roller_backend(torch.fx.symbolic_trace(torch.nn.ReLU()), [torch.ones(2)])
+    assert run(torch.tensor([-1.0, 2.0])).tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
+def test_whoever_stops_compiling_is_heard(monkeypatch, stop):
+    monkeypatch.setattr(torch_backend, "export", _raising(stop))
+    with pytest.raises(stop):
+        roller_backend(torch.fx.symbolic_trace(torch.nn.ReLU()), [torch.ones(2)])
 
 
 def test_pytorch_finds_the_backend_by_name():
