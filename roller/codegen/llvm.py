@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from roller.artifact import Argument, Constant, KernelArtifact, Launch
+from roller.codegen.cpu.bfloat16 import rounded_casts
 from roller.codegen.cpu.bindings import without_nested_bindings
 from roller.codegen.cpu.dots import Dots, is_dots
 from roller.codegen.cpu.lanewise import without_vain_vectors
@@ -77,7 +78,7 @@ def lower_module(program: RProgram, cores: int = 1) -> tuple[Any, tuple[Argument
     fixed = [t.name for t in expr.inputs if t.name in program.constants]
     free = [t.name for t, _ in tensors if t.name not in fixed]
     names = {ENTRY: (*free, *(n for n in fixed if n not in nests.unread), *panels)}
-    bodies = {ENTRY: without_vain_vectors(without_nested_bindings(vectorise_math(nests.main)))}
+    bodies = {ENTRY: without_vain_vectors(without_nested_bindings(vectorise_math(rounded_casts(nests.main))))}
     if nests.pack is not None:
         names[PACK], bodies[PACK] = (*fixed, *panels), nests.pack
     if cores == 1:

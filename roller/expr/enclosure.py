@@ -22,7 +22,9 @@ import numpy as np
 from roller.expr.enclosing import enclose, hull
 from roller.expr.evaluate import CHUNK, axis_values, inside, literal, wrapped
 from roller.expr.exact_sums import different, is_product, steps_per_one
-from roller.expr.rounding import EPS, FLUSHED, NORMAL, Enclosed, computed_in, holds, is_float, rounded, settled, stored
+from roller.expr.rounding import (
+    EPS, FLUSHED, NARROW, NORMAL, Enclosed, computed_in, holds, is_float, narrowed, rounded, settled, stored
+)  # fmt: skip
 from roller.expr.scalar import Call, Cast, Const, IndexValue, Load, Scalar, walk
 from roller.expr.tensor_expr import Stage, TensorExpr
 
@@ -346,6 +348,8 @@ def converted(e: Enclosed, source: str, to: str) -> Enclosed:
         through = (e.low <= 0) & (e.high >= 0)
         sure = through & (e.low == e.high)
         return Enclosed(hit.value.astype(np.int64), (~through).astype(np.int64), (~sure).astype(np.int64))
+    if to in NARROW:
+        return narrowed(e, source, to)
     if is_float(to):
         out = _rounded_to(e, to)
         if to != "float32":

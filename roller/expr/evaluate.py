@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from roller.errors import ExprError, counted
-from roller.expr.rounding import dtype_of_call, is_float
+from roller.expr.rounding import dtype_of_call, is_float, stored
 from roller.expr.scalar import FUNCTIONS, Bound, Cast, Const, IndexValue, Load, Scalar, loads
 from roller.expr.tensor_expr import COMBINERS, Stage, TensorExpr
 
@@ -156,10 +156,8 @@ class _Evaluation:
             return self._load(node, env), self.tensors[node.tensor].dtype
         if isinstance(node, Cast):
             value = converted_values(np.asarray(self._scalar(node.arg, env)), node.dtype)
-            if node.dtype == "float32":  # rounds here: what follows may depend on it
-                with np.errstate(over="ignore"):
-                    value = value.astype(np.float32).astype(np.float64)
-            return value, node.dtype
+            # It rounds here, on which what follows may depend.
+            return stored(value, node.dtype) if is_float(node.dtype) else value, node.dtype
         args, kinds = zip(*(self._typed(a, env) for a in node.args), strict=True)
         dtype = dtype_of_call(node.fn, kinds)
         if self.magnitude and node.fn in ("add", "sub") and loads(node):  # index arithmetic keeps its signs

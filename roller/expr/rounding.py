@@ -20,6 +20,8 @@ from roller.expr.scalar import Call, Load, Scalar
 EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 #: Numbers below may be stored as zero: no device of ours flushes float16, whose spacing there it is.
 FLUSHED = {"float64": 2.0**-1022, "float32": 2.0**-126, "float16": 2.0**-24, "bfloat16": 2.0**-126}
+#: Dtypes that a conversion to rounds for good, whatever else is computed in.
+NARROW = ("float16", "bfloat16")
 _LOGICAL = ("eq", "lt", "le", "isnan")
 #: Functions computed in floating point whatever they are given.
 _REAL = frozenset((
@@ -174,14 +176,32 @@ def rounded(e: Enclosed, dtype: str, ulps: float = 0.0) -> Enclosed:
     slack = ulps * EPS[dtype] + (_REFERENCE_ULPS * EPS["float64"] if dtype == "float64" else 0.0)
     if slack:
         low, high = _apart(low, high, slack)
-    twice = _TWICE if dtype in ("float16", "bfloat16") else 0.0
+    twice = _TWICE if dtype in NARROW else 0.0
     down, up = _apart(low, high, twice) if twice else (low, high)
-    low, high = np.minimum(low, stored(down, dtype)), np.maximum(high, stored(up, dtype))
+    return settled(e.value, *_flushed(np.minimum(low, stored(down, dtype)), np.maximum(high, stored(up, dtype)), dtype))
+
+
+def narrowed(e: Enclosed, source: str, to: str) -> Enclosed:
+    """Return what conversion to float16 or bfloat16 makes of ``e``: rounded numbers only, unlike of operations there.
+
+    Examples
+    --------
+    >>> float(narrowed(Enclosed.point(np.array(1.001)), "float32", "bfloat16").high)
+    1.0
+    """
+    value, low, high = (np.asarray(a, np.float64) for a in (e.value, e.low, e.high))
+    twice = source in ("float64", "int32", "uint32", "int64", "uint64")  # to float32 first, where it goes by that
+    if e.is_point and not twice and _normal(value, to):
+        return Enclosed.point(stored(value, to))
+    low, high = _apart(low, high, _TWICE) if twice else (low, high)
+    return settled(stored(value, to), *_flushed(stored(low, to), stored(high, to), to))
+
+
+def _flushed(low: Any, high: Any, dtype: str) -> tuple[Any, Any]:
+    """Return both ends moved apart where numbers may be flushed to zero."""
     flushed = FLUSHED[dtype]
     small = (low < flushed) & (high > -flushed) & ((low != 0) | (high != 0))
-    if np.any(small):
-        low, high = np.where(small, low - flushed, low), np.where(small, high + flushed, high)
-    return settled(e.value, low, high)
+    return (np.where(small, low - flushed, low), np.where(small, high + flushed, high)) if np.any(small) else (low, high)
 
 
 def _normal(value: Any, dtype: str) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from roller.expr import COMBINERS, Bound, Call, Cast, Const, Index, IndexValue, Load, Scalar
+from roller.expr.rounding import NARROW, stored
 from roller.te.blocks import subexpressions
 from roller.te.compat import Call as TvmCall
 from roller.te.compat import dtype_of, te, tirx
@@ -114,7 +115,10 @@ def emit_scalar(
     if isinstance(node, IndexValue):
         return emit_index(node.index, env).astype(node.dtype)
     if isinstance(node, Cast):
-        return emit_scalar(node.arg, env, tensors, as_written=as_written).astype(node.dtype)
+        value = emit_scalar(node.arg, env, tensors, as_written=as_written)
+        if node.dtype in NARROW and isinstance(value, tirx.FloatImm):  # which TVM converts without rounding it
+            value = constant(float(stored(value.value, node.dtype)), "float32")
+        return value.astype(node.dtype)
     assert isinstance(node, Call)
     function = _ARITHMETIC.get(node.fn) if as_written else None
     return (function or _FUNCTIONS[node.fn])(*(emit_scalar(a, env, tensors, as_written=as_written) for a in node.args))

@@ -7,7 +7,6 @@ buffers can be declared with the alignment of one element, so that any NumPy arr
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from roller.codegen.cpu.bfloat16 import BITS, bfloat16_bits
 from roller.errors import BuildError
 from roller.expr import (
     DTYPE_BYTES,
@@ -41,9 +41,6 @@ _KIND = {
     "vector": tirx.ForKind.VECTORIZED,
     "unroll": tirx.ForKind.UNROLLED,
 }
-
-#: How arguments of bfloat16 are stored (never a dtype of an expression).
-_BFLOAT16_BITS = "uint16"
 
 #: Bytes that private panels and accumulators are aligned to (one cache line).
 LINE_BYTES = 64
@@ -205,7 +202,7 @@ def declare(name: str, shape: Sequence[int], dtype: str, *, scope: str = "global
     align = LINE_BYTES if private else DTYPE_BYTES[dtype]
     if dtype == "bfloat16":
         # Arguments are stored as bits (NumPy cannot hand bfloat16 over by DLPack); arithmetic is in float32.
-        dtype = "float32" if private else _BFLOAT16_BITS
+        dtype = "float32" if private else BITS
     return tirx.decl_buffer(tuple(int(s) for s in shape) or (1,), dtype, name, data_alignment=align, scope=scope)
 
 
@@ -221,11 +218,14 @@ def _accumulated(dtype: str) -> str:
 def computed(expr: TensorExpr) -> TensorExpr:
     """Return ``expr`` with bfloat16 and bool confined to where they mean something.
 
-    Of bfloat16 that is tensors: casts, literals and sums are in float32. Truth values are reduced as bytes, which have
-    an order and vectors.
+    Of bfloat16 that is tensors: literals and sums are in float32, and casts go there and back, which
+    :func:`roller.codegen.cpu.bfloat16.rounded_casts` makes a rounding. Truth values are reduced as bytes, which have an
+    order and vectors.
     """
 
     def scalar(n: Scalar) -> Scalar:
+        if isinstance(n, Cast) and n.dtype == "bfloat16":
+            return Cast("float32", n)
         return replace(n, dtype=computed_dtype(n.dtype)) if isinstance(n, (Cast, Const, IndexValue)) else n
 
     stages = tuple(replace(s, body=transform(s.body, scalar), acc_dtype=_accumulated(s.acc_dtype)) for s in expr.stages)
@@ -235,7 +235,7 @@ def computed(expr: TensorExpr) -> TensorExpr:
 def element_dtype(buffer: Buffer) -> str:
     """Return the dtype :func:`read` gives for a buffer's elements."""
     stored = str(buffer.ty.dtype)
-    return "float32" if stored == _BFLOAT16_BITS else stored
+    return "float32" if stored == BITS else stored
 
 
 def allocate(buffer: Buffer) -> Stmt:
@@ -246,27 +246,21 @@ def allocate(buffer: Buffer) -> Stmt:
 def read(buffer: Buffer, *index: Expr) -> Expr:
     """Return an element (bfloat16 as float32); a tensor of rank 0 is kept as one element."""
     value = tirx.BufferLoad(buffer, list(index) or [integer(0)])
-    if str(buffer.ty.dtype) != _BFLOAT16_BITS:
+    if str(buffer.ty.dtype) != BITS:
         return value
     return tirx.reinterpret("float32", value.astype("uint32") << tirx.const(16, "uint32"))
+
+
+def dimensions(buffer: Buffer, index: Sequence[Any]) -> tuple[int, ...]:
+    """Return the extents that ``index`` addresses: none of a tensor of rank 0, which is kept as one element."""
+    return tuple(int(x) for x in buffer.ty.shape) if index else ()
 
 
 def write(buffer: Buffer, value: Expr, *index: Expr) -> Stmt:
     """Store an element, converted to the buffer's dtype."""
     stored = str(buffer.ty.dtype)
-    value = _bfloat16_bits(value.astype("float32")) if stored == _BFLOAT16_BITS else value.astype(stored)
+    value = bfloat16_bits(value.astype("float32")) if stored == BITS else value.astype(stored)
     return tirx.BufferStore(buffer, value, list(index) or [integer(0)])
-
-
-def _bfloat16_bits(value: Expr) -> Expr:
-    """Round a float32 to the nearest bfloat16, ties to even, and return its bits; NaN stays NaN."""
-    given, bits = tirx.Var("rounded", "float32"), tirx.Var("bits", "uint32")
-    unsigned = functools.partial(tirx.const, dtype="uint32")
-    up = bits + unsigned(0x7FFF) + ((bits >> unsigned(16)) & unsigned(1))
-    # A NaN of which only low bits are set would round to infinity.
-    kept = tirx.Select((bits & unsigned(0x7FFFFFFF)) > unsigned(0x7F800000), unsigned(0x7FC00000), up)
-    word = (kept >> unsigned(16)).astype(_BFLOAT16_BITS)
-    return tirx.Let(given, value, tirx.Let(bits, tirx.reinterpret("uint32", given), word))
 
 
 def prefetch(buffer: Buffer, *index: Expr) -> Stmt:

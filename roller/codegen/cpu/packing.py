@@ -7,7 +7,7 @@ the micro-kernel reads a convolution's input without a single guard.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from roller.codegen.cpu.halves import copy_halves
@@ -18,6 +18,7 @@ from roller.codegen.cpu.nest import (
     bound,
     clamp,
     copy_elements,
+    dimensions,
     element_dtype,
     integer,
     lane_stride,
@@ -74,7 +75,7 @@ def _gather(
     nest: Nest, plan: PanelPlan, source: Buffer, panel: Buffer, tiles: tuple[Expr, ...], starts: Mapping[str, Expr]
 ) -> Stmt:
     """Return the copy of one combination of register tiles."""
-    load, shape = plan.load, [int(x) for x in source.ty.shape]
+    load, shape = plan.load, dimensions(source, plan.load.index)
     reduction = [r.name for r in plan.reduction]
     inner = [s.name for s in plan.spatial]
     extents = {**{r.name: r.extent for r in plan.reduction}, **{s.name: s.tile for s in plan.spatial}}
@@ -121,7 +122,7 @@ def _gather(
     return nested([*reduction, *inner], {}, vector)
 
 
-def _run_of(plan: PanelPlan, shape: list[int]) -> Run | None:
+def _run_of(plan: PanelPlan, shape: Sequence[int]) -> Run | None:
     """Return the runs of the innermost axis where they are worth whole vectors and nothing is guarded."""
     last = plan.spatial[-1] if plan.spatial else None
     if last is None or plan.load.guard:
@@ -137,7 +138,7 @@ def _gather_runs(
     starts: Mapping[str, Expr],
 ) -> Stmt:  # fmt: skip
     """Return the copy of one combination of register tiles whose innermost axis jumps between runs."""
-    shape, last = [int(x) for x in source.ty.shape], plan.spatial[-1]
+    shape, last = dimensions(source, plan.load.index), plan.spatial[-1]
     extents = [*(r.extent for r in plan.reduction), *(s.tile for s in plan.spatial[:-1])]
     names = [*(r.name for r in plan.reduction), *(s.name for s in plan.spatial[:-1])]
 
@@ -240,7 +241,7 @@ def pack_halo(nest: Nest, plan: HaloPlan, source: Buffer, box: Buffer, start: Ma
         First coordinate of the task, per spatial axis.
     """
     load: Load = plan.load
-    shape = [int(x) for x in source.ty.shape]
+    shape = dimensions(source, load.index)
     base = [emit_index(i, start) for i in plan.base]
     outside = constant(load.outside, element_dtype(source))
     rank = len(shape)

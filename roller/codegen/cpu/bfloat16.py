@@ -1,0 +1,43 @@
+"""Rounding to bfloat16 on processors, which compute it in float32: integer arithmetic on the bits.
+
+A conversion to bfloat16 and back is no conversion of types here, where both are float32, but a rounding nonetheless.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from roller.te.compat import dtype_of, tirx, tvm_ffi
+
+#: How bfloat16 is stored.
+BITS = "uint16"
+_unsigned = functools.partial(tirx.const, dtype="uint32")
+
+
+def bfloat16_bits(value: Any) -> Any:
+    """Round a float32 to the nearest bfloat16, ties to even, and return its bits; NaN stays NaN."""
+    return _rounded(value, lambda kept: (kept >> _unsigned(16)).astype(BITS))
+
+
+def rounded_casts(body: Any) -> Any:
+    """Return a statement whose values that go to bfloat16 and back to float32 are rounded, without a bfloat16."""
+
+    def back(cast: Any) -> Any:
+        narrow = cast.value
+        if dtype_of(cast) != "float32" or not isinstance(narrow, tirx.Cast) or dtype_of(narrow) != "bfloat16":
+            return cast
+        value = narrow.value.astype("float32")
+        return _rounded(value, lambda kept: tirx.reinterpret("float32", kept & _unsigned(0xFFFF0000)))
+
+    return tvm_ffi.structural_map(body, (tirx.Cast, back))
+
+
+def _rounded(value: Any, of: Callable[[Any], Any]) -> Any:
+    """Return ``of`` the bits of a float32 whose upper half is that of the nearest bfloat16."""
+    given, bits = tirx.Var("rounded", "float32"), tirx.Var("bits", "uint32")
+    up = bits + _unsigned(0x7FFF) + ((bits >> _unsigned(16)) & _unsigned(1))
+    # A NaN of which only low bits are set would round to infinity.
+    kept = tirx.Select((bits & _unsigned(0x7FFFFFFF)) > _unsigned(0x7F800000), _unsigned(0x7FC00000), up)
+    return tirx.Let(given, value, tirx.Let(bits, tirx.reinterpret("uint32", given), of(kept)))
