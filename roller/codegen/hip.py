@@ -81,7 +81,7 @@ _PRELUDE: tuple[tuple[str, str], ...] = (
     (r"\b__pack_half2\b", _PACK_HALF2),
     (cuda.EIGHT_INTEGERS, cuda.WIDE_INTEGERS),
     (cuda.MANY_BYTES, cuda.BYTES),
-    *((rf"\b{name}\b", device_functions.FUNCTIONS[name]) for name in ("roller_start", "roller_quiet")),
+    *((rf"\b{n}\b", device_functions.FUNCTIONS[n]) for n in ("roller_start", "roller_quiet", "roller_bfloat16")),
 )
 
 

@@ -23,8 +23,20 @@ from roller.expr.enclosing import enclose, hull
 from roller.expr.evaluate import CHUNK, axis_values, inside, literal, wrapped
 from roller.expr.exact_sums import different, is_product, steps_per_one
 from roller.expr.rounding import (
-    EPS, FLUSHED, NARROW, NORMAL, Enclosed, computed_in, holds, is_float, narrowed, rounded, settled, stored
-)  # fmt: skip
+    EPS,
+    FLUSHED,
+    NARROW,
+    NORMAL,
+    Enclosed,
+    computed_in,
+    holds,
+    is_float,
+    narrowed,
+    rounded,
+    settled,
+    stored,
+    widest,
+)
 from roller.expr.scalar import Call, Cast, Const, IndexValue, Load, Scalar, walk
 from roller.expr.tensor_expr import Stage, TensorExpr
 
@@ -69,7 +81,7 @@ class Enclosure:
         known = self.values.get(tensor)
         if known is not None:
             found = known[tuple(points.T)] if points.shape[1] else np.broadcast_to(known, (len(points),))
-            return Enclosed.point(_widest(found))
+            return Enclosed.point(widest(found))
         shape = self.expr.tensors[tensor].shape
         if not shape:
             return self._computed(tensor, points[:1]).map(lambda a: np.broadcast_to(a, (len(points),)))
@@ -185,7 +197,7 @@ class Enclosure:
         if not index:
             out = self.at(node.tensor, np.zeros((1, 0), np.int64)).map(lambda a: a[0])
         elif node.tensor in self.values:
-            out = Enclosed.point(_widest(self.values[node.tensor][tuple(index)]))
+            out = Enclosed.point(widest(self.values[node.tensor][tuple(index)]))
         else:
             full = np.broadcast_arrays(*index)
             out = self.at(node.tensor, np.stack([i.ravel() for i in full], axis=1)).map(
@@ -384,9 +396,3 @@ def _rounded_to(e: Enclosed, dtype: str) -> Enclosed:
         if dtype == "float64" or np.array_equal(stored(value, dtype), value, equal_nan=True):
             return Enclosed.point(value)
     return rounded(e, dtype)
-
-
-def _widest(found: Any) -> np.ndarray:
-    """Return elements as the reference computes with them."""
-    array = np.asarray(found)
-    return array.astype(np.int64 if array.dtype.kind in "iub" else np.float64)

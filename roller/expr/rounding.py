@@ -244,3 +244,9 @@ def ratios(got: np.ndarray, e: Enclosed) -> np.ndarray:
     same = (value == reference) | (np.isnan(value) & (np.isnan(reference) | e.unknown)) | e.unknown
     ratio = np.where(same, 0.0, ratio)
     return np.where(np.isnan(ratio), np.inf, ratio)
+
+
+def widest(found: Any) -> np.ndarray:
+    """Return elements as the reference computes with them."""
+    array = np.asarray(found)
+    return array.astype(np.int64 if array.dtype.kind in "iub" else np.float64)

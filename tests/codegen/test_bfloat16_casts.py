@@ -87,3 +87,11 @@ def test_processors_round_ties_and_keep_what_is_no_number():
 def test_literals_are_rounded_too():
     there_and_back = emit_scalar(Cast("float32", Cast("bfloat16", Const(1.001))), {}, {})
     assert there_and_back.value == 1.0
+
+
+@pytest.mark.parametrize("build", [one_kernel, own_stages])
+def test_devices_without_bfloat16_round_by_a_function(build):
+    x = te.placeholder((64, 64), name="X")
+    expr, spec = read([x, build(x, "bfloat16")]), load_spec("v100")
+    artifact = lower(construct(expr, spec)[0].program, expr, spec)
+    assert any(launch.source.count("roller_bfloat16(") > 1 for launch in artifact.launches)  # defined, and called

@@ -43,6 +43,10 @@ define("roller_quiet", """float roller_quiet(float value) {
   unsigned quiet = 0x7fc00000u;
   return value != value ? *(const float*)&quiet : value;
 }""")  # fmt: skip
+define("roller_bfloat16", """float roller_bfloat16(float value) {
+  unsigned bits = *(const unsigned*)&value, rounded = bits + 0x7fffu + (bits >> 16 & 1u) & 0xffff0000u;
+  return value != value ? value : *(const float*)&rounded;
+}""")  # fmt: skip
 define("roller_start", """template <class P> P roller_start(P pointer) {
   return pointer;
 }""")  # fmt: skip
