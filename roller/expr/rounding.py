@@ -201,7 +201,9 @@ def _flushed(low: Any, high: Any, dtype: str) -> tuple[Any, Any]:
     """Return both ends moved apart where numbers may be flushed to zero."""
     flushed = FLUSHED[dtype]
     small = (low < flushed) & (high > -flushed) & ((low != 0) | (high != 0))
-    return (np.where(small, low - flushed, low), np.where(small, high + flushed, high)) if np.any(small) else (low, high)
+    if not np.any(small):
+        return low, high
+    return np.where(small, low - flushed, low), np.where(small, high + flushed, high)
 
 
 def _normal(value: Any, dtype: str) -> bool:
