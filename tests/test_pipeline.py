@@ -105,7 +105,7 @@ def test_a_loaded_kernel_saved_as_source_is_built_before_its_device_is_asked_for
 
     monkeypatch.setattr("roller.backends.build.build", build)
     monkeypatch.setitem(sys.modules, "cupy", None)  # no GPU software, wherever this test runs
-    with pytest.raises(LaunchError, match=r"expected CuPy.*Install it with"):
+    with pytest.raises(LaunchError, match=r"expected CuPy.*install it with"):
         roller.load(path)(np.ones((64, 64), "float32"), np.ones((64, 64), "float32"))
     assert built == ["sm_70"]
 

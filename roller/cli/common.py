@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from roller.arguments import target_of
-from roller.errors import ArtifactError, ExprError, SpecError, TileError
+from roller.errors import ArtifactError, ExprError, SpecError, TileError, shown
 from roller.expr import OFFSET_ELEMENTS, TensorExpr
 from roller.files import try_folder
 from roller.hardware import DeviceSpec, load_spec
@@ -44,7 +44,7 @@ def top_k_of(text: str | int) -> int | str:
     except ValueError:
         count = 0
     if count < 1:
-        raise typer.BadParameter(f"expected a whole number of at least 1 or 'auto', got '{text}'.")
+        raise typer.BadParameter(f"expected a whole number of at least 1 or 'auto', got {shown(text)}.")
     return count
 
 

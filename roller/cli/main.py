@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import warnings
 from typing import Annotated
@@ -20,7 +21,10 @@ from roller.cli import predict as predict_verb
 from roller.cli import probe as probe_verb
 from roller.cli import run_model as run_model_verb
 from roller.cli import sensitivity as sensitivity_verb
-from roller.errors import RollerError, RollerWarning
+from roller.errors import RollerError, RollerWarning, bounded
+
+#: What asking for a path fails in, be it only whether something is there, where a user named none that can be.
+_NO_PATH = (errno.ENAMETOOLONG, errno.EACCES)
 
 app = typer.Typer(
     name="roller",
@@ -77,13 +81,20 @@ def main(arguments: list[str] | None = None) -> None:
     Raises
     ------
     SystemExit
-        Always: 0 on success, 1 after a :class:`RollerError` (one line on standard error), 2 for a wrong usage.
+        Always: 0 on success, 1 after a :class:`RollerError` or for a path that cannot be (one line on standard error),
+        2 for a wrong usage.
     """
     warnings.formatwarning = _warning
     try:
         app(args=arguments, prog_name="roller")
     except RollerError as err:
         typer.echo(f"roller: error: {err}", err=True)
+        sys.exit(1)
+    except OSError as err:
+        if err.errno not in _NO_PATH or err.filename is None:
+            raise
+        path = bounded(str(err.filename))
+        typer.echo(f"roller: error: {path}: cannot be looked at ({err.strerror}). Choose another path.", err=True)
         sys.exit(1)
 
 

@@ -311,3 +311,21 @@ def test_json_has_no_number_that_is_none(capsys):
     assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {
         "a": [1.5, None, {"b": None}], "c": [None, "NaN", True, None],
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("compile", "matmul(64,64,64)", "--out", "x" * 5000),
+        ("compile", "matmul(64,64,64)", "--out", "x" * 5000 + "/a"),
+        ("run-model", "x" * 5000),
+        ("cache", "export", "x" * 5000),
+        ("compile", "matmul(64,64,64)", "--top-k", "9" * 5000),
+    ],
+)
+def test_words_too_long_are_one_clear_error(capsys, words):
+    with pytest.raises(SystemExit) as stop:
+        main(list(words))
+    told = capsys.readouterr().err
+    assert stop.value.code in (1, 2) and len(told) < 2000
+    assert "Traceback" not in told and ("File name too long" in told or "whole number" in told)

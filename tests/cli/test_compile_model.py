@@ -119,7 +119,7 @@ def test_a_model_for_a_gpu_of_this_machine_is_run_by_the_same_command(cli, model
     rows = json.loads(out)["profile"]["steps"]
     assert code == 0 and all(r["measured_s"] == pytest.approx(r["predicted_s"]) for r in rows if r["kind"] == "kernel")
     code, _, err = cli("run-model", folder)
-    assert code == 1 and "expected CuPy" in err and "Install it" in err
+    assert code == 1 and "expected CuPy" in err and "install it" in err
     code, _, err = cli("run-model", folder, "-d", "v100")
     assert code == 1 and "device 'v100': expected 'cuda:N', 'rocm:N' or 'emulated'" in err
 

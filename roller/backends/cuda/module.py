@@ -43,8 +43,8 @@ def cupy() -> Any:
         import cupy as module
     except ImportError as err:
         raise LaunchError(
-            f"GPU: expected CuPy, got {err}. Install it with 'pip install cupy-cuda12x' (cupy-cuda13x for CUDA 13, "
-            f"CuPy's ROCm build for AMD). {_ELSEWHERE}"
+            f"GPU: expected CuPy, got {err}: install it with 'pip install cupy-cuda12x' (cupy-cuda13x for CUDA 13, "
+            f"CuPy's ROCm build for AMD). {_ELSEWHERE}"  # the first sentence alone is what a pack shows
         ) from err
     try:
         devices = module.cuda.runtime.getDeviceCount()
