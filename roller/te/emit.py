@@ -113,12 +113,14 @@ def emit_scalar(
     if isinstance(node, Load):
         return emit_load(node, env, tensors)
     if isinstance(node, IndexValue):
-        return emit_index(node.index, env).astype(node.dtype)
+        position = emit_index(node.index, env)
+        return _truth(position) if node.dtype == "bool" else position.astype(node.dtype)
     if isinstance(node, Cast):
         value = emit_scalar(node.arg, env, tensors, as_written=as_written)
         if node.dtype in NARROW and isinstance(value, tirx.FloatImm):  # which TVM converts without rounding it
             value = constant(float(stored(value.value, node.dtype)), "float32")
-        return value.astype(node.dtype)
+        as_is = node.dtype != "bool" or (as_written and not isinstance(value, (tirx.IntImm, tirx.FloatImm)))
+        return value.astype(node.dtype) if as_is else _truth(value)
     assert isinstance(node, Call)
     function = _ARITHMETIC.get(node.fn) if as_written else None
     return (function or _FUNCTIONS[node.fn])(*(emit_scalar(a, env, tensors, as_written=as_written) for a in node.args))
@@ -136,6 +138,12 @@ def reducer(combiner: str) -> Callable[..., Expr]:
 def combine(combiner: str, a: Expr, b: Expr) -> Expr:
     """Return one step of a combiner."""
     return _COMBINE[combiner](a, b)
+
+
+def _truth(x: Expr) -> Expr:
+    """Return whether a number is not zero: TVM has no conversion of a literal beyond 1 to a truth value."""
+    kind = dtype_of(x)
+    return x if kind == "bool" else tirx.NE(x, constant(0, kind))
 
 
 def _float(x: Expr) -> Expr:

@@ -44,6 +44,7 @@ import numpy as np
 
 from roller.expr import Call, Index, Load, TensorExpr, Term
 from roller.expr.canonical import fuse_axes
+from roller.expr.joining import join_digits
 
 Matrix = tuple[tuple[float, ...], ...]
 
@@ -110,7 +111,9 @@ def only_reorders(expr: TensorExpr) -> bool:
 
     Where terms are such that every order gives the same sum, Winograd's algorithm still may not.
     """
-    return all(window_product(e) is None for e in (expr, fuse_axes(expr)))
+    forms = (expr, fuse_axes(expr))
+    joined = [e for e in map(join_digits, forms) if e is not None]  # of channels in blocks
+    return all(window_product(e) is None for e in (*forms, *joined))
 
 
 def _match(expr: TensorExpr) -> WindowProduct | None:
