@@ -33,6 +33,8 @@ from roller.runtime.inputs import random_inputs
 
 #: Seconds after which a mutant hangs.
 _HANGS_S = 20.0
+#: Between two looks at a child that runs a mutant (seconds).
+_POLL_S = 0.005
 #: Units in the last place from which an element differs.
 _ULPS = 8.0
 _EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
@@ -136,7 +138,7 @@ def _run_apart(artifact: Any, inputs: list[np.ndarray], shared: Shared) -> str:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
             return "" if status == 0 else f"ended with {status}"
-        time.sleep(0.005)
+        time.sleep(_POLL_S)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     return "hangs"
