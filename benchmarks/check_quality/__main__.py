@@ -49,7 +49,7 @@ def summary(found: list[Row]) -> str:
     for name, mine in (("interpreted", True), ("compiled", False)):
         some = Counter(r["result"] for r in right if bool(r.get("interpreted")) == mine)
         lines.append(f"- Right kernels, {name}: {some['right']} accepted, {some['refused']} refused"
-                     + (f", {some['not built']} not built" if some["not built"] else "") + ".")  # fmt: skip
+                     + "".join(f", {some[r]} {r}" for r in ("not built", "not run") if some[r]) + ".")  # fmt: skip
     elements = sum(r.get("elements", 0) for r in right)
     if elements:
         share = sum(r.get("anything", 0) for r in right) / elements
@@ -58,7 +58,8 @@ def summary(found: list[Row]) -> str:
     wrong = Counter(r["result"] for r in mutants)
     hit = wrong["found"] + wrong["crashed"]
     lines.append(f"- Mutants that are wrong: {hit + wrong['missed']}; found {hit} ({wrong['crashed']} by a crash), "
-                 f"missed {wrong['missed']}. Without effect: {wrong['no effect']}; not built: {wrong['not built']}."
+                 f"missed {wrong['missed']}. Without effect: {wrong['no effect']}; "
+                 f"not built: {wrong['not built']}; not run: {wrong['not run']}."
                  )  # fmt: skip
     heads = ("planted error", "found whole", "found in a sample", "crashed", "missed", "no effect")
     lines += ["", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
@@ -101,6 +102,7 @@ def main(
                 yield compiled, (seed, _MUTANTS_EACH)
             seed += 1
 
+    journal.parent.mkdir(parents=True, exist_ok=True)
     with journal.open("a") as lines:
         for rows in _results(tasks(), workers, until):
             found += rows

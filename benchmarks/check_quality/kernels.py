@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import resource
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -31,10 +32,12 @@ from roller.hardware import load_spec
 from roller.runtime.check import Oracle
 from roller.runtime.inputs import random_inputs
 
-#: Seconds after which a mutant hangs.
-_HANGS_S = 20.0
-#: Between two looks at a child that runs a mutant (seconds).
-_POLL_S = 0.005
+#: Seconds of processors after which a mutant hangs: how busy the machine is must not look like a finding.
+_HANGS_S = 20
+#: A child that has not ended by then says nothing of its mutant (seconds), and how often it is looked at.
+_PATIENT_S, _POLL_S = 600.0, 0.005
+#: How a child ends that could not run its mutant.
+_NOT_RUN = 3
 #: Units in the last place from which an element differs.
 _ULPS = 8.0
 _EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
@@ -45,7 +48,8 @@ ONE_OUTPUT = "one output"
 class Outcome:
     """One kernel: its seed, how it was changed (empty: not at all), what came of it and, in words, where.
 
-    ``result`` is ``right`` or ``refused``, ``found``, ``missed``, ``crashed`` or ``no effect``, or ``not built``.
+    ``result`` is ``right`` or ``refused``, ``found``, ``missed``, ``crashed`` or ``no effect``, ``not built`` or
+    ``not run``.
     """
 
     seed: int
@@ -117,12 +121,13 @@ class Shared:
             a.reshape(-1).view(np.uint8).fill(0xFF)
 
 
-def _run_apart(artifact: Any, inputs: list[np.ndarray], shared: Shared) -> str:
-    """Run a kernel in a process of its own; return what went wrong, or nothing."""
+def _run_apart(artifact: Any, inputs: list[np.ndarray], shared: Shared) -> tuple[str, str]:
+    """Run a kernel in a process of its own; return ``crashed`` or ``not run`` and why, or two empty texts."""
     shared.fill()
     child = os.fork()
     if child == 0:
         try:
+            resource.setrlimit(resource.RLIMIT_CPU, (_HANGS_S, 2 * _HANGS_S))
             run, result = CpuKernel(artifact).bind(*inputs)
             outputs = result if isinstance(result, tuple) else (result,)
             for out in outputs:
@@ -132,16 +137,26 @@ def _run_apart(artifact: Any, inputs: list[np.ndarray], shared: Shared) -> str:
                 target[...] = out
             os._exit(0)
         except BaseException:  # noqa: BLE001 - a child must never come back
-            os._exit(3)
-    end = time.monotonic() + _HANGS_S
+            os._exit(_NOT_RUN)
+    end = time.monotonic() + _PATIENT_S
     while time.monotonic() < end:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
-            return "" if status == 0 else f"ended with {status}"
+            return _ending(status)
         time.sleep(_POLL_S)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    return "hangs"
+    return "not run", "has not ended"
+
+
+def _ending(status: int) -> tuple[str, str]:
+    """Return what the end of a child says: a fault is one of the mutant's, but not what the system or Python did."""
+    if os.WIFEXITED(status):
+        return ("", "") if os.WEXITSTATUS(status) == 0 else ("not run", f"exit status {os.WEXITSTATUS(status)}")
+    number = signal.Signals(os.WTERMSIG(status))
+    if number == signal.SIGKILL:  # of a system without memory
+        return "not run", number.name
+    return "crashed", f"more than {_HANGS_S} s of processors" if number == signal.SIGXCPU else number.name
 
 
 def differs(expr: TensorExpr, right: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> int:
@@ -178,10 +193,13 @@ def judged(seed: int, each: int) -> Iterator[Outcome]:
     oracle = Oracle(expr, inputs, seed)
     oracle.cover([program], inputs)
     whole = sum(len(p) for p in oracle.points) == sum(t.elements for t in expr.output_tensors)
-    failed = _run_apart(artifact, inputs, shared)
+    ended, reason = _run_apart(artifact, inputs, shared)
+    if ended == "not run":
+        yield Outcome(seed, "", ended, expr.name, reason)
+        return
     right = [a.copy() for a in shared.arrays]
-    outcome = oracle.check(right) if not failed else None
-    text = failed if outcome is None else outcome.message
+    outcome = oracle.check(right) if not ended else None
+    text = f"{ended}: {reason}" if outcome is None else outcome.message
     yield Outcome(seed, "", "right" if outcome is not None and outcome.ok else "refused", expr.name, text, whole)
     if outcome is None or not outcome.ok:
         return
@@ -213,9 +231,9 @@ def _mutant(
             binary = build_library(changed, load_spec("cpu").target["mcpu"], 1)
         except Exception as err:  # noqa: BLE001 - TVM raises many types at programs that make no sense
             return Outcome(seed, kind, "not built", expr.name, str(err)[-200:])
-        failed = _run_apart(artifact.with_binary(binary), inputs, shared)
-        if failed:
-            return Outcome(seed, kind, "crashed", expr.name, failed)
+        ended, reason = _run_apart(artifact.with_binary(binary), inputs, shared)
+        if ended:
+            return Outcome(seed, kind, ended, expr.name, reason)
         made = [a.copy() for a in shared.arrays]
     wrong = differs(expr, right, made)
     if not wrong:
