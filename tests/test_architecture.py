@@ -14,9 +14,9 @@ PACKAGE = ROOT / "roller"
 
 #: Bottom to top. A floor imports only floors before it in this list; ``roller`` itself loads all of them lazily.
 FLOORS = (
-    "errors", "processor", "files", "scratch", "fragment", "expr", "hardware", "ops", "tile", "perf", "construction",
-    "artifact", "packed", "te", "codegen", "emulator", "backends", "runtime", "model", "probing", "compiled",
-    "arguments", "choosing", "pipeline", "onnx", "report", "roller", "cli",
+    "errors", "processor", "files", "scratch", "cyclic", "fragment", "expr", "hardware", "ops", "tile", "perf",
+    "construction", "artifact", "packed", "te", "codegen", "emulator", "backends", "runtime", "model", "probing",
+    "compiled", "arguments", "choosing", "pipeline", "onnx", "report", "roller", "cli",
 )  # fmt: skip
 
 #: Pairs that are neighbours, not stairs: neither may import the other.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from roller.cyclic import held_back
 from roller.model.aliases import Resolved, resolve
 from roller.model.arena import ALIGN_BYTES, pack
 from roller.model.lifetimes import Life, lifetimes, peak_bytes
@@ -12,6 +13,7 @@ from roller.model.plan import ARENA, CONSTANT, INPUT, OUTPUT, Place, Plan
 from roller.model.steps import Program
 
 
+@held_back()
 def plan(program: Program, *, predicted_s: Mapping[str, float] | None = None, value_align_bytes: int = 1) -> Plan:
     """Give every value of a program a place.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from roller.cyclic import held_back
 from roller.onnx.affine import fold_affine
 from roller.onnx.draft import Draft
 from roller.onnx.duplicates import merge_constants, merge_nodes, remove_dead
@@ -18,6 +19,7 @@ RANDOM = frozenset(
 )
 
 
+@held_back()
 def fold(graph: Graph) -> Graph:
     """Return a graph that computes the same with fewer nodes.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from roller.cyclic import held_back
 from roller.errors import ModelError
 from roller.model.steps import Call, Foreign, Join, KernelSource, Program, Run, Step, Value, View, reads, writes
 from roller.onnx.explain import Partition, explained
@@ -36,6 +37,7 @@ def partition(graph: Graph, *, fallback: str | None = None) -> Program:
     return explain(graph, fallback=fallback).program
 
 
+@held_back()
 def explain(graph: Graph, *, fallback: str | None = None) -> Partition:
     """Return the program of a graph with what became of its nodes, and why; as :func:`partition`."""
     if fallback not in (None, "onnxruntime"):
