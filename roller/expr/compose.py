@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from roller.expr.digits import composed, inverted, reshaped, simplified
+from roller.expr.rounding import stored
 from roller.expr.scalar import Bound, Call, Cast, Const, Index, IndexValue, Load, Scalar, loads, transform, walk
 from roller.expr.tensor_expr import Stage
 
@@ -98,16 +99,29 @@ def read_through(
     if value is None or not load.guard:
         return value
     guard = tuple(Bound(simplified(b.index, extents), b.low, b.high) for b in load.guard)
-    inner = value
-    while isinstance(inner, Cast):
-        inner = inner.arg
-    if inner is not value and isinstance(inner, Load) and not _holds(tensors[inner.tensor], load.outside):
+    if not _survives(load.outside, value, tensors):
         return None  # what lies outside is of the type it was converted to
     return guarded(value, guard, load.outside)
 
 
+def _survives(number: float, value: Scalar, tensors: Mapping[str, str]) -> bool:
+    """Return whether a number that a load yields outside its guard goes unchanged through the conversions of it."""
+    dtypes = list[str]()
+    while isinstance(value, Cast):
+        dtypes.append(value.dtype)
+        value = value.arg
+    if not dtypes or not isinstance(value, Load):
+        return True
+    met = number
+    for dtype in (tensors[value.tensor], *reversed(dtypes)):
+        if not _holds(dtype, met):
+            return False
+        met = float(stored(met, dtype))
+    return met == float(stored(number, dtypes[0])) or (math.isnan(met) and math.isnan(number))
+
+
 def _holds(dtype: str, number: float) -> bool:
-    """Return whether a dtype can represent a number."""
+    """Return whether a dtype has a number, but for rounding."""
     if "float" in dtype:
         return True
     low, high = {"bool": (0, 1), "int8": (-128, 127), "uint8": (0, 255)}.get(dtype, (-32768, 32767))

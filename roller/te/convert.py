@@ -24,6 +24,8 @@ from roller.expr import (
     transform,
     walk,
 )
+from roller.expr.compose import dtype_of as computed_dtype
+from roller.expr.rounding import stored
 from roller.te.affine import AxisSpace, HalfBound, NotAffineError, comparison, guarded, implied, refuse
 from roller.te.blocks import Block, subexpressions
 from roller.te.compat import Call as TvmCall
@@ -205,7 +207,7 @@ class Converter:
         if bounds and isinstance(other, Const):
             outside = self._extreme(float(other.value), other.dtype)
             for candidate in dict.fromkeys((outside, 0.0)):
-                if _passes_through(value, candidate, outside):
+                if _passes_through(value, candidate, outside, {t.name: t.dtype for t in self.tensors.values()}):
                     return self._guarded(value, bounds, candidate)
         here = self._guarded(value, implied(self.space, known, True), None)
         elsewhere = self._guarded(other, implied(self.space, known, False), None)
@@ -248,8 +250,11 @@ class Converter:
         return sign * float("inf") if value * sign >= limit else value
 
 
-def _passes_through(value: Scalar, fill: float, wanted: float) -> bool:
-    """Whether every load of ``value`` being ``fill`` makes it ``wanted``, so that a guard on loads is enough."""
+def _passes_through(value: Scalar, fill: float, wanted: float, dtypes: Mapping[str, str]) -> bool:
+    """Whether every load of ``value`` being ``fill`` makes it ``wanted``, so that a guard on loads is enough.
+
+    A conversion changes what goes through it: of -0.125, one to integers and back leaves 0.
+    """
     found = loads(value)
     if not found or any(isinstance(n, IndexValue) for n in walk(value)):
         return False
@@ -258,16 +263,17 @@ def _passes_through(value: Scalar, fill: float, wanted: float) -> bool:
 
     def compute(n: Scalar) -> Any:
         if isinstance(n, Load):
-            return np.float64(fill)
+            return stored(fill, dtypes[n.tensor])
         if isinstance(n, Const):
             return np.float64(n.value)
         if isinstance(n, Cast):
-            return compute(n.arg)
+            return stored(compute(n.arg), n.dtype)
         assert isinstance(n, Call)
         return FUNCTIONS[n.fn].numpy(*(compute(a) for a in n.args))
 
     with np.errstate(all="ignore"):
-        return bool(compute(value) == wanted)
+        kind = computed_dtype(value, dtypes)
+        return bool(compute(value) == (wanted if kind is None else stored(wanted, kind)))
 
 
 def _stays_inside(load: Load, tensor: Tensor, extents: Mapping[str, int]) -> bool:
