@@ -12,7 +12,7 @@ import numpy as np
 from roller.artifact import Constant
 from roller.backends.dtypes import host_remedy
 from roller.construction.options import ConstructOptions
-from roller.errors import ExprError, RollerError
+from roller.errors import ExprError, RollerError, shown
 from roller.expr import Tensor, TensorExpr
 from roller.expr.arithmetic import check_arithmetic
 from roller.hardware import DeviceSpec, list_specs, load_spec
@@ -35,8 +35,8 @@ def expression_of(expr: Any) -> TensorExpr:
 
 
 def _read(expr: Any) -> TensorExpr:
-    named = type(expr).__module__.partition(".")[0]
-    if named == "tvm" or (isinstance(expr, Sequence) and not isinstance(expr, (str, bytes))):
+    listed = isinstance(expr, Sequence) and not isinstance(expr, (str, bytes)) and len(expr) > 0
+    if all(type(e).__module__.partition(".")[0] == "tvm" for e in (expr if listed else [expr])):
         from roller.te.reader import read
 
         return read(expr)
@@ -58,7 +58,8 @@ def target_of(device: str | DeviceSpec, spec: str | DeviceSpec | None = None) ->
 
     if not (isinstance(device, str) and is_reachable(device)):
         if spec is not None:
-            raise RollerError(f"spec: expected beside a device to run on (cuda:0), got '{device}'. Pass it as device.")
+            named = shown(device)
+            raise RollerError(f"spec: expected beside a device to run on (cuda:0), got {named}. Pass it as device.")
         return _spec_of(device), None
     fitting, handle = resolve(device, list_specs(), load_spec)
     if spec is None:
@@ -78,7 +79,7 @@ def _spec_of(device: str | DeviceSpec) -> DeviceSpec:
             f"device: expected the name of a spec, a path or a DeviceSpec, got {type(device).__name__}. "
             "`roller devices` lists the names."
         )
-    return load_spec(str(device))
+    return load_spec(device)
 
 
 def options_of(options: ConstructOptions | None, top_k: int | Literal["auto"] | None) -> ConstructOptions:
@@ -114,13 +115,17 @@ def constants_of(
             "Write constants={'B': array}."
         )
     given = {} if constants is None else dict(constants)
+    for name in given:
+        if not isinstance(name, str):
+            got = shown(name)
+            raise RollerError(f"constants: expected names of inputs, got {got}. Write constants={{'B': array}}.")
     for name in options.constants:
         if name not in given:
             raise RollerError(
-                f"constants: expected a value for '{name}', which the options name, got {sorted(map(str, given))}. "
+                f"constants: expected a value for '{name}', which the options name, got {shown(sorted(given))}. "
                 f"Pass constants={{'{name}': array}}."
             )
-    chosen = replace(options, constants=tuple(str(n) for n in given))
+    chosen = replace(options, constants=tuple(given))
     positions = chosen.constants_of(expression)
     tensors = [expression.inputs[n] for n in positions]
     return chosen, tuple(Constant(n, _bytes(given[t.name], t)) for n, t in zip(positions, tensors, strict=True))

@@ -17,11 +17,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from roller.errors import ArtifactError
+from roller.errors import MALFORMED, ArtifactError, shown
 from roller.expr import TensorExpr
 from roller.expr.serialize import expr_from_dict, expr_to_dict
 from roller.files import whole_file
 from roller.tile import RProgram
+from roller.validation import path as path_of
 
 FORMAT_VERSION = 2
 #: Files that need no field of a later format are written in this one, for earlier readers.
@@ -170,16 +171,17 @@ class KernelArtifact:
             Where the data are of a newer format, damaged, or incomplete.
         """
         version = data.get("format_version") if isinstance(data, dict) else None
-        if not isinstance(version, int):
+        if not isinstance(version, int) or isinstance(version, bool):
             raise ArtifactError(f"{where}: expected a roller artifact, found no format_version. Save it again.")
         if version > FORMAT_VERSION:
             raise ArtifactError(
-                f"{where}: expected format {FORMAT_VERSION} or older, got {version}. Upgrade roller to load it."
+                f"{where}: expected format {FORMAT_VERSION} or older, got {shown(version)}. Upgrade roller to load it."
             )
         body = {k: v for k, v in data.items() if k != "checksum"}
-        if data.get("checksum") != _checksum(body):
-            raise ArtifactError(f"{where}: checksum does not match; the file is damaged. Compile and save it again.")
         try:
+            if data.get("checksum") != _checksum(body):
+                text = f"{where}: checksum does not match; the file is damaged. Compile and save it again."
+                raise ArtifactError(text)
             return cls(
                 body["language"],
                 body["target"],
@@ -195,7 +197,9 @@ class KernelArtifact:
                 tuple(Constant(n, None if v is None else base64.b64decode(v)) for n, v in body.get("constants", ())),
                 _launch_of(body["prepare"]) if body.get("prepare") is not None else None,
             )
-        except (KeyError, TypeError, ValueError, zlib.error) as err:
+        except ArtifactError:
+            raise
+        except (*MALFORMED, ValueError, zlib.error) as err:
             text = f"{where}: a field is missing or malformed ({err!r}). Compile and save it again."
             raise ArtifactError(text) from err
 
@@ -207,7 +211,7 @@ class KernelArtifact:
         ArtifactError
             Where the path cannot be written.
         """
-        target = Path(path)
+        target = path_of(path, "path", error=ArtifactError)
         text = json.dumps(self.to_dict())  # before anything is written
         try:
             with whole_file(target) as file:
@@ -225,14 +229,17 @@ class KernelArtifact:
         ArtifactError
             Where the file is missing, damaged or of a newer format.
         """
+        path = path_of(path, "path", error=ArtifactError)
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as err:
             raise ArtifactError(f"{path}: cannot read the artifact ({err}). Check the path.") from err
         try:
             data = json.loads(text)
         except json.JSONDecodeError as err:
             raise ArtifactError(f"{path}: not valid JSON ({err.msg} at character {err.pos}). Save it again.") from err
+        except (ValueError, RecursionError) as err:  # numbers of thousands of digits, lists within lists
+            raise ArtifactError(f"{path}: not valid JSON ({err}). Save it again.") from err
         return cls.from_dict(data, str(path))
 
 

@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import difflib
 import re
+import reprlib
 from collections.abc import Iterable
+from typing import Any
 
 #: Characters of one word (a name, a path, a number) an error repeats, and characters of a whole message.
 _MOST_WORD, _MOST_MESSAGE = 512, 8192
+#: What a message repeats of what it was given: words, and lines in quotes.
+_REPEATED = (re.compile(rf"\S{{{_MOST_WORD + 1},}}"), re.compile(rf"(?<!\w)'[^'\n]{{{_MOST_WORD - 1},}}'"))
 #: Digits of an integer an error repeats; Python refuses to print thousands.
 _MOST_DIGITS = 40
+#: Characters of a value that an error repeats.
+_MOST_SHOWN = 400
 
 
 def bounded(text: str) -> str:
@@ -28,8 +34,9 @@ def bounded(text: str) -> str:
     >>> bounded("short")
     'short'
     """
-    words = re.sub(rf"\S{{{_MOST_WORD + 1},}}", lambda m: _shortened(m[0], _MOST_WORD), text)
-    return _shortened(words, _MOST_MESSAGE)
+    for pattern in _REPEATED:
+        text = pattern.sub(lambda m: _shortened(m[0], _MOST_WORD), text)
+    return _shortened(text, _MOST_MESSAGE)
 
 
 def _shortened(text: str, most: int) -> str:
@@ -40,23 +47,44 @@ def _shortened(text: str, most: int) -> str:
     return f"{text[: most - tail]}...({len(text) - most} more)...{text[-tail:]}"
 
 
+class _Shown(reprlib.Repr):
+    """Prints values of any size and depth in a line: what is too long, too deep or too wide is left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 4
+        self.maxtuple = self.maxlist = self.maxdict = self.maxset = self.maxfrozenset = self.maxdeque = 16
+        self.maxstring = self.maxother = _MOST_SHOWN
+
+    def repr1(self, x: Any, level: int) -> str:
+        """Return a value at a depth; what cannot be printed by its type, since that is its author's code."""
+        try:
+            return super().repr1(x, level)
+        except Exception:  # noqa: BLE001 - its author's code, or a number within it: the error is said all the same
+            return f"a {type(x).__name__}"
+
+    def repr_int(self, x: int, level: int) -> str:
+        """Return an integer; Python refuses to print thousands of digits."""
+        return f"an integer of {x.bit_length()} bits" if abs(x) >= 10**_MOST_DIGITS else repr(x)
+
+    def repr_instance(self, x: Any, level: int) -> str:
+        """Return any other value in one line: NumPy prints arrays in many."""
+        return _shortened(" ".join(repr(x).split()), _MOST_SHOWN)
+
+
 def shown(value: object) -> str:
-    """Return ``repr(value)`` for an error: integers beyond printing by their size, what cannot be printed by its type.
+    """Return ``repr(value)`` for an error, in a line of bounded length.
 
     Examples
     --------
     >>> shown("a"), shown(7), shown(10**5000), shown({10**5000})
-    ("'a'", '7', 'an integer of 16610 bits', 'a set')
+    ("'a'", '7', 'an integer of 16610 bits', '{an integer of 16610 bits}')
     """
-    if isinstance(value, int) and abs(value) >= 10**_MOST_DIGITS:
-        return f"an integer of {value.bit_length()} bits"
-    if isinstance(value, (tuple, list)) and any(isinstance(v, int) for v in value):
-        inner = ", ".join(map(shown, value))
-        return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' if len(value) == 1 else ''})"
-    try:
-        return bounded(repr(value))
-    except Exception:  # noqa: BLE001 - its author's code, or a number within it: the error is said all the same
-        return f"a {type(value).__name__}"
+    return _shortened(_Shown().repr(value), _MOST_SHOWN)
+
+
+#: What taking plain data apart may end in where they are not what was written; what numbers make of it aside.
+MALFORMED = (KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError)
 
 
 class RollerError(Exception):
@@ -151,7 +179,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     >>> did_you_mean("bandwith", ["bandwidth", "banks"])
     "; did you mean 'bandwidth'?"
     """
-    if len(name) > _MOST_WORD:
+    if not isinstance(name, str) or len(name) > _MOST_WORD:  # whatever a caller passed as one
         return ""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name, [k for k in known if isinstance(k, str)], n=1, cutoff=0.6)
     return f"; did you mean '{close[0]}'?" if close else ""

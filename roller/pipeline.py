@@ -25,6 +25,7 @@ from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.hardware.detect import is_this_machine
 from roller.tile import RProgram
+from roller.validation import flag
 
 if TYPE_CHECKING:
     from roller.construction.constructor import Candidate
@@ -211,8 +212,9 @@ def compile(
 
     (spec, handle), expression = target_of(device, spec), expression_of(expr)
     chosen, values = constants_of(constants, expression, options_of(options, top_k))
-    seed = checked_seed(seed)
-    how, here = How(deterministic, refine_s or 0.0), _is_here(spec) or handle is not None
+    seed, cache = checked_seed(seed), flag(cache, "cache")
+    how = How(deterministic, 0.0 if refine_s is None else refine_s)
+    here = _is_here(spec) or handle is not None
     if how.refine_s and not here:
         raise RollerError(f"refine_s: expected a device that is here to time on, got '{spec.name}'. Leave it out.")
     prove_for_s = seconds_of(prove, prove_s, here, spec.name) if prove is not False or prove_s is not None else 0.0

@@ -14,9 +14,9 @@ PACKAGE = ROOT / "roller"
 
 #: Bottom to top. A floor imports only floors before it in this list; ``roller`` itself loads all of them lazily.
 FLOORS = (
-    "errors", "processor", "files", "scratch", "cyclic", "fragment", "expr", "hardware", "ops", "tile", "perf",
-    "construction", "artifact", "packed", "te", "codegen", "emulator", "backends", "runtime", "model", "probing",
-    "compiled", "arguments", "choosing", "pipeline", "onnx", "report", "roller", "cli",
+    "errors", "validation", "processor", "files", "scratch", "cyclic", "fragment", "expr", "hardware", "ops", "tile",
+    "perf", "construction", "artifact", "packed", "te", "codegen", "emulator", "backends", "runtime", "model",
+    "probing", "compiled", "arguments", "choosing", "pipeline", "onnx", "report", "roller", "cli",
 )  # fmt: skip
 
 #: Pairs that are neighbours, not stairs: neither may import the other.
@@ -28,7 +28,10 @@ SIBLINGS = (("expr", "hardware"), ("ops", "hardware"), ("ops", "tile"), ("perf",
             ("probing", "codegen"))  # fmt: skip
 
 #: What a bare machine has on which a compiled kernel only runs, and what each launcher may need besides.
-RUNS_BARE = ("errors", "processor", "files", "scratch", "fragment", "expr", "tile", "artifact", "packed", "emulator")
+RUNS_BARE = (
+    "errors", "validation", "processor", "files", "scratch", "fragment", "expr", "tile", "artifact", "packed",
+    "emulator",
+)  # fmt: skip
 #: Used where it is installed, and done without where it is not.
 OPTIONAL = {"roller.runtime.cache_location": {"platformdirs"}}
 FILES = sorted(PACKAGE.rglob("*.py"))

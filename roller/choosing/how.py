@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from roller.errors import RollerError
+from roller.validation import flag, number
 
 
 @dataclass(frozen=True)
@@ -25,11 +26,9 @@ class How:
 
     def __post_init__(self) -> None:
         """Reject what contradicts itself."""
-        if not isinstance(self.deterministic, bool):
-            raise RollerError(f"deterministic: expected True or False, got {self.deterministic!r}.")
-        number = isinstance(self.refine_s, (int, float)) and not isinstance(self.refine_s, bool)
-        if not number or not 0 <= self.refine_s < float("inf"):
-            raise RollerError(f"refine_s: expected seconds of at least 0, or None, got {self.refine_s!r}.")
+        object.__setattr__(self, "deterministic", flag(self.deterministic, "deterministic"))
+        seconds = number(self.refine_s, "refine_s", expected="seconds of at least 0, or None")
+        object.__setattr__(self, "refine_s", seconds)
         if self.deterministic and self.refine_s:
             raise RollerError(
                 f"refine_s: expected none beside deterministic=True, which times nothing, got {self.refine_s:g} s. "
@@ -38,4 +37,4 @@ class How:
 
     def identity(self) -> dict[str, Any]:
         """Return as plain data what decides the kernel besides the options of its construction."""
-        return {"how": [self.deterministic, float(self.refine_s)]} if self != How() else {}
+        return {"how": [self.deterministic, self.refine_s]} if self != How() else {}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from roller.artifact import KernelArtifact
 from roller.errors import EmulationError, RollerError
 from roller.processor import usable_processors
+from roller.validation import flag, number
 
 if TYPE_CHECKING:
     import numpy as np
@@ -214,11 +215,14 @@ class Share:
 
 
 def is_proved(artifact: KernelArtifact, seconds: float) -> bool:
-    """Whether proving an artifact for so long says no more than is known: it ran, or was tried for as long."""
+    """Whether proving an artifact for so long says no more than is known: all of it ran, or it was tried for as long.
+
+    What ran of it in part, or of a smaller kernel, is as good as the seconds it was given: more show more of it.
+    """
     if artifact.measured_s is not None:
         return True
-    known = str(artifact.build.get(PROVED, ""))
-    return known.startswith(EMULATED) or (bool(known) and float(artifact.build.get(_TRIED_S, 0.0)) >= seconds)
+    known = proved_of(artifact)
+    return known == EMULATED or (bool(known) and float(artifact.build.get(_TRIED_S, 0.0)) >= seconds)
 
 
 def noted(artifact: KernelArtifact, verdict: Verdict, seconds: float) -> KernelArtifact:
@@ -241,11 +245,10 @@ def seconds_of(prove: bool, prove_s: float | None, device_is_here: bool, device:
     EmulationError
         Where this machine cannot prove anything.
     """
-    if not isinstance(prove, bool):
-        raise RollerError(f"prove: expected True or False, got {prove!r}. Give seconds as prove_s.")
-    number = isinstance(prove_s, (int, float)) and not isinstance(prove_s, bool)
-    if prove_s is not None and not (number and 0 < prove_s < float("inf")):
-        raise RollerError(f"prove_s: expected seconds above 0, or None, got {prove_s!r}.")
+    prove = flag(prove, "prove", remedy="Give seconds as prove_s.")
+    seconds = PROVE_S
+    if prove_s is not None:
+        seconds = number(prove_s, "prove_s", above=0.0, expected="seconds above 0, or None")
     if not prove:
         if prove_s is not None:
             raise RollerError("prove_s: expected none without prove=True. Add it, or leave prove_s away.")
@@ -256,7 +259,7 @@ def seconds_of(prove: bool, prove_s: float | None, device_is_here: bool, device:
     why = missing()
     if why:
         raise EmulationError(why)
-    return PROVE_S if prove_s is None else float(prove_s)
+    return seconds
 
 
 def _compare(

@@ -15,7 +15,7 @@ from roller.construction.cpu_pool import staged_choices, store_choices, vector_a
 from roller.construction.gpu_pool import structure_of
 from roller.construction.named_matrix import matrix_batch
 from roller.construction.reduction import window_axes
-from roller.errors import TileError, did_you_mean
+from roller.errors import TileError, did_you_mean, shown
 from roller.expr import TensorExpr
 from roller.expr.canonical import fuse_axes, group_axes
 from roller.hardware import DeviceSpec
@@ -26,6 +26,7 @@ from roller.tile.alignment import broken_rules
 from roller.tile.geometry import Geometry, Ints
 from roller.tile.program import RProgram
 from roller.tile.windows import slide_of
+from roller.validation import is_integer
 
 #: Extents of one layer: by axis name, or a sequence in axis order.
 Tile = Mapping[str, int] | Sequence[int]
@@ -174,10 +175,13 @@ def _by_layer(tiles: Mapping[str, Tile], spec: DeviceSpec, layers: Sequence[str]
     for given, tile in tiles.items():
         name = LAYER_ALIASES.get(given, given) if spec.kind == "gpu" else given
         if name not in layers:
-            hint = did_you_mean(str(given), layers) or "."
-            raise TileError(f"tiles: '{given}' is no tiled layer of {spec.name}{hint} Use {list(layers)}.")
+            hint = (did_you_mean(given, layers) if isinstance(given, str) else "") or "."
+            raise TileError(f"tiles: {shown(given)} is no tiled layer of {spec.name}{hint} Use {list(layers)}.")
         if name in found:
             raise TileError(f"tiles: '{given}' names layer '{name}' a second time. Give every layer one tile.")
+        if not isinstance(tile, Mapping) and (not isinstance(tile, Sequence) or isinstance(tile, (str, bytes))):
+            what = "extents by axis name or a sequence"
+            raise TileError(f"tiles: layer '{name}': expected {what}, got {shown(tile)}.")
         found[name] = tile
     return found
 
@@ -201,16 +205,16 @@ def _check_steps(steps: Any, geometry: Geometry, shared: tuple[int, ...]) -> Non
     """Raise the one clear error where the reduction step is not that of the scratchpad's tile."""
     if steps is None:
         return
-    given = list(steps) if isinstance(steps, Sequence) and not isinstance(steps, str) else [steps]
+    given = list(steps) if isinstance(steps, Sequence) and not isinstance(steps, (str, bytes)) else [steps]
     found = {n: v for n, v, s in zip(geometry.names, shared, geometry.spatial, strict=True) if not s}
     if len(given) != len(found):
         raise TileError(
             f"tiles: '{STEP}': expected {len(found)} extents, one for each of the reduction axes {list(found)}, got "
-            f"{steps!r}. Give as many, or name the axes in the tile of 'shared'."
+            f"{shown(steps)}. Give as many, or name the axes in the tile of 'shared'."
         )
-    if given != list(found.values()):
+    if not all(map(is_integer, given)) or given != list(found.values()):
         raise TileError(
-            f"tiles: '{STEP}': expected the reduction extents of the tile of 'shared' ({found}), got {steps!r}. "
+            f"tiles: '{STEP}': expected the reduction extents of the tile of 'shared' ({found}), got {shown(steps)}. "
             "Give them in one of the two places."
         )
 
@@ -229,12 +233,14 @@ def _fits_form(tile: Tile, geometry: Geometry, fastest: bool) -> bool:
     if isinstance(tile, Mapping):
         return all(_axis_of(a, geometry.names) is not None for a in tile)
     ranks = (len(geometry.names), int(geometry.spatial.sum())) if fastest else (len(geometry.names),)
-    return isinstance(tile, Sequence) and not isinstance(tile, str) and len(tile) in ranks
+    return len(tile) in ranks
 
 
 def _axis_of(given: object, names: Sequence[str]) -> str | None:
     """Return the axis of that name; the parts of a group may be given in any order."""
-    parts = sorted(str(given).replace(" ", "").split("*"))
+    if not isinstance(given, str):
+        return None
+    parts = sorted(given.replace(" ", "").split("*"))
     return next((n for n in names if n == given or sorted(n.split("*")) == parts), None)
 
 
@@ -304,12 +310,10 @@ def _extents(layer: str, tile: Tile, geometry: Geometry, above: tuple[int, ...],
         given = {_axis_of(axis, names): v for axis, v in tile.items()}
         for axis in tile:
             if _axis_of(axis, names) is None:
-                hint = did_you_mean(str(axis), names) or "."
-                raise TileError(f"tiles: layer '{layer}': unknown axis '{axis}'{hint} Use {names}.")
+                hint = (did_you_mean(axis, names) if isinstance(axis, str) else "") or "."
+                raise TileError(f"tiles: layer '{layer}': unknown axis {shown(axis)}{hint} Use {names}.")
         values = [given.get(n, a) for n, a in zip(names, above, strict=True)]
     else:
-        if not isinstance(tile, Sequence) or isinstance(tile, str):
-            raise TileError(f"tiles: layer '{layer}': expected extents by axis name or a sequence, got {tile!r}.")
         values = list(tile)
         if fastest and len(values) == int(geometry.spatial.sum()) < len(names):
             spatial = iter(values)
@@ -317,15 +321,14 @@ def _extents(layer: str, tile: Tile, geometry: Geometry, above: tuple[int, ...],
         if len(values) != len(names):
             raise TileError(f"tiles: layer '{layer}': expected {len(names)} extents for {names}, got {len(values)}.")
     for n, v, a in zip(names, values, above, strict=True):
-        if not isinstance(v, (int, np.integer)) or isinstance(v, bool) or v < 1:
-            raise TileError(f"tiles: layer '{layer}', axis '{n}': expected a positive integer, got {v!r}.")
+        where = f"tiles: layer '{layer}', axis '{n}'"
+        if not is_integer(v) or v < 1:
+            raise TileError(f"{where}: expected a positive integer, got {shown(v)}.")
         if v > MAX_EXTENT:
-            raise TileError(
-                f"tiles: layer '{layer}', axis '{n}': expected at most {MAX_EXTENT}, got {v}. Make the tile smaller."
-            )
+            raise TileError(f"{where}: expected at most {MAX_EXTENT}, got {shown(v)}. Make the tile smaller.")
         if v < a:
             raise TileError(
-                f"tiles: layer '{layer}', axis '{n}': expected at least the extent of the layer above ({a}), got {v}. "
+                f"{where}: expected at least the extent of the layer above ({a}), got {v}. "
                 "A tile holds the tile of the faster layer."
             )
     row = tuple(int(v) for v in values)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from roller.construction.matrix_pool import MatrixForm, matrix_forms
-from roller.errors import TileError, did_you_mean
+from roller.errors import TileError, did_you_mean, shown
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.tile.geometry import Geometry
@@ -34,9 +34,9 @@ def matrix_batch(geometry: Geometry, rows: tuple[tuple[int, ...], ...], spec: De
         Where the device has no such fragment, it does not compute the expression, or tiles are no whole fragments.
     """
     names = [f.name for f in spec.fragments]
-    if name not in names:
+    if not isinstance(name, str) or name not in names:
         hint = did_you_mean(name, names) or "."
-        raise TileError(f"fragment: '{name}' is no fragment of {spec.name}{hint} Use one of {names}.")
+        raise TileError(f"fragment: {shown(name)} is no fragment of {spec.name}{hint} Use one of {names}.")
     own = replace(spec, fragments=tuple(f for f in spec.fragments if f.name == name))
     forms = matrix_forms(geometry, own)
     if not forms:

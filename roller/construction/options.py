@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from roller.errors import RollerError, did_you_mean
+from roller.errors import RollerError, did_you_mean, shown
 from roller.expr import TensorExpr
+from roller.validation import flag, number, one_of, whole_number
 
 #: Part of a candidate's identity: raise it when a template changes what a program means.
 TEMPLATE_VERSION = 3
 #: Candidates constructed, and timed at most, where ``top_k="auto"`` decides which of them are timed.
 AUTO_MOST = 10
+#: Programs that may be asked for, and priced: each takes memory before the first is returned.
+MOST_PROGRAMS = 1_000_000
 #: ``roller`` constructs, ``sokoban`` enumerates.
 POLICIES = ("roller", "sokoban")
 #: Mechanisms that are on or off.
@@ -76,21 +79,23 @@ class ConstructOptions:
 
     def __post_init__(self) -> None:
         """Reject values no construction can honour."""
-        for name in _SWITCHES:
-            if not isinstance(getattr(self, name), bool):
-                raise _bad(name, "True or False", getattr(self, name))
-        if self.top_k != "auto" and (not _is_number(self.top_k, int) or self.top_k < 1):
-            raise _bad("top_k", "an integer of at least 1 or 'auto'", self.top_k)
-        if not _is_number(self.epsilon, (int, float)) or not self.epsilon >= 0.0:
-            raise _bad("epsilon", "a value of at least 0", self.epsilon)
-        if self.units is not None and (not _is_number(self.units, int) or self.units < 1):
-            raise _bad("units", "an integer of at least 1 or None", self.units)
-        if self.policy not in POLICIES:
-            raise _bad("policy", f"one of {POLICIES}", self.policy)
-        if not _is_number(self.pool, int) or self.pool < self.count:
-            raise _bad("pool", f"an integer of at least top_k={self.count}", self.pool)
+        made: dict[str, Any] = {name: flag(getattr(self, name), _where(name)) for name in _SWITCHES}
+        if not (isinstance(self.top_k, str) and self.top_k == "auto"):
+            expected = "an integer of at least 1 or 'auto'"
+            made["top_k"] = whole_number(self.top_k, _where("top_k"), 1, MOST_PROGRAMS, expected=expected)
+        expected = "a value of at least 0"  # infinity forbids no padding
+        made["epsilon"] = number(self.epsilon, _where("epsilon"), infinite=True, expected=expected)
+        if self.units is not None:
+            made["units"] = whole_number(self.units, _where("units"), 1, expected="an integer of at least 1 or None")
+        made["policy"] = one_of(self.policy, _where("policy"), POLICIES)
+        count = AUTO_MOST if self.top_k == "auto" else made["top_k"]
+        expected = f"an integer of at least top_k={count}"
+        made["pool"] = whole_number(self.pool, _where("pool"), count, MOST_PROGRAMS, expected=expected)
         if not isinstance(self.constants, tuple) or not all(isinstance(n, str) for n in self.constants):
-            raise _bad("constants", "a tuple of names of inputs", self.constants)
+            got = shown(self.constants)
+            raise RollerError(f"{_where('constants')}: expected a tuple of names of inputs, got {got}.")
+        for name, value in made.items():  # Python's own numbers: they become part of keys, and JSON
+            object.__setattr__(self, name, value)
 
     @property
     def count(self) -> int:
@@ -121,10 +126,5 @@ class ConstructOptions:
         return {**self.to_dict(), "constants": list(self.constants_of(expression))}
 
 
-def _is_number(value: Any, kind: type | tuple[type, ...]) -> bool:
-    """Whether the value is a number of the kind; True and False are none."""
-    return isinstance(value, kind) and not isinstance(value, bool)
-
-
-def _bad(name: str, expected: str, got: Any) -> RollerError:
-    return RollerError(f"ConstructOptions.{name}: expected {expected}, got {got!r}.")
+def _where(name: str) -> str:
+    return f"ConstructOptions.{name}"

@@ -20,7 +20,7 @@ import numpy as np
 from roller.artifact import KernelArtifact
 from roller.emulator.emulate import Emulated
 from roller.emulator.packed import EmulatedPack, Places
-from roller.errors import EmulationError
+from roller.errors import EmulationError, shown
 from roller.packed import PackedKernel
 
 #: Which stream goes on where several may: the one made first, the one made last, or any.
@@ -158,7 +158,8 @@ class EmulatedDevice:
         self, policy: str = "random", seed: int = 0, *, order: str = "forward", check: bool = True, arch: str = "sm_90"
     ) -> None:
         if policy not in POLICIES:
-            raise EmulationError(f"emulated device: policy: expected one of {', '.join(POLICIES)}, got {policy!r}.")
+            known = ", ".join(POLICIES)
+            raise EmulationError(f"emulated device: policy: expected one of {known}, got {shown(policy)}.")
         self.policy, self.order, self.check, self._arch = policy, order, check, arch
         self._random = random.Random(seed)
         self._streams: list[Stream] = []

@@ -18,7 +18,7 @@ from roller.artifact import Argument, KernelArtifact, Launch
 from roller.emulator import library
 from roller.emulator.allowance import Allowance
 from roller.emulator.translate import Kernel, translate
-from roller.errors import EmulationError, EmulationTimeout
+from roller.errors import EmulationError, EmulationTimeout, shown
 from roller.processor import usable_processors
 
 #: Languages of artifacts whose sources are understood.
@@ -170,7 +170,7 @@ class Emulated:
             Where it has not ended within the allowance.
         """
         if order not in ORDERS:
-            raise EmulationError(f"emulator: order: expected one of {', '.join(ORDERS)}, got {order!r}.")
+            raise EmulationError(f"emulator: order: expected one of {', '.join(ORDERS)}, got {shown(order)}.")
         for launch, kernel, function in self._launches if only is None else [self._launches[only]]:
             _launch(launch, kernel, function, buffers, ORDERS.index(order), seed, workers, blocks, allowance)
             for b in buffers.values() if only is None else ():

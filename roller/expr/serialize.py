@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from roller.errors import ArtifactError
+from roller.errors import MALFORMED, ArtifactError
 from roller.expr.scalar import Bound, Call, Cast, Const, Index, IndexValue, Load, Scalar, Term
 from roller.expr.tensor_expr import Axis, Stage, Tensor, TensorExpr
 
@@ -99,7 +99,7 @@ def expr_from_dict(data: dict[str, Any]) -> TensorExpr:
         )
         inputs = tuple(_tensor_from(t) for t in data["inputs"])
         return TensorExpr(data["name"], inputs, stages, tuple(data["outputs"]), data["allow_padding"])
-    except (KeyError, TypeError, IndexError) as err:
+    except MALFORMED as err:
         raise ArtifactError(f"expression: expected a serialised TensorExpr, got {err!r}. The file is damaged.") from err
 
 

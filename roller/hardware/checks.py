@@ -87,20 +87,20 @@ def check_number(where: str, path: str, value: object, quantity: Quantity) -> fl
     if isinstance(value, str):
         raise fail(where, path, _text_problem(value))
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise fail(where, path, f"expected a number{unit and f' in{unit}'}, got {value!r}. Write a plain number.")
+        raise fail(where, path, f"expected a number{unit and f' in{unit}'}, got {shown(value)}. Write a plain number.")
     if not -sys.float_info.max <= value <= sys.float_info.max:  # of an integer too: it may be too large for any float
         raise fail(
             where, path, f"expected a finite number, got {shown(value)}. Leave the field out where it is unknown."
         )
     if quantity.integer and value != int(value):
-        raise fail(where, path, f"expected a whole number of {quantity.unit}, got {value!r}.")
+        raise fail(where, path, f"expected a whole number of {quantity.unit}, got {shown(value)}.")
     if value < 0:
-        raise fail(where, path, f"expected a value of at least {quantity.minimum:g}{unit}, got {value!r}.")
+        raise fail(where, path, f"expected a value of at least {quantity.minimum:g}{unit}, got {shown(value)}.")
     if not quantity.minimum <= value <= quantity.maximum:
         raise fail(
             where,
             path,
-            f"expected a value from {quantity.minimum:g} to {quantity.maximum:g}{unit}, got {value!r}. "
+            f"expected a value from {quantity.minimum:g} to {quantity.maximum:g}{unit}, got {shown(value)}. "
             "Values are in SI base units: check the unit.",
         )
     return int(value) if quantity.integer else float(value)
@@ -110,11 +110,11 @@ def _text_problem(text: str) -> str:
     try:
         number = float(text)
     except ValueError:
-        return f"expected a number, got the text {text!r}. Write a plain number."
+        return f"expected a number, got the text {shown(text)}. Write a plain number."
     if not math.isfinite(number):
-        return f"expected a finite number, got the text {text!r}. Leave the field out where it is unknown."
+        return f"expected a finite number, got the text {shown(text)}. Leave the field out where it is unknown."
     return (
-        f"expected a number, got the text {text!r} (YAML 1.1, as PyYAML reads it, wants a dot and a signed "
+        f"expected a number, got the text {shown(text)} (YAML 1.1, as PyYAML reads it, wants a dot and a signed "
         f"exponent, and no quotes). Write {_yaml_float(number)}."
     )
 
@@ -138,7 +138,8 @@ def read_sourced(where: str, path: str, data: object, quantity: Quantity) -> tup
     if isinstance(data, str):
         raise fail(where, path, _text_problem(data))
     if not isinstance(data, Mapping):
-        raise fail(where, path, f"expected a mapping with the source, e.g. {{datasheet: {data}}}, got {data!r}.")
+        got = shown(data)
+        raise fail(where, path, f"expected a mapping with the source, e.g. {{datasheet: {got}}}, got {got}.")
     check_keys(where, path, data, (*SOURCES, "spread", "note"))
     values = {s: check_number(where, f"{path}.{s}", data[s], quantity) for s in SOURCES if s in data}
     if not values:
@@ -146,7 +147,7 @@ def read_sourced(where: str, path: str, data: object, quantity: Quantity) -> tup
     if "spread" in data:
         check_number(where, f"{path}.spread", data["spread"], _SPREAD)
     if not isinstance(data.get("note", ""), str):
-        raise fail(where, f"{path}.note", f"expected text, got {data['note']!r}. Quote it.")
+        raise fail(where, f"{path}.note", f"expected text, got {shown(data['note'])}. Quote it.")
     source = next(s for s in SOURCES if s in values)
     return values[source], source
 

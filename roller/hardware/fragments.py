@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from roller.errors import did_you_mean
+from roller.errors import did_you_mean, shown
 from roller.fragment import FAMILIES, Fragment
 from roller.hardware.checks import Quantity, check_keys, check_number, fail
 from roller.hardware.sections import DTYPES
@@ -43,14 +43,15 @@ def _fragment(where: str, path: str, data: Mapping[str, Any]) -> Fragment:
             raise fail(where, f"{path}.{key}", f"unknown dtype {data[key]!r}{hint}")
     name, rate = data["name"], data.get("rate", "matrix")
     if not isinstance(name, str) or name.partition(".")[0] not in FAMILIES:
-        raise fail(where, f"{path}.name", f"expected a name that starts with one of {list(FAMILIES)}, got {name!r}.")
+        problem = f"expected a name that starts with one of {list(FAMILIES)}, got {shown(name)}."
+        raise fail(where, f"{path}.name", problem)
     if rate not in ("matrix", "group_matrix"):
-        raise fail(where, f"{path}.rate", f"expected 'matrix' or 'group_matrix', got {rate!r}.")
+        raise fail(where, f"{path}.rate", f"expected 'matrix' or 'group_matrix', got {shown(rate)}.")
     m, n, k = (int(check_number(where, f"{path}.{x}", data[x], _EXTENT)) for x in "mnk")
     threads = int(check_number(where, f"{path}.threads", data["threads"], _THREADS))
     arch = data.get("arch", "")
     if not isinstance(arch, str):
-        raise fail(where, f"{path}.arch", f"expected the name of an architecture such as sm_90a, got {arch!r}.")
+        raise fail(where, f"{path}.arch", f"expected the name of an architecture such as sm_90a, got {shown(arch)}.")
     counts = (
         int(check_number(where, f"{path}.{x}", data.get(x, 1), _COUNT)) for x in ("instructions", "operand_copies")
     )

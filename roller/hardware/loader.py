@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from roller.errors import SpecError
 from roller.hardware.detect import detect_cpu
 from roller.hardware.reader import THIS_MACHINE, read_spec
 from roller.hardware.spec import DeviceSpec
+from roller.validation import path
 
 
 def load_spec(name_or_path: str | os.PathLike[str], overrides: Mapping[str, float] | None = None) -> DeviceSpec:
@@ -37,6 +39,6 @@ def load_spec(name_or_path: str | os.PathLike[str], overrides: Mapping[str, floa
     >>> load_spec("v100", {"units": 40}).sources["units"]
     'override'
     """
-    name = os.fspath(name_or_path)
+    name = str(path(name_or_path, "device", error=SpecError, what="the name of a device or the path of a YAML"))
     spec = detect_cpu() if name == THIS_MACHINE else read_spec(name)
-    return spec.with_overrides(overrides) if overrides else spec
+    return spec if overrides is None else spec.with_overrides(overrides)

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from roller.errors import SpecError, did_you_mean
+from roller.errors import SpecError, did_you_mean, shown
 from roller.hardware.checks import check_keys, fail, join_path, read_sourced
 from roller.hardware.fragments import read_fragments
 from roller.hardware.sections import (
@@ -174,7 +174,7 @@ def _build(where: str, data: Mapping[str, Any]) -> DeviceSpec:
     sources: dict[str, str] = {}
     kind = data["kind"]
     if kind not in LAYER_NAMES:
-        raise fail(where, "kind", f"expected one of {sorted(LAYER_NAMES)}, got {kind!r}.")
+        raise fail(where, "kind", f"expected one of {sorted(LAYER_NAMES)}, got {shown(kind)}.")
     top: dict[str, Any] = {}
     for key, quantity in quantities(DeviceSpec).items():
         top[key], sources[key] = read_sourced(where, key, data[key], quantity)
@@ -206,7 +206,7 @@ def _section(
     where: str, name: str, data: object, kind: str, sources: dict[str, str], extra: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     if not isinstance(data, Mapping):
-        raise fail(where, name, f"expected a mapping of fields, got {data!r}.")
+        raise fail(where, name, f"expected a mapping of fields, got {shown(data)}.")
     declared = quantities(_CLASSES[name])
     required = [k for k, q in declared.items() if kind in q.kinds]
     check_keys(where, name, data, (*extra, *declared), (*extra, *required))
@@ -226,11 +226,11 @@ def _numbers(
 def _compute(where: str, data: object, sources: dict[str, str]) -> Compute:
     path = "compute.ops_per_cycle_per_unit"
     if not isinstance(data, Mapping):
-        raise fail(where, "compute", f"expected a mapping of fields, got {data!r}.")
+        raise fail(where, "compute", f"expected a mapping of fields, got {shown(data)}.")
     check_keys(where, "compute", data, ("ops_per_cycle_per_unit",), ("ops_per_cycle_per_unit",))
     rates = data["ops_per_cycle_per_unit"]
     if not isinstance(rates, Mapping):
-        raise fail(where, path, f"expected a mapping of rates, got {rates!r}.")
+        raise fail(where, path, f"expected a mapping of rates, got {shown(rates)}.")
     for name in rates:
         _check_rate_name(where, path, name)
     check_keys(where, path, rates, rates, OPERATION_CLASSES)
@@ -281,13 +281,13 @@ def _target(where: str, kind: str, data: object) -> tuple[tuple[str, str], ...]:
         Where the language is unknown, does not fit the kind of device, or keys are missing.
     """
     if not isinstance(data, Mapping) or not all(isinstance(v, str) for v in data.values()):
-        raise fail(where, "target", f"expected text values such as {{language: cuda, arch: sm_70}}, got {data!r}.")
+        raise fail(where, "target", f"expected text values such as {{language: cuda, arch: sm_70}}, got {shown(data)}.")
     language = data.get("language")
     if language not in TARGET_KEYS:
         hint = did_you_mean(str(language), TARGET_KEYS)
-        raise fail(where, "target.language", f"expected one of {sorted(TARGET_KEYS)}, got {language!r}{hint}")
+        raise fail(where, "target.language", f"expected one of {sorted(TARGET_KEYS)}, got {shown(language)}{hint}")
     if KIND_OF_LANGUAGE[language] != kind:
-        raise fail(where, "target.language", f"expected a language of a {kind}, got {language!r}. Correct 'kind'.")
+        raise fail(where, "target.language", f"expected a language of a {kind}, got {shown(language)}. Correct 'kind'.")
     required, optional = TARGET_KEYS[language]
     check_keys(where, "target", data, ("language", *required, *optional), required)
     return tuple(sorted(data.items()))
@@ -312,5 +312,5 @@ def _check_rate_name(where: str, path: str, name: str) -> None:
 
 def _text(where: str, path: str, value: object) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise fail(where, path, f"expected text, got {value!r}.")
+        raise fail(where, path, f"expected text, got {shown(value)}.")
     return value

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from roller.errors import SpecError, did_you_mean
+from roller.errors import SpecError, did_you_mean, shown
 from roller.fragment import Fragment
 from roller.hardware.architectures import has_async_copies
 from roller.hardware.checks import Quantity, check_number, fail, join_path
@@ -34,6 +34,7 @@ from roller.hardware.sections import (
     numbers_of,
     quantities,
 )
+from roller.validation import whole_number
 
 
 @dataclass(frozen=True)
@@ -123,11 +124,11 @@ class DeviceSpec:
         SpecError
             Where the device has no such layer.
         """
-        found = self._layers.get(name)
+        found = self._layers.get(name) if isinstance(name, str) else None
         if found is None:
             known = tuple(self._layers)
             hint = did_you_mean(name, known) or "."
-            raise SpecError(f"{self.name}: no memory layer '{name}'{hint} It has {list(known)}.")
+            raise SpecError(f"{self.name}: no memory layer {shown(name)}{hint} It has {list(known)}.")
         return found
 
     def ops_per_s(self, operation: str, dtype: str = "float32") -> float:
@@ -151,10 +152,12 @@ class DeviceSpec:
             Where the device gives no rate for the class.
         """
         rates = self.compute.ops_per_cycle_per_unit
-        rate = rates.get(f"{operation}.{dtype}", rates.get(operation))
+        named = isinstance(operation, str) and isinstance(dtype, str)
+        rate = rates.get(f"{operation}.{dtype}", rates.get(operation)) if named else None
         if rate is None:
             hint = did_you_mean(operation, rates)
-            raise SpecError(f"{self.name}: no rate for '{operation}' on {dtype}{hint or '.'} It has {sorted(rates)}.")
+            what = f"{shown(operation)} on {shown(dtype).strip(chr(39))}"
+            raise SpecError(f"{self.name}: no rate for {what}{hint or '.'} It has {sorted(rates)}.")
         return rate * self.units * self.clock_hz
 
     def with_overrides(self, overrides: Mapping[str, float], source: str = "override") -> DeviceSpec:
@@ -192,7 +195,7 @@ class DeviceSpec:
         >>> load_spec("v100").share(20).layer("shared").bandwidth_bytes_per_s * 4
         12080000000000.0
         """
-        given = min(units, self.units)
+        given = min(whole_number(units, "units", 1), self.units)
         part, layers = given / self.units, []
         for layer in self.memory_layers:
             alone = layer.bandwidth_per_teu_bytes_per_s if self.kind == "cpu" else None
@@ -285,11 +288,15 @@ def _override(spec: DeviceSpec, overrides: Mapping[str, float], source: str) -> 
     SpecError
         Where a path does not exist for this kind of device, or a value is wrong.
     """
+    where = spec.name
+    if not isinstance(overrides, Mapping):
+        raise SpecError(f"{where}: overrides: expected a mapping from paths to numbers, got {shown(overrides)}.")
     if not overrides:
         return spec
-    where = spec.name
     known = settable(spec)
     for path, value in overrides.items():
+        if not isinstance(path, str):
+            raise SpecError(f"{where}: overrides: expected dotted paths such as 'units', got {shown(path)}.")
         if path not in known:
             raise fail(where, path, f"unknown field{_nearest_fields(path, known)}")
         number = check_number(where, path, value, known[path])

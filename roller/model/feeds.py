@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from roller.backends.cpu.launcher import Slot
-from roller.errors import LaunchError, counted, did_you_mean
+from roller.errors import LaunchError, counted, did_you_mean, shown
 from roller.model.steps import Program
 
 _NDARRAY = np.ndarray
@@ -77,7 +77,7 @@ class Feeds:
         for name in feeds:
             if name not in self._input_names:
                 raise LaunchError(
-                    f"{self.name}: '{name}' is no input{did_you_mean(str(name), self._input_names) or '.'} "
+                    f"{self.name}: {shown(name)} is no input{did_you_mean(name, self._input_names) or '.'} "
                     f"Inputs are {_listed(self._input_names)}."
                 )
         missing = [n for n in self._input_names if n not in feeds]
@@ -178,8 +178,8 @@ class Feeds:
         """
         if name not in self._numbers:
             known = tuple(self._numbers)[::-1]
-            hint = did_you_mean(str(name), known) or "."
-            raise LaunchError(f"{self.name}: '{name}' is no output{hint} Outputs are {_listed(known)}.")
+            hint = did_you_mean(name, known) or "."
+            raise LaunchError(f"{self.name}: {shown(name)} is no output{hint} Outputs are {_listed(known)}.")
         return self._numbers[name]
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from roller.artifact import KernelArtifact
 from roller.backends.build import build, built_packs
-from roller.errors import ArtifactError, LaunchError
+from roller.errors import ArtifactError, LaunchError, shown
 from roller.model.arrays import ArrayReader, ArrayWriter
 from roller.model.constants import steps_of
 from roller.model.packs import check_packs
@@ -28,6 +28,7 @@ from roller.model.steps import Run, reads
 from roller.packed import PackedKernel
 from roller.runtime.bundle_format import MANIFEST, pack, read_checked, unpack, whole_folder, write_manifest
 from roller.runtime.devices import same_arch
+from roller.validation import path as path_of
 
 if TYPE_CHECKING:
     from roller.model.gpu_device import Device
@@ -167,7 +168,7 @@ class ModelBundle:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder = folder = path_of(folder, "bundle", error=ArtifactError, what="the folder of a bundle")
         if not folder.is_dir():
             raise ArtifactError(f"{folder}: expected a bundle's folder, found none. Check the path.")
         self.manifest = read_checked(folder / MANIFEST, FORMAT, VERSION)
@@ -281,6 +282,8 @@ def load_bundle(folder: Path, device: str | Device | None = None, *, plain: bool
     bundle = ModelBundle(folder)
     if device is None:
         device = "rocm:0" if bundle.manifest["target"].get("language") == "hip" else "cuda:0"
+    if not (isinstance(device, str) or hasattr(device, "properties")):
+        raise LaunchError(f"device: expected a name such as 'cuda:0', or an open device, got {shown(device)}.")
     opened = open_device(device, bundle.arch) if isinstance(device, str) else device
     bundle.check_device(opened.properties())
     chosen = (bundle.plain() if plain else None) or bundle.plan()
@@ -295,7 +298,7 @@ def is_model_bundle(folder: Path) -> bool:
     """Whether a folder is a bundle of a model; nothing of it is verified."""
     try:
         data = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(data, dict) and data.get("format") == FORMAT
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from roller.artifact import KernelArtifact
 from roller.backends.cpu.launcher import Slot
-from roller.errors import ModelError
+from roller.errors import ArtifactError, ModelError
 from roller.model.calls import ModelCalls, ends_of
 from roller.model.constants import constant_of, steps_of
 from roller.model.gpu_device import Device, Memory, Stream
@@ -23,6 +23,7 @@ from roller.model.packs import check_packs, pack_key, packs_of
 from roller.model.plan import CONSTANT, Plan
 from roller.model.steps import Call, Copy, Foreign, Run, Together, reads
 from roller.packed import PackedKernel
+from roller.validation import path as path_of
 
 if TYPE_CHECKING:
     from roller.model.gpu_bundle import Expected
@@ -185,11 +186,12 @@ class GpuSession(ModelCalls):
         """
         from roller.model.gpu_bundle import write_bundle
 
+        place = path_of(folder, "folder", error=ArtifactError)
         said = self._device.properties()
         target = {"arch": said["arch"]} if self._target is None else self._target
-        write_bundle(Path(folder), self.plan, self.artifacts, device=self._built_for or said["name"], target=target,
+        write_bundle(place, self.plan, self.artifacts, device=self._built_for or said["name"], target=target,
                      expected=expected, packs=self.packs)  # fmt: skip
-        return Path(folder)
+        return place
 
     def __repr__(self) -> str:
         """Name, inputs, outputs and device on one line."""

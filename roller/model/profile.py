@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from roller.errors import LaunchError, counted
+from roller.errors import LaunchError, counted, shown
 from roller.model.binding import Bound, BoundTogether
 from roller.model.calls import ModelCalls
 from roller.model.packs import pack_name, packs_of, runs_of_pack
 from roller.model.steps import Call, Copy, Foreign, Run, Step, Together, Value
+from roller.validation import whole_number
 
 if TYPE_CHECKING:
     from roller.model.gpu_runner import GpuSession
@@ -150,8 +151,9 @@ def profile_gpu(session: GpuSession, feeds: Mapping[str, Any] | None, repeats: i
 
 
 def _given(session: ModelCalls, feeds: Mapping[str, Any] | None, repeats: int) -> Mapping[str, Any]:
-    if repeats < 1:
-        raise LaunchError(f"{session.name}: argument 'repeats': expected at least 1, got {repeats}.")
+    whole_number(repeats, f"{session.name}: argument 'repeats'", 1, expected="at least 1", error=LaunchError)
+    if not (feeds is None or isinstance(feeds, Mapping)):
+        raise LaunchError(f"{session.name}: argument 'feeds': expected arrays by name, got {shown(feeds)}.")
     program = session.plan.program
     return random_feeds([program.values[n] for n in program.inputs]) if feeds is None else feeds
 

@@ -28,6 +28,8 @@ from roller.model.runner import load_runner
 from roller.model.session import Session
 from roller.processor import missing
 from roller.runtime.bundle_format import checksum, whole_folder
+from roller.validation import flag
+from roller.validation import path as path_of
 
 if TYPE_CHECKING:
     from roller.model.gpu_device import Device
@@ -60,7 +62,8 @@ def save_session(session: Session, folder: str | os.PathLike[str], *, sources: b
     ArtifactError
         Where the folder holds something or cannot be written.
     """
-    target = Path(folder)
+    target = path_of(folder, "folder", error=ArtifactError)
+    sources = flag(sources, "sources", error=ArtifactError)
     with whole_folder(target) as work:
         (work / "kernels").mkdir()
         body = {
@@ -131,7 +134,8 @@ def load_model(
     LaunchError
         Where TVM's runtime is not installed.
     """
-    where = Path(folder)
+    where = path_of(folder, "folder", error=ArtifactError, what="the folder of a saved model")
+    verify = flag(verify, "verify", error=ArtifactError)
     if is_model_bundle(where):
         return load_bundle(where, device)
     try:

@@ -14,7 +14,7 @@ import onnx
 import onnx.numpy_helper
 from onnx.backend.base import Backend, BackendRep
 
-from roller.errors import ModelError, RollerError
+from roller.errors import ModelError, RollerError, shown
 from roller.model.reference import evaluate_program
 from roller.model.steps import Program
 from roller.onnx.lowered import lower_graph
@@ -165,7 +165,7 @@ class RollerBackend(Backend):
         """
         if not cls.supports_device(device):
             raise ModelError(
-                f"onnx.backend: expected device 'CPU', got {device!r}. Use roller.compile_model for others."
+                f"onnx.backend: expected device 'CPU', got {shown(device)}. Use roller.compile_model for others."
             )
         return Prepared(model, evaluated, {**cls.OPTIONS, **kwargs})
 

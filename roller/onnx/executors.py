@@ -12,11 +12,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from roller.errors import RollerError
+from roller.errors import RollerError, shown
 from roller.onnx.tasks import Judge, Task, perform
 from roller.processor import usable_processors
 from roller.runtime.build_pool import BuildResult, build_all
 from roller.runtime.records import Record
+from roller.validation import whole_number
 
 #: Seconds a build may take, and all candidates of one kernel to be checked and timed, before their process is stopped.
 _BUILD_S, _JUDGE_S = 120.0, 300.0
@@ -236,6 +237,8 @@ def crew_of(
     RollerError
         Where both are given, or something else; where the scheduler does not answer or has no workers.
     """
+    if workers is not None:
+        workers = whole_number(workers, "workers", 1, expected="a whole number of at least 1")
     if executor is not None and scheduler is not None:
         raise RollerError("scheduler: expected none beside executor=, got both. Leave one of them away.")
     if scheduler is not None:
@@ -248,13 +251,17 @@ def crew_of(
             )
         known = workers or getattr(executor, "_max_workers", None)
         return Hired(executor, known if isinstance(known, int) else Hired.workers)
-    if workers is not None and (not isinstance(workers, int) or isinstance(workers, bool) or workers < 1):
-        raise RollerError(f"workers: expected a whole number of at least 1, got {workers!r}.")
     return Forks(workers)
 
 
 def _dask(scheduler: Any, resource: str) -> Hired:
     """Return the workers of a Dask scheduler: all of them build, those with the resource judge."""
+    named = isinstance(scheduler, str) and re.fullmatch(r"(\w+://)?\S+:\d+/?|inproc://\S+", scheduler)
+    if not named and type(scheduler).__module__.partition(".")[0] != "distributed":
+        raise RollerError(
+            "scheduler: expected an address with a port ('tcp://host:8786') or a distributed.Client, "
+            f"got {shown(scheduler)}."
+        )
     try:
         import distributed
     except ImportError as err:
@@ -265,13 +272,8 @@ def _dask(scheduler: Any, resource: str) -> Hired:
     if isinstance(scheduler, distributed.Client):
         client: Any = scheduler
     else:
-        if not re.fullmatch(r"(\w+://)?\S+:\d+/?|inproc://\S+", str(scheduler)):
-            raise RollerError(
-                "scheduler: expected an address with a port ('tcp://host:8786') or a distributed.Client, "
-                f"got {scheduler!r}."
-            )
         try:
-            client = cast("Any", distributed.Client)(str(scheduler), timeout=_CONNECT_S, set_as_default=False)
+            client = cast("Any", distributed.Client)(scheduler, timeout=_CONNECT_S, set_as_default=False)
         except (OSError, TimeoutError, ValueError) as err:
             raise RollerError(
                 f"scheduler: expected a Dask scheduler at '{scheduler}', got none ({err}). Start one: dask scheduler."

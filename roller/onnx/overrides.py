@@ -83,8 +83,6 @@ def input_types(
     ModelError
         Where an override does not fit, or dimensions stay unknown (all are listed).
     """
-    if batch is not None and (isinstance(batch, bool) or not isinstance(batch, (int, np.integer)) or batch < 1):
-        raise ModelError(f"batch: expected a number of at least 1, got {batch!r}.")
     declared: dict[str, tuple[str, Dims | None]] = {}
     for entry in loaded.graph.input:
         if entry.name in loaded.initialisers:
@@ -103,7 +101,7 @@ def input_types(
     old = None
     free = {n: d for n, d in chosen.items() if n not in shapes and n not in values and d}
     if batch is not None:
-        old = _set_batch(chosen, free, int(batch))
+        old = _set_batch(chosen, free, batch)
     types = {}
     for name, (dtype, _) in declared.items():
         types[name] = _constant_type(loaded, name, dtype, chosen[name], values) if name in values else _fixed(
@@ -123,16 +121,14 @@ def input_types(
 def _override(model: str, name: str, dims: Dims | None, given: Sequence[int], symbols: dict[str, int]) -> Dims:
     """Return the shape the caller gives an input; symbols it binds are bound everywhere."""
     shape = tuple(given)
-    if not all(isinstance(s, (int, np.integer)) and not isinstance(s, bool) and s >= 0 for s in shape):
-        raise ModelError(f"shapes: expected numbers for '{name}', got {given!r}.")
     if dims is not None and len(dims) != len(shape):
         raise ModelError(
             f"shapes: {model} declares '{name}' with {len(dims)} dimensions {list(dims)}, got {list(shape)}."
         )
     for symbol, extent in zip(dims or (), shape, strict=False):
-        if isinstance(symbol, str) and symbols.setdefault(symbol, int(extent)) != extent:
+        if isinstance(symbol, str) and symbols.setdefault(symbol, extent) != extent:
             raise ModelError(f"shapes: '{symbol}' is {symbols[symbol]} in one input and {extent} in '{name}'.")
-    return tuple(int(s) for s in shape)
+    return shape
 
 
 def _set_batch(chosen: dict[str, Dims | None], free: Mapping[str, Dims], batch: int) -> int | None:

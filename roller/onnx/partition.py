@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from roller.cyclic import held_back
-from roller.errors import ModelError
 from roller.model.steps import Call, Foreign, Join, KernelSource, Program, Run, Step, Value, View, reads, writes
 from roller.onnx.explain import Partition, explained
 from roller.onnx.fusion import fuse
+from roller.onnx.given import fallback_of
 from roller.onnx.graph import Graph, Region
 from roller.onnx.kernels import kernel_of, source_of
 from roller.onnx.lowered import Lowering, lower_graph, refusal
@@ -40,8 +40,7 @@ def partition(graph: Graph, *, fallback: str | None = None) -> Program:
 @held_back()
 def explain(graph: Graph, *, fallback: str | None = None) -> Partition:
     """Return the program of a graph with what became of its nodes, and why; as :func:`partition`."""
-    if fallback not in (None, "onnxruntime"):
-        raise ModelError(f"{graph.name}: fallback: expected 'onnxruntime' or None, got {fallback!r}.")
+    fallback = fallback_of(fallback, graph.name)
     low = lower_graph(graph)
     refused = low.refused
     reasons = {r.nodes[0]: r.reason for r in refused}

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from roller.cyclic import held_back
 from roller.errors import ModelError, did_you_mean
 from roller.model.steps import Value
+from roller.onnx.given import arrays_of, batch_of, folder_of, shapes_of
 from roller.onnx.graph import Graph
 from roller.onnx.refusals import refusal_of
 
@@ -55,8 +55,7 @@ def read(
     ModelError
         Where the model is damaged or hostile, an override does not fit it, or shapes stay unknown (all are listed).
     """
-    sizes = _sizes(shapes)
-    given = _arrays(values)
+    sizes, given, batch, base_dir = shapes_of(shapes), arrays_of(values), batch_of(batch), folder_of(base_dir)
     try:
         from roller.onnx.loading import load
         from roller.onnx.tensorflow import from_tensorflow
@@ -74,25 +73,8 @@ def read(
         raise ModelError(f"model: it is damaged and cannot be read ({type(error).__name__}: {error}).") from error
 
 
-def _sizes(shapes: Mapping[str, Sequence[int]] | None) -> dict[str, Sequence[int]]:
-    """Return shapes by input; what else a caller passes is their mistake, not the model's."""
-    if not isinstance(shapes, (Mapping, NoneType)):
-        raise ModelError(f"shapes: expected a dict of shapes by input, got {shapes!r:.80}.")
-    for name, shape in (shapes or {}).items():
-        if isinstance(shape, (str, bytes)) or not isinstance(shape, Iterable):
-            raise ModelError(f"shapes: expected a tuple of sizes for '{name}', got {shape!r:.80}.")
-    return {name: tuple(shape) for name, shape in (shapes or {}).items()}
-
-
-def _arrays(values: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return values by input."""
-    if not isinstance(values, (Mapping, NoneType)):
-        raise ModelError(f"values: expected a dict of arrays by input, got {values!r:.80}.")
-    return dict(values or {})
-
-
 def _read(
-    loaded: Loaded, batch: int | None, shapes: dict[str, Sequence[int]], values: dict[str, Any], lenient: bool
+    loaded: Loaded, batch: int | None, shapes: Mapping[str, Sequence[int]], values: dict[str, Any], lenient: bool
 ) -> Graph:
     from roller.onnx.legacy import OLDEST
     from roller.onnx.loose import LooseParts

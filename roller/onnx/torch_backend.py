@@ -70,7 +70,7 @@ def roller_backend(
     RollerError
         For options that do not exist.
     """
-    chosen = _known_options(options or {}, other)
+    chosen = _known_options({} if options is None else options, other)
     return _PerShape(graph, chosen) if any(map(_is_dynamic, examples)) else _compiled(graph, examples, chosen)
 
 
@@ -81,9 +81,11 @@ def _known_options(options: Mapping[str, Any], other: Mapping[str, Any]) -> dict
         names = ", ".join(f"'{n}'" for n in other)
         raise RollerError(f"{where}: expected options={{...}} and nothing else, got {names}. Leave it out.")
     known = ["freeze", *(n for n in inspect.signature(compile_model).parameters if n not in _OURS)]
+    if not isinstance(options, Mapping):
+        raise RollerError(f"{where}: options: expected a dict, got {shown(options)}.")
     for name in options:
         if name not in known:
-            hint = did_you_mean(str(name), known) or f". Options are: {', '.join(known)}."
+            hint = did_you_mean(name, known) or f". Options are: {', '.join(known)}."
             raise RollerError(f"{where}: options: unknown {shown(name)}{hint}")
     freeze = options.get("freeze", False)
     if not isinstance(freeze, bool):

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from roller.errors import MALFORMED, ArtifactError
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -56,8 +58,17 @@ class Estimate:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Estimate:
-        """Rebuild an estimate from :meth:`to_dict` data."""
-        return cls(data["seconds"], data["bottleneck"], tuple(data["terms"].items()), data.get("expected_error"))
+        """Rebuild an estimate from :meth:`to_dict` data.
+
+        Raises
+        ------
+        ArtifactError
+            Where a field is missing or malformed.
+        """
+        try:
+            return cls(data["seconds"], data["bottleneck"], tuple(data["terms"].items()), data.get("expected_error"))
+        except MALFORMED as err:
+            raise ArtifactError(f"estimate: expected a serialised Estimate, got {err!r}. The file is damaged.") from err
 
     def __str__(self) -> str:
         """Predicted time, how far it may be off, and bottleneck."""

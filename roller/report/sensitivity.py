@@ -18,6 +18,7 @@ from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.perf.sensitivity import FieldStep, elasticity, field_steps, log_prices
 from roller.tile.geometry import Floats
+from roller.validation import flag
 
 #: Units of what a device has more or less of; times, exponents and sizes of a transaction are something else.
 _THROUGHPUT = ("bytes/s", "operations/cycle/unit", "Hz", "units")
@@ -137,6 +138,7 @@ def sensitivity(
     """
     several = isinstance(expr, Sequence) and len(expr) > 0 and all(isinstance(e, TensorExpr) for e in expr)
     expressions = [expression_of(e) for e in (expr if several else [expr])]
+    reconstruct = flag(reconstruct, "reconstruct")
     spec, chosen = target_of(device)[0], options_of(options, 1)
     programs = [construct_candidates(e, spec, chosen)[0].program for e in expressions]
     price: Callable[[DeviceSpec], Floats] = partial(log_prices, programs)

@@ -22,6 +22,7 @@ from typing import Any
 from roller.artifact import KernelArtifact
 from roller.errors import ArtifactError
 from roller.files import try_folder, whole_file
+from roller.validation import path as path_of
 
 FORMAT, VERSION = "roller-bundle", 1
 MANIFEST = "manifest.json"
@@ -281,6 +282,8 @@ def read_checked(path: Path, kind: str, version: int) -> dict[str, Any]:
         raise ArtifactError(f"{path}: cannot read ({err}). Check the path.") from err
     except json.JSONDecodeError as err:
         raise ArtifactError(f"{path}: not valid JSON ({err.msg} at character {err.pos}). Copy it again.") from err
+    except (ValueError, RecursionError) as err:
+        raise ArtifactError(f"{path}: not valid JSON ({err}). Copy it again.") from err
     if not isinstance(data, dict) or data.get("format") != kind:
         raise ArtifactError(f"{path}: expected a file of format '{kind}', got something else. Check the path.")
     if not isinstance(data.get("version"), int) or data["version"] > version:
@@ -313,7 +316,7 @@ class Bundle:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder = folder = path_of(folder, "bundle", error=ArtifactError, what="the folder of a bundle")
         if not folder.is_dir():
             raise ArtifactError(f"{folder}: expected a bundle's folder, found none. Make one: `roller bundle create`.")
         self.manifest = read_checked(folder / MANIFEST, FORMAT, VERSION)

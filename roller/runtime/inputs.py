@@ -7,9 +7,12 @@ from typing import Any
 import numpy as np
 
 from roller.backends.dtypes import numpy_dtype
-from roller.errors import RollerError, shown
 from roller.expr import Tensor, TensorExpr
 from roller.expr.exact_inputs import digits_of_inputs
+from roller.validation import whole_number
+
+#: Largest seed: those of NumPy's generators may be larger, records and file formats hold no such numbers.
+MOST_SEED = 2**64 - 1
 
 
 def random_inputs(expression: TensorExpr, seed: int = 0) -> list[np.ndarray]:
@@ -52,9 +55,8 @@ def checked_seed(seed: Any) -> int:
     Traceback (most recent call last):
     roller.errors.RollerError: seed: expected a whole number of at least 0, got 'text'. Use for example 0.
     """
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
-        raise RollerError(f"seed: expected a whole number of at least 0, got {shown(seed)}. Use for example 0.")
-    return int(seed)
+    expected = "a whole number of at least 0"
+    return whole_number(seed, "seed", most=MOST_SEED, expected=expected, remedy="Use for example 0.")
 
 
 def _random(t: Tensor, rng: np.random.Generator) -> np.ndarray:

@@ -25,6 +25,7 @@ from roller.runtime.cache_entry import host_fingerprint
 from roller.runtime.devices import DeviceHandle, DeviceProperties, same_arch
 from roller.runtime.probe_format import Plan
 from roller.runtime.probe_run import NO_IMAGE, PlanRunner, Result
+from roller.validation import path as path_of
 
 FORMAT, VERSION = "roller-probes", 1
 RESULTS, RESULTS_VERSION = "roller-probe-results", 1
@@ -32,9 +33,10 @@ RESULTS, RESULTS_VERSION = "roller-probe-results", 1
 
 def is_probe_bundle(folder: Path) -> bool:
     """Return whether a folder is a bundle of probes; nothing is verified."""
+    folder = path_of(folder, "bundle", error=ArtifactError, what="the folder of a bundle")
     try:
         data = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(data, dict) and data.get("format") == FORMAT
 
@@ -54,7 +56,7 @@ class ProbeBundle:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder = folder = path_of(folder, "bundle", error=ArtifactError, what="the folder of a bundle")
         self.manifest = read_checked(folder / MANIFEST, FORMAT, VERSION)
         try:
             self.checksum: str = self.manifest["checksum"]

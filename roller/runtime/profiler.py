@@ -21,7 +21,9 @@ from roller.expr.serialize import expr_to_dict
 from roller.runtime.check import Oracle
 from roller.runtime.child import DeviceFault, DeviceProcess
 from roller.runtime.devices import DeviceHandle, DeviceProperties
+from roller.runtime.inputs import checked_seed
 from roller.runtime.records import Record
+from roller.validation import number, whole_number
 
 #: What a check may take where no clock shall decide: it ends what hangs, not what is slow (seconds).
 _PATIENT_S = 3600.0
@@ -56,6 +58,16 @@ class ProfileOptions:
     drop_factor: float = 2.0
     budget_s: float | None = None
     whole_points: int | None = None
+
+    def __post_init__(self) -> None:
+        """Reject what no run can honour; a limit of infinity is none."""
+        checked_seed(self.seed)
+        for name in ("timeout_s", "prepare_timeout_s", "time_s", "drop_factor"):
+            number(getattr(self, name), name, above=0.0, infinite=name != "time_s", expected="a number above 0")
+        if self.budget_s is not None:
+            number(self.budget_s, "budget_s", infinite=True, expected="seconds of at least 0, or None")
+        if self.whole_points is not None:
+            whole_number(self.whole_points, "whole_points")
 
 
 class Subject:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from roller.errors import ArtifactError, TileError
+from roller.errors import MALFORMED, ArtifactError, TileError
 from roller.expr import SPATIAL, Axis, TensorExpr
 from roller.expr.serialize import expr_from_dict, expr_to_dict
 from roller.fragment import Fragment
@@ -240,7 +240,7 @@ class RProgram:
                 Fragment(**data["fragment"]) if data.get("fragment") else None,
                 tuple(data.get("matrix_axes", ())),
             )
-        except (KeyError, TypeError) as err:
+        except MALFORMED as err:
             raise ArtifactError(f"program: expected a serialised RProgram, got {err!r}. The file is damaged.") from err
 
     @cached_property

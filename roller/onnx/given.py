@@ -1,0 +1,94 @@
+"""What callers say of a model besides the model itself, checked before it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from roller.errors import ModelError, shown
+from roller.validation import is_integer, path, whole_number
+
+#: Who may compute what cannot be compiled.
+FALLBACKS = (None, "onnxruntime")
+
+
+def batch_of(batch: Any) -> int | None:
+    """Return a batch size, ``None`` for the model's own.
+
+    Raises
+    ------
+    ModelError
+        Where it is no number of at least 1.
+    """
+    if batch is None:
+        return None
+    return whole_number(batch, "batch", 1, expected="a number of at least 1", error=ModelError)
+
+
+def shapes_of(shapes: Any) -> dict[str, tuple[int, ...]]:
+    """Return shapes by input; what else a caller passes is their mistake, not the model's.
+
+    Raises
+    ------
+    ModelError
+        Where they are no shapes.
+    """
+    if shapes is None:
+        return {}
+    if not isinstance(shapes, Mapping):
+        raise ModelError(f"shapes: expected a dict of shapes by input, got {shown(shapes)}.")
+    found: dict[str, tuple[int, ...]] = {}
+    for name, shape in shapes.items():
+        if not isinstance(name, str):
+            raise ModelError(f"shapes: expected names of inputs, got {shown(name)}.")
+        if isinstance(shape, (str, bytes, Mapping)) or not isinstance(shape, Iterable):
+            raise ModelError(f"shapes: expected a tuple of sizes for '{name}', got {shown(shape)}.")
+        sizes: Sequence[Any] = tuple(shape)
+        if not all(is_integer(s) and s >= 0 for s in sizes):
+            raise ModelError(f"shapes: expected numbers for '{name}', got {shown(shape)}.")
+        found[name] = tuple(int(s) for s in sizes)
+    return found
+
+
+def arrays_of(values: Any) -> dict[str, Any]:
+    """Return arrays by input.
+
+    Raises
+    ------
+    ModelError
+        Where they are no mapping of names.
+    """
+    if values is None:
+        return {}
+    if not isinstance(values, Mapping):
+        raise ModelError(f"values: expected a dict of arrays by input, got {shown(values)}.")
+    for name in values:
+        if not isinstance(name, str):
+            raise ModelError(f"values: expected names of inputs, got {shown(name)}.")
+    return dict(values)
+
+
+def folder_of(base_dir: Any) -> Path | None:
+    """Return the folder of weights beside a model, ``None`` for its own.
+
+    Raises
+    ------
+    ModelError
+        Where it is no path.
+    """
+    return None if base_dir is None else path(base_dir, "base_dir", error=ModelError)
+
+
+def fallback_of(fallback: Any, name: str = "") -> str | None:
+    """Return who computes what cannot be compiled, ``None`` for nobody.
+
+    Raises
+    ------
+    ModelError
+        Where that is nobody we know.
+    """
+    if fallback is None or (isinstance(fallback, str) and fallback in FALLBACKS):
+        return fallback
+    where = f"{name}: fallback" if name else "fallback"
+    raise ModelError(f"{where}: expected 'onnxruntime' or None, got {shown(fallback)}.")
