@@ -198,7 +198,7 @@ class _Packing:
         from roller.onnx.compile import compile_model
         from roller.onnx.expected import expected_of
 
-        left = _MODEL_BYTES
+        left, prove_s = _MODEL_BYTES, PROVE_ALL_S if self._options.prove_s else 0.0
         for name, sizes in self._options.networks:
             if not _matches(name, self._options.pattern):
                 continue
@@ -207,7 +207,7 @@ class _Packing:
             with tempfile.TemporaryDirectory() as scratch:
                 try:
                     path = build_model(name, Path(scratch), **dict(sizes))
-                    made = compile_model(path, device=self._spec, workers=self._options.workers)
+                    made = compile_model(path, device=self._spec, workers=self._options.workers, prove_s=prove_s)
                     made.save(folder, (expected_of(path, made.plan.program),))
                 except RollerError as err:
                     self.notes.append(f"{name}: {str(err).splitlines()[0]}")

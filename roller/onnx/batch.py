@@ -12,22 +12,23 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from roller.artifact import KernelArtifact
 from roller.choosing import How, Workshop, choose, first_lowered
 from roller.errors import BuildError, NoCandidateError
 from roller.model.steps import KernelSource
 from roller.onnx.executors import Crew, Forks, Results, survivors
-from roller.onnx.jobs import QUICK, Constructed, Job, Settings, Target, construct, jobs_of
+from roller.onnx.jobs import QUICK, Constructed, Job, Settings, Target, builds, construct, jobs_of
 from roller.onnx.light import mark_light, note_light, recall_light
+from roller.onnx.outcome import Batch
 from roller.onnx.progress import OnProgress, Progress, silent
-from roller.onnx.proofs import Proofs
+from roller.onnx.proofs import Proofs, with_proof
 from roller.onnx.tasks import Build, Judge, Reference, Task
 from roller.runtime.cache import KernelCache
 from roller.runtime.cache_entry import entry_of
-from roller.runtime.records import Record, grouped_reasons
+from roller.runtime.records import Record
 
 if TYPE_CHECKING:
     from roller.compiled import CompiledKernel
@@ -37,50 +38,6 @@ if TYPE_CHECKING:
 #: Builds of a wave per process: enough that the last ones of a wave do not leave processes idle for long, few enough
 #: that an interrupt loses seconds. Beside a budget a wave is as small as keeps all processes busy.
 _WAVE, _WAVE_IN_BUDGET = 8, 2
-
-
-@dataclass(frozen=True)
-class Batch:
-    """The result of a batch.
-
-    Parameters
-    ----------
-    artifacts
-        By kernel key.
-    failures
-        Reasons by kernel key; empty unless something failed.
-    origins
-        By kernel key: ``"cached"``, ``"compiled"``, or ``"predicted"`` where the budget ended before other candidates
-        of it were tried.
-    seconds
-        What it took.
-    """
-
-    artifacts: Mapping[str, KernelArtifact]
-    failures: Mapping[str, str]
-    origins: Mapping[str, str]
-    seconds: float
-
-    def count(self, origin: str) -> int:
-        """Return the number of kernels of an origin."""
-        return sum(o == origin for o in self.origins.values())
-
-    def raise_failures(self, name: str, device: str) -> None:
-        """Raise the reasons of all kernels that failed, grouped.
-
-        Raises
-        ------
-        NoCandidateError
-            Where one did.
-        """
-        if not self.failures:
-            return
-        reasons = grouped_reasons(Record(k, "failed", why) for k, why in self.failures.items())
-        kept = f" The other {len(self.artifacts)} are in the cache." if self.artifacts else ""
-        raise NoCandidateError(
-            f"{name} on {device}: {len(self.failures)} of {len(self.failures) + len(self.artifacts)} kernels have no "
-            f"candidate that works: {reasons.rstrip('.')}.{kept} Try a larger top_k, or report the kernels."
-        )
 
 
 def compile_kernels(
@@ -94,6 +51,7 @@ def compile_kernels(
     cache: KernelCache | None = None,
     progress: OnProgress = silent,
     constructed: Mapping[str, Constructed] | None = None,
+    given: Mapping[str, KernelArtifact] | None = None,
 ) -> Batch:
     """Compile kernels, or take them from the cache.
 
@@ -116,6 +74,8 @@ def compile_kernels(
         Told of every step.
     constructed
         Candidates by job digest that are known already.
+    given
+        Kernels by key that were compiled before as they shall be now; what may be new of them is a proof.
 
     Returns
     -------
@@ -127,7 +87,7 @@ def compile_kernels(
     jobs = jobs_of(sources, target, chosen, uses or {}, passing)
     kept = None if target.pretended else cache
     hired = crew or Forks()
-    run = _Run(jobs, target, chosen, hired, kept, progress, start, constructed or {})
+    run = _Run(jobs, target, chosen, hired, kept, progress, start, constructed or {}, given or {})
     try:
         run.everything()
     finally:
@@ -157,6 +117,7 @@ class _Run:
         progress: OnProgress,
         start: float,
         constructed: Mapping[str, Constructed],
+        given: Mapping[str, KernelArtifact],
     ) -> None:
         self.jobs, self.target, self.settings, self.crew, self.cache = jobs, target, settings, crew, cache
         self.artifacts: dict[str, KernelArtifact] = {}
@@ -164,7 +125,7 @@ class _Run:
         self.origins: dict[str, str] = {}
         self._progress, self._start = progress, start
         self._made: Results = {}
-        self._constructed = constructed
+        self._constructed, self._given = constructed, given
         self._binary = builds(target) if not target.pretended else False
         prove_s = 0.0 if target.judged else settings.prove_s
         self._proofs = Proofs(target.spec, prove_s, len(jobs), crew.workers, lambda t: crew.map(t, patient=True))
@@ -200,18 +161,46 @@ class _Run:
 
     def _look_up(self, jobs: Sequence[Job], how: How, origin: str) -> list[Job]:
         """Take what the cache has; return what it has not."""
-        if self.cache is None or not jobs:
+        if not jobs or (self.cache is None and not self._given):
             return list(jobs)
-        found = self.cache.artifacts([j.key(how) for j in jobs], measured=self.target.judged)
-        missing = []
+        found, missing, unproved = self._kept(jobs, how), list[Job](), list[Job]()
         for job in jobs:
-            artifact = found.get(job.key(how).digest)
-            if artifact is None or (self._binary and artifact.binary is None) or not self._proofs.enough(artifact):
+            artifact = found.get(job.digest)
+            if artifact is None or (self._binary and artifact.binary is None):
                 missing.append(job)
-            else:
+            elif self._proofs.enough(artifact):
                 self._done(job, artifact, origin)
+            else:
+                unproved.append(job)
         self._tell("cache")
-        return missing
+        return missing + self._prove_kept([(j, found[j.digest]) for j in unproved], how, origin)
+
+    def _kept(self, jobs: Sequence[Job], how: How) -> dict[str, KernelArtifact]:
+        """Return the kernels that were given, or are in the cache, by digest of the job."""
+        given = {j.digest: self._given[n] for j in jobs for n, _ in j.names if n in self._given}
+        others = [j for j in jobs if j.digest not in given]
+        if self.cache is None or not others:
+            return given
+        found = self.cache.artifacts([j.key(how) for j in others], measured=self.target.judged)
+        return given | {j.digest: found[d] for j in others if (d := j.key(how).digest) in found}
+
+    def _prove_kept(self, kept: list[tuple[Job, KernelArtifact]], how: How, origin: str) -> list[Job]:
+        """Prove kernels that are there, the biggest predicted share first; return the jobs of those that are wrong."""
+        if not kept:
+            return []
+        kept.sort(key=lambda pair: (-pair[0].uses * float(pair[1].estimate["seconds"]), pair[0].digest))
+        self._proofs.ahead(artifact for _, artifact in kept)
+        wrong = []
+        for job, known in kept:
+            artifact, verdict = self._proofs.of(known)
+            if verdict.wrong:
+                wrong.append(job)
+                continue
+            entry = None if self.cache is None else self.cache.load(job.key(how))
+            if entry is not None and self.cache is not None:
+                self.cache.store(job.key(how), with_proof(entry, artifact))
+            self._done(job, artifact, origin)
+        return wrong
 
     def _construct(self, jobs: Sequence[Job]) -> list[Job]:
         """Construct all; return those that have candidates, the biggest predicted share first."""
@@ -298,10 +287,9 @@ class _Run:
                 tasks[f"{first}/checked"] = self._judgement(job, {first: built}, timed=False)
         self._map(tasks, QUICK)  # however long that takes
 
-    def _built(self, jobs: Sequence[Job], how: How) -> dict[str, KernelArtifact]:
+    def _built(self, jobs: Sequence[Job], how: How) -> list[KernelArtifact]:
         """Return the kernels of a wave that were built ahead."""
-        results = {(c := job.starts_with(how)[0]).id: self._made[c.id].value for job in jobs}
-        return {i: made for i, made in results.items() if made is not None}
+        return [made for j in jobs if (made := self._made[j.starts_with(how)[0].id].value) is not None]
 
     def _map(self, tasks: Mapping[str, Task], how: How) -> None:
         if not tasks:
@@ -384,16 +372,3 @@ class _Run:
     def _tell(self, phase: str, label: str = "") -> None:
         finished = sum(o != "predicted" for o in self.origins.values()) + len(self.failures)
         self._progress(Progress(phase, finished, len(self.jobs), label))
-
-
-def builds(target: Target) -> bool:
-    """Whether kernels of a GPU can be built on this machine; those of a processor are built as they are lowered."""
-    language = target.spec.target.get("language")
-    available: Callable[[], Any]
-    if language == "cuda":
-        from roller.backends.cuda.toolchain import available
-    elif language == "hip":
-        from roller.backends.rocm.toolchain import available
-    else:
-        return False
-    return target.here or available() is None

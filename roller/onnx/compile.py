@@ -7,14 +7,16 @@ compiled; a warm compile loads neither TVM nor the constructor.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from roller.arguments import target_of
-from roller.choosing.proving import PROVE_ALL_S
+from roller.artifact import KernelArtifact
 from roller.construction.options import ConstructOptions
 from roller.errors import RollerWarning
 from roller.hardware import DeviceSpec
@@ -22,11 +24,12 @@ from roller.hardware.detect import is_this_machine
 from roller.model.session import Session
 from roller.model.steps import Program
 from roller.model.weights import passing_bytes
-from roller.onnx.batch import builds, compile_kernels
+from roller.onnx.batch import compile_kernels
 from roller.onnx.compiled_model import CompiledModel, uses_of
 from roller.onnx.coschedule import coscheduled
 from roller.onnx.executors import Crew, crew_of
-from roller.onnx.jobs import Settings, Target, construct
+from roller.onnx.given import arrays_of, batch_of, fallback_of, folder_of, shapes_of
+from roller.onnx.jobs import Settings, Target, builds, construct
 from roller.onnx.layouts import laid_out
 from roller.onnx.options import TOP_K, ModelOptions
 from roller.onnx.packed import packs_for, planned
@@ -65,6 +68,7 @@ def compile_model(
     progress: OnProgress | bool | None = None,
     deterministic: bool = False,
     side_by_side: bool = True,
+    prove: bool = False,
     prove_s: float | None = None,
 ) -> Session | GpuSession | CompiledModel:
     """Compile an ONNX model: every distinct kernel once, or from the cache.
@@ -103,10 +107,11 @@ def compile_model(
     side_by_side
         Whether small independent kernels may run at the same time, each on a share of the device, where that is
         predicted to be faster.
+    prove
+        Run the kernels for a GPU that is not here on the emulator (g++) now, the biggest predicted share first; what is
+        wrong drops out, and each says what was not proved. By default that is done when the model is saved.
     prove_s
-        Kernels for a GPU that is not here are run on the emulator (g++) for so many seconds, all together, the biggest
-        predicted share first; what is wrong drops out, and the saved model says what was not proved. 120 by default
-        where that is what becomes of the model; 0 for none.
+        Seconds for that, all kernels together, now; 120 by default. 0 for no proofs, not when it is saved either.
 
     Returns
     -------
@@ -121,6 +126,8 @@ def compile_model(
     NoCandidateError
         Where kernels have no candidate that works, with the reasons; all others are in the cache.
     """
+    batch, shapes, values = batch_of(batch), shapes_of(shapes) or None, arrays_of(values) or None
+    base_dir, fallback = folder_of(base_dir), fallback_of(fallback)
 
     def program() -> Program:
         def make() -> Program:
@@ -131,8 +138,8 @@ def compile_model(
         return program_of(make, model, batch, shapes, base_dir, noted=cache and fallback is None and not values)
 
     how = ModelOptions(
-        top_k, options, budget_s, executor, scheduler, workers, cache, progress, deterministic, side_by_side,
-        PROVE_ALL_S if prove_s is None else prove_s,
+        top_k, options, budget_s, executor, scheduler, workers, cache, progress, deterministic, side_by_side, prove,
+        prove_s,
     )  # fmt: skip
     made = compile_partitioned(program, device, how)
     return made.session(consume=True) if made.runs_here else made
@@ -200,10 +207,21 @@ def compile_partitioned(
     kept = KernelCache() if how.cache else None
     try:
         with shown(how.progress) as show:
-            given = program() if callable(program) else program
-            return compile_program(given, target, settings, crew, kept, progress=show, side_by_side=how.side_by_side)
+            taken = program() if callable(program) else program
+            made = compile_program(taken, target, settings, crew, kept, progress=show, side_by_side=how.side_by_side)
     finally:
         crew.close()
+    if target.judged:
+        return made
+
+    def again(prove_s: float) -> CompiledModel:
+        with shown(how.progress) as show, contextlib.closing(hire(device, None, None, how.workers)[1]) as crew:
+            return compile_program(
+                taken, target, replace(settings, prove_s=prove_s), crew, kept, progress=show,
+                side_by_side=how.side_by_side, given=made.artifacts,
+            )  # fmt: skip
+
+    return replace(made, unproved_s=how.prove_saved_s, again=again)
 
 
 def hire(
@@ -232,6 +250,7 @@ def compile_program(
     *,
     progress: OnProgress = silent,
     side_by_side: bool = True,
+    given: Mapping[str, KernelArtifact] | None = None,
 ) -> CompiledModel:
     """Choose layouts, put small kernels side by side where that is predicted to be faster, compile all, plan memory.
 
@@ -254,6 +273,7 @@ def compile_program(
     batch = compile_kernels(
         {k: s for p in both for k, s in p.kernels.items()}, target, settings, uses=uses_of(both[-1].steps),
         passing=passing_bytes(program), crew=crew, cache=cache, progress=progress, constructed=predictions.constructed,
+        given=given,
     )  # fmt: skip
     batch.raise_failures(program.name, target.spec.name)
     seconds["kernels"], before = time.monotonic() - before, time.monotonic()

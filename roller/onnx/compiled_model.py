@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roller.artifact import KernelArtifact
 from roller.choosing.proving import proved_of
-from roller.errors import LaunchError
+from roller.errors import ArtifactError, LaunchError
 from roller.hardware import DeviceSpec
 from roller.model.plan import Plan
 from roller.model.session import Session
 from roller.model.steps import Run, Step, Together
-from roller.onnx.batch import Batch
 from roller.onnx.jobs import Target
+from roller.onnx.options import SECONDS
+from roller.onnx.outcome import Batch
 from roller.onnx.packed import Planned
+from roller.runtime.bundle_format import check_target
+from roller.validation import number
+from roller.validation import path as path_of
 
 if TYPE_CHECKING:
     from roller.model.gpu_bundle import Expected
@@ -48,6 +52,11 @@ class CompiledModel:
         Which values hold their channels in blocks, and what that is predicted to gain; for people.
     planned
         What the plan of a GPU was chosen from, and the kernels of its packs.
+    unproved_s
+        Seconds that saving takes at most to prove kernels of a GPU that is not here; 0 where compiling did, or nobody
+        shall.
+    again
+        Compiles the same with so many seconds for proofs; ``None`` where kernels are checked on their device.
     """
 
     plan: Plan
@@ -58,6 +67,8 @@ class CompiledModel:
     seconds: Mapping[str, float]
     layouts: str = ""
     planned: Planned | None = None
+    unproved_s: float = 0.0
+    again: Callable[[float], CompiledModel] | None = field(default=None, compare=False, repr=False)
 
     @property
     def runs_here(self) -> bool:
@@ -104,7 +115,31 @@ class CompiledModel:
         """
         return self.session().run(*arguments, **options)
 
-    def save(self, folder: str | os.PathLike[str], expected: Sequence[Expected] = ()) -> Path:
+    def proved(self, seconds: float) -> CompiledModel:
+        """Return the model with its kernels proved as far as seconds go, those that are wrong replaced.
+
+        Nothing is lowered anew but what takes the place of a kernel that is wrong.
+
+        Parameters
+        ----------
+        seconds
+            For all proofs together; those of before count.
+
+        Raises
+        ------
+        NoCandidateError
+            Where all candidates of a kernel are wrong.
+        """
+        if self.again is None or not seconds:
+            return self
+        made = self.again(seconds)
+        same = (k for k, a in made.artifacts.items() if k in self.artifacts and a.program == self.artifacts[k].program)
+        origins = {**made.batch.origins, **{k: self.batch.origins[k] for k in same}}
+        return replace(made, batch=replace(made.batch, origins=origins), unproved_s=0.0)
+
+    def save(
+        self, folder: str | os.PathLike[str], expected: Sequence[Expected] = (), *, prove_s: float | None = None
+    ) -> Path:
         """Write the model so that it starts without a compiler.
 
         :func:`roller.load_model` starts it where its device is; for a GPU the folder is a bundle, which
@@ -116,23 +151,31 @@ class CompiledModel:
             Must not exist, or be empty.
         expected
             What a GPU must compute; see :func:`roller.onnx.expected.expected_of`.
+        prove_s
+            Seconds in which kernels for a GPU that is not here are run on the emulator before they are written; by
+            default 120 where :func:`roller.compile_model` was told nothing of it, else none.
 
         Raises
         ------
         ArtifactError
             Where the folder holds something or cannot be written.
+        NoCandidateError
+            Where all candidates of a kernel are wrong.
         """
+        target = path_of(folder, "folder", error=ArtifactError)
         if self.spec.kind != "gpu":
             session = self.session()
             assert isinstance(session, Session)
-            return session.save(folder)
+            return session.save(target)
         from roller.model.gpu_bundle import write_bundle
 
-        target = Path(folder)
-        packs = {} if self.planned is None else self.planned.packs
-        plain = None if self.planned is None else self.planned.plain
+        check_target(target)  # before any work goes into it
+        given = prove_s is not None
+        made = self.proved(number(prove_s, "prove_s", expected=SECONDS) if given else self.unproved_s)
+        packs = {} if made.planned is None else made.planned.packs
+        plain = None if made.planned is None else made.planned.plain
         write_bundle(
-            target, self.plan, self.artifacts, device=self.spec.name, target=self.spec.target, expected=expected,
+            target, made.plan, made.artifacts, device=self.spec.name, target=self.spec.target, expected=expected,
             packs=packs, plain=plain,
         )  # fmt: skip
         return target

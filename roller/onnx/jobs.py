@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from roller.choosing import How
 from roller.construction.options import TEMPLATE_VERSION, ConstructOptions
@@ -202,3 +202,16 @@ def construct(jobs: Iterable[Job], target: Target, crew: Crew) -> tuple[dict[str
     results = (crew if isinstance(crew, Forks) else Forks()).map(tasks, patient=True)
     found = {i: r.value for i, r in results.items() if r.value is not None}
     return found, {i: r.record.reason for i, r in results.items() if r.value is None}
+
+
+def builds(target: Target) -> bool:
+    """Whether kernels of a GPU can be built on this machine; those of a processor are built as they are lowered."""
+    language = target.spec.target.get("language")
+    available: Callable[[], Any]
+    if language == "cuda":
+        from roller.backends.cuda.toolchain import available
+    elif language == "hip":
+        from roller.backends.rocm.toolchain import available
+    else:
+        return False
+    return target.here or available() is None

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from roller.arguments import options_of
+from roller.choosing.proving import PROVE_ALL_S
 from roller.construction.options import ConstructOptions
-from roller.errors import RollerError
 from roller.onnx.jobs import Settings
 from roller.onnx.progress import OnProgress
+from roller.validation import flag, number
 
+#: What an error says of them.
+SECONDS = "seconds of at least 0, or None"
 #: Candidates per kernel unless said otherwise: those the model cannot tell apart.
 TOP_K: Literal["auto"] = "auto"
 
@@ -30,7 +33,13 @@ class ModelOptions:
     progress: OnProgress | bool | None = None
     deterministic: bool = False
     side_by_side: bool = True
+    prove: bool = False
     prove_s: float | None = None
+
+    @property
+    def prove_saved_s(self) -> float:
+        """Seconds of proofs that are part of saving: where nothing was said of proofs."""
+        return PROVE_ALL_S if self.prove_s is None and not self.prove else 0.0
 
     def settings(self) -> Settings:
         """Return how each kernel is compiled.
@@ -38,15 +47,22 @@ class ModelOptions:
         Raises
         ------
         RollerError
-            Where ``budget_s`` or ``prove_s`` is no number of seconds, or ``top_k`` and ``options`` do not go together.
+            Where one of them is of another kind than it must be.
         """
-        budget_s = self.budget_s
-        number = isinstance(budget_s, (int, float)) and not isinstance(budget_s, bool)
-        if budget_s is not None and not (number and budget_s >= 0):
-            raise RollerError(f"budget_s: expected seconds of at least 0, or None, got {budget_s!r}.")
-        prove_s = self.prove_s
-        number = isinstance(prove_s, (int, float)) and not isinstance(prove_s, bool)
-        if prove_s is not None and not (number and 0 <= prove_s < float("inf")):
-            raise RollerError(f"prove_s: expected seconds of at least 0, or None, got {prove_s!r}.")
-        options = options_of(self.options, self.top_k)
-        return Settings(options, self.deterministic, budget_s, prove_s=float(prove_s or 0.0))
+        for name in ("cache", "side_by_side"):
+            flag(getattr(self, name), name)
+        if not (self.progress is None or callable(self.progress)):
+            flag(self.progress, "progress", remedy="Or pass a function that takes roller.onnx.progress.Progress.")
+        budget_s = None if self.budget_s is None else number(
+            self.budget_s, "budget_s", infinite=True, expected=SECONDS
+        )  # fmt: skip
+        options, deterministic = options_of(self.options, self.top_k), flag(self.deterministic, "deterministic")
+        return Settings(options, deterministic, budget_s, prove_s=self.prove_now_s)
+
+    @property
+    def prove_now_s(self) -> float:
+        """Seconds of proofs that are part of compiling."""
+        prove = flag(self.prove, "prove", remedy="Give seconds as prove_s.")
+        if self.prove_s is not None:
+            return number(self.prove_s, "prove_s", expected=SECONDS)
+        return PROVE_ALL_S if prove else 0.0

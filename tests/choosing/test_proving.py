@@ -95,8 +95,24 @@ def test_what_was_not_proved_is_tried_again_only_for_longer() -> None:
     assert not is_proved(made, 1.0)
     tried = noted(made, Verdict("not proved (too long)"), 2.0)
     assert is_proved(tried, 2.0) and not is_proved(tried, 3.0)
-    assert is_proved(noted(made, Verdict("emulated: 3 of 9 blocks"), 2.0), 3.0)
+    for part in ("emulated: 3 of 9 blocks", "emulated: scaled to i=512 j=384", "emulated: forward order only"):
+        known = noted(made, Verdict(part), 2.0)
+        assert is_proved(known, 2.0) and not is_proved(known, 3.0)
+    assert is_proved(noted(made, Verdict("emulated"), 2.0), 3000.0)
     assert is_proved(replace(made, measured_s=1e-3), 1.0)
+
+
+def test_more_seconds_prove_more_of_a_kernel_that_was_proved_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+
+    def proved(artifact: KernelArtifact, seconds: float, **_: Any) -> Verdict:
+        asked.append(seconds)
+        return Verdict("emulated: 8 of 9 blocks" if seconds < 10 else "emulated")
+
+    monkeypatch.setattr(pipeline, "prove_kernel", proved)
+    for prove_s in (2.0, 2.0, 1.0, 4.0, 12.0, 3000.0):
+        roller.compile(SMALL, "v100", top_k=1, prove=True, prove_s=prove_s)
+    assert asked == [2.0, 4.0, 12.0]
 
 
 def test_wrong_questions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
