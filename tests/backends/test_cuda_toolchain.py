@@ -139,30 +139,70 @@ TOOLKIT_13 = ("toolkit/lib64/libnvrtc.so.13", "toolkit/include/cuda_fp16.h", "to
 
 def test_nvrtc_of_cuda_12_or_13_is_found_in_wheels_or_a_toolkit(places):
     with pytest.raises(BuildError, match=r"libnvrtc\.so\.12 or libnvrtc\.so\.13 .* found none.*roller\[cuda12\]"):
-        installed.find()
+        installed.every()[0]
     root = places(*TOOLKIT_13)
-    found = installed.find()
+    found = installed.every()[0]
     assert (found.major, found.library) == (13, root / TOOLKIT_13[0])
     places(*WHEELS_13)
-    found = installed.find()
+    found = installed.every()[0]
     assert (found.major, found.library) == (13, root / WHEELS_13[0])
     # Those wheels bring no headers of the matrix units: the toolkit's of the same release stand behind theirs.
     assert found.includes == (root / "site/nvidia/cu13/include", root / "toolkit/include")
     places(*WHEELS_12, "site/nvidia/cuda_nvcc/include/crt/mma.h")
-    found = installed.find()
-    assert (found.major, found.library) == (12, root / WHEELS_12[0])
-    assert root / "toolkit/include" not in found.includes
+    *newer, oldest = installed.every()
+    assert [(x.major, x.library) for x in newer] == [(13, root / WHEELS_13[0]), (13, root / TOOLKIT_13[0])]
+    assert (oldest.major, oldest.library) == (12, root / WHEELS_12[0])
+    assert root / "toolkit/include" not in oldest.includes
+
+
+class FakeNvrtc:
+    """A release that knows some architectures, and writes its own name as the image."""
+
+    def __init__(self, name, numbers):
+        self.name, self.numbers = name, numbers
+
+    def nvrtcGetNumSupportedArchs(self, out):
+        out._obj.value = len(self.numbers)
+        return 0
+
+    def nvrtcGetSupportedArchs(self, out):
+        out[:] = self.numbers
+        return 0
+
+
+@pytest.mark.parametrize(("driver", "chosen"), [(None, "13 13 12 13"), (13000, "13 13 12 13"), (12080, "12 12 12 13")])
+def test_the_newest_release_that_knows_an_architecture_builds_for_it(places, monkeypatch, driver, chosen):
+    places(*WHEELS_12, *WHEELS_13)
+
+    class Driver:
+        def cuDriverGetVersion(self, out):
+            out._obj.value = driver
+            return 0
+
+    def loaded(path):
+        if path.name == "libcuda.so.1":
+            if driver is None:
+                raise OSError("none")
+            return Driver()
+        return FakeNvrtc("13", [75, 80, 90, 103]) if path.name.endswith("13") else FakeNvrtc("12", [50, 70, 75, 80, 90])
+
+    monkeypatch.setattr(toolchain, "_loaded", loaded)
+    for kept in (toolchain._compilers, toolchain._driver_major):
+        monkeypatch.setattr(toolchain, kept.__name__, kept.__wrapped__)
+    wanted = ("sm_80", "sm_90a", "compute_70", "sm_103f")
+    assert " ".join(toolchain._compiler_for(arch).lib.name for arch in wanted) == chosen
+    assert not toolchain._compiler_for("sm_37").knows("sm_37")
 
 
 def test_a_library_without_headers_takes_the_toolkits_of_its_own_release_or_is_refused(places):
     root = places("site/nvidia/cu13/lib/libnvrtc.so.13")
     with pytest.raises(BuildError, match=r"expected the header cuda_fp16\.h for .*libnvrtc\.so\.13, found none"):
-        installed.find()
+        installed.every()[0]
     places("toolkit/include/cuda_fp16.h")  # of an unknown release
     with pytest.raises(BuildError, match="expected the header"):
-        installed.find()
+        installed.every()[0]
     places("toolkit/lib64/libnvrtc.so.13")
-    assert installed.find().library == root / "site/nvidia/cu13/lib/libnvrtc.so.13"
+    assert installed.every()[0].library == root / "site/nvidia/cu13/lib/libnvrtc.so.13"
 
 
 @needs_nvrtc

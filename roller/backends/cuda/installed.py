@@ -12,8 +12,8 @@ from pathlib import Path
 
 from roller.errors import BuildError
 
-#: Releases whose images this code knows to load; older ones run on more drivers, so that they come first.
-MAJORS = (12, 13)
+#: Releases whose images this code knows to load, the newest first: it compiles best for what it knows.
+MAJORS = (13, 12)
 #: A header every kernel of half precision needs, and one of matrix units that not every release ships with the first.
 HEADER, MATRIX_HEADER = "cuda_fp16.h", "crt/mma.h"
 #: Where wheels put the library and headers, below a folder Python imports from.
@@ -47,23 +47,27 @@ class Installed:
     major: int
 
 
-def find() -> Installed:
-    """Return the NVRTC to build with: of wheels before that of a toolkit, of CUDA 12 before that of CUDA 13.
+def every() -> tuple[Installed, ...]:
+    """Return all NVRTC to build with: that of the newest release first, of one release that of wheels first.
 
     Raises
     ------
     BuildError
         Where there is none, or none with headers; the message says what was missing.
     """
+    complete: list[Installed] = []
     without: list[Path] = []
     for library, includes, major in _candidates():
         found = _with_headers(includes, major)
-        if found is not None:
-            return Installed(library, found, major)
-        without.append(library)
+        if found is None:
+            without.append(library)
+        else:
+            complete.append(Installed(library, found, major))
+    if complete:
+        return tuple(complete)
     if without:
         raise BuildError(f"CUDA build: expected the header {HEADER} for {without[0]}, found none. {REMEDY}.")
-    names = " or ".join(f"libnvrtc.so.{n}" for n in MAJORS)
+    names = " or ".join(f"libnvrtc.so.{n}" for n in sorted(MAJORS))
     raise BuildError(f"CUDA build: expected {names} in wheels or a CUDA toolkit, found none. {REMEDY}.")
 
 
@@ -75,7 +79,6 @@ def _candidates() -> Iterator[tuple[Path, tuple[Path, ...], int]]:
             path = root / library / f"libnvrtc.so.{major}"
             if path.is_file():
                 yield path, tuple(f / i for f in _import_folders() for i in includes), major
-    for major in MAJORS:
         for root in toolkits():
             for folder in _LIBRARIES:
                 path = root / folder / f"libnvrtc.so.{major}"

@@ -7,7 +7,8 @@ import functools
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from roller.artifact import KernelArtifact
@@ -18,7 +19,7 @@ from roller.errors import BuildError
 def available() -> str | None:
     """Return ``None`` where kernels can be built here, else the reason."""
     try:
-        _nvrtc()
+        _compilers()
     except BuildError as err:
         return str(err)
     return None
@@ -152,8 +153,8 @@ def to_ptx(source: str, arch: str, options: Sequence[str] = ()) -> str:
 
 def _compiled(source: str, arch: str, options: Sequence[str], get: tuple[str, str]) -> tuple[bytes, str]:
     """Compile CUDA C; return what NVRTC's functions of two names give (size, image), and the log."""
-    lib = _nvrtc()
-    includes = [f"-I{folder}" for folder in _installed().includes]
+    chosen = _compiler_for(arch)
+    lib, includes = chosen.lib, [f"-I{folder}" for folder in chosen.includes]
     flags = [f"--gpu-architecture={arch}", *includes, "-default-device", "-w", "--ptxas-options=-v", *options]
     program = ctypes.c_void_p()
     _check(lib, lib.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", 0, None, None))
@@ -162,10 +163,10 @@ def _compiled(source: str, arch: str, options: Sequence[str], get: tuple[str, st
         status = lib.nvrtcCompileProgram(program, len(flags), args)
         log = _read(lib, lib.nvrtcGetProgramLogSize, lib.nvrtcGetProgramLog, program).rstrip(b"\0").decode()
         if status:
-            known = _architectures(lib)
-            if arch.rstrip("af") not in known:  # sm_90a is a variant of sm_90
+            if not chosen.knows(arch):
+                known = ", ".join(dict.fromkeys(a for c in _compilers() for a in c.architectures))
                 raise BuildError(
-                    f"CUDA build: expected an architecture this NVRTC builds for ({', '.join(known)}), got '{arch}'. "
+                    f"CUDA build: expected an architecture this NVRTC builds for ({known}), got '{arch}'. "
                     f"The source is CUDA C all the same: build it with a CUDA release that knows {arch}."
                 )
             raise BuildError(f"CUDA build for {arch}: {_error(lib, status)}\n{log.strip()}")
@@ -201,15 +202,69 @@ def _check(lib: Any, status: int) -> None:
         raise BuildError(f"CUDA build: NVRTC failed: {_error(lib, status)}. {installed.REMEDY}.")
 
 
-@functools.cache
-def _installed() -> installed.Installed:
-    return installed.find()
+@dataclass(frozen=True)
+class _Compiler:
+    """One NVRTC that was loaded.
+
+    Parameters
+    ----------
+    lib
+        The library.
+    includes
+        Folders with the headers of its release.
+    major
+        CUDA release.
+    architectures
+        What it builds for, oldest first.
+    """
+
+    lib: Any
+    includes: tuple[Path, ...]
+    major: int
+    architectures: tuple[str, ...]
+
+    def knows(self, arch: str) -> bool:
+        """Whether it builds for an architecture, real or virtual; ``sm_90a`` is a variant of ``sm_90``."""
+        return arch.replace("compute_", "sm_").rstrip("af") in self.architectures
+
+
+def _compiler_for(arch: str) -> _Compiler:
+    """Return the newest NVRTC that builds for an architecture; the newest of all, which says so, where none does.
+
+    A release drops old architectures and brings new ones: where two are installed, each may know what the other
+    does not. Where there is a driver, those whose images it loads come first.
+    """
+    driver = _driver_major()
+    found = sorted(_compilers(), key=lambda c: driver is not None and c.major > driver)
+    return next((c for c in found if c.knows(arch)), found[0])
 
 
 @functools.cache
-def _nvrtc() -> Any:
-    path = _installed().library
+def _driver_major() -> int | None:
+    """Return the CUDA release of this machine's driver, ``None`` where there is none; no device is looked at."""
+    version = ctypes.c_int()
     try:
-        return ctypes.CDLL(str(path))
-    except OSError as err:
-        raise BuildError(f"CUDA build: cannot load {path} ({err}). {installed.REMEDY}.") from err
+        status = _loaded(Path("libcuda.so.1")).cuDriverGetVersion(ctypes.byref(version))
+    except (OSError, AttributeError):
+        return None
+    return version.value // 1000 if status == 0 and version.value else None
+
+
+@functools.cache
+def _compilers() -> tuple[_Compiler, ...]:
+    """Load every NVRTC of this machine, the newest first; one that does not load is as if it were not there."""
+    loaded: list[_Compiler] = []
+    failures: list[BuildError] = []
+    for place in installed.every():
+        try:
+            lib = _loaded(place.library)
+            loaded.append(_Compiler(lib, place.includes, place.major, tuple(_architectures(lib))))
+        except (OSError, AttributeError) as err:
+            failures.append(BuildError(f"CUDA build: cannot load {place.library} ({err}). {installed.REMEDY}."))
+    if not loaded:
+        raise failures[0]
+    return tuple(loaded)
+
+
+def _loaded(path: Path) -> Any:
+    return ctypes.CDLL(str(path))
