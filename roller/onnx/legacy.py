@@ -44,6 +44,7 @@ def modern(tracer: Tracer, node: onnx.NodeProto, inputs: Inputs) -> tuple[onnx.N
     out = onnx.NodeProto()
     out.CopyFrom(node)
     _dropped(out, "consumed_inputs")  # which inputs an operator may overwrite: before set 6, and no part of the result
+    _say_defaults(out, tracer.loaded.written)
     rule = _RULES.get(node.op_type)
     try:
         return out, (inputs if rule is None else rule(tracer, out, inputs))
@@ -51,6 +52,24 @@ def modern(tracer: Tracer, node: onnx.NodeProto, inputs: Inputs) -> tuple[onnx.N
         return str(why)
     except (IndexError, KeyError, AttributeError, TypeError, ValueError) as error:
         return f"it is no {node.op_type} of operator set {tracer.loaded.written} ({error})"
+
+
+def _say_defaults(node: onnx.NodeProto, written: int) -> None:
+    """Say what a node leaves to the defaults of its own set, where set 7 has others (the constants of a Selu)."""
+    said = {a.name for a in node.attribute}
+    later = _defaults(node.op_type, OLDEST)
+    for name, default in _defaults(node.op_type, written).items():
+        if default.type and name in later and name not in said and default != later[name]:
+            node.attribute.append(default)
+
+
+def _defaults(operator: str, version: int) -> dict[str, onnx.AttributeProto]:
+    """Return the attributes an operator of a set has, by name; one without a default holds no value."""
+    try:
+        schema = onnx.defs.get_schema(operator, version, "")
+    except onnx.defs.SchemaError:  # nothing of ONNX's own
+        return {}
+    return {name: a.default_value for name, a in schema.attributes.items()}
 
 
 def _value(node: onnx.NodeProto, name: str, default: object = None) -> object:

@@ -11,6 +11,7 @@ import pytest
 from onnx import helper, numpy_helper, version_converter
 
 from roller.errors import ModelError
+from roller.onnx import legacy
 from roller.onnx.backend import RollerBackend
 from tests.onnx.models import BOOL, FLOAT, info
 
@@ -134,6 +135,38 @@ def test_forms_before_set_6():
     repeats = [x, np.array([3.0], np.float32), np.array([2.0], np.float32)]
     (found,) = result(helper.make_node("Tile", ["x", "n", "axis"], ["y"]), repeats, opset=1, weights=("n", "axis"))
     assert np.array_equal(found, np.tile(x, (1, 1, 3, 1)))
+
+
+@pytest.mark.parametrize(
+    ("opset", "alpha", "gamma"),
+    [(1, 1.6732, 1.0507), (5, 1.6732, 1.0507), (6, 1.6732632423543772, 1.0507009873554805)],
+)
+def test_the_constants_of_a_selu_are_those_of_its_set(opset, alpha, gamma):
+    x = values(40)
+    (found,) = result(helper.make_node("Selu", ["x"], ["y"]), [x], opset=opset)
+    wanted = gamma * np.where(x > 0, x, alpha * np.expm1(x.astype(np.float64)))
+    np.testing.assert_allclose(found, wanted, rtol=2e-6)  # the constants of the two differ by 4e-5
+    (found,) = result(helper.make_node("Selu", ["x"], ["y"], alpha=2.0), [x], opset=opset)
+    np.testing.assert_allclose(found, gamma * np.where(x > 0, x, 2 * np.expm1(x.astype(np.float64))), rtol=2e-6)
+
+
+def test_every_default_that_set_7_has_otherwise_is_said():
+    """Of the schemas: what an operator's own set means where a node says nothing."""
+    newest = {s.name: s for v in range(1, 8) for s in onnx.defs.get_all_schemas_with_history()
+              if s.domain == "" and s.since_version == v}  # fmt: skip
+    changed = set()
+    for schema in onnx.defs.get_all_schemas_with_history():
+        if schema.domain or schema.since_version >= 7:
+            continue
+        node = helper.make_node(schema.name, [], ["y"])
+        legacy._say_defaults(node, schema.since_version)
+        said = {a.name: a for a in node.attribute}
+        for name, own in schema.attributes.items():
+            later = newest[schema.name].attributes.get(name)
+            differs = bool(own.default_value.type) and later is not None and later.default_value != own.default_value
+            assert (name in said) == differs and (not differs or said[name] == own.default_value)
+            changed |= {f"{schema.name}.{name}"} if differs else set()
+    assert changed == {"Selu.alpha", "Selu.gamma", "GlobalLpPool.p", "LpPool.p", "GRU.direction"}
 
 
 @pytest.mark.parametrize(("shape", "told"), [((2,), {"axis": 0}), ((2, 3), {"axis": 0}), ((4, 5), {}), ((1,), {})])
