@@ -7,6 +7,7 @@ import os
 import queue
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -38,6 +39,25 @@ class Ending:
     reason: str = ""
     orderly: bool = True
     late: bool = False
+
+
+def answering() -> tuple[dict[str, Any], Callable[..., None]]:
+    """Take the pipe over from standard output, in the process that was started.
+
+    Returns
+    -------
+    tuple
+        Its work, and what sends a message: whatever libraries print goes to standard error from now on, since it must
+        not end up in the middle of one.
+    """
+    sink = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def say(**message: Any) -> None:
+        sink.write(json.dumps(message) + "\n")
+        sink.flush()
+
+    return json.loads(sys.stdin.readline()), say
 
 
 def converse(

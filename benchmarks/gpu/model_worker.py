@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from pathlib import Path
-from typing import Any
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks.gpu.child import answering
 from roller.errors import RollerError
 from roller.model.bundle_run import phases
 from roller.model.gpu_bundle import ModelBundle
@@ -18,15 +16,8 @@ from roller.model.gpu_device import open_device
 
 
 def main() -> None:
-    """Take the pipe over from standard output, then run the phases that are not known."""
-    sink = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print must not end up in the middle of a message
-
-    def say(**message: Any) -> None:
-        sink.write(json.dumps(message) + "\n")
-        sink.flush()
-
-    work = json.loads(sys.stdin.readline())
+    """Run the phases that are not known."""
+    work, say = answering()
     try:
         bundle = ModelBundle(Path(work["bundle"]))
         device = open_device(work["device"].partition("?")[0], bundle.arch)

@@ -6,7 +6,6 @@ Reads one JSON line of work, answers in JSON lines; a fault of the device ends t
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import random
@@ -20,6 +19,7 @@ from typing import Any
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks.gpu.child import answering
 from benchmarks.gpu.comparison import PEER
 from benchmarks.gpu.paired import Stopwatches, compare
 from benchmarks.gpu.peers import Peer, functional
@@ -233,15 +233,8 @@ def _rotating(call: Callable[..., Any], data: list[list[Any]]) -> Callable[[int]
 
 
 def main() -> None:
-    """Take the pipe over from standard output, then work through the tasks."""
-    sink = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print must not end up in the middle of a message
-
-    def say(**message: Any) -> None:
-        sink.write(json.dumps(message) + "\n")
-        sink.flush()
-
-    work = json.loads(sys.stdin.readline())
+    """Work through the tasks."""
+    work, say = answering()
     kind, _, index = work["device"].partition(":")
     try:
         bench = Pretended(work["seed"]) if kind == "null" else Bench(int(index or 0), work["seed"], work["time_s"])

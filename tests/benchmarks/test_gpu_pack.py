@@ -6,10 +6,11 @@ import random
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.gpu import comparison, journal, ncu, once, paired, plan, report, rows, run, variants
+from benchmarks.gpu import child, comparison, journal, ncu, once, paired, plan, report, rows, run, variants
 from benchmarks.gpu.bring_home import bring_home
 from benchmarks.gpu.pack import LIMIT_BYTES, Options, make_pack
 from roller import ops
@@ -96,11 +97,11 @@ def hour(tmp_path, **header):
     return journal.HourJournal(tmp_path / "results", {"pack": "p", "kind": "null", **header})
 
 
-def compare(tmp_path, body, ids="ABC", seconds=60, say=print):
+def compare(tmp_path, body, ids="ABC", seconds=3600, say=print, now=time.monotonic):
     kept = hour(tmp_path)
     command = fake_worker(tmp_path, body) if isinstance(body, str) else body
     try:
-        return comparison.run_tasks(tasks(*ids), {}, kept, time.monotonic() + seconds, say, command), kept.data
+        return comparison.run_tasks(tasks(*ids), {}, kept, now() + seconds, say, command), kept.data
     finally:
         kept.close()
 
@@ -121,17 +122,40 @@ def test_a_peer_that_leaves_the_device_unusable_is_kept_and_its_process_replaced
     assert reason == "" and data.peers["A/functional"] == [] and set(data.peers) == {f"{i}/functional" for i in "ABC"}
 
 
+class HangingClock:
+    """Time that passes only while a worker hangs, a second a look: a busy machine is no slower by it.
+
+    A worker that hangs says so by a file; ``over`` takes it away.
+    """
+
+    def __init__(self, path, monkeypatch):
+        self.now, self._hangs = 0.0, path / "hangs"
+        for module in (comparison, child):
+            monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=self))
+
+    def __call__(self):
+        self.now += self._hangs.exists()
+        return self.now
+
+    def hanging(self, task):
+        return f"task['id'] == '{task}' and (open({str(self._hangs)!r}, 'w').close(), time.sleep(3600))"
+
+    def over(self, line):
+        self._hangs.unlink(missing_ok=True)
+
+
 def test_a_peer_that_hangs_is_ended_and_the_others_finish(tmp_path, monkeypatch):
     monkeypatch.setitem(comparison.LIMIT_S, "functional", 0.5)
-    _, data = compare(tmp_path, "task['id'] == 'A' and time.sleep(60)", "AB")
+    clock = HangingClock(tmp_path, monkeypatch)
+    _, data = compare(tmp_path, clock.hanging("A"), "AB", say=clock.over, now=clock)
     assert "no answer within 0.5 s" in data.peers["A/functional"][0]["reason"]
     assert data.peers["B/functional"][0]["status"] == "measured"
 
 
-def test_a_spent_budget_leaves_the_rest_for_the_next_run(tmp_path):
-    start = time.monotonic()
-    _, data = compare(tmp_path, "task['id'] == 'B' and time.sleep(60)", "AB", seconds=4)
-    assert time.monotonic() - start < 8 and set(data.peers) == {"A/functional"}
+def test_a_spent_budget_leaves_the_rest_for_the_next_run(tmp_path, monkeypatch):
+    clock = HangingClock(tmp_path, monkeypatch)
+    _, data = compare(tmp_path, clock.hanging("B"), "AB", seconds=4, now=clock)
+    assert 4 < clock.now < 8 and set(data.peers) == {"A/functional"}
 
 
 def test_a_worker_that_cannot_start_ends_the_peers_with_its_reason(tmp_path):
