@@ -92,9 +92,12 @@ def inputs_of(tensors: Sequence[tuple[str, Sequence[int], str]], seed: int, spec
 
 def guarded(arrays: Mapping[str, np.ndarray], dtypes: Mapping[str, str], at_end: bool) -> dict[str, Guarded]:
     """Return read-only copies of arrays that end or begin at a protected page."""
-    out = {}
-    for name, a in arrays.items():
-        out[name] = Guarded(a.shape, dtypes[name], at_end)
-        out[name].array[...] = a
-        out[name].protect()
+    return {name: guarded_copy(a, dtypes[name], at_end) for name, a in arrays.items()}
+
+
+def guarded_copy(a: np.ndarray, dtype: str, at_end: bool) -> Guarded:
+    """Return a read-only copy of an array that ends or begins at a protected page."""
+    out = Guarded(a.shape, dtype, at_end)
+    out.array[...] = a
+    out.protect()
     return out

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from tests.fuzz.arrays import Guarded, filled, numpy_dtype
+from tests.fuzz.arrays import Guarded, filled, guarded_copy, numpy_dtype
 from tests.fuzz.cases import generator
 from tests.fuzz.draw import Limits
 from tests.fuzz.judge import Report, judges
@@ -120,10 +120,8 @@ def _held(a: np.ndarray, layout: str) -> tuple[Any, Any]:
         out.flags.writeable = False
         return out, None
     if layout.startswith("guarded"):
-        g = Guarded(a.shape, a.dtype.name, layout == "guarded")
-        g.array[...] = a
-        g.protect()
-        return g.array, g
+        held = guarded_copy(a, a.dtype.name, layout == "guarded")
+        return held.array, held
     if layout == "broadcast":
         return np.broadcast_to(a[:1], a.shape), None
     if layout == "torch" and a.dtype.name != "bfloat16":

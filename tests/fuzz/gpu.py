@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from tests.fuzz.arrays import inputs_of
 from tests.fuzz.cases import generator, options
 from tests.fuzz.draw import SMALL, Limits, expressions
-from tests.fuzz.interpret import interpret
-from tests.fuzz.judge import Judge, Report, judges, options_of, wrong_outputs
-from tests.fuzz.language import Data, as_te, dtypes_of
-from tests.fuzz.operators import built, call_cases, reference_judge
-from tests.fuzz.verdict import BOUNDS, NO_KERNEL, OK, RIGHT_REFUSED, WRONG, Verdict, refusal
+from tests.fuzz.judge import Judge, Report, each_candidate, judges, own_expression
+from tests.fuzz.language import Data
+from tests.fuzz.operators import call_cases, ready_operator
+from tests.fuzz.verdict import BOUNDS, OK, RIGHT_REFUSED, WRONG, Verdict
 
 #: The emulator makes every access by itself: cases stay small.
 _POINTS = 1 << 12
@@ -50,60 +48,21 @@ def gpu_cases(draw: Any, limits: Limits) -> Data:
 @judges("gpu")
 def gpu(case: Data, report: Report) -> Verdict:
     """Judge the kernels of a case for a GPU."""
-    from roller.te.reader import read
-
-    if "expression" in case:
-        described = case["expression"]
-        arrays = inputs_of(described["inputs"], case["seed"], False)
-        expected, dtypes = interpret(described, arrays), dtypes_of(described)
-        try:
-            expr = read(as_te(described))
-        except Exception as error:  # noqa: BLE001
-            return refusal(error, "read")
-
-        def judge(outputs: Sequence[np.ndarray]) -> str:
-            return wrong_outputs(expected, dtypes, outputs)
-
-        return emulated(case, expr, arrays, judge, report)
-    expr, verdict = built(case)
-    if verdict is not None:
-        return verdict
-    arrays = inputs_of([(t.name, t.shape, t.dtype) for t in expr.inputs], case["seed"], False)
-    found = reference_judge(case, expr, arrays)
-    return found if isinstance(found, Verdict) else emulated(case, expr, arrays, found, report)
+    case = {**case, "special": False}  # the emulator compares with the reference, which says nothing of NaN
+    described = own_expression if "expression" in case else ready_operator
+    return described(case, lambda expr, arrays, judge: emulated(case, expr, arrays, judge, report))
 
 
 def emulated(case: Data, expr: Any, arrays: Mapping[str, np.ndarray], judge: Judge, report: Report) -> Verdict:
     """Lower every candidate of a case and run what is CUDA; text for AMD devices is emitted and not run."""
-    import roller
-    from roller.hardware import load_spec
-    from roller.pipeline import lower
     from roller.runtime.check import Oracle
 
-    spec = load_spec(case["device"])
-    report("constructing")
-    try:
-        found = roller.construct(expr, case["device"], options=options_of(case))
-    except Exception as error:  # noqa: BLE001
-        return refusal(error, "construct")
-    refused = []
     oracle = Oracle(expr, list(arrays.values()))
-    for candidate in found:
-        what = f"{case['device']} {candidate.program.structure} {candidate.program.tiles}"
-        report(f"lowering {what}")
-        try:
-            artifact = lower(candidate.program, expr, spec)
-        except Exception as error:  # noqa: BLE001
-            refused.append(refusal(error, "lower"))
-            continue
-        if artifact.language == "cuda":
-            verdict = _proved(artifact, arrays, judge, oracle, what, report)
-            if not verdict.fine:
-                return verdict
-    bad = [v for v in refused if not v.fine]
-    if refused and len(refused) == len(found):
-        return bad[0] if bad else Verdict(NO_KERNEL, refused[0].message)
-    return next((v for v in bad if v.kind == "foreign exception"), Verdict(OK))
+
+    def one(artifact: Any, what: str) -> Verdict:
+        return _proved(artifact, arrays, judge, oracle, what, report) if artifact.language == "cuda" else Verdict(OK)
+
+    return each_candidate(case, expr, case["device"], one, report)
 
 
 def _proved(

@@ -20,6 +20,8 @@ from tests.fuzz.verdict import BOUNDS, CAUGHT, NO_KERNEL, OK, RIGHT_REFUSED, SKI
 
 #: Says why outputs are wrong, or nothing.
 Judge = Callable[[Sequence[np.ndarray]], str]
+#: Runs kernels of an expression on arrays, and has the outputs judged.
+Runs = Callable[[Any, Mapping[str, np.ndarray], Judge], Verdict]
 #: Told what is being done, so that whoever sees the process die knows.
 Report = Callable[[str], None]
 
@@ -69,21 +71,21 @@ def options_of(case: Data) -> Any:
 @judges("expressions")
 def expression(case: Data, report: Report) -> Verdict:
     """Judge an expression of a user's own on this machine's processor."""
+    return own_expression(case, lambda expr, arrays, judge: on_cpu(case, expr, arrays, judge, report))
+
+
+def own_expression(case: Data, run: Runs) -> Verdict:
+    """Read the expression of a case, interpret it, and have its kernels run on its arrays and judged by that."""
     from roller.te.reader import read
 
     described = case["expression"]
     arrays = inputs_of(described["inputs"], case["seed"], case.get("special", False))
-    expected = interpret(described, arrays)
+    expected, dtypes = interpret(described, arrays), dtypes_of(described)
     try:
         expr = read(as_te(described))
     except Exception as error:  # noqa: BLE001
         return refusal(error, "read")
-    dtypes = dtypes_of(described)
-
-    def judge(outputs: Sequence[np.ndarray]) -> str:
-        return wrong_outputs(expected, dtypes, outputs)
-
-    return on_cpu(case, expr, arrays, judge, report)
+    return run(expr, arrays, lambda outputs: wrong_outputs(expected, dtypes, outputs))
 
 
 def wrong_outputs(expected: Mapping[str, Interval], dtypes: Mapping[str, str], outputs: Sequence[np.ndarray]) -> str:
@@ -97,31 +99,47 @@ def wrong_outputs(expected: Mapping[str, Interval], dtypes: Mapping[str, str], o
 
 def on_cpu(case: Data, expr: Any, arrays: Mapping[str, np.ndarray], judge: Judge, report: Report) -> Verdict:
     """Compile an expression for this machine as the case says, and judge every candidate it names."""
+    from roller.runtime.check import Oracle
+
+    if case.get("how"):
+        try:
+            return _public(case, expr, arrays, judge, report)
+        except Exception as error:  # noqa: BLE001
+            return refusal(error, "construct")
+    oracle: list[Any] = []
+
+    def one(artifact: Any, what: str) -> Verdict:
+        if not oracle:
+            oracle.append(None if case.get("special") else Oracle(expr, list(arrays.values())))
+        return _candidate(artifact, case, arrays, judge, oracle[0], report, what)
+
+    return each_candidate(case, expr, "cpu", one, report)
+
+
+def each_candidate(case: Data, expr: Any, device: str, one: Callable[[Any, str], Verdict], report: Report) -> Verdict:
+    """Construct and lower every candidate of a case, and have each judged; the first finding is the verdict."""
     import roller
     from roller.construction.constructor import target_units
     from roller.hardware import load_spec
     from roller.pipeline import lower
-    from roller.runtime.check import Oracle
 
+    report("constructing")
     try:
         options = options_of(case)
-        if case.get("how"):
-            return _public(case, expr, arrays, judge, report)
-        found = roller.construct(expr, "cpu", options=options)
+        found = roller.construct(expr, device, options=options)
     except Exception as error:  # noqa: BLE001
         return refusal(error, "construct")
-    spec = target_units(load_spec("cpu"), options)
-    oracle = None if case.get("special") else Oracle(expr, list(arrays.values()))
+    spec = target_units(load_spec(device), options)
     refused: list[Verdict] = []
     for candidate in found:
-        what = f"{candidate.program.structure} {candidate.program.tiles}"
+        what = f"{device} {candidate.program.structure} {candidate.program.tiles}"
         report(f"lowering {what}")
         try:
             artifact = lower(candidate.program, expr, spec)
         except Exception as error:  # noqa: BLE001
             refused.append(refusal(error, "lower"))
             continue
-        verdict = _candidate(artifact, case, arrays, judge, oracle, report, what)
+        verdict = one(artifact, what)
         if not verdict.fine:
             return verdict
     if refused and len(refused) == len(found):

@@ -18,7 +18,7 @@ from tests.fuzz.arrays import inputs_of
 from tests.fuzz.cases import compiling, generator
 from tests.fuzz.draw import Limits
 from tests.fuzz.interpret import EPSILON
-from tests.fuzz.judge import Judge, Report, judges, on_cpu
+from tests.fuzz.judge import Judge, Report, Runs, judges, on_cpu
 from tests.fuzz.language import DTYPES, Data
 from tests.fuzz.verdict import OK, WRONG, Verdict, refusal
 
@@ -173,12 +173,17 @@ def built(case: Data) -> tuple[Any, Verdict | None]:
 @judges("operators")
 def operator(case: Data, report: Report) -> Verdict:
     """Judge a ready operator on this machine's processor."""
+    return ready_operator(case, lambda expr, arrays, judge: on_cpu(case, expr, arrays, judge, report))
+
+
+def ready_operator(case: Data, run: Runs) -> Verdict:
+    """Build the operator of a case, and have its kernels run on its arrays and judged by NumPy."""
     expr, verdict = built(case)
     if verdict is not None:
         return verdict
     arrays = inputs_of([(t.name, t.shape, t.dtype) for t in expr.inputs], case["seed"], case.get("special", False))
     found = reference_judge(case, expr, arrays)
-    return found if isinstance(found, Verdict) else on_cpu(case, expr, arrays, found, report)
+    return found if isinstance(found, Verdict) else run(expr, arrays, found)
 
 
 def reference_judge(case: Data, expr: Any, arrays: Mapping[str, np.ndarray]) -> Judge | Verdict:

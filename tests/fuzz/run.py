@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fuzz.cases import LIMITS, Enough, examined
-from tests.fuzz.verdict import Verdict
+from tests.fuzz.verdict import NOT_DRAWN, Verdict
 from tests.fuzz.worker import Worker
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -63,14 +63,15 @@ def _one(worker: Worker, generator: str, number: int, seed: int, limits: str, fo
     verdicts: dict[str, Verdict] = {}
     wanted: list[str] = []
     drawn: list[str] = []
-    end = time.monotonic() + _MOST_SHRINK_S
+    since: list[float] = []
 
     def fails(case: Any) -> bool:
         key = json.dumps(case, sort_keys=True)
         if key in _SIMPLEST.setdefault((generator, limits), {key}) and number and not wanted:
             return False  # the simplest case comes first in every run, and is judged once
         if key not in verdicts:
-            if len(verdicts) > _MOST_SHRINKS or time.monotonic() > end:
+            # Only a finding is ever left as it is: however long drawing took, the case that was drawn is judged.
+            if wanted and (len(verdicts) > _MOST_SHRINKS or time.monotonic() > since[0] + _MOST_SHRINK_S):
                 raise Enough
             verdicts[key] = worker.judge(case)
         verdict = verdicts[key]
@@ -79,9 +80,12 @@ def _one(worker: Worker, generator: str, number: int, seed: int, limits: str, fo
             return False
         if not wanted and verdict.signature not in found.signatures:
             wanted.append(verdict.signature)
+            since.append(time.monotonic())
         return verdict.signature in wanted
 
     smallest = examined(generator, LIMITS[limits], number, seed, fails, shrink=True)
+    if not drawn:  # Hypothesis drew nothing, or the simplest case again: counted, so that no case is lost unseen
+        found.verdicts[NOT_DRAWN] += 1
     for key in list(dict.fromkeys(drawn))[: 2 if number == 0 else 1]:
         verdict = verdicts[key]
         found.verdicts[verdict.kind] += 1

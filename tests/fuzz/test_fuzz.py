@@ -46,6 +46,7 @@ def test_random_cases(worker, generator):
     assert found is not None
     shown = [f"{v.kind}: {v.message}\n{json.dumps(c)}" for c, v in found.cases.values()]
     assert not shown, "\n".join(shown)
+    assert sum(found.verdicts.values()) == count, found.verdicts
     assert found.verdicts[OK] >= right, found.verdicts
 
 

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from tests.fuzz import run
 from tests.fuzz.arrays import Guarded, inputs_of
 from tests.fuzz.cases import strategy
 from tests.fuzz.draw import QUICK, expressions
 from tests.fuzz.interpret import Interval, Invalid, difference, interpret
 from tests.fuzz.language import live
-from tests.fuzz.verdict import Verdict, refusal
+from tests.fuzz.verdict import NOT_DRAWN, OK, WRONG, Verdict, refusal
 
 
 def stage(body, axes=(("i", 4),), reduce=(), combine=None, name="Y"):
@@ -135,3 +136,22 @@ def test_refusals_are_told_from_failures():
         Verdict("wrong result", "output 'Y': 3 of 4").signature
         == Verdict("wrong result", "output 'Z': 7 of 9").signature
     )
+
+
+@pytest.mark.parametrize("kind", [OK, WRONG])
+def test_a_case_is_judged_however_long_it_took_to_draw(monkeypatch, kind):
+    clock = iter(range(0, 10**9, 1000))
+    monkeypatch.setattr(run.time, "monotonic", lambda: float(next(clock)))  # a quarter of an hour between two looks
+
+    class FixedWorker:
+        judged = 0
+
+        def judge(self, case):
+            self.judged += 1
+            return Verdict(kind, "output 'Y': 3 of 4" if kind == WRONG else "")
+
+    worker = FixedWorker()
+    (*_, found) = run.explore(worker, "calls", range(1, 9), seed=3, limits="quick")
+    assert sum(found.verdicts.values()) == 8 and found.verdicts[kind] + found.verdicts[NOT_DRAWN] == 8
+    assert found.verdicts[kind] >= 6 and len(found.cases) == (kind == WRONG)
+    assert worker.judged >= found.verdicts[kind]

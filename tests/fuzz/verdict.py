@@ -10,6 +10,8 @@ from roller.errors import RollerError
 
 #: Fine: right, or refused in a sentence.
 OK, REFUSED, SKIPPED = "ok", "refused", "skipped"
+#: A number that drew no case of its own.
+NOT_DRAWN = "not drawn"
 #: Findings.
 WRONG, BOUNDS, CRASH, FOREIGN = "wrong result", "out of bounds", "crash", "foreign exception"
 NO_KERNEL, RIGHT_REFUSED, UNCLEAR, HANG = "no kernel", "right kernel refused", "unclear refusal", "hang"
