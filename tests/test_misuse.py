@@ -155,3 +155,22 @@ def test_arrays_that_do_not_fit_and_options_that_do_not_exist_are_refused():
     for value in BAD.values():
         refused_or_works(lambda value=value: kernel(value))
         refused_or_works(lambda value=value: kernel(out=value, stream=value))
+
+
+def test_wrong_calls_of_a_model_are_one_error_of_our_own():
+    pytest.importorskip("tvm")
+    helper = pytest.importorskip("onnx").helper
+    ends = [helper.make_tensor_value_info(n, 1, [4, 4]) for n in "xy"]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "m", ends[:1], ends[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    session, x = roller.compile_model(model, progress=False, deterministic=True, workers=1), np.zeros((4, 4), "float32")
+    session.save("saved")
+    calls: list[Callable[[Any], Any]] = [
+        session.run, lambda v: session.run(v, {"x": x}), lambda v: session.run(["y"], v),
+        lambda v: session.run({"x": v}), lambda v: session.run([v], {"x": x}), lambda v: session.run(x, out=v), lambda v: session.run(x, out={"y": v}),
+        lambda v: session.profile(v, repeats=1), session.save, lambda v: session.save("saved", sources=v),
+        lambda v: roller.load_model("saved", verify=v), lambda v: roller.load_model("saved", device=v),
+    ]  # fmt: skip
+    for call in calls:
+        for value in BAD.values():
+            refused_or_works(partial(call, value))

@@ -10,6 +10,7 @@ import roller
 from roller import ops, pipeline
 from roller.choosing.proving import _compare
 from roller.emulator import budget, prove
+from roller.emulator.allowance import Allowance
 from roller.emulator.proof import BLOCKS, NOTHING, WHOLE
 from roller.errors import EmulationError
 from roller.hardware import load_spec
@@ -27,7 +28,8 @@ KERNELS = {
     "window": ("v100", lambda: ops.pool2d("max", 3, 5, 23, 23, 3, 3), "window"),
     "winograd": ("v100", lambda: ops.conv2d(1, 16, 14, 14, 33, 3, 3, padding=1), "winograd4"),
 }
-SECONDS = 20.0
+#: Processor seconds: a limit that nothing here comes near, however many share the machine's caches and cores.
+SECONDS = 900.0
 _made = {}
 
 
@@ -81,6 +83,7 @@ def test_blocks_of_a_kernel_show_what_is_wrong_too(built, name, monkeypatch):
 
 def test_what_takes_too_long_is_not_proved_and_says_why(built, monkeypatch):
     made = kernel("winograd")
+    monkeypatch.setattr(Allowance, "left_s", property(lambda self: 1e-9))  # gone before the first block has ended
     proof = prove(made, budget_s=1e-4, cache_dir=built)
     assert proof.ok and proof.scope == NOTHING and proof.proved.startswith("not proved (one block of ")
     monkeypatch.setattr(budget, "MOST_BYTES", 1000)

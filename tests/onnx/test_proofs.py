@@ -44,9 +44,9 @@ def known(batch):
 def test_kernels_are_proved_where_seconds_are_given_and_only_once(tmp_path, monkeypatch):
     cache = KernelCache(tmp_path)
     assert known(compiled(0.0, cache)) == {"m": None, "r": None}
-    assert known(compiled(30.0, cache)) == {"m": "emulated", "r": "emulated"}
+    assert known(compiled(600.0, cache)) == {"m": "emulated", "r": "emulated"}
     forbid_work(monkeypatch)
-    again = compiled(30.0, cache)
+    again = compiled(600.0, cache)
     assert known(again) == {"m": "emulated", "r": "emulated"} and again.count("cached") == 2
 
 
@@ -61,7 +61,7 @@ def test_what_is_in_the_cache_is_proved_as_it_is(tmp_path, monkeypatch):
     cache = KernelCache(tmp_path)
     compiled(0.0, cache)
     forbid_work(monkeypatch, tasks.Prove)
-    found = compiled(30.0, cache)
+    found = compiled(600.0, cache)
     assert known(found) == {"m": "emulated", "r": "emulated"} and found.count("cached") == 2
     target, crew = hire("v100", workers=1)
     crew.close()
@@ -104,7 +104,7 @@ def test_a_kept_kernel_that_turns_out_wrong_gives_way_too(tmp_path, monkeypatch)
 
     monkeypatch.setattr(pipeline, "lower", broken)
     assert compiled(0.0, cache).artifacts["m"].program.digest == wrong
-    mended = compiled(30.0, cache)
+    mended = compiled(600.0, cache)
     assert mended.artifacts["m"].program.digest == found[1].program.digest and known(mended)["m"] == "emulated"
     assert mended.origins == {"m": "compiled", "r": "cached"}
 
@@ -160,7 +160,7 @@ def test_a_wrong_kernel_gives_way_to_the_next_candidate(monkeypatch):
         return planted(made, index_off_by_one) if program.digest == wrong else made
 
     monkeypatch.setattr(pipeline, "lower", broken)
-    made = compiled(30.0)
+    made = compiled(600.0)
     assert made.artifacts["m"].program.digest == found[1].program.digest
     assert known(made) == {"m": "emulated", "r": "emulated"}
 
