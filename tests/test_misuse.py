@@ -166,11 +166,19 @@ def test_wrong_calls_of_a_model_are_one_error_of_our_own():
     session, x = roller.compile_model(model, progress=False, deterministic=True, workers=1), np.zeros((4, 4), "float32")
     session.save("saved")
     calls: list[Callable[[Any], Any]] = [
-        session.run, lambda v: session.run(v, {"x": x}), lambda v: session.run(["y"], v),
-        lambda v: session.run({"x": v}), lambda v: session.run([v], {"x": x}), lambda v: session.run(x, out=v), lambda v: session.run(x, out={"y": v}),
-        lambda v: session.profile(v, repeats=1), session.save, lambda v: session.save("saved", sources=v),
-        lambda v: roller.load_model("saved", verify=v), lambda v: roller.load_model("saved", device=v),
-    ]  # fmt: skip
+        session.run,
+        session.save,
+        lambda v: session.run(v, {"x": x}),
+        lambda v: session.run(["y"], v),
+        lambda v: session.run([v], {"x": x}),
+        lambda v: session.run({"x": v}),
+        lambda v: session.run(x, out=v),
+        lambda v: session.run(x, out={"y": v}),
+        lambda v: session.profile(v, repeats=1),
+        lambda v: session.save("saved", sources=v),
+        lambda v: roller.load_model("saved", verify=v),
+        lambda v: roller.load_model("saved", device=v),
+    ]
     for call in calls:
         for value in BAD.values():
             refused_or_works(partial(call, value))
