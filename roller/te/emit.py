@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from roller.expr import COMBINERS, Bound, Call, Cast, Const, Index, IndexValue, Load, Scalar
+from roller.expr import COMBINERS, Bound, Call, Cast, Const, Index, IndexValue, Load, Scalar, Term
 from roller.expr.rounding import NARROW, stored
 from roller.te.blocks import subexpressions
 from roller.te.compat import Call as TvmCall
@@ -38,6 +38,7 @@ def emit_index(index: Index, env: Mapping[str, Expr]) -> Expr:
     >>> print(emit_index(Index((Term("i", 2),), -1), {"i": tirx.Var("i", "int32")}))
     i * 2 - 1
     """
+    index = without_opposites(index)
     total: Expr = None
     for t in index.terms:
         v = env[t.axis]
@@ -50,6 +51,37 @@ def emit_index(index: Index, env: Mapping[str, Expr]) -> Expr:
     if index.const == 0:
         return total
     return total + index.const if index.const > 0 else total - (-index.const)
+
+
+def without_opposites(index: Index) -> Index:
+    """Return the same index without remainders of quotients of which others are subtracted.
+
+    TVM 0.27 looks at guards loop by loop: within one in which both are the same (``i // 2`` and ``i // 2 % 4`` for
+    eight lanes) it keeps their difference as a term of scale 0, and divides by that. As quotients they differ.
+
+    Examples
+    --------
+    >>> [(t.coef, t.div, t.mod) for t in without_opposites(Index((Term("i", 1, 2), Term("i", -1, 2, 4)))).terms]
+    [(4, 8, 0)]
+    """
+    signs: dict[tuple[str, int], set[bool]] = {}
+    for t in index.terms:
+        signs.setdefault((t.axis, t.div), set()).add(t.coef > 0)
+    mixed = [quotient for quotient, found in signs.items() if len(found) > 1]
+    if not mixed:
+        return index
+    axis, div = min(mixed, key=lambda quotient: quotient[1])
+    whole, rest = 0, dict[tuple[str, int, int], int]()
+    for t in index.terms:
+        if (t.axis, t.div) != (axis, div):
+            rest[t.axis, t.div, t.mod] = rest.get((t.axis, t.div, t.mod), 0) + t.coef
+            continue
+        whole += t.coef
+        if t.mod:  # q % m is q - m * (q // m)
+            above = axis, div * t.mod, 0
+            rest[above] = rest.get(above, 0) - t.coef * t.mod
+    coefs = {(axis, div, 0): whole, **rest}
+    return without_opposites(Index(tuple(Term(a, c, d, m) for (a, d, m), c in coefs.items() if c), index.const))
 
 
 def emit_bounds(guard: tuple[Bound, ...], env: Mapping[str, Expr]) -> list[Expr]:
