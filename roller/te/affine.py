@@ -7,26 +7,20 @@ is either understood exactly or refused by name.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
 from roller.errors import ExprError
 from roller.expr import Bound, Index, Load, Tensor, Term
+from roller.expr.inequalities import HalfBound
 from roller.te.compat import TensorLoad, analyzer, substitute, tirx
+
+#: Alternatives of conditions beyond which more conditions are not looked at.
+_MOST_CASES = 32
 
 
 class NotAffineError(Exception):
     """Internal: the expression is no quasi-affine index; carries the reason."""
-
-
-@dataclass(frozen=True)
-class HalfBound:
-    """A condition ``low <= index < high`` of which either side may be missing."""
-
-    index: Index
-    low: int | None
-    high: int | None
 
 
 class AxisSpace:
@@ -181,6 +175,32 @@ def implied(space: AxisSpace, e: Any, holds: bool) -> list[HalfBound]:
     except NotAffineError:
         return []
     return [bound] if holds else negated([bound])
+
+
+def cases(space: AxisSpace, e: Any, holds: bool) -> list[list[HalfBound]]:
+    """Return alternatives of which one is true where a condition holds, or where it does not; none more than known.
+
+    Unlike :func:`implied`, it keeps what parts of a disjunction say together.
+    """
+    if isinstance(e, tirx.Not):
+        return cases(space, e.a, not holds)
+    if isinstance(e, (tirx.And, tirx.Or)):
+        a, b = cases(space, e.a, holds), cases(space, e.b, holds)
+        return both(a, b) if isinstance(e, tirx.And) == holds else [*a, *b]
+    if isinstance(e, tirx.NE):
+        return cases(space, tirx.EQ(e.a, e.b), not holds)
+    try:
+        bound = comparison(space, e, {})
+    except NotAffineError:
+        return [[]]
+    if holds or not isinstance(e, tirx.EQ):
+        return [[bound] if holds else negated([bound])]
+    return [[HalfBound(bound.index, None, bound.low)], [HalfBound(bound.index, bound.high, None)]]
+
+
+def both(a: list[list[HalfBound]], b: list[list[HalfBound]]) -> list[list[HalfBound]]:
+    """Return the alternatives of two conditions together; those of the first where there are too many to look at."""
+    return [[*x, *y] for x in a for y in b] if len(a) * len(b) <= _MOST_CASES else a
 
 
 def _hulls(a: list[HalfBound], b: list[HalfBound]) -> list[HalfBound]:

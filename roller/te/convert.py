@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -25,8 +26,9 @@ from roller.expr import (
     walk,
 )
 from roller.expr.compose import dtype_of as computed_dtype
+from roller.expr.inequalities import HalfBound, closed
 from roller.expr.rounding import stored
-from roller.te.affine import AxisSpace, HalfBound, NotAffineError, comparison, guarded, implied, refuse
+from roller.te.affine import AxisSpace, NotAffineError, both, cases, comparison, guarded, implied, refuse
 from roller.te.blocks import Block, subexpressions
 from roller.te.compat import Call as TvmCall
 from roller.te.compat import TensorLoad, dtype_of, tirx
@@ -80,6 +82,17 @@ class Converter:
     ) -> None:  # fmt: skip
         self.name, self.space, self.tensors, self.blocks, self.extremum = name, space, tensors, blocks, extremum
         self._nodes = 0
+        #: Conditions around what is converted now, and whether they hold there.
+        self._known: list[tuple[Any, bool]] = []
+
+    def body(self, e: Any) -> Scalar:
+        """Return what a stage computes as a scalar tree, each access guarded where it needs to be."""
+        by_name = {t.name: t for t in self.tensors.values()}
+
+        def leaf(n: Scalar) -> Scalar:
+            return closed(n, by_name[n.tensor].shape, (), self.space.extents) if isinstance(n, Load) else n
+
+        return transform(self.scalar(e, {}), leaf)
 
     def scalar(self, e: Any, env: Env) -> Scalar:
         """Return ``e`` with ``env`` substituted as a scalar tree."""
@@ -190,7 +203,25 @@ class Converter:
                 index.append(self.space.index(i, env))
             except NotAffineError as reason:
                 raise refuse(tensor.name, self.name, d, str(reason)) from reason
-        return Load(tensor.name, tuple(index))
+        load = Load(tensor.name, tuple(index))
+        if not self._known or _stays_inside(load, tensor, self.space.extents):
+            return load
+        # What all alternatives have in common becomes a guard on the way back; the rest is known only here.
+        known = self._alternatives()
+        return closed(load, tensor.shape, known, self.space.extents) if len(known) > 1 else load
+
+    def _alternatives(self) -> list[list[HalfBound]]:
+        """Return alternatives of which one is true where the conditions around hold."""
+        out: list[list[HalfBound]] = [[]]
+        for condition, holds in self._known:
+            out = both(out, cases(self.space, condition, holds))
+        return out
+
+    @contextmanager
+    def _where(self, condition: Any, holds: bool) -> Iterator[None]:
+        self._known.append((condition, holds))
+        yield
+        self._known.pop()
 
     def _choice(self, condition: Any, yes: Any, no: Any, env: Env) -> Scalar:
         """Return a selection: a guard where the condition bounds an access, else ``select``."""
@@ -199,7 +230,10 @@ class Converter:
             return self.scalar(yes if int(known.value) else no, env)
         if _reads_data(condition):
             return self._choice_by_data(condition, yes, no, env)
-        value, other = self.scalar(yes, env), self.scalar(no, env)
+        with self._where(known, True):
+            value = self.scalar(yes, env)
+        with self._where(known, False):
+            other = self.scalar(no, env)
         try:
             bounds = [comparison(self.space, part, {}) for part in _parts(known, tirx.And)]
         except NotAffineError:

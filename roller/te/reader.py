@@ -148,7 +148,7 @@ def _stage(block: Block, tensors: dict[Any, Tensor], blocks: dict[Any, Block], n
                 "Write every element once; scatter and partial updates cannot be tiled."
             )
     extremum = block.combiner if block.combiner in ("max", "min") else None
-    body = Converter(out.name, space, tensors, blocks, extremum).scalar(block.value, {})
+    body = Converter(out.name, space, tensors, blocks, extremum).body(block.value)
     acc = dtype_of(block.value)
     if isinstance(body, Cast) and block.combiner is None and body.dtype == out.dtype:
         # Of what was read, not of the block's value: that may be the load of an inlined tensor.

@@ -1,0 +1,190 @@
+"""Whether what is known of positions keeps an index inside its tensor: Fourier-Motzkin elimination over whole numbers.
+
+A quotient of an axis is an unknown of its own, ``q = i // d`` with ``0 <= i - d q < d``, and a remainder is what
+quotients leave: ``i % m = i - m (i // m)``. So every index is a linear one of bounded unknowns, indices that share
+axes are seen together, and a bound holds where its contrary has no solution. Constants are rounded to whole numbers
+in every step, which is what whole unknowns allow. What is proved is true, whatever the extents; what is hard to prove
+is given up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from roller.expr.scalar import Bound, Index, Load
+
+#: An unknown ``axis // divisor``.
+_Unknown: TypeAlias = tuple[str, int]
+#: Coefficients, sorted by unknown; each row of a system maps them to the constant of ``sum(...) + constant >= 0``.
+_Sum: TypeAlias = tuple[tuple[_Unknown, int], ...]
+
+#: Rows of a system beyond which a proof is given up.
+_MOST_ROWS = 400
+
+
+@dataclass(frozen=True)
+class HalfBound:
+    """A condition ``low <= index < high`` of which either side may be missing."""
+
+    index: Index
+    low: int | None = None
+    high: int | None = None
+
+
+def closed(load: Load, shape: Sequence[int], facts: Sequence[Sequence[HalfBound]], extents: Mapping[str, int]) -> Load:
+    """Return a load with a guard on every index that may leave its tensor, where it never does as far as is known.
+
+    Whoever makes code may then take each index by itself.
+
+    Parameters
+    ----------
+    load
+        Under guards of its own, on any indices.
+    shape
+        Of its tensor.
+    facts
+        Cases of what is known besides; one of them holds. Without a case, nothing is.
+    extents
+        Elements of the axes.
+
+    Examples
+    --------
+    >>> from roller.expr import axis_index
+    >>> i, before = axis_index("i"), axis_index("i", 1, -3)
+    >>> diagonal = Load("W", (before, i), (Bound(before, 0, 30),))
+    >>> [(b.low, b.high) for b in closed(diagonal, (30, 40), (), {"i": 100}).guard]
+    [(0, 30), (0, 40)]
+    >>> closed(diagonal, (30, 32), (), {"i": 100}) == diagonal
+    True
+    """
+    guard = {b.index: b for b in load.guard}
+    own = [HalfBound(b.index, b.low, b.high) for b in load.guard]
+    cases = [[*own, *case] for case in facts or [()]]
+    new = dict(guard)
+    for i, n in zip(load.index, shape, strict=True):
+        low, high = i.range(extents)
+        low, end = (max(low, guard[i].low), min(high + 1, guard[i].high)) if i in guard else (low, high + 1)
+        if low >= end or (low >= 0 and end <= n):
+            continue
+        if all(never_leaves(i, n, case, extents) for case in cases):
+            new[i] = Bound(i, max(0, guard[i].low), min(n, guard[i].high)) if i in guard else Bound(i, 0, n)
+    if new == guard:
+        return load
+    place = {i: d for d, i in reversed(list(enumerate(load.index)))}
+    return replace(load, guard=tuple(sorted(new.values(), key=lambda b: place.get(b.index, len(place)))))
+
+
+def never_leaves(index: Index, size: int, facts: Iterable[HalfBound], extents: Mapping[str, int]) -> bool:
+    """Whether it is proved that ``0 <= index < size`` wherever all facts hold.
+
+    Examples
+    --------
+    >>> from roller.expr import Term
+    >>> i = Index((Term("i"),))
+    >>> never_leaves(i, 4, [HalfBound(Index((Term("i"), Term("j"))), None, 4)], {"i": 9, "j": 9})
+    True
+    >>> never_leaves(Index((Term("i", 3, 1, 8), Term("i", -2)), 48), 56, (), {"i": 32})
+    True
+    """
+    known = list(facts)
+    beyond = HalfBound(index, None, 0), HalfBound(index, size)
+    return not any(_possible([*known, contrary], extents) for contrary in beyond)
+
+
+def _possible(facts: Sequence[HalfBound], extents: Mapping[str, int]) -> bool:
+    """Whether whole axes within their extents may make all facts true; ``True`` as well where that is not found out."""
+    rows: dict[_Sum, int] = {}
+    fits = True
+    for fact in facts:
+        terms, constant = _linear(fact.index)
+        if fact.low is not None:
+            fits &= _add(rows, terms, constant - fact.low)
+        if fact.high is not None:
+            fits &= _add(rows, {v: -c for v, c in terms.items()}, fact.high - 1 - constant)
+    for terms, constant in _ranges({v for row in rows for v, _ in row}, extents):
+        fits &= _add(rows, terms, constant)
+    while fits and rows:
+        if len(rows) > _MOST_ROWS:
+            return True
+        rows, fits = _without(_cheapest(rows), rows)
+    return fits
+
+
+def _linear(index: Index) -> tuple[dict[_Unknown, int], int]:
+    """Return an index as coefficients of unknowns, and its constant."""
+    out: dict[_Unknown, int] = {}
+    for t in index.terms:
+        out[t.axis, t.div] = out.get((t.axis, t.div), 0) + t.coef
+        if t.mod:
+            above = (t.axis, t.div * t.mod)
+            out[above] = out.get(above, 0) - t.coef * t.mod
+    return out, index.const
+
+
+def _ranges(unknowns: Iterable[_Unknown], extents: Mapping[str, int]) -> list[tuple[dict[_Unknown, int], int]]:
+    """Return rows that hold of any axes: the ends of each unknown, and how quotients of one axis are tied."""
+    divisors: dict[str, set[int]] = {}
+    for axis, d in unknowns:
+        divisors.setdefault(axis, {1}).add(d)
+    out: list[tuple[dict[_Unknown, int], int]] = []
+    for axis, found in divisors.items():
+        for d in found:
+            out += [({(axis, d): 1}, 0), ({(axis, d): -1}, (extents[axis] - 1) // d)]
+            finer = [f for f in found if f < d and d % f == 0]
+            for f in (f for f in finer if not any(g % f == 0 for g in finer if g > f)):
+                step = d // f
+                rest = {(axis, f): 1, (axis, d): -step}
+                out += [(rest, 0), ({v: -c for v, c in rest.items()}, step - 1)]
+    return out
+
+
+def _add(rows: dict[_Sum, int], terms: Mapping[_Unknown, int], constant: int) -> bool:
+    """Add ``sum(terms) + constant >= 0``, the sharper of two with one sum; ``False`` where nothing makes it true."""
+    kept = tuple(sorted((v, c) for v, c in terms.items() if c))
+    if not kept:
+        return constant >= 0
+    divisor = math.gcd(*(c for _, c in kept))
+    row = tuple((v, c // divisor) for v, c in kept)
+    constant //= divisor  # a multiple of the divisor is at least the next one above
+    rows[row] = min(rows.get(row, constant), constant)
+    return True
+
+
+def _cheapest(rows: Mapping[_Sum, int]) -> _Unknown:
+    """Return the unknown whose elimination makes the fewest rows."""
+    above: dict[_Unknown, int] = {}
+    below: dict[_Unknown, int] = {}
+    for row in rows:
+        for v, c in row:
+            count, other = (above, below) if c > 0 else (below, above)
+            count[v] = count.get(v, 0) + 1
+            other.setdefault(v, 0)
+    return min(above, key=lambda v: (above[v] * below[v] - above[v] - below[v], v))
+
+
+def _without(unknown: _Unknown, rows: Mapping[_Sum, int]) -> tuple[dict[_Sum, int], bool]:
+    """Return what remains of a system without one of its unknowns, and whether that may be true."""
+    out: dict[_Sum, int] = {}
+    lower: list[tuple[_Sum, int, int]] = []
+    upper: list[tuple[_Sum, int, int]] = []
+    fits = True
+    for row, constant in rows.items():
+        c = dict(row).get(unknown, 0)
+        if not c:
+            fits &= _add(out, dict(row), constant)
+        else:
+            (lower if c > 0 else upper).append((row, constant, abs(c)))
+    for one, constant, c in lower:
+        for other, constant2, c2 in upper:
+            common = math.gcd(c, c2)
+            times, times2 = c2 // common, c // common
+            total = {v: times * k for v, k in one}
+            for v, k in other:
+                total[v] = total.get(v, 0) + times2 * k
+            fits &= _add(out, total, times * constant + times2 * constant2)
+            if not fits:
+                return out, False
+    return out, fits
