@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from roller.expr import Tensor, TensorExpr
-from roller.expr.exact_inputs import Digits, digits_of_inputs
+from roller.expr.exact_inputs import digits_of_inputs
+from roller.expr.factors import Drawing
 
 #: Elements of the block; a prime, so that rows and channels of usual sizes do not repeat in step with it.
 PERIOD = 4_194_301
@@ -62,11 +63,11 @@ def stored_of(values: np.ndarray, dtype: str) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=8)
-def block(dtype: str, seed: int, digits: Digits | None = None) -> np.ndarray:
+def block(dtype: str, seed: int, digits: Drawing | None = None) -> np.ndarray:
     """Return the repeated block as a device stores it: ``PERIOD`` elements, read-only.
 
-    Floats are standard normal, or of few ``digits`` (:mod:`roller.expr.exact_inputs`); integers are small, so that an
-    int32 accumulator is exact.
+    Floats are standard normal, integers small, so that an int32 accumulator is exact, or what ``digits`` make of those
+    (:mod:`roller.expr.exact_inputs`, :mod:`roller.expr.factors`).
     """
     rng = np.random.default_rng([seed, 0x0B10C])
     out: np.ndarray
@@ -75,6 +76,7 @@ def block(dtype: str, seed: int, digits: Digits | None = None) -> np.ndarray:
     elif "int" in dtype:
         low, high = (0, 16) if dtype.startswith("u") else (-8, 8)
         out = rng.integers(low, high, PERIOD).astype(dtype)
+        out = digits.of(out, rng) if digits else out
     elif dtype == "float64":
         out = rng.standard_normal(PERIOD)
         out = digits.of(out, rng) if digits else out
@@ -97,7 +99,7 @@ class PeriodicInput:
     seed
         Equal seeds give equal numbers on every machine.
     digits
-        How floats are chosen whose sums are exact.
+        How elements are chosen where usual ones hide a term of a sum or a factor of a product.
 
     Examples
     --------
@@ -106,7 +108,7 @@ class PeriodicInput:
     True
     """
 
-    def __init__(self, tensor: Tensor, position: int, seed: int, digits: Digits | None = None) -> None:
+    def __init__(self, tensor: Tensor, position: int, seed: int, digits: Drawing | None = None) -> None:
         self.tensor, self.digits = tensor, digits
         self.shape = tensor.shape
         self.seed = seed

@@ -14,7 +14,8 @@ from roller.emulator.emulate import ORDERS, Emulated, rounded
 from roller.emulator.proof import NOTHING, WHOLE, Comparator, PointComparator, Proof, within_bound, within_bound_at
 from roller.errors import EmulationError, EmulationTimeout
 from roller.expr import Tensor, TensorExpr
-from roller.expr.exact_inputs import Digits, digits_of_inputs
+from roller.expr.exact_inputs import digits_of_inputs
+from roller.expr.factors import Drawing
 
 #: Random numbers an input of a proof has at most; a longer one repeats them, with a prime for a period.
 _DISTINCT = 4_194_301
@@ -114,7 +115,7 @@ def _inputs(expression: TensorExpr, seed: int) -> list[np.ndarray]:
     return [_random(t, rng, digits.get(t.name)) for t in expression.inputs]
 
 
-def _random(t: Tensor, rng: np.random.Generator, digits: Digits | None) -> np.ndarray:
+def _random(t: Tensor, rng: np.random.Generator, digits: Drawing | None) -> np.ndarray:
     count = min(t.elements, _DISTINCT)
     out: np.ndarray
     if t.dtype == "bool":
@@ -122,6 +123,7 @@ def _random(t: Tensor, rng: np.random.Generator, digits: Digits | None) -> np.nd
     elif "int" in t.dtype:
         low, high = (0, 16) if t.dtype.startswith("u") else (-8, 8)
         out = rng.integers(low, high, count).astype(t.dtype)
+        out = digits.of(out, rng) if digits else out
     else:
         x = rng.standard_normal(count).astype(np.float32)
         if digits:

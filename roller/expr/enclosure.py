@@ -297,7 +297,9 @@ class _Total:
         low = np.where(either | negative, -great, small)
         high = np.where(either | ~negative, great, -small)
         most, least = np.prod(np.maximum(size, 1.0), axis=1), np.prod(np.minimum(nearest, 1.0), axis=1)
-        error = self.rounding * 2 * great
+        # Powers of two multiply exactly.
+        exact = body.is_point and np.all(np.frexp(size)[0] == 0.5)
+        error = np.zeros_like(great) if exact else self.rounding * 2 * great
         if is_float(self.dtype):
             # Products of some of the factors may leave the range that the whole is in, and lose digits.
             error = error + np.where(least < NORMAL[self.dtype], self.terms * FLUSHED[self.dtype] * most, 0.0)

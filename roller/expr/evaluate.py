@@ -80,6 +80,20 @@ def evaluate(
     return tuple(values[name] for name in expr.outputs)
 
 
+def terms_at(expr: TensorExpr, values: Mapping[str, Any], stage: Stage, at: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return what a stage combines at positions of its axes, reduction axes too.
+
+    Parameters
+    ----------
+    values
+        The inputs of ``expr`` by name: arrays, or what answers at index arrays like one.
+    at
+        Values ``(P,)`` of all axes of ``stage``.
+    """
+    found = _Evaluation(expr, dict(values), False)._scalar(stage.body, at)
+    return np.broadcast_to(found, next(iter(at.values())).shape)
+
+
 class _Evaluation:
     """One evaluation: the values known so far, and the recursion over stages."""
 

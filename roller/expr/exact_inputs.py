@@ -23,6 +23,7 @@ from statistics import NormalDist
 
 import numpy as np
 
+from roller.expr.factors import Drawing, factors_of_inputs
 from roller.expr.rounding import EPS, computed_in, is_float
 from roller.expr.scalar import Call, Cast, Const, Load, Scalar
 from roller.expr.tensor_expr import Stage, TensorExpr
@@ -103,8 +104,8 @@ def coarse(values: np.ndarray) -> np.ndarray:
     return out
 
 
-def digits_of_inputs(expr: TensorExpr) -> dict[str, Digits]:
-    """Return how floats are chosen, by input, where usual random ones hide what a term of a sum adds.
+def digits_of_inputs(expr: TensorExpr) -> dict[str, Drawing]:
+    """Return how elements are chosen, by input, where usual random ones hide a term of a sum or a factor of a product.
 
     Examples
     --------
@@ -117,6 +118,11 @@ def digits_of_inputs(expr: TensorExpr) -> dict[str, Digits]:
     >>> 0.5 < digits_of_inputs(half)["A"].density < 0.7
     True
     """
+    # Powers of two and ones are as exact in sums as what is chosen for those.
+    return {**_digits_of_sums(expr), **factors_of_inputs(expr)}
+
+
+def _digits_of_sums(expr: TensorExpr) -> dict[str, Digits]:
     sums = [x for s in expr.stages if s.combiner == "sum" and (x := _Sum.of(expr, s)) is not None]
     chosen: dict[str, Digits] = {}
     for x in (x for x in sums if x.hides):

@@ -60,6 +60,26 @@ class Enclosed:
         """Where anything may come out."""
         return np.isneginf(self.low) & np.isposinf(self.high)
 
+    def decides(self, dtype: str) -> np.ndarray:
+        """Return where a wrong result of ``dtype`` can be told from a right one.
+
+        It cannot where there is no number, where a result may overflow, where it is so small that zero is as right, and
+        where anything may come out.
+
+        Examples
+        --------
+        >>> value = np.array([1.0, np.nan, 1e6, 1e-9])
+        >>> rounded(Enclosed.point(value), "float16").decides("float16").tolist()
+        [True, False, False, False]
+        """
+        value, low, high = (np.asarray(a, np.float64) for a in (self.value, self.low, self.high))
+        finite = np.isfinite(low) & np.isfinite(high)
+        found = (finite | (np.isinf(value) & (low == value) & (high == value))) & ~np.isnan(value)
+        if dtype == "bool":
+            return np.asarray(found & (low == high))
+        vanished = (value != 0) & (np.abs(value) < FLUSHED.get(dtype, 0.0))
+        return np.asarray(found & ~vanished)
+
     def wrong(self, i: int, got: Any) -> str:
         """Say what was expected of the ``i``-th element in place of ``got``."""
         reference, low, high = (np.asarray(a).reshape(-1)[i] for a in (self.value, self.low, self.high))

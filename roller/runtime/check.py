@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -43,12 +44,30 @@ class CheckResult:
         Elements compared, over all outputs.
     message
         Empty, or the worst element: *output[index]: expected, got, bound*.
+    decided
+        Of the compared elements those that tell a right result from a wrong one; not NaN, nor where a right kernel may
+        overflow or underflow, or anything may come out.
     """
 
     ok: bool
     max_ratio: float
     points: int
     message: str = ""
+    decided: int = 0
+
+    @property
+    def doubt(self) -> str:
+        """Why a result that is accepted may be wrong nevertheless; empty where compared elements tell.
+
+        Examples
+        --------
+        >>> CheckResult(True, 0.0, 8, decided=0).doubt
+        'unchecked: none of 8 compared elements tells a right result from a wrong one (NaN, overflow or underflow)'
+        """
+        if not self.ok or self.decided:
+            return ""
+        return (f"unchecked: none of {counted(self.points, 'compared element')} tells a right result from a wrong one "
+                "(NaN, overflow or underflow)")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -56,8 +75,15 @@ class _Expected:
     """Reference and its enclosure of one output at its compared points."""
 
     name: str
+    dtype: str
     points: np.ndarray
     found: Enclosed
+
+    @cached_property
+    def decided(self) -> int:
+        """Elements that tell a right result from a wrong one."""
+        shape = np.shape(self.found.value)
+        return int(np.count_nonzero(np.broadcast_to(self.found.decides(self.dtype), shape)))
 
     def describe(self, i: int, got: Any) -> str:
         """Say what is wrong at the ``i``-th point."""
@@ -110,7 +136,8 @@ class Oracle:
         }
         run = Enclosure(self.expression, values, reordered=only_reorders(self.expression))
         with np.errstate(all="ignore"):
-            return [_Expected(name, p, run.at(name, p)) for name, p in points.items()]
+            tensors = self.expression.tensors
+            return [_Expected(name, tensors[name].dtype, p, run.at(name, p)) for name, p in points.items()]
 
     def cover(self, programs: Iterable[RProgram], arrays: Sequence[np.ndarray | PeriodicInput]) -> None:
         """Compare from now on also where tiles of ``programs`` begin and end, on the same ``arrays``.
@@ -158,6 +185,15 @@ class Oracle:
         return self.check_values(values)
 
     @property
+    def doubt(self) -> str:
+        """Why a kernel that passes may be wrong nevertheless, whichever it is; see :attr:`CheckResult.doubt`."""
+        return CheckResult(True, 0.0, sum(len(e.points) for e in self._expected), "", self._decided).doubt
+
+    @property
+    def _decided(self) -> int:
+        return sum(e.decided for e in self._expected)
+
+    @property
     def points(self) -> list[np.ndarray]:
         """Coordinates ``(P, rank)`` that are compared, per output."""
         return [e.points for e in self._expected]
@@ -174,7 +210,7 @@ class Oracle:
             if ratio[i] > worst:
                 worst = float(ratio[i])
                 message = expected.describe(i, got[i])
-        return CheckResult(worst <= 1.0, worst, count, "" if worst <= 1.0 else message)
+        return CheckResult(worst <= 1.0, worst, count, "" if worst <= 1.0 else message, self._decided)
 
 
 def check(
@@ -206,4 +242,4 @@ def _joined(one: _Expected, other: _Expected) -> _Expected:
     a, b = one.found, other.found
     ends = [np.concatenate([getattr(e, end) for e in (a, b)]) for end in ("value", "low", "high")]
     found = Enclosed.point(ends[0]) if a.is_point and b.is_point else Enclosed(*ends)
-    return _Expected(one.name, np.concatenate([one.points, other.points]), found)
+    return _Expected(one.name, one.dtype, np.concatenate([one.points, other.points]), found)

@@ -67,13 +67,16 @@ class Bench:
         """Run every artifact on the inputs; time the correct ones where asked. See :func:`profile`."""
         records: dict[str, Record] = {}
         self.oracle.cover((a.program for a in artifacts.values()), self.inputs)
+        doubt = self.oracle.doubt
         found = self.correct(artifacts, records, self.rotating_bytes if timed and len(artifacts) > 1 else 0)
         if not timed:
-            records.update({c.name: Record(c.name, "checked", build_s=_build_s(artifacts[c.name])) for c in found})
+            records.update(
+                {c.name: Record(c.name, "checked", doubt, build_s=_build_s(artifacts[c.name])) for c in found}
+            )
             return records
         for name, timing in compare(found, budget_s=budget_s).items():
             status = "measured" if timing.complete else "slower"
-            records[name] = Record(name, status, measured_s=timing.median_s, build_s=_build_s(artifacts[name]))
+            records[name] = Record(name, status, doubt, measured_s=timing.median_s, build_s=_build_s(artifacts[name]))
         return records
 
     def correct(

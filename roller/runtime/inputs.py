@@ -20,7 +20,8 @@ def random_inputs(expression: TensorExpr, seed: int = 0) -> list[np.ndarray]:
 
     Floats are standard normal (exponents vary, sums cancel). Where the bound of a sum would hide a term that is
     missing, they are numbers of so few digits that the sum is exact in every order
-    (:mod:`roller.expr.exact_inputs`). Integers are small, so that an int32 accumulator is exact whatever the reduction.
+    (:mod:`roller.expr.exact_inputs`); where products would vanish or overflow, numbers that keep those in range
+    (:mod:`roller.expr.factors`). Integers are small, so that an int32 accumulator is exact whatever the reduction.
 
     Parameters
     ----------

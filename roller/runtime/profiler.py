@@ -157,14 +157,14 @@ class Session:
             if not outcome.ok:
                 return Record(candidate_id, "wrong", outcome.message, build_s=build_s)
             if not timed:
-                return Record(candidate_id, "checked", build_s=build_s)
+                return Record(candidate_id, "checked", outcome.doubt, build_s=build_s)
             drop_s = None if best_s is None else best_s * options.drop_factor
             timing = {"op": "time", "id": candidate_id, "budget_s": options.time_s, "drop_s": drop_s}
             reply, _ = self.process.request(timing, timeout_s=options.timeout_s)
         except DeviceFault as err:
             return Record(candidate_id, err.status, err.reason, build_s=build_s)
         status = "measured" if reply["complete"] else "slower"
-        return Record(candidate_id, status, "", reply["median_s"], build_s, reply.get("spread_s"))
+        return Record(candidate_id, status, outcome.doubt, reply["median_s"], build_s, reply.get("spread_s"))
 
     def _prepare(self, subject: Subject) -> None:
         """Tell the process what is computed next, unless this very process knows."""

@@ -22,7 +22,7 @@ class Record:
     status
         One of :data:`STATUSES`.
     reason
-        Why it failed, or an empty string.
+        Why it failed, why one that works may be wrong nevertheless, or an empty string.
     measured_s
         Median seconds per call, where it was timed.
     build_s

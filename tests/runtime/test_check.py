@@ -150,3 +150,24 @@ def test_what_passes_through_a_coarser_dtype_is_off_by_its_roundings(through, sc
     assert not check(TensorExpr("e", (x,), (exact,), ("y",)), [given], got).ok, "nothing is rounded there"
     large = np.full(64, 700.0)
     assert check(e, [large], np.full(64, np.inf)).ok, "it overflows in the middle"
+
+def nothing_to_tell(body="log"):
+    e = ops.elementwise((body,), (64,))
+    return e, -1 - np.arange(64, dtype=np.float32)
+
+
+def test_a_check_says_how_many_elements_it_could_decide():
+    e, x = nothing_to_tell()
+    mixed = np.where(np.arange(64) % 4 == 0, -x, x)
+    with np.errstate(invalid="ignore"):
+        result = check(e, [mixed], np.log(mixed))
+    assert (result.ok, result.points, result.decided, result.doubt) == (True, 64, 16, "")
+
+
+def test_a_check_that_decides_nothing_says_so():
+    e, x = nothing_to_tell()
+    result = check(e, [x], np.full(64, np.nan, np.float32))
+    assert (result.ok, result.decided) == (True, 0)
+    assert result.doubt.startswith("unchecked: none of 64 compared elements")
+    wrong = check(e, [x], np.zeros(64, np.float32))
+    assert (wrong.ok, wrong.doubt) == (False, "")

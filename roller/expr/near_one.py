@@ -1,0 +1,188 @@
+"""Inputs on which functions that are multiplied are near one: found by trying.
+
+What a function of the inputs must be given for many of its values to multiply to a number, not zero nor infinite, no
+rule tells in general: ``exp(x)`` near 0, ``sigmoid(x)`` far above, ``x * log(y)`` near 1 and ``e``. So normal numbers
+around several centres and of several spreads are tried on a sample of the factors. Of those whose products stay
+within the dtype, the one is taken whose factors differ most from one: each is then seen.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from roller.expr.evaluate import terms_at
+from roller.expr.rounding import is_float
+from roller.expr.scalar import loads
+from roller.expr.tensor_expr import Stage, TensorExpr
+
+#: Factors looked at per trial; fewer where each takes a reduction of its own.
+_FACTORS, _LEAST_FACTORS, _MOST_POINTS = 96, 8, 1 << 19
+#: Numbers tried as centres, and spreads around them.
+_CENTRES = (-16.0, -8.0, -4.0, -2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+_SPREADS = (1.0, 2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8)
+#: Halvings of an interval between two centres, of which one gives factors below one and one above.
+_HALVINGS = 20
+#: Inputs that have a centre of their own; more share one.
+_MOST_APART = 3
+#: Standard deviations of a product by which it is kept within its range.
+_FROM_LIMIT = 3.0
+#: Elements of the block of random numbers that stands for each input while trying; a prime.
+_PERIOD = 4099
+
+
+@dataclass(frozen=True)
+class Near:
+    """Normal numbers of standard deviation ``spread`` around ``centre``."""
+
+    centre: float = 0.0
+    spread: float = 1.0
+    density: ClassVar[float] = 1.0
+
+    def of(self, values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Return numbers around the centre, from standard normal ``values``.
+
+        Examples
+        --------
+        >>> Near(1.0, 0.25).of(np.array([-1.0, 2.0]), np.random.default_rng(0)).tolist()
+        [0.75, 1.5]
+        """
+        del rng
+        return np.asarray((self.centre + self.spread * np.asarray(values, np.float64)).astype(values.dtype))
+
+
+def inputs_near_one(expr: TensorExpr, stage: Stage, exponents: float) -> dict[str, Near] | None:
+    """Return how the floats are chosen that a stage multiplies functions of, or ``None`` where usual ones do, or none.
+
+    Parameters
+    ----------
+    exponents
+        Binary digits by which a product and its parts may differ from one, up or down.
+
+    Examples
+    --------
+    >>> import roller
+    >>> from roller.expr import Axis, Call, Load, Tensor, axis_index
+    >>> i, r, x = axis_index("i"), axis_index("r"), Tensor("x", (2, 1000))
+    >>> body = Call("exp", (Load("x", (i, r)),))
+    >>> s = Stage(Tensor("y", (2,)), (Axis("i", 2), Axis("r", 1000, "reduction")), (i,), body, "prod")
+    >>> inputs_near_one(roller.expr.TensorExpr("e", (x,), (s,), ("y",)), s, 126.0)
+    {'x': Near(centre=0.0, spread=0.0625)}
+    """
+    trial = _Trial(expr, stage)
+    if not trial.floats:
+        return None
+    count = math.prod(a.extent for a in stage.reduction_axes)
+    usual = dict.fromkeys(trial.floats, Near())
+    if _within(trial(usual), count, exponents):
+        return None
+    best: tuple[float, dict[str, Near]] = (0.0, {})
+    for centres, spread in itertools.product(_centres(trial), _SPREADS):
+        chosen = {n: Near(c, spread) for n, c in centres.items()}
+        found = trial(chosen)
+        if _within(found, count, exponents):
+            shown = float(np.median(np.abs(found)))
+            best = max(best, (shown, chosen), key=lambda x: x[0])
+    return best[1] or None
+
+
+def _within(logarithms: np.ndarray, count: int, exponents: float) -> bool:
+    """Whether ``count`` factors of such binary logarithms stay in range, those on each side of one alone too."""
+    if not np.all(np.isfinite(logarithms)):
+        return False
+    sides = (np.maximum(logarithms, 0.0), np.maximum(-logarithms, 0.0))
+    return all(count * x.mean() + _FROM_LIMIT * math.sqrt(count) * x.std() <= exponents for x in sides)
+
+
+class _Trial:
+    """Binary logarithms of a sample of the factors of one stage, on inputs of any choice."""
+
+    def __init__(self, expr: TensorExpr, stage: Stage) -> None:
+        self.expr, self.stage = expr, stage
+        self.floats = _read_floats(expr, stage)
+        rng = np.random.default_rng(0)
+        count = max(_LEAST_FACTORS, min(_FACTORS, _MOST_POINTS // _points_of_one(expr, stage)))
+        self._at = {a.name: rng.integers(0, a.extent, count) for a in stage.axes}
+        self._normal = rng.standard_normal(_PERIOD)
+        self._small = rng.integers(0, 2, _PERIOD), rng.integers(-8, 8, _PERIOD), rng.integers(0, 16, _PERIOD)
+
+    def __call__(self, chosen: Mapping[str, Near]) -> np.ndarray:
+        """Return logarithms of factors; of zeros and of what is no number, something infinite or NaN."""
+        values = {}
+        for n, t in enumerate(self.expr.inputs):
+            if is_float(t.dtype):
+                drawn = chosen.get(t.name, Near())
+                block: np.ndarray = drawn.centre + drawn.spread * self._normal
+            else:
+                block = self._small[{"b": 0, "i": 1, "u": 2}[t.dtype[0]]]
+            values[t.name] = _Repeated(np.roll(block, 101 * n), t.shape)
+        with np.errstate(all="ignore"):
+            return np.asarray(np.log2(np.abs(terms_at(self.expr, values, self.stage, self._at))))
+
+
+class _Repeated:
+    """An input that repeats a block; indexes like an array."""
+
+    def __init__(self, block: np.ndarray, shape: tuple[int, ...]) -> None:
+        self._block, self._shape = block, shape
+
+    def __getitem__(self, index: tuple[np.ndarray, ...]) -> np.ndarray:
+        flat: Any = np.int64(0)
+        for extent, i in zip(self._shape, index, strict=True):
+            flat = flat * extent + np.asarray(i, np.int64)
+        return np.asarray(self._block[flat % _PERIOD])
+
+
+def _read_floats(expr: TensorExpr, stage: Stage) -> list[str]:
+    """Return the float inputs that a stage reads, itself or through others."""
+    made = {s.name: s for s in expr.stages}
+    left, seen = [stage], {stage.name}
+    found: list[str] = []
+    while left:
+        for ld in loads(left.pop().body):
+            if ld.tensor in seen:
+                continue
+            seen.add(ld.tensor)
+            if ld.tensor in made:
+                left.append(made[ld.tensor])
+            elif is_float(expr.tensors[ld.tensor].dtype):
+                found.append(ld.tensor)
+    return found
+
+
+def _points_of_one(expr: TensorExpr, stage: Stage) -> int:
+    """Return the points of other stages that one factor may take, roughly."""
+    before = itertools.takewhile(lambda s: s is not stage, expr.stages)
+    return math.prod(math.prod(a.extent for a in s.reduction_axes) for s in before)
+
+
+def _centres(trial: _Trial) -> Iterator[dict[str, float]]:
+    """Yield centres that are worth a trial: those of the list, and those between them where factors cross one."""
+    names = trial.floats
+    yield from _along(trial, lambda c: dict.fromkeys(names, c))
+    if 1 < len(names) <= _MOST_APART:
+        for name, rest in itertools.product(names, (0.0, 1.0)):
+            yield from _along(trial, lambda c, name=name, rest=rest: {**dict.fromkeys(names, rest), name: c})  # type: ignore[misc]
+
+
+def _along(trial: _Trial, path: Callable[[float], dict[str, float]]) -> Iterator[dict[str, float]]:
+    """Yield the centres of a path from one number to all inputs' centres."""
+
+    def mean(c: float) -> float:
+        return float(np.mean(trial({n: Near(x, 0.0) for n, x in path(c).items()})))
+
+    found = [(c, mean(c)) for c in _CENTRES]
+    for c, m in found:
+        if math.isfinite(m):
+            yield path(c)
+    for (low, at_low), (high, at_high) in itertools.pairwise(found):
+        if at_low * at_high < 0:
+            for _ in range(_HALVINGS):
+                middle = (low + high) / 2
+                low, high = (middle, high) if mean(middle) * at_low > 0 else (low, middle)
+            yield path(low)
