@@ -14,7 +14,7 @@ from roller.expr import COMBINERS, Bound, Call, Cast, Const, Index, IndexValue, 
 from roller.expr.rounding import NARROW, stored
 from roller.te.blocks import subexpressions
 from roller.te.compat import Call as TvmCall
-from roller.te.compat import dtype_of, te, tirx
+from roller.te.compat import TensorLoad, dtype_of, te, tirx
 
 #: Binary digits of the integers that C computes in 32 bits.
 _DIGITS = {"int8": 8, "uint8": 8, "int16": 16}
@@ -196,8 +196,9 @@ def choose(condition: Expr, a: Expr, b: Expr) -> Expr:
     """Return ``a`` where ``condition`` holds, else ``b``; only the chosen one is evaluated where that matters.
 
     A vector select evaluates both sides, and TVM simplifies each as if its condition held: a guard that the condition
-    implies would go, and the load would leave its tensor. Control flow makes the same simplification right. Conditions
-    on data imply no guard, which is on positions, and stay selects, which vectorise.
+    implies would go, or the remainder of an index (``x[i % 4]`` where ``i < 4``), and the load would leave its tensor.
+    Control flow makes the same simplification right. Conditions on data imply nothing of positions, and stay selects,
+    which vectorise.
 
     Examples
     --------
@@ -206,7 +207,7 @@ def choose(condition: Expr, a: Expr, b: Expr) -> Expr:
     >>> type(choose(i < 4, guarded, x[0])).__name__, type(choose(x[0] < x[1], guarded, x[0])).__name__
     ('Call', 'Select')
     """
-    if _is_positional(condition) and (_has_branch(a) or _has_branch(b)):
+    if _is_positional(condition) and any(_has_branch(x) or _folds(x, condition) for x in (a, b)):
         return tirx.if_then_else(condition, a, b)
     return tirx.Select(condition, a, b)
 
@@ -218,6 +219,14 @@ def _is_positional(condition: Expr) -> bool:
 
 def _has_branch(e: Expr) -> bool:
     return any(_is_branch(x) for x in subexpressions(e))
+
+
+def _folds(e: Expr, condition: Expr) -> bool:
+    """Whether a load of an expression takes a quotient or remainder of what a condition speaks of."""
+    spoken_of = {x for x in subexpressions(condition, enter=lambda e: not _is_branch(e)) if isinstance(x, tirx.Var)}
+    indices = (i for x in subexpressions(e) if isinstance(x, TensorLoad) for i in x.indices)
+    folded = (x for i in indices for x in subexpressions(i) if isinstance(x, (tirx.FloorDiv, tirx.FloorMod)))
+    return any(x in spoken_of for f in folded for x in subexpressions(f))
 
 
 def _is_branch(e: Expr) -> bool:
