@@ -127,6 +127,8 @@ class _Stage:
     def value(self) -> Interval:
         body = self.scalar(self.stage["body"], np.True_)
         dtype = self.dtypes[self.stage["name"]]
+        if self.stage["reduce"] and "int" in dtype:
+            body = _wrapped(body, dtype)  # sums of what may be anything would leave 64 bits
         low, high = (np.broadcast_to(x, self.extents) for x in (body.low, body.high))
         if not self.stage["reduce"]:
             return Interval(np.array(low), np.array(high))
