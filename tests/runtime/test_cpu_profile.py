@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from roller import ops
+from roller.expr import Axis, Call, Const, Load, Stage, Tensor, TensorExpr, axis_index
 from roller.runtime import cpu_profile
 from roller.runtime.inputs import random_inputs
 
@@ -35,6 +36,21 @@ def test_an_element_never_written_is_wrong_whatever_lay_there(monkeypatch, rows,
     artifact = SimpleNamespace(rows=rows, build={}, constants=(), program=SimpleNamespace(expr=EXPR))
     records = cpu_profile.profile(EXPR, {"a": artifact}, budget_s=0.001)
     assert records["a"].status == status
+
+
+def test_a_kernel_of_which_nothing_can_be_decided_says_so(monkeypatch):
+    at = axis_index("i")
+    below = Call("sqrt", (Call("sub", (Const(-1.0), Call("abs", (Load("x", (at,)),)))),))
+    stage = Stage(Tensor("y", (64,)), (Axis("i", 64),), (at,), below)
+    expr = TensorExpr("roots", (Tensor("x", (64,)),), (stage,), ("y",))
+    monkeypatch.setattr(cpu_profile, "CpuKernel", _Lazy)
+    monkeypatch.setattr(cpu_profile, "replace", lambda artifact, **_: artifact)
+    artifact = SimpleNamespace(rows=64, build={}, constants=(), program=SimpleNamespace(expr=expr))
+    monkeypatch.setattr(_Lazy, "bind", lambda self, x: (lambda: None, np.full_like(x, np.nan)))
+    for timed in (True, False):
+        record = cpu_profile.Bench(expr).profile({"a": artifact}, timed, budget_s=0.001)["a"]
+        assert record.ok
+        assert record.reason.startswith("unchecked: none of 64 compared elements")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int8", "int64"])
