@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from roller.expr import COMBINERS, Bound, Call, Cast, Const, Index, IndexValue, Load, Scalar, Term
+from roller.expr.evaluate import converted_values
 from roller.expr.rounding import NARROW, stored
 from roller.te.blocks import subexpressions
 from roller.te.compat import Call as TvmCall
@@ -146,16 +149,24 @@ def emit_scalar(
         return emit_load(node, env, tensors)
     if isinstance(node, IndexValue):
         position = emit_index(node.index, env)
-        return _truth(position) if node.dtype == "bool" else position.astype(node.dtype)
+        return _truth(position) if node.dtype == "bool" else _converted(position, node.dtype)
     if isinstance(node, Cast):
         value = emit_scalar(node.arg, env, tensors, as_written=as_written)
         if node.dtype in NARROW and isinstance(value, tirx.FloatImm):  # which TVM converts without rounding it
             value = constant(float(stored(value.value, node.dtype)), "float32")
         as_is = node.dtype != "bool" or (as_written and not isinstance(value, (tirx.IntImm, tirx.FloatImm)))
-        return value.astype(node.dtype) if as_is else _truth(value)
+        return _converted(value, node.dtype) if as_is else _truth(value)
     assert isinstance(node, Call)
     function = _ARITHMETIC.get(node.fn) if as_written else None
     return (function or _FUNCTIONS[node.fn])(*(emit_scalar(a, env, tensors, as_written=as_written) for a in node.args))
+
+
+def _converted(value: Expr, dtype: str) -> Expr:
+    """Return a value in another dtype; TVM refuses literals beyond the range of integers, which C wraps."""
+    if "int" in dtype and isinstance(value, (tirx.IntImm, tirx.FloatImm)):
+        held = np.int64(value.value) if isinstance(value, tirx.IntImm) else np.float64(value.value)
+        return tirx.const(int(converted_values(np.asarray(held), dtype)), dtype)
+    return value.astype(dtype)
 
 
 def reducer(combiner: str) -> Callable[..., Expr]:

@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from roller.errors import ExprError
+from roller.errors import ExprError, bounded
 from roller.expr import REDUCTION, SPATIAL, Axis, Cast, Index, Load, Stage, Tensor, TensorExpr, Term, map_indices
 from roller.expr.compose import dtype_of as computed_dtype
 from roller.te.affine import AxisSpace
 from roller.te.blocks import Block, constant_extent, read_blocks, tensor_of
-from roller.te.compat import dtype_of, te, tirx
+from roller.te.compat import dtype_of, te, tirx, tvm
 from roller.te.convert import Converter
 from roller.te.emit import emit_scalar, reducer
 
@@ -63,7 +63,19 @@ def read(source: Any, name: str = "te") -> TensorExpr:
         raise ExprError(
             f"te reader: expected te tensors or a PrimFunc, got {got}. Pass inputs and outputs in call order."
         )
-    return _read_function(te.create_prim_func(_call_order(tensors)), name)
+    return _read_function(_function(_call_order(tensors)), name)
+
+
+def _function(tensors: list[Any]) -> Any:
+    """Return the function that TVM makes of tensors; it simplifies them, and refuses some literals in doing so."""
+    try:
+        return te.create_prim_func(tensors)
+    except (ValueError, tvm.error.InternalError) as err:
+        reason = str(err).strip().rpartition("is false: ")[2].splitlines() or [type(err).__name__]
+        raise ExprError(
+            f"te: TVM makes no function of '{tensors[-1].op.name}': {bounded(reason[0]).rstrip('.')}. "
+            "Where a literal leaves the range of the dtype it is converted to, write the converted literal."
+        ) from err
 
 
 def _call_order(tensors: list[Any]) -> list[Any]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import tvm
 
 from tests.fuzz.arrays import Guarded, guarded, inputs_of
 from tests.fuzz.interpret import Interval, Invalid, difference, interpret
@@ -81,8 +82,15 @@ def own_expression(case: Data, run: Runs) -> Verdict:
     described = case["expression"]
     arrays = inputs_of(described["inputs"], case["seed"], case.get("special", False))
     expected, dtypes = interpret(described, arrays), dtypes_of(described)
+    try:  # TVM refuses literals that their new dtype cannot hold, before roller sees them
+        written = as_te(described)
+    except (
+        ValueError,
+        tvm.error.InternalError,
+    ) as error:
+        raise Invalid(f"TVM: {error}") from error
     try:
-        expr = read(as_te(described))
+        expr = read(written)
     except Exception as error:  # noqa: BLE001
         return refusal(error, "read")
     return run(expr, arrays, lambda outputs: wrong_outputs(expected, dtypes, outputs))
