@@ -30,6 +30,9 @@ _FIRST_FORMAT = 1
 #: A panel holds what ``prepare`` packs of the constants, once; a workspace belongs to a call.
 ROLES = ("input", "output", "workspace", "panel")
 
+#: Where ``build`` says why the measured time is doubtful; absent where it was measured undisturbed.
+DOUBT = "doubt"
+
 
 @dataclass(frozen=True)
 class Argument:
@@ -120,6 +123,11 @@ class KernelArtifact:
     measured_s: float | None = None
     constants: tuple[Constant, ...] = ()
     prepare: Launch | None = None
+
+    @property
+    def doubt(self) -> str:
+        """Why the measured time may be wrong, and the choice with it; empty where nothing disturbed it."""
+        return str(self.build.get(DOUBT, ""))
 
     @property
     def inputs(self) -> tuple[Argument, ...]:

@@ -33,6 +33,8 @@ class CompiledKernel:
         Whether the device the kernel was compiled for is at hand.
     launcher
         Makes what runs an artifact; found by the artifact's language when ``None``.
+    cached_at
+        Seconds since the epoch when it was put into the cache; ``None`` for one that is not from there.
     """
 
     def __init__(
@@ -41,11 +43,13 @@ class CompiledKernel:
         candidates: tuple[Candidate, ...] | Callable[[], tuple[Candidate, ...]] = (),
         reachable: bool = True,
         launcher: Callable[[KernelArtifact], Any] | None = None,
+        cached_at: float | None = None,
     ) -> None:
         self.artifact = artifact
         self._candidates = candidates
         self._reachable = reachable
         self._make = launcher
+        self.cached_at = cached_at
         self._launcher: Any = None
         self._lock = threading.Lock()
 
@@ -78,12 +82,17 @@ class CompiledKernel:
         """Median measured seconds per call, where it was timed."""
         return self.artifact.measured_s
 
+    @property
+    def doubt(self) -> str:
+        """Why the measured time, and the choice, may be wrong; empty where nothing disturbed the timing."""
+        return self.artifact.doubt
+
     def holding(self, constants: tuple[Constant, ...]) -> CompiledKernel:
         """Return the kernel with the values of its constant inputs; one kernel serves any."""
         if not constants:
             return self
         held = replace(self.artifact, constants=constants)
-        return CompiledKernel(held, self._candidates, self._reachable, self._make)
+        return CompiledKernel(held, self._candidates, self._reachable, self._make, self.cached_at)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the kernel, and the values of its constants, for :func:`roller.load`.
@@ -163,4 +172,5 @@ class CompiledKernel:
         """Operator, device, prediction and measurement on one line."""
         a = self.artifact
         measured = f", measured {a.measured_s * 1e3:.4g} ms" if a.measured_s is not None else ""
+        measured += " (doubtful)" if a.measured_s is not None and a.doubt else ""
         return f"<CompiledKernel {a.expression.name} on {a.device}: {self.estimate}{measured}>"

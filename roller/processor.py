@@ -130,3 +130,44 @@ def _words(path: Path) -> list[str]:
         return path.read_text().split()
     except (OSError, ValueError):
         return []
+
+
+def processor_times(processors: Iterable[int], root: Path = Path("/")) -> tuple[float, float] | None:
+    """Return seconds that processors were busy, and that a hypervisor took from them, since the system started.
+
+    Parameters
+    ----------
+    processors
+        Their numbers.
+    root
+        Folder to read ``proc`` under.
+
+    Returns
+    -------
+    tuple or None
+        ``None`` where the system does not tell.
+    """
+    names = {f"cpu{n}" for n in processors}
+    try:
+        lines = (root / "proc/stat").read_text().splitlines()
+        rows = [[int(x) for x in row[1:9]] for row in map(str.split, lines) if row and row[0] in names]
+        ticks = os.sysconf("SC_CLK_TCK")
+        # user, nice, system, idle, iowait, irq, softirq, steal
+        return sum(sum(r[:3]) + r[5] + r[6] for r in rows) / ticks, sum(r[7] for r in rows) / ticks
+    except (OSError, ValueError, IndexError, AttributeError):
+        return None
+
+
+def shares_cores(processors: Iterable[int], root: Path = Path("/")) -> bool:
+    """Whether two processors may be one core: their siblings say so, or a hypervisor may not tell.
+
+    Examples
+    --------
+    >>> shares_cores([0], Path("/no/such/folder"))
+    False
+    """
+    folder = root / "sys/devices/system/cpu"
+    siblings = [_words(folder / f"cpu{n}/topology/thread_siblings_list") for n in processors]
+    if any("," in word or "-" in word for words in siblings for word in words):
+        return True
+    return len(siblings) > 1 and "hypervisor" in _flags(root / "proc/cpuinfo")

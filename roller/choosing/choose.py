@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from roller.artifact import KernelArtifact
+from roller.artifact import DOUBT, KernelArtifact
 from roller.compiled import CompiledKernel
 from roller.errors import BuildError, NoCandidateError
 from roller.expr import TensorExpr
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from roller.construction.options import ConstructOptions
     from roller.runtime.build_pool import BuildResult
     from roller.runtime.records import Record
+
+#: Status of a candidate whose time others disturbed to the end.
+DOUBTFUL = "doubtful"
 
 
 @dataclass(frozen=True)
@@ -89,8 +92,24 @@ def fastest(shop: Workshop, candidates: Sequence[Candidate]) -> CompiledKernel:
     timed = [c for c in outcome if c.measured_s is not None]
     if not timed:
         raise none_survived(shop.expression, shop.spec, outcome)
-    best = min(timed, key=lambda c: (c.measured_s, c.id))
-    return CompiledKernel(finished(artifacts[best.id], best), outcome)
+    best, doubt = _best(timed)
+    return CompiledKernel(finished(artifacts[best.id], best, doubt), outcome)
+
+
+def _best(timed: Sequence[Candidate]) -> tuple[Candidate, str]:
+    """Return the fastest candidate and, where some could not be timed undisturbed, why the choice is in doubt.
+
+    Times of different disturbances cannot be compared: where none was settled, the best prediction is taken.
+    """
+    measured = [c for c in timed if c.status != DOUBTFUL]
+    doubtful = [c for c in timed if c.status == DOUBTFUL]
+    if not doubtful:
+        return min(measured, key=lambda c: (c.measured_s, c.id)), ""
+    whole = [c for c in measured if c.status == "measured"]
+    best = min(whole, key=lambda c: (c.measured_s, c.id)) if whole else doubtful[0]
+    how = "ranked by the times of the others" if whole else "ranked by prediction"
+    number = "its time is" if len(timed) == 1 else f"{len(doubtful)} of {len(timed)} times are"
+    return best, f"{number} doubtful, {how}: {(doubtful[0].reason or '').rstrip('.')}"
 
 
 def automatic(shop: Workshop, candidates: Sequence[Candidate]) -> CompiledKernel:
@@ -214,9 +233,12 @@ def try_all(
     return records, artifacts
 
 
-def finished(artifact: KernelArtifact, candidate: Candidate) -> KernelArtifact:
-    """Return the artifact with what was predicted and measured of its candidate."""
-    return replace(artifact, estimate=candidate.estimate.to_dict(), measured_s=candidate.measured_s)
+def finished(artifact: KernelArtifact, candidate: Candidate, doubt: str = "") -> KernelArtifact:
+    """Return the artifact with what was predicted and measured of its candidate, and why that may be wrong."""
+    build = {k: v for k, v in artifact.build.items() if k != DOUBT}
+    if doubt or candidate.status == DOUBTFUL:
+        build[DOUBT] = doubt or candidate.reason
+    return replace(artifact, estimate=candidate.estimate.to_dict(), measured_s=candidate.measured_s, build=build)
 
 
 def none_survived(expression: TensorExpr, spec: DeviceSpec, outcome: Sequence[Candidate]) -> NoCandidateError:

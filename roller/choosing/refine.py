@@ -8,11 +8,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from roller.artifact import KernelArtifact
-from roller.choosing.choose import Workshop, finished, try_all, with_record
+from roller.choosing.choose import DOUBTFUL, Workshop, finished, try_all, with_record
 from roller.compiled import CompiledKernel
 
 if TYPE_CHECKING:
     from roller.construction.constructor import Candidate
+    from roller.runtime.records import Record
 
 #: Neighbours built and timed at a time.
 BATCH = 4
@@ -66,10 +67,12 @@ def refine(
         best, last_s = winner, clock() - began
     if best.id != start.id:  # many small steps, each beside the one before: the last is held against the first
         records = shop.judge({best.id: artifacts[best.id], start.id: kernel.artifact}, True)
-        if (records[start.id].measured_s or math.inf) < (records[best.id].measured_s or math.inf):
+        if DOUBTFUL in (records[best.id].status, records[start.id].status):
+            return CompiledKernel(kernel.artifact, tuple(tried.values()))  # nobody can tell now: nothing is changed
+        if (_sure_s(records[start.id]) or math.inf) < (_sure_s(records[best.id]) or math.inf):
             best, artifacts = start, {start.id: kernel.artifact}
         best = tried[best.id] = with_record(best, records[best.id])
-    return CompiledKernel(finished(artifacts[best.id], best), tuple(tried.values()))
+    return CompiledKernel(finished(artifacts[best.id], best, kernel.artifact.doubt), tuple(tried.values()))
 
 
 def untried_neighbours(shop: Workshop, best: Candidate, known: set[str]) -> list[Candidate]:
@@ -99,16 +102,21 @@ def _duel(
     records, made = try_all(shop, batch, known=artifacts)
     for c in (best, *batch):
         tried[c.id] = with_record(c, records[c.id])
-    best_s = records[best.id].measured_s
+    best_s = _sure_s(records[best.id])
     if best_s is None:  # it ran before: whatever ails it now is not its own
         tried[best.id] = best
         return best, artifacts
-    faster = [tried[c.id] for c in batch if (records[c.id].measured_s or math.inf) < best_s * (1 - MARGIN)]
+    faster = [tried[c.id] for c in batch if (_sure_s(records[c.id]) or math.inf) < best_s * (1 - MARGIN)]
     if not faster:
         return tried[best.id], artifacts
     winner = min(faster, key=lambda c: (c.measured_s, c.id))
     again = shop.judge({i: made[i] for i in (winner.id, best.id)}, True)
-    if (again[winner.id].measured_s or math.inf) >= (again[best.id].measured_s or 0.0):
+    if (_sure_s(again[winner.id]) or math.inf) >= (_sure_s(again[best.id]) or 0.0):
         return tried[best.id], artifacts
     tried[winner.id] = with_record(winner, again[winner.id])
     return tried[winner.id], {winner.id: made[winner.id]}
+
+
+def _sure_s(record: Record) -> float | None:
+    """Return the seconds a duel may be decided by: those nobody disturbed."""
+    return None if record.status == DOUBTFUL else record.measured_s

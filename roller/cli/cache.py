@@ -2,17 +2,41 @@
 
 from __future__ import annotations
 
+import math
+import sqlite3
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich import box
+from rich.table import Table
 
-from roller.cli.common import JsonOption, check_writable, console, print_json
+from roller.cli.common import JsonOption, check_writable, console, print_json, seconds
 from roller.runtime.cache import KernelCache
+from roller.runtime.cache_holdings import KEY_CHARACTERS, drop, holdings
+from roller.runtime.cache_limit import limit_of, set_limit, size_of
 from roller.runtime.cache_transfer import export_cache, import_cache
 
-cache_app = typer.Typer(name="cache", help="Show, clear, export or import the compiled kernels.", no_args_is_help=True)
+cache_app = typer.Typer(
+    name="cache", help="Show, drop, limit, clear, export or import the compiled kernels.", no_args_is_help=True
+)
 
+#: What the status of a kernel says, where it stands.
+_STATUSES = {
+    "measured": "chosen by time on this machine, or brought home from its device",
+    "checked": "correct on its device, not timed: it was not in question",
+    "predicted": "chosen by prediction, for a device that was not there",
+    "doubtful": "timed while other programs disturbed it: measured again when it is asked for",
+    "damaged": "its entry cannot be read: compiled again when it is asked for",
+}
+DeviceFilter = Annotated[str | None, typer.Option("--device", "-d", help="Only kernels for this device.")]
+KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The beginning of a key, as `list` shows it.")]
+SizeArgument = Annotated[
+    str | None, typer.Argument(metavar="SIZE", help="For example 500M or 4GiB; 'none' for no limit. Shown if absent.")
+]
+#: Said beside every limit.
+_LIMIT_RULE = "beyond it, what was used least recently goes"
 RecordsOption = Annotated[bool, typer.Option("--records", help="Remove the measured times as well.")]
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="A tar file, e.g. kernels.tar.gz.")]
 
@@ -28,10 +52,75 @@ def info_command(as_json: JsonOption = False) -> None:
     screen.print(f"folder:       {info['folder']}", soft_wrap=True)
     screen.print(f"kernels:      {info['entries']}, of which {info['entries_measured']} ran on their device")
     screen.print(f"artifacts:    {info['artifacts']} files, {size(info['artifact_bytes'])}")
+    screen.print(f"limit:        {_limit_text(info['limit_bytes'])} ({info['limit_from']}): {_LIMIT_RULE}")
     screen.print(f"index:        {size(info['database_bytes'])}")
     screen.print(f"measurements: {info['measurements']}")
     for name in info["damaged_databases"]:
         screen.print(f"set aside:    {name} (damaged; remove it when you have looked at it)")
+
+
+@cache_app.command("list")
+def list_command(device: DeviceFilter = None, as_json: JsonOption = False) -> None:
+    """Print every kernel: operator, device, when it was stored, how it was chosen, size; the last used first."""
+    cache = KernelCache()
+    found = [h for h in holdings(cache) if device in (None, h.device)]
+    if as_json:
+        print_json([h.to_dict() for h in found])
+        return
+    screen = console()
+    if not found:
+        screen.print(f"no kernels in {cache.folder}", soft_wrap=True)
+        return
+    table = Table(box=box.SIMPLE)
+    for name in ("key", "operator", "device", "stored", "last used", "status"):
+        table.add_column(name)
+    table.add_column("measured", justify="right")
+    table.add_column("size", justify="right")
+    for h in found:
+        operator = f"{h.operator}({h.arguments})"
+        table.add_row(
+            h.key[:KEY_CHARACTERS], operator, h.device, date(h.stored_at), date(h.used_at), h.status,
+            seconds(h.measured_s), size(h.size_bytes),
+        )  # fmt: skip
+    screen.print(table)
+    for status in dict.fromkeys(h.status for h in found):
+        screen.print(f"{status}: {_STATUSES[status]}", soft_wrap=True)
+    screen.print(f"{len(found)} kernels, {size(sum(h.size_bytes for h in found))}; `roller cache drop KEY` removes one")
+
+
+@cache_app.command("drop")
+def drop_command(key: KeyArgument, as_json: JsonOption = False) -> None:
+    """Remove one kernel; it is compiled again when it is asked for."""
+    cache = KernelCache()
+    found = drop(cache, key)
+    if as_json:
+        print_json({"folder": str(cache.folder), **found.to_dict()})
+        return
+    console().print(f"removed {found.operator}({found.arguments}) for {found.device}, {size(found.size_bytes)}",
+                    soft_wrap=True)  # fmt: skip
+
+
+@cache_app.command("limit")
+def limit_command(limit: SizeArgument = None, as_json: JsonOption = False) -> None:
+    """Show or set how large the cache may grow; where it is larger, what was used least recently goes now.
+
+    The environment variable ROLLER_CACHE_SIZE counts before what is set here.
+    """
+    cache, removed, freed = KernelCache(), 0, 0
+    if limit is not None:
+        set_limit(cache.folder, size_of(limit, "limit"))
+        try:
+            removed, freed = cache.trim()
+        except (OSError, sqlite3.Error) as err:
+            raise cache.refusal(err) from err
+    limit_bytes, source = limit_of(cache.folder)
+    if as_json:
+        print_json({"folder": str(cache.folder), "limit_bytes": limit_bytes, "limit_from": source, "removed": removed,
+                    "removed_bytes": freed})  # fmt: skip
+        return
+    console().print(f"{_limit_text(limit_bytes)} ({source}): {_LIMIT_RULE}", soft_wrap=True)
+    if limit is not None:
+        console().print(f"removed {removed} artifacts, {size(freed)}, from {cache.folder}", soft_wrap=True)
 
 
 @cache_app.command("clear")
@@ -68,6 +157,15 @@ def import_command(file: FileArgument, as_json: JsonOption = False) -> None:
         return
     console().print(f"imported {done['written']} of {done['entries']} kernels and {done['measurements']} measurements "
                     f"into {cache.folder}", soft_wrap=True)  # fmt: skip
+
+
+def date(at: float | None) -> str:
+    """Return a time for people, of this machine's zone."""
+    return "-" if at is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
+
+
+def _limit_text(limit_bytes: float) -> str:
+    return "none" if math.isinf(limit_bytes) else size(limit_bytes)
 
 
 def size(count_bytes: float) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 import roller
+from roller.cli.cache import date
 from roller.cli.common import (
     DeviceOption,
     ExprArgument,
@@ -24,7 +25,11 @@ from roller.cli.common import (
     print_json,
     seconds,
 )
+from roller.compiled import CompiledKernel
 from roller.runtime.devices import is_reachable
+
+#: What becomes of a doubtful time.
+DOUBTFUL_RULE = "It is not kept as final: the next compile measures again, better on a quieter machine"
 
 OutOption = Annotated[Path | None, typer.Option("--out", "-o", help="Write the artifact of the best kernel here.")]
 CacheOption = Annotated[bool, typer.Option("--cache/--no-cache", help="Take the kernel from the cache, and keep it.")]
@@ -40,6 +45,9 @@ ProveOption = Annotated[
 ProveSecondsOption = Annotated[
     float | None, typer.Option("--prove-s", metavar="SECONDS", min=0.01, help="Seconds a proof may run; 20 by default.")
 ]
+RemeasureOption = Annotated[
+    bool, typer.Option("--remeasure", help="Choose and time once more what the cache has already.")
+]
 SourceOption = Annotated[bool, typer.Option("--source", help="Print the best kernel's source as well.")]
 
 
@@ -54,6 +62,7 @@ def compile_command(
     refine: RefineOption = 0.0,
     prove: ProveOption = False,
     prove_s: ProveSecondsOption = None,
+    remeasure: RemeasureOption = False,
     as_json: JsonOption = False,
     settings: SetOption = None,
 ) -> None:
@@ -77,6 +86,7 @@ def compile_command(
         refine_s=refine,
         prove=prove or prove_s is not None,
         prove_s=prove_s,
+        remeasure=remeasure,
     )
     if out is not None:
         kernel.artifact.save(out)
@@ -89,6 +99,8 @@ def compile_command(
                 "best": best.id if best is not None else None,
                 "candidates": [candidate_json(c) for c in kernel.candidates],
                 "artifact": str(out) if out is not None else None,
+                "cached_at": kernel.cached_at,
+                "doubt": kernel.doubt or None,
                 **({"source": kernel.source} if source else {}),
             }
         )
@@ -102,6 +114,8 @@ def compile_command(
     else:
         how = "pretended" if device.startswith("null:") else "measured"
         screen.print(f"{how} {seconds(best.measured_s)}, predicted {seconds(kernel.estimate.seconds)}")
+    for note in _clock_notes(kernel):
+        screen.print(note, soft_wrap=True)
     if best is not None and best.proved:
         screen.print(f"proof: {best.proved}", soft_wrap=True)
     screen.print(f"program: {kernel.program}", soft_wrap=True)
@@ -111,3 +125,17 @@ def compile_command(
         screen.print(f"artifact: {out}", soft_wrap=True)
     if source:
         typer.echo(kernel.source)
+
+
+def _clock_notes(kernel: CompiledKernel) -> list[str]:
+    """Return lines on where the times come from, and what they are worth."""
+    notes = []
+    if kernel.cached_at is not None:
+        ran = any(c.status in ("measured", "checked") for c in kernel.candidates)
+        notes.append(f"from the cache, {'measured' if ran else 'stored'} on {date(kernel.cached_at)}"
+                     f"{' (--remeasure measures again)' if ran else ''}")  # fmt: skip
+    if kernel.doubt:
+        notes += [f"doubtful: {kernel.doubt}.", f"{DOUBTFUL_RULE}."]
+    elif any(c.status == "doubtful" for c in kernel.candidates):
+        notes.append(f"doubtful: timed while other programs disturbed it. {DOUBTFUL_RULE}.")
+    return notes

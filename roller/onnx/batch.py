@@ -123,7 +123,7 @@ class _Run:
         self.artifacts: dict[str, KernelArtifact] = {}
         self.failures: dict[str, str] = {}
         self.origins: dict[str, str] = {}
-        self._progress, self._start = progress, start
+        self._progress, self._start, self._began_at = progress, start, time.time()
         self._made: Results = {}
         self._constructed, self._given = constructed, given
         self._binary = builds(target) if not target.pretended else False
@@ -181,7 +181,8 @@ class _Run:
         others = [j for j in jobs if j.digest not in given]
         if self.cache is None or not others:
             return given
-        found = self.cache.artifacts([j.key(how) for j in others], measured=self.target.judged)
+        keys, since = [j.key(how) for j in others], self._began_at
+        found = self.cache.artifacts(keys, measured=self.target.judged, since=since)
         return given | {j.digest: found[d] for j in others if (d := j.key(how).digest) in found}
 
     def _prove_kept(self, kept: list[tuple[Job, KernelArtifact]], how: How, origin: str) -> list[Job]:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from roller.runtime.profiler import Session
     from roller.runtime.records import Record
 
+#: Seconds that finding quiet windows may take per kernel of a model, which has many.
+_PATIENCE_S = 0.5
+
 
 class Task(Protocol):
     """Anything that can be carried out."""
@@ -170,7 +173,8 @@ class Judge:
         self._same_processor()
         from roller.runtime.cpu_profile import Bench
 
-        here = Bench(self.expression, self.seed, self.reference, self.rotating_bytes)
+        seed, rotating = self.seed, self.rotating_bytes
+        here = Bench(self.expression, seed, self.reference, rotating, patience_s=_PATIENCE_S)
         return here.profile(self.artifacts, self.timed)
 
     def _same_processor(self) -> None:

@@ -8,6 +8,7 @@ may be damaged, and the worst that follows is that a kernel is compiled again.
 from __future__ import annotations
 
 import contextlib
+import math
 import sqlite3
 import time
 import warnings
@@ -31,6 +32,7 @@ from roller.runtime.cache_entry import (
 )
 from roller.runtime.cache_files import ObjectFiles
 from roller.runtime.cache_key import CacheKey
+from roller.runtime.cache_limit import is_due, limit_of, trim
 from roller.runtime.cache_location import cache_folder
 from roller.runtime.cache_lock import file_lock, remove_if_free
 from roller.runtime.cache_notes import clear_notes
@@ -60,7 +62,9 @@ class KernelCache:
         self.files = ObjectFiles(self.folder)
         self.database = Database(self.folder)
 
-    def load(self, key: CacheKey, *, measured: bool = False) -> CacheEntry | None:
+    def load(
+        self, key: CacheKey, *, measured: bool = False, since: float = math.inf, anew: bool = False
+    ) -> CacheEntry | None:
         """Return the entry of a key, verified, or ``None``.
 
         A damaged entry is reported once (a :class:`RollerWarning`), dropped, and ``None``; a cache that cannot be
@@ -72,8 +76,14 @@ class KernelCache:
             Identity of the compilation.
         measured
             Whether only a kernel that was chosen by measurement will do.
+        since
+            Seconds since the epoch from which on any other will do as well.
+        anew
+            Whether only what was stored since then will do.
         """
-        row = self._row(key, measured)
+        row = self._row(key, measured, since)
+        if row is not None and anew and row.created_at < since:
+            return None
         if row is None:
             return None
         try:
@@ -82,7 +92,9 @@ class KernelCache:
             self._drop(row, err)
             return None
 
-    def artifacts(self, keys: Sequence[CacheKey], *, measured: bool = False) -> dict[str, KernelArtifact]:
+    def artifacts(
+        self, keys: Sequence[CacheKey], *, measured: bool = False, since: float = math.inf
+    ) -> dict[str, KernelArtifact]:
         """Return the kernels of those of many keys that have one, by digest; candidates are not read.
 
         As :meth:`load`, in one look at the index.
@@ -94,7 +106,7 @@ class KernelCache:
             return {}
         found: dict[str, KernelArtifact] = {}
         for row in rows:
-            if measured and not row.measured:
+            if measured and not row.measured and row.created_at < since:
                 continue
             try:
                 if row.sum() != row.checksum:
@@ -153,13 +165,18 @@ class KernelCache:
             measurements = measurements_of(key, entry)
         try:
             with self.writing():
-                self.put([self.make_row(key, entry)], measurements)
+                row = self.make_row(key, entry)
+                self.put([row], measurements)
+            if is_due(self.folder, self.files, limit_of(self.folder)[0], row.artifact_bytes):
+                self.trim(keep=[row.artifact])
         except (OSError, sqlite3.Error) as err:
             self._unusable(err)
             return False
         return True
 
-    def load_or_build(self, key: CacheKey, build: Callable[[], CacheEntry], *, measured: bool = False) -> CacheEntry:
+    def load_or_build(
+        self, key: CacheKey, build: Callable[[], CacheEntry], *, measured: bool = False, anew: bool = False
+    ) -> CacheEntry:
         """Return the entry of a key; where there is none, one process builds it and the others wait for it.
 
         Parameters
@@ -170,10 +187,14 @@ class KernelCache:
             Compiles; called at most once, and only where no other process has the result. What it raises is
             passed on, and the next process in line tries.
         measured
-            As for :meth:`load`.
+            As for :meth:`load`. Whoever waits for another process takes what that one makes, doubtful or not: to
+            measure once more on the same busy machine would tell no more.
+        anew
+            Build whatever there is; another process that does so at the same time builds for both.
         """
+        asked_at = time.time()
         # The quick look is silent: of many processes that meet a damaged entry, the one that rebuilds it reports.
-        row = self._row(key, measured)
+        row = None if anew else self._row(key, measured)
         if row is not None:
             with contextlib.suppress(OSError, ValueError):
                 return self._entry(row)
@@ -183,11 +204,25 @@ class KernelCache:
             except OSError as err:
                 self._unusable(err)
                 return build()
-            found = self.load(key, measured=measured)
+            found = self.load(key, measured=measured, since=asked_at, anew=anew)
             if found is None:
                 found = build()
                 self.store(key, found)
             return found
+
+    def trim(self, limit_bytes: float | None = None, keep: Sequence[str] = ()) -> tuple[int, int]:
+        """Remove what was used least recently until the rest is within the limit; return files removed, and bytes.
+
+        Raises
+        ------
+        OSError, sqlite3.Error
+            Where the folder cannot be written.
+        """
+        if not self.folder.exists():
+            return 0, 0
+        most = limit_of(self.folder)[0] if limit_bytes is None else limit_bytes
+        with self.writing(alone=True):
+            return self._guarded(lambda: trim(self.database, self.files, most, keep))
 
     def rows(self) -> list[Row]:
         """Return the rows of all entries, oldest first, as they are stored."""
@@ -219,14 +254,17 @@ class KernelCache:
         try:
             entries, measured, measurements = self._guarded(self.database.counts)
         except (OSError, sqlite3.Error) as err:
-            raise self._refusal(err) from err
+            raise self.refusal(err) from err
         sizes = [size for _, size in self.files.digests()]
+        limit_bytes, source = limit_of(self.folder)
         return {
             "folder": str(self.folder),
             "entries": entries,
             "entries_measured": measured,
             "artifacts": len(sizes),
             "artifact_bytes": sum(sizes),
+            "limit_bytes": limit_bytes,
+            "limit_from": source,
             "database_bytes": self.database.bytes(),
             "measurements": measurements,
             "damaged_databases": sorted(p.name for p in self.folder.glob("*.damaged-*[0-9]")),
@@ -250,7 +288,7 @@ class KernelCache:
             with contextlib.suppress(sqlite3.OperationalError):  # somebody is reading: the space is reused later
                 self.database.compact()
         except (OSError, sqlite3.Error) as err:
-            raise self._refusal(err) from err
+            raise self.refusal(err) from err
         for path in (self.folder / "locks").glob("*.lock"):
             if path.name not in ("writing.lock", "database.lock") and not path.name.startswith(_MACHINE):
                 remove_if_free(path)
@@ -273,15 +311,16 @@ class KernelCache:
         if row.sum() != row.checksum:
             raise ValueError("checksum of the row does not match")
         where = str(self.files.path(row.artifact))
-        return CacheEntry(artifact_of(self.files.read(row.artifact), where), candidates_of(row.candidates, where))
+        artifact = artifact_of(self.files.read(row.artifact), where)
+        return CacheEntry(artifact, candidates_of(row.candidates, where), row.created_at)
 
-    def _row(self, key: CacheKey, measured: bool) -> Row | None:
+    def _row(self, key: CacheKey, measured: bool, since: float = math.inf) -> Row | None:
         try:
             row = self._guarded(lambda: self.database.row(key.digest))
         except (OSError, sqlite3.Error) as err:
             self._unusable(err)
             return None
-        return row if row is not None and (row.measured or not measured) else None
+        return row if row is not None and (row.measured or not measured or row.created_at >= since) else None
 
     def _drop(self, row: Row, why: Exception) -> None:
         """Forget a damaged entry and say so."""
@@ -313,9 +352,10 @@ class KernelCache:
     def _unusable(self, err: Exception) -> None:
         if str(self.folder) not in _reported:
             _reported.add(str(self.folder))
-            self._warn(str(self._refusal(err)))
+            self._warn(str(self.refusal(err)))
 
-    def _refusal(self, err: Exception) -> ArtifactError:
+    def refusal(self, err: Exception) -> ArtifactError:
+        """Return the error of a folder that cannot be used."""
         return ArtifactError(
             f"{self.folder}: expected a cache folder that can be read and written, got '{err}'. Kernels compile all "
             "the same; set ROLLER_CACHE_DIR to a writable folder, or pass cache=False."
@@ -333,7 +373,7 @@ def measurements_of(key: CacheKey, entry: CacheEntry) -> tuple[Measurement, ...]
     return tuple(
         Measurement(c.id, spec_key, device, c.measured_s, c.estimate.get("seconds"), c.status, now, host)
         for c in entry.candidates
-        if c.measured_s is not None
+        if c.measured_s is not None and c.status != "doubtful"
     )
 
 

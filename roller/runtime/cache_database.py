@@ -136,6 +136,11 @@ class Database:
         with self._writing() as db:
             return db.execute("DELETE FROM entries WHERE key = ? AND checksum = ?", (key, checksum)).rowcount > 0
 
+    def forget(self, artifacts: Sequence[str]) -> None:
+        """Remove the rows that refer to any of these files."""
+        with self._writing() as db:
+            db.executemany("DELETE FROM entries WHERE artifact = ?", [(digest,) for digest in artifacts])
+
     def clear(self, measurements: bool) -> None:
         """Remove all rows, and the measurements where asked."""
         with self._writing() as db:

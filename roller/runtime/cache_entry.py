@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -48,14 +48,22 @@ class CacheEntry:
         The chosen kernel.
     candidates
         All candidates, in rank order.
+    stored_at
+        Seconds since the epoch when it went into the cache; ``None`` for one that is not from there.
     """
 
     artifact: KernelArtifact
     candidates: tuple[CachedCandidate, ...] = ()
+    stored_at: float | None = field(default=None, compare=False)
 
     @property
     def measured(self) -> bool:
-        """Whether the kernel ran where it was chosen: measured, or checked where nothing was to be measured."""
+        """Whether the kernel ran where it was chosen: measured, or checked where nothing was to be measured.
+
+        A doubtful time is no measurement: whoever asks next measures again.
+        """
+        if self.artifact.doubt:
+            return False
         return self.artifact.measured_s is not None or any(c.status == "checked" for c in self.candidates)
 
 

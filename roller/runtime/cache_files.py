@@ -13,6 +13,8 @@ from roller.files import whole_file
 
 #: A temporary file older than this was left by a process that was killed (seconds).
 _STALE_S = 3600.0
+#: A file that was read so recently is not marked as read once more (seconds).
+_RECENT_S = 60.0
 
 
 class ObjectFiles:
@@ -42,10 +44,21 @@ class ObjectFiles:
         OSError
             Where the file is missing or cannot be read.
         """
-        data = self.path(digest).read_bytes()
+        path = self.path(digest)
+        data = path.read_bytes()
         if digest_of(data) != digest:
-            raise ValueError(f"checksum of {self.path(digest).name[:12]} does not match ({len(data)} bytes)")
+            raise ValueError(f"checksum of {path.name[:12]} does not match ({len(data)} bytes)")
+        with contextlib.suppress(OSError):  # where nobody may write, nobody removes anything either
+            if time.time() - path.stat().st_mtime > _RECENT_S:
+                os.utime(path)
         return data
+
+    def used_at(self, digest: str) -> float | None:
+        """Return when a file was last read (s since the epoch, to a minute), ``None`` where it is not there."""
+        try:
+            return self.path(digest).stat().st_mtime
+        except OSError:
+            return None
 
     def whole(self, digest: str) -> bool:
         """Whether the file is there and undamaged."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 
@@ -13,10 +13,11 @@ from roller.backends.cpu.launcher import CpuKernel
 from roller.errors import RollerError
 from roller.expr import TensorExpr
 from roller.runtime.check import Oracle
+from roller.runtime.clock import Clock, Spell, system_clock
 from roller.runtime.guard_pages import trespass
 from roller.runtime.inputs import random_inputs
 from roller.runtime.records import Record
-from roller.runtime.timing import Contender, compare, run_once
+from roller.runtime.timing import PATIENCE_S, Contender, Timing, compare, spell
 
 
 def _poison(out: np.ndarray) -> None:
@@ -43,12 +44,23 @@ class Bench:
         Bytes of copies of the constants that calls take in turn: kernels are timed with constants that come from
         behind a cache of this size, as they do between the other kernels of a model. 0: always the same ones. Inputs
         and outputs stay in caches, as they do behind the step that wrote them.
+    clock
+        What kernels are timed with; that of this machine by default.
+    patience_s
+        As of :func:`roller.runtime.timing.compare`.
     """
 
     def __init__(
-        self, expression: TensorExpr, seed: int = 0, oracle: Oracle | None = None, rotating_bytes: int = 0
+        self,
+        expression: TensorExpr,
+        seed: int = 0,
+        oracle: Oracle | None = None,
+        rotating_bytes: int = 0,
+        clock: Clock | None = None,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self.expression, self.seed, self._oracle = expression, seed, oracle
+        self._clock, self._patience_s = clock or system_clock(), patience_s
         self.rotating_bytes = rotating_bytes
 
     @cached_property
@@ -65,6 +77,12 @@ class Bench:
         self, artifacts: Mapping[str, KernelArtifact], timed: bool = True, budget_s: float = 0.06
     ) -> dict[str, Record]:
         """Run every artifact on the inputs; time the correct ones where asked. See :func:`profile`."""
+        try:
+            return self._profile(artifacts, timed, budget_s)
+        finally:
+            self._clock.release()
+
+    def _profile(self, artifacts: Mapping[str, KernelArtifact], timed: bool, budget_s: float) -> dict[str, Record]:
         records: dict[str, Record] = {}
         self.oracle.cover((a.program for a in artifacts.values()), self.inputs)
         doubt = self.oracle.doubt
@@ -74,10 +92,8 @@ class Bench:
                 {c.name: Record(c.name, "checked", doubt, build_s=_build_s(artifacts[c.name])) for c in found}
             )
             return records
-        for name, timing in compare(found, budget_s=budget_s).items():
-            status = "measured" if timing.complete else "slower"
-            records[name] = Record(name, status, doubt, measured_s=timing.median_s, build_s=_build_s(artifacts[name]))
-        return records
+        timings = compare(found, budget_s=budget_s, clock=self._clock, patience_s=self._patience_s)
+        return records | {n: _record(n, timing, doubt, artifacts[n]) for n, timing in timings.items()}
 
     def correct(
         self, artifacts: Mapping[str, KernelArtifact], records: dict[str, Record], rotating_bytes: int = 0
@@ -99,7 +115,7 @@ class Bench:
                 outputs = result if isinstance(result, tuple) else (result,)
                 for out in outputs:
                     _poison(out)
-                first_s = run_once(run)
+                first = self._first(run)
             except RollerError as err:
                 records[name] = Record(name, "failed", str(err), build_s=_build_s(artifact))
                 continue
@@ -107,9 +123,26 @@ class Bench:
             if outcome.ok:
                 if rotating_bytes and constants:
                     run, _ = kernel.bind(*changing, out=result, rotating_bytes=rotating_bytes)
-                yield Contender(name, run, first_s)
+                yield Contender(name, run, first.wall_s, _threads(artifact), first.quiet)
             else:
                 records[name] = Record(name, "wrong", outcome.message, build_s=_build_s(artifact))
+
+
+    def _first(self, run: Callable[[], object]) -> Spell:
+        """Run a kernel for the first time."""
+        self._clock.attend()
+        return spell(run, self._clock)
+
+
+def _record(name: str, timing: Timing, unsure: str, artifact: KernelArtifact) -> Record:
+    """Return the record of a kernel that was timed; ``unsure``: why it may be wrong nevertheless."""
+    status = "doubtful" if timing.doubt else "measured" if timing.complete else "slower"
+    reason = "; ".join(text for text in (timing.doubt, unsure) if text)
+    return Record(name, status, reason, timing.median_s, _build_s(artifact))
+
+
+def _threads(artifact: KernelArtifact) -> int:
+    return int(artifact.target.get("cores", 1)) if artifact.target.get("parallel", True) else 1
 
 
 def _has_guards(expression: TensorExpr) -> bool:
@@ -144,6 +177,7 @@ def profile(
     Returns
     -------
     dict
-        A record per id: ``measured``, ``slower`` (correct, dropped after one run), ``wrong`` or ``failed``.
+        A record per id: ``measured``, ``slower`` (correct, dropped after one run), ``doubtful`` (others disturbed the
+        timing to its end), ``wrong`` or ``failed``.
     """
     return Bench(expression, seed).profile(artifacts, budget_s=budget_s)

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 #: ``built``: compiled only. ``checked``: correct, not to be timed. ``measured``: correct and timed.
-#: ``slower``: correct, dropped after one run.
+#: ``slower``: correct, dropped after one run. ``doubtful``: correct and timed, but others disturbed that to its end.
 #: ``wrong``: outside the error bound. ``failed``: refused by the compiler. ``crashed``/``timeout``: its process died.
-STATUSES = ("built", "checked", "measured", "slower", "wrong", "failed", "crashed", "timeout")
+STATUSES = ("built", "checked", "measured", "slower", "doubtful", "wrong", "failed", "crashed", "timeout")
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Record:
     status
         One of :data:`STATUSES`.
     reason
-        Why it failed, why one that works may be wrong nevertheless, or an empty string.
+        Why it failed, why its time is doubtful, why one that works may be wrong nevertheless, or an empty string.
     measured_s
         Median seconds per call, where it was timed.
     build_s
@@ -46,7 +46,7 @@ class Record:
     @property
     def ok(self) -> bool:
         """Whether the candidate works as far as it was tried."""
-        return self.status in ("built", "checked", "measured", "slower")
+        return self.status in ("built", "checked", "measured", "slower", "doubtful")
 
 
 def grouped_reasons(records: Iterable[Record]) -> str:

@@ -1,29 +1,50 @@
-"""Timing of kernels: medians of batched calls, one kernel at a time."""
+"""Timing of kernels: medians of batched calls in windows nobody disturbed, one kernel at a time.
+
+Windows that lost time to others do not count (:mod:`roller.runtime.clock`). Where too few are left, or blocks of them
+disagree, more are taken for a bounded number of seconds; a time that is not settled then is doubtful, and says why.
+"""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from roller.runtime.clock import Clock, Load, Spell, system_clock
+from roller.runtime.disturbance import Disturbance
 
 #: A sample shorter than this is dominated by the clock and the call (seconds).
 MIN_SAMPLE_S = 50e-6
-#: A kernel longer than this needs no warm run, and one sample (seconds).
+#: Seconds of a window of short calls: far shorter than a scheduler's time slice, long against reading the counters.
+WINDOW_S = 2e-4
+#: A kernel longer than this needs no warm run, and few samples (seconds).
 _LONG_S = 0.02
 #: A first run may take so many times a warm one, whose workspace has been touched before.
 _COLD = 3.0
 #: Turns of every finalist.
-_ROUNDS = 7
+_ROUNDS, _MOST_ROUNDS = 7, 60
 #: Part of its seconds that a candidate is timed for before the final, which decides.
 _HEAT = 1 / 3
+#: Medians of blocks of windows agree where they are apart by no more than this; blocks of one series.
+AGREE, _BLOCKS = 0.15, 5
+#: Looks at a candidate's first runs before a disturbed one decides that it is dropped.
+_LOOKS = 8
+#: Seconds to rest after a disturbed window: a scheduler lets whoever has rested run first.
+_REST_S = 4e-3
+#: Share that a hypervisor may take of the time of a long kernel, which no window can avoid.
+STOLEN = 0.1
+#: Seconds that may be spent beyond the budget of a comparison to find quiet windows.
+PATIENCE_S = 2.0
 
 
 @dataclass(frozen=True)
 class Timing:
     """Seconds per call: the median of ``samples`` batches of ``calls`` calls.
 
-    ``complete`` is ``False`` for a candidate that was dropped after one run.
+    ``complete`` is ``False`` for a candidate that was dropped after one run. ``doubt`` says in one sentence why the
+    time may be wrong, empty where it was measured undisturbed; ``least_s`` is what it takes at least, whatever
+    disturbed it: the seconds that nobody took from it.
     """
 
     median_s: float
@@ -31,6 +52,8 @@ class Timing:
     samples: int
     calls: int
     complete: bool = True
+    doubt: str = ""
+    least_s: float = 0.0
 
 
 def run_once(run: Callable[[], object]) -> float:
@@ -40,50 +63,163 @@ def run_once(run: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
+@dataclass(frozen=True)
+class Contender:
+    """One bare call, and how long its first run took (the one that was checked; page faults and all).
+
+    ``threads`` is how many it runs on, ``first_quiet`` whether nobody disturbed the first run.
+    """
+
+    name: str
+    run: Callable[[], object]
+    first_s: float
+    threads: int = 1
+    first_quiet: bool = True
+
+
+class Patience:
+    """Seconds beyond any budget, which all measurements of a comparison share."""
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        self._clock, self._left_s = clock, seconds
+        self._until: float | None = None
+
+    def lasts(self) -> bool:
+        """Whether more may be tried; what follows is on its account until :meth:`pause`."""
+        if self._until is None:
+            self._until = self._clock.now() + self._left_s
+        return self._clock.now() < self._until
+
+    def pause(self) -> None:
+        """Stop counting."""
+        if self._until is not None:
+            self._left_s, self._until = max(0.0, self._until - self._clock.now()), None
+
+
+@dataclass
+class Series:
+    """Windows of one kernel, as they come.
+
+    Parameters
+    ----------
+    run, clock
+        One call, and what it is timed with.
+    calls
+        Calls of a window.
+    needed
+        Quiet windows it takes at least.
+    """
+
+    run: Callable[[], object]
+    clock: Clock
+    calls: int = 1
+    needed: int = 5
+    windows: list[Spell] = field(default_factory=list)
+
+    def take(self) -> Spell:
+        """Time one window. Where it shows that the number of calls was taken from a disturbed run, begin anew."""
+        found = spell(self.run, self.clock, self.calls)
+        self.windows.append(found)
+        if found.wall_s < MIN_SAMPLE_S / 2 and self.calls < 10_000:
+            self.calls = _calls(found.wall_s / self.calls, WINDOW_S)
+            self.windows.clear()
+        return found
+
+    def retry(self) -> None:
+        """Take another window after a disturbed one, rested and warm."""
+        if self.windows and not self.windows[-1].quiet:
+            self.clock.rest(_REST_S)
+            if self.windows[-1].wall_s <= _LONG_S:
+                self.run()
+        self.take()
+
+    @property
+    def quiet(self) -> list[float]:
+        """Seconds per call of the windows nobody disturbed, in the order they were taken."""
+        return [w.wall_s / self.calls for w in self.windows if w.quiet]
+
+    def settled(self) -> bool:
+        """Whether there are enough quiet windows, and blocks of them agree."""
+        quiet = self.quiet
+        return len(quiet) >= self.needed and (self.clock.trusting or _apart(quiet) <= AGREE)
+
+    def timing(self) -> Timing:
+        """Return the median of the quiet windows that agree with the fastest; of the best there are in doubt."""
+        every = [w.wall_s / self.calls for w in self.windows]
+        quiet = self.quiet
+        if self.settled():
+            kept = quiet if self.clock.trusting else _fast(quiet)
+            return Timing(statistics.median(kept), min(kept), len(kept), self.calls, least_s=min(kept))
+        least_s = min((w.wall_s - w.lost_s) / self.calls for w in self.windows)
+        if len(quiet) >= self.needed:
+            doubt = f"repeated windows differ by {_apart(quiet):.0%}".replace("%", " %")
+            return Timing(min(_medians(quiet)), min(quiet), len(quiet), self.calls, True, doubt, least_s)
+        doubt = f"{len(quiet)} of {len(every)} windows were quiet, expected at least {self.needed}"
+        return Timing(min(quiet or every), min(every), len(every), self.calls, True, doubt, least_s)
+
+
+def spell(run: Callable[[], object], clock: Clock, calls: int = 1) -> Spell:
+    """Time some calls together."""
+    clock.begin()
+    for _ in range(calls):
+        run()
+    return clock.end()
+
+
 def measure(
-    run: Callable[[], object], *, budget_s: float = 0.3, min_samples: int = 5, max_samples: int = 100, warm_up: int = 2
+    run: Callable[[], object],
+    *,
+    budget_s: float = 0.3,
+    min_samples: int = 5,
+    max_samples: int = 100,
+    warm_up: int = 2,
+    clock: Clock | None = None,
+    patience: Patience | None = None,
 ) -> Timing:
-    """Return the median time of ``run``.
+    """Return the median time of ``run`` in windows nobody disturbed.
 
     Parameters
     ----------
     run
         One call; it must finish its work before it returns.
     budget_s
-        Seconds to spend, exceeded only to reach ``min_samples``.
+        Seconds to spend, exceeded only to reach ``min_samples``, and by ``patience``.
     min_samples, max_samples
         Bounds on the number of samples.
     warm_up
         Calls before the first sample (caches, page faults, thread pools).
+    clock, patience
+        What it is timed with, and the seconds that may go into finding quiet windows.
 
     Examples
     --------
     >>> measure(lambda: None, budget_s=0.001).samples >= 5
     True
     """
-    once = min(run_once(run) for _ in range(max(1, warm_up)))
-    calls = max(1, min(10_000, round(MIN_SAMPLE_S / max(once, 1e-9))))
-    samples: list[float] = []
-    end = time.perf_counter() + budget_s
-    while len(samples) < max_samples and (len(samples) < min_samples or time.perf_counter() < end):
-        start = time.perf_counter()
-        for _ in range(calls):
-            run()
-        samples.append((time.perf_counter() - start) / calls)
-    return Timing(statistics.median(samples), min(samples), len(samples), calls)
-
-
-@dataclass(frozen=True)
-class Contender:
-    """One bare call, and how long its first run took (the one that was checked; page faults and all)."""
-
-    name: str
-    run: Callable[[], object]
-    first_s: float
+    chosen = clock or system_clock()
+    more = patience or Patience(chosen, PATIENCE_S)
+    once = min(spell(run, chosen).wall_s for _ in range(max(1, warm_up)))
+    chosen.attend()
+    series = Series(run, chosen, _calls(once, WINDOW_S), min_samples)
+    end = chosen.now() + budget_s
+    while len(series.windows) < max_samples and (len(series.windows) < min_samples or chosen.now() < end):
+        series.take()
+    while not series.settled() and more.lasts():
+        series.retry()
+    more.pause()
+    if clock is None:
+        chosen.release()
+    return series.timing()
 
 
 def compare(
-    contenders: Iterable[Contender], *, budget_s: float = 0.3, drop_factor: float = 1.3, finalists: int = 3
+    contenders: Iterable[Contender],
+    *,
+    budget_s: float = 0.3,
+    drop_factor: float = 1.3,
+    finalists: int = 3,
+    clock: Clock | None = None,
+    patience_s: float = PATIENCE_S,
 ) -> dict[str, Timing]:
     """Time several candidates alone, one after another, then the best few in turn.
 
@@ -98,42 +234,158 @@ def compare(
     budget_s
         Seconds for all finalists together, and a third of them per candidate before; exceeded only for kernels that are
         long themselves.
+    clock
+        What they are timed with; that of this machine by default.
+    patience_s
+        Seconds that may go, for all of them together, into finding quiet windows on a busy machine.
 
     Returns
     -------
     dict
-        Timing per name, in the order given.
+        Timing per name, in the order given. What others disturbed to the end says so in its ``doubt``.
     """
+    if clock is None:
+        own = system_clock()
+        try:
+            return compare(contenders, budget_s=budget_s, drop_factor=drop_factor, finalists=finalists, clock=own,
+                           patience_s=patience_s)  # fmt: skip
+        finally:
+            own.release()
+    alone, together = Patience(clock, patience_s / 2), Patience(clock, patience_s / 2)
+    before = clock.load()
     out: dict[str, Timing] = {}
     ahead: list[Contender] = []
+    threads = dict[str, int]()
     for c in contenders:
+        threads[c.name] = c.threads
         best = min((t.median_s for t in out.values() if t.complete), default=float("inf"))
-        first = c.first_s if c.first_s > _LONG_S else min(run_once(c.run) for _ in range(3))
-        if c.first_s > _LONG_S and drop_factor * best < first < _COLD * best:
-            first = run_once(c.run)
-        if first > drop_factor * best and first > MIN_SAMPLE_S:
-            out[c.name] = Timing(first, first, 1, 1, complete=False)
-            continue
-        if first > _LONG_S:  # the checked run was the warm one
-            once = run_once(c.run)
-            out[c.name] = Timing(once, min(once, first), 1, 1)
-        else:
-            out[c.name] = measure(c.run, budget_s=_HEAT * budget_s, min_samples=3, warm_up=1)
-        ahead = sorted([*ahead, c], key=lambda a: out[a.name].median_s)[:finalists]  # the others may be forgotten
+        out[c.name] = _alone(c, best, drop_factor, _HEAT * budget_s, clock, alone)
+        if out[c.name].complete:
+            ahead = sorted([*ahead, c], key=lambda a: out[a.name].median_s)[:finalists]  # the others may be forgotten
     if len(ahead) > 1 and out[ahead[0].name].median_s <= _LONG_S:
-        out.update(_final(ahead, out, budget_s))
-    return out
+        out.update(_final(ahead, [out[c.name].median_s for c in ahead], budget_s, clock, together))
+    if clock.trusting:
+        return out
+    return _explained(_surely_slower(out, drop_factor), threads, before, clock.load())
 
 
-def _final(ahead: Sequence[Contender], known: Mapping[str, Timing], budget_s: float) -> dict[str, Timing]:
-    """Time the contenders in turn: as many rounds as the budget allows."""
-    turn_s = budget_s / (_ROUNDS * len(ahead))
-    samples: dict[str, list[float]] = {c.name: [] for c in ahead}
-    calls = {c.name: max(1, round(turn_s / known[c.name].median_s)) for c in ahead}
-    for _ in range(_ROUNDS):
-        for c in ahead:
-            start = time.perf_counter()
-            for _ in range(calls[c.name]):
-                c.run()
-            samples[c.name].append((time.perf_counter() - start) / calls[c.name])
-    return {n: Timing(statistics.median(s), min(s), len(s), calls[n]) for n, s in samples.items()}
+def _alone(
+    c: Contender, best: float, drop_factor: float, heat_s: float, clock: Clock, patience: Patience
+) -> Timing:
+    """Time one candidate, or drop it after a look."""
+    clock.attend()
+    first = _glance(c, best, drop_factor, clock, patience)
+    least_s = first.wall_s - first.lost_s
+    if first.wall_s > drop_factor * best and first.wall_s > MIN_SAMPLE_S:
+        doubt = "" if first.quiet or least_s > drop_factor * best else "none of its runs was quiet"
+        return Timing(first.wall_s, first.wall_s, 1, 1, False, doubt, least_s)
+    if first.wall_s <= _LONG_S:
+        return measure(c.run, budget_s=heat_s, min_samples=3, warm_up=1, clock=clock, patience=patience)
+    once = spell(c.run, clock)
+    if once.quiet:  # the first run may have been cold: it bounds this one, and is no second opinion
+        return Timing(once.wall_s, min(once.wall_s, first.wall_s), 1, 1, least_s=once.wall_s)
+    series = Series(c.run, clock, 1, 2, [once])
+    while not series.windows[-1].quiet and patience.lasts():
+        series.retry()
+    patience.pause()
+    last = series.windows[-1]
+    return Timing(last.wall_s, last.wall_s, 1, 1, least_s=last.wall_s) if last.quiet else series.timing()
+
+
+def _glance(c: Contender, best: float, drop_factor: float, clock: Clock, patience: Patience) -> Spell:
+    """Return the fastest of a candidate's first runs, a quiet one where there is any.
+
+    The run that was checked counts for a long one; one that may be cold gets a warm one before it loses.
+    """
+    first = Spell(c.first_s, 0.0 if c.first_quiet else c.first_s)
+    if c.first_s > _LONG_S:
+        if first.quiet and not drop_factor * best < c.first_s < _COLD * best:
+            return first
+        runs = [spell(c.run, clock)]
+    else:
+        runs = [spell(c.run, clock) for _ in range(3)]
+    while not any(r.quiet for r in runs) and len(runs) < _LOOKS and patience.lasts():
+        clock.rest(_REST_S)
+        runs.append(spell(c.run, clock))
+    patience.pause()
+    return min((r for r in runs if r.quiet), key=_wall, default=min(runs, key=_wall))
+
+
+def _final(
+    ahead: Sequence[Contender], known_s: Sequence[float], budget_s: float, clock: Clock, patience: Patience
+) -> dict[str, Timing]:
+    """Time the contenders in turn: as many rounds as the budget allows, and more where they were disturbed."""
+    series = {}
+    for c, seconds in zip(ahead, known_s, strict=True):
+        series[c.name] = Series(c.run, clock, _calls(seconds, 2 * WINDOW_S), _ROUNDS)
+    turns_s = sum(max(2 * WINDOW_S, s) + (s if s < WINDOW_S else 0.0) for s in known_s)
+    clock.attend()
+    for _ in range(max(_ROUNDS, min(_MOST_ROUNDS, int(budget_s / turns_s)))):
+        for s, seconds in zip(series.values(), known_s, strict=True):
+            _turn(s, seconds)
+    while not all(s.settled() for s in series.values()) and patience.lasts():
+        if not all(s.windows[-1].quiet for s in series.values() if s.windows):
+            clock.rest(_REST_S)
+        for s, seconds in zip(series.values(), known_s, strict=True):
+            _turn(s, seconds)
+    patience.pause()
+    return {name: s.timing() for name, s in series.items()}
+
+
+def _turn(series: Series, seconds: float) -> None:
+    """Take a window; a short call has others' data and code out of the way first."""
+    if seconds < WINDOW_S:
+        series.run()
+    series.take()
+
+
+def _surely_slower(out: dict[str, Timing], drop_factor: float) -> dict[str, Timing]:
+    """Drop the doubtful ones that lose even without what others took from them."""
+    best = min((t.median_s for t in out.values() if t.complete and not t.doubt), default=float("inf"))
+    lost = {n: t for n, t in out.items() if t.doubt and t.least_s > drop_factor * best}
+    return out | {n: replace(t, complete=False, doubt="") for n, t in lost.items()}
+
+
+def _explained(out: dict[str, Timing], threads: dict[str, int], before: Load, after: Load) -> dict[str, Timing]:
+    """Say with every doubtful time what disturbed it; doubt those others slowed down from beside as well."""
+    found = Disturbance.between(before, after)
+    cause = str(found) or "something the system does not count"
+    explained = {}
+    for name, timing in out.items():
+        if timing.doubt:
+            timing = replace(timing, doubt=f"{cause} while it was timed: {timing.doubt}")
+        elif timing.complete and found.beside(threads[name]):
+            timing = replace(timing, doubt=f"{cause} while it was timed, which may be other halves of its cores")
+        elif timing.complete and found.stolen > STOLEN and timing.median_s > _LONG_S:
+            timing = replace(timing, doubt=f"{cause} while it was timed")
+        explained[name] = timing
+    return explained
+
+
+def _calls(once_s: float, window_s: float) -> int:
+    """Return the calls that fill a window."""
+    return max(1, min(10_000, round(window_s / max(once_s, 1e-9))))
+
+
+def _medians(values: Sequence[float]) -> list[float]:
+    """Return the medians of blocks of values that follow each other."""
+    size = max(1, len(values) // _BLOCKS)
+    blocks = [values[i : i + size] for i in range(0, len(values) - size + 1, size)]
+    return [statistics.median(b) for b in blocks]
+
+
+def _apart(values: Sequence[float]) -> float:
+    """Return by how much the second fastest block is above the fastest, relative: disturbances only add."""
+    least = sorted(_medians(values))[:2]
+    return least[-1] / least[0] - 1 if least[0] > 0 else 0.0
+
+
+def _fast(values: Sequence[float]) -> list[float]:
+    """Return the values of the blocks that agree with the fastest one."""
+    size, medians = max(1, len(values) // _BLOCKS), _medians(values)
+    kept = [n for n, m in enumerate(medians) if m <= (1 + AGREE) * min(medians)]
+    return [v for n in kept for v in values[n * size : (n + 1) * size]]
+
+
+def _wall(found: Spell) -> float:
+    return found.wall_s

@@ -6,16 +6,15 @@ import os
 import signal
 import tempfile
 import time
-import types
 import warnings
 
 import pytest
 
 from roller.errors import BuildError
-from roller.runtime import timing
 from roller.runtime.build_pool import build_all
 from roller.runtime.records import Record, grouped_reasons
 from roller.runtime.timing import Contender, compare, measure
+from tests.runtime.fake_clock import FakeClock
 
 
 def _build(job):
@@ -106,55 +105,47 @@ def test_reasons_are_grouped_and_statuses_checked():
 
 
 def test_timing_takes_the_median_and_drops_losers_after_one_run():
-    calls = {"fast": 0, "slow": 0}
-
-    def run(name, seconds):
-        def one():
-            calls[name] += 1
-            time.sleep(seconds)
-
-        return one
-
-    contenders = [Contender("fast", run("fast", 0.001), 0.001), Contender("slow", run("slow", 0.03), 0.03)]
-    out = compare(contenders, budget_s=0.05)
+    clock, slow = FakeClock(), []
+    contenders = [
+        Contender("fast", clock.kernel(0.001), 0.001), Contender("slow", clock.kernel(0.03, slow), 0.03),
+    ]  # fmt: skip
+    out = compare(contenders, budget_s=0.05, clock=clock)
     assert list(out) == ["fast", "slow"]
     assert out["fast"].complete
     assert not out["slow"].complete
-    assert calls["slow"] == 0, "its checked run is the one that counts"
-    assert 0.001 <= out["fast"].median_s < 0.01 < out["slow"].median_s
+    assert slow == [], "its checked run is the one that counts"
+    assert (out["fast"].median_s, out["slow"].median_s) == (pytest.approx(0.001), 0.03)
 
 
-def test_the_best_few_run_in_turn_at_the_end(monkeypatch):
-    order, now = [], [0.0]
-    monkeypatch.setattr(timing, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
+def test_the_best_few_run_in_turn_at_the_end():
+    order, clock = [], FakeClock()
 
     def run(name):
         def one():
             order.append(name)
-            now[0] += 0.002
+            clock.spend(0.002)
 
         return one
 
-    out = compare([Contender(n, run(n), 0.002) for n in "abcd"], budget_s=0.02)
+    out = compare([Contender(n, run(n), 0.002) for n in "abcd"], budget_s=0.02, clock=clock)
     assert set(out) == set("abcd") and all(t.complete for t in out.values())
     turns = [n for n, _ in itertools.groupby(order)]
     assert turns[:4] == list("abcd") and len(turns) == 4 + 3 * 7, "each alone, then three of them seven times"
     assert len(set(turns[4:7])) == 3 and turns[4:7] == turns[7:10]
 
 
-def test_a_long_run_that_was_cold_gets_a_warm_one_before_it_loses(monkeypatch):
-    now, calls = [0.0], []
-    monkeypatch.setattr(timing, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
+def test_a_long_run_that_was_cold_gets_a_warm_one_before_it_loses():
+    calls, clock = [], FakeClock()
 
     def run(name):
         def one():
             calls.append(name)
-            now[0] += 0.05
+            clock.spend(0.05)
 
         return one
 
     first = {"a": 0.06, "cold": 0.1, "slow": 1.0}
-    out = compare([Contender(n, run(n), s) for n, s in first.items()])
+    out = compare([Contender(n, run(n), s) for n, s in first.items()], clock=clock)
     assert out["cold"].complete and out["cold"].median_s == pytest.approx(0.05)
     assert not out["slow"].complete and "slow" not in calls
 

@@ -33,7 +33,7 @@ class _Lazy:
 def test_an_element_never_written_is_wrong_whatever_lay_there(monkeypatch, rows, status):
     monkeypatch.setattr(cpu_profile, "CpuKernel", _Lazy)
     monkeypatch.setattr(cpu_profile, "replace", lambda artifact, **_: artifact)
-    artifact = SimpleNamespace(rows=rows, build={}, constants=(), program=SimpleNamespace(expr=EXPR))
+    artifact = SimpleNamespace(rows=rows, build={}, target={}, constants=(), program=SimpleNamespace(expr=EXPR))
     records = cpu_profile.profile(EXPR, {"a": artifact}, budget_s=0.001)
     assert records["a"].status == status
 

@@ -203,6 +203,14 @@ def ready(cores: int, library: Callable[[], tuple[ctypes.CDLL, Any]]) -> None:
     mine.part()
 
 
+def thread_ids() -> tuple[int, ...] | None:
+    """Return the system's ids of the threads that run the calling thread's kernels; ``None`` where they are unknown."""
+    mine: Pool | None = getattr(_pools, "mine", None)
+    if mine is None or (mine.cores > 1 and not mine.workers):
+        return None
+    return (threading.get_native_id(), *mine.workers)
+
+
 def _in_pool(act: Callable[[Pool], None]) -> Callable[[], None]:
     def hook() -> None:
         mine: Pool | None = getattr(_pools, "mine", None)

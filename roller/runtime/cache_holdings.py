@@ -1,0 +1,150 @@
+"""What the cache holds, kernel by kernel, and dropping one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from roller.errors import ArtifactError, shown
+from roller.runtime.cache_database import Row
+from roller.runtime.cache_files import ObjectFiles
+
+if TYPE_CHECKING:
+    from roller.runtime.cache import KernelCache
+
+#: What a kernel is found by: at least so many characters of its key.
+KEY_CHARACTERS = 12
+
+
+@dataclass(frozen=True)
+class Holding:
+    """One kernel of the cache.
+
+    Parameters
+    ----------
+    key
+        Digest it is found by.
+    operator, arguments, device
+        Name of the expression, shapes and dtypes of its inputs, and what it was compiled for.
+    status
+        ``measured``, ``checked`` (correct, not timed), ``doubtful`` (timed on a busy machine: measured again when it is
+        asked for), or ``predicted`` (for a device that was not there).
+    measured_s
+        Seconds of the chosen candidate, where it was timed.
+    stored_at, used_at
+        Seconds since the epoch; ``used_at`` is ``None`` where its file is gone.
+    size_bytes
+        Of its file.
+    """
+
+    key: str
+    operator: str
+    arguments: str
+    device: str
+    status: str
+    measured_s: float | None
+    stored_at: float
+    used_at: float | None
+    size_bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready data."""
+        return dict(vars(self))
+
+
+def holding_of(row: Row, files: ObjectFiles) -> Holding:
+    """Return what a row says of its kernel; a row that is damaged is ``damaged``."""
+    status, measured_s, arguments = "damaged", None, ""
+    with contextlib.suppress(ValueError, KeyError, TypeError, IndexError):
+        status, measured_s = _status(row)
+        arguments = _arguments(json.loads(row.parts))
+    used_at = files.used_at(row.artifact)
+    return Holding(
+        row.key, row.expression, arguments, row.device, status, measured_s, row.created_at, used_at, row.artifact_bytes
+    )
+
+
+def _status(row: Row) -> tuple[str, float | None]:
+    """Return the status of a row's kernel, and its seconds: the fastest candidate is the one that was kept."""
+    times: dict[str, list[float]] = {"measured": [], "doubtful": []}
+    checked = False
+    for _, _, _, status, measured_s, *_ in json.loads(row.candidates)["candidates"]:
+        checked = checked or status == "checked"
+        if status in times and measured_s is not None:
+            times[status].append(measured_s)
+    if not row.measured:
+        return ("doubtful", min(times["doubtful"])) if times["doubtful"] else ("predicted", None)
+    return ("checked", None) if checked else ("measured", min(times["measured"], default=None))
+
+
+def _arguments(parts: dict[str, Any]) -> str:
+    """Return shapes and dtypes of the inputs.
+
+    Examples
+    --------
+    >>> _arguments({"arguments": [[[[4, 8], "float32"], [[8], "float32"]], []]})
+    '4x8, 8 float32'
+    """
+    inputs = parts["arguments"][0]
+    dtypes = list(dict.fromkeys(d for _, d in inputs))
+    shapes = [("x".join(map(str, s)) or "scalar", d) for s, d in inputs]
+    if len(dtypes) == 1:
+        return f"{', '.join(s for s, _ in shapes)} {dtypes[0]}"
+    return ", ".join(f"{s} {d}" for s, d in shapes)
+
+
+def matching(rows: Sequence[Row], name: str) -> Row:
+    """Return the one row whose key begins with ``name``.
+
+    Raises
+    ------
+    ArtifactError
+        Where none does, or several do.
+    """
+    found = [r for r in rows if name and r.key.startswith(name.lower())]
+    if len(found) == 1:
+        return found[0]
+    remedy = "`roller cache list` shows the keys."
+    if not found:
+        raise ArtifactError(f"cache: expected the beginning of a kernel's key, got {shown(name)}. {remedy}")
+    several = ", ".join(r.key[:KEY_CHARACTERS] for r in found[:3])
+    raise ArtifactError(f"cache: expected one kernel, {len(found)} begin with '{name}' ({several}). {remedy}")
+
+
+def holdings(cache: KernelCache) -> list[Holding]:
+    """Return what a cache holds, what was used last first.
+
+    Raises
+    ------
+    ArtifactError
+        Where it cannot be read.
+    """
+    try:
+        found = [holding_of(r, cache.files) for r in cache.rows()]
+    except (OSError, sqlite3.Error) as err:
+        raise cache.refusal(err) from err
+    return sorted(found, key=lambda h: (-(h.used_at or 0.0), h.key))
+
+
+def drop(cache: KernelCache, name: str) -> Holding:
+    """Remove the one kernel whose key begins with ``name``; return what it was.
+
+    Raises
+    ------
+    ArtifactError
+        Where there is none, or several; or where the folder cannot be written.
+    """
+    try:
+        row = matching(cache.rows(), name)
+        found = holding_of(row, cache.files)
+        with cache.writing(alone=True):
+            cache.database.remove(row.key, row.checksum)
+            if row.artifact not in {r.artifact for r in cache.rows()}:
+                cache.files.remove(row.artifact)
+    except (OSError, sqlite3.Error) as err:
+        raise cache.refusal(err) from err
+    return found

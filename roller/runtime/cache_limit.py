@@ -1,0 +1,136 @@
+"""The size limit of the cache: what was used least recently goes first.
+
+A kernel was last used when its artifact file was last read: the time stamp of the file says so, which needs no write to
+the index, and survives whoever is killed. Rows go before the files they refer to, so that a process killed between
+the two leaves a file nobody refers to, which goes next time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from roller.errors import ArtifactError, RollerError, shown
+from roller.files import whole_file
+from roller.runtime.cache_database import Database
+from roller.runtime.cache_files import ObjectFiles
+
+#: Environment variable of the size limit, the file of a cache folder that holds one, and the limit of neither (bytes).
+VARIABLE, _FILE = "ROLLER_CACHE_SIZE", "limit"
+DEFAULT_BYTES = 4 << 30
+#: Share of the limit that is left when something had to go: trimming once serves many kernels.
+_LEFT = 0.9
+#: Share of the limit a process may store before it looks at all files again.
+_UNSEEN = 1 / 64
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?", re.IGNORECASE)
+#: Words for no limit.
+_UNLIMITED = ("none", "unlimited")
+#: Bytes this process has stored since it looked, by folder.
+_stored: dict[Path, float] = {}
+
+
+def is_due(folder: Path, files: ObjectFiles, limit_bytes: float, stored_bytes: int) -> bool:
+    """Whether a cache may be beyond its limit now that this process has stored so many bytes more.
+
+    Looking at thousands of files takes some ten milliseconds: the first time, and whenever enough has come.
+    """
+    unseen = _stored.get(folder, math.inf) + stored_bytes
+    _stored[folder] = unseen
+    if math.isinf(limit_bytes) or unseen < _UNSEEN * limit_bytes:
+        return False
+    _stored[folder] = 0.0
+    return sum(size for _, size in files.digests()) > limit_bytes
+
+
+def trim(database: Database, files: ObjectFiles, limit_bytes: float, keep: Iterable[str] = ()) -> tuple[int, int]:
+    """Remove the files that were used least recently until the others are within a limit, and the rows of them.
+
+    Parameters
+    ----------
+    database, files
+        The cache, held alone.
+    limit_bytes
+        What may be left; a tenth less is where something has to go.
+    keep
+        Digests that stay whatever their size: what was just stored.
+
+    Returns
+    -------
+    tuple of int
+        Files removed, and their bytes.
+    """
+    held = [(files.used_at(digest) or 0.0, digest, size) for digest, size in files.digests()]
+    total = sum(size for _, _, size in held)
+    if total <= limit_bytes:
+        return 0, 0
+    kept, victims, freed = set(keep), list[str](), 0
+    for _, digest, size in sorted(held):
+        if total - freed <= _LEFT * limit_bytes:
+            break
+        if digest not in kept:
+            victims.append(digest)
+            freed += size
+    database.forget(victims)
+    for digest in victims:
+        files.remove(digest)
+    return len(victims), freed
+
+
+def limit_of(folder: Path) -> tuple[float, str]:
+    """Return the size limit of a cache folder in bytes, infinite for none, and where it comes from.
+
+    ``ROLLER_CACHE_SIZE`` where it is set, else what ``roller cache limit`` left in the folder, else 4 GiB.
+
+    Raises
+    ------
+    RollerError
+        Where the variable holds no size.
+    """
+    text = os.environ.get(VARIABLE, "").strip()
+    if text:
+        return size_of(text, VARIABLE), VARIABLE
+    with contextlib.suppress(OSError, UnicodeDecodeError, RollerError):
+        return size_of((folder / _FILE).read_text(encoding="ascii").strip(), _FILE), "roller cache limit"
+    return float(DEFAULT_BYTES), "the default"
+
+
+def set_limit(folder: Path, limit_bytes: float) -> None:
+    """Keep a limit in a cache folder.
+
+    Raises
+    ------
+    ArtifactError
+        Where the folder cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with whole_file(folder / _FILE) as file:
+            file.write(("none" if math.isinf(limit_bytes) else str(int(limit_bytes))).encode())
+    except OSError as err:
+        raise ArtifactError(f"{folder}: cannot write the limit ({err.strerror}). Set {VARIABLE} instead.") from err
+
+
+def size_of(text: str, where: str) -> float:
+    """Return the bytes of a size a person writes; infinite for ``none``.
+
+    Raises
+    ------
+    RollerError
+        Where it is none.
+
+    Examples
+    --------
+    >>> size_of("500 MiB", "limit"), size_of("2G", "limit"), size_of("none", "limit")
+    (524288000.0, 2147483648.0, inf)
+    """
+    if text.lower() in _UNLIMITED:
+        return math.inf
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise RollerError(f"{where}: expected a size like 500M or 4GiB, or none, got {shown(text)}.")
+    return float(match[1]) * _UNITS[match[2].upper()]

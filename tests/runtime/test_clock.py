@@ -1,0 +1,221 @@
+"""The honest clock: disturbed windows do not count, what stays disturbed is doubtful, and the disturbance is named."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from roller.processor import processor_times, shares_cores
+from roller.runtime.clock import QUIET_SHARE, Load, Spell, SystemClock, TrustingClock, system_clock
+from roller.runtime.disturbance import Disturbance, look
+from roller.runtime.timing import PATIENCE_S, Contender, Patience, compare, measure
+from tests.runtime.fake_clock import FakeClock
+
+#: Two programs that never rest share both processors evenly; two others take bursts.
+SPINNING, BURSTS = {"period_s": 8e-3, "held_s": 4e-3}, {"period_s": 15e-3, "held_s": 5e-3}
+
+
+@pytest.mark.parametrize("seconds", [15e-6, 300e-6, 2e-3, 0.05])
+def test_a_quiet_machine_is_measured_exactly_and_without_patience(seconds):
+    clock = FakeClock()
+    timing = compare([Contender("a", clock.kernel(seconds), seconds)], budget_s=0.06, clock=clock)["a"]
+    assert timing.median_s == pytest.approx(seconds)
+    assert (timing.doubt, clock.rested) == ("", 0)
+    assert clock.at < 0.06 + 4 * seconds
+
+
+@pytest.mark.parametrize("pattern", [SPINNING, BURSTS])
+@pytest.mark.parametrize("seconds", [2e-6, 15e-6, 300e-6])
+def test_short_kernels_are_measured_between_disturbances(pattern, seconds):
+    clock = FakeClock(**pattern)
+    timing = compare([Contender("a", clock.kernel(seconds), seconds)], clock=clock)["a"]
+    assert timing.median_s == pytest.approx(seconds, rel=QUIET_SHARE)
+    assert timing.doubt == ""
+
+
+@pytest.mark.parametrize("pattern", [SPINNING, BURSTS])
+def test_a_kernel_longer_than_any_quiet_spell_is_doubtful_and_says_why(pattern):
+    clock = FakeClock(**pattern)
+    timing = compare([Contender("a", clock.kernel(0.1), 0.2, first_quiet=False)], clock=clock)["a"]
+    others = 2 * pattern["held_s"] / pattern["period_s"]
+    assert timing.doubt.startswith(f"other programs kept {others:.1f} of 2 processors")
+    assert " windows were quiet, expected at least " in timing.doubt
+    assert timing.least_s <= 0.1 + 1e-6 < timing.median_s
+
+
+def test_patience_is_bounded():
+    clock = FakeClock(**SPINNING)
+    contenders = [Contender(n, clock.kernel(0.03), 0.06, first_quiet=False) for n in "abcdefghij"]
+    out = compare(contenders, budget_s=0.06, clock=clock)
+    assert all(t.doubt for t in out.values())
+    # Looks and samples that are taken whatever the patience: a few runs of each.
+    assert PATIENCE_S / 2 < clock.at < PATIENCE_S + 10 * 6 * 0.06
+    patience = Patience(clock, 1.0)
+    assert patience.lasts()
+    clock.at += 0.6
+    patience.pause()
+    clock.at += 5.0
+    assert patience.lasts()
+    clock.at += 0.5
+    assert not patience.lasts()
+
+
+def test_a_first_run_that_was_disturbed_decides_nothing():
+    """A kernel of 15 us whose first run took 34 ms was timed by that run alone."""
+    clock = FakeClock()
+    out = compare([Contender("a", clock.kernel(15e-6), 0.034, first_quiet=False)], clock=clock)["a"]
+    assert out.median_s == pytest.approx(15e-6)
+    assert out.samples >= 5
+    # Neither does one in whose time a window was planned.
+    clock = FakeClock()
+    slow = [5e-3] + [0.0] * 9999
+    timing = measure(lambda: clock.spend(slow.pop(0) + 15e-6), clock=clock, warm_up=1)
+    assert timing.median_s == pytest.approx(15e-6)
+    assert timing.calls > 5
+
+
+def test_nobody_loses_by_a_disturbance_and_a_sure_loser_is_no_doubt():
+    clock = FakeClock(**SPINNING)
+    seconds = {"first": 3e-3, "better": 2.6e-3, "worse": 0.1}
+    contenders = [Contender(n, clock.kernel(s), 3 * s, first_quiet=False) for n, s in seconds.items()]
+    out = compare(contenders, clock=clock)
+    assert not out["better"].doubt and out["better"].complete
+    assert out["better"].median_s == pytest.approx(2.6e-3, rel=0.1)
+    assert out["better"].median_s < out["first"].median_s
+    assert not out["worse"].complete
+    assert out["worse"].doubt == "", "without what others took from it, it is thirty times slower"
+
+
+def test_windows_that_disagree_are_taken_again_and_doubted():
+    clock = FakeClock(0.4, 0.0)
+    pace = [1.0]
+
+    def run() -> None:
+        pace[0] *= 1.05  # a processor that gets hotter and slower
+        clock.spend(1e-3 * pace[0])
+
+    timing = compare([Contender("a", run, 1e-3)], clock=clock)["a"]
+    assert "something the system does not count while it was timed: repeated windows differ by" in timing.doubt
+
+
+def test_a_disturbance_nobody_counts_is_left_out_where_windows_agree_without_it():
+    clock = FakeClock(period_s=0.11, held_s=0.045, counted=False)
+    timing = compare([Contender("a", clock.kernel(1e-3), 1e-3)], budget_s=0.6, clock=clock)["a"]
+    assert timing.doubt == ""
+    assert timing.median_s == pytest.approx(1e-3, rel=0.05)
+
+
+@pytest.mark.parametrize(("threads", "shared", "doubtful"), [(1, True, True), (2, True, False), (1, False, False)])
+def test_others_on_the_other_half_of_a_core_are_doubted(threads, shared, doubtful):
+    """They never take the kernel's processor, so no window of it is disturbed."""
+    clock = FakeClock(others=1.0, shared_cores=shared)
+    timing = compare([Contender("a", clock.kernel(1e-3), 1e-3, threads)], clock=clock)["a"]
+    assert bool(timing.doubt) is doubtful
+    if doubtful:
+        assert timing.doubt == (
+            "other programs kept 1.0 of 2 processors busy while it was timed, which may be other halves of its cores"
+        )
+
+
+def test_a_hypervisor_that_takes_much_makes_long_kernels_doubtful():
+    for seconds, doubtful in ((0.2, True), (1e-4, False)):
+        clock = FakeClock(stolen=0.2)
+        timing = compare([Contender("a", clock.kernel(seconds), seconds)], clock=clock)["a"]
+        assert bool(timing.doubt) is doubtful
+        assert not doubtful or timing.doubt == "the hypervisor took 20 % of the processors' time while it was timed"
+
+
+def test_a_trusting_clock_doubts_nothing(monkeypatch):
+    monkeypatch.setenv("ROLLER_TRUST_CLOCK", "1")
+    assert isinstance(system_clock(), TrustingClock)
+    clock = FakeClock(**SPINNING)
+    clock.trusting, clock.counted = True, False
+    assert compare([Contender("a", clock.kernel(0.1), 0.2)], clock=clock)["a"].doubt == ""
+    for text in ("", "0"):
+        monkeypatch.setenv("ROLLER_TRUST_CLOCK", text)
+        assert not isinstance(system_clock(), TrustingClock)
+
+
+def write(root: Path, path: str, text: str) -> None:
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
+    (root / path).write_text(text)
+
+
+def test_what_threads_waited_for_is_lost(tmp_path):
+    clock = SystemClock(lambda: [7, 8, 99], tmp_path)
+    for thread, waited in ((7, 0), (8, 5_000_000)):
+        write(tmp_path, f"proc/self/task/{thread}/schedstat", f"1000 {waited} 3\n")
+    clock.attend()
+    clock.begin()
+    assert clock.end().lost_s < 0.5
+    clock.begin()
+    write(tmp_path, "proc/self/task/7/schedstat", "1000 2000000000 3\n")
+    write(tmp_path, "proc/self/task/8/schedstat", "1000 5000000 3\n")
+    assert clock.end().lost_s == pytest.approx(2.0)
+    clock.release()
+    assert not clock._stats
+
+
+def test_a_wait_of_the_caller_is_lost_and_running_is_not():
+    with_threads = SystemClock(list)
+    with_threads.begin()
+    with_threads.rest(0.01)
+    found = with_threads.end()
+    assert found.wall_s >= 0.01
+    assert found.lost_s > 0.5 * found.wall_s
+    assert not found.quiet
+    assert Spell(1.0, QUIET_SHARE).quiet and not Spell(1.0, 2 * QUIET_SHARE).quiet
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="only Linux tells of threads")
+def test_the_threads_of_this_process_are_found_and_let_go():
+    clock = SystemClock(lambda: None)
+    clock.attend()
+    count = len(clock._stats)
+    clock.attend()
+    assert len(clock._stats) >= 1 or not os.path.exists("/proc/self/schedstat")
+    assert abs(len(clock._stats) - count) <= count, "opened once each"
+    clock.release()
+
+
+STAT = "cpu  9 9 9 9 9 9 9 9 0 0\ncpu0 100 10 20 500 5 1 2 30 0 0\ncpu1 200 0 40 300 0 0 0 10 0 0\nintr 5\n"
+
+
+def test_what_the_processors_did_is_read_from_the_system(tmp_path):
+    assert processor_times([0, 1], tmp_path) is None
+    write(tmp_path, "proc/stat", STAT)
+    ticks = os.sysconf("SC_CLK_TCK")
+    assert processor_times([0], tmp_path) == (133 / ticks, 30 / ticks)
+    assert processor_times([0, 1], tmp_path) == (373 / ticks, 40 / ticks)
+    write(tmp_path, "proc/stat", "cpu0 nonsense\n")
+    assert processor_times([0], tmp_path) is None
+
+
+def test_halves_of_cores_are_known_or_suspected(tmp_path):
+    assert not shares_cores([0, 1], tmp_path / "nothing")
+    write(tmp_path, "proc/cpuinfo", "processor\t: 0\nflags\t\t: fpu hypervisor\n")
+    assert shares_cores([0, 1], tmp_path), "a hypervisor may not tell"
+    assert not shares_cores([0], tmp_path)
+    other = tmp_path / "other"
+    write(other, "sys/devices/system/cpu/cpu0/topology/thread_siblings_list", "0-1\n")
+    assert shares_cores([0], other)
+
+
+def loads(**after):
+    return Load(0.0, processors=4, known=True), Load(2.0, processors=4, known=True, **after)
+
+
+def test_the_disturbance_is_named_the_strongest_first():
+    assert str(Disturbance.between(*loads(own_s=2.0, busy_s=2.02))) == ""
+    found = Disturbance.between(*loads(own_s=2.0, busy_s=5.0, stolen_s=0.8, throttled=3))
+    assert found.others == pytest.approx(1.5) and found.stolen == pytest.approx(0.1)
+    assert str(found) == (
+        "other programs kept 1.5 of 4 processors busy, and the hypervisor took 10 % of the processors' time, "
+        "and the control group used up its quota of processor time and was stopped"
+    )
+    assert str(Disturbance.between(Load(0.0), Load(2.0, busy_s=9.0))) == "", "a system that tells nothing"
+    assert look(FakeClock(others=1.2), 0.5).others == pytest.approx(1.2)
+    assert math.isfinite(look(SystemClock(), 0.01).others)
