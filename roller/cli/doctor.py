@@ -9,9 +9,13 @@ from rich import box
 from rich.table import Table
 
 from roller.cli.common import DeviceOption, JsonOption, SetOption, console, device_of, print_json
+from roller.errors import counted
+from roller.hardware.detect import is_this_machine
 from roller.report.doctor import diagnose
 from roller.report.evidence import evidence_of
 from roller.runtime.cache import KernelCache
+from roller.runtime.clock import SystemClock
+from roller.runtime.disturbance import look
 
 OutdatedOption = Annotated[
     bool, typer.Option("--outdated", help="Also take kernels that other versions of roller built.")
@@ -31,13 +35,20 @@ def doctor_command(
     spec = device_of(device, settings)
     evidence = evidence_of(KernelCache(), spec.name, outdated=outdated)
     found = diagnose(evidence.observations, spec)
+    now = str(look(SystemClock())) if is_this_machine(spec) else ""
     if as_json:
-        print_json({**found.to_dict(), "outdated_kernels": 0 if outdated else evidence.outdated})
+        doubtful = [{"disturbance": why, "times": count} for why, count in evidence.doubtful]
+        more = {"outdated_kernels": 0 if outdated else evidence.outdated, "doubtful": doubtful, "now": now or None}
+        print_json({**found.to_dict(), **more})
         return
     screen = console()
     screen.print(f"{spec.name}: {found.records} measured programs of {found.operators} operators", soft_wrap=True)
     if evidence.outdated:
         screen.print(f"left out: {evidence.outdated} kernels that other sources of roller built (--outdated)")
+    for why, count in evidence.doubtful:
+        screen.print(f"left out: {counted(count, 'doubtful time')}: {why or 'disturbed'}", soft_wrap=True)
+    if now:
+        screen.print(f"now: {now}; what is timed now is doubtful", soft_wrap=True)
     if found.tried:
         screen.print(f"measured over predicted: {found.bias:.3f} in the median; {found.residual:.1%} off in the mean")
         table = Table(title="Fields, by what changing each leaves unexplained", box=box.SIMPLE, title_justify="left")

@@ -33,6 +33,8 @@ APART = 2.0
 LARGE, EVIDENCE, DEPENDENT = 0.04, 6, 3
 #: Elasticity from which on a record is evidence for a field.
 MATTERS = 0.2
+#: Factor beyond which no number of a spec is believed to be wrong: such times were disturbed, or are of something else.
+PLAUSIBLE = 4.0
 #: Rounds of fitting with prices at the fitted value; fields that get them.
 _ROUNDS, _FITTED = 3, 4
 #: Change of the logarithm of a field beyond which nothing is believed.
@@ -205,6 +207,7 @@ def diagnose(observations: Sequence[Observation], spec: DeviceSpec) -> Diagnosis
     fits = _fits(data, spec, r)
     tried = tuple(_explanation(f, data) for f in fits[:5])
     finding, reason = _verdict(fits, before, tried, r)
+    tried = tuple(e for e in tried if _is_plausible(e))
     return Diagnosis(
         spec.name, count, operators, math.exp(float(np.median(r))), float(before.mean()), finding, reason, tried
     )
@@ -287,6 +290,8 @@ def _verdict(
 ) -> tuple[Explanation | None, str]:
     """Return the field to name, or why there is none."""
     if fits and abs(tried[0].too_high) >= LARGE and _explains(fits[0], before):
+        if not _is_plausible(tried[0]):
+            return None, _beyond_belief(r)
         rivals = [f.step.field for f in fits[1:] if _rivals(fits[0], f, before)]
         if not rivals:
             return tried[0], ""
@@ -298,7 +303,10 @@ def _verdict(
     typical = float(np.median(np.abs(r)))
     if typical < AGREES:
         return None, f"nothing to explain: predictions are within {typical:.1%} in the median."
+    if float(np.median(r)) > math.log(PLAUSIBLE):
+        return None, _beyond_belief(r)
     best = f"none matters to {EVIDENCE} records"
+    tried = [e for e in tried if _is_plausible(e)]
     if tried:
         n = tried[0].operators
         few = f", but only {n} operators depend on it" if n < DEPENDENT else ""
@@ -307,6 +315,19 @@ def _verdict(
         f"cannot tell: measured times are {math.expm1(float(np.median(r))):+.0%} off in the median and "
         f"{before.mean():.0%} around predictions, and no field explains that; {best}."
     )
+
+
+def _beyond_belief(r: Floats) -> str:
+    """Return what is said of times that no wrong number explains."""
+    return (
+        f"cannot tell: measured times are {math.exp(float(np.median(r))):.3g} times the predicted ones in the median, "
+        f"and no number of the spec within a factor of {PLAUSIBLE:g} explains that. They look disturbed, or measured "
+        "on another device: measure again on a quiet machine (roller compile --remeasure)."
+    )
+
+
+def _is_plausible(e: Explanation) -> bool:
+    return 1 / PLAUSIBLE <= e.value / e.fitted <= PLAUSIBLE
 
 
 def _explains(fit: _Fit, before: Floats) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from roller.errors import ArtifactError
@@ -13,6 +15,8 @@ from roller.runtime.cache import KernelCache
 from roller.runtime.cache_entry import candidates_of
 from roller.runtime.cache_key import code_digest
 from roller.tile.program import RProgram
+
+_NUMBER = re.compile(r"\d+(\.\d+)?")
 
 
 @dataclass(frozen=True)
@@ -25,16 +29,19 @@ class Evidence:
         Measured programs, the oldest kernels first.
     outdated
         Kernels that other sources of roller built, which are left out: their templates ran another way.
+    doubtful
+        Times that are left out because others disturbed them, by what they say of it, the most frequent first.
     """
 
     observations: tuple[Observation, ...]
     outdated: int
+    doubtful: tuple[tuple[str, int], ...] = ()
 
 
 def evidence_of(cache: KernelCache, device: str, *, outdated: bool = False) -> Evidence:
     """Return the measured candidates of all kernels that were compiled for a device.
 
-    Candidates that were dropped after a single run, and kernels for a share of the device, are left out.
+    Candidates that were dropped after a single run, doubtful ones, and kernels for a share of the device are left out.
 
     Parameters
     ----------
@@ -47,7 +54,7 @@ def evidence_of(cache: KernelCache, device: str, *, outdated: bool = False) -> E
     """
     found: list[Observation] = []
     forms: dict[str, TensorExpr] = {}
-    skipped = 0
+    skipped, doubts = 0, list[str]()
     for row in cache.rows():
         if row.device != device:
             continue
@@ -61,13 +68,22 @@ def evidence_of(cache: KernelCache, device: str, *, outdated: bool = False) -> E
             candidates = candidates_of(row.candidates, row.expression)
         except ArtifactError:  # whoever asks for the kernel is told
             continue
+        doubts += [(c.reason or "").partition(" while ")[0] for c in candidates if c.status == "doubtful"]
         operator = f"{parts.get('expression')}/{parts.get('arguments')}"
         found += [
             Observation(operator, _shared(c.program, forms), c.measured_s)
             for c in candidates
             if c.status == "measured" and c.measured_s
         ]
-    return Evidence(tuple(found), skipped)
+    return Evidence(tuple(found), skipped, _grouped(doubts))
+
+
+def _grouped(doubts: Sequence[str]) -> tuple[tuple[str, int], ...]:
+    """Return texts that differ in nothing but numbers once, with how many there are; the most frequent first."""
+    alike: dict[str, list[str]] = {}
+    for text in doubts:
+        alike.setdefault(_NUMBER.sub("", text), []).append(text)
+    return tuple(sorted(((texts[0], len(texts)) for texts in alike.values()), key=lambda g: (-g[1], g[0])))
 
 
 def _shared(program: RProgram, forms: dict[str, TensorExpr]) -> RProgram:
