@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from roller.arguments import target_of
+from roller.cli.first_use import tell_unprobed
 from roller.errors import ArtifactError, ExprError, SpecError, TileError, shown
 from roller.expr import OFFSET_ELEMENTS, TensorExpr
 from roller.files import try_folder
@@ -90,7 +91,9 @@ def device_of(name: str, settings: Sequence[str] | None) -> DeviceSpec:
             raise SpecError(f"--set: expected FIELD=NUMBER, {problem}. Write for example --set units=40.") from None
     if is_reachable(name):
         return target_of(name)[0].with_overrides(overrides)
-    return load_spec(name, overrides)
+    spec = load_spec(name, overrides)
+    tell_unprobed(name, spec)
+    return spec
 
 
 def tiles_of(settings: Sequence[str] | None) -> dict[str, dict[str, int] | tuple[int, ...]]:

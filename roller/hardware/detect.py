@@ -48,6 +48,10 @@ _X86 = ("x86_64", "amd64")
 #: DRAM bandwidth one core adds and what a socket is assumed to stop at; nothing the system reports says either.
 _DRAM_PER_CORE_BYTES_PER_S = 2.0e10
 _DRAM_TOTAL_BYTES_PER_S = 2.0e11
+#: Errors of predicted seconds (not of ratios, which rates of all candidates alike do not change), and what is expected
+#: of them where rates are assumed: a factor of two.
+_SECONDS_ERRORS = tuple(f"accuracy.{n}_error" for n in ("prediction", "compute", "memory", "overhead"))
+UNPROBED_ERROR = 0.7
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,7 @@ def detect_cpu(root: Path | None = None, machine: str | None = None) -> DeviceSp
     'cpu'
     """
     found = _detect(root or Path("/"), (machine or platform.machine()).lower(), _affinity())
-    return found if root is not None else with_profile(found)
+    return assumed(found) if root is not None else with_profile(found)
 
 
 def detect_unprobed() -> DeviceSpec:
@@ -117,17 +121,31 @@ def _here() -> str:
     return detect_unprobed().machine
 
 
+def is_probed(spec: DeviceSpec) -> bool:
+    """Whether a detected machine has a profile that ``roller probe cpu`` measured."""
+    return profile_path(spec.machine).is_file()
+
+
+def assumed(detected: DeviceSpec) -> DeviceSpec:
+    """Return a machine nobody probed, with predictions that are as uncertain as its rates.
+
+    The errors of its profile were validated on a machine whose rates had been measured.
+    """
+    fields = {p: UNPROBED_ERROR for p in detected.values() if p in _SECONDS_ERRORS}
+    return detected.with_overrides(fields, "assumed")
+
+
 def with_profile(detected: DeviceSpec) -> DeviceSpec:
     """Return a detected machine with the measured values of its probed profile, where there is one."""
     path = profile_path(detected.machine)
     if not path.is_file():
-        return detected
+        return assumed(detected)
     try:
         profile = read_spec(str(path))
     except SpecError as err:
         raise SpecError(f"{err} It is what `roller probe cpu` wrote: run it again, or delete the file.") from err
     if profile.machine != detected.machine:
-        return detected
+        return assumed(detected)
     return _overlaid(detected, profile)
 
 

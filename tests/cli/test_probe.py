@@ -59,7 +59,9 @@ def test_the_profile_of_this_machine_lies_on_top_of_detection(run):
     after = load_spec("cpu")
     assert {p: after.values()[p] for p in FOUND} == {p: m.value for p, m in FOUND.items()}
     assert {after.sources[p] for p in FOUND} == {"measured"}
-    others = set(before.values()) - set(FOUND)
+    error = "accuracy.prediction_error"
+    assert after.values()[error] < before.values()[error], "the error of the profile is that of probed machines"
+    others = set(before.values()) - set(FOUND) - {error}
     assert {p: after.values()[p] for p in others} == {p: before.values()[p] for p in others}
     assert after.name == "cpu"
     assert after.description.endswith("probed")

@@ -1,0 +1,38 @@
+"""What is said once per machine: that its rates are assumed until it is probed."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+
+import typer
+
+from roller.hardware import THIS_MACHINE, DeviceSpec
+from roller.hardware.detect import is_probed
+from roller.hardware.machine import profile_path
+
+
+def tell_unprobed(name: str, spec: DeviceSpec) -> None:
+    """Say on standard error, once per machine, how to have this processor's rates measured.
+
+    Parameters
+    ----------
+    name
+        The device as it was asked for.
+    spec
+        What was found for it.
+    """
+    if name != THIS_MACHINE or not spec.machine or is_probed(spec):
+        return
+    told = profile_path(spec.machine).with_suffix(".told")
+    if told.exists():
+        return
+    factor = math.exp(spec.accuracy.prediction_error or 0.0)
+    typer.echo(
+        f"roller: note: the rates of this processor are assumed: predictions may be off by a factor of {factor:.1f}. "
+        "Run `roller probe cpu` (about 50 s) to have them measured. This is said once.",
+        err=True,
+    )
+    with contextlib.suppress(OSError):  # where nothing can be written it is said again
+        told.parent.mkdir(parents=True, exist_ok=True)
+        told.touch()
