@@ -23,6 +23,7 @@ from roller.hardware.machine import profile_path
 from roller.hardware.spec import settable
 from roller.probing import Probe, probes, save, spec_text, with_measured
 from roller.probing.run import QUICK_ROUNDS, ROUNDS, Report, run_probes
+from roller.runtime.clock import SystemClock
 from roller.runtime.devices import is_reachable
 
 DeviceArgument = Annotated[
@@ -128,7 +129,7 @@ def _measure(base: DeviceSpec, rounds: int) -> Report:
         def progress(name: str) -> None:
             bar.update(task, advance=1, description=name)
 
-        return run_probes(chosen, session, base, rounds, progress)
+        return run_probes(chosen, session, base, rounds, progress, SystemClock().load)
 
 
 def _show(screen: Console, base: DeviceSpec, report: Report, path: Path | None) -> None:

@@ -12,6 +12,8 @@ from roller.hardware import DeviceSpec
 from roller.hardware.spec import settable
 from roller.probing.measured import Measured, agreed, split_by_spread
 from roller.probing.probe import Finding, Probe
+from roller.runtime.clock import Load
+from roller.runtime.disturbance import Disturbance
 
 #: Rounds of a careful and of a quick run.
 ROUNDS, QUICK_ROUNDS = 7, 1
@@ -21,6 +23,8 @@ LIMIT_S = 50.0
 _TIMES, _RATES = ("_s",), ("_per_s", "clock_hz", "_flops_per_s", "schedulers_per_unit")
 #: Differences of two times, which a disturbance of the shorter one lowers.
 _DIFFERENCES = ("execution.barrier_s", "execution.fork_s", "memory_layers.l1.tlb_miss_s")
+#: How what is said of a disturbed probe begins, and whose remark it is that all of them were.
+_OTHERS, _MACHINE = "disturbed: ", "this machine"
 
 
 def _better(path: str) -> int:
@@ -36,6 +40,14 @@ def _better(path: str) -> int:
     if path.endswith(_RATES) or path.startswith("compute.") or path.endswith("_per_cycle"):
         return 1
     return -1 if path.endswith(_TIMES) else 0
+
+
+def _disturbed(before: Load | None, load: Callable[[], Load] | None) -> str:
+    """Say what others did on the processors since; empty where they did nothing, or nobody looked."""
+    if before is None or load is None:
+        return ""
+    found = str(Disturbance.between(before, load()))
+    return f"{_OTHERS}{found} while this was measured. Repeat on a quieter machine." if found else ""
 
 
 @dataclass(frozen=True)
@@ -72,6 +84,7 @@ def run_probes(
     spec: DeviceSpec,
     rounds: int = ROUNDS,
     progress: Callable[[str], None] = lambda name: None,
+    load: Callable[[], Load] | None = None,
 ) -> Report:
     """Run every probe once per round and keep what the rounds agree on.
 
@@ -87,6 +100,9 @@ def run_probes(
         How often each probe runs; the rounds lie seconds apart.
     progress
         Called with the name of each probe before it runs.
+    load
+        What the processors of this machine did so far, where that is what is probed: a probe that others disturbed says
+        so, and does not blame the unit or the compiler.
 
     Returns
     -------
@@ -99,25 +115,32 @@ def run_probes(
     failed: dict[str, str] = {}
     remarks: dict[str, tuple[str, ...]] = {}
     done = 0
+    first = load() if load is not None else None
     while done < rounds and (time.perf_counter() - start) * (done + 1) <= LIMIT_S * max(done, 1):
         done += 1
         for probe in probes:
             progress(probe.name)
+            before = load() if load is not None else None
             try:
                 finding: Finding = probe.run(session)
             except (RollerError, ValueError) as err:
                 failed[probe.name] = str(err)
                 continue
+            disturbed = _disturbed(before, load)
             remarks[probe.name] = finding.remarks
             for path, m in finding.values.items():
                 if path in finding.doubts:
-                    doubted.setdefault(path, []).append(finding.doubts[path])
+                    doubted.setdefault(path, []).append(disturbed or finding.doubts[path])
                 else:
                     seen.setdefault(path, []).append(m)
     known = settable(spec)
     settled = {p: agreed(ms, _better(p)) for p, ms in seen.items() if 2 * len(ms) > done}
     fine, refused = split_by_spread(settled)
     refused |= {p: reasons[-1] for p, reasons in doubted.items() if p not in fine}
+    throughout = _disturbed(first, load)
+    if throughout:
+        refused = {p: why if why.startswith(_OTHERS) else f"{throughout} {why}" for p, why in refused.items()}
+        remarks = {_MACHINE: (f"{throughout} What was refused says nothing of the device.",), **remarks}
     return Report(
         {p: m for p, m in fine.items() if p in known},
         {p: m for p, m in fine.items() if p not in known},
