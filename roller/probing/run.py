@@ -47,7 +47,7 @@ def _disturbed(before: Load | None, load: Callable[[], Load] | None) -> str:
     if before is None or load is None:
         return ""
     found = str(Disturbance.between(before, load()))
-    return f"{_OTHERS}{found} while this was measured. Repeat on a quieter machine." if found else ""
+    return f"{_OTHERS}{found} while this was measured" if found else ""
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,9 @@ def run_probes(
             remarks[probe.name] = finding.remarks
             for path, m in finding.values.items():
                 if path in finding.doubts:
-                    doubted.setdefault(path, []).append(disturbed or finding.doubts[path])
+                    doubted.setdefault(path, []).append(
+                        f"{disturbed}. Repeat on a quieter machine." if disturbed else finding.doubts[path]
+                    )
                 else:
                     seen.setdefault(path, []).append(m)
     known = settable(spec)
@@ -139,8 +141,8 @@ def run_probes(
     refused |= {p: reasons[-1] for p, reasons in doubted.items() if p not in fine}
     throughout = _disturbed(first, load)
     if throughout:
-        refused = {p: why if why.startswith(_OTHERS) else f"{throughout} {why}" for p, why in refused.items()}
-        remarks = {_MACHINE: (f"{throughout} What was refused says nothing of the device.",), **remarks}
+        refused = {p: why if why.startswith(_OTHERS) else f"{throughout}: {why}" for p, why in refused.items()}
+        remarks = {_MACHINE: (f"{throughout}: what was refused says nothing of the device.",), **remarks}
     return Report(
         {p: m for p, m in fine.items() if p in known},
         {p: m for p, m in fine.items() if p not in known},

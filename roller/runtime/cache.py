@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from roller.artifact import KernelArtifact
-from roller.errors import ArtifactError, RollerWarning
+from roller.errors import ArtifactError, RollerError, RollerWarning
 from roller.runtime.cache_database import Database, Row, is_damage
 from roller.runtime.cache_entry import (
     CachedCandidate,
@@ -167,7 +167,7 @@ class KernelCache:
             with self.writing():
                 row = self.make_row(key, entry)
                 self.put([row], measurements)
-            if is_due(self.folder, self.files, limit_of(self.folder)[0], row.artifact_bytes):
+            if is_due(self.folder, self.files, self._limit_bytes(), row.artifact_bytes):
                 self.trim(keep=[row.artifact])
         except (OSError, sqlite3.Error) as err:
             self._unusable(err)
@@ -348,6 +348,16 @@ class KernelCache:
                 self._warn(f"{self.database.path}: the index of the cache was damaged ({err}). It was moved to "
                            f"{moved.name}; kernels are compiled again as they are asked for.")  # fmt: skip
             return operation()
+
+    def _limit_bytes(self) -> float:
+        """Return the size limit; one that nobody can read is reported once, and limits nothing."""
+        try:
+            return limit_of(self.folder)[0]
+        except RollerError as err:
+            if str(err) not in _reported:
+                _reported.add(str(err))
+                self._warn(str(err))
+            return math.inf
 
     def _unusable(self, err: Exception) -> None:
         if str(self.folder) not in _reported:

@@ -10,6 +10,7 @@ from roller.errors import LaunchError
 from roller.hardware import load_spec
 from roller.probing import Finding, Measured, Probe, agreed
 from roller.probing.run import run_probes
+from tests.runtime.fake_clock import FakeClock
 
 SPEC = load_spec("cpu-avx512")
 
@@ -107,3 +108,30 @@ def test_a_slow_machine_gets_fewer_rounds(monkeypatch):
 def test_one_round_is_taken_as_it_is():
     assert agreed([Measured(2.0, 0.05, 7)], better=1) == Measured(2.0, 0.05, 7)
     assert agreed([Measured(2.0, 0.05, 7)]) == Measured(2.0, 0.05, 7)
+
+
+def test_a_probe_that_others_disturbed_names_them_and_not_the_unit():
+    """A proof that fails on a busy machine says nothing of the compiler or of the unit."""
+    clock = FakeClock(others=1.9)
+    blame = "as slow as one lane: the compiler did not vectorise the loop. Update it."
+
+    def doubted(session):
+        clock.spend(1.0)
+        return Finding({"compute.ops_per_cycle_per_unit.special": Measured(0.5, 0.01, 20)}, doubts={
+            "compute.ops_per_cycle_per_unit.special": blame})  # fmt: skip
+
+    def noisy(session):
+        clock.spend(1.0)
+        return Finding({"clock_hz": Measured(3e9, 0.4, 20)})
+
+    probes = [probe("d", doubted, "compute.ops_per_cycle_per_unit.special"), probe("n", noisy, "clock_hz")]
+    report = run_probes(probes, None, SPEC, rounds=1, load=clock.load)
+    named = "disturbed: other programs kept 1.9 of 2 processors busy while this was measured"
+    assert report.refused == {
+        "compute.ops_per_cycle_per_unit.special": f"{named}. Repeat on a quieter machine.",
+        "clock_hz": f"{named}: spread 40 % of 20 windows, at most 15 % may be written. Repeat on a quieter machine.",
+    }
+    assert report.remarks == (f"this machine: {named}: what was refused says nothing of the device.",)
+    quiet = run_probes(probes, None, SPEC, rounds=1, load=FakeClock(others=0.0).load)
+    assert quiet.refused["compute.ops_per_cycle_per_unit.special"] == blame
+    assert quiet.remarks == ()

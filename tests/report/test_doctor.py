@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,9 +12,10 @@ import roller
 from roller import ops
 from roller.hardware import load_spec
 from roller.perf.sensitivity import log_prices
-from roller.report.doctor import OPERATORS, RECORDS, Observation, diagnose
+from roller.report.doctor import OPERATORS, PLAUSIBLE, RECORDS, Observation, diagnose
 from roller.report.evidence import evidence_of
 from roller.runtime.cache import KernelCache
+from tests.runtime.cache_entries import make_entry, make_key
 
 COMPUTE = [
     ops.matmul(1024, 1024, 1024), ops.matmul(512, 512, 1024), ops.matmul(2048, 1024, 512), ops.matmul(768, 768, 768),
@@ -109,6 +111,36 @@ def test_too_few_records_tell_nothing():
         assert found.finding is None and not found.tried
         assert f"expected at least {RECORDS} measured programs of {OPERATORS} operators" in found.reason
     assert json.loads(json.dumps(diagnose(few, spec).to_dict()))["records"] == len(few)
+
+
+def test_times_that_no_number_explains_are_called_disturbed():
+    """A busy machine's times were explained by vectors of 879 lanes."""
+    observations, spec = measured("cpu-avx512", {}, noise=0.01)
+    busy = [Observation(o.operator, o.program, o.measured_s * 300) for o in observations]
+    found = diagnose(busy, spec)
+    assert found.finding is None
+    assert "They look disturbed, or measured on another device" in found.reason
+    assert "roller compile --remeasure" in found.reason
+    assert all(1 / PLAUSIBLE <= e.value / e.fitted <= PLAUSIBLE for e in found.tried)
+
+
+def test_a_field_that_would_have_to_be_wildly_wrong_is_not_named():
+    found = diagnose(*measured("v100", {"memory_layers.global.bandwidth_bytes_per_s": 40.0}))
+    assert found.finding is None
+    assert "They look disturbed" in found.reason
+
+
+def test_doubtful_times_are_no_evidence_and_say_what_disturbed_them():
+    cache, why = KernelCache(), "other programs kept {} of 2 processors busy while it was timed: 1 of 9 windows were"
+    for n, others in ((64, "1.9"), (65, "1.7"), (66, "")):
+        expr = ops.elementwise("relu", (n,))
+        entry = make_entry(expr, measured_s=1e-3)
+        first, *rest = entry.candidates
+        doubted = replace(first, status="doubtful", reason=why.format(others)) if others else first
+        cache.store(make_key(expr), replace(entry, candidates=(doubted, *rest)))
+    found = evidence_of(cache, "v100", outdated=True)
+    assert [o.program.axes[0].extent for o in found.observations] == [66]
+    assert found.doubtful == (("other programs kept 1.9 of 2 processors busy", 2),)
 
 
 def test_evidence_is_what_the_cache_measured_here():
