@@ -160,7 +160,7 @@ def case_of(
     offs = {c.id: abs(c.measured_s / quiet[c.id] - 1) for c in kernel.candidates
             if c.status == "measured" and c.measured_s is not None and c.id in quiet}  # fmt: skip
     ranked = {c.id: c.measured_s for c in kernel.candidates if c.measured_s is not None and c.id in quiet}
-    refused = bool(kernel.doubt) or len(ranked) < 2
+    refused = bool(kernel.ranking_refused) or len(ranked) < 2
     rank = None if refused else correlation([quiet[i] for i in ranked], list(ranked.values()))
     both = [i for i in quiet if i in again]
     off = abs((chosen.measured_s or float("nan")) / quiet[chosen.id] - 1)

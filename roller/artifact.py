@@ -32,6 +32,8 @@ ROLES = ("input", "output", "workspace", "panel")
 
 #: Where ``build`` says why the measured time is doubtful; absent where it was measured undisturbed.
 DOUBT = "doubt"
+#: Where ``build`` says why the candidates, whose times are right, could not be ranked; absent where they were.
+TIED = "tied"
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,11 @@ class KernelArtifact:
     def doubt(self) -> str:
         """Why the measured time may be wrong, and the choice with it; empty where nothing disturbed it."""
         return str(self.build.get(DOUBT, ""))
+
+    @property
+    def tied(self) -> str:
+        """Why the candidates could not be ranked by their times, which are right; empty where they were."""
+        return str(self.build.get(TIED, ""))
 
     @property
     def inputs(self) -> tuple[Argument, ...]:

@@ -87,6 +87,11 @@ class CompiledKernel:
         """Why the measured time, and the choice, may be wrong; empty where nothing disturbed the timing."""
         return self.artifact.doubt
 
+    @property
+    def ranking_refused(self) -> str:
+        """Why the order of the candidates' times tells nothing: they are doubtful, or too close for a busy machine."""
+        return self.artifact.doubt or self.artifact.tied
+
     def holding(self, constants: tuple[Constant, ...]) -> CompiledKernel:
         """Return the kernel with the values of its constant inputs; one kernel serves any."""
         if not constants:

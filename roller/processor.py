@@ -158,12 +158,13 @@ def processor_times(processors: Iterable[int], root: Path = Path("/")) -> tuple[
         return None
 
 
-def shares_cores(processors: Iterable[int], root: Path = Path("/")) -> bool:
+@functools.cache
+def shares_cores(processors: tuple[int, ...], root: Path = Path("/")) -> bool:
     """Whether two processors may be one core: their siblings say so, or a hypervisor may not tell.
 
     Examples
     --------
-    >>> shares_cores([0], Path("/no/such/folder"))
+    >>> shares_cores((0,), Path("/no/such/folder"))
     False
     """
     folder = root / "sys/devices/system/cpu"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from roller.artifact import DOUBT, KernelArtifact
+from roller.artifact import DOUBT, TIED, KernelArtifact
 from roller.compiled import CompiledKernel
 from roller.errors import BuildError, NoCandidateError
 from roller.expr import TensorExpr
@@ -93,7 +93,7 @@ def fastest(shop: Workshop, candidates: Sequence[Candidate]) -> CompiledKernel:
     if not timed:
         raise none_survived(shop.expression, shop.spec, outcome)
     best, doubt = _best(timed)
-    return CompiledKernel(finished(artifacts[best.id], best, doubt), outcome)
+    return CompiledKernel(finished(artifacts[best.id], best, doubt, records[best.id].tied), outcome)
 
 
 def _best(timed: Sequence[Candidate]) -> tuple[Candidate, str]:
@@ -233,11 +233,16 @@ def try_all(
     return records, artifacts
 
 
-def finished(artifact: KernelArtifact, candidate: Candidate, doubt: str = "") -> KernelArtifact:
-    """Return the artifact with what was predicted and measured of its candidate, and why that may be wrong."""
-    build = {k: v for k, v in artifact.build.items() if k != DOUBT}
+def finished(artifact: KernelArtifact, candidate: Candidate, doubt: str = "", tied: str = "") -> KernelArtifact:
+    """Return the artifact with what was predicted and measured of its candidate.
+
+    ``doubt`` and ``tied`` say why its time may be wrong, and why it has no rank among those that were measured.
+    """
+    build = {k: v for k, v in artifact.build.items() if k not in (DOUBT, TIED)}
     if doubt or candidate.status == DOUBTFUL:
         build[DOUBT] = doubt or candidate.reason
+    elif tied:
+        build[TIED] = tied
     return replace(artifact, estimate=candidate.estimate.to_dict(), measured_s=candidate.measured_s, build=build)
 
 

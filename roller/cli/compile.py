@@ -101,6 +101,7 @@ def compile_command(
                 "artifact": str(out) if out is not None else None,
                 "cached_at": kernel.cached_at,
                 "doubt": kernel.doubt or None,
+                "ranking_refused": kernel.ranking_refused or None,
                 **({"source": kernel.source} if source else {}),
             }
         )
@@ -138,4 +139,6 @@ def _clock_notes(kernel: CompiledKernel) -> list[str]:
         notes += [f"doubtful: {kernel.doubt}.", f"{DOUBTFUL_RULE}."]
     elif any(c.status == "doubtful" for c in kernel.candidates):
         notes.append(f"doubtful: timed while other programs disturbed it. {DOUBTFUL_RULE}.")
+    elif kernel.ranking_refused:
+        notes.append(f"not ranked: {kernel.ranking_refused}. The times themselves are of undisturbed windows.")
     return notes

@@ -48,7 +48,7 @@ def doctor_command(
     for why, count in evidence.doubtful:
         screen.print(f"left out: {counted(count, 'doubtful time')}: {why or 'disturbed'}", soft_wrap=True)
     if now:
-        screen.print(f"now: {now}; what is timed now is doubtful", soft_wrap=True)
+        screen.print(f"now: {now}; what is timed now may be doubtful", soft_wrap=True)
     if found.tried:
         screen.print(f"measured over predicted: {found.bias:.3f} in the median; {found.residual:.1%} off in the mean")
         table = Table(title="Fields, by what changing each leaves unexplained", box=box.SIMPLE, title_justify="left")

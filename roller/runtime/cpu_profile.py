@@ -138,7 +138,7 @@ def _record(name: str, timing: Timing, unsure: str, artifact: KernelArtifact) ->
     """Return the record of a kernel that was timed; ``unsure``: why it may be wrong nevertheless."""
     status = "doubtful" if timing.doubt else "measured" if timing.complete else "slower"
     reason = "; ".join(text for text in (timing.doubt, unsure) if text)
-    return Record(name, status, reason, timing.median_s, _build_s(artifact))
+    return Record(name, status, reason, timing.median_s, _build_s(artifact), tied=timing.tied)
 
 
 def _threads(artifact: KernelArtifact) -> int:

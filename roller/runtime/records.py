@@ -29,6 +29,8 @@ class Record:
         Seconds its build took, where it was built.
     spread_s
         Interquartile range of the samples behind ``measured_s``, where several were taken.
+    tied
+        Why a time that is right does not tell its rank among those it was compared with; empty where it does.
     """
 
     candidate_id: str
@@ -37,6 +39,7 @@ class Record:
     measured_s: float | None = None
     build_s: float | None = None
     spread_s: float | None = None
+    tied: str = ""
 
     def __post_init__(self) -> None:
         """Reject a status nobody would recognise."""

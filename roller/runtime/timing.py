@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from roller.runtime.clock import Clock, Load, Spell, system_clock
 from roller.runtime.disturbance import Disturbance
+from roller.runtime.ranking import is_told
 
 #: A sample shorter than this is dominated by the clock and the call (seconds).
 MIN_SAMPLE_S = 50e-6
@@ -44,7 +45,8 @@ class Timing:
 
     ``complete`` is ``False`` for a candidate that was dropped after one run. ``doubt`` says in one sentence why the
     time may be wrong, empty where it was measured undisturbed; ``least_s`` is what it takes at least, whatever
-    disturbed it: the seconds that nobody took from it.
+    disturbed it: the seconds that nobody took from it. ``tied`` says why a time that is right does not tell its rank:
+    those it was compared with are too close for a busy machine.
     """
 
     median_s: float
@@ -54,6 +56,7 @@ class Timing:
     complete: bool = True
     doubt: str = ""
     least_s: float = 0.0
+    tied: str = ""
 
 
 def run_once(run: Callable[[], object]) -> float:
@@ -359,6 +362,9 @@ def _explained(out: dict[str, Timing], threads: dict[str, int], before: Load, af
         elif timing.complete and found.stolen > STOLEN and timing.median_s > _LONG_S:
             timing = replace(timing, doubt=f"{cause} while it was timed")
         explained[name] = timing
+    if str(found) and not is_told([t.median_s for t in out.values()]):
+        tied = f"the times are too close to be ranked while {found}"
+        explained = {n: t if t.doubt or not t.complete else replace(t, tied=tied) for n, t in explained.items()}
     return explained
 
 

@@ -120,6 +120,19 @@ def test_others_on_the_other_half_of_a_core_are_doubted(threads, shared, doubtfu
         )
 
 
+@pytest.mark.parametrize(("others", "apart", "told"), [(1.0, 0.001, False), (1.0, 0.2, True), (0.0, 0.001, True)])
+def test_times_too_close_for_a_busy_machine_are_not_ranked(others, apart, told):
+    clock = FakeClock(others=others)
+    contenders = [Contender(str(n), clock.kernel(1e-3 * (1 + apart) ** n), 1e-3, 2) for n in range(6)]
+    out = compare(contenders, drop_factor=math.inf, clock=clock)
+    assert {t.tied == "" for t in out.values()} == {told}
+    assert all(t.doubt == "" for t in out.values()), "each of them is right"
+    if not told:
+        assert out["0"].tied == (
+            "the times are too close to be ranked while other programs kept 1.0 of 2 processors busy"
+        )
+
+
 def test_a_hypervisor_that_takes_much_makes_long_kernels_doubtful():
     for seconds, doubtful in ((0.2, True), (1e-4, False)):
         clock = FakeClock(stolen=0.2)
@@ -195,13 +208,13 @@ def test_what_the_processors_did_is_read_from_the_system(tmp_path):
 
 
 def test_halves_of_cores_are_known_or_suspected(tmp_path):
-    assert not shares_cores([0, 1], tmp_path / "nothing")
+    assert not shares_cores((0, 1), tmp_path / "nothing")
     write(tmp_path, "proc/cpuinfo", "processor\t: 0\nflags\t\t: fpu hypervisor\n")
-    assert shares_cores([0, 1], tmp_path), "a hypervisor may not tell"
-    assert not shares_cores([0], tmp_path)
+    assert shares_cores((0, 1), tmp_path), "a hypervisor may not tell"
+    assert not shares_cores((0,), tmp_path)
     other = tmp_path / "other"
     write(other, "sys/devices/system/cpu/cpu0/topology/thread_siblings_list", "0-1\n")
-    assert shares_cores([0], other)
+    assert shares_cores((0,), other)
 
 
 def loads(**after):

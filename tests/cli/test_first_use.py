@@ -1,0 +1,56 @@
+"""A machine nobody probed: said once, on standard error, and its predictions are as uncertain as its rates."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from roller.cli.main import app
+from roller.hardware import load_spec
+from roller.hardware.detect import UNPROBED_ERROR, detect_unprobed, is_probed
+from roller.hardware.machine import profile_path
+from roller.probing import spec_text
+
+PREDICT = ("predict", "matmul(64, 64, 64)", "--tile", "register=4,32", "--json")
+
+
+@pytest.fixture
+def profiles(monkeypatch, tmp_path):
+    monkeypatch.setenv("ROLLER_PROFILE_DIR", str(tmp_path / "profiles"))
+    return tmp_path / "profiles"
+
+
+def test_what_to_run_is_said_once_per_machine(profiles):
+    first, second = (CliRunner().invoke(app, [*PREDICT, "--device", "cpu"]) for _ in range(2))
+    assert first.exit_code == second.exit_code == 0
+    assert "predictions may be off by a factor of 2.0. Run `roller probe cpu` (about 50 s)" in first.stderr
+    assert second.stderr == ""
+    assert first.stdout == second.stdout
+    assert not is_probed(load_spec("cpu"))
+
+
+def test_other_devices_and_probed_machines_are_not_told(profiles):
+    assert CliRunner().invoke(app, [*PREDICT, "--device", "cpu-avx512"]).stderr == ""
+    here = detect_unprobed()
+    path = profile_path(here.machine)
+    path.parent.mkdir(parents=True)
+    path.write_text(spec_text(here, path.stem))
+    assert is_probed(load_spec("cpu"))
+    assert CliRunner().invoke(app, [*PREDICT, "--device", "cpu"]).stderr == ""
+    assert load_spec("cpu").accuracy == here.accuracy, "the errors of the profile are those of probed machines"
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("ROLLER_PROFILE_DIR", str(tmp_path / "file" / "profiles"))
+    for _ in range(2):
+        done = CliRunner().invoke(app, [*PREDICT, "--device", "cpu"])
+        assert done.exit_code == 0 and "This is said once." in done.stderr
+
+
+def test_assumed_rates_widen_the_interval_and_not_the_ranking(profiles):
+    assumed, base = load_spec("cpu"), detect_unprobed()
+    assert assumed.accuracy.prediction_error == UNPROBED_ERROR > base.accuracy.prediction_error
+    assert assumed.sources["accuracy.prediction_error"] == "assumed"
+    assert assumed.accuracy.ranking_error == base.accuracy.ranking_error
+    assert assumed.accuracy.same_kernel_error == base.accuracy.same_kernel_error
