@@ -47,10 +47,10 @@ OPERATORS = (
     "matmul(m=128, n=128, k=128)",
     "matmul(m=512, n=512, k=512)",
     "matmul(m=1024, n=1024, k=1024)",
-    "elementwise(kind='relu', shape=(1048576,))",
-    "reduce(kind='sum', shape=(512, 1024), axes=(1,))",
-    "softmax(shape=(512, 512))",
-    "conv2d(n=1, c=64, h=28, w=28, f=64, kh=3, kw=3, padding=1)",
+    "elementwise('relu', (1048576,))",
+    "reduce('sum', (512, 1024), (1,))",
+    "softmax((512, 512))",
+    "conv2d(1, 64, 28, 28, 64, 3, 3, padding=1)",
 )
 
 

@@ -24,10 +24,14 @@ from roller.cli.common import (
     print_json,
     seconds,
 )
+from roller.cli.compile import DOUBTFUL_RULE
+from roller.cli.first_use import tell_unprobed
 from roller.errors import LaunchError, ModelError, SpecError, UnsupportedError, counted
+from roller.hardware import THIS_MACHINE, load_spec
 from roller.model.steps import Foreign
 from roller.runtime.bundle_format import check_target
 from roller.runtime.devices import is_reachable
+from roller.runtime.disturbance import grouped
 
 if TYPE_CHECKING:
     from roller.hardware import DeviceSpec
@@ -66,6 +70,9 @@ DeterministicOption = Annotated[
 ProveOption = Annotated[
     float, typer.Option("--prove-s", metavar="SECONDS", min=0, help="With --out, for a GPU elsewhere: emulate kernels.")
 ]
+RemeasureOption = Annotated[
+    bool, typer.Option("--remeasure", help="Choose and time kernels once more that the cache has already.")
+]
 ListOption = Annotated[
     bool, typer.Option("--list-unsupported", help="Only list what cannot be compiled; exit code 2 where there is any.")
 ]
@@ -85,6 +92,7 @@ def compile_model_command(
     cache: CacheOption = True,
     deterministic: DeterministicOption = False,
     prove_s: ProveOption = PROVE_ALL_S,
+    remeasure: RemeasureOption = False,
     as_json: JsonOption = False,
     list_unsupported: ListOption = False,
     settings: SetOption = None,
@@ -104,7 +112,7 @@ def compile_model_command(
         made = _compile(
             model, _device(device, settings), batch, shapes, fallback, as_json, top_k=top_k, budget_s=budget,
             scheduler=scheduler, workers=workers, cache=cache, deterministic=deterministic,
-            prove_s=0.0 if out is None else prove_s,
+            prove_s=0.0 if out is None else prove_s, remeasure=remeasure,
         )  # fmt: skip
         if out is not None:
             made.save(out, _expected(made, model) if made.spec.kind == "gpu" else ())
@@ -146,7 +154,11 @@ def _device(name: str, settings: Sequence[str] | None) -> str | DeviceSpec:
     """
     if settings and is_reachable(name):
         raise SpecError(f"--set: expected the name of a specification, got --device {name}. Name one, e.g. h200.")
-    return device_of(name, settings) if settings else name
+    if settings:
+        return device_of(name, settings)
+    if name == THIS_MACHINE:
+        tell_unprobed(name, load_spec(name))
+    return name
 
 
 def _read(
@@ -267,6 +279,7 @@ def _summary(made: CompiledModel, out: Path | None) -> dict[str, Any]:
         "seconds": dict(made.seconds),
         "layouts": made.layouts,
         "kernel_rows": list(made.rows),
+        "doubtful": _doubts(made),
         "out": str(out) if out is not None else None,
     }
 
@@ -296,6 +309,10 @@ def _print(made: CompiledModel, out: Path | None) -> None:
     for n, way in enumerate(_ways(made)):
         chosen = "" if n else " (this plan)"
         screen.print(f"{way.name}{chosen}: {way.launches} launches a call, predicted {seconds(way.predicted_s)}")
+    for why, count in _doubts(made).items():
+        screen.print(f"doubtful: {counted(count, 'kernel')}: {why}", soft_wrap=True)
+    if _doubts(made):
+        screen.print(f"{DOUBTFUL_RULE}.", soft_wrap=True)
     left_out = {} if made.planned is None else made.planned.left_out
     for reason, count in sorted(Counter(left_out.values()).items()):
         screen.print(f"alone, not packed: {counted(count, 'kernel')}: {reason}", soft_wrap=True)
@@ -306,6 +323,11 @@ def _print(made: CompiledModel, out: Path | None) -> None:
         run = f"python -m roller.model.bundle run {out} --json r.json" if elsewhere else f"roller run-model {out}"
         where = f" on a machine with a {made.spec.name}" if elsewhere else ""
         screen.print(f"{out}: written. Run it{where}: {run}", soft_wrap=True)
+
+
+def _doubts(made: CompiledModel) -> dict[str, int]:
+    """Return what disturbed the times of kernels, with how many kernels; texts that differ in numbers count as one."""
+    return dict(grouped([a.doubt.rpartition(": ")[0] or a.doubt for a in made.artifacts.values() if a.doubt]))
 
 
 def _ways(made: CompiledModel) -> tuple[Way, ...]:

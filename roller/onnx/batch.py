@@ -181,8 +181,8 @@ class _Run:
         others = [j for j in jobs if j.digest not in given]
         if self.cache is None or not others:
             return given
-        keys, since = [j.key(how) for j in others], self._began_at
-        found = self.cache.artifacts(keys, measured=self.target.judged, since=since)
+        keys, again = [j.key(how) for j in others], self.settings.remeasure
+        found = self.cache.artifacts(keys, measured=self.target.judged, since=self._began_at, anew=again)
         return given | {j.digest: found[d] for j in others if (d := j.key(how).digest) in found}
 
     def _prove_kept(self, kept: list[tuple[Job, KernelArtifact]], how: How, origin: str) -> list[Job]:

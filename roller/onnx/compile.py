@@ -70,6 +70,7 @@ def compile_model(
     side_by_side: bool = True,
     prove: bool = False,
     prove_s: float | None = None,
+    remeasure: bool = False,
 ) -> Session | GpuSession | CompiledModel:
     """Compile an ONNX model: every distinct kernel once, or from the cache.
 
@@ -112,6 +113,8 @@ def compile_model(
         wrong drops out, and each says what was not proved. By default that is done when the model is saved.
     prove_s
         Seconds for that, all kernels together, now; 120 by default. 0 for no proofs, not when it is saved either.
+    remeasure
+        As for :func:`roller.compile`, for every kernel.
 
     Returns
     -------
@@ -139,7 +142,7 @@ def compile_model(
 
     how = ModelOptions(
         top_k, options, budget_s, executor, scheduler, workers, cache, progress, deterministic, side_by_side, prove,
-        prove_s,
+        prove_s, remeasure,
     )  # fmt: skip
     made = compile_partitioned(program, device, how)
     return made.session(consume=True) if made.runs_here else made

@@ -76,6 +76,8 @@ class Settings:
         Of random inputs.
     prove_s
         Seconds in which kernels for a GPU that is not here are proved, all together; 0 for none.
+    remeasure
+        Whether kernels that the cache has are chosen and timed once more.
     """
 
     options: ConstructOptions = field(default_factory=lambda: ConstructOptions(top_k="auto"))
@@ -83,6 +85,7 @@ class Settings:
     budget_s: float | None = None
     seed: int = 0
     prove_s: float = 0.0
+    remeasure: bool = False
 
 
 @dataclass

@@ -35,6 +35,7 @@ class ModelOptions:
     side_by_side: bool = True
     prove: bool = False
     prove_s: float | None = None
+    remeasure: bool = False
 
     @property
     def prove_saved_s(self) -> float:
@@ -57,7 +58,8 @@ class ModelOptions:
             self.budget_s, "budget_s", infinite=True, expected=SECONDS
         )  # fmt: skip
         options, deterministic = options_of(self.options, self.top_k), flag(self.deterministic, "deterministic")
-        return Settings(options, deterministic, budget_s, prove_s=self.prove_now_s)
+        remeasure = flag(self.remeasure, "remeasure")
+        return Settings(options, deterministic, budget_s, prove_s=self.prove_now_s, remeasure=remeasure)
 
     @property
     def prove_now_s(self) -> float:

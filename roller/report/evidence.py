@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from roller.errors import ArtifactError
@@ -14,9 +12,8 @@ from roller.report.doctor import Observation
 from roller.runtime.cache import KernelCache
 from roller.runtime.cache_entry import candidates_of
 from roller.runtime.cache_key import code_digest
+from roller.runtime.disturbance import grouped
 from roller.tile.program import RProgram
-
-_NUMBER = re.compile(r"\d+(\.\d+)?")
 
 
 @dataclass(frozen=True)
@@ -75,15 +72,7 @@ def evidence_of(cache: KernelCache, device: str, *, outdated: bool = False) -> E
             for c in candidates
             if c.status == "measured" and c.measured_s
         ]
-    return Evidence(tuple(found), skipped, _grouped(doubts))
-
-
-def _grouped(doubts: Sequence[str]) -> tuple[tuple[str, int], ...]:
-    """Return texts that differ in nothing but numbers once, with how many there are; the most frequent first."""
-    alike: dict[str, list[str]] = {}
-    for text in doubts:
-        alike.setdefault(_NUMBER.sub("", text), []).append(text)
-    return tuple(sorted(((texts[0], len(texts)) for texts in alike.values()), key=lambda g: (-g[1], g[0])))
+    return Evidence(tuple(found), skipped, grouped(doubts))
 
 
 def _shared(program: RProgram, forms: dict[str, TensorExpr]) -> RProgram:

@@ -93,7 +93,7 @@ class KernelCache:
             return None
 
     def artifacts(
-        self, keys: Sequence[CacheKey], *, measured: bool = False, since: float = math.inf
+        self, keys: Sequence[CacheKey], *, measured: bool = False, since: float = math.inf, anew: bool = False
     ) -> dict[str, KernelArtifact]:
         """Return the kernels of those of many keys that have one, by digest; candidates are not read.
 
@@ -106,7 +106,7 @@ class KernelCache:
             return {}
         found: dict[str, KernelArtifact] = {}
         for row in rows:
-            if measured and not row.measured and row.created_at < since:
+            if (anew or (measured and not row.measured)) and row.created_at < since:
                 continue
             try:
                 if row.sum() != row.checksum:

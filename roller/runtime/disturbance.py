@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from roller.runtime.clock import Clock, Load
@@ -14,6 +16,7 @@ BESIDE = 0.25
 _TICKS_S = 0.04
 #: Seconds a look at the machine takes: some twenty ticks.
 _LOOK_S = 0.25
+_NUMBER = re.compile(r"\d+(\.\d+)?")
 
 
 @dataclass(frozen=True)
@@ -83,3 +86,17 @@ def look(clock: Clock, seconds: float = _LOOK_S) -> Disturbance:
     before = clock.load()
     clock.rest(seconds)
     return Disturbance.between(before, clock.load())
+
+
+def grouped(texts: Iterable[str]) -> tuple[tuple[str, int], ...]:
+    """Return texts that differ in nothing but numbers once, with how many there are; the most frequent first.
+
+    Examples
+    --------
+    >>> grouped(["1.9 of 2 processors", "a hypervisor", "1.7 of 2 processors"])
+    (('1.9 of 2 processors', 2), ('a hypervisor', 1))
+    """
+    alike: dict[str, list[str]] = {}
+    for text in texts:
+        alike.setdefault(_NUMBER.sub("", text), []).append(text)
+    return tuple(sorted(((found[0], len(found)) for found in alike.values()), key=lambda g: (-g[1], g[0])))

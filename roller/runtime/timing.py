@@ -6,14 +6,15 @@ disagree, more are taken for a bounded number of seconds; a time that is not set
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from roller.runtime.clock import Clock, Load, Spell, system_clock
+from roller.runtime.clock import Clock, Spell, system_clock
 from roller.runtime.disturbance import Disturbance
-from roller.runtime.ranking import is_told
+from roller.runtime.ranking import NOISE, is_told
 
 #: A sample shorter than this is dominated by the clock and the call (seconds).
 MIN_SAMPLE_S = 50e-6
@@ -258,7 +259,7 @@ def compare(
     before = clock.load()
     out: dict[str, Timing] = {}
     ahead: list[Contender] = []
-    threads = dict[str, int]()
+    threads, noise = dict[str, int](), NOISE
     for c in contenders:
         threads[c.name] = c.threads
         best = min((t.median_s for t in out.values() if t.complete), default=float("inf"))
@@ -266,10 +267,13 @@ def compare(
         if out[c.name].complete:
             ahead = sorted([*ahead, c], key=lambda a: out[a.name].median_s)[:finalists]  # the others may be forgotten
     if len(ahead) > 1 and out[ahead[0].name].median_s <= _LONG_S:
-        out.update(_final(ahead, [out[c.name].median_s for c in ahead], budget_s, clock, together))
+        known = {c.name: out[c.name].median_s for c in ahead}
+        out.update(_final(ahead, list(known.values()), budget_s, clock, together))
+        # Times that were taken twice say how far those are off that were taken once.
+        noise = max(noise, *(abs(math.log(out[n].median_s / s)) for n, s in known.items()))
     if clock.trusting:
         return out
-    return _explained(_surely_slower(out, drop_factor), threads, before, clock.load())
+    return _explained(_surely_slower(out, drop_factor), threads, Disturbance.between(before, clock.load()), noise)
 
 
 def _alone(
@@ -349,9 +353,13 @@ def _surely_slower(out: dict[str, Timing], drop_factor: float) -> dict[str, Timi
     return out | {n: replace(t, complete=False, doubt="") for n, t in lost.items()}
 
 
-def _explained(out: dict[str, Timing], threads: dict[str, int], before: Load, after: Load) -> dict[str, Timing]:
-    """Say with every doubtful time what disturbed it; doubt those others slowed down from beside as well."""
-    found = Disturbance.between(before, after)
+def _explained(
+    out: dict[str, Timing], threads: dict[str, int], found: Disturbance, noise: float
+) -> dict[str, Timing]:
+    """Say with every doubtful time what disturbed it; doubt those others slowed down from beside as well.
+
+    ``noise`` is by how much times are off that are right on average: where others ran, it decides who has a rank.
+    """
     cause = str(found) or "something the system does not count"
     explained = {}
     for name, timing in out.items():
@@ -362,7 +370,7 @@ def _explained(out: dict[str, Timing], threads: dict[str, int], before: Load, af
         elif timing.complete and found.stolen > STOLEN and timing.median_s > _LONG_S:
             timing = replace(timing, doubt=f"{cause} while it was timed")
         explained[name] = timing
-    if str(found) and not is_told([t.median_s for t in out.values()]):
+    if str(found) and not is_told([t.median_s for t in out.values()], noise):
         tied = f"the times are too close to be ranked while {found}"
         explained = {n: t if t.doubt or not t.complete else replace(t, tied=tied) for n, t in explained.items()}
     return explained

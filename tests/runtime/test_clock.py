@@ -133,6 +133,24 @@ def test_times_too_close_for_a_busy_machine_are_not_ranked(others, apart, told):
         )
 
 
+def test_what_a_second_look_denies_is_not_ranked():
+    """Times of one look may be apart by what others did meanwhile: the final shows how much that is."""
+    clock = FakeClock(others=1.0)
+    swings = [1.0]
+
+    def run() -> None:
+        clock.spend(1e-3 * swings[0])
+
+    def contenders():
+        for n in range(6):
+            swings[0] = 1.15**n
+            yield Contender(str(n), run, 1e-3, 2)
+        swings[0] = 1.5  # in the final they are all alike
+
+    out = compare(contenders(), drop_factor=math.inf, clock=clock)
+    assert all("too close to be ranked" in t.tied for t in out.values())
+
+
 def test_a_hypervisor_that_takes_much_makes_long_kernels_doubtful():
     for seconds, doubtful in ((0.2, True), (1e-4, False)):
         clock = FakeClock(stolen=0.2)
