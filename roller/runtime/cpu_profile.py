@@ -17,7 +17,8 @@ from roller.runtime.clock import Clock, Spell, system_clock
 from roller.runtime.guard_pages import trespass
 from roller.runtime.inputs import random_inputs
 from roller.runtime.records import Record
-from roller.runtime.timing import PATIENCE_S, Contender, Timing, compare, spell
+from roller.runtime.timing import PATIENCE_S, Contender, compare
+from roller.runtime.windows import Timing, spell
 
 
 def _poison(out: np.ndarray) -> None:

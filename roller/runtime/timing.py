@@ -7,57 +7,27 @@ disagree, more are taken for a bounded number of seconds; a time that is not set
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from roller.runtime.clock import Clock, Spell, system_clock
 from roller.runtime.disturbance import Disturbance
 from roller.runtime.ranking import NOISE, is_told
+from roller.runtime.windows import LONG_S, MIN_SAMPLE_S, REST_S, WINDOW_S, Patience, Series, Timing, calls_of, spell
 
-#: A sample shorter than this is dominated by the clock and the call (seconds).
-MIN_SAMPLE_S = 50e-6
-#: Seconds of a window of short calls: far shorter than a scheduler's time slice, long against reading the counters.
-WINDOW_S = 2e-4
-#: A kernel longer than this needs no warm run, and few samples (seconds).
-_LONG_S = 0.02
 #: A first run may take so many times a warm one, whose workspace has been touched before.
 _COLD = 3.0
 #: Turns of every finalist.
 _ROUNDS, _MOST_ROUNDS = 7, 60
 #: Part of its seconds that a candidate is timed for before the final, which decides.
 _HEAT = 1 / 3
-#: Medians of blocks of windows agree where they are apart by no more than this; blocks of one series.
-AGREE, _BLOCKS = 0.15, 5
 #: Looks at a candidate's first runs before a disturbed one decides that it is dropped.
 _LOOKS = 8
-#: Seconds to rest after a disturbed window: a scheduler lets whoever has rested run first.
-_REST_S = 4e-3
 #: Share that a hypervisor may take of the time of a long kernel, which no window can avoid.
 STOLEN = 0.1
 #: Seconds that may be spent beyond the budget of a comparison to find quiet windows.
 PATIENCE_S = 2.0
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Seconds per call: the median of ``samples`` batches of ``calls`` calls.
-
-    ``complete`` is ``False`` for a candidate that was dropped after one run. ``doubt`` says in one sentence why the
-    time may be wrong, empty where it was measured undisturbed; ``least_s`` is what it takes at least, whatever
-    disturbed it: the seconds that nobody took from it. ``tied`` says why a time that is right does not tell its rank:
-    those it was compared with are too close for a busy machine.
-    """
-
-    median_s: float
-    best_s: float
-    samples: int
-    calls: int
-    complete: bool = True
-    doubt: str = ""
-    least_s: float = 0.0
-    tied: str = ""
 
 
 def run_once(run: Callable[[], object]) -> float:
@@ -79,95 +49,6 @@ class Contender:
     first_s: float
     threads: int = 1
     first_quiet: bool = True
-
-
-class Patience:
-    """Seconds beyond any budget, which all measurements of a comparison share."""
-
-    def __init__(self, clock: Clock, seconds: float) -> None:
-        self._clock, self._left_s = clock, seconds
-        self._until: float | None = None
-
-    def lasts(self) -> bool:
-        """Whether more may be tried; what follows is on its account until :meth:`pause`."""
-        if self._until is None:
-            self._until = self._clock.now() + self._left_s
-        return self._clock.now() < self._until
-
-    def pause(self) -> None:
-        """Stop counting."""
-        if self._until is not None:
-            self._left_s, self._until = max(0.0, self._until - self._clock.now()), None
-
-
-@dataclass
-class Series:
-    """Windows of one kernel, as they come.
-
-    Parameters
-    ----------
-    run, clock
-        One call, and what it is timed with.
-    calls
-        Calls of a window.
-    needed
-        Quiet windows it takes at least.
-    """
-
-    run: Callable[[], object]
-    clock: Clock
-    calls: int = 1
-    needed: int = 5
-    windows: list[Spell] = field(default_factory=list)
-
-    def take(self) -> Spell:
-        """Time one window. Where it shows that the number of calls was taken from a disturbed run, begin anew."""
-        found = spell(self.run, self.clock, self.calls)
-        self.windows.append(found)
-        if found.wall_s < MIN_SAMPLE_S / 2 and self.calls < 10_000:
-            self.calls = _calls(found.wall_s / self.calls, WINDOW_S)
-            self.windows.clear()
-        return found
-
-    def retry(self) -> None:
-        """Take another window after a disturbed one, rested and warm."""
-        if self.windows and not self.windows[-1].quiet:
-            self.clock.rest(_REST_S)
-            if self.windows[-1].wall_s <= _LONG_S:
-                self.run()
-        self.take()
-
-    @property
-    def quiet(self) -> list[float]:
-        """Seconds per call of the windows nobody disturbed, in the order they were taken."""
-        return [w.wall_s / self.calls for w in self.windows if w.quiet]
-
-    def settled(self) -> bool:
-        """Whether there are enough quiet windows, and blocks of them agree."""
-        quiet = self.quiet
-        return len(quiet) >= self.needed and (self.clock.trusting or _apart(quiet) <= AGREE)
-
-    def timing(self) -> Timing:
-        """Return the median of the quiet windows that agree with the fastest; of the best there are in doubt."""
-        every = [w.wall_s / self.calls for w in self.windows]
-        quiet = self.quiet
-        if self.settled():
-            kept = quiet if self.clock.trusting else _fast(quiet)
-            return Timing(statistics.median(kept), min(kept), len(kept), self.calls, least_s=min(kept))
-        least_s = min((w.wall_s - w.lost_s) / self.calls for w in self.windows)
-        if len(quiet) >= self.needed:
-            doubt = f"repeated windows differ by {_apart(quiet):.0%}".replace("%", " %")
-            return Timing(min(_medians(quiet)), min(quiet), len(quiet), self.calls, True, doubt, least_s)
-        doubt = f"{len(quiet)} of {len(every)} windows were quiet, expected at least {self.needed}"
-        return Timing(min(quiet or every), min(every), len(every), self.calls, True, doubt, least_s)
-
-
-def spell(run: Callable[[], object], clock: Clock, calls: int = 1) -> Spell:
-    """Time some calls together."""
-    clock.begin()
-    for _ in range(calls):
-        run()
-    return clock.end()
 
 
 def measure(
@@ -204,7 +85,7 @@ def measure(
     more = patience or Patience(chosen, PATIENCE_S)
     once = min(spell(run, chosen).wall_s for _ in range(max(1, warm_up)))
     chosen.attend()
-    series = Series(run, chosen, _calls(once, WINDOW_S), min_samples)
+    series = Series(run, chosen, calls_of(once, WINDOW_S), min_samples)
     end = chosen.now() + budget_s
     while len(series.windows) < max_samples and (len(series.windows) < min_samples or chosen.now() < end):
         series.take()
@@ -266,7 +147,7 @@ def compare(
         out[c.name] = _alone(c, best, drop_factor, _HEAT * budget_s, clock, alone)
         if out[c.name].complete:
             ahead = sorted([*ahead, c], key=lambda a: out[a.name].median_s)[:finalists]  # the others may be forgotten
-    if len(ahead) > 1 and out[ahead[0].name].median_s <= _LONG_S:
+    if len(ahead) > 1 and out[ahead[0].name].median_s <= LONG_S:
         known = {c.name: out[c.name].median_s for c in ahead}
         out.update(_final(ahead, list(known.values()), budget_s, clock, together))
         # Times that were taken twice say how far those are off that were taken once.
@@ -276,9 +157,7 @@ def compare(
     return _explained(_surely_slower(out, drop_factor), threads, Disturbance.between(before, clock.load()), noise)
 
 
-def _alone(
-    c: Contender, best: float, drop_factor: float, heat_s: float, clock: Clock, patience: Patience
-) -> Timing:
+def _alone(c: Contender, best: float, drop_factor: float, heat_s: float, clock: Clock, patience: Patience) -> Timing:
     """Time one candidate, or drop it after a look."""
     clock.attend()
     first = _glance(c, best, drop_factor, clock, patience)
@@ -286,7 +165,7 @@ def _alone(
     if first.wall_s > drop_factor * best and first.wall_s > MIN_SAMPLE_S:
         doubt = "" if first.quiet or least_s > drop_factor * best else "none of its runs was quiet"
         return Timing(first.wall_s, first.wall_s, 1, 1, False, doubt, least_s)
-    if first.wall_s <= _LONG_S:
+    if first.wall_s <= LONG_S:
         return measure(c.run, budget_s=heat_s, min_samples=3, warm_up=1, clock=clock, patience=patience)
     once = spell(c.run, clock)
     if once.quiet:  # the first run may have been cold: it bounds this one, and is no second opinion
@@ -305,14 +184,14 @@ def _glance(c: Contender, best: float, drop_factor: float, clock: Clock, patienc
     The run that was checked counts for a long one; one that may be cold gets a warm one before it loses.
     """
     first = Spell(c.first_s, 0.0 if c.first_quiet else c.first_s)
-    if c.first_s > _LONG_S:
+    if c.first_s > LONG_S:
         if first.quiet and not drop_factor * best < c.first_s < _COLD * best:
             return first
         runs = [spell(c.run, clock)]
     else:
         runs = [spell(c.run, clock) for _ in range(3)]
     while not any(r.quiet for r in runs) and len(runs) < _LOOKS and patience.lasts():
-        clock.rest(_REST_S)
+        clock.rest(REST_S)
         runs.append(spell(c.run, clock))
     patience.pause()
     return min((r for r in runs if r.quiet), key=_wall, default=min(runs, key=_wall))
@@ -324,7 +203,7 @@ def _final(
     """Time the contenders in turn: as many rounds as the budget allows, and more where they were disturbed."""
     series = {}
     for c, seconds in zip(ahead, known_s, strict=True):
-        series[c.name] = Series(c.run, clock, _calls(seconds, 2 * WINDOW_S), _ROUNDS)
+        series[c.name] = Series(c.run, clock, calls_of(seconds, 2 * WINDOW_S))
     turns_s = sum(max(2 * WINDOW_S, s) + (s if s < WINDOW_S else 0.0) for s in known_s)
     clock.attend()
     for _ in range(max(_ROUNDS, min(_MOST_ROUNDS, int(budget_s / turns_s)))):
@@ -332,7 +211,7 @@ def _final(
             _turn(s, seconds)
     while not all(s.settled() for s in series.values()) and patience.lasts():
         if not all(s.windows[-1].quiet for s in series.values() if s.windows):
-            clock.rest(_REST_S)
+            clock.rest(REST_S)
         for s, seconds in zip(series.values(), known_s, strict=True):
             _turn(s, seconds)
     patience.pause()
@@ -353,9 +232,7 @@ def _surely_slower(out: dict[str, Timing], drop_factor: float) -> dict[str, Timi
     return out | {n: replace(t, complete=False, doubt="") for n, t in lost.items()}
 
 
-def _explained(
-    out: dict[str, Timing], threads: dict[str, int], found: Disturbance, noise: float
-) -> dict[str, Timing]:
+def _explained(out: dict[str, Timing], threads: dict[str, int], found: Disturbance, noise: float) -> dict[str, Timing]:
     """Say with every doubtful time what disturbed it; doubt those others slowed down from beside as well.
 
     ``noise`` is by how much times are off that are right on average: where others ran, it decides who has a rank.
@@ -367,38 +244,13 @@ def _explained(
             timing = replace(timing, doubt=f"{cause} while it was timed: {timing.doubt}")
         elif timing.complete and found.beside(threads[name]):
             timing = replace(timing, doubt=f"{cause} while it was timed, which may be other halves of its cores")
-        elif timing.complete and found.stolen > STOLEN and timing.median_s > _LONG_S:
+        elif timing.complete and found.stolen > STOLEN and timing.median_s > LONG_S:
             timing = replace(timing, doubt=f"{cause} while it was timed")
         explained[name] = timing
     if str(found) and not is_told([t.median_s for t in out.values()], noise):
         tied = f"the times are too close to be ranked while {found}"
         explained = {n: t if t.doubt or not t.complete else replace(t, tied=tied) for n, t in explained.items()}
     return explained
-
-
-def _calls(once_s: float, window_s: float) -> int:
-    """Return the calls that fill a window."""
-    return max(1, min(10_000, round(window_s / max(once_s, 1e-9))))
-
-
-def _medians(values: Sequence[float]) -> list[float]:
-    """Return the medians of blocks of values that follow each other."""
-    size = max(1, len(values) // _BLOCKS)
-    blocks = [values[i : i + size] for i in range(0, len(values) - size + 1, size)]
-    return [statistics.median(b) for b in blocks]
-
-
-def _apart(values: Sequence[float]) -> float:
-    """Return by how much the second fastest block is above the fastest, relative: disturbances only add."""
-    least = sorted(_medians(values))[:2]
-    return least[-1] / least[0] - 1 if least[0] > 0 else 0.0
-
-
-def _fast(values: Sequence[float]) -> list[float]:
-    """Return the values of the blocks that agree with the fastest one."""
-    size, medians = max(1, len(values) // _BLOCKS), _medians(values)
-    kept = [n for n, m in enumerate(medians) if m <= (1 + AGREE) * min(medians)]
-    return [v for n in kept for v in values[n * size : (n + 1) * size]]
 
 
 def _wall(found: Spell) -> float:

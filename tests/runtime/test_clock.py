@@ -11,7 +11,8 @@ import pytest
 from roller.processor import processor_times, shares_cores
 from roller.runtime.clock import QUIET_SHARE, Load, Spell, SystemClock, TrustingClock, system_clock
 from roller.runtime.disturbance import Disturbance, look
-from roller.runtime.timing import PATIENCE_S, Contender, Patience, compare, measure
+from roller.runtime.timing import PATIENCE_S, Contender, compare, measure
+from roller.runtime.windows import Patience
 from tests.runtime.fake_clock import FakeClock
 
 #: Two programs that never rest share both processors evenly; two others take bursts.
