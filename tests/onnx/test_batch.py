@@ -169,6 +169,25 @@ def test_an_interrupted_batch_continues_where_it_stopped(cache):
     assert batch.origins == {"relu64": "compiled", "relu4096": "compiled", "relu262144": "cached"}
 
 
+def test_kernels_that_others_disturbed_are_measured_again(cache, monkeypatch):
+    busy, judge = [True], Forks.judge
+
+    def judged(self, task):
+        records = judge(self, task)
+        doubted = {i: replace(r, status="doubtful", reason="others") for i, r in records.items() if busy[0] and r.ok}
+        return records | doubted
+
+    monkeypatch.setattr(Forks, "judge", judged)
+    found = []
+    for is_busy, remeasure in ((True, False), (False, False), (False, False), (True, True), (False, False)):
+        busy[0] = is_busy
+        batch = compile_kernels(sources(64), target(), settings(remeasure=remeasure), cache=cache)
+        found.append((batch.origins["relu64"], bool(batch.artifacts["relu64"].doubt)))
+    assert found == [
+        ("compiled", True), ("compiled", False), ("cached", False), ("compiled", True), ("cached", False),
+    ], "what is doubtful is not final, and replaces nothing that is"  # fmt: skip
+
+
 def test_uses_count_for_the_order(cache):
     wanted, first = sources(64, 1 << 18), []
 
