@@ -102,7 +102,7 @@ def main(
         raise typer.BadParameter(f"expected a quiet machine, but {others}. Stop that, or add --force.")
     out, cases = screen(), list[Case]()
     for text in (o for o in OPERATORS if only in o):
-        quiet, again = quiet_times(text), quiet_times(text)
+        quiet, again = quiet_times(text, force), quiet_times(text, force)
         for pattern, code in PATTERNS.items():
             with disturbed(code):
                 kernel, final = compiled(text)
@@ -124,8 +124,14 @@ def disturbed(code: str) -> Iterator[None]:
         yield
 
 
-def quiet_times(text: str) -> dict[str, float]:
-    """Return the careful times of all candidates by id, none dropped, all in turn."""
+def quiet_times(text: str, force: bool = False) -> dict[str, float]:
+    """Return the careful times of all candidates by id, none dropped, all in turn.
+
+    Raises
+    ------
+    typer.BadParameter
+        Where one of them is doubtful: nothing can be held against it.
+    """
     expr, spec = roller.ops.parse(text), roller.load_spec("cpu")
     found = roller.construct(expr, spec, top_k=CANDIDATES)
     built = build_all({c.id: c for c in found}, lambda c: lower(c.program, expr, spec))
@@ -133,6 +139,9 @@ def quiet_times(text: str) -> dict[str, float]:
     contenders = list(Bench(expr).correct(artifacts, {}))
     budget_s = CARE_S * len(contenders)
     timings = compare(contenders, budget_s=budget_s, drop_factor=float("inf"), finalists=len(contenders))
+    doubts = [t.doubt for t in timings.values() if t.doubt]
+    if doubts and not force:
+        raise typer.BadParameter(f"{text}: expected quiet times, but {doubts[0]}. Wait, or add --force.")
     return {i: t.median_s for i, t in timings.items()}
 
 

@@ -72,15 +72,15 @@ def list_command(device: DeviceFilter = None, as_json: JsonOption = False) -> No
         screen.print(f"no kernels in {cache.folder}", soft_wrap=True)
         return
     table = Table(box=box.SIMPLE)
-    for name in ("key", "operator", "device", "stored", "last used", "status"):
+    for name in ("key", "operator", "device", "stored", "status"):
         table.add_column(name)
     table.add_column("measured", justify="right")
     table.add_column("size", justify="right")
     for h in found:
         operator = f"{h.operator}({h.arguments})"
         table.add_row(
-            h.key[:KEY_CHARACTERS], operator, h.device, date(h.stored_at), date(h.used_at), h.status,
-            seconds(h.measured_s), size(h.size_bytes),
+            h.key[:KEY_CHARACTERS], operator, h.device, date(h.stored_at), h.status, seconds(h.measured_s),
+            size(h.size_bytes),
         )  # fmt: skip
     screen.print(table)
     for status in dict.fromkeys(h.status for h in found):

@@ -33,15 +33,25 @@ _SWITCH_S = 1e-3
 
 @dataclass(frozen=True)
 class Spell:
-    """Some seconds by the wall, and how many of them threads of the kernel were kept from running."""
+    """Some seconds by the wall, and how many of them threads of the kernel were kept from running.
+
+    ``lost_s`` is of the thread that lost most, ``together_s`` of all: waits at the same time delay a kernel once, waits
+    one after the other add up, so that it lost something between the two.
+    """
 
     wall_s: float
     lost_s: float = 0.0
+    together_s: float = 0.0
 
     @property
     def quiet(self) -> bool:
         """Whether next to nothing was lost."""
         return self.lost_s <= QUIET_SHARE * self.wall_s
+
+    @property
+    def least_s(self) -> float:
+        """What it would have taken at least, had nobody been kept from running."""
+        return self.wall_s - min(self.wall_s, max(self.lost_s, self.together_s))
 
 
 @dataclass(frozen=True)
@@ -122,7 +132,7 @@ class SystemClock:
     ) -> None:
         self._thread_ids, self._root = thread_ids, root
         self._stats: dict[int, int] = {}
-        self._begun = (0.0, 0.0, 0, 0.0)
+        self._begun: tuple[dict[int, int], float, int, float] = ({}, 0.0, 0, 0.0)
 
     def attend(self) -> None:
         """Open the statistics of every thread, so that reading them takes a microsecond each."""
@@ -141,18 +151,20 @@ class SystemClock:
 
     def begin(self) -> None:
         """Begin a spell: the counters first, so that reading them is no part of it."""
-        waited_s, switches = self._waited_s(), _switches()
-        self._begun = (waited_s, time.thread_time(), switches, time.perf_counter())
+        waited, switches = self._waited_ns(), _switches()
+        self._begun = (waited, time.thread_time(), switches, time.perf_counter())
 
     def end(self) -> Spell:
         """End the spell: the seconds first."""
         wall, own_s = time.perf_counter(), time.thread_time()
-        before_s, thread_s, switches, start = self._begun
+        before, thread_s, switches, start = self._begun
         wall_s = wall - start
-        waited_s = self._waited_s() - before_s if self._stats else (_switches() - switches) * _SWITCH_S
+        waits_s = [1e-9 * (ns - before.get(thread, ns)) for thread, ns in self._waited_ns().items()]
+        if not self._stats:
+            waits_s = [(_switches() - switches) * _SWITCH_S]
         # Two clocks that are read one after the other differ by a microsecond.
         asleep_s = wall_s - (own_s - thread_s) - 2e-6
-        return Spell(wall_s, max(0.0, waited_s, asleep_s))
+        return Spell(wall_s, max(0.0, asleep_s, *waits_s), sum(waits_s))
 
     def now(self) -> float:
         """Return the monotonic seconds of the system."""
@@ -172,15 +184,15 @@ class SystemClock:
         throttled = _throttled(self._root / "sys/fs/cgroup/cpu.stat")
         return Load(at, own_s, *found, throttled, count, shares_cores(threads.processors(), self._root), True)
 
-    def _waited_s(self) -> float:
-        """Return the seconds all threads were ready and did not run."""
-        total = 0
+    def _waited_ns(self) -> dict[int, int]:
+        """Return by thread the nanoseconds it was ready and did not run."""
+        found = {}
         for thread, file in list(self._stats.items()):
             try:
-                total += int(os.pread(file, 96, 0).split()[1])
+                found[thread] = int(os.pread(file, 96, 0).split()[1])
             except (OSError, IndexError, ValueError):  # the thread has ended
                 self._close([thread])
-        return total * 1e-9
+        return found
 
     def _close(self, ids: Iterable[int]) -> None:
         for thread in ids:
@@ -198,7 +210,7 @@ class TrustingClock(SystemClock):
 
     def begin(self) -> None:
         """Begin a spell."""
-        self._begun = (0.0, 0.0, 0, time.perf_counter())
+        self._begun = ({}, 0.0, 0, time.perf_counter())
 
     def end(self) -> Spell:
         """End it; nothing was lost."""

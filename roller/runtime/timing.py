@@ -161,10 +161,9 @@ def _alone(c: Contender, best: float, drop_factor: float, heat_s: float, clock: 
     """Time one candidate, or drop it after a look."""
     clock.attend()
     first = _glance(c, best, drop_factor, clock, patience)
-    least_s = first.wall_s - first.lost_s
     if first.wall_s > drop_factor * best and first.wall_s > MIN_SAMPLE_S:
-        doubt = "" if first.quiet or least_s > drop_factor * best else "none of its runs was quiet"
-        return Timing(first.wall_s, first.wall_s, 1, 1, False, doubt, least_s)
+        doubt = "" if first.quiet or first.least_s > drop_factor * best else "none of its runs was quiet"
+        return Timing(first.wall_s, first.wall_s, 1, 1, False, doubt, first.least_s)
     if first.wall_s <= LONG_S:
         return measure(c.run, budget_s=heat_s, min_samples=3, warm_up=1, clock=clock, patience=patience)
     once = spell(c.run, clock)

@@ -113,7 +113,7 @@ class Series:
         if self.settled():
             kept = quiet if self.clock.trusting else _fast(quiet)
             return Timing(statistics.median(kept), min(kept), len(kept), self.calls, least_s=min(kept))
-        least_s = min((w.wall_s - w.lost_s) / self.calls for w in self.windows)
+        least_s = min(w.least_s / self.calls for w in self.windows)
         if len(quiet) >= self.needed:
             doubt = f"repeated windows differ by {_apart(quiet):.0%}".replace("%", " %")
             return Timing(min(_medians(quiet)), min(quiet), len(quiet), self.calls, True, doubt, least_s)

@@ -81,3 +81,35 @@ def test_compile_no_cache(cache_dir: Path, capsys: pytest.CaptureFixture[str]) -
             main(["compile", "matmul(24, 20, 16)", "--device", "v100", "--top-k", "1", flag])
         assert "not measured" in capsys.readouterr().out
         assert cache_dir.exists() is made
+
+
+def test_list_drop_and_limit(cli: Cli, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, out, _ = cli("list")
+    assert (code, out) == (0, f"no kernels in {cache_dir}\n")
+    assert json.loads(cli("list", "--json")[1]) == []
+    for n in (24, 25, 26):
+        roller.compile(roller.ops.matmul(n, 20, 16), device="v100", top_k=1)
+    text = cli("list")[1]
+    assert "matmul(26x16, 16x20 float32)" in text and "v100" in text
+    assert "predicted: chosen by prediction, for a device that was not there" in text
+    assert "3 kernels, " in text
+    rows = json.loads(cli("list", "--json")[1])
+    assert {(r["operator"], r["device"], r["status"], r["measured_s"]) for r in rows} == {
+        ("matmul", "v100", "predicted", None)
+    }
+    assert cli("list", "--device", "h200")[1] == f"no kernels in {cache_dir}\n"
+
+    gone = next(r for r in rows if r["arguments"].startswith("25x16"))
+    code, out, _ = cli("drop", gone["key"][:12])
+    assert code == 0 and out.startswith("removed matmul(25x16, 16x20 float32) for v100, ")
+    code, out, err = cli("drop", gone["key"][:12])
+    assert (code, out) == (1, "") and "expected the beginning of a kernel's key" in err and err.count("\n") == 1
+
+    assert cli("limit")[1].startswith("4 GiB (the default): beyond it, what was used least recently goes")
+    code, out, _ = cli("limit", "1k")
+    assert code == 0 and "1 KiB (roller cache limit)" in out and "removed 2 artifacts" in out
+    assert json.loads(cli("info", "--json")[1])["limit_bytes"] == 1024
+    assert "limit:        1 KiB (roller cache limit)" in cli("info")[1]
+    monkeypatch.setenv("ROLLER_CACHE_SIZE", "none")
+    assert json.loads(cli("limit", "--json")[1])["limit_bytes"] is None
+    assert cli("limit", "much")[0] == 1

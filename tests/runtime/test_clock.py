@@ -186,7 +186,11 @@ def test_what_threads_waited_for_is_lost(tmp_path):
     clock.begin()
     write(tmp_path, "proc/self/task/7/schedstat", "1000 2000000000 3\n")
     write(tmp_path, "proc/self/task/8/schedstat", "1000 5000000 3\n")
-    assert clock.end().lost_s == pytest.approx(2.0)
+    write(tmp_path, "proc/self/task/8/schedstat", "1000 505000000 3\n")
+    found = clock.end()
+    assert (found.lost_s, found.together_s) == (pytest.approx(2.0), pytest.approx(2.5))
+    assert found.least_s == 0.0
+    assert Spell(3.0, 1.0, 1.5).least_s == 1.5
     clock.release()
     assert not clock._stats
 
