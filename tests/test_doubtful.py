@@ -96,8 +96,12 @@ def chosen(*records):
     expr, spec = roller.ops.matmul(64, 64, 64), roller.load_spec("v100")
     options = roller.ConstructOptions(top_k=len(records))
     candidates = construct_candidates(expr, spec, options)
+    def record(name, status, seconds, why):
+        doubtful = status == "doubtful"
+        return Record(name, status, why if doubtful else "", seconds, tied="" if doubtful else why)
+
     outcome = {
-        c.id: Record(c.id, status, why if status == "doubtful" else "", seconds, tied=why if status == "measured" else "")
+        c.id: record(c.id, status, seconds, why)
         for c, (status, seconds, why) in zip(candidates, records, strict=True)
     }
     made = roller.compile(expr, spec, top_k=1, cache=False).artifact

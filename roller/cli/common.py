@@ -264,7 +264,7 @@ def candidates_table(candidates: Iterable[Any], title: str, best_id: str | None 
         status = x.status + (" (best)" if x.id == best_id else "")
         if x.program.relaxed:
             status += f", relaxed {','.join(x.program.relaxed)}"
-        if x.reason and x.measured_s is None:  # what is said of times stands below the table, once
+        if x.reason and x.status != "doubtful":  # why that is stands below the table, once
             status += f": {first_line(x.reason)}"
         if x.proved:
             status += f", {first_line(x.proved)}"

@@ -45,7 +45,7 @@ def test_a_kernel_of_which_nothing_can_be_decided_says_so(monkeypatch):
     expr = TensorExpr("roots", (Tensor("x", (64,)),), (stage,), ("y",))
     monkeypatch.setattr(cpu_profile, "CpuKernel", _Lazy)
     monkeypatch.setattr(cpu_profile, "replace", lambda artifact, **_: artifact)
-    artifact = SimpleNamespace(rows=64, build={}, constants=(), program=SimpleNamespace(expr=expr))
+    artifact = SimpleNamespace(rows=64, build={}, target={}, constants=(), program=SimpleNamespace(expr=expr))
     monkeypatch.setattr(_Lazy, "bind", lambda self, x: (lambda: None, np.full_like(x, np.nan)))
     for timed in (True, False):
         record = cpu_profile.Bench(expr).profile({"a": artifact}, timed, budget_s=0.001)["a"]
