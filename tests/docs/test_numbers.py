@@ -1,0 +1,124 @@
+"""What the pages show is what the result files hold, and what the package has."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import re
+import sys
+
+import pytest
+
+import roller
+from roller.cli.main import app
+from tests.docs.pages import DOCS, ROOT
+
+RESULTS = ROOT / "benchmarks" / "results"
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+WORDS = " ".join(README.split())
+
+
+def results(name):
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def ratios(rows):
+    return [row["ratio"] for row in rows if row["ratio"] is not None]
+
+
+def mean(values):
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def test_the_readme_is_for_strangers():
+    assert len(README.splitlines()) <= 150
+
+
+def test_speeds_of_networks_are_those_of_the_results():
+    data = results("onnx")
+    speeds = ratios(data["models"])
+    names = {row["model"] for row in data["models"]}
+    said = (
+        f"{len(names)} networks run {mean(speeds):.2f} times as fast as with ONNX Runtime {data['run']['onnxruntime']}"
+    )
+    assert said + f" (geometric mean of {len(speeds)} cases, {min(speeds):.2f} to {max(speeds):.2f};" in WORDS
+    assert f"| {mean(speeds):.2f} ({len(speeds)} cases) |" in WORDS
+
+
+def test_speeds_of_operators_are_those_of_the_results():
+    data = results("cpu")
+    speeds = ratios(data["operators"])
+    version = data["run"]["torch"].partition("+")[0]
+    said = (
+        f"{len(speeds)} operators {mean(speeds):.2f} times as fast as with the best of PyTorch {version}, ONNX Runtime"
+    )
+    assert said + f" and NumPy ({min(speeds):.2f} to {max(speeds):.2f};" in WORDS
+    assert f"The slowest of the {len(speeds)} operators, a depthwise convolution, reaches {min(speeds):.2f}" in WORDS
+    slowest = min(data["operators"], key=lambda row: row["ratio"] or math.inf)
+    assert slowest["kind"] == "depthwise"
+
+
+def test_the_comparison_with_tuning_is_that_of_the_results():
+    data = results("metaschedule")
+    rows = data["operators"]
+    speeds = [row["ratio"]["median"] for row in rows]
+    tuned, constructed = [row["tuning"]["seconds"] for row in rows], [row["top_k_s"] for row in rows]
+    assert f"| {min(constructed):.1f} to {max(constructed):.1f}, ten candidates timed |" in WORDS
+    assert f"| {min(tuned):.0f} to {max(tuned):.0f}, {data['run']['trials']} trials |" in WORDS
+    assert f"| {mean(speeds):.2f} (4 operators, one at {min(speeds):.2f}) |" in WORDS
+    assert len(rows) == 4 and data["run"]["date"] in WORDS
+
+
+def test_the_picture_is_drawn_from_the_results():
+    spec = importlib.util.spec_from_file_location("speed_picture", DOCS / "speed_picture.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    del sys.modules[spec.name]
+    found = module.speeds()
+    assert sum(map(len, found.networks.values())) == len(ratios(results("onnx")["models"]))
+    assert sum(map(len, found.measured.values())) == len(ratios(results("cpu")["operators"]))
+    for palette in module.PALETTES:
+        text = (module.IMAGES / f"speed-{palette.name}.svg").read_text(encoding="utf-8")
+        assert f"drawn from {found.digest}" in text, "run `python docs/speed_picture.py` (extra bench)"
+
+
+def documented():
+    return set(re.findall(r"^::: (\S+)", "\n".join(p.read_text() for p in (DOCS / "api").glob("*.md")), re.MULTILINE))
+
+
+@pytest.mark.parametrize("name", sorted(set(roller.__all__) - {"ops", "RollerError"}))
+def test_every_public_name_is_in_the_api_reference(name):
+    value = getattr(roller, name)
+    assert f"{value.__module__}.{value.__qualname__}" in documented(), f"roller.{name}: give it its place in docs/api"
+
+
+@pytest.mark.parametrize("name", sorted(set(roller.ops.__all__) - {"ONNX_NAMES", "REGISTRY"}))
+def test_every_operator_is_in_the_api_reference(name):
+    value = getattr(roller.ops, name)
+    assert f"{value.__module__}.{value.__qualname__}" in documented(), f"roller.ops.{name}: add it to the reference"
+
+
+def test_what_the_api_reference_names_is_there():
+    for path in documented():
+        module, _, name = path.rpartition(".")
+        assert path == "roller.errors" or hasattr(importlib.import_module(module), name), path
+
+
+def test_every_verb_is_on_the_page_of_the_command_line():
+    text = (DOCS / "command-line.md").read_text(encoding="utf-8")
+    verbs = [c.name for c in app.registered_commands] + [g.typer_instance.info.name for g in app.registered_groups]
+    assert len(verbs) >= 11
+    assert [v for v in verbs if f"`roller {v}" not in text] == []
+
+
+def test_every_result_has_a_page():
+    pages = "\n".join(p.read_text(encoding="utf-8") for p in (DOCS / "results").glob("*.md"))
+    assert [p.name for p in RESULTS.glob("*.md") if f'"benchmarks/results/{p.name}"' not in pages] == []
+
+
+def test_every_result_of_a_machine_says_so():
+    """The pages say on which machine: the reports must."""
+    for name in ("onnx", "cpu", "metaschedule"):
+        assert f"processor {results(name)['run']['processor']}" in (RESULTS / f"{name}.md").read_text(encoding="utf-8")
