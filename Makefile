@@ -9,7 +9,7 @@ comma := ,
 EXTRAS := $(if $(filter Linux-x86_64 Linux-aarch64,$(shell uname -s)-$(shell uname -m)),dev$(comma)cuda12,dev)
 WORKERS ?= 2
 
-.PHONY: demo test slow torch fuzz lint format typecheck check-all clean
+.PHONY: demo test slow torch fuzz docs docs-tools lint format typecheck check-all clean
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -42,6 +42,14 @@ fuzz: $(STAMP)
 	for g in expressions operators calls gpu onnx; do \
 	  $(BIN)/python -m benchmarks.fuzz $$g --cases $(CASES) --seed $(SEED) --minutes $(MINUTES) || failed=1; \
 	done; test -z "$$failed"
+
+# The site of docs/ in build/site; a broken link, an omitted page or a name of the API that is not there is an error.
+docs-tools: $(STAMP)
+	$(BIN)/python -c "import material, mkdocstrings_handlers.python" 2>/dev/null || \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[docs]"
+
+docs: docs-tools
+	$(BIN)/python -m mkdocs build --strict --quiet
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
