@@ -20,7 +20,7 @@ from roller.choosing.proving import Verdict, is_proved, noted, seconds_of
 from roller.choosing.proving import prove as prove_kernel
 from roller.compiled import CompiledKernel
 from roller.construction.options import TEMPLATE_VERSION, ConstructOptions
-from roller.errors import BuildError, RollerError
+from roller.errors import BuildError, RollerError, TileError
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.hardware.detect import is_this_machine
@@ -92,8 +92,15 @@ def construct(
     return [found[n] for n in worth_timing(found, spec)]
 
 
-def predict(expr: Any, device: str | DeviceSpec, tiles: Mapping[str, Tile], *, fragment: str | None = None) -> Estimate:
-    """Price tiles a person names.
+def predict(
+    expr: Any,
+    device: str | DeviceSpec,
+    tiles: Mapping[str, Tile] | str | RProgram,
+    *,
+    fragment: str | None = None,
+    **mechanisms: int,
+) -> Estimate:
+    """Price tiles, or a whole program, that a person names.
 
     Parameters
     ----------
@@ -106,10 +113,13 @@ def predict(expr: Any, device: str | DeviceSpec, tiles: Mapping[str, Tile], *, f
         is the reduction extent in ``shared``, or stands apart as ``rstep``. An axis left out is 1 in ``register`` and
         the extent of the layer above elsewhere; extents beyond the tensor are padded; nothing needs to be a
         multiple of anything.
+        Or the name of a program, as :func:`construct` prints it (``str(candidate.program)``), or the program itself:
+        it then has the price it was constructed with, to the last digit.
     fragment
-        Name of a matrix instruction of the device (``"mma.m16n8k16.f16.f32"``) that computes the tiles, which then must
-        be whole fragments: ``register`` is the tile of its threads together (one fragment along the reduction).
-        ``None``: no matrix unit.
+        Matrix instruction of the device (``"mma.m16n8k16.f16.f32"``) that computes the tiles, which then must be whole
+        fragments: ``register`` is the tile of its threads together (one fragment along the reduction).
+    **mechanisms
+        ``stages``, ``split_k``, ``raster``: what tiles do not say, and a name does (:class:`~roller.tile.RProgram`).
 
     Returns
     -------
@@ -119,19 +129,28 @@ def predict(expr: Any, device: str | DeviceSpec, tiles: Mapping[str, Tile], *, f
     Raises
     ------
     TileError
-        Where a tile is malformed or exceeds a capacity.
+        Where a tile or a name is malformed, does not belong to the expression, or exceeds a capacity.
 
     Examples
     --------
     >>> import roller
+    >>> matmul = roller.ops.matmul(4096, 4096, 4096)
     >>> tiles = {"shared": {"i": 128, "j": 64, "k": 32}, "register": {"i": 8, "j": 4}}
-    >>> estimate = roller.predict(roller.ops.matmul(4096, 4096, 4096), device="v100", tiles=tiles)
-    >>> 0.010 < estimate.seconds < 0.013
+    >>> 0.010 < roller.predict(matmul, device="v100", tiles=tiles).seconds < 0.013
+    True
+    >>> best = roller.construct(matmul, device="v100", top_k=1)[0]
+    >>> roller.predict(matmul, "v100", str(best.program)) == best.estimate
     True
     """
-    from roller.construction.named import estimate_tiles
+    from roller.construction.named import Mechanisms, estimate_tiles
+    from roller.construction.named_program import estimate_named, program_from_name
 
-    return estimate_tiles(expression_of(expr), target_of(device)[0], tiles, fragment)
+    expression, spec, how = expression_of(expr), target_of(device)[0], Mechanisms(**mechanisms)
+    if not isinstance(tiles, (str, RProgram)):
+        return estimate_tiles(expression, spec, tiles, fragment, how)
+    if fragment is not None or how != Mechanisms():
+        raise TileError("predict: a program's name says fragment, stages, split_k and raster. Write them into it.")
+    return estimate_named(program_from_name(expression, spec, str(tiles)), spec)
 
 
 def compile(
@@ -220,7 +239,7 @@ def compile(
     chosen, values = constants_of(constants, expression, options_of(options, top_k))
     seed, cache, remeasure = checked_seed(seed), flag(cache, "cache"), flag(remeasure, "remeasure")
     how = How(deterministic, 0.0 if refine_s is None else refine_s)
-    here = _is_here(spec) or handle is not None
+    here = is_this_machine(spec) or handle is not None
     if how.refine_s and not here:
         raise RollerError(f"refine_s: expected a device that is here to time on, got '{spec.name}'. Leave it out.")
     prove_for_s = seconds_of(prove, prove_s, here, spec.name) if prove is not False or prove_s is not None else 0.0
@@ -298,11 +317,6 @@ def _with_constants(artifact: KernelArtifact) -> KernelArtifact:
     return replace(artifact, constants=tuple(found))
 
 
-def _is_here(spec: DeviceSpec) -> bool:
-    """Whether this process runs the kernels it compiles for the device."""
-    return is_this_machine(spec)
-
-
 def _candidate_of(cached: CachedCandidate) -> Candidate:
     from roller.construction.constructor import Candidate
     from roller.perf.estimate import Estimate
@@ -330,7 +344,7 @@ def _compile(
     candidates = construct_candidates(expression, spec, options)
     if handle is not None:
         return _compile_on(handle, expression, spec, candidates, options, seed, how)
-    if _is_here(spec):
+    if is_this_machine(spec):
         return _compile_here(expression, spec, candidates, options, seed, how)
     share = target_units(spec, options)
 

@@ -59,6 +59,9 @@ def construct_command(
         return
     screen = console()
     screen.print(candidates_table(candidates, f"{expr} on {spec.description}: predicted, not measured"))
+    screen.print("names, for `roller predict --program` and `roller explain --why-not`, in single quotes:")
+    for rank, c in enumerate(candidates, 1):
+        screen.print(f"{rank:>3} {c.program}", soft_wrap=True)
     for note in notes:
         screen.print(note, soft_wrap=True)
     if top_k != "auto" and len(candidates) < top_k:

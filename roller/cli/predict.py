@@ -22,30 +22,50 @@ from roller.cli.common import (
 )
 
 TileOption = Annotated[
-    list[str],
+    list[str] | None,
     typer.Option("--tile", "-t", metavar="LAYER=TILE", help="E.g. shared=i:64,j:64,k:8 or register=4,4,1; repeat."),
+]
+ProgramOption = Annotated[
+    str | None, typer.Option("--program", "-p", metavar="NAME", help="Name of a program, as `roller construct` prints.")
 ]
 FragmentOption = Annotated[
     str | None, typer.Option("--fragment", metavar="NAME", help="Matrix instruction, e.g. mma.m16n8k16.f16.f32.")
 ]
+StagesOption = Annotated[int, typer.Option("--stages", min=1, help="Copies of each staged tile: a pipeline.")]
+SplitOption = Annotated[int, typer.Option("--split-k", min=1, help="Parts the reduction is split into.")]
+RasterOption = Annotated[int, typer.Option("--raster", min=1, help="Block tiles of the slower axis run over first.")]
 
 
 def predict_command(
     expression: ExprArgument,
-    tiles: TileOption,
+    tiles: TileOption = None,
+    program: ProgramOption = None,
     device: DeviceOption = "cpu",
     as_json: JsonOption = False,
     settings: SetOption = None,
     fragment: FragmentOption = None,
+    stages: StagesOption = 1,
+    split_k: SplitOption = 1,
+    raster: RasterOption = 1,
 ) -> None:
-    """Predict the time of chosen tiles and print every term of the estimate."""
+    """Predict the time of chosen tiles (--tile), or of a named program (--program), with every term."""
+    if (program is None) == (not tiles):
+        raise typer.BadParameter("expected tiles (--tile) or the name of a program (--program), one of the two.")
     spec = device_of(device, settings)
     expr = roller.ops.parse(expression)
-    estimate = roller.predict(expr, device=spec, tiles=tiles_of(tiles), fragment=fragment)
+    estimate = roller.predict(
+        expr,
+        spec,
+        tiles_of(tiles) if program is None else program,
+        fragment=fragment,
+        stages=stages,
+        split_k=split_k,
+        raster=raster,
+    )
     if as_json:
         print_json({"expression": str(expr), "device": spec.name, **prediction_json(estimate)})
         return
     screen = console()
     screen.print(f"{expr} on {spec.description}: terms of the prediction", soft_wrap=True)
     screen.print(terms_table(estimate))
-    screen.print(prediction_text(estimate))
+    screen.print(prediction_text(estimate), soft_wrap=True)

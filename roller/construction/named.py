@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from roller import perf
+from roller.construction.capacities import check_block, replace_budget
 from roller.construction.constructor import program_of
 from roller.construction.cpu_pool import staged_choices, store_choices, vector_axes
 from roller.construction.gpu_pool import structure_of
 from roller.construction.named_matrix import matrix_batch
+from roller.construction.program_checks import check_program
 from roller.construction.reduction import window_axes
 from roller.errors import TileError, did_you_mean, shown
 from roller.expr import TensorExpr
@@ -21,7 +23,6 @@ from roller.expr.canonical import fuse_axes, group_axes
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.estimate import Estimate
-from roller.perf.gpu import register_words
 from roller.tile.alignment import broken_rules
 from roller.tile.geometry import Geometry, Ints
 from roller.tile.program import RProgram
@@ -40,6 +41,21 @@ LAYER_ALIASES = {
 STEP = "rstep"
 #: Largest extent, and most points of one tile: what is counted of them stays exact in 64 bits.
 MAX_EXTENT, MAX_POINTS = 2**31 - 1, 2**53
+
+
+@dataclass(frozen=True)
+class Mechanisms:
+    """What a program does beyond its tiles; fields as in :class:`~roller.tile.program.RProgram`."""
+
+    stages: int = 1
+    split_k: int = 1
+    raster: int = 1
+
+    def __post_init__(self) -> None:
+        """Reject what is no count."""
+        for name, n in vars(self).items():
+            if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= MAX_EXTENT:
+                raise TileError(f"{name}: expected a whole number from 1 to {MAX_EXTENT}, got {n!r}.")
 
 
 @dataclass(frozen=True)
@@ -80,35 +96,41 @@ def program_from_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, T
 
 
 def estimate_tiles(
-    expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, Tile], fragment: str | None = None
+    expr: TensorExpr,
+    spec: DeviceSpec,
+    tiles: Mapping[str, Tile],
+    fragment: str | None = None,
+    how: Mechanisms = Mechanisms(),
 ) -> Estimate:
     """Price tiles named by layer, aligned or not; see :func:`named_tiles` for what may be named.
 
     Tiles need not be whole tiles of the faster layer. On a GPU threads at the edge of a block then compute points that
     nobody stores; on a CPU a task takes the whole register tiles that cover it. A reduction without reuse is priced on
     a GPU with its points spread over threads, and staged with threads over the outputs only, as published tiles mean
-    it; the faster one counts. With the name of a ``fragment`` the tiles are those of a matrix program: whole fragments,
-    one stage.
+    it; the faster one counts. With the name of a ``fragment`` the tiles are those of a matrix program: whole fragments.
+    ``how`` says what the program does beyond its tiles.
 
     Raises
     ------
     TileError
-        As :func:`named_tiles`, and where a capacity of the device is exceeded.
+        As :func:`named_tiles`, where a capacity of the device is exceeded, and where the structure of the tiles has no
+        such mechanism.
     """
     named = named_tiles(expr, spec, tiles)
     if fragment is not None:
-        batch = matrix_batch(named.geometry, named.rows, spec, fragment)
+        batch = _with(matrix_batch(named.geometry, named.rows, spec, fragment), how)
         program = program_of(batch, 0, spec)
-        _check_gpu(program, batch, spec)
+        check_program(program, spec)
+        check_block(program, batch, spec)
         return perf.estimate_program(program, replace_budget(spec))
     if spec.kind == "cpu":
         budget = replace_budget(spec)
-        return perf.estimate_program(_program(named.whole, budget, structure_of(named.geometry)), budget)
+        return perf.estimate_program(_program(named.whole, budget, structure_of(named.geometry), how=how), budget)
     found: list[Estimate] = []
     errors: list[TileError] = []
     for structure, staged in _kinds(named):
         try:
-            program = _program(named.whole, spec, structure, staged)
+            program = _program(named.whole, spec, structure, staged, how)
         except TileError as error:
             errors.append(error)
         else:
@@ -258,10 +280,21 @@ def _kinds(named: NamedTiles) -> list[tuple[str, tuple[str, ...]]]:
     return found
 
 
-def _program(named: NamedTiles, spec: DeviceSpec, structure: str, staged: tuple[str, ...] | None = None) -> RProgram:
+def _with(batch: TileBatch, how: Mechanisms) -> TileBatch:
+    """Return a batch whose programs do what is said beyond their tiles."""
+    return replace(batch, split_k=batch.split_k * how.split_k, stages=how.stages, raster=how.raster)
+
+
+def _program(
+    named: NamedTiles,
+    spec: DeviceSpec,
+    structure: str,
+    staged: tuple[str, ...] | None = None,
+    how: Mechanisms = Mechanisms(),
+) -> RProgram:
     geometry, rows = named.geometry, named.rows
     if spec.kind == "cpu":
-        return _cpu_program(geometry, spec, structure, rows)
+        return _cpu_program(geometry, spec, structure, rows, how)
     if staged is None:
         staged = geometry.load_names if structure == "tiled" else ()
     reductions = ~geometry.spatial
@@ -269,9 +302,11 @@ def _program(named: NamedTiles, spec: DeviceSpec, structure: str, staged: tuple[
         # A thread walks the reduction step point by point: nothing is held in registers from one to the next.
         rows = (tuple(1 if r else n for n, r in zip(rows[0], reductions, strict=True)), *rows[1:])
     ones = np.ones(1, np.int64)
-    batch = TileBatch(geometry, structure, _row(rows[0]), _row(rows[-1]), ones, staged)
+    batch = _with(TileBatch(geometry, structure, _row(rows[0]), _row(rows[-1]), ones, staged), how)
     program = program_of(batch, 0, spec)
-    _check_gpu(program, batch, spec)
+    if how != Mechanisms():
+        check_program(program, spec)
+    check_block(program, batch, spec)
     return replace(program, relaxed=broken_rules(program, spec))
 
 
@@ -279,7 +314,9 @@ def _row(extents: tuple[int, ...]) -> Ints:
     return np.array([extents], np.int64)
 
 
-def _cpu_program(geometry: Geometry, spec: DeviceSpec, structure: str, rows: tuple[tuple[int, ...], ...]) -> RProgram:
+def _cpu_program(
+    geometry: Geometry, spec: DeviceSpec, structure: str, rows: tuple[tuple[int, ...], ...], how: Mechanisms
+) -> RProgram:
     """Return the tiles with the vector axis, the packing and the stores that make them fastest.
 
     Raises
@@ -292,7 +329,9 @@ def _cpu_program(geometry: Geometry, spec: DeviceSpec, structure: str, rows: tup
     for v in vector_axes(geometry, structure):
         for staged in staged_choices(geometry, v) if structure == "tiled" else [()]:
             batch = TileBatch(geometry, structure, _row(rows[0]), _row(rows[-1]), ones, staged, _row(rows[1]), v)
-            programs += [program_of(b, 0, spec) for b in store_choices(batch, spec)]
+            programs += [program_of(b, 0, spec) for b in store_choices(_with(batch, how), spec)]
+    for program in programs if how != Mechanisms() else ():
+        check_program(program, spec)
     priced = [(e.seconds, str(p), p) for p, e in zip(programs, perf.estimate_programs(programs, spec), strict=True)]
     seconds, _, best = min(priced, key=lambda x: x[:2])
     if not np.isfinite(seconds):
@@ -338,43 +377,3 @@ def _extents(layer: str, tile: Tile, geometry: Geometry, above: tuple[int, ...],
             "Make the tile smaller."
         )
     return row
-
-
-def _check_gpu(program: RProgram, batch: TileBatch, spec: DeviceSpec) -> None:
-    """Raise the one clear error where a block exceeds a capacity of the device."""
-    lim, threads = spec.limits, program.threads_per_block
-    if lim.threads_per_block is not None and threads > lim.threads_per_block:
-        raise TileError(
-            f"tiles: the block has {threads} threads ({program.threads}), {spec.name} allows {lim.threads_per_block}. "
-            "Enlarge the register tile or shrink the shared tile."
-        )
-    words = int(register_words(batch)[0])
-    if lim.registers_per_thread is not None and words > lim.registers_per_thread:
-        raise TileError(
-            f"tiles: the register tile needs {words} registers per thread, {spec.name} has {lim.registers_per_thread}. "
-            "Shrink the register tile."
-        )
-    terms = perf.estimate_program(program, replace_budget(spec)).terms
-    used = int(terms["scratchpad_bytes"])
-    limit = spec.layer("shared").capacity_bytes
-    if used > limit:
-        raise TileError(
-            f"tiles: the shared tile needs {used} bytes of scratchpad, {spec.name} has {limit} per unit. "
-            "Shrink the shared tile or the reduction step."
-        )
-    if terms["blocks_per_unit"] < 1:
-        raise TileError(
-            f"tiles: expected a block that fits one unit of {spec.name} ({lim.registers_per_unit} registers, "
-            f"{lim.threads_per_unit} threads), got {threads} threads with {int(terms['registers'])} registers each. "
-            "Shrink the shared tile or the register tile."
-        )
-
-
-def replace_budget(spec: DeviceSpec) -> DeviceSpec:
-    """Return ``spec`` with usable budgets raised to the hard limits: named tiles may use all there is."""
-    if spec.kind == "cpu":
-        limits = replace(spec.limits, usable_vector_registers=spec.limits.vector_registers)
-        return replace(spec, limits=limits)
-    layers = tuple(replace(x, usable_bytes=x.capacity_bytes) if x.name == "shared" else x for x in spec.memory_layers)
-    limits = replace(spec.limits, usable_registers_per_thread=spec.limits.registers_per_thread)
-    return replace(spec, memory_layers=layers, limits=limits)

@@ -19,6 +19,7 @@ from roller.errors import MALFORMED, ArtifactError, TileError
 from roller.expr import SPATIAL, Axis, TensorExpr
 from roller.expr.serialize import expr_from_dict, expr_to_dict
 from roller.fragment import Fragment
+from roller.tile.program_name import name_of
 
 #: Code-generation structures (one template each), chosen by properties of the expression.
 STRUCTURES = ("tiled", "matrix", "window", "rows", "streaming", "winograd2", "winograd4")
@@ -249,32 +250,5 @@ class RProgram:
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
 
     def __str__(self) -> str:
-        """All fields on one line; injective for one expression."""
-        tiles = " ".join(
-            f"{layer}[{' '.join(f'{n}={e}' for n, e in zip(self.axis_names, extents, strict=True))}]"
-            for layer, extents in self.tiles
-        )
-        extra = []
-        if self.vector_axis is not None:
-            extra.append(f"vector={self.vector_axis}:{self.vector_elements}")
-        if self.staged:
-            extra.append("staged=" + ",".join(self.staged))
-        if self.storage_padding:
-            extra.append("pad=" + ",".join(f"{t}+{n}" for t, n in self.storage_padding))
-        if self.interleaved:
-            extra.append("interleaved")
-        if self.split_k > 1:
-            extra.append(f"split_k={self.split_k}")
-        if self.constants:
-            extra.append("constants=" + ",".join(self.constants))
-        if self.nontemporal:
-            extra.append("nontemporal")
-        if self.stages > 1:
-            extra.append(f"stages={self.stages}")
-        if self.raster > 1:
-            extra.append(f"raster={self.raster}")
-        if self.fragment is not None:
-            extra.append(f"fragment={self.fragment.name}:{','.join(self.matrix_axes)}")
-        if self.relaxed:
-            extra.append("relaxed=" + ",".join(self.relaxed))
-        return " ".join([f"{self.kind}/{self.structure}", tiles, *extra])
+        """Its name (:mod:`roller.tile.program_name`): all fields on one line; injective for one expression."""
+        return name_of(self)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -257,14 +258,43 @@ def test_numbers_of_a_device_that_is_here_can_be_set(cli):
     assert constructed["candidates"][0]["predicted_s"] == plain["candidates"][0]["predicted_s"]
 
 
+@pytest.mark.parametrize("device", ["v100", "cpu-avx512"])
+def test_every_name_that_construct_prints_is_predicted_alike(cli, device):
+    code, out, err = cli("construct", MATMUL, "-d", device, "-k", "3")
+    assert code == 0, err
+    candidates = json.loads(cli("construct", MATMUL, "-d", device, "-k", "3", "--json")[1])["candidates"]
+    names = re.findall(rf"^ +\d+ ({roller.load_spec(device).kind}/.*)$", out, re.MULTILINE)
+    assert names == [c["program"] for c in candidates]
+    for c in candidates:
+        code, out, err = cli("predict", MATMUL, "-d", device, "--program", c["program"], "--json")
+        assert code == 0, err
+        assert json.loads(out)["terms"] == c["terms"] and json.loads(out)["predicted_s"] == c["predicted_s"]
+
+
+def test_predict_takes_tiles_or_a_name(cli):
+    tiles = ("-t", "shared=32,32,8", "-t", "register=4,4,1")
+    plain, ring = (json.loads(cli("predict", MATMUL, "-d", "h200", *tiles, *how, "--json")[1])["predicted_s"]
+                   for how in ((), ("--stages", "3", "--split-k", "2")))  # fmt: skip
+    assert plain != ring
+    for wrong in ((), (*tiles, "--program", "gpu/tiled")):
+        code, _, err = cli("predict", MATMUL, "-d", "v100", *wrong)
+        assert code == 2 and "one of the two" in " ".join(err.split())
+    assert "expected 'gpu/STRUCTURE'" in cli("predict", MATMUL, "-d", "v100", "--program", "x")[2]
+
+
 def test_sensitivity_of_an_operator_and_of_a_file(cli, tmp_path):
     operator = "elementwise('relu', (4096, 4096))"
     code, out, err = cli("sensitivity", operator, "--device", "v100")
     assert code == 0, err
     assert "enlarge first: memory_layers.global.bandwidth_bytes_per_s" in out
-    assert "could be 20% smaller, each alone: " in out
+    assert "could be smaller, each alone: " in out
+    (setting,) = re.findall(r"roller construct (--set \S+) shows it", out)
+    shown = json.loads(cli("construct", operator, "-d", "v100", "--json", *setting.split())[1])["candidates"][0]
     data = json.loads(cli("sensitivity", operator, "-d", "v100", "--json")[1])
     assert data["enlarge"] == "memory_layers.global.bandwidth_bytes_per_s"
+    effect = next(e for e in data["effects"] if e["field"] == data["enlarge"])
+    change = next(c for c in effect["changes"] if c["value"] == data["enlarge_to"])
+    assert shown["predicted_s"] == change["predicted_s"][0] < data["predicted_s"][0]
     slower = json.loads(cli("sensitivity", operator, "-d", "v100", "--json", "--set", "clock_hz=2e8")[1])
     effect = [{e["field"]: e["percent_per_percent"] for e in d["effects"]}.get("clock_hz", 0) for d in (data, slower)]
     assert effect[1] < effect[0], "at a low clock the arithmetic of a stream begins to count"

@@ -1,0 +1,216 @@
+"""The name of a program: every field on one line, written so that the program can be read back from it.
+
+``construct`` prints it and ``predict``, ``explain`` and ``why_not`` take it::
+
+    gpu/tiled register[i=8 j=4 k=1] shared[i=128 j=64 k=32] vector=j:4 staged=A,B interleaved split_k=2 stages=3
+
+Fields that say nothing (no vectors, nothing staged, one stage) are left out. Names of axes and tensors stand as they
+are; one that would be misread (spaces, brackets, commas, quotes) stands as a JSON string.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from roller.errors import TileError, bounded, did_you_mean
+
+if TYPE_CHECKING:
+    from roller.tile.program import RProgram
+
+_STRING = r'"(?:[^"\\]|\\.)*"'
+_PLAIN = re.compile(r"[^\s\[\]=,\"']+")
+_HEAD = re.compile(r"\s*(\w+)/(\w+)(?=\s|$)")
+_TILE = re.compile(rf'\s*(\w+)\[((?:{_STRING}|[^"\]])*)\](?=\s|$)')
+_EXTENT = re.compile(rf'\s*({_STRING}|[^\s="]+)=(\d{{1,18}})(?=\s|$)')
+_FIELD = re.compile(rf'\s*(\w+)(?:=((?:{_STRING}|[^\s"])+))?(?=\s|$)')
+_ITEM = re.compile(rf'((?:{_STRING}|[^",])+)(?:,|$)')
+
+#: Fields that hold a number, a list of names, or nothing.
+_NUMBERS, _LISTS, _FLAGS = ("split_k", "stages", "raster"), ("staged", "constants"), ("interleaved", "nontemporal")
+_FIELDS = ("vector", "staged", "pad", "fragment", "relaxed", *_NUMBERS, *_LISTS, *_FLAGS)
+_REMEDY = "Copy the name from `roller construct`, or str(program)."
+
+
+@dataclass(frozen=True)
+class ProgramName:
+    """What the name of a program says; fields as in :class:`~roller.tile.program.RProgram`, unchecked.
+
+    Parameters
+    ----------
+    tiles
+        ``((layer, ((axis, extent), ...)), ...)`` from fastest to slowest.
+    vector
+        Axis and elements, or ``None``.
+    fragment
+        Name of the matrix instruction, or ``None``.
+    """
+
+    kind: str
+    structure: str
+    tiles: tuple[tuple[str, tuple[tuple[str, int], ...]], ...]
+    vector: tuple[str, int] | None = None
+    staged: tuple[str, ...] = ()
+    pad: tuple[tuple[str, int], ...] = ()
+    interleaved: bool = False
+    split_k: int = 1
+    constants: tuple[str, ...] = ()
+    nontemporal: bool = False
+    stages: int = 1
+    raster: int = 1
+    fragment: str | None = None
+    matrix_axes: tuple[str, ...] = ()
+    relaxed: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Names of the axes, in order."""
+        return tuple(axis for axis, _ in self.tiles[0][1])
+
+
+def name_of(program: RProgram) -> str:
+    """Return the name of a program; no two programs of one expression share it."""
+    words = [f"{program.kind}/{program.structure}"]
+    for layer, extents in program.tiles:
+        pairs = (f"{_quoted(n)}={e}" for n, e in zip(program.axis_names, extents, strict=True))
+        words.append(f"{layer}[{' '.join(pairs)}]")
+    if program.vector_axis is not None:
+        words.append(f"vector={_quoted(program.vector_axis)}:{program.vector_elements}")
+    if program.staged:
+        words.append(f"staged={_listed(program.staged)}")
+    if program.storage_padding:
+        words.append("pad=" + ",".join(f"{_quoted(t)}+{n}" for t, n in program.storage_padding))
+    if program.interleaved:
+        words.append("interleaved")
+    if program.split_k > 1:
+        words.append(f"split_k={program.split_k}")
+    if program.constants:
+        words.append(f"constants={_listed(program.constants)}")
+    if program.nontemporal:
+        words.append("nontemporal")
+    words += [f"{n}={v}" for n, v in (("stages", program.stages), ("raster", program.raster)) if v > 1]
+    if program.fragment is not None:
+        words.append(f"fragment={program.fragment.name}:{_listed(program.matrix_axes)}")
+    if program.relaxed:
+        words.append(f"relaxed={_listed(program.relaxed)}")
+    return " ".join(words)
+
+
+def read_name(text: str) -> ProgramName:
+    """Return what the name of a program says.
+
+    Raises
+    ------
+    TileError
+        Where it is no such name; the message says at which word.
+
+    Examples
+    --------
+    >>> read_name("gpu/tiled register[i=8 j=4] shared[i=64 j=64] vector=j:4 staged=A,B stages=3").stages
+    3
+    """
+    head = _HEAD.match(text)
+    if head is None:
+        raise _refused("'gpu/STRUCTURE' or 'cpu/STRUCTURE' first", text)
+    tiles: list[tuple[str, tuple[tuple[str, int], ...]]] = []
+    found: dict[str, object] = {}
+    at = head.end()
+    while text[at:].strip():
+        tile = _TILE.match(text, at)
+        if tile is not None:
+            tiles.append((tile[1], _extents(tile[2], text[at:])))
+            at = tile.end()
+            continue
+        word = _FIELD.match(text, at)
+        if word is None or word[1] not in _FIELDS or word[1] in found:
+            hint = did_you_mean(word[1], _FIELDS) if word is not None and word[1] not in _FIELDS else ""
+            raise _refused(f"a tile 'LAYER[AXIS=EXTENT ...]' or one of the fields {sorted(set(_FIELDS))}, each once",
+                           text[at:], hint)  # fmt: skip
+        found[word[1]] = _value(word[1], word[2], text[at:])
+        at = word.end()
+    if not tiles or any([a for a, _ in t] != [a for a, _ in tiles[0][1]] for _, t in tiles):
+        raise _refused("tiles of two layers or more over the same axes in the same order", text)
+    if "fragment" in found:
+        found["fragment"], found["matrix_axes"] = found["fragment"]  # type: ignore[misc]
+    return ProgramName(head[1], head[2], tuple(tiles), **found)  # type: ignore[arg-type]
+
+
+def _value(name: str, value: str | None, where: str) -> object:
+    """Return the value of a field from its text."""
+    if name in _FLAGS:
+        if value is not None:
+            raise _refused(f"'{name}' without a value", where)
+        return True
+    if value is None:
+        raise _refused(f"'{name}=...'", where)
+    if name in _NUMBERS:
+        return _number(value, where)
+    if name == "vector":
+        axis, _, elements = value.rpartition(":")
+        return _name(axis, where), _number(elements, where)
+    if name == "pad":
+        parts = (item.rpartition("+") for item in _items(value, where))
+        return tuple((_name(t, where), _number(n, where)) for t, _, n in parts)
+    if name == "fragment":
+        fragment, _, axes = value.partition(":")
+        return fragment, tuple(_name(a, where) for a in _items(axes, where))
+    return tuple(_name(item, where) for item in _items(value, where))
+
+
+def _extents(text: str, where: str) -> tuple[tuple[str, int], ...]:
+    found: list[tuple[str, int]] = []
+    at = 0
+    while text[at:].strip():
+        pair = _EXTENT.match(text, at)
+        if pair is None:
+            raise _refused("'AXIS=EXTENT', an extent a whole number", where)
+        found.append((_name(pair[1], where), int(pair[2])))
+        at = pair.end()
+    return tuple(found)
+
+
+def _items(text: str, where: str) -> list[str]:
+    """Return the parts of a list, at commas that stand in no string."""
+    found, at = [], 0
+    while at < len(text):
+        item = _ITEM.match(text, at)
+        if item is None:
+            raise _refused("names with commas between them", where)
+        found.append(item[1])
+        at = item.end()
+    return found
+
+
+def _number(text: str, where: str) -> int:
+    if not re.fullmatch(r"\d{1,18}", text):
+        raise _refused("a whole number", where)
+    return int(text)
+
+
+def _name(text: str, where: str) -> str:
+    if not text.startswith('"'):
+        if not text:
+            raise _refused("a name", where)
+        return text
+    try:
+        return str(json.loads(text))
+    except ValueError:
+        raise _refused("a name, or a JSON string of one", where) from None
+
+
+def _quoted(name: str) -> str:
+    """Return a name as it stands where it cannot be misread, else as a JSON string (a shell's quotes escaped)."""
+    if _PLAIN.fullmatch(name):
+        return name
+    return json.dumps(name).replace("'", "\\u0027")
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ",".join(_quoted(n) for n in names)
+
+
+def _refused(expected: str, got: str, hint: str = "") -> TileError:
+    return TileError(f"program: expected {expected}, got {bounded(got.strip())!r}{hint or '.'} {_REMEDY}")
