@@ -2,14 +2,26 @@
 
 from roller.perf.batch import TileBatch
 from roller.perf.estimate import Estimate
-from roller.perf.model import batch_of, best_rows, estimate_block, estimate_program, estimate_programs, price
+from roller.perf.model import (
+    batch_of,
+    best_rows,
+    estimate_block,
+    estimate_explained,
+    estimate_program,
+    estimate_programs,
+    price,
+)
+from roller.perf.terms import RULES, Term
 
 __all__ = [
+    "RULES",
     "Estimate",
+    "Term",
     "TileBatch",
     "batch_of",
     "best_rows",
     "estimate_block",
+    "estimate_explained",
     "estimate_program",
     "estimate_programs",
     "price",

@@ -13,6 +13,7 @@ from roller.perf import cpu, gpu
 from roller.perf.accuracy import prediction_error
 from roller.perf.batch import TileBatch
 from roller.perf.estimate import Estimate
+from roller.perf.terms import Term
 from roller.tile.geometry import Floats, Geometry, Ints
 from roller.tile.program import RProgram
 
@@ -109,6 +110,18 @@ def estimate_programs(programs: Sequence[RProgram], spec: DeviceSpec) -> list[Es
         )
         out.update({n: _estimate(terms, row, spec, batch.fragment is not None) for row, n in enumerate(members)})
     return [out[n] for n in range(len(programs))]
+
+
+def estimate_explained(program: RProgram, spec: DeviceSpec) -> tuple[Estimate, Term]:
+    """Return the estimate of one program and the terms its seconds were made of: the numbers of this very pricing."""
+    batch = batch_of([program])
+    if spec.kind == "gpu":
+        told: list[gpu.Parts] = []
+        terms = gpu.price(batch, spec, gpu.LaidOut.of(batch, [program], spec), told)
+        return _estimate(terms, 0, spec, batch.fragment is not None), gpu.explained(told)
+    parts: list[cpu.Parts] = []
+    terms = cpu.price(batch, spec, parts)
+    return _estimate(terms, 0, spec), cpu.explained(parts)
 
 
 def estimate_block(program: RProgram, spec: DeviceSpec, block: Sequence[int]) -> Estimate:

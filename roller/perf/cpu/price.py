@@ -11,6 +11,8 @@ caller: it forks nothing, and packs alone.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from roller.expr import instruction_mix
@@ -40,18 +42,31 @@ from roller.tile.geometry import Floats, Ints
 from roller.tile.winograd import STRUCTURES
 
 Terms = dict[str, Floats]
+#: Numbers on the way to a price, by name.
+Parts = dict[str, Any]
 
 #: Cycles a task of rows needs around them: bounds, remainders and their branches, in the code of our templates.
 TASK_CYCLES = 200.0
 
 
-def price(batch: TileBatch, spec: DeviceSpec) -> Terms:
-    """Price a batch on a CPU; returns ``seconds`` and its terms as arrays ``(N,)``."""
+def price(batch: TileBatch, spec: DeviceSpec, told: list[Parts] | None = None) -> Terms:
+    """Price a batch on a CPU; returns ``seconds`` and its terms as arrays ``(N,)``.
+
+    To ``told`` come the numbers on the way, for whoever explains the price (:mod:`roller.perf.cpu.explained`).
+    """
+    parts: Parts = {"spec": spec, "batch": batch}
     if batch.structure in STRUCTURES:
-        return winograd.price(batch, spec)
-    if is_dots(batch):
-        return _dots(batch, spec)
-    return _tiled(batch, spec) if batch.structure == "tiled" else _streamed(batch, spec)
+        parts |= {"way": "winograd", "terms": winograd.price(batch, spec, parts)}
+    elif is_dots(batch):
+        parts |= {"way": "dots", "terms": _dots(batch, spec)}
+    elif batch.structure == "tiled":
+        parts |= {"way": "tiled", "terms": _tiled(batch, spec, parts)}
+    else:
+        parts |= {"way": "streamed", "terms": _streamed(batch, spec, parts)}
+    if told is not None:
+        told.append(parts)
+    terms: Terms = parts["terms"]
+    return terms
 
 
 def _dots(batch: TileBatch, spec: DeviceSpec) -> Terms:
@@ -111,7 +126,7 @@ def _panels_packed(batch: TileBatch) -> int:
     )
 
 
-def _tiled(batch: TileBatch, spec: DeviceSpec) -> Terms:
+def _tiled(batch: TileBatch, spec: DeviceSpec, parts: Parts) -> Terms:
     g = batch.geometry
     lanes = lane_count(spec, 4)
     register = np.where(g.spatial, effective_register(batch, lane_count(spec, 4)), 1)
@@ -121,8 +136,9 @@ def _tiled(batch: TileBatch, spec: DeviceSpec) -> Terms:
     cycles, write = micro_kernel_cycles(batch, spec, lanes)
     write = write + resumed_cycles(batch, lanes)
     imbalance, tasks = _imbalance(batch, spec)
+    lines = partial_line_cycles(batch, spec, register)
     compute = kernels * (points * cycles + write) / (spec.clock_hz * spec.units) * imbalance
-    store = kernels * partial_line_cycles(batch, spec, register) / (spec.clock_hz * spec.units) * imbalance
+    store = kernels * lines / (spec.clock_hz * spec.units) * imbalance
     l2, l3, streamed = cache_traffic(batch, spec, register, tiles, kernels)
     pack = packing_s(batch, spec, register, tiles, tasks) * np.where(tasks > 1, 1, spec.units)
     dram_bytes = task_dram_bytes(batch, spec, register, tiles)
@@ -138,6 +154,8 @@ def _tiled(batch: TileBatch, spec: DeviceSpec) -> Terms:
     }
     memory = np.maximum.reduce([terms["l2_s"], terms["l3_s"], terms["dram_s"]])
     slowest = overlapped(memory, compute + store, spec.execution.misses_in_flight or 1)
+    parts.update(kernels=kernels, points=points, cycles=cycles, write=write, lines=lines, imbalance=imbalance)
+    parts.update(l2_bytes=l2, l3_bytes=l3, stream_bytes=streamed, memory=memory, slowest=slowest)
     usable = spec.limits.usable_vector_registers or 0  # the schema requires it of a CPU
     accumulators = vector_operations(batch, lanes)
     every = accumulators + operand_vectors(batch, lanes) + 1  # one more holds the broadcast
@@ -152,14 +170,17 @@ def _tiled(batch: TileBatch, spec: DeviceSpec) -> Terms:
     return terms
 
 
-def _streamed(batch: TileBatch, spec: DeviceSpec) -> Terms:
+def _streamed(batch: TileBatch, spec: DeviceSpec, parts: Parts) -> Terms:
     """Element-wise passes and row reductions: vector arithmetic against the memory bus."""
     imbalance, tasks = _imbalance(batch, spec)
-    compute = _stream_cycles(batch, spec) / (spec.clock_hz * spec.units) * imbalance
+    cycles, each = _stream_cycles(batch, spec), _task_s(batch, spec)
+    compute = cycles / (spec.clock_hz * spec.units) * imbalance
     memory = stream_s(batch, spec, tasks, imbalance)
-    per_task = tasks * _task_s(batch, spec) / spec.units
+    per_task, moving = tasks * each / spec.units, sum(memory.values())
     terms: Terms = {"compute_s": compute, **memory, "launch_s": _start_s(tasks, 1, spec)}
-    terms["seconds"] = np.maximum(compute, sum(memory.values())) + per_task + terms["launch_s"]
+    slowest = np.maximum(compute, moving)
+    terms["seconds"] = slowest + per_task + terms["launch_s"]
+    parts.update(cycles=cycles, each=each, imbalance=imbalance, memory=moving, slowest=slowest, per_task=per_task)
     terms["tasks"] = tasks.astype(float)
     return terms
 

@@ -7,6 +7,8 @@ are counted from the matrices the template is printed from; what a task holds be
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from roller.expr import instruction_mix
@@ -23,15 +25,21 @@ from roller.tile.winograd import WINDOW, Matrix, WinogradPlan, matrices, operati
 _ITEM_BYTES = 4
 
 
-def price(batch: TileBatch, spec: DeviceSpec) -> dict[str, Floats]:
-    """Price a batch of a ``winograd`` structure; returns ``seconds`` and its terms as arrays ``(N,)``."""
+def price(batch: TileBatch, spec: DeviceSpec, parts: dict[str, Any]) -> dict[str, Floats]:
+    """Price a batch of a ``winograd`` structure; returns ``seconds`` and its terms as arrays ``(N,)``.
+
+    To ``parts`` comes ``slowest``: arithmetic and memory of each, as far as they overlap.
+    """
     names = batch.geometry.names
-    rows = []
+    rows, slowest = [], []
     for register, block in zip(batch.register, batch.block, strict=True):
         tile, task = (dict(zip(names, (int(x) for x in t), strict=True)) for t in (register, block))
         plan = WinogradPlan.of(batch.geometry.expr, batch.structure, tile, task, lane_count(spec, _ITEM_BYTES))
         assert plan is not None  # the pool offers these structures for window products alone
-        rows.append(_Costs(batch, spec, plan).terms())
+        costs = _Costs(batch, spec, plan)
+        rows.append(costs.terms())
+        slowest.append(costs.slowest_s)
+    parts["slowest"] = np.array(slowest)
     return {name: np.array([r[name] for r in rows]) for name in rows[0]}
 
 
@@ -43,6 +51,7 @@ class _Costs:
         self.geometry = batch.geometry
         self.elements = plan.side**2
         self.constant = plan.form.filters.tensor in batch.constants
+        self.slowest_s = 0.0
 
     def terms(self) -> dict[str, float]:
         """Return ``seconds`` and what it consists of."""
@@ -60,6 +69,7 @@ class _Costs:
         terms["launch_s"] = spec.execution.launch_s + forks * (spec.execution.fork_s or 0.0)
         memory = np.array(max(terms["l2_s"], terms["l3_s"], terms["dram_s"]))
         slowest = float(overlapped(memory, np.array(terms["compute_s"]), spec.execution.misses_in_flight or 1))
+        self.slowest_s = slowest
         vectors = plan.width // plan.lanes
         registers = plan.kernel_rows * vectors + vectors + 1  # one more holds the broadcast
         fits = registers < (spec.limits.vector_registers or 0)

@@ -71,12 +71,25 @@ class Work:
 
     def arithmetic(self, blocks: Ints | float, schedulers: int) -> Floats:
         """Return cycles one unit needs for the arithmetic of ``blocks`` co-resident blocks."""
+        return self.told(blocks, schedulers)["cycles"]
+
+    def told(self, blocks: Ints | float, schedulers: int) -> dict[str, Floats]:
+        """Return the ``cycles`` of :meth:`arithmetic`, and by name what they are made of."""
         teus = self.teus * blocks
         share = teus / schedulers
-        # TEUs do not move between schedulers, and a block waits for its slowest.
-        busy = self.chain + np.ceil(share) * self.fma + share * self.overhead
-        group = np.maximum(np.maximum(busy, share * self.issue), teus * self.scratchpad)
-        return np.asarray(self.steps * (self.groups * group + share * self.multiplies) + self.combine)
+        whole = np.ceil(share)  # TEUs do not move between schedulers, and a block waits for its slowest
+        fma, overhead = whole * self.fma, share * self.overhead
+        busy = self.chain + fma + overhead
+        issue, scratchpad = share * self.issue, teus * self.scratchpad
+        group = np.maximum(np.maximum(busy, issue), scratchpad)
+        groups, multiplies = self.groups * group, share * self.multiplies
+        step = groups + multiplies
+        steps = self.steps * step
+        return {
+            "whole": whole, "fma": fma, "overhead": overhead, "busy": busy, "issue": issue, "scratchpad": scratchpad,
+            "group": group, "groups": groups, "multiplies": multiplies, "step": step, "steps": steps,
+            "cycles": np.asarray(steps + self.combine),
+        }  # fmt: skip
 
     def copying(self, blocks: Ints | float, schedulers: int) -> Floats:
         """Return cycles one unit needs for the instructions that copy and store the tiles of ``blocks`` blocks."""

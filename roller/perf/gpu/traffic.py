@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -22,6 +23,8 @@ from roller.tile.access import VECTOR_BYTES
 from roller.tile.geometry import Access, Floats, Geometry, Ints, product
 from roller.tile.transactions import counted_bytes, tile_transaction_bytes, touched_bytes
 
+#: What has part in the traffic, its bytes through L2, and its bytes from and to DRAM.
+Moved: TypeAlias = tuple[str, Floats, "Floats | float"]
 #: Instructions per copied vector (load, store, pointer step) of our templates.
 COPY_INSTRUCTIONS = 3.0
 #: Extra instructions per copied vector: for each dimension its position is split over (a division and a
@@ -47,16 +50,23 @@ def counted_traffic(batch: TileBatch, spec: DeviceSpec) -> dict[int, Floats]:
 
 
 def global_traffic(
-    batch: TileBatch, spec: DeviceSpec, resident: Ints, counted: Mapping[int, Floats] = MappingProxyType({})
+    batch: TileBatch,
+    spec: DeviceSpec,
+    resident: Ints,
+    counted: Mapping[int, Floats] = MappingProxyType({}),
+    told: list[Moved] | None = None,
 ) -> tuple[Floats, Floats, Floats, Floats]:
     """Return bytes through L2, bytes from and to DRAM, and per block and step copy instructions and those of addresses.
 
-    ``counted`` is :func:`counted_traffic` where it is known; expected transactions of rows anywhere else.
+    ``counted`` is :func:`counted_traffic` where it is known; expected transactions of rows anywhere else. To ``told``
+    comes what every tensor has part in it, in the order it is added up.
     """
     g, block = batch.geometry, batch.block
     if batch.structure == "rows":
         l2, dram = row_traffic(batch, spec, resident)
         partial, zero = _partial_bytes(batch), np.zeros(len(batch))
+        if told is not None:
+            told += [("rows and results", l2, dram), ("partial results", partial, partial)]
         return l2 + partial, dram + partial, zero, zero  # instructions of loads: row_work
     transaction = spec.layer("l2").transaction_bytes
     fetch = spec.layer("global").fetch_bytes or spec.layer("global").transaction_bytes
@@ -78,7 +88,10 @@ def global_traffic(
         # Blocks of a wave find in L2 what another one has loaded: operands they share, halos, transactions at
         # their borders. Gaps of strided rows are in `touched`.
         again = _loaded_bytes(a, wave, g)
-        dram = dram + (touched if a.tensor.nbytes <= capacity else np.maximum(touched, again))
+        fetched = touched if a.tensor.nbytes <= capacity else np.maximum(touched, again)
+        dram = dram + fetched
+        if told is not None:
+            told.append((f"loads of {a.tensor.name}", through, fetched))
         width = np.clip(np.minimum(alignment, VECTOR_BYTES) // a.tensor.itemsize_bytes, 1, None)
         alone = batch.staged and batch.structure == "streaming"  # rows of odd length: copied element by element
         width = width if _vectorised(a) and not alone else np.ones_like(width)
@@ -100,8 +113,10 @@ def global_traffic(
     (stored,) = batch.of_tiles(spec, ("stored", transaction), lambda: (_stored(g.store, block, transaction),))
     if len(g.reads) in counted:
         stored = np.where(np.isnan(counted[len(g.reads)]), stored, counted[len(g.reads)])
-    partial = _partial_bytes(batch)
-    return l2 + stored + partial, dram + np.minimum(stored, 2.0 * g.store.tensor.nbytes) + partial, copies, addresses
+    partial, written = _partial_bytes(batch), np.minimum(stored, 2.0 * g.store.tensor.nbytes)
+    if told is not None:
+        told += [(f"stores of {g.store.tensor.name}", stored, written), ("partial results", partial, partial)]
+    return l2 + stored + partial, dram + written + partial, copies, addresses
 
 
 def _loaded(access: Access, block: Ints, transaction_bytes: int) -> tuple[Floats, Ints]:
@@ -275,16 +290,26 @@ def load_rounds(batch: TileBatch) -> Floats:
     return np.asarray(np.maximum(1.0, batch.steps * rounds / _steps_in_flight(batch)))
 
 
-def dram_time_s(batch: TileBatch, spec: DeviceSpec, wave_bytes: Floats, active: Ints) -> Floats:
+def dram_time_s(
+    batch: TileBatch, spec: DeviceSpec, wave_bytes: Floats, active: Ints, told: dict[str, Any] | None = None
+) -> Floats:
     """Return the seconds DRAM takes for ``wave_bytes`` of a wave of ``active`` blocks, ``(2, N)``.
 
     Few loads draw little bandwidth, because each is waited for: so no longer than one latency per round of loads and
     the bytes at the bus's own speed. Else a launch would take longer the fewer elements it loads.
+
+    To ``told`` come the numbers on the way.
     """
     layer = spec.layer("global")
-    warps = -(-batch.threads_per_block // spec.teu.lanes) * loads_in_flight(batch)
-    drawn = wave_bytes / dram_bandwidth(spec, warps * active)
+    warps = -(-batch.threads_per_block // spec.teu.lanes) * loads_in_flight(batch) * active
+    bandwidth = dram_bandwidth(spec, warps)
+    drawn = wave_bytes / bandwidth
+    if told is not None:
+        told.update(wave_bytes=wave_bytes, loading_warps=warps, bandwidth=bandwidth, drawn=drawn)
     if not layer.latency_s:
         return np.asarray(drawn)
-    waited = wave_bytes / layer.bandwidth_bytes_per_s + load_rounds(batch) * layer.latency_s
+    rounds = load_rounds(batch)
+    waited = wave_bytes / layer.bandwidth_bytes_per_s + rounds * layer.latency_s
+    if told is not None:
+        told.update(rounds=rounds, waited=waited)
     return np.asarray(np.minimum(drawn, waited))

@@ -15,7 +15,7 @@ from roller.expr import instruction_mix
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.gpu.laid_out import LaidOut
-from roller.perf.gpu.price import Terms
+from roller.perf.gpu.price import Parts, Terms
 from roller.perf.gpu.price import price as tiled_price
 from roller.perf.gpu.products import inner_batch, products_of
 from roller.perf.gpu.traffic import LOADS_IN_FLIGHT, dram_bandwidth
@@ -67,25 +67,31 @@ class _Stream:
         return terms | {"dram_bytes": dram, "l2_bytes": l2}
 
 
-def price(batch: TileBatch, spec: DeviceSpec, laid: LaidOut | None = None) -> Terms:
+def price(
+    batch: TileBatch, spec: DeviceSpec, laid: LaidOut | None = None, told: list[Parts] | None = None
+) -> Terms:
     """Price a batch of a ``winograd`` structure: the terms of :func:`roller.perf.gpu.price` over all its kernels.
 
     ``transform_s`` are the seconds of the transforms among them, ``workspace_bytes`` what lies between the kernels.
-    ``laid`` is that of the product's programs.
+    ``laid`` is that of the product's programs. To ``told`` come the numbers of the product, and then
+    those of the transforms.
     """
     found = products_of(batch)
     assert found is not None  # the pool offers these structures for window products alone
     workspaces = sum(t.nbytes for t in found.expr.tensors.values())
     cached = workspaces <= spec.layer("l2").kept_bytes
-    terms = dict(tiled_price(inner_batch(batch, found), _from_l2(spec) if cached else spec, laid))
+    terms = dict(tiled_price(inner_batch(batch, found), _from_l2(spec) if cached else spec, laid, told))
     if cached:
         terms["dram_bytes"] = np.zeros(len(batch))
     constant = found.form.filters.tensor in batch.constants
     parts = [s.terms(spec, cached) for s in _transforms(found, batch.geometry, constant)]
+    product_s = terms["seconds"]
     for name in parts[0]:
         terms[name] = terms[name] + sum(p[name] for p in parts)
     terms["transform_s"] = np.full(len(batch), sum(p["seconds"] for p in parts))
     terms["workspace_bytes"] = np.full(len(batch), float(workspaces))
+    if told is not None:
+        told.append({"transforms": parts, "product_s": product_s, "terms": terms, "cached": cached})
     return terms
 
 

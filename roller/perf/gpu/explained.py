@@ -1,0 +1,233 @@
+"""The price of one GPU program as a tree of terms: waves of blocks, their phases, bytes, cycles and latencies.
+
+Every number is one that :func:`roller.perf.gpu.price.price` computed with and left behind; here stands only which rule
+made it of which others, in the order of that computation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from roller.perf.gpu.compute import Work
+from roller.perf.gpu.price import Parts
+from roller.perf.terms import Reader, Term
+
+#: Names of the two kinds of waves.
+_WAVES = ("full waves", "last wave")
+
+
+def explained(told: Sequence[Parts]) -> Term:
+    """Return the predicted seconds of the one program that ``told`` is of."""
+    kernel = _kernel(told[0])
+    if len(told) == 1:
+        return kernel
+    r, more = Reader(), told[1]
+    ways = [_transform(name, p) for name, p in zip(("transforms of inputs", "transform of results"), more["transforms"],
+                                                   strict=True)]  # fmt: skip
+    transforms = sum(p["seconds"] for p in more["transforms"])
+    return r.made("sum", "predicted time", more["terms"]["seconds"], "s",
+                  Term("batched product", kernel.value, "s", kernel.rule, kernel.parts),
+                  r.made("sum", "transforms", transforms, "s", *ways))  # fmt: skip
+
+
+def _transform(name: str, p: dict[str, float]) -> Term:
+    """Return the seconds of one kernel of Winograd's transforms."""
+    r = Reader()
+    work = [r.given("DRAM", p["dram_s"], "s", "global"), r.given("L2", p["l2_s"], "s", "l2"),
+            r.given("instructions", p["compute_s"], "s"), r.given("latency", p["latency_s"], "s")]  # fmt: skip
+    slowest = r.made("largest", "slowest of them", max(t.value for t in work), "s", *work)
+    return r.made("sum", name, p["seconds"], "s", slowest, r.given("launch", p["launch_s"], "s"))
+
+
+def _kernel(p: Parts) -> Term:
+    """Return the predicted seconds of one kernel (and of the one that adds the parts of a split reduction)."""
+    r, terms, waves, spec = Reader(), p["terms"], p["waves"], p["spec"]
+    each = []
+    for n, name in enumerate(_WAVES):
+        at = Reader(wave=n)
+        count = at.given(f"number of {name}", waves.count)
+        if count.value:  # what is not there adds nothing
+            seconds = _wave(p, at)
+            each.append(Term(name, count.value * seconds.value, "s", "product", (count, seconds)))
+    running = r.made("sum", "waves of blocks", waves.total(p["seconds"]), "s", *each)
+    launch = r.made("product", "launches", terms["launch_s"], "s", r.given("number of launches", p["launches"]),
+                    r.given("time of a launch", spec.execution.launch_s, "s"))  # fmt: skip
+    combining = r.given("adding the parts of the reduction", p["combining"], "s")
+    return r.made("sum", "predicted time", terms["seconds"], "s", running, launch, combining)
+
+
+def _wave(p: Parts, at: Reader) -> Term:
+    """Return the seconds of one wave."""
+    work: Work = p["work"]
+    hidden = _hidden(p, at)
+    issuing = at.made("quotient", "issue slots", p["issuing"], "s", _issue_cycles(p, work, at), _clock(p, at))
+    slowest = at.made("largest", "phases of resident blocks", p["slowest"], "s", hidden, issuing)
+    filled = at.made("sum", "phases and first tile", p["filled"], "s", slowest,
+                     at.given("wait of a matrix unit for the first tile", p["fill"], "s"))  # fmt: skip
+    return at.made("largest", "time of a wave", p["seconds"], "s", filled, _chain(p, at))
+
+
+def _hidden(p: Parts, at: Reader) -> Term:
+    """Return the seconds in which resident blocks go through memory, copies and arithmetic."""
+    memory, pipes = _memory(p, at), _pipes(p, at)
+    groups = at.given("blocks out of step", p["customers"])
+    if "ahead" not in p:
+        return at.made("alternating", "memory and arithmetic", p["hidden"], "s", groups, memory, *pipes)
+    plain = at.made("alternating", "without later tiles", p["plain"], "s", groups, memory, *pipes)
+    both = at.made("alternating", "copies and arithmetic", p["both"], "s", groups, *pipes)
+    in_flight = at.given("tiles in flight", p["in_flight"])
+    ahead = at.made("alternating", "with later tiles on their way", p["ahead"], "s", in_flight, memory, both)
+    first = at.made("quotient", "of the first tile", (p["plain"] - p["ahead"]) / p["batch"].steps, "s",
+                    at.made("difference", "hidden by later tiles", p["plain"] - p["ahead"], "s", plain, ahead),
+                    at.given("reduction steps", p["batch"].steps))  # fmt: skip
+    return at.made("sum", "memory and arithmetic", p["hidden"], "s", ahead, first)
+
+
+def _memory(p: Parts, at: Reader) -> Term:
+    """Return the seconds memory takes for a wave."""
+    bus, spec = p["bus"], p["spec"]
+    far = spec.layer("global")
+    share = at.given("share of the blocks", p["share"])
+    moved = at.made("product", "bytes of the wave", bus["wave_bytes"], "bytes", _bytes(p, at, "global"), share)
+    drawn = at.made("quotient", "bytes at the bandwidth drawn", bus["drawn"], "s", moved, _bandwidth(p, at),
+                    layer="global")  # fmt: skip
+    dram = drawn
+    if "waited" in bus:
+        peak = at.given("peak bandwidth", far.bandwidth_bytes_per_s, "bytes/s", "global")
+        rounds = at.made("product", "rounds of loads, each waited for", bus["rounds"] * far.latency_s, "s",
+                         at.given("rounds of loads", bus["rounds"]),
+                         at.given("latency", far.latency_s, "s", "global"))  # fmt: skip
+        at_peak = at.made("quotient", "bytes at the peak bandwidth", bus["wave_bytes"] / far.bandwidth_bytes_per_s, "s",
+                          moved, peak)  # fmt: skip
+        waited = at.made("sum", "loads waited for one by one", bus["waited"], "s", at_peak, rounds)
+        dram = at.made("smallest", "DRAM", p["dram"], "s", drawn, waited, layer="global")
+    through = _bytes(p, at, "l2")
+    l2_bytes = at.made("product", "bytes of the wave", p["terms"]["l2_bytes"] * p["share"], "bytes", through, share)
+    l2_bandwidth = at.given("bandwidth", spec.layer("l2").bandwidth_bytes_per_s, "bytes/s", "l2")
+    l2 = at.made("quotient", "L2", p["l2"], "s", l2_bytes, l2_bandwidth, layer="l2")
+    if p["access"] is None:
+        return at.made("largest", "memory", p["memory"], "s", dram, l2)
+    slower = at.made("largest", "DRAM or L2", p["moved"], "s", dram, l2)
+    access = at.given("load and store pipes", p["access"], "s")
+    exponent = at.given("exponent of the knee", far.saturation_exponent or 2.0)
+    return at.made("knee", "memory", p["memory"], "s", slower, access, exponent)
+
+
+def _bytes(p: Parts, at: Reader, layer: str) -> Term:
+    """Return the bytes of the launch through a layer, by what moves them."""
+    name, index = ("dram_bytes", 2) if layer == "global" else ("l2_bytes", 1)
+    every = [at.given(m[0], m[index], "bytes", layer) for m in p["by_tensor"]]
+    parts = [t for t in every if t.value] or every[:1]  # zeros leave a sum as it is
+    where = "DRAM" if layer == "global" else "L2"
+    return at.made("sum", f"bytes of the launch, {where}", p["terms"][name], "bytes", *parts, layer=layer)
+
+
+def _bandwidth(p: Parts, at: Reader) -> Term:
+    """Return the bandwidth that the wave's loads draw."""
+    far, bus = p["spec"].layer("global"), p["bus"]
+    peak = at.given("peak bandwidth", far.bandwidth_bytes_per_s, "bytes/s", "global")
+    if not far.bandwidth_per_teu_bytes_per_s:
+        return peak
+    per_teu = at.given("bandwidth of one load per thread of a TEU", far.bandwidth_per_teu_bytes_per_s, "bytes/s")
+    loads = at.given("TEUs' loads in flight", bus["loading_warps"])
+    drawn = at.made("product", "bandwidth of those loads alone", loads.value * per_teu.value, "bytes/s", loads, per_teu)
+    exponent = at.given("exponent of the knee", far.saturation_exponent or 2.0)
+    return at.made("saturating", "bandwidth drawn", bus["bandwidth"], "bytes/s", drawn, peak, exponent, layer="global")
+
+
+def _pipes(p: Parts, at: Reader) -> tuple[Term, ...]:
+    """Return the phases of copies and arithmetic: apart where integer instructions have pipes of their own."""
+    work: Work = p["work"]
+    arithmetic = at.made("quotient", "arithmetic", p["arithmetic"], "s", _arithmetic_cycles(p, work, at), _clock(p, at))
+    copying = at.made("quotient", "instructions of copies", p["copying"], "s", _copy_cycles(p, work, at), _clock(p, at))
+    if p["pipes"] == 2:
+        return arithmetic, copying
+    both = at.made("sum", "arithmetic and copies", p["arithmetic"] + p["copying"], "s", arithmetic, copying)
+    return (both,)
+
+
+def _clock(p: Parts, at: Reader) -> Term:
+    return at.given("clock", p["spec"].clock_hz, "Hz")
+
+
+def _share(p: Parts, work: Work, at: Reader) -> Term:
+    """Return the TEUs of a scheduler."""
+    resident, schedulers = p["waves"].per_unit, p["spec"].teu.schedulers_per_unit
+    return at.made("quotient", "TEUs of a scheduler", work.teus * resident / schedulers, "", _teus(p, work, at),
+                   at.given("schedulers of a unit", schedulers))  # fmt: skip
+
+
+def _teus(p: Parts, work: Work, at: Reader) -> Term:
+    resident = p["waves"].per_unit
+    return at.made("product", "TEUs of a unit", work.teus * resident, "", at.given("TEUs of a block", work.teus),
+                   at.given("blocks of a unit", resident))  # fmt: skip
+
+
+def _arithmetic_cycles(p: Parts, work: Work, at: Reader) -> Term:
+    """Return the cycles of :meth:`Work.arithmetic`."""
+    share, told = _share(p, work, at), work.told(p["waves"].per_unit, p["spec"].teu.schedulers_per_unit)
+    whole = at.made("ceiling", "TEUs of the busiest scheduler", told["whole"], "", share)
+    products = at.made("product", "FMA pipes", told["fma"], "cycles", whole,
+                       at.given("cycles of a register tile", work.fma, "cycles"))  # fmt: skip
+    loops = at.made("product", "operand loads and loop", told["overhead"], "cycles", share,
+                    at.given("cycles around a register tile", work.overhead, "cycles"))  # fmt: skip
+    chain = at.given("latency of a register tile", work.chain, "cycles")
+    busy = at.made("sum", "one register tile of every TEU", told["busy"], "cycles", chain, products, loops)
+    slots = at.made("product", "issue slots of it", told["issue"], "cycles", share,
+                    at.given("issue slots of a register tile", work.issue, "cycles"))  # fmt: skip
+    reads = at.made("product", "scratchpad reads of it", told["scratchpad"], "cycles", _teus(p, work, at),
+                    at.given("wavefronts of a register tile", work.scratchpad, "cycles"), layer="shared")  # fmt: skip
+    group = at.made("largest", "slowest pipe", told["group"], "cycles", busy, slots, reads)
+    groups = at.made("product", "register tiles of a step", told["groups"], "cycles",
+                     at.given("register tiles along a step", work.groups), group)  # fmt: skip
+    addresses = at.made("product", "multiplications of addresses", told["multiplies"], "cycles", share,
+                        at.given("cycles of a TEU", work.multiplies, "cycles"))  # fmt: skip
+    step = at.made("sum", "one reduction step", told["step"], "cycles", groups, addresses)
+    steps = at.made("product", "all reduction steps", told["steps"], "cycles",
+                    at.given("reduction steps", work.steps), step)  # fmt: skip
+    return at.made("sum", "cycles of arithmetic", told["cycles"], "cycles", steps,
+                   at.given("final exchange", work.combine, "cycles"))  # fmt: skip
+
+
+def _copy_cycles(p: Parts, work: Work, at: Reader) -> Term:
+    """Return the cycles of :meth:`Work.copying`."""
+    per_unit, schedulers = p["waves"].per_unit, p["spec"].teu.schedulers_per_unit
+    copies = at.made("product", "copies of all steps", work.steps * work.copies, "cycles",
+                     at.given("reduction steps", work.steps),
+                     at.given("cycles of a TEU's copies", work.copies, "cycles", "shared"))  # fmt: skip
+    each = at.made("sum", "copies and stores of a TEU", work.steps * work.copies + work.finish, "cycles", copies,
+                   at.given("place, epilogue and stores", work.finish, "cycles"))  # fmt: skip
+    every = work.copying(per_unit, schedulers)
+    return at.made("product", "cycles of copies", every, "cycles", _share(p, work, at), each)
+
+
+def _issue_cycles(p: Parts, work: Work, at: Reader) -> Term:
+    """Return the cycles of :meth:`Work.issuing`."""
+    per_unit, schedulers = p["waves"].per_unit, p["spec"].teu.schedulers_per_unit
+    share = _share(p, work, at)
+    arithmetic = work.teus * per_unit / schedulers * work.steps * work.groups * work.issue
+    made = at.made("product", "slots of the arithmetic", arithmetic, "cycles", share,
+                   at.given("reduction steps", work.steps), at.given("register tiles along a step", work.groups),
+                   at.given("issue slots of a register tile", work.issue, "cycles"))  # fmt: skip
+    return at.made("sum", "slots of all instructions", work.issuing(per_unit, schedulers), "cycles", made,
+                   _copy_cycles(p, work, at))  # fmt: skip
+
+
+def _chain(p: Parts, at: Reader) -> Term:
+    """Return the seconds of one block that has its unit to itself."""
+    latency, name = p["spec"].layer("global").latency_s or 0.0, "one block alone"
+    alone = at.given("its arithmetic and copies", p["alone"], "s")
+    if "barriers" not in p:
+        return at.made("sum", name, p["chain"], "s", alone, at.given("latencies of its rows", p["waits"], "s"))
+    barriers = at.given("barriers", p["barriers"], "s")
+    if "hops" in p:
+        waits = at.made("product", "latencies it waits for", p["hops"] * latency, "s",
+                        at.given("waits", p["hops"]), at.given("latency", latency, "s", "global"))  # fmt: skip
+        return at.made("sum", name, p["chain"], "s", alone, waits, barriers)
+    first = at.made("product", "first tile and results", 2 * latency, "s", at.given("waits", 2.0),
+                    at.given("latency", latency, "s", "global"))  # fmt: skip
+    waiting = at.given("latencies that later tiles leave", p["waits"], "s")
+    longer = max(alone.value, waiting.value)
+    slower = at.made("largest", "work or waits", longer, "s", alone, waiting)
+    return at.made("sum", name, p["chain"], "s", first, slower, barriers)
+
