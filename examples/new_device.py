@@ -31,8 +31,9 @@ def main() -> None:
         print(f"{expr.name}: v100: {today.estimate}; dream: {then.estimate}")
         print(f"  v100:  {today.program}\n  dream: {then.program}")
     first = roller.sensitivity(OPERATORS[0], dream).enlarge
-    if first is not None:
-        print(f"{OPERATORS[0].name} on a dream: 1 % more {first.field} is {first.percent:+.2f} % of its time")
+    if first is not None and first.best is not None:
+        change = f"{first.field}={first.best.value:g} is {first.best.percent:+.2f} % of its time"
+        print(f"{OPERATORS[0].name} on a dream: {change}")
 
 
 def written(path: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -20,14 +21,19 @@ from roller.cli.common import (
     print_json,
     seconds,
 )
+from roller.explain.lifts import Change, Effect
 from roller.hardware.sections import DTYPES
-from roller.report.sensitivity import REDUCED, Sensitivity
+from roller.report.sensitivity import Sensitivity
 
 OperatorsArgument = Annotated[
     str, typer.Argument(metavar="OP|FILE", help="An operator, or a YAML of them, e.g. benchmarks/operators.yaml.")
 ]
 ReconstructOption = Annotated[
-    bool, typer.Option("--reconstruct", help="Construct anew for every changed device, instead of the same programs.")
+    bool | None,
+    typer.Option(
+        "--reconstruct/--same-program",
+        help="Construct anew for every changed device (one operator: default), or price the same programs (a file).",
+    ),
 ]
 BatchOption = Annotated[int | None, typer.Option("--batch", min=1, help="Batch size of a file's operators.")]
 FilterOption = Annotated[str, typer.Option("--filter", help="Ids of a file's operators, e.g. 'M*,C1?'.")]
@@ -39,15 +45,16 @@ _ROWS, _NAMED = 20, 8
 def sensitivity_command(
     operators: OperatorsArgument,
     device: DeviceOption = "cpu",
-    reconstruct: ReconstructOption = False,
+    reconstruct: ReconstructOption = None,
     batch: BatchOption = None,
     pattern: FilterOption = "*",
     as_json: JsonOption = False,
     settings: SetOption = None,
 ) -> None:
-    """Print the change of the predicted time per percent of each number of a device, the strongest first.
+    """Print what becomes of the predicted time with other numbers of a device, the strongest first.
 
-    For a file of operators their geometric mean counts. Nothing is built or run.
+    Each is set to a few other values and priced; `construct --set FIELD=VALUE` shows the same time. For a file of
+    operators their geometric mean counts. Nothing is built or run.
     """
     spec = device_of(device, settings)
     if operators.endswith((".yaml", ".yml")):
@@ -62,31 +69,50 @@ def sensitivity_command(
         print_json(found.to_dict())
         return
     screen = console()
-    how = "constructed anew for every change" if reconstruct else "of the same programs"
-    screen.print(_table(found, f"{what} on {spec.description}: predicted times {how}"))
+    how = "constructed anew for every value" if found.reconstructed else "of the same programs"
+    screen.print(f"{what} on {spec.description}: predicted times {how}", soft_wrap=True)
+    screen.print(_table(found))
     if found.enlarge is not None:
-        e = found.enlarge
-        verb = "shorten" if e.unit == "s" else "enlarge"
-        screen.print(f"{verb} first: {e.field} ({abs(e.percent):.2f} % less time per percent)", soft_wrap=True)
-    if found.reducible:
-        plain = [x for x in found.reducible if x[0].rpartition(".")[2] not in DTYPES]
-        named = ", ".join(f"{f} ({c:+.2%})" for f, c in plain[:_NAMED])
+        screen.print(_advice(found.enlarge, found.reconstructed), soft_wrap=True)
+    else:
+        screen.print("no single number of the device, changed by a quarter (or doubled), makes it faster")
+    plain = [x for x in found.reducible if x.field.rpartition(".")[2] not in DTYPES]
+    if plain:
+        named = ", ".join(f"{x.field}={x.change.value:.12g} ({x.change.percent:+.2f} %)" for x in plain[:_NAMED])
         more = f" and {len(found.reducible) - _NAMED} more (--json)" if len(plain) > _NAMED else ""
-        screen.print(f"could be {REDUCED:.0%} smaller, each alone: {named}{more}", soft_wrap=True)
+        screen.print(f"could be smaller, each alone: {named}{more}", soft_wrap=True)
 
 
-def _table(found: Sensitivity, title: str) -> Table:
-    table = Table(title=title, box=box.SIMPLE, title_justify="left")
-    table.add_column("field")
+def _advice(effect: Effect, anew: bool) -> str:
+    """Return what to enlarge (or shorten) first, the time it gives, and the command that shows it."""
+    best = effect.best
+    assert best is not None  # it would not be recommended
+    verb = "shorten" if effect.unit == "s" else "enlarge"
+    times = f"{seconds(effect.seconds[0])} -> {seconds(best.seconds[0])}, " if len(best.seconds) == 1 else ""
+    shown = "construct" if anew else "predict --program NAME"
+    setting = f"--set {effect.field}={best.value:.12g}"
+    return f"{verb} first: {effect.field} ({times}{best.percent:+.2f} % of the time); roller {shown} {setting} shows it"
+
+
+def _table(found: Sensitivity) -> Table:
+    table = Table(box=box.SIMPLE)
+    table.add_column("field", overflow="fold")
     table.add_column("value", justify="right")
-    table.add_column("unit")
-    table.add_column("% time per %", justify="right")
-    several = len(found.operators) > 1
-    if several:
-        table.add_column("range over operators", justify="right")
+    for side in ("smaller", "larger"):
+        table.add_column(side, justify="right")
+        table.add_column("time", justify="right")
     for e in found.effects[:_ROWS]:
-        cells = [e.field, f"{e.value:.6g}", e.unit, f"{e.percent:+.3f}"]
-        table.add_row(*cells, *([f"{min(e.per_operator):+.2f} to {max(e.per_operator):+.2f}"] if several else []))
-    if not several:
-        table.caption = f"predicted {seconds(found.seconds[0])}"
+        cells = [cell for larger in (False, True) for cell in _cells(e.beside(larger))]
+        table.add_row(e.field, f"{e.value:.12g}", *cells)
+    left = len(found.effects) - _ROWS
+    hidden = f"; {left} weaker ones in --json" if left > 0 else ""
+    if len(found.operators) == 1:
+        table.caption = f"predicted {seconds(found.seconds[0])}{hidden}"
     return table
+
+
+def _cells(change: Change | None) -> tuple[str, str]:
+    """Return the value and what becomes of the time."""
+    if change is None:
+        return "-", "-"
+    return f"{change.value:.12g}", "does not fit" if math.isinf(change.percent) else f"{change.percent:+.1f} %"

@@ -1,54 +1,33 @@
-"""Which numbers of a device decide: predicted time per percent of each, what to enlarge, what could be smaller."""
+"""Which numbers of a device decide: what predicted times become with others, what to enlarge, what could be smaller."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
-
-import numpy as np
 
 from roller.arguments import expression_of, options_of, target_of
 from roller.construction.constructor import construct_candidates
 from roller.construction.options import ConstructOptions
-from roller.errors import NoCandidateError, RollerError, SpecError
+from roller.errors import NoCandidateError
+from roller.explain.lifts import Change, Effect, constructed, effects, is_resource, of_programs
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
-from roller.perf.sensitivity import FieldStep, elasticity, field_steps, log_prices
-from roller.tile.geometry import Floats
 from roller.validation import flag
 
-#: Units of what a device has more or less of; times, exponents and sizes of a transaction are something else.
-_THROUGHPUT = ("bytes/s", "operations/cycle/unit", "Hz", "units")
-_CAPACITY = ("bytes", "registers", "threads", "blocks", "banks", "pages", "misses")
-_GRAINS = ("transaction_bytes", "fetch_bytes", "line_bytes", "page_bytes", "bank_width_bytes", "allocation_unit")
-#: What a component is made smaller by, and what that may cost, to be named as one that could be reduced.
-REDUCED, COST = 0.2, 0.01
-#: Percent per percent below which a field decides nothing.
-NOTHING = 0.005
+#: What a smaller component may cost, in percent, to be named as one that could be smaller.
+COST = 1.0
+#: Components are that much smaller at least.
+_REDUCED = 0.2
 
 
 @dataclass(frozen=True)
-class Effect:
-    """What one field does.
-
-    Parameters
-    ----------
-    field, value, unit
-        Dotted path, effective value, unit.
-    percent
-        Change of predicted time in percent where the field is one percent larger; the mean over operators.
-    per_operator
-        The same for every operator.
-    """
+class Spare:
+    """A component that could be smaller: the field, the value it could have, and what becomes of the times."""
 
     field: str
-    value: float
-    unit: str
-    percent: float
-    per_operator: tuple[float, ...]
+    change: Change
 
 
 @dataclass(frozen=True)
@@ -66,12 +45,11 @@ class Sensitivity:
     reconstructed
         Whether every changed device got programs of its own.
     effects
-        Fields that matter, the strongest first.
+        Fields that matter, the strongest first; of each what other values make of the times.
     enlarge
-        The field whose enlargement (reduction, of a time) saves most, or ``None``.
+        The field whose enlargement (reduction, of a time) saves most for its size (:attr:`Effect.best`), or ``None``.
     reducible
-        ``((field, change), ...)``: components that could be :data:`REDUCED` smaller for a relative ``change`` of the
-        time (geometric mean) of at most :data:`COST`; the cheapest first.
+        Components that could be a fifth smaller or more at a cost of at most :data:`COST`; the cheapest first.
     """
 
     device: str
@@ -80,7 +58,7 @@ class Sensitivity:
     reconstructed: bool
     effects: tuple[Effect, ...]
     enlarge: Effect | None
-    reducible: tuple[tuple[str, float], ...]
+    reducible: tuple[Spare, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready data."""
@@ -89,24 +67,29 @@ class Sensitivity:
             "operators": list(self.operators),
             "predicted_s": list(self.seconds),
             "reconstructed": self.reconstructed,
-            "effects": [
-                {"field": e.field, "value": e.value, "unit": e.unit, "percent_per_percent": e.percent,
-                 "per_operator": list(e.per_operator)}
-                for e in self.effects
-            ],
+            "effects": [_effect_data(e) for e in self.effects],
             "enlarge": None if self.enlarge is None else self.enlarge.field,
-            "reducible": [{"field": f, "reduced": REDUCED, "change": c} for f, c in self.reducible],
-        }  # fmt: skip
+            "enlarge_to": None if self.enlarge is None or self.enlarge.best is None else self.enlarge.best.value,
+            "reducible": [
+                {"field": x.field, "value": x.change.value, "percent": x.change.percent} for x in self.reducible
+            ],
+        }
+
+
+def _effect_data(effect: Effect) -> dict[str, Any]:
+    changes = [{"value": c.value, "predicted_s": list(c.seconds), "percent": c.percent} for c in effect.changes]
+    return {"field": effect.field, "value": effect.value, "unit": effect.unit, "changes": changes,
+            "percent_per_percent": effect.percent, "per_operator": list(effect.per_operator)}  # fmt: skip
 
 
 def sensitivity(
     expr: Any,
     device: str | DeviceSpec,
     *,
-    reconstruct: bool = False,
+    reconstruct: bool | None = None,
     options: ConstructOptions | None = None,
 ) -> Sensitivity:
-    """Return how the predicted time follows each number of a device.
+    """Return what becomes of the predicted time with other numbers of a device, field by field.
 
     Parameters
     ----------
@@ -115,8 +98,9 @@ def sensitivity(
     device
         As for :func:`roller.construct`.
     reconstruct
-        Construct anew for every changed device; else the best program stays as it is: what its machine would do with
-        the same kernel.
+        Construct anew for every changed device: what :func:`roller.construct` then finds. Else the best program stays
+        as it is: what its machine would do with the same kernel, and what :func:`roller.predict` says of its name.
+        By default anew for one expression, which takes seconds, and not for several.
     options
         As for :func:`roller.construct`.
 
@@ -138,76 +122,43 @@ def sensitivity(
     """
     several = isinstance(expr, Sequence) and len(expr) > 0 and all(isinstance(e, TensorExpr) for e in expr)
     expressions = [expression_of(e) for e in (expr if several else [expr])]
-    reconstruct = flag(reconstruct, "reconstruct")
-    spec, chosen = target_of(device)[0], options_of(options, 1)
-    programs = [construct_candidates(e, spec, chosen)[0].program for e in expressions]
-    price: Callable[[DeviceSpec], Floats] = partial(log_prices, programs)
-    if reconstruct:
-        price = partial(_reconstructed, expressions, options=chosen)
-    base = price(spec)
-    effects = []
-    for step in field_steps(spec):
-        found = elasticity(step, price, base)
-        if np.abs(found).max(initial=0.0) >= NOTHING:
-            shares = tuple(float(e) for e in found)
-            effects.append(Effect(step.field, step.value, step.quantity.unit, float(found.mean()), shares))
-    effects.sort(key=lambda e: (-abs(e.percent), e.field))
+    spec, chosen = target_of(device)[0], options_of(options, None)
+    anew = len(expressions) == 1 if reconstruct is None else flag(reconstruct, "reconstruct")
+    if anew:
+        price = constructed(expressions, chosen)
+    else:
+        price = of_programs([construct_candidates(e, spec, chosen)[0].program for e in expressions])
+    found = list(effects(spec, price))
+    before = found[0].seconds if found else price(spec)
+    if not all(map(math.isfinite, before)):
+        raise NoCandidateError(f"{expressions[before.index(math.inf)].name}: no program fits {spec.name}.")
+    deciding = sorted((e for e in found if e.decides), key=lambda e: (-e.weight, e.field))
     return Sensitivity(
         spec.name,
         tuple(e.name for e in expressions),
-        tuple(float(s) for s in np.exp(base)),
-        reconstruct,
-        tuple(effects),
-        next((e for e in effects if _can_be_better(e)), None),
-        _reducible(spec, price, base, reconstruct),
+        before,
+        anew,
+        tuple(deciding),
+        max((e for e in deciding if e.best is not None), key=_gain, default=None),
+        _reducible(found, anew),
     )
 
 
-def _reconstructed(expressions: Sequence[TensorExpr], spec: DeviceSpec, options: ConstructOptions) -> Floats:
-    """Return ``ln`` of the predicted seconds of the best programs of a device."""
-    found = []
-    for e in expressions:
-        try:
-            found.append(math.log(construct_candidates(e, spec, options)[0].estimate.seconds))
-        except NoCandidateError:
-            found.append(math.inf)
-    return np.array(found)
+def _gain(effect: Effect) -> float:
+    """Return what the best change of a field gains for its size."""
+    best = effect.best
+    assert best is not None  # asked of such effects alone
+    return abs(math.log1p(best.percent / 100) / math.log(best.value / effect.value))
 
 
-def _is_resource(field: str, unit: str, capacities: bool) -> bool:
-    return not field.endswith(_GRAINS) and unit in (_THROUGHPUT + _CAPACITY if capacities else _THROUGHPUT)
-
-
-def _can_be_better(effect: Effect) -> bool:
-    """Whether a device could have more of it (or less, of a time) and gain by that."""
-    if effect.unit == "s":
-        return effect.percent > NOTHING
-    return _is_resource(effect.field, effect.unit, True) and effect.percent < -NOTHING
-
-
-def _reducible(
-    spec: DeviceSpec, price: Callable[[DeviceSpec], Floats], base: Floats, capacities: bool
-) -> tuple[tuple[str, float], ...]:
-    """Return the components that could be smaller at hardly any cost, and that cost.
+def _reducible(found: Sequence[Effect], capacities: bool) -> tuple[Spare, ...]:
+    """Return the components that could be smaller at hardly any cost.
 
     Capacities only where programs are constructed anew: what a fixed program needs of them, it has.
     """
-    found = []
-    for step in field_steps(spec):
-        if not _is_resource(step.field, step.quantity.unit, capacities):
-            continue
-        change = _change(spec, step, price, base)
-        if change is not None and change <= COST:
-            found.append((step.field, change))
-    return tuple(sorted(found, key=lambda f: (f[1], f[0])))
-
-
-def _change(spec: DeviceSpec, step: FieldStep, price: Callable[[DeviceSpec], Floats], base: Floats) -> float | None:
-    """Return the relative change of the mean time with the field reduced; ``None`` where it cannot be."""
-    smaller = step.value * (1 - REDUCED)
-    value = math.floor(smaller) if step.quantity.integer else smaller
-    try:
-        change = float((price(spec.with_overrides({step.field: value})) - base).mean())
-    except (SpecError, RollerError):
-        return None
-    return math.expm1(change) if math.isfinite(change) else None
+    spares = []
+    for e in found:
+        if is_resource(e.field, e.unit, capacities):
+            smaller = [c for c in e.changes if c.value <= 1.001 * (1 - _REDUCED) * e.value + 0.5 and c.percent <= COST]
+            spares += [Spare(e.field, c) for c in smaller[:1] if c.value < e.value]
+    return tuple(sorted(spares, key=lambda x: (x.change.percent, x.field)))
