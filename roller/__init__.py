@@ -31,19 +31,21 @@ _HOME = {
     "compile": "roller.pipeline",
     "compile_model": "roller.onnx.compile",
     "construct": "roller.pipeline",
+    "explain": "roller.report.explain",
     "list_specs": "roller.hardware",
     "load": "roller.pipeline",
     "load_model": "roller.model.saved",
     "load_spec": "roller.hardware",
     "predict": "roller.pipeline",
     "sensitivity": "roller.report.sensitivity",
+    "why_not": "roller.report.explain",
 }
 _MODULES = ("ops",)
 
 __all__ = [
     "Candidate", "CompiledKernel", "ConstructOptions", "DeviceSpec", "Estimate", "KernelArtifact", "RProgram",
-    "RollerError", "TensorExpr", "compile", "compile_model", "construct", "list_specs", "load", "load_model",
-    "load_spec", "ops", "predict", "sensitivity",
+    "RollerError", "TensorExpr", "compile", "compile_model", "construct", "explain", "list_specs", "load", "load_model",
+    "load_spec", "ops", "predict", "sensitivity", "why_not",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from roller.onnx.compile import compile_model
     from roller.perf import Estimate
     from roller.pipeline import Candidate, CompiledKernel, ConstructOptions, compile, construct, load, predict
+    from roller.report.explain import explain, why_not
     from roller.report.sensitivity import sensitivity
     from roller.tile import RProgram
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,11 @@ if TYPE_CHECKING:  # the model and the constructor are loaded by whoever looks a
     from pathlib import Path
 
     from roller.construction.constructor import Candidate
+    from roller.construction.named import Tile
+    from roller.construction.options import ConstructOptions
+    from roller.explaining.explanation import Explanation
+    from roller.explaining.why_not import WhyNot
+    from roller.hardware import DeviceSpec
     from roller.perf.estimate import Estimate
 
 
@@ -98,6 +103,51 @@ class CompiledKernel:
             return self
         held = replace(self.artifact, constants=constants)
         return CompiledKernel(held, self._candidates, self._reachable, self._make, self.cached_at)
+
+    def explain(self, device: str | DeviceSpec | None = None, options: ConstructOptions | None = None) -> Explanation:
+        """Return how the kernel's program was constructed, what its time is made of, and what would lift it.
+
+        Parameters
+        ----------
+        device
+            The specification to explain it by: a name, a path or a DeviceSpec; by default that of the name the kernel
+            was compiled for.
+        options
+            Those of its construction, where they were not the default ones.
+
+        Raises
+        ------
+        SpecError
+            Where no specification has the name the kernel was compiled for.
+        TileError
+            Where the program does not fit the device.
+        """
+        from roller.explaining.kernels import explain_kernel
+
+        return explain_kernel(self, device, options)
+
+    def why_not(
+        self,
+        tiles: Mapping[str, Tile] | str | RProgram,
+        *,
+        device: str | DeviceSpec | None = None,
+        fragment: str | None = None,
+        **mechanisms: int,
+    ) -> WhyNot:
+        """Return what speaks against tiles, or a program, beside that of the kernel.
+
+        The capacity it exceeds, or the term by which it is slower, in numbers.
+
+        Parameters
+        ----------
+        tiles, fragment, **mechanisms
+            As for :func:`roller.predict`: extents by layer, or the name of a program as ``construct`` prints it.
+        device
+            As for :meth:`explain`.
+        """
+        from roller.explaining.kernels import why_not_for_kernel
+
+        return why_not_for_kernel(self, tiles, device, fragment, mechanisms)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the kernel, and the values of its constants, for :func:`roller.load`.

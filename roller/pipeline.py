@@ -142,12 +142,12 @@ def predict(
     >>> roller.predict(matmul, "v100", str(best.program)) == best.estimate
     True
     """
-    from roller.construction.named import Mechanisms, estimate_tiles
+    from roller.construction.named import Mechanisms, priced_tiles
     from roller.construction.named_program import estimate_named, program_from_name
 
     expression, spec, how = expression_of(expr), target_of(device)[0], Mechanisms(**mechanisms)
     if not isinstance(tiles, (str, RProgram)):
-        return estimate_tiles(expression, spec, tiles, fragment, how)
+        return priced_tiles(expression, spec, tiles, fragment, how).estimate
     if fragment is not None or how != Mechanisms():
         raise TileError("predict: a program's name says fragment, stages, split_k and raster. Write them into it.")
     return estimate_named(program_from_name(expression, spec, str(tiles)), spec)

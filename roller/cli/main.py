@@ -17,6 +17,7 @@ from roller.cli import compile_model as compile_model_verb
 from roller.cli import construct as construct_verb
 from roller.cli import devices as devices_verb
 from roller.cli import doctor as doctor_verb
+from roller.cli import explain as explain_verb
 from roller.cli import predict as predict_verb
 from roller.cli import probe as probe_verb
 from roller.cli import run_model as run_model_verb
@@ -52,6 +53,7 @@ app.command("compile")(compile_verb.compile_command)
 app.command("compile-model")(compile_model_verb.compile_model_command)
 app.command("construct")(construct_verb.construct_command)
 app.command("predict")(predict_verb.predict_command)
+app.command("explain")(explain_verb.explain_command)
 app.command("devices")(devices_verb.devices_command)
 app.command("run-model")(run_model_verb.run_model_command)
 app.command("probe")(probe_verb.probe_command)

@@ -21,7 +21,7 @@ from roller.cli.common import (
     print_json,
     seconds,
 )
-from roller.explain.lifts import Change, Effect
+from roller.explaining.lifts import Change, Effect
 from roller.hardware.sections import DTYPES
 from roller.report.sensitivity import Sensitivity
 

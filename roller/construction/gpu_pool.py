@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from roller.construction.gpu_rows import held_rows, rows, streaming, transposed, with_split_rows
+from roller.construction.growth import Growth
 from roller.construction.options import ConstructOptions
 from roller.construction.reduction import reduction_steps, window_axes
 from roller.construction.scale_up import best_children, lane_seeds, register_tiles, unique_rows, whole_teus
@@ -107,13 +108,15 @@ def _tiled(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> T
     return _finish(geometry, spec, np.concatenate(registers_), np.concatenate(blocks_), options)
 
 
-def blocks(geometry: Geometry, spec: DeviceSpec, registers: Ints, options: ConstructOptions) -> Ints:
+def blocks(
+    geometry: Geometry, spec: DeviceSpec, registers: Ints, options: ConstructOptions, seen: Growth | None = None
+) -> Ints:
     """Return the blocks grown from register tiles, as states ``[register tile | threads]`` of whole TEUs."""
     starts = []
     for r in registers:
         seeds = lane_seeds(-(-geometry.extents // r), geometry.spatial, spec.teu.lanes)
         starts.append(np.concatenate([np.broadcast_to(r, seeds.shape), seeds], axis=1))
-    return _grow_blocks(geometry, spec, np.concatenate(starts), options)
+    return _grow_blocks(geometry, spec, np.concatenate(starts), options, seen)
 
 
 def step_tables(geometry: Geometry, registers: Ints) -> dict[tuple[int, ...], Ints]:
@@ -124,8 +127,8 @@ def step_tables(geometry: Geometry, registers: Ints) -> dict[tuple[int, ...], In
     }
 
 
-def kernels(geometry: Geometry, spec: DeviceSpec) -> Ints:
-    """Return the register tiles that blocks are grown from, ``(N, axes)``.
+def kernels(geometry: Geometry, spec: DeviceSpec, seen: Growth | None = None) -> Ints:
+    """Return the register tiles that blocks are grown from, ``(N, axes)``; ``seen`` is told of their growth.
 
     Where windows alone are reduced the innermost one is unrolled with the outputs or not: they share operands then.
     """
@@ -136,11 +139,11 @@ def kernels(geometry: Geometry, spec: DeviceSpec) -> Ints:
 
     keep = max(_KERNELS, 4 * _KERNELS // max(1, int(geometry.spatial.sum())))  # few axes have few shapes of a TEU
     start = np.ones(len(geometry.names), np.int64)
-    registers = register_tiles(geometry, fits, keep, start)
+    registers = register_tiles(geometry, fits, keep, start, seen)
     if window_axes(geometry)[~geometry.spatial].all():
         last = int(np.flatnonzero(~geometry.spatial)[-1])
         start[last] = geometry.extents[last]
-        registers = unique_rows(np.concatenate([registers, register_tiles(geometry, fits, keep, start)]))
+        registers = unique_rows(np.concatenate([registers, register_tiles(geometry, fits, keep, start, seen)]))
     return registers
 
 
@@ -215,7 +218,9 @@ def splits(spec: DeviceSpec) -> tuple[int, ...]:
     return (*SPLITS, *(1 << n for n in range(max(SPLITS).bit_length(), (_FULL * spec.units).bit_length())))
 
 
-def _grow_blocks(geometry: Geometry, spec: DeviceSpec, states: Ints, options: ConstructOptions) -> Ints:
+def _grow_blocks(
+    geometry: Geometry, spec: DeviceSpec, states: Ints, options: ConstructOptions, seen: Growth | None
+) -> Ints:
     """Grow blocks by threads per axis; a state is ``[register tile | threads]`` (rows of ``2 * axes``).
 
     Threads double, finish their axis, or go on to the next number that divides it; finished blocks fill whole TEUs.
@@ -239,7 +244,10 @@ def _grow_blocks(geometry: Geometry, spec: DeviceSpec, states: Ints, options: Co
         both = np.concatenate([(register * threads)[None], table[:, :, :a] * table[:, :, a:]])  # base and children
         traffic, footprint = (x.reshape(both.shape[:2]) for x in _spatial_score_terms(geometry, both.reshape(-1, a)))
         cost = np.maximum(footprint[1:] - footprint[0], 1e-9)
-        chosen = best_children(table, (traffic[0] - traffic[1:]) / cost, grows, _BRANCH)
+        score = (traffic[0] - traffic[1:]) / cost
+        if seen is not None:
+            seen.note(states, table, score, grows)
+        chosen = best_children(table, score, grows, _BRANCH)
         chosen = chosen[product(chosen, a + spatial_axes) <= limit]
         if not len(chosen):
             break

@@ -14,6 +14,7 @@ import numpy as np
 
 from roller.construction.gpu_pool import padding_allowed, register_limits, split_variants, structure_of
 from roller.construction.gpu_variants import exceeds_cache
+from roller.construction.growth import Growth
 from roller.construction.options import ConstructOptions
 from roller.construction.scale_up import best_children, unique_rows
 from roller.construction.score import reuse_score, tile_cost
@@ -177,9 +178,7 @@ def _narrowed(forms: Sequence[MatrixForm], geometry: Geometry) -> tuple[MatrixFo
 
 def _blocks(geometry: Geometry, spec: DeviceSpec, form: MatrixForm, options: ConstructOptions) -> TileBatch:
     """Return the most promising blocks of one form with one stage, by the bound of arithmetic and shared cache."""
-    register = _group_tiles(geometry, form)
-    register = register[register_limits(_batch(geometry, form, register, register), spec)]
-    states = _grow(geometry, spec, form, register, options)
+    states = grown(geometry, spec, form, options)
     a = len(geometry.names)
     k, fragment_k = form.axes[2], form.fragment.k
     most = -(-int(geometry.extents[k]) // fragment_k)
@@ -220,8 +219,15 @@ def _group_tiles(geometry: Geometry, form: MatrixForm) -> Ints:
     return tiles
 
 
-def _grow(geometry: Geometry, spec: DeviceSpec, form: MatrixForm, register: Ints, options: ConstructOptions) -> Ints:
-    """Return blocks grown by groups per axis, as states ``[register tile | groups]``; along the two best axes each."""
+def grown(
+    geometry: Geometry, spec: DeviceSpec, form: MatrixForm, options: ConstructOptions, seen: Growth | None = None
+) -> Ints:
+    """Return blocks grown by groups per axis, as states ``[register tile | groups]``; along the two best axes each.
+
+    From every tile of a group that fits the registers; ``seen`` is told of every step.
+    """
+    register = _group_tiles(geometry, form)
+    register = register[register_limits(_batch(geometry, form, register, register), spec)]
     a = len(geometry.names)
     most = min(_GROUPS, (spec.limits.threads_per_block or 0) // form.fragment.threads)
     axes = np.array(form.axes[:2])  # blocks step over all other axes
@@ -240,6 +246,8 @@ def _grow(geometry: Geometry, spec: DeviceSpec, form: MatrixForm, register: Ints
             x.reshape(both.shape[:2]) for x in tile_cost(geometry, (both[..., :a] * both[..., a:]).reshape(-1, a))
         )
         score = reuse_score((traffic[0], footprint[0]), (traffic[1:], footprint[1:]))
+        if seen is not None:
+            seen.note(states, table, score, grows)
         chosen = best_children(table, score, grows, 2)
         chosen = unique_rows(chosen[product(chosen, a + axes) <= most])
         if not len(chosen):

@@ -95,13 +95,22 @@ def program_from_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, T
     return _program(named, spec, structure_of(named.geometry))
 
 
-def estimate_tiles(
+@dataclass(frozen=True)
+class PricedTiles:
+    """Tiles somebody named, as the program they became; ``block`` is what its blocks advance by, where that is less."""
+
+    estimate: Estimate
+    program: RProgram
+    block: tuple[int, ...] | None = None
+
+
+def priced_tiles(
     expr: TensorExpr,
     spec: DeviceSpec,
     tiles: Mapping[str, Tile],
     fragment: str | None = None,
     how: Mechanisms = Mechanisms(),
-) -> Estimate:
+) -> PricedTiles:
     """Price tiles named by layer, aligned or not; see :func:`named_tiles` for what may be named.
 
     Tiles need not be whole tiles of the faster layer. On a GPU threads at the edge of a block then compute points that
@@ -122,11 +131,12 @@ def estimate_tiles(
         program = program_of(batch, 0, spec)
         check_program(program, spec)
         check_block(program, batch, spec)
-        return perf.estimate_program(program, replace_budget(spec))
+        return PricedTiles(perf.estimate_program(program, replace_budget(spec)), program)
     if spec.kind == "cpu":
         budget = replace_budget(spec)
-        return perf.estimate_program(_program(named.whole, budget, structure_of(named.geometry), how=how), budget)
-    found: list[Estimate] = []
+        program = _program(named.whole, budget, structure_of(named.geometry), how=how)
+        return PricedTiles(perf.estimate_program(program, budget), program)
+    found: list[PricedTiles] = []
     errors: list[TileError] = []
     for structure, staged in _kinds(named):
         try:
@@ -134,8 +144,9 @@ def estimate_tiles(
         except TileError as error:
             errors.append(error)
         else:
-            found.append(perf.estimate_block(program, replace_budget(spec), named.rows[-1]))
-    found = [e for e in found if math.isfinite(e.seconds)]
+            block = named.rows[-1]
+            found.append(PricedTiles(perf.estimate_block(program, replace_budget(spec), block), program, block))
+    found = [x for x in found if math.isfinite(x.estimate.seconds)]
     if not found and not errors:
         raise TileError(
             f"tiles: expected a block that runs on {spec.name}, got one that exceeds a capacity of a unit: "
@@ -143,7 +154,7 @@ def estimate_tiles(
         )
     if not found:
         raise errors[0]
-    return min(found, key=lambda e: e.seconds)
+    return min(found, key=lambda x: x.estimate.seconds)
 
 
 def named_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, Tile]) -> NamedTiles:

@@ -12,6 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from roller.construction.growth import Growth
 from roller.construction.score import reuse_score, tile_cost
 from roller.tile.geometry import Geometry, Ints, product
 
@@ -53,6 +54,7 @@ def grow(
     branch: int,
     rounds: int,
     cap: int,
+    seen: Growth | None = None,
 ) -> Ints:
     """Enlarge every state along its best axes until nothing fits; return all states visited.
 
@@ -68,6 +70,8 @@ def grow(
         Mask of tiles that fit their layer.
     branch, rounds, cap
         Axes followed per state, growth steps, and states kept per step.
+    seen
+        Is told of every step.
     """
     visited = [start]
     states = start
@@ -80,6 +84,8 @@ def grow(
             grew[n] = both[1 + n, :, a] > states[:, a]
         traffic, footprint = (x.reshape(both.shape[:2]) for x in tile_cost(geometry, both.reshape(-1, both.shape[2])))
         score = reuse_score((traffic[0], footprint[0]), (traffic[1:], footprint[1:]))
+        if seen is not None:
+            seen.note(states, both[1:], score, grew)
         chosen = best_children(both[1:], score, grew, branch)
         if not len(chosen):
             break
@@ -98,7 +104,13 @@ def best_children(table: Ints, score: np.ndarray, grew: np.ndarray, branch: int)
     return np.asarray(table[order[branches, states], states])
 
 
-def register_tiles(geometry: Geometry, fits: Callable[[Ints], np.ndarray], keep_per_size: int, start: Ints) -> Ints:
+def register_tiles(
+    geometry: Geometry,
+    fits: Callable[[Ints], np.ndarray],
+    keep_per_size: int,
+    start: Ints,
+    seen: Growth | None = None,
+) -> Ints:
     """Construct register tiles: outputs per thread with the best ratio of products to operands.
 
     Parameters
@@ -110,6 +122,8 @@ def register_tiles(geometry: Geometry, fits: Callable[[Ints], np.ndarray], keep_
     start
         The first tile, ``(axes,)``: 1 along spatial axes, and the reduction extents of all tiles. A window that is
         unrolled with the outputs lets neighbouring outputs share operands.
+    seen
+        Is told of every step.
     """
     sizes = [aligned_extents(int(e), REGISTER_EXTENT) for e in geometry.extents]
     tables = []
@@ -119,7 +133,7 @@ def register_tiles(geometry: Geometry, fits: Callable[[Ints], np.ndarray], keep_
             table[low] = high
         table[options[-1] :] = np.arange(options[-1], len(table))
         tables.append(table)
-    tiles = grow(geometry, start[None], lambda t, a: tables[a][t[:, a]], fits, branch=3, rounds=9, cap=96)
+    tiles = grow(geometry, start[None], lambda t, a: tables[a][t[:, a]], fits, branch=3, rounds=9, cap=96, seen=seen)
     outputs = product(tiles, geometry.spatial_axes)
     operands = sum((a.elements(tiles) for a in geometry.loads), np.zeros(len(tiles), np.int64))
     padded = product(-(-geometry.extents // tiles) * tiles / geometry.extents, geometry.spatial_axes)

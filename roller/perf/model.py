@@ -112,9 +112,15 @@ def estimate_programs(programs: Sequence[RProgram], spec: DeviceSpec) -> list[Es
     return [out[n] for n in range(len(programs))]
 
 
-def estimate_explained(program: RProgram, spec: DeviceSpec) -> tuple[Estimate, Term]:
-    """Return the estimate of one program and the terms its seconds were made of: the numbers of this very pricing."""
+def estimate_explained(
+    program: RProgram, spec: DeviceSpec, block: Sequence[int] | None = None
+) -> tuple[Estimate, Term]:
+    """Return the estimate of one program and the terms its seconds were made of: the numbers of this very pricing.
+
+    ``block`` as for :func:`estimate_block`, where blocks advance by less than their threads cover.
+    """
     batch = batch_of([program])
+    batch = batch if block is None else replace(batch, block=np.array([block], np.int64))
     if spec.kind == "gpu":
         told: list[gpu.Parts] = []
         terms = gpu.price(batch, spec, gpu.LaidOut.of(batch, [program], spec), told)

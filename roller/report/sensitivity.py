@@ -11,7 +11,7 @@ from roller.arguments import expression_of, options_of, target_of
 from roller.construction.constructor import construct_candidates
 from roller.construction.options import ConstructOptions
 from roller.errors import NoCandidateError
-from roller.explain.lifts import Change, Effect, constructed, effects, is_resource, of_programs
+from roller.explaining.lifts import Change, Effect, constructed, effects, is_resource, of_programs
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.validation import flag

@@ -282,6 +282,36 @@ def test_predict_takes_tiles_or_a_name(cli):
     assert "expected 'gpu/STRUCTURE'" in cli("predict", MATMUL, "-d", "v100", "--program", "x")[2]
 
 
+def test_explain_tells_the_best_program_and_one_that_is_named(cli):
+    code, out, err = cli("explain", MATMUL, "-d", "v100")
+    assert code == 0, err
+    assert max(map(len, out.splitlines())) <= 80
+    for title in ("Construction", "Why nothing is larger", "The predicted time, term by term", "Under the roofline"):
+        assert f"\n{title}\n" in out
+    data = json.loads(cli("explain", MATMUL, "-d", "v100", "--json")[1])
+    candidates = json.loads(cli("construct", MATMUL, "-d", "v100", "--json")[1])["candidates"]
+    assert (data["program"], data["predicted_s"]) == (candidates[0]["program"], candidates[0]["predicted_s"])
+    assert data["time"]["value"] == data["predicted_s"] and data["rank"] == 1
+    other = json.loads(cli("explain", MATMUL, "-d", "v100", "--json", "--program", candidates[2]["program"])[1])
+    assert (other["rank"], other["predicted_s"]) == (3, candidates[2]["predicted_s"])
+
+
+def test_explain_says_why_not_another(cli):
+    best = json.loads(cli("construct", MATMUL, "-d", "h200", "--json")[1])["candidates"]
+    name = json.loads(cli("explain", MATMUL, "-d", "h200", "--why-not", best[-1]["program"], "--json")[1])
+    assert (name["predicted_s"], name["chosen_s"]) == (best[-1]["predicted_s"], best[0]["predicted_s"])
+    tiles = "shared=i:32,j:32,k:8 register=4,4,1 stages=2 split_k=2"
+    of_tiles = json.loads(cli("explain", MATMUL, "-d", "h200", "--why-not", tiles, "--json")[1])
+    how = ("-t", "shared=i:32,j:32,k:8", "-t", "register=4,4,1", "--stages", "2", "--split-k", "2")
+    assert of_tiles["predicted_s"] == json.loads(cli("predict", MATMUL, "-d", "h200", *how, "--json")[1])["predicted_s"]
+    code, out, err = cli("explain", MATMUL, "-d", "h200", "--why-not", "shared=4096,4096,64 register=1,1,1")
+    assert code == 0, err
+    assert "illegal: tiles: the block has 16777216 threads" in " ".join(out.split())
+    assert "expected a whole number" in cli("explain", MATMUL, "--why-not", "register=1,1,1 stages=x")[2]
+    code, _, err = cli("explain", MATMUL, "--program", "x", "--why-not", "y")
+    assert code == 2 and "--why-not" in err
+
+
 def test_sensitivity_of_an_operator_and_of_a_file(cli, tmp_path):
     operator = "elementwise('relu', (4096, 4096))"
     code, out, err = cli("sensitivity", operator, "--device", "v100")

@@ -10,7 +10,7 @@ import pytest
 import roller
 from roller import ops
 from roller.errors import NoCandidateError, TileError
-from roller.explain import lifts
+from roller.explaining import lifts
 from roller.hardware import load_spec
 from roller.hardware.checks import Quantity
 from roller.perf.sensitivity import elasticities, elasticity, field_steps, log_prices

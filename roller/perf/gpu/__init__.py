@@ -4,7 +4,14 @@ from roller.perf.gpu.compute import compute_rate_per_unit
 from roller.perf.gpu.explained import explained
 from roller.perf.gpu.laid_out import LaidOut
 from roller.perf.gpu.matrix_copies import are_async
-from roller.perf.gpu.occupancy import allocated_registers, occupancy, register_words, scratchpad_bytes, usable_registers
+from roller.perf.gpu.occupancy import (
+    allocated_registers,
+    block_limits,
+    occupancy,
+    register_words,
+    scratchpad_bytes,
+    usable_registers,
+)
 from roller.perf.gpu.price import Parts, arithmetic_bound_s, lower_bound_s
 from roller.perf.gpu.products import inner_batch, outer_batch, products_of
 from roller.perf.gpu.structures import price
@@ -16,6 +23,7 @@ __all__ = [
     "allocated_registers",
     "are_async",
     "arithmetic_bound_s",
+    "block_limits",
     "compute_rate_per_unit",
     "dram_bandwidth",
     "explained",

@@ -12,8 +12,8 @@ from roller.perf.gpu.compute import Work
 from roller.perf.gpu.price import Parts
 from roller.perf.terms import Reader, Term
 
-#: Names of the two kinds of waves.
-_WAVES = ("full waves", "last wave")
+#: Names of the two kinds of waves, and of a wave where there is no other.
+_WAVES, _ONLY = ("full waves", "last wave"), "the only wave"
 
 
 def explained(told: Sequence[Parts]) -> Term:
@@ -45,9 +45,9 @@ def _kernel(p: Parts) -> Term:
     each = []
     for n, name in enumerate(_WAVES):
         at = Reader(wave=n)
-        count = at.given(f"number of {name}", waves.count)
+        count, all_waves = at.given("number of waves", waves.count), r.number(waves.count.sum(axis=0))
         if count.value:  # what is not there adds nothing
-            seconds = _wave(p, at)
+            seconds, name = _wave(p, at), _ONLY if all_waves == 1 else name
             each.append(Term(name, count.value * seconds.value, "s", "product", (count, seconds)))
     running = r.made("sum", "waves of blocks", waves.total(p["seconds"]), "s", *each)
     launch = r.made("product", "launches", terms["launch_s"], "s", r.given("number of launches", p["launches"]),

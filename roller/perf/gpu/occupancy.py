@@ -158,25 +158,33 @@ def _row_extent(batch: TileBatch, access: Access) -> Ints:
     return np.asarray(1 + ((batch.block - 1) * steps).sum(axis=1))
 
 
+def block_limits(batch: TileBatch, spec: DeviceSpec, scratchpad: Ints, registers: Ints) -> dict[str, Ints]:
+    """Return how many blocks each capacity of a unit holds, ``(N,)`` each, by what it is a capacity of."""
+    lim, teus = spec.limits, -(-batch.threads_per_block // spec.teu.lanes)
+    assert lim.registers_per_unit and lim.threads_per_unit and lim.blocks_per_unit  # the schema requires them of a GPU
+    most = np.full(len(batch), lim.blocks_per_unit, np.int64)
+    # The register file is split evenly among the schedulers, and a TEU's registers lie in one part.
+    parts = spec.teu.schedulers_per_unit
+    held = lim.registers_per_unit // parts // (registers * spec.teu.lanes) * parts // teus
+    shared = spec.layer("shared")
+    taken = np.maximum(scratchpad, 1) + (shared.reserved_bytes or 0)
+    room = np.where(scratchpad > 0, shared.capacity_bytes // taken, lim.blocks_per_unit)
+    threads = lim.threads_per_unit // (teus * spec.teu.lanes)
+    return {"blocks": most, "threads": threads, "registers": held, "scratchpad": room}
+
+
 def occupancy(batch: TileBatch, spec: DeviceSpec, scratchpad: Ints) -> tuple[Ints, Ints]:
     """Return blocks co-resident on one unit (0 where the block cannot run) and registers per thread."""
     lim = spec.limits
     threads = batch.threads_per_block
-    teus = -(-threads // spec.teu.lanes)
     unit = max(1, (lim.register_allocation_unit or 1) // spec.teu.lanes)  # allocated per TEU
     most = lim.registers_per_thread or lim.usable_registers_per_thread or 0
     # Addresses and fragments are squeezed, at worst spilled, where accumulators and operands leave them no room.
     wanted = allocated_registers(batch, spec)
     registers = np.minimum(-(-wanted // unit) * unit, -(-most // unit) * unit)
-    assert lim.registers_per_unit and lim.threads_per_unit and lim.blocks_per_unit  # the schema requires them of a GPU
-    blocks = np.minimum(lim.blocks_per_unit, lim.threads_per_unit // (teus * spec.teu.lanes))
-    # The register file is split evenly among the schedulers, and a TEU's registers lie in one part.
-    parts = spec.teu.schedulers_per_unit
-    blocks = np.minimum(blocks, lim.registers_per_unit // parts // (registers * spec.teu.lanes) * parts // teus)
+    blocks = np.minimum.reduce(list(block_limits(batch, spec, scratchpad, registers).values()))
     shared = spec.layer("shared")
-    taken = np.maximum(scratchpad, 1) + (shared.reserved_bytes or 0)
-    blocks = np.where(scratchpad > 0, np.minimum(blocks, shared.capacity_bytes // taken), blocks)
-    assert lim.threads_per_block and lim.usable_registers_per_thread  # likewise
+    assert lim.threads_per_block and lim.usable_registers_per_thread and lim.registers_per_unit  # as the schema says
     budget = shared.usable_bytes or shared.capacity_bytes
     fits = (threads <= lim.threads_per_block) & (scratchpad <= budget)
     fits &= register_words(batch) <= usable_registers(batch, spec)

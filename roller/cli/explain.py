@@ -1,0 +1,92 @@
+"""``roller explain``: why the best program is as it is, and why another one is not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import roller
+from roller.cli.common import (
+    DeviceOption,
+    ExprArgument,
+    JsonOption,
+    SetOption,
+    console,
+    device_of,
+    print_json,
+    tiles_of,
+)
+from roller.errors import TileError
+from roller.explaining.text import WIDTH, Section, lines_of, sections, why_sections
+
+if TYPE_CHECKING:
+    from roller.explaining.why_not import WhyNot
+    from roller.hardware import DeviceSpec
+
+ProgramOption = Annotated[
+    str | None, typer.Option("--program", "-p", metavar="NAME", help="A program of `roller construct`; else the best.")
+]
+WhyNotOption = Annotated[
+    str | None,
+    typer.Option(
+        "--why-not",
+        metavar="NAME|TILES",
+        help="A program's name, or tiles: 'shared=i:64,j:64,k:8 register=4,4 stages=2'.",
+    ),
+]
+#: Words among tiles that say what they do not.
+_NUMBERS = ("stages", "split_k", "raster")
+
+
+def explain_command(
+    expression: ExprArgument,
+    device: DeviceOption = "cpu",
+    program: ProgramOption = None,
+    why_not: WhyNotOption = None,
+    as_json: JsonOption = False,
+    settings: SetOption = None,
+) -> None:
+    """Tell how the best program is constructed, term by term what its time is made of, and what would lift it.
+
+    With --why-not: by which capacity or term another program is worse. Nothing is built or run.
+    """
+    spec = device_of(device, settings)
+    expr = roller.ops.parse(expression)
+    if why_not is not None:
+        if program is not None:
+            raise typer.BadParameter("expected --program or --why-not, which is held against the best program.")
+        against = _why_not(expr, spec, why_not)
+        _show(why_sections(against), against.to_dict(), as_json)
+        return
+    found = roller.explain(expr, spec, program)
+    _show(sections(found), found.to_dict(), as_json)
+
+
+def _why_not(expr: roller.TensorExpr, spec: DeviceSpec, text: str) -> WhyNot:
+    """Return what speaks against the program that a name, or tiles, say."""
+    words = text.split()
+    if "/" in words[0] if words else True:
+        return roller.why_not(expr, spec, text)
+    given = dict(w.partition("=")[::2] for w in words)
+    how: dict[str, Any] = {}
+    for name in _NUMBERS:
+        if name in given:
+            if not given[name].isdecimal():
+                raise TileError(f"--why-not: {name}: expected a whole number, got '{given[name]}'.")
+            how[name] = int(given[name])
+    tiles = [w for w in words if w.partition("=")[0] not in (*_NUMBERS, "fragment")]
+    return roller.why_not(expr, spec, tiles_of(tiles), fragment=given.get("fragment"), **how)
+
+
+def _show(found: Sequence[Section], data: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(data)
+        return
+    screen = console()
+    width = screen.width if screen.is_terminal else WIDTH
+    for section in found:
+        screen.print(f"\n{section.title}", style="bold", soft_wrap=True)
+        for line in lines_of(section, width):
+            screen.print(line, soft_wrap=True)

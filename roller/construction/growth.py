@@ -1,0 +1,96 @@
+"""Growth as it happened: which states were enlarged along which axes at what score, for whoever explains a program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from roller.tile.geometry import Ints
+
+
+@dataclass(frozen=True)
+class Enlarged:
+    """One step of growth.
+
+    Parameters
+    ----------
+    before, after
+        States: a register tile, or a register tile and threads side by side.
+    column
+        Of the state, that grew.
+    score
+        Data reuse score of that step (bytes saved per byte of footprint).
+    others
+        ``((column, score), ...)`` of what else the state could have grown, the best first.
+    """
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    column: int
+    score: float
+    others: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class _Round:
+    states: Ints
+    table: Ints
+    score: np.ndarray
+    grew: np.ndarray
+
+
+#: Better choices passed over, sum of scores (negative), and steps.
+_Road: TypeAlias = tuple[int, float, tuple[Enlarged, ...]]
+
+
+@dataclass
+class Growth:
+    """Rounds of growth, in the order they were made."""
+
+    rounds: list[_Round] = field(default_factory=list)
+
+    def note(self, states: Ints, table: Ints, score: np.ndarray, grew: np.ndarray) -> None:
+        """Remember a round: states ``(N, row)``, what each could become ``(ways, N, row)``, scores, which did grow."""
+        self.rounds.append(_Round(states, table, np.asarray(score), grew))
+
+    def road(self, target: Sequence[int]) -> tuple[Enlarged, ...] | None:
+        """Return the steps from a first state to ``target``; ``None`` where growth never came by.
+
+        Where several roads led there, the one whose steps came first among the choices of their states.
+        """
+        found = self._road(np.asarray(target, np.int64), len(self.rounds), {})
+        return None if found is None else found[2]
+
+    def _road(self, wanted: Ints, before: int, known: dict[tuple[bytes, int], _Road | None]) -> _Road | None:
+        """Return the best road to a state within the first rounds: choices passed over, scores, steps."""
+        key = wanted.tobytes(), before
+        if key not in known:
+            first = any((r.states == wanted).all(axis=1).any() for r in self.rounds[:1])
+            roads: list[_Road] = [(0, 0.0, ())] if first else []
+            for n in range(before):
+                r = self.rounds[n]
+                for way, state in np.argwhere((r.table == wanted).all(axis=2) & r.grew).tolist():
+                    start = self._road(r.states[state], n, known)
+                    if start is not None:
+                        step = _enlarged(r, way, state)
+                        over = sum(score > step.score for _, score in step.others)
+                        roads.append((start[0] + over, start[1] - step.score, (*start[2], step)))
+            known[key] = min(roads, key=lambda x: x[:2], default=None)
+        return known[key]
+
+
+def _enlarged(r: _Round, way: int, state: int) -> Enlarged:
+    """Return one way of one state, beside the other ways it had."""
+    before = tuple(int(x) for x in r.states[state])
+    found: dict[int, float] = {}
+    for w in np.flatnonzero(r.grew[:, state]):
+        column = int(np.flatnonzero(r.table[w, state] != r.states[state])[0])
+        if w != way:
+            found[column] = max(found.get(column, -np.inf), float(r.score[w, state]))
+    after = tuple(int(x) for x in r.table[way, state])
+    column = next(n for n, (a, b) in enumerate(zip(before, after, strict=True)) if a != b)
+    others = sorted(((c, s) for c, s in found.items() if c != column), key=lambda x: -x[1])
+    return Enlarged(before, after, column, float(r.score[way, state]), tuple(others))

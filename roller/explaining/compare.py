@@ -1,0 +1,132 @@
+"""Two prices side by side: down which terms the difference of two programs goes, and what one program waits for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from roller.perf import Term
+
+#: Rules whose result is about that of their slowest part.
+_SLOWEST = ("largest", "alternating", "overlapped", "knee")
+#: Relative difference below which two numbers are alike.
+_ALIKE = 1e-12
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One term of two programs: ``own`` of the one that is asked about, ``other`` of the one it is held against."""
+
+    name: str
+    own: float
+    other: float
+    unit: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready data."""
+        return {"name": self.name, "own": self.own, "other": self.other, "unit": self.unit}
+
+
+def road_of_difference(own: Term, other: Term) -> tuple[Difference, ...]:
+    """Return the terms down which most of the difference goes, from the whole to a number that was given.
+
+    Ends where the two were not made of the same terms: programs of other structures have other parts.
+    """
+    road = [Difference(own.name, own.value, other.value, own.unit)]
+    while own.rule == other.rule and own.parts:
+        pairs = _pairs(own, other)
+        if not pairs:
+            break
+        own, other = max(pairs, key=lambda p: _weight(own, *p))
+        if math.isclose(own.value, other.value, rel_tol=_ALIKE):
+            break
+        road.append(Difference(own.name, own.value, other.value, own.unit))
+    return tuple(road)
+
+
+def _pairs(own: Term, other: Term) -> list[tuple[Term, Term]]:
+    """Return the parts of two terms that are the same quantity; one that only one of them has stands against zero."""
+    mine, its = {p.name: p for p in own.parts}, {p.name: p for p in other.parts}
+    if own.rule in _SLOWEST:  # what the slower one waits for decides
+        slowest = max((p for p in own.parts if p.unit == own.unit), key=lambda p: p.value, default=None)
+        names = [slowest.name] if slowest is not None and slowest.name in its else []
+        names = names or [n for n in mine if n in its]
+        return [(mine[n], its[n]) for n in names]
+    pairs = [(p, its[n]) for n, p in mine.items() if n in its]
+    if own.rule == "sum":
+        alone, others = ([p for n, p in a.items() if n not in b] for a, b in ((mine, its), (its, mine)))
+        if alone and others:  # the only wave of one program, the full waves of another
+            first, second = (max(x, key=lambda p: p.value) for x in (alone, others))
+            pairs.append((first, second))
+            alone, others = [p for p in alone if p is not first], [p for p in others if p is not second]
+        pairs += [(p, Term(p.name, 0.0, p.unit)) for p in alone] + [(Term(p.name, 0.0, p.unit), p) for p in others]
+    return pairs
+
+
+def _weight(parent: Term, own: Term, other: Term) -> float:
+    """Return how much a part has to do with the difference of its term."""
+    if parent.rule in ("product", "quotient"):
+        if own.value <= 0 or other.value <= 0:
+            return abs(own.value - other.value)
+        return abs(math.log(own.value / other.value))
+    return abs(own.value - other.value)
+
+
+def road_of_time(term: Term) -> tuple[Term, ...]:
+    """Return the terms that decide a time, from the whole down to a number that was given."""
+    road = [term]
+    while term.parts:
+        same = [p for p in term.parts if p.unit in (term.unit, "cycles")] or [p for p in term.parts if p.parts]
+        if not same:
+            break
+        term = min(same, key=lambda p: p.value) if term.rule == "smallest" else max(same, key=lambda p: p.value)
+        road.append(term)
+    return tuple(road)
+
+
+def sentence(road: Sequence[Difference]) -> str:
+    """Return the difference as a chain of numbers, from the whole to its cause.
+
+    Examples
+    --------
+    >>> sentence([Difference("predicted time", 2e-5, 1e-5, "s"), Difference("reduction steps", 128, 64, "")])
+    'predicted time 20 us against 10 us <- reduction steps 128 against 64'
+    """
+    told = [d for n, d in enumerate(road) if n in (0, len(road) - 1) or _moved(road[n - 1], d)]
+    return " <- ".join(f"{d.name} {shown(d.own, d.unit)} against {shown(d.other, d.unit)}" for d in told)
+
+
+def _moved(above: Difference, below: Difference) -> bool:
+    """Whether a term says something that the one above it did not: it is another number."""
+    return not (math.isclose(above.own, below.own) and math.isclose(above.other, below.other))
+
+
+def told(road: Sequence[Term]) -> tuple[Term, ...]:
+    """Return the terms of a road that say something new, and its last."""
+    return tuple(
+        t for n, t in enumerate(road) if n in (0, len(road) - 1) or not math.isclose(road[n - 1].value, t.value)
+    )
+
+
+def shown(value: float, unit: str) -> str:
+    """Return a number for people.
+
+    Examples
+    --------
+    >>> shown(1.5e-6, "s"), shown(3e9, "bytes/s"), shown(3.0, ""), shown(1234567.0, "bytes")
+    ('1.5 us', '3 GB/s', '3', '1.235 MB')
+    """
+    if unit == "s":
+        for factor, name in ((1.0, "s"), (1e3, "ms"), (1e6, "us")):
+            if abs(value) * factor >= 1:
+                return f"{value * factor:.4g} {name}"
+        return f"{value * 1e9:.4g} ns" if value else "0 s"
+    if unit in ("bytes", "bytes/s", "Hz", "flops", "flops/s"):
+        name = {"bytes": "B", "bytes/s": "B/s", "flops": "FLOP", "flops/s": "FLOP/s"}.get(unit, unit)
+        for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+            if abs(value) >= factor:
+                return f"{value / factor:.4g} {prefix}{name}"
+        return f"{value:.4g} {name}"
+    return f"{value:.4g} {unit}".rstrip()

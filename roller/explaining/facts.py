@@ -1,0 +1,144 @@
+"""What a program holds and moves in every memory layer, how it fills the device, and what it pads."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from roller import perf
+from roller.hardware import DeviceSpec
+from roller.perf import Estimate
+from roller.perf.gpu import LaidOut, block_limits
+from roller.tile.program import RProgram
+from roller.tile.winograd_products import products_program
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A memory layer as a program uses it.
+
+    Parameters
+    ----------
+    name
+        Of the specification.
+    tile
+        Extents by axis, or ``None`` where the layer holds no tile of its own.
+    held, capacity
+        What a thread (registers, 32-bit words; of a CPU vectors), a block or a core keeps in it, and what there is;
+        ``None`` where the model counts none.
+    unit
+        Of both.
+    moved_bytes, bandwidth_bytes_per_s, seconds
+        Bytes of the whole launch through it, its bandwidth, and the seconds they take as the model has them.
+    """
+
+    name: str
+    tile: dict[str, int] | None
+    held: float | None = None
+    capacity: float | None = None
+    unit: str = ""
+    moved_bytes: float | None = None
+    bandwidth_bytes_per_s: float | None = None
+    seconds: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready data."""
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One number of how a program fills the device, its limit where it has one, and what it means."""
+
+    name: str
+    value: float
+    limit: float | None = None
+    note: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready data."""
+        return dict(vars(self))
+
+
+def layers_of(program: RProgram, spec: DeviceSpec, estimate: Estimate) -> tuple[Layer, ...]:
+    """Return the layers, the fastest first, with the terms of the estimate that belong to each."""
+    terms, found = estimate.terms, []
+    for layer in spec.memory_layers:
+        tile = program.tile(layer.name) if layer.name in program.layers else None
+        held, capacity, unit = _held(layer.name, spec, estimate)
+        name = "dram" if layer.name == spec.memory_layers[-1].name else layer.name
+        moved, seconds = terms.get(f"{name}_bytes"), terms.get(f"{name}_s")
+        bandwidth = layer.bandwidth_bytes_per_s if seconds is not None else None
+        found.append(Layer(layer.name, tile, held, capacity, unit, moved, bandwidth, seconds))
+    return tuple(found)
+
+
+def _held(layer: str, spec: DeviceSpec, estimate: Estimate) -> tuple[float | None, float | None, str]:
+    """Return what a program keeps in a layer, what there is, and the unit."""
+    terms, lim = estimate.terms, spec.limits
+    if spec.kind == "gpu" and layer == "register":
+        most = lim.registers_per_thread or lim.usable_registers_per_thread
+        return terms.get("registers"), most, "registers per thread"
+    if spec.kind == "gpu" and layer == "shared":
+        return terms.get("scratchpad_bytes"), spec.layer("shared").capacity_bytes, "bytes per block"
+    if spec.kind == "cpu" and layer == spec.memory_layers[0].name and "vectors" in terms:
+        return terms["vectors"], lim.usable_vector_registers, "vectors"
+    return None, None, ""
+
+
+def facts_of(program: RProgram, spec: DeviceSpec, estimate: Estimate) -> tuple[Fact, ...]:
+    """Return occupancy, waves (or tasks), conflicts and padding."""
+    facts = _gpu(program, spec, estimate) if spec.kind == "gpu" else _cpu(spec, estimate)
+    return (*facts, *_padding(program))
+
+
+def _gpu(program: RProgram, spec: DeviceSpec, estimate: Estimate) -> list[Fact]:
+    terms, lim = estimate.terms, spec.limits
+    inner = products_program(program) or program
+    batch = perf.batch_of([inner])
+    pad = LaidOut.of(batch, [inner], spec).scratchpad
+    most = block_limits(batch, spec, pad, np.array([int(terms["registers"])], np.int64))
+    rooms = {n: int(x[0]) for n, x in most.items()}
+    tight = min(rooms, key=lambda n: rooms[n])
+    resident, threads = terms["blocks_per_unit"], terms["threads"]
+    wave = resident * spec.units
+    rest = terms["blocks"] % wave
+    held = "; ".join(f"{n} {k}" for n, k in rooms.items())
+    facts = [
+        Fact("threads of a block", threads, lim.threads_per_block),
+        Fact("blocks of a unit", resident, lim.blocks_per_unit, f"bound by {tight} (room for: {held})"),
+        Fact("occupancy", resident * threads / (lim.threads_per_unit or threads), 1.0, "threads of a unit in use"),
+        Fact("blocks", terms["blocks"], None, f"{spec.units} units hold {wave:.0f} at once"),
+        Fact("waves", terms["waves"], None, "the last one is full" if not rest else
+             f"the last one has {rest:.0f} of {wave:.0f} blocks"),
+    ]  # fmt: skip
+    if terms.get("bank_conflicts", 1.0) > 1.0:
+        facts.append(Fact("bank conflicts", terms["bank_conflicts"], 1.0, "times the wavefronts of the worst operand"))
+    return facts
+
+
+def _cpu(spec: DeviceSpec, estimate: Estimate) -> list[Fact]:
+    tasks = estimate.terms["tasks"]
+    rounds = math.ceil(tasks / spec.units)
+    idle = 1.0 - tasks / (rounds * spec.units)
+    return [
+        Fact("tasks", tasks, None, f"{spec.units} cores, {rounds} each at most"),
+        Fact("idle cores", idle, None, "share of core time without a task, tasks of equal size"),
+    ]
+
+
+def _padding(program: RProgram) -> list[Fact]:
+    """Return, per axis that blocks overhang, what is computed for nothing."""
+    found = []
+    program = products_program(program) or program
+    for a in program.axes:
+        tile = program.block_tile[a.name]
+        over = -a.extent % tile
+        if over and program.kind == "gpu":
+            found.append(Fact(f"padding of {a.name}", over / a.extent, None, f"{a.extent} in tiles of {tile}"))
+        elif over:
+            found.append(Fact(f"last task of {a.name}", a.extent % tile / tile, 1.0, f"{a.extent} in tasks of {tile}"))
+    return found

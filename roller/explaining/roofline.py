@@ -1,0 +1,80 @@
+"""Where a program stands under the roof of its device: peak arithmetic, peak bandwidth, and what the model expects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from roller.expr import TensorExpr
+from roller.hardware import DeviceSpec
+from roller.tile.program import RProgram
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """A program under the roof.
+
+    Parameters
+    ----------
+    flops, compulsory_bytes
+        Operations (a multiply-add counts as two), and inputs and outputs once.
+    peak_flops_per_s
+        Of the pipe the program computes with: the matrix unit's, or that of multiply-adds.
+    bandwidth_bytes_per_s
+        Of the slowest layer.
+    pipe
+        Name of the rate in the specification.
+    seconds
+        Predicted.
+    """
+
+    flops: float
+    compulsory_bytes: float
+    peak_flops_per_s: float
+    bandwidth_bytes_per_s: float
+    pipe: str
+    seconds: float
+
+    @property
+    def intensity(self) -> float:
+        """Operations per compulsory byte."""
+        return self.flops / self.compulsory_bytes
+
+    @property
+    def ridge(self) -> float:
+        """Intensity from which on arithmetic is the roof."""
+        return self.peak_flops_per_s / self.bandwidth_bytes_per_s
+
+    @property
+    def roof_s(self) -> float:
+        """Seconds that no program beats: all operations at peak, or all compulsory bytes at peak."""
+        return max(self.flops / self.peak_flops_per_s, self.compulsory_bytes / self.bandwidth_bytes_per_s)
+
+    @property
+    def share(self) -> float:
+        """Share of the roof that is predicted."""
+        return self.roof_s / self.seconds
+
+    @property
+    def bound(self) -> str:
+        """``"arithmetic"`` or ``"memory"``: which roof it stands under."""
+        return "arithmetic" if self.intensity >= self.ridge else "memory"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready data."""
+        made = {n: getattr(self, n) for n in ("intensity", "ridge", "roof_s", "share", "bound")}
+        return {**vars(self), **made}
+
+
+def roofline(expr: TensorExpr, program: RProgram, spec: DeviceSpec, seconds: float) -> Roofline:
+    """Return where a program of an expression stands on a device, at its predicted seconds."""
+    f, dtype = program.fragment, program.expr.anchor.acc_dtype
+    if f is not None:
+        pipe = f"{f.rate}.{f.operand}"
+        rate = spec.ops_per_s(f.rate, f.operand)
+    else:
+        rates = spec.compute.ops_per_cycle_per_unit
+        pipe = f"fma.{dtype}" if f"fma.{dtype}" in rates else "fma"
+        rate = spec.ops_per_s("fma", dtype)
+    slowest = spec.memory_layers[-1].bandwidth_bytes_per_s
+    return Roofline(float(expr.flops), float(expr.compulsory_bytes), 2 * rate, slowest, pipe, seconds)
