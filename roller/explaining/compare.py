@@ -40,6 +40,7 @@ def road_of_difference(own: Term, other: Term) -> tuple[Difference, ...]:
         if not pairs:
             break
         own, other = max(pairs, key=lambda p: _weight(own, *p))
+        other = other.find(own.name) or other  # programs of another kind have it further down
         if math.isclose(own.value, other.value, rel_tol=_ALIKE):
             break
         road.append(Difference(own.name, own.value, other.value, own.unit))

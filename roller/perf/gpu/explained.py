@@ -7,6 +7,7 @@ made it of which others, in the order of that computation.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from roller.perf.gpu.compute import Work
 from roller.perf.gpu.price import Parts
@@ -137,9 +138,9 @@ def _bandwidth(p: Parts, at: Reader) -> Term:
 
 def _pipes(p: Parts, at: Reader) -> tuple[Term, ...]:
     """Return the phases of copies and arithmetic: apart where integer instructions have pipes of their own."""
-    work: Work = p["work"]
-    arithmetic = at.made("quotient", "arithmetic", p["arithmetic"], "s", _arithmetic_cycles(p, work, at), _clock(p, at))
-    copying = at.made("quotient", "instructions of copies", p["copying"], "s", _copy_cycles(p, work, at), _clock(p, at))
+    b, clock = p["waves"].per_unit, _clock(p, at)
+    arithmetic = at.made("quotient", "arithmetic", p["arithmetic"], "s", _arithmetic_cycles(p, b, at), clock)
+    copying = at.made("quotient", "instructions of copies", p["copying"], "s", _copy_cycles(p, b, at), clock)
     if p["pipes"] == 2:
         return arithmetic, copying
     both = at.made("sum", "arithmetic and copies", p["arithmetic"] + p["copying"], "s", arithmetic, copying)
@@ -150,22 +151,23 @@ def _clock(p: Parts, at: Reader) -> Term:
     return at.given("clock", p["spec"].clock_hz, "Hz")
 
 
-def _share(p: Parts, work: Work, at: Reader) -> Term:
+def _share(p: Parts, blocks: Any, at: Reader) -> Term:
     """Return the TEUs of a scheduler."""
-    resident, schedulers = p["waves"].per_unit, p["spec"].teu.schedulers_per_unit
-    return at.made("quotient", "TEUs of a scheduler", work.teus * resident / schedulers, "", _teus(p, work, at),
+    work, schedulers = p["work"], p["spec"].teu.schedulers_per_unit
+    return at.made("quotient", "TEUs of a scheduler", work.teus * blocks / schedulers, "", _teus(p, blocks, at),
                    at.given("schedulers of a unit", schedulers))  # fmt: skip
 
 
-def _teus(p: Parts, work: Work, at: Reader) -> Term:
-    resident = p["waves"].per_unit
-    return at.made("product", "TEUs of a unit", work.teus * resident, "", at.given("TEUs of a block", work.teus),
-                   at.given("blocks of a unit", resident))  # fmt: skip
+def _teus(p: Parts, blocks: Any, at: Reader) -> Term:
+    teus = p["work"].teus
+    return at.made("product", "TEUs of a unit", teus * blocks, "", at.given("TEUs of a block", teus),
+                   at.given("blocks of a unit", blocks))  # fmt: skip
 
 
-def _arithmetic_cycles(p: Parts, work: Work, at: Reader) -> Term:
-    """Return the cycles of :meth:`Work.arithmetic`."""
-    share, told = _share(p, work, at), work.told(p["waves"].per_unit, p["spec"].teu.schedulers_per_unit)
+def _arithmetic_cycles(p: Parts, blocks: Any, at: Reader) -> Term:
+    """Return the cycles of :meth:`Work.arithmetic` of so many blocks of a unit."""
+    work: Work = p["work"]
+    share, told = _share(p, blocks, at), work.told(blocks, p["spec"].teu.schedulers_per_unit)
     whole = at.made("ceiling", "TEUs of the busiest scheduler", told["whole"], "", share)
     products = at.made("product", "FMA pipes", told["fma"], "cycles", whole,
                        at.given("cycles of a register tile", work.fma, "cycles"))  # fmt: skip
@@ -175,7 +177,7 @@ def _arithmetic_cycles(p: Parts, work: Work, at: Reader) -> Term:
     busy = at.made("sum", "one register tile of every TEU", told["busy"], "cycles", chain, products, loops)
     slots = at.made("product", "issue slots of it", told["issue"], "cycles", share,
                     at.given("issue slots of a register tile", work.issue, "cycles"))  # fmt: skip
-    reads = at.made("product", "scratchpad reads of it", told["scratchpad"], "cycles", _teus(p, work, at),
+    reads = at.made("product", "scratchpad reads of it", told["scratchpad"], "cycles", _teus(p, blocks, at),
                     at.given("wavefronts of a register tile", work.scratchpad, "cycles"), layer="shared")  # fmt: skip
     group = at.made("largest", "slowest pipe", told["group"], "cycles", busy, slots, reads)
     groups = at.made("product", "register tiles of a step", told["groups"], "cycles",
@@ -189,34 +191,36 @@ def _arithmetic_cycles(p: Parts, work: Work, at: Reader) -> Term:
                    at.given("final exchange", work.combine, "cycles"))  # fmt: skip
 
 
-def _copy_cycles(p: Parts, work: Work, at: Reader) -> Term:
-    """Return the cycles of :meth:`Work.copying`."""
-    per_unit, schedulers = p["waves"].per_unit, p["spec"].teu.schedulers_per_unit
+def _copy_cycles(p: Parts, blocks: Any, at: Reader) -> Term:
+    """Return the cycles of :meth:`Work.copying` of so many blocks of a unit."""
+    work: Work = p["work"]
     copies = at.made("product", "copies of all steps", work.steps * work.copies, "cycles",
                      at.given("reduction steps", work.steps),
                      at.given("cycles of a TEU's copies", work.copies, "cycles", "shared"))  # fmt: skip
     each = at.made("sum", "copies and stores of a TEU", work.steps * work.copies + work.finish, "cycles", copies,
                    at.given("place, epilogue and stores", work.finish, "cycles"))  # fmt: skip
-    every = work.copying(per_unit, schedulers)
-    return at.made("product", "cycles of copies", every, "cycles", _share(p, work, at), each)
+    every = work.copying(blocks, p["spec"].teu.schedulers_per_unit)
+    return at.made("product", "cycles of copies", every, "cycles", _share(p, blocks, at), each)
 
 
 def _issue_cycles(p: Parts, work: Work, at: Reader) -> Term:
     """Return the cycles of :meth:`Work.issuing`."""
     per_unit, schedulers = p["waves"].per_unit, p["spec"].teu.schedulers_per_unit
-    share = _share(p, work, at)
+    share = _share(p, per_unit, at)
     arithmetic = work.teus * per_unit / schedulers * work.steps * work.groups * work.issue
     made = at.made("product", "slots of the arithmetic", arithmetic, "cycles", share,
                    at.given("reduction steps", work.steps), at.given("register tiles along a step", work.groups),
                    at.given("issue slots of a register tile", work.issue, "cycles"))  # fmt: skip
     return at.made("sum", "slots of all instructions", work.issuing(per_unit, schedulers), "cycles", made,
-                   _copy_cycles(p, work, at))  # fmt: skip
+                   _copy_cycles(p, per_unit, at))  # fmt: skip
 
 
 def _chain(p: Parts, at: Reader) -> Term:
     """Return the seconds of one block that has its unit to itself."""
     latency, name = p["spec"].layer("global").latency_s or 0.0, "one block alone"
-    alone = at.given("its arithmetic and copies", p["alone"], "s")
+    arithmetic, copies = _arithmetic_cycles(p, 1.0, at), _copy_cycles(p, 1.0, at)
+    cycles = Term("its cycles", arithmetic.value + copies.value, "cycles", "sum", (arithmetic, copies))
+    alone = at.made("quotient", "its arithmetic and copies", p["alone"], "s", cycles, _clock(p, at))
     if "barriers" not in p:
         return at.made("sum", name, p["chain"], "s", alone, at.given("latencies of its rows", p["waits"], "s"))
     barriers = at.given("barriers", p["barriers"], "s")
