@@ -132,7 +132,9 @@ class CompiledKernel:
         *,
         device: str | DeviceSpec | None = None,
         fragment: str | None = None,
-        **mechanisms: int,
+        stages: int = 1,
+        split_k: int = 1,
+        raster: int = 1,
     ) -> WhyNot:
         """Return what speaks against tiles, or a program, beside that of the kernel.
 
@@ -140,14 +142,14 @@ class CompiledKernel:
 
         Parameters
         ----------
-        tiles, fragment, **mechanisms
+        tiles, fragment, stages, split_k, raster
             As for :func:`roller.predict`: extents by layer, or the name of a program as ``construct`` prints it.
         device
             As for :meth:`explain`.
         """
         from roller.explaining.kernels import why_not_for_kernel
 
-        return why_not_for_kernel(self, tiles, device, fragment, mechanisms)
+        return why_not_for_kernel(self, tiles, device, fragment, (stages, split_k, raster))
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the kernel, and the values of its constants, for :func:`roller.load`.

@@ -93,13 +93,9 @@ def construct(
 
 
 def predict(
-    expr: Any,
-    device: str | DeviceSpec,
-    tiles: Mapping[str, Tile] | str | RProgram,
-    *,
-    fragment: str | None = None,
-    **mechanisms: int,
-) -> Estimate:
+    expr: Any, device: str | DeviceSpec, tiles: Mapping[str, Tile] | str | RProgram, *,
+    fragment: str | None = None, stages: int = 1, split_k: int = 1, raster: int = 1,
+) -> Estimate:  # fmt: skip
     """Price tiles, or a whole program, that a person names.
 
     Parameters
@@ -118,8 +114,8 @@ def predict(
     fragment
         Matrix instruction of the device (``"mma.m16n8k16.f16.f32"``) that computes the tiles, which then must be whole
         fragments: ``register`` is the tile of its threads together (one fragment along the reduction).
-    **mechanisms
-        ``stages``, ``split_k``, ``raster``: what tiles do not say, and a name does (:class:`~roller.tile.RProgram`).
+    stages, split_k, raster
+        What tiles do not say, and a name does (:class:`~roller.tile.RProgram`).
 
     Returns
     -------
@@ -145,7 +141,7 @@ def predict(
     from roller.construction.named import Mechanisms, priced_tiles
     from roller.construction.named_program import estimate_named, program_from_name
 
-    expression, spec, how = expression_of(expr), target_of(device)[0], Mechanisms(**mechanisms)
+    expression, spec, how = expression_of(expr), target_of(device)[0], Mechanisms(stages, split_k, raster)
     if not isinstance(tiles, (str, RProgram)):
         return priced_tiles(expression, spec, tiles, fragment, how).estimate
     if fragment is not None or how != Mechanisms():
@@ -371,8 +367,7 @@ def _compile_here(
     from roller.construction.constructor import target_units
     from roller.runtime.cpu_profile import Bench
 
-    # A kernel for a share of the units runs on that share.
-    share = target_units(spec, options)
+    share = target_units(spec, options)  # a kernel for a share of the units runs on that share
 
     def make(candidate: Candidate) -> KernelArtifact:
         return lower(candidate.program, expression, share)

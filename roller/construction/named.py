@@ -27,7 +27,7 @@ from roller.tile.alignment import broken_rules
 from roller.tile.geometry import Geometry, Ints
 from roller.tile.program import RProgram
 from roller.tile.windows import slide_of
-from roller.validation import is_integer
+from roller.validation import is_integer, whole_number
 
 #: Extents of one layer: by axis name, or a sequence in axis order.
 Tile = Mapping[str, int] | Sequence[int]
@@ -54,8 +54,7 @@ class Mechanisms:
     def __post_init__(self) -> None:
         """Reject what is no count."""
         for name, n in vars(self).items():
-            if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= MAX_EXTENT:
-                raise TileError(f"{name}: expected a whole number from 1 to {MAX_EXTENT}, got {n!r}.")
+            object.__setattr__(self, name, whole_number(n, name, 1, MAX_EXTENT, error=TileError))
 
 
 @dataclass(frozen=True)

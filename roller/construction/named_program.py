@@ -15,7 +15,7 @@ from roller import perf
 from roller.construction.capacities import check_block, replace_budget
 from roller.construction.matrix_pool import matrix_forms
 from roller.construction.program_checks import check_program
-from roller.errors import TileError, did_you_mean
+from roller.errors import TileError, did_you_mean, shown
 from roller.expr import TensorExpr
 from roller.expr.canonical import fuse_axes, group_axes
 from roller.expr.joining import join_digits
@@ -26,11 +26,24 @@ from roller.perf.estimate import Estimate
 from roller.tile.alignment import RULES, broken_rules
 from roller.tile.geometry import Geometry
 from roller.tile.program import STRUCTURES, RProgram
-from roller.tile.program_name import ProgramName, read_name
+from roller.tile.program_name import REMEDY, ProgramName, read_name
 from roller.tile.winograd_products import products_program
 
 #: Largest extent and number of a name: what is counted of them stays exact in 64 bits.
 _MOST = 2**31 - 1
+
+
+def name_of(program: object) -> str:
+    """Return the name of a program, or the text that is to be one.
+
+    Raises
+    ------
+    TileError
+        Where it is neither.
+    """
+    if isinstance(program, (str, RProgram)):
+        return str(program)
+    raise TileError(f"program: expected the name of a program, or a program, got {shown(program)}. {REMEDY}")
 
 
 def program_from_name(expr: TensorExpr, spec: DeviceSpec, name: str) -> RProgram:

@@ -96,7 +96,7 @@ def sentence(road: Sequence[Difference]) -> str:
     'predicted time 20 us against 10 us <- reduction steps 128 against 64'
     """
     told = [d for n, d in enumerate(road) if n in (0, len(road) - 1) or _moved(road[n - 1], d)]
-    return " <- ".join(f"{d.name} {shown(d.own, d.unit)} against {shown(d.other, d.unit)}" for d in told)
+    return " <- ".join(f"{d.name} {quantity(d.own, d.unit)} against {quantity(d.other, d.unit)}" for d in told)
 
 
 def _moved(above: Difference, below: Difference) -> bool:
@@ -111,12 +111,12 @@ def told(road: Sequence[Term]) -> tuple[Term, ...]:
     )
 
 
-def shown(value: float, unit: str) -> str:
+def quantity(value: float, unit: str) -> str:
     """Return a number for people.
 
     Examples
     --------
-    >>> shown(1.5e-6, "s"), shown(3e9, "bytes/s"), shown(3.0, ""), shown(1234567.0, "bytes")
+    >>> quantity(1.5e-6, "s"), quantity(3e9, "bytes/s"), quantity(3.0, ""), quantity(1234567.0, "bytes")
     ('1.5 us', '3 GB/s', '3', '1.235 MB')
     """
     if unit == "s":

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from roller.construction.named import Mechanisms, Tile
 from roller.construction.options import ConstructOptions
+from roller.errors import RollerError, shown
 from roller.explaining.explanation import Explanation, explain
 from roller.explaining.why_not import WhyNot, why_not
 from roller.hardware import DeviceSpec, load_spec
@@ -35,7 +36,10 @@ class _Kernel(Protocol):
 def explain_kernel(kernel: _Kernel, device: str | DeviceSpec | None, options: ConstructOptions | None) -> Explanation:
     """Return the explanation of a kernel's program; see :meth:`roller.CompiledKernel.explain`."""
     a: _Artifact = kernel.artifact
-    spec, chosen = _spec(a, device), options or ConstructOptions(constants=kernel.program.constants)
+    chosen = ConstructOptions(constants=kernel.program.constants) if options is None else options
+    if not isinstance(chosen, ConstructOptions):
+        raise RollerError(f"options: expected a ConstructOptions, got {shown(options)}. Write ConstructOptions().")
+    spec = _spec(a, device)
     found = explain(a.expression, spec, chosen, kernel.program, a.measured_s)
     stored = a.estimate.get("seconds")
     if stored is None or stored == found.estimate.seconds:
@@ -52,11 +56,11 @@ def why_not_for_kernel(
     tiles: Mapping[str, Tile] | str | RProgram,
     device: str | DeviceSpec | None,
     fragment: str | None,
-    mechanisms: Mapping[str, int],
+    how: tuple[int, int, int],
 ) -> WhyNot:
     """Return what speaks against a program beside a kernel's; see :meth:`roller.CompiledKernel.why_not`."""
     a: _Artifact = kernel.artifact
-    return why_not(a.expression, _spec(a, device), kernel.program, tiles, fragment, Mechanisms(**mechanisms))
+    return why_not(a.expression, _spec(a, device), kernel.program, tiles, fragment, Mechanisms(*how))
 
 
 def _spec(artifact: _Artifact, device: str | DeviceSpec | None) -> DeviceSpec:

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from roller.explaining.compare import shown, told
+from roller.explaining.compare import quantity, told
 from roller.explaining.explanation import Explanation
 from roller.explaining.why_not import WhyNot
 from roller.perf import Term
@@ -47,8 +47,8 @@ def why_sections(w: WhyNot) -> tuple[Section, ...]:
     if w.budget:
         sentences.append(f"It runs, but exceeds a budget that construction keeps to: {w.budget}.")
     sentences += [f"It relaxes {rule_text(r)}" for r in w.relaxed]
-    road = tuple((d.name, shown(d.own, d.unit), shown(d.other, d.unit)) for d in w.road)
-    terms = tuple((d.name, shown(d.own, d.unit), shown(d.other, d.unit)) for d in w.terms)
+    road = tuple((d.name, quantity(d.own, d.unit), quantity(d.other, d.unit)) for d in w.road)
+    terms = tuple((d.name, quantity(d.own, d.unit), quantity(d.other, d.unit)) for d in w.terms)
     found = [Section("Why not", tuple(sentences))]
     if road:
         found.append(Section("Down to the cause", (), ("term", "asked", "chosen"), road))
@@ -63,9 +63,9 @@ def rule_text(rule: str) -> str:
 
 def _head(e: Explanation) -> Section:
     place = f"number {e.rank} of {e.candidates} candidates" if e.rank else "not among the constructed candidates"
-    measured = f" Measured {shown(e.measured_s, 's')}." if e.measured_s is not None else ""
+    measured = f" Measured {quantity(e.measured_s, 's')}." if e.measured_s is not None else ""
     error = "" if e.estimate.expected_error is None else f" ±{e.estimate.expected_error * 100:.2g} %"
-    predicted = f"Predicted {shown(e.estimate.seconds, 's')}{error}, bound by {e.estimate.bottleneck}.{measured}"
+    predicted = f"Predicted {quantity(e.estimate.seconds, 's')}{error}, bound by {e.estimate.bottleneck}.{measured}"
     relaxed = [f"It relaxes {rule_text(r)}" for r in e.program.relaxed]
     return Section(f"{e.expression} on {e.description}", (f"{e.program} ({place})", predicted, *relaxed, *e.notes))
 
@@ -89,7 +89,7 @@ def _stops(e: Explanation) -> Section:
         step = f"{s.now}" if s.why == "covered" else f"{s.now} -> {s.larger}"
         why = s.detail
         if s.percent is not None and s.seconds is not None:
-            why = f"{shown(s.seconds, 's')} ({s.percent:+.1f} %): {s.detail}" if s.percent else "predicted alike"
+            why = f"{quantity(s.seconds, 's')} ({s.percent:+.1f} %): {s.detail}" if s.percent else "predicted alike"
         rows.append((s.layer or "program", s.axis, step, why))
     return Section("Why nothing is larger", (), ("layer", "axis", "step", "what speaks against it"), tuple(rows))
 
@@ -105,7 +105,7 @@ def _tree(term: Term, whole: float, depth: int, rows: list[tuple[str, ...]]) -> 
     """Add a term and what matters below it; a term that only passes on its one large part is left out."""
     parts = [p for p in term.parts if p.unit != "s" or abs(p.value) >= _SMALL * whole]
     rule = "" if term.rule == "given" else term.rule
-    rows.append(("  " * depth + term.name, shown(term.value, term.unit), rule))
+    rows.append(("  " * depth + term.name, quantity(term.value, term.unit), rule))
     for p in parts if depth < _DEPTH else ():
         while len(p.parts) == 1 or (p.rule == "largest" and p.value == max(x.value for x in p.parts)):
             inner = max(p.parts, key=lambda x: x.value)
@@ -120,9 +120,9 @@ def _layers(e: Explanation) -> Section:
     for x in e.layers:
         tile = " ".join(f"{a}={n}" for a, n in x.tile.items() if n > 1) or "1" if x.tile is not None else "-"
         held = "-" if x.held is None else f"{x.held:.6g} of {x.capacity:.6g} {x.unit}"
-        moved = "-" if x.moved_bytes is None else shown(x.moved_bytes, "bytes")
-        bandwidth = "-" if x.bandwidth_bytes_per_s is None else shown(x.bandwidth_bytes_per_s, "bytes/s")
-        rows.append((x.name, tile, held, moved, bandwidth, "-" if x.seconds is None else shown(x.seconds, "s")))
+        moved = "-" if x.moved_bytes is None else quantity(x.moved_bytes, "bytes")
+        bandwidth = "-" if x.bandwidth_bytes_per_s is None else quantity(x.bandwidth_bytes_per_s, "bytes/s")
+        rows.append((x.name, tile, held, moved, bandwidth, "-" if x.seconds is None else quantity(x.seconds, "s")))
     return Section("Memory, layer by layer", (), ("layer", "tile", "holds", "bytes", "bandwidth", "time"), tuple(rows))
 
 
@@ -139,23 +139,24 @@ def _device(e: Explanation) -> Section:
 def _roof(e: Explanation) -> Section:
     r = e.roof
     where = f"{r.intensity:.4g} operations per byte, the ridge is at {r.ridge:.4g}: under the roof of {r.bound}."
-    peak = f"Roof: {shown(r.peak_flops_per_s, 'flops/s')} ({r.pipe}), {shown(r.bandwidth_bytes_per_s, 'bytes/s')}."
-    stands = f"No direct program beats {shown(r.roof_s, 's')}; predicted is {100 * r.share:.3g} % of that roof."
+    peak, bandwidth = quantity(r.peak_flops_per_s, "flops/s"), quantity(r.bandwidth_bytes_per_s, "bytes/s")
+    stands = f"No direct program beats {quantity(r.roof_s, 's')}; predicted is {100 * r.share:.3g} % of that roof."
     above = []
     if r.share > 1.0:
         above.append(
             "More than the roof: it computes less than a direct sum does (Winograd), or finds in a cache what the roof "
             "counts from the slowest layer."
         )
-    return Section("Under the roofline", (where, peak, stands, *above))
+    roof = f"Roof: {peak} ({r.pipe}), {bandwidth}."
+    return Section("Under the roofline", (where, roof, stands, *above))
 
 
 def _limits(e: Explanation) -> Section:
-    road = " <- ".join(f"{t.name} {shown(t.value, t.unit)}" for t in told(e.limits))
+    road = " <- ".join(f"{t.name} {quantity(t.value, t.unit)}" for t in told(e.limits))
     rows = tuple(
-        (x.field, f"{x.value:.12g} -> {x.best.value:.12g}", shown(x.best.seconds[0], "s"), f"{x.best.percent:+.1f} %")
+        (x.field, f"{x.value:.12g} -> {c.value:.12g}", quantity(c.seconds[0], "s"), f"{c.percent:+.1f} %")
         for x in e.lifts
-        if x.best is not None
+        if (c := x.best) is not None
     )
     sentences: tuple[str, ...] = (f"Most of the time goes down this road: {road}.",)
     if rows:
@@ -168,7 +169,7 @@ def _rivals(e: Explanation) -> Section:
     rows = []
     for w in e.rivals:
         last = w.road[-1] if w.road else None
-        why = "" if last is None else f"{last.name} {shown(last.own, last.unit)} / {shown(last.other, last.unit)}"
+        why = "" if last is None else f"{last.name} {quantity(last.own, last.unit)} / {quantity(last.other, last.unit)}"
         why = "predicted alike" if w.verdict == "equal" else why
         percent = f"{w.percent:+.2f} %" if w.percent is not None else "-"
         rows.append((w.asked, percent, why))

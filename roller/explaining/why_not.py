@@ -10,9 +10,9 @@ from roller import perf
 from roller.construction.capacities import replace_budget
 from roller.construction.named import Mechanisms, Tile, priced_tiles
 from roller.construction.named_program import estimate_named, program_from_name
-from roller.errors import TileError
+from roller.errors import TileError, bounded, shown
 from roller.explaining.capacity import exceeded
-from roller.explaining.compare import Difference, road_of_difference, sentence, shown
+from roller.explaining.compare import Difference, quantity, road_of_difference, sentence
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.perf import Estimate, Term
@@ -90,7 +90,7 @@ class WhyNot:
         """Return the verdict and its reason on a line each."""
         if self.seconds is None or self.chosen_s is None:
             return f"illegal: {self.reason}"
-        times = f"{shown(self.seconds, 's')} against {shown(self.chosen_s, 's')} ({self.percent:+.2f} %)"
+        times = f"{quantity(self.seconds, 's')} against {quantity(self.chosen_s, 's')} ({self.percent:+.2f} %)"
         return f"{self.verdict}: predicted {times}\n{self.reason}"
 
 
@@ -113,7 +113,7 @@ def why_not(
     tiles, fragment, how
         As :func:`roller.predict` takes them.
     """
-    asked = str(tiles) if isinstance(tiles, (str, RProgram)) else _asked(tiles)
+    asked = _asked(tiles)
     try:
         estimate, program, time = _priced(expr, spec, tiles, fragment, how)
     except TileError as error:
@@ -165,14 +165,19 @@ def _unit(name: str) -> str:
     return "s" if name.endswith("_s") else "bytes" if name.endswith("_bytes") else ""
 
 
-def _asked(tiles: Mapping[str, Tile]) -> str:
-    """Return tiles as they were given, on one line."""
-
-    def one(tile: Tile) -> str:
-        if isinstance(tile, Mapping):
-            return ",".join(f"{a}:{n}" for a, n in tile.items())
-        return ",".join(map(str, tile))
-
+def _asked(tiles: object) -> str:
+    """Return a program's name, or tiles as they were given, on one line of bounded length."""
+    if isinstance(tiles, (str, RProgram)):
+        return bounded(str(tiles))
     if not isinstance(tiles, Mapping):
-        return repr(tiles)
-    return " ".join(f"{layer}={one(tile)}" for layer, tile in tiles.items())
+        return shown(tiles)
+
+    def word(x: object) -> str:
+        return x if isinstance(x, str) else shown(x)
+
+    def one(tile: object) -> str:
+        if isinstance(tile, Mapping):
+            return ",".join(f"{word(a)}:{word(n)}" for a, n in tile.items())
+        return ",".join(map(word, tile)) if isinstance(tile, (tuple, list)) else word(tile)
+
+    return bounded(" ".join(f"{word(layer)}={one(tile)}" for layer, tile in tiles.items()))

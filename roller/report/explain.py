@@ -55,10 +55,10 @@ def explain(
     >>> why.rank, why.roof.bound, why.time.value == why.estimate.seconds
     (1, 'arithmetic', True)
     """
-    from roller.construction.named_program import program_from_name
+    from roller.construction.named_program import name_of, program_from_name
 
     expression, spec, chosen = expression_of(expr), target_of(device)[0], options_of(options, None)
-    named = None if program is None else program_from_name(expression, target_units(spec, chosen), str(program))
+    named = None if program is None else program_from_name(expression, target_units(spec, chosen), name_of(program))
     return explanation.explain(expression, spec, chosen, named)
 
 
@@ -68,8 +68,10 @@ def why_not(
     tiles: Mapping[str, Tile] | str | RProgram,
     *,
     fragment: str | None = None,
+    stages: int = 1,
+    split_k: int = 1,
+    raster: int = 1,
     options: ConstructOptions | None = None,
-    **mechanisms: int,
 ) -> WhyNot:
     """Return what speaks against tiles, or a program: the capacity it exceeds, or the term by which it is slower.
 
@@ -77,12 +79,10 @@ def why_not(
 
     Parameters
     ----------
-    expr, device, tiles, fragment
+    expr, device, tiles, fragment, stages, split_k, raster
         As for :func:`roller.predict`.
     options
         As for :func:`roller.construct`.
-    **mechanisms
-        ``stages``, ``split_k`` and ``raster``, as for :func:`roller.predict`.
 
     Examples
     --------
@@ -95,6 +95,6 @@ def why_not(
     from roller.construction.named import Mechanisms
 
     expression, spec, chosen = expression_of(expr), target_of(device)[0], options_of(options, None)
+    how = Mechanisms(stages, split_k, raster)
     best = construct_candidates(expression, spec, chosen)[0].program
-    target = target_units(spec, chosen)
-    return held_against(expression, target, best, tiles, fragment, Mechanisms(**mechanisms))
+    return held_against(expression, target_units(spec, chosen), best, tiles, fragment, how)

@@ -32,7 +32,8 @@ _ITEM = re.compile(rf'((?:{_STRING}|[^",])+)(?:,|$)')
 #: Fields that hold a number, a list of names, or nothing.
 _NUMBERS, _LISTS, _FLAGS = ("split_k", "stages", "raster"), ("staged", "constants"), ("interleaved", "nontemporal")
 _FIELDS = ("vector", "staged", "pad", "fragment", "relaxed", *_NUMBERS, *_LISTS, *_FLAGS)
-_REMEDY = "Copy the name from `roller construct`, or str(program)."
+#: Where names come from.
+REMEDY = "Copy the name from `roller construct`, or str(program)."
 
 
 @dataclass(frozen=True)
@@ -213,4 +214,4 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _refused(expected: str, got: str, hint: str = "") -> TileError:
-    return TileError(f"program: expected {expected}, got {bounded(got.strip())!r}{hint or '.'} {_REMEDY}")
+    return TileError(f"program: expected {expected}, got {bounded(got.strip())!r}{hint or '.'} {REMEDY}")
