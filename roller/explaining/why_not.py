@@ -31,7 +31,8 @@ class WhyNot:
         Name of the program it is held against.
     verdict
         ``"illegal"`` (no such program, or it does not fit the device), ``"chosen"`` (it is the same program),
-        ``"slower"``, ``"equal"`` or ``"faster"`` (the model would have it, construction did not come by).
+        ``"slower"``, ``"equal"`` or ``"faster"`` (the model would have it: construction did not come by, or what it is
+        held against was measured to be faster).
     reason
         Of an illegal one, the rule or capacity in numbers; else the difference, from the whole to its cause.
     seconds, chosen_s
@@ -127,8 +128,8 @@ def why_not(
     verdict = "slower" if estimate.seconds > own.seconds else "equal" if estimate.seconds == own.seconds else "faster"
     budget, reason = exceeded(program, spec), sentence(road)
     if verdict == "faster":
-        kept = f"construction keeps to its budgets: {budget}" if budget else "construction did not come by this program"
-        reason = f"{reason}; {kept}"
+        came_by = "construction did not come by it, or a measurement decided otherwise"
+        reason = f"{reason}; {f'construction keeps to its budgets: {budget}' if budget else came_by}"
     return WhyNot(asked, str(chosen), verdict, reason, estimate.seconds, own.seconds, road, _differences(estimate, own),
                   name, relaxed, budget, time)  # fmt: skip
 
