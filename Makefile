@@ -9,7 +9,7 @@ comma := ,
 EXTRAS := $(if $(filter Linux-x86_64 Linux-aarch64,$(shell uname -s)-$(shell uname -m)),dev$(comma)cuda12,dev)
 WORKERS ?= 2
 
-.PHONY: demo test slow torch fuzz docs docs-tools lint format typecheck check-all clean
+.PHONY: demo test slow slow-list torch fuzz docs docs-tools lint format typecheck check-all clean
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -33,6 +33,10 @@ test: $(STAMP)
 # The long sweeps: every operator on every GPU, every kernel of the odd cases on the emulator. Minutes, not seconds.
 slow: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) -q -m slow
+
+# Everything, and which tests of it are too long for `make test`.
+slow-list: $(STAMP)
+	$(BIN)/python -m pytest -n $(WORKERS) -q --write-slow-list tests/slow_tests.txt
 
 # 5,000 random cases of every generator; CASES, SEED and MINUTES (per generator) say otherwise. Goes on where it stopped.
 CASES ?= 5000

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import slow_tests
+
 _count = itertools.count()
 
 
@@ -43,3 +45,16 @@ def cache_dir(_session_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = _session_cache / f"test{next(_count)}"
     monkeypatch.setenv("ROLLER_CACHE_DIR", str(folder))
     return folder
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Offer to write the list of slow tests."""
+    parser.addoption("--write-slow-list", type=Path, help="write the tests that took long to this file")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Mark the slow tests, and note what all take where a list is to be written."""
+    config.pluginmanager.register(slow_tests, "slow-tests")
+    path = config.getoption("--write-slow-list")
+    if path is not None:
+        config.pluginmanager.register(slow_tests.Recorder(path), "slow-list")

@@ -35,6 +35,7 @@ def test_the_shares_name_every_generator_and_make_three_hundred_cases():
     assert sum(count for count, _ in SHARES.values()) == 300
 
 
+@pytest.mark.always
 @pytest.mark.parametrize("generator", SHARES)
 def test_random_cases(worker, generator):
     if generator == "gpu" and shutil.which("g++") is None:

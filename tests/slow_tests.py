@@ -1,0 +1,90 @@
+"""The tests that take too long for ``make test``: a list that a run writes, and the mark it gives them.
+
+A test is as slow as the seconds of processors it takes, its own and those of the processes it waits for: what else the
+machine does is not in them. A test or case of one that is on the list is marked ``slow``, beside those that bear the
+mark where they stand. ``make slow-list`` runs everything and writes the list.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LIST = Path(__file__).with_name("slow_tests.txt")
+#: Seconds of processors above which a test is on the list.
+LIMIT_S = 0.6
+_PROPERTY = "processor_s"
+
+
+def listed(path: Path = LIST) -> frozenset[str]:
+    """Return the names on the list: of tests, all cases of them, or of cases (``file::test[case]``)."""
+    return frozenset(line for line in path.read_text().splitlines() if line and not line.startswith("#"))
+
+
+def is_listed(nodeid: str, names: frozenset[str]) -> bool:
+    """Whether a test is on the list, or all cases of it are."""
+    return nodeid in names or nodeid.partition("[")[0] in names
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    """Mark the tests of the list but for those that always run."""
+    names = listed()
+    for item in items:
+        if is_listed(item.nodeid, names) and item.get_closest_marker("always") is None:
+            item.add_marker("slow")
+
+
+def processor_s() -> float:
+    """Return the seconds of processors of this process and of the ended ones it started."""
+    return sum(os.times()[:4])
+
+
+class Recorder:
+    """Notes what every test takes, in whatever process it runs, and writes the list at the end."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._started_s, self._taken = path, 0.0, dict[str, float]()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logstart(self) -> None:
+        """Look at the clock of processors."""
+        self._started_s = processor_s()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, call: pytest.CallInfo[Any]) -> Iterator[None]:
+        """Send with the last report of a test what it took."""
+        report = yield
+        if call.when == "teardown":
+            report.user_properties.append((_PROPERTY, processor_s() - self._started_s))
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Take it from the report, which may be another process's."""
+        self._taken.update((report.nodeid, s) for name, s in report.user_properties if name == _PROPERTY)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Write the list, in the process that has all reports."""
+        if not hasattr(session.config, "workerinput"):
+            self._path.write_text(text_of(self._taken))
+
+
+def text_of(taken: dict[str, float]) -> str:
+    """Return the list of tests that took so many seconds each.
+
+    Examples
+    --------
+    >>> print(text_of({"a::t[1]": 2.0, "a::t[2]": 3.0, "a::u[1]": 2.0, "a::u[2]": 0.1}).partition("\\n\\n")[2])
+    a::t
+    a::u[1]
+    <BLANKLINE>
+    """
+    slow = {n for n, seconds in taken.items() if seconds > LIMIT_S}
+    whole = {n.partition("[")[0] for n in slow} - {n.partition("[")[0] for n in taken if n not in slow}
+    names = {n.partition("[")[0] if n.partition("[")[0] in whole else n for n in slow}
+    head = f"# Tests of more than {LIMIT_S} s of processors: `make slow-list` writes this file."
+    return "\n".join([head, "", *sorted(names)]) + "\n"
