@@ -21,7 +21,7 @@ from roller.cli.common import (
     print_json,
     seconds,
 )
-from roller.explaining.lifts import Change, Effect
+from roller.explaining.lifts import Change, Effect, written
 from roller.hardware.sections import DTYPES
 from roller.report.sensitivity import Sensitivity
 
@@ -78,7 +78,7 @@ def sensitivity_command(
         screen.print("no single number of the device, changed by a quarter (or doubled), makes it faster")
     plain = [x for x in found.reducible if x.field.rpartition(".")[2] not in DTYPES]
     if plain:
-        named = ", ".join(f"{x.field}={x.change.value:.12g} ({x.change.percent:+.2f} %)" for x in plain[:_NAMED])
+        named = ", ".join(f"{x.field}={written(x.change.value)} ({x.change.percent:+.2f} %)" for x in plain[:_NAMED])
         more = f" and {len(found.reducible) - _NAMED} more (--json)" if len(plain) > _NAMED else ""
         screen.print(f"could be smaller, each alone: {named}{more}", soft_wrap=True)
 
@@ -90,7 +90,7 @@ def _advice(effect: Effect, anew: bool) -> str:
     verb = "shorten" if effect.unit == "s" else "enlarge"
     times = f"{seconds(effect.seconds[0])} -> {seconds(best.seconds[0])}, " if len(best.seconds) == 1 else ""
     shown = "construct" if anew else "predict --program NAME"
-    setting = f"--set {effect.field}={best.value:.12g}"
+    setting = f"--set {effect.field}={written(best.value)}"
     return f"{verb} first: {effect.field} ({times}{best.percent:+.2f} % of the time); roller {shown} {setting} shows it"
 
 
@@ -103,7 +103,7 @@ def _table(found: Sensitivity) -> Table:
         table.add_column("time", justify="right")
     for e in found.effects[:_ROWS]:
         cells = [cell for larger in (False, True) for cell in _cells(e.beside(larger))]
-        table.add_row(e.field, f"{e.value:.12g}", *cells)
+        table.add_row(e.field, written(e.value), *cells)
     left = len(found.effects) - _ROWS
     hidden = f"; {left} weaker ones in --json" if left > 0 else ""
     if len(found.operators) == 1:
@@ -115,4 +115,4 @@ def _cells(change: Change | None) -> tuple[str, str]:
     """Return the value and what becomes of the time."""
     if change is None:
         return "-", "-"
-    return f"{change.value:.12g}", "does not fit" if math.isinf(change.percent) else f"{change.percent:+.1f} %"
+    return written(change.value), "does not fit" if math.isinf(change.percent) else f"{change.percent:+.1f} %"

@@ -184,6 +184,18 @@ def other_values(value: float, quantity: Quantity) -> tuple[float, ...]:
     return tuple(float(f"{value * f:.4g}") for f in FACTORS)
 
 
+def written(value: float) -> str:
+    """Return a value as short as ``--set`` reads exactly it.
+
+    Examples
+    --------
+    >>> written(660800000000.0), written(88), written(33554432), written(0.8)
+    ('6.608e+11', '88', '33554432', '0.8')
+    """
+    short = f"{value:.4g}"
+    return short if float(short) == value else f"{value:.12g}"
+
+
 def is_resource(field: str, unit: str, capacities: bool) -> bool:
     """Whether a field is something a device has more or less of: a rate or a number of units, or a capacity."""
     return not field.endswith(_GRAINS) and unit in (_THROUGHPUT + _CAPACITY if capacities else _THROUGHPUT)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from roller.explaining.compare import quantity, told
 from roller.explaining.explanation import Explanation
+from roller.explaining.lifts import written
 from roller.explaining.why_not import WhyNot
 from roller.perf import Term
 from roller.tile.alignment import RULES
@@ -154,7 +155,7 @@ def _roof(e: Explanation) -> Section:
 def _limits(e: Explanation) -> Section:
     road = " <- ".join(f"{t.name} {quantity(t.value, t.unit)}" for t in told(e.limits))
     rows = tuple(
-        (x.field, f"{x.value:.12g} -> {c.value:.12g}", quantity(c.seconds[0], "s"), f"{c.percent:+.1f} %")
+        (x.field, f"{written(x.value)} -> {written(c.value)}", quantity(c.seconds[0], "s"), f"{c.percent:+.1f} %")
         for x in e.lifts
         if (c := x.best) is not None
     )
