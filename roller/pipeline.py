@@ -50,11 +50,9 @@ def __getattr__(name: str) -> Any:
 
 
 def construct(
-    expr: Any,
-    device: str | DeviceSpec,
-    top_k: int | Literal["auto"] | None = None,
+    expr: Any, device: str | DeviceSpec, top_k: int | Literal["auto"] | None = None,
     options: ConstructOptions | None = None,
-) -> list[Candidate]:
+) -> list[Candidate]:  # fmt: skip
     """Construct programs for a device from its spec alone: no TVM, no device.
 
     Parameters
@@ -317,8 +315,7 @@ def _candidate_of(cached: CachedCandidate) -> Candidate:
     from roller.construction.constructor import Candidate
     from roller.perf.estimate import Estimate
 
-    estimate = Estimate.from_dict(cached.estimate)
-    c = cached
+    c, estimate = cached, Estimate.from_dict(cached.estimate)
     return Candidate(c.id, c.program, estimate, c.status, c.measured_s, c.reason, c.proved)
 
 

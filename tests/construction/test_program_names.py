@@ -190,7 +190,7 @@ def test_what_is_no_program_is_refused(name, words):
 def test_mechanisms_that_tiles_cannot_have_are_refused():
     tiles = {"shared": (64, 64, 8), "register": (4, 4, 1)}
     for wrong in ({"stages": 0}, {"split_k": 1.5}, {"raster": True}, {"stages": 10**12}):
-        with pytest.raises(TileError, match="expected a whole number"):
+        with pytest.raises(TileError, match="expected an integer"):
             roller.predict(FEW["matmul"], "v100", tiles, **wrong)
     with pytest.raises(TileError, match="Leave them out"):
         roller.predict(FEW["relu"], "v100", {"register": (4,), "shared": (1024,)}, stages=2)
