@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from roller.artifact import Constant, KernelArtifact
+from roller.display import html_table, one_line, seconds_text
 from roller.errors import LaunchError
 from roller.tile import RProgram
 
@@ -228,6 +229,14 @@ class CompiledKernel:
     def __repr__(self) -> str:
         """Operator, device, prediction and measurement on one line."""
         a = self.artifact
-        measured = f", measured {a.measured_s * 1e3:.4g} ms" if a.measured_s is not None else ""
-        measured += " (doubtful)" if a.measured_s is not None and a.doubt else ""
-        return f"<CompiledKernel {a.expression.name} on {a.device}: {self.estimate}{measured}>"
+        measured = "" if a.measured_s is None else f"measured {seconds_text(a.measured_s)}{' (doubtful)' if a.doubt else ''}"
+        return one_line("CompiledKernel", f"{a.expression.name} on {a.device}: {self.estimate}", measured)
+
+    def _repr_html_(self) -> str:
+        """Candidates, best first, for a notebook."""
+        rows = (
+            (n, seconds_text(c.estimate.seconds), seconds_text(c.measured_s), c.status, str(c.program))
+            for n, c in enumerate(self.candidates, 1)
+        )
+        title = f"{self.artifact.expression} on {self.artifact.device}"
+        return html_table(title, ("#", "predicted", "measured", "status", "program"), rows)

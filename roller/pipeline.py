@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from roller.arguments import constants_of, expression_of, options_of, target_of
 from roller.artifact import Constant, KernelArtifact
+from roller.c_compiler import need_compiler
 from roller.choosing import How, Workshop, choose, first_lowered
 from roller.choosing.proving import Verdict, is_proved, noted, seconds_of
 from roller.choosing.proving import prove as prove_kernel
@@ -364,6 +365,7 @@ def _compile_here(
     from roller.construction.constructor import target_units
     from roller.runtime.cpu_profile import Bench
 
+    need_compiler("compiling for this processor")
     share = target_units(spec, options)  # a kernel for a share of the units runs on that share
 
     def make(candidate: Candidate) -> KernelArtifact:

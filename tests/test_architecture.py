@@ -14,9 +14,10 @@ PACKAGE = ROOT / "roller"
 
 #: Bottom to top. A floor imports only floors before it in this list; ``roller`` itself loads all of them lazily.
 FLOORS = (
-    "errors", "validation", "processor", "files", "scratch", "cyclic", "fragment", "expr", "hardware", "ops", "tile",
-    "perf", "construction", "explaining", "artifact", "packed", "te", "codegen", "emulator", "backends", "runtime",
-    "model", "probing", "compiled", "arguments", "choosing", "pipeline", "onnx", "report", "roller", "cli",
+    "display", "errors", "validation", "processor", "files", "scratch", "c_compiler", "cyclic", "fragment", "expr",
+    "hardware", "ops", "tile", "perf", "construction", "explaining", "artifact", "packed", "te", "codegen", "emulator",
+    "backends", "runtime", "model", "probing", "compiled", "arguments", "choosing", "pipeline", "onnx", "report",
+    "roller", "cli",
 )  # fmt: skip
 
 #: Pairs that are neighbours, not stairs: neither may import the other.
@@ -29,8 +30,8 @@ SIBLINGS = (("expr", "hardware"), ("ops", "hardware"), ("ops", "tile"), ("perf",
 
 #: What a bare machine has on which a compiled kernel only runs, and what each launcher may need besides.
 RUNS_BARE = (
-    "errors", "validation", "processor", "files", "scratch", "fragment", "expr", "tile", "artifact", "packed",
-    "emulator",
+    "display", "errors", "validation", "processor", "files", "scratch", "fragment", "expr", "tile", "artifact",
+    "packed", "emulator",
 )  # fmt: skip
 #: Used where it is installed, and done without where it is not.
 OPTIONAL = {"roller.runtime.cache_location": {"platformdirs"}}

@@ -17,6 +17,7 @@ from roller.construction.options import TEMPLATE_VERSION, ConstructOptions
 from roller.construction.ranking import best_programs
 from roller.construction.winograd import winograd_pool
 from roller.construction.winograd_gpu import winograd_gpu_pool
+from roller.display import one_line, seconds_text
 from roller.errors import NoCandidateError
 from roller.expr import TensorExpr
 from roller.expr.canonical import fuse_axes, group_axes
@@ -63,6 +64,12 @@ class Candidate:
     measured_s: float | None = None
     reason: str | None = None
     proved: str = ""
+
+    def __repr__(self) -> str:
+        """Status, times and tiles on one line."""
+        measured = "" if self.measured_s is None else f"measured {seconds_text(self.measured_s)}"
+        times = ", ".join(t for t in (measured, f"predicted {seconds_text(self.estimate.seconds)}") if t)
+        return one_line("Candidate", f"{self.status}: {times}", str(self.program))
 
 
 def canonical_forms(expr: TensorExpr, options: ConstructOptions) -> tuple[TensorExpr, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from roller.display import non_defaults
 from roller.errors import RollerError, did_you_mean, shown
 from roller.expr import TensorExpr
 from roller.validation import flag, number, one_of, whole_number
@@ -23,7 +24,7 @@ _SWITCHES = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ConstructOptions:
     """How to construct.
 
@@ -76,6 +77,10 @@ class ConstructOptions:
     pipelining: bool = True
     matrix_units: bool = True
     constants: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """Name what differs from the defaults."""
+        return non_defaults(self)
 
     def __post_init__(self) -> None:
         """Reject values no construction can honour."""

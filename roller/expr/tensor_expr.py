@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from roller.display import one_line
 from roller.errors import ExprError, did_you_mean, shown
 from roller.expr.scalar import Index, Load, Scalar, loads
 
@@ -295,6 +296,11 @@ class TensorExpr:
         return evaluate(self, arrays, points, magnitude=magnitude)
 
     def __str__(self) -> str:
-        """Name, axes and tensors on one line."""
-        axes = " ".join(f"{a.name}={a.extent}" for a in self.axes)
-        return f"{self.name}[{axes}]"
+        """Name, axes, dtypes and epilogue on one line."""
+        from roller.expr.text import expr_text
+
+        return expr_text(self)
+
+    def __repr__(self) -> str:
+        """Return the same as a short line: its stages are pages."""
+        return one_line("TensorExpr", str(self))

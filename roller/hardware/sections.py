@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Literal
 
+from roller.display import non_defaults
 from roller.hardware.checks import Quantity
 
 #: Memory layers of a kind of device, fastest first.
@@ -43,8 +44,15 @@ def number(
     return field(default=None, metadata=metadata)
 
 
-@dataclass(frozen=True)
-class Teu:
+class Section:
+    """Part of a specification: shows what differs from the defaults."""
+
+    def __repr__(self) -> str:
+        return non_defaults(self)
+
+
+@dataclass(frozen=True, repr=False)
+class Teu(Section):
     """Tile execution unit: the threads or lanes that execute one instruction together.
 
     Parameters
@@ -62,8 +70,8 @@ class Teu:
     schedulers_per_unit: int = number("schedulers", 1, 64, integer=True)
 
 
-@dataclass(frozen=True)
-class Compute:
+@dataclass(frozen=True, repr=False)
+class Compute(Section):
     """Instruction throughput of one unit.
 
     Parameters
@@ -82,8 +90,8 @@ class Compute:
         return dict(self.rates)
 
 
-@dataclass(frozen=True)
-class Execution:
+@dataclass(frozen=True, repr=False)
+class Execution(Section):
     """Times that do not shrink with throughput.
 
     Parameters
@@ -128,8 +136,8 @@ class Execution:
     prefetched_lines: float | None = number("lines", 1, 1 << 12, required=False)
 
 
-@dataclass(frozen=True)
-class Limits:
+@dataclass(frozen=True, repr=False)
+class Limits(Section):
     """Hard limits, and beside them the usable budgets construction stays under.
 
     GPU fields are ``None`` on a CPU and the other way round.
@@ -164,8 +172,8 @@ class Limits:
     usable_vector_registers: int | None = number("registers", 2, 1024, integer=True, kinds=("cpu",))
 
 
-@dataclass(frozen=True)
-class Accuracy:
+@dataclass(frozen=True, repr=False)
+class Accuracy(Section):
     """How far the model's predictions for this device are off, as its validation found; relative, one sigma.
 
     Every field may be absent: :mod:`roller.perf.accuracy` says what holds then.
@@ -193,8 +201,8 @@ class Accuracy:
     same_kernel_error: float | None = number("relative", 1e-3, 5, required=False)
 
 
-@dataclass(frozen=True)
-class MemoryLayer:
+@dataclass(frozen=True, repr=False)
+class MemoryLayer(Section):
     """One level of the memory hierarchy.
 
     Parameters

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
+from roller.display import html_table, one_line
 from roller.errors import SpecError, did_you_mean, shown
 from roller.fragment import Fragment
 from roller.hardware.architectures import has_async_copies
@@ -92,6 +93,17 @@ class DeviceSpec:
     accuracy: Accuracy = field(default_factory=Accuracy)
     fragments: tuple[Fragment, ...] = ()
     source_items: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)
+
+    def __repr__(self) -> str:
+        """Name and size on one line; :meth:`values` has every number."""
+        what = "cores" if self.kind == "cpu" else "units"
+        return one_line("DeviceSpec", f"{self.name}: {self.units} {what}", self.description)
+
+    def _repr_html_(self) -> str:
+        """Every number with its unit and source, for a notebook."""
+        known = settable(self)
+        rows = ((k, f"{v:.6g}", known[k].unit, self.sources.get(k, "override")) for k, v in self.values().items())
+        return html_table(f"{self.name}: {self.description}", ("field", "value", "unit", "source"), rows)
 
     def __hash__(self) -> int:
         """Hash by content; cached, because specs key the caches of construction."""

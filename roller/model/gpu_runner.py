@@ -13,6 +13,7 @@ import numpy as np
 
 from roller.artifact import KernelArtifact
 from roller.backends.cpu.launcher import Slot
+from roller.display import one_line
 from roller.errors import ArtifactError, ModelError
 from roller.model.calls import ModelCalls, ends_of
 from roller.model.constants import constant_of, steps_of
@@ -195,7 +196,7 @@ class GpuSession(ModelCalls):
 
     def __repr__(self) -> str:
         """Name, inputs, outputs and device on one line."""
-        return f"<GpuSession {self.name}: {ends_of(self)}, {self._device.properties()['name']}>"
+        return one_line("GpuSession", f"{self.name} on {self._device.properties()['name']}: {ends_of(self)}")
 
     def _kept(self, artifacts: Mapping[str, KernelArtifact]) -> set[str]:
         """Return the constants that calls read as they are; the others are read as panels only."""

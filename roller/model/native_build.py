@@ -5,18 +5,17 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import platform
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from roller.c_compiler import need_compiler
 from roller.errors import BuildError
 from roller.files import whole_file
 from roller.runtime.cache_location import cache_folder
 from roller.scratch import scratch_folder
 
-_COMPILERS = ("cc", "gcc", "clang", "g++", "c++")
 _FLAGS = ("-O2", "-shared", "-fPIC", "-pthread")
 
 
@@ -57,12 +56,7 @@ def compile_library(source: Path, what: str) -> bytes:
     BuildError
         Where there is no C compiler, or it fails.
     """
-    compiler = next((c for c in map(shutil.which, _COMPILERS) if c), None)
-    if compiler is None:
-        raise BuildError(
-            f"{what}: expected one of {list(_COMPILERS)} on PATH, found none. Install a C compiler; running "
-            "a saved model needs none."
-        )
+    compiler = need_compiler(what)
     with scratch_folder() as folder:
         library = Path(folder, "native.so")
         command = [compiler, *_FLAGS, "-o", str(library), str(source)]

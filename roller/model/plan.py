@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from roller.display import one_line
+from roller.errors import counted
 from roller.model.steps import Program
 
 #: Where values may live.
@@ -54,3 +56,8 @@ class Plan:
     places: Mapping[str, Place] = field(default_factory=dict)
     arena_bytes: int = 0
     predicted_s: Mapping[str, float] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        """Model, steps and memory on one line."""
+        steps = counted(len(self.program.steps), "step")
+        return one_line("Plan", f"{self.program.name or 'model'}: {steps}", f"{self.arena_bytes:,} bytes of its own")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from roller.display import html_table, one_line, seconds_text
 from roller.errors import LaunchError, counted, shown
 from roller.model.binding import Bound, BoundTogether
 from roller.model.calls import ModelCalls
@@ -62,6 +63,11 @@ class StepTime:
     bottleneck: str = ""
     lane: int | None = None
 
+    def __repr__(self) -> str:
+        """Kind, times and label on one line."""
+        times = f"measured {seconds_text(self.measured_s)}, predicted {seconds_text(self.predicted_s)}"
+        return one_line("StepTime", f"{self.kind}: {times}", self.label)
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -90,6 +96,19 @@ class Profile:
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready data."""
         return asdict(self)
+
+    def __repr__(self) -> str:
+        """Name the times of whole calls on one line."""
+        times = f"measured {seconds_text(self.measured_s)}, predicted {seconds_text(self.predicted_s)} a call"
+        return one_line("Profile", f"{self.name}: {times}", counted(len(self.steps), "step"))
+
+    def _repr_html_(self) -> str:
+        """Every step in the order they run, for a notebook."""
+        rows = (
+            (f"{s.share:.1%}", seconds_text(s.measured_s), seconds_text(s.predicted_s), s.bottleneck, s.label)
+            for s in self.steps
+        )
+        return html_table(repr(self)[1:-1], ("share", "measured", "predicted", "bound by", "step"), rows)
 
     def __str__(self) -> str:
         """Name the steps that take most, one per line."""

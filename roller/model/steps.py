@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from roller.display import one_line
+from roller.errors import counted
 from roller.expr import DTYPE_BYTES, TensorExpr
 
 
@@ -199,6 +201,11 @@ class Program:
     steps: tuple[Step, ...] = ()
     kernels: Mapping[str, KernelSource] = field(default_factory=dict)
     loose: Mapping[str, Loose] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        """Name and size on one line."""
+        kernels, steps = counted(len(self.kernels), "kernel"), counted(len(self.steps), "step")
+        return one_line("Program", f"{self.name or 'model'}: {kernels} in {steps}")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from roller.artifact import KernelArtifact
 from roller.choosing.proving import proved_of
-from roller.errors import ArtifactError, LaunchError
+from roller.display import cut, html_table, one_line, seconds_text
+from roller.errors import ArtifactError, LaunchError, counted
 from roller.hardware import DeviceSpec
 from roller.model.plan import Plan
 from roller.model.session import Session
@@ -28,6 +29,9 @@ from roller.validation import path as path_of
 if TYPE_CHECKING:
     from roller.model.gpu_bundle import Expected
     from roller.model.gpu_runner import GpuSession
+
+#: Characters of a step's label in a table.
+MOST_LABEL = 70
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,22 @@ class CompiledModel:
     planned: Planned | None = None
     unproved_s: float = 0.0
     again: Callable[[float], CompiledModel] | None = field(default=None, compare=False, repr=False)
+
+    def __repr__(self) -> str:
+        """Model, device and kernels on one line."""
+        name = self.plan.program.name or "model"
+        kernels = counted(len(self.artifacts), "kernel")
+        steps = counted(len(self.plan.program.steps), "step")
+        return one_line("CompiledModel", f"{name} for {self.spec.name}: {kernels} in {steps}")
+
+    def _repr_html_(self) -> str:
+        """Kernels, those that take most first, for a notebook."""
+        rows = (
+            (row["runs"], seconds_text(row["predicted_s"]), seconds_text(row["measured_s"]), row["origin"],
+             cut(row["label"], MOST_LABEL))
+            for row in self.rows
+        )  # fmt: skip
+        return html_table(repr(self)[1:-1], ("runs", "predicted", "measured", "origin", "kernel"), rows)
 
     @property
     def runs_here(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from roller.display import one_line
 from roller.model.steps import Call, Copy, Foreign, Join, Program, Run, View
 from roller.onnx.fusion import Cut
 
@@ -41,6 +42,11 @@ class Partition:
     steps: dict[str, int]
     cuts: tuple[Cut, ...]
     outside: dict[str, str]
+
+    def __repr__(self) -> str:
+        """Model and counts on one line."""
+        counted = ", ".join(f"{n} {kind}" for kind, n in self.steps.items())
+        return one_line("Partition", f"{self.program.name}: {len(self.kernels)} kernels", counted)
 
     def __str__(self) -> str:
         """Several lines: counts, kernels, what runs elsewhere, cuts grouped by reason."""

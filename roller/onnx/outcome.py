@@ -1,11 +1,13 @@
-"""What a batch of kernels comes to: artifacts, what failed and why, and where each came from."""
+"""What became of the kernels of a batch."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from roller.artifact import KernelArtifact
+from roller.display import one_line
 from roller.errors import NoCandidateError
 from roller.runtime.records import Record, grouped_reasons
 
@@ -31,6 +33,11 @@ class Batch:
     failures: Mapping[str, str]
     origins: Mapping[str, str]
     seconds: float
+
+    def __repr__(self) -> str:
+        """How many kernels came from where, on one line."""
+        counts = (f"{n} {origin}" for origin, n in sorted(Counter(self.origins.values()).items()))
+        return one_line("Batch", *counts, f"{len(self.failures)} failed")
 
     def count(self, origin: str) -> int:
         """Return the number of kernels of an origin."""

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from roller.display import structure
 from roller.errors import RollerError
 from roller.expr.serialize import expr_from_dict, expr_to_dict
 from roller.files import whole_file
@@ -260,7 +261,7 @@ def _same(one: Program, other: Program, folder: Path | None) -> bool:
         if place is not None and folder is not None and place != place_of(array, folder):
             return False
     # As text: 1 and 1.0 are equal, 0.0 and -0.0 are, and kernels of them differ.
-    return repr(replace(one, constants={})) == repr(replace(other, constants={}))
+    return structure(replace(one, constants={})) == structure(replace(other, constants={}))
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -94,7 +94,7 @@ def conv2d(
     --------
     >>> import roller
     >>> str(roller.ops.conv2d(1, 3, 8, 8, 4, 3, 3, stride=2, padding=1))
-    'conv2d[n=1 f=4 ho=4 wo=4 c=3 kh=3 kw=3]'
+    'conv2d[n=1 f=4 ho=4 wo=4 c=3 kh=3 kw=3] float32'
     """
     where = "conv2d"
     sizes = {"n": n, "c": c, "h": h, "w": w, "f": f, "kh": kh, "kw": kw, "groups": groups}

@@ -65,7 +65,7 @@ def depthwise_conv2d(
     --------
     >>> import roller
     >>> str(roller.ops.depthwise_conv2d(1, 4, 8, 8, 3, 3, padding=1))
-    'depthwise_conv2d[n=1 c=4 ho=8 wo=8 kh=3 kw=3]'
+    'depthwise_conv2d[n=1 c=4 ho=8 wo=8 kh=3 kw=3] float32'
     """
     where = "depthwise_conv2d"
     sizes = {"n": n, "c": c, "h": h, "w": w, "kh": kh, "kw": kw, "multiplier": multiplier}

@@ -56,7 +56,7 @@ def elementwise(
     --------
     >>> import roller
     >>> str(roller.ops.elementwise(("add", "relu"), (17, 11), other_shapes=((11,),)))
-    'elementwise[d0=17 d1=11]'
+    'elementwise[d0=17 d1=11] float32'
     """
     where = "elementwise"
     chain = function_names(where, "names", names)

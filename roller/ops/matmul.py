@@ -52,7 +52,7 @@ def matmul(
     --------
     >>> import roller
     >>> str(roller.ops.matmul(128, 64, 32, epilogue=("bias", "relu")))
-    'matmul[i=128 j=64 k=32]'
+    'matmul[i=128 j=64 k=32] float32, epilogue relu(C_acc + bias)'
     """
     m, n, k = extent("matmul", "m", m), extent("matmul", "n", n), extent("matmul", "k", k)
     transpose_a, transpose_b = flag("matmul", "transpose_a", transpose_a), flag("matmul", "transpose_b", transpose_b)

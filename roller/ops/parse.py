@@ -32,7 +32,7 @@ def parse(text: str) -> TensorExpr:
     Examples
     --------
     >>> str(parse("matmul(128, 64, k=32, epilogue=('relu',))"))
-    'matmul[i=128 j=64 k=32]'
+    'matmul[i=128 j=64 k=32] float32, epilogue relu(C_acc)'
     """
     if not isinstance(text, str):
         raise ExprError(f"operator: expected text, got {type(text).__name__}. "

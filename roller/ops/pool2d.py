@@ -82,7 +82,7 @@ def pool2d(
     --------
     >>> import roller
     >>> str(roller.ops.pool2d("max", 1, 4, 8, 8, 2, 2, stride=2))
-    'pool2d[n=1 c=4 ho=4 wo=4 kh=2 kw=2]'
+    'pool2d[n=1 c=4 ho=4 wo=4 kh=2 kw=2] float32'
     """
     where = "pool2d"
     one_of(where, "kind", kind, _KINDS, "kind")

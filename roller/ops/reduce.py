@@ -73,7 +73,7 @@ def reduce(
     --------
     >>> import roller
     >>> str(roller.ops.reduce("sum", (8, 16, 4), axes=(1,)))
-    'reduce[d0=8 d2=4 d1=16]'
+    'reduce[d0=8 d2=4 d1=16] float32'
     """
     where = "reduce"
     one_of(where, "kind", kind, sorted(_COMBINER), "kind")

@@ -162,7 +162,7 @@ def from_spec(mapping: Mapping[str, Any], batch: int | None = None) -> TensorExp
     Examples
     --------
     >>> str(from_spec({"op": "matmul", "M": 65536, "N": 1024, "K": 2}, batch=1))
-    'matmul[i=512 j=1024 k=2]'
+    'matmul[i=512 j=1024 k=2] float32'
     """
     if not isinstance(mapping, Mapping):
         raise ExprError(f"operator row: expected a mapping of columns, got {type(mapping).__name__}. Pass one row.")

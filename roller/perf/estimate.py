@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from roller.display import html_table, one_line
 from roller.errors import MALFORMED, ArtifactError
 
 
@@ -69,6 +70,14 @@ class Estimate:
             return cls(data["seconds"], data["bottleneck"], tuple(data["terms"].items()), data.get("expected_error"))
         except MALFORMED as err:
             raise ArtifactError(f"estimate: expected a serialised Estimate, got {err!r}. The file is damaged.") from err
+
+    def __repr__(self) -> str:
+        """Return the same as a short line: its terms are dozens."""
+        return one_line("Estimate", str(self))
+
+    def _repr_html_(self) -> str:
+        """Every term, for a notebook."""
+        return html_table(str(self), ("term", "value"), ((n, f"{v:.6g}") for n, v in self.term_items))
 
     def __str__(self) -> str:
         """Predicted time, how far it may be off, and bottleneck."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from roller.display import one_line
 from roller.errors import SpecError
 from roller.hardware import DeviceSpec
 from roller.perf.sensitivity import FieldStep, elasticity, field_step, field_steps, log_prices
@@ -121,6 +122,10 @@ class Diagnosis:
     finding: Explanation | None
     reason: str
     tried: tuple[Explanation, ...] = ()
+
+    def __repr__(self) -> str:
+        """Device and finding on one line."""
+        return one_line("Diagnosis", f"{self.device}: {self.finding or self.reason}")
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready data; ``None`` where there was too little to tell."""

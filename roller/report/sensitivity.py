@@ -10,7 +10,8 @@ from typing import Any
 from roller.arguments import expression_of, options_of, target_of
 from roller.construction.constructor import construct_candidates
 from roller.construction.options import ConstructOptions
-from roller.errors import NoCandidateError
+from roller.display import one_line
+from roller.errors import NoCandidateError, counted
 from roller.explaining.lifts import Change, Effect, constructed, effects, is_resource, of_programs
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
@@ -59,6 +60,11 @@ class Sensitivity:
     effects: tuple[Effect, ...]
     enlarge: Effect | None
     reducible: tuple[Spare, ...]
+
+    def __repr__(self) -> str:
+        """Device and the fields that decide most on one line."""
+        most = " ".join(f"{e.field} {e.percent:+.2g} %" for e in self.effects[:3])
+        return one_line("Sensitivity", f"{self.device}: {most} per percent", counted(len(self.operators), "operator"))
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready data."""

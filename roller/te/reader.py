@@ -52,7 +52,7 @@ def read(source: Any, name: str = "te") -> TensorExpr:
     >>> x = te.placeholder((4, 8), name="X")
     >>> y = te.compute((4, 8), lambda i, j: x[i, j] * 2.0, name="Y")
     >>> str(read([x, y], name="double"))
-    'double[i=4 j=8]'
+    'double[i=4 j=8] float32'
     """
     if isinstance(source, tirx.PrimFunc):
         return _read_function(source, name)

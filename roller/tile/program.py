@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from roller.display import html_table, one_line
 from roller.errors import MALFORMED, ArtifactError, TileError
 from roller.expr import SPATIAL, Axis, TensorExpr
 from roller.expr.serialize import expr_from_dict, expr_to_dict
@@ -248,6 +249,16 @@ class RProgram:
     def digest(self) -> str:
         """SHA-256 over everything that distinguishes this program."""
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
+
+    def __repr__(self) -> str:
+        """Operator and tiles; :meth:`__str__` has all fields."""
+        return one_line("RProgram", f"{self.expr.name}: {self}")
+
+    def _repr_html_(self) -> str:
+        """Tiles by layer, for a notebook."""
+        rows = [(layer, *extents) for layer, extents in self.tiles]
+        how = ", ".join([f"{self.kind}/{self.structure}", *self.mechanisms])
+        return html_table(f"{self.expr}: {how}", ("layer", *self.axis_names), rows)
 
     def __str__(self) -> str:
         """Its name (:mod:`roller.tile.program_name`): all fields on one line; injective for one expression."""

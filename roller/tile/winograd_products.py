@@ -124,7 +124,7 @@ def products(expr: TensorExpr, structure: str) -> Products | None:
     >>> from roller import ops
     >>> found = products(ops.conv2d(2, 8, 9, 9, 5, 3, 3, padding=1), "winograd4")
     >>> found.tiles, str(found.expr)
-    (18, 'winograd4_products[e=36 f=8 t=20 c=8]')
+    (18, 'winograd4_products[e=36 f=8 t=20 c=8] float32')
     """
     key = f"products/{structure}"
     if key not in expr._memo:

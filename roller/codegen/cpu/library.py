@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from roller.c_compiler import need_compiler
 from roller.codegen.cpu.nest import Stmt
 from roller.errors import BuildError
 from roller.processor import used_by
@@ -17,7 +17,6 @@ from roller.te.compat import llvm_features, tirx, tvm
 ENTRY = "main"
 #: Function that packs constants into panels.
 PACK = "pack"
-_COMPILERS = ("cc", "gcc", "clang", "g++", "c++")
 
 
 def prim_funcs(functions: Mapping[str, tuple[list[Any], Stmt]]) -> Any:
@@ -81,12 +80,7 @@ def link(object_file: Path, library: Path) -> None:
     BuildError
         Where there is no compiler, or it fails.
     """
-    compiler = next((c for c in map(shutil.which, _COMPILERS) if c), None)
-    if compiler is None:
-        raise BuildError(
-            f"linking a CPU kernel: expected one of {list(_COMPILERS)} on PATH, found none. Install a C compiler; "
-            "running a saved kernel needs none."
-        )
+    compiler = need_compiler("linking a CPU kernel")
     done = subprocess.run(
         [compiler, "-shared", "-fPIC", "-o", str(library), str(object_file), "-lm"], capture_output=True, text=True
     )

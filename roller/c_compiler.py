@@ -1,0 +1,41 @@
+"""The C compiler of this machine: it links CPU kernels and compiles what runs whole models."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+
+from roller.errors import BuildError
+
+#: Commands that are looked for, in this order, where ``CC`` names none.
+COMPILERS = ("cc", "gcc", "clang", "g++", "c++")
+
+
+def find_compiler() -> str | None:
+    """Return the path of a C compiler: that of ``CC`` where it is there, else the first of :data:`COMPILERS`."""
+    words = shlex.split(os.environ.get("CC", ""))
+    return next((path for path in map(shutil.which, (*words[:1], *COMPILERS)) if path), None)
+
+
+def need_compiler(what: str) -> str:
+    """Return the path of a C compiler.
+
+    Parameters
+    ----------
+    what
+        What it is needed for, for the error.
+
+    Raises
+    ------
+    BuildError
+        Where there is none.
+    """
+    found = find_compiler()
+    if found is None:
+        raise BuildError(
+            f"{what}: expected a C compiler ({', '.join(COMPILERS)}) on PATH, found none. Install one (Debian, Ubuntu: "
+            "apt-get install gcc; Fedora: dnf install gcc; macOS: xcode-select --install; conda: conda install "
+            "c-compiler), or set CC; running a saved kernel or model needs none."
+        )
+    return found

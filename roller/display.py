@@ -1,0 +1,112 @@
+"""How objects show themselves: one short line for ``repr``, a table where a notebook can show one."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import cache
+from typing import Any
+
+#: Characters of a ``repr`` at most: lists of objects stay readable in an 80-column terminal's two lines.
+MOST_CHARACTERS = 118
+
+
+def one_line(kind: str, *parts: str) -> str:
+    """Return ``<kind part, part>`` on one line of bounded length; what is cut from its end is an ellipsis.
+
+    Examples
+    --------
+    >>> one_line("RProgram", "cpu/tiled", "")
+    '<RProgram cpu/tiled>'
+    >>> len(one_line("Plan", "x" * 500))
+    118
+    """
+    text = " ".join(", ".join(p for p in parts if p).split())
+    return f"<{cut(f'{kind} {text}', MOST_CHARACTERS - 2)}>"
+
+
+def cut(text: str, most: int) -> str:
+    """Return a text of at most ``most`` characters.
+
+    Examples
+    --------
+    >>> cut("abcdef", 6), cut("abcdefg", 6)
+    ('abcdef', 'abcde…')
+    """
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def non_defaults(value: Any) -> str:
+    """Return ``Name(field=value, ...)`` of a dataclass with those fields alone that differ from their defaults.
+
+    Examples
+    --------
+    >>> from roller import ConstructOptions
+    >>> non_defaults(ConstructOptions(top_k=3))
+    'ConstructOptions(top_k=3)'
+    """
+    given = (f"{f.name}={getattr(value, f.name)!r}" for f in fields(value) if not _is_default(value, f))
+    return f"{type(value).__name__}({cut(', '.join(given), MOST_CHARACTERS - len(type(value).__name__) - 2)})"
+
+
+def _is_default(value: Any, field: Field[Any]) -> bool:
+    found = getattr(value, field.name)
+    if field.default_factory is not MISSING:
+        return bool(found == field.default_factory())
+    return found is field.default or bool(found == field.default)
+
+
+def structure(value: Any) -> str:
+    """Return everything within nested dataclasses, as their generated ``repr`` has it.
+
+    For comparisons to the last sign: 1 and 1.0 are equal, 0.0 and -0.0 are, and their texts are not.
+
+    Examples
+    --------
+    >>> from roller.expr import Axis
+    >>> structure((Axis("i", 2), -0.0))
+    "(Axis('i', 2, 'spatial'), -0.0)"
+    """
+    if is_dataclass(value) and not isinstance(value, type):
+        inner = ", ".join(structure(getattr(value, name)) for name in _told(type(value)))
+        return f"{type(value).__name__}({inner})"
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(map(structure, value))})"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{structure(k)}: {structure(v)}" for k, v in value.items()) + "}"
+    return repr(value)
+
+
+@cache
+def _told(kind: type) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(kind) if f.repr)
+
+
+def html_table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table for a notebook; everything in it is text, whatever it looks like.
+
+    Examples
+    --------
+    >>> html_table("a < b", ("n",), [[1]])
+    '<table><caption>a &lt; b</caption><tr><th>n</th></tr><tr><td>1</td></tr></table>'
+    """
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><caption>{html.escape(title)}</caption><tr>{head}</tr>{body}</table>"
+
+
+def seconds_text(value: float | None) -> str:
+    """Return a time for people.
+
+    Examples
+    --------
+    >>> seconds_text(0.01099), seconds_text(2.5e-6), seconds_text(None)
+    ('10.99 ms', '2.5 us', '-')
+    """
+    if value is None:
+        return "-"
+    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "us")):
+        if abs(value) * factor >= 1 or unit == "us":
+            return f"{value * factor:.4g} {unit}"
+    return f"{value:.4g} s"

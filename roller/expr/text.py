@@ -1,0 +1,83 @@
+"""Expressions for people: dtypes, and what a last element-wise stage computes; nothing is ever parsed from it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from roller.display import cut
+from roller.expr.scalar import Call, Cast, Const, IndexValue, Load, Scalar
+
+if TYPE_CHECKING:
+    from roller.expr.tensor_expr import TensorExpr
+
+#: Functions written between their arguments, and how tightly they bind.
+_INFIX = {"add": ("+", 1), "sub": ("-", 1), "mul": ("*", 2), "div": ("/", 2)}
+#: Binds tighter than any of them.
+_ATOM = 3
+#: Characters of an epilogue at most.
+_MOST = 48
+
+
+def expr_text(expr: TensorExpr) -> str:
+    """Return name, extents, dtypes and epilogue of an expression on one line.
+
+    Examples
+    --------
+    >>> from roller import ops
+    >>> print(expr_text(ops.matmul(8, 4, 2, dtype="float16", epilogue=("bias", "relu"))))
+    matmul[i=8 j=4 k=2] float16 (sum in float32), epilogue relu(C_acc + bias)
+    """
+    axes = " ".join(f"{a.name}={a.extent}" for a in expr.axes)
+    last = expr.stages[-1]
+    ending = ""
+    if len(expr.stages) > 1 and last.combiner is None and expr.anchor is not last:
+        ending = f", {'then' if expr.epilogue is None else 'epilogue'} {cut(scalar_text(last.body), _MOST)}"
+    return f"{expr.name}[{axes}] {_dtypes(expr)}{ending}"
+
+
+def _dtypes(expr: TensorExpr) -> str:
+    """Return storage of inputs and outputs, and what the anchor combines in where that differs from both."""
+    read = ", ".join(dict.fromkeys(t.dtype for t in expr.inputs))
+    written = ", ".join(dict.fromkeys(t.dtype for t in expr.output_tensors))
+    anchor = expr.anchor
+    within = f" ({anchor.combiner} in {anchor.acc_dtype})" if anchor.combiner is not None else ""
+    plain = written if read in ("", written) else f"{read} -> {written}"
+    return plain + (within if anchor.acc_dtype not in (read, written) else "")
+
+
+def scalar_text(node: Scalar) -> str:
+    """Return a scalar tree as text, indices and conversions left out.
+
+    Examples
+    --------
+    >>> x = Load("X", ())
+    >>> scalar_text(Call("mul", (Call("add", (x, Const(1.0))), Call("exp", (x,)))))
+    '(X + 1) * exp(X)'
+    """
+    return _text(node)[0]
+
+
+def _text(node: Scalar) -> tuple[str, int]:
+    """Return the text, and how tightly its outermost function binds."""
+    if isinstance(node, Cast):
+        return _text(node.arg)
+    if isinstance(node, Load):
+        return node.tensor, _ATOM
+    if isinstance(node, Const):
+        return f"{node.value:g}", _ATOM
+    if isinstance(node, IndexValue):
+        return "index", _ATOM
+    if node.fn in _INFIX:
+        sign, binds = _INFIX[node.fn]
+        left, right = (_text(a) for a in node.args)
+        first = left[0] if left[1] >= binds else f"({left[0]})"
+        # What is taken away or divided by keeps its parentheses beside its equals.
+        second = right[0] if right[1] > binds or (right[1] == binds and node.fn in ("add", "mul")) else f"({right[0]})"
+        return f"{first} {sign} {second}", binds
+    if node.fn == "max" and isinstance(node.args[1], Const) and node.args[1].value == 0:
+        return f"relu({scalar_text(node.args[0])})", _ATOM
+    return _called(node), _ATOM
+
+
+def _called(node: Call) -> str:
+    return f"{node.fn}({', '.join(map(scalar_text, node.args))})"
