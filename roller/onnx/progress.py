@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,9 @@ class Progress:
     label: str = ""
 
 
+#: What an interrupt leaves behind where there is a cache.
+GOES_ON = "Kernels that are done are in the cache; the same command goes on from there."
+
 OnProgress = Callable[[Progress], None]
 
 
@@ -43,15 +49,56 @@ def shown(progress: OnProgress | bool | None) -> Iterator[OnProgress]:
     ----------
     progress
         A function that takes them; ``True`` for a bar on standard error, ``False`` for nothing, ``None`` for a bar
-        where standard error is a terminal.
+        where standard error is a terminal, and otherwise lines for whoever listens to the logger ``roller``.
     """
     if callable(progress):
         yield progress
     elif progress or (progress is None and sys.stderr is not None and sys.stderr.isatty()):
         with _bar() as show:
             yield show
+    elif progress is None:
+        yield Logged()
     else:
         yield silent
+
+
+class Logged:
+    """Logs one line for every phase, and for every tenth of the kernels in it."""
+
+    def __init__(self) -> None:
+        self._last = ("", -1)
+
+    def __call__(self, progress: Progress) -> None:
+        """Log an event that is news."""
+        tenth = progress.done * 10 // max(progress.total, 1)
+        if (progress.phase, tenth) != self._last:
+            self._last = (progress.phase, tenth)
+            _LOG.info("%s: %d of %d kernels done", progress.phase, progress.done, progress.total)
+
+
+@contextmanager
+def told_on_interrupt(progress: OnProgress, *, kept: bool) -> Iterator[OnProgress]:
+    """Yield what takes the events; an interrupt says how far the batch was, and what goes on from there.
+
+    Parameters
+    ----------
+    progress
+        Gets the events.
+    kept
+        Whether finished kernels are in the cache.
+    """
+    last = [Progress("read", 0, 0)]
+
+    def take(event: Progress) -> None:
+        last[0] = event
+        progress(event)
+
+    try:
+        yield take
+    except KeyboardInterrupt as stop:
+        counts = f"; {last[0].done} of {last[0].total} kernels were done" if last[0].total else ""
+        stop.args = (f"interrupted{counts}.{f' {GOES_ON}' if kept else ''}",)
+        raise
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from roller.processor import usable_processors
+from roller.runtime.interrupts import interrupts_deferred
 from roller.runtime.records import Record
 from roller.scratch import scratch_folder
 
@@ -87,7 +88,8 @@ def build_all(
             while waiting or running:
                 while waiting and len(running) < limit:
                     name, job = waiting.pop(0)
-                    running[name] = _start(build, job, folder)
+                    with interrupts_deferred():  # also so that a child that was begun is known, and ended
+                        running[name] = _start(build, job, folder)
                 multiprocessing.connection.wait([j.connection for j in running.values()], timeout=_POLL_S)
                 for name, current in list(running.items()):
                     result: BuildResult[R] | None = _collect(name, current, timeout_s)

@@ -7,6 +7,7 @@ a forked child, and its death is the candidate's reason.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import math
@@ -25,6 +26,7 @@ import numpy as np
 from roller.backends.cpu.launcher import CpuKernel
 from roller.backends.cpu.rehearsal import Place, rehearse
 from roller.expr import DTYPE_BYTES
+from roller.runtime.interrupts import interrupts_deferred
 
 #: Whether this system can protect pages and fork; elsewhere nothing is checked this way.
 AVAILABLE = sys.platform.startswith("linux")
@@ -126,12 +128,14 @@ def _fault(kernel: CpuKernel, between: Set[str], ends: Sequence[bool]) -> str | 
         return _roomy(shape, dtype, slack_bytes)
 
     slack_bytes = max(math.prod(a.shape) * DTYPE_BYTES[a.dtype] for a in kernel.artifact.arguments)
-    with warnings.catch_warnings():
-        # Python warns of forking with threads; the kernel is loaded, and the child touches no lock but its allocator's.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
-    if child == 0:
-        _run_child(kernel, [partial(place, at_end=e) for e in ends])
+    with interrupts_deferred():
+        with warnings.catch_warnings():
+            # Python warns of forking with threads; the kernel is loaded, and the child touches no lock but its
+            # allocator's.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
+        if child == 0:
+            _run_child(kernel, [partial(place, at_end=e) for e in ends])
     return _fault_of(child)
 
 
@@ -151,14 +155,19 @@ def _run_child(kernel: CpuKernel, places: Sequence[Place]) -> None:
 def _fault_of(child: int) -> str | None:
     """Wait for a child; return the signal of a fault. Any other end, or none in time, is no evidence."""
     end, pause = time.monotonic() + _PATIENT_S, _POLL_S
-    done, status = os.waitpid(child, os.WNOHANG)
-    while not done and time.monotonic() < end:
-        time.sleep(pause)
-        pause = min(2 * pause, _SLOWEST_POLL_S)
+    done = status = 0
+    try:
         done, status = os.waitpid(child, os.WNOHANG)
+        while not done and time.monotonic() < end:
+            time.sleep(pause)
+            pause = min(2 * pause, _SLOWEST_POLL_S)
+            done, status = os.waitpid(child, os.WNOHANG)
+    finally:  # also of whoever was interrupted
+        if not done:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):  # it ended meanwhile
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
     if not done:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
         return None
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
     return signal.Signals(number).name if number in _FAULTS else None
