@@ -1,9 +1,9 @@
 """KernelArtifact: everything needed to build, launch and explain one kernel, without TVM.
 
-An artifact is one JSON document: launches (source, entry, grid, block), arguments with their roles,
-the target, the program and the estimate it was chosen for, the user's own expression (the oracle
-travels with the kernel) and, where it was built, the binary. Readable by any later version; a newer
-format is refused with a clear error.
+An artifact is one JSON document, followed by the bytes of its constants where it holds any: launches (source, entry,
+grid, block), arguments with their roles, the target, the program and the estimate it was chosen for, the user's own
+expression (the oracle travels with the kernel) and, where it was built, the binary. Readable by any later version; a
+newer format is refused with a clear error.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import hashlib
 import json
 import os
 import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from roller.display import one_line
 from roller.errors import MALFORMED, ArtifactError, shown
 from roller.expr import TensorExpr
 from roller.expr.serialize import expr_from_dict, expr_to_dict
@@ -24,9 +26,15 @@ from roller.files import whole_file
 from roller.tile import RProgram
 from roller.validation import path as path_of
 
-FORMAT_VERSION = 2
-#: Files that need no field of a later format are written in this one, for earlier readers.
-_FIRST_FORMAT = 1
+FORMAT_VERSION = 3
+#: Files that need no field of a later format are written in this one, for earlier readers: 1 has no constants; 2 has
+#: them within the JSON; 3 is a file whose JSON is followed by their bytes.
+_FIRST_FORMAT, _INNER_FORMAT = 1, 2
+#: How a file of format 3 begins, before the length of its JSON (8 bytes, little-endian).
+_MAGIC = b"roller kernel\n"
+_LENGTH_BYTES = 8
+#: Constants begin at multiples of it in a file.
+_ALIGN_BYTES = 64
 #: A panel holds what ``prepare`` packs of the constants, once; a workspace belongs to a call.
 ROLES = ("input", "output", "workspace", "panel")
 
@@ -60,6 +68,10 @@ class Launch:
     grid: tuple[int, int, int] = (1, 1, 1)
     block: tuple[int, int, int] = (1, 1, 1)
     dynamic_shared_bytes: int = 0
+
+    def __repr__(self) -> str:
+        """Entry and sizes on one line."""
+        return one_line("Launch", f"{self.entry} on {self.grid} blocks of {self.block}", f"{len(self.source):,} bytes")
 
 
 @dataclass(frozen=True)
@@ -126,6 +138,11 @@ class KernelArtifact:
     constants: tuple[Constant, ...] = ()
     prepare: Launch | None = None
 
+    def __repr__(self) -> str:
+        """Operator, device and what it carries on one line."""
+        built = "not built" if self.binary is None else f"{len(self.binary):,} bytes of code"
+        return one_line("KernelArtifact", f"{self.expression.name} for {self.device} ({self.language})", built)
+
     @property
     def doubt(self) -> str:
         """Why the measured time may be wrong, and the choice with it; empty where nothing disturbed it."""
@@ -158,7 +175,7 @@ class KernelArtifact:
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready data with a checksum over the rest."""
         body = {
-            "format_version": FORMAT_VERSION if self.constants else _FIRST_FORMAT,
+            "format_version": _INNER_FORMAT if self.constants else _FIRST_FORMAT,
             "language": self.language,
             "target": self.target,
             "device": self.device,
@@ -219,7 +236,7 @@ class KernelArtifact:
             raise ArtifactError(text) from err
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the artifact as JSON; the file appears whole or not at all.
+        """Write the artifact as JSON, and behind it the bytes of constants; the file appears whole or not at all.
 
         Raises
         ------
@@ -227,13 +244,31 @@ class KernelArtifact:
             Where the path cannot be written.
         """
         target = path_of(path, "path", error=ArtifactError)
-        text = json.dumps(self.to_dict())  # before anything is written
+        parts = self._parts()  # before anything is written
         try:
             with whole_file(target) as file:
-                file.write(text.encode())
+                for part in parts:
+                    file.write(part)
         except OSError as err:
             raise ArtifactError(f"{target}: cannot write ({err.strerror}). Choose a writable path.") from err
         return target
+
+    def _parts(self) -> list[bytes]:
+        """Return the file, piece by piece; without values it is JSON alone, which every version reads."""
+        if all(c.values is None for c in self.constants):
+            return [json.dumps(self.to_dict()).encode()]
+        bare = replace(self, constants=tuple(replace(c, values=None) for c in self.constants))
+        body = {k: v for k, v in bare.to_dict().items() if k != "checksum"}
+        sums = [None if c.values is None else [len(c.values), hashlib.sha256(c.values).hexdigest()]
+                for c in self.constants]  # fmt: skip
+        body |= {"format_version": FORMAT_VERSION, "values": sums}
+        text = json.dumps({**body, "checksum": _checksum(body)}).encode()
+        parts = [_MAGIC, len(text).to_bytes(_LENGTH_BYTES, "little"), text]
+        parts.append(_padding(sum(map(len, parts))))
+        for c in self.constants:
+            if c.values is not None:
+                parts += [c.values, _padding(len(c.values))]
+        return parts
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> KernelArtifact:
@@ -244,18 +279,57 @@ class KernelArtifact:
         ArtifactError
             Where the file is missing, damaged or of a newer format.
         """
-        path = path_of(path, "path", error=ArtifactError)
+        file, where = path_of(path, "path", error=ArtifactError), str(path)
         try:
-            text = path.read_text(encoding="utf-8")
+            data = file.read_bytes()
+            if data.startswith(_MAGIC):
+                return cls._with_values(memoryview(data), where)
+            text = data.decode("utf-8")
         except (OSError, UnicodeDecodeError) as err:
             raise ArtifactError(f"{path}: cannot read the artifact ({err}). Check the path.") from err
+        return cls.from_dict(_json_of(text, where), where)
+
+    @classmethod
+    def _with_values(cls, data: memoryview, where: str) -> KernelArtifact:
+        """Rebuild an artifact whose constants follow its JSON."""
+        start = len(_MAGIC) + _LENGTH_BYTES
+        size = int.from_bytes(data[len(_MAGIC) : start], "little")
+        body = _json_of(bytes(data[start : start + size]).decode("utf-8"), where)
+        artifact = cls.from_dict(body, where)
         try:
-            data = json.loads(text)
-        except json.JSONDecodeError as err:
-            raise ArtifactError(f"{path}: not valid JSON ({err.msg} at character {err.pos}). Save it again.") from err
-        except (ValueError, RecursionError) as err:  # numbers of thousands of digits, lists within lists
-            raise ArtifactError(f"{path}: not valid JSON ({err}). Save it again.") from err
-        return cls.from_dict(data, str(path))
+            found = list(_values_of(data, start + size, body["values"]))
+            constants = tuple(replace(c, values=v) for c, v in zip(artifact.constants, found, strict=True))
+        except (*MALFORMED, ValueError) as err:
+            raise ArtifactError(f"{where}: the constants are damaged ({err!r}). Compile and save it again.") from err
+        return replace(artifact, constants=constants)
+
+
+def _padding(size: int) -> bytes:
+    return bytes(-size % _ALIGN_BYTES)
+
+
+def _values_of(data: memoryview, position: int, rows: Sequence[Any]) -> Iterator[bytes | None]:
+    """Yield the constants that follow each other from a position of a file, by their sizes and checksums."""
+    for row in rows:
+        if row is None:
+            yield None
+            continue
+        size, known = row
+        position += -position % _ALIGN_BYTES
+        found = bytes(data[position : position + size])
+        if hashlib.sha256(found).hexdigest() != known:
+            raise ValueError("checksum does not match")
+        position += size
+        yield found
+
+
+def _json_of(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as err:
+        raise ArtifactError(f"{where}: not valid JSON ({err.msg} at character {err.pos}). Save it again.") from err
+    except (ValueError, RecursionError) as err:  # numbers of thousands of digits, lists within lists
+        raise ArtifactError(f"{where}: not valid JSON ({err}). Save it again.") from err
 
 
 def _launch_to_dict(x: Launch) -> dict[str, Any]:

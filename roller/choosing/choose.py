@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from roller.artifact import DOUBT, TIED, KernelArtifact
 from roller.compiled import CompiledKernel
-from roller.errors import BuildError, NoCandidateError
+from roller.errors import BuildError, NoCandidateError, counted
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from roller.construction.options import ConstructOptions
     from roller.runtime.build_pool import BuildResult
     from roller.runtime.records import Record
+
+_LOG = logging.getLogger(__name__)
 
 #: Status of a candidate whose time others disturbed to the end.
 DOUBTFUL = "doubtful"
@@ -221,6 +224,8 @@ def try_all(
     from roller.runtime.build_pool import build_all, build_here
 
     jobs = {c.id: c for c in candidates}
+    level = logging.INFO if shop.build is None else logging.DEBUG  # those of a whole model are told of together
+    _LOG.log(level, "%s: building %s", shop.expression.name, counted(len(jobs), "candidate"))
     if shop.build is not None:
         built = dict(shop.build(jobs, timed))
     elif timed:
@@ -229,6 +234,8 @@ def try_all(
         built = build_all(jobs, shop.make, timeout_s=float("inf"))
     artifacts = dict(known or {}) | {i: r.value for i, r in built.items() if r.value is not None}
     records = {i: r.record for i, r in built.items()}
+    doing = "checking and timing" if timed else "checking"
+    _LOG.log(level, "%s: %s %s", shop.expression.name, doing, counted(len(artifacts), "candidate"))
     records.update(shop.judge(artifacts, timed))
     return records, artifacts
 

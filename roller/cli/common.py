@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 import json
 import math
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,16 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import yaml
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from roller.arguments import target_of
 from roller.cli.first_use import tell_unprobed
-from roller.errors import ArtifactError, ExprError, SpecError, TileError, shown
+from roller.cli.screen import console as console
+from roller.display import seconds_text
+from roller.errors import ArtifactError, ExprError, RollerError, did_you_mean, shown
 from roller.expr import OFFSET_ELEMENTS, TensorExpr
 from roller.files import try_folder
 from roller.hardware import DeviceSpec, load_spec
 from roller.runtime.devices import is_reachable
+from roller.runtime.records import STATUSES
 from roller.tile.winograd import ACCURACY, STRUCTURES
 
 if TYPE_CHECKING:
@@ -49,7 +50,44 @@ def top_k_of(text: str | int) -> int | str:
     return count
 
 
-ExprArgument = Annotated[str, typer.Argument(metavar="OP", help="An operator, e.g. 'matmul(m=512, n=768, k=1024)'.")]
+#: A time for people.
+seconds = seconds_text
+
+
+class UsageError(RollerError, ValueError):
+    """The words of a command are wrong: an option's value has the wrong form, or is none it takes."""
+
+
+def one_of(option: str, value: str, known: Iterable[str]) -> str:
+    """Return the value of an option that takes certain words only.
+
+    Raises
+    ------
+    UsageError
+        Where it is another one.
+
+    Examples
+    --------
+    >>> one_of("--policy", "rolle", ("roller", "sokoban"))
+    Traceback (most recent call last):
+    roller.cli.common.UsageError: --policy: expected 'roller' or 'sokoban', got 'rolle'; did you mean 'roller'?
+    """
+    names = tuple(known)
+    if value not in names:
+        expected = " or ".join(f"'{n}'" for n in names)
+        hint = did_you_mean(value, names) or f". Write {names[0]}."
+        raise UsageError(f"{option}: expected {expected}, got {shown(value)}{hint}")
+    return value
+
+
+ExprArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="OP",
+        help="An operator with its arguments: \"matmul(m=512, n=768, k=1024, dtype='float16', epilogue=('bias', "
+        "'relu'))\". `roller --list-operators` lists operators, arguments and steps of epilogues.",
+    ),
+]
 DeviceOption = Annotated[str, typer.Option("--device", "-d", help="Name of `roller devices`, 'cpu', or a YAML file.")]
 TopKOption = Annotated[
     Any,
@@ -68,18 +106,15 @@ SetOption = Annotated[
 ]
 
 
-def console() -> Console:
-    """Return the console of standard output; wide where nobody's terminal limits it, brackets taken literally."""
-    return Console(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False)
-
-
 def device_of(name: str, settings: Sequence[str] | None) -> DeviceSpec:
     """Return the spec of a device, with ``FIELD=VALUE`` settings applied.
 
     Raises
     ------
     SpecError
-        Where the device or a field is unknown, or a value is no number.
+        Where the device or a field is unknown.
+    UsageError
+        Where a value is no number.
     """
     overrides: dict[str, float] = {}
     for text in settings or ():
@@ -88,7 +123,7 @@ def device_of(name: str, settings: Sequence[str] | None) -> DeviceSpec:
             overrides[field.strip()] = float(value)
         except ValueError:
             problem = f"got '{text}'" if equals else f"got '{text}' without '='"
-            raise SpecError(f"--set: expected FIELD=NUMBER, {problem}. Write for example --set units=40.") from None
+            raise UsageError(f"--set: expected FIELD=NUMBER, {problem}. Write for example --set units=40.") from None
     if is_reachable(name):
         return target_of(name)[0].with_overrides(overrides)
     spec = load_spec(name, overrides)
@@ -101,7 +136,7 @@ def tiles_of(settings: Sequence[str] | None) -> dict[str, dict[str, int] | tuple
 
     Raises
     ------
-    TileError
+    UsageError
         Where a setting has another form.
 
     Examples
@@ -120,7 +155,7 @@ def tiles_of(settings: Sequence[str] | None) -> dict[str, dict[str, int] | tuple
             else:
                 tiles[layer.strip()] = tuple(int(p) for p in parts)
         except ValueError:
-            raise TileError(
+            raise UsageError(
                 f"--tile: expected LAYER=AXIS:EXTENT,... or LAYER=EXTENT,..., got '{text}'. "
                 "Write for example --tile shared=i:64,j:64,k:8."
             ) from None
@@ -168,22 +203,6 @@ def check_writable(path: Path) -> None:
             try_folder(path.absolute().parent)
         except OSError as err:
             raise ArtifactError(f"{path}: cannot write ({err.strerror}). Choose a writable folder.") from err
-
-
-def seconds(value: float | None) -> str:
-    """Return a time for people.
-
-    Examples
-    --------
-    >>> seconds(0.01099), seconds(2.5e-6), seconds(None)
-    ('10.99 ms', '2.5 us', '-')
-    """
-    if value is None:
-        return "-"
-    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "us")):
-        if abs(value) * factor >= 1 or unit == "us":
-            return f"{value * factor:.4g} {unit}"
-    return f"{value:.4g} s"
 
 
 def prediction_text(estimate: Estimate) -> str:
@@ -274,6 +293,14 @@ def candidates_table(candidates: Iterable[Any], title: str, best_id: str | None 
         how = [" ".join(x.program.mechanisms)] if shows_how else []
         table.add_row(str(rank), predicted, measured, x.program.structure, x.estimate.bottleneck, *tiles, *how, status)
     return table
+
+
+def legend(candidates: Iterable[Any]) -> list[str]:
+    """Return a line that explains the statuses of candidates where they stand; none for what is plain."""
+    meanings = {"constructed": "not built", **STATUSES}
+    found = {c.status for c in candidates}
+    said = [f"{name} = {text}" for name, text in meanings.items() if name in found]
+    return [f"status: {'; '.join(said)}"] if said else []
 
 
 def size_notes(expr: TensorExpr, spec: DeviceSpec) -> list[str]:

@@ -21,6 +21,7 @@ from roller.cli.common import (
     check_writable,
     console,
     device_of,
+    legend,
     prediction_text,
     print_json,
     seconds,
@@ -108,6 +109,8 @@ def compile_command(
         return
     screen = console()
     screen.print(candidates_table(kernel.candidates, f"{expr} on {spec.description}", best.id if best else None))
+    for line in legend(kernel.candidates):
+        screen.print(line, soft_wrap=True)
     if best is not None and best.status == "checked":
         screen.print(f"{prediction_text(kernel.estimate)}; built and checked, not timed: it was not in question")
     elif best is None or best.measured_s is None:

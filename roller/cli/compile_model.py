@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,17 +19,22 @@ from roller.cli.common import (
     JsonOption,
     SetOption,
     TopKOption,
+    UsageError,
     console,
     device_of,
     first_line,
+    one_of,
     print_json,
     seconds,
 )
 from roller.cli.compile import DOUBTFUL_RULE
 from roller.cli.first_use import tell_unprobed
-from roller.errors import LaunchError, ModelError, SpecError, UnsupportedError, counted
+from roller.cli.verbosity import is_quiet
+from roller.errors import LaunchError, ModelError, UnsupportedError, counted
 from roller.hardware import THIS_MACHINE, load_spec
 from roller.model.steps import Foreign
+from roller.onnx.given import FALLBACKS
+from roller.onnx.progress import GOES_ON
 from roller.runtime.bundle_format import check_target
 from roller.runtime.devices import is_reachable
 from roller.runtime.disturbance import grouped
@@ -42,6 +48,16 @@ if TYPE_CHECKING:
     from roller.onnx.packed import Way
     from roller.onnx.parts import Refused
 
+_LOG = logging.getLogger(__name__)
+
+#: Where a kernel comes from, for people.
+ORIGINS = {
+    "cached": "found in the cache",
+    "compiled": "compiled now",
+    "predicted": "the best prediction, as the budget ended before others were tried",
+}
+#: Who may compute what cannot be compiled.
+RUNTIMES = tuple(name for name in FALLBACKS if name is not None)
 #: Kernels shown, the largest predicted share first.
 _SHOWN = 12
 
@@ -60,6 +76,9 @@ FallbackOption = Annotated[
 ]
 SchedulerOption = Annotated[
     str | None, typer.Option("--scheduler", metavar="tcp://HOST:PORT", help="Dask scheduler whose workers build.")
+]
+ThreadsOption = Annotated[
+    int | None, typer.Option("--threads", min=1, help="Threads a call may use; all cores of the processor by default.")
 ]
 WorkersOption = Annotated[int | None, typer.Option("--workers", min=1, help="Processes that build at a time.")]
 OutOption = Annotated[Path | None, typer.Option("--out", "-o", help="Folder to write the compiled model to.")]
@@ -88,6 +107,7 @@ def compile_model_command(
     fallback: FallbackOption = None,
     scheduler: SchedulerOption = None,
     workers: WorkersOption = None,
+    threads: ThreadsOption = None,
     out: OutOption = None,
     cache: CacheOption = True,
     deterministic: DeterministicOption = False,
@@ -104,29 +124,29 @@ def compile_model_command(
 
     Exit code 2 where the model holds what cannot be compiled: all of it is listed, and nothing has been compiled.
     """
+    if fallback is not None:
+        one_of("--fallback", fallback, RUNTIMES)
     if out is not None:
         check_target(out)
     try:
         if list_unsupported:
             return _list(_read(model, batch, shapes, as_json, fallback), as_json)
-        made = _compile(
+        made = compiled_or_listed(
             model, _device(device, settings), batch, shapes, fallback, as_json, top_k=top_k, budget_s=budget,
-            scheduler=scheduler, workers=workers, cache=cache, deterministic=deterministic,
+            scheduler=scheduler, workers=workers, threads=threads, cache=cache, deterministic=deterministic,
             prove_s=0.0 if out is None else prove_s, remeasure=remeasure,
         )  # fmt: skip
         if out is not None:
             made.save(out, _expected(made, model) if made.spec.kind == "gpu" else ())
-    except KeyboardInterrupt:
-        kept = "Kernels that are done are in the cache; the same command goes on from there." if cache else ""
-        typer.echo(f"roller: interrupted. {kept}".rstrip(), err=True)
-        raise typer.Exit(130) from None
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt(*(stop.args or (f"interrupted.{f' {GOES_ON}' if cache else ''}",))) from None
     if as_json:
         print_json(_summary(made, out))
     else:
         _print(made, out)
 
 
-def _compile(
+def compiled_or_listed(
     model: Path, device: str | DeviceSpec, batch: int | None, shapes: Sequence[str] | None, fallback: str | None,
     as_json: bool, **options: Any,
 ) -> CompiledModel:  # fmt: skip
@@ -134,7 +154,9 @@ def _compile(
     from roller.onnx import compile as stages
     from roller.onnx.options import ModelOptions
 
-    how = ModelOptions(**options)
+    how = ModelOptions(**options, progress=False if is_quiet() else None)
+    if model.is_file():
+        _LOG.info("reading %s", model)
 
     def make() -> Program:
         return _partitioned(_read(model, batch, shapes, as_json, fallback), fallback, as_json)
@@ -149,11 +171,11 @@ def _device(name: str, settings: Sequence[str] | None) -> str | DeviceSpec:
 
     Raises
     ------
-    SpecError
+    UsageError
         Where the numbers are those of a GPU that is here, or are refused.
     """
     if settings and is_reachable(name):
-        raise SpecError(f"--set: expected the name of a specification, got --device {name}. Name one, e.g. h200.")
+        raise UsageError(f"--set: expected the name of a specification, got --device {name}. Name one, e.g. h200.")
     if settings:
         return device_of(name, settings)
     if name == THIS_MACHINE:
@@ -300,6 +322,8 @@ def _print(made: CompiledModel, out: Path | None) -> None:
     if len(rows) > _SHOWN:
         screen.print(f"and {len(rows) - _SHOWN} kernels more with {_rest(rows, total):.1f} % of the predicted time")
     origins = ", ".join(f"{made.batch.count(o)} {o}" for o in sorted(set(made.batch.origins.values())))
+    meant = "; ".join(f"{o} = {ORIGINS[o]}" for o in sorted(set(made.batch.origins.values())))
+    screen.print(f"from: {meant}", soft_wrap=True)
     took = ", ".join(f"{name} {seconds(s)}" for name, s in made.seconds.items())
     screen.print(f"{len(rows)} kernels in {len(program.steps)} steps: {origins}. {took}.", soft_wrap=True)
     screen.print(made.layouts, soft_wrap=True)

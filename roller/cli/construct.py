@@ -20,9 +20,12 @@ from roller.cli.common import (
     candidates_table,
     console,
     device_of,
+    legend,
+    one_of,
     print_json,
     size_notes,
 )
+from roller.construction.options import POLICIES
 
 if TYPE_CHECKING:
     from roller.construction.constructor import Candidate
@@ -45,6 +48,7 @@ def construct_command(
     stats: StatsOption = False,
 ) -> None:
     """Construct aligned programs for a device and print them by predicted time; nothing is built or run."""
+    one_of("--policy", policy, POLICIES)
     spec = device_of(device, settings)
     expr = roller.ops.parse(expression)
     start = time.process_time()
@@ -59,6 +63,8 @@ def construct_command(
         return
     screen = console()
     screen.print(candidates_table(candidates, f"{expr} on {spec.description}: predicted, not measured"))
+    for line in legend(candidates):
+        screen.print(line)
     screen.print("names, for `roller predict --program` and `roller explain --why-not`, in single quotes:")
     for rank, c in enumerate(candidates, 1):
         screen.print(f"{rank:>3} {c.program}", soft_wrap=True)

@@ -9,8 +9,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from roller.cli.common import JsonOption, SetOption, console, device_of, print_json
-from roller.errors import SpecError
+from roller.cli.common import JsonOption, SetOption, UsageError, console, device_of, print_json
 from roller.hardware import THIS_MACHINE, DeviceSpec, list_specs, load_spec
 from roller.hardware.spec import settable
 
@@ -27,7 +26,7 @@ def devices_command(show: ShowOption = None, as_json: JsonOption = False, settin
             console().print(_numbers_table(spec))
         return
     if settings:
-        raise SpecError("--set: expected --show DEVICE beside it. Name the device whose number to override.")
+        raise UsageError("--set: expected --show DEVICE beside it. Name the device whose number to override.")
     specs = [load_spec(name) for name in (THIS_MACHINE, *list_specs())]
     if as_json:
         print_json([_summary(spec) for spec in specs])

@@ -7,6 +7,7 @@ import math
 
 import typer
 
+from roller.cli.verbosity import is_quiet
 from roller.hardware import THIS_MACHINE, DeviceSpec
 from roller.hardware.detect import is_probed
 from roller.hardware.machine import profile_path
@@ -22,7 +23,7 @@ def tell_unprobed(name: str, spec: DeviceSpec) -> None:
     spec
         What was found for it.
     """
-    if name != THIS_MACHINE or not spec.machine or is_probed(spec):
+    if name != THIS_MACHINE or not spec.machine or is_probed(spec) or is_quiet():
         return
     told = profile_path(spec.machine).with_suffix(".told")
     if told.exists():

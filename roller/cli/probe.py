@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,12 +10,11 @@ from typing import Annotated, Any
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from roller.cli.common import JsonOption, SetOption, console, print_json
+from roller.cli.common import JsonOption, SetOption, UsageError, console, print_json
 from roller.cli.probe_checks import QUICK_MARK, check_options, check_out, check_quick
-from roller.errors import SpecError
+from roller.cli.progress import counted_steps
 from roller.hardware import THIS_MACHINE, DeviceSpec
 from roller.hardware.detect import detect_unprobed
 from roller.hardware.machine import profile_path
@@ -68,7 +66,7 @@ def probe_command(
         _probe_gpu(device, out, quick, bundle, nearest, results, as_json, settings)
         return
     if settings:
-        raise SpecError("--set: expected a GPU. What the operating system says of this processor needs no help.")
+        raise UsageError("--set: expected a GPU. What the operating system says of this processor needs no help.")
     base = detect_unprobed()
     if out is not None:
         check_out(out, base.kind, base.machine)
@@ -119,16 +117,7 @@ def _measure(base: DeviceSpec, rounds: int) -> Report:
     from roller.probing.cpu import CpuSession
 
     chosen: tuple[Probe, ...] = probes("cpu")
-    columns = (TextColumn("{task.description:14}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with (
-        Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar,
-        CpuSession(base) as session,
-    ):
-        task = bar.add_task("", total=rounds * len(chosen))
-
-        def progress(name: str) -> None:
-            bar.update(task, advance=1, description=name)
-
+    with counted_steps("probes", rounds * len(chosen)) as progress, CpuSession(base) as session:
         return run_probes(chosen, session, base, rounds, progress, SystemClock().load)
 
 

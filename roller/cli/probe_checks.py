@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from roller.cli.common import check_writable
+from roller.cli.common import UsageError, check_writable
 from roller.errors import ArtifactError, SpecError, did_you_mean
 from roller.hardware import THIS_MACHINE, DeviceSpec, list_specs, load_spec, parse_spec
 from roller.runtime.devices import is_reachable, parse
@@ -23,20 +23,20 @@ def check_options(
 
     Raises
     ------
-    SpecError
+    UsageError
         Where an option would be ignored, or the device and the specification named contradict each other.
     """
     if bundle is not None and results is not None:
-        raise SpecError(
+        raise UsageError(
             "--import: expected no --bundle beside it. Write a bundle first, import its times after it ran."
         )
     if nearest is not None and bundle is None:
-        raise SpecError(f"--device: expected --bundle DIR beside it, got '{nearest}' alone. Leave it out.")
+        raise UsageError(f"--device: expected --bundle DIR beside it, got '{nearest}' alone. Leave it out.")
     _refuse("--bundle", bundle, {"--out": out is not None, "--quick": quick})
     _refuse("--import", results, {"--set": bool(settings), "--quick": quick})
     if device == THIS_MACHINE and (bundle is not None or results is not None):
         option = "--bundle" if bundle is not None else "--import"
-        raise SpecError(f"{option}: expected a GPU, got '{device}'. Probe a processor on the machine it is in.")
+        raise UsageError(f"{option}: expected a GPU, got '{device}'. Probe a processor on the machine it is in.")
     if bundle is not None:
         _check_nearest(device, nearest)
     else:
@@ -46,7 +46,7 @@ def check_options(
 def _refuse(option: str, given: Path | None, others: dict[str, bool]) -> None:
     wrong = [name for name, there in others.items() if there]
     if given is not None and wrong:
-        raise SpecError(f"{option}: expected no {' and no '.join(wrong)} beside it: it would not count. Leave it out.")
+        raise UsageError(f"{option}: expected no {' and no '.join(wrong)} beside it: it would not count. Leave it out.")
 
 
 def _check_device(device: str | None) -> None:

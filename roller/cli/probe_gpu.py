@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import datetime
 import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
 from roller.cli.common import console, device_of, print_json
 from roller.cli.probe_checks import check_out
+from roller.cli.progress import counted_steps
 from roller.errors import ArtifactError, SpecError
 from roller.hardware import DeviceSpec, list_specs, load_spec, parse_spec, spec_folder
 from roller.probing import probes, save, spec_text, with_measured
@@ -40,16 +37,7 @@ def probe_device(device: str, settings: Sequence[str] | None, out: Path | None, 
         return _described(handle, properties, settings)
 
     rounds, chosen = 1 if quick else ROUNDS, probes("gpu")
-    columns = (TextColumn("{task.description:14}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with (
-        Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar,
-        DeviceSession(handle, describe) as session,
-    ):
-        task = bar.add_task("", total=rounds * len(chosen))
-
-        def progress(name: str) -> None:
-            bar.update(task, advance=1, description=name)
-
+    with counted_steps("probes", rounds * len(chosen)) as progress, DeviceSession(handle, describe) as session:
         report = run_probes(chosen, session, session.spec, rounds, progress)
     _finish(session.spec, report, out, show, f"on {session.properties.name}")
 

@@ -37,6 +37,9 @@ RepeatsOption = Annotated[int, typer.Option("--repeats", min=1, help="Calls that
 DeviceOption = Annotated[
     str | None, typer.Option("--device", "-d", help="'cuda:N' or 'rocm:N' for a model of a GPU; number 0 when absent.")
 ]
+ThreadsOption = Annotated[
+    int | None, typer.Option("--threads", min=1, help="Threads a call may use; as it was compiled by default.")
+]
 ProfileOption = Annotated[bool, typer.Option("--profile", help="Time every step: predicted beside measured.")]
 
 
@@ -47,6 +50,7 @@ def run_model_command(
     repeats: RepeatsOption = 10,
     profile: ProfileOption = False,
     device: DeviceOption = None,
+    threads: ThreadsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a compiled model on this machine and print the median time of a call."""
@@ -56,7 +60,7 @@ def run_model_command(
         raise ArtifactError(f"{folder}: expected a compiled model's folder, got a file. Compile it first: roller "
                             f"compile-model {folder} --out DIR.")  # fmt: skip
     start = time.perf_counter()
-    session = roller.load_model(folder, device=device)
+    session = roller.load_model(folder, device=device, threads=threads)
     loaded_s = time.perf_counter() - start
     feeds = _typed(_read(inputs), session) if inputs is not None else _random(session)
     results = session.run(feeds)

@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
+import importlib.util
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from roller.errors import LaunchError, counted
-from roller.model.steps import Foreign
+from roller.model.steps import Foreign, Step
+
+#: Nodes an error names.
+_NAMED = 4
 
 _lock = threading.Lock()
 #: Started sessions by the identity of their step, for as long as the step lives.
 _sessions: dict[int, Any] = {}
+
+
+def need_runtimes(steps: Iterable[Step]) -> None:
+    """Refuse steps of runtimes that are not installed, before anything is compiled for the model around them.
+
+    Raises
+    ------
+    LaunchError
+        Where a runtime is missing; the message names the nodes.
+    """
+    foreign = [s for s in steps if isinstance(s, Foreign)]
+    for runtime in dict.fromkeys(s.runtime for s in foreign):
+        if importlib.util.find_spec(runtime) is None:
+            nodes = [n for s in foreign if s.runtime == runtime for n in s.nodes]
+            named = ", ".join(f"'{n}'" for n in nodes[:_NAMED]) + (", ..." if len(nodes) > _NAMED else "")
+            raise LaunchError(
+                f"fallback: expected the package {runtime}, which shall compute {counted(len(nodes), 'node')} "
+                f"({named}), found none. Install it: pip install 'roller[fallback]'."
+            )
 
 
 def run_foreign(step: Foreign, inputs: Sequence[np.ndarray | None]) -> tuple[np.ndarray, ...]:

@@ -25,7 +25,7 @@ from roller.model.gpu_bundle import is_model_bundle, load_bundle
 from roller.model.kernels import KernelCode, LoadedKernel, load_kernel
 from roller.model.plan_data import plan_from_dict, plan_to_dict
 from roller.model.runner import load_runner
-from roller.model.session import Session
+from roller.model.session import Session, checked_threads
 from roller.processor import missing
 from roller.runtime.bundle_format import checksum, whole_folder
 from roller.validation import flag
@@ -108,7 +108,11 @@ def _save_arrays(constants: Constants, path: Path) -> dict[str, Any]:
 
 
 def load_model(
-    folder: str | os.PathLike[str], *, verify: bool = True, device: str | Device | None = None
+    folder: str | os.PathLike[str],
+    *,
+    verify: bool = True,
+    device: str | Device | None = None,
+    threads: int | None = None,
 ) -> Session | GpuSession:
     """Load a model that was saved: nothing is compiled, nothing packed, and weights are mapped, not read.
 
@@ -121,6 +125,9 @@ def load_model(
         other files are always checked; of a model for a GPU the weights too.
     device
         The GPU that a model for one runs on, ``"cuda:1"`` for example; the first of its kind by default.
+    threads
+        Threads a call of a processor's model may use, the caller among them; by default as many as it was compiled
+        for. Kernels stay as they were built: compile with ``threads=`` for those that suit the number best.
 
     Returns
     -------
@@ -130,19 +137,22 @@ def load_model(
     Raises
     ------
     ArtifactError
-        Where the folder is damaged, incomplete, of a newer format, or of another kind of machine.
+        Where the folder is damaged, incomplete, of a newer format, or of another kind of machine; where ``threads`` is
+        no positive number, or given for a GPU.
     LaunchError
         Where TVM's runtime is not installed.
     """
     where = path_of(folder, "folder", error=ArtifactError, what="the folder of a saved model")
     verify = flag(verify, "verify", error=ArtifactError)
+    if threads is not None:
+        threads = checked_threads(threads, "gpu" if is_model_bundle(where) else "cpu")
     if is_model_bundle(where):
         return load_bundle(where, device)
     try:
         body = _manifest(where)
         if device is not None:
             raise ArtifactError(f"{where}: device: expected none for a model of this processor. Leave it out.")
-        return _session(where, body, verify)
+        return _session(where, body, verify, threads)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, MemoryError) as err:
         if isinstance(err, ArtifactError):
             raise
@@ -180,7 +190,7 @@ def _manifest(where: Path) -> dict[str, Any]:
     return body
 
 
-def _session(where: Path, body: Mapping[str, Any], verify: bool) -> Session:
+def _session(where: Path, body: Mapping[str, Any], verify: bool, threads: int | None) -> Session:
     arrays = body["arrays"]
     reader = ArrayReader(_inside(where, arrays["file"]), int(arrays["bytes"]), verify=False)
     constants = Constants(
@@ -194,7 +204,8 @@ def _session(where: Path, body: Mapping[str, Any], verify: bool) -> Session:
     kernels = {str(row["key"]): _kernel(where, row, launch) for row in body["kernels"]}
     plan = plan_from_dict(body["plan"], {}, str(where / MANIFEST))
     artifacts = SavedArtifacts(where, {str(row["key"]): row.get("artifact") for row in body["kernels"]})
-    return Session.restored(plan, kernels, constants, int(body["cores"]), runner, artifacts)
+    cores = int(body["cores"]) if threads is None else threads
+    return Session.restored(plan, kernels, constants, cores, runner, artifacts)
 
 
 def _panel_key(key: Any, names: Any) -> PanelKey:

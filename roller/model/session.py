@@ -12,6 +12,7 @@ import numpy as np
 from roller.artifact import KernelArtifact
 from roller.backends.cpu import threads
 from roller.backends.cpu.launcher import runtime_of_pools
+from roller.display import one_line
 from roller.errors import LaunchError, ModelError
 from roller.model.binding import Bound, bind, wakes_threads
 from roller.model.calls import ModelCalls, ends_of
@@ -23,9 +24,24 @@ from roller.model.native import NativeFrame, tables
 from roller.model.placed import Placed
 from roller.model.plan import Plan
 from roller.model.runner import Runner, build_runner, load_runner
+from roller.validation import whole_number
 
 if TYPE_CHECKING:
     from roller.model.profile import Profile
+
+
+def checked_threads(threads: object, kind: str) -> int:
+    """Return a number of threads for a session of a ``"cpu"`` or a ``"gpu"``.
+
+    Raises
+    ------
+    LaunchError
+        Where it is no positive number, or the session is one of a GPU, whose calls need none.
+    """
+    count = whole_number(threads, "threads", 1, expected="a whole number of at least 1", error=LaunchError)
+    if kind != "cpu":
+        raise LaunchError("threads: expected none for a model of a GPU, whose calls use no threads. Leave it out.")
+    return count
 
 
 class Session(ModelCalls):
@@ -200,4 +216,4 @@ class Session(ModelCalls):
 
     def __repr__(self) -> str:
         """Name, inputs and outputs on one line."""
-        return f"<Session {self.name}: {ends_of(self)}, {self.cores} cores>"
+        return one_line("Session", f"{self.name}: {ends_of(self)}, {self.cores} cores")

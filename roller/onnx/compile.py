@@ -21,7 +21,9 @@ from roller.construction.options import ConstructOptions
 from roller.errors import RollerWarning
 from roller.hardware import DeviceSpec
 from roller.hardware.detect import is_this_machine
-from roller.model.session import Session
+from roller.model.constants import steps_of
+from roller.model.foreign import need_runtimes
+from roller.model.session import Session, checked_threads
 from roller.model.steps import Program
 from roller.model.weights import passing_bytes
 from roller.onnx.batch import compile_kernels
@@ -36,7 +38,7 @@ from roller.onnx.packed import packs_for, planned
 from roller.onnx.packing import packable
 from roller.onnx.predictions import Predictions
 from roller.onnx.program_note import ProgramNote
-from roller.onnx.progress import OnProgress, shown, silent
+from roller.onnx.progress import OnProgress, shown, silent, told_on_interrupt
 from roller.runtime.cache import KernelCache
 
 if TYPE_CHECKING:
@@ -64,6 +66,7 @@ def compile_model(
     executor: concurrent.futures.Executor | None = None,
     scheduler: Any = None,
     workers: int | None = None,
+    threads: int | None = None,
     cache: bool = True,
     progress: OnProgress | bool | None = None,
     deterministic: bool = False,
@@ -100,6 +103,10 @@ def compile_model(
         the resource ``gpu`` (or ``cpu_slot``, for processors like this one) check and time.
     workers
         Processes that build, where neither is given; as many as there are processors by default.
+    threads
+        Threads a call may use, the caller among them, where the device is a processor: kernels are constructed for so
+        many cores, and a session uses no more. All cores by default; ``1`` where calls come from many threads at a
+        time, or the machine has other work. See also :func:`roller.load_model`.
     cache
         Whether kernels come from the cache and go to it.
     progress
@@ -142,7 +149,7 @@ def compile_model(
 
     how = ModelOptions(
         top_k, options, budget_s, executor, scheduler, workers, cache, progress, deterministic, side_by_side, prove,
-        prove_s, remeasure,
+        prove_s, remeasure, threads,
     )  # fmt: skip
     made = compile_partitioned(program, device, how)
     return made.session(consume=True) if made.runs_here else made
@@ -206,12 +213,14 @@ def compile_partitioned(
     """
     how = how or ModelOptions()
     settings = how.settings()
-    target, crew = hire(device, how.executor, how.scheduler, how.workers)
+    target, crew = hire(device, how.executor, how.scheduler, how.workers, how.threads)
     kept = KernelCache() if how.cache else None
     try:
-        with shown(how.progress) as show:
+        with shown(how.progress) as show, told_on_interrupt(show, kept=kept is not None) as told:
             taken = program() if callable(program) else program
-            made = compile_program(taken, target, settings, crew, kept, progress=show, side_by_side=how.side_by_side)
+            if target.here:
+                need_runtimes(steps_of(taken.steps))
+            made = compile_program(taken, target, settings, crew, kept, progress=told, side_by_side=how.side_by_side)
     finally:
         crew.close()
     if target.judged:
@@ -232,9 +241,12 @@ def hire(
     executor: concurrent.futures.Executor | None = None,
     scheduler: Any = None,
     workers: int | None = None,
+    threads: int | None = None,
 ) -> tuple[Target, Crew]:
     """Return what kernels are compiled for, and who compiles them."""
     spec, handle = target_of(device)
+    if threads is not None:
+        spec = spec.share(checked_threads(threads, spec.kind))
     here = handle is not None or is_this_machine(spec)
     crew = crew_of(executor, scheduler, workers, "gpu" if spec.kind == "gpu" else "cpu_slot")
     language = spec.target.get("language")

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from roller.arguments import options_of
 from roller.choosing.proving import PROVE_ALL_S
 from roller.construction.options import ConstructOptions
+from roller.display import non_defaults
 from roller.onnx.jobs import Settings
 from roller.onnx.progress import OnProgress
 from roller.validation import flag, number
@@ -19,7 +20,7 @@ SECONDS = "seconds of at least 0, or None"
 TOP_K: Literal["auto"] = "auto"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ModelOptions:
     """Arguments of :func:`roller.compile_model` that choose how, by their names; see there."""
 
@@ -36,6 +37,11 @@ class ModelOptions:
     prove: bool = False
     prove_s: float | None = None
     remeasure: bool = False
+    threads: int | None = None
+
+    def __repr__(self) -> str:
+        """Name what differs from the defaults."""
+        return non_defaults(self)
 
     @property
     def prove_saved_s(self) -> float:

@@ -11,6 +11,8 @@ call where they lie then; ``options={"freeze": True}`` packs them ahead, as :mod
 from __future__ import annotations
 
 import inspect
+import logging
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -19,15 +21,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roller.errors import RollerError, did_you_mean, shown
+from roller.display import cut
+from roller.errors import RollerError, counted, did_you_mean, shown
 from roller.model.session import Session
 from roller.onnx.compile import compile_model
 from roller.onnx.torch_call import GraphCall
-from roller.onnx.torch_export import Exported, export
+from roller.onnx.torch_export import Exported, export, is_weight, placeholders
 from roller.onnx.torch_frozen import FrozenGraph
 
 if TYPE_CHECKING:
     import torch
+
+_LOG = logging.getLogger(__name__)
 
 #: Shapes a graph is compiled for; it runs in PyTorch for any further ones.
 MOST_SHAPES = 8
@@ -99,6 +104,7 @@ def _compiled(graph: torch.fx.GraphModule, examples: Sequence[Any], options: Map
     freeze = chosen.pop("freeze", False)
 
     def make() -> Graph:
+        _tell(graph, examples, chosen.get("progress"))
         exported = export(graph, examples)
 
         def packed(weights: Mapping[int, np.ndarray]) -> Graph:
@@ -109,6 +115,24 @@ def _compiled(graph: torch.fx.GraphModule, examples: Sequence[Any], options: Map
         return FrozenGraph(sorted(exported.weights), packed)
 
     return _or_eager(graph, make)
+
+
+def _tell(graph: torch.fx.GraphModule, examples: Sequence[Any], progress: Any) -> None:
+    """Say that a graph is compiled, which may take minutes and comes in the middle of a call.
+
+    To whoever listens to the logger ``roller``, else on standard error; not where ``progress`` or the logger's level
+    says that nothing is wanted.
+    """
+    if progress is False or callable(progress):
+        return
+    varying = [v for n, v in zip(placeholders(graph), examples, strict=False) if not is_weight(n, v)]
+    shapes = ", ".join("x".join(map(str, v.shape)) or "scalar" for v in varying if hasattr(v, "shape"))
+    nodes = counted(len(graph.graph.nodes), "node")
+    text = f"compiling a graph of {nodes} for inputs of {cut(shapes or 'no shape', 80)}"
+    if _LOG.hasHandlers():
+        _LOG.info(text)
+    elif sys.stderr is not None and logging.getLogger("roller").level <= logging.INFO:
+        sys.stderr.write(f"roller: {text}\n")
 
 
 def _or_eager(graph: torch.fx.GraphModule, make: Callable[[], Graph]) -> Graph:

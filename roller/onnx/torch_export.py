@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     import torch
 
 
+#: Loggers of what exports a graph: they tell of every node they leave as it is.
+_EXPORTERS = ("torch.onnx", "onnxscript", "onnx_ir")
+
+
 class RefusedGraphError(RollerError):
     """Why a graph stays with PyTorch."""
 
@@ -91,7 +95,7 @@ def export(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Exported:
     given = [examples[n].detach() for n in positions] + [h.tensors[h.name] for h in held]
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter's own deprecations
-        with _quiet(logging.getLogger("torch.onnx")):
+        with _quiet(*_EXPORTERS):
             program = torch.onnx.export(module, tuple(given), dynamo=True, verbose=False)
     assert program is not None and program.exported_program is not None
     signature = program.exported_program.graph_signature
@@ -102,13 +106,14 @@ def export(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Exported:
     model = program.model_proto
     if len(model.graph.input) != len(given):
         raise RefusedGraphError(f"the exported graph has {len(model.graph.input)} inputs instead of {len(given)}")
-    weights = {k for k, n in enumerate(_placeholders(graph)) if k in positions and _is_weight(n, examples[k])}
+    weights = {k for k, n in enumerate(placeholders(graph)) if k in positions and is_weight(n, examples[k])}
     all_positions = (*positions, *range(len(examples), len(examples) + len(held)))
     order = _order(len(model.graph.output), results)
     return Exported(model, all_positions, held, frozenset(weights), order, tuple(_dtype(r) for r in results))
 
 
-def _placeholders(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
+def placeholders(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    """Return the arguments of a graph in order."""
     return [n for n in graph.graph.nodes if n.op == "placeholder"]
 
 
@@ -117,7 +122,7 @@ def _for_sizes(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> tuple[to
     made = copy.copy(graph)
     made.graph = copy.deepcopy(graph.graph)
     positions = []
-    for k, (node, example) in enumerate(zip(_placeholders(made), examples, strict=True)):
+    for k, (node, example) in enumerate(zip(placeholders(made), examples, strict=True)):
         if type(example) is int:  # a size, of this shape
             with made.graph.inserting_before(node):
                 node.replace_all_uses_with(made.graph.call_function(int, (example,)))
@@ -149,7 +154,7 @@ def _check(name: str, example: Any) -> None:
         )
 
 
-def _is_weight(node: torch.fx.Node, example: torch.Tensor) -> bool:
+def is_weight(node: torch.fx.Node, example: torch.Tensor) -> bool:
     """Whether an argument is a parameter or a buffer of a module."""
     import torch
     from torch._dynamo.source import is_from_unspecialized_param_buffer_source as of_module
@@ -188,7 +193,7 @@ def _check_results(graph: torch.fx.GraphModule, results: Sequence[Any]) -> None:
     """
     import torch
 
-    arguments = [v for n in _placeholders(graph) if isinstance(v := _example(n), torch.Tensor)]
+    arguments = [v for n in placeholders(graph) if isinstance(v := _example(n), torch.Tensor)]
     held = [*graph.parameters(), *graph.buffers()]
     theirs = {_storage(t) for t in (*arguments, *held)}
     before: list[tuple[Any, torch.Tensor]] = []
@@ -244,14 +249,23 @@ def _dtype(result: Any) -> torch.dtype | None:
 
 
 @contextlib.contextmanager
-def _quiet(log: logging.Logger) -> Iterator[None]:
-    """Keep a library from telling of packages that are not installed."""
-    level = log.level
-    log.setLevel(logging.ERROR)
+def _quiet(*names: str) -> Iterator[None]:
+    """Keep libraries from telling how they work, and of packages that are not installed; errors are still told."""
+    logs = [logging.getLogger(found) for found in _loggers(names)]
+    levels = [log.level for log in logs]
+    for log in logs:
+        log.setLevel(max(logging.ERROR, log.level))
     try:
         yield
     finally:
-        log.setLevel(level)
+        for log, level in zip(logs, levels, strict=True):
+            log.setLevel(level)
+
+
+def _loggers(names: Sequence[str]) -> list[str]:
+    """Return loggers, and those below them that have a level of their own: they ask nobody above."""
+    own = [n for n, log in logging.root.manager.loggerDict.items() if getattr(log, "level", logging.NOTSET)]
+    return [*names, *(n for n in own if n.startswith(tuple(f"{name}." for name in names)))]
 
 
 def _order(count: int, results: Sequence[Any]) -> tuple[int | None, ...]:

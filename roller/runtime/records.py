@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-#: ``built``: compiled only. ``checked``: correct, not to be timed. ``measured``: correct and timed.
-#: ``slower``: correct, dropped after one run. ``doubtful``: correct and timed, but others disturbed that to its end.
-#: ``wrong``: outside the error bound. ``failed``: refused by the compiler. ``crashed``/``timeout``: its process died.
-STATUSES = ("built", "checked", "measured", "slower", "doubtful", "wrong", "failed", "crashed", "timeout")
+#: What may become of a candidate, and what each word means to whoever reads it in a table.
+STATUSES = {
+    "built": "compiled, not run",
+    "checked": "correct, not timed",
+    "measured": "correct and timed",
+    "slower": "correct, dropped after one run",
+    "doubtful": "correct and timed, but others disturbed that to its end",
+    "wrong": "its results are outside the error bound",
+    "failed": "refused by the compiler",
+    "crashed": "its process died",
+    "timeout": "its process took too long and was stopped",
+}
 
 
 @dataclass(frozen=True)
@@ -44,7 +52,8 @@ class Record:
     def __post_init__(self) -> None:
         """Reject a status nobody would recognise."""
         if self.status not in STATUSES:
-            raise ValueError(f"record '{self.candidate_id}': unknown status '{self.status}'. Use one of {STATUSES}.")
+            known = list(STATUSES)
+            raise ValueError(f"record '{self.candidate_id}': unknown status '{self.status}'. Use one of {known}.")
 
     @property
     def ok(self) -> bool:

@@ -8,9 +8,8 @@ import re
 import pytest
 
 import roller
-from roller.cli.common import print_json, seconds, tiles_of
+from roller.cli.common import UsageError, print_json, seconds, tiles_of
 from roller.cli.main import main
-from roller.errors import TileError
 
 MATMUL = "matmul(m=64, n=96, k=32)"
 
@@ -69,9 +68,6 @@ def test_set_overrides_and_is_labelled(cli):
     ("arguments", "message"),
     [
         (("devices", "--show", "v10"), "device 'v10': unknown; did you mean 'v100'?"),
-        (("devices", "--set", "units=4"), "--set: expected --show DEVICE beside it."),
-        (("devices", "--show", "v100", "--set", "units"), "--set: expected FIELD=NUMBER, got 'units' without '='."),
-        (("devices", "--show", "v100", "--set", "units=x"), "--set: expected FIELD=NUMBER, got 'units=x'."),
         (("devices", "--show", "v100", "--set", "unit=4"), "v100: unit: unknown field; did you mean 'units'?"),
         (("devices", "--show", "v100", "--set", "foo=3"), "expected one of ['accuracy', 'clock_hz', 'compute', 'exec"),
         (
@@ -88,7 +84,6 @@ def test_set_overrides_and_is_labelled(cli):
         (("construct", MATMUL, "-d", "v100", "--set", "l2=1"), "v100: l2: unknown field"),
         (("compile", MATMUL, "--out", "no/such/folder/kernel.json"), "does not exist. Create it first."),
         (("compile", MATMUL, "--out", "."), "expected a file, got a folder."),
-        (("predict", MATMUL, "-d", "k80", "--tile", "shared=i-4"), "--tile: expected LAYER=AXIS:EXTENT"),
         (("predict", MATMUL, "-d", "k80", "--tile", "shard=i:4"), "shard"),
     ],
 )
@@ -100,6 +95,26 @@ def test_errors_are_one_line_on_standard_error(cli, arguments, message):
     assert message in err
     assert err.count("\n") == 1
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("devices", "--set", "units=4"), "--set: expected --show DEVICE beside it."),
+        (("devices", "--show", "v100", "--set", "units"), "--set: expected FIELD=NUMBER, got 'units' without '='."),
+        (("devices", "--show", "v100", "--set", "units=x"), "--set: expected FIELD=NUMBER, got 'units=x'."),
+        (("predict", MATMUL, "-d", "k80", "--tile", "shared=i-4"), "--tile: expected LAYER=AXIS:EXTENT"),
+        (("construct", MATMUL, "--policy", "rolle"), "--policy: expected 'roller' or 'sokoban', got 'rolle'; did you"),
+        (("compile-model", "m.onnx", "--fallback", "onnxrutime"), "expected 'onnxruntime', got 'onnxrutime'"),
+        (("check", "m.onnx", "--fallback", "x"), "--fallback: expected 'onnxruntime', got 'x'"),
+        (("probe", "cuda:0", "--device", "v100"), "--device: expected --bundle DIR beside it"),
+        (("compile-model", "m.onnx", "-d", "cuda:0", "--set", "units=4"), "--set: expected the name of a spec"),
+    ],
+)
+def test_values_that_an_option_does_not_take_are_exit_code_2(cli, arguments, message):
+    code, out, err = cli(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("roller: error: ") and message in err and err.count("\n") == 1
 
 
 def test_wrong_usage_is_exit_code_2(cli):
@@ -222,7 +237,7 @@ def test_times_for_people():
 
 @pytest.mark.parametrize("text", ["shared", "shared=", "shared=i:x", "shared=i:4,8", "shared=a,b"])
 def test_wrong_tiles(text):
-    with pytest.raises(TileError, match=r"--tile: expected LAYER=AXIS:EXTENT,\.\.\. or LAYER=EXTENT"):
+    with pytest.raises(UsageError, match=r"--tile: expected LAYER=AXIS:EXTENT,\.\.\. or LAYER=EXTENT"):
         tiles_of([text])
 
 
@@ -363,7 +378,7 @@ def test_construct_by_sokoban_says_what_the_search_did(cli):
 
 def test_an_unknown_policy_is_refused(cli):
     code, _, err = cli("construct", MATMUL, "-d", "v100", "--policy", "sokob")
-    assert code == 1 and "expected one of ('roller', 'sokoban'), got 'sokob'" in err
+    assert code == 2 and "--policy: expected 'roller' or 'sokoban', got 'sokob'" in err
 
 
 def test_json_has_no_number_that_is_none(capsys):

@@ -200,7 +200,7 @@ def test_numbers_of_the_device_can_be_changed(cli, model):
     code, slow, _ = cli(*arguments, "v100", "--set", "execution.launch_s=1e-3")
     assert code == 0 and json.loads(slow)["predicted_s"] > json.loads(out)["predicted_s"] + 1e-3
     code, _, err = cli(*arguments, "null:v100", "--set", "units=40")
-    assert code == 1 and "--set: expected the name of a specification, got --device null:v100" in err
+    assert code == 2 and "--set: expected the name of a specification, got --device null:v100" in err
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_compiled(cli, model, tmp_path, monkeypatch):
@@ -208,7 +208,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_compiled(
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr("roller.files.tempfile.mkdtemp", read_only)
-    monkeypatch.setattr("roller.cli.compile_model._compile", lambda *_, **__: pytest.fail("compiled"))
+    monkeypatch.setattr("roller.cli.compile_model.compiled_or_listed", lambda *_, **__: pytest.fail("compiled"))
     code, _, err = cli("compile-model", model, "--batch", "1", "--out", tmp_path / "out")
     assert code == 1 and "cannot write (Read-only file system). Choose a writable folder." in " ".join(err.split())
     monkeypatch.setattr("roller.compile", lambda *_, **__: pytest.fail("compiled"))

@@ -1,0 +1,103 @@
+"""``roller check``: hold a model to ONNX Runtime, on random inputs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.table import Table
+
+from roller.arguments import target_of
+from roller.cli.common import JsonOption, console, one_of, print_json
+from roller.cli.compile_model import (
+    RUNTIMES,
+    BatchOption,
+    CacheOption,
+    DeviceOption,
+    FallbackOption,
+    ModelArgument,
+    ShapeOption,
+    ThreadsOption,
+    compiled_or_listed,
+)
+from roller.errors import LaunchError
+from roller.hardware.detect import is_this_machine
+
+if TYPE_CHECKING:
+    from roller.onnx.compare import Comparison
+
+SetsOption = Annotated[int, typer.Option("--sets", min=1, help="Sets of random inputs.")]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Where random inputs begin.")]
+ToleranceOption = Annotated[
+    float | None,
+    typer.Option("--tolerance", min=0, help="Error of an output, relative to its largest magnitude; by its dtype."),
+]
+
+
+def check_command(
+    model: ModelArgument,
+    device: DeviceOption = "cpu",
+    batch: BatchOption = None,
+    shapes: ShapeOption = None,
+    fallback: FallbackOption = None,
+    threads: ThreadsOption = None,
+    sets: SetsOption = 1,
+    seed: SeedOption = 0,
+    tolerance: ToleranceOption = None,
+    cache: CacheOption = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Compile an ONNX model, run it and ONNX Runtime on the same random inputs, and compare all outputs.
+
+    Needs the package onnxruntime. Exit code 1 where an output is too far off.
+    """
+    if fallback is not None:
+        one_of("--fallback", fallback, RUNTIMES)
+    _need_peer(model)
+    spec, handle = target_of(device)
+    if handle is None and not is_this_machine(spec):
+        raise LaunchError(f"--device: expected one of this machine to run on, got '{device}'. Write cpu or cuda:0.")
+    from roller.onnx.compare import compare
+
+    made = compiled_or_listed(model, device, batch, shapes, fallback, as_json, threads=threads, cache=cache)
+    found = compare(made, model, sets=sets, seed=seed, tolerance=tolerance)
+    if as_json:
+        print_json(_summary(found))
+    else:
+        _print(found)
+    if not found.ok:
+        raise typer.Exit(1)
+
+
+def _need_peer(model: Path) -> None:
+    """Refuse before anything is compiled where there is nobody to compare with."""
+    import importlib.util
+
+    if importlib.util.find_spec("onnxruntime") is None:
+        raise LaunchError(
+            f"check {model}: expected the package onnxruntime to compare with, found none. Install it: "
+            "pip install 'roller[fallback]'."
+        )
+
+
+def _summary(found: Comparison) -> dict[str, Any]:
+    rows = [{**asdict(d), "ok": d.ok} for d in found.differences]
+    return {"model": found.name, "with": found.source, "sets": found.sets, "ok": found.ok, "outputs": rows}
+
+
+def _print(found: Comparison) -> None:
+    screen = console()
+    table = Table(title=f"{found.name} beside {found.source}", box=box.SIMPLE, title_justify="left")
+    table.add_column("output")
+    table.add_column("dtype")
+    table.add_column("largest error", justify="right")
+    table.add_column("may be", justify="right")
+    table.add_column("result")
+    for d in found.differences:
+        table.add_row(d.output, d.dtype, f"{d.error:.2g}", f"{d.tolerance:.2g}", "agrees" if d.ok else "DIFFERS")
+    screen.print(table)
+    screen.print("errors are relative to the largest magnitude of the output", soft_wrap=True)
+    screen.print(f"{found.name}: {'agrees' if found.ok else 'DIFFERS'}", soft_wrap=True)

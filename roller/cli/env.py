@@ -1,0 +1,18 @@
+"""``roller env``: versions, compilers, devices and cache, for a bug report."""
+
+from __future__ import annotations
+
+import typer
+
+from roller import __version__
+from roller.cli.common import JsonOption, print_json
+from roller.report.environment import environment, text_of
+
+
+def env_command(as_json: JsonOption = False) -> None:
+    """Print what a bug report needs: versions, compilers, processor, GPUs, cache. Folders of yours begin with ~."""
+    found = environment(__version__)
+    if as_json:
+        print_json(found)
+    else:
+        typer.echo(text_of(found))

@@ -1,0 +1,86 @@
+"""The console of standard output: tables that fit it, whatever its width."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+#: Columns of a file or a pipe, which no terminal limits, unless ``COLUMNS`` says how many: no table is as wide.
+PIPED_COLUMNS = 500
+#: Spaces between cells, and before what stands below a row.
+_GAP, _INDENT = "  ", "    "
+
+
+class Screen(Console):
+    """A console that prints a table too wide for it row by row, its widest columns below each, named."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print as Rich does; a table that would have to break its cells in another form."""
+        super().print(*(self._fitted(o) if isinstance(o, Table) else o for o in objects), **options)
+
+    def _fitted(self, table: Table) -> Table | Text:
+        options = self.options.update(max_width=10_000)
+        wanted = Measurement.get(self, options, table).maximum
+        return table if wanted <= self.width else Text(narrow(table, self.width), no_wrap=True)
+
+
+def console() -> Screen:
+    """Return the console of standard output; wide where nobody's terminal limits it, brackets taken literally."""
+    limited = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Screen(width=None if limited else PIPED_COLUMNS, highlight=False, markup=False)
+
+
+def narrow(table: Table, width: int) -> str:
+    """Return a table as text of at most ``width`` columns: what does not fit beside the others stands below its row.
+
+    Examples
+    --------
+    >>> table = Table("name", "about")
+    >>> table.add_row("a", "a long tale of many words")
+    >>> print(narrow(table, 20))
+     name
+     a
+        about: a long
+        tale of many
+        words
+    """
+    columns = [(str(c.header), [str(cell) for cell in c.cells], c.justify) for c in table.columns]
+    widths = [max(map(cell_len, (header, *cells))) for header, cells, _ in columns]
+    kept = _kept(widths, width)
+    lines = textwrap.wrap(str(table.title or ""), width) + [""] * bool(table.title)
+    lines.append(_row([columns[n][0] for n in kept], [widths[n] for n in kept], [columns[n][2] for n in kept]))
+    for row in range(table.row_count):
+        cells = [cells[row] for _, cells, _ in columns]
+        lines.append(_row([cells[n] for n in kept], [widths[n] for n in kept], [columns[n][2] for n in kept]))
+        below = [f"{columns[n][0]}: {cell}" for n, cell in enumerate(cells) if n not in kept and cell not in ("", "-")]
+        for text in below:
+            lines += textwrap.wrap(
+                text, width, initial_indent=_INDENT, subsequent_indent=_INDENT, break_on_hyphens=False
+            )
+    lines += textwrap.wrap(str(table.caption or ""), width)
+    return "\n".join(lines)
+
+
+def _kept(widths: Sequence[int], width: int) -> list[int]:
+    """Return the columns that stand side by side: the widest go until the others fit; the first always stays."""
+    kept = list(range(len(widths)))
+    while len(kept) > 1 and sum(widths[n] for n in kept) + len(_GAP) * (len(kept) - 1) >= width:
+        kept.remove(max(kept[1:], key=lambda n: widths[n]))
+    return kept
+
+
+def _row(cells: Sequence[str], widths: Sequence[int], justify: Sequence[str]) -> str:
+    padded = []
+    for cell, width, side in zip(cells, widths, justify, strict=True):
+        space = " " * (width - cell_len(cell))
+        padded.append(space + cell if side == "right" else cell + space)
+    return " " + _GAP.join(padded).rstrip()

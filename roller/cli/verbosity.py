@@ -1,0 +1,86 @@
+"""How much a command says on standard error: progress as lines, notes, tracebacks; results are never touched by it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import sys
+import typing
+import warnings
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from roller.errors import RollerWarning
+
+#: Logger of the whole package: what is under way at level INFO.
+_LOG = logging.getLogger("roller")
+
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, notes or warnings: results and errors.")]
+VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Every step as it is done; errors with a trace.")]
+
+
+def set_verbosity(*, quiet: bool, verbose: bool) -> None:
+    """Choose what is told; an option behind the verb only adds to those before it.
+
+    Raises
+    ------
+    typer.BadParameter
+        Where both are asked for.
+    """
+    if quiet and verbose:
+        raise typer.BadParameter("expected --quiet or --verbose, got both. Leave one of them out.")
+    if quiet:
+        _LOG.setLevel(logging.ERROR)
+        warnings.simplefilter("ignore", RollerWarning)
+    elif verbose:
+        _LOG.setLevel(logging.DEBUG)
+
+
+def start_telling() -> None:
+    """Tell of progress on standard error from now on, one line each; what a command before this one asked is over."""
+    for handler in [h for h in _LOG.handlers if isinstance(h, _Lines)]:
+        _LOG.removeHandler(handler)
+    _LOG.addHandler(_Lines())
+    _LOG.setLevel(logging.INFO)
+
+
+def is_quiet() -> bool:
+    """Whether nothing but results and errors is wanted."""
+    return _LOG.getEffectiveLevel() > logging.INFO
+
+
+def is_verbose() -> bool:
+    """Whether everything is wanted."""
+    return _LOG.getEffectiveLevel() <= logging.DEBUG
+
+
+def with_verbosity(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a command that also takes ``--quiet`` and ``--verbose``."""
+    hints = typing.get_type_hints(command, include_extras=True)
+    parameters = inspect.signature(command).parameters.values()
+    plain = [p.replace(annotation=hints.get(p.name, p.annotation)) for p in parameters]
+    more = {"quiet": QuietOption, "verbose": VerboseOption}
+
+    @functools.wraps(command)
+    def run(*arguments: Any, quiet: bool = False, verbose: bool = False, **options: Any) -> Any:
+        set_verbosity(quiet=quiet, verbose=verbose)
+        return command(*arguments, **options)
+
+    ours = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=a) for n, a in more.items()]
+    run.__signature__ = inspect.Signature([*plain, *ours])  # type: ignore[attr-defined]
+    run.__annotations__ = {**hints, **more}
+    del run.__wrapped__  # or the command's own signature would be found behind it
+    return run
+
+
+class _Lines(logging.Handler):
+    """Writes to whatever standard error is when something is told."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one line."""
+        if sys.stderr is not None:
+            sys.stderr.write(f"roller: {self.format(record)}\n")
+            sys.stderr.flush()

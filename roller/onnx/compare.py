@@ -1,0 +1,128 @@
+"""A compiled model held to ONNX Runtime: the same random inputs, the outputs side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from roller.display import one_line
+from roller.model.bundle_run import relative_error
+from roller.model.gpu_bundle import TOLERANCE
+from roller.onnx.compiled_model import CompiledModel
+from roller.onnx.expected import expected_of
+
+if TYPE_CHECKING:
+    import onnx
+
+#: Largest error by dtype of an output, relative to its largest magnitude; integers of more than 8 bits must be equal.
+TOLERANCES = {"float16": 2e-2, "bfloat16": 1e-1, "float32": TOLERANCE, "float64": TOLERANCE}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far an output is from what ONNX Runtime computes.
+
+    Parameters
+    ----------
+    output, dtype
+        Which output.
+    error
+        Largest difference relative to the largest magnitude; infinite where one is a number and one is not.
+    tolerance
+        What it may be.
+    """
+
+    output: str
+    dtype: str
+    error: float
+    tolerance: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether it is within the tolerance."""
+        return self.error <= self.tolerance
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A model beside ONNX Runtime.
+
+    Parameters
+    ----------
+    name, source
+        Of the model, and who it is compared with.
+    differences
+        Of every output, for every set of inputs.
+    sets
+        How many sets of random inputs there were.
+    """
+
+    name: str
+    source: str
+    differences: tuple[Difference, ...]
+    sets: int
+
+    @property
+    def ok(self) -> bool:
+        """Whether all outputs are within their tolerances."""
+        return all(d.ok for d in self.differences)
+
+    def __repr__(self) -> str:
+        """Say on one line whether they agree."""
+        worst = max((d.error for d in self.differences), default=0.0)
+        verdict = "agrees" if self.ok else "DIFFERS"
+        return one_line("Comparison", f"{self.name} {verdict} with {self.source}: largest error {worst:.2g}")
+
+
+def compare(
+    made: CompiledModel,
+    model: str | Path | bytes | onnx.ModelProto,
+    *,
+    sets: int = 1,
+    seed: int = 0,
+    tolerance: float | None = None,
+    values: Mapping[str, Any] | None = None,
+) -> Comparison:
+    """Run a compiled model and ONNX Runtime on the same random inputs.
+
+    Parameters
+    ----------
+    made
+        The model, compiled for a device that is here.
+    model
+        What it was compiled from.
+    sets, seed
+        Sets of random inputs, and where they begin.
+    tolerance
+        Largest error of every output of floating point, instead of :data:`TOLERANCES`.
+    values
+        Inputs that were known when it was compiled.
+
+    Raises
+    ------
+    LaunchError
+        Where ONNX Runtime is not installed, or refuses the model; where the device is not here.
+    """
+    program, session = made.plan.program, made.session()
+    found, source = list[Difference](), ""
+    for number in range(sets):
+        expected = expected_of(model, program, seed=seed + number, values=values)
+        got = session.run(None, dict(zip(program.inputs, expected.feeds, strict=True)))
+        source = expected.source
+        for name, array, wanted in zip(program.outputs, got, expected.outputs, strict=True):
+            found.append(_difference(name, np.asarray(array), np.asarray(wanted), tolerance))
+    return Comparison(program.name or "model", source, tuple(found), sets)
+
+
+def _difference(name: str, got: np.ndarray, wanted: np.ndarray, tolerance: float | None) -> Difference:
+    if got.dtype.name in TOLERANCES:
+        most = TOLERANCES[got.dtype.name] if tolerance is None else tolerance
+    elif got.dtype in (np.int8, np.uint8):  # results of a quantisation may be rounded to its next step
+        most = 1.0 / max(float(np.abs(wanted.astype(np.int64)).max(initial=0)), 1.0)
+    else:
+        most = 0.0
+    return Difference(name, got.dtype.name, relative_error(got, wanted), most)

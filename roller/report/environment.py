@@ -1,0 +1,126 @@
+"""What a bug report needs to know of a machine, and nothing of whose it is: versions, compilers, devices, the cache."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from roller.c_compiler import find_compiler
+from roller.errors import RollerError
+from roller.hardware import THIS_MACHINE, load_spec
+from roller.hardware.detect import detect_unprobed
+from roller.hardware.machine import profile_path
+from roller.processor import usable_processors
+from roller.runtime.cache import KernelCache
+
+#: Packages that kernels depend on, or that models come from.
+PACKAGES = (
+    "numpy", "apache-tvm", "apache-tvm-ffi", "ml_dtypes", "onnx", "onnxruntime", "onnxscript", "torch", "cupy-cuda12x",
+    "cupy-cuda13x", "nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvrtc", "distributed", "typer", "rich", "pyyaml",
+)  # fmt: skip
+#: Programs that say which GPUs there are, and what of each line is kept (serial numbers are nobody's business).
+_GPU_TOOLS: dict[str, tuple[str, ...]] = {
+    "nvidia-smi": ("--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"),
+    "rocm-smi": ("--showproductname", "--csv"),
+}
+#: Seconds a program may take to answer.
+_PATIENT_S = 10.0
+
+
+def environment(release: str) -> dict[str, Any]:
+    """Return what a bug report on a ``release`` needs, as plain data; folders of the user begin with ``~``."""
+    return {
+        "roller": release,
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "packages": {name: found for name in PACKAGES if (found := _version(name)) is not None},
+        "compilers": _compilers(),
+        "processor": _processor(),
+        "devices": {tool: lines for tool, words in _GPU_TOOLS.items() if (lines := _answer(tool, words))},
+        "cache": _cache(),
+        "variables": {n: private(v) for n, v in sorted(os.environ.items()) if n.startswith("ROLLER_")},
+    }
+
+
+def private(text: str) -> str:
+    """Return a text in which the user's home folder is ``~``.
+
+    Examples
+    --------
+    >>> private(str(Path.home() / ".cache/roller")).startswith("~")
+    True
+    """
+    home = str(Path.home())
+    return text.replace(home, "~") if home not in ("", os.sep) else text
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _compilers() -> dict[str, str | None]:
+    found = find_compiler()
+    named = {"C": found, "C++": shutil.which(os.environ.get("CXX") or "g++"), "hipcc": shutil.which("hipcc")}
+    return {name: None if path is None else _first(_answer(path, ("--version",))) for name, path in named.items()}
+
+
+def _processor() -> dict[str, Any]:
+    try:
+        spec = load_spec(THIS_MACHINE)
+    except RollerError as err:
+        return {"error": private(str(err))}
+    return {
+        "name": spec.description,
+        "code_for": spec.target.get("mcpu"),
+        "cores": spec.units,
+        "usable_processors": usable_processors(),
+        "lanes": spec.teu.lanes,
+        "probed": profile_path(detect_unprobed().machine).exists(),
+    }
+
+
+def _cache() -> dict[str, Any]:
+    try:
+        info = KernelCache().info()
+    except RollerError as err:
+        return {"error": private(str(err))}
+    return {**info, "folder": private(info["folder"])}
+
+
+def _answer(program: str, words: Sequence[str]) -> list[str]:
+    """Return the lines a program prints; none where it is missing or fails."""
+    path = shutil.which(program)
+    if path is None:
+        return []
+    try:
+        done = subprocess.run([path, *words], capture_output=True, text=True, check=False, timeout=_PATIENT_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()] if done.returncode == 0 else []
+
+
+def _first(lines: Sequence[str]) -> str | None:
+    return private(lines[0]) if lines else None
+
+
+def text_of(found: dict[str, Any]) -> str:
+    """Return the same for people: a line per item, what is missing named."""
+    lines = [f"{name}: {found[name]}" for name in ("roller", "python", "system")]
+    for name in ("packages", "compilers", "processor", "devices", "cache", "variables"):
+        inner = found[name] or {"": "none"}
+        lines += [f"{name}:", *(f"  {_pair(key, value)}" for key, value in inner.items())]
+    return "\n".join(lines)
+
+
+def _pair(name: str, value: Any) -> str:
+    shown = "; ".join(map(str, value)) if isinstance(value, list) else value
+    return f"{name}: {'none' if shown in (None, '') else shown}" if name else str(shown)
