@@ -9,7 +9,7 @@ comma := ,
 EXTRAS := $(if $(filter Linux-x86_64 Linux-aarch64,$(shell uname -s)-$(shell uname -m)),dev$(comma)cuda12,dev)
 WORKERS ?= 2
 
-.PHONY: demo test slow slow-list torch fuzz docs docs-tools lint format typecheck check-all clean
+.PHONY: demo test slow slow-list torch fuzz docs docs-tools lint format typecheck check-all clean dist
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -22,6 +22,12 @@ torch: $(STAMP)
 	$(BIN)/python -c "import onnxscript, torch" 2>/dev/null || \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch==2.13.0+cpu" "onnxscript>=0.1" || \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[torch]"
+
+# Wheel and sdist in dist/, tried in an empty environment; the slow tests try them as well.
+dist: $(STAMP)
+	rm -rf dist && $(BIN)/python -m pip install --quiet --disable-pip-version-check "hatchling>=1.25"
+	$(BIN)/python -m hatchling build -d dist
+	ROLLER_DIST=dist $(BIN)/python -m pytest -n 0 -q tests/test_release.py
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py

@@ -25,6 +25,7 @@ from roller.cli.common import (
     operator_rows,
     print_json,
 )
+from roller.cli.progress import counted_steps
 from roller.construction.options import TEMPLATE_VERSION, ConstructOptions
 from roller.errors import ArtifactError, BuildError, RollerError, counted
 from roller.expr import TensorExpr
@@ -180,7 +181,10 @@ def build_operators(
     """
     import roller.te.compat  # noqa: F401 - imported before forking, so that the children inherit TVM
 
-    built = build_all(jobs, build_one, workers=workers, timeout_s=900.0)
+    with counted_steps("operators", len(jobs)) as told:
+        built = build_all(
+            jobs, build_one, workers=workers, timeout_s=900.0, on_result=lambda record: told(record.candidate_id)
+        )
     if not any(r.value is not None for r in built.values()):
         reasons = grouped_reasons(r.record for r in built.values()).rstrip(".")
         raise BuildError(

@@ -295,11 +295,13 @@ def candidates_table(candidates: Iterable[Any], title: str, best_id: str | None 
     return table
 
 
-def legend(candidates: Iterable[Any]) -> list[str]:
+def legend(candidates: Sequence[Any]) -> list[str]:
     """Return a line that explains the statuses of candidates where they stand; none for what is plain."""
     meanings = {"constructed": "not built", **STATUSES}
     found = {c.status for c in candidates}
     said = [f"{name} = {text}" for name, text in meanings.items() if name in found]
+    if any(c.program.relaxed for c in candidates):
+        said.append("relaxed RULE = does not meet this rule of alignment, and is priced for it")
     return [f"status: {'; '.join(said)}"] if said else []
 
 

@@ -110,7 +110,7 @@ def compile_command(
     screen = console()
     screen.print(candidates_table(kernel.candidates, f"{expr} on {spec.description}", best.id if best else None))
     for line in legend(kernel.candidates):
-        screen.print(line, soft_wrap=True)
+        screen.print(line)
     if best is not None and best.status == "checked":
         screen.print(f"{prediction_text(kernel.estimate)}; built and checked, not timed: it was not in question")
     elif best is None or best.measured_s is None:

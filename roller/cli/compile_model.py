@@ -323,7 +323,7 @@ def _print(made: CompiledModel, out: Path | None) -> None:
         screen.print(f"and {len(rows) - _SHOWN} kernels more with {_rest(rows, total):.1f} % of the predicted time")
     origins = ", ".join(f"{made.batch.count(o)} {o}" for o in sorted(set(made.batch.origins.values())))
     meant = "; ".join(f"{o} = {ORIGINS[o]}" for o in sorted(set(made.batch.origins.values())))
-    screen.print(f"from: {meant}", soft_wrap=True)
+    screen.print(f"from: {meant}")
     took = ", ".join(f"{name} {seconds(s)}" for name, s in made.seconds.items())
     screen.print(f"{len(rows)} kernels in {len(program.steps)} steps: {origins}. {took}.", soft_wrap=True)
     screen.print(made.layouts, soft_wrap=True)

@@ -46,7 +46,7 @@ def narrow(table: Table, width: int) -> str:
     --------
     >>> table = Table("name", "about")
     >>> table.add_row("a", "a long tale of many words")
-    >>> print(narrow(table, 20))
+    >>> print(narrow(table, 20).rstrip())
      name
      a
         about: a long
@@ -55,7 +55,7 @@ def narrow(table: Table, width: int) -> str:
     """
     columns = [(str(c.header), [str(cell) for cell in c.cells], c.justify) for c in table.columns]
     widths = [max(map(cell_len, (header, *cells))) for header, cells, _ in columns]
-    kept = _kept(widths, width)
+    kept = _kept(widths, [c[2] == "right" for c in columns], width)
     lines = textwrap.wrap(str(table.title or ""), width) + [""] * bool(table.title)
     lines.append(_row([columns[n][0] for n in kept], [widths[n] for n in kept], [columns[n][2] for n in kept]))
     for row in range(table.row_count):
@@ -67,14 +67,14 @@ def narrow(table: Table, width: int) -> str:
                 text, width, initial_indent=_INDENT, subsequent_indent=_INDENT, break_on_hyphens=False
             )
     lines += textwrap.wrap(str(table.caption or ""), width)
-    return "\n".join(lines)
+    return "\n".join([*lines, ""])
 
 
-def _kept(widths: Sequence[int], width: int) -> list[int]:
-    """Return the columns that stand side by side: the widest go until the others fit; the first always stays."""
+def _kept(widths: Sequence[int], numbers: Sequence[bool], width: int) -> list[int]:
+    """Return the columns that stand side by side: the widest texts go, then the widest numbers; the first stays."""
     kept = list(range(len(widths)))
     while len(kept) > 1 and sum(widths[n] for n in kept) + len(_GAP) * (len(kept) - 1) >= width:
-        kept.remove(max(kept[1:], key=lambda n: widths[n]))
+        kept.remove(max(reversed(kept[1:]), key=lambda n: (not numbers[n], widths[n])))
     return kept
 
 
