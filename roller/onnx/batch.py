@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from roller.artifact import KernelArtifact
-from roller.c_compiler import need_compiler
 from roller.choosing import How, Workshop, choose, first_lowered
 from roller.errors import BuildError, NoCandidateError
 from roller.model.steps import KernelSource
@@ -142,8 +141,6 @@ class _Run:
         bare = self._look_up(missing, QUICK, "predicted") if quick else missing
         if not missing or (quick and not bare and self._late()):
             return
-        if self._binary and isinstance(self.crew, Forks) and self.target.spec.kind == "cpu":
-            need_compiler("compiling for this processor")
         todo = self._construct(missing)
         self.crew.prepare(self.target.spec.target.get("language", ""))
         if timed:

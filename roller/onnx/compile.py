@@ -213,7 +213,9 @@ def compile_partitioned(
     """
     how = how or ModelOptions()
     settings = how.settings()
-    target, crew = hire(device, how.executor, how.scheduler, how.workers, how.threads)
+    target, crew = hire(device, how.executor, how.scheduler, how.workers)
+    if how.threads is not None:
+        settings = settings.on_threads(checked_threads(how.threads, target.spec.kind))
     kept = KernelCache() if how.cache else None
     try:
         with shown(how.progress) as show, told_on_interrupt(show, kept=kept is not None) as told:
@@ -241,12 +243,9 @@ def hire(
     executor: concurrent.futures.Executor | None = None,
     scheduler: Any = None,
     workers: int | None = None,
-    threads: int | None = None,
 ) -> tuple[Target, Crew]:
     """Return what kernels are compiled for, and who compiles them."""
     spec, handle = target_of(device)
-    if threads is not None:
-        spec = spec.share(checked_threads(threads, spec.kind))
     here = handle is not None or is_this_machine(spec)
     crew = crew_of(executor, scheduler, workers, "gpu" if spec.kind == "gpu" else "cpu_slot")
     language = spec.target.get("language")
@@ -275,13 +274,14 @@ def compile_program(
         Where kernels have no candidate that works.
     """
     seconds, before = dict[str, float](), time.monotonic()
+    spec = target.spec if settings.threads is None else target.spec.share(settings.threads)
     predictions = Predictions(program.kernels, target, settings, lambda jobs: construct(jobs, target, crew)[0], cache)
-    laid = laid_out(program, target.spec, predictions)
+    laid = laid_out(program, spec, predictions)
     program, packing = laid.program, None
     seconds["layouts"], before = time.monotonic() - before, time.monotonic()
     if side_by_side:
-        outcome = coscheduled(program, target.spec, predictions)
-        packing = packable(program, target.spec, predictions, outcome)
+        outcome = coscheduled(program, spec, predictions)
+        packing = packable(program, spec, predictions, outcome)
         program = outcome.program
         seconds["coschedule"], before = time.monotonic() - before, time.monotonic()
     both = [program] if packing is None else [program, packing.program]
@@ -296,6 +296,6 @@ def compile_program(
     if packing is not None:
         packs = packs_for(packing.program, batch.artifacts, target.spec, crew, built=builds(target), cache=cache)
         seconds["packs"], before = time.monotonic() - before, time.monotonic()
-    made = planned(program, batch.artifacts, target.spec, packs, _ALIGN_BYTES[target.spec.kind])
+    made = planned(program, batch.artifacts, spec, packs, _ALIGN_BYTES[target.spec.kind])
     seconds["plan"] = time.monotonic() - before
-    return CompiledModel(made.plan, batch.artifacts, target.spec, target, batch, seconds, str(laid), made)
+    return CompiledModel(made.plan, batch.artifacts, spec, target, batch, seconds, str(laid), made)

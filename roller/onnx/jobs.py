@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from roller.c_compiler import need_compiler
 from roller.choosing import How
 from roller.construction.options import TEMPLATE_VERSION, ConstructOptions
 from roller.expr import TensorExpr
@@ -78,6 +79,8 @@ class Settings:
         Seconds in which kernels for a GPU that is not here are proved, all together; 0 for none.
     remeasure
         Whether kernels that the cache has are chosen and timed once more.
+    threads
+        Threads a call may use, where they are not all of the processor's.
     """
 
     options: ConstructOptions = field(default_factory=lambda: ConstructOptions(top_k="auto"))
@@ -86,6 +89,12 @@ class Settings:
     seed: int = 0
     prove_s: float = 0.0
     remeasure: bool = False
+    threads: int | None = None
+
+    def on_threads(self, threads: int) -> Settings:
+        """Return the settings for calls of so many threads: kernels are constructed for as many units."""
+        units = threads if self.options.units is None else min(threads, self.options.units)
+        return replace(self, options=replace(self.options, units=units), threads=threads)
 
 
 @dataclass
@@ -201,6 +210,8 @@ def construct(jobs: Iterable[Job], target: Target, crew: Crew) -> tuple[dict[str
     from roller.onnx.tasks import Construct
 
     tasks = {j.digest: Construct(j.expression, target.spec, j.options, How()) for j in jobs}
+    if tasks and target.here and target.spec.kind == "cpu" and isinstance(crew, Forks):
+        need_compiler("compiling for this processor")  # before minutes of work that end where kernels are linked
     # Always here: it takes milliseconds each, and a machine elsewhere would first have to load roller.
     results = (crew if isinstance(crew, Forks) else Forks()).map(tasks, patient=True)
     found = {i: r.value for i, r in results.items() if r.value is not None}

@@ -63,16 +63,17 @@ def shown(progress: OnProgress | bool | None) -> Iterator[OnProgress]:
 
 
 class Logged:
-    """Logs one line for every phase, and for every tenth of the kernels in it."""
+    """Logs one line where a phase begins, and for every tenth of the kernels: phases take turns many times."""
 
     def __init__(self) -> None:
-        self._last = ("", -1)
+        self._phases, self._tenth = set[str](), 0
 
     def __call__(self, progress: Progress) -> None:
         """Log an event that is news."""
         tenth = progress.done * 10 // max(progress.total, 1)
-        if (progress.phase, tenth) != self._last:
-            self._last = (progress.phase, tenth)
+        if progress.phase not in self._phases or tenth > self._tenth:
+            self._phases.add(progress.phase)
+            self._tenth = tenth
             _LOG.info("%s: %d of %d kernels done", progress.phase, progress.done, progress.total)
 
 

@@ -1,0 +1,60 @@
+"""Writes the files of the present formats: ``python -m tests.formats.make``.
+
+Run it when a format changes, with the number of the new one: files of earlier formats stay as they were written, since
+users have them. ``test_formats.py`` reads all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+import roller
+from roller.cli.bundle import create_bundle
+from roller.runtime.cache import KernelCache
+from roller.runtime.cache_transfer import export_cache
+
+FILES = Path(__file__).parent / "files"
+EXPR = roller.ops.matmul(8, 8, 4, epilogue=("relu",))
+#: What the constant of the files is.
+WEIGHTS = np.arange(32, dtype=np.float32).reshape(4, 8)
+ROWS = [{"id": "M", "op": "matmul", "M": 8, "N": 8, "K": 4}]
+
+
+def model() -> onnx.ModelProto:
+    """Return a model of one product with a constant."""
+    ends = [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, s) for n, s in (("x", (8, 4)), ("y", (8, 8)))]
+    held = [onnx.numpy_helper.from_array(WEIGHTS, "w")]
+    graph = onnx.helper.make_graph([onnx.helper.make_node("MatMul", ["x", "w"], ["y"])], "m", ends[:1], ends[1:], held)
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+
+
+def main() -> None:
+    """Write the files that are not there."""
+    FILES.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["ROLLER_CACHE_DIR"] = cache
+        plain = roller.compile(EXPR, device="v100", top_k=1)
+        held = roller.compile(EXPR, device="v100", top_k=1, constants={"B": WEIGHTS})
+        _new(FILES / "kernel-1.json", lambda path: plain.save(path))
+        _new(FILES / "kernel-2.json", lambda path: path.write_text(json.dumps(held.artifact.to_dict())))
+        _new(FILES / "kernel-3.roller", lambda path: held.save(path))
+        _new(FILES / "cache-1.tar.gz", lambda path: export_cache(KernelCache(), path))
+        made = roller.compile_model(model(), device="v100", top_k=1, progress=False, prove_s=0)
+        _new(FILES / "model-bundle-1", lambda path: made.save(path))
+    spec = roller.load_spec("v100")
+    _new(FILES / "bundle-1", lambda path: create_bundle(ROWS, spec, path, top_k=1, binaries=False, workers=1))
+
+
+def _new(path: Path, write) -> None:
+    if not path.exists():
+        write(path)
+
+
+if __name__ == "__main__":
+    main()
