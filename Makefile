@@ -30,8 +30,8 @@ dist: $(STAMP)
 	ROLLER_DIST=dist $(BIN)/python -m pytest -n 0 -q tests/test_release.py
 
 demo: $(STAMP)
-	$(BIN)/python examples/demo.py
 	$(BIN)/python -m examples.model
+	$(BIN)/python -m examples.demo
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) -q -m "not slow"

@@ -44,6 +44,7 @@ def cache_dir(_session_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the empty cache folder of this test."""
     folder = _session_cache / f"test{next(_count)}"
     monkeypatch.setenv("ROLLER_CACHE_DIR", str(folder))
+    monkeypatch.delenv("COLUMNS", raising=False)  # of the terminal that tests run in, which tables would fit
     return folder
 
 

@@ -1,27 +1,30 @@
-"""Compile real operators of the Roller paper for this CPU, check them, and time them against NumPy.
+"""Compile real operators of the Roller paper for this CPU, check them, and time them against other libraries.
 
-Run by ``make demo``. Every row is constructed, built, checked against the float64 reference at sampled points by
-the error bound ``|y - ref| <= 4 eps sqrt(K) sum|a||b| + eps |ref|``, and timed on the machine it runs on.
+Run by ``make demo`` behind the whole models, which :mod:`examples.model` races. Every row is constructed, built,
+checked against the float64 reference at sampled points by the error bound ``|y - ref| <= 4 eps sqrt(K) sum|a||b| + eps
+|ref|``, and timed on the machine it runs on; so is the same operator of PyTorch and of ONNX Runtime, whichever is
+installed. The faster of them is the yardstick; NumPy only where there is neither.
 """
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
-from numpy.lib.stride_tricks import sliding_window_view
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 import roller
+from benchmarks.cpu.peers import NumpyPeer, OnnxPeer, Peer, Skipped, TorchPeer
+from roller.cli.screen import console
 from roller.expr.evaluate import evaluate
 
 ROWS = Path(__file__).resolve().parent.parent / "benchmarks" / "operators.yaml"
@@ -30,12 +33,14 @@ ROWS = Path(__file__).resolve().parent.parent / "benchmarks" / "operators.yaml"
 #: a laptop milliseconds.
 CHOSEN = (("M4", 1), ("M1", 1), ("C0", 8), ("C5", 8), ("D12", 8), ("E7", 8), ("P11", 8), ("R2", 8))
 SAMPLES = 400
+#: What results of one operator may be apart, relative to the largest of them.
+SAME = 1e-3
 SECONDS_PER_TIMING = 0.3
 
 
 @dataclass(frozen=True)
 class Result:
-    """One line of the table."""
+    """One line of the table; ``peers_s`` are the seconds of other libraries by name."""
 
     id: str
     text: str
@@ -43,32 +48,47 @@ class Result:
     compile_s: float
     predicted_s: float
     roller_s: float
-    numpy_s: float
-    numpy_way: str
+    peers_s: Mapping[str, float]
     correct: bool
+
+    @property
+    def speed_up(self) -> float | None:
+        """How many times faster than the fastest other library; ``None`` where none has the operator."""
+        return min(self.peers_s.values()) / self.roller_s if self.peers_s else None
 
 
 def main() -> int:
     """Run the demo; return 1 where a result was wrong."""
-    console = Console(width=None if sys.stdout.isatty() else 150, highlight=False, markup=False)
+    screen = console()
     spec = roller.load_spec("cpu")
-    console.print(f"{spec.description}: {spec.units} cores, {spec.teu.lanes} lanes, code for {spec.target['mcpu']}")
+    screen.print(f"{spec.description}: {spec.units} cores, {spec.teu.lanes} lanes, code for {spec.target['mcpu']}")
     rows = {row["id"]: row for row in yaml.safe_load(ROWS.read_text(encoding="utf-8"))["operators"]}
-    results = []
+    peers, results = installed_peers(spec.units), []
     for name, batch in CHOSEN:
-        result = run(rows[name], batch)
+        result = run(rows[name], batch, peers)
         results.append(result)
-        console.print(f"  {name}: {'correct' if result.correct else 'WRONG'}, {result.roller_s * 1e3:.3f} ms")
-    console.print(table(results))
-    ratios = [r.numpy_s / r.roller_s for r in results]
-    console.print(f"geometric mean against NumPy: {statistics.geometric_mean(ratios):.2f}x")
-    console.print(
+        screen.print(f"  {name}: {'correct' if result.correct else 'WRONG'}, {result.roller_s * 1e3:.3f} ms")
+    screen.print(table(results, [peer.name for peer in peers]))
+    ratios = [r.speed_up for r in results if r.speed_up is not None]
+    names = " and ".join(peer.name for peer in peers)
+    if ratios:
+        screen.print(f"geometric mean against the fastest of {names}: {statistics.geometric_mean(ratios):.2f}x")
+    screen.print(
         "predicted: by the white-box model from the device's numbers, before anything ran; the others are measured"
     )
     return 0 if all(r.correct for r in results) else 1
 
 
-def run(row: dict[str, Any], batch: int) -> Result:
+def installed_peers(threads: int) -> list[Peer]:
+    """Return PyTorch and ONNX Runtime as far as they are installed; NumPy where neither is."""
+    found: list[Peer] = []
+    for make in (lambda: TorchPeer(threads), lambda: OnnxPeer(threads)):
+        with contextlib.suppress(Skipped):
+            found.append(make())
+    return found or [NumpyPeer()]
+
+
+def run(row: dict[str, Any], batch: int, peers: list[Peer]) -> Result:
     """Compile, check and time one row of the benchmark."""
     expr = roller.ops.from_spec(row, batch=batch)
     start = time.perf_counter()
@@ -77,16 +97,23 @@ def run(row: dict[str, Any], batch: int) -> Result:
     generator = np.random.default_rng(0)
     arrays = [generator.standard_normal(t.shape).astype(t.dtype) for t in expr.inputs]
     out = kernel(*arrays)
-    numpy_way, reference = numpy_of(row, arrays)
+    calls: dict[str, Callable[[], object]] = {"roller": lambda: kernel(*arrays, out=out)}
+    for peer in peers:
+        with contextlib.suppress(Skipped):
+            prepared = peer.prepare(row, arrays, out.shape)
+            prepared.call()
+            apart = float(np.abs(prepared.result() - out).max() / np.abs(out).max())
+            assert apart < SAME, f"{peer.name} computes another operator: results are {apart:.1e} apart"
+            calls[peer.name] = prepared.call
+    seconds = {name: median_seconds(call) for name, call in calls.items()}
     return Result(
         id=row["id"],
         text=str(expr),
         flops=float(expr.flops),
         compile_s=compile_s,
         predicted_s=kernel.estimate.seconds,
-        roller_s=median_seconds(lambda: kernel(*arrays, out=out)),
-        numpy_s=median_seconds(reference),
-        numpy_way=numpy_way,
+        roller_s=seconds.pop("roller"),
+        peers_s=seconds,
         correct=is_correct(expr, arrays, out),
     )
 
@@ -104,38 +131,6 @@ def is_correct(expr: roller.TensorExpr, arrays: list[np.ndarray], out: np.ndarra
     return bool(np.all(np.abs(out[tuple(points.T)] - reference) <= bound))
 
 
-def numpy_of(row: dict[str, Any], arrays: list[np.ndarray]) -> tuple[str, Callable[[], np.ndarray]]:
-    """Return the way an experienced NumPy user computes the operator, and a call that does it."""
-    x = arrays[0]
-    if row["op"] == "matmul":
-        return "matmul", lambda: np.matmul(x, arrays[1])
-    if row["op"] == "elementwise":
-        return "maximum", lambda: np.maximum(x, 0)
-    if row["op"] == "reduce":
-        return "sum", lambda: np.sum(x, axis=tuple(row["axes"]))
-    if row["op"] == "pooling":
-        return "windows, mean", lambda: windows(row, x).mean(axis=(4, 5))
-    weight = arrays[1]
-    if row["op"] == "depthwise_conv2d":
-        return "windows, einsum", lambda: np.einsum("nchwij,cij->nchw", windows(row, x), weight[:, 0])
-    n, f = len(x), len(weight)
-
-    def im2col() -> np.ndarray:
-        view = windows(row, x)
-        columns = view.transpose(0, 1, 4, 5, 2, 3).reshape(n, -1, view.shape[2] * view.shape[3])
-        return np.matmul(weight.reshape(f, -1), columns).reshape(n, f, view.shape[2], view.shape[3])
-
-    return "im2col, matmul", im2col
-
-
-def windows(row: dict[str, Any], x: np.ndarray) -> np.ndarray:
-    """Return the padded input as a view ``(n, c, ho, wo, kh, kw)``."""
-    pads = ((0, 0), (0, 0), (row["pad_top"], row["pad_bottom"]), (row["pad_left"], row["pad_right"]))
-    padded = np.pad(x, pads) if any(a or b for a, b in pads) else x
-    view = sliding_window_view(padded, (row["KH"], row["KW"]), axis=(2, 3))
-    return view[:, :, :: row["stride"], :: row["stride"]]
-
-
 def median_seconds(call: Callable[[], object]) -> float:
     """Return the median time of enough calls, the first one left out."""
     call()
@@ -148,20 +143,20 @@ def median_seconds(call: Callable[[], object]) -> float:
     return statistics.median(times)
 
 
-def table(results: list[Result]) -> Table:
+def table(results: list[Result], peers: list[str]) -> Table:
     """Return the results as a table."""
     out = Table(box=box.SIMPLE, title="Operators of the Roller paper on this CPU", title_justify="left")
     for name in ("", "operator"):
         out.add_column(name)
-    for name in ("compile s", "predicted ms", "roller ms", "GFLOP/s", "NumPy ms"):
+    for name in ("compile s", "predicted ms", "roller ms", "GFLOP/s", *(f"{p} ms" for p in peers), "speed-up"):
         out.add_column(name, justify="right")
-    out.add_column("NumPy way")
-    out.add_column("speed-up", justify="right")
     out.add_column("check")
     for r in results:
+        others = [f"{r.peers_s[p] * 1e3:.3f}" if p in r.peers_s else "-" for p in peers]
+        faster = "-" if r.speed_up is None else f"{r.speed_up:.2f}x"
         out.add_row(r.id, r.text, f"{r.compile_s:.2f}", f"{r.predicted_s * 1e3:.3f}", f"{r.roller_s * 1e3:.3f}",
-                    f"{r.flops / r.roller_s / 1e9:.1f}", f"{r.numpy_s * 1e3:.3f}", r.numpy_way,
-                    f"{r.numpy_s / r.roller_s:.2f}x", "correct" if r.correct else "WRONG")  # fmt: skip
+                    f"{r.flops / r.roller_s / 1e9:.1f}", *others, faster,
+                    "correct" if r.correct else "WRONG")  # fmt: skip
     return out
 
 
