@@ -23,6 +23,7 @@ def objects():
     weights = np.zeros((32, 96), np.float32)
     held = roller.compile(EXPR, device="v100", constants={"B": weights})
     program = Program("m", ("x",), ("y",), {}, {}, (), {"k": KernelSource(EXPR)})
+    yield from (*EXPR.stages, *roller.ops.layer_norm((4, 8)).stages)
     yield from (EXPR, spec, *spec.memory_layers, spec.limits, spec.compute, spec.execution, spec.accuracy, spec.teu)
     yield from (best, best.program, best.estimate, kernel, kernel.artifact, *kernel.artifact.launches, held.artifact)
     yield from (*held.artifact.constants, *kernel.artifact.arguments, program, Plan(program), ModelOptions())

@@ -115,6 +115,12 @@ class Stage:
         if self.combiner is None and self.reduction_axes:
             raise ExprError(f"stage '{self.name}': has reduction axes but no combiner.")
 
+    def __repr__(self) -> str:
+        """Name what it computes on one line; its body and indices are a tree."""
+        from roller.expr.text import stage_text
+
+        return one_line("Stage", stage_text(self))
+
     @property
     def name(self) -> str:
         """The stage is named by the tensor it writes."""

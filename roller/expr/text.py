@@ -8,7 +8,7 @@ from roller.display import cut
 from roller.expr.scalar import Call, Cast, Const, IndexValue, Load, Scalar
 
 if TYPE_CHECKING:
-    from roller.expr.tensor_expr import TensorExpr
+    from roller.expr.tensor_expr import Stage, TensorExpr
 
 #: Functions written between their arguments, and how tightly they bind.
 _INFIX = {"add": ("+", 1), "sub": ("-", 1), "mul": ("*", 2), "div": ("/", 2)}
@@ -43,6 +43,21 @@ def _dtypes(expr: TensorExpr) -> str:
     within = f" ({anchor.combiner} in {anchor.acc_dtype})" if anchor.combiner is not None else ""
     plain = written if read in ("", written) else f"{read} -> {written}"
     return plain + (within if anchor.acc_dtype not in (read, written) else "")
+
+
+def stage_text(stage: Stage) -> str:
+    """Return what a stage computes, as an assignment.
+
+    Examples
+    --------
+    >>> from roller import ops
+    >>> stage_text(ops.matmul(8, 4, 2).stages[0])
+    'C[i=8 j=4] = sum over k=2 of A * B'
+    """
+    spatial, reduced = (" ".join(f"{a.name}={a.extent}" for a in axes) for axes in (
+        stage.spatial_axes, stage.reduction_axes))  # fmt: skip
+    over = "" if stage.combiner is None else f"{stage.combiner} over {reduced} of "
+    return f"{stage.name}[{spatial}] = {over}{scalar_text(stage.body)}"
 
 
 def scalar_text(node: Scalar) -> str:

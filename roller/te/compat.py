@@ -19,7 +19,7 @@ try:
     from tvm.s_tir.schedule.schedule import ScheduleError
 except ImportError as err:  # pragma: no cover - exercised only without TVM
     raise ImportError(
-        f"roller's code generation: expected apache-tvm, got {err}. Install it with 'pip install roller[tvm]'."
+        f"roller's code generation: expected apache-tvm, got {err}. Install it: pip install apache-tvm==0.27.0.post1."
     ) from err
 
 __all__ = [

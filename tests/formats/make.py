@@ -18,6 +18,7 @@ import roller
 from roller.cli.bundle import create_bundle
 from roller.runtime.cache import KernelCache
 from roller.runtime.cache_transfer import export_cache
+from tests.onnx.networks import branches
 
 FILES = Path(__file__).parent / "files"
 EXPR = roller.ops.matmul(8, 8, 4, epilogue=("relu",))
@@ -47,6 +48,10 @@ def main() -> None:
         _new(FILES / "cache-1.tar.gz", lambda path: export_cache(KernelCache(), path))
         made = roller.compile_model(model(), device="v100", top_k=1, progress=False, prove_s=0)
         _new(FILES / "model-bundle-1", lambda path: made.save(path))
+        packed = roller.compile_model(
+            branches(width=16, depth=2), device="v100", batch=8, top_k=1, progress=False, prove_s=0
+        )
+        _new(FILES / "model-bundle-2", lambda path: packed.save(path))
     spec = roller.load_spec("v100")
     _new(FILES / "bundle-1", lambda path: create_bundle(ROWS, spec, path, top_k=1, binaries=False, workers=1))
 
