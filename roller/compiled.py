@@ -229,7 +229,8 @@ class CompiledKernel:
     def __repr__(self) -> str:
         """Operator, device, prediction and measurement on one line."""
         a = self.artifact
-        measured = "" if a.measured_s is None else f"measured {seconds_text(a.measured_s)}{' (doubtful)' if a.doubt else ''}"
+        doubtful = " (doubtful)" if a.doubt else ""
+        measured = "" if a.measured_s is None else f"measured {seconds_text(a.measured_s)}{doubtful}"
         return one_line("CompiledKernel", f"{a.expression.name} on {a.device}: {self.estimate}", measured)
 
     def _repr_html_(self) -> str:

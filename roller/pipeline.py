@@ -353,13 +353,9 @@ def _compile(
 
 
 def _compile_here(
-    expression: TensorExpr,
-    spec: DeviceSpec,
-    candidates: tuple[Candidate, ...],
-    options: ConstructOptions,
-    seed: int,
+    expression: TensorExpr, spec: DeviceSpec, candidates: tuple[Candidate, ...], options: ConstructOptions, seed: int,
     how: How,
-) -> CompiledKernel:
+) -> CompiledKernel:  # fmt: skip
     """Choose among candidates on this machine's processor."""
     from roller.codegen import llvm  # noqa: F401 - imported before forking, so that the children inherit TVM
     from roller.construction.constructor import target_units
