@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -87,6 +88,7 @@ def _show(found: Sequence[Section], data: dict[str, Any], as_json: bool) -> None
     screen = console()
     width = screen.width if screen.is_terminal else WIDTH
     for section in found:
-        screen.print(f"\n{section.title}", style="bold", soft_wrap=True)
+        title = textwrap.fill(section.title, width, break_on_hyphens=False)
+        screen.print(f"\n{title}", style="bold", soft_wrap=True)
         for line in lines_of(section, width):
             screen.print(line, soft_wrap=True)
