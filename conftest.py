@@ -7,6 +7,10 @@ on whether the machine is quiet: times are taken as they are, and tests of the c
 from __future__ import annotations
 
 import itertools
+import logging
+import signal
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,6 +44,16 @@ def _told() -> None:
 
 
 @pytest.fixture(autouse=True)
+def _log_as_before() -> Iterator[None]:
+    """Leave the logger ``roller`` as it was: a verb of the command line sets it up for the whole process."""
+    log = logging.getLogger("roller")
+    level, handlers, propagate = log.level, list(log.handlers), log.propagate
+    yield
+    log.setLevel(level)
+    log.handlers[:], log.propagate = handlers, propagate
+
+
+@pytest.fixture(autouse=True)
 def cache_dir(_session_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the empty cache folder of this test."""
     folder = _session_cache / f"test{next(_count)}"
@@ -54,7 +68,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Mark the slow tests, and note what all take where a list is to be written."""
+    """Mark the slow tests, and note what all take where a list is to be written.
+
+    A shell starts what runs in the background with interrupts ignored: tests of Ctrl-C need them, here and in children.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(slow_tests, "slow-tests")
     path = config.getoption("--write-slow-list")
     if path is not None:

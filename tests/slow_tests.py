@@ -16,7 +16,7 @@ import pytest
 
 LIST = Path(__file__).with_name("slow_tests.txt")
 #: Seconds of processors above which a test is on the list.
-LIMIT_S = 0.6
+LIMIT_S = 0.4
 _PROPERTY = "processor_s"
 
 

@@ -48,8 +48,8 @@ def start_telling() -> None:
 
 
 def is_quiet() -> bool:
-    """Whether nothing but results and errors is wanted."""
-    return _LOG.getEffectiveLevel() > logging.INFO
+    """Whether nothing but results and errors is wanted; not where nobody said anything."""
+    return _LOG.level > logging.INFO
 
 
 def is_verbose() -> bool:

@@ -321,7 +321,7 @@ def test_no_compiler_on_path_is_a_clear_error(monkeypatch):
 
     monkeypatch.setenv("PATH", "/nonexistent")
     e = ops.matmul(4, 4, 4)
-    with pytest.raises(BuildError, match="Install a C compiler"):
+    with pytest.raises(BuildError, match=r"expected a C compiler .* Install one"):
         kernel(e, program(canonical(e), "tiled"))
 
 
