@@ -175,7 +175,7 @@ class Enclosure:
                 return Enclosed.point(literal(node.value, node.dtype))
             return _rounded_to(Enclosed.point(np.asarray(node.value, np.float64)), node.dtype)
         if isinstance(node, IndexValue):
-            return Enclosed.point(np.asarray(node.index(env)))
+            return converted(Enclosed.point(np.asarray(node.index(env))), "int64", node.dtype)
         if isinstance(node, Load):
             return self._load(node, env)
         if isinstance(node, Cast):

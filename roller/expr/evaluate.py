@@ -165,13 +165,11 @@ class _Evaluation:
         if isinstance(node, Const):
             return literal(node.value, node.dtype), node.dtype
         if isinstance(node, IndexValue):
-            return node.index(env), node.dtype
+            return _as_converted(np.asarray(node.index(env)), node.dtype), node.dtype
         if isinstance(node, Load):
             return self._load(node, env), self.tensors[node.tensor].dtype
         if isinstance(node, Cast):
-            value = converted_values(np.asarray(self._scalar(node.arg, env)), node.dtype)
-            # It rounds here, on which what follows may depend.
-            return stored(value, node.dtype) if is_float(node.dtype) else value, node.dtype
+            return _as_converted(np.asarray(self._scalar(node.arg, env)), node.dtype), node.dtype
         args, kinds = zip(*(self._typed(a, env) for a in node.args), strict=True)
         dtype = dtype_of_call(node.fn, kinds)
         if self.magnitude and node.fn in ("add", "sub") and loads(node):  # index arithmetic keeps its signs
@@ -229,6 +227,12 @@ def converted_values(value: np.ndarray, dtype: str) -> np.ndarray:
         return wrapped(value, dtype)
     with np.errstate(invalid="ignore"):  # beyond the range the result is undefined
         return wrapped(value.astype(np.int64), dtype)
+
+
+def _as_converted(value: np.ndarray, dtype: str) -> Any:
+    """Return values in another dtype: integers wrap, and floats round here, on which what follows may depend."""
+    made = converted_values(value, dtype)
+    return stored(made, dtype) if is_float(dtype) else made
 
 
 def wrapped(value: np.ndarray, dtype: str) -> np.ndarray:

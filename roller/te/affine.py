@@ -13,10 +13,12 @@ from typing import Any
 from roller.errors import ExprError
 from roller.expr import Bound, Index, Load, Tensor, Term
 from roller.expr.inequalities import HalfBound
-from roller.te.compat import TensorLoad, analyzer, substitute, tirx
+from roller.te.compat import TensorLoad, analyzer, dtype_of, substitute, tirx
 
 #: Alternatives of conditions beyond which more conditions are not looked at.
 _MOST_CASES = 32
+#: Least and greatest integers of dtypes that axes may well leave.
+_RANGES = {"bool": (0, 1), "int8": (-128, 127), "uint8": (0, 255), "int16": (-(2**15), 2**15 - 1)}
 
 
 class NotAffineError(Exception):
@@ -47,6 +49,16 @@ class AxisSpace:
         return self._index(self.simplify(expr, env))
 
     def _index(self, e: Any) -> Index:
+        """Return an index of what stays in the range of its dtype: narrow integers wrap around."""
+        index, dtype = self._of(e), dtype_of(e)
+        if dtype in _RANGES:
+            low, high = index.range(self.extents)
+            least, most = _RANGES[dtype]
+            if low < least or high > most:
+                raise NotAffineError(f"it leaves the range of {dtype}")
+        return index
+
+    def _of(self, e: Any) -> Index:
         if isinstance(e, tirx.IntImm):
             return Index((), int(e.value))
         if isinstance(e, tirx.Var):

@@ -166,6 +166,9 @@ class Converter:
         try:
             index = self.space.index(e, env)
         except NotAffineError as reason:
+            if isinstance(e, tirx.Cast) and _is_integer(e.value):  # of what its dtype cannot hold: it wraps around
+                value: Scalar = Cast(dtype_of(e), self._position(e.value, env, dtype_of(e.value)))
+                return value if dtype == dtype_of(e) else Cast(dtype, value)
             if isinstance(e, (tirx.Var, tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod)):
                 raise ExprError(
                     f"tensor '{self.name}': a position used as a value cannot be read: {reason}. "

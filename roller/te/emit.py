@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from roller.expr import COMBINERS, Bound, Call, Cast, Const, Index, IndexValue, Load, Scalar, Term
+from roller.expr import COMBINERS, Bound, Call, Cast, Const, Index, IndexValue, Load, Scalar, Term, loads
 from roller.expr.evaluate import converted_values
 from roller.expr.rounding import NARROW, stored
 from roller.te.blocks import subexpressions
@@ -149,12 +149,14 @@ def emit_scalar(
         return emit_load(node, env, tensors)
     if isinstance(node, IndexValue):
         position = emit_index(node.index, env)
-        return _truth(position) if node.dtype == "bool" else _converted(position, node.dtype)
+        return _truth(position) if node.dtype == "bool" else _converted(_low_digits(position, node.dtype), node.dtype)
     if isinstance(node, Cast):
         value = emit_scalar(node.arg, env, tensors, as_written=as_written)
         if node.dtype in NARROW and isinstance(value, tirx.FloatImm):  # which TVM converts without rounding it
             value = constant(float(stored(value.value, node.dtype)), "float32")
         as_is = node.dtype != "bool" or (as_written and not isinstance(value, (tirx.IntImm, tirx.FloatImm)))
+        if not any(True for _ in loads(node.arg)):  # TVM takes it that positions lose nothing
+            value = _low_digits(value, node.dtype)
         return _converted(value, node.dtype) if as_is else _truth(value)
     assert isinstance(node, Call)
     function = _ARITHMETIC.get(node.fn) if as_written else None
@@ -278,12 +280,20 @@ def _wrapping(fn: Callable[..., Expr]) -> Callable[..., Expr]:
         if not narrow:
             return fn(*operands)
         dtype = dtype_of(fn(*(tirx.Var("x", dtype_of(x)) for x in operands)))  # operands may differ in their sign
-        wide, past = fn(*(x.astype("int32") for x in operands)), 1 << _DIGITS[dtype]
-        # By bits, which compilers drop: TVM refuses to convert a constant to a dtype that does not hold it.
-        half = 0 if dtype.startswith("u") else past // 2
-        return ((wide + half & past - 1) - half).astype(dtype)
+        wide = fn(*(x.astype("int32") for x in operands))
+        return _low_digits(wide, dtype).astype(dtype)
 
     return wrapped
+
+
+def _low_digits(x: Expr, dtype: str) -> Expr:
+    """Return what integers of 32 bits are in a narrower dtype, as integers of 32 bits; others as they are."""
+    if dtype not in _DIGITS or dtype_of(x) != "int32":
+        return x
+    past = 1 << _DIGITS[dtype]
+    half = 0 if dtype.startswith("u") else past // 2
+    # By bits, which compilers drop: TVM refuses to convert a constant to a dtype that does not hold it.
+    return (x + half & past - 1) - half
 
 
 def _real(fn: Callable[[Expr], Expr]) -> Callable[[Expr], Expr]:

@@ -17,6 +17,7 @@ import numpy as np
 from roller.errors import TileError, counted
 from roller.expr import COMBINERS, FUNCTIONS, Cast, Const, IndexValue, Scalar, Stage, Tensor, TensorExpr
 from roller.expr import Load as Read
+from roller.expr.evaluate import converted_values
 from roller.tile.instructions import Box, Compute, Instruction, Load, Points, Region, Store, instructions, partial_name
 from roller.tile.program import RProgram
 
@@ -289,10 +290,9 @@ class _Machine:
         if isinstance(node, Const):
             return np.float64(node.value) if "float" in node.dtype else np.int64(node.value)
         if isinstance(node, IndexValue):
-            return node.index(env)
+            return converted_values(np.asarray(node.index(env)), node.dtype)
         if isinstance(node, Cast):
-            value = np.asarray(self._scalar(node.arg, env, where))
-            return value.astype(np.int64 if "int" in node.dtype else np.float64)
+            return converted_values(np.asarray(self._scalar(node.arg, env, where)), node.dtype)
         if isinstance(node, Read):
             return self._read(node, env, where)
         return FUNCTIONS[node.fn].numpy(*(self._scalar(a, env, where) for a in node.args))
