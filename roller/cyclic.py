@@ -25,7 +25,8 @@ def _in_child() -> None:
     _STATE["holders"] = 0
 
 
-os.register_at_fork(after_in_child=_in_child)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
 
 
 @contextmanager

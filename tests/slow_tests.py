@@ -67,24 +67,25 @@ class Recorder:
         """Take it from the report, which may be another process's."""
         self._taken.update((report.nodeid, s) for name, s in report.user_properties if name == _PROPERTY)
 
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Write the list, in the process that has all reports."""
-        if not hasattr(session.config, "workerinput"):
-            self._path.write_text(text_of(self._taken))
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Write the list, in the process that has all reports, unless the run was cut off."""
+        if not hasattr(session.config, "workerinput") and exitstatus in (0, 1):
+            before = listed(self._path) if self._path.exists() else frozenset[str]()
+            self._path.write_text(text_of(self._taken, before))
 
 
-def text_of(taken: dict[str, float]) -> str:
-    """Return the list of tests that took so many seconds each.
+def text_of(taken: dict[str, float], before: frozenset[str] = frozenset()) -> str:
+    """Return the list of tests that took so many seconds each; of what did not run, what was on it before stays.
 
     Examples
     --------
-    >>> print(text_of({"a::t[1]": 2.0, "a::t[2]": 3.0, "a::u[1]": 2.0, "a::u[2]": 0.1}).partition("\\n\\n")[2])
-    a::t
-    a::u[1]
-    <BLANKLINE>
+    >>> took = {"a::t[1]": 2.0, "a::t[2]": 3.0, "a::u[1]": 2.0, "a::u[2]": 0.1}
+    >>> text_of(took, frozenset(["a::u[2]", "b::v"])).splitlines()[2:]
+    ['a::t', 'a::u[1]', 'b::v']
     """
     slow = {n for n, seconds in taken.items() if seconds > LIMIT_S}
     whole = {n.partition("[")[0] for n in slow} - {n.partition("[")[0] for n in taken if n not in slow}
     names = {n.partition("[")[0] if n.partition("[")[0] in whole else n for n in slow}
+    names |= before - taken.keys() - {n.partition("[")[0] for n in taken}
     head = f"# Tests of more than {LIMIT_S} s of processors: `make slow-list` writes this file."
     return "\n".join([head, "", *sorted(names)]) + "\n"

@@ -189,11 +189,13 @@ def written(value: float) -> str:
 
     Examples
     --------
-    >>> written(660800000000.0), written(88), written(33554432), written(0.8)
-    ('6.608e+11', '88', '33554432', '0.8')
+    >>> written(660800000000.0), written(88), written(2**40), written(0.8), written(1 / 3)
+    ('6.608e+11', '88', '1099511627776', '0.8', '0.3333333333333333')
     """
     short = f"{value:.4g}"
-    return short if float(short) == value else f"{value:.12g}"
+    if float(short) == value:
+        return short
+    return str(int(value)) if value == int(value) else repr(float(value))
 
 
 def is_resource(field: str, unit: str, capacities: bool) -> bool:

@@ -23,7 +23,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from roller.expr.factors import Drawing, factors_of_inputs
+from roller.expr.factors import Drawing, Factors, factors_of_inputs
 from roller.expr.rounding import EPS, computed_in, is_float
 from roller.expr.scalar import Call, Cast, Const, Load, Scalar
 from roller.expr.tensor_expr import Stage, TensorExpr
@@ -118,8 +118,10 @@ def digits_of_inputs(expr: TensorExpr) -> dict[str, Drawing]:
     >>> 0.5 < digits_of_inputs(half)["A"].density < 0.7
     True
     """
+    sums, factors = _digits_of_sums(expr), factors_of_inputs(expr)
     # Powers of two and ones are as exact in sums as what is chosen for those.
-    return {**_digits_of_sums(expr), **factors_of_inputs(expr)}
+    exact = {n: d.exact() for n, d in factors.items() if n in sums and isinstance(d, Factors)}
+    return {**sums, **factors, **exact}
 
 
 def _digits_of_sums(expr: TensorExpr) -> dict[str, Digits]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -70,6 +70,16 @@ class Factors:
     spread: float = 1.0
     share: float | None = None
     density: ClassVar[float] = 1.0
+
+    def exact(self) -> Factors:
+        """Return powers of two with the same deviation, for inputs that are added up elsewhere.
+
+        Examples
+        --------
+        >>> Factors(spread=0.25).exact()
+        Factors(spread=0.25, share=0.0625)
+        """
+        return self if self.share is not None else replace(self, share=min(_MOST, self.spread**2))
 
     def of(self, values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Return factors with the signs of ``values``.

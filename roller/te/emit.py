@@ -83,8 +83,8 @@ def without_opposites(index: Index) -> Index:
         if t.mod:  # q % m is q - m * (q // m)
             above = axis, div * t.mod, 0
             rest[above] = rest.get(above, 0) - t.coef * t.mod
-    coefs = {(axis, div, 0): whole, **rest}
-    return without_opposites(Index(tuple(Term(a, c, d, m) for (a, d, m), c in coefs.items() if c), index.const))
+    rest[axis, div, 0] = rest.get((axis, div, 0), 0) + whole
+    return without_opposites(Index(tuple(Term(a, c, d, m) for (a, d, m), c in rest.items() if c), index.const))
 
 
 def emit_bounds(guard: tuple[Bound, ...], env: Mapping[str, Expr]) -> list[Expr]:

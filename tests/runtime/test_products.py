@@ -10,7 +10,7 @@ import pytest
 
 from roller import ops
 from roller.backends.periodic import periodic_inputs
-from roller.expr import Axis, Call, Cast, Const, Load, Stage, Tensor, TensorExpr, axis_index
+from roller.expr import REDUCTION, Axis, Call, Cast, Const, Load, Stage, Tensor, TensorExpr, axis_index
 from roller.expr.exact_inputs import digits_of_inputs
 from roller.runtime.check import Oracle
 from roller.runtime.inputs import random_inputs
@@ -136,3 +136,21 @@ def test_a_product_and_a_sum_of_one_input():
     assert oracle.check(list(exact)).decided == 128
     assert not oracle.check([exact[0], exact[1] + 1]).ok
     assert not oracle.check([-exact[0], exact[1]]).ok
+
+
+def test_an_input_that_is_added_up_and_multiplied_shows_a_missing_term_of_both():
+    """Factors with normal logarithms are no numbers of few digits: a sum of 20,000 hid one of them."""
+    at, along = Axis("i", 4), Axis("k", 20_000, REDUCTION)
+    x = Tensor("X", (4, 20_000), "float32")
+    load = Load("X", (axis_index("i"), axis_index("k")))
+    stages = [
+        Stage(Tensor(name, (4,), "float32"), (at, along), (axis_index("i"),), load, combiner)
+        for name, combiner in (("S", "sum"), ("P", "prod"))
+    ]
+    expr = TensorExpr("both", (x,), tuple(stages), ("S", "P"))
+    (values,) = random_inputs(expr)
+    oracle = Oracle(expr, [values], 0)
+    right = [values.astype(np.float64).sum(1).astype("f4"), values.astype(np.float64).prod(1).astype("f4")]
+    assert oracle.check(right).ok
+    for n, less in enumerate((right[0] - values[:, 7], right[1] / values[:, 0] * 4)):
+        assert not oracle.check([less if n == m else right[m] for m in range(2)]).ok
