@@ -167,14 +167,18 @@ def _alone(c: Contender, best: float, drop_factor: float, heat_s: float, clock: 
     if first.wall_s <= LONG_S:
         return measure(c.run, budget_s=heat_s, min_samples=3, warm_up=1, clock=clock, patience=patience)
     once = spell(c.run, clock)
+    if once.wall_s < LONG_S / _COLD:  # the first run was cold and tells nothing of it
+        return measure(c.run, budget_s=heat_s, min_samples=3, warm_up=1, clock=clock, patience=patience)
     if once.quiet:  # the first run may have been cold: it bounds this one, and is no second opinion
         return Timing(once.wall_s, min(once.wall_s, first.wall_s), 1, 1, least_s=once.wall_s)
     series = Series(c.run, clock, 1, 2, [once])
     while not series.windows[-1].quiet and patience.lasts():
         series.retry()
     patience.pause()
-    last = series.windows[-1]
-    return Timing(last.wall_s, last.wall_s, 1, 1, least_s=last.wall_s) if last.quiet else series.timing()
+    if not series.windows[-1].quiet:
+        return series.timing()
+    seconds = series.windows[-1].wall_s / series.calls
+    return Timing(seconds, seconds, 1, series.calls, least_s=seconds)
 
 
 def _glance(c: Contender, best: float, drop_factor: float, clock: Clock, patience: Patience) -> Spell:
@@ -209,7 +213,7 @@ def _final(
         for s, seconds in zip(series.values(), known_s, strict=True):
             _turn(s, seconds)
     while not all(s.settled() for s in series.values()) and patience.lasts():
-        if not all(s.windows[-1].quiet for s in series.values() if s.windows):
+        if not all(s.windows[-1].quiet for s in series.values()):
             clock.rest(REST_S)
         for s, seconds in zip(series.values(), known_s, strict=True):
             _turn(s, seconds)

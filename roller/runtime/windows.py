@@ -16,6 +16,8 @@ WINDOW_S = 2e-4
 LONG_S = 0.02
 #: Medians of blocks of windows agree where they are apart by no more than this; blocks of one series.
 AGREE, _BLOCKS = 0.15, 5
+#: Calls of a window, however short they are.
+_MOST_CALLS = 10_000
 #: Seconds to rest after a disturbed window: a scheduler lets whoever has rested run first.
 REST_S = 4e-3
 
@@ -80,12 +82,16 @@ class Series:
     windows: list[Spell] = field(default_factory=list)
 
     def take(self) -> Spell:
-        """Time one window. Where it shows that the number of calls was taken from a disturbed run, begin anew."""
+        """Time one window. Where it shows that the number of calls was taken from a disturbed run, begin anew.
+
+        A series has a window from then on, whenever patience ends.
+        """
         found = spell(self.run, self.clock, self.calls)
-        self.windows.append(found)
-        if found.wall_s < MIN_SAMPLE_S / 2 and self.calls < 10_000:
+        while found.wall_s < MIN_SAMPLE_S / 2 and self.calls < _MOST_CALLS:
             self.calls = calls_of(found.wall_s / self.calls, WINDOW_S)
             self.windows.clear()
+            found = spell(self.run, self.clock, self.calls)
+        self.windows.append(found)
         return found
 
     def retry(self) -> None:
@@ -131,7 +137,7 @@ def spell(run: Callable[[], object], clock: Clock, calls: int = 1) -> Spell:
 
 def calls_of(once_s: float, window_s: float) -> int:
     """Return the calls that fill a window."""
-    return max(1, min(10_000, round(window_s / max(once_s, 1e-9))))
+    return max(1, min(_MOST_CALLS, round(window_s / max(once_s, 1e-9))))
 
 
 def _medians(values: Sequence[float]) -> list[float]:

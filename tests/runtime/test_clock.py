@@ -12,7 +12,7 @@ from roller.processor import processor_times, shares_cores
 from roller.runtime.clock import QUIET_SHARE, Load, Spell, SystemClock, TrustingClock, system_clock
 from roller.runtime.disturbance import Disturbance, look
 from roller.runtime.timing import PATIENCE_S, Contender, compare, measure
-from roller.runtime.windows import Patience
+from roller.runtime.windows import MIN_SAMPLE_S, Patience, Series
 from tests.runtime.fake_clock import FakeClock
 
 #: Two programs that never rest share both processors evenly; two others take bursts.
@@ -76,6 +76,54 @@ def test_a_first_run_that_was_disturbed_decides_nothing():
     timing = measure(lambda: clock.spend(slow.pop(0) + 15e-6), clock=clock, warm_up=1)
     assert timing.median_s == pytest.approx(15e-6)
     assert timing.calls > 5
+
+
+def uneven(clock, *seconds):
+    """Return a call whose runs take so many seconds one after the other, and the last for good; and its clock.
+
+    A negative time is one the caller's thread had to wait for.
+    """
+    left = list(seconds)
+
+    def run() -> None:
+        takes = left.pop(0) if len(left) > 1 else left[0]
+        clock._pass(abs(takes), lost=takes < 0)
+
+    return run
+
+
+@pytest.mark.parametrize("runs", [
+    (-0.03, 10e-6),  # the retry shows that a window holds many calls
+    (-0.03, 10e-6, 10e-6, -0.03, 10e-6),
+    (-0.03, 10e-6, 2e-7),
+    (-0.005, 10e-6),  # the second run is disturbed and yet tells that the first one was cold
+    (10e-6,),
+])  # fmt: skip
+def test_a_first_run_of_milliseconds_may_have_been_cold_all_the_same(runs):
+    clock = FakeClock()
+    timing = compare([Contender("a", uneven(clock, *runs), 0.03)], clock=clock)["a"]
+    assert timing.median_s == pytest.approx(runs[-1], rel=QUIET_SHARE)
+    assert timing.doubt == "" and timing.samples * timing.calls > 1
+
+
+@pytest.mark.parametrize("patience_s", [0.0, PATIENCE_S])
+def test_a_long_run_that_others_disturbed_once_is_taken_again(patience_s):
+    clock = FakeClock()
+    timing = compare([Contender("a", uneven(clock, -0.2, 0.1), 0.1)], clock=clock, patience_s=patience_s)["a"]
+    assert (timing.doubt == "") is (patience_s > 0)
+    assert timing.median_s == pytest.approx(0.1 if patience_s else 0.2)
+
+
+def test_a_series_has_a_window_whenever_patience_ends():
+    """Where a window shows that it holds more calls, those before it go, and one of the new kind takes their place."""
+    clock = FakeClock()
+    series = Series(uneven(clock, 2e-4, 1e-6, 1e-6, 1e-8), clock, 1, 3)
+    for _ in range(4):
+        found = series.take()
+        assert series.windows and series.windows[-1] is found
+        assert found.wall_s >= MIN_SAMPLE_S / 2 or series.calls == 10_000
+        assert math.isfinite(series.timing().median_s)
+    assert series.timing().median_s == pytest.approx(1e-8, rel=QUIET_SHARE)
 
 
 def test_nobody_loses_by_a_disturbance_and_a_sure_loser_is_no_doubt():
