@@ -63,7 +63,7 @@ class Load:
     wall_s
         When it was read.
     own_s, busy_s
-        Seconds of processors that this process had, and that all had together.
+        Seconds of processors that this process and the children it waited for had, and that all had together.
     stolen_s
         Seconds the hypervisor gave to other machines.
     throttled
@@ -175,9 +175,12 @@ class SystemClock:
         time.sleep(seconds)
 
     def load(self) -> Load:
-        """Read ``/proc/stat``, this process' own times, and how often its control group was stopped."""
+        """Read ``/proc/stat``, this process' own times, and how often its control group was stopped.
+
+        A child that was waited for is this process' own work: nothing was timed meanwhile.
+        """
         found = processor_times(threads.processors(), self._root)
-        at, own_s = time.perf_counter(), time.process_time()
+        at, own_s = time.perf_counter(), time.process_time() + _children_s()
         count = len(threads.processors())
         if found is None:
             return Load(at, own_s, processors=count)
@@ -224,6 +227,14 @@ def system_clock() -> SystemClock:
 
 def _switches() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw if resource is not None else 0
+
+
+def _children_s() -> float:
+    """Return seconds of processors that children had which have ended and were waited for."""
+    if resource is None:
+        return 0.0
+    found = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return found.ru_utime + found.ru_stime
 
 
 def _throttled(path: Path) -> int:

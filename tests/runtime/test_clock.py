@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from roller.backends.cpu import threads
 from roller.processor import processor_times, shares_cores
 from roller.runtime.clock import QUIET_SHARE, Load, Spell, SystemClock, TrustingClock, system_clock
 from roller.runtime.disturbance import Disturbance, look
@@ -276,6 +279,33 @@ def test_what_the_processors_did_is_read_from_the_system(tmp_path):
     assert processor_times([0, 1], tmp_path) == (373 / ticks, 40 / ticks)
     write(tmp_path, "proc/stat", "cpu0 nonsense\n")
     assert processor_times([0], tmp_path) is None
+
+
+#: A child that is busy until it has had a tenth of a second of processors.
+BUSY_S = 0.1
+BUSY = f"import time\nwhile time.process_time() < {BUSY_S}: pass"
+
+
+def busy(root: Path, seconds: float) -> None:
+    """Have the first processor be busy for so long by now, and the others never."""
+    first, *others = threads.processors()
+    ticks = round(seconds * os.sysconf("SC_CLK_TCK"))
+    rows = [f"cpu{first} {ticks} 0 0 500 0 0 0 0 0 0", *(f"cpu{n} 0 0 0 500 0 0 0 0 0 0" for n in others)]
+    write(root, "proc/stat", "\n".join(rows) + "\n")
+
+
+def test_a_child_that_was_waited_for_is_nobody_else(tmp_path):
+    """Every guarded kernel runs in a child of its own before it is timed."""
+    busy(tmp_path, 0.0)
+    clock = SystemClock(root=tmp_path)
+    before = clock.load()
+    subprocess.run([sys.executable, "-S", "-c", BUSY], check=True)
+    own_s = clock.load().own_s - before.own_s
+    assert own_s >= BUSY_S
+    busy(tmp_path, own_s)  # what the system saw of this process and of its child, and of nobody else
+    assert Disturbance.between(before, clock.load()).others == 0.0
+    busy(tmp_path, own_s + 1.0)
+    assert Disturbance.between(before, clock.load()).others > 0.0
 
 
 def test_halves_of_cores_are_known_or_suspected(tmp_path):

@@ -2,7 +2,10 @@
 
 import mmap
 import multiprocessing
+import resource
 import signal
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +14,13 @@ import pytest
 pytest.importorskip("tvm")
 
 import roller.te.emit
-from roller.runtime import cpu_profile
+from roller.runtime import cpu_profile, guard_pages
+from roller.runtime.clock import Load, Spell, SystemClock
 from roller.runtime.guard_pages import AVAILABLE, fenced, trespass
 from roller.te.compat import te, tirx
 from roller.te.reader import read
 from tests.codegen.cpu_programs import kernel, program
+from tests.runtime.fake_clock import FakeClock
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="needs Linux to protect pages")
 N = 20_000
@@ -97,3 +102,37 @@ def test_expressions_without_guards_are_not_run_twice(monkeypatch):
     found = kernel(e, program(e, "streaming", {"i": 64}, {"i": 64}, "i"))
     (record,) = cpu_profile.Bench(e).profile({"good": found.artifact}, timed=False).values()
     assert record.status == "checked"
+
+
+class Alone(FakeClock):
+    """A machine on which nobody but this process and its children runs; each window takes a millisecond."""
+
+    def end(self) -> Spell:
+        self.at += 1e-3
+        return super().end()
+
+    def load(self) -> Load:
+        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        busy_s = sum(u.ru_utime + u.ru_stime for u in used)
+        return replace(SystemClock().load(), wall_s=self.at, busy_s=busy_s, stolen_s=0.0, throttled=0, known=True)
+
+
+def test_kernels_with_guards_are_ranked_where_nobody_else_runs(monkeypatch):
+    """The children that run between protected pages are no other program."""
+    quick, runs = guard_pages.rehearse, []
+
+    def slow(found, place):
+        quick(found, place)
+        while time.process_time() < 0.1:  # of the child alone
+            pass
+
+    def noted(found):
+        runs.append(trespass(found))
+        return runs[-1]
+
+    monkeypatch.setattr(guard_pages, "rehearse", slow)
+    monkeypatch.setattr(cpu_profile, "trespass", noted)
+    e, found = made()
+    records = cpu_profile.Bench(e, clock=Alone()).profile({"a": found.artifact, "b": found.artifact})
+    assert runs == [None, None]
+    assert [(r.status, r.tied) for r in records.values()] == [("measured", "")] * 2
