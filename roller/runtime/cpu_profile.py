@@ -93,7 +93,9 @@ class Bench:
                 {c.name: Record(c.name, "checked", doubt, build_s=_build_s(artifacts[c.name])) for c in found}
             )
             return records
-        timings = compare(found, budget_s=budget_s, clock=self._clock, patience_s=self._patience_s)
+        timings = compare(
+            found, budget_s=budget_s, clock=self._clock, patience_s=self._patience_s, expected=len(artifacts)
+        )
         return records | {n: _record(n, timing, doubt, artifacts[n]) for n, timing in timings.items()}
 
     def correct(

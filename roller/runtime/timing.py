@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from operator import length_hint
 
 from roller.runtime.clock import Clock, Spell, system_clock
 from roller.runtime.disturbance import Disturbance
@@ -83,18 +84,20 @@ def measure(
     """
     chosen = clock or system_clock()
     more = patience or Patience(chosen, PATIENCE_S)
-    once = min(spell(run, chosen).wall_s for _ in range(max(1, warm_up)))
-    chosen.attend()
-    series = Series(run, chosen, calls_of(once, WINDOW_S), min_samples)
-    end = chosen.now() + budget_s
-    while len(series.windows) < max_samples and (len(series.windows) < min_samples or chosen.now() < end):
-        series.take()
-    while not series.settled() and more.lasts():
-        series.retry()
-    more.pause()
-    if clock is None:
-        chosen.release()
-    return series.timing()
+    try:
+        once = min(spell(run, chosen).wall_s for _ in range(max(1, warm_up)))
+        chosen.attend()
+        series = Series(run, chosen, calls_of(once, WINDOW_S), min_samples)
+        end = chosen.now() + budget_s
+        while len(series.windows) < max_samples and (len(series.windows) < min_samples or chosen.now() < end):
+            series.take()
+        while not series.settled() and more.lasts():
+            series.retry()
+        return series.timing()
+    finally:
+        more.pause()
+        if clock is None:
+            chosen.release()
 
 
 def compare(
@@ -105,6 +108,7 @@ def compare(
     finalists: int = 3,
     clock: Clock | None = None,
     patience_s: float = PATIENCE_S,
+    expected: int = 1,
 ) -> dict[str, Timing]:
     """Time several candidates alone, one after another, then the best few in turn.
 
@@ -123,6 +127,9 @@ def compare(
         What they are timed with; that of this machine by default.
     patience_s
         Seconds that may go, for all of them together, into finding quiet windows on a busy machine.
+    expected
+        How many contenders there will be at most, where ``contenders`` has no length: each has an equal part of half of
+        these seconds, and what those before it left of theirs.
 
     Returns
     -------
@@ -133,10 +140,11 @@ def compare(
         own = system_clock()
         try:
             return compare(contenders, budget_s=budget_s, drop_factor=drop_factor, finalists=finalists, clock=own,
-                           patience_s=patience_s)  # fmt: skip
+                           patience_s=patience_s, expected=expected)  # fmt: skip
         finally:
             own.release()
-    alone, together = Patience(clock, patience_s / 2), Patience(clock, patience_s / 2)
+    alone = Patience(clock, patience_s / 2, length_hint(contenders, expected))
+    together = Patience(clock, patience_s / 2)
     before = clock.load()
     out: dict[str, Timing] = {}
     ahead: list[Contender] = []
@@ -145,6 +153,7 @@ def compare(
         threads[c.name] = c.threads
         best = min((t.median_s for t in out.values() if t.complete), default=float("inf"))
         out[c.name] = _alone(c, best, drop_factor, _HEAT * budget_s, clock, alone)
+        alone.pass_on()
         if out[c.name].complete:
             ahead = sorted([*ahead, c], key=lambda a: out[a.name].median_s)[:finalists]  # the others may be forgotten
     if len(ahead) > 1 and out[ahead[0].name].median_s <= LONG_S:

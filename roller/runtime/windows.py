@@ -43,11 +43,29 @@ class Timing:
 
 
 class Patience:
-    """Seconds beyond any budget, which all measurements of a comparison share."""
+    """Seconds beyond any budget, which all measurements of a comparison share.
 
-    def __init__(self, clock: Clock, seconds: float) -> None:
-        self._clock, self._left_s = clock, seconds
+    Parameters
+    ----------
+    clock
+        What they are counted with.
+    seconds
+        How many there are.
+    shares
+        How many measurements are expected: each has an equal share, and what those before it left. What one takes
+        beyond its share, because its last try was long, the next ones lack.
+    """
+
+    def __init__(self, clock: Clock, seconds: float, shares: int = 1) -> None:
+        self._clock, self._share_s, self._later = clock, seconds / max(1, shares), max(1, shares) - 1
+        self._left_s = self._share_s
         self._until: float | None = None
+
+    def pass_on(self) -> None:
+        """Begin the share of the next measurement; one more than were expected has what is left."""
+        self.pause()
+        if self._later:
+            self._left_s, self._later = self._left_s + self._share_s, self._later - 1
 
     def lasts(self) -> bool:
         """Whether more may be tried; what follows is on its account until :meth:`pause`."""
@@ -58,7 +76,7 @@ class Patience:
     def pause(self) -> None:
         """Stop counting."""
         if self._until is not None:
-            self._left_s, self._until = max(0.0, self._until - self._clock.now()), None
+            self._left_s, self._until = self._until - self._clock.now(), None
 
 
 @dataclass

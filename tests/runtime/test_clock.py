@@ -67,6 +67,52 @@ def test_patience_is_bounded():
     assert not patience.lasts()
 
 
+def test_each_contender_has_a_share_of_the_patience_and_what_was_left_before():
+    clock = FakeClock()
+    patience = Patience(clock, 1.0, shares=4)
+
+    def spent() -> float:
+        start = clock.at
+        while patience.lasts():
+            clock.at += 1 / 64
+        patience.pass_on()
+        return clock.at - start
+
+    assert spent() == pytest.approx(0.25)
+    patience.pass_on()  # a contender that needs none
+    assert spent() == pytest.approx(0.5)
+    assert patience.lasts()
+    clock.at += 0.35  # a try that takes longer than is left
+    patience.pass_on()
+    assert spent() == 0.0, "four were expected"
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_whoever_comes_last_is_taken_again_as_often_as_the_first(known):
+    clock, tries = FakeClock(**SPINNING), {name: list[float]() for name in "abcdefgh"}
+    contenders = [Contender(n, clock.kernel(0.006, t), 0.012, first_quiet=False) for n, t in tries.items()]
+    given = contenders if known else iter(contenders)
+    compare(given, budget_s=0.0, drop_factor=math.inf, finalists=1, clock=clock, expected=len(contenders))
+    counts = [len(t) for t in tries.values()]
+    assert min(counts) > 10
+    assert max(counts) - min(counts) <= 2
+
+
+def test_a_kernel_that_raises_leaves_no_file_open(tmp_path, monkeypatch):
+    write(tmp_path, "proc/self/task/7/schedstat", "1000 0 3\n")
+    clock, opened = SystemClock(lambda: [7], tmp_path), list[int]()
+    monkeypatch.setattr("roller.runtime.timing.system_clock", lambda: clock)
+
+    def run() -> None:
+        opened.append(len(clock._stats))
+        if len(opened) == 4:
+            raise ValueError("four")
+
+    with pytest.raises(ValueError, match="four"):
+        measure(run, warm_up=1)
+    assert (opened[-1], clock._stats) == (1, {})
+
+
 def test_a_first_run_that_was_disturbed_decides_nothing():
     """A kernel of 15 us whose first run took 34 ms was timed by that run alone."""
     clock = FakeClock()
