@@ -240,8 +240,8 @@ def compile(
     prove_for_s = seconds_of(prove, prove_s, here, spec.name) if prove is not False or prove_s is not None else 0.0
     if not cache or (handle is not None and handle.kind == "null"):
         return _compile(expression, spec, chosen, seed, handle, how, prove_for_s).holding(values)
-    from roller.runtime.cache import CacheKey, KernelCache, for_expression
-    from roller.runtime.cache_entry import entry_of
+    from roller.runtime.cache import CacheKey, KernelCache
+    from roller.runtime.cache_entry import entry_of, for_expression
 
     fresh: list[CompiledKernel] = []
 

@@ -13,7 +13,6 @@ import sqlite3
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,8 +28,9 @@ from roller.runtime.cache_entry import (
     candidates_of,
     candidates_text,
     host_fingerprint,
+    measurements_of,
 )
-from roller.runtime.cache_files import ObjectFiles
+from roller.runtime.cache_files import DAMAGE, ObjectFiles
 from roller.runtime.cache_key import CacheKey
 from roller.runtime.cache_limit import is_due, limit_of, trim
 from roller.runtime.cache_location import cache_folder
@@ -67,8 +67,8 @@ class KernelCache:
     ) -> CacheEntry | None:
         """Return the entry of a key, verified, or ``None``.
 
-        A damaged entry is reported once (a :class:`RollerWarning`), dropped, and ``None``; a cache that cannot be
-        read is reported once and behaves as an empty one.
+        A damaged entry is reported once (a :class:`RollerWarning`), dropped, and ``None``; a cache, or an entry, that
+        cannot be read is reported once and behaves as an empty one, and stays for whoever can.
 
         Parameters
         ----------
@@ -86,11 +86,9 @@ class KernelCache:
             return None
         if row is None:
             return None
-        try:
+        with self._dropping(row):
             return self._entry(row)
-        except (OSError, ValueError) as err:
-            self._drop(row, err)
-            return None
+        return None
 
     def artifacts(
         self, keys: Sequence[CacheKey], *, measured: bool = False, since: float = math.inf, anew: bool = False
@@ -108,12 +106,8 @@ class KernelCache:
         for row in rows:
             if (anew or (measured and not row.measured)) and row.created_at < since:
                 continue
-            try:
-                if row.sum() != row.checksum:
-                    raise ValueError("checksum of the row does not match")
-                found[row.key] = artifact_of(self.files.read(row.artifact), str(self.files.path(row.artifact)))
-            except (OSError, ValueError) as err:
-                self._drop(row, err)
+            with self._dropping(row):
+                found[row.key] = self._artifact(row)
         return found
 
     @contextlib.contextmanager
@@ -162,7 +156,7 @@ class KernelCache:
             Whether it was kept; where the folder cannot be written this is reported once.
         """
         if measurements is None:
-            measurements = measurements_of(key, entry)
+            measurements = measurements_of(str(key.parts["spec"]), entry)
         try:
             with self.writing():
                 row = self.make_row(key, entry)
@@ -307,12 +301,15 @@ class KernelCache:
         return Row(key.digest, key.text, digest, len(data), text, int(entry.measured), name, device, time.time())
 
     def _entry(self, row: Row) -> CacheEntry:
-        """Rebuild the entry of a row; raises OSError or ValueError where either of its halves is damaged."""
+        """Rebuild the entry of a row; raises as :meth:`_artifact`, also where its candidates are damaged."""
+        artifact = self._artifact(row)
+        return CacheEntry(artifact, candidates_of(row.candidates, str(self.files.path(row.artifact))), row.created_at)
+
+    def _artifact(self, row: Row) -> KernelArtifact:
+        """Rebuild the kernel of a row; raises one of ``DAMAGE`` where row or file is damaged, else OSError."""
         if row.sum() != row.checksum:
             raise ValueError("checksum of the row does not match")
-        where = str(self.files.path(row.artifact))
-        artifact = artifact_of(self.files.read(row.artifact), where)
-        return CacheEntry(artifact, candidates_of(row.candidates, where), row.created_at)
+        return artifact_of(self.files.read(row.artifact), str(self.files.path(row.artifact)))
 
     def _row(self, key: CacheKey, measured: bool, since: float = math.inf) -> Row | None:
         try:
@@ -321,6 +318,20 @@ class KernelCache:
             self._unusable(err)
             return None
         return row if row is not None and (row.measured or not measured or row.created_at >= since) else None
+
+    @contextlib.contextmanager
+    def _dropping(self, row: Row) -> Iterator[None]:
+        """Read a row's kernel within: one that is damaged is dropped; one that cannot be read now is left alone.
+
+        Too many open files, or a right that is missing, say nothing of what lies there, which may have taken minutes
+        to measure.
+        """
+        try:
+            yield
+        except DAMAGE as err:
+            self._drop(row, err)
+        except OSError as err:
+            self._unusable(err)
 
     def _drop(self, row: Row, why: Exception) -> None:
         """Forget a damaged entry and say so."""
@@ -374,19 +385,3 @@ class KernelCache:
     @staticmethod
     def _warn(text: str) -> None:
         warnings.warn(text, RollerWarning, stacklevel=2)
-
-
-def measurements_of(key: CacheKey, entry: CacheEntry) -> tuple[Measurement, ...]:
-    """Return the times of an entry's candidates as measured on this machine just now."""
-    spec_key, now, host = str(key.parts["spec"]), time.time(), host_fingerprint()
-    device = entry.artifact.device
-    return tuple(
-        Measurement(c.id, spec_key, device, c.measured_s, c.estimate.get("seconds"), c.status, now, host)
-        for c in entry.candidates
-        if c.measured_s is not None and c.status != "doubtful"
-    )
-
-
-def for_expression(entry: CacheEntry, expression: Any) -> CacheEntry:
-    """Return the entry with the caller's own expression: names are no part of a key, but of error messages."""
-    return replace(entry, artifact=replace(entry.artifact, expression=expression))

@@ -185,7 +185,9 @@ class Database:
                 tables = {r[0] for r in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
                 complete = db.execute("PRAGMA user_version").fetchone()[0] == 0 or {"entries", "measurements"} <= tables
                 return complete and db.execute("PRAGMA integrity_check(1)").fetchone()[0] == "ok"
-        except sqlite3.DatabaseError:
+        except sqlite3.DatabaseError as err:
+            if not is_damage(err):  # it cannot be opened now, which says nothing of it
+                raise
             return False
 
     @contextlib.contextmanager

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -173,3 +174,18 @@ def host_fingerprint() -> str:
     except (OSError, UnicodeDecodeError):  # not every system has one; the name of the host serves
         parts.append("")
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def measurements_of(spec_key: str, entry: CacheEntry) -> tuple[Measurement, ...]:
+    """Return the times of an entry's candidates as measured on this machine just now, for a device spec."""
+    now, host, device = time.time(), host_fingerprint(), entry.artifact.device
+    return tuple(
+        Measurement(c.id, spec_key, device, c.measured_s, c.estimate.get("seconds"), c.status, now, host)
+        for c in entry.candidates
+        if c.measured_s is not None and c.status != "doubtful"
+    )
+
+
+def for_expression(entry: CacheEntry, expression: Any) -> CacheEntry:
+    """Return the entry with the caller's own expression: names are no part of a key, but of error messages."""
+    return replace(entry, artifact=replace(entry.artifact, expression=expression))

@@ -17,6 +17,10 @@ _STALE_S = 3600.0
 _RECENT_S = 60.0
 
 
+#: What :meth:`ObjectFiles.read` raises where a file is damaged or gone; any other OSError says nothing of the file.
+DAMAGE = (ValueError, FileNotFoundError)
+
+
 class ObjectFiles:
     """The artifact files of a cache folder.
 
@@ -61,10 +65,16 @@ class ObjectFiles:
             return None
 
     def whole(self, digest: str) -> bool:
-        """Whether the file is there and undamaged."""
+        """Whether the file is there and undamaged.
+
+        Raises
+        ------
+        OSError
+            Where it is there and cannot be read, which is neither.
+        """
         try:
             self.read(digest)
-        except (OSError, ValueError):
+        except DAMAGE:
             return False
         return True
 
@@ -72,8 +82,9 @@ class ObjectFiles:
         """Store bytes and return their digest; a process killed at any moment leaves the file whole or absent."""
         digest = digest_of(data)
         path = self.path(digest)
-        if self.whole(digest):
-            return digest
+        with contextlib.suppress(OSError):  # what cannot be read is replaced by the same bytes
+            if self.whole(digest):
+                return digest
         path.parent.mkdir(parents=True, exist_ok=True)
         self._temporary.mkdir(parents=True, exist_ok=True)
         self._prune()

@@ -46,9 +46,12 @@ def export_cache(cache: KernelCache, path: Path) -> dict[str, int]:
     Raises
     ------
     ArtifactError
-        Where the file cannot be written.
+        Where the file cannot be written, or what is kept cannot be read.
     """
-    rows = [r for r in cache.rows() if r.sum() == r.checksum and cache.files.whole(r.artifact)]
+    try:
+        rows = [r for r in cache.rows() if r.sum() == r.checksum and cache.files.whole(r.artifact)]
+    except OSError as err:
+        raise cache.refusal(err) from err
     skipped = len(cache.rows()) - len(rows)
     measurements = cache.measurements()
     body = {

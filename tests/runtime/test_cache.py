@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import subprocess
@@ -17,9 +18,10 @@ import pytest
 
 import roller
 from roller import pipeline
-from roller.errors import BuildError, NoCandidateError, RollerWarning
+from roller.errors import ArtifactError, BuildError, NoCandidateError, RollerWarning
 from roller.runtime.cache import CacheKey, KernelCache, Measurement
 from roller.runtime.cache_location import cache_folder
+from roller.runtime.cache_transfer import export_cache
 from tests.runtime.cache_entries import make_entry, make_key
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -217,6 +219,44 @@ def test_damaged_entry_is_reported_once_and_rebuilt(damage: str, monkeypatch: py
     again = roller.compile(MATMUL, device="v100", top_k=3)
     assert again.artifact == first.artifact
     assert again.candidates == first.candidates
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EACCES, errno.EIO])
+def test_what_cannot_be_read_now_is_not_damaged(number: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Minutes of measuring are not thrown away because too many files are open."""
+    cache, key, entry = KernelCache(), make_key(MATMUL, str(number)), make_entry(MATMUL, "measured", 1e-3)
+    cache.store(key, entry)
+    looks: list[bytes] = []
+
+    def unreadable(path: Path) -> bytes:
+        raise OSError(number, os.strerror(number), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", lambda path: looks.pop() if looks else unreadable(path))
+        with pytest.warns(RollerWarning, match="cache folder that can be read") as caught:
+            assert cache.load(key) is None
+            assert cache.artifacts([key]) == {}
+        assert len(caught) == 1, "said once"
+        with pytest.raises(ArtifactError, match="cache folder that can be read"):
+            export_cache(cache, tmp_path / "kernels.tar")
+        looks.append(b"damaged at the first look, and not to be read at the second")
+        with pytest.warns(RollerWarning, match="was damaged"):
+            assert cache.load(key) is None
+    assert cache.load(key, measured=True) == entry
+
+
+def test_an_index_that_cannot_be_opened_now_is_not_moved_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = KernelCache()
+    cache.store(make_key(MATMUL), make_entry(MATMUL))
+
+    def closed(*_: Any) -> Any:
+        raise sqlite3.OperationalError("unable to open database file")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cache.database, "_connect", closed)
+        with pytest.raises(sqlite3.OperationalError):
+            cache.database.set_aside()
+    assert cache.info()["damaged_databases"] == [] and cache.info()["entries"] == 1
 
 
 @pytest.mark.parametrize("damage", ["garbage", "header", "middle", "a table is gone"])
