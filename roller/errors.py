@@ -111,7 +111,19 @@ class BuildError(RollerError, RuntimeError):
 
 
 class NoCandidateError(RollerError, RuntimeError):
-    """No candidate survived; the reasons are grouped in the message."""
+    """No candidate survived; the reasons are grouped in the message.
+
+    Parameters
+    ----------
+    message
+        Why.
+    wrong
+        Digests of the programs whose kernels compute something else.
+    """
+
+    def __init__(self, message: str, wrong: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.wrong = wrong
 
 
 class ArtifactError(RollerError, ValueError):

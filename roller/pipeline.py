@@ -242,6 +242,7 @@ def compile(
         return _compile(expression, spec, chosen, seed, handle, how, prove_for_s).holding(values)
     from roller.runtime.cache import CacheKey, KernelCache
     from roller.runtime.cache_entry import entry_of, for_expression
+    from roller.runtime.cache_holdings import forgetting
 
     fresh: list[CompiledKernel] = []
 
@@ -256,7 +257,8 @@ def compile(
     kept = KernelCache()
     entry = kept.load_or_build(key, build, measured=here, anew=remeasure)
     if prove_for_s and not fresh and not is_proved(entry.artifact, prove_for_s):
-        entry = build()
+        with forgetting(kept, key):
+            entry = build()
         kept.store(key, entry)
     if fresh:
         return fresh[0].holding(values)

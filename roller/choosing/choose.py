@@ -259,9 +259,11 @@ def none_survived(expression: TensorExpr, spec: DeviceSpec, outcome: Sequence[Ca
 
     records = [Record(c.id, c.status, c.reason or "") for c in outcome]
     alike = len(records) > 1 and len({(r.status, r.reason) for r in records}) == 1  # so would others
+    remedy = "" if alike else " Try a larger top_k, or report the expression."
     return NoCandidateError(
         f"{expression.name} on {spec.name}: none of {len(records)} candidates survived: "
-        f"{grouped_reasons(records).rstrip('.')}." + ("" if alike else " Try a larger top_k, or report the expression.")
+        f"{grouped_reasons(records).rstrip('.')}.{remedy}",
+        tuple(c.program.digest for c in outcome if c.status == "wrong"),
     )
 
 

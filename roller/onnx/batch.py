@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from roller.artifact import KernelArtifact
@@ -24,10 +25,11 @@ from roller.onnx.jobs import QUICK, Constructed, Job, Settings, Target, builds, 
 from roller.onnx.light import mark_light, note_light, recall_light
 from roller.onnx.outcome import Batch
 from roller.onnx.progress import OnProgress, Progress, silent
-from roller.onnx.proofs import Proofs, with_proof
+from roller.onnx.proofs import Proofs, same_kernel, with_proof
 from roller.onnx.tasks import Build, Judge, Reference, Task
 from roller.runtime.cache import KernelCache
 from roller.runtime.cache_entry import entry_of
+from roller.runtime.cache_holdings import forget
 from roller.runtime.records import Record
 
 if TYPE_CHECKING:
@@ -196,10 +198,13 @@ class _Run:
             artifact, verdict = self._proofs.of(known)
             if verdict.wrong:
                 wrong.append(job)
+                if self.cache is not None:  # where no other candidate works, nothing would take its place
+                    forget(self.cache, job.key(how), partial(same_kernel, known))
                 continue
             entry = None if self.cache is None else self.cache.load(job.key(how))
-            if entry is not None and self.cache is not None:
-                self.cache.store(job.key(how), with_proof(entry, artifact))
+            if self.cache is not None and entry is not None and same_kernel(entry.artifact, known):
+                # What is known of it is new; its times are as old as they were.
+                self.cache.store(job.key(how), with_proof(entry, artifact), measurements=())
             self._done(job, artifact, origin)
         return wrong
 

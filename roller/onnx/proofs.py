@@ -102,6 +102,11 @@ def with_proof(entry: CacheEntry, artifact: KernelArtifact) -> CacheEntry:
     return replace(entry, artifact=artifact, candidates=rows)
 
 
+def same_kernel(one: KernelArtifact, other: KernelArtifact) -> bool:
+    """Whether a proof of one kernel is a proof of another: they differ in names at most."""
+    return _fact(one) == _fact(other)
+
+
 def _fact(artifact: KernelArtifact) -> Fact:
     """Return what a proof is about: not the candidate, which a kernel that was kept does not name."""
     return artifact.source, tuple((x.grid, x.block) for x in artifact.launches), artifact.expression.key

@@ -146,7 +146,8 @@ class KernelCache:
         Parameters
         ----------
         key, entry
-            Identity and result. A result chosen by prediction does not replace one chosen by measurement.
+            Identity and result. A result chosen by prediction does not replace one chosen by measurement. One that was
+            loaded from here is as old as it was: what was learned of it since makes no time of it a new one.
         measurements
             Measured times to keep; those of the entry's candidates, as measured here and now, by default.
 
@@ -298,7 +299,8 @@ class KernelCache:
         digest = self.files.write(data)
         text = candidates_text(entry.candidates)
         name, device = entry.artifact.expression.name, entry.artifact.device
-        return Row(key.digest, key.text, digest, len(data), text, int(entry.measured), name, device, time.time())
+        at = time.time() if entry.stored_at is None else entry.stored_at
+        return Row(key.digest, key.text, digest, len(data), text, int(entry.measured), name, device, at)
 
     def _entry(self, row: Row) -> CacheEntry:
         """Rebuild the entry of a row; raises as :meth:`_artifact`, also where its candidates are damaged."""

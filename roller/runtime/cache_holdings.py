@@ -1,17 +1,20 @@
-"""What the cache holds, kernel by kernel, and dropping one."""
+"""What the cache holds, kernel by kernel; dropping one, and forgetting one that is wrong."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from roller.errors import ArtifactError, shown
+from roller.artifact import KernelArtifact
+from roller.errors import ArtifactError, NoCandidateError, shown
 from roller.runtime.cache_database import Row
+from roller.runtime.cache_entry import artifact_of
 from roller.runtime.cache_files import ObjectFiles
+from roller.runtime.cache_key import CacheKey
 
 if TYPE_CHECKING:
     from roller.runtime.cache import KernelCache
@@ -141,10 +144,49 @@ def drop(cache: KernelCache, name: str) -> Holding:
     try:
         row = matching(cache.rows(), name)
         found = holding_of(row, cache.files)
-        with cache.writing(alone=True):
-            cache.database.remove(row.key, row.checksum)
-            if row.artifact not in {r.artifact for r in cache.rows()}:
-                cache.files.remove(row.artifact)
+        _remove(cache, row)
     except (OSError, sqlite3.Error) as err:
         raise cache.refusal(err) from err
     return found
+
+
+def forget(cache: KernelCache, key: CacheKey, wrong: Callable[[KernelArtifact], bool]) -> bool:
+    """Remove the kernel of a key where it turned out to be wrong; say whether it was removed.
+
+    What another process has stored in its place stays. Where nothing can be removed the kernel is there the next time,
+    and whoever finds out once more tries again.
+
+    Parameters
+    ----------
+    cache, key
+        Where it lies.
+    wrong
+        Whether a kernel is the one that is wrong.
+    """
+    try:
+        row = cache.database.row(key.digest)
+        if row is None or not wrong(artifact_of(cache.files.read(row.artifact), str(cache.folder))):
+            return False
+        return _remove(cache, row)
+    except (OSError, ValueError, sqlite3.Error):
+        return False
+
+
+@contextlib.contextmanager
+def forgetting(cache: KernelCache, key: CacheKey) -> Iterator[None]:
+    """Judge the kernels of a key once more within: where all fail, the one that is kept and was wrong is forgotten."""
+    try:
+        yield
+    except NoCandidateError as err:
+        wrong = err.wrong
+        forget(cache, key, lambda kernel: kernel.program.digest in wrong)
+        raise
+
+
+def _remove(cache: KernelCache, row: Row) -> bool:
+    """Remove a row that is still the one stored, and its file unless another row refers to it; say whether it was."""
+    with cache.writing(alone=True):
+        removed = cache.database.remove(row.key, row.checksum)
+        if row.artifact not in {r.artifact for r in cache.rows()}:
+            cache.files.remove(row.artifact)
+    return removed

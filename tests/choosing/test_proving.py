@@ -24,6 +24,8 @@ from roller.emulator import ORDERS, Emulated, allowance, library
 from roller.emulator.allowance import Allowance
 from roller.errors import BuildError, EmulationError, EmulationTimeout, NoCandidateError, RollerError
 from roller.hardware import load_spec
+from roller.runtime.cache import KernelCache
+from roller.runtime.cache_holdings import holdings
 from tests.emulator.faults import index_off_by_one, planted
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator builds kernels with g++")
@@ -73,6 +75,15 @@ def test_where_all_are_wrong_the_reasons_are_given(monkeypatch: pytest.MonkeyPat
     with_faults(monkeypatch, 1000)
     with pytest.raises(NoCandidateError, match=r"2 candidates survived: .* x wrong: emulated, forward order: "):
         roller.compile(SMALL, "v100", top_k=2, prove=True)
+
+
+def test_a_kept_kernel_that_turns_out_wrong_is_not_served_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_faults(monkeypatch, 1000)
+    roller.compile(SMALL, "v100", top_k=1)
+    assert [h.status for h in holdings(KernelCache())] == ["predicted"]
+    with pytest.raises(NoCandidateError, match="wrong"):
+        roller.compile(SMALL, "v100", top_k=1, prove=True)
+    assert holdings(KernelCache()) == []
 
 
 def test_a_kernel_is_proved_once_and_one_that_was_kept_unproved_then(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -107,6 +108,46 @@ def test_a_kept_kernel_that_turns_out_wrong_gives_way_too(tmp_path, monkeypatch)
     mended = compiled(600.0, cache)
     assert mended.artifacts["m"].program.digest == found[1].program.digest and known(mended)["m"] == "emulated"
     assert mended.origins == {"m": "compiled", "r": "cached"}
+
+
+def test_a_kept_kernel_that_is_wrong_goes_where_nothing_takes_its_place(tmp_path, monkeypatch):
+    cache = KernelCache(tmp_path)
+    compiled(0.0, cache)
+    jobs = jobs_of(SOURCES, hire_target(), Settings(roller.ConstructOptions(top_k=3)), {})
+    monkeypatch.setattr(proofs.Proofs, "_prove", wrong_where(lambda artifact: artifact.expression.name == "matmul"))
+    failed = compiled(600.0, cache)
+    assert "planted" in failed.failures["m"] and failed.origins == {"r": "cached"}
+    assert [cache.load(j.full) is None for j in jobs] == [True, False]
+    assert "m" in compiled(600.0, cache).failures, "what was found wrong is not served"
+
+
+def test_a_proof_makes_no_time_of_a_kernel_a_new_one(tmp_path):
+    cache = KernelCache(tmp_path)
+    compiled(0.0, cache)
+    key = jobs_of(SOURCES, hire_target(), Settings(roller.ConstructOptions(top_k=3)), {})[0].full
+    kept = cache.load(key)
+    rows = (kept.candidates[0], replace(kept.candidates[1], status="slower", measured_s=1e-3), *kept.candidates[2:])
+    cache.store(key, replace(kept, candidates=rows, stored_at=5.0), measurements=())
+    assert known(compiled(600.0, cache))["m"] == "emulated"
+    found = cache.load(key)
+    assert found.artifact.build["proved"] == "emulated" and found.stored_at == 5.0
+    assert cache.measurements() == ()
+
+
+def hire_target():
+    target, crew = hire("v100", workers=1)
+    crew.close()
+    return target
+
+
+def wrong_where(planted):
+    """Proofs that find some kernels wrong, and prove the others."""
+
+    def prove(self, artifacts):
+        for a in artifacts:
+            self._known[proofs._fact(a)] = Verdict("not proved", "planted") if planted(a) else Verdict("emulated")
+
+    return prove
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 import roller
-from roller.errors import ArtifactError, RollerError, RollerWarning
+from roller.errors import ArtifactError, NoCandidateError, RollerError, RollerWarning
 from roller.runtime.cache import KernelCache
-from roller.runtime.cache_holdings import drop, holdings
+from roller.runtime.cache_holdings import drop, forget, forgetting, holdings
 from roller.runtime.cache_limit import DEFAULT_BYTES, limit_of, set_limit, size_of
 from tests.runtime.cache_entries import make_entry, make_key
 
@@ -117,6 +117,23 @@ def test_one_kernel_is_dropped_and_a_file_that_two_share_stays() -> None:
         drop(cache, "")
     drop(cache, two.digest.upper())
     assert holdings(cache) == [] and list(cache.files.digests()) == []
+
+
+def test_a_wrong_kernel_is_forgotten_and_one_that_took_its_place_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, key, entry = KernelCache(), make_key(RELU), make_entry(RELU, "old")
+    assert not forget(cache, key, lambda _: True), "nothing is kept"
+    cache.store(key, entry)
+    old = cache.database.row(key.digest)
+    assert not forget(cache, key, lambda kernel: kernel != entry.artifact)
+    assert cache.load(key) == entry
+    with monkeypatch.context() as patch, pytest.raises(NoCandidateError), forgetting(cache, key):
+        new = make_entry(RELU, "new")
+        cache.store(key, new)
+        patch.setattr(cache.database, "row", lambda _: old)  # what was read before the other process stored its own
+        raise NoCandidateError("all are wrong", (entry.artifact.program.digest,))
+    assert cache.load(key) == new
+    assert forget(cache, key, lambda kernel: kernel == new.artifact)
+    assert cache.load(key) is None and list(cache.files.digests()) == []
 
 
 def test_a_key_that_two_begin_with_is_refused() -> None:
