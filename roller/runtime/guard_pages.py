@@ -128,15 +128,17 @@ def _fault(kernel: CpuKernel, between: Set[str], ends: Sequence[bool]) -> str | 
         return _roomy(shape, dtype, slack_bytes)
 
     slack_bytes = max(math.prod(a.shape) * DTYPE_BYTES[a.dtype] for a in kernel.artifact.arguments)
-    with interrupts_deferred():
-        with warnings.catch_warnings():
-            # Python warns of forking with threads; the kernel is loaded, and the child touches no lock but its
-            # allocator's.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            child = os.fork()
-        if child == 0:
-            _run_child(kernel, [partial(place, at_end=e) for e in ends])
-    return _fault_of(child)
+    with contextlib.ExitStack() as ended:
+        with interrupts_deferred():  # what was held back is raised at its end: by then whoever ends the child is known
+            with warnings.catch_warnings():
+                # Python warns of forking with threads; the kernel is loaded, and the child touches no lock but its
+                # allocator's.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                child = os.fork()
+            if child == 0:
+                _run_child(kernel, [partial(place, at_end=e) for e in ends])
+            ended.callback(_end, child)
+        return _fault_of(child)
 
 
 def _run_child(kernel: CpuKernel, places: Sequence[Place]) -> None:
@@ -154,20 +156,19 @@ def _run_child(kernel: CpuKernel, places: Sequence[Place]) -> None:
 
 def _fault_of(child: int) -> str | None:
     """Wait for a child; return the signal of a fault. Any other end, or none in time, is no evidence."""
-    end, pause = time.monotonic() + _PATIENT_S, _POLL_S
-    done = status = 0
-    try:
-        done, status = os.waitpid(child, os.WNOHANG)
-        while not done and time.monotonic() < end:
-            time.sleep(pause)
-            pause = min(2 * pause, _SLOWEST_POLL_S)
-            done, status = os.waitpid(child, os.WNOHANG)
-    finally:  # also of whoever was interrupted
-        if not done:
-            with contextlib.suppress(ProcessLookupError, ChildProcessError):  # it ended meanwhile
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-    if not done:
+    give_up, pause_s = time.monotonic() + _PATIENT_S, _POLL_S
+    # It is looked at and not collected: until :func:`_end` does, its number is nobody else's.
+    how = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    while (found := os.waitid(os.P_PID, child, how)) is None and time.monotonic() < give_up:
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _SLOWEST_POLL_S)
+    if found is None or found.si_code not in (os.CLD_KILLED, os.CLD_DUMPED) or found.si_status not in _FAULTS:
         return None
-    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-    return signal.Signals(number).name if number in _FAULTS else None
+    return signal.Signals(found.si_status).name
+
+
+def _end(child: int) -> None:
+    """End a child, whatever it is at, and collect it."""
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):  # collected by whoever collects all children
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

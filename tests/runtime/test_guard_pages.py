@@ -3,10 +3,12 @@
 import mmap
 import multiprocessing
 import resource
+import os
 import signal
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -93,6 +95,64 @@ def test_a_candidate_that_stays_inside_is_checked():
     e, found = made()
     (record,) = cpu_profile.Bench(e).profile({"good": found.artifact}, timed=False).values()
     assert record.status == "checked"
+
+
+#: A kernel that is nothing but its arguments: what its child does is planted.
+NOTHING = SimpleNamespace(
+    artifact=SimpleNamespace(arguments=[SimpleNamespace(name="X", shape=(4,), dtype="float32")])
+)
+
+
+@pytest.fixture
+def children(monkeypatch):
+    """The children that were forked; none of them is left when a test ends."""
+    found, fork = [], os.fork
+
+    def noted():
+        child = fork()
+        if child:
+            found.append(child)
+        return child
+
+    monkeypatch.setattr(os, "fork", noted)
+    yield found
+    left = [c for c in found if Path(f"/proc/{c}").exists()]
+    for child in left:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert found and not left
+
+
+def test_an_interrupt_while_forking_ends_the_child(children, monkeypatch):
+    """It is raised once the fork is over: before anybody waits for the child, which may run for ever."""
+    fork = os.fork
+
+    def interrupted():
+        child = fork()
+        if child:
+            os.kill(os.getpid(), signal.SIGINT)
+        return child
+
+    monkeypatch.setattr(guard_pages, "_run_child", lambda *_: signal.pause())
+    monkeypatch.setattr(os, "fork", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            trespass(NOTHING)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL, 0])
+def test_only_a_fault_is_evidence(number, children, monkeypatch):
+    monkeypatch.setattr(guard_pages, "_run_child", lambda *_: os.kill(os.getpid(), number) or os._exit(0))
+    assert (trespass(NOTHING) is None) == (number != signal.SIGSEGV)
+
+
+def test_a_child_that_hangs_is_no_evidence(children, monkeypatch):
+    monkeypatch.setattr(guard_pages, "_run_child", lambda *_: signal.pause())
+    monkeypatch.setattr(guard_pages, "_PATIENT_S", 0.0)
+    assert trespass(NOTHING) is None
 
 
 def test_expressions_without_guards_are_not_run_twice(monkeypatch):
