@@ -52,7 +52,7 @@ def info_command(as_json: JsonOption = False) -> None:
     screen.print(f"folder:       {info['folder']}", soft_wrap=True)
     screen.print(f"kernels:      {info['entries']}, of which {info['entries_measured']} ran on their device")
     screen.print(f"artifacts:    {info['artifacts']} files, {size(info['artifact_bytes'])}")
-    screen.print(f"limit:        {_limit_text(info['limit_bytes'])} ({info['limit_from']}): {_LIMIT_RULE}")
+    screen.print(f"limit:        {_limit_text(info['limit_bytes'])} of artifacts ({info['limit_from']}): {_LIMIT_RULE}")
     screen.print(f"index:        {size(info['database_bytes'])}")
     screen.print(f"measurements: {info['measurements']}")
     for name in info["damaged_databases"]:

@@ -34,7 +34,7 @@ def _build(job):
 
 
 class _Skipping:
-    """A clock that leaps at every look once something is so: what hangs is out of time then, however busy the machine."""
+    """A clock that leaps at every look once something is so: what hangs is out of time then, however busy all is."""
 
     def __init__(self, then):
         self._then, self._ahead_s = then, 0.0

@@ -42,10 +42,8 @@ def artifacts():
 
 def test_every_fault_is_a_record_and_the_others_finish(artifacts):
     seen = []
-    start = time.monotonic()
     device = parse("null:v100?hang=1&crash=2&wrong=3&out_of_bounds=4")
     records = profile(EXPR, artifacts, [device], QUICK, seen.append)
-    assert time.monotonic() - start < 15
     assert list(records) == list(artifacts)
     assert [r.candidate_id for r in seen] == list(artifacts)
     good, hung, crashed, wrong, outside, last = records.values()
