@@ -109,7 +109,7 @@ def test_list_drop_and_limit(cli: Cli, cache_dir: Path, monkeypatch: pytest.Monk
     code, out, _ = cli("limit", "1k")
     assert code == 0 and "1 KiB (roller cache limit)" in out and "removed 2 artifacts" in out
     assert json.loads(cli("info", "--json")[1])["limit_bytes"] == 1024
-    assert "limit:        1 KiB (roller cache limit)" in cli("info")[1]
+    assert "limit:        1 KiB of artifacts (roller cache limit)" in cli("info")[1]
     monkeypatch.setenv("ROLLER_CACHE_SIZE", "none")
     assert json.loads(cli("limit", "--json")[1])["limit_bytes"] is None
     assert cli("limit", "much")[0] == 1
