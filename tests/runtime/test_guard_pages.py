@@ -2,8 +2,8 @@
 
 import mmap
 import multiprocessing
-import resource
 import os
+import resource
 import signal
 import time
 from dataclasses import replace
