@@ -186,6 +186,19 @@ def ready_operator(case: Data, run: Runs) -> Verdict:
     return found if isinstance(found, Verdict) else run(expr, arrays, found)
 
 
+def _moved(case: Data, expr: Any, given: Sequence[np.ndarray], meant: np.ndarray, eps: float) -> np.ndarray:
+    """Return how far outputs move where inputs are off by a rounding: the inverse of a sum near zero moves far."""
+    rng, far = np.random.default_rng(case["seed"]), np.zeros(meant.shape)
+
+    def near(a: np.ndarray) -> np.ndarray:
+        return (a * (1 + eps * rng.uniform(-1, 1, a.shape))).astype(a.dtype) if a.dtype.kind == "f" else a
+
+    for _ in range(2):
+        with np.errstate(all="ignore"):
+            far = np.fmax(far, np.abs(np.asarray(expr.evaluate([near(a) for a in given])[0], np.float64) - meant))
+    return np.where(np.isfinite(far), far, 0.0)
+
+
 def reference_judge(case: Data, expr: Any, arrays: Mapping[str, np.ndarray]) -> Judge | Verdict:
     """Return the judge of a case's outputs: NumPy by the arguments alone, within what rounding may make of it.
 
@@ -207,6 +220,7 @@ def reference_judge(case: Data, expr: Any, arrays: Mapping[str, np.ndarray]) -> 
     dtypes = [t.dtype for t in expr.tensors.values()] + [s.acc_dtype for s in expr.stages]
     eps = max((EPSILON[d] for d in dtypes if d in EPSILON), default=0.0)
     terms = max(s.points // max(1, math.prod(s.output.shape)) for s in expr.stages)
+    moved = np.zeros(()) if not eps else _moved(case, expr, given, np.asarray(meant), eps)
     jumps = bool(_JUMPS.search(text)) or bool(case.get("special"))
 
     def differs(got: np.ndarray, factor: float) -> str:
@@ -217,7 +231,7 @@ def reference_judge(case: Data, expr: Any, arrays: Mapping[str, np.ndarray]) -> 
             return ""
         finite = np.isfinite(ref) & (np.abs(ref) < 6e4 if eps > 2.0**-20 else np.abs(ref) < 1e30)
         scale = float(np.abs(ref[finite]).max(initial=1.0))
-        near = factor * eps * (1 + math.sqrt(terms)) * np.maximum(np.abs(ref), scale)
+        near = factor * eps * (1 + math.sqrt(terms)) * np.maximum(np.abs(ref), scale) + min(factor, 16.0) * moved
         bad = finite & ~(np.abs(value - ref) <= near) if eps else value != ref
         if not bad.any():
             return ""
