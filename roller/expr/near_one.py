@@ -8,6 +8,7 @@ within the dtype, the one is taken whose factors differ most from one: each is t
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -56,6 +57,7 @@ class Near:
         return np.asarray((self.centre + self.spread * np.asarray(values, np.float64)).astype(values.dtype))
 
 
+@functools.lru_cache(maxsize=64)
 def inputs_near_one(expr: TensorExpr, stage: Stage, exponents: float) -> dict[str, Near] | None:
     """Return how the floats are chosen that a stage multiplies functions of, or ``None`` where usual ones do, or none.
 
@@ -74,6 +76,8 @@ def inputs_near_one(expr: TensorExpr, stage: Stage, exponents: float) -> dict[st
     >>> inputs_near_one(roller.expr.TensorExpr("e", (x,), (s,), ("y",)), s, 126.0)
     {'x': Near(centre=0.0, spread=0.0625)}
     """
+    if _LEAST_FACTORS * _points_of_one(expr, stage) > _MOST_POINTS:
+        return None  # a search would take seconds of every check
     trial = _Trial(expr, stage)
     if not trial.floats:
         return None
@@ -174,7 +178,8 @@ def _along(trial: _Trial, path: Callable[[float], dict[str, float]]) -> Iterator
     """Yield the centres of a path from one number to all inputs' centres."""
 
     def mean(c: float) -> float:
-        return float(np.mean(trial({n: Near(x, 0.0) for n, x in path(c).items()})))
+        with np.errstate(invalid="ignore"):  # infinities of either sign: no centre
+            return float(np.mean(trial({n: Near(x, 0.0) for n, x in path(c).items()})))
 
     found = [(c, mean(c)) for c in _CENTRES]
     for c, m in found:
