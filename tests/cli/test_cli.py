@@ -14,19 +14,6 @@ from roller.cli.main import main
 MATMUL = "matmul(m=64, n=96, k=32)"
 
 
-@pytest.fixture
-def cli(capsys):
-    """Run a command line; return its exit code, standard output and standard error."""
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as done:
-            main(list(arguments))
-        out, err = capsys.readouterr()
-        return done.value.code, out, err
-
-    return run
-
-
 def test_version(cli):
     assert cli("--version") == (0, f"roller {roller.__version__}\n", "")
 

@@ -11,24 +11,9 @@ import onnxruntime
 import pytest
 
 from roller.cli import run_model
-from roller.cli.main import main
 from roller.errors import ArtifactError, LaunchError, RollerWarning
 from roller.model import bundle
 from tests.onnx.networks import tower, unsupported
-
-
-@pytest.fixture
-def cli(capsys, tmp_path, monkeypatch):
-    """Run a command line beside a cache of its own; return exit code, standard output and standard error."""
-    monkeypatch.setenv("ROLLER_CACHE_DIR", str(tmp_path / "cache"))
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as done:
-            main([str(a) for a in arguments])
-        out, err = capsys.readouterr()
-        return done.value.code, out, err
-
-    return run
 
 
 def documented(command, data):

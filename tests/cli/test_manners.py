@@ -13,29 +13,13 @@ import pytest
 
 import roller
 from roller.cli import construct as construct_verb
-from roller.cli.main import app, main
+from roller.cli.main import app
 from roller.errors import RollerWarning
 from roller.ops import REGISTRY
 from roller.runtime.records import STATUSES
 
 MATMUL = "matmul(m=64, n=96, k=32)"
 VERBS = [c.name for c in app.registered_commands]
-
-
-@pytest.fixture
-def cli(capsys):
-    """Run a command line; return its exit code, standard output and standard error."""
-    import warnings
-
-    def run(*arguments):
-        with warnings.catch_warnings(), pytest.raises(SystemExit) as done:
-            main([str(a) for a in arguments])
-        out, err = capsys.readouterr()
-        return done.value.code, out, err
-
-    level = logging.getLogger("roller").level
-    yield run
-    logging.getLogger("roller").setLevel(level)
 
 
 def process(*words, **variables):

@@ -11,7 +11,6 @@ import onnxruntime
 import pytest
 
 import roller
-from roller.cli.main import main
 from roller.errors import BuildError, LaunchError, ModelError
 from roller.model.foreign import need_runtimes
 from roller.model.steps import Foreign
@@ -96,19 +95,6 @@ def test_a_number_of_threads_that_is_none_is_refused(saved, threads):
 def test_calls_of_a_gpu_use_no_threads():
     with pytest.raises(LaunchError, match="threads: expected none for a model of a GPU"):
         roller.compile_model(tower(), "v100", batch=1, threads=2)
-
-
-@pytest.fixture
-def cli(capsys, tmp_path, monkeypatch):
-    monkeypatch.setenv("ROLLER_CACHE_DIR", str(tmp_path / "cache"))
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as done:
-            main([str(a) for a in arguments])
-        out, err = capsys.readouterr()
-        return done.value.code, out, err
-
-    return run
 
 
 def test_a_model_is_held_to_onnx_runtime(cli, tmp_path, monkeypatch):
