@@ -9,7 +9,7 @@ comma := ,
 EXTRAS := $(if $(filter Linux-x86_64 Linux-aarch64,$(shell uname -s)-$(shell uname -m)),dev$(comma)cuda12,dev)
 WORKERS ?= 2
 
-.PHONY: demo test slow slow-list torch fuzz docs docs-tools lint format typecheck check-all clean dist
+.PHONY: demo env test slow exhaustive slow-list torch fuzz docs docs-tools lint format typecheck check-all clean dist
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -19,15 +19,18 @@ $(STAMP): pyproject.toml
 # The tests of torch.compile skip, and say so, where PyTorch is not installed: it is large, and nothing else needs it. The
 # build for processors where the index has it, whatever build it has otherwise.
 torch: $(STAMP)
-	$(BIN)/python -c "import onnxscript, torch" 2>/dev/null || \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch==2.13.0+cpu" "onnxscript>=0.1" || \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[torch]"
+	$(BIN)/python -c "import matplotlib, onnxscript, torch" 2>/dev/null || \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch==2.13.0+cpu" "onnxscript>=0.1" "matplotlib>=3.8" || \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[torch,insight]"
 
 # Wheel and sdist in dist/, tried in an empty environment; the slow tests try them as well.
 dist: $(STAMP)
 	rm -rf dist && $(BIN)/python -m pip install --quiet --disable-pip-version-check "hatchling>=1.25"
 	$(BIN)/python -m hatchling build -d dist
 	ROLLER_DIST=dist $(BIN)/python -m pytest -n 0 -q tests/test_release.py
+
+# The environment alone: .venv/bin/roller.
+env: $(STAMP)
 
 demo: $(STAMP)
 	$(BIN)/python -m examples.model
@@ -38,7 +41,11 @@ test: $(STAMP)
 
 # The long sweeps: every operator on every GPU, every kernel of the odd cases on the emulator. Minutes, not seconds.
 slow: $(STAMP)
-	$(BIN)/python -m pytest -n $(WORKERS) -q -m slow
+	$(BIN)/python -m pytest -n $(WORKERS) -q -m "slow and not exhaustive"
+
+# What `make slow` tries on one device, on the others.
+exhaustive: $(STAMP)
+	$(BIN)/python -m pytest -n $(WORKERS) -q -m exhaustive
 
 # Everything, and which tests of it are too long for `make test`.
 slow-list: $(STAMP)
@@ -62,7 +69,7 @@ docs: docs-tools
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 lint: $(STAMP)
-	$(BIN)/ruff check .
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .

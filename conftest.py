@@ -6,6 +6,7 @@ on whether the machine is quiet: times are taken as they are, and tests of the c
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import logging
 import signal
@@ -18,6 +19,12 @@ import pytest
 from tests import slow_tests
 
 _count = itertools.count()
+#: Its modules import PyTorch, which not every machine has.
+collect_ignore_glob = (
+    []
+    if importlib.util.find_spec("torch")
+    else ["roller/insight/tracing/*", "tests/insight/price/calls.py", "tests/insight/price/cases_*.py"]
+)
 
 
 @pytest.fixture(autouse=True, scope="session")

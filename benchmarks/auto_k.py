@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -20,15 +21,23 @@ import typer
 
 import roller
 from benchmarks.common import HERE, FilterOption, Row, check_outputs, markdown, operators, screen, table, write_json
-from roller.codegen import llvm  # noqa: F401 - before forking, so that the children inherit TVM
-from roller.construction.auto import uncertain
 from roller.hardware import DeviceSpec, load_spec
 from roller.perf.accuracy import kernel_family, ranking_error
 from roller.pipeline import lower
 from roller.runtime.build_pool import build_all
 from roller.runtime.cpu_profile import Bench
 from roller.runtime.records import Record
-from roller.runtime.timing import Contender, run_once
+from roller.runtime.timing import Contender
+from roller.search.auto import uncertain
+from roller.templates.cpu.emit import llvm  # noqa: F401 - before forking, so that the children inherit TVM
+
+
+def run_once(run: Callable[[], object]) -> float:
+    """Return the seconds of one call."""
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
 
 #: Candidates timed in the median operator at most, and time lost against the best of ten, geometric mean.
 MEDIAN_TIMED, MEAN_LOSS = 3, 0.03

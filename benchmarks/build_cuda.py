@@ -17,10 +17,10 @@ from common import FilterOption, JsonOption, Row, check_outputs, operators, scre
 
 import roller
 from roller.backends.cuda import toolchain
-from roller.codegen import cuda  # noqa: F401 - imported before forking, so that the children inherit TVM
 from roller.hardware import DeviceSpec, load_spec
 from roller.pipeline import Candidate, lower
 from roller.runtime.build_pool import build_all
+from roller.templates.gpu.emit import cuda  # noqa: F401 - imported before forking, so that the children inherit TVM
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def build(job: Job) -> list[dict[str, Any]]:
     """Construct, lower and build; return one result per candidate."""
     expr = roller.ops.from_spec(job.row, batch=job.batch)
     start = time.perf_counter()
-    candidates = roller.construct(expr, job.spec, top_k=job.top_k)
+    candidates = roller.construct(expr, job.spec.emitted, top_k=job.top_k)
     construct_s = time.perf_counter() - start
     return [build_candidate(expr, c, job.spec, construct_s) for c in candidates]
 

@@ -16,10 +16,10 @@ from common import FilterOption, JsonOption, Row, check_outputs, operators, scre
 
 import roller
 from roller.backends.rocm import toolchain
-from roller.codegen import hip  # noqa: F401 - imported before forking, so that the children inherit TVM
 from roller.hardware import DeviceSpec, load_spec
 from roller.pipeline import lower
 from roller.runtime.build_pool import build_all
+from roller.templates.gpu.emit import hip  # noqa: F401 - imported before forking, so that the children inherit TVM
 
 _DEVICES = "mi50,mi250x"
 _COLUMNS = ("id", "VGPR", "model", "AGPR", "SGPR", "memory B/thread", "LDS B", "model B", "waves/SIMD", "kernels",
@@ -37,7 +37,7 @@ class Job:
 def build(job: Job) -> dict[str, Any]:
     """Construct, lower and build the best program of one operator."""
     expr = roller.ops.from_spec(job.row)
-    best = roller.construct(expr, job.spec, top_k=1)[0]
+    best = roller.construct(expr, job.spec.emitted, top_k=1)[0]
     built = toolchain.build(lower(best.program, expr, job.spec))
     log = built.build.pop("log")
     main = toolchain.kernel_resources(log)[built.launches[0].entry]

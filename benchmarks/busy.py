@@ -1,9 +1,10 @@
 """The clock on a machine made busy on purpose: what is kept as final beside others, held against the quiet times.
 
-Ten candidates of each operator are timed with care while nothing else runs, twice (how far two quiet rankings agree is
-what a busy one can be asked for), then compiled into an empty cache beside two programs that never rest, and beside
-two that take bursts of 5 ms. A time that is kept as final must be within 25 % of the quiet one, and a ranking that is
-not refused must agree with it.
+Each operator is compiled into an empty cache while nothing else runs, twice (how far two quiet rankings agree is what a
+busy one can be asked for), then beside two programs that never rest, and beside two that take bursts of 5 ms. All four
+are timed by the same steps: a kernel that is timed again and again finds its data in the caches, one that takes turns
+with nine others does not. A time that is kept as final must be within 25 % of the quiet one, and a ranking that is not
+refused must agree with it.
 
     python -m benchmarks.busy --strict --json busy.json
 """
@@ -25,18 +26,14 @@ import roller
 from benchmarks.common import JsonOption, Verdict, check_outputs, screen, table, write_json
 from benchmarks.disturbed import beside
 from roller.compiled import CompiledKernel
-from roller.pipeline import lower
-from roller.runtime.build_pool import build_all
 from roller.runtime.cache import KernelCache
 from roller.runtime.clock import TRUSTED, SystemClock
-from roller.runtime.cpu_profile import Bench
 from roller.runtime.disturbance import look
-from roller.runtime.timing import compare
 
 #: How far a final time may be off (relative), and how far rankings must agree.
 OFF, AGREEMENT = 0.25, 0.8
-#: Candidates, and seconds of careful timing of each.
-CANDIDATES, CARE_S = 10, 0.3
+#: Candidates of each operator.
+CANDIDATES = 10
 #: Programs that disturb, by pattern: two of each run.
 PATTERNS = {
     "spinning": "while True: pass",
@@ -125,24 +122,17 @@ def disturbed(code: str) -> Iterator[None]:
 
 
 def quiet_times(text: str, force: bool = False) -> dict[str, float]:
-    """Return the careful times of all candidates by id, none dropped, all in turn.
+    """Return the times of all candidates by id, the short look at one that was dropped included.
 
     Raises
     ------
     typer.BadParameter
         Where one of them is doubtful: nothing can be held against it.
     """
-    expr, spec = roller.ops.parse(text), roller.load_spec("cpu")
-    found = roller.construct(expr, spec, top_k=CANDIDATES)
-    built = build_all({c.id: c for c in found}, lambda c: lower(c.program, expr, spec))
-    artifacts = {i: r.value for i, r in built.items() if r.value is not None}
-    contenders = list(Bench(expr).correct(artifacts, {}))
-    budget_s = CARE_S * len(contenders)
-    timings = compare(contenders, budget_s=budget_s, drop_factor=float("inf"), finalists=len(contenders))
-    doubts = [t.doubt for t in timings.values() if t.doubt]
-    if doubts and not force:
-        raise typer.BadParameter(f"{text}: expected quiet times, but {doubts[0]}. Wait, or add --force.")
-    return {i: t.median_s for i, t in timings.items()}
+    kernel, _ = compiled(text)
+    if kernel.doubt and not force:
+        raise typer.BadParameter(f"{text}: expected quiet times, but {kernel.doubt}. Wait, or add --force.")
+    return {c.id: c.measured_s for c in kernel.candidates if c.measured_s is not None}
 
 
 def compiled(text: str) -> tuple[CompiledKernel, bool]:
@@ -172,8 +162,9 @@ def case_of(
     refused = bool(kernel.ranking_refused) or len(ranked) < 2
     rank = None if refused else correlation([quiet[i] for i in ranked], list(ranked.values()))
     both = [i for i in quiet if i in again]
-    off = abs((chosen.measured_s or float("nan")) / quiet[chosen.id] - 1)
-    lost = quiet[chosen.id] / min(quiet.values()) - 1
+    reference = quiet.get(chosen.id, float("nan"))
+    off = abs((chosen.measured_s or float("nan")) / reference - 1)
+    lost = reference / min(quiet.values()) - 1
     repeated = correlation([quiet[i] for i in both], [again[i] for i in both])
     return Case(text, pattern, final, kernel.doubt, off, max(offs.values(), default=None), rank, repeated, lost)
 

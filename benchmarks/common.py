@@ -47,14 +47,14 @@ def operators(pattern: str = "*") -> list[Row]:
     Raises
     ------
     typer.BadParameter
-        Where nothing matches.
+        Where one of them matches nothing.
     """
     rows: list[Row] = yaml.safe_load((HERE / "operators.yaml").read_text())["operators"]
     patterns = [p.strip() for p in pattern.split(",")]
-    found = [r for r in rows if any(fnmatch.fnmatchcase(r["id"], p) for p in patterns)]
-    if not found:
-        raise typer.BadParameter(f"--filter: expected ids like 'M0' or 'C*', none of {len(rows)} matches '{pattern}'.")
-    return found
+    for p in patterns:
+        if not fnmatch.filter([r["id"] for r in rows], p):
+            raise typer.BadParameter(f"--filter: expected ids like 'M0' or 'C*', none of {len(rows)} matches '{p}'.")
+    return [r for r in rows if any(fnmatch.fnmatchcase(r["id"], p) for p in patterns)]
 
 
 def reference(name: str) -> list[dict[str, str]]:

@@ -6,16 +6,18 @@ import statistics
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from common import FilterOption, JsonOption, Row, check_outputs, operators, screen, table, write_json
+from construct_against import compare, paired_row
 
 import roller
-from roller.construction.constructor import canonical_forms
-from roller.construction.cpu_pool import cpu_pool
-from roller.construction.gpu_pool import pool as gpu_pool
 from roller.hardware import DeviceSpec, load_spec
+from roller.templates.common.forms import canonical_forms
+from roller.templates.cpu.registry import pool as cpu_pool
+from roller.templates.gpu import pool as gpu_pool
 from roller.tile.geometry import Geometry
 
 #: Devices of the issue and the profile CPU tests use.
@@ -83,11 +85,18 @@ def main(
     pattern: FilterOption = "*",
     top_k: Annotated[int, typer.Option("--top-k", "-k", min=1)] = 10,
     pools: Annotated[bool, typer.Option(help="Also count the programs priced (constructs the pool again).")] = True,
+    against: Annotated[Path | None, typer.Option(help="Another checkout: compare with it, in turn, instead.")] = None,
     json_path: JsonOption = None,
 ) -> None:
     """Construct every operator for every device; exit 1 where TVM got imported."""
     check_outputs(json_path)
     rows, options, out = operators(pattern), roller.ConstructOptions(top_k=top_k), screen()
+    if against is not None:
+        paired = compare(rows, [d.strip() for d in devices.split(",")], top_k, against)
+        columns = ("device", "median CPU ms", "other", "median of ratios", "other programs or times for")
+        out.print(table(f"top {top_k}, beside {against}", columns, (paired_row(n, r) for n, r in paired.items())))
+        write_json(json_path, {name: [asdict(r) for r in found] for name, found in paired.items()})
+        return
     results: dict[str, list[Constructed]] = {}
     for spec in (load_spec(d.strip()) for d in devices.split(",")):
         construct(rows[0], spec, options, False)  # imports and first-use tables are no part of construction

@@ -20,9 +20,9 @@ import typer
 
 from benchmarks.models.feeds import random_feeds
 from benchmarks.models.lstm import Lstm, build
-from roller.model.plan import Plan
+from roller.graph.plan import Plan
+from roller.graph.steps import Run, Step, Together
 from roller.model.session import Session
-from roller.model.steps import Run, Step, Together
 from roller.onnx.compile import compile_partitioned, partitioned, read
 from roller.onnx.compiled_model import CompiledModel
 from roller.onnx.options import ModelOptions

@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-from roller.files import whole_file
+from roller.core.files import whole_file
 from tests.fuzz.cases import GENERATORS, LIMITS, strategy
 from tests.fuzz.run import Findings, explore, keep
 from tests.fuzz.worker import Worker

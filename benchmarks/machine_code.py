@@ -18,12 +18,13 @@ import yaml
 from common import HERE, FilterOption, JsonOption, Row, Verdict, check_outputs, markdown, screen, table, write_json
 
 import roller
+from benchmarks import ptx
 from roller.artifact import KernelArtifact
-from roller.backends.cuda import ptx, toolchain
-from roller.codegen import cuda  # noqa: F401 - imported before forking, so that the children inherit TVM
+from roller.backends.cuda import toolchain
 from roller.hardware import DeviceSpec, load_spec
 from roller.pipeline import lower
 from roller.runtime.build_pool import build_all
+from roller.templates.gpu.emit import cuda  # noqa: F401 - imported before forking, so that the children inherit TVM
 
 #: Sets of ``extra_operators.yaml`` that are built beside the 119.
 SETS = ("tensorcore", "scale_matmul", "scale_conv", "scale_relu", "readme", "lstm", "rows", "tensorcore_more")
@@ -56,7 +57,7 @@ def rows(pattern: str = "*") -> list[Row]:
 def programs(job: Job) -> list[dict[str, Any]]:
     """Construct, lower and build the best programs of one operator; return what each is made of."""
     expr = roller.ops.from_spec(job.row)
-    found = roller.construct(expr, job.spec, top_k=job.top_k)
+    found = roller.construct(expr, job.spec.emitted, top_k=job.top_k)
     best = roofline_s(job.row, expr, job.spec)
     return [
         {"program": str(c.program), "structure": c.program.structure, "predicted_s": c.estimate.seconds,
@@ -124,7 +125,7 @@ def verdicts(
     every = [(name, r) for name, results in found.items() for r in results]
     spilling = sorted({n for n, r in every if r["spill_bytes"]})
     local = sorted({n for n, r in every if r["local_accesses"]})
-    device, multiplied = spec.name, {f.operand for f in spec.fragments}
+    device, multiplied = spec.name, {f.operand for f in spec.emitted.fragments}
     narrow = [(n, r) for n, r in every if by_id[n]["op"] == "matmul" and by_id[n].get("dtype") in multiplied]
     without = sorted({n for n, r in narrow if r is found[n][0] and not r["matrix"]})
     out = [

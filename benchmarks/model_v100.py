@@ -21,7 +21,7 @@ import roller
 from roller.expr.canonical import fuse_axes
 from roller.hardware import DeviceSpec, load_spec
 from roller.perf.accuracy import prediction_error
-from roller.perf.gpu import compute_rate_per_unit, dram_bandwidth
+from roller.templates.gpu import compute_rate_per_unit, dram_bandwidth
 from roller.tile.geometry import Geometry
 from roller.tile.transactions import touched_bytes
 

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import onnx
 
+from benchmarks.onnx_backend import Prepared, RollerBackend, plain
 from roller.errors import RollerError
-from roller.onnx.backend import Prepared, RollerBackend, plain
 
 PASSED, REFUSED, WRONG = "passed", "refused", "wrong"
 
@@ -140,9 +140,9 @@ def reason_of(message: str) -> str:
 def warm(some: Sequence[Any]) -> int:
     """Compile the kernels of all tests together into the cache; return how many have no candidate that works."""
     from roller.arguments import options_of
-    from roller.onnx.batch import compile_kernels
+    from roller.batch.compile import compile_kernels
+    from roller.batch.jobs import Settings
     from roller.onnx.compile import hire
-    from roller.onnx.jobs import Settings
     from roller.runtime.cache import KernelCache
 
     sources: dict[str, Any] = {}

@@ -18,19 +18,20 @@ from typing import Any
 
 import roller
 from roller.choosing.refine import untried_neighbours
-from roller.construction.auto import worth_timing
 from roller.hardware import Compute, DeviceSpec, load_spec
 from roller.hardware.checks import Quantity
+from roller.hardware.overrides import NOT_OF_KERNELS
 from roller.hardware.sections import OPERATION_CLASSES, quantities
 from roller.hardware.spec import settable
 from roller.perf.accuracy import UNVALIDATED
 from roller.probing import microbench_folder, probes, statement_of
+from roller.search.auto import worth_timing
 
 PATH = Path(__file__).with_name("device-contract.md")
 #: Specifications that stand for their kind; both have every field the model may read.
 SPECS = {"gpu": "v100", "cpu": "cpu-avx512"}
 #: Others, which give less: what is read in place of a field that is not there shows only there.
-MORE = {"gpu": ("h200",), "cpu": ("cpu-neon",)}
+MORE = {"gpu": ("h200", "t4"), "cpu": ("cpu-neon",)}
 _RATES = "compute.ops_per_cycle_per_unit"
 _SECTIONS = ("teu", "execution", "limits", "accuracy")
 
@@ -53,6 +54,17 @@ UNKNOWN = {
     "bandwidth_per_teu_bytes_per_s": "an equal share of the total (a GPU: the total, however few TEUs are resident)",
     "saturation_exponent": "given with bandwidth_per_teu_bytes_per_s or not at all",
     "async_copy_bytes": "copies into the scratchpad pass through registers, one step ahead at most",
+    "process_bytes": "forecasts of memory leave it out",
+    "fault_s": "forecasts of steps on a CPU take fresh pages as known ones",
+    "link_bytes_per_s": "no forecasts of several devices",
+    "link_latency_s": "0",
+    "power_w": "no limit of power: kernels hold the boost clock",
+    "busy_cycle_j": "no limit of power",
+    "matrix_cycle_j": "what the pipes draw",
+    "idle_cycle_j": "0: cycles without arithmetic draw nothing",
+    "standing_w": "the energies of cycles include what the board draws without them",
+    "read_bandwidth_bytes_per_s": "given with triad_bandwidth_bytes_per_s; all traffic meets the bandwidth of copies",
+    "triad_bandwidth_bytes_per_s": "given with read_bandwidth_bytes_per_s",
     "matrix": "no matrix units",
     "group_matrix": "no instructions of warp groups",
     "integer": "integer instructions take turns with multiply-adds",
@@ -61,6 +73,7 @@ UNKNOWN = {
     "memory_error": "prediction_error",
     "overhead_error": "prediction_error",
     "matrix_error": f"{UNVALIDATED['matrix_error']:g}",
+    "mechanism_error": f"{UNVALIDATED['mechanism_error']:g}",
     "ranking_error": f"{UNVALIDATED['ranking_error']:g}",
     "same_kernel_error": f"{UNVALIDATED['same_kernel_error']:g}",
 }
@@ -114,8 +127,7 @@ def recorded(spec: DeviceSpec, seen: set[str]) -> DeviceSpec:
     layers = tuple(_recording(x, f"memory_layers.{x.name}.", seen) for x in spec.memory_layers)
     inner.__dict__.update({name: _recording(getattr(spec, name), f"{name}.", seen) for name in _SECTIONS})
     inner.__dict__.update(compute=compute, memory_layers=layers)
-    for cached in ("_layers", "tiled_layers"):
-        inner.__dict__.pop(cached, None)
+    inner.__dict__.pop("_layers", None)
     found: DeviceSpec = _recording(inner, "", seen)
     return found
 
@@ -203,10 +215,18 @@ def contract() -> str:
         lines += [f"## {title}: read by the model", "", *_table(kind, read, by_field), ""]
         if kind == "cpu":
             lines += [
-                "Co-scheduling a model reads `kept_share` of the caches too (1 where it is unknown).",
+                "Co-scheduling a model reads `kept_share` of the caches too (1 where it is unknown), and forecasts of",
+                "steps `execution.fault_s`.",
                 "",
             ]
-        rest = [p for p in settable(load_spec(SPECS[kind])) if p not in read and p in by_field]
+        else:
+            lines += [
+                "Whole models are priced at `sustained_clock_hz` (`clock_hz` where it is unknown), kernels alone at",
+                "`clock_hz`, or at what `power_w` leaves of it. Forecasts of memory read `process_bytes`,",
+                "those of several devices `link_bytes_per_s` and `link_latency_s`.", "",
+            ]  # fmt: skip
+        unread = [p for p in settable(load_spec(SPECS[kind])) if p not in read and p not in NOT_OF_KERNELS]
+        rest = [p for p in unread if p in by_field]
         if rest:
             lines += ["Measured, and not read: " + ", ".join(f"`{p}`" for p in rest) + ".", ""]
         lines += [f"### Probes of a {title}", "", "| probe | source | measures |", "|---|---|---|"]
@@ -222,6 +242,8 @@ def without(spec: DeviceSpec, path: str) -> DeviceSpec:
     head, _, name = path.rpartition(".")
     partner = {"banks": "bank_width_bytes", "bank_width_bytes": "banks",
                "bandwidth_per_teu_bytes_per_s": "saturation_exponent",
+               "read_bandwidth_bytes_per_s": "triad_bandwidth_bytes_per_s",
+               "triad_bandwidth_bytes_per_s": "read_bandwidth_bytes_per_s",
                "saturation_exponent": "bandwidth_per_teu_bytes_per_s"}.get(name)  # fmt: skip
     gone = dict.fromkeys((name, partner) if partner else (name,))
     if path.startswith(_RATES):
@@ -231,7 +253,7 @@ def without(spec: DeviceSpec, path: str) -> DeviceSpec:
         layer = head.partition(".")[2]
         layers = tuple(replace(x, **gone) if x.name == layer else x for x in spec.memory_layers)
         return replace(spec, memory_layers=layers)
-    return replace(spec, **{head: replace(getattr(spec, head), **gone)})
+    return replace(spec, **({head: replace(getattr(spec, head), **gone)} if head else gone))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from rich.table import Table
 
 import roller
 from benchmarks.cpu.peers import NumpyPeer, OnnxPeer, Peer, Skipped, TorchPeer
+from examples.racing import watched
 from roller.cli.screen import console
 from roller.expr.evaluate import evaluate
 
@@ -40,16 +41,19 @@ SECONDS_PER_TIMING = 0.3
 
 @dataclass(frozen=True)
 class Result:
-    """One line of the table; ``peers_s`` are the seconds of other libraries by name."""
+    """One line of the table; ``peers_s`` are the seconds of other libraries by name.
+
+    ``doubt`` says what disturbed the choice of the kernel or the race; it is empty where nothing did.
+    """
 
     id: str
     text: str
-    flops: float
     compile_s: float
     predicted_s: float
     roller_s: float
     peers_s: Mapping[str, float]
     correct: bool
+    doubt: str = ""
 
     @property
     def speed_up(self) -> float | None:
@@ -67,12 +71,18 @@ def main() -> int:
     for name, batch in CHOSEN:
         result = run(rows[name], batch, peers)
         results.append(result)
-        screen.print(f"  {name}: {'correct' if result.correct else 'WRONG'}, {result.roller_s * 1e3:.3f} ms")
+        screen.print(f"  {name}: {result.text}", soft_wrap=True)
+        screen.print(f"    {'correct' if result.correct else 'WRONG'}, {result.roller_s * 1e3:.3f} ms")
+        if result.doubt:
+            screen.print(f"    doubtful: {result.doubt}", soft_wrap=True)
     screen.print(table(results, [peer.name for peer in peers]))
     ratios = [r.speed_up for r in results if r.speed_up is not None]
     names = " and ".join(peer.name for peer in peers)
     if ratios:
-        screen.print(f"geometric mean against the fastest of {names}: {statistics.geometric_mean(ratios):.2f}x")
+        whom = names if len(peers) == 1 else f"the faster of {names}"
+        screen.print(f"speed-up over {whom}, geometric mean: {statistics.geometric_mean(ratios):.2f}x")
+    if any(r.doubt for r in results):
+        screen.print("*: other programs disturbed these times; run the demo again on a quieter machine")
     screen.print(
         "predicted: by the white-box model from the device's numbers, before anything ran; the others are measured"
     )
@@ -105,16 +115,17 @@ def run(row: dict[str, Any], batch: int, peers: list[Peer]) -> Result:
             apart = float(np.abs(prepared.result() - out).max() / np.abs(out).max())
             assert apart < SAME, f"{peer.name} computes another operator: results are {apart:.1e} apart"
             calls[peer.name] = prepared.call
-    seconds = {name: median_seconds(call) for name, call in calls.items()}
+    with watched() as machine:
+        seconds = {name: median_seconds(call) for name, call in calls.items()}
     return Result(
         id=row["id"],
         text=str(expr),
-        flops=float(expr.flops),
         compile_s=compile_s,
         predicted_s=kernel.estimate.seconds,
         roller_s=seconds.pop("roller"),
         peers_s=seconds,
         correct=is_correct(expr, arrays, out),
+        doubt=machine.doubt or kernel.doubt,
     )
 
 
@@ -146,17 +157,15 @@ def median_seconds(call: Callable[[], object]) -> float:
 def table(results: list[Result], peers: list[str]) -> Table:
     """Return the results as a table."""
     out = Table(box=box.SIMPLE, title="Operators of the Roller paper on this CPU", title_justify="left")
-    for name in ("", "operator"):
-        out.add_column(name)
-    for name in ("compile s", "predicted ms", "roller ms", "GFLOP/s", *(f"{p} ms" for p in peers), "speed-up"):
+    out.add_column("")
+    for name in ("compile\ns", "predicted\nms", "roller\nms", *(f"{p}\nms" for p in peers), "speed-up"):
         out.add_column(name, justify="right")
     out.add_column("check")
     for r in results:
         others = [f"{r.peers_s[p] * 1e3:.3f}" if p in r.peers_s else "-" for p in peers]
         faster = "-" if r.speed_up is None else f"{r.speed_up:.2f}x"
-        out.add_row(r.id, r.text, f"{r.compile_s:.2f}", f"{r.predicted_s * 1e3:.3f}", f"{r.roller_s * 1e3:.3f}",
-                    f"{r.flops / r.roller_s / 1e9:.1f}", *others, faster,
-                    "correct" if r.correct else "WRONG")  # fmt: skip
+        times = (f"{r.compile_s:.2f}", f"{r.predicted_s * 1e3:.3f}", f"{r.roller_s * 1e3:.3f}{'*' * bool(r.doubt)}")
+        out.add_row(r.id, *times, *others, faster, "correct" if r.correct else "WRONG")
     return out
 
 

@@ -1,7 +1,7 @@
 """Compile whole networks for this CPU, hold them to ONNX Runtime, and race the two.
 
 Run by ``make demo``, first of all: SqueezeNet and MobileNet V2 with random weights. With paths
-(``python -m examples.model resnet50.onnx``) any ONNX models of fixed shapes.
+(``python -m examples.model resnet50.onnx --batch 4``) any ONNX models.
 """
 
 from __future__ import annotations
@@ -10,18 +10,22 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import onnxruntime
+import typer
 from rich import box
 from rich.table import Table
 
 import roller
 from benchmarks.models.feeds import random_feeds
 from benchmarks.models.registry import build
+from examples.racing import watched
+from roller.cli.compile_model import BatchOption, ShapeOption, shapes_of
 from roller.cli.screen import console
 
 NETWORKS = ("light_squeezenet", "mobilenet_v2")
@@ -32,13 +36,17 @@ ROUNDS = 15
 
 @dataclass(frozen=True)
 class Race:
-    """One network: seconds to compile it, the largest error, and median seconds of a call of either."""
+    """One network: seconds to compile it, the largest error, and median seconds of a call of either.
+
+    ``doubt`` says what other programs did meanwhile, empty where they did nothing.
+    """
 
     name: str
     compile_s: float
     error: float
     roller_s: float
     peer_s: float
+    doubt: str = ""
 
     @property
     def correct(self) -> bool:
@@ -46,39 +54,43 @@ class Race:
         return self.error <= TOLERANCE
 
 
-def main() -> int:
-    """Run the example; return 1 where an output was wrong."""
-    words = sys.argv[1:]
-    if any(word.startswith("-") for word in words):
-        sys.stdout.write(f"{__doc__}\n")
-        return 0
+def main(
+    models: Annotated[list[Path] | None, typer.Argument(help="ONNX files; two light networks when absent.")] = None,
+    batch: BatchOption = None,
+    shapes: ShapeOption = None,
+) -> None:
+    """Compile networks for this CPU, hold them to ONNX Runtime, and race the two; exit code 1 where one is wrong."""
     try:
-        if words:
-            return show([run(Path(word)) for word in words])
-        with tempfile.TemporaryDirectory() as folder:
-            return show([run(build(name, Path(folder))) for name in NETWORKS])
+        if models:
+            code = show([run(path, batch, shapes_of(shapes)) for path in models])
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                code = show([run(build(name, Path(folder), batch or 1)) for name in NETWORKS])
     except roller.RollerError as err:
         sys.stderr.write(f"{err}\n")
-        return 1
+        code = 1
+    raise typer.Exit(code)
 
 
-def run(path: Path) -> Race:
+def run(path: Path, batch: int | None = None, shapes: Mapping[str, tuple[int, ...]] | None = None) -> Race:
     """Compile, check and race one model."""
     start = time.perf_counter()
-    session = roller.compile_model(path, device="cpu", cache=False)  # the demo times the whole road
+    # Without the cache: the demo times the whole road.
+    session = roller.compile_model(path, device="cpu", batch=batch, shapes=shapes or {}, cache=False)
     compile_s = time.perf_counter() - start
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = roller.load_spec("cpu").units
     peer = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    feeds = random_feeds(path)
+    feeds = random_feeds(path, shapes={d.name: d.shape for d in session.inputs})
     pairs = list(zip(session.run(None, feeds), peer.run(None, feeds), strict=True))
     error = max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs)
     seconds: dict[str, list[float]] = {"roller": [], "peer": []}
-    for _ in range(ROUNDS):  # in turn, so that whatever disturbs the machine meets both
-        seconds["roller"].append(timed(lambda: session.run(None, feeds)))
-        seconds["peer"].append(timed(lambda: peer.run(None, feeds)))
+    with watched() as machine:
+        for _ in range(ROUNDS):  # in turn, so that whatever disturbs the machine meets both
+            seconds["roller"].append(timed(lambda: session.run(None, feeds)))
+            seconds["peer"].append(timed(lambda: peer.run(None, feeds)))
     medians = {name: statistics.median(times) for name, times in seconds.items()}
-    return Race(path.stem, compile_s, error, medians["roller"], medians["peer"])
+    return Race(path.stem, compile_s, error, medians["roller"], medians["peer"], machine.doubt)
 
 
 def timed(call: Callable[[], object]) -> float:
@@ -103,8 +115,11 @@ def show(races: Sequence[Race]) -> int:
     screen = console()
     screen.print(table)
     screen.print("error: largest difference from ONNX Runtime, relative to its largest output")
+    for race in races:
+        if race.doubt:
+            screen.print(f"{race.name}: times are doubtful: {race.doubt}", soft_wrap=True)
     return 0 if all(race.correct for race in races) else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    typer.run(main)

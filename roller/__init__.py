@@ -19,9 +19,9 @@ __version__ = "0.1.0"
 
 #: Public name -> module it is loaded from.
 _HOME = {
-    "Candidate": "roller.construction.constructor",
+    "Candidate": "roller.search.constructor",
     "CompiledKernel": "roller.compiled",
-    "ConstructOptions": "roller.construction.options",
+    "ConstructOptions": "roller.templates.common.options",
     "DeviceSpec": "roller.hardware",
     "Estimate": "roller.perf",
     "KernelArtifact": "roller.artifact",
@@ -32,20 +32,23 @@ _HOME = {
     "compile_model": "roller.onnx.compile",
     "construct": "roller.pipeline",
     "explain": "roller.report.explain",
+    "from_kineto": "roller.insight.whatif.replay",
     "list_specs": "roller.hardware",
     "load": "roller.pipeline",
     "load_model": "roller.model.saved",
     "load_spec": "roller.hardware",
     "predict": "roller.pipeline",
+    "record": "roller.insight.recording",
     "sensitivity": "roller.report.sensitivity",
+    "trace": "roller.insight.tracing.api",
     "why_not": "roller.report.explain",
 }
 _MODULES = ("ops",)
 
 __all__ = [
     "Candidate", "CompiledKernel", "ConstructOptions", "DeviceSpec", "Estimate", "KernelArtifact", "RProgram",
-    "RollerError", "TensorExpr", "compile", "compile_model", "construct", "explain", "list_specs", "load", "load_model",
-    "load_spec", "ops", "predict", "sensitivity", "why_not",
+    "RollerError", "TensorExpr", "compile", "compile_model", "construct", "explain", "from_kineto", "list_specs",
+    "load", "load_model", "load_spec", "ops", "predict", "record", "sensitivity", "trace", "why_not",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -54,6 +57,9 @@ if TYPE_CHECKING:
     from roller.errors import RollerError
     from roller.expr import TensorExpr
     from roller.hardware import DeviceSpec, list_specs, load_spec
+    from roller.insight.recording import record
+    from roller.insight.tracing.api import trace
+    from roller.insight.whatif.replay import from_kineto
     from roller.model.saved import load_model
     from roller.onnx.compile import compile_model
     from roller.perf import Estimate

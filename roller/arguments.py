@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from roller.artifact import Constant
-from roller.backends.dtypes import host_remedy
-from roller.construction.options import ConstructOptions
 from roller.errors import ExprError, RollerError, shown
 from roller.expr import Tensor, TensorExpr
 from roller.expr.arithmetic import check_arithmetic
 from roller.hardware import DeviceSpec, list_specs, load_spec
+from roller.templates.common.options import ConstructOptions
 
 if TYPE_CHECKING:
+    from roller.artifact import Constant
     from roller.runtime.devices import DeviceHandle
 
 
@@ -54,7 +53,8 @@ def target_of(device: str | DeviceSpec, spec: str | DeviceSpec | None = None) ->
     RollerError
         Where ``spec`` stands beside the name of another, or is of another kind than the device it stands beside.
     """
-    from roller.runtime.devices import is_reachable, resolve
+    from roller.runtime.child import resolve
+    from roller.runtime.devices import is_reachable
 
     if not (isinstance(device, str) and is_reachable(device)):
         if spec is not None:
@@ -109,6 +109,8 @@ def constants_of(
         Where a name is no input of the expression, an array does not fit its input, or ``options`` name a constant
         that has no value.
     """
+    from roller.artifact import Constant  # what construction and prediction never need
+
     if constants is not None and not isinstance(constants, Mapping):
         raise RollerError(
             f"constants: expected a mapping from names of inputs to arrays, got {type(constants).__name__}. "
@@ -143,6 +145,8 @@ def _bytes(value: Any, tensor: Tensor) -> bytes:
         try:
             array = np.from_dlpack(value)
         except (RuntimeError, BufferError, TypeError, ValueError) as err:
+            from roller.backends.foreign import host_remedy
+
             raise RollerError(
                 f"{where}: cannot view {type(value).__name__} as host memory ({err}). {host_remedy(value)}"
             ) from err
@@ -150,8 +154,7 @@ def _bytes(value: Any, tensor: Tensor) -> bytes:
         raise RollerError(
             f"{where}: expected shape {tensor.shape}, got {tuple(array.shape)}. Reshape it or compile for its shape."
         )
-    # NumPy has no bfloat16 of its own: that of ml_dtypes is known by its name.
-    if array.dtype != tensor.dtype if tensor.dtype != "bfloat16" else array.dtype.name != "bfloat16":
+    if array.dtype.name != tensor.dtype or not array.dtype.isnative:
         raise RollerError(
             f"{where}: expected dtype {tensor.dtype}, got {array.dtype}. Convert it with .astype('{tensor.dtype}')."
         )

@@ -18,13 +18,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from roller.display import one_line
+from roller.core.display import one_line
+from roller.core.files import whole_file
+from roller.core.validation import path as path_of
 from roller.errors import MALFORMED, ArtifactError, shown
 from roller.expr import TensorExpr
 from roller.expr.serialize import expr_from_dict, expr_to_dict
-from roller.files import whole_file
 from roller.tile import RProgram
-from roller.validation import path as path_of
 
 FORMAT_VERSION = 3
 #: Files that need no field of a later format are written in this one, for earlier readers: 1 has no constants; 2 has
@@ -35,9 +35,6 @@ _MAGIC = b"roller kernel\n"
 _LENGTH_BYTES = 8
 #: Constants begin at multiples of it in a file.
 _ALIGN_BYTES = 64
-#: A panel holds what ``prepare`` packs of the constants, once; a workspace belongs to a call.
-ROLES = ("input", "output", "workspace", "panel")
-
 #: Where ``build`` says why the measured time is doubtful; absent where it was measured undisturbed.
 DOUBT = "doubt"
 #: Where ``build`` says why the candidates, whose times are right, could not be ranked; absent where they were.

@@ -8,21 +8,22 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from roller.artifact import Constant, KernelArtifact
-from roller.display import html_table, one_line, seconds_text
+from roller.core.display import html_table, one_line, seconds_text
 from roller.errors import LaunchError
+from roller.targets import target_of_language
 from roller.tile import RProgram
 
 if TYPE_CHECKING:  # the model and the constructor are loaded by whoever looks at a candidate
     import os
     from pathlib import Path
 
-    from roller.construction.constructor import Candidate
-    from roller.construction.named import Tile
-    from roller.construction.options import ConstructOptions
     from roller.explaining.explanation import Explanation
     from roller.explaining.why_not import WhyNot
     from roller.hardware import DeviceSpec
     from roller.perf.estimate import Estimate
+    from roller.search.constructor import Candidate
+    from roller.search.explicit_tiles import Tile
+    from roller.templates.common.options import ConstructOptions
 
 
 class CompiledKernel:
@@ -210,21 +211,9 @@ class CompiledKernel:
                 f"machine's device. Save it (kernel.save) and load it where a {artifact.device} is, or "
                 "compile with device='cpu' to run here. Source, program and estimate are available everywhere."
             )
-        if artifact.language == "llvm":
-            from roller.backends.cpu.launcher import CpuKernel
-
-            return CpuKernel(artifact)
-        if artifact.binary is None:  # compiled by name where its device was not: the source is built where it is
-            from roller.backends.build import build
-
-            artifact = build(artifact)
-        if artifact.language == "hip":
-            from roller.backends.rocm.launcher import RocmKernel
-
-            return RocmKernel(artifact)
-        from roller.backends.cuda.launcher import CudaKernel
-
-        return CudaKernel(artifact)
+        target = target_of_language(artifact.language, artifact.expression.name, LaunchError)
+        # One compiled by name where its device was not has its source only, which is built where the device is.
+        return target.load(artifact if artifact.binary is not None else target.build(artifact))
 
     def __repr__(self) -> str:
         """Operator, device, prediction and measurement on one line."""

@@ -8,32 +8,33 @@ no kernel: a warm compile loads neither of them, nor the constructor and its mod
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from roller.arguments import constants_of, expression_of, options_of, target_of
-from roller.artifact import Constant, KernelArtifact
-from roller.c_compiler import need_compiler
-from roller.choosing import How, Workshop, choose, first_lowered
-from roller.choosing.proving import Verdict, is_proved, noted, seconds_of
-from roller.choosing.proving import prove as prove_kernel
-from roller.compiled import CompiledKernel
-from roller.construction.options import TEMPLATE_VERSION, ConstructOptions
-from roller.errors import BuildError, RollerError, TileError
+from roller.core.c_compiler import need_compiler
+from roller.core.validation import flag
+from roller.errors import RollerError, TileError
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.hardware.detect import is_this_machine
+from roller.targets import target_for
+from roller.templates.common.options import TEMPLATE_VERSION, ConstructOptions
 from roller.tile import RProgram
-from roller.validation import flag
 
 if TYPE_CHECKING:
-    from roller.construction.constructor import Candidate
-    from roller.construction.named import Tile
+    from roller.artifact import KernelArtifact
+    from roller.choosing import Selection
+    from roller.choosing.proving import Verdict
+    from roller.compiled import CompiledKernel
     from roller.perf.estimate import Estimate
     from roller.runtime.cache import CachedCandidate, CacheEntry
     from roller.runtime.devices import DeviceHandle
+    from roller.search.constructor import Candidate
+    from roller.search.explicit_tiles import Tile
 
 __all__ = ["Candidate", "CompiledKernel", "ConstructOptions", "compile", "construct", "load", "predict"]
 
@@ -42,11 +43,15 @@ THIS_CPU = "cpu"
 
 
 def __getattr__(name: str) -> Any:
-    """Load ``Candidate`` with the constructor it belongs to, when it is asked for."""
+    """Load what a stage returns with the stage it belongs to, when it is asked for."""
     if name == "Candidate":
-        from roller.construction.constructor import Candidate
+        from roller.search.constructor import Candidate
 
         return Candidate
+    if name == "CompiledKernel":
+        from roller.compiled import CompiledKernel
+
+        return CompiledKernel
     raise AttributeError(f"module 'roller.pipeline' has no attribute '{name}'")
 
 
@@ -80,22 +85,23 @@ def construct(
     >>> len(found), found[0].estimate.bottleneck
     (3, 'compute')
     """
-    from roller.construction.constructor import construct_candidates
+    from roller.search.constructor import construct_candidates
 
     spec, chosen = target_of(device)[0], options_of(options, top_k)
     found = construct_candidates(expression_of(expr), spec, chosen)
     if chosen.top_k != "auto":
         return list(found)
-    from roller.construction.auto import worth_timing
+    from roller.search.auto import worth_timing
 
     return [found[n] for n in worth_timing(found, spec)]
 
 
 def predict(
-    expr: Any, device: str | DeviceSpec, tiles: Mapping[str, Tile] | str | RProgram, *,
-    fragment: str | None = None, stages: int = 1, split_k: int = 1, raster: int = 1,
+    expr: Any, device: str | DeviceSpec, tiles: Mapping[str, Tile] | str | RProgram | None = None, *,
+    fragment: str | None = None, stages: int = 1, split_k: int = 1, raster: int = 1, warm: Sequence[str] = (),
+    policy: str | None = None,
 ) -> Estimate:  # fmt: skip
-    """Price tiles, or a whole program, that a person names.
+    """Price tiles, or a whole program, that a person names; or the kernel a framework's library would run.
 
     Parameters
     ----------
@@ -115,6 +121,13 @@ def predict(
         fragments: ``register`` is the tile of its threads together (one fragment along the reduction).
     stages, split_k, raster
         What tiles do not say, and a name does (:class:`~roller.tile.RProgram`).
+    warm
+        GPU: inputs that whatever ran before left in the shared cache (activations). They come from there, where all
+        tensors of the call fit it together; else from DRAM like the others.
+    policy
+        GPU: ``"library"`` for the kernel that a framework calls there, alone, with the time of its call;
+        ``"library-graph"`` for the same replayed from a graph (:mod:`roller.templates.common.policy`). Beside ``tiles``
+        (not a program) it says who calls them: the framework's kernel that is known to have these.
 
     Returns
     -------
@@ -137,15 +150,31 @@ def predict(
     >>> roller.predict(matmul, "v100", str(best.program)) == best.estimate
     True
     """
-    from roller.construction.named import Mechanisms, priced_tiles
-    from roller.construction.named_program import estimate_named, program_from_name
+    from roller.search.explicit_tiles import Mechanisms, priced_tiles
+    from roller.search.program_names import estimate_named, program_from_name
+    from roller.search.warm import warm_inputs
 
     expression, spec, how = expression_of(expr), target_of(device)[0], Mechanisms(stages, split_k, raster)
+    kept = warm_inputs(expression, spec, warm)
+    if policy is None and tiles is None:
+        raise TileError("tiles: expected a mapping from layer to extents, got NoneType. Name tiles, or a policy.")
+    if policy is not None and isinstance(tiles, (str, RProgram)):
+        raise TileError("predict: expected a program, which is ours, or a policy, one of the two. Leave one out.")
+    if tiles is None:
+        from roller.search.library import library_estimate
+
+        if fragment is not None or how != Mechanisms():
+            raise TileError("predict: a policy says fragment, stages, split_k and raster. Leave them out.")
+        return library_estimate(expression, spec, str(policy), kept)
     if not isinstance(tiles, (str, RProgram)):
-        return priced_tiles(expression, spec, tiles, fragment, how).estimate
+        if policy is not None:
+            from roller.search.library import called
+
+            spec = called(expression, spec, policy)
+        return priced_tiles(expression, spec, tiles, fragment, how, kept).estimate
     if fragment is not None or how != Mechanisms():
         raise TileError("predict: a program's name says fragment, stages, split_k and raster. Write them into it.")
-    return estimate_named(program_from_name(expression, spec, str(tiles)), spec)
+    return estimate_named(program_from_name(expression, spec, str(tiles)), spec, kept)
 
 
 def compile(
@@ -228,17 +257,20 @@ def compile(
     EmulationError
         Where ``prove`` is asked for and there is no g++.
     """
+    from roller.choosing import Selection
+    from roller.choosing.proving import is_proved, seconds_of
+    from roller.compiled import CompiledKernel
     from roller.runtime.inputs import checked_seed
 
     (spec, handle), expression = target_of(device, spec), expression_of(expr)
     chosen, values = constants_of(constants, expression, options_of(options, top_k))
     seed, cache, remeasure = checked_seed(seed), flag(cache, "cache"), flag(remeasure, "remeasure")
-    how = How(deterministic, 0.0 if refine_s is None else refine_s)
+    how = Selection(deterministic, 0.0 if refine_s is None else refine_s)
     here = is_this_machine(spec) or handle is not None
     if how.refine_s and not here:
         raise RollerError(f"refine_s: expected a device that is here to time on, got '{spec.name}'. Leave it out.")
     prove_for_s = seconds_of(prove, prove_s, here, spec.name) if prove is not False or prove_s is not None else 0.0
-    if not cache or (handle is not None and handle.kind == "null"):
+    if not cache or (handle is not None and handle.target.pretends):
         return _compile(expression, spec, chosen, seed, handle, how, prove_for_s).holding(values)
     from roller.runtime.cache import CacheKey, KernelCache
     from roller.runtime.cache_entry import entry_of, for_expression
@@ -275,6 +307,9 @@ def load(path: str | os.PathLike[str]) -> CompiledKernel:
     ArtifactError
         Where the file is missing, damaged or of a newer format.
     """
+    from roller.artifact import KernelArtifact
+    from roller.compiled import CompiledKernel
+
     return CompiledKernel(KernelArtifact.load(path))
 
 
@@ -286,37 +321,12 @@ def lower(program: RProgram, expression: TensorExpr, spec: DeviceSpec) -> Kernel
     BuildError
         Where the program cannot be lowered, or the target has no code generator.
     """
-    language = spec.target.get("language")
-    if language == "cuda":
-        from roller.codegen import cuda
-
-        copies = spec.execution.async_copy_bytes is not None
-        return _with_constants(cuda.lower(program, expression, spec.target["arch"], spec.name, async_copies=copies))
-    if language == "hip":
-        from roller.codegen import hip
-
-        return _with_constants(hip.lower(program, expression, spec.target["arch"], spec.name))
-    if language == "llvm":
-        from roller.codegen import llvm
-
-        vector_bytes = spec.teu.lanes * 4
-        return llvm.lower(program, expression, spec.target["mcpu"], spec.units, spec.name, vector_bytes)
-    raise BuildError(
-        f"{spec.name}: no code generator for target language '{language}' yet. Construct and predict work; compile for "
-        "a device whose spec has the target language 'cuda', 'hip' or 'llvm'."
-    )
-
-
-def _with_constants(artifact: KernelArtifact) -> KernelArtifact:
-    """Name the constants in the artifact of a GPU, whose kernels take them as any other input."""
-    names = artifact.program.constants
-    found = (Constant(n) for n, t in enumerate(artifact.expression.inputs) if t.name in names)
-    return replace(artifact, constants=tuple(found))
+    return target_for(spec).lower(program, expression, spec)
 
 
 def _candidate_of(cached: CachedCandidate) -> Candidate:
-    from roller.construction.constructor import Candidate
     from roller.perf.estimate import Estimate
+    from roller.search.constructor import Candidate
 
     c, estimate = cached, Estimate.from_dict(cached.estimate)
     return Candidate(c.id, c.program, estimate, c.status, c.measured_s, c.reason, c.proved)
@@ -328,26 +338,27 @@ def _compile(
     options: ConstructOptions,
     seed: int,
     handle: DeviceHandle | None = None,
-    how: How = How(),  # noqa: B008 - frozen
+    how: Selection | None = None,
     prove_s: float = 0.0,
 ) -> CompiledKernel:
     """Construct; where the device is here build, check, and time what has to be; elsewhere lower the best one.
 
     ``prove_s``: seconds to prove it for, 0 for no proof.
     """
-    from roller.construction.constructor import construct_candidates, target_units
+    from roller.choosing import Selection, first_lowered, proving
+    from roller.choosing.priced_only import compiled_spec
+    from roller.search.constructor import construct_candidates, target_units
 
+    spec = compiled_spec(expression, spec)
     candidates = construct_candidates(expression, spec, options)
-    if handle is not None:
-        return _compile_on(handle, expression, spec, candidates, options, seed, how)
-    if is_this_machine(spec):
-        return _compile_here(expression, spec, candidates, options, seed, how)
+    if handle is not None or is_this_machine(spec):
+        return _compile_here(handle, expression, spec, candidates, options, seed, how or Selection())
     share = target_units(spec, options)
 
     def proved(candidate: Candidate, artifact: KernelArtifact) -> tuple[KernelArtifact, Verdict]:
         del candidate
-        verdict = prove_kernel(artifact, prove_s, lower=partial(lower, spec=share), seed=seed)
-        return noted(artifact, verdict, prove_s), verdict
+        verdict = proving.prove(artifact, prove_s, lower=partial(lower, spec=share), seed=seed)
+        return proving.noted(artifact, verdict, prove_s), verdict
 
     return first_lowered(
         expression, spec, candidates, lambda c: lower(c.program, expression, share), proved if prove_s else None
@@ -355,45 +366,28 @@ def _compile(
 
 
 def _compile_here(
-    expression: TensorExpr, spec: DeviceSpec, candidates: tuple[Candidate, ...], options: ConstructOptions, seed: int,
-    how: How,
+    handle: DeviceHandle | None, expression: TensorExpr, spec: DeviceSpec, candidates: tuple[Candidate, ...],
+    options: ConstructOptions, seed: int, how: Selection,
 ) -> CompiledKernel:  # fmt: skip
-    """Choose among candidates on this machine's processor."""
-    from roller.codegen import llvm  # noqa: F401 - imported before forking, so that the children inherit TVM
-    from roller.construction.constructor import target_units
-    from roller.runtime.cpu_profile import Bench
-
-    need_compiler("compiling for this processor")
-    share = target_units(spec, options)  # a kernel for a share of the units runs on that share
-
-    def make(candidate: Candidate) -> KernelArtifact:
-        return lower(candidate.program, expression, share)
-
-    shop = Workshop(expression, spec, options, make, Bench(expression, seed).profile)
-    return choose(shop, candidates, how)
-
-
-def _compile_on(
-    handle: DeviceHandle,
-    expression: TensorExpr,
-    spec: DeviceSpec,
-    candidates: tuple[Candidate, ...],
-    options: ConstructOptions,
-    seed: int,
-    how: How,
-) -> CompiledKernel:
-    """Choose among candidates on a device of this machine."""
-    import roller.te.compat  # noqa: F401 - imported before forking, so that the children inherit TVM
+    """Choose among candidates on a device of this machine; without ``handle`` it is the processor."""
     from roller.backends.build import build
-    from roller.backends.null.device import NullKernel
-    from roller.runtime.profiler import Bench
+    from roller.choosing import Workshop, choose
+    from roller.compiled import CompiledKernel
+    from roller.runtime import cpu_profile, profiler
+    from roller.search.constructor import target_units
 
-    pretended = handle.kind == "null"
+    if handle is None:
+        need_compiler("compiling for this processor")
+    target_for(spec).prepare()
+    share = target_units(spec, options)  # a kernel for a share of the units runs on that share
+    pretends = handle is not None and handle.target.pretends
 
     def make(candidate: Candidate) -> KernelArtifact:
-        artifact = replace(lower(candidate.program, expression, spec), estimate=candidate.estimate.to_dict())
-        return artifact if pretended else build(artifact)
+        artifact = replace(lower(candidate.program, expression, share), estimate=candidate.estimate.to_dict())
+        return artifact if pretends else build(artifact)
 
-    with Bench(expression, handle, seed) as bench:
+    opened = profiler.Bench(expression, handle, seed) if handle else nullcontext(cpu_profile.Bench(expression, seed))
+    with opened as bench:
         kernel = choose(Workshop(expression, spec, options, make, bench.profile), candidates, how)
-    return CompiledKernel(kernel.artifact, kernel.candidates, launcher=NullKernel if pretended else None)
+    launcher = handle.target.load if handle is not None and pretends else None
+    return CompiledKernel(kernel.artifact, kernel.candidates, launcher=launcher)

@@ -14,25 +14,21 @@ PACKAGE = ROOT / "roller"
 
 #: Bottom to top. A floor imports only floors before it in this list; ``roller`` itself loads all of them lazily.
 FLOORS = (
-    "display", "errors", "validation", "processor", "files", "scratch", "c_compiler", "cyclic", "fragment", "expr",
-    "hardware", "ops", "tile", "perf", "construction", "explaining", "artifact", "packed", "te", "codegen", "emulator",
-    "backends", "runtime", "model", "probing", "compiled", "arguments", "choosing", "pipeline", "onnx", "report",
-    "roller", "cli",
+    "errors", "core", "targets", "expr", "hardware", "ops", "tile", "perf", "artifact", "horizontal", "te", "templates",
+    "search", "explaining", "emulator", "backends", "runtime", "graph", "model", "probing", "compiled", "arguments",
+    "choosing", "pipeline", "batch", "onnx", "report", "insight", "roller", "cli",
 )  # fmt: skip
 
 #: Pairs that are neighbours, not stairs: neither may import the other.
 SIBLINGS = (("expr", "hardware"), ("ops", "hardware"), ("ops", "tile"), ("perf", "ops"),
-            ("construction", "ops"), ("artifact", "explaining"),
-            ("te", "hardware"), ("artifact", "perf"), ("artifact", "construction"), ("backends", "codegen"),
-            ("emulator", "codegen"), ("emulator", "te"), ("emulator", "perf"), ("emulator", "construction"),
-            ("emulator", "hardware"), ("emulator", "ops"), ("probing", "perf"), ("probing", "construction"),
-            ("probing", "codegen"))  # fmt: skip
+            ("templates", "ops"), ("search", "ops"), ("artifact", "explaining"), ("search", "artifact"),
+            ("te", "hardware"), ("artifact", "perf"), ("backends", "templates"), ("graph", "runtime"),
+            ("emulator", "templates"), ("emulator", "te"), ("emulator", "perf"), ("emulator", "search"),
+            ("emulator", "hardware"), ("emulator", "ops"), ("probing", "perf"), ("probing", "search"),
+            ("probing", "templates"))  # fmt: skip
 
 #: What a bare machine has on which a compiled kernel only runs, and what each launcher may need besides.
-RUNS_BARE = (
-    "display", "errors", "validation", "processor", "files", "scratch", "fragment", "expr", "tile", "artifact",
-    "packed", "emulator",
-)  # fmt: skip
+RUNS_BARE = ("errors", "core", "targets", "expr", "tile", "artifact", "horizontal", "emulator")
 #: Used where it is installed, and done without where it is not.
 OPTIONAL = {"roller.runtime.cache_location": {"platformdirs"}}
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -133,10 +129,38 @@ def test_no_cycles():
     assert done == set(MODULES)
 
 
+def test_no_circle_crosses_a_folder():
+    """Not even of imports that wait for a call: what needs each other stands in one folder."""
+
+    def reached(start: str) -> set[str]:
+        seen: set[str] = set()
+        todo = [start]
+        while todo:
+            fresh = internal(todo.pop()) - seen - {"roller"}
+            seen |= fresh
+            todo += fresh
+        return seen
+
+    def folder(name: str) -> Path:
+        return MODULES[name].parent
+
+    reach = {name: reached(name) for name in MODULES if name != "roller"}
+    circles = [(a, b) for a in reach for b in reach[a] if a < b and a in reach[b] and folder(a) != folder(b)]
+    assert not circles
+
+
+def emits(name: str) -> bool:
+    """Whether a module of ``templates/`` writes code: it, or a package it is in, is called ``emit``."""
+    return floor_of(name) == "templates" and any(part.split("_")[0] == "emit" for part in name.split("."))
+
+
 @pytest.mark.parametrize("name", MODULES)
-def test_tvm_is_imported_only_in_te_and_codegen(name):
-    if floor_of(name) not in ("te", "codegen"):
+def test_tvm_is_imported_only_in_te_and_where_templates_emit(name):
+    if floor_of(name) != "te" and not emits(name):
         assert "tvm" not in external(name)
+        if floor_of(name) == "templates":
+            upwards = {i for i in internal(name) if emits(i) or floor_of(i) in ("te", "artifact", "horizontal")}
+            assert not upwards, f"{name}: what is offered and priced must not need the code: {upwards}"
 
 
 def test_moved_tvm_names_live_in_the_compat_modules():
@@ -207,6 +231,16 @@ def test_constructing_and_predicting_need_no_tvm():
     assert run(code) == "3 True"
 
 
+def test_constructing_loads_the_templates_of_one_kind_of_device():
+    code = (
+        "import sys, roller\n"
+        "roller.construct(roller.ops.matmul(64, 64, 64), device='v100', top_k=1)\n"
+        "rooms = {m.split('.')[2] for m in sys.modules if m.startswith('roller.templates.')}\n"
+        "print(sorted({'bsp', 'cpu', 'gpu'} & rooms))"
+    )
+    assert run(code) == "['gpu']"
+
+
 def test_public_names_resolve():
     import roller
 
@@ -215,3 +249,45 @@ def test_public_names_resolve():
     assert callable(roller.construct)
     with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
         roller.nonsense  # noqa: B018
+
+
+def comparisons_by_name(tree: ast.AST) -> list[str]:
+    """Return comparisons of a device's kind or a kernel's language with a name."""
+    names = {"bsp", "cpu", "gpu", "cuda", "hip", "llvm", "poplar", "rocm", "null", "emulated"}
+
+    def asks(node: ast.expr) -> bool:
+        return getattr(node, "attr", getattr(node, "id", "")) in ("kind", "language", "device") or (
+            isinstance(node, ast.Call) and any(isinstance(a, ast.Constant) and a.value == "language" for a in node.args)
+        )
+
+    def name(node: ast.expr) -> bool:
+        return any(isinstance(n, ast.Constant) and n.value in names for n in ast.walk(node))
+
+    found = (n for n in ast.walk(tree) if isinstance(n, ast.Compare))
+    return [
+        ast.unparse(n)
+        for n in found
+        if any(asks(x) for x in (n.left, *n.comparators)) and any(name(x) for x in n.comparators)
+    ]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_kinds_and_languages_are_facts_of_the_registry(name):
+    found = comparisons_by_name(ast.parse(MODULES[name].read_text()))
+    assert not found, f"{name}: {found}: ask roller.targets, or the traits of the specification, for what is decided by"
+
+
+def test_comparisons_by_name_are_found():
+    text = 'a.kind == "gpu"\nlanguage in ("cuda", "hip")\nspec.target.get("language") != "hip"\ndtype.kind == "f"'
+    assert len(comparisons_by_name(ast.parse(text))) == 3
+
+
+def test_every_kind_has_templates():
+    from roller.targets import KINDS
+    from roller.templates.registry import templates_of
+
+    for kind in KINDS:
+        folder = PACKAGE / "templates" / kind
+        names = [t.name for t in templates_of(kind)]
+        assert len(set(names)) == len(names) > 0
+        assert all((folder / name / "__init__.py").exists() for name in names)

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from roller.cyclic import held_back
+from roller.core.cyclic import held_back
 
 
 def test_it_goes_on_after_the_last_of_nested_holders_and_after_an_error() -> None:

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import roller
-from roller.display import MOST_CHARACTERS, html_table, structure
+from roller.core.display import MOST_CHARACTERS, html_table, structure
 from roller.expr.scalar import Call, Const, Load
 from roller.expr.text import scalar_text
-from roller.model.plan import Plan
-from roller.model.steps import KernelSource, Program
+from roller.graph.plan import Plan
+from roller.graph.steps import KernelSource, Program
 from roller.onnx.options import ModelOptions
 from roller.runtime.records import Record
 

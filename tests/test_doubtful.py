@@ -9,14 +9,14 @@ import pytest
 from typer.testing import CliRunner
 
 import roller
-from roller.choosing import How, choose
+from roller.choosing import Selection, choose
 from roller.choosing.choose import Workshop
 from roller.cli.main import app
-from roller.construction.constructor import construct_candidates
 from roller.runtime import cpu_profile
 from roller.runtime.cache import KernelCache
 from roller.runtime.clock import Spell, SystemClock
 from roller.runtime.records import Record
+from roller.search.constructor import construct_candidates
 
 RELU = "elementwise('relu', (4096,))"
 WHY = "other programs kept 1.9 of 2 processors busy while it was timed: 0 of 9 windows were quiet"
@@ -96,17 +96,17 @@ def chosen(*records):
     expr, spec = roller.ops.matmul(64, 64, 64), roller.load_spec("v100")
     options = roller.ConstructOptions(top_k=len(records))
     candidates = construct_candidates(expr, spec, options)
+
     def record(name, status, seconds, why):
         doubtful = status == "doubtful"
         return Record(name, status, why if doubtful else "", seconds, tied="" if doubtful else why)
 
     outcome = {
-        c.id: record(c.id, status, seconds, why)
-        for c, (status, seconds, why) in zip(candidates, records, strict=True)
+        c.id: record(c.id, status, seconds, why) for c, (status, seconds, why) in zip(candidates, records, strict=True)
     }
     made = roller.compile(expr, spec, top_k=1, cache=False).artifact
     shop = Workshop(expr, spec, options, lambda c: made, lambda artifacts, timed: {i: outcome[i] for i in artifacts})
-    kernel = choose(shop, candidates, How())
+    kernel = choose(shop, candidates, Selection())
     return candidates.index(next(c for c in candidates if c.id == chosen_id(kernel))), kernel
 
 

@@ -7,7 +7,7 @@ import stat
 
 import pytest
 
-from roller.files import whole_file
+from roller.core.files import whole_file
 
 
 def test_a_file_appears_at_the_end_with_the_permissions_of_any_other(tmp_path):

@@ -14,7 +14,7 @@ import pytest
 import roller
 from roller import ops
 from roller.artifact import KernelArtifact
-from roller.choosing import How
+from roller.choosing import Selection
 from roller.errors import RollerError
 from roller.model.gpu_bundle import ModelBundle
 from roller.perf.estimate import Estimate
@@ -74,7 +74,7 @@ def arguments() -> list[tuple[str, Callable[..., Any], Mapping[str, Any]]]:
     }  # fmt: skip
     return [
         ("ConstructOptions", roller.ConstructOptions, {}),
-        ("How", How, {}),
+        ("Selection", Selection, {}),
         ("ProfileOptions", ProfileOptions, {}),
         ("construct", roller.construct, {"expr": EXPRESSION, "device": "v100", "top_k": 1}),
         ("predict", roller.predict, {"expr": EXPRESSION, "device": "v100", "tiles": TILES}),

@@ -103,7 +103,7 @@ def test_a_loaded_kernel_saved_as_source_is_built_before_its_device_is_asked_for
         built.append(artifact.target["arch"])
         return artifact.with_binary(b"a cubin")
 
-    monkeypatch.setattr("roller.backends.build.build", build)
+    monkeypatch.setattr("roller.backends.cuda.toolchain.build", build)
     monkeypatch.setitem(sys.modules, "cupy", None)  # no GPU software, wherever this test runs
     with pytest.raises(LaunchError, match=r"expected CuPy.*install it with"):
         roller.load(path)(np.ones((64, 64), "float32"), np.ones((64, 64), "float32"))

@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from roller import ops, processor
+from roller import ops
 from roller.backends.cpu import CpuKernel
-from roller.codegen.cpu.library import features_of
+from roller.core import processor
 from roller.errors import LaunchError
 from roller.hardware.detect import X86_TARGETS
+from roller.templates.cpu.emit.library import features_of
 from tests.codegen.cpu_programs import canonical, host_mcpu, kernel, program
 
 #: Every processor with AVX2 has these.

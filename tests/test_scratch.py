@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from roller.scratch import remove_abandoned, scratch_folder
+from roller.core.scratch import remove_abandoned, scratch_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 _KILLED = """
 import os, signal
-from roller.scratch import scratch_folder
+from roller.core.scratch import scratch_folder
 with scratch_folder("killed-") as folder:
     open(folder + "/kernel.o", "w").close()
     os.kill(os.getpid(), signal.SIGKILL)

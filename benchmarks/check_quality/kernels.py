@@ -24,13 +24,13 @@ from benchmarks.check_quality.expressions import random_expression
 from benchmarks.check_quality.mutants import KINDS, mutated
 from roller import ops
 from roller.backends.cpu.launcher import CpuKernel
-from roller.codegen import llvm
-from roller.codegen.cpu.library import ENTRY, build_library
 from roller.errors import RollerError
 from roller.expr import Axis, Call, Cast, Index, Load, Stage, Tensor, TensorExpr, Term, axis_index
 from roller.hardware import load_spec
 from roller.runtime.check import Oracle
 from roller.runtime.inputs import random_inputs
+from roller.templates.cpu.emit import llvm
+from roller.templates.cpu.emit.library import ENTRY, build_library
 
 #: Seconds of processors after which a mutant hangs: how busy the machine is must not look like a finding.
 _HANGS_S = 20
@@ -183,7 +183,7 @@ def judged(seed: int, each: int) -> Iterator[Outcome]:
     expr, spec = subject(seed), load_spec("cpu")
     rng = np.random.default_rng(seed)
     try:
-        found = roller.construct(expr, spec, top_k=8)
+        found = roller.construct(expr, spec.emitted, top_k=8)
         program = found[int(rng.integers(len(found)))].program
         artifact = llvm.lower(program, expr, spec.target["mcpu"], 1, spec.name, spec.teu.lanes * 4)
     except RollerError as err:

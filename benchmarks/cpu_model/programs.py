@@ -9,18 +9,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from roller import perf
-from roller.construction.constructor import canonical_forms, program_of
-from roller.construction.cpu_dots import dot_axes
-from roller.construction.cpu_pool import staged_choices, vector_axes
-from roller.construction.gpu_pool import structure_of
-from roller.construction.options import ConstructOptions
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.perf.cpu import lane_count
 from roller.perf.estimate import Estimate
+from roller.search.constructor import program_of
+from roller.templates.common.forms import canonical_forms
+from roller.templates.common.options import ConstructOptions
+from roller.templates.cpu import lane_count
+from roller.templates.cpu.common.tasks import vector_axes
+from roller.templates.cpu.dots.pool import dot_axes
+from roller.templates.cpu.tiled.pool import staged_choices
 from roller.tile.geometry import Geometry, Ints
 from roller.tile.program import RProgram
+from roller.tile.structures import Structure, structure_of
 
 #: A program predicted so many times slower than the fastest one sampled is left out: it would take minutes, and tells
 #: no more than one that is ten times slower.
@@ -73,7 +75,7 @@ def _random_batch(g: Geometry, spec: DeviceSpec, rng: np.random.Generator, align
     """Return one random program as a batch of one."""
     structure = structure_of(g)
     v = int(rng.choice(vector_axes(g, structure)))
-    dots = dot_axes(g, spec) if structure == "tiled" else []
+    dots = dot_axes(g, spec) if structure.reuses else []
     if dots and rng.random() < _DOTS:
         v = int(rng.choice(dots))
     register = _register(g, spec, rng, v, aligned, structure)
@@ -81,19 +83,21 @@ def _random_batch(g: Geometry, spec: DeviceSpec, rng: np.random.Generator, align
     per_task = np.array([_size(rng, int(n), aligned) for n in tiles])
     whole = -(-g.extents // register) * register
     block = np.where(g.spatial, register * per_task, whole)
-    if structure == "tiled":
+    if structure.reuses:
         block = _chunked(g, rng, block, register)
     staged: tuple[str, ...] = ()
-    if structure == "tiled" and g.spatial[v]:
+    if structure.reuses and g.spatial[v]:
         choices = staged_choices(g, v)
         staged = choices[int(rng.integers(len(choices)))]
     panel = np.where(g.spatial, register, block)
     rows = [x[None].astype(np.int64) for x in (register, block, panel)]
-    batch = TileBatch(g, structure, rows[0], rows[1], np.ones(1, np.int64), staged, rows[2], v)
-    return replace(batch, nontemporal=structure == "streaming" and bool(rng.random() < 0.5))
+    batch = TileBatch(g, structure.name, rows[0], rows[1], np.ones(1, np.int64), staged, rows[2], v)
+    return replace(batch, nontemporal=not structure.reduces and bool(rng.random() < 0.5))
 
 
-def _register(g: Geometry, spec: DeviceSpec, rng: np.random.Generator, v: int, aligned: bool, structure: str) -> Ints:
+def _register(
+    g: Geometry, spec: DeviceSpec, rng: np.random.Generator, v: int, aligned: bool, structure: Structure
+) -> Ints:
     """Return a random register tile: vectors along ``v``, rows over the spatial axes within the usable registers."""
     lanes = lane_count(spec, 4)
     usable = spec.limits.usable_vector_registers or 1
@@ -101,7 +105,7 @@ def _register(g: Geometry, spec: DeviceSpec, rng: np.random.Generator, v: int, a
     most = max(1, min(4, -(-int(g.extents[v]) // lanes)))
     vectors = _size(rng, most, True)
     register[v] = vectors * lanes if aligned else int(rng.integers(1, vectors * lanes + 1))
-    if structure != "tiled":
+    if not structure.reuses:
         return register
     left = usable // vectors
     for a in rng.permutation(np.flatnonzero(g.spatial)):

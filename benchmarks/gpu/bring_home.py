@@ -22,9 +22,11 @@ from roller.probing.gpu.bundle import properties_of_results, session_of_results
 from roller.probing.gpu.stated import as_stated
 from roller.probing.run import Report, run_probes
 from roller.report.doctor import Observation, diagnose
-from roller.runtime.bundle_format import Bundle, write_checked
+from roller.runtime.bundle_format import Bundle
+from roller.runtime.bundle_run import RESULTS as KERNEL_RESULTS
 from roller.runtime.bundle_run import results_of
 from roller.runtime.devices import properties_of
+from roller.runtime.probe_bundle import RESULTS as PROBE_RESULTS
 from roller.runtime.probe_bundle import ProbeBundle
 from roller.runtime.probe_bundle import results_of as probe_results_of
 
@@ -82,7 +84,7 @@ def bring_home(pack_folder: Path, results: Path, out: Path, name: str = "") -> s
     spec, probed, lines = _specification(hour, out, name or f"{pack.device}-measured")
     doctor = _doctor(hour, spec)
     if hour.part(OPERATORS) is not None and hour.measured:
-        write_checked(out / KERNELS, _kernels(hour))
+        KERNEL_RESULTS.write(out / KERNELS, _kernels(hour))
         lines.append(f"`roller bundle import {out / KERNELS}` puts winners and times into the cache")
     todo = findings.todo(hour)
     text = "\n\n".join(x for x in (
@@ -113,8 +115,8 @@ def _specification(hour: Hour, out: Path, name: str) -> tuple[DeviceSpec, Report
     bundle = ProbeBundle(folder)
     header = {"bundle": bundle.checksum, "device": hour.header["device"], "kind": hour.header["kind"]}
     properties = properties_of(hour.data.properties)
-    body = probe_results_of(bundle, hour.data.cases, header, properties, hour.data.spent_s[PROBES])
-    write_checked(out / TIMES, body)
+    body = probe_results_of(bundle, bundle.names, hour.data.cases, properties, hour.data.spent_s[PROBES])
+    PROBE_RESULTS.write(out / TIMES, {**header, **body})
     session, results = session_of_results(out / TIMES)
     report = run_probes(probes("gpu"), session, session.spec, 1)
     if not hour.measured:
@@ -138,7 +140,7 @@ def _kernels(hour: Hour) -> dict[str, Any]:
               "seed": hour.header["seed"]}  # fmt: skip
     entries = [e for e in bundle.operators if e.id in records]
     seconds = hour.data.spent_s[OPERATORS]
-    return results_of(bundle, entries, records, header, properties_of(hour.data.properties), seconds)
+    return {**header, **results_of(bundle, entries, records, properties_of(hour.data.properties), seconds)}
 
 
 def _doctor(hour: Hour, spec: DeviceSpec) -> str:
@@ -185,7 +187,7 @@ def _operators(hour: Hour, spec: DeviceSpec) -> list[str]:
     """Return the tables of the benchmark."""
     if hour.part(OPERATORS) is None:
         return []
-    known = {f.operand for f in spec.fragments}
+    known = {f.operand for f in spec.emitted.fragments}
     return [render({"operators": operators(hour), "peers": hour.data.skipped.get("peers", "not reached"),
                     "measured": hour.measured}, spec if known else None)]  # fmt: skip
 

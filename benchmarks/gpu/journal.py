@@ -10,12 +10,12 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from roller.errors import ArtifactError
-from roller.runtime.bundle_journal import JournalFile
+from roller.runtime.journal import JournalFile
 from roller.runtime.records import Record
 
 FORMAT, VERSION = "roller-gpu-hour", 1
@@ -54,6 +54,14 @@ class HourJournal:
         self._file.append(row)
         self._file.sync()
         self.data.take(json.loads(json.dumps(row)))
+
+    def keep_record(self, phase: str, operator: str, record: Record) -> None:
+        """Keep the record of a kernel."""
+        self.write(phase, operator=operator, record=dict(record.__dict__))
+
+    def keep_case(self, phase: str, plan: str, case: str, result: dict[str, Any]) -> None:
+        """Keep the result of a probe's case."""
+        self.write(phase, plan=plan, case=case, result=result)
 
     def close(self) -> None:
         """Close the file."""
@@ -104,33 +112,6 @@ class Results:
         if "skipped" in row:
             self.skipped[phase] = row["skipped"]
         self.versions.update(row.get("versions", {}))
-
-
-class KernelRecords:
-    """The part of a journal that holds the records of one phase's kernels (``roller.runtime.bundle_run.Records``)."""
-
-    def __init__(self, journal: HourJournal, phase: str) -> None:
-        self._journal, self._phase = journal, phase
-        self.records = journal.data.records.setdefault(phase, {})
-
-    def add(self, operator: str, record: Record) -> None:
-        """Keep one record; it is on disk when this returns."""
-        self._journal.write(self._phase, operator=operator, record=dict(record.__dict__))
-
-
-class CaseResults:
-    """The part of a journal that holds the results of probes (``roller.runtime.probe_bundle.Results``)."""
-
-    def __init__(self, journal: HourJournal, phase: str) -> None:
-        self._journal, self._phase = journal, phase
-        self.results = journal.data.cases
-
-    def keeper(self, plan: str) -> Callable[[str, dict[str, Any]], None]:
-        """Return what keeps the results of a plan."""
-        return lambda case, result: self._journal.write(self._phase, plan=plan, case=case, result=result)
-
-    def sync(self) -> None:
-        """Nothing is left to be put on the disk."""
 
 
 def read(folder: Path) -> tuple[dict[str, Any], Results]:

@@ -17,8 +17,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from roller.artifact import KernelArtifact
 from roller.backends.build import build
 from roller.backends.cuda.memory import Buffer
-from roller.backends.cuda.module import Module, cupy
-from roller.backends.periodic import periodic_inputs, storage_dtype
+from roller.backends.cuda.module import Module
+from roller.backends.cuda.runtime import cupy
+from roller.backends.periodic import periodic_inputs
+from roller.core.dtypes import storage_dtype
 from roller.errors import ArtifactError, RollerError
 from roller.runtime.bundle_format import Bundle
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import shutil
@@ -18,14 +17,15 @@ from benchmarks.gpu.rows import chosen_for_compile, fitted, rows
 from benchmarks.gpu.variants import Wanted, variants
 from roller.choosing.proving import PROVE_ALL_S, Share
 from roller.cli.bundle import build_operators, bundle_header, create_bundle, operator_of
-from roller.construction.options import ConstructOptions
+from roller.core.processor import usable_processors
 from roller.errors import ArtifactError, RollerError
 from roller.hardware import DeviceSpec, load_spec
 from roller.pipeline import lower
 from roller.probing.gpu.bundle import create_bundle as create_probes
-from roller.processor import usable_processors
 from roller.runtime.build_pool import BuildResult
-from roller.runtime.bundle_format import Bundle, OperatorEntry, whole_folder, write_bundle
+from roller.runtime.bundle_format import Bundle, OperatorEntry, write_bundle
+from roller.runtime.container import copy_package, filled
+from roller.templates.common.options import ConstructOptions
 
 #: Parts in the order they are run.
 PARTS = (VARIANTS, PROBES, OPERATORS, MODELS)
@@ -38,9 +38,9 @@ NETWORKS: tuple[tuple[str, tuple[tuple[str, int], ...]], ...] = (
     ("bert_base", (("layers", 2), ("width", 256), ("heads", 4), ("inner", 1024), ("vocabulary", 2000))),
 )
 #: What of roller runs there: no compiler, no construction, no command line.
-_FLOORS = ("backends", "emulator", "expr", "model", "runtime", "tile")
+FLOORS = ("backends", "core", "emulator", "expr", "graph", "model", "runtime", "targets", "tile")
 #: What of this folder runs there.
-_RUNNER = ("__init__", "child", "comparison", "journal", "model_worker", "ncu", "once", "paired", "peers", "phases",
+RUNNER = ("__init__", "child", "comparison", "journal", "model_worker", "ncu", "once", "paired", "peers", "phases",
            "plan", "ranking", "run", "triton_matmul", "worker")  # fmt: skip
 _MATRIX_UNIT = re.compile(r"\b(wg?mma|w?mma\.sync|ldmatrix|__builtin_amdgcn_mfma)")
 
@@ -106,7 +106,8 @@ def make_pack(device: str, out: Path, options: Options, say: Callable[[str], Non
     unknown = set(options.parts) - set(PARTS)
     if unknown:
         raise ArtifactError(f"--parts: expected some of {', '.join(PARTS)}, got '{min(unknown)}'.")
-    with whole_folder(out) as work:
+    with filled(out) as filling:
+        work = filling.folder
         made = _Packing(spec, work, options, say)
         for part in PARTS:
             if part in options.parts:
@@ -188,7 +189,7 @@ class _Packing:
             return replace(p, left_out=p.left_out or why)
         notes, dtype = p.notes, p.row["dtype"]
         best = bundle.load(entries[p.id])[0][1]
-        if any(f.operand == dtype for f in self._spec.fragments) and not _MATRIX_UNIT.search(best.source):
+        if any(f.operand == dtype for f in self._spec.emitted.fragments) and not _MATRIX_UNIT.search(best.source):
             notes = (*notes, f"{dtype} without matrix instructions: the model prefers, or has, none for it")
         return replace(p, notes=notes, compiled=p.id in compiled)
 
@@ -207,7 +208,9 @@ class _Packing:
             with tempfile.TemporaryDirectory() as scratch:
                 try:
                     path = build_model(name, Path(scratch), **dict(sizes))
-                    made = compile_model(path, device=self._spec, workers=self._options.workers, prove_s=prove_s)
+                    made = compile_model(
+                        path, device=self._spec, workers=self._options.workers, prove_s=prove_s, experimental=("packs",)
+                    )
                     made.save(folder, (expected_of(path, made.plan.program),))
                 except RollerError as err:
                     self.notes.append(f"{name}: {str(err).splitlines()[0]}")
@@ -249,14 +252,9 @@ def _matches(name: str, pattern: str) -> bool:
 
 def _copy_runner(work: Path) -> None:
     """Put what runs a pack beside it: the bare part of the package, so that nothing has to be installed."""
-    package = Path(importlib.import_module("roller").__file__ or "").parent
-    (work / "roller").mkdir()
-    for module in package.glob("*.py"):
-        shutil.copy(module, work / "roller" / module.name)
-    for floor in _FLOORS:
-        shutil.copytree(package / floor, work / "roller" / floor, ignore=shutil.ignore_patterns("__pycache__"))
+    copy_package(work, FLOORS)
     own = work / "benchmarks" / "gpu"
     own.mkdir(parents=True)
-    for name in _RUNNER:
+    for name in RUNNER:
         shutil.copy(Path(__file__).with_name(f"{name}.py"), own / f"{name}.py")
     (work / "run.py").write_text(_RUN, encoding="utf-8")

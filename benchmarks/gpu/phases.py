@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,7 +15,7 @@ from benchmarks.gpu import ncu
 from benchmarks.gpu.child import converse
 from benchmarks.gpu.comparison import PHASE as PEERS
 from benchmarks.gpu.comparison import run_tasks, tasks_of
-from benchmarks.gpu.journal import CaseResults, HourJournal, KernelRecords
+from benchmarks.gpu.journal import HourJournal
 from benchmarks.gpu.plan import MODELS, OPERATORS, PROBES, VARIANTS, Pack, chosen
 from benchmarks.gpu.ranking import winners, worst
 from roller.model.bundle_run import line_of, phases_of
@@ -24,7 +25,7 @@ from roller.runtime.bundle_run import OperatorRun, opened
 from roller.runtime.devices import DeviceHandle
 from roller.runtime.probe_bundle import ProbeBundle, check_device, run_plans
 from roller.runtime.probe_run import PlanRunner
-from roller.runtime.profiler import ProfileOptions, Session
+from roller.runtime.profiler import ProfileOptions, ProfilerSession
 
 Say = Callable[[str], None]
 NCU = "ncu"
@@ -105,11 +106,11 @@ class Kernels:
         self._bundle = Bundle(job.folder(name))
         wanted = set(chosen([e.id for e in self._bundle.operators], job.pattern))
         self._entries = [e for e in self._bundle.operators if e.id in wanted]
-        self._records = KernelRecords(job.journal, name)
+        self._records = job.journal.data.records.setdefault(name, {})
 
     def left(self) -> int:
         """Return how many candidates have no record."""
-        return sum(len(set(e.candidates) - set(self._records.records.get(e.id, ()))) for e in self._entries)
+        return sum(len(set(e.candidates) - set(self._records.get(e.id, ()))) for e in self._entries)
 
     def run(self, deadline: float) -> None:
         """Run what is left."""
@@ -117,12 +118,12 @@ class Kernels:
         options = ProfileOptions(
             seed=self._job.seed, timeout_s=self._job.timeout_s, time_s=_TIME_S[self.name], whole_points=whole
         )
-        session = Session(self._job.handle, options)
+        session, keep = ProfilerSession(self._job.handle, options), partial(self._job.journal.keep_record, self.name)
         try:
             opened(session, self._bundle)
             for ranks in self._rounds:
                 left = replace(options, budget_s=max(0.0, deadline - time.monotonic()))
-                OperatorRun(self._bundle, self._entries, self._records, left, self._job.say, ranks).on([session])
+                OperatorRun(self._bundle, self._entries, self._records, keep, left, self._job.say, ranks).on([session])
         finally:
             session.close()
 
@@ -134,12 +135,12 @@ class Probes:
 
     def __init__(self, job: Job) -> None:
         self._job, self._bundle = job, ProbeBundle(job.folder(PROBES))
-        self._results = CaseResults(job.journal, self.name)
+        self._known = job.journal.data.cases
 
     def left(self) -> int:
         """Return how many cases have no result."""
-        known = self._results.results
-        return sum(c.key not in known.get(n, {}) for n in self._bundle.names for c in self._bundle.plan(n).cases)
+        names, known = self._bundle.names, self._known
+        return sum(c.key not in known.get(n, {}) for n in names for c in self._bundle.plan(n).cases)
 
     def run(self, deadline: float) -> None:
         """Run what is left."""
@@ -147,7 +148,8 @@ class Probes:
         try:
             units = int(bundle.manifest["units"])
             check_device(runner.properties(), self._job.handle, bundle.device, bundle.arch, units)
-            run_plans(bundle, runner, self._results, self._job.say, lambda: time.monotonic() > deadline)
+            keep, late = partial(self._job.journal.keep_case, self.name), lambda: time.monotonic() > deadline
+            run_plans(bundle, bundle.names, runner, self._known, keep, self._job.say, late)
         finally:
             runner.close()
 

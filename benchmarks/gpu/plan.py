@@ -116,9 +116,7 @@ def read_pack(folder: Path) -> Pack:
         return Pack(folder, data["device"], data["language"], data["parts"], operators, tuple(data["notes"]),
                     data["checksum"])  # fmt: skip
     except (OSError, KeyError, TypeError, ValueError) as err:
-        raise ArtifactError(
-            f"{path}: expected a pack ({err}). Make it with `python -m benchmarks.gpu pack`."
-        ) from err
+        raise ArtifactError(f"{path}: expected a pack ({err}). Make it with `python -m benchmarks.gpu pack`.") from err
 
 
 def _checksum(body: Mapping[str, Any]) -> str:

@@ -12,14 +12,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from roller import ops
-from roller.construction.constructor import canonical_forms, construct_candidates, program_of
-from roller.construction.options import ConstructOptions
+from roller.core.fragment import Fragment
 from roller.errors import RollerError
 from roller.expr import TensorExpr
-from roller.fragment import LOWERED, Fragment
 from roller.hardware import DeviceSpec, list_specs, load_spec
 from roller.perf.estimate import Estimate
 from roller.perf.model import batch_of, estimate_programs
+from roller.search.constructor import construct_candidates, program_of
+from roller.templates.common.forms import canonical_forms
+from roller.templates.common.options import ConstructOptions
 from roller.tile import RProgram
 
 #: Fragments along k of one step, and copies of staged tiles.
@@ -98,13 +99,13 @@ class _Tiles:
 
 def fragments(spec: DeviceSpec) -> list[Fragment]:
     """Return the matrix instructions that kernels for a device can hold, those of older devices among them."""
-    own = [f for f in spec.fragments if f.family in LOWERED]
+    own = [f for f in spec.fragments if f.emitted]
     known = {f.name for f in own}
     alike = (load_spec(n) for n in list_specs())
     others = [f for s in alike if s.target.get("language") == spec.target["language"] for f in s.fragments]
     families = {f.family for f in own}
     for f in others:  # an instruction that only a newer architecture has names it
-        if own and f.family in LOWERED and not f.arch and f.name not in known and f.threads == spec.teu.lanes:
+        if own and f.emitted and not f.arch and f.name not in known and f.threads == spec.teu.lanes:
             known.add(f.name)
             own.append(f)
     return own if families else []
@@ -151,9 +152,7 @@ def _warp_groups(spec: DeviceSpec, forms: Sequence[Fragment]) -> Iterator[Wanted
         odd = [(first, _Tiles((64, n), (1, 1), d, 2)) for d in _DEPTHS[:3]]
         yield _matrix(spec, f"wgmma-{kind}-{_letters((ta, tb))}-odd", _product(first, _ODD, (ta, tb)), odd)
     some = [(first, _Tiles((64, n), (2, 1), 4, s)) for s in (2, 3)]
-    yield _matrix(
-        spec, f"wgmma-{kind}-bias", _product(first, _SIZES, (False, False), epilogue=("bias", "relu")), some
-    )
+    yield _matrix(spec, f"wgmma-{kind}-bias", _product(first, _SIZES, (False, False), epilogue=("bias", "relu")), some)
     yield _matrix(spec, f"wgmma-{kind}-batch", _product(first, (72, 136, 88), (False, True), batch=2), some)
     conv = ops.conv2d(2, 24, 9, 9, 40, 3, 3, 1, 1, layout="NHWC", dtype=kind)
     yield _matrix(spec, f"wgmma-{kind}-conv", conv, [(first, _Tiles((64, n), (1, 1), 2, 3))], ("wo", "f", "c"))
@@ -209,7 +208,7 @@ def _program(spec: DeviceSpec, expression: TensorExpr, f: Fragment, t: _Tiles, a
     staged = tuple(dict.fromkeys(x.tensor for x in form.anchor.loads))
     made = RProgram(form, "gpu", "matrix", tiles, staged=staged, split_k=t.split_k, stages=t.stages, raster=t.raster,
                     fragment=f, matrix_axes=tuple(axes))  # fmt: skip
-    return program_of(batch_of([made]), 0, spec)
+    return program_of(batch_of([made]).chosen_anew(), 0, spec)
 
 
 def _priced(name: str, program: RProgram, spec: DeviceSpec) -> Variant:
@@ -249,7 +248,7 @@ def _constructed(spec: DeviceSpec, name: str, expression: TensorExpr) -> Wanted:
     options = ConstructOptions(top_k=_CONSTRUCTED)
     first: dict[tuple[object, ...], Variant] = {}
     try:
-        found = construct_candidates(expression, spec, options)
+        found = construct_candidates(expression, spec.emitted, options)
     except RollerError as err:
         return Wanted(name, expression, (), ((name, str(err)),))
     for c in found:

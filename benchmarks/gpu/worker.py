@@ -25,7 +25,8 @@ from benchmarks.gpu.paired import Stopwatches, compare
 from benchmarks.gpu.peers import Peer, functional
 from roller.artifact import KernelArtifact
 from roller.backends.build import build
-from roller.backends.cuda.module import Module, cupy
+from roller.backends.cuda.module import Module
+from roller.backends.cuda.runtime import cupy
 from roller.errors import RollerError
 from roller.runtime.bundle_format import Bundle
 

@@ -13,7 +13,7 @@ import typer
 import onnx
 from benchmarks.common import screen, table, write_json
 from onnx import TensorProto, helper
-from roller.model import memory
+from roller.graph import memory
 from roller.onnx import folding, reader
 from roller.onnx.compile import compile_model
 from roller.onnx.partition import partition

@@ -1,1 +1,1 @@
-"""Construction against Sokoban, its exhaustive predecessor, on one model."""
+"""Construction against Sokoban, its exhaustive predecessor, on one model: the enumeration and the comparison."""

@@ -11,13 +11,13 @@ from unittest.mock import patch
 
 import roller
 from benchmarks.common import Row
+from benchmarks.sokoban.construct import sokoban_candidates
 from benchmarks.sokoban.rules import excluding_rules
-from roller.construction.constructor import canonical_forms
-from roller.construction.cpu_pool import cpu_pool
-from roller.construction.gpu_pool import pool as gpu_pool
-from roller.construction.sokoban import sokoban_candidates
 from roller.hardware import DeviceSpec
 from roller.perf import model
+from roller.templates.common.forms import canonical_forms
+from roller.templates.cpu.registry import pool as cpu_pool
+from roller.templates.gpu import pool as gpu_pool
 from roller.tile.geometry import Geometry
 
 #: From this ratio on the report says what excluded the better program.
@@ -96,7 +96,7 @@ def compare(name: str, expr: roller.TensorExpr, spec: DeviceSpec) -> Compared:
         mine = roller.construct(expr, spec, options=options)[0]
         roller_cpu_s = time.process_time() - start
     start = time.process_time()
-    found, report = sokoban_candidates(expr, spec, replace(options, policy="sokoban", top_k=1))
+    found, report = sokoban_candidates(expr, spec, replace(options, top_k=1))
     sokoban_cpu_s = time.process_time() - start
     best = found[0]
     worse = mine.estimate.seconds > WORSE * best.estimate.seconds

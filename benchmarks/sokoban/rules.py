@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from roller.construction import cpu_pool, gpu_pool
-from roller.construction.cpu_dots import dots_batch
-from roller.construction.options import ConstructOptions
-from roller.construction.scale_up import REGISTER_EXTENT, aligned_extents
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.perf.cpu import lane_count
+from roller.templates.common.options import ConstructOptions
+from roller.templates.common.scale_up import REGISTER_EXTENT, aligned_extents
+from roller.templates.cpu import lane_count
+from roller.templates.cpu.common import tasks
+from roller.templates.cpu.dots.pool import dots_batch
+from roller.templates.cpu.registry import pool as cpu_programs
+from roller.templates.cpu.tiled import pool as cpu_pool
+from roller.templates.gpu.registry import pool as gpu_programs
+from roller.templates.gpu.tiled import pool as gpu_pool
 from roller.tile.geometry import Geometry, Ints
 from roller.tile.program import RProgram
 
@@ -40,7 +44,7 @@ def _gpu(
 ) -> tuple[str, ...]:
     misaligned = ("alignment: execution unit",) if program.threads_per_block % spec.teu.lanes else ()
     if program.structure != "tiled":
-        pools = gpu_pool.pool(g, spec, options)
+        pools = gpu_programs(g, spec, options)
         same = any(_known(np.concatenate([b.register, b.block], axis=1), register, block) for b in pools)
         return misaligned or (() if same else (f"sizes of {program.structure} tiles",))
     offered = zip(register[g.spatial], g.extents[g.spatial], strict=True)
@@ -69,13 +73,13 @@ def _cpu(
 ) -> tuple[str, ...]:
     v = g.names.index(program.vector_axis or g.names[-1])
     lanes = lane_count(spec, 4)
-    vectors, pools = int(register[v]) // lanes, cpu_pool.cpu_pool(g, spec, options)
+    vectors, pools = int(register[v]) // lanes, cpu_programs(g, spec, options)
     if any(_same(b, program, register, block, v) for b in pools):
         return ()
     if program.structure in ("rows", "streaming"):
-        known = vectors in cpu_pool.vector_counts(g, v, lanes)
+        known = vectors in tasks.vector_counts(g, v, lanes)
         return (f"{program.structure}: {'tasks' if known else 'vectors'} per {'core' if known else 'register tile'}",)
-    others = cpu_pool.row_axes(g, v)
+    others = tasks.row_axes(g, v)
     if not g.spatial[v]:
         batch = dots_batch(g, spec, v, others, lambda r: [np.ones_like(r)])
         return ("dots: outputs, chains and chunks" if not _known(batch.register, register) else "dots: tasks",)

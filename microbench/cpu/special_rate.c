@@ -1,7 +1,7 @@
 /* Rate of exponentials as the code generator prints them.
  *
  * Measures: compute.ops_per_cycle_per_unit.special, lanes per cycle and core, all cores at once: the arithmetic of
- *   roller/codegen/cpu/mathlib.py (clipping, Cody and Waite, a polynomial of degree five, two powers of two) over 4 KiB in
+ *   roller/templates/cpu/emit/mathlib.py (clipping, Cody and Waite, a polynomial of degree five, two powers of two) over 4 KiB in
  *   L1; divisions and square roots beside it, for people.
  * Spoiled by: a compiler that does not vectorise the loop (its rate then is that of one lane, and the probe withdraws
  *   it), another polynomial.

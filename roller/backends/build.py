@@ -1,14 +1,15 @@
-"""Which toolchain builds an artifact: the one of its language."""
+"""Build kernels with the toolchains of their languages."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from roller.artifact import KernelArtifact
-from roller.packed import PackedKernel
+from roller.horizontal import HorizontalKernel
+from roller.targets import target_of_language
 
 
-def build_packed(packed: PackedKernel) -> PackedKernel:
+def build_packed(packed: HorizontalKernel) -> HorizontalKernel:
     """Build a packed kernel with the toolchain of its language.
 
     Raises
@@ -16,19 +17,12 @@ def build_packed(packed: PackedKernel) -> PackedKernel:
     BuildError
         Where the toolchain is missing or refuses.
     """
-    arch = str(packed.target["arch"])
-    if packed.language == "cuda":
-        from roller.backends.cuda import toolchain as cuda_toolchain
-
-        binary, log = cuda_toolchain.compile_source(packed.source, arch)
-        return packed.with_binary(binary, **cuda_toolchain.resources(log))
-    from roller.backends.rocm import toolchain as rocm_toolchain
-
-    binary, log = rocm_toolchain.compile_source(packed.source, arch)
-    return packed.with_binary(binary, **rocm_toolchain.resources(log))
+    tools = target_of_language(packed.language, packed.stages[0].entry).tools()
+    binary, log = tools.compile_source(packed.source, str(packed.target["arch"]))
+    return packed.with_binary(binary, **tools.resources(log))
 
 
-def built_packs(packs: Mapping[str, PackedKernel]) -> dict[str, PackedKernel]:
+def built_packs(packs: Mapping[str, HorizontalKernel]) -> dict[str, HorizontalKernel]:
     """Return packed kernels built, each once however many keys it has."""
     distinct = {id(p): p for p in packs.values()}
     images = {n: p if p.binary is not None else build_packed(p) for n, p in distinct.items()}
@@ -41,14 +35,6 @@ def build(artifact: KernelArtifact) -> KernelArtifact:
     Raises
     ------
     BuildError
-        Where the toolchain is missing or refuses.
+        Where the language is unknown, or its toolchain is missing or refuses.
     """
-    if artifact.language == "cuda":
-        from roller.backends.cuda import toolchain as cuda_toolchain
-
-        return cuda_toolchain.build(artifact)
-    if artifact.language == "hip":
-        from roller.backends.rocm import toolchain as rocm_toolchain
-
-        return rocm_toolchain.build(artifact)
-    return artifact
+    return target_of_language(artifact.language, artifact.expression.name).build(artifact)

@@ -8,7 +8,7 @@ from roller.errors import LaunchError, did_you_mean
 
 
 def refuse_unknown(name: str, label: str, given: Iterable[str], known: tuple[str, ...], remedy: str) -> None:
-    """Refuse options a launcher does not know.
+    """Refuse options a launcher does not know; what looks like an input is told that these are positional.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ def refuse_unknown(name: str, label: str, given: Iterable[str], known: tuple[str
     Traceback (most recent call last):
     ...
     roller.errors.LaunchError: relu: expected options of a CUDA kernel ('out', 'stream'), got 'steam'; did you mean \
-'stream'? Leave it out.
+'stream'? Leave it out. Inputs are positional.
     """
     names = list(given)
     if not names:
@@ -42,4 +42,5 @@ def refuse_unknown(name: str, label: str, given: Iterable[str], known: tuple[str
     hints = [hint for hint in (did_you_mean(n, known) for n in names) if hint]
     end = hints[0] if hints else "."
     expected, got = ", ".join(map(repr, known)), ", ".join(map(repr, names))
-    raise LaunchError(f"{name}: expected options of a {label} kernel ({expected}), got {got}{end} {remedy}")
+    raise LaunchError(f"{name}: expected options of a {label} kernel ({expected}), got {got}{end} {remedy} "
+                      "Inputs are positional.")  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from roller.artifact import KernelArtifact
-from roller.backends.periodic import storage_dtype
+from roller.core.dtypes import storage_dtype
 from roller.errors import LaunchError
 
 

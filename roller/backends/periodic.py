@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from roller.core.dtypes import stored_of, values_of
 from roller.expr import Tensor, TensorExpr
 from roller.expr.exact_inputs import digits_of_inputs
 from roller.expr.factors import Drawing
@@ -20,46 +21,6 @@ from roller.expr.factors import Drawing
 PERIOD = 4_194_301
 #: Elements by which successive inputs of one expression are shifted against each other.
 _SHIFT = 1_000_003
-
-
-def storage_dtype(name: str) -> np.dtype[Any]:
-    """Return the NumPy dtype whose bits a device holds: bfloat16 travels as uint16.
-
-    Examples
-    --------
-    >>> storage_dtype("bfloat16"), storage_dtype("float16")
-    (dtype('uint16'), dtype('float16'))
-    """
-    return np.dtype(np.uint16) if name == "bfloat16" else np.dtype(name)
-
-
-def values_of(stored: np.ndarray, dtype: str) -> np.ndarray:
-    """Return stored elements as numbers: bfloat16 bits become float32, all else stays.
-
-    Examples
-    --------
-    >>> float(values_of(np.array([0x3FC0], np.uint16), "bfloat16")[0])
-    1.5
-    """
-    if dtype != "bfloat16":
-        return stored
-    return np.left_shift(stored.astype(np.uint32), np.uint32(16)).view(np.float32)
-
-
-def stored_of(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Return numbers as a device stores them; the inverse of :func:`values_of`, rounding to nearest even.
-
-    Examples
-    --------
-    >>> hex(int(stored_of(np.array([1.5]), "bfloat16")[0]))
-    '0x3fc0'
-    """
-    if dtype != "bfloat16":
-        return values.astype(dtype)
-    single = np.asarray(values, np.float32)
-    bits = single.view(np.uint32).astype(np.uint64)
-    rounded = (bits + 0x7FFF + ((bits >> np.uint64(16)) & np.uint64(1))) >> np.uint64(16)
-    return np.where(np.isnan(single), np.uint64(0x7FC0), rounded).astype(np.uint16)
 
 
 @functools.lru_cache(maxsize=8)

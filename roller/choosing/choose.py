@@ -14,12 +14,12 @@ from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 
 if TYPE_CHECKING:
-    from roller.choosing.how import How
     from roller.choosing.proving import Verdict
-    from roller.construction.constructor import Candidate
-    from roller.construction.options import ConstructOptions
+    from roller.choosing.selection import Selection
     from roller.runtime.build_pool import BuildResult
     from roller.runtime.records import Record
+    from roller.search.constructor import Candidate
+    from roller.templates.common.options import ConstructOptions
 
 _LOG = logging.getLogger(__name__)
 
@@ -53,18 +53,20 @@ class Workshop:
     build: Callable[[Mapping[str, Candidate], bool], Mapping[str, BuildResult[KernelArtifact]]] | None = None
 
 
-def wanted(candidates: Sequence[Candidate], spec: DeviceSpec, options: ConstructOptions, how: How) -> tuple[int, ...]:
+def wanted(
+    candidates: Sequence[Candidate], spec: DeviceSpec, options: ConstructOptions, how: Selection
+) -> tuple[int, ...]:
     """Return the positions of the candidates that :func:`choose` makes first, and only, unless they fail."""
     if how.deterministic:
         return (0,)
     if options.top_k != "auto":
         return tuple(range(len(candidates)))
-    from roller.construction.auto import worth_timing
+    from roller.search.auto import worth_timing
 
     return worth_timing(candidates, spec)
 
 
-def choose(shop: Workshop, candidates: Sequence[Candidate], how: How) -> CompiledKernel:
+def choose(shop: Workshop, candidates: Sequence[Candidate], how: Selection) -> CompiledKernel:
     """Return the kernel of the candidates as asked: by measurement, by prediction alone, or what a search finds.
 
     Raises
@@ -125,7 +127,7 @@ def automatic(shop: Workshop, candidates: Sequence[Candidate]) -> CompiledKernel
     NoCandidateError
         Where none of all survives.
     """
-    from roller.construction.auto import worth_timing
+    from roller.search.auto import worth_timing
 
     chosen = worth_timing(candidates, shop.spec)
     if len(chosen) == 1:

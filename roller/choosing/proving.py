@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from roller.artifact import KernelArtifact
+from roller.core.processor import usable_processors
+from roller.core.validation import flag, number
 from roller.errors import EmulationError, RollerError
-from roller.processor import usable_processors
-from roller.validation import flag, number
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,8 +12,8 @@ from roller.choosing.choose import DOUBTFUL, Workshop, finished, try_all, with_r
 from roller.compiled import CompiledKernel
 
 if TYPE_CHECKING:
-    from roller.construction.constructor import Candidate
     from roller.runtime.records import Record
+    from roller.search.constructor import Candidate
 
 #: Neighbours built and timed at a time.
 BATCH = 4
@@ -28,7 +28,7 @@ def refine(
 ) -> CompiledKernel:
     """Search for ``seconds`` around a kernel, and return the fastest program found.
 
-    Neighbours (:func:`roller.construction.neighbours.neighbours`) are tried best prediction first, a few at a time,
+    Neighbours (:func:`roller.search.neighbours.neighbours`) are tried best prediction first, a few at a time,
     each time beside the fastest so far. One that wins is timed against it again, in the other order, and only then
     takes its place, and the search goes on around it. It ends where no neighbour is left; what it found is then timed
     against what it started from. What is tried depends on the
@@ -77,8 +77,8 @@ def refine(
 
 def untried_neighbours(shop: Workshop, best: Candidate, known: set[str]) -> list[Candidate]:
     """Return the neighbours that were not tried and may be faster, best prediction first."""
-    from roller.construction.neighbours import neighbours
     from roller.perf.accuracy import kernel_family, ranking_error
+    from roller.search.neighbours import neighbours
 
     own = kernel_family(best.program)
     found = neighbours(best.program, shop.expression, shop.spec, shop.options)

@@ -26,21 +26,25 @@ from roller.cli.common import (
     print_json,
 )
 from roller.cli.progress import counted_steps
-from roller.construction.options import TEMPLATE_VERSION, ConstructOptions
+from roller.core.processor import usable_processors
 from roller.errors import ArtifactError, BuildError, RollerError, counted
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.pipeline import lower
-from roller.processor import usable_processors
 from roller.runtime.build_pool import BuildResult, build_all
-from roller.runtime.bundle_format import OperatorEntry, check_target, pack, unpack, write_bundle
+from roller.runtime.bundle_format import OperatorEntry, pack, unpack, write_bundle
 from roller.runtime.bundle_import import import_results
 from roller.runtime.cache_key import code_digest
+from roller.runtime.container import check_target
 from roller.runtime.records import grouped_reasons
+from roller.templates.common.options import TEMPLATE_VERSION, ConstructOptions
 from roller.tile import RProgram
 
 bundle_app = typer.Typer(
-    name="bundle", help="Kernels to be checked and timed on another machine.", no_args_is_help=True
+    name="bundle",
+    help="Kernels to be checked and timed on another machine.",
+    no_args_is_help=True,
+    add_completion=False,
 )
 
 #: Size a set of kernels stays under unless asked otherwise (bytes).
@@ -157,7 +161,7 @@ def create_bundle(
         Where nothing could be built.
     """
     check_target(out)
-    if spec.kind != "gpu":
+    if not spec.traits.discrete:
         raise ArtifactError(
             f"--device: expected the spec of a GPU, got '{spec.name}'. CPU kernels compile where they run."
         )
@@ -209,7 +213,7 @@ def import_command(results: ResultsArgument, as_json: JsonOption = False) -> Non
 def _built(job: _Job) -> tuple[OperatorEntry, bytes]:
     """Construct, lower and build one operator."""
     expr = roller.ops.from_spec(job.row, batch=job.batch)
-    found = roller.construct(expr, job.spec, options=job.options)
+    found = roller.construct(expr, job.spec.emitted, options=job.options)
     candidates = [(c.id, c.program, c.estimate.to_dict()) for c in found]
     flops = job.row.get("flops") if job.batch is None else None
     prove = Share(job.prove_s, partial(lower, spec=job.spec)) if job.prove_s else None

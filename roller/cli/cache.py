@@ -19,7 +19,10 @@ from roller.runtime.cache_limit import limit_of, set_limit, size_of
 from roller.runtime.cache_transfer import export_cache, import_cache
 
 cache_app = typer.Typer(
-    name="cache", help="Show, drop, limit, clear, export or import the compiled kernels.", no_args_is_help=True
+    name="cache",
+    help="Show, drop, limit, clear, export or import the compiled kernels.",
+    no_args_is_help=True,
+    add_completion=False,
 )
 
 #: What the status of a kernel says, where it stands.
@@ -63,7 +66,7 @@ def info_command(as_json: JsonOption = False) -> None:
 def list_command(device: DeviceFilter = None, as_json: JsonOption = False) -> None:
     """Print every kernel: operator, device, when it was stored, how it was chosen, size; the last used first."""
     cache = KernelCache()
-    found = [h for h in holdings(cache) if device in (None, h.device)]
+    found = [h for h in holdings(cache) if device is None or device.lower() == h.device.lower()]
     if as_json:
         print_json([h.to_dict() for h in found])
         return

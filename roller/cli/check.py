@@ -94,7 +94,7 @@ def _print(found: Comparison) -> None:
     table.add_column("output")
     table.add_column("dtype")
     table.add_column("largest error", justify="right")
-    table.add_column("may be", justify="right")
+    table.add_column("allowed", justify="right")
     table.add_column("result")
     for d in found.differences:
         table.add_row(d.output, d.dtype, f"{d.error:.2g}", f"{d.tolerance:.2g}", "agrees" if d.ok else "DIFFERS")

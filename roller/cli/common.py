@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,21 +9,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-import yaml
 from rich import box
 from rich.table import Table
 
-from roller.arguments import target_of
 from roller.cli.first_use import tell_unprobed
 from roller.cli.screen import console as console
-from roller.display import seconds_text
-from roller.errors import ArtifactError, ExprError, RollerError, did_you_mean, shown
+from roller.cli.usage import UsageError as UsageError
+from roller.core.display import seconds_text
+from roller.core.files import try_folder
+from roller.errors import ArtifactError, ExprError, did_you_mean, shown
 from roller.expr import OFFSET_ELEMENTS, TensorExpr
-from roller.files import try_folder
 from roller.hardware import DeviceSpec, load_spec
 from roller.runtime.devices import is_reachable
+from roller.runtime.id_filter import matching
 from roller.runtime.records import STATUSES
-from roller.tile.winograd import ACCURACY, STRUCTURES
+from roller.tile.winograd import ACCURACY
 
 if TYPE_CHECKING:
     from roller.perf import Estimate
@@ -54,10 +53,6 @@ def top_k_of(text: str | int) -> int | str:
 seconds = seconds_text
 
 
-class UsageError(RollerError, ValueError):
-    """The words of a command are wrong: an option's value has the wrong form, or is none it takes."""
-
-
 def one_of(option: str, value: str, known: Iterable[str]) -> str:
     """Return the value of an option that takes certain words only.
 
@@ -68,9 +63,9 @@ def one_of(option: str, value: str, known: Iterable[str]) -> str:
 
     Examples
     --------
-    >>> one_of("--policy", "rolle", ("roller", "sokoban"))
+    >>> one_of("--kind", "gpuu", ("cpu", "gpu"))
     Traceback (most recent call last):
-    roller.cli.common.UsageError: --policy: expected 'roller' or 'sokoban', got 'rolle'; did you mean 'roller'?
+    roller.cli.usage.UsageError: --kind: expected 'cpu' or 'gpu', got 'gpuu'; did you mean 'gpu'?
     """
     names = tuple(known)
     if value not in names:
@@ -106,13 +101,11 @@ SetOption = Annotated[
 ]
 
 
-def device_of(name: str, settings: Sequence[str] | None) -> DeviceSpec:
-    """Return the spec of a device, with ``FIELD=VALUE`` settings applied.
+def overrides_of(settings: Sequence[str] | None) -> dict[str, float]:
+    """Return numbers by dotted path from ``FIELD=VALUE`` settings.
 
     Raises
     ------
-    SpecError
-        Where the device or a field is unknown.
     UsageError
         Where a value is no number.
     """
@@ -124,14 +117,30 @@ def device_of(name: str, settings: Sequence[str] | None) -> DeviceSpec:
         except ValueError:
             problem = f"got '{text}'" if equals else f"got '{text}' without '='"
             raise UsageError(f"--set: expected FIELD=NUMBER, {problem}. Write for example --set units=40.") from None
+    return overrides
+
+
+def device_of(name: str, settings: Sequence[str] | None) -> DeviceSpec:
+    """Return the spec of a device, with ``FIELD=VALUE`` settings applied.
+
+    Raises
+    ------
+    SpecError
+        Where the device or a field is unknown.
+    UsageError
+        Where a value is no number.
+    """
+    overrides = overrides_of(settings)
     if is_reachable(name):
+        from roller.arguments import target_of  # reaches drivers
+
         return target_of(name)[0].with_overrides(overrides)
     spec = load_spec(name, overrides)
     tell_unprobed(name, spec)
     return spec
 
 
-def tiles_of(settings: Sequence[str] | None) -> dict[str, dict[str, int] | tuple[int, ...]]:
+def tiles_of(settings: Sequence[str] | None, option: str = "--tile") -> dict[str, dict[str, int] | tuple[int, ...]]:
     """Return tiles by layer from ``LAYER=AXIS:EXTENT,...`` or ``LAYER=EXTENT,...``.
 
     Raises
@@ -156,10 +165,14 @@ def tiles_of(settings: Sequence[str] | None) -> dict[str, dict[str, int] | tuple
                 tiles[layer.strip()] = tuple(int(p) for p in parts)
         except ValueError:
             raise UsageError(
-                f"--tile: expected LAYER=AXIS:EXTENT,... or LAYER=EXTENT,..., got '{text}'. "
-                "Write for example --tile shared=i:64,j:64,k:8."
+                f"{option}: expected LAYER=AXIS:EXTENT,... or LAYER=EXTENT,..., got '{text}'. "
+                f"Write for example {option} shared=i:64,j:64,k:8."
             ) from None
     return tiles
+
+
+#: A file of operators, as the error shows it that one is none.
+OPERATORS_EXAMPLE = "operators:\n  - {id: projection, op: matmul, M: 4096, N: 4096, K: 1024, dtype: float16}"
 
 
 def operator_rows(path: Path, pattern: str) -> list[Mapping[str, Any]]:
@@ -168,8 +181,10 @@ def operator_rows(path: Path, pattern: str) -> list[Mapping[str, Any]]:
     Raises
     ------
     ExprError
-        Where the file cannot be read, holds no list of operators, or none matches.
+        Where the file cannot be read, holds no list of operators, or one of the patterns matches none.
     """
+    import yaml
+
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as err:
@@ -177,13 +192,13 @@ def operator_rows(path: Path, pattern: str) -> list[Mapping[str, Any]]:
     rows = data.get("operators") if isinstance(data, dict) else None
     if not isinstance(rows, list) or not all(isinstance(r, dict) and "id" in r for r in rows):
         raise ExprError(
-            f"{path}: expected 'operators:' with a list of rows that have an id. See benchmarks/operators.yaml."
+            f"{path}: expected 'operators:' with a list of rows that have an id, such as\n{OPERATORS_EXAMPLE}\n"
+            "docs/command-line.md describes the columns."
         )
-    patterns = [p.strip() for p in pattern.split(",")]
-    found = [r for r in rows if any(fnmatch.fnmatchcase(str(r["id"]), p) for p in patterns)]
-    if not found:
-        raise ExprError(f"--filter: '{pattern}' matches none of {len(rows)} operators of {path}.")
-    return found
+    if not rows:
+        raise ExprError(f"{path}: expected at least one operator, got none. Add rows such as\n{OPERATORS_EXAMPLE}")
+    wanted = set(matching([str(r["id"]) for r in rows], pattern, str(path), ExprError))
+    return [r for r in rows if str(r["id"]) in wanted]
 
 
 def check_writable(path: Path) -> None:
@@ -208,7 +223,7 @@ def check_writable(path: Path) -> None:
 def prediction_text(estimate: Estimate) -> str:
     """Return the predicted time, its expected error and its bottleneck for people."""
     low, high = estimate.interval_s
-    spread = "" if estimate.expected_error is None else f" ({seconds(low)} to {seconds(high)})"
+    spread = "" if estimate.expected_error is None else f"{estimate.spread} ({seconds(low)} to {seconds(high)})"
     return f"predicted {seconds(estimate.seconds)}{spread}, bound by {estimate.bottleneck}"
 
 
@@ -248,7 +263,7 @@ def program_json(program: RProgram) -> dict[str, Any]:
         "tiles": {layer: program.tile(layer) for layer in program.layers},
         "mechanisms": list(program.mechanisms),
         "relaxed": list(program.relaxed),
-        **({"accuracy": ACCURACY} if program.structure in STRUCTURES else {}),
+        **({"accuracy": ACCURACY} if program.traits.output_side else {}),
     }
 
 
@@ -269,7 +284,9 @@ def candidates_table(candidates: Iterable[Any], title: str, best_id: str | None 
     table = Table(title=title, box=box.SIMPLE, title_justify="left")
     table.add_column("#", justify="right")
     table.add_column("predicted", justify="right")
-    table.add_column("measured", justify="right")
+    timed = any(x.measured_s is not None for x in rows) or best_id is not None
+    if timed:
+        table.add_column("measured", justify="right")
     table.add_column("structure")
     table.add_column("bound by")
     for layer in layers:
@@ -287,11 +304,10 @@ def candidates_table(candidates: Iterable[Any], title: str, best_id: str | None 
             status += f": {first_line(x.reason)}"
         if x.proved:
             status += f", {first_line(x.proved)}"
-        error = x.estimate.expected_error
-        predicted = seconds(x.estimate.seconds) + ("" if error is None else f" ±{error * 100:.2g} %")
-        measured = seconds(x.measured_s)
+        predicted = seconds(x.estimate.seconds) + x.estimate.spread
+        measured = [seconds(x.measured_s)] if timed else []
         how = [" ".join(x.program.mechanisms)] if shows_how else []
-        table.add_row(str(rank), predicted, measured, x.program.structure, x.estimate.bottleneck, *tiles, *how, status)
+        table.add_row(str(rank), predicted, *measured, x.program.structure, x.estimate.bottleneck, *tiles, *how, status)
     return table
 
 
@@ -324,7 +340,7 @@ def size_notes(expr: TensorExpr, spec: DeviceSpec) -> list[str]:
 
 def accuracy_notes(programs: Iterable[RProgram]) -> list[str]:
     """Return a line on the structures among programs whose results differ from a direct sum, and how they do."""
-    found = sorted({p.structure for p in programs} & set(STRUCTURES))
+    found = sorted({p.structure for p in programs if p.traits.output_side})
     return [f"{', '.join(found)}: {ACCURACY}"] if found else []
 
 

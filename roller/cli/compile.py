@@ -28,6 +28,7 @@ from roller.cli.common import (
 )
 from roller.compiled import CompiledKernel
 from roller.runtime.devices import is_reachable
+from roller.targets import pretends, target_for
 
 #: What becomes of a doubtful time.
 DOUBTFUL_RULE = "It is not kept as final: the next compile measures again, better on a quieter machine"
@@ -108,7 +109,7 @@ def compile_command(
         )
         return
     screen = console()
-    screen.print(candidates_table(kernel.candidates, f"{expr} on {spec.description}", best.id if best else None))
+    screen.print(candidates_table(kernel.candidates, f"{expr} on {spec.title}", best.id if best else None))
     for line in legend(kernel.candidates):
         screen.print(line)
     if best is not None and best.status == "checked":
@@ -116,12 +117,14 @@ def compile_command(
     elif best is None or best.measured_s is None:
         screen.print(f"predicted {seconds(kernel.estimate.seconds)}; not measured: this device was not run")
     else:
-        how = "pretended" if device.startswith("null:") else "measured"
+        how = "pretended" if pretends(device) else "measured"
         screen.print(f"{how} {seconds(best.measured_s)}, predicted {seconds(kernel.estimate.seconds)}")
     for note in _clock_notes(kernel):
         screen.print(note, soft_wrap=True)
     if best is not None and best.proved:
         screen.print(f"proof: {best.proved}", soft_wrap=True)
+    if source_only := target_for(spec).source_only:
+        screen.print(f"{source_only}.", soft_wrap=True)
     screen.print(f"program: {kernel.program}", soft_wrap=True)
     for note in accuracy_notes([kernel.program]):
         screen.print(note, soft_wrap=True)

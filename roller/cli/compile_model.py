@@ -14,6 +14,7 @@ import typer
 from rich import box
 from rich.table import Table
 
+from roller.batch.progress import GOES_ON
 from roller.choosing.proving import PROVE_ALL_S
 from roller.cli.common import (
     JsonOption,
@@ -31,22 +32,22 @@ from roller.cli.compile import DOUBTFUL_RULE
 from roller.cli.first_use import tell_unprobed
 from roller.cli.verbosity import is_quiet
 from roller.errors import LaunchError, ModelError, UnsupportedError, counted
+from roller.graph.steps import Foreign
 from roller.hardware import THIS_MACHINE, load_spec
-from roller.model.steps import Foreign
 from roller.onnx.given import FALLBACKS
-from roller.onnx.progress import GOES_ON
-from roller.runtime.bundle_format import check_target
 from roller.runtime.devices import is_reachable
 from roller.runtime.disturbance import grouped
+from roller.runtime.own_folder import check_replaceable, replaced
+from roller.targets import device_name
 
 if TYPE_CHECKING:
+    from roller.batch.horizontal import Way
+    from roller.graph.nodes import Graph
+    from roller.graph.parts import Refused
+    from roller.graph.steps import Program
     from roller.hardware import DeviceSpec
     from roller.model.gpu_bundle import Expected
-    from roller.model.steps import Program
     from roller.onnx.compiled_model import CompiledModel
-    from roller.onnx.graph import Graph
-    from roller.onnx.packed import Way
-    from roller.onnx.parts import Refused
 
 _LOG = logging.getLogger(__name__)
 
@@ -82,6 +83,7 @@ ThreadsOption = Annotated[
 ]
 WorkersOption = Annotated[int | None, typer.Option("--workers", min=1, help="Processes that build at a time.")]
 OutOption = Annotated[Path | None, typer.Option("--out", "-o", help="Folder to write the compiled model to.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace the folder of --out where roller wrote it.")]
 CacheOption = Annotated[bool, typer.Option("--cache/--no-cache", help="Take kernels from the cache, and keep them.")]
 DeterministicOption = Annotated[
     bool, typer.Option("--deterministic", help="Time nothing: the best prediction that builds and is correct.")
@@ -91,6 +93,10 @@ ProveOption = Annotated[
 ]
 RemeasureOption = Annotated[
     bool, typer.Option("--remeasure", help="Choose and time kernels once more that the cache has already.")
+]
+ExperimentalOption = Annotated[
+    list[str] | None,
+    typer.Option("--experimental", metavar="packs", help="What no device has shown to gain yet."),
 ]
 ListOption = Annotated[
     bool, typer.Option("--list-unsupported", help="Only list what cannot be compiled; exit code 2 where there is any.")
@@ -109,10 +115,12 @@ def compile_model_command(
     workers: WorkersOption = None,
     threads: ThreadsOption = None,
     out: OutOption = None,
+    force: ForceOption = False,
     cache: CacheOption = True,
     deterministic: DeterministicOption = False,
     prove_s: ProveOption = PROVE_ALL_S,
     remeasure: RemeasureOption = False,
+    experimental: ExperimentalOption = None,
     as_json: JsonOption = False,
     list_unsupported: ListOption = False,
     settings: SetOption = None,
@@ -127,17 +135,19 @@ def compile_model_command(
     if fallback is not None:
         one_of("--fallback", fallback, RUNTIMES)
     if out is not None:
-        check_target(out)
+        check_replaceable(out, force)
     try:
         if list_unsupported:
             return _list(_read(model, batch, shapes, as_json, fallback), as_json)
         made = compiled_or_listed(
             model, _device(device, settings), batch, shapes, fallback, as_json, top_k=top_k, budget_s=budget,
             scheduler=scheduler, workers=workers, threads=threads, cache=cache, deterministic=deterministic,
-            prove_s=0.0 if out is None else prove_s, remeasure=remeasure,
+            prove_s=0.0 if out is None else prove_s, remeasure=remeasure, experimental=experimental or (),
         )  # fmt: skip
         if out is not None:
-            made.save(out, _expected(made, model) if made.spec.kind == "gpu" else ())
+            expected = _expected(made, model) if made.spec.traits.discrete else ()
+            with replaced(out, force) as target:
+                made.save(target, expected)
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(*(stop.args or (f"interrupted.{f' {GOES_ON}' if cache else ''}",))) from None
     if as_json:
@@ -162,7 +172,7 @@ def compiled_or_listed(
         return _partitioned(_read(model, batch, shapes, as_json, fallback), fallback, as_json)
 
     # Not within the compilation: a list of what is refused stands for itself, without a bar above it.
-    program = stages.program_of(make, model, batch, _shapes_of(shapes), noted=how.cache and fallback is None)
+    program = stages.program_of(make, model, batch, shapes_of(shapes), noted=how.cache and fallback is None)
     return stages.compile_partitioned(program, device, how)
 
 
@@ -178,7 +188,7 @@ def _device(name: str, settings: Sequence[str] | None) -> str | DeviceSpec:
         raise UsageError(f"--set: expected the name of a specification, got --device {name}. Name one, e.g. h200.")
     if settings:
         return device_of(name, settings)
-    if name == THIS_MACHINE:
+    if device_name(name) == THIS_MACHINE:
         tell_unprobed(name, load_spec(name))
     return name
 
@@ -190,7 +200,7 @@ def _read(
     from roller.onnx.compile import read
 
     try:
-        return read(model, batch=batch, shapes=_shapes_of(shapes), fallback=fallback)
+        return read(model, batch=batch, shapes=shapes_of(shapes), fallback=fallback)
     except UnsupportedError as err:
         typer.echo(f"roller: error: {err}", err=True)
         if as_json:
@@ -209,8 +219,8 @@ def _expected(made: CompiledModel, model: Path) -> tuple[Expected, ...]:
         return ()
 
 
-def _shapes_of(settings: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
-    """Return shapes by input from ``NAME=1x3x224x224`` settings.
+def shapes_of(settings: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
+    """Return shapes by input from ``NAME=1x3x224x224`` or ``NAME=1,3,224,224`` settings.
 
     Raises
     ------
@@ -219,17 +229,17 @@ def _shapes_of(settings: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
 
     Examples
     --------
-    >>> _shapes_of(["image=1x3x224x224", "scale="])
-    {'image': (1, 3, 224, 224), 'scale': ()}
+    >>> shapes_of(["image=1x3x224x224", "scale=", "audio=1,8,500"])
+    {'image': (1, 3, 224, 224), 'scale': (), 'audio': (1, 8, 500)}
     """
     shapes = {}
     for text in settings or ():
         name, equals, sizes = text.rpartition("=")
-        if not equals or not name or not re.fullmatch(r"(\d+(x\d+)*)?", sizes):
-            raise typer.BadParameter(f"--shape: expected INPUT=1x3x224x224, got '{text}'.")
+        if not equals or not name or not re.fullmatch(r"(\d+([x,]\d+)*)?", sizes):
+            raise typer.BadParameter(f"--shape: expected INPUT=1x3x224x224 or INPUT=1,3,224,224, got '{text}'.")
         if name in shapes:
             raise typer.BadParameter(f"--shape: expected one shape of '{name}', got two. Leave one away.")
-        shapes[name] = tuple(int(s) for s in sizes.split("x") if s)
+        shapes[name] = tuple(int(s) for s in re.split("[x,]", sizes) if s)
     return shapes
 
 
@@ -306,10 +316,14 @@ def _summary(made: CompiledModel, out: Path | None) -> dict[str, Any]:
     }
 
 
+#: Stages of compiling whose own names say nothing to who reads their times.
+_STAGES = {"coschedule": "choosing what runs side by side"}
+
+
 def _print(made: CompiledModel, out: Path | None) -> None:
     screen, rows, program = console(), made.rows, made.plan.program
     total = sum(row["share_s"] for row in rows) or 1.0
-    table = Table(title=f"{program.name} on {made.spec.description}", box=box.SIMPLE, title_justify="left")
+    table = Table(title=f"{program.name} on {made.spec.title}", box=box.SIMPLE, title_justify="left")
     for name in ("share", "runs", "predicted", "measured"):
         table.add_column(name, justify="right")
     for name in ("bound by", "from", "kernel"):
@@ -320,12 +334,14 @@ def _print(made: CompiledModel, out: Path | None) -> None:
                       row["bottleneck"], row["origin"], first_line(row["label"], 60))  # fmt: skip
     screen.print(table)
     if len(rows) > _SHOWN:
-        screen.print(f"and {len(rows) - _SHOWN} kernels more with {_rest(rows, total):.1f} % of the predicted time")
+        more = counted(len(rows) - _SHOWN, "more kernel")
+        screen.print(f"and {more} with {_rest(rows, total):.1f} % of the predicted time")
     origins = ", ".join(f"{made.batch.count(o)} {o}" for o in sorted(set(made.batch.origins.values())))
     meant = "; ".join(f"{o} = {ORIGINS[o]}" for o in sorted(set(made.batch.origins.values())))
     screen.print(f"from: {meant}")
-    took = ", ".join(f"{name} {seconds(s)}" for name, s in made.seconds.items())
-    screen.print(f"{len(rows)} kernels in {len(program.steps)} steps: {origins}. {took}.", soft_wrap=True)
+    took = ", ".join(f"{_STAGES.get(name, name)} {seconds(s)}" for name, s in made.seconds.items())
+    kernels, steps = counted(len(rows), "kernel"), counted(len(program.steps), "step")
+    screen.say(f"{kernels} in {steps}: {origins}. {took}.")
     screen.print(made.layouts, soft_wrap=True)
     alone = " with one kernel after another" if _ways(made) else ""
     beside = f"{made.plan.arena_bytes / 1e6:.2f} MB beside inputs and outputs"
@@ -343,9 +359,9 @@ def _print(made: CompiledModel, out: Path | None) -> None:
     for known, count in sorted(Counter(str(row["proved"]) for row in rows if row["proved"]).items()):
         screen.print(f"{known}: {counted(count, 'kernel')}", soft_wrap=True)
     if out is not None:
-        elsewhere = made.spec.kind == "gpu" and not made.runs_here
+        elsewhere = made.spec.traits.discrete and not made.runs_here
         run = f"python -m roller.model.bundle run {out} --json r.json" if elsewhere else f"roller run-model {out}"
-        where = f" on a machine with a {made.spec.name}" if elsewhere else ""
+        where = f" on a machine with device {made.spec.name}" if elsewhere else ""
         screen.print(f"{out}: written. Run it{where}: {run}", soft_wrap=True)
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -21,21 +20,11 @@ from roller.cli.common import (
     console,
     device_of,
     legend,
-    one_of,
     print_json,
     size_notes,
 )
-from roller.construction.options import POLICIES
 
-if TYPE_CHECKING:
-    from roller.construction.constructor import Candidate
-    from roller.construction.sokoban import SokobanReport
-    from roller.hardware import DeviceSpec
-
-PolicyOption = Annotated[
-    str, typer.Option("--policy", help="'roller' constructs in milliseconds, 'sokoban' enumerates all tilings.")
-]
-StatsOption = Annotated[bool, typer.Option("--stats", help="Also print what the search did, and its time.")]
+StatsOption = Annotated[bool, typer.Option("--stats", help="Also print the time that construction took.")]
 
 
 def construct_command(
@@ -44,25 +33,22 @@ def construct_command(
     top_k: TopKOption = 10,
     as_json: JsonOption = False,
     settings: SetOption = None,
-    policy: PolicyOption = "roller",
     stats: StatsOption = False,
 ) -> None:
     """Construct aligned programs for a device and print them by predicted time; nothing is built or run."""
-    one_of("--policy", policy, POLICIES)
     spec = device_of(device, settings)
     expr = roller.ops.parse(expression)
     start = time.process_time()
-    candidates, searched = _candidates(expr, spec, roller.ConstructOptions(top_k=top_k, policy=policy))
+    candidates = roller.construct(expr, device=spec, options=roller.ConstructOptions(top_k=top_k))
     seconds = time.process_time() - start
-    did = {} if searched is None else asdict(searched)
     notes = [*accuracy_notes(c.program for c in candidates), *size_notes(expr, spec)]
     if as_json:
         rows = [candidate_json(c) for c in candidates]
-        search = {"stats": {"policy": policy, "processor_s": seconds, **did}} if stats else {}
+        search = {"stats": {"processor_s": seconds}} if stats else {}
         print_json({"expression": str(expr), "device": spec.name, "candidates": rows, "notes": notes, **search})
         return
     screen = console()
-    screen.print(candidates_table(candidates, f"{expr} on {spec.description}: predicted, not measured"))
+    screen.print(candidates_table(candidates, f"{expr} on {spec.title}: predicted, not measured"))
     for line in legend(candidates):
         screen.print(line)
     screen.print("names, for `roller predict --program` and `roller explain --why-not`, in single quotes:")
@@ -73,17 +59,4 @@ def construct_command(
     if top_k != "auto" and len(candidates) < top_k:
         screen.print(f"{len(candidates)} distinct programs exist; {top_k} were asked for")
     if stats:
-        counts = "".join(f", {name.replace('_', ' ')} {count:,}" for name, count in did.items())
-        screen.print(f"{policy}: {seconds:.3f} s of one processor{counts}")
-
-
-def _candidates(
-    expr: roller.TensorExpr, spec: DeviceSpec, options: roller.ConstructOptions
-) -> tuple[list[Candidate], SokobanReport | None]:
-    """Return the candidates, and what the search did where it was one."""
-    if options.policy != "sokoban":
-        return roller.construct(expr, device=spec, options=options), None
-    from roller.construction.sokoban import sokoban_candidates
-
-    found, report = sokoban_candidates(expr, spec, options)
-    return list(found), report
+        screen.print(f"constructed in {seconds:.3f} s of one processor")

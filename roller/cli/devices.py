@@ -10,7 +10,11 @@ from rich import box
 from rich.table import Table
 
 from roller.cli.common import JsonOption, SetOption, UsageError, console, device_of, print_json
+from roller.cli.first_use import unprobed_note
+from roller.errors import counted
 from roller.hardware import THIS_MACHINE, DeviceSpec, list_specs, load_spec
+from roller.hardware.consistency import suspicions
+from roller.hardware.peaks import peak_flops_per_s, peak_lines
 from roller.hardware.spec import settable
 
 ShowOption = Annotated[str | None, typer.Option("--show", metavar="DEVICE", help="Print every number of one device.")]
@@ -23,7 +27,7 @@ def devices_command(show: ShowOption = None, as_json: JsonOption = False, settin
         if as_json:
             print_json(spec.to_dict())
         else:
-            console().print(_numbers_table(spec))
+            _show(spec)
         return
     if settings:
         raise UsageError("--set: expected --show DEVICE beside it. Name the device whose number to override.")
@@ -32,9 +36,26 @@ def devices_command(show: ShowOption = None, as_json: JsonOption = False, settin
         print_json([_summary(spec) for spec in specs])
     else:
         console().print(_summary_table(specs))
+        note = unprobed_note(specs[0])
+        if note:
+            console().say(note)
+
+
+def _show(spec: DeviceSpec) -> None:
+    """Print every number, what follows from them, and what is suspicious of them."""
+    screen = console()
+    screen.print(_numbers_table(spec))
+    screen.say("What follows from these numbers; hold it against the datasheet:")
+    for line in peak_lines(spec):
+        screen.print(f"  {line}", soft_wrap=True)
+    doubts = suspicions(spec)
+    for line in doubts:
+        screen.say(f"suspicious: {line}.")
+    screen.say(f"{spec.name}: valid" + (f", with {counted(len(doubts), 'suspicion')}" if doubts else ""))
 
 
 def _summary(spec: DeviceSpec) -> dict[str, Any]:
+    half = peak_flops_per_s(spec, "float16")
     return {
         "name": spec.name,
         "kind": spec.kind,
@@ -42,7 +63,9 @@ def _summary(spec: DeviceSpec) -> dict[str, Any]:
         "target": spec.target,
         "units": spec.units,
         "peak_flops_per_s": 2 * spec.ops_per_s("fma"),
-        "bandwidth_bytes_per_s": spec.memory_layers[-1].bandwidth_bytes_per_s,
+        "clock_hz": spec.clock_hz,
+        "float16_flops_per_s": None if half is None else half[0],
+        "bandwidth_bytes_per_s": spec.home.bandwidth_bytes_per_s,
         "sources": dict(Counter(spec.sources.values())),
     }
 
@@ -52,7 +75,7 @@ def _summary_table(specs: list[DeviceSpec]) -> Table:
     table = Table(title=title, box=box.SIMPLE, title_justify="left")
     table.add_column("name")
     table.add_column("target")
-    for name in ("units", "float32 TFLOP/s", "memory GB/s"):
+    for name in ("units", "GHz", "float32 TFLOP/s", "float16", "memory GB/s"):
         table.add_column(name, justify="right")
     table.add_column("numbers by source")
     table.add_column("description")
@@ -61,13 +84,16 @@ def _summary_table(specs: list[DeviceSpec]) -> Table:
         target = row["target"].get("arch") or row["target"]["mcpu"]
         counts = ", ".join(f"{n} {source}" for source, n in sorted(row["sources"].items()))
         peak, bandwidth = row["peak_flops_per_s"] / 1e12, row["bandwidth_bytes_per_s"] / 1e9
-        table.add_row(spec.name, target, str(spec.units), f"{peak:.3g}", f"{bandwidth:.4g}", counts, spec.description)
+        half = row["float16_flops_per_s"]
+        numbers = (f"{spec.clock_hz / 1e9:.3g}", f"{peak:.3g}", "-" if half is None else f"{half / 1e12:.3g}")
+        table.add_row(spec.name, target, str(spec.units), *numbers, f"{bandwidth:.4g}", counts, spec.description)
+    table.caption = "float16: of the matrix unit where there is one. Peaks are at the clock of the column GHz."
     return table
 
 
 def _numbers_table(spec: DeviceSpec) -> Table:
     target = " ".join(f"{k}={v}" for k, v in spec.target.items())
-    table = Table(title=f"{spec.name}: {spec.description}; {target}", box=box.SIMPLE, title_justify="left")
+    table = Table(title=f"{spec.name}: {spec.title}; {target}", box=box.SIMPLE, title_justify="left")
     table.add_column("field")
     table.add_column("value", justify="right")
     table.add_column("unit")

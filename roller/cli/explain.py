@@ -78,7 +78,7 @@ def _why_not(expr: roller.TensorExpr, spec: DeviceSpec, text: str) -> WhyNot:
                 raise TileError(f"--why-not: {name}: expected a whole number, got '{given[name]}'.")
             how[name] = int(given[name])
     tiles = [w for w in words if w.partition("=")[0] not in (*_NUMBERS, "fragment")]
-    return roller.why_not(expr, spec, tiles_of(tiles), fragment=given.get("fragment"), **how)
+    return roller.why_not(expr, spec, tiles_of(tiles, "--why-not"), fragment=given.get("fragment"), **how)
 
 
 def _show(found: Sequence[Section], data: dict[str, Any], as_json: bool) -> None:

@@ -11,6 +11,7 @@ from roller.cli.verbosity import is_quiet
 from roller.hardware import THIS_MACHINE, DeviceSpec
 from roller.hardware.detect import is_probed
 from roller.hardware.machine import profile_path
+from roller.targets import device_name
 
 
 def tell_unprobed(name: str, spec: DeviceSpec) -> None:
@@ -23,17 +24,24 @@ def tell_unprobed(name: str, spec: DeviceSpec) -> None:
     spec
         What was found for it.
     """
-    if name != THIS_MACHINE or not spec.machine or is_probed(spec) or is_quiet():
+    note = unprobed_note(spec) if device_name(name) == THIS_MACHINE and not is_quiet() else ""
+    if not note:
         return
     told = profile_path(spec.machine).with_suffix(".told")
     if told.exists():
         return
-    factor = math.exp(spec.accuracy.prediction_error or 0.0)
-    typer.echo(
-        f"roller: note: the rates of this processor are assumed: predictions may be off by a factor of {factor:.1f}. "
-        "Run `roller probe cpu` (about 50 s) to have them measured. This is said once.",
-        err=True,
-    )
+    typer.echo(f"roller: note: {note} This is said once.", err=True)
     with contextlib.suppress(OSError):  # where nothing can be written it is said again
         told.parent.mkdir(parents=True, exist_ok=True)
         told.touch()
+
+
+def unprobed_note(spec: DeviceSpec) -> str:
+    """Return how far predictions for this processor may be off, and the remedy; empty where it has been probed."""
+    if not spec.machine or is_probed(spec):
+        return ""
+    factor = math.exp(spec.accuracy.prediction_error or 0.0)
+    return (
+        f"the rates of this processor are assumed: predictions may be off by a factor of {factor:.1f}. "
+        "Run `roller probe cpu` (about 50 s) to have them measured."
+    )

@@ -33,6 +33,12 @@ FragmentOption = Annotated[
 ]
 StagesOption = Annotated[int, typer.Option("--stages", min=1, help="Copies of each staged tile: a pipeline.")]
 SplitOption = Annotated[int, typer.Option("--split-k", min=1, help="Parts the reduction is split into.")]
+WarmOption = Annotated[
+    list[str] | None, typer.Option("--warm", metavar="INPUT", help="Input that is in the GPU's shared cache; repeat.")
+]
+PolicyOption = Annotated[
+    str | None, typer.Option("--policy", metavar="NAME", help="Price what a library runs: library or library-graph.")
+]
 RasterOption = Annotated[int, typer.Option("--raster", min=1, help="Block tiles of the slower axis run over first.")]
 
 
@@ -47,25 +53,30 @@ def predict_command(
     stages: StagesOption = 1,
     split_k: SplitOption = 1,
     raster: RasterOption = 1,
+    warm: WarmOption = None,
+    policy: PolicyOption = None,
 ) -> None:
-    """Predict the time of chosen tiles (--tile), or of a named program (--program), with every term."""
-    if (program is None) == (not tiles):
-        raise typer.BadParameter("expected tiles (--tile) or the name of a program (--program), one of the two.")
+    """Predict the time of chosen tiles (--tile), a named program (--program) or a library (--policy), term by term."""
+    if (program is not None) == (bool(tiles) or policy is not None):
+        expected = "the name of a program (--program), or tiles (--tile) or a policy (--policy) or both, one of the two"
+        raise typer.BadParameter(f"expected {expected}.")
     spec = device_of(device, settings)
     expr = roller.ops.parse(expression)
     estimate = roller.predict(
         expr,
         spec,
-        tiles_of(tiles) if program is None else program,
+        program or (tiles_of(tiles) if tiles else None),
         fragment=fragment,
         stages=stages,
         split_k=split_k,
         raster=raster,
+        warm=warm or (),
+        policy=policy,
     )
     if as_json:
         print_json({"expression": str(expr), "device": spec.name, **prediction_json(estimate)})
         return
     screen = console()
-    screen.print(f"{expr} on {spec.description}: terms of the prediction", soft_wrap=True)
+    screen.say(f"{expr} on {spec.title}: terms of the prediction")
     screen.print(terms_table(estimate))
-    screen.print(prediction_text(estimate), soft_wrap=True)
+    screen.say(prediction_text(estimate))

@@ -19,10 +19,11 @@ from roller.hardware import THIS_MACHINE, DeviceSpec
 from roller.hardware.detect import detect_unprobed
 from roller.hardware.machine import profile_path
 from roller.hardware.spec import settable
-from roller.probing import Probe, probes, save, spec_text, with_measured
+from roller.probing import Probe, probes, revalidated, save, spec_text, with_measured
 from roller.probing.run import QUICK_ROUNDS, ROUNDS, Report, run_probes
 from roller.runtime.clock import SystemClock
 from roller.runtime.devices import is_reachable
+from roller.targets import device_name
 
 DeviceArgument = Annotated[
     str | None,
@@ -60,6 +61,7 @@ def probe_command(
     Without --out the profile of this machine is stored for this user, and device 'cpu' uses it from then on. A GPU
     that is elsewhere: --bundle here, ``python -m roller.runtime.bundle run`` there, --import here.
     """
+    device = None if device is None else device_name(device)
     check_options(device, out, quick, bundle, nearest, results, settings)
     device = device or THIS_MACHINE
     if bundle is not None or results is not None or is_reachable(device):
@@ -110,7 +112,8 @@ def profile_text(base: DeviceSpec, report: Report, name: str, quick: bool = Fals
     named = replace(base, description=f"{base.description}, probed {now}{mark}")
     if name == THIS_MACHINE:
         name = f"{name}-probed"
-    return with_measured(spec_text(named, name), report.values, f"probed {now} by roller probe{mark}", name)
+    text = with_measured(spec_text(named, name), report.values, f"probed {now} by roller probe{mark}", name)
+    return revalidated(text, name)
 
 
 def _measure(base: DeviceSpec, rounds: int) -> Report:

@@ -11,8 +11,6 @@ from roller.runtime.devices import is_reachable, parse
 
 #: How the description of a specification that was measured in one round ends.
 QUICK_MARK = "in one round"
-#: Language of the kernels of a reachable GPU, by the kind in its name.
-_LANGUAGES = {"cuda": "cuda", "rocm": "hip"}
 
 
 def check_options(
@@ -54,7 +52,7 @@ def _check_device(device: str | None) -> None:
         return
     known = list_specs()
     message = f"probe: expected 'cpu', 'cuda:N' or 'rocm:N', got '{device}'"
-    if device not in known:
+    if device.lower() not in known:
         raise SpecError(
             f"{message}{did_you_mean(device, [THIS_MACHINE, 'cuda', 'rocm', *known]) or '.'} Name one of these."
         )
@@ -69,17 +67,16 @@ def _check_nearest(device: str | None, nearest: str | None) -> None:
     if nearest is None or is_reachable(nearest):
         return  # the device itself names the specification, or the bundle says what to write
     spec = load_spec(nearest)
-    if spec.kind != "gpu":
+    if not spec.traits.discrete:
         raise SpecError(f"--device: expected the specification of a GPU, got '{nearest}' of a {spec.kind}.")
-    if device is None or device == nearest:
+    if device is None or device.lower() == nearest.lower():
         return
     if not is_reachable(device):
         raise SpecError(
             f"probe: expected 'cuda:N' or 'rocm:N' beside --device {nearest}, got '{device}'. Leave one of them away."
         )
-    kind = parse(device).kind
-    language, expected = spec.target.get("language"), _LANGUAGES.get(kind)
-    if expected is not None and language != expected:
+    language, expected = spec.target.get("language"), parse(device).target.language
+    if expected not in ("", language):
         fitting = [n for n in list_specs() if load_spec(n).target.get("language") == expected]
         raise SpecError(
             f"--device: expected a specification with kernels in '{expected}' for '{device}', got '{nearest}' with "

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from roller.cli.common import console, device_of, print_json
+from roller.cli.common import console, device_of, overrides_of, print_json
 from roller.cli.probe_checks import check_out
 from roller.cli.progress import counted_steps
 from roller.errors import ArtifactError, SpecError
@@ -18,6 +18,7 @@ from roller.probing.gpu.bundle import DeviceSession, create_bundle, properties_o
 from roller.probing.gpu.stated import as_stated, base_of
 from roller.probing.run import Report, run_probes
 from roller.runtime.devices import DeviceHandle, DeviceProperties, is_reachable, parse
+from roller.targets import pretends
 
 #: Rounds of a careful run on a device: each is some seconds, and each takes all windows anew.
 ROUNDS = 3
@@ -30,7 +31,8 @@ def probe_device(device: str, settings: Sequence[str] | None, out: Path | None, 
     if out is not None:
         check_out(out, "gpu")
     handle = parse(device)
-    if handle.kind == "null" and out is not None:
+    overrides_of(settings)  # wrong ones are refused before the device is opened
+    if handle.target.pretends and out is not None:
         raise ArtifactError(f"device '{device}': its times are not measured. Leave --out away.")
 
     def describe(properties: DeviceProperties) -> DeviceSpec:
@@ -75,7 +77,7 @@ def import_probes(results_path: Path, out: Path | None, show: Show) -> None:
     if out is not None:
         check_out(out, "gpu")
     session, results = session_of_results(results_path)
-    if results["kind"] == "null" and out is not None:
+    if pretends(results["kind"]) and out is not None:
         raise ArtifactError(f"{results_path}: was run on a null device; its times are not measured. Leave --out away.")
     report = run_probes(probes("gpu"), session, session.spec, 1)
     if not results["complete"]:
@@ -87,11 +89,11 @@ def import_probes(results_path: Path, out: Path | None, show: Show) -> None:
 
 
 def _described(handle: DeviceHandle, properties: DeviceProperties, settings: Sequence[str] | None) -> DeviceSpec:
-    if handle.kind == "null":
+    if handle.spec:
         return device_of(handle.spec, settings)
     specs = [load_spec(name) for name in list_specs()]
     spec = as_stated(base_of(properties, specs), properties)
-    return spec.with_overrides({k: float(v) for k, _, v in (x.partition("=") for x in settings or ())})
+    return spec.with_overrides(overrides_of(settings))
 
 
 def _finish(spec: DeviceSpec, report: Report, out: Path | None, show: Show, where: str) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import statistics
 import tempfile
 import time
 import zipfile
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,8 +17,8 @@ from rich import box
 from rich.table import Table
 
 import roller
-from roller.backends.dtypes import numpy_dtype
 from roller.cli.common import JsonOption, check_writable, console, first_line, print_json, seconds
+from roller.core.dtypes import DTYPES, numpy_dtype
 from roller.errors import ArtifactError
 
 if TYPE_CHECKING:
@@ -33,7 +33,9 @@ InputsOption = Annotated[
     Path | None, typer.Option("--inputs", metavar="X.npz", help="Arrays by name; random ones when absent.")
 ]
 OutputsOption = Annotated[Path | None, typer.Option("--outputs", metavar="Y.npz", help="Where results are written.")]
-RepeatsOption = Annotated[int, typer.Option("--repeats", min=1, help="Calls that are timed.")]
+RepeatsOption = Annotated[
+    int, typer.Option("--repeats", min=1, help="Calls that are timed at least; short ones are timed more often.")
+]
 DeviceOption = Annotated[
     str | None, typer.Option("--device", "-d", help="'cuda:N' or 'rocm:N' for a model of a GPU; number 0 when absent.")
 ]
@@ -67,27 +69,45 @@ def run_model_command(
     if outputs is not None:
         _write(outputs, results)
     found = session.profile(feeds, repeats=repeats) if profile else None
-    calls = [_timed(session, feeds) for _ in range(repeats)]
+    timed = _Times.of(found) if found is not None else _timed(session, feeds, repeats)
     if as_json:
         made = [{"name": n, "dtype": a.dtype.name, "shape": list(a.shape)} for n, a in results.items()]
-        data: dict[str, Any] = {"model": session.name, "load_s": loaded_s, "calls_s": calls, "outputs": made}
-        print_json({**data, "median_s": statistics.median(calls), "profile": found.to_dict() if found else None})
+        data: dict[str, Any] = {"model": session.name, "load_s": loaded_s, **asdict(timed), "outputs": made}
+        print_json({**data, "profile": found.to_dict() if found else None})
         return
     screen = console()
     if found is not None:
-        screen.print(_table(found))
-    screen.print(
-        f"{session.name}: median {seconds(statistics.median(calls))} of {repeats} calls (best {seconds(min(calls))}), "
-        f"loaded in {seconds(loaded_s)}"
-    )
+        screen.print(_table(found, folder.absolute().name))
+    screen.print(f"{folder.absolute().name}: {timed.text}, loaded in {seconds(loaded_s)}", soft_wrap=True)
+    if timed.doubt:
+        screen.print(f"doubtful: {timed.doubt}", soft_wrap=True)
     for name, array in results.items():
         screen.print(f"{name}: {array.dtype} {list(array.shape)}")
 
 
-def _timed(session: ModelCalls, feeds: Mapping[str, np.ndarray]) -> float:
-    start = time.perf_counter()
-    session.run(feeds)
-    return time.perf_counter() - start
+@dataclass(frozen=True)
+class _Times:
+    """Seconds of whole calls, how many there were, and what disturbed them."""
+
+    median_s: float
+    best_s: float
+    calls: int
+    doubt: str
+
+    @classmethod
+    def of(cls, found: Profile) -> _Times:
+        return cls(found.measured_s, found.best_s, found.repeats, found.doubt)
+
+    @property
+    def text(self) -> str:
+        return f"measured {seconds(self.median_s)} a call, median of {self.calls} (best {seconds(self.best_s)})"
+
+
+def _timed(session: ModelCalls, feeds: Mapping[str, np.ndarray], repeats: int) -> _Times:
+    from roller.model.profile import time_calls
+
+    found = time_calls(session, feeds, repeats)
+    return _Times(found.median_s, found.best_s, found.samples * found.calls, found.doubt)
 
 
 def _random(session: ModelCalls) -> Mapping[str, np.ndarray]:
@@ -117,9 +137,9 @@ def _read(path: Path) -> dict[str, np.ndarray]:
 
 
 def _typed(arrays: Mapping[str, np.ndarray], session: ModelCalls) -> dict[str, np.ndarray]:
-    """Return arrays with the dtypes that a file of NumPy cannot name: bfloat16 is two bytes there."""
+    """Return arrays with the dtypes that a file of NumPy cannot name: they are bytes there."""
     named = {d.name: d.dtype for d in session.inputs}
-    return {n: a.view(numpy_dtype("bfloat16")) if named.get(n) == "bfloat16" and a.dtype.kind == "V" else a
+    return {n: a.view(numpy_dtype(named[n])) if n in named and DTYPES[named[n]].bits and a.dtype.kind in "Vu" else a
             for n, a in arrays.items()}  # fmt: skip
 
 
@@ -143,8 +163,8 @@ def _write(path: Path, results: Mapping[str, np.ndarray]) -> None:
         raise ArtifactError(f"--outputs: cannot write {path} ({err.strerror}). Choose a writable path.") from err
 
 
-def _table(found: Profile) -> Table:
-    title = f"{found.name}: predicted {seconds(found.predicted_s)}, measured {seconds(found.measured_s)} a call"
+def _table(found: Profile, name: str) -> Table:
+    title = f"{name} step by step; predicted {seconds(found.predicted_s)} a call"
     table = Table(title=title, box=box.SIMPLE, title_justify="left")
     for name in ("share", "measured", "predicted"):
         table.add_column(name, justify="right")

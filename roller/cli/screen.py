@@ -27,6 +27,11 @@ class Screen(Console):
         """Print as Rich does; a table that would have to break its cells in another form."""
         super().print(*(self._fitted(o) if isinstance(o, Table) else o for o in objects), **options)
 
+    def say(self, text: str) -> None:
+        """Print sentences, wrapped between words; a name or a command line without spaces is never broken."""
+        for line in textwrap.wrap(text, self.width, break_long_words=False, break_on_hyphens=False):
+            self.print(line, soft_wrap=True)
+
     def _fitted(self, table: Table) -> Table | Text:
         options = self.options.update(max_width=10_000)
         wanted = Measurement.get(self, options, table).maximum

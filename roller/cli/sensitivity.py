@@ -21,6 +21,7 @@ from roller.cli.common import (
     print_json,
     seconds,
 )
+from roller.errors import counted
 from roller.explaining.lifts import Change, Effect, written
 from roller.hardware.sections import DTYPES
 from roller.report.sensitivity import Sensitivity
@@ -60,7 +61,7 @@ def sensitivity_command(
     if operators.endswith((".yaml", ".yml")):
         rows = operator_rows(Path(operators), pattern)
         expressions = [roller.ops.from_spec(row, batch=batch) for row in rows]
-        what = f"{len(rows)} operators of {operators}"
+        what = f"{counted(len(rows), 'operator')} of {operators}"
     else:
         expressions = [roller.ops.parse(operators)]
         what = str(expressions[0])
@@ -70,28 +71,32 @@ def sensitivity_command(
         return
     screen = console()
     how = "constructed anew for every value" if found.reconstructed else "of the same programs"
-    screen.print(f"{what} on {spec.description}: predicted times {how}", soft_wrap=True)
+    screen.say(f"{what} on {spec.title}: predicted times {how}")
     screen.print(_table(found))
     if found.enlarge is not None:
-        screen.print(_advice(found.enlarge, found.reconstructed), soft_wrap=True)
+        for line in _advice(found.enlarge, found.reconstructed):
+            screen.say(line)
     else:
         screen.print("no single number of the device, changed by a quarter (or doubled), makes it faster")
     plain = [x for x in found.reducible if x.field.rpartition(".")[2] not in DTYPES]
     if plain:
         named = ", ".join(f"{x.field}={written(x.change.value)} ({x.change.percent:+.2f} %)" for x in plain[:_NAMED])
         more = f" and {len(found.reducible) - _NAMED} more (--json)" if len(plain) > _NAMED else ""
-        screen.print(f"could be smaller, each alone: {named}{more}", soft_wrap=True)
+        screen.say(f"could be smaller, each alone: {named}{more}")
 
 
-def _advice(effect: Effect, anew: bool) -> str:
-    """Return what to enlarge (or shorten) first, the time it gives, and the command that shows it."""
+def _advice(effect: Effect, anew: bool) -> tuple[str, ...]:
+    """Return what to enlarge (or shorten) first, the time it gives, and the command that shows it, line by line."""
     best = effect.best
     assert best is not None  # it would not be recommended
     verb = "shorten" if effect.unit == "s" else "enlarge"
     times = f"{seconds(effect.seconds[0])} -> {seconds(best.seconds[0])}, " if len(best.seconds) == 1 else ""
     shown = "construct" if anew else "predict --program NAME"
     setting = f"--set {effect.field}={written(best.value)}"
-    return f"{verb} first: {effect.field} ({times}{best.percent:+.2f} % of the time); roller {shown} {setting} shows it"
+    guess = f"; that it is {written(effect.value)} now is assumed, not measured" if effect.assumed else ""
+    time = f"{times}{best.percent:+.2f} % of the time"
+    first = f"{verb} first: {effect.field} to {written(best.value)} ({time}){guess}"
+    return first, f"roller {shown} {setting} shows it"
 
 
 def _table(found: Sensitivity) -> Table:
@@ -100,19 +105,24 @@ def _table(found: Sensitivity) -> Table:
     table.add_column("value", justify="right")
     for side in ("smaller", "larger"):
         table.add_column(side, justify="right")
-        table.add_column("time", justify="right")
-    for e in found.effects[:_ROWS]:
-        cells = [cell for larger in (False, True) for cell in _cells(e.beside(larger))]
-        table.add_row(e.field, written(e.value), *cells)
+    shown = found.effects[:_ROWS]
+    if found.enlarge is not None and found.enlarge not in shown:
+        shown = (*shown[:-1], found.enlarge)
+    for e in shown:
+        mark = " *" if e.assumed else ""
+        table.add_row(e.field, written(e.value) + mark, *(_cell(e.beside(larger)) for larger in (False, True)))
     left = len(found.effects) - _ROWS
-    hidden = f"; {left} weaker ones in --json" if left > 0 else ""
+    said = [f"{left} weaker ones in --json"] if left > 0 else []
     if len(found.operators) == 1:
-        table.caption = f"predicted {seconds(found.seconds[0])}{hidden}"
+        said.insert(0, f"predicted {seconds(found.seconds[0])}")
+    if any(e.assumed for e in shown):
+        said.append("* assumed, not measured")
+    table.caption = "; ".join(said) or None
     return table
 
 
-def _cells(change: Change | None) -> tuple[str, str]:
-    """Return the value and what becomes of the time."""
+def _cell(change: Change | None) -> str:
+    """Return the value and what becomes of the time, in one cell: nothing comes between them however narrow it is."""
     if change is None:
-        return "-", "-"
-    return written(change.value), "does not fit" if math.isinf(change.percent) else f"{change.percent:+.1f} %"
+        return "-"
+    return f"{written(change.value)}: {'does not fit' if math.isinf(change.percent) else f'{change.percent:+.1f} %'}"

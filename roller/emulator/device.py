@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 
 from roller.artifact import KernelArtifact
+from roller.core.dtypes import storage_dtype
 from roller.emulator.emulate import Emulated
-from roller.emulator.packed import EmulatedPack, Places
+from roller.emulator.horizontal import EmulatedPack, Places
 from roller.errors import EmulationError, shown
-from roller.packed import PackedKernel
+from roller.horizontal import HorizontalKernel
 
 #: Which stream goes on where several may: the one made first, the one made last, or any.
 POLICIES = ("first", "last", "random")
@@ -110,10 +111,10 @@ class EmulatedKernel:
         self._device.push(stream, lambda: self._emulated.launch_at(held, prepare=prepare, order=order))
 
 
-class EmulatedPackedKernel:
+class EmulatedHorizontalKernel:
     """A packed kernel on emulated memory."""
 
-    def __init__(self, device: EmulatedDevice, packed: PackedKernel) -> None:
+    def __init__(self, device: EmulatedDevice, packed: HorizontalKernel) -> None:
         self._device, self._packed, self._emulated = device, packed, EmulatedPack(packed, check=device.check)
 
     def bind(self, places: Mapping[str, Sequence[Places]]) -> list[Callable[[Stream], None]]:
@@ -183,9 +184,9 @@ class EmulatedDevice:
         """Return a kernel; it needs no image."""
         return EmulatedKernel(self, artifact)
 
-    def load_packed(self, packed: PackedKernel) -> EmulatedPackedKernel:
+    def load_packed(self, packed: HorizontalKernel) -> EmulatedHorizontalKernel:
         """Return a packed kernel; it needs no image."""
-        return EmulatedPackedKernel(self, packed)
+        return EmulatedHorizontalKernel(self, packed)
 
     @contextlib.contextmanager
     def entered(self, arrays: Sequence[Any] = ()) -> Iterator[Stream]:
@@ -213,7 +214,7 @@ class EmulatedDevice:
     def made(self, shape: Sequence[int], dtype: str, like: Sequence[Any] = ()) -> DeviceArray:
         """Return a new array on the device, not initialised; bfloat16 as its bits."""
         del like
-        stored = np.dtype(np.uint16 if dtype == "bfloat16" else dtype)
+        stored = storage_dtype(dtype)
         memory = self.allocate(int(np.prod(shape, dtype=np.int64)) * stored.itemsize)
         return memory.data.view(stored).reshape(tuple(shape)).view(DeviceArray)
 

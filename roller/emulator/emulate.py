@@ -11,18 +11,22 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 
 from roller.artifact import Argument, KernelArtifact, Launch
+from roller.core.dtypes import DTYPES, storage_dtype, stored_of, values_of
+from roller.core.processor import usable_processors
 from roller.emulator import library
 from roller.emulator.allowance import Allowance
-from roller.emulator.translate import Kernel, translate
+from roller.emulator.translate import TranslatedKernel, translate
 from roller.errors import EmulationError, EmulationTimeout, shown
-from roller.processor import usable_processors
+from roller.targets import TARGETS, expect_language
+from roller.targets.lazy import loaded
 
 #: Languages of artifacts whose sources are understood.
-LANGUAGES = ("cuda", "hip")
+LANGUAGES = tuple(t.language for t in TARGETS if t.kind.blocks and t.emulated)
 #: Orders in which the threads of a block (and the blocks of a grid) take their turns between barriers.
 ORDERS = ("forward", "reverse", "random")
 #: Threads a block may have on any GPU.
@@ -31,19 +35,6 @@ _ALIGNMENT = 256
 _GUARD = 256
 _POISON = 0xFF
 _MESSAGE_BYTES = 2048
-#: C names by dtype; a parameter of another type means that arguments are in another order than the kernel's.
-_C_TYPES = {
-    "float64": ("double",),
-    "float32": ("float",),
-    "float16": ("half", "__half"),
-    "bfloat16": ("nv_bfloat16", "__nv_bfloat16", "ushort", "uint16_t"),  # TVM stores it as ushort before sm_80
-    "int64": ("int64_t", "long long", "long"),
-    "int32": ("int", "int32_t"),
-    "int16": ("short", "int16_t"),
-    "int8": ("signed char", "char", "int8_t"),
-    "uint8": ("uchar", "unsigned char", "uint8_t"),
-    "bool": ("bool", "signed char", "uint8_t", "uchar", "unsigned char"),
-}
 
 
 class Emulated:
@@ -66,6 +57,9 @@ class Emulated:
         Where the artifact is of another language, g++ is missing, or the source cannot be translated or built.
     """
 
+    #: Whether some blocks may run without the others.
+    runs_blocks: ClassVar[bool] = True
+
     def __init__(
         self,
         artifact: KernelArtifact,
@@ -74,14 +68,9 @@ class Emulated:
         cache_dir: str | os.PathLike[str] | None = None,
         keep: bool = True,
     ) -> None:
-        if artifact.language not in LANGUAGES:
-            raise EmulationError(
-                f"emulator: expected an artifact of language 'cuda' or 'hip', got '{artifact.language}'. Lower it for "
-                "a GPU."
-            )
+        expect_language(artifact.language, LANGUAGES, "emulator", EmulationError, "Lower it for a GPU.")
         self.artifact = artifact
-        # The number of an AMD architecture says nothing about CUDA's.
-        architecture = architecture_of(str(artifact.target.get("arch", "sm_80")) if artifact.language == "cuda" else "")
+        architecture = architecture_of(str(artifact.target.get("arch", "")))
         self._launches = []
         self._first = [artifact.prepare] if artifact.prepare else []
         for launch in (*self._first, *artifact.launches):
@@ -94,7 +83,7 @@ class Emulated:
             built = library.load(text, check, cache_dir, keep=keep)
             self._launches.append((launch, kernel, getattr(built, f"emul_{kernel.entry}")))
 
-    def _check_launch(self, launch: Launch, kernel: Kernel) -> None:
+    def _check_launch(self, launch: Launch, kernel: TranslatedKernel) -> None:
         threads = launch.block[0] * launch.block[1] * launch.block[2]
         bound = min(kernel.max_threads or _MAX_THREADS, _MAX_THREADS)
         if not 1 <= threads <= bound:
@@ -108,7 +97,7 @@ class Emulated:
         for (parameter, c_type), name in zip(kernel.parameters, launch.arguments, strict=True):
             if name not in known:
                 raise EmulationError(f"{launch.entry}: argument '{name}' is not among the artifact's {sorted(known)}.")
-            if c_type not in _C_TYPES.get(known[name].dtype, ()):
+            if c_type not in DTYPES[known[name].dtype].c_types:
                 raise EmulationError(
                     f"{launch.entry}: parameter {parameter}: expected {c_type}, got argument '{name}' of "
                     f"{known[name].dtype}. Are the arguments in the order of the kernel?"
@@ -237,7 +226,7 @@ def emulate(
     artifact
         Language ``"cuda"`` or ``"hip"``.
     arrays
-        One array per input, in call order; bfloat16 is given as float32 or as its 16 bits (uint16).
+        One array per input, in call order; a dtype that NumPy lacks is given as float32 or as its bits.
     order
         ``"forward"``, ``"reverse"`` or ``"random"``: who goes first between barriers.
     seed
@@ -250,7 +239,7 @@ def emulate(
     Returns
     -------
     tuple of ndarray
-        One per output of the expression, in its shape; bfloat16 as float32.
+        One per output of the expression, in its shape; of a dtype that NumPy lacks as float32.
 
     Raises
     ------
@@ -270,8 +259,7 @@ class _Place:
 
 def element_bytes(argument: Argument) -> int:
     """Return the bytes of an argument's elements."""
-    itemsize = np.dtype(np.uint16 if argument.dtype == "bfloat16" else argument.dtype).itemsize
-    return int(np.prod(argument.shape, dtype=np.int64)) * itemsize
+    return int(np.prod(argument.shape, dtype=np.int64)) * storage_dtype(argument.dtype).itemsize
 
 
 class Buffer:
@@ -279,7 +267,7 @@ class Buffer:
 
     def __init__(self, argument: Argument, array: np.ndarray | None) -> None:
         self.argument = argument
-        self.dtype = np.dtype(np.uint16) if argument.dtype == "bfloat16" else np.dtype(argument.dtype)
+        self.dtype = storage_dtype(argument.dtype)
         self.elements = int(np.prod(argument.shape, dtype=np.int64))
         self.bytes = self.elements * self.dtype.itemsize
         raw = np.full(self.bytes + 2 * _GUARD + _ALIGNMENT, _POISON, np.uint8)
@@ -307,8 +295,8 @@ class Buffer:
         if array is None:
             raise EmulationError(f"emulator: no array for argument '{a.name}' of role {a.role}.")
         value = np.asarray(array)
-        if a.dtype == "bfloat16" and value.dtype != np.uint16:
-            value = _to_bfloat16(value)
+        if value.dtype != self.dtype and DTYPES[a.dtype].bits:
+            value = stored_of(value, a.dtype)
         if value.size != self.elements or value.dtype != self.dtype:
             raise EmulationError(
                 f"emulator: argument '{a.name}': expected {self.elements} elements of {a.dtype}, got {value.size} of "
@@ -328,13 +316,12 @@ class Buffer:
 
     def value(self, shape: tuple[int, ...]) -> np.ndarray:
         """Return a copy of the contents in the shape of the expression."""
-        out = self.data.view(self.dtype).reshape(shape).copy()
-        return _from_bfloat16(out) if self.argument.dtype == "bfloat16" else out
+        return values_of(self.data.view(self.dtype).reshape(shape).copy(), self.argument.dtype)
 
 
 def _launch(
-    launch: Launch, kernel: Kernel, function: Callable[..., int], buffers: Mapping[str, Buffer | _Place], order: int,
-    seed: int, workers: int | None, chosen: Sequence[int] | None = None, allowance: Allowance | None = None,
+    launch: Launch, kernel: TranslatedKernel, function: Callable[..., int], buffers: Mapping[str, Buffer | _Place],
+    order: int, seed: int, workers: int | None, chosen: Sequence[int] | None = None, allowance: Allowance | None = None,
 ) -> None:  # fmt: skip
     regions = (library.Region * max(1, len(launch.arguments)))()
     for region, name, (parameter, _) in zip(regions, launch.arguments, kernel.parameters, strict=False):
@@ -368,31 +355,34 @@ def _workers(wanted: int | None, blocks: int) -> int:
     return max(1, min(wanted or available, blocks))
 
 
+def emulated_by(artifact: KernelArtifact) -> Any:
+    """Return the class that runs an artifact of its language.
+
+    Raises
+    ------
+    EmulationError
+        Where nothing here understands it.
+    """
+    known = {t.language: t.emulator for t in TARGETS if t.language and t.emulated}
+    expect_language(artifact.language, known, "emulator", EmulationError, "Lower it for a device that is emulated.")
+    return loaded(known[artifact.language])
+
+
 def architecture_of(arch: str) -> int:
-    """Return ``__CUDA_ARCH__`` of an architecture: 900 of ``"sm_90"``."""
-    m = re.search(r"(\d+)", arch)
+    """Return ``__CUDA_ARCH__`` of an architecture: 900 of ``"sm_90"``; numbers of AMD's say nothing about CUDA's."""
+    m = re.match(r"sm_(\d+)", arch)
     return int(m[1]) * 10 if m else 800
 
 
 def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
-    """Return the values a kernel sees: bfloat16, which NumPy lacks, as float32 of those values.
+    """Return the values a kernel sees: of a dtype that NumPy lacks, float32 of those values.
 
     Examples
     --------
     >>> rounded(np.float32([1.001, 3.14159]), "bfloat16")
     array([1.      , 3.140625], dtype=float32)
     """
-    if dtype != "bfloat16":
+    row = DTYPES[dtype]
+    if not row.bits:
         return array
-    return _from_bfloat16(array if array.dtype == np.uint16 else _to_bfloat16(array))
-
-
-def _to_bfloat16(value: np.ndarray) -> np.ndarray:
-    """Round to nearest even; the result holds the bits."""
-    bits = np.ascontiguousarray(value, dtype=np.float32).view(np.uint32).astype(np.uint64)
-    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-    return np.where(np.isnan(np.asarray(value, dtype=np.float32)), np.uint16(0x7FFF), rounded)
-
-
-def _from_bfloat16(bits: np.ndarray) -> np.ndarray:
-    return (bits.astype(np.uint32) << 16).view(np.float32)
+    return values_of(array if array.dtype == row.storage else stored_of(array, dtype), dtype)

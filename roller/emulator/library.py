@@ -14,8 +14,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from roller.core.scratch import scratch_folder
 from roller.errors import EmulationError
-from roller.scratch import scratch_folder
 
 _CXX = Path(__file__).parent / "cxx"
 #: Type punning of emitted code is legal in CUDA; the standard 14 headers are the quick ones.
@@ -106,7 +106,7 @@ def _loaded(path: str) -> ctypes.CDLL:
 
 @functools.lru_cache(maxsize=1)
 def _headers() -> bytes:
-    files = sorted(p for p in _CXX.rglob("*") if p.suffix in (".h", ".cc"))
+    files = sorted(p for p in _CXX.rglob("*") if p.suffix in (".h", ".hpp", ".cc"))
     return b"".join(p.name.encode() + b"\0" + p.read_bytes() for p in files)
 
 

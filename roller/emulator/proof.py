@@ -89,9 +89,20 @@ class Proof:
 
 def within_bound(expression: TensorExpr, arrays: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> str:
     """Compare outputs with where :mod:`roller.expr.enclosure` says that those of right kernels lie."""
-    points = [np.indices(t.shape, dtype=np.int64).reshape(len(t.shape), -1).T for t in expression.output_tensors]
-    points = [p if p.size else np.zeros((1, 0), np.int64) for p in points]
-    return within_bound_at(expression, arrays, points, [np.asarray(o).reshape(-1) for o in outputs])
+    return everywhere(within_bound_at)(expression, arrays, outputs)
+
+
+def everywhere(compare: PointComparator) -> Comparator:
+    """Return the comparator of all elements that a comparator of chosen ones makes."""
+
+    def whole(expression: TensorExpr, arrays: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> str:
+        points = [
+            np.indices(t.shape, dtype=np.int64).reshape(len(t.shape), -1).T if t.shape else np.zeros((1, 0), np.int64)
+            for t in expression.output_tensors
+        ]
+        return compare(expression, arrays, points, [np.asarray(o).reshape(-1) for o in outputs])
+
+    return whole
 
 
 def within_bound_at(

@@ -9,9 +9,19 @@ from collections.abc import Sequence
 import numpy as np
 
 from roller.artifact import KernelArtifact
+from roller.core.dtypes import DTYPES
 from roller.emulator.budget import within_budget
-from roller.emulator.emulate import ORDERS, Emulated, rounded
-from roller.emulator.proof import NOTHING, WHOLE, Comparator, PointComparator, Proof, within_bound, within_bound_at
+from roller.emulator.emulate import ORDERS, emulated_by, rounded
+from roller.emulator.proof import (
+    NOTHING,
+    WHOLE,
+    Comparator,
+    PointComparator,
+    Proof,
+    everywhere,
+    within_bound,
+    within_bound_at,
+)
 from roller.errors import EmulationError, EmulationTimeout
 from roller.expr import Tensor, TensorExpr
 from roller.expr.exact_inputs import digits_of_inputs
@@ -72,7 +82,14 @@ def prove(
     if not orders or len(set(orders)) < len(orders) or not set(orders) <= set(ORDERS):
         raise EmulationError(f"orders: expected some of {', '.join(ORDERS)}, each once, got {list(orders)}.")
     expression, start = artifact.expression, time.monotonic()
-    emulated = None if budget_s is not None else Emulated(artifact, check=check, cache_dir=cache_dir)
+    emulator = emulated_by(artifact)
+    if budget_s is not None and not emulator.runs_blocks:
+        needed_s = len(orders) * emulator.expected_s(artifact)
+        if needed_s > budget_s:
+            note = f"it runs whole or not at all: about {needed_s:.0f} s here, {budget_s:g} s are given"
+            return Proof(True, (), NOTHING, note=note)
+        budget_s, compare = None, everywhere(compare_at or within_bound_at)
+    emulated = None if budget_s is not None else emulator(artifact, check=check, cache_dir=cache_dir)
     inputs = [
         rounded(np.asarray(a), t.dtype)
         for a, t in zip(arrays if arrays is not None else _inputs(expression, seed), expression.inputs, strict=True)
@@ -128,5 +145,5 @@ def _random(t: Tensor, rng: np.random.Generator, digits: Drawing | None) -> np.n
         x = rng.standard_normal(count).astype(np.float32)
         if digits:
             x = digits.of(x.reshape(t.shape) if count == t.elements else x, rng)
-        out = np.asarray(x if t.dtype == "bfloat16" else x.astype(t.dtype))
+        out = np.asarray(x if DTYPES[t.dtype].bits else x.astype(t.dtype))
     return np.resize(out, t.shape)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from roller.emulator.brackets import closing, split
+from roller.emulator.balanced import closing, split
 from roller.errors import EmulationError
 
 _ASM = re.compile(r"\b(?:asm|__asm__)\b\s*(?:volatile|__volatile__)?\s*\(")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from roller.emulator.brackets import closing
+from roller.emulator.balanced import closing
 from roller.emulator.ptx import translate_asm
 from roller.errors import EmulationError
 
@@ -45,7 +45,7 @@ _INDICES = (
     " const emul::Index3 threadIdx = emul::thread_index(), blockIdx = emul::block_index(), "
     "blockDim = emul::block_extent(), gridDim = emul::grid_extent();"
 )
-#: The table of a packed kernel (`roller.packed`), its pointers, and how threads a program has no use for leave.
+#: The table of a packed kernel (`roller.horizontal`), its pointers, and how threads a program has no use for leave.
 _TABLE = re.compile(r"struct (roller_table_\w+) \{\n(.*?)\n\};", re.S)
 _COLUMN = re.compile(rf"^\s*(?:const\s+)?({_TYPE})\s*\*\s*(\w+)\[(\d+)\];", re.M)
 _LEAVE = re.compile(r"(if \(threadIdx\.x >= \d+u\)) return;")
@@ -57,7 +57,7 @@ _CONVERGES = re.compile(r"__sync|__shfl|__activemask|_sync\b|\basm\b|__asm__|wmm
 
 
 @dataclass(frozen=True)
-class Kernel:
+class TranslatedKernel:
     """One kernel of a source: entry name, element type per parameter, and what its launch must respect.
 
     ``max_threads`` is the bound of ``__launch_bounds__`` (0 where there is none); ``converges`` says whether its
@@ -73,7 +73,7 @@ class Kernel:
     columns: tuple[tuple[str, int], ...] = ()
 
 
-def translate(source: str, architecture: int = 800) -> tuple[str, tuple[Kernel, ...]]:
+def translate(source: str, architecture: int = 800) -> tuple[str, tuple[TranslatedKernel, ...]]:
     """Rewrite a CUDA source and describe its kernels.
 
     Parameters
@@ -119,7 +119,7 @@ def translate(source: str, architecture: int = 800) -> tuple[str, tuple[Kernel, 
     return head + text + "\n" + "".join(_entry(k) for k in kernels), kernels
 
 
-def _kernels(text: str) -> tuple[Kernel, ...]:
+def _kernels(text: str) -> tuple[TranslatedKernel, ...]:
     found = []
     matches = list(_KERNEL.finditer(text))
     for n, m in enumerate(matches):
@@ -129,7 +129,7 @@ def _kernels(text: str) -> tuple[Kernel, ...]:
             found.append(_packed(m[2], packed[1], text, int(m[1] or 0)))
             continue
         parameters = tuple(_parameter(m[2], p) for p in m[3].split(",") if p.strip())
-        found.append(Kernel(m[2], parameters, int(m[1] or 0), bool(_CONVERGES.search(body))))
+        found.append(TranslatedKernel(m[2], parameters, int(m[1] or 0), bool(_CONVERGES.search(body))))
     if not found:
         raise EmulationError(
             "emulator: expected a CUDA source with a __global__ function, found none. Pass a 'cuda' artifact."
@@ -137,12 +137,12 @@ def _kernels(text: str) -> tuple[Kernel, ...]:
     return tuple(found)
 
 
-def _packed(entry: str, table: str, text: str, threads: int) -> Kernel:
+def _packed(entry: str, table: str, text: str, threads: int) -> TranslatedKernel:
     """Describe a packed kernel by the table it takes."""
     fields = next((m[2] for m in _TABLE.finditer(text) if m[1] == table), "")
     columns = [(m[2], m[1], int(m[3])) for m in _COLUMN.finditer(fields)]
     parameters = tuple((f"{name}[{n}]", kind) for name, kind, count in columns for n in range(count))
-    return Kernel(
+    return TranslatedKernel(
         entry, parameters, threads, bool(_CONVERGES.search(text)), table, tuple((n, c) for n, _, c in columns)
     )
 
@@ -157,7 +157,7 @@ def _parameter(entry: str, text: str) -> tuple[str, str]:
     return m[2], m[1]
 
 
-def _entry(kernel: Kernel) -> str:
+def _entry(kernel: TranslatedKernel) -> str:
     places = [f"emul::whole<{t}>(a + {n})" for n, (_, t) in enumerate(kernel.parameters)]
     name, arguments, ahead = kernel.entry, ", ".join(places), ""
     if kernel.table:  # behind the pointers comes the host's memory of where each program's blocks end

@@ -6,9 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from roller import perf
-from roller.construction.constructor import construct_candidates, target_units
-from roller.construction.named_program import estimate_named
-from roller.construction.options import ConstructOptions
 from roller.errors import NoCandidateError
 from roller.explaining import lifts
 from roller.explaining.compare import road_of_time
@@ -20,6 +17,9 @@ from roller.explaining.why_not import WhyNot, why_not
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.perf import Estimate, Term
+from roller.search.constructor import construct_candidates, target_units
+from roller.search.program_names import estimate_named
+from roller.templates.common.options import ConstructOptions
 from roller.tile.program import RProgram
 
 #: Fields of the device that are named as lifts, and candidates that are held against the program.
@@ -60,6 +60,8 @@ class Explanation:
         Measured seconds of the kernel, where there are any.
     notes
         What a reader should know besides.
+    bound_assumed
+        Number of the device behind the bottleneck, where it is neither measured nor of a datasheet.
     """
 
     expression: TensorExpr
@@ -80,6 +82,7 @@ class Explanation:
     rivals: tuple[WhyNot, ...]
     measured_s: float | None = None
     notes: tuple[str, ...] = ()
+    bound_assumed: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready data: every number in full precision."""
@@ -87,7 +90,8 @@ class Explanation:
             "expression": str(self.expression), "device": self.device, "program": str(self.program),
             "rank": self.rank, "candidates": self.candidates, "predicted_s": self.estimate.seconds,
             "expected_error": self.estimate.expected_error, "measured_s": self.measured_s,
-            "bottleneck": self.estimate.bottleneck, "steps": [s.to_dict() for s in self.road.steps],
+            "bottleneck": self.estimate.bottleneck, "bound_assumed": list(self.bound_assumed),
+            "steps": [s.to_dict() for s in self.road.steps],
             "construction": list(self.road.words), "stops": [s.to_dict() for s in self.stops],
             "time": self.time.to_dict(), "rules": dict(perf.RULES), "layers": [x.to_dict() for x in self.layers],
             "facts": [f.to_dict() for f in self.facts], "roofline": self.roof.to_dict(),
@@ -116,8 +120,8 @@ class Explanation:
 def _lift(effect: lifts.Effect) -> dict[str, Any]:
     best = effect.best
     assert best is not None  # no lift else
-    return {"field": effect.field, "value": effect.value, "unit": effect.unit, "to": best.value,
-            "predicted_s": best.seconds[0], "percent": best.percent}  # fmt: skip
+    return {"field": effect.field, "value": effect.value, "unit": effect.unit, "assumed": effect.assumed,
+            "to": best.value, "predicted_s": best.seconds[0], "percent": best.percent}  # fmt: skip
 
 
 def explain(
@@ -153,12 +157,22 @@ def explain(
     estimate_named(chosen, target)  # says which capacity it exceeds
     estimate, time = perf.estimate_explained(chosen, target)
     others = [c.program for c in found if c.program != chosen][:_RIVALS]
+    roof = roofline(expr, chosen, target, estimate.seconds)
     return Explanation(
-        expr, spec.name, spec.description, chosen, estimate, rank, len(found), road_to(chosen, target, options),
+        expr, spec.name, spec.title, chosen, estimate, rank, len(found), road_to(chosen, target, options),
         stops(chosen, target, options, time), time, layers_of(chosen, target, estimate),
-        facts_of(chosen, target, estimate), roofline(expr, chosen, target, estimate.seconds), road_of_time(time),
+        facts_of(chosen, target, estimate), roof, road_of_time(time),
         _lifts(expr, spec, options, chosen), tuple(why_not(expr, target, chosen, p) for p in others), measured_s,
+        bound_assumed=_assumed(estimate.bottleneck, roof.pipe, spec),
     )  # fmt: skip
+
+
+def _assumed(bottleneck: str, pipe: str, spec: DeviceSpec) -> tuple[str, ...]:
+    """Return the number that decides how fast the bottleneck is, where it is a guess."""
+    layer = spec.home.name if bottleneck == "dram" else bottleneck
+    rate = pipe if bottleneck == "compute" else ""
+    fields = (f"memory_layers.{layer}.bandwidth_bytes_per_s", f"compute.ops_per_cycle_per_unit.{rate}")
+    return tuple(f for f in fields if spec.sources.get(f) == "assumed")
 
 
 def _candidates(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions, needed: bool) -> tuple[Any, ...]:

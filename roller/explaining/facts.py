@@ -11,7 +11,8 @@ import numpy as np
 from roller import perf
 from roller.hardware import DeviceSpec
 from roller.perf import Estimate
-from roller.perf.gpu import LaidOut, block_limits
+from roller.targets import KINDS
+from roller.templates.gpu import LaidOut, block_limits
 from roller.tile.program import RProgram
 from roller.tile.winograd_products import products_program
 
@@ -69,7 +70,7 @@ def layers_of(program: RProgram, spec: DeviceSpec, estimate: Estimate) -> tuple[
     for layer in spec.memory_layers:
         tile = program.tile(layer.name) if layer.name in program.layers else None
         held, capacity, unit = _held(layer.name, spec, estimate)
-        name = "dram" if layer.name == spec.memory_layers[-1].name else layer.name
+        name = "dram" if layer.name == spec.home.name and "dram_s" in terms else layer.name
         moved, seconds = terms.get(f"{name}_bytes"), terms.get(f"{name}_s")
         bandwidth = layer.bandwidth_bytes_per_s if seconds is not None else None
         found.append(Layer(layer.name, tile, held, capacity, unit, moved, bandwidth, seconds))
@@ -79,19 +80,20 @@ def layers_of(program: RProgram, spec: DeviceSpec, estimate: Estimate) -> tuple[
 def _held(layer: str, spec: DeviceSpec, estimate: Estimate) -> tuple[float | None, float | None, str]:
     """Return what a program keeps in a layer, what there is, and the unit."""
     terms, lim = estimate.terms, spec.limits
-    if spec.kind == "gpu" and layer == "register":
+    if spec.traits.blocks and layer == spec.memory_layers[0].name:
         most = lim.registers_per_thread or lim.usable_registers_per_thread
         return terms.get("registers"), most, "registers per thread"
-    if spec.kind == "gpu" and layer == "shared":
-        return terms.get("scratchpad_bytes"), spec.layer("shared").capacity_bytes, "bytes per block"
-    if spec.kind == "cpu" and layer == spec.memory_layers[0].name and "vectors" in terms:
+    if layer == spec.traits.scratchpad:
+        owner = "block" if spec.traits.blocks else "unit"
+        return terms.get("scratchpad_bytes"), spec.layer(layer).capacity_bytes, f"bytes per {owner}"
+    if spec.traits.simd and layer == spec.memory_layers[0].name and "vectors" in terms:
         return terms["vectors"], lim.usable_vector_registers, "vectors"
     return None, None, ""
 
 
 def facts_of(program: RProgram, spec: DeviceSpec, estimate: Estimate) -> tuple[Fact, ...]:
     """Return occupancy, waves (or tasks), conflicts and padding."""
-    facts = _gpu(program, spec, estimate) if spec.kind == "gpu" else _cpu(spec, estimate)
+    facts = _gpu(program, spec, estimate) if spec.traits.blocks else _cpu(spec, estimate)
     return (*facts, *_padding(program))
 
 
@@ -123,10 +125,11 @@ def _gpu(program: RProgram, spec: DeviceSpec, estimate: Estimate) -> list[Fact]:
 def _cpu(spec: DeviceSpec, estimate: Estimate) -> list[Fact]:
     tasks = estimate.terms["tasks"]
     rounds = math.ceil(tasks / spec.units)
-    idle = 1.0 - tasks / (rounds * spec.units)
+    idle, units = 1.0 - tasks / (rounds * spec.units), spec.traits.unit
+    meaning = f"share of {units.removesuffix('s')} time without a task, tasks of equal size"
     return [
-        Fact("tasks", tasks, None, f"{spec.units} cores, {rounds} each at most"),
-        Fact("idle cores", idle, None, "share of core time without a task, tasks of equal size"),
+        Fact("tasks", tasks, None, f"{spec.units} {units}, {rounds} each at most"),
+        Fact(f"idle {units}", idle, None, meaning),
     ]
 
 
@@ -137,7 +140,7 @@ def _padding(program: RProgram) -> list[Fact]:
     for a in program.axes:
         tile = program.block_tile[a.name]
         over = -a.extent % tile
-        if over and program.kind == "gpu":
+        if over and KINDS[program.kind].blocks:
             found.append(Fact(f"padding of {a.name}", over / a.extent, None, f"{a.extent} in tiles of {tile}"))
         elif over:
             found.append(Fact(f"last task of {a.name}", a.extent % tile / tile, 1.0, f"{a.extent} in tasks of {tile}"))

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from roller.construction.named import Mechanisms, Tile
-from roller.construction.options import ConstructOptions
 from roller.errors import RollerError, shown
 from roller.explaining.explanation import Explanation, explain
 from roller.explaining.why_not import WhyNot, why_not
 from roller.hardware import DeviceSpec, load_spec
+from roller.search.explicit_tiles import Mechanisms, Tile
+from roller.templates.common.options import ConstructOptions
 from roller.tile.program import RProgram
 
 
@@ -60,7 +60,8 @@ def why_not_for_kernel(
 ) -> WhyNot:
     """Return what speaks against a program beside a kernel's; see :meth:`roller.CompiledKernel.why_not`."""
     a: _Artifact = kernel.artifact
-    return why_not(a.expression, _spec(a, device), kernel.program, tiles, fragment, Mechanisms(*how))
+    return why_not(a.expression, _spec(a, device), kernel.program, tiles, fragment, Mechanisms(*how),
+                   measured=a.measured_s is not None)  # fmt: skip
 
 
 def _spec(artifact: _Artifact, device: str | DeviceSpec | None) -> DeviceSpec:

@@ -10,18 +10,17 @@ from typing import Any
 import numpy as np
 
 from roller import perf
-from roller.construction.constructor import program_of
-from roller.construction.gpu_pool import padding_allowed
-from roller.construction.options import ConstructOptions
 from roller.explaining.capacity import exceeded
 from roller.explaining.compare import road_of_difference
 from roller.hardware import DeviceSpec
 from roller.perf import Term
 from roller.perf.batch import TileBatch
+from roller.search.constructor import program_of
+from roller.templates.common.options import ConstructOptions
+from roller.templates.common.padding import padding_allowed
 from roller.tile.geometry import Geometry, Ints
 from roller.tile.program import RProgram
-from roller.tile.winograd import STRUCTURES as WINOGRAD
-from roller.tile.winograd_products import ELEMENT, Products, products
+from roller.tile.winograd_products import ELEMENT, Products, product_of
 
 
 @dataclass(frozen=True)
@@ -97,20 +96,21 @@ def _stop(program: RProgram, spec: DeviceSpec, options: ConstructOptions, term: 
 
 def _steps(program: RProgram, spec: DeviceSpec) -> Iterator[_Step]:
     """Yield every enlargement of the program as a batch of one."""
-    multiplies = program.kind == "gpu" and program.structure in WINOGRAD
-    product = products(program.expr, program.structure) if multiplies else None
+    product = product_of(program)
     inner = program if product is None else product.inner(program)
-    batch = perf.batch_of([inner])
+    batch = perf.batch_of([inner]).chosen_anew()
     g, layers = batch.geometry, inner.layers
     for a, axis in enumerate(g.names):
         if product is not None and axis == ELEMENT:
             continue
-        if program.kind == "gpu" or program.structure not in WINOGRAD:
+        # Where workers take one vector at a time, whatever the tile, there is nothing to enlarge.
+        fixed = not spec.traits.blocks and batch.panel is None
+        if not fixed and (spec.traits.blocks or not program.traits.output_side):
             yield from _register_step(batch, a, axis, layers[0], spec, product)
     for a, axis in enumerate(g.names):
         if product is None or axis != ELEMENT:
             yield from _block_step(batch, a, axis, layers[-1], product)
-    if program.kind == "gpu" and inner.structure in ("tiled", "matrix"):
+    if spec.traits.blocks and inner.traits.reuses:
         stages, parts = inner.stages, inner.split_k
         more = stages + 1
         yield _Step("", "stages", stages, more, replace(batch, stages=more), product)
@@ -123,8 +123,8 @@ def _register_step(
 ) -> Iterator[_Step]:
     """Yield the program with twice as much of an axis in registers, the block as many register tiles."""
     g, register, block = batch.geometry, batch.register[0], batch.block[0]
-    moves = g.spatial[a] or batch.structure == "rows" or a == batch.vector_axis
-    if not moves or batch.structure == "window" or (batch.fragment is not None and axis not in batch.matrix_axes[:2]):
+    moves = g.spatial[a] or batch.traits.spreads_reductions or a == batch.vector_axis
+    if not moves or batch.traits.slides_windows or (batch.fragment is not None and axis not in batch.matrix_axes[:2]):
         return
     now = int(register[a])
     if now >= g.extents[a]:
@@ -134,7 +134,7 @@ def _register_step(
     larger[a] = 2 * now
     most = -(-g.extents // larger)
     counts = np.minimum(block // register, most)
-    if batch.panel is not None and batch.structure != "tiled":
+    if batch.panel is not None and not batch.traits.reuses:
         counts = np.where(g.spatial, counts, most)
     yield _Step(layer, axis, now, 2 * now, _with(batch, larger, larger * counts), product)
 
@@ -142,7 +142,7 @@ def _register_step(
 def _block_step(batch: TileBatch, a: int, axis: str, layer: str, product: Products | None) -> Iterator[_Step]:
     """Yield the program with twice as much of an axis in the block: register tiles, or points of a reduction step."""
     g, register, block = batch.geometry, batch.register[0], batch.block[0]
-    if not g.spatial[a] and (batch.structure == "window" or (batch.panel is not None and batch.structure != "tiled")):
+    if not g.spatial[a] and (batch.traits.slides_windows or (batch.panel is not None and not batch.traits.reuses)):
         return
     if batch.fragment is not None and axis not in batch.matrix_axes:
         return

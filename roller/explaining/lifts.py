@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from roller.construction.constructor import construct_candidates
-from roller.construction.named_program import estimate_named
-from roller.construction.options import ConstructOptions
-from roller.construction.program_checks import check_program
 from roller.errors import NoCandidateError, SpecError, TileError
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.hardware.checks import Quantity
 from roller.hardware.spec import settable
+from roller.search.constructor import construct_candidates
+from roller.search.program_checks import check_program
+from roller.search.program_names import estimate_named
+from roller.templates.common.options import ConstructOptions
 from roller.tile.program import RProgram
 
 #: Factors that a number of any value is set to, and those of a number of things (units, misses): waves of them step.
@@ -68,6 +68,8 @@ class Effect:
         Predicted for every operator as the device is.
     changes
         Other values, the smallest first.
+    assumed
+        Whether the value is a guess: neither measured nor of a datasheet.
     """
 
     field: str
@@ -75,6 +77,7 @@ class Effect:
     unit: str
     seconds: tuple[float, ...]
     changes: tuple[Change, ...]
+    assumed: bool = False
 
     @cached_property
     def per_operator(self) -> tuple[float, ...]:
@@ -112,8 +115,10 @@ class Effect:
         return max(gaining, key=self._rate, default=None)
 
     def beside(self, larger: bool) -> Change | None:
-        """Return the nearest larger (or smaller) value that changes a time, else the nearest one."""
+        """Return :attr:`best` on its side, else the nearest value that changes a time, else the nearest one."""
         side = [c for c in self.changes if (c.value > self.value) == larger]
+        if self.best in side:  # what is recommended is what is shown
+            return self.best
         side = side if larger else side[::-1]
         return next((c for c in side if abs(c.percent) >= NOTHING), side[0] if side else None)
 
@@ -151,7 +156,8 @@ def effects(spec: DeviceSpec, price: Pricer, fields: Sequence[str] | None = None
                 continue
             changes.append(change_of(other, price(changed), seconds))
         if changes:
-            yield Effect(field, value, known[field].unit, seconds, tuple(changes))
+            assumed = spec.sources.get(field) == "assumed"
+            yield Effect(field, value, known[field].unit, seconds, tuple(changes), assumed)
 
 
 def change_of(value: float, after: tuple[float, ...], before: tuple[float, ...]) -> Change:

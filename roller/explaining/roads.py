@@ -8,28 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from roller.construction.gpu_pool import blocks, kernels
-from roller.construction.growth import Enlarged, Growth
-from roller.construction.matrix_pool import grown, matrix_forms
-from roller.construction.options import ConstructOptions
 from roller.hardware import DeviceSpec
+from roller.templates.common.growth import Enlarged, Growth
+from roller.templates.common.options import ConstructOptions
+from roller.templates.gpu.matrix.pool import grown, matrix_forms
+from roller.templates.gpu.tiled.pool import blocks, kernels
 from roller.tile.geometry import Geometry
 from roller.tile.program import RProgram
-from roller.tile.winograd import STRUCTURES as WINOGRAD
 from roller.tile.winograd_products import products_program
 
-#: What construction does where it grows nothing, by kind and structure.
-_ENUMERATED = {
-    ("gpu", "rows"): "Threads along a row, threads along rows, and what each holds are enumerated; the model's price "
-    "chooses among all that fit.",
-    ("gpu", "streaming"): "Without reuse there is nothing to grow for: threads and vectors per thread are enumerated; "
-    "the model's price chooses.",
-    ("gpu", "window"): "Strips of outputs and blocks of them are enumerated; the model's price chooses.",
-    ("cpu", "tiled"): "Micro-kernels are enumerated and compared first, each as one task; the most promising get "
-    "tasks, pieces of the reduction and packing, and the model's price chooses.",
-    ("cpu", "rows"): "Vectors of a row and rows of a task are enumerated; the model's price chooses.",
-    ("cpu", "streaming"): "Vectors and tasks are enumerated; the model's price chooses.",
-}
 _WINOGRAD = "Micro-kernels of the transformed product and sizes of tasks are enumerated; the model's price chooses."
 
 
@@ -75,11 +62,12 @@ def road_to(program: RProgram, spec: DeviceSpec, options: ConstructOptions) -> R
     words = []
     if inner is not program:
         words.append(f"It multiplies transformed tiles: the steps are those of the batched product {inner.expr}.")
-    if inner.kind == "gpu" and inner.structure == "tiled":
+    if spec.traits.blocks and inner.traits.reuses and inner.fragment is None:
         return _tiled(inner, spec, options, words)
-    if inner.kind == "gpu" and inner.structure == "matrix":
+    if spec.traits.blocks and inner.fragment is not None:
         return _matrix(inner, spec, options, words)
-    words.append(_WINOGRAD if inner.structure in WINOGRAD else _ENUMERATED[inner.kind, inner.structure])
+    known = spec.traits.room("templates.roads").ENUMERATED
+    words.append(_WINOGRAD if inner.traits.output_side else known[inner.structure])
     return Road((), tuple(words))
 
 

@@ -26,6 +26,8 @@ class Roofline:
         Name of the rate in the specification.
     seconds
         Predicted.
+    clock_hz
+        Clock that the peak is at.
     """
 
     flops: float
@@ -34,6 +36,7 @@ class Roofline:
     bandwidth_bytes_per_s: float
     pipe: str
     seconds: float
+    clock_hz: float
 
     @property
     def intensity(self) -> float:
@@ -76,5 +79,5 @@ def roofline(expr: TensorExpr, program: RProgram, spec: DeviceSpec, seconds: flo
         rates = spec.compute.ops_per_cycle_per_unit
         pipe = f"fma.{dtype}" if f"fma.{dtype}" in rates else "fma"
         rate = spec.ops_per_s("fma", dtype)
-    slowest = spec.memory_layers[-1].bandwidth_bytes_per_s
-    return Roofline(float(expr.flops), float(expr.compulsory_bytes), 2 * rate, slowest, pipe, seconds)
+    slowest = spec.home.bandwidth_bytes_per_s
+    return Roofline(float(expr.flops), float(expr.compulsory_bytes), 2 * rate, slowest, pipe, seconds, spec.clock_hz)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from roller.explaining.compare import quantity, told
 from roller.explaining.explanation import Explanation
 from roller.explaining.lifts import written
-from roller.explaining.why_not import WhyNot
+from roller.explaining.why_not import UNTRIED, WhyNot
 from roller.perf import Term
 from roller.tile.alignment import RULES
 
@@ -65,16 +65,15 @@ def rule_text(rule: str) -> str:
 def _head(e: Explanation) -> Section:
     place = f"number {e.rank} of {e.candidates} candidates" if e.rank else "not among the constructed candidates"
     measured = f" Measured {quantity(e.measured_s, 's')}." if e.measured_s is not None else ""
-    error = "" if e.estimate.expected_error is None else f" ±{e.estimate.expected_error * 100:.2g} %"
-    predicted = f"Predicted {quantity(e.estimate.seconds, 's')}{error}, bound by {e.estimate.bottleneck}.{measured}"
+    bound = e.estimate.bottleneck + "".join(f" (its {field} is assumed, not measured)" for field in e.bound_assumed)
+    predicted = f"Predicted {quantity(e.estimate.seconds, 's')}{e.estimate.spread}, bound by {bound}.{measured}"
     relaxed = [f"It relaxes {rule_text(r)}" for r in e.program.relaxed]
     return Section(f"{e.expression} on {e.description}", (f"{e.program} ({place})", predicted, *relaxed, *e.notes))
 
 
 def _road(e: Explanation) -> Section:
     rows = tuple(
-        (s.layer, s.axis, f"{s.before} -> {s.after}", f"{s.score:.4g}", _scores(s.others))
-        for s in e.road.steps
+        (s.layer, s.axis, f"{s.before} -> {s.after}", f"{s.score:.4g}", _scores(s.others)) for s in e.road.steps
     )
     header = ("layer", "axis", "step", "score", "scores of others") if rows else ()
     return Section("Construction", (*([_GROWTH] if rows else []), *e.road.words), header, rows)
@@ -85,14 +84,19 @@ def _scores(others: Sequence[tuple[str, float]]) -> str:
 
 
 def _stops(e: Explanation) -> Section:
-    rows = []
+    rows, faster = [], list[str]()
     for s in e.stops:
         step = f"{s.now}" if s.why == "covered" else f"{s.now} -> {s.larger}"
         why = s.detail
         if s.percent is not None and s.seconds is not None:
             why = f"{quantity(s.seconds, 's')} ({s.percent:+.1f} %): {s.detail}" if s.percent else "predicted alike"
+            if s.percent < 0:
+                faster.append(s.axis)
+                why = f"faster, {why}"
         rows.append((s.layer or "program", s.axis, step, why))
-    return Section("Why nothing is larger", (), ("layer", "axis", "step", "what speaks against it"), tuple(rows))
+    said = f"Larger {' and '.join(dict.fromkeys(faster))} would be faster: {UNTRIED}." if faster else ""
+    header = ("layer", "axis", "step", "what speaks against it")
+    return Section("Why nothing is larger", (said,) if said else (), header, tuple(rows))
 
 
 def _time(e: Explanation) -> Section:
@@ -148,14 +152,19 @@ def _roof(e: Explanation) -> Section:
             "More than the roof: it computes less than a direct sum does (Winograd), or finds in a cache what the roof "
             "counts from the slowest layer."
         )
-    roof = f"Roof: {peak} ({r.pipe}), {bandwidth}."
+    roof = f"Roof: {peak} ({r.pipe}, at {r.clock_hz / 1e9:.4g} GHz), {bandwidth}."
     return Section("Under the roofline", (where, roof, stands, *above))
 
 
 def _limits(e: Explanation) -> Section:
     road = " <- ".join(f"{t.name} {quantity(t.value, t.unit)}" for t in told(e.limits))
     rows = tuple(
-        (x.field, f"{written(x.value)} -> {written(c.value)}", quantity(c.seconds[0], "s"), f"{c.percent:+.1f} %")
+        (
+            x.field,
+            f"{written(x.value)}{' (assumed)' if x.assumed else ''} -> {written(c.value)}",
+            quantity(c.seconds[0], "s"),
+            f"{c.percent:+.1f} %",
+        )
         for x in e.lifts
         if (c := x.best) is not None
     )

@@ -7,16 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from roller import perf
-from roller.construction.capacities import replace_budget
-from roller.construction.named import Mechanisms, Tile, priced_tiles
-from roller.construction.named_program import estimate_named, program_from_name
 from roller.errors import TileError, bounded, shown
 from roller.explaining.capacity import exceeded
 from roller.explaining.compare import Difference, quantity, road_of_difference, sentence
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.perf import Estimate, Term
+from roller.search.capacities import replace_budget
+from roller.search.explicit_tiles import Mechanisms, Tile, priced_tiles
+from roller.search.program_names import estimate_named, program_from_name
 from roller.tile.program import RProgram
+
+#: What is said of a program that the model would have, and that construction did not come by.
+UNTRIED = "construction prices few values of every choice, and none of them was this one"
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,7 @@ def why_not(
     tiles: Mapping[str, Tile] | str | RProgram,
     fragment: str | None = None,
     how: Mechanisms = Mechanisms(),  # noqa: B008 - frozen
+    measured: bool = False,
 ) -> WhyNot:
     """Return what speaks against a program or tiles, held against the ``chosen`` program.
 
@@ -113,12 +117,17 @@ def why_not(
         The program it is held against.
     tiles, fragment, how
         As :func:`roller.predict` takes them.
+    measured
+        Whether ``chosen`` was chosen by measured times.
     """
-    asked = _asked(tiles)
+    asked = _asked(tiles, fragment, how)
     try:
         estimate, program, time = _priced(expr, spec, tiles, fragment, how)
     except TileError as error:
-        return WhyNot(asked, str(chosen), "illegal", str(error))
+        hint = ""
+        if chosen.fragment is not None and fragment is None and isinstance(tiles, Mapping):
+            hint = f" No fragment was named: the chosen program is of the matrix unit, fragment={chosen.fragment.name}."
+        return WhyNot(asked, str(chosen), "illegal", f"{error}{hint}")
     own, of_chosen = perf.estimate_explained(chosen, spec)
     name, relaxed = str(program), program.relaxed
     if program == chosen:
@@ -128,7 +137,7 @@ def why_not(
     verdict = "slower" if estimate.seconds > own.seconds else "equal" if estimate.seconds == own.seconds else "faster"
     budget, reason = exceeded(program, spec), sentence(road)
     if verdict == "faster":
-        came_by = "construction did not come by it, or a measurement decided otherwise"
+        came_by = "what it is held against was measured to be faster" if measured else UNTRIED
         reason = f"{reason}; {f'construction keeps to its budgets: {budget}' if budget else came_by}"
     return WhyNot(asked, str(chosen), verdict, reason, estimate.seconds, own.seconds, road, _differences(estimate, own),
                   name, relaxed, budget, time)  # fmt: skip
@@ -166,8 +175,8 @@ def _unit(name: str) -> str:
     return "s" if name.endswith("_s") else "bytes" if name.endswith("_bytes") else ""
 
 
-def _asked(tiles: object) -> str:
-    """Return a program's name, or tiles as they were given, on one line of bounded length."""
+def _asked(tiles: object, fragment: str | None = None, how: Mechanisms = Mechanisms()) -> str:  # noqa: B008 - frozen
+    """Return a program's name, or tiles and what goes with them as they were given, on a line of bounded length."""
     if isinstance(tiles, (str, RProgram)):
         return bounded(str(tiles))
     if not isinstance(tiles, Mapping):
@@ -181,4 +190,6 @@ def _asked(tiles: object) -> str:
             return ",".join(f"{word(a)}:{word(n)}" for a, n in tile.items())
         return ",".join(map(word, tile)) if isinstance(tile, (tuple, list)) else word(tile)
 
-    return bounded(" ".join(f"{word(layer)}={one(tile)}" for layer, tile in tiles.items()))
+    said = [f"{word(layer)}={one(tile)}" for layer, tile in tiles.items()]
+    said += [f"{name}={word(n)}" for name, n in vars(how).items() if n != getattr(Mechanisms(), name)]
+    return bounded(" ".join([*said, *([f"fragment={word(fragment)}"] if fragment is not None else [])]))

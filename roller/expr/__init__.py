@@ -1,6 +1,8 @@
 """Tensor expressions: stages, scalar trees, access maps, canonical forms, reference evaluation."""
 
-from roller.expr.runs import Run, run_along
+from roller.core.dtypes import DTYPE_BYTES
+from roller.expr.combiners import COMBINERS
+from roller.expr.runs import Run, lane_stride, run_along
 from roller.expr.scalar import (
     FUNCTIONS,
     Bound,
@@ -20,8 +22,6 @@ from roller.expr.scalar import (
     walk,
 )
 from roller.expr.tensor_expr import (
-    COMBINERS,
-    DTYPE_BYTES,
     OFFSET_ELEMENTS,
     REDUCTION,
     SPATIAL,
@@ -34,5 +34,5 @@ from roller.expr.tensor_expr import (
 __all__ = [
     "COMBINERS", "DTYPE_BYTES", "FUNCTIONS", "OFFSET_ELEMENTS", "REDUCTION", "SPATIAL", "Axis", "Bound", "Call",
     "Cast", "Const", "Index", "IndexValue", "Load", "Run", "Scalar", "Stage", "Tensor", "TensorExpr", "Term",
-    "axis_index", "instruction_mix", "loads", "map_indices", "run_along", "transform", "walk",
+    "axis_index", "instruction_mix", "lane_stride", "loads", "map_indices", "run_along", "transform", "walk",
 ]  # fmt: skip

@@ -6,6 +6,7 @@ Truth values have no sum, and floating point has no bits; a code generator would
 from __future__ import annotations
 
 from roller.errors import ExprError
+from roller.expr.combiners import COMBINERS
 from roller.expr.scalar import Call, Cast, Const, IndexValue, Load, Scalar
 from roller.expr.tensor_expr import Stage, TensorExpr
 
@@ -14,7 +15,6 @@ _OF_TRUTH_VALUES = frozenset({"max", "min", "eq", "lt", "le", "select", "bitand"
 _OF_INTEGERS = frozenset({"idiv", "imod", "bitand", "bitor", "bitxor", "shl", "shr"})
 _OF_FLOATS = frozenset({"fmod"})
 _TO_TRUTH = frozenset({"eq", "lt", "le", "isnan"})
-_COMBINERS_OF_TRUTH = frozenset({"max", "min"})
 #: Kinds of dtypes: an operation on several is one on the last of them.
 _BOOL, _INTEGER, _FLOAT = range(3)
 
@@ -45,7 +45,7 @@ def check_arithmetic(expr: TensorExpr) -> None:
 
 
 def _check_combiner(stage: Stage, where: str) -> None:
-    if stage.combiner is not None and stage.acc_dtype == "bool" and stage.combiner not in _COMBINERS_OF_TRUTH:
+    if stage.combiner is not None and stage.acc_dtype == "bool" and not COMBINERS[stage.combiner].selects:
         raise ExprError(
             f"{where}: a {stage.combiner} of truth values: expected an accumulator of numbers, got bool. "
             "Accumulate in int32, or take the maximum (any) or the minimum (all)."

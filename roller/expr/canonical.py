@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from roller.expr.digits import digit_of
+from roller.expr.index_arithmetic import digit_of
 from roller.expr.scalar import Bound, Call, Cast, Index, IndexValue, Load, Scalar, Term, map_indices, transform
 from roller.expr.splitting import fresh_axis, names_of_axes, plain_axes, split_axes
 from roller.expr.tensor_expr import SPATIAL, Axis, Stage, Tensor, TensorExpr
@@ -38,7 +38,7 @@ def fuse_axes(expr: TensorExpr) -> TensorExpr:
 
 
 def _fused(expr: TensorExpr) -> TensorExpr:
-    expr = _inline_unit_reduction(_drop_unit_axes(split_axes(plain_axes(expr))))
+    expr = inline_unit_reduction(_drop_unit_axes(split_axes(plain_axes(expr))))
     while True:
         found = next((f for f in (_fusion(expr, p) for p in _neighbours(expr)) if f), None)
         if found is None:
@@ -101,7 +101,7 @@ def _drop_unit_axes(expr: TensorExpr) -> TensorExpr:
     return _squeeze(replace(expr, stages=stages))
 
 
-def _inline_unit_reduction(expr: TensorExpr) -> TensorExpr:
+def inline_unit_reduction(expr: TensorExpr) -> TensorExpr:
     """Turn a reduction over one point into its body, inlined into an epilogue in place (a 1x1 pooling)."""
     s = expr.anchor
     if s.combiner is None or any(a.extent != 1 for a in s.reduction_axes) or not s.spatial_axes:

@@ -1,7 +1,8 @@
 """Composition of stages: an element-wise stage read through the load of another.
 
 What a stage does to positions (transpose, slice, reshape, broadcast) is an index; so is what its reader does. Putting
-one into the other leaves no movement at all, as long as the result is an index again (:mod:`roller.expr.digits`).
+one into the other leaves no movement at all, as long as the result is an index again
+(:mod:`roller.expr.index_arithmetic`).
 """
 
 from __future__ import annotations
@@ -10,9 +11,21 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from roller.expr.digits import composed, inverted, reshaped, simplified
-from roller.expr.rounding import stored
-from roller.expr.scalar import Bound, Call, Cast, Const, Index, IndexValue, Load, Scalar, loads, transform, walk
+from roller.core.dtypes import stored
+from roller.expr.index_arithmetic import composed, inverted, reshaped, simplified
+from roller.expr.scalar import (
+    Bound,
+    Call,
+    Cast,
+    Const,
+    Index,
+    IndexValue,
+    Load,
+    Scalar,
+    loads,
+    map_indices,
+    walk,
+)
 from roller.expr.tensor_expr import Stage
 
 #: Functions whose result is a truth value.
@@ -56,13 +69,7 @@ def substituted(body: Scalar, at: Mapping[str, Index], extents: Mapping[str, int
         possible &= new is not None
         return i if new is None else new
 
-    def leaf(n: Scalar) -> Scalar:
-        if isinstance(n, Load):
-            guard = tuple(Bound(index(b.index), b.low, b.high) for b in n.guard)
-            return Load(n.tensor, tuple(index(i) for i in n.index), guard, n.outside)
-        return IndexValue(index(n.index), n.dtype) if isinstance(n, IndexValue) else n
-
-    out = transform(body, leaf)
+    out = map_indices(body, index)
     return out if possible else None
 
 

@@ -6,9 +6,9 @@ the function itself may be off is added by :func:`enclose`.
 
 Units in the last place: the worst of the libraries that compile our kernels, and one more. CUDA's Programming Guide
 ("Mathematical Functions") states 2 for exp, log, sin, cos, erf, tanh, atan and rsqrt, 3 for sinh, asinh and atanh, 4
-for tan, acosh and pow; those of :mod:`roller.codegen.cpu.mathlib` and the C library are off by 2.4 (tanh, erf) and less
-than 1.5 (all others), measured over 2**18 arguments from 1e-6 to 100. A sigmoid is a quotient of an exponential, a
-quotient may be a product with a rounded reciprocal.
+for tan, acosh and pow; those of :mod:`roller.templates.cpu.emit.mathlib` and the C library are off by 2.4
+(tanh, erf) and less than 1.5 (all others), measured over 2**18 arguments from 1e-6 to 100. A sigmoid is a quotient of
+an exponential, a quotient may be a product with a rounded reciprocal.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from roller.core.dtypes import is_float
 from roller.expr.evaluate import wrapped
-from roller.expr.rounding import Enclosed, holds, is_float, rounded, settled
+from roller.expr.rounding import Enclosed, holds, rounded, settled
 from roller.expr.scalar import FUNCTIONS
 
 _TRIGONOMETRIC = ("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh")

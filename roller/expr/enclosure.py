@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from roller.core.dtypes import is_float, stored
+from roller.expr.combiners import COMBINERS
 from roller.expr.enclosing import enclose, hull
 from roller.expr.evaluate import CHUNK, axis_values, inside, literal, wrapped
 from roller.expr.exact_sums import different, is_product, steps_per_one
@@ -30,11 +32,9 @@ from roller.expr.rounding import (
     Enclosed,
     computed_in,
     holds,
-    is_float,
     narrowed,
     rounded,
     settled,
-    stored,
     widest,
 )
 from roller.expr.scalar import Call, Cast, Const, IndexValue, Load, Scalar, walk
@@ -219,7 +219,7 @@ class Enclosure:
         if not (isinstance(hit, Call) and hit.fn == "eq" and isinstance(hit.args[1], Load)):
             return None
         best = self.stages.get(hit.args[1].tensor)
-        if best is None or best.combiner not in ("max", "min") or best.body != hit.args[0]:
+        if best is None or best.combiner is None or not COMBINERS[best.combiner].selects or best.body != hit.args[0]:
             return None
         if math.prod(a.extent for a in s.reduction_axes) > CHUNK:
             return None  # it comes in pieces, and the hit may be in any
@@ -242,6 +242,7 @@ class _Total:
 
     def __init__(self, s: Stage, rounding: float, eps_of_terms: float, *, exact: bool) -> None:
         self.combiner, self.dtype, self.rounding = s.combiner, s.acc_dtype, rounding
+        self.row = COMBINERS[s.combiner or "sum"]
         self.terms = math.prod(a.extent for a in s.reduction_axes)
         self.eps, self.eps_of_terms = EPS.get(s.acc_dtype, 0.0), eps_of_terms
         #: Units per one of all terms, infinite where there is none.
@@ -253,9 +254,8 @@ class _Total:
 
     def add(self, body: Enclosed) -> None:
         """Combine a piece ``(rows, terms)``."""
-        if self.combiner in ("max", "min"):
-            f = np.max if self.combiner == "max" else np.min
-            out = body.map(lambda a: f(a, axis=1))
+        if self.row.selects:
+            out = body.map(lambda a: self.row.step.reduce(a, axis=1))
             odd = np.isnan(body.value) | (False if body.is_point else body.unknown)
             if np.any(odd):  # a NaN among them may win or vanish
                 row = np.any(odd, axis=1)
@@ -269,11 +269,10 @@ class _Total:
             if is_float(self.dtype):
                 self._seen(body, size)
             return
-        value = np.prod(body.value, axis=1)
-        if not is_float(self.dtype) and body.is_point:
-            self.parts.append(Enclosed.point(value))
-            return
-        self.parts.append(self._product(value, body, size))
+        value = self.row.step.reduce(body.value, axis=1)
+        exact = not is_float(self.dtype) and body.is_point
+        assert exact or self.combiner == "prod", f"no bound is known of {self.combiner}"
+        self.parts.append(Enclosed.point(value) if exact else self._product(value, body, size))
 
     def _seen(self, body: Enclosed, size: Any) -> None:
         """Remember what tells how a sum rounds: units and magnitudes of its terms, and how far partial sums go."""
@@ -310,7 +309,7 @@ class _Total:
 
     def result(self) -> Enclosed:
         """Return the whole."""
-        combine = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}[str(self.combiner)]
+        combine = self.row.step
         total = self.parts[0]
         for p in self.parts[1:]:
             if self.combiner == "prod" and not (p.is_point and total.is_point):

@@ -13,18 +13,18 @@ from typing import Any
 
 import numpy as np
 
+from roller.core.dtypes import is_float, stored
 from roller.errors import ExprError, counted
-from roller.expr.rounding import dtype_of_call, is_float, stored
+from roller.expr.combiners import COMBINERS
+from roller.expr.rounding import dtype_of_call
 from roller.expr.scalar import FUNCTIONS, Bound, Cast, Const, IndexValue, Load, Scalar, loads
-from roller.expr.tensor_expr import COMBINERS, Stage, TensorExpr
+from roller.expr.tensor_expr import Stage, TensorExpr
 
 #: Points x reduction elements evaluated at once; bounds memory to about 100 MB per live temporary.
 CHUNK = 1 << 21
 
 #: Functions of integers whose result may need more digits than the dtype they are computed in has.
 _GROWING = frozenset(("add", "sub", "mul", "neg", "abs", "shl", "idiv"))
-
-_COMBINE: dict[str, Any] = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod}
 
 
 def evaluate(
@@ -140,6 +140,7 @@ class _Evaluation:
             return np.abs(out) if self.magnitude else out
         grid = np.indices(extents, dtype=np.int64).reshape(len(extents), -1)
         wide = {k: v[:, None] for k, v in env.items()}
+        combine = COMBINERS["sum" if self.magnitude else s.combiner].step
         total: Any = None
         step = max(1, CHUNK // max(1, rows))
         for i in range(0, grid.shape[1], step):  # a single very long reduction goes in pieces
@@ -148,13 +149,8 @@ class _Evaluation:
             body = np.broadcast_to(self._scalar(s.body, wide), (rows, n))
             if not is_float(s.acc_dtype) and not self.magnitude:
                 body = converted_values(body, s.acc_dtype)
-            part = np.sum(np.abs(body), axis=1) if self.magnitude else _COMBINE[s.combiner](body, axis=1)
-            if total is None:
-                total = part
-            elif self.magnitude or s.combiner == "sum":
-                total = total + part
-            else:
-                total = {"max": np.maximum, "min": np.minimum, "prod": np.multiply}[s.combiner](total, part)
+            part = combine.reduce(np.abs(body) if self.magnitude else body, axis=1)
+            total = part if total is None else combine(total, part)
         return np.asarray(total) if self.magnitude else wrapped(np.asarray(total), s.acc_dtype)
 
     def _scalar(self, node: Scalar, env: Mapping[str, np.ndarray]) -> Any:
@@ -267,4 +263,4 @@ def axis_values(s: Stage, points: np.ndarray) -> dict[str, np.ndarray]:
 
 def neutral(combiner: str) -> float:
     """Return the neutral value of a combiner, which is also what padding may add."""
-    return COMBINERS[combiner]
+    return COMBINERS[combiner].neutral

@@ -23,8 +23,9 @@ from statistics import NormalDist
 
 import numpy as np
 
+from roller.core.dtypes import is_float
 from roller.expr.factors import Drawing, Factors, factors_of_inputs
-from roller.expr.rounding import EPS, computed_in, is_float
+from roller.expr.rounding import EPS, computed_in
 from roller.expr.scalar import Call, Cast, Const, Load, Scalar
 from roller.expr.tensor_expr import Stage, TensorExpr
 

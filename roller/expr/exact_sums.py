@@ -11,7 +11,8 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from roller.expr.rounding import EPS, computed_in, is_float
+from roller.core.dtypes import is_float
+from roller.expr.rounding import EPS, computed_in
 from roller.expr.scalar import Call, Cast, Load, walk
 from roller.expr.tensor_expr import Stage
 

@@ -21,9 +21,10 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
+from roller.core.dtypes import is_float
 from roller.expr.exact_sums import different
 from roller.expr.near_one import Near, inputs_near_one
-from roller.expr.rounding import EPS, NORMAL, is_float
+from roller.expr.rounding import EPS, NORMAL
 from roller.expr.scalar import Call, Cast, Const, Load, Scalar
 from roller.expr.tensor_expr import Stage, TensorExpr
 

@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from roller.core.dtypes import is_float
 from roller.expr.evaluate import terms_at
-from roller.expr.rounding import is_float
 from roller.expr.scalar import loads
 from roller.expr.tensor_expr import Stage, TensorExpr
 

@@ -14,14 +14,17 @@ from typing import Any
 
 import numpy as np
 
+from roller.core.dtypes import DTYPES, FLOATS, NARROW_FLOATS, is_float, stored
 from roller.expr.scalar import Call, Load, Scalar
 
 #: Distance from one to the next number.
-EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
-#: Numbers below may be stored as zero: no device of ours flushes float16, whose spacing there it is.
-FLUSHED = {"float64": 2.0**-1022, "float32": 2.0**-126, "float16": 2.0**-24, "bfloat16": 2.0**-126}
+EPS = {name: DTYPES[name].epsilon for name in FLOATS}
+#: Numbers below may be stored as zero.
+FLUSHED = {name: DTYPES[name].flushed for name in FLOATS}
+#: Least number with all digits of its dtype.
+NORMAL = {name: DTYPES[name].smallest_normal for name in FLOATS}
 #: Dtypes that a conversion to rounds for good, whatever else is computed in.
-NARROW = ("float16", "bfloat16")
+NARROW = NARROW_FLOATS
 _LOGICAL = ("eq", "lt", "le", "isnan")
 #: Functions computed in floating point whatever they are given.
 _REAL = frozenset((
@@ -101,11 +104,6 @@ def settled(value: Any, low: Any, high: Any) -> Enclosed:
     return Enclosed(value, low, high)
 
 
-def is_float(dtype: str) -> bool:
-    """Whether a dtype is one of floating point."""
-    return dtype in EPS
-
-
 def wider(one: str, other: str) -> str:
     """Return the dtype an operation on both is computed in, as TVM promotes operands.
 
@@ -118,9 +116,7 @@ def wider(one: str, other: str) -> str:
         return one
     if is_float(one) != is_float(other):
         return one if is_float(one) else other
-    size = {"bool": 1, "int8": 8, "uint8": 9, "int16": 16, "int32": 32, "int64": 64,
-            "bfloat16": 15, "float16": 16, "float32": 32, "float64": 64}  # fmt: skip
-    return max(one, other, key=lambda d: size[d])
+    return max(one, other, key=lambda d: DTYPES[d].rank)
 
 
 def computed_in(node: Scalar, dtypes: Mapping[str, str]) -> str:
@@ -158,26 +154,6 @@ def dtype_of_call(fn: str, kinds: Sequence[str]) -> str:
     return out
 
 
-def stored(value: Any, dtype: str) -> Any:
-    """Return float64 numbers as ``dtype`` rounds them, to nearest even; beyond its largest they are infinite.
-
-    Examples
-    --------
-    >>> float(stored(1 / 3, "bfloat16")), float(stored(1e6, "float16"))
-    (0.333984375, inf)
-    """
-    value = np.asarray(value, np.float64)
-    if dtype == "float64":
-        return value
-    with np.errstate(over="ignore"):
-        single = value.astype(np.float32 if dtype == "bfloat16" else dtype)
-    if dtype != "bfloat16":
-        return single.astype(np.float64)
-    bits = single.view(np.uint32).astype(np.uint64)
-    bits = (bits + np.uint64(0x7FFF) + ((bits >> np.uint64(16)) & np.uint64(1))) & np.uint64(0xFFFF0000)
-    return np.where(np.isfinite(value), bits.astype(np.uint32).view(np.float32), value).astype(np.float64)
-
-
 def rounded(e: Enclosed, dtype: str, ulps: float = 0.0) -> Enclosed:
     """Return what an operation in ``dtype`` may make of the exact result ``e``; of integers, ``e`` itself.
 
@@ -202,7 +178,7 @@ def rounded(e: Enclosed, dtype: str, ulps: float = 0.0) -> Enclosed:
 
 
 def narrowed(e: Enclosed, source: str, to: str) -> Enclosed:
-    """Return what conversion to float16 or bfloat16 makes of ``e``: rounded numbers only, unlike of operations there.
+    """Return what conversion to a narrow float makes of ``e``: rounded numbers only, unlike of operations there.
 
     Examples
     --------
@@ -237,14 +213,10 @@ def _apart(low: Any, high: Any, relative: float) -> tuple[Any, Any]:
     return down, np.where(np.isfinite(high), high + relative * np.abs(high), high)
 
 
-#: Least number with all digits of its dtype.
-NORMAL = {**FLUSHED, "float16": 2.0**-14}
-
-
 def holds(dtype: str, e: Enclosed) -> Any:
     """Whether integers of ``dtype`` hold everything from ``e.low`` to ``e.high``."""
     low, high = (0, 1) if dtype == "bool" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-    # 2**63 is the nearest float64 to the largest int64, and does not fit.
+    # 2**63 is the stored float64 to the largest int64, and does not fit.
     return (e.low > low - 1.0) & (e.high < high + 1.0) & (e.low >= float(low)) & (e.high < float(high) + 1.0)
 
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from roller.expr.digits import address, simplified
+from roller.expr.index_arithmetic import address, simplified
 from roller.expr.scalar import Index
 
 
@@ -55,3 +55,16 @@ def run_along(index: Sequence[Index], shape: Sequence[int], axis: str, extent: i
     jumps = (t.div if t.div > 1 else t.mod for t in terms)
     length = math.gcd(*jumps) or extent
     return Run(min(length, extent), sum(t.coef for t in terms if t.div == 1))
+
+
+def lane_stride(index: Sequence[Index], shape: Sequence[int], axis: str) -> int | None:
+    """Return the elements between two neighbours along ``axis``; ``None`` where their distance changes.
+
+    Examples
+    --------
+    >>> from roller.expr import axis_index
+    >>> lane_stride((axis_index("i"), axis_index("j", 2)), (4, 8), "j")
+    2
+    """
+    terms = [t for t in address(index, shape).terms if t.axis == axis]
+    return sum(t.coef for t in terms) if all(t.is_affine for t in terms) else None

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from roller.errors import ExprError
+from roller.expr.combiners import COMBINERS
 
 
 @dataclass(frozen=True)
@@ -305,6 +306,6 @@ def instruction_mix(node: Scalar, combiner: str | None) -> dict[str, float]:
     if combiner == "sum" and isinstance(node, Call) and node.fn == "mul":
         return mix
     if combiner is not None:
-        kind = "fma" if combiner in ("sum", "prod") else "add"
+        kind = COMBINERS[combiner].instruction
         mix[kind] = mix.get(kind, 0.0) + 1.0
     return mix

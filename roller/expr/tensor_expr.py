@@ -19,25 +19,19 @@ from typing import Any
 
 import numpy as np
 
-from roller.display import one_line
+from roller.core.display import one_line
+from roller.core.dtypes import DTYPE_BYTES, canonical
 from roller.errors import ExprError, did_you_mean, shown
+from roller.expr.combiners import COMBINERS
 from roller.expr.scalar import Index, Load, Scalar, loads
 
 SPATIAL, REDUCTION = "spatial", "reduction"
-
-#: Neutral value of each combiner.
-COMBINERS: dict[str, float] = {"sum": 0.0, "max": float("-inf"), "min": float("inf"), "prod": 1.0}
 
 #: Elements of a tensor and points of a stage at most: counts and bytes, padded on every axis, stay below 2**63.
 MOST_POINTS = 2**56
 
 #: Elements that offsets in generated kernels, 32 bits wide, reach: a tensor must have fewer.
 OFFSET_ELEMENTS = 2**31
-
-DTYPE_BYTES: dict[str, int] = {
-    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
-    "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -68,7 +62,8 @@ class Tensor:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        """Reject shapes and dtypes no array can have."""
+        """Reject shapes and dtypes no array can have; a dtype has one name."""
+        object.__setattr__(self, "dtype", canonical(self.dtype))
         if self.dtype not in DTYPE_BYTES:
             raise ExprError(
                 f"tensor '{self.name}': unknown dtype '{self.dtype}'{did_you_mean(self.dtype, DTYPE_BYTES) or '.'} "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from roller.display import cut
+from roller.core.display import cut
 from roller.expr.scalar import Call, Cast, Const, IndexValue, Load, Scalar
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ dotted path, what was expected, what was found, and what to write instead.
 
 from __future__ import annotations
 
+import difflib
 import math
 import sys
 from collections.abc import Iterable, Mapping
@@ -13,9 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from roller.errors import SpecError, did_you_mean, shown
+from roller.targets import KINDS
 
-#: Where a number comes from, in the order in which the loader prefers them.
-SOURCES = ("measured", "datasheet", "assumed")
+#: Where a number comes from, in the order in which the loader prefers them. What was measured on a device of the same
+#: chip or generation, and carried over by what both data sheets say, is derived; its note says from what.
+SOURCES = ("measured", "derived", "datasheet", "assumed")
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Quantity:
     minimum: float
     maximum: float
     integer: bool = False
-    kinds: tuple[str, ...] = ("gpu", "cpu")
+    kinds: tuple[str, ...] = tuple(KINDS)
 
 
 _SPREAD = Quantity("", 0, 10)
@@ -35,7 +38,19 @@ _SPREAD = Quantity("", 0, 10)
 _UNIT_ENDINGS = (
     "_bytes_per_s", "_gb_per_s", "_gbps", "_gb_s", "_mb_per_s", "_tb_per_s", "_gib_per_s", "_kib", "_mib", "_gib",
     "_kb", "_mb", "_gb", "_bytes", "_hz", "_mhz", "_ghz", "_khz", "_ns", "_us", "_ms", "_cycles", "_s",
+    "_mw", "_kw", "_w",
 )  # fmt: skip
+
+
+#: Units that a value may be written in another one of; the others count things.
+_MEASURES = ("bytes", "bytes/s", "s", "Hz", "W", "J", "operations/cycle/unit", "relative")
+#: What has no source, by key, as it is written; and keys that are whole sections.
+_PLAIN = {
+    "name": "mine", "kind": "gpu", "description": "Vendor, model, memory", "scope": "unit", "tiled": "true",
+    "target": "{language: cuda, arch: sm_80}", "operand": "float16", "accumulator": "float32",
+    "threads": "32", "m": "16", "n": "8", "k": "16", "arch": "sm_80", "mcpu": "skylake-avx512",
+}  # fmt: skip
+_PARTS = ("teu", "compute", "ops_per_cycle_per_unit", "execution", "limits", "memory_layers")
 
 
 def fail(where: str, path: str, problem: str) -> SpecError:
@@ -57,7 +72,11 @@ def check_keys(where: str, path: str, found: Iterable[Any], known: Iterable[str]
             raise fail(where, join_path(path, str(key)), _unknown(str(key), known, found))
     for key in required:
         if key not in found:
-            raise fail(where, join_path(path, key), "missing. Add it with its source, e.g. {datasheet: ...}.")
+            form = _PLAIN.get(key)
+            remedy = f"Add it, e.g. {key}: {form}." if form else "Add it with its source, e.g. {datasheet: ...}."
+            if key in _PARTS:
+                remedy = "Copy this section from the nearest file of hardware_specs."
+            raise fail(where, join_path(path, key), f"missing. {remedy}")
 
 
 def _unknown(key: str, known: tuple[str, ...], found: tuple[Any, ...]) -> str:
@@ -101,7 +120,7 @@ def check_number(where: str, path: str, value: object, quantity: Quantity) -> fl
             where,
             path,
             f"expected a value from {quantity.minimum:g} to {quantity.maximum:g}{unit}, got {shown(value)}. "
-            "Values are in SI base units: check the unit.",
+            + ("Values are in SI base units: check the unit." if quantity.unit in _MEASURES else "Correct the value."),
         )
     return int(value) if quantity.integer else float(value)
 
@@ -155,3 +174,33 @@ def read_sourced(where: str, path: str, data: object, quantity: Quantity) -> tup
 def join_path(path: str, key: str) -> str:
     """Return the dotted path of a key; an empty ``path`` is the top."""
     return f"{path}.{key}" if path else str(key)
+
+
+def nearest_fields(path: str, known: Mapping[str, Quantity]) -> str:
+    """Return what to write instead of an unknown path: the closest one, else the fields of its section."""
+    section, _, last = path.rpartition(".")
+    begun = [name for name in known if len(path) > 2 and name.rpartition(".")[2].startswith(path)]
+    if len({name.rpartition(".")[0] for name in begun}) > 1:  # a field of several layers: any may be meant
+        least = min(len(name.rpartition(".")[2]) for name in begun)
+        shortest = [name for name in begun if len(name.rpartition(".")[2]) == least]
+        return f"; expected one of {shortest}."
+    while section and not any(name.startswith(f"{section}.") for name in known):
+        section, _, last = section.rpartition(".")
+    under = [name.removeprefix(f"{section}.") for name in known if not section or name.startswith(f"{section}.")]
+    part, _, field = path.removeprefix(f"{section}.").partition(".")
+    for head in difflib.get_close_matches(part, sorted({n.partition(".")[0] for n in under}), n=1, cutoff=0.6):
+        if field and head != part:  # a layer's name that is misspelt comes before its field
+            hint = join_path(section, head)
+            full = f"{hint}.{field}"
+            nested = nearest_fields(full, known)
+            return nested if "did you mean" in nested else f"; did you mean '{full if full in known else hint}'?"
+    ends: dict[str, str] = {}
+    for name in under:  # of several layers that have the field, the first is shown
+        ends.setdefault(name.rpartition(".")[2], name)
+        ends.setdefault(name, name)
+    for near in difflib.get_close_matches(last, list(ends), n=1, cutoff=0.5):
+        return f"; did you mean '{join_path(section, ends[near])}'?"
+    fields = sorted({name.partition(".")[0] for name in under})
+    if section:
+        return f"; {section} has {fields}."
+    return f"; expected one of {fields} or a path under it. `roller devices --show DEVICE` lists all."

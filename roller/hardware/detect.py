@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
+from roller.core.processor import granted
 from roller.errors import SpecError
 from roller.hardware.generic import generic_profile
 from roller.hardware.machine import profile_path
 from roller.hardware.reader import read_spec, spec_folder
 from roller.hardware.spec import DeviceSpec, settable
-from roller.processor import granted
 
 _AVX512 = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _AVX2 = {"abm", "avx2", "fma", "bmi1", "bmi2", "f16c", "movbe"}
@@ -114,7 +114,23 @@ def detect_unprobed() -> DeviceSpec:
 
 def is_this_machine(spec: DeviceSpec) -> bool:
     """Whether a specification is of the machine roller runs on: detected, or measured here."""
-    return spec.kind == "cpu" and (spec.name == "cpu" or (spec.machine != "" and spec.machine == _here()))
+    return not spec.traits.discrete and (spec.name == "cpu" or (spec.machine != "" and spec.machine == _here()))
+
+
+def check_units(spec: DeviceSpec) -> None:
+    """Refuse a specification of this machine with another number of cores, on which nothing could be timed.
+
+    Raises
+    ------
+    SpecError
+        With what limits the threads of a call.
+    """
+    there = detect_unprobed().units
+    if spec.units != there:
+        raise SpecError(
+            f"{spec.name}: units: expected the {there} cores of this machine, on which kernels are timed, got "
+            f"{spec.units}. Leave it out; --threads (threads=) says how many a call of the model uses."
+        )
 
 
 def _here() -> str:
@@ -171,6 +187,8 @@ def _overlaid(detected: DeviceSpec, profile: DeviceSpec) -> DeviceSpec:
         if field == "bandwidth_per_teu_bytes_per_s" and bend not in detected.values() and bend not in measured:
             measured[bend] = values[bend]
     found = detected.with_overrides(measured, "measured").with_overrides(_memory_of_all(detected, measured), "assumed")
+    if profile.doubt:  # somebody changed what the probe wrote
+        found = found.with_unvalidated_accuracy()
     return replace(found, description=f"{detected.description}, probed")
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from roller.core.fragment import FAMILIES, Fragment
 from roller.errors import did_you_mean, shown
-from roller.fragment import FAMILIES, Fragment
 from roller.hardware.checks import Quantity, check_keys, check_number, fail
 from roller.hardware.sections import DTYPES
 

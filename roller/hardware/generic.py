@@ -67,6 +67,7 @@ execution:
   misses_in_flight: {{assumed: 6, note: "cache lines waited for beside the arithmetic"}}
   split_load_slots: {{assumed: 0.5, note: "of a vector load that touches two lines"}}
   prefetched_lines: {{assumed: 8, note: "random programs on Zen 5 (benchmarks/results/cpu_model.md); not probed"}}
+  fault_s: {{assumed: 2.0e-6, note: "first touch of a page, under a hypervisor"}}
 limits:
   vector_registers: {{datasheet: {registers}}}
   usable_vector_registers: {{assumed: {usable}, note: "accumulators; the rest holds operands"}}

@@ -17,10 +17,10 @@ import yaml
 
 from roller.errors import SpecError, did_you_mean, shown
 from roller.hardware.checks import check_keys, fail, join_path, read_sourced
+from roller.hardware.consistency import check_consistency, check_file
 from roller.hardware.fragments import read_fragments
 from roller.hardware.sections import (
     DTYPES,
-    LAYER_NAMES,
     OPERATION_CLASSES,
     OPTIONAL_CLASSES,
     RATE,
@@ -32,20 +32,13 @@ from roller.hardware.sections import (
     Teu,
     quantities,
 )
-from roller.hardware.spec import DeviceSpec, check_consistency
+from roller.hardware.spec import DeviceSpec
+from roller.targets import KINDS, LANGUAGES, THIS_MACHINE
 
-#: The name that stands for the machine roller runs on; see :mod:`roller.hardware.detect`.
-THIS_MACHINE = "cpu"
-
-#: Language of code generation -> keys of ``target`` it needs, keys it may have.
-TARGET_KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "cuda": (("arch",), ()),
-    "hip": (("arch",), ()),
-    "llvm": (("mcpu",), ("mtriple",)),
-}
-KIND_OF_LANGUAGE = {"cuda": "gpu", "hip": "gpu", "llvm": "cpu"}
 SCOPES = ("thread", "unit", "device")
 
+#: Numbers beside the kernels' own, each left out where nobody knows it.
+_OF_THE_BOARD = ("power_w", "process_bytes", "link_bytes_per_s", "link_latency_s")
 _SECTIONS = ("name", "kind", "description", "target", "units", "clock_hz", "teu", "compute", "execution", "limits")
 
 
@@ -94,7 +87,8 @@ _MOST_NAME = 200
 def _find(name: str) -> Path:
     if name.endswith((".yaml", ".yml")) or os.sep in name:
         return Path(name)
-    path = spec_folder() / f"{name}.yaml"
+    small = name.lower()
+    path = spec_folder() / f"{small if small in list_specs() else name}.yaml"
     if len(name) > _MOST_NAME or not path.is_file():
         known = (*list_specs(), THIS_MACHINE)
         hint = did_you_mean(name.lower(), known)
@@ -164,7 +158,7 @@ def parse_spec(text: str, where: str) -> DeviceSpec:
         where,
         "",
         data,
-        (*_SECTIONS, "machine", "memory_layers", "accuracy", "fragments"),
+        (*_SECTIONS, "machine", *_OF_THE_BOARD, "memory_layers", "accuracy", "fragments"),
         (*_SECTIONS, "memory_layers"),
     )
     return _build(where, data)
@@ -173,11 +167,10 @@ def parse_spec(text: str, where: str) -> DeviceSpec:
 def _build(where: str, data: Mapping[str, Any]) -> DeviceSpec:
     sources: dict[str, str] = {}
     kind = data["kind"]
-    if kind not in LAYER_NAMES:
-        raise fail(where, "kind", f"expected one of {sorted(LAYER_NAMES)}, got {shown(kind)}.")
-    top: dict[str, Any] = {}
-    for key, quantity in quantities(DeviceSpec).items():
-        top[key], sources[key] = read_sourced(where, key, data[key], quantity)
+    if kind not in KINDS:
+        raise fail(where, "kind", f"expected one of {sorted(KINDS)}, got {shown(kind)}.")
+    declared, given = quantities(DeviceSpec), _clocks_apart(where, data)
+    top = _numbers(where, "", given, {k: declared[k] for k in declared if k in given}, sources)
     teu = _section(where, "teu", data["teu"], kind, sources, extra=("name",))
     spec = DeviceSpec(
         name=_text(where, "name", data["name"]),
@@ -196,9 +189,33 @@ def _build(where: str, data: Mapping[str, Any]) -> DeviceSpec:
         **top,
     )
     check_consistency(where, spec)
-    return spec
+    check_file(where, spec)
+    return spec if _is_validated(where, spec, data.get("accuracy", {})) else spec.with_unvalidated_accuracy()
 
 
+def _clocks_apart(where: str, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the top of a file with ``clock_hz: {boost, sustained}`` as two numbers; a plain clock is the boost one."""
+    clocks = data["clock_hz"]
+    if not isinstance(clocks, Mapping) or not {"boost", "sustained"} & set(clocks):
+        return dict(data)
+    check_keys(where, "clock_hz", clocks, ("boost", "sustained"), ("boost", "sustained"))
+    return {**data, "clock_hz": clocks["boost"], "sustained_clock_hz": clocks["sustained"]}
+
+
+def _is_validated(where: str, spec: DeviceSpec, accuracy: Mapping[str, Any]) -> bool:
+    """Whether the errors a file gives were found for its numbers: those of a copy that was changed were not.
+
+    Errors that nobody measured claim nothing. A probe says of the profile it writes which numbers it measured.
+    """
+    given = accuracy.get(VALIDATED_WITH)
+    if given is not None:
+        given = _text(where, f"accuracy.{VALIDATED_WITH}", given)
+    measured = any(p.startswith("accuracy.") and source == "measured" for p, source in spec.sources.items())
+    return not measured or given == spec.numbers_key
+
+
+#: Key of ``accuracy``: the numbers (:attr:`DeviceSpec.numbers_key`) that measured errors were found with.
+VALIDATED_WITH = "validated_with"
 _CLASSES = {"teu": Teu, "execution": Execution, "limits": Limits, "accuracy": Accuracy}
 
 
@@ -209,7 +226,8 @@ def _section(
         raise fail(where, name, f"expected a mapping of fields, got {shown(data)}.")
     declared = quantities(_CLASSES[name])
     required = [k for k, q in declared.items() if kind in q.kinds]
-    check_keys(where, name, data, (*extra, *declared), (*extra, *required))
+    texts = (VALIDATED_WITH,) if name == "accuracy" else ()
+    check_keys(where, name, data, (*extra, *texts, *declared), (*extra, *required))
     return _numbers(where, name, data, declared, sources)
 
 
@@ -219,7 +237,8 @@ def _numbers(
     out = {}
     for key, quantity in declared.items():
         if key in data:
-            out[key], sources[f"{path}.{key}"] = read_sourced(where, f"{path}.{key}", data[key], quantity)
+            dotted = join_path(path, key)
+            out[key], sources[dotted] = read_sourced(where, dotted, data[key], quantity)
     return out
 
 
@@ -238,7 +257,7 @@ def _compute(where: str, data: object, sources: dict[str, str]) -> Compute:
 
 
 def _layers(where: str, data: object, kind: str, sources: dict[str, str]) -> tuple[MemoryLayer, ...]:
-    names = LAYER_NAMES[kind]
+    names = KINDS[kind].layers
     if not isinstance(data, list) or not all(isinstance(x, Mapping) for x in data):
         raise fail(where, "memory_layers", f"expected a list of layers {list(names)}, fastest first.")
     found = [x.get("name") for x in data]
@@ -283,13 +302,13 @@ def _target(where: str, kind: str, data: object) -> tuple[tuple[str, str], ...]:
     if not isinstance(data, Mapping) or not all(isinstance(v, str) for v in data.values()):
         raise fail(where, "target", f"expected text values such as {{language: cuda, arch: sm_70}}, got {shown(data)}.")
     language = data.get("language")
-    if language not in TARGET_KEYS:
-        hint = did_you_mean(str(language), TARGET_KEYS)
-        raise fail(where, "target.language", f"expected one of {sorted(TARGET_KEYS)}, got {shown(language)}{hint}")
-    if KIND_OF_LANGUAGE[language] != kind:
+    if language not in LANGUAGES:
+        hint = did_you_mean(str(language), LANGUAGES)
+        raise fail(where, "target.language", f"expected one of {sorted(LANGUAGES)}, got {shown(language)}{hint}")
+    found = LANGUAGES[language]
+    if found.kind.name != kind:
         raise fail(where, "target.language", f"expected a language of a {kind}, got {shown(language)}. Correct 'kind'.")
-    required, optional = TARGET_KEYS[language]
-    check_keys(where, "target", data, ("language", *required, *optional), required)
+    check_keys(where, "target", data, ("language", *found.required_keys, *found.optional_keys), found.required_keys)
     return tuple(sorted(data.items()))
 
 

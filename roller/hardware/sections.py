@@ -5,27 +5,22 @@ The metadata of the fields is the schema: reader and overrides check against it 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from roller.display import non_defaults
+from roller.core.display import non_defaults
 from roller.hardware.checks import Quantity
-
-#: Memory layers of a kind of device, fastest first.
-LAYER_NAMES: dict[str, tuple[str, ...]] = {
-    "gpu": ("register", "shared", "l2", "global"),
-    "cpu": ("register", "l1", "l2", "l3", "dram"),
-}
+from roller.targets import KINDS
 
 #: Instruction classes every device must give a rate for.
 OPERATION_CLASSES = ("fma", "add", "special", "convert", "issue", "load_store")
 #: Further classes a device may give a rate for, alone or per dtype (``matrix.float16``).
 OPTIONAL_CLASSES = ("matrix", "group_matrix", "integer")
 #: Dtypes a rate may be given for.
-DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "int32")
+DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "int32", "float8_e4m3fn", "float8_e5m2")
 #: Range of an instruction rate.
-RATE = Quantity("operations/cycle/unit", 1e-3, 1e6)
+RATE = Quantity("operations/cycle/unit", 1e-3, 1e7)
 
 
 def number(
@@ -35,11 +30,11 @@ def number(
     *,
     integer: bool = False,
     required: bool = True,
-    kinds: tuple[str, ...] = ("gpu", "cpu"),
+    kinds: tuple[str, ...] = tuple(KINDS),
 ) -> Any:
     """Declare a numeric field; ``kinds`` are the kinds of device that must give it."""
     metadata = {"quantity": Quantity(unit, minimum, maximum, integer, kinds if required else ())}
-    if required and len(kinds) == 2:
+    if required and len(kinds) == len(KINDS):
         return field(metadata=metadata)
     return field(default=None, metadata=metadata)
 
@@ -92,7 +87,7 @@ class Compute(Section):
 
 @dataclass(frozen=True, repr=False)
 class Execution(Section):
-    """Times that do not shrink with throughput.
+    """Times that do not shrink with throughput, and what arithmetic draws of a board's power.
 
     Parameters
     ----------
@@ -119,6 +114,15 @@ class Execution(Section):
         CPU: load slots a vector load takes beyond its own where it touches two cache lines; 1 where it is unknown.
     prefetched_lines
         CPU: lines of a stream after which its prefetcher is ahead: of shorter runs a part is waited for.
+    fault_s
+        CPU: time of the first touch of a page that the system hands out; no kernel here meets one.
+    busy_cycle_j, matrix_cycle_j, idle_cycle_j
+        Energy the whole board draws in a cycle of one unit whose pipes, or whose matrix unit, multiply and add, and in
+        any other cycle of a running kernel: with ``power_w`` they bound how many cycles a second has. Absent: no kernel
+        meets the limit; the matrix unit draws what the pipes do; nothing.
+    standing_w
+        Power the board draws while its clocks are up and no kernel runs: cycles have the rest of ``power_w``. Absent:
+        the energies of cycles include it.
     """
 
     step_latency_s: float = number("s", 0, 1e-3)
@@ -134,6 +138,11 @@ class Execution(Section):
     misses_in_flight: float | None = number("misses", 1, 1024, kinds=("cpu",))
     split_load_slots: float | None = number("slots", 0, 64, required=False)
     prefetched_lines: float | None = number("lines", 1, 1 << 12, required=False)
+    fault_s: float | None = number("s", 0, 1e-3, required=False)
+    busy_cycle_j: float | None = number("J", 1e-12, 1e-3, required=False)
+    matrix_cycle_j: float | None = number("J", 1e-12, 1e-3, required=False)
+    idle_cycle_j: float | None = number("J", 1e-13, 1e-3, required=False)
+    standing_w: float | None = number("W", 0, 1e5, required=False)
 
 
 @dataclass(frozen=True, repr=False)
@@ -165,11 +174,15 @@ class Limits(Section):
     usable_registers_per_thread: int | None = number("registers", 8, 1024, integer=True, kinds=("gpu",))
     register_allocation_unit: int | None = number("registers", 1, 4096, integer=True, kinds=("gpu",))
     threads_per_block: int | None = number("threads", 1, 1 << 16, integer=True, kinds=("gpu",))
-    threads_per_unit: int | None = number("threads", 1, 1 << 16, integer=True, kinds=("gpu",))
+    threads_per_unit: int | None = number("threads", 1, 1 << 16, integer=True, kinds=("gpu", "bsp"))
     blocks_per_unit: int | None = number("blocks", 1, 1 << 12, integer=True, kinds=("gpu",))
     shared_bytes_per_block: int | None = number("bytes", 1024, 1 << 26, integer=True, kinds=("gpu",))
     vector_registers: int | None = number("registers", 4, 1024, integer=True, kinds=("cpu",))
     usable_vector_registers: int | None = number("registers", 2, 1024, integer=True, kinds=("cpu",))
+
+
+#: Expected error of a predicted time where nobody has held any against measured ones.
+UNVALIDATED_ERROR = 0.5
 
 
 @dataclass(frozen=True, repr=False)
@@ -186,6 +199,8 @@ class Accuracy(Section):
         The same where the estimate is bound by arithmetic, by a memory layer, or by latencies and launches.
     matrix_error
         The same for programs of a matrix unit, whatever bounds them.
+    mechanism_error
+        What every mechanism adds that no validated kernel had (pipelines of threads, Winograd, walks along windows).
     ranking_error
         Of the ratio of two candidates of one expression; most of what is wrong is wrong for both.
     same_kernel_error
@@ -197,8 +212,19 @@ class Accuracy(Section):
     memory_error: float | None = number("relative", 1e-3, 5, required=False)
     overhead_error: float | None = number("relative", 1e-3, 5, required=False)
     matrix_error: float | None = number("relative", 1e-3, 5, required=False)
+    mechanism_error: float | None = number("relative", 0, 5, required=False)
     ranking_error: float | None = number("relative", 1e-3, 5, required=False)
     same_kernel_error: float | None = number("relative", 1e-3, 5, required=False)
+
+    def unvalidated(self) -> Accuracy:
+        """Return what is expected of other numbers than those validated: no error of a time is below the usual one.
+
+        Ratios of candidates keep theirs: what is wrong with a number of the device is wrong for both.
+        """
+        matrix = None if self.matrix_error is None else max(self.matrix_error, UNVALIDATED_ERROR)
+        whole = max(self.prediction_error or UNVALIDATED_ERROR, UNVALIDATED_ERROR)
+        return Accuracy(whole, matrix_error=matrix, mechanism_error=self.mechanism_error,
+                        ranking_error=self.ranking_error, same_kernel_error=self.same_kernel_error)  # fmt: skip
 
 
 @dataclass(frozen=True, repr=False)
@@ -208,7 +234,7 @@ class MemoryLayer(Section):
     Parameters
     ----------
     name
-        One of :data:`LAYER_NAMES`.
+        One of its kind's layers (:class:`roller.targets.DeviceKind`).
     scope
         Who owns one instance: ``"thread"``, ``"unit"`` or ``"device"``.
     tiled
@@ -216,7 +242,9 @@ class MemoryLayer(Section):
     capacity_bytes
         Bytes of one instance.
     bandwidth_bytes_per_s
-        Device-wide total over all instances.
+        Device-wide total over all instances; where the next two are given, that of copies: as many writes as reads.
+    read_bandwidth_bytes_per_s, triad_bandwidth_bytes_per_s
+        GPU, DRAM: the same of traffic that only reads, and of two reads for every write; absent: all traffic is alike.
     transaction_bytes
         Smallest unit moved.
     fetch_bytes
@@ -248,6 +276,8 @@ class MemoryLayer(Section):
     capacity_bytes: int = number("bytes", 64, 1 << 50, integer=True)
     bandwidth_bytes_per_s: float = number("bytes/s", 1e8, 1e17)
     transaction_bytes: int = number("bytes", 1, 1 << 16, integer=True)
+    read_bandwidth_bytes_per_s: float | None = number("bytes/s", 1e8, 1e17, required=False)
+    triad_bandwidth_bytes_per_s: float | None = number("bytes/s", 1e8, 1e17, required=False)
     page_bytes: int | None = number("bytes", 256, 1 << 30, integer=True, required=False)
     tlb_entries: int | None = number("pages", 1, 1 << 20, integer=True, required=False)
     tlb_miss_s: float | None = number("s", 1e-11, 1e-4, required=False)
@@ -261,6 +291,24 @@ class MemoryLayer(Section):
     latency_s: float | None = number("s", 1e-11, 1e-3, required=False)
     bandwidth_per_teu_bytes_per_s: float | None = number("bytes/s", 1e6, 1e14, required=False)
     saturation_exponent: float | None = number("", 0.1, 20, required=False)
+
+    @property
+    def most_bytes_per_s(self) -> float:
+        """Bandwidth of the kind of traffic that is fastest: nothing moves bytes faster."""
+        return max(
+            self.bandwidth_bytes_per_s, self.read_bandwidth_bytes_per_s or 0.0, self.triad_bandwidth_bytes_per_s or 0.0
+        )
+
+    def at_bandwidth(self, factor: float) -> MemoryLayer:
+        """Return the layer with all of its bandwidths times ``factor``."""
+        kinds = ("bandwidth_bytes_per_s", "read_bandwidth_bytes_per_s", "triad_bandwidth_bytes_per_s")
+        given = {k: getattr(self, k) for k in kinds}
+        return replace(self, **{k: v * factor for k, v in given.items() if v is not None})
+
+    def at_clock(self, factor: float) -> MemoryLayer:
+        """Return a layer of the units' own clock at ``factor`` times that clock."""
+        latency = None if self.latency_s is None else self.latency_s / factor
+        return replace(self.at_bandwidth(factor), latency_s=latency)
 
     @property
     def budget_bytes(self) -> int:

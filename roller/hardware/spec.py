@@ -6,22 +6,21 @@ floor asks which device it is, only what its numbers are.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
-from roller.display import html_table, one_line
+from roller.core.display import html_table, one_line
+from roller.core.fragment import Fragment
+from roller.core.validation import whole_number
 from roller.errors import SpecError, did_you_mean, shown
-from roller.fragment import Fragment
-from roller.hardware.architectures import has_async_copies
-from roller.hardware.checks import Quantity, check_number, fail, join_path
+from roller.hardware.checks import Quantity
+from roller.hardware.overrides import NOT_OF_KERNELS, overridden
 from roller.hardware.sections import (
     DTYPES,
-    LAYER_NAMES,
     OPERATION_CLASSES,
     OPTIONAL_CLASSES,
     RATE,
@@ -35,7 +34,10 @@ from roller.hardware.sections import (
     numbers_of,
     quantities,
 )
-from roller.validation import whole_number
+from roller.targets import KINDS, DeviceKind
+
+#: What is said of a device whose errors were found for others than its numbers.
+OTHER_NUMBERS = "errors assumed: found with other numbers"
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,8 @@ class DeviceSpec:
     name
         Name of the YAML file, or of the detected profile.
     kind
-        ``"gpu"`` or ``"cpu"``: which fields are present, never which device it is.
+        One of :data:`roller.targets.KINDS`: which fields are present and what :attr:`traits` say, never which device
+        it is.
     description
         One line for people.
     target_items
@@ -55,7 +58,17 @@ class DeviceSpec:
     units
         SMs, CUs or cores.
     clock_hz
-        Clock the rates are quoted at.
+        Clock the rates are quoted at: boost, which a kernel alone runs at.
+    sustained_clock_hz
+        Clock that lasts while kernel follows kernel; ``None``: the same.
+    power_w
+        Most the board draws; ``None`` where no kernel alone is slowed down by it, or nobody said so.
+    process_bytes
+        Memory a process holds that its tensors are not in: the context and the code of libraries; ``None``: unknown.
+    link_bytes_per_s
+        Bandwidth in one direction to another device of the machine; ``None``: unknown.
+    link_latency_s
+        Time of one hop between two devices; ``None``: unknown.
     teu, compute, execution, limits, memory_layers
         See the classes; layers from fastest to slowest.
     machine
@@ -67,6 +80,10 @@ class DeviceSpec:
         Instructions of its matrix unit, in no particular order; empty where it has none.
     source_items
         ``(path, source)`` of every number; read it through :attr:`sources`.
+    doubt
+        Why errors of predictions are assumed that are known of other numbers; empty where they are as validated.
+    base
+        The device before any number was set by hand; ``None`` where none was.
 
     Examples
     --------
@@ -79,7 +96,7 @@ class DeviceSpec:
     """
 
     name: str
-    kind: Literal["gpu", "cpu"]
+    kind: str
     description: str
     target_items: tuple[tuple[str, str], ...]
     teu: Teu
@@ -88,16 +105,22 @@ class DeviceSpec:
     limits: Limits
     memory_layers: tuple[MemoryLayer, ...]
     units: int = number("units", 1, 1 << 16, integer=True)
-    clock_hz: float = number("Hz", 1e7, 1e11)
+    clock_hz: float = number("Hz", 1e7, 1e10)
+    sustained_clock_hz: float | None = number("Hz", 1e7, 1e10, required=False)
+    power_w: float | None = number("W", 1, 1e5, required=False)
+    process_bytes: int | None = number("bytes", 0, 1 << 36, integer=True, required=False)
+    link_bytes_per_s: float | None = number("bytes/s", 1e6, 1e14, required=False)
+    link_latency_s: float | None = number("s", 0, 1, required=False)
     machine: str = field(default="", compare=False)
     accuracy: Accuracy = field(default_factory=Accuracy)
     fragments: tuple[Fragment, ...] = ()
     source_items: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)
+    doubt: str = field(default="", compare=False, repr=False)
+    base: DeviceSpec | None = field(default=None, compare=False, repr=False)
 
     def __repr__(self) -> str:
         """Name and size on one line; :meth:`values` has every number."""
-        what = "cores" if self.kind == "cpu" else "units"
-        return one_line("DeviceSpec", f"{self.name}: {self.units} {what}", self.description)
+        return one_line("DeviceSpec", f"{self.name}: {self.units} {self.traits.unit}", self.description)
 
     def _repr_html_(self) -> str:
         """Every number with its unit and source, for a notebook."""
@@ -114,15 +137,40 @@ class DeviceSpec:
         """What code generation needs: ``language`` and ``arch`` or ``mcpu``."""
         return dict(self.target_items)
 
+    @property
+    def traits(self) -> DeviceKind:
+        """What it has in common with all devices of its kind."""
+        return KINDS[self.kind]
+
+    @property
+    def home(self) -> MemoryLayer:
+        """Layer in which tensors lie between kernels, and from which tiles are read."""
+        return self.layer(self.traits.home)
+
     @cached_property
     def sources(self) -> dict[str, str]:
         """Where each number comes from: ``datasheet``, ``measured``, ``assumed``, ``detected`` or ``override``."""
         return dict(self.source_items)
 
-    @cached_property
-    def tiled_layers(self) -> tuple[MemoryLayer, ...]:
-        """Layers in which an rTile lives, fastest first."""
-        return tuple(x for x in self.memory_layers if x.tiled)
+    @property
+    def modified(self) -> dict[str, float]:
+        """Numbers set by hand in place of those of its file, by dotted path; errors of predictions are none of them."""
+        values = self.values()
+        return {p: values[p] for p, s in self.source_items if s == "override" and not p.startswith("accuracy.")}
+
+    @property
+    def title(self) -> str:
+        """Description for people, with the numbers that make it another device, and why its errors are assumed.
+
+        Examples
+        --------
+        >>> from roller.hardware import load_spec
+        >>> load_spec("v100", {"units": 160}).title.partition("sm_70) ")[2]
+        '(modified: units=160) (errors assumed: found with other numbers)'
+        """
+        said = ", ".join(f"{path}={value:.6g}" for path, value in self.modified.items())
+        doubt = "" if self.sources.get("accuracy.prediction_error") == "override" else self.doubt
+        return " ".join((self.description, *(f"({x})" for x in (said and f"modified: {said}", doubt) if x)))
 
     @cached_property
     def _layers(self) -> dict[str, MemoryLayer]:
@@ -175,6 +223,9 @@ class DeviceSpec:
     def with_overrides(self, overrides: Mapping[str, float], source: str = "override") -> DeviceSpec:
         """Return a copy with some numbers replaced.
 
+        What is set by hand (``source`` is ``"override"``) is remembered: a number that is set back to that of
+        :attr:`base` is none that was set, and errors of predictions hold again once all are back.
+
         Parameters
         ----------
         overrides
@@ -193,7 +244,7 @@ class DeviceSpec:
         >>> load_spec("v100").with_overrides({"units": 40}).units
         40
         """
-        return _override(self, overrides, source)
+        return overridden(self, overrides, source, settable(self))
 
     def share(self, units: int) -> DeviceSpec:
         """Return the device as a program sees it that is given only ``units`` of it, or all it has.
@@ -210,16 +261,43 @@ class DeviceSpec:
         given = min(whole_number(units, "units", 1), self.units)
         part, layers = given / self.units, []
         for layer in self.memory_layers:
-            alone = layer.bandwidth_per_teu_bytes_per_s if self.kind == "cpu" else None
+            alone = layer.bandwidth_per_teu_bytes_per_s if self.traits.simd else None  # the unit is one TEU
             scale = part if layer.scope != "device" else 1.0
             if layer.scope == "device" and alone:
                 scale = min(1.0, given * alone / layer.bandwidth_bytes_per_s)
-            layers.append(replace(layer, bandwidth_bytes_per_s=layer.bandwidth_bytes_per_s * scale))
+            layers.append(layer.at_bandwidth(scale))
         return replace(self, units=given, memory_layers=tuple(layers))
+
+    @cached_property
+    def emitted(self) -> DeviceSpec:
+        """The device with those matrix instructions alone that kernels are generated with: what is compiled for."""
+        kept = tuple(f for f in self.fragments if f.emitted)
+        return self if kept == self.fragments else replace(self, fragments=kept)
+
+    @cached_property
+    def sustained(self) -> DeviceSpec:
+        """The device as a whole model meets it: at the clock that lasts; the same object where that is the boost clock.
+
+        What is counted in cycles takes longer: steps, barriers, the scratchpad. Memory has clocks of its own.
+
+        Examples
+        --------
+        >>> from roller.hardware import load_spec
+        >>> spec = load_spec("h200")
+        >>> f"{spec.clock_hz / 1e9:.2f}, {spec.sustained.clock_hz / 1e9:.2f} GHz", spec.sustained.sustained_clock_hz
+        ('1.98, 1.83 GHz', None)
+        """
+        if self.sustained_clock_hz is None or self.sustained_clock_hz >= self.clock_hz:
+            return self
+        slower, ex = self.sustained_clock_hz / self.clock_hz, self.execution
+        cycles = {k: getattr(ex, k) / slower for k in ("step_latency_s", "step_issue_s", "barrier_s")}
+        layers = tuple(x if x.scope == "device" else x.at_clock(slower) for x in self.memory_layers)
+        return replace(self, clock_hz=self.sustained_clock_hz, sustained_clock_hz=None, memory_layers=layers,
+                       execution=replace(ex, **cycles))  # fmt: skip
 
     def values(self) -> dict[str, float]:
         """Return every number that is present, by dotted path, in the order of the YAML."""
-        out: dict[str, float] = {"units": self.units, "clock_hz": self.clock_hz}
+        out: dict[str, float] = numbers_of(self)
         for section in ("teu", "execution", "limits"):
             out |= {f"{section}.{k}": v for k, v in numbers_of(getattr(self, section)).items()}
         out |= {f"compute.ops_per_cycle_per_unit.{k}": v for k, v in self.compute.rates}
@@ -245,116 +323,38 @@ class DeviceSpec:
     @cached_property
     def content_key(self) -> str:
         """SHA-256 over what the model and code generation see; sources and prose do not count."""
-        body = {
-            "name": self.name,
+        return _digest({"name": self.name, **self._content()})
+
+    @property
+    def numbers_key(self) -> str:
+        """What the errors of predictions belong to: :attr:`content_key` short, without the name and those errors."""
+        body = self._content()
+        body["values"] = {k: v for k, v in body["values"].items() if not k.startswith("accuracy.")}
+        return _digest(body)[:16]
+
+    def _content(self) -> dict[str, Any]:
+        return {
             "kind": self.kind,
             "target": self.target_items,
             "teu": self.teu.name,
             "fragments": [f.to_dict() for f in self.fragments],
             "layers": [(x.name, x.scope, x.tiled) for x in self.memory_layers],
-            "values": {k: float(v) for k, v in self.values().items()},
+            "values": {k: float(v) for k, v in self.values().items() if k not in NOT_OF_KERNELS},
         }
-        return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+    def with_unvalidated_accuracy(self) -> DeviceSpec:
+        """Return the device with predictions as uncertain as those for numbers nobody validated any with."""
+        accuracy = self.accuracy.unvalidated()
+        if accuracy == self.accuracy:
+            return self
+        kept = {f"accuracy.{k}" for k, v in numbers_of(accuracy).items() if v == getattr(self.accuracy, k)}
+        sources = {k: v for k, v in self.sources.items() if not k.startswith("accuracy.") or k in kept}
+        sources |= {f"accuracy.{k}": "assumed" for k in numbers_of(accuracy) if f"accuracy.{k}" not in kept}
+        return replace(self, accuracy=accuracy, source_items=tuple(sources.items()), doubt=OTHER_NUMBERS)
 
 
-def check_consistency(where: str, spec: DeviceSpec) -> None:
-    """Refuse numbers that contradict each other.
-
-    Raises
-    ------
-    SpecError
-        Where a usable budget exceeds its hard limit, only one of a pair is given, or the target lacks what is priced.
-    """
-    limits, arch = spec.limits, spec.target.get("arch", "")
-    if spec.execution.async_copy_bytes is not None and not has_async_copies(arch):
-        raise fail(
-            where,
-            "execution.async_copy_bytes",
-            f"expected a target with asynchronous copies (sm_80 or later), got '{arch or spec.kind}'. Leave it out.",
-        )
-    pairs: list[tuple[str, float | None, str, float | None]] = [
-        ("limits.usable_registers_per_thread", limits.usable_registers_per_thread,
-         "limits.registers_per_thread", limits.registers_per_thread),
-        ("limits.usable_vector_registers", limits.usable_vector_registers,
-         "limits.vector_registers", limits.vector_registers),
-        ("limits.threads_per_block", limits.threads_per_block, "limits.threads_per_unit", limits.threads_per_unit),
-    ]  # fmt: skip
-    for layer in spec.memory_layers:
-        path = f"memory_layers.{layer.name}"
-        pairs.append((f"{path}.usable_bytes", layer.usable_bytes, f"{path}.capacity_bytes", layer.capacity_bytes))
-        if (layer.banks is None) != (layer.bank_width_bytes is None):
-            raise fail(where, f"{path}.banks", "expected banks and bank_width_bytes together. Add the other one.")
-        if (layer.bandwidth_per_teu_bytes_per_s is None) != (layer.saturation_exponent is None):
-            problem = "expected bandwidth_per_teu_bytes_per_s and saturation_exponent together. Add the other one."
-            raise fail(where, f"{path}.saturation_exponent", problem)
-    for path, value, bound_path, bound in pairs:
-        if value is not None and bound is not None and value > bound:
-            raise fail(where, path, f"expected at most {bound_path} = {bound}, got {value}. Lower it.")
-
-
-def _override(spec: DeviceSpec, overrides: Mapping[str, float], source: str) -> DeviceSpec:
-    """Return a copy of a spec with numbers replaced by dotted path; see ``DeviceSpec.with_overrides``.
-
-    Raises
-    ------
-    SpecError
-        Where a path does not exist for this kind of device, or a value is wrong.
-    """
-    where = spec.name
-    if not isinstance(overrides, Mapping):
-        raise SpecError(f"{where}: overrides: expected a mapping from paths to numbers, got {shown(overrides)}.")
-    if not overrides:
-        return spec
-    known = settable(spec)
-    for path, value in overrides.items():
-        if not isinstance(path, str):
-            raise SpecError(f"{where}: overrides: expected dotted paths such as 'units', got {shown(path)}.")
-        if path not in known:
-            raise fail(where, path, f"unknown field{_nearest_fields(path, known)}")
-        number = check_number(where, path, value, known[path])
-        head, _, rest = path.partition(".")
-        if head == "memory_layers":
-            name, _, key = rest.partition(".")
-            layers = tuple(_replaced(x, key, number) if x.name == name else x for x in spec.memory_layers)
-            spec = replace(spec, memory_layers=layers)
-        elif head == "compute":
-            rates = spec.compute.ops_per_cycle_per_unit | {rest.partition(".")[2]: number}
-            spec = replace(spec, compute=Compute(tuple(rates.items())))
-        elif rest:
-            spec = _replaced(spec, head, _replaced(getattr(spec, head), rest, number))
-        else:
-            spec = _replaced(spec, head, number)
-    check_consistency(where, spec)
-    return replace(spec, source_items=tuple((spec.sources | dict.fromkeys(overrides, source)).items()))
-
-
-def _nearest_fields(path: str, known: Mapping[str, Quantity]) -> str:
-    """Return what to write instead of an unknown path: the closest one, else the fields of its section."""
-    section, _, last = path.rpartition(".")
-    while section and not any(name.startswith(f"{section}.") for name in known):
-        section, _, last = section.rpartition(".")
-    under = [name.removeprefix(f"{section}.") for name in known if not section or name.startswith(f"{section}.")]
-    part, _, field = path.removeprefix(f"{section}.").partition(".")
-    for head in difflib.get_close_matches(part, sorted({n.partition(".")[0] for n in under}), n=1, cutoff=0.6):
-        if field and head != part:  # a layer's name that is misspelt comes before its field
-            hint = join_path(section, head)
-            full = f"{hint}.{field}"
-            nested = _nearest_fields(full, known)
-            return nested if "did you mean" in nested else f"; did you mean '{full if full in known else hint}'?"
-    ends: dict[str, str] = {}
-    for name in under:  # of several layers that have the field, the first is shown
-        ends.setdefault(name.rpartition(".")[2], name)
-        ends.setdefault(name, name)
-    for near in difflib.get_close_matches(last, list(ends), n=1, cutoff=0.5):
-        return f"; did you mean '{join_path(section, ends[near])}'?"
-    fields = sorted({name.partition(".")[0] for name in under})
-    if section:
-        return f"; {section} has {fields}."
-    return f"; expected one of {fields} or a path under it. `roller devices --show DEVICE` lists all."
-
-
-def _replaced(obj: Any, name: str, value: object) -> Any:
-    return replace(obj, **{name: value})
+def _digest(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
 _SECTIONS: dict[str, type] = {"teu": Teu, "execution": Execution, "limits": Limits, "accuracy": Accuracy}
@@ -371,6 +371,6 @@ def settable(spec: DeviceSpec) -> dict[str, Quantity]:
     names = {*OPERATION_CLASSES, *OPTIONAL_CLASSES, *spec.compute.ops_per_cycle_per_unit}
     names |= {f"{c}.{d}" for c in ("fma", "add", "matrix", "group_matrix") for d in DTYPES}
     out |= {f"{prefix}.{name}": RATE for name in sorted(names)}
-    for layer in LAYER_NAMES[spec.kind]:
+    for layer in spec.traits.layers:
         out |= {f"memory_layers.{layer}.{k}": q for k, q in quantities(MemoryLayer).items()}
     return out

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from roller.backends.dtypes import numpy_dtype
+from roller.core.dtypes import numpy_dtype
 from roller.errors import ArtifactError
 
 #: Where every array starts: at a multiple of this.

@@ -8,12 +8,12 @@ from typing import TypeAlias
 
 import numpy as np
 
-from roller.backends.dtypes import numpy_dtype
+from roller.core.dtypes import numpy_dtype, storage_dtype
 from roller.errors import ModelError
+from roller.graph.plan import ARENA, CONSTANT, INPUT, OUTPUT, Place, Plan
+from roller.graph.steps import Call, Copy, Foreign, Run, Step, Together
 from roller.model.constants import Constants, check_kernels, panel_key
-from roller.model.kernels import LoadedKernel, Taken, as_taken, storage
-from roller.model.plan import ARENA, CONSTANT, INPUT, OUTPUT, Place, Plan
-from roller.model.steps import Call, Copy, Foreign, Run, Step, Together
+from roller.model.kernels import LoadedKernel, Taken, as_taken
 
 #: Copies of this many bytes are spread over threads, as in runner.c.
 SHARED_COPY_BYTES = 1 << 20
@@ -170,12 +170,12 @@ class _Binder:
     def _taken(self, step: Run, kernel: LoadedKernel, taken: Taken) -> Operand:
         if taken.role == "panel":
             panel = self.constants.panels[panel_key(step, kernel)][taken.position]
-            return Operand(taken.shape, storage(taken.dtype), None, as_taken(panel, taken, step.label))
+            return Operand(taken.shape, storage_dtype(taken.dtype), None, as_taken(panel, taken, step.label))
         name = (step.inputs if taken.role == "input" else step.outputs)[taken.position]
         operand = self.operand(name)
         if operand.held is not None:
-            return Operand(taken.shape, storage(taken.dtype), None, as_taken(operand.held, taken, step.label))
-        found = Operand(taken.shape, storage(taken.dtype), operand.place)
+            return Operand(taken.shape, storage_dtype(taken.dtype), None, as_taken(operand.held, taken, step.label))
+        found = Operand(taken.shape, storage_dtype(taken.dtype), operand.place)
         if found.nbytes != operand.nbytes:
             raise ModelError(
                 f"{step.label}: value '{name}' has {operand.nbytes} bytes, the kernel takes {found.nbytes}. "

@@ -10,18 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from roller.backends.periodic import values_of
-from roller.model.gpu_bundle import ModelBundle, load_bundle
+from roller.core.dtypes import storage_dtype, values_of
+from roller.graph.plan import Plan
+from roller.graph.steps import Call, Copy, Foreign, Run, Step, Together
+from roller.model.gpu_bundle import ModelBundle
 from roller.model.gpu_device import Device
 from roller.model.gpu_frame import Frame
-from roller.model.gpu_runner import GpuSession
-from roller.model.packs import pack_name
-from roller.model.plan import Plan
-from roller.model.steps import Call, Copy, Foreign, Run, Step, Together
-from roller.runtime.bundle_format import earlier_results, write_checked
-from roller.runtime.bundle_journal import JournalFile
+from roller.model.gpu_runner import GpuSession, load_bundle
+from roller.model.horizontal import pack_name
+from roller.runtime.container import Kind
+from roller.runtime.resumed import ResumedRun
 
-FORMAT, VERSION = "roller-model-results", 1
+RESULTS = Kind("roller-model-results", 1, "the results of a model's bundle")
 #: What is done, in order; each phase is one row of the journal.
 PHASES = ("check", "steps", "graph", "profile")
 #: What a bundle with packs is asked besides: the same model without them.
@@ -68,19 +68,14 @@ def run_bundle(
     bundle.check_device(properties)
     header = {"bundle": bundle.checksum, "device": properties["name"], "samples": samples}
     done: dict[str, Any] = {}
-    earlier = earlier_results(out, FORMAT, VERSION, header)
-    if earlier is not None:
-        done = {k: v for k, v in earlier["phases"].items() if k in phases_of(bundle)}
-    journal = JournalFile(out.with_name(out.name + ".journal"), header, lambda row: done.update({row["phase"]: row}))
+    kept = ResumedRun(out, RESULTS, header, lambda row: done.update({row["phase"]: row}),
+                      lambda earlier: earlier["phases"].values())  # fmt: skip
     try:
         for row in phases(bundle, device, samples, dict(done)):
-            journal.append(row)
-            journal.sync()
-            done[row["phase"]] = row
+            kept.keep(row)
             say(line_of(row))
     finally:
-        results = write_checked(out, _results(bundle, header, properties, done))
-        journal.close(remove=results["complete"])
+        results = kept.finish(_results(bundle, properties, done))
     return results
 
 
@@ -137,7 +132,7 @@ class _Subject:
         if self._expected:
             return list(self._expected[0].feeds)
         values = [plan.program.values[n] for n in plan.program.inputs]
-        return [np.zeros(v.shape, np.uint16 if v.dtype == "bfloat16" else v.dtype) for v in values]
+        return [np.zeros(v.shape, storage_dtype(v.dtype)) for v in values]
 
     def check(self) -> dict[str, Any]:
         """Compare the outputs with what is expected, launched step by step and as a graph."""
@@ -268,10 +263,8 @@ def line_of(row: Mapping[str, Any]) -> str:
     return f"{phase}: median {row['median_s'] * 1e3:.4g} ms of {row['samples']} runs"
 
 
-def _results(
-    bundle: ModelBundle, header: dict[str, Any], properties: dict[str, Any], done: dict[str, Any]
-) -> dict[str, Any]:
+def _results(bundle: ModelBundle, properties: dict[str, Any], done: dict[str, Any]) -> dict[str, Any]:
     wrong, complete = any(not row.get("ok", True) for row in done.values()), set(phases_of(bundle)) <= set(done)
-    return {"format": FORMAT, "version": VERSION, **header, "model": bundle.model, "built_for": bundle.device,
-            "properties": properties, "phases": {p: done[p] for p in (*PHASES, PLAIN) if p in done},
+    return {"model": bundle.model, "built_for": bundle.device, "properties": properties,
+            "phases": {p: done[p] for p in (*PHASES, PLAIN) if p in done},
             "complete": wrong or complete, "ok": not wrong and complete}  # fmt: skip

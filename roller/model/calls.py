@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from roller.errors import LaunchError
+from roller.graph.plan import Plan
 from roller.model.feeds import Described, Feeds, described
-from roller.model.plan import Plan
 
 if TYPE_CHECKING:
     from roller.model.profile import Profile
@@ -24,13 +24,23 @@ class ModelCalls(ABC):
     """
 
     plan: Plan
+    #: Whether a caller sleeps until another device is done.
+    waits_for_device: ClassVar[bool] = False
 
     @property
     @abstractmethod
     def feeds(self) -> Feeds:
         """Checks what callers pass."""
 
+    @property
     @abstractmethod
+    def said(self) -> Mapping[str, tuple[float | None, str]]:
+        """Predicted seconds and bottleneck by kernel key."""
+
+    @abstractmethod
+    def time_steps(self, feeds: Mapping[str, Any], count: int) -> Mapping[int, float]:
+        """Return the median seconds of every step, those of lanes too, by its ``id``; ``count`` calls at least."""
+
     def profile(self, feeds: Mapping[str, Any] | None = None, *, repeats: int = 20) -> Profile:
         """Time every step: predicted and measured seconds, share, bottleneck, and the nodes it stands for.
 
@@ -39,7 +49,7 @@ class ModelCalls(ABC):
         feeds
             Arrays by name; random ones when ``None``.
         repeats
-            Calls that are timed; two more come before them.
+            Calls that are timed at least, whole and step by step; a few more come before them.
 
         Returns
         -------
@@ -50,6 +60,9 @@ class ModelCalls(ABC):
         LaunchError
             Where ``repeats`` is not positive, or a feed does not fit.
         """
+        from roller.model.profile import profiled  # a clock and statistics, which calls need not
+
+        return profiled(self, feeds, repeats)
 
     @abstractmethod
     def _call(self, inputs: list[Any], out: Any, on_device: bool) -> list[Any]:

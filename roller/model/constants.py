@@ -13,10 +13,11 @@ import numpy as np
 
 from roller.backends.cpu.launcher import readable
 from roller.backends.cpu.threads import most_threads
+from roller.core.dtypes import storage_dtype
 from roller.errors import ModelError
-from roller.model.kernels import LoadedKernel, aligned, as_taken, storage
-from roller.model.plan import CONSTANT, Plan
-from roller.model.steps import Call, Copy, Foreign, Run, Step, Together, reads
+from roller.graph.plan import CONSTANT, Plan
+from roller.graph.steps import Call, Copy, Foreign, Run, Step, Together, reads
+from roller.model.kernels import LoadedKernel, aligned, as_taken
 
 #: Large constants are copied in parts of so many bytes.
 _PART_BYTES = 1 << 23
@@ -144,7 +145,7 @@ def _packs(run: Run, kernel: LoadedKernel, plan: Plan) -> tuple[str, ...]:
 def _packed(run: Run, kernel: LoadedKernel, plan: Plan, given: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
     made = []
     for panel in kernel.code.panels:
-        dtype = storage(panel.dtype)
+        dtype = storage_dtype(panel.dtype)
         made.append(aligned(int(np.prod(panel.shape)) * dtype.itemsize).view(dtype).reshape(panel.shape))
     if kernel.code.prepare is not None:
         arguments = []

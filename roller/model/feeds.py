@@ -10,7 +10,7 @@ import numpy as np
 
 from roller.backends.cpu.launcher import Slot
 from roller.errors import LaunchError, counted, did_you_mean, shown
-from roller.model.steps import Program
+from roller.graph.steps import Program
 
 _NDARRAY = np.ndarray
 #: What ONNX calls dtypes.

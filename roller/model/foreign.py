@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from roller.errors import LaunchError, counted
-from roller.model.steps import Foreign, Step
+from roller.graph.steps import Foreign, Step
 
 #: Nodes an error names.
 _NAMED = 4

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from roller.graph.plan import ARENA, INPUT
 from roller.model.binding import Bound, Operand
 from roller.model.interpreter import interpret
 from roller.model.kernels import aligned
 from roller.model.placed import Placed
-from roller.model.plan import ARENA, INPUT
 
 
 class Frame:
@@ -74,10 +74,6 @@ class Frame:
     def execute(self, seconds: dict[int, float] | None) -> None:
         """Run all steps on the arrays at hand."""
         interpret(self.steps, self.memory, self.keep, seconds)
-
-
-#: Makes a frame.
-MakeFrame = Callable[[], Frame]
 
 
 def _view(flat: np.ndarray, offset_bytes: int, operand: Operand) -> np.ndarray:

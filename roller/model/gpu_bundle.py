@@ -7,34 +7,28 @@ The folder runs with Python, NumPy and CuPy: ``python -m roller.model.bundle run
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from roller.artifact import KernelArtifact
-from roller.backends.build import build, built_packs
-from roller.errors import ArtifactError, LaunchError, shown
+from roller.core.dtypes import bits_of
+from roller.errors import ArtifactError, LaunchError
+from roller.graph.plan import CONSTANT, Plan
+from roller.graph.plan_data import plan_from_dict, plan_to_dict
+from roller.graph.steps import Run, reads
+from roller.horizontal import HorizontalKernel
 from roller.model.arrays import ArrayReader, ArrayWriter
 from roller.model.constants import steps_of
-from roller.model.packs import check_packs
-from roller.model.plan import CONSTANT, Plan
-from roller.model.plan_data import plan_from_dict, plan_to_dict
-from roller.model.steps import Run, reads
-from roller.packed import PackedKernel
-from roller.runtime.bundle_format import MANIFEST, pack, read_checked, unpack, whole_folder, write_manifest
+from roller.model.horizontal import check_packs
+from roller.runtime.bundle_format import pack, unpack
+from roller.runtime.container import MODEL_BUNDLE, Container, filled
 from roller.runtime.devices import same_arch
-from roller.validation import path as path_of
 
-if TYPE_CHECKING:
-    from roller.model.gpu_device import Device
-    from roller.model.gpu_runner import GpuSession
-
-FORMAT, VERSION = "roller-model-bundle", 2
 #: Bundles without packs are written in this version, for earlier readers.
 _FIRST_VERSION = 1
 _PLAN, _KERNELS, _ARRAYS, _PACKS, _PLAIN = "plan.json", "kernels.xz", "arrays.bin", "packs.json", "plain.json"
@@ -68,7 +62,7 @@ def write_bundle(
     target: Mapping[str, str],
     expected: Sequence[Expected] = (),
     tolerance: float = TOLERANCE,
-    packs: Mapping[str, PackedKernel] | None = None,
+    packs: Mapping[str, HorizontalKernel] | None = None,
     plain: Plan | None = None,
 ) -> dict[str, Any]:
     """Write a model for a GPU; the folder appears whole or not at all.
@@ -111,26 +105,23 @@ def write_bundle(
         raise ArtifactError(f"{program.name}: expected a kernel for every key, got none for {missing[:5]}. Compile it.")
     every = {**program.constants, **(plain.program.constants if plain is not None else {})}
     names = sorted({n for p in (plan, plain) if p is not None for n in _constants(p)})
-    with whole_folder(folder) as work:
+    with filled(folder) as work:
         files = {_PLAN: _plan_bytes(plan), _KERNELS: pack([(k, artifacts[k]) for k in keys])}
         if packs:
             files[_PACKS] = _packs_bytes(packs)
         if plain is not None:
             files[_PLAIN] = _plan_bytes(plain)
-        for name, data in files.items():
-            (work / name).write_bytes(data)
-        with ArrayWriter(work / _ARRAYS) as writer:
-            constants = [[n, writer.add(_bits(every[n]))] for n in names]
-            tests = [{"feeds": [writer.add(_bits(a)) for a in e.feeds], "source": e.source,
-                      "outputs": [writer.add(_bits(a)) for a in e.outputs]} for e in expected]  # fmt: skip
+        digests = {name: work.add(name, data) for name, data in files.items()}
+        with ArrayWriter(work.folder / _ARRAYS) as writer:
+            constants = [[n, writer.add(bits_of(every[n]))] for n in names]
+            tests = [{"feeds": [writer.add(bits_of(a)) for a in e.feeds], "source": e.source,
+                      "outputs": [writer.add(bits_of(a)) for a in e.outputs]} for e in expected]  # fmt: skip
             nbytes = writer.close()
-        digests = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
-        version = VERSION if packs or plain is not None else _FIRST_VERSION
-        body = {"format": FORMAT, "version": version, "model": program.name, "device": device, "target": dict(target),
-                "kernels": len(keys), "built": sum(artifacts[k].binary is not None for k in keys), "files": digests,
+        body = {"model": program.name, "device": device, "target": dict(target), "files": digests,
+                "kernels": len(keys), "built": sum(artifacts[k].binary is not None for k in keys),
                 "proved": {k: str(artifacts[k].build.get("proved", "")) for k in keys},
                 "array_bytes": nbytes, "constants": constants, "expected": tests, "tolerance": tolerance}  # fmt: skip
-        return write_manifest(work, body)
+        return work.seal(MODEL_BUNDLE, body, None if packs or plain is not None else _FIRST_VERSION)
 
 
 def _constants(plan: Plan) -> list[str]:
@@ -145,7 +136,7 @@ def _plan_bytes(plan: Plan) -> bytes:
     return json.dumps(plan_to_dict(replace(plan, program=replace(plan.program, constants=constants)))).encode()
 
 
-def _packs_bytes(packs: Mapping[str, PackedKernel]) -> bytes:
+def _packs_bytes(packs: Mapping[str, HorizontalKernel]) -> bytes:
     """Return packed kernels as JSON, each once however many keys it has."""
     kernels = list({id(p): p for p in packs.values()}.values())
     number = {id(p): n for n, p in enumerate(kernels)}
@@ -153,7 +144,7 @@ def _packs_bytes(packs: Mapping[str, PackedKernel]) -> bytes:
     return json.dumps({"kernels": [p.to_dict() for p in kernels], "keys": keys}).encode()
 
 
-class ModelBundle:
+class ModelBundle(Container):
     """A bundle that was opened: everything but the arrays is verified, they are as they are read.
 
     Parameters
@@ -164,25 +155,17 @@ class ModelBundle:
     Raises
     ------
     ArtifactError
-        Where a file is missing, altered or damaged.
+        See :class:`~roller.runtime.container.Container`.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder = path_of(folder, "bundle", error=ArtifactError, what="the folder of a bundle")
-        if not folder.is_dir():
-            raise ArtifactError(f"{folder}: expected a bundle's folder, found none. Check the path.")
-        self.manifest = read_checked(folder / MANIFEST, FORMAT, VERSION)
-        try:
-            self.checksum: str = self.manifest["checksum"]
+        super().__init__(folder, MODEL_BUNDLE)
+        with self.fields():
             self.model: str = self.manifest["model"]
             self.device: str = self.manifest["device"]
             self.arch: str = self.manifest["target"]["arch"]
             self.tolerance = float(self.manifest["tolerance"])
-            self._arrays = ArrayReader(folder / _ARRAYS, int(self.manifest["array_bytes"]), verify=True)
-        except (KeyError, TypeError, ValueError) as err:
-            raise ArtifactError(
-                f"{folder / MANIFEST}: a field is missing or malformed ({err!r}). Copy it again."
-            ) from err
+            self._arrays = ArrayReader(self.path(_ARRAYS), int(self.manifest["array_bytes"]), verify=True)
 
     def check_device(self, properties: Mapping[str, Any]) -> None:
         """Refuse a device of another architecture than the kernels.
@@ -205,105 +188,33 @@ class ModelBundle:
     @property
     def has_plain(self) -> bool:
         """Whether there is a plan without packs to compare with."""
-        return _PLAIN in self.manifest["files"]
+        return _PLAIN in self.files
 
     def plain(self) -> Plan | None:
         """Return the plan without packs, where there is one."""
         return self._plan(_PLAIN) if self.has_plain else None
 
-    def packs(self) -> dict[str, PackedKernel]:
+    def packs(self) -> dict[str, HorizontalKernel]:
         """Return the kernels of the plan's packs."""
-        if _PACKS not in self.manifest["files"]:
+        if _PACKS not in self.files:
             return {}
-        where, data = str(self.folder / _PACKS), self._json(_PACKS)
-        try:
-            kernels = [PackedKernel.from_dict(p, where) for p in data["kernels"]]
+        data = self.json(_PACKS)
+        with self.fields():
+            kernels = [HorizontalKernel.from_dict(p, str(self.folder / _PACKS)) for p in data["kernels"]]
             return {str(key): kernels[n] for key, n in data["keys"].items()}
-        except (KeyError, TypeError, IndexError, AttributeError) as err:
-            raise ArtifactError(f"{where}: a field is missing or malformed ({err!r}). Copy the bundle again.") from err
 
     def _plan(self, file: str) -> Plan:
-        data = self._json(file)
+        data = self.json(file)
         rows = {str(name): row for name, row in self.manifest["constants"]}
         constants = {name: self._arrays.get(rows[name]) for name in data.get("constants", ()) if name in rows}
         return plan_from_dict(data, constants, str(self.folder / file))
 
-    def _json(self, file: str) -> Any:
-        try:
-            return json.loads(self._file(file))
-        except ValueError as err:
-            raise ArtifactError(f"{self.folder / file}: not valid JSON ({err}). Copy the bundle again.") from err
-
     def artifacts(self) -> dict[str, KernelArtifact]:
         """Return the kernels by key."""
-        return dict(unpack(self._file(_KERNELS), str(self.folder / _KERNELS)))
+        return dict(unpack(self.read(_KERNELS), str(self.folder / _KERNELS)))
 
     def expected(self) -> list[Expected]:
         """Return what the model must compute; bfloat16 as bits."""
         return [Expected(tuple(self._arrays.get(r) for r in row["feeds"]),
                          tuple(self._arrays.get(r) for r in row["outputs"]), str(row["source"]))
                 for row in self.manifest["expected"]]  # fmt: skip
-
-    def _file(self, name: str) -> bytes:
-        path = self.folder / name
-        try:
-            data = path.read_bytes()
-        except OSError as err:
-            raise ArtifactError(f"{path}: cannot read ({err.strerror}). Copy the bundle again.") from err
-        if hashlib.sha256(data).hexdigest() != self.manifest["files"].get(name):
-            raise ArtifactError(f"{path}: checksum does not match the manifest. Copy the bundle again.")
-        return data
-
-
-def load_bundle(folder: Path, device: str | Device | None = None, *, plain: bool = False) -> GpuSession:
-    """Return a bundle's model, ready to run on a GPU of this machine; kernels without an image are built.
-
-    Parameters
-    ----------
-    folder
-        The bundle.
-    device
-        ``"cuda:N"``, ``"rocm:N"`` or ``"emulated"``, or an open one; number 0 of the kernels' kind by default.
-    plain
-        Whether to run the plan without packs, where there is one.
-
-    Raises
-    ------
-    ArtifactError
-        Where the bundle is damaged.
-    LaunchError
-        Where there is no such device, or it is of another architecture than the kernels.
-    BuildError
-        Where a kernel has to be built, and there is no toolchain.
-    """
-    from roller.model.gpu_device import open_device
-    from roller.model.gpu_runner import GpuSession
-
-    bundle = ModelBundle(folder)
-    if device is None:
-        device = "rocm:0" if bundle.manifest["target"].get("language") == "hip" else "cuda:0"
-    if not (isinstance(device, str) or hasattr(device, "properties")):
-        raise LaunchError(f"device: expected a name such as 'cuda:0', or an open device, got {shown(device)}.")
-    opened = open_device(device, bundle.arch) if isinstance(device, str) else device
-    bundle.check_device(opened.properties())
-    chosen = (bundle.plain() if plain else None) or bundle.plan()
-    artifacts, packs = bundle.artifacts(), bundle.packs()
-    if opened.needs_images:
-        artifacts = {k: a if a.binary is not None else build(a) for k, a in artifacts.items()}
-        packs = built_packs(packs)
-    return GpuSession(chosen, artifacts, opened, packs=packs, built_for=bundle.device, target=bundle.manifest["target"])
-
-
-def is_model_bundle(folder: Path) -> bool:
-    """Whether a folder is a bundle of a model; nothing of it is verified."""
-    try:
-        data = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(data, dict) and data.get("format") == FORMAT
-
-
-def _bits(array: Any) -> np.ndarray:
-    """Return an array as NumPy alone can name it: bfloat16 as its bits."""
-    found = np.asarray(array)
-    return np.ascontiguousarray(found).view(np.uint16) if found.dtype.name == "bfloat16" else found

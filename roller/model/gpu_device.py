@@ -17,12 +17,12 @@ import numpy as np
 
 from roller.artifact import KernelArtifact
 from roller.backends.cuda.launcher import as_cupy, device_view, is_torch
-from roller.backends.cuda.module import Module, cupy
-from roller.backends.cuda.packed_module import PackedModule
-from roller.backends.periodic import storage_dtype
-from roller.backends.rocm.launcher import cupy as rocm_cupy
+from roller.backends.cuda.module import Module, PackedModule
+from roller.backends.cuda.runtime import allocate, captured, cupy, properties, use
+from roller.core.dtypes import storage_dtype
 from roller.errors import LaunchError
-from roller.packed import PackedKernel
+from roller.horizontal import HorizontalKernel
+from roller.targets import DEVICES, device_name
 
 #: Kinds of devices as DLPack numbers them whose memory CuPy takes: CUDA, managed by it, ROCm.
 _ON_DEVICE = (2, 10, 13)
@@ -72,7 +72,7 @@ class Device(Protocol):
         """The array module of the device."""
 
     def properties(self) -> dict[str, Any]:
-        """Return ``name``, ``arch`` and ``versions``."""
+        """Return ``name``, ``arch`` and ``versions``, and what else it knows of itself."""
 
     def allocate(self, nbytes: int) -> Memory:
         """Return new memory, not initialised, aligned to 256 bytes."""
@@ -80,7 +80,7 @@ class Device(Protocol):
     def load(self, artifact: KernelArtifact) -> Kernel:
         """Load a built kernel."""
 
-    def load_packed(self, packed: PackedKernel) -> Packed:
+    def load_packed(self, packed: HorizontalKernel) -> Packed:
         """Load a built packed kernel."""
 
     def entered(self, arrays: Sequence[Any] = ()) -> AbstractContextManager[Stream]:
@@ -158,18 +158,12 @@ def open_device(name: str, arch: str) -> Device:
     LaunchError
         Where the name is none, or CuPy or the device is missing.
     """
-    kind, _, rest = name.partition(":")
-    if kind == "emulated":
-        from roller.emulator.device import EmulatedDevice
-
-        return EmulatedDevice(arch=arch, check=False)
-    if kind == "null":
-        from roller.backends.null.gpu import NullGpu
-
-        return NullGpu(arch=arch)
-    if kind not in ("cuda", "rocm") or not (rest or "0").isdecimal():
+    kind, _, rest = device_name(name).partition(":")
+    target = DEVICES.get(kind)
+    if target is None or (target.numbered and not (rest or "0").isdecimal()):
         raise LaunchError(f"device '{name}': expected 'cuda:N', 'rocm:N' or 'emulated'. Name a GPU of this machine.")
-    return CupyDevice(int(rest or 0), kind)
+    found: Device = target.open_session_device(int(rest or 0) if target.numbered else 0, arch)
+    return found
 
 
 class CupyDevice:
@@ -179,8 +173,8 @@ class CupyDevice:
     ----------
     index
         Number of the device.
-    kind
-        ``"cuda"`` or ``"rocm"``: what CuPy must be built for.
+    rocm
+        Whether CuPy must be built for ROCm.
 
     Raises
     ------
@@ -190,27 +184,14 @@ class CupyDevice:
 
     needs_images = True
 
-    def __init__(self, index: int = 0, kind: str = "cuda") -> None:
-        self.xp = self._cp = cupy() if kind == "cuda" else rocm_cupy()
-        count = self._cp.cuda.runtime.getDeviceCount()
-        if index >= count:
-            raise LaunchError(f"device {index}: expected one of the {count} found, counted from 0. Use 0.")
-        self._cp.cuda.Device(index).use()
+    def __init__(self, index: int = 0, rocm: bool = False) -> None:
+        self.xp = self._cp = cupy(rocm)
+        use(self._cp, index)
         self._index = index
 
     def properties(self) -> dict[str, Any]:
         """Return what the device says of itself."""
-        runtime = self._cp.cuda.runtime
-        raw = runtime.getDeviceProperties(self._index)
-        name = raw["name"].decode() if isinstance(raw["name"], bytes) else str(raw["name"])
-        versions = {"cupy": str(self._cp.__version__), "driver": str(runtime.driverGetVersion()),
-                    "runtime": str(runtime.runtimeGetVersion())}  # fmt: skip
-        if getattr(runtime, "is_hip", False):
-            text = raw["gcnArchName"]
-            arch = (text.decode() if isinstance(text, bytes) else str(text)).partition(":")[0]
-        else:
-            arch = f"sm_{raw['major']}{raw['minor']}"
-        return {"name": name, "arch": arch, "versions": versions}
+        return properties(self._cp, self._index)
 
     def allocate(self, nbytes: int) -> Any:
         """Return new memory.
@@ -220,18 +201,13 @@ class CupyDevice:
         LaunchError
             Where the device has too little.
         """
-        try:
-            return self._cp.cuda.alloc(max(1, nbytes))
-        except MemoryError as err:
-            raise LaunchError(
-                f"GPU: expected {nbytes / 1e6:.4g} MB of free memory, got less ({err}). Use a smaller batch."
-            ) from err
+        return allocate(self._cp, nbytes)
 
     def load(self, artifact: KernelArtifact) -> Kernel:
         """Load a built kernel."""
         return Module(self._cp, artifact)
 
-    def load_packed(self, packed: PackedKernel) -> Packed:
+    def load_packed(self, packed: HorizontalKernel) -> Packed:
         """Load a built packed kernel."""
         return PackedModule(self._cp, packed)
 
@@ -355,17 +331,7 @@ class CupyDevice:
         LaunchError
             Where CuPy captures none here (HIP), or the driver refuses a step.
         """
-        if getattr(self._cp.cuda.runtime, "is_hip", False):
-            raise LaunchError("GPU: CuPy captures no graphs on HIP. Steps are launched one by one.")
-        stream.begin_capture()
-        try:
-            work()
-            graph = stream.end_capture()
-        except RuntimeError as err:  # CUDARuntimeError, CUDADriverError
-            with contextlib.suppress(RuntimeError):  # the capture has to end, whatever became of it
-                stream.end_capture()
-            raise LaunchError(f"GPU: the driver captured no graph ({err}). Steps are launched one by one.") from err
-        return graph
+        return captured(self._cp, stream, work)
 
     def replay(self, graph: Graph, stream: Stream) -> None:
         """Run a graph in a stream."""

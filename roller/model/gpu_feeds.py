@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from roller.backends.cpu.launcher import Slot
+from roller.core.dtypes import storage_dtype
 from roller.errors import LaunchError
+from roller.graph.steps import Program
 from roller.model.feeds import Feeds
 from roller.model.gpu_device import Device
-from roller.model.steps import Program
 
 
 class GpuFeeds(Feeds):
@@ -66,8 +67,8 @@ class GpuFeeds(Feeds):
 
     def _check(self, array: Any, slot: Slot, where: str) -> None:
         dtype = self._names[slot.name]
-        stored = "uint16" if dtype == "bfloat16" else dtype
+        bits = str(storage_dtype(dtype))
         got = str(getattr(array, "dtype", type(array).__name__)).removeprefix("torch.")
         shape = tuple(getattr(array, "shape", ()))
-        if got not in (dtype, stored) or shape != slot.shape:
+        if got not in (dtype, bits) or shape != slot.shape:
             raise LaunchError(f"{where}: expected {dtype} of shape {slot.shape}, got {got} of {shape}. Convert it.")

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from roller.artifact import KernelArtifact
-from roller.backends.periodic import storage_dtype
+from roller.core.dtypes import storage_dtype
 from roller.errors import LaunchError, ModelError
+from roller.graph.plan import ARENA, CONSTANT, INPUT, OUTPUT, Plan
+from roller.graph.steps import Call, Copy, Foreign, Run, Step, Together
 from roller.model.foreign import run_foreign
 from roller.model.gpu_device import Device, Event, Kernel, Memory, Packed, Stream
+from roller.model.horizontal import pack_key, runs_of_pack
 from roller.model.library import FUNCTIONS
-from roller.model.packs import pack_key, runs_of_pack
-from roller.model.plan import ARENA, CONSTANT, INPUT, OUTPUT, Plan
-from roller.model.steps import Call, Copy, Foreign, Run, Step, Together
 
 #: Puts the work of a step into a stream.
 Work = Callable[[Stream], None]
@@ -43,7 +43,7 @@ class Loaded:
     panels
         Memory by name of the argument, for every kernel and the constants it packs.
     packs
-        Kernels of several steps, by :func:`roller.model.packs.pack_key`.
+        Kernels of several steps, by :func:`roller.model.horizontal.pack_key`.
     """
 
     plan: Plan

@@ -7,28 +7,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from roller.artifact import KernelArtifact
+from roller.backends.build import build, built_packs
 from roller.backends.cpu.launcher import Slot
-from roller.display import one_line
-from roller.errors import ArtifactError, ModelError
+from roller.core.display import one_line
+from roller.core.validation import path as path_of
+from roller.errors import ArtifactError, LaunchError, ModelError, shown
+from roller.graph.plan import CONSTANT, Plan
+from roller.graph.steps import Call, Copy, Foreign, Run, Together, reads
+from roller.horizontal import HorizontalKernel
 from roller.model.calls import ModelCalls, ends_of
 from roller.model.constants import constant_of, steps_of
-from roller.model.gpu_device import Device, Memory, Stream
+from roller.model.gpu_bundle import Expected, ModelBundle, write_bundle
+from roller.model.gpu_device import Device, Memory, Stream, open_device
 from roller.model.gpu_feeds import GpuFeeds
 from roller.model.gpu_frame import Frame, Loaded, PanelKey, nbytes_of, panel_key
-from roller.model.packs import check_packs, pack_key, packs_of
-from roller.model.plan import CONSTANT, Plan
-from roller.model.steps import Call, Copy, Foreign, Run, Together, reads
-from roller.packed import PackedKernel
-from roller.validation import path as path_of
-
-if TYPE_CHECKING:
-    from roller.model.gpu_bundle import Expected
-    from roller.model.profile import Profile
+from roller.model.horizontal import check_packs, pack_key, packs_of
+from roller.targets import target_of_language
 
 
 class GpuSession(ModelCalls):
@@ -59,9 +58,12 @@ class GpuSession(ModelCalls):
         Where a kernel is missing or does not fit the values of its step.
     """
 
+    waits_for_device = True
+
     def __init__(
         self, plan: Plan, artifacts: Mapping[str, KernelArtifact], device: Device, *, graphs: bool = True,
-        packs: Mapping[str, PackedKernel] | None = None, built_for: str = "", target: Mapping[str, str] | None = None,
+        packs: Mapping[str, HorizontalKernel] | None = None, built_for: str = "",
+        target: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         self.plan, self._device, self._graphs = plan, device, graphs
         self._built_for, self._target = built_for, target
@@ -156,14 +158,14 @@ class GpuSession(ModelCalls):
                 frame.capture()
             return frame
 
-    def profile(self, feeds: Mapping[str, Any] | None = None, *, repeats: int = 20) -> Profile:
-        """Time every step, launched one by one; see :meth:`ModelCalls.profile`."""
-        from roller.model.profile import profile_gpu
-
-        return profile_gpu(self, feeds, repeats)
+    @property
+    def said(self) -> dict[str, tuple[float | None, str]]:
+        """Predicted seconds and bottleneck by kernel key."""
+        return {key: (a.estimate.get("seconds"), str(a.estimate.get("bottleneck", "")))
+                for key, a in self.artifacts.items()}  # fmt: skip
 
     def time_steps(self, feeds: Mapping[str, Any], count: int) -> dict[int, float]:
-        """Return the median seconds of every step, those of lanes too, by its ``id``."""
+        """Return the median seconds of every step, launched one by one; see :meth:`ModelCalls.time_steps`."""
         with self._device.entered() as caller:
             frame = self._filled(self.feeds.named(feeds), caller)
             found = frame.profile(count)
@@ -185,8 +187,6 @@ class GpuSession(ModelCalls):
         ArtifactError
             Where the folder holds something or cannot be written.
         """
-        from roller.model.gpu_bundle import write_bundle
-
         place = path_of(folder, "folder", error=ArtifactError)
         said = self._device.properties()
         target = {"arch": said["arch"]} if self._target is None else self._target
@@ -242,3 +242,40 @@ class GpuSession(ModelCalls):
         memory = self._device.allocate(array.nbytes)
         self._device.upload(memory.ptr, array, stream)
         return memory
+
+
+def load_bundle(folder: Path, device: str | Device | None = None, *, plain: bool = False) -> GpuSession:
+    """Return a bundle's model, ready to run on a GPU of this machine; kernels without an image are built.
+
+    Parameters
+    ----------
+    folder
+        The bundle.
+    device
+        ``"cuda:N"``, ``"rocm:N"`` or ``"emulated"``, or an open one; number 0 of the kernels' kind by default.
+    plain
+        Whether to run the plan without packs, where there is one.
+
+    Raises
+    ------
+    ArtifactError
+        Where the bundle is damaged.
+    LaunchError
+        Where there is no such device, or it is of another architecture than the kernels.
+    BuildError
+        Where a kernel has to be built, and there is no toolchain.
+    """
+    bundle = ModelBundle(folder)
+    if device is None:
+        language = bundle.manifest["target"].get("language", "cuda")  # what a bundle is that says none
+        device = target_of_language(language, str(folder), ArtifactError).first_device
+    if not (isinstance(device, str) or hasattr(device, "properties")):
+        raise LaunchError(f"device: expected a name such as 'cuda:0', or an open device, got {shown(device)}.")
+    opened = open_device(device, bundle.arch) if isinstance(device, str) else device
+    bundle.check_device(opened.properties())
+    chosen = (bundle.plain() if plain else None) or bundle.plan()
+    artifacts, packs = bundle.artifacts(), bundle.packs()
+    if opened.needs_images:
+        artifacts = {k: a if a.binary is not None else build(a) for k, a in artifacts.items()}
+        packs = built_packs(packs)
+    return GpuSession(chosen, artifacts, opened, packs=packs, built_for=bundle.device, target=bundle.manifest["target"])

@@ -13,9 +13,9 @@ import numpy as np
 
 from roller.backends.cpu.launcher import readable
 from roller.errors import LaunchError
+from roller.graph.steps import Call
 from roller.model.binding import Bound, BoundCall, BoundCopy, BoundRun, BoundTogether, Operand
 from roller.model.foreign import run_foreign
-from roller.model.steps import Call
 
 #: Maps an operand to its array in this call.
 Memory: TypeAlias = Callable[[Operand], np.ndarray]

@@ -15,8 +15,10 @@ import numpy as np
 from roller.artifact import Argument, KernelArtifact, Launch
 from roller.backends.cpu.features import check_features
 from roller.backends.cpu.launcher import runtime
+from roller.core.dtypes import storage_dtype
+from roller.core.scratch import scratch_folder
 from roller.errors import ArtifactError, LaunchError
-from roller.scratch import scratch_folder
+from roller.targets import target_of_language
 
 #: Prefix of the symbol of a function in a library of TVM.
 _SYMBOL = "__tvm_ffi_"
@@ -71,7 +73,7 @@ class KernelCode:
     tasks
         Of every parallel loop of a call, in the order they run; empty where that is not known.
     features
-        What the processor must have; see :mod:`roller.processor`.
+        What the processor must have; see :mod:`roller.core.processor`.
     seconds, bottleneck
         Predicted.
     """
@@ -97,7 +99,8 @@ class KernelCode:
         LaunchError
             Where it is no kernel of a CPU.
         """
-        if artifact.language != "llvm" or len(artifact.launches) != 1:
+        target = target_of_language(artifact.language, artifact.expression.name, LaunchError)
+        if target.kind.discrete or len(artifact.launches) != 1:
             raise LaunchError(
                 f"{artifact.expression.name}: expected a CPU kernel, got one of language '{artifact.language}'. "
                 "Compile the model for device='cpu' to run it here."
@@ -247,11 +250,6 @@ def _redirect(library: ctypes.CDLL, launch: int) -> None:
         return
 
 
-def storage(dtype: str) -> np.dtype[Any]:
-    """Return the dtype a kernel takes: bfloat16 as its bits."""
-    return np.dtype(np.uint16 if dtype == "bfloat16" else dtype)
-
-
 def aligned(nbytes: int) -> np.ndarray:
     """Return bytes that start at a cache line; many of them lie in huge pages where the system has those.
 
@@ -286,7 +284,7 @@ def as_taken(array: np.ndarray, taken: Taken, where: str) -> np.ndarray:
     ArtifactError
         Where it holds another number of bytes.
     """
-    dtype = storage(taken.dtype)
+    dtype = storage_dtype(taken.dtype)
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     if flat.nbytes != dtype.itemsize * int(np.prod(taken.shape, dtype=np.int64)):
         raise ArtifactError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from roller.backends.dtypes import numpy_dtype
+from roller.core.dtypes import numpy_dtype
 from roller.model import sampling
 
 Function: TypeAlias = Callable[[Any, Sequence[Any], Mapping[str, Any]], tuple[Any, ...]]

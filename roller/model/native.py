@@ -10,12 +10,12 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from roller.errors import LaunchError
+from roller.graph.plan import ARENA, INPUT
+from roller.graph.task_counts import cut
 from roller.model.binding import Bound, BoundCall, BoundCopy, BoundRun, BoundTogether, Operand
-from roller.model.cuts import cut
 from roller.model.frames import Frame
 from roller.model.interpreter import call, interpret
 from roller.model.placed import Placed
-from roller.model.plan import ARENA, INPUT
 from roller.model.runner import FrameStruct, Runner
 
 #: Layouts of runner.c.

@@ -10,11 +10,11 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from roller.c_compiler import need_compiler
+from roller.core.c_compiler import need_compiler
+from roller.core.files import whole_file
+from roller.core.scratch import scratch_folder
 from roller.errors import BuildError
-from roller.files import whole_file
 from roller.runtime.cache_location import cache_folder
-from roller.scratch import scratch_folder
 
 _FLAGS = ("-O2", "-shared", "-fPIC", "-pthread")
 

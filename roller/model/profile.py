@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from roller.display import html_table, one_line, seconds_text
+from roller.core.display import html_table, one_line, seconds_text
+from roller.core.validation import whole_number
 from roller.errors import LaunchError, counted, shown
+from roller.graph.plan import Plan
+from roller.graph.steps import Call, Copy, Foreign, Run, Step, Together, Value, runs_of
 from roller.model.binding import Bound, BoundTogether
-from roller.model.calls import ModelCalls
-from roller.model.packs import pack_name, packs_of, runs_of_pack
-from roller.model.steps import Call, Copy, Foreign, Run, Step, Together, Value
-from roller.validation import whole_number
-
-if TYPE_CHECKING:
-    from roller.model.gpu_runner import GpuSession
-    from roller.model.session import Session
+from roller.model.horizontal import pack_name, packs_of, runs_of_pack
+from roller.runtime.clock import Clock, TrustingClock, system_clock
+from roller.runtime.disturbance import Disturbance
+from roller.runtime.timing import measure
+from roller.runtime.windows import Timing
 
 #: Predicted seconds (``None``: nothing was predicted) and bottleneck by kernel key.
 Said: TypeAlias = "Mapping[str, tuple[float | None, str]]"
+#: Seconds that whole calls, and calls with every step timed, take at least, and samples that are enough of either.
+_TIMED_S, _ENOUGH = 0.3, 100
+#: Calls with every step timed before those that count.
+_WARMUPS = 2
 
 
 @dataclass(frozen=True)
@@ -79,12 +84,14 @@ class Profile:
         Of the model.
     steps
         In the order they run.
-    measured_s
-        Median seconds of whole calls, as a caller sees them.
+    measured_s, best_s
+        Median and least seconds of whole calls, as a caller sees them: no step of them is timed.
     predicted_s
         Sum of the predictions; of lanes that run at the same time the longest.
     repeats
-        Calls that were timed.
+        Whole calls that were timed; the steps are timed in others.
+    doubt
+        What disturbed them, in one sentence; empty where nothing did.
     """
 
     name: str
@@ -92,6 +99,8 @@ class Profile:
     measured_s: float
     predicted_s: float
     repeats: int
+    best_s: float = 0.0
+    doubt: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready data."""
@@ -120,61 +129,84 @@ class Profile:
         return "\n".join(lines)
 
 
-def profile_session(session: Session, feeds: Mapping[str, Any] | None, repeats: int, warmups: int = 2) -> Profile:
-    """Time every step of a session.
+class Profiled(Protocol):
+    """What is timed: a session, whatever runs it."""
 
-    Parameters
-    ----------
-    session
-        With the native runner.
-    feeds
-        Arrays by name; random ones when ``None``.
-    repeats, warmups
-        Calls that are timed, and calls before them that are not.
+    @property
+    def name(self) -> str:
+        """Of the model."""
 
-    Raises
-    ------
-    LaunchError
-        Where ``repeats`` is not positive, or a feed does not fit.
-    """
-    given = _given(session, feeds, repeats)
-    totals, taken = [], list[dict[int, float]]()
-    for n in range(warmups + repeats):
-        seconds: dict[int, float] = {}
-        start = time.perf_counter()
-        session.run_timed(given, seconds)
-        if n >= warmups:
-            totals.append(time.perf_counter() - start)
-            taken.append(seconds)
-    medians = {key: statistics.median(s[key] for s in taken) for key in taken[0]}
-    said = {key: (k.code.seconds or None, k.code.bottleneck) for key, k in session.kernels.items()}
-    measured = dict(_measured(session.plan.program.steps, session.steps, medians))
-    return _profile(session, measured, totals, said)
+    @property
+    def plan(self) -> Plan:
+        """Steps and places."""
+
+    @property
+    def waits_for_device(self) -> bool:
+        """Whether a caller sleeps until another device is done."""
+
+    @property
+    def said(self) -> Said:
+        """What was predicted of its kernels."""
+
+    def run(self, *arguments: Any) -> Any:
+        """Run on arrays by name."""
+
+    def time_steps(self, feeds: Mapping[str, Any], count: int) -> Mapping[int, float]:
+        """Return the median seconds of every step by its ``id``."""
 
 
-def profile_gpu(session: GpuSession, feeds: Mapping[str, Any] | None, repeats: int, warmups: int = 2) -> Profile:
-    """Time every step of a model on a GPU, launched one by one, and whole calls with their graphs and copies.
-
-    Parameters and exceptions are those of :func:`profile_session`.
-    """
-    given = _given(session, feeds, repeats)
-    totals = []
-    for n in range(warmups + repeats):
-        start = time.perf_counter()
-        session.run(given)
-        if n >= warmups:
-            totals.append(time.perf_counter() - start)
-    said = {key: (a.estimate.get("seconds"), str(a.estimate.get("bottleneck", "")))
-            for key, a in session.artifacts.items()}  # fmt: skip
-    return _profile(session, session.time_steps(given, repeats), totals, said)
-
-
-def _given(session: ModelCalls, feeds: Mapping[str, Any] | None, repeats: int) -> Mapping[str, Any]:
+def profiled(session: Profiled, feeds: Mapping[str, Any] | None, repeats: int) -> Profile:
+    """Time every step of a session, and whole calls; see :meth:`roller.model.calls.ModelCalls.profile`."""
     whole_number(repeats, f"{session.name}: argument 'repeats'", 1, expected="at least 1", error=LaunchError)
     if not (feeds is None or isinstance(feeds, Mapping)):
         raise LaunchError(f"{session.name}: argument 'feeds': expected arrays by name, got {shown(feeds)}.")
-    program = session.plan.program
-    return random_feeds([program.values[n] for n in program.inputs]) if feeds is None else feeds
+    plan, program = session.plan, session.plan.program
+    given = random_feeds([program.values[n] for n in program.inputs]) if feeds is None else feeds
+    whole, measured = time_calls(session, given, repeats), session.time_steps(given, repeats)
+    estimates = {key: (plan.predicted_s.get(key, seconds), bound) for key, (seconds, bound) in session.said.items()}
+    estimates |= {pack_name(p): (plan.predicted_s.get(pack_name(p)), "") for p in packs_of(program.steps)}
+    steps = tuple(_steps(program.steps, measured, estimates, distinct_labels(runs_of(program.steps))))
+    calls = whole.samples * whole.calls
+    predicted = _predicted(program.steps, estimates)
+    return Profile(session.name, steps, whole.median_s, predicted, calls, whole.best_s, whole.doubt)
+
+
+def time_bound_steps(
+    steps: Sequence[Step], bound: Sequence[Bound], run: Callable[[dict[int, float]], object], count: int
+) -> dict[int, float]:
+    """Return the median seconds of every step, those of lanes too, by its ``id``.
+
+    Parameters
+    ----------
+    steps, bound
+        Of the plan, and as they are bound to their memory.
+    run
+        Runs all of them, and notes what each took by the ``id`` of its bound step.
+    count
+        Calls at least; a few more come before them.
+    """
+    taken, end = list[dict[int, float]](), time.perf_counter() + _TIMED_S
+    while len(taken) < _WARMUPS + count or (len(taken) < _ENOUGH and time.perf_counter() < end):
+        taken.append({})
+        run(taken[-1])
+    taken = taken[_WARMUPS:]
+    return dict(_measured(steps, bound, {key: statistics.median(s[key] for s in taken) for key in taken[0]}))
+
+
+def time_calls(session: Profiled, feeds: Mapping[str, Any], repeats: int) -> Timing:
+    """Time whole calls: so many samples at least, each of several calls where these are short, more if time allows.
+
+    The ``doubt`` names what disturbed them, where something did.
+    """
+    # The clock of this machine takes the sleep of a caller that waits for a GPU for seconds others had.
+    clock: Clock = TrustingClock() if session.waits_for_device else system_clock()
+    before = clock.load()
+    try:
+        found = measure(lambda: session.run(feeds), budget_s=_TIMED_S, min_samples=repeats,
+                        max_samples=max(repeats, _ENOUGH), clock=clock)  # fmt: skip
+    finally:
+        clock.release()
+    return replace(found, doubt=found.doubt and str(Disturbance.between(before, clock.load())))
 
 
 def _measured(
@@ -188,13 +220,18 @@ def _measured(
                 yield from _measured(lane, bounds, medians)
 
 
-def _profile(session: ModelCalls, measured: Mapping[int, float], totals: Sequence[float], said: Said) -> Profile:
-    plan = session.plan
-    estimates = {key: (plan.predicted_s.get(key, seconds), bound) for key, (seconds, bound) in said.items()}
-    estimates |= {pack_name(p): (plan.predicted_s.get(pack_name(p)), "") for p in packs_of(plan.program.steps)}
-    predicted = _predicted(plan.program.steps, estimates)
-    steps = tuple(_steps(plan.program.steps, measured, estimates))
-    return Profile(session.name, steps, statistics.median(totals), predicted, len(totals))
+def distinct_labels(runs: Iterable[Run]) -> dict[tuple[str, ...], str]:
+    """Return the label of every run by what it writes; where a node is several runs, with what that is.
+
+    Examples
+    --------
+    >>> runs = [Run("gru", "a", (), ("h1",)), Run("gru", "b", (), ("y",)), Run("relu", "c", (), ("z",))]
+    >>> list(distinct_labels(runs).values())
+    ['gru -> h1', 'gru -> y', 'relu']
+    """
+    every = list(runs)
+    counts = Counter(run.label for run in every)
+    return {r.outputs: r.label if counts[r.label] == 1 else f"{r.label} -> {', '.join(r.outputs)}" for r in every}
 
 
 def random_feeds(values: Sequence[Value], seed: int = 0) -> dict[str, np.ndarray]:
@@ -202,7 +239,7 @@ def random_feeds(values: Sequence[Value], seed: int = 0) -> dict[str, np.ndarray
 
     (Integers are mostly indices, of which 0 is always one.)
     """
-    from roller.backends.dtypes import numpy_dtype
+    from roller.core.dtypes import numpy_dtype
 
     rng = np.random.default_rng(seed)
     found = {}
@@ -214,20 +251,23 @@ def random_feeds(values: Sequence[Value], seed: int = 0) -> dict[str, np.ndarray
 
 
 def _steps(
-    steps: Sequence[Step], measured: Mapping[int, float], said: Said, lane: int | None = None
-) -> Iterator[StepTime]:
+    steps: Sequence[Step], measured: Mapping[int, float], said: Said, labels: Mapping[tuple[str, ...], str],
+    lane: int | None = None,
+) -> Iterator[StepTime]:  # fmt: skip
     """Yield the rows of steps; those of lanes follow their ``together``."""
     total = sum(measured.get(id(s), 0.0) for s in steps) or 1.0
     for step in steps:
         seconds = measured.get(id(step), 0.0)
         label, kind, kernel, nodes = _described(step)
+        if isinstance(step, Run):
+            label = labels[step.outputs]
         bottleneck = "memory" if isinstance(step, Copy) else said.get(kernel, (None, ""))[1]
         yield StepTime(
             label, kind, kernel, nodes, _predicted_of(step, said), seconds, seconds / total, bottleneck, lane
         )
         if isinstance(step, Together) and not step.packed:  # what shares a launch has no time of its own
             for number, inner in enumerate(step.lanes):
-                yield from _steps(inner, measured, said, number)
+                yield from _steps(inner, measured, said, labels, number)
 
 
 def _described(step: Step) -> tuple[str, str, str, tuple[str, ...]]:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from roller.backends.cpu.launcher import runtime_of_pools
+from roller.core.scratch import scratch_folder
 from roller.errors import LaunchError
 from roller.model.native_build import compile_library, kept_library
-from roller.scratch import scratch_folder
 
 SOURCE, POOL = (Path(__file__).with_name(name) for name in ("runner.c", "pool.h"))
 #: Bytes of the header of TVM's objects, after which an error has its kind and its message.

@@ -5,33 +5,31 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from roller.artifact import KernelArtifact
 from roller.backends.cpu import threads
 from roller.backends.cpu.launcher import runtime_of_pools
-from roller.display import one_line
+from roller.core.display import one_line
+from roller.core.validation import whole_number
 from roller.errors import LaunchError, ModelError
+from roller.graph.plan import Plan
 from roller.model.binding import Bound, bind, wakes_threads
 from roller.model.calls import ModelCalls, ends_of
-from roller.model.constants import Constants, prepare, without_constants
+from roller.model.constants import prepare, without_constants
 from roller.model.feeds import Feeds
 from roller.model.frames import Frame
-from roller.model.kernels import KernelCode, LoadedKernel, load_kernel
+from roller.model.kernels import KernelCode, load_kernel
 from roller.model.native import NativeFrame, tables
 from roller.model.placed import Placed
-from roller.model.plan import Plan
-from roller.model.runner import Runner, build_runner, load_runner
-from roller.validation import whole_number
-
-if TYPE_CHECKING:
-    from roller.model.profile import Profile
+from roller.model.runner import build_runner, load_runner
+from roller.model.saving import Saved
 
 
-def checked_threads(threads: object, kind: str) -> int:
-    """Return a number of threads for a session of a ``"cpu"`` or a ``"gpu"``.
+def checked_threads(threads: object, discrete: bool) -> int:
+    """Return a number of threads for a session of this processor, or of a ``discrete`` device.
 
     Raises
     ------
@@ -39,7 +37,7 @@ def checked_threads(threads: object, kind: str) -> int:
         Where it is no positive number, or the session is one of a GPU, whose calls need none.
     """
     count = whole_number(threads, "threads", 1, expected="a whole number of at least 1", error=LaunchError)
-    if kind != "cpu":
+    if discrete:
         raise LaunchError("threads: expected none for a model of a GPU, whose calls use no threads. Leave it out.")
     return count
 
@@ -52,7 +50,7 @@ class Session(ModelCalls):
     Parameters
     ----------
     plan
-        See :func:`roller.model.memory.plan`; with all constants of its program.
+        See :func:`roller.graph.memory.plan`; with all constants of its program.
     artifacts
         A CPU kernel by every key the plan's steps name.
     cores
@@ -89,43 +87,28 @@ class Session(ModelCalls):
             runner.use_threads(cores)
         else:
             threads.ready(cores, runtime_of_pools)
-        self._start(plan, kernels, prepare(plan, kernels, consume), cores, runner, artifacts)
+        self._start(Saved(plan, kernels, prepare(plan, kernels, consume), cores, runner, artifacts))
 
     @classmethod
-    def restored(
-        cls,
-        plan: Plan,
-        kernels: Mapping[str, LoadedKernel],
-        constants: Constants,
-        cores: int,
-        runner: Runner | None,
-        artifacts: Mapping[str, KernelArtifact],
-    ) -> Session:
+    def restored(cls, parts: Saved) -> Session:
         """Return a session whose kernels are loaded and whose constants are packed."""
         session = cls.__new__(cls)
-        session._start(plan, kernels, constants, cores, runner, artifacts)
+        session._start(parts)
         return session
 
-    def _start(
-        self,
-        plan: Plan,
-        kernels: Mapping[str, LoadedKernel],
-        constants: Constants,
-        cores: int,
-        runner: Runner | None,
-        artifacts: Mapping[str, KernelArtifact],
-    ) -> None:
+    def _start(self, parts: Saved) -> None:
+        plan, cores = parts.plan, parts.cores
         if cores < 1:
             raise ModelError(f"{plan.program.name}: cores: expected at least 1, got {cores}.")
         #: The plan; its program holds no constants, since those that are packed are read in that form only.
         self.plan = without_constants(plan)
         self.cores = cores
-        self.kernels, self.constants = kernels, constants
+        self.kernels, self.constants = parts.kernels, parts.constants
         #: Kernels by key, with their programs, estimates and sources; empty where a model was saved without.
-        self.artifacts = artifacts
+        self.artifacts = parts.artifacts
         self._feeds = Feeds(plan.program)
-        self.runner = runner
-        self._begin(bind(plan, kernels, constants))
+        self.runner = parts.runner
+        self._begin(bind(plan, parts.kernels, parts.constants))
 
     def _begin(self, steps: tuple[Bound, ...]) -> None:
         #: The plan's steps with their kernels and memory.
@@ -144,11 +127,16 @@ class Session(ModelCalls):
         """Checks what callers pass; see :class:`ModelCalls`."""
         return self._feeds
 
-    def profile(self, feeds: Mapping[str, Any] | None = None, *, repeats: int = 20) -> Profile:
-        """Time every step; see :meth:`ModelCalls.profile`."""
-        from roller.model.profile import profile_session
+    @property
+    def said(self) -> dict[str, tuple[float | None, str]]:
+        """Predicted seconds and bottleneck by kernel key."""
+        return {key: (k.code.seconds or None, k.code.bottleneck) for key, k in self.kernels.items()}
 
-        return profile_session(self, feeds, repeats)
+    def time_steps(self, feeds: Mapping[str, Any], count: int) -> dict[int, float]:
+        """Return the median seconds of every step; see :meth:`ModelCalls.time_steps`."""
+        from roller.model.profile import time_bound_steps
+
+        return time_bound_steps(self.plan.program.steps, self.steps, lambda s: self.run_timed(feeds, s), count)
 
     def run_timed(self, feeds: Mapping[str, Any], seconds: dict[int, float]) -> dict[str, np.ndarray]:
         """Run as :meth:`run` does, and note what every step takes by the ``id`` of its bound step."""
@@ -204,9 +192,8 @@ class Session(ModelCalls):
         ArtifactError
             Where the folder holds something or cannot be written.
         """
-        from roller.model.saved import save_session
-
-        return save_session(self, folder, sources=sources)
+        parts = Saved(self.plan, self.kernels, self.constants, self.cores, self.runner, self.artifacts)
+        return parts.save(folder, sources=sources)
 
     def _frame(self) -> Frame:
         if self.runner is None:

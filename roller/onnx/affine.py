@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from roller.core.dtypes import FLOATS
+from roller.graph.nodes import Node
 from roller.onnx.draft import Draft
-from roller.onnx.graph import Node
 
-_FLOATS = ("float64", "float32", "float16", "bfloat16")
 #: Weights that other nodes read too are scaled into a copy only up to here.
 _COPY_BYTES = 1 << 26
 
@@ -79,7 +79,7 @@ def _outputs(item: Node | Affine) -> tuple[str, ...]:
 
 def _affine(draft: Draft, node: Node) -> Affine | None:
     """Return a node as a scale and a shift of one of its inputs, ``None`` where it is none."""
-    if node.domain or not any(node.outputs[:1]) or draft.values[node.outputs[0]].dtype not in _FLOATS:
+    if node.domain or not any(node.outputs[:1]) or draft.values[node.outputs[0]].dtype not in FLOATS:
         return None
     if node.op == "BatchNormalization":
         return _normalisation(draft, node)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roller.display import one_line
+from roller.core.display import one_line
 from roller.model.bundle_run import relative_error
 from roller.model.gpu_bundle import TOLERANCE
 from roller.onnx.compiled_model import CompiledModel
@@ -19,7 +19,14 @@ if TYPE_CHECKING:
     import onnx
 
 #: Largest error by dtype of an output, relative to its largest magnitude; integers of more than 8 bits must be equal.
-TOLERANCES = {"float16": 2e-2, "bfloat16": 1e-1, "float32": TOLERANCE, "float64": TOLERANCE}
+TOLERANCES = {
+    "float16": 2e-2,
+    "bfloat16": 1e-1,
+    "float8_e4m3fn": 0.25,
+    "float8_e5m2": 0.5,
+    "float32": TOLERANCE,
+    "float64": TOLERANCE,
+}
 
 
 @dataclass(frozen=True)

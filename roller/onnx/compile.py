@@ -17,38 +17,36 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from roller.arguments import target_of
 from roller.artifact import KernelArtifact
-from roller.construction.options import ConstructOptions
+from roller.batch.compile import compile_kernels
+from roller.batch.executors import Workers, crew_of
+from roller.batch.horizontal import packs_for, planned
+from roller.batch.horizontal_prices import packable
+from roller.batch.jobs import Settings, Target, builds, construct
+from roller.batch.predictions import Predictions
+from roller.batch.progress import OnProgress, shown, silent, told_on_interrupt
 from roller.errors import RollerWarning
+from roller.graph.coschedule import coscheduled
+from roller.graph.layouts import laid_out
+from roller.graph.steps import Program
+from roller.graph.weights import passing_bytes
 from roller.hardware import DeviceSpec
-from roller.hardware.detect import is_this_machine
+from roller.hardware.detect import check_units, is_this_machine
 from roller.model.constants import steps_of
 from roller.model.foreign import need_runtimes
 from roller.model.session import Session, checked_threads
-from roller.model.steps import Program
-from roller.model.weights import passing_bytes
-from roller.onnx.batch import compile_kernels
 from roller.onnx.compiled_model import CompiledModel, uses_of
-from roller.onnx.coschedule import coscheduled
-from roller.onnx.executors import Crew, crew_of
 from roller.onnx.given import arrays_of, batch_of, fallback_of, folder_of, shapes_of
-from roller.onnx.jobs import Settings, Target, builds, construct
-from roller.onnx.layouts import laid_out
 from roller.onnx.options import TOP_K, ModelOptions
-from roller.onnx.packed import packs_for, planned
-from roller.onnx.packing import packable
-from roller.onnx.predictions import Predictions
 from roller.onnx.program_note import ProgramNote
-from roller.onnx.progress import OnProgress, shown, silent, told_on_interrupt
 from roller.runtime.cache import KernelCache
+from roller.targets import target_for
+from roller.templates.common.options import ConstructOptions
 
 if TYPE_CHECKING:
     import onnx
 
+    from roller.graph.nodes import Graph
     from roller.model.gpu_runner import GpuSession
-    from roller.onnx.graph import Graph
-
-#: What the first byte of a value within another one is a multiple of on a GPU: its widest access.
-_ALIGN_BYTES = {"cpu": 1, "gpu": 16}
 
 
 def compile_model(
@@ -74,6 +72,7 @@ def compile_model(
     prove: bool = False,
     prove_s: float | None = None,
     remeasure: bool = False,
+    experimental: Sequence[str] = (),
 ) -> Session | GpuSession | CompiledModel:
     """Compile an ONNX model: every distinct kernel once, or from the cache.
 
@@ -111,7 +110,7 @@ def compile_model(
         Whether kernels come from the cache and go to it.
     progress
         ``True`` for a bar on standard error, ``False`` for none, ``None`` for one where that is a terminal; or a
-        function that takes :class:`roller.onnx.progress.Progress`.
+        function that takes :class:`roller.batch.progress.Progress`.
     side_by_side
         Whether small independent kernels may run at the same time, each on a share of the device, where that is
         predicted to be faster.
@@ -122,6 +121,9 @@ def compile_model(
         Seconds for that, all kernels together, now; 120 by default. 0 for no proofs, not when it is saved either.
     remeasure
         As for :func:`roller.compile`, for every kernel.
+    experimental
+        Mechanisms that no device has shown to gain yet, by name. ``"packs"``: small independent kernels for a GPU
+        become one launch, by editing their source text, where that is predicted to be faster.
 
     Returns
     -------
@@ -149,7 +151,7 @@ def compile_model(
 
     how = ModelOptions(
         top_k, options, budget_s, executor, scheduler, workers, cache, progress, deterministic, side_by_side, prove,
-        prove_s, remeasure, threads,
+        prove_s, remeasure, threads, experimental,
     )  # fmt: skip
     made = compile_partitioned(program, device, how)
     return made.session(consume=True) if made.runs_here else made
@@ -212,17 +214,18 @@ def compile_partitioned(
         As :func:`compile_model`, before the function is asked where an argument is wrong.
     """
     how = how or ModelOptions()
-    settings = how.settings()
+    settings, packs = how.settings(), how.packs
     target, crew = hire(device, how.executor, how.scheduler, how.workers)
     if how.threads is not None:
-        settings = settings.on_threads(checked_threads(how.threads, target.spec.kind))
+        settings = settings.on_threads(checked_threads(how.threads, target.spec.traits.discrete))
     kept = KernelCache() if how.cache else None
     try:
         with shown(how.progress) as show, told_on_interrupt(show, kept=kept is not None) as told:
             taken = program() if callable(program) else program
             if target.here:
                 need_runtimes(steps_of(taken.steps))
-            made = compile_program(taken, target, settings, crew, kept, progress=told, side_by_side=how.side_by_side)
+            made = compile_program(taken, target, settings, crew, kept, progress=told,
+                                   side_by_side=how.side_by_side, packs=packs)  # fmt: skip
     finally:
         crew.close()
     if target.judged:
@@ -232,7 +235,7 @@ def compile_partitioned(
         with shown(how.progress) as show, contextlib.closing(hire(device, None, None, how.workers)[1]) as crew:
             return compile_program(
                 taken, target, replace(settings, prove_s=prove_s), crew, kept, progress=show,
-                side_by_side=how.side_by_side, given=made.artifacts,
+                side_by_side=how.side_by_side, packs=packs, given=made.artifacts,
             )  # fmt: skip
 
     return replace(made, unproved_s=how.prove_saved_s, again=again)
@@ -243,27 +246,30 @@ def hire(
     executor: concurrent.futures.Executor | None = None,
     scheduler: Any = None,
     workers: int | None = None,
-) -> tuple[Target, Crew]:
+) -> tuple[Target, Workers]:
     """Return what kernels are compiled for, and who compiles them."""
     spec, handle = target_of(device)
     here = handle is not None or is_this_machine(spec)
-    crew = crew_of(executor, scheduler, workers, "gpu" if spec.kind == "gpu" else "cpu_slot")
-    language = spec.target.get("language")
+    if here and handle is None:
+        check_units(spec)
+    crew = crew_of(executor, scheduler, workers, spec.traits.resource)
     # A GPU that is not here is judged where the scheduler has one; the worker makes sure that it is the one meant.
-    elsewhere = not here and spec.kind == "gpu" and crew.benches > 0
-    remote = {"cuda": "cuda:0", "hip": "rocm:0"}.get(str(language), "") if elsewhere else ""
-    return Target(spec, here, handle.text if handle is not None else remote, bool(remote)), crew
+    elsewhere = not here and spec.traits.discrete and crew.benches > 0
+    remote = target_for(spec).first_device if elsewhere else ""
+    # Kernel follows kernel in a model, for seconds: at the clock that lasts.
+    return Target(spec.emitted.sustained, here, handle.text if handle is not None else remote, bool(remote)), crew
 
 
 def compile_program(
     program: Program,
     target: Target,
     settings: Settings,
-    crew: Crew,
+    crew: Workers,
     cache: KernelCache | None,
     *,
     progress: OnProgress = silent,
     side_by_side: bool = True,
+    packs: bool = False,
     given: Mapping[str, KernelArtifact] | None = None,
 ) -> CompiledModel:
     """Choose layouts, put small kernels side by side where that is predicted to be faster, compile all, plan memory.
@@ -281,7 +287,7 @@ def compile_program(
     seconds["layouts"], before = time.monotonic() - before, time.monotonic()
     if side_by_side:
         outcome = coscheduled(program, spec, predictions)
-        packing = packable(program, spec, predictions, outcome)
+        packing = packable(program, spec, predictions, outcome) if packs else None
         program = outcome.program
         seconds["coschedule"], before = time.monotonic() - before, time.monotonic()
     both = [program] if packing is None else [program, packing.program]
@@ -292,10 +298,10 @@ def compile_program(
     )  # fmt: skip
     batch.raise_failures(program.name, target.spec.name)
     seconds["kernels"], before = time.monotonic() - before, time.monotonic()
-    packs = None
+    kernels = None
     if packing is not None:
-        packs = packs_for(packing.program, batch.artifacts, target.spec, crew, built=builds(target), cache=cache)
+        kernels = packs_for(packing.program, batch.artifacts, target.spec, crew, built=builds(target), cache=cache)
         seconds["packs"], before = time.monotonic() - before, time.monotonic()
-    made = planned(program, batch.artifacts, spec, packs, _ALIGN_BYTES[target.spec.kind])
+    made = planned(program, batch.artifacts, spec, kernels)
     seconds["plan"] = time.monotonic() - before
     return CompiledModel(made.plan, batch.artifacts, spec, target, batch, seconds, str(laid), made)

@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roller.artifact import KernelArtifact
+from roller.batch.horizontal import Planned
+from roller.batch.jobs import Target
+from roller.batch.outcome import Batch
 from roller.choosing.proving import proved_of
-from roller.display import cut, html_table, one_line, seconds_text
+from roller.core.display import cut, html_table, one_line, seconds_text
+from roller.core.validation import number
+from roller.core.validation import path as path_of
 from roller.errors import ArtifactError, LaunchError, counted
+from roller.graph.plan import Plan
+from roller.graph.steps import Step, runs_of
 from roller.hardware import DeviceSpec
-from roller.model.plan import Plan
 from roller.model.session import Session
-from roller.model.steps import Run, Step, Together
-from roller.onnx.jobs import Target
 from roller.onnx.options import SECONDS
-from roller.onnx.outcome import Batch
-from roller.onnx.packed import Planned
-from roller.runtime.bundle_format import check_target
-from roller.validation import number
-from roller.validation import path as path_of
+from roller.runtime.container import check_target
 
 if TYPE_CHECKING:
     from roller.model.gpu_bundle import Expected
@@ -114,7 +114,7 @@ class CompiledModel:
                 f"{self.plan.program.name}: compiled for '{self.spec.name}', which is no device of this machine. Save "
                 "it, and load the folder (roller.load_model) where the device is; or compile for 'cpu' or 'cuda:0'."
             )
-        if self.spec.kind == "cpu":
+        if not self.spec.traits.discrete:
             return Session(self.plan, self.artifacts, cores=self.spec.units, consume=consume)
         from roller.model.gpu_device import open_device
         from roller.model.gpu_runner import GpuSession
@@ -183,7 +183,7 @@ class CompiledModel:
             Where all candidates of a kernel are wrong.
         """
         target = path_of(folder, "folder", error=ArtifactError)
-        if self.spec.kind != "gpu":
+        if not self.spec.traits.discrete:
             session = self.session()
             assert isinstance(session, Session)
             return session.save(target)
@@ -208,9 +208,16 @@ class CompiledModel:
         one run, ``share_s`` (predicted, of all runs), ``bottleneck``, ``origin``, and what
         was ``proved`` of it.
         """
+        from roller.model.profile import distinct_labels
+
         labels: dict[str, str] = {}
+        told_apart = distinct_labels(runs_of(self.plan.program.steps))
         for run in runs_of(self.plan.program.steps):
-            labels.setdefault(run.kernel, run.label)
+            alone, parted = run.label, told_apart[run.outputs]
+            if run.kernel in self.artifacts and alone != parted:  # a node of several kernels: which one this is
+                axes = " ".join(f"{a.name}={a.extent}" for a in self.artifacts[run.kernel].expression.axes)
+                parted = f"{alone} [{axes}]{parted.removeprefix(alone)}"
+            labels.setdefault(run.kernel, parted)
         uses = uses_of(self.plan.program.steps)
         rows = [
             {
@@ -227,16 +234,6 @@ class CompiledModel:
             for key, a in self.artifacts.items()
         ]
         return tuple(sorted(rows, key=lambda row: (-float(row["share_s"]), str(row["key"]))))
-
-
-def runs_of(steps: Iterable[Step]) -> Iterable[Run]:
-    """Yield every kernel step, those of lanes too."""
-    for step in steps:
-        if isinstance(step, Together):
-            for lane in step.lanes:
-                yield from runs_of(lane)
-        elif isinstance(step, Run):
-            yield step
 
 
 def uses_of(steps: Iterable[Step]) -> Counter[str]:

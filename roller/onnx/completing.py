@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from roller.model.steps import Value
-from roller.onnx.graph import Node
+from roller.graph.nodes import Node
+from roller.graph.steps import Value
 
 Inputs = Sequence[Value | None]
 Constants = Sequence[np.ndarray | None]

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx
 
-from roller.onnx.graph import Node
+from roller.graph.nodes import Node
+from roller.onnx.scope import Scope
 
 if TYPE_CHECKING:
-    from roller.onnx.tracing import Scope, Tracer
+    from roller.onnx.tracing import Tracer
 
 #: Nodes one loop may become (rounds times nodes of its body).
 MAX_UNROLLED = 20_000
@@ -36,7 +37,7 @@ def control(tracer: Tracer, node: onnx.NodeProto, inputs: tuple[str, ...], scope
     """Trace a node that holds bodies; return whether it was one."""
     if not is_control(node):
         return False
-    from roller.onnx.loose import leave
+    from roller.onnx.dynamic_values import leave
 
     rule = _RULES[node.op_type]
     label = tracer.label(node, scope)
@@ -65,8 +66,6 @@ def _body(
     tracer: Tracer, node: onnx.NodeProto, attribute: str, scope: Scope, prefix: str, given: Sequence[str]
 ) -> list[str]:
     """Trace a body whose inputs are ``given`` (names of the whole); return what it returns."""
-    from roller.onnx.tracing import Scope
-
     body = _graph(node, attribute)
     inner = Scope({}, scope, prefix)
     if len(body.input) > len(given):

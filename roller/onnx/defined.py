@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import onnx
 
-from roller.onnx.graph import Node
+from roller.graph.nodes import Node
 from roller.onnx.lowering import has_lowering
+from roller.onnx.scope import Scope
 from roller.onnx.types import element_type, onnx_dtype, tensor_type
 
 if TYPE_CHECKING:
-    from roller.onnx.tracing import Scope, Tracer
+    from roller.onnx.tracing import Tracer
 
 
 def defined(tracer: Tracer, node: onnx.NodeProto, traced: Node, scope: Scope) -> bool:
     """Trace the definition of an operator in its place; return whether there is one and it is needed."""
-    from roller.onnx.tracing import Scope
-
     if has_lowering(traced.domain, traced.op):
         return False
     schema: Any = tracer.inference.schema(traced)

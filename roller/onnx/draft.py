@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from roller.model.steps import Loose, Value
-from roller.onnx.graph import Graph, Node
+from roller.graph.nodes import Graph, Node
+from roller.graph.steps import Loose, Value
 
 
 @dataclass
 class Draft:
-    """A graph that passes change in place; see :class:`~roller.onnx.graph.Graph`."""
+    """A graph that passes change in place; see :class:`~roller.graph.nodes.Graph`."""
 
     name: str
     inputs: tuple[str, ...]
@@ -56,10 +56,7 @@ class Draft:
 
     def constant(self, base: str, array: np.ndarray) -> str:
         """Enter a new constant under a name like ``base``; return that name."""
-        name, count = base, 0
-        while name in self.values:
-            count += 1
-            name = f"{base}/{count}"
+        name = self._fresh(base)
         array = np.asarray(array)
         self.constants[name] = array
         self.values[name] = Value(name, array.shape, array.dtype.name)
@@ -67,11 +64,16 @@ class Draft:
 
     def value(self, base: str, like: Value) -> str:
         """Enter a new value of run time of the type ``like``; return its name."""
+        name = self._fresh(base)
+        self.values[name] = replace(like, name=name)
+        return name
+
+    def _fresh(self, base: str) -> str:
+        """Return a name like ``base`` that no value has."""
         name, count = base, 0
         while name in self.values:
             count += 1
             name = f"{base}/{count}"
-        self.values[name] = replace(like, name=name)
         return name
 
     def known(self, node: Node, position: int) -> np.ndarray | None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from roller.graph.nodes import Node
 from roller.onnx.draft import Draft
-from roller.onnx.graph import Node
 
 #: Bytes of an array that are hashed whole; of a larger one a sample is, and equal samples are compared.
 _WHOLE_BYTES = 1 << 16

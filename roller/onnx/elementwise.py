@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from roller.expr import DTYPE_BYTES, Axis, Bound, Call, Cast, Const, Index, Load, Scalar, Stage, Tensor, axis_index
-from roller.model.steps import Value
+from roller.core.dtypes import DTYPE_BYTES, FLOATS, NARROW_FLOATS
+from roller.expr import Axis, Bound, Call, Cast, Const, Index, Load, Scalar, Stage, Tensor, axis_index
+from roller.graph.steps import Value
 from roller.onnx.lowering import Compute, Site, Unsupported
-
-#: Dtypes that hold fractions, and those that hold whole numbers.
-FLOATS = ("float64", "float32", "float16", "bfloat16")
-INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
+from roller.ops.build import indices
+from roller.ops.rows import axes_over
 
 
 def call(fn: str, *args: Scalar) -> Scalar:
@@ -45,7 +44,7 @@ def axes_of(shape: Sequence[int]) -> tuple[Axis, ...]:
     """
     if 0 in shape:
         raise Unsupported(f"a result of shape {list(shape)} has no elements")
-    return tuple(Axis(f"d{d}", e) for d, e in enumerate(shape))
+    return axes_over(shape)
 
 
 def tensor(value: Value) -> Tensor:
@@ -61,11 +60,6 @@ def tensor(value: Value) -> Tensor:
     if 0 in value.shape:
         raise Unsupported(f"'{value.name}' of shape {list(value.shape)} has no elements")
     return Tensor(value.name, value.shape, value.dtype)
-
-
-def identity(axes: Sequence[Axis]) -> tuple[Index, ...]:
-    """Return the indices that are the axes themselves."""
-    return tuple(axis_index(a.name) for a in axes)
 
 
 def broadcast(value: Value, shape: Sequence[int], axes: Sequence[Axis]) -> Load:
@@ -88,8 +82,8 @@ def scalar_constant(site: Site, position: int) -> int | float | None:
 
 
 def computed(dtype: str) -> str:
-    """Return the dtype that values of ``dtype`` are computed in: float32 for floating point of 16 bits."""
-    return "float32" if dtype in ("float16", "bfloat16") else dtype
+    """Return the dtype that values of ``dtype`` are computed in: float32 for floating point of fewer bits."""
+    return "float32" if dtype in NARROW_FLOATS else dtype
 
 
 def operand(site: Site, position: int, axes: Sequence[Axis]) -> Scalar:
@@ -130,7 +124,7 @@ def pointwise(
         Tables the body reads.
     """
     out = tensor(site.output)
-    stage = Stage(out, axes, identity(axes), body, None, dtype or computed(out.dtype))
+    stage = Stage(out, axes, indices(axes), body, None, dtype or computed(out.dtype))
     return Compute((stage,), constants or {})
 
 

@@ -11,7 +11,7 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 
 from roller.expr import FUNCTIONS
-from roller.model.steps import Value
+from roller.graph.steps import Value
 from roller.onnx.types import onnx_dtype
 
 #: Elements of one folded constant; one that repeats a single element needs no memory.

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roller.backends.periodic import storage_dtype
+from roller.core.dtypes import is_float, numpy_dtype
 from roller.errors import LaunchError
+from roller.graph.steps import Program, Value
 from roller.model.gpu_bundle import Expected
-from roller.model.steps import Program, Value
 
 if TYPE_CHECKING:
     import onnx
@@ -69,12 +69,7 @@ def expected_of(
 
 
 def _random(value: Value, random: np.random.Generator) -> np.ndarray:
-    dtype = storage_dtype(value.dtype)
-    if value.dtype == "bool" or (np.issubdtype(dtype, np.integer) and value.dtype != "bfloat16"):
+    dtype = numpy_dtype(value.dtype)
+    if not is_float(value.dtype):
         return random.integers(0, _BELOW, value.shape).astype(dtype)
-    numbers = random.standard_normal(value.shape, np.float32)
-    if value.dtype == "bfloat16":
-        import ml_dtypes
-
-        return numbers.astype(ml_dtypes.bfloat16)
-    return numbers.astype(dtype)
+    return random.standard_normal(value.shape, np.float32).astype(dtype)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from roller.cyclic import held_back
+from roller.core.cyclic import held_back
+from roller.graph.nodes import Graph
 from roller.onnx.affine import fold_affine
 from roller.onnx.draft import Draft
 from roller.onnx.duplicates import merge_constants, merge_nodes, remove_dead
-from roller.onnx.graph import Graph
 from roller.onnx.padding import fold_padding
 from roller.onnx.simplify import simplify
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, MutableSequence, Sequence
+from functools import partial
 from heapq import heapify, heappop, heappush
 
 import numpy as np
 import onnx
 
-from roller.expr import DTYPE_BYTES
-from roller.model.steps import Value
-from roller.onnx.graph import Node
-from roller.onnx.lowered import Lowering
-from roller.onnx.parts import Named, Outside, Refused
+from roller.core.dtypes import DTYPE_BYTES
+from roller.graph.lowering import Lowering
+from roller.graph.nodes import Node
+from roller.graph.parts import Named, Outside, Refused
+from roller.graph.steps import Value
 from roller.onnx.types import element_type, onnx_dtype
 
 
@@ -64,18 +65,20 @@ def _groups(parts: Sequence[Named]) -> dict[int, int]:
         if refused[n] and any(refused[r] for r in readers[n]):
             level[n] = min(level[r] - (not refused[r]) for r in readers[n])
     group = {n: n for n in range(len(parts)) if refused[n]}
-
-    def root(n: int) -> int:
-        while group[n] != n:
-            group[n] = group[group[n]]
-            n = group[n]
-        return n
-
+    root = partial(group_root, group)
     for n in group:
         for s in sources[n]:
             if refused[s] and level[s] == level[n]:
                 group[root(s)] = root(n)
     return {n: root(n) for n in group}
+
+
+def group_root(group: MutableSequence[int] | MutableMapping[int, int], n: int) -> int:
+    """Return the member that stands for the group of ``n``; ways to it get shorter (union-find)."""
+    while group[n] != n:
+        group[n] = group[group[n]]
+        n = group[n]
+    return n
 
 
 def _in_order(parts: Sequence[Named]) -> list[Named]:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from roller.core.validation import is_integer, path, whole_number
 from roller.errors import ModelError, shown
-from roller.validation import is_integer, path, whole_number
 
 #: Who may compute what cannot be compiled.
 FALLBACKS = (None, "onnxruntime")

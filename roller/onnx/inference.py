@@ -11,9 +11,9 @@ from types import MappingProxyType
 import numpy as np
 import onnx
 
-from roller.model.steps import Value
+from roller.graph.nodes import Node
+from roller.graph.steps import Value
 from roller.onnx.completing import completed
-from roller.onnx.graph import Node
 from roller.onnx.loading import Loaded
 from roller.onnx.types import element_type, onnx_dtype, static_value, tensor_type
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,6 +23,10 @@ from roller.onnx.types import inline_array, tensor_type
 
 #: A protobuf message cannot be larger; beyond it weights lie beside the model.
 MAX_MESSAGE_BYTES = (1 << 31) - 1
+#: Bytes a model may begin with, the tags of its fields, and how many bytes are looked at to tell what else a file is.
+_FIRST_BYTES = {bytes([f.number << 3 | (0 if f.cpp_type == f.CPPTYPE_INT64 else 2)])
+                for f in onnx.ModelProto.DESCRIPTOR.fields if f.number < 16}  # fmt: skip
+_LOOKED_AT = 256
 
 
 @dataclass(frozen=True)
@@ -99,12 +104,38 @@ def _parse(data: bytes, label: str) -> onnx.ModelProto:
     try:
         model: onnx.ModelProto = onnx.ModelProto.FromString(data)
     except DecodeError as error:
-        raise ModelError(
-            f"{label}: expected an ONNX model, and it cannot be parsed ({error}). It is damaged."
-        ) from None
+        remedy = _other_format(data) or f"and it cannot be parsed ({error}). It is damaged"
+        raise ModelError(f"{label}: expected an ONNX model, {remedy}.") from None
     if not model.HasField("graph"):
         raise ModelError(f"{label}: expected an ONNX model, and it has no graph. It is damaged or of another format.")
     return model
+
+
+def _other_format(data: bytes) -> str:
+    r"""Return what data are that begin as no ONNX model does, and what to do; empty where they do.
+
+    Examples
+    --------
+    >>> _other_format(b"import torch")
+    'got text. Pass the file that an export to ONNX wrote'
+    >>> _other_format(b"\x08\x07\x12\x00")
+    ''
+    """
+    start = data[:_LOOKED_AT]
+    if start and _is_text(start):
+        return "got text. Pass the file that an export to ONNX wrote"
+    if start.startswith(b"PK"):
+        return "got an archive, as PyTorch, Keras and NumPy write it. Export it to ONNX (torch.onnx.export)"
+    return "" if start[:1] in _FIRST_BYTES else "got another kind of file. Pass the file that an export to ONNX wrote"
+
+
+def _is_text(start: bytes) -> bool:
+    """Whether the first bytes of a file are UTF-8 without control characters; the last one may be cut."""
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(start)
+    except UnicodeDecodeError:
+        return False
+    return not any(byte < 0x20 and byte not in b"\t\n\f\r" for byte in start)
 
 
 def _apart(model: onnx.ModelProto, label: str, external: ExternalData, weights: Weights) -> Loaded:

@@ -1,65 +1,26 @@
-"""Every node of a graph lowered: to parts (:mod:`roller.onnx.parts`), one or several each.
+"""Every node of a graph lowered: to parts (:mod:`roller.graph.parts`), one or several each.
 
-:mod:`roller.onnx.fusion` makes kernels of them.
+:mod:`roller.graph.fusion` makes kernels of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from roller.errors import ExprError, ModelError, counted
 from roller.expr import Axis, Const, Load, Scalar, Stage, Tensor, transform
-from roller.model.steps import Value
-from roller.onnx.graph import Graph, Node, Region
+from roller.graph.lowering import Lowering
+from roller.graph.nodes import Graph, Node, Region
+from roller.graph.parts import Beside, Computed, Function, Outside, Part, Refused, Viewed
+from roller.graph.repeats import Repeats
+from roller.graph.steps import Value
 from roller.onnx.lowering import Called, Compute, Joined, Lowered, Reshaped, Rewritten, Site, Unsupported, lower_node
-from roller.onnx.parts import Beside, Computed, Function, Named, Outside, Part, Refused, Viewed, only
-from roller.onnx.repeats import Repeats
 
 #: How often a node may be rewritten into simpler ones: a lowering that goes round in circles is an error.
 _MOST_REWRITES = 32
-
-
-@dataclass
-class Lowering:
-    """A graph on its way to a program.
-
-    Parameters
-    ----------
-    graph
-        The graph.
-    parts
-        In an order that may run; what nobody reads is gone.
-    values, constants
-        Those of the graph and of the parts.
-    """
-
-    graph: Graph
-    parts: Sequence[Named] = ()
-    values: dict[str, Value] = field(default_factory=dict)
-    constants: dict[str, np.ndarray] = field(default_factory=dict)
-
-    @property
-    def refused(self) -> list[Refused]:
-        """Nodes that cannot be lowered."""
-        return [p for p in self.parts if isinstance(p, Refused)]
-
-    def drop_unread(self) -> None:
-        """Drop parts, and outputs of theirs, that nothing needs."""
-        wanted = set(self.graph.outputs)
-        kept: list[Named] = []
-        for part in reversed(self.parts):
-            if not wanted & set(part.outputs):
-                continue
-            if isinstance(part, Computed):
-                part = only(part, tuple(o for o in part.outputs if o in wanted))
-            elif isinstance(part, Function):
-                part = replace(part, results=tuple(n if n in wanted else "" for n in part.results))
-            wanted.update(part.inputs)
-            kept.append(part)
-        self.parts = kept[::-1]
 
 
 def lower_graph(graph: Graph) -> Lowering:
@@ -119,7 +80,7 @@ def _lowered(node: Node, origin: str, out: Lowering, depth: int) -> list[Part]:
 
 
 def _empty(value: Value) -> np.ndarray:
-    from roller.backends.dtypes import numpy_dtype
+    from roller.core.dtypes import numpy_dtype
 
     return np.empty(value.shape, numpy_dtype(value.dtype))
 

@@ -14,9 +14,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from roller.errors import ExprError
 from roller.expr import Stage
-from roller.model.steps import Value
-from roller.onnx.graph import Node
+from roller.graph.nodes import Node
+from roller.graph.steps import Value
 
 
 class Unsupported(Exception):
@@ -183,4 +184,7 @@ def lower_node(site: Site) -> Lowered:
     if found is None:
         where = f" of domain '{node.domain}'" if node.domain else ""
         raise Unsupported(f"operator {node.op}{where} has no lowering")
-    return found(site)
+    try:
+        return found(site)
+    except ExprError as err:  # what a builder of roller.ops refuses
+        raise Unsupported(str(err)) from err

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from roller.errors import ModelError
-from roller.model.steps import Value
+from roller.graph.steps import Value
 from roller.onnx.types import array_value, declared_shape, dtype_name, too_large
 
 if TYPE_CHECKING:
@@ -108,9 +108,11 @@ def input_types(
             loaded, name, dtype, chosen[name])  # fmt: skip
     unknown = [f"'{n}' {t}" for n, t in types.items() if isinstance(t, str)]
     if unknown:
+        name, dims = next((n, chosen[n] or ()) for n, t in types.items() if isinstance(t, str))
+        example = "x".join(str(d) if isinstance(d, int) else "1" for d in dims) or "1x3x224x224"
         raise ModelError(
             f"{loaded.name}: expected inputs of known shapes, got {', '.join(unknown)}. Give `batch=`, or "
-            "`shapes={name: (...)}` (on the command line --batch and --shape)."
+            f"`shapes={{name: (...)}}` (on the command line --batch 1, or --shape {name}={example})."
         )
     done = {n: t for n, t in types.items() if isinstance(t, Value)}
     original = {n: _was(done[n], declared[n][1]) for n in done}

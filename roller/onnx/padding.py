@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from roller.graph.nodes import Node
 from roller.onnx.draft import Draft
-from roller.onnx.graph import Node
 
 
 def fold_padding(draft: Draft) -> bool:

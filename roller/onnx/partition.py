@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from roller.cyclic import held_back
-from roller.model.steps import Call, Foreign, Join, KernelSource, Program, Run, Step, Value, View, reads, writes
-from roller.onnx.explain import Partition, explained
-from roller.onnx.fusion import fuse
+from roller.core.cyclic import held_back
+from roller.graph.explain import Partition, explained
+from roller.graph.fusion import fuse
+from roller.graph.kernels import kernel_of, source_of
+from roller.graph.lowering import Lowering
+from roller.graph.nodes import Graph, Region
+from roller.graph.parts import Beside, Computed, Function, Named, Outside, Viewed
+from roller.graph.steps import Call, Foreign, Join, KernelSource, Program, Run, Step, Value, View, reads, writes
+from roller.graph.unnamed_parts import Piece
 from roller.onnx.given import fallback_of
-from roller.onnx.graph import Graph, Region
-from roller.onnx.kernels import kernel_of, source_of
-from roller.onnx.lowered import Lowering, lower_graph, refusal
-from roller.onnx.parts import Beside, Computed, Function, Named, Outside, Viewed
-from roller.onnx.pieces import Piece
+from roller.onnx.lowered import lower_graph, refusal
 
 
 def partition(graph: Graph, *, fallback: str | None = None) -> Program:

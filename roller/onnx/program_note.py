@@ -22,13 +22,13 @@ from typing import Any
 
 import numpy as np
 
-from roller.display import structure
+from roller.core.display import structure
+from roller.core.files import whole_file
 from roller.errors import RollerError
 from roller.expr.serialize import expr_from_dict, expr_to_dict
-from roller.files import whole_file
-from roller.model.plan import Plan
-from roller.model.plan_data import plan_from_dict, plan_to_dict
-from roller.model.steps import KernelSource, Program
+from roller.graph.plan import Plan
+from roller.graph.plan_data import plan_from_dict, plan_to_dict
+from roller.graph.steps import KernelSource, Program
 from roller.onnx.inline import without_weights
 from roller.onnx.note_files import identity, inside, locations, mapped, place_of, settled
 from roller.runtime.cache_key import code_digest

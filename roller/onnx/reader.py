@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roller.cyclic import held_back
+from roller.core.cyclic import held_back
 from roller.errors import ModelError, did_you_mean
-from roller.model.steps import Value
+from roller.graph.nodes import Graph
+from roller.graph.steps import Value
 from roller.onnx.given import arrays_of, batch_of, folder_of, shapes_of
-from roller.onnx.graph import Graph
 from roller.onnx.refusals import refusal_of
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def read(
         Folder of external data where the model has no path; a path's own folder by default.
     lenient
         Whether nodes whose results have no known shape, and those that read them, become a
-        :class:`~roller.onnx.graph.Region`, which another runtime computes.
+        :class:`~roller.graph.nodes.Region`, which another runtime computes.
 
     Raises
     ------
@@ -76,8 +76,8 @@ def read(
 def _read(
     loaded: Loaded, batch: int | None, shapes: Mapping[str, Sequence[int]], values: dict[str, Any], lenient: bool
 ) -> Graph:
+    from roller.onnx.dynamic_values import DynamicNodes
     from roller.onnx.legacy import OLDEST
-    from roller.onnx.loose import LooseParts
     from roller.onnx.overrides import input_types
     from roller.onnx.tracing import Tracer
 
@@ -90,11 +90,11 @@ def _read(
     # Another runtime would read the nodes of such a region as the operator set of today has them.
     lenient = lenient and loaded.written >= OLDEST
     chosen = input_types(loaded, batch, shapes, values)
-    tracer = Tracer(loaded, None if chosen.changed else _declared(loaded), LooseParts() if lenient else None)
+    tracer = Tracer(loaded, None if chosen.changed else _declared(loaded), DynamicNodes() if lenient else None)
     if chosen.old_batch is not None:
         from roller.onnx.overrides import Rebatching
 
-        shadow = _trace(Tracer(loaded, None, LooseParts() if lenient else None), chosen.original, values)
+        shadow = _trace(Tracer(loaded, None, DynamicNodes() if lenient else None), chosen.original, values)
         tracer.rebatching = Rebatching(chosen.old_batch, chosen.new_batch, shadow.values)
     _trace(tracer, chosen.types, values)
     return _graph(tracer, [n for n in chosen.types if n not in values])
@@ -143,6 +143,6 @@ def _graph(tracer: Tracer, inputs: Sequence[str]) -> Graph:
     constants = {n: a for n, a in tracer.constants.items() if n in used}
     written = {n for node in tracer.nodes for n in node.outputs if n}
     kept = {n: replace(v, name=n) for n, v in tracer.values.items() if n in constants or n in written or n in given}
-    from roller.onnx.loose import with_regions
+    from roller.onnx.dynamic_values import with_regions
 
     return with_regions(Graph(name, tuple(inputs), tuple(outputs), tuple(tracer.nodes), kept, constants), tracer)

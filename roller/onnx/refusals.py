@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
+from roller.core.dtypes import DTYPE_BYTES
 from roller.errors import ExprError, UnsupportedError
-from roller.expr import DTYPE_BYTES
-from roller.model.steps import Value
-from roller.onnx.graph import Graph, Node
+from roller.graph.nodes import Graph, Node
+from roller.graph.steps import Value
 
 if TYPE_CHECKING:
     import onnx

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from roller.model.steps import Value
-from roller.onnx.graph import Node
+from roller.graph.nodes import Node
+from roller.graph.steps import Value
 from roller.onnx.lowering import Lowered, Reshaped, Rewritten, Site, lowers
 
 #: Version of the operators a rewriting writes, where it does not say another.

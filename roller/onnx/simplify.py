@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from roller.graph.nodes import Node
 from roller.onnx.draft import Draft
-from roller.onnx.graph import Node
 
 
 @dataclass(frozen=True)

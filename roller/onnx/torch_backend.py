@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roller.display import cut
+from roller.core.display import cut
 from roller.errors import RollerError, counted, did_you_mean, shown
 from roller.model.session import Session
 from roller.onnx.compile import compile_model

@@ -6,9 +6,9 @@ import ctypes
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import ml_dtypes
 import numpy as np
 
+from roller.core.dtypes import DTYPES
 from roller.model.placed import Placed
 from roller.model.session import Session
 from roller.onnx.torch_places import ALL, Places, Wanted
@@ -26,13 +26,16 @@ _Result: TypeAlias = "tuple[int, Callable[[np.ndarray], torch.Tensor], torch.dty
 def maker(dtype: np.dtype[Any]) -> Callable[[np.ndarray], torch.Tensor]:
     """Return what makes a tensor of an array of this dtype, without a copy.
 
-    PyTorch takes none of the dtypes that extend NumPy: bfloat16 passes by its bits.
+    PyTorch takes none of the dtypes that extend NumPy: they pass by their bits.
     """
     import torch
 
-    if dtype != ml_dtypes.bfloat16:
-        return torch.from_numpy
-    return lambda array: torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    taken: Callable[[np.ndarray], torch.Tensor] = torch.from_numpy
+    row = DTYPES.get(dtype.name)
+    if row is None or not row.bits:
+        return taken
+    bits, named = np.dtype(f"i{row.itemsize_bytes}"), getattr(torch, row.name)
+    return lambda array: torch.from_numpy(array.view(bits)).view(named)
 
 
 class GraphCall:
@@ -101,9 +104,7 @@ class GraphCall:
         return array
 
 
-def _tensor(
-    array: np.ndarray, make: Callable[[np.ndarray], torch.Tensor], dtype: torch.dtype | None
-) -> torch.Tensor:
+def _tensor(array: np.ndarray, make: Callable[[np.ndarray], torch.Tensor], dtype: torch.dtype | None) -> torch.Tensor:
     made = make(array)
     return made if dtype is None else made.to(dtype=dtype)
 

@@ -67,11 +67,6 @@ class FrozenGraph:
         # A weight may die, and its set with it, while this thread holds the lock.
         self._lock = threading.RLock()
 
-    @property
-    def set_count(self) -> int:
-        """Sets of weights that are packed now."""
-        return len(self._sets)
-
     def __call__(self, *arguments: Any) -> Any:
         """Run the graph."""
         weights = self._weights(arguments)

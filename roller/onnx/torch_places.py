@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from roller.core.scratch import scratch_folder
 from roller.errors import BuildError
 from roller.model.native_build import compile_library, kept_library
-from roller.scratch import scratch_folder
 
 SOURCE = Path(__file__).with_name("torch_places.c")
 #: ``Expected`` of torch_places.c.

@@ -7,69 +7,29 @@ Since the shapes of the inputs are numbers, one pass in topological order suffic
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
 
 from roller.errors import ModelError
-from roller.model.steps import Value
+from roller.graph.nodes import Node
+from roller.graph.steps import Value
 from roller.onnx.evaluate import Evaluator
-from roller.onnx.graph import Node
 from roller.onnx.inference import Inference
 from roller.onnx.loading import Loaded
 from roller.onnx.ordering import in_order
 from roller.onnx.overrides import Rebatching
 from roller.onnx.runtime_operators.spelling import WAY_OUT, is_runtimes, spelled
+from roller.onnx.scope import Scope
 from roller.onnx.types import array_value, plain_attribute, too_large
 
 if TYPE_CHECKING:
-    from roller.onnx.loose import LooseParts
+    from roller.onnx.dynamic_values import DynamicNodes
 
 #: Nodes of all bodies together once loops are unrolled.
 MAX_BODY_NODES = 50_000
-
-
-@dataclass
-class Scope:
-    """Names of one graph or body, as the model spells them, to names of the whole.
-
-    Parameters
-    ----------
-    names
-        Name of the whole by local name.
-    parent
-        The graph or body around it.
-    prefix
-        Of names that are new in it.
-    used
-        Local names that something reads; outputs nothing reads are dropped.
-    opsets
-        Version by domain where they are not the model's: in definitions of operators.
-    """
-
-    names: dict[str, str] = field(default_factory=dict)
-    parent: Scope | None = None
-    prefix: str = ""
-    used: set[str] = field(default_factory=set)
-    opsets: Mapping[str, int] | None = None
-
-    def version(self, domain: str, default: Mapping[str, int]) -> int:
-        """Return the version of a domain's operators here; ``default`` holds the model's."""
-        if self.opsets is None and self.parent is not None:
-            return self.parent.version(domain, default)
-        return (self.opsets or {}).get(domain, default.get(domain, 0))
-
-    def find(self, name: str) -> str | None:
-        """Return the name of the whole, ``None`` where nothing of that name is in sight."""
-        scope: Scope | None = self
-        while scope is not None:
-            found = scope.names.get(name)
-            if found is not None:
-                return found
-            scope = scope.parent
-        return None
 
 
 class Tracer:
@@ -86,7 +46,7 @@ class Tracer:
     """
 
     def __init__(
-        self, loaded: Loaded, declared: Mapping[str, Value] | None = None, loose: LooseParts | None = None
+        self, loaded: Loaded, declared: Mapping[str, Value] | None = None, loose: DynamicNodes | None = None
     ) -> None:
         """Start with nothing."""
         self.loaded, self.loose = loaded, loose
@@ -166,8 +126,8 @@ class Tracer:
         """Trace one node."""
         from roller.onnx.control import control
         from roller.onnx.defined import defined
+        from roller.onnx.dynamic_values import UNKNOWN_SHAPE, follow, leave
         from roller.onnx.legacy import modern
-        from roller.onnx.loose import UNKNOWN_SHAPE, follow, leave
         from roller.onnx.refusals import behind
 
         inputs = tuple((scope.find(n) or "") if n else "" for n in node.input)

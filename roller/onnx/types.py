@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 
 from roller.errors import ModelError
-from roller.model.steps import Value
+from roller.graph.steps import Value
 
 #: A single tensor above this is no model but an attack or a mistake: nothing that computes it is ever compiled.
 MAX_VALUE_BYTES = 1 << 36

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from roller.core.dtypes import DTYPES, canonical, is_float
 from roller.errors import ExprError, did_you_mean, shown
 from roller.expr import (
-    DTYPE_BYTES,
     REDUCTION,
     SPATIAL,
     Axis,
@@ -31,9 +31,6 @@ from roller.expr import (
 from roller.expr.tensor_expr import MOST_POINTS
 from roller.ops.scalars import ALIASES, element_function
 
-#: Accumulator by storage dtype, where it is not the storage dtype itself.
-_ACCUMULATOR = {"float16": "float32", "bfloat16": "float32", "int8": "int32", "uint8": "int32", "int16": "int32"}
-
 
 @dataclass(frozen=True)
 class Types:
@@ -46,7 +43,7 @@ class Types:
     @property
     def is_float(self) -> bool:
         """Whether arithmetic is floating point."""
-        return "float" in self.acc
+        return is_float(self.acc)
 
     def load(self, tensor: str, index: Sequence[Index], guard: tuple[Bound, ...] = (), outside: float = 0.0) -> Scalar:
         """Load an element and convert it to the arithmetic dtype where that differs."""
@@ -59,7 +56,7 @@ class Types:
     def require_float(self, where: str) -> None:
         """Raise where arithmetic is not floating point."""
         if not self.is_float:
-            argument, given = ("acc_dtype", self.acc) if "float" in self.storage else ("dtype", self.storage)
+            argument, given = ("acc_dtype", self.acc) if is_float(self.storage) else ("dtype", self.storage)
             raise ExprError(f"{where}: argument '{argument}': expected a floating-point dtype, got '{given}'. "
                             f"Pass {argument}='float32'.")  # fmt: skip
 
@@ -74,8 +71,9 @@ class Types:
 
     def lowest(self, sign: float) -> float:
         """Most negative (``sign`` -1) or most positive (+1) value a padded element may take."""
-        if "float" in self.storage:
-            return sign * float("inf")
+        row = DTYPES[self.storage]
+        if row.is_float:
+            return sign * (float("inf") if row.has_infinity else row.largest)
         if self.storage == "bool":
             return 0.0 if sign < 0 else 1.0
         info = np.iinfo(self.storage)
@@ -88,16 +86,20 @@ def types(where: str, dtype: str, acc_dtype: str | None, out_dtype: str | None, 
     ``widens`` marks sums and products: of small integers their result is stored in the accumulator's
     dtype unless ``out_dtype`` says otherwise, since it would not fit the storage dtype.
     """
+    dtype, acc_dtype, out_dtype = canonical(dtype), canonical(acc_dtype), canonical(out_dtype)
     given = (("dtype", dtype), ("acc_dtype", acc_dtype), ("out_dtype", out_dtype))
     for argument, value in given:
         if argument == "dtype" or value is not None:
-            one_of(where, argument, value, sorted(DTYPE_BYTES), "dtype")
-    acc = acc_dtype or _ACCUMULATOR.get(dtype, dtype)
-    narrow = widens and "int" in dtype and dtype != acc
+            one_of(where, argument, value, sorted(DTYPES), "dtype")
+    acc = acc_dtype or DTYPES[dtype].accumulator
+    narrow = widens and not is_float(dtype) and dtype != acc
     out = out_dtype or (acc if narrow else dtype)
-    if "float" in dtype and "float" not in acc:
+    if is_float(dtype) and not is_float(acc):
         raise ExprError(f"{where}: argument 'acc_dtype': expected a floating-point dtype beside dtype='{dtype}', whose "
                         f"fractions would be lost, got '{acc}'. Pass acc_dtype='float32'.")  # fmt: skip
+    if acc == "bool" and dtype != "bool":
+        raise ExprError(f"{where}: argument 'acc_dtype': expected a dtype of numbers beside dtype='{dtype}', got "
+                        "'bool'. Compare with zero first where truth values are meant.")  # fmt: skip
     return Types(dtype, acc, out)
 
 
@@ -204,44 +206,6 @@ def rows_of(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
 
 
 @dataclass(frozen=True)
-class Window:
-    """One dimension of a sliding window: ``stride * out + dilation * kernel - before``."""
-
-    out: int
-    index: Index
-    guard: tuple[Bound, ...]
-
-
-def window(
-    where: str, names: tuple[str, str, str], size: int, kernel: int, stride: int, dilation: int, pads: tuple[int, int]
-) -> Window:
-    """Build the access of one windowed dimension; guarded only where it can leave the tensor.
-
-    Parameters
-    ----------
-    names
-        Input dimension (for messages), output axis, kernel axis.
-    size, kernel, stride, dilation
-        Elements along the dimension.
-    pads
-        Elements of padding before and after.
-    """
-    dim, out_axis, kernel_axis = names
-    before, after = pads
-    reach = dilation * (kernel - 1) + 1
-    padded = size + before + after
-    if reach > padded:
-        raise ExprError(
-            f"{where}: argument '{kernel_axis}': the kernel covers {reach} elements along '{dim}', but the padded "
-            f"input has only {padded}. Enlarge '{dim}' or the padding, or use a smaller kernel or dilation."
-        )
-    out = (padded - reach) // stride + 1
-    index = Index((*axis_index(out_axis, stride).terms, *axis_index(kernel_axis, dilation).terms), -before)
-    low, high = index.range({out_axis: out, kernel_axis: kernel})
-    return Window(out, index, (Bound(index, 0, size),) if low < 0 or high >= size else ())
-
-
-@dataclass(frozen=True)
 class Channel:
     """What ``"bias"`` runs over where no dimension of the output is the channel: blocked layouts.
 
@@ -273,9 +237,8 @@ def finish(
     *,
     epilogue: Sequence[str] | str = (),
     channel: int | Channel = -1,
-    own: Callable[[Scalar], Scalar] | None = None,
 ) -> TensorExpr:
-    """Close an operator: compose its ``own`` last step and the user's epilogue after the last stage.
+    """Close an operator: compose the user's epilogue after the last stage.
 
     A last stage that reduces gets one further element-wise stage that reads it at the identity store (in
     accumulator precision: the result is converted once); an element-wise last stage absorbs the steps.
@@ -286,25 +249,42 @@ def finish(
         Stages whose last one writes the result in the output's dtype.
     channel
         Output dimension that ``"bias"`` is indexed by, or the channels themselves where none is.
-    own
-        The operator's own element-wise ending (the division of an average).
     """
     epilogue = function_names(name, "epilogue", epilogue)
     last = stages[-1]
-    if not epilogue and own is None:
+    if not epilogue:
         return TensorExpr(name, tuple(inputs), tuple(stages), (last.name,))
-    reduces = last.combiner is not None
-    anchor = Tensor(f"{last.name}_acc", last.output.shape, t.acc)
-    value: Scalar = Load(anchor.name, last.store) if reduces else last.body
-    if own is not None:
-        value = own(value)
-    value, operands = _compose(name, value, epilogue, last, t, channel, {x.name for x in inputs})
-    if reduces:
-        first = Stage(anchor, last.axes, last.store, last.body, last.combiner, last.acc_dtype)
-        tail: tuple[Stage, ...] = (first, Stage(last.output, last.spatial_axes, last.store, value, None, t.acc))
+    operands: list[Tensor] = []
+
+    def ending(value: Scalar) -> Scalar:
+        value, made = _compose(name, value, epilogue, last, t, channel, {x.name for x in inputs})
+        operands.extend(made)
+        return value
+
+    if last.combiner is not None:
+        tail = ended(last.output, last.axes, last.store, last.body, last.combiner, t, ending)
     else:
-        tail = (Stage(last.output, last.axes, last.store, value, None, t.acc),)
+        tail = (Stage(last.output, last.axes, last.store, ending(last.body), None, t.acc),)
     return TensorExpr(name, (*inputs, *operands), (*stages[:-1], *tail), (last.name,))
+
+
+def ended(
+    y: Tensor, axes: Sequence[Axis], store: Sequence[Index], body: Scalar, combiner: str, t: Types,
+    ending: Callable[[Scalar], Scalar] | None = None, anchor: str = "",
+) -> tuple[Stage, ...]:  # fmt: skip
+    """Return a reduction to ``y`` and, where it has an ``ending``, the element-wise stage over its points.
+
+    The sum stays in accumulator precision (tensor ``anchor``, ``<y>_acc`` where it has no name), and the result is
+    converted once.
+    """
+    axes, store = tuple(axes), tuple(store)
+    if all(a.kind == REDUCTION for a in axes):
+        axes = (*rows_of(()), *axes)
+    if ending is None:
+        return (Stage(y, axes, store, body, combiner, t.acc),)
+    total = Tensor(anchor or f"{y.name}_acc", y.shape, t.acc)
+    first = Stage(total, axes, store, body, combiner, t.acc)
+    return first, Stage(y, first.spatial_axes, store, ending(Load(total.name, store)), None, t.acc)
 
 
 def _compose(

@@ -7,21 +7,10 @@ from collections.abc import Sequence
 from roller.errors import ExprError
 from roller.expr import Bound, Call, Index, Stage, Tensor, TensorExpr, Term, axis_index
 from roller.ops.blocked import Blocks, block_of
-from roller.ops.build import (
-    Types,
-    Window,
-    extent,
-    finish,
-    indices,
-    padding_sides,
-    pair,
-    reduction,
-    spatial,
-    types,
-    window,
-)
-from roller.ops.layouts import IMAGES, channels_last, image_axes, image_index, reduced_axes, weights
+from roller.ops.build import Types, extent, finish, indices, reduction, spatial, types
+from roller.ops.layouts import IMAGES, image_windows, plain_convolution, weights
 from roller.ops.registry import operator
+from roller.ops.windows import Windows, correlation
 
 
 @operator("Conv")
@@ -105,26 +94,12 @@ def conv2d(
             raise ExprError(f"{where}: argument 'groups': expected a divisor of {name}={channels}, got {groups}. "
                             f"Change 'groups' or '{name}'.")  # fmt: skip
     t = types(where, dtype, acc_dtype, out_dtype, widens=True)
-    (sh, sw), (dh, dw) = pair(where, "stride", stride), pair(where, "dilation", dilation)
-    top, bottom, left, right = padding_sides(where, padding)
-    rows = window(where, ("h", "ho", "kh"), h, kh, sh, dh, (top, bottom))
-    cols = window(where, ("w", "wo", "kw"), w, kw, sw, dw, (left, right))
-    cg = c // groups
+    over = image_windows(where, (h, w), (kh, kw), stride, dilation, padding)
     if block:
-        return _blocked(
-            where, Blocks(c, block), Blocks(f, block), groups, n, (h, w), (kh, kw), (rows, cols), t, epilogue,
-            kernel_layout,
-        )  # fmt: skip
-    channel = Index((Term("c"),)) if groups == 1 else Index((Term("f", cg, f // groups), Term("c")))
-    at = image_index(layout, (axis_index("n"), channel, rows.index, cols.index))
-    kernel_shape, kernel_at = weights(where, kernel_layout, (f, cg, kh, kw), indices(("f", "c", "kh", "kw")))
-    body = Call("mul", (t.load("X", at, rows.guard + cols.guard), t.load("W", kernel_at)))
-    axes = image_axes(layout, spatial(("n", n), ("f", f), ("ho", rows.out), ("wo", cols.out)))
-    out = Tensor("Y", tuple(a.extent for a in axes), t.out)
-    reduced = reduced_axes(kernel_layout, cg, kh, kw)
-    stage = Stage(out, (*axes, *reduced), indices(axes), body, "sum", t.acc)
-    inputs = (Tensor("X", channels_last(layout, (n, c, h, w)), dtype), Tensor("W", kernel_shape, dtype))
-    return finish(where, inputs, (stage,), t, epilogue=epilogue, channel=3 if layout == "NHWC" else 1)
+        return _blocked(where, Blocks(c, block), Blocks(f, block), groups, n, over, t, epilogue, kernel_layout)
+    form = correlation(n, f, c // groups, groups, over)
+    x = Tensor("X", (n, c, h, w), dtype)
+    return plain_convolution(where, form, x, (f, c // groups, kh, kw), t, layout, kernel_layout, epilogue)
 
 
 def _blocked_source(where: str, source: Blocks, out: Blocks, groups: int) -> tuple[Index, Index, int, int]:
@@ -147,8 +122,8 @@ def _blocked_source(where: str, source: Blocks, out: Blocks, groups: int) -> tup
 
 
 def _blocked(
-    where: str, source: Blocks, out: Blocks, groups: int, n: int, size: tuple[int, int], kernel: tuple[int, int],
-    windows: tuple[Window, Window], t: Types, epilogue: Sequence[str] | str, kernel_layout: str,
+    where: str, source: Blocks, out: Blocks, groups: int, n: int, over: Windows, t: Types,
+    epilogue: Sequence[str] | str, kernel_layout: str,
 ) -> TensorExpr:  # fmt: skip
     """Return the convolution of channels in blocks: 5-D tensors, weights as in the other layouts.
 
@@ -156,23 +131,18 @@ def _blocked(
     ----------
     source, out
         Channels of ``X`` and of the output.
-    size, kernel
-        Height and width of ``X`` and of the kernel.
     """
-    rows, cols = windows
     outer, inner, blocks, positions = _blocked_source(where, source, out, groups)
     cg = source.channels // groups
-    x = t.load("X", (axis_index("n"), outer, rows.index, cols.index, inner), rows.guard + cols.guard)
+    x = t.load("X", (axis_index("n"), outer, *over.index, inner), over.guard)
     f, c = out.index("fo", "fi"), Blocks(cg, source.size).index("co", "ci")
     beyond = (Bound(c, 0, cg),) if blocks * positions > cg else ()
-    shape, at = weights(where, kernel_layout, (out.channels, cg, *kernel), (f, c, *indices(("kh", "kw"))))
+    kernel = tuple(a.extent for a in over.kernels)
+    shape, at = weights(where, kernel_layout, (out.channels, cg, *kernel), (f, c, *indices(over.kernels)))
     weight = t.load("W", at, tuple(sorted(out.guard(f) + beyond, key=lambda b: at.index(b.index))))
-    axes = spatial(("n", n), ("fo", out.count), ("ho", rows.out), ("wo", cols.out), ("fi", out.size))
-    reduced = reduction(("co", blocks), ("kh", kernel[0]), ("kw", kernel[1]), ("ci", positions))
+    axes = (*spatial(("n", n), ("fo", out.count)), *over.outs, *spatial(("fi", out.size)))
+    reduced = (*reduction(("co", blocks)), *over.kernels, *reduction(("ci", positions)))
     y = Tensor("Y", tuple(a.extent for a in axes), t.out)
     stage = Stage(y, (*axes, *reduced), indices(axes), Call("mul", (x, weight)), "sum", t.acc)
-    inputs = (
-        Tensor("X", (n, source.count, *size, source.size), t.storage),
-        Tensor("W", shape, t.storage),
-    )
+    inputs = Tensor("X", (n, source.count, *over.size, source.size), t.storage), Tensor("W", shape, t.storage)
     return finish(where, inputs, (stage,), t, epilogue=epilogue, channel=out.channel("fo", "fi"))

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from roller.errors import ExprError
 from roller.expr import Call, Index, Stage, Tensor, TensorExpr, Term, axis_index
 from roller.ops.blocked import Blocks, block_of
-from roller.ops.build import extent, finish, indices, padding_sides, pair, reduction, spatial, types, window
-from roller.ops.layouts import IMAGES, channels_last, image_axes, image_index, weights
+from roller.ops.build import extent, finish, indices, spatial, types
+from roller.ops.layouts import IMAGES, image_windows, plain_convolution, weights
 from roller.ops.registry import operator
+from roller.ops.windows import correlation
 
 
 @operator()
@@ -71,36 +72,23 @@ def depthwise_conv2d(
     sizes = {"n": n, "c": c, "h": h, "w": w, "kh": kh, "kw": kw, "multiplier": multiplier}
     n, c, h, w, kh, kw, multiplier = (extent(where, name, value) for name, value in sizes.items())
     t = types(where, dtype, acc_dtype, out_dtype, widens=True)
-    (sh, sw), (dh, dw) = pair(where, "stride", stride), pair(where, "dilation", dilation)
-    top, bottom, left, right = padding_sides(where, padding)
-    rows = window(where, ("h", "ho", "kh"), h, kh, sh, dh, (top, bottom))
-    cols = window(where, ("w", "wo", "kw"), w, kw, sw, dw, (left, right))
-    out_channels = c * multiplier
+    over = image_windows(where, (h, w), (kh, kw), stride, dilation, padding)
     block = block_of(where, layout, IMAGES)
-    if block:
-        axes = spatial(("n", n), ("co", -(-out_channels // block)), ("ho", rows.out), ("wo", cols.out), ("ci", block))
-        outer, inner = _blocked_source(where, block, multiplier)
-        at: tuple[Index, ...] = (axis_index("n"), outer, rows.index, cols.index, inner)
-        out_blocks = Blocks(out_channels, block)
-        channel = out_blocks.index("co", "ci")
-        x = t.load("X", at, rows.guard + cols.guard)
-        kernel_index, guard = (channel, Index(), *indices(("kh", "kw"))), out_blocks.guard(channel)
-        shape: tuple[int, ...] = (n, -(-c // block), h, w, block)
-    else:
-        axes = image_axes(layout, spatial(("n", n), ("c", out_channels), ("ho", rows.out), ("wo", cols.out)))
-        source = axis_index("c") if multiplier == 1 else Index((Term("c", 1, multiplier),)) if c > 1 else Index()
-        at = image_index(layout, (axis_index("n"), source, rows.index, cols.index))
-        x = t.load("X", at, rows.guard + cols.guard)
-        kernel_index, guard = (axis_index("c"), Index(), *indices(("kh", "kw"))), ()
-        shape = channels_last(layout, (n, c, h, w))
-    kernel_shape, kernel_index = weights(where, kernel_layout, (out_channels, 1, kh, kw), kernel_index)
-    kernel = t.load("W", kernel_index, guard)
-    out = Tensor("Y", tuple(a.extent for a in axes), t.out)
-    reduced = reduction(("kh", kh), ("kw", kw))
-    stage = Stage(out, (*axes, *reduced), indices(axes), Call("mul", (x, kernel)), "sum", t.acc)
-    inputs = (Tensor("X", shape, dtype), Tensor("W", kernel_shape, dtype))
-    bias_over = Blocks(out_channels, block).channel("co", "ci") if block else 3 if layout == "NHWC" else 1
-    return finish(where, inputs, (stage,), t, epilogue=epilogue, channel=bias_over)
+    out = Blocks(c * multiplier, block or 1)
+    form = correlation(n, out.channels, 1, c, over, depthwise=True, filter_axis="c")
+    if not block:
+        x = Tensor("X", (n, c, h, w), dtype)
+        return plain_convolution(where, form, x, (out.channels, 1, kh, kw), t, layout, kernel_layout, epilogue)
+    axes = (*spatial(("n", n), ("co", out.count)), *over.outs, *spatial(("ci", block)))
+    outer, inner = _blocked_source(where, block, multiplier)
+    channel = out.index("co", "ci")
+    image = t.load("X", (axis_index("n"), outer, *over.index, inner), over.guard)
+    shape, at = weights(where, kernel_layout, (out.channels, 1, kh, kw), (channel, *form.weight[1:]))
+    body = Call("mul", (image, t.load("W", at, out.guard(channel))))
+    y = Tensor("Y", tuple(a.extent for a in axes), t.out)
+    stage = Stage(y, (*axes, *over.kernels), indices(axes), body, "sum", t.acc)
+    inputs = Tensor("X", (n, Blocks(c, block).count, h, w, block), dtype), Tensor("W", shape, dtype)
+    return finish(where, inputs, (stage,), t, epilogue=epilogue, channel=out.channel("co", "ci"))
 
 
 def _blocked_source(where: str, block: int, multiplier: int) -> tuple[Index, Index]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from roller.errors import ExprError, shown
-from roller.expr import Axis, Index, Scalar, Stage, Tensor, TensorExpr, axis_index
-from roller.ops.build import dimensions, finish, function_names, indices, spatial, types
+from roller.expr import Scalar, Stage, Tensor, TensorExpr
+from roller.ops.build import dimensions, finish, function_names, indices, types
 from roller.ops.registry import operator
+from roller.ops.rows import axes_over, broadcast
 from roller.ops.scalars import element_function
 
 
@@ -81,34 +84,18 @@ def elementwise(
             f"{len(given)} shapes. Remove a shape or add a binary function."
         )
     try:
-        out = _broadcast(first, *others)
+        out = tuple(int(e) for e in np.broadcast_shapes(first, *others))
     except ValueError as err:
         raise ExprError(f"{where}: shapes {[first, *others]} do not broadcast to one shape. Make their trailing "
                         "dimensions equal or 1.") from err  # fmt: skip
-    axes = spatial(*((f"d{d}", e) for d, e in enumerate(out)))
+    axes = axes_over(out)
+    at = indices(axes)
     inputs = [Tensor("X", first, dtype), *(Tensor(f"X{i + 1}", s, dtype) for i, s in enumerate(others))]
-    value: Scalar = t.load("X", _broadcast_index(first, axes))
+    value: Scalar = t.load("X", broadcast(first, at, out))
     rest = iter(inputs[1:])
     for _, function, parameters in steps:
         operands = [next(rest) for _ in range(function.tensors - 1)]
-        loads = [t.load(x.name, _broadcast_index(x.shape, axes)) for x in operands]
+        loads = [t.load(x.name, broadcast(x.shape, at, out)) for x in operands]
         value = function.build(t.const, value, *loads, *parameters)
-    stage = Stage(Tensor("Y", out, t.out), axes, indices(axes), value, None, t.acc)
+    stage = Stage(Tensor("Y", out, t.out), axes, at, value, None, t.acc)
     return finish(where, inputs, (stage,), t, epilogue=epilogue)
-
-
-def _broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
-    rank = max(len(s) for s in shapes)
-    out: list[int] = []
-    for d in range(rank):
-        sizes = {s[d - rank + len(s)] for s in shapes if d - rank + len(s) >= 0} - {1}
-        if len(sizes) > 1:
-            raise ValueError(shapes)
-        out.append(sizes.pop() if sizes else 1)
-    return tuple(out)
-
-
-def _broadcast_index(shape: tuple[int, ...], axes: tuple[Axis, ...]) -> tuple[Index, ...]:
-    """Index a tensor by the trailing axes; a broadcast dimension of extent 1 is read at 0."""
-    mine = axes[len(axes) - len(shape) :]
-    return tuple(axis_index(a.name) if e == a.extent else Index() for e, a in zip(shape, mine, strict=True))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from roller.expr import Axis, Index
-from roller.ops.build import one_of, reduction
+from collections.abc import Sequence
+from typing import Any
+
+from roller.expr import Axis, Call, Index, Stage, Tensor, TensorExpr
+from roller.ops.build import Types, finish, indices, one_of, padding_sides, pair
+from roller.ops.windows import Correlation, Windows, windows
 
 #: Layouts of images, channels in front of or behind the pixels (others hold channels in blocks).
 IMAGES = ("NCHW", "NHWC")
@@ -14,6 +18,20 @@ KERNELS = ("OIHW", "OHWI", "HWIO")
 def channels_last(layout: str, dims: tuple[int, ...]) -> tuple[int, ...]:
     """Return the dimensions of an NCHW image in the order of ``layout``."""
     return (dims[0], *dims[2:], dims[1]) if layout == "NHWC" else dims
+
+
+def channel_of(layout: str) -> int:
+    """Return the dimension of a two-dimensional image that is the channel."""
+    return 3 if layout == "NHWC" else 1
+
+
+def image_windows(
+    where: str, size: tuple[int, int], kernel: tuple[int, int], stride: Any, dilation: Any, padding: Any
+) -> Windows:
+    """Return the windows of a two-dimensional operator by its arguments."""
+    top, bottom, left, right = padding_sides(where, padding)
+    strides, dilations = pair(where, "stride", stride), pair(where, "dilation", dilation)
+    return windows(where, size, kernel, strides, dilations, ((top, bottom), (left, right)))
 
 
 def image_index(layout: str, index: tuple[Index, ...]) -> tuple[Index, ...]:
@@ -41,7 +59,28 @@ def weights(
     return tuple(shape[d] for d in order), tuple(index[d] for d in order)
 
 
-def reduced_axes(kernel_layout: str, channels: int, kh: int, kw: int) -> tuple[Axis, ...]:
-    """Return the reduction axes in the order of the weights, so that a group of them is a run of the weights."""
-    taps = (("kh", kh), ("kw", kw))
-    return reduction(("c", channels), *taps) if kernel_layout == "OIHW" else reduction(*taps, ("c", channels))
+def reduced_axes(kernel_layout: str, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    """Return reduction axes ``(c) kh kw`` in the order of the weights, so that groups are runs of them."""
+    return axes if kernel_layout == "OIHW" else (*axes[-2:], *axes[:-2])
+
+
+def plain_convolution(
+    where: str, form: Correlation, x: Tensor, kernel: tuple[int, ...], t: Types, layout: str, kernel_layout: str,
+    epilogue: Sequence[str] | str,
+) -> TensorExpr:  # fmt: skip
+    """Return a convolution in the order of its layouts.
+
+    Parameters
+    ----------
+    x
+        The image, channels first.
+    kernel
+        Shape of the weights as OIHW.
+    """
+    kernel, kernel_at = weights(where, kernel_layout, kernel, form.weight)
+    axes, reduced = image_axes(layout, form.points), reduced_axes(kernel_layout, form.reduced)
+    body = Call("mul", (t.load("X", image_index(layout, form.image), form.guard), t.load("W", kernel_at)))
+    out = Tensor("Y", tuple(a.extent for a in axes), t.out)
+    stage = Stage(out, (*axes, *reduced), indices(axes), body, "sum", t.acc)
+    inputs = Tensor("X", channels_last(layout, x.shape), t.storage), Tensor("W", kernel, t.storage)
+    return finish(where, inputs, (stage,), t, epilogue=epilogue, channel=channel_of(layout))

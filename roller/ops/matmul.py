@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from roller.expr import Axis, Call, Stage, Tensor, TensorExpr
+from roller.errors import ExprError
+from roller.expr import Axis, Call, Index, Stage, Tensor, TensorExpr
 from roller.ops.build import extent, finish, flag, indices, reduction, spatial, types
 from roller.ops.registry import operator
+from roller.ops.rows import broadcast
 
 
 @operator("MatMul", "Gemm")
@@ -58,15 +60,45 @@ def matmul(
     transpose_a, transpose_b = flag("matmul", "transpose_a", transpose_a), flag("matmul", "transpose_b", transpose_b)
     t = types("matmul", dtype, acc_dtype, out_dtype, widens=True)
     b: tuple[Axis, ...] = () if batch is None else spatial(("b", extent("matmul", "batch", batch)))
-    (i, j), (r,) = spatial(("i", m), ("j", n)), reduction(("k", k))
+    lead = () if batch is None else (b[0].extent,)
+    left, right = ((k, m) if transpose_a else (m, k)), ((n, k) if transpose_b else (k, n))
+    inputs = Tensor("A", (*lead, *left), dtype), Tensor("B", (*lead, *right), dtype)
+    axes, at_a, at_b = matrix_product(inputs[0].shape, inputs[1].shape, b, transpose_a, transpose_b)
+    body = Call("mul", (t.load("A", at_a), t.load("B", at_b)))
+    out = Tensor("C", tuple(a.extent for a in axes[:-1]), t.out)
+    return finish("matmul", inputs, (Stage(out, axes, indices(axes[:-1]), body, "sum", t.acc),), t, epilogue=epilogue)
 
-    def operand(name: str, axes: tuple[Axis, Axis], transposed: bool) -> tuple[Tensor, tuple[Axis, ...]]:
-        order = (*b, *(reversed(axes) if transposed else axes))
-        return Tensor(name, tuple(a.extent for a in order), dtype), order
 
-    left, left_axes = operand("A", (i, r), transpose_a)
-    right, right_axes = operand("B", (r, j), transpose_b)
-    body = Call("mul", (t.load("A", indices(left_axes)), t.load("B", indices(right_axes))))
-    out = (*b, i, j)
-    stage = Stage(Tensor("C", tuple(a.extent for a in out), t.out), (*out, r), indices(out), body, "sum", t.acc)
-    return finish("matmul", (left, right), (stage,), t, epilogue=epilogue)
+def matrix_product(
+    a: Sequence[int], b: Sequence[int], batch: Sequence[Axis], transpose_a: bool = False, transpose_b: bool = False
+) -> tuple[tuple[Axis, ...], tuple[Index, ...], tuple[Index, ...]]:
+    """Return the axes of a product, ``<batch> i j k`` with the reduction last, and where both operands are read.
+
+    Parameters
+    ----------
+    a, b
+        Shapes: of a vector there is no row (column); leading dimensions broadcast.
+    batch
+        Axes of the leading dimensions of the result.
+    transpose_a, transpose_b
+        Whether the last two dimensions are stored in the other order.
+
+    Raises
+    ------
+    ExprError
+        Where the shapes do not multiply.
+    """
+    if not a or not b:
+        raise ExprError("matmul: expected operands of at least one dimension, got a scalar. Multiply instead.")
+    (*rows, depth) = a[:-3:-1] if transpose_a else a[-2:]
+    (other, *columns) = b[:-3:-1] if transpose_b else b[-2:]
+    if depth != other:
+        raise ExprError(f"matmul: expected equal inner extents, got shapes {tuple(a)} and {tuple(b)}, which do not "
+                        "multiply. Transpose one, or change a shape.")  # fmt: skip
+    i, j, k = spatial(*(("i", e) for e in rows)), spatial(*(("j", e) for e in columns)), reduction(("k", depth))
+
+    def operand(shape: Sequence[int], inner: tuple[Axis, ...], transposed: bool) -> tuple[Index, ...]:
+        lead = broadcast(shape[:-2], indices(batch), [x.extent for x in batch])
+        return (*lead, *indices(inner[::-1] if transposed else inner))
+
+    return (*batch, *i, *j, *k), operand(a, (*i, *k), transpose_a), operand(b, (*k, *j), transpose_b)

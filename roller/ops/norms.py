@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from roller.expr import REDUCTION, SPATIAL, Axis, Call, Load, Scalar, Stage, Tensor, TensorExpr
-from roller.ops.build import Types, dimensions, finish, indices, number, rows_of, types
+from roller.expr import Call, Scalar, Stage, Tensor, TensorExpr
+from roller.ops.build import dimensions, finish, number, types
 from roller.ops.registry import operator
+from roller.ops.rows import Rows, axes_over
 
 
 @operator("LayerNormalization")
@@ -47,24 +48,12 @@ def layer_norm(
     >>> [t.name for t in roller.ops.layer_norm((8, 64), 1e-5).inputs]
     ['X', 'gamma', 'beta']
     """
-    dims, t, rows, every, k = _axes("layer_norm", shape, eps, dtype, acc_dtype, out_dtype)
-    at, row_shape = indices(rows), tuple(a.extent for a in rows)
-    scale = t.const(1.0 / k.extent)
-    total, spread = Tensor("X_sum", row_shape, t.acc), Tensor("X_var", row_shape, t.acc)
-    mean = Call("mul", (Load(total.name, at), scale))
-    inside = t.load("X", (*at, *indices([k])))
-    centred = Call("sub", (inside, mean))
-    variance = Call("mul", (Load(spread.name, at), scale))
-    factor = Call("rsqrt", (Call("add", (variance, t.const(eps))),))
-    last = indices(every[-1:])
-    value = Call("mul", (Call("sub", (t.load("X", indices(every)), mean)), factor))
+    rows = _rows("layer_norm", shape, eps, dtype, acc_dtype, out_dtype)
+    x, t, last = rows.x, rows.t, rows.point[-1:]
+    stages, value, _, _ = standardised(rows, eps)
     value = Call("add", (Call("mul", (value, t.load("gamma", last))), t.load("beta", last)))
-    stages = (
-        Stage(total, (*rows_of(rows), k), at, inside, "sum", t.acc),
-        Stage(spread, (*rows_of(rows), k), at, Call("mul", (centred, centred)), "sum", t.acc),
-        Stage(Tensor("Y", dims, t.out), every, indices(every), value, None, t.acc),
-    )
-    inputs = (Tensor("X", dims, dtype), Tensor("gamma", dims[-1:], dtype), Tensor("beta", dims[-1:], dtype))
+    inputs = (x, Tensor("gamma", x.shape[-1:], dtype), Tensor("beta", x.shape[-1:], dtype))
+    stages = (*stages, rows.pointwise(Tensor("Y", x.shape, t.out), value))
     return finish("layer_norm", inputs, stages, t, epilogue=epilogue)
 
 
@@ -105,28 +94,48 @@ def rms_norm(
     >>> [s.name for s in roller.ops.rms_norm((8, 64), 1e-6).stages]
     ['X_square', 'Y']
     """
-    dims, t, rows, every, k = _axes("rms_norm", shape, eps, dtype, acc_dtype, out_dtype)
-    at = indices(rows)
-    squares = Tensor("X_square", tuple(a.extent for a in rows), t.acc)
-    inside = t.load("X", (*at, *indices([k])))
-    mean = Call("mul", (Load(squares.name, at), t.const(1.0 / k.extent)))
-    factor: Scalar = Call("rsqrt", (Call("add", (mean, t.const(eps))),))
-    value = Call("mul", (Call("mul", (t.load("X", indices(every)), factor)), t.load("gamma", indices(every[-1:]))))
-    stages = (
-        Stage(squares, (*rows_of(rows), k), at, Call("mul", (inside, inside)), "sum", t.acc),
-        Stage(Tensor("Y", dims, t.out), every, indices(every), value, None, t.acc),
-    )
-    return finish("rms_norm", (Tensor("X", dims, dtype), Tensor("gamma", dims[-1:], dtype)), stages, t,
-                  epilogue=epilogue)  # fmt: skip
+    rows = _rows("rms_norm", shape, eps, dtype, acc_dtype, out_dtype)
+    x, t = rows.x, rows.t
+    squares, value = over_root_mean_square(rows, eps)
+    value = Call("mul", (value, t.load("gamma", rows.point[-1:])))
+    stages = (squares, rows.pointwise(Tensor("Y", x.shape, t.out), value))
+    return finish("rms_norm", (x, Tensor("gamma", x.shape[-1:], dtype)), stages, t, epilogue=epilogue)
 
 
-def _axes(
+def _rows(
     where: str, shape: Sequence[int] | int, eps: float, dtype: str, acc_dtype: str | None, out_dtype: str | None
-) -> tuple[tuple[int, ...], Types, tuple[Axis, ...], tuple[Axis, ...], Axis]:
-    """Shape, dtypes, row axes, all axes, and the reduction axis ``k`` over the last dimension."""
+) -> Rows:
+    """Return the rows along the last dimension, walked by axis ``k``."""
     dims = dimensions(where, shape)
     t = types(where, dtype, acc_dtype, out_dtype)
     t.require_float(where)
     number(where, "eps", eps)
-    every = tuple(Axis(f"d{d}", e, SPATIAL) for d, e in enumerate(dims))
-    return dims, t, every[:-1], every, Axis("k", dims[-1], REDUCTION)
+    return Rows(Tensor("X", dims, dtype), axes_over(dims, (len(dims) - 1,), "k"), t, "X_")
+
+
+def moments(rows: Rows) -> tuple[tuple[Stage, Stage], Scalar, Scalar]:
+    """Return the stages that find mean and (population) variance of rows, and both.
+
+    Two passes: the variance of centred values does not cancel.
+    """
+    share = rows.t.const(1 / rows.count)
+    total = rows.reduction("sum", rows.element)
+    mean = Call("mul", (rows.of(total), share))
+    centred = Call("sub", (rows.element, mean))
+    spread = rows.reduction("var", Call("mul", (centred, centred)))
+    return (total, spread), mean, Call("mul", (rows.of(spread), share))
+
+
+def standardised(rows: Rows, epsilon: float) -> tuple[tuple[Stage, ...], Scalar, Scalar, Scalar]:
+    """Return stages, then ``(x - mean) / sqrt(var + epsilon)`` at a point, the mean, and the factor of the row."""
+    stages, mean, variance = moments(rows)
+    factor = Call("rsqrt", (Call("add", (variance, rows.t.const(epsilon))),))
+    return stages, Call("mul", (Call("sub", (rows.here, mean)), factor)), mean, factor
+
+
+def over_root_mean_square(rows: Rows, epsilon: float) -> tuple[Stage, Scalar]:
+    """Return the stage that sums squares of rows, and ``x / sqrt(mean(x * x) + epsilon)`` at a point."""
+    squares = rows.reduction("square", Call("mul", (rows.element, rows.element)))
+    mean = Call("mul", (rows.of(squares), rows.t.const(1 / rows.count)))
+    factor = Call("rsqrt", (Call("add", (mean, rows.t.const(epsilon))),))
+    return squares, Call("mul", (rows.here, factor))

@@ -1,4 +1,4 @@
-"""Operators as text, for the command line: ``conv2d(n=8, c=64, ...)``; literals only, nothing is evaluated."""
+"""Operators as text, for the command line: ``conv2d(n=8, c=64, ...)``; nothing is evaluated, bare names are text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def parse(text: str) -> TensorExpr:
     Parameters
     ----------
     text
-        ``name(arguments)`` with literal arguments, positional or by keyword.
+        ``name(arguments)`` with literal arguments, positional or by keyword. Where an argument takes text its quotes
+        may be left out, for shells have their own: ``epilogue=(bias, clip(0, 6))``.
 
     Returns
     -------
@@ -33,6 +34,8 @@ def parse(text: str) -> TensorExpr:
     --------
     >>> str(parse("matmul(128, 64, k=32, epilogue=('relu',))"))
     'matmul[i=128 j=64 k=32] float32, epilogue relu(C_acc)'
+    >>> str(parse("matmul(128, 64, 32, epilogue=(relu,))")) == str(parse("matmul(128, 64, 32, epilogue=('relu',))"))
+    True
     """
     if not isinstance(text, str):
         raise ExprError(f"operator: expected text, got {type(text).__name__}. "
@@ -65,7 +68,7 @@ def parse(text: str) -> TensorExpr:
                             f"Use {list(parameters)}.")  # fmt: skip
         if argument in values:
             raise ExprError(f"{name}: argument '{argument}' is given twice. Give it once.")
-        values[argument] = _literal(name, argument, value)
+        values[argument] = _literal(name, argument, value, "str" in str(parameters[argument].annotation))
     missing = [p.name for p in parameters.values() if p.default is inspect.Parameter.empty and p.name not in values]
     if missing:
         raise ExprError(
@@ -74,12 +77,32 @@ def parse(text: str) -> TensorExpr:
     return _checked(name, function, values)
 
 
-def _literal(name: str, argument: str, node: ast.expr) -> Any:
+#: Literals as Python writes them, by how other languages and people do.
+_OTHER_SPELLINGS = {"true": "True", "false": "False", "none": "None", "null": "None"}
+
+
+class _Quoted(ast.NodeTransformer):
+    """Puts bare names, and calls of them (``clip(0, 6)``), into quotes."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """Return the name as text."""
+        return ast.Constant(node.id)
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        """Return the call as text."""
+        return ast.Constant(ast.unparse(node))
+
+
+def _literal(name: str, argument: str, node: ast.expr, takes_text: bool) -> Any:
+    written = ast.unparse(node)
+    plain = _OTHER_SPELLINGS.get(written.lower())
+    if plain is not None and not takes_text and plain != written:
+        raise ExprError(f"{name}: argument '{argument}': expected a literal of Python, got '{written}'. Write {plain}.")
     try:
-        return ast.literal_eval(node)
+        return ast.literal_eval(_Quoted().visit(node) if takes_text else node)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as err:
         raise ExprError(f"{name}: argument '{argument}': expected a literal (number, string, tuple), got "
-                        f"'{ast.unparse(node)}'. Write the value itself.") from err  # fmt: skip
+                        f"'{written}'. Write the value itself.") from err  # fmt: skip
 
 
 def _checked(name: str, function: Any, values: dict[str, Any]) -> TensorExpr:

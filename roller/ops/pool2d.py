@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+import math
+from collections.abc import Callable, Sequence
 
 from roller.errors import ExprError
-from roller.expr import Call, Cast, IndexValue, Scalar, Stage, Tensor, TensorExpr, axis_index
+from roller.expr import Call, Cast, IndexValue, Scalar, Tensor, TensorExpr, axis_index
 from roller.ops.blocked import Blocks, block_of
-from roller.ops.build import (
-    Channel,
-    Types,
-    Window,
-    extent,
-    finish,
-    flag,
-    indices,
-    one_of,
-    padding_sides,
-    pair,
-    reduction,
-    spatial,
-    types,
-    window,
-)
-from roller.ops.layouts import IMAGES, channels_last, image_axes, image_index
+from roller.ops.build import Channel, Types, ended, extent, finish, flag, indices, one_of, spatial, types
+from roller.ops.layouts import IMAGES, channel_of, channels_last, image_axes, image_index, image_windows
 from roller.ops.registry import operator
+from roller.ops.windows import Windows
 
 _KINDS = ("max", "avg")
 
@@ -94,48 +80,44 @@ def pool2d(
     if average and not t.is_float:
         raise ExprError(f"{where}: an average needs a floating-point accumulator, got '{t.acc}'. "
                         "Pass acc_dtype='float32'.")  # fmt: skip
-    sh, sw = pair(where, "stride", stride)
-    top, bottom, left, right = padding_sides(where, padding)
-    for name, size, pads in (("kh", kh, (top, bottom)), ("kw", kw, (left, right))):
-        if max(pads) >= size:
-            raise ExprError(f"{where}: argument 'padding': expected less than {name}={size} on each side, got {pads}. "
-                            "A window may not lie wholly in the padding.")  # fmt: skip
-    rows = window(where, ("h", "ho", "kh"), h, kh, sh, 1, (top, bottom))
-    cols = window(where, ("w", "wo", "kw"), w, kw, sw, 1, (left, right))
+    over = image_windows(where, (h, w), (kh, kw), stride, 1, padding)
+    for kernel, pads in zip(over.kernels, over.pads, strict=True):
+        if max(pads) >= kernel.extent:
+            raise ExprError(f"{where}: argument 'padding': expected less than {kernel.name}={kernel.extent} on each "
+                            f"side, got {pads}. A window may not lie wholly in the padding.")  # fmt: skip
     block = block_of(where, layout, IMAGES)
     blocks = Blocks(c, block or 1)
-    axes = image_axes(layout, spatial(("n", n), ("c", c), ("ho", rows.out), ("wo", cols.out)))
-    at = image_index(layout, (*indices(("n", "c")), rows.index, cols.index))
+    axes = image_axes(layout, (*spatial(("n", n), ("c", c)), *over.outs))
+    at = image_index(layout, (*indices(("n", "c")), *over.index))
     shape = channels_last(layout, (n, c, h, w))
-    channel: int | Channel = 3 if layout == "NHWC" else 1
+    channel: int | Channel = channel_of(layout)
     if block:
-        axes = spatial(("n", n), ("co", blocks.count), ("ho", rows.out), ("wo", cols.out), ("ci", block))
-        at = (*indices(("n", "co")), rows.index, cols.index, axis_index("ci"))
+        axes = (*spatial(("n", n), ("co", blocks.count)), *over.outs, *spatial(("ci", block)))
+        at = (*indices(("n", "co")), *over.index, axis_index("ci"))
         shape = (n, blocks.count, h, w, block)
         channel = blocks.channel("co", "ci")
-    outside = 0.0 if average else t.lowest(-1)
-    body = t.load("X", at, rows.guard + cols.guard, outside)
-    reduced = reduction(("kh", kh), ("kw", kw))
+    body = t.load("X", at, over.guard, 0.0 if average else t.lowest(-1))
     out = Tensor("Y", tuple(a.extent for a in axes), t.out)
-    stage = Stage(out, (*axes, *reduced), indices(axes), body, "sum" if average else "max", t.acc)
-    own = None
-    if average:
-        if not count_include_pad and (rows.guard or cols.guard):
-            count = Call("mul", (_inside(rows, "ho", kh, sh, top, h, t), _inside(cols, "wo", kw, sw, left, w, t)))
-            own = partial(_binary, "div", count)
-        elif kh * kw > 1:
-            own = partial(_binary, "mul", t.const(1.0 / (kh * kw)))
-    return finish(where, (Tensor("X", shape, dtype),), (stage,), t, epilogue=epilogue, channel=channel, own=own)
+    combiner, ending = ("sum", _average(over, count_include_pad, t)) if average else ("max", None)
+    stages = ended(out, (*axes, *over.kernels), indices(axes), body, combiner, t, ending)
+    return finish(where, (Tensor("X", shape, dtype),), stages, t, epilogue=epilogue, channel=channel)
 
 
-def _binary(fn: str, right: Scalar, left: Scalar) -> Scalar:
-    return Call(fn, (left, right))
+def _average(over: Windows, count_include_pad: bool, t: Types) -> Callable[[Scalar], Scalar] | None:
+    """Return what makes an average of the sum of a window, ``None`` where it is one of a single element."""
+    if not count_include_pad and over.guard:
+        count = Call("mul", tuple(_inside(over, d, t) for d in range(len(over.outs))))
+        return lambda total: Call("div", (total, count))
+    points = math.prod(a.extent for a in over.kernels)
+    return None if points == 1 else lambda total: Call("mul", (total, t.const(1.0 / points)))
 
 
-def _inside(win: Window, axis: str, kernel: int, stride: int, before: int, size: int, t: Types) -> Scalar:
+def _inside(over: Windows, d: int, t: Types) -> Scalar:
     """Count the elements of a window that lie inside the tensor: ``min(start + kernel, size) - max(start, 0)``."""
-    if not win.guard:
+    kernel, before = over.kernels[d].extent, over.pads[d][0]
+    if not over.guarded[d]:
         return t.const(kernel)
-    start = Cast(t.acc, IndexValue(axis_index(axis, stride, -before)))
-    stop = Cast(t.acc, IndexValue(axis_index(axis, stride, kernel - before)))
-    return Call("sub", (Call("min", (stop, t.const(size))), Call("max", (start, t.const(0)))))
+    start, stop = (
+        Cast(t.acc, IndexValue(axis_index(over.outs[d].name, over.strides[d], at))) for at in (-before, kernel - before)
+    )
+    return Call("sub", (Call("min", (stop, t.const(over.size[d]))), Call("max", (start, t.const(0)))))

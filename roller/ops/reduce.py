@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from roller.errors import ExprError, counted, shown
-from roller.expr import (
-    REDUCTION,
-    SPATIAL,
-    Axis,
-    Call,
-    Const,
-    Index,
-    IndexValue,
-    Load,
-    Scalar,
-    Stage,
-    Tensor,
-    TensorExpr,
-    Term,
-)
-from roller.ops.build import Types, dimensions, finish, flag, indices, one_of, rows_of, types
+from roller.expr import Call, Const, Index, IndexValue, Scalar, Stage, Tensor, TensorExpr, Term
+from roller.ops.build import Types, dimensions, ended, finish, flag, one_of, types
 from roller.ops.registry import operator
+from roller.ops.rows import Rows, axes_over
 
-#: Combiner of each kind.
-_COMBINER = {"sum": "sum", "mean": "sum", "max": "max", "min": "min", "prod": "prod", "argmax": "max"}
+#: What a reduction makes of its total.
+Ending = Callable[[Scalar], Scalar]
+
+_KINDS = ("argmax", "max", "mean", "min", "prod", "sum")
+#: Combiner of the kinds that are no sums.
+COMBINERS = {"max": "max", "min": "min", "prod": "prod"}
 
 
 @operator("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ArgMax")
@@ -62,7 +52,7 @@ def reduce(
     -------
     TensorExpr
         Axes ``d0 d1 ...``, spatial ones first; a mean is a sum and a fused multiplication; ``argmax`` a
-        maximum and the smallest position that attains it.
+        maximum and the smallest position that attains it, or of what is not a number, as in NumPy.
 
     Raises
     ------
@@ -76,7 +66,7 @@ def reduce(
     'reduce[d0=8 d2=4 d1=16] float32'
     """
     where = "reduce"
-    one_of(where, "kind", kind, sorted(_COMBINER), "kind")
+    one_of(where, "kind", kind, _KINDS, "kind")
     keepdims = flag(where, "keepdims", keepdims)
     dims = dimensions(where, shape)
     reduced = normalize_axes(where, axes, len(dims))
@@ -84,26 +74,44 @@ def reduce(
     t = types(where, dtype, acc_dtype, out_dtype, widens=widens)
     if kind == "mean" and not t.is_float:
         raise ExprError(f"{where}: a mean needs a floating-point accumulator, got '{t.acc}'. Pass acc_dtype='float32'.")
-    gone = tuple(Axis(f"d{d}", e, REDUCTION) for d, e in enumerate(dims) if d in reduced)
-    kept = tuple(Axis(f"d{d}", e, SPATIAL) for d, e in enumerate(dims) if d not in reduced)
-    everything = indices([f"d{d}" for d in range(len(dims))])
-    if keepdims:
-        kept = tuple(Axis(f"one{d}", 1, SPATIAL) if d in reduced else Axis(f"d{d}", e) for d, e in enumerate(dims))
-    axes_all = (*rows_of(kept), *gone)
-    out_shape, store = tuple(a.extent for a in kept), indices(kept)
     source = Tensor("X", dims, dtype)
-    body = t.load("X", everything)
+    rows = Rows(source, axes_over(dims, reduced, "d{}"), t, "X_", keepdims)
     if kind == "argmax":
         if len(reduced) not in (1, len(dims)):
             raise ExprError(f"{where}: argument 'axes': argmax takes one axis or all, got {reduced}. Use one axis.")
-        _check_positions(where, out_dtype or "int64", gone)
-        stages = _argmax(axes_all, gone, Tensor("Y", out_shape, out_dtype or "int64"), store, body, t)
-        final = Types(t.storage, out_dtype or "int64", out_dtype or "int64")
-        return finish(where, (source,), stages, final, epilogue=epilogue)
-    stage = Stage(Tensor("Y", out_shape, t.out), axes_all, store, body, _COMBINER[kind], t.acc)
-    scale = Const(1.0 / math.prod(a.extent for a in gone), t.acc)
-    own = (lambda value: Call("mul", (value, scale))) if kind == "mean" and scale.value != 1 else None
-    return finish(where, (source,), (stage,), t, epilogue=epilogue, own=own)
+        position = out_dtype or "int64"
+        _check_positions(where, position, rows.count)
+        stages: tuple[Stage, ...] = extreme_and_position(rows, Tensor("Y", rows.shape, position), part="max")
+        return finish(where, (source,), stages, Types(t.storage, position, position), epilogue=epilogue)
+    body, ending = parts_of(kind, rows.element, rows.count, t)
+    stages = ended(Tensor("Y", rows.shape, t.out), rows.axes, rows.at, body, COMBINERS.get(kind, "sum"), t, ending)
+    return finish(where, (source,), stages, t, epilogue=epilogue)
+
+
+def parts_of(kind: str, element: Scalar, count: int, t: Types) -> tuple[Scalar, Ending | None]:
+    """Return what a reduction of ``count`` elements combines of one, and what it makes of the total.
+
+    Kinds are those of :func:`reduce` and ``l1``, ``l2``, ``sum_square`` and ``log_sum``.
+    """
+    if kind in ("l1", "l2"):
+        return p_norm(t, int(kind[1]), element)
+    if kind == "sum_square":
+        return Call("mul", (element, element)), None
+    if kind == "log_sum":
+        return element, lambda total: Call("log", (total,))
+    if kind == "mean" and count > 1:
+        return element, lambda total: Call("mul", (total, t.const(1 / count)))
+    return element, None
+
+
+def p_norm(t: Types, p: float, element: Scalar) -> tuple[Scalar, Ending | None]:
+    """Return what a p-norm sums of an element, and what it makes of the sum."""
+    if p == 1:
+        return Call("abs", (element,)), None
+    if p == 2:
+        return Call("mul", (element, element)), lambda total: Call("sqrt", (total,))
+    power = Call("pow", (Call("abs", (element,)), t.const(p)))
+    return power, lambda total: Call("pow", (total, t.const(1 / p)))
 
 
 def normalize_axes(where: str, axes: Sequence[int] | int | None, rank: int, argument: str = "axes") -> tuple[int, ...]:
@@ -123,29 +131,31 @@ def normalize_axes(where: str, axes: Sequence[int] | int | None, rank: int, argu
     return tuple(sorted(out))
 
 
-def _check_positions(where: str, dtype: str, gone: tuple[Axis, ...]) -> None:
-    """Refuse an output that cannot hold every position of the reduced axes."""
-    last = math.prod(a.extent for a in gone) - 1
-    if "int" not in dtype or np.iinfo(dtype).max < last:
-        raise ExprError(f"{where}: argument 'out_dtype': expected an integer dtype that holds positions up to {last}, "
-                        f"got '{dtype}'. Pass out_dtype='int64'.")  # fmt: skip
+def _check_positions(where: str, dtype: str, count: int) -> None:
+    """Refuse an output that cannot hold every position of ``count`` elements."""
+    if "int" not in dtype or np.iinfo(dtype).max < count - 1:
+        raise ExprError(f"{where}: argument 'out_dtype': expected an integer dtype that holds positions up to "
+                        f"{count - 1}, got '{dtype}'. Pass out_dtype='int64'.")  # fmt: skip
 
 
-def _argmax(
-    axes: tuple[Axis, ...], gone: tuple[Axis, ...], out: Tensor, store: tuple[Index, ...], body: Scalar, t: Types
+def extreme_and_position(
+    rows: Rows, y: Tensor, *, largest: bool = True, last: bool = False, part: str = "extreme"
 ) -> tuple[Stage, Stage]:
-    """Two reductions: the maximum, then the smallest position whose element equals it.
+    """Return two reductions: the extreme of rows, then the first (``last``) position in the row that attains it.
 
-    The combiner of two plain reductions needs no tuple; ``eq`` is exact since both sides are the same
-    stored element.
+    The combiner of two plain reductions needs no tuple; ``eq`` is exact since both sides are the same stored element.
+    What is not a number is the extreme, as NumPy has it; it equals nothing, and no position is invented.
     """
-    largest = Tensor("X_max", out.shape, t.acc)
-    first = Stage(largest, axes, store, body, "max", t.acc)
-    terms, stride = [], 1
-    for a in reversed(gone):
-        terms.append(Term(a.name, stride))
-        stride *= a.extent
-    position = IndexValue(Index(tuple(reversed(terms))), out.dtype)
-    hit = Call("eq", (body, Load(largest.name, store)))
-    value = Call("select", (hit, position, Const(np.iinfo(out.dtype).max, out.dtype)))
-    return first, Stage(out, axes, store, value, "min", out.dtype)
+    extreme = rows.reduction(part, rows.element, "max" if largest else "min")
+    hit: Scalar = Call("eq", (rows.element, rows.of(extreme)))
+    if rows.t.is_float:
+        hit = Call("select", (Call("isnan", (rows.element,)), Const(1, "bool"), hit))
+    terms, pitch = [], 1
+    for a in reversed(rows.reduced):
+        terms.append(Term(a.name, pitch))
+        pitch *= a.extent
+    position = IndexValue(Index(tuple(reversed(terms))), y.dtype)
+    # A position even where nothing equals the extreme: a fused operand may be rounded otherwise when it is read again.
+    missing = Const(0 if last else rows.count - 1, y.dtype)
+    value = Call("select", (hit, position, missing))
+    return extreme, Stage(y, rows.axes, rows.at, value, "max" if last else "min", y.dtype)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from roller.errors import ExprError, shown
-from roller.expr import REDUCTION, SPATIAL, Axis, Call, Load, Stage, Tensor, TensorExpr
-from roller.ops.build import dimensions, finish, indices, rows_of, types
+from roller.expr import Call, Stage, Tensor, TensorExpr
+from roller.ops.build import dimensions, finish, types
 from roller.ops.reduce import normalize_axes
 from roller.ops.registry import operator
+from roller.ops.rows import Rows, axes_over
 
 
 @operator("Softmax")
@@ -57,18 +58,21 @@ def softmax(
     (along,) = normalize_axes(where, axis, len(dims), "axis")
     t = types(where, dtype, acc_dtype, out_dtype)
     t.require_float(where)
-    rows = tuple(Axis(f"d{d}", e, SPATIAL) for d, e in enumerate(dims) if d != along)
-    every = tuple(Axis(f"d{d}", e, SPATIAL) for d, e in enumerate(dims))
-    k = Axis("k", dims[along], REDUCTION)
-    at = indices(rows)
-    inside = indices([k.name if d == along else f"d{d}" for d in range(len(dims))])
-    row_shape = tuple(a.extent for a in rows)
-    largest, total = Tensor("X_max", row_shape, t.acc), Tensor("X_sum", row_shape, t.acc)
-    shifted = Call("sub", (t.load("X", inside), Load(largest.name, at)))
-    final = Call("exp", (Call("sub", (t.load("X", indices(every)), Load(largest.name, at))),))
-    stages = (
-        Stage(largest, (*rows_of(rows), k), at, t.load("X", inside), "max", t.acc),
-        Stage(total, (*rows_of(rows), k), at, Call("exp", (shifted,)), "sum", t.acc),
-        Stage(Tensor("Y", dims, t.out), every, indices(every), Call("div", (final, Load(total.name, at))), None, t.acc),
-    )
-    return finish(where, (Tensor("X", dims, dtype),), stages, t, epilogue=epilogue)
+    x = Tensor("X", dims, dtype)
+    rows = Rows(x, axes_over(dims, (along,), "k"), t, "X_")
+    return finish(where, (x,), softmax_stages(rows, Tensor("Y", dims, t.out)), t, epilogue=epilogue)
+
+
+def softmax_stages(rows: Rows, y: Tensor, *, logarithm: bool = False) -> tuple[Stage, ...]:
+    """Return a maximum, a sum of exponentials, and the element-wise stage that writes ``y``: their softmax or its log.
+
+    The exponential is recomputed rather than stored, so that a row needs no scratch tensor.
+    """
+    largest = rows.reduction("max", rows.element, "max")
+    shift = rows.of(largest)
+    total = rows.reduction("sum", Call("exp", (Call("sub", (rows.element, shift)),)))
+    centred = Call("sub", (rows.here, shift))
+    value = Call("div", (Call("exp", (centred,)), rows.of(total)))
+    if logarithm:
+        value = Call("sub", (centred, Call("log", (rows.of(total),))))
+    return largest, total, rows.pointwise(y, value)

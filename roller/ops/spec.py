@@ -16,6 +16,7 @@ from roller.ops.norms import layer_norm, rms_norm
 from roller.ops.pool2d import pool2d
 from roller.ops.reduce import reduce
 from roller.ops.softmax import softmax
+from roller.ops.windows import same_padding
 
 #: Batch of a row that leaves N to the benchmark (Roller, section 5: batch 128).
 DEFAULT_BATCH = 128
@@ -23,11 +24,16 @@ DEFAULT_BATCH = 128
 _ROWS_PER_SEQUENCE = 512
 
 
+#: Columns of sizes, upper case in the benchmark; a row may write them as :mod:`roller.ops` does.
+_SIZES = ("M", "N", "K", "C", "H", "W", "F", "KH", "KW")
+
+
 class _Row:
     """A row with errors that name it; columns no operator needs are ignored."""
 
     def __init__(self, row: Mapping[str, Any], batch: int | None) -> None:
-        self.row, self.batch = row, batch
+        spelt = {name.lower(): name for name in _SIZES if name not in row}
+        self.row, self.batch = {spelt.get(column, column): value for column, value in row.items()}, batch
         self.name = f"operator row {row['id'] if isinstance(row.get('id'), str) else shown(dict(row))}"
 
     def get(self, column: str) -> Any:
@@ -85,7 +91,7 @@ class _Row:
         sides_out: list[int] = []
         for size, kernel in (("H", "KH"), ("W", "KW")):
             n, k = (extent(self.name, c, self.get(c)) for c in (size, kernel))
-            total = max(0, (-(-n // stride) - 1) * stride + dilation * (k - 1) + 1 - n)
+            total = same_padding(n, dilation * (k - 1) + 1, stride)
             sides_out += [total // 2, total - total // 2]
         return tuple(sides_out)
 
@@ -143,7 +149,8 @@ def from_spec(mapping: Mapping[str, Any], batch: int | None = None) -> TensorExp
     Parameters
     ----------
     mapping
-        A row: ``op`` and its sizes; ``fn`` or ``pool`` choose the kind, ``pad_*`` override ``padding``; ``dtype``, and
+        A row: ``op`` and its sizes, in either case; ``fn`` or ``pool`` choose the kind,
+        ``pad_*`` override ``padding``; ``dtype``, and
         of matrix products and convolutions ``acc_dtype`` and ``out_dtype``; other columns are ignored.
     batch
         Replaces ``N`` or the first dimension of ``shape``. The benchmark's 65536 rows (``M`` of its matmuls, first

@@ -5,6 +5,7 @@ from roller.perf.estimate import Estimate
 from roller.perf.model import (
     batch_of,
     best_rows,
+    estimate_best,
     estimate_block,
     estimate_explained,
     estimate_program,
@@ -20,6 +21,7 @@ __all__ = [
     "TileBatch",
     "batch_of",
     "best_rows",
+    "estimate_best",
     "estimate_block",
     "estimate_explained",
     "estimate_program",

@@ -7,13 +7,22 @@ candidates are worth timing is a question of ratios.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from roller.hardware import DeviceSpec
+from roller.hardware.sections import UNVALIDATED_ERROR
+from roller.perf.batch import TileBatch
 from roller.tile.program import RProgram
 
 #: What is expected of a device nobody validated (its spec has no such field): wide, so that more is timed, not less.
-UNVALIDATED = {"prediction_error": 0.5, "matrix_error": 0.5, "ranking_error": 0.25, "same_kernel_error": 0.1}
+UNVALIDATED = {
+    "prediction_error": UNVALIDATED_ERROR,
+    "matrix_error": UNVALIDATED_ERROR,
+    "mechanism_error": 0.2,
+    "ranking_error": 0.25,
+    "same_kernel_error": 0.1,
+}
 #: Field of ``accuracy`` by the term that bounds an estimate.
 _FIELD = {
     "compute": "compute_error",
@@ -26,11 +35,12 @@ _FIELD = {
 }
 
 
-def prediction_error(spec: DeviceSpec, bottleneck: str, matrix: bool = False) -> float:
+def prediction_error(spec: DeviceSpec, bottleneck: str, matrix: bool = False, mechanisms: int = 0) -> float:
     """Return the expected relative error (one sigma) of a prediction bound by ``bottleneck``.
 
     That of the bottleneck's class where the device gives one, else that of all predictions. Kernels that validated
-    those used no matrix unit: programs of one (``matrix``) have an error of their own.
+    those used no matrix unit: programs of one (``matrix``) have an error of their own. Each of as many ``mechanisms``
+    as no device has confirmed adds its own, independent of it (:func:`unconfirmed_mechanisms`).
 
     Examples
     --------
@@ -39,10 +49,32 @@ def prediction_error(spec: DeviceSpec, bottleneck: str, matrix: bool = False) ->
     >>> prediction_error(spec, "dram")
     0.05
     """
-    if matrix:
-        return _field(spec, "matrix_error")
-    own = getattr(spec.accuracy, _FIELD.get(bottleneck, "prediction_error"))
-    return own if own is not None else _field(spec, "prediction_error")
+    own = None if matrix else getattr(spec.accuracy, error_field(bottleneck))
+    confirmed = own if own is not None else _field(spec, "matrix_error" if matrix else "prediction_error")
+    if not mechanisms:
+        return confirmed
+    return math.hypot(confirmed, math.sqrt(mechanisms) * _field(spec, "mechanism_error"))
+
+
+def error_field(bottleneck: str) -> str:
+    """Return the field of ``accuracy`` that is about estimates bound by ``bottleneck``."""
+    return _FIELD.get(bottleneck, "prediction_error")
+
+
+def unconfirmed_mechanisms(batch: TileBatch, spec: DeviceSpec) -> tuple[str, ...]:
+    """Return what the programs of a batch do that none of the kernels which validated GPU specifications did.
+
+    Published kernels of threads have no pipelines of ours, walks along windows or Winograd transforms. Pipelines of
+    a matrix unit are compared (:mod:`benchmarks.model_devices`), and on a CPU random programs are.
+    """
+    if not spec.traits.blocks:
+        return ()
+    found = {
+        "pipeline": batch.pipelined and batch.fragment is None,
+        "Winograd": batch.traits.output_side > 0,
+        "walk along windows": batch.traits.slides_windows,
+    }
+    return tuple(name for name, used in found.items() if used)
 
 
 def ranking_error(spec: DeviceSpec, same_kernel: bool = False) -> float:

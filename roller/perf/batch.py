@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from roller.fragment import Fragment
+from roller.core.fragment import Fragment
 from roller.hardware import DeviceSpec
 from roller.tile.geometry import Access, Floats, Geometry, Ints, product
+from roller.tile.layout import has_tile
+from roller.tile.structures import Structure, structure_named
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,10 @@ class TileBatch:
     ``block`` is the tile of the slowest tiled layer: a thread block (GPU) or a task (CPU). ``panel`` is
     the CPU's l1 tile, absent on a GPU. ``structure``, ``staged``, ``constants``, ``nontemporal``, ``stages``,
     ``raster``, ``fragment`` and ``matrix_axes`` are as in RProgram and common to the batch; programs in which several
-    tiles are in flight may each have ``stages``, and any programs ``raster``, of their own, ``(N,)``.
+    tiles are in flight may each have ``stages``, and any programs ``raster``, of their own, ``(N,)``. ``warm`` are
+    inputs that whatever ran before left in the shared cache. ``moments_together``: kernels of others, which take sums
+    over one row in one pass where one needs the other's result. ``vectors``: elements along every axis that a GPU's
+    thread accesses at once, ``(N, axes)``, where programs say it; else their template chooses.
     """
 
     geometry: Geometry
@@ -43,6 +48,9 @@ class TileBatch:
     raster: int | Ints = 1
     fragment: Fragment | None = None
     matrix_axes: tuple[str, ...] = ()
+    warm: tuple[str, ...] = ()
+    moments_together: bool = False
+    vectors: Ints | None = None
 
     def __len__(self) -> int:
         """Return the number of programs."""
@@ -52,6 +60,10 @@ class TileBatch:
         """Return the selected programs; :meth:`of_tiles` computes nothing again for them."""
         stages = self.stages if isinstance(self.stages, int) else self.stages[index]
         return self.chosen(index, stages, self.raster if isinstance(self.raster, int) else self.raster[index])
+
+    def chosen_anew(self) -> TileBatch:
+        """Return the programs without what they say of their vectors: tiles of other sizes have others."""
+        return replace(self, vectors=None)
 
     def varied(self, stages: int | Sequence[int], raster: int | Sequence[int] = 1) -> TileBatch:
         """Return the programs with other stages and orders of blocks: all with the first choice, then the second.
@@ -69,6 +81,7 @@ class TileBatch:
             block=self.block[index],
             split_k=self.split_k[index],
             panel=None if self.panel is None else self.panel[index],
+            vectors=None if self.vectors is None else self.vectors[index],
             stages=stages,
             raster=raster,
         )
@@ -104,6 +117,21 @@ class TileBatch:
         return known[1] if known[0] is spec else None
 
     @cached_property
+    def traits(self) -> Structure:
+        """What programs of its structure are like."""
+        return structure_named(self.structure)
+
+    @cached_property
+    def staged_loads(self) -> tuple[Access, ...]:
+        """The anchor's loads that have a tile in the scratchpad."""
+        return tuple(a for a in self.geometry.loads if has_tile(a.tensor.name, a.index, self.staged))
+
+    @property
+    def sums_along_vectors(self) -> bool:
+        """Whether its vectors run along a reduction axis."""
+        return self.vector_axis is not None and not self.geometry.spatial[self.vector_axis]
+
+    @cached_property
     def pipelined(self) -> bool:
         """Whether several copies of staged tiles are in flight: of all programs, or of none."""
         return bool(np.max(self.stages, initial=1) > 1)
@@ -120,19 +148,19 @@ class TileBatch:
     def thread_axes(self) -> NDArray[np.bool_]:
         """Axes that threads are spread over: the spatial ones, and reductions in ``rows``."""
         spatial = self.geometry.spatial
-        return np.ones_like(spatial) if self.structure == "rows" else spatial
+        return np.ones_like(spatial) if self.traits.spreads_reductions else spatial
 
     @cached_property
     def threads(self) -> Ints:
         """GPU threads per axis (of a ``matrix`` program: groups of ``fragment.threads``), ``(N, axes)``."""
         threads = -(-self.block // self.register)
-        return threads if self.structure == "rows" else np.where(self.thread_axes, threads, 1)
+        return threads if self.traits.spreads_reductions else np.where(self.thread_axes, threads, 1)
 
     @cached_property
     def threads_per_block(self) -> Ints:
         """GPU threads per block, ``(N,)``."""
         together = self.fragment.threads if self.fragment else 1
-        axes = range(self.block.shape[1]) if self.structure == "rows" else self._spatial
+        axes = range(self.block.shape[1]) if self.traits.spreads_reductions else self._spatial
         return product(self.threads, axes) * together
 
     @cached_property

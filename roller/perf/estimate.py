@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from roller.display import html_table, one_line
+from roller.core.display import html_table, one_line
 from roller.errors import MALFORMED, ArtifactError
 
 
@@ -26,6 +26,9 @@ class Estimate:
     expected_error
         Expected error of ``seconds``: one standard deviation of ``ln(measured / seconds)``; ``None`` where the
         estimate was stored before estimates had one.
+    clock_hz
+        Clock of the arithmetic: the device's, or the one that a limit of its power leaves; ``None`` where the estimate
+        was stored before estimates had one.
 
     Examples
     --------
@@ -33,13 +36,14 @@ class Estimate:
     >>> [f"{s:.5f}" for s in estimate.interval_s]
     ['0.00905', '0.01105']
     >>> print(estimate)
-    predicted 10 ms ±10 %, bound by compute
+    predicted 10 ms ×/÷ 1.11, bound by compute
     """
 
     seconds: float
     bottleneck: str
     term_items: tuple[tuple[str, float], ...] = ()
     expected_error: float | None = None
+    clock_hz: float | None = None
 
     @cached_property
     def terms(self) -> dict[str, float]:
@@ -52,10 +56,16 @@ class Estimate:
         factor = math.exp(self.expected_error or 0.0)
         return self.seconds / factor, self.seconds * factor
 
+    @property
+    def spread(self) -> str:
+        """How far ``seconds`` may be off, for people: the factor between it and either end of :attr:`interval_s`."""
+        return "" if self.expected_error is None else f" ×/÷ {math.exp(self.expected_error):.2f}"
+
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready data; :meth:`from_dict` is the inverse."""
         data = {"seconds": self.seconds, "bottleneck": self.bottleneck, "terms": self.terms}
-        return data if self.expected_error is None else {**data, "expected_error": self.expected_error}
+        known = {"expected_error": self.expected_error, "clock_hz": self.clock_hz}
+        return data | {k: v for k, v in known.items() if v is not None}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Estimate:
@@ -67,7 +77,8 @@ class Estimate:
             Where a field is missing or malformed.
         """
         try:
-            return cls(data["seconds"], data["bottleneck"], tuple(data["terms"].items()), data.get("expected_error"))
+            return cls(data["seconds"], data["bottleneck"], tuple(data["terms"].items()), data.get("expected_error"),
+                       data.get("clock_hz"))  # fmt: skip
         except MALFORMED as err:
             raise ArtifactError(f"estimate: expected a serialised Estimate, got {err!r}. The file is damaged.") from err
 
@@ -81,5 +92,4 @@ class Estimate:
 
     def __str__(self) -> str:
         """Predicted time, how far it may be off, and bottleneck."""
-        spread = "" if self.expected_error is None else f" ±{self.expected_error * 100:.2g} %"
-        return f"predicted {self.seconds * 1e3:.4g} ms{spread}, bound by {self.bottleneck}"
+        return f"predicted {self.seconds * 1e3:.4g} ms{self.spread}, bound by {self.bottleneck}"

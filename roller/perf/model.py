@@ -1,4 +1,4 @@
-"""MicroPerfModel: price batches and programs; the device's kind decides which half answers."""
+"""MicroPerfModel: price batches and programs; the templates of the device's kind answer."""
 
 from __future__ import annotations
 
@@ -9,23 +9,22 @@ from typing import Any
 import numpy as np
 
 from roller.hardware import DeviceSpec
-from roller.perf import cpu, gpu
-from roller.perf.accuracy import prediction_error
+from roller.perf.accuracy import prediction_error, unconfirmed_mechanisms
 from roller.perf.batch import TileBatch
 from roller.perf.estimate import Estimate
 from roller.perf.terms import Term
+from roller.targets import KINDS
 from roller.tile.geometry import Floats, Geometry, Ints
 from roller.tile.program import RProgram
 
 #: Rows priced before bounds are compared.
 _PRICED_FIRST = 192
-#: Time terms that compete for the bottleneck.
-_STAGES = ("compute_s", "copy_s", "dram_s", "l2_s", "l3_s", "latency_s", "launch_s")
 
 
 def price(batch: TileBatch, spec: DeviceSpec) -> Mapping[str, Floats]:
     """Return ``seconds`` and every term of a batch, arrays of shape ``(N,)``."""
-    return gpu.price(batch, spec) if spec.kind == "gpu" else cpu.price(batch, spec)
+    terms: Mapping[str, Floats] = spec.traits.room("templates").price(batch, spec)
+    return terms
 
 
 def best_rows(
@@ -38,10 +37,11 @@ def best_rows(
     program of all is found even where ``limit_s`` beats it.
     """
     rows, known = np.arange(len(batch)), batch.known_seconds(spec)
+    bounded = known is None and len(batch) > _PRICED_FIRST
+    bound = spec.traits.room("templates").lower_bound_s(batch, spec) if bounded else None
     if known is not None:
         seconds = known
-    elif spec.kind == "gpu" and len(batch) > _PRICED_FIRST:
-        bound = gpu.lower_bound_s(batch, spec)
+    elif bound is not None:
         rows = rows if always else np.flatnonzero(bound <= limit_s)
         if len(rows) > _PRICED_FIRST:
             rows = rows[np.argpartition(bound[rows], _PRICED_FIRST - 1)]
@@ -68,7 +68,7 @@ def batch_of(programs: Sequence[RProgram]) -> TileBatch:
     g = Geometry.of(first.expr)
     layers = len(first.tiles)
     rows = [np.array([p.tiles[layer][1] for p in programs], np.int64) for layer in range(layers)]
-    axis = None if first.vector_axis is None or first.kind == "gpu" else g.names.index(first.vector_axis)
+    axis = _batched_axis(first)
     return TileBatch(
         g,
         first.structure,
@@ -77,38 +77,50 @@ def batch_of(programs: Sequence[RProgram]) -> TileBatch:
         np.array([p.split_k for p in programs], np.int64),
         first.staged,
         rows[1] if layers > 2 else None,
-        axis,
+        None if axis is None else g.names.index(axis),
         first.constants,
         first.nontemporal,
         _common([p.stages for p in programs]),
         _common([p.raster for p in programs]),
         first.fragment,
         first.matrix_axes,
+        vectors=None if KINDS[first.kind].simd else _vectors(programs, g),
     )
+
+
+def _batched_axis(program: RProgram) -> str | None:
+    """Return the axis that programs of one batch have their vectors along, where a unit executes vectors."""
+    return program.vector_axis if KINDS[program.kind].simd else None
+
+
+def _vectors(programs: Sequence[RProgram], g: Geometry) -> Ints:
+    """Return the elements of a thread's vectors along every axis: of chunks that fill its tile, or single ones."""
+    found = np.ones((len(programs), len(g.names)), np.int64)
+    for row, p in zip(found, programs, strict=True):
+        if p.vector_axis is not None and p.tile("register")[p.vector_axis] % p.vector_elements == 0:
+            row[g.names.index(p.vector_axis)] = p.vector_elements
+    return found
 
 
 def _common(values: list[int]) -> int | Ints:
     return values[0] if min(values) == max(values) else np.array(values, np.int64)
 
 
-def estimate_programs(programs: Sequence[RProgram], spec: DeviceSpec) -> list[Estimate]:
+def estimate_programs(programs: Sequence[RProgram], spec: DeviceSpec, warm: tuple[str, ...] = ()) -> list[Estimate]:
     """Return the estimates of programs, in order, with their storage padding, bank conflicts and transactions.
 
-    Alike programs are priced together.
+    Alike programs are priced together. ``warm`` are inputs that whatever ran before left in the shared cache.
     """
     groups: dict[tuple[Any, ...], list[int]] = {}
     for n, p in enumerate(programs):
-        axis = p.vector_axis if p.kind == "cpu" else None
         alike = (p.layers, p.constants, p.nontemporal, p.stages > 1, p.fragment, p.matrix_axes)
-        groups.setdefault((id(p.expr), p.structure, p.staged, axis, *alike), []).append(n)
+        groups.setdefault((id(p.expr), p.structure, p.staged, _batched_axis(p), *alike), []).append(n)
     out: dict[int, Estimate] = {}
     for members in groups.values():
         mine = [programs[n] for n in members]
-        batch = batch_of(mine)
-        terms = (
-            gpu.price(batch, spec, gpu.LaidOut.of(batch, mine, spec)) if spec.kind == "gpu" else cpu.price(batch, spec)
-        )
-        out.update({n: _estimate(terms, row, spec, batch.fragment is not None) for row, n in enumerate(members)})
+        batch = replace(batch_of(mine), warm=warm)
+        terms = spec.traits.room("templates").price_programs(batch, mine, spec)
+        out.update({n: _estimate(terms, row, spec, batch) for row, n in enumerate(members)})
     return [out[n] for n in range(len(programs))]
 
 
@@ -121,29 +133,33 @@ def estimate_explained(
     """
     batch = batch_of([program])
     batch = batch if block is None else replace(batch, block=np.array([block], np.int64))
-    if spec.kind == "gpu":
-        told: list[gpu.Parts] = []
-        terms = gpu.price(batch, spec, gpu.LaidOut.of(batch, [program], spec), told)
-        return _estimate(terms, 0, spec, batch.fragment is not None), gpu.explained(told)
-    parts: list[cpu.Parts] = []
-    terms = cpu.price(batch, spec, parts)
-    return _estimate(terms, 0, spec), cpu.explained(parts)
+    room, told = spec.traits.room("templates"), list[dict[str, Any]]()
+    terms = room.price_programs(batch, [program], spec, told)
+    return _estimate(terms, 0, spec, batch), room.explained(told)
 
 
-def estimate_block(program: RProgram, spec: DeviceSpec, block: Sequence[int]) -> Estimate:
+def estimate_block(program: RProgram, spec: DeviceSpec, block: Sequence[int], warm: tuple[str, ...] = ()) -> Estimate:
     """Return the estimate of a GPU program whose blocks advance by ``block`` only, though their threads cover more."""
-    batch = replace(batch_of([program]), block=np.array([block], np.int64))
-    return _estimate(gpu.price(batch, spec, gpu.LaidOut.of(batch, [program], spec)), 0, spec)
+    batch = replace(batch_of([program]), block=np.array([block], np.int64), warm=warm)
+    return _estimate(spec.traits.room("templates").price_programs(batch, [program], spec), 0, spec, batch)
 
 
-def estimate_program(program: RProgram, spec: DeviceSpec) -> Estimate:
+def estimate_program(program: RProgram, spec: DeviceSpec, warm: tuple[str, ...] = ()) -> Estimate:
     """Return the estimate of one program."""
-    return estimate_programs([program], spec)[0]
+    return estimate_programs([program], spec, warm)[0]
 
 
-def _estimate(terms: Mapping[str, Floats], row: int, spec: DeviceSpec, matrix: bool = False) -> Estimate:
-    values = {k: float(v[row]) for k, v in terms.items() if k != "seconds"}
-    stages = {k: v for k, v in values.items() if k in _STAGES}
+def estimate_best(batch: TileBatch, spec: DeviceSpec) -> Estimate:
+    """Return the estimate of a batch's fastest program, laid out as is expected of it."""
+    terms = price(batch, spec)
+    return _estimate(terms, int(terms["seconds"].argmin()), spec, batch)
+
+
+def _estimate(terms: Mapping[str, Floats], row: int, spec: DeviceSpec, batch: TileBatch) -> Estimate:
+    values = {k: float(v[row]) for k, v in terms.items() if k not in ("seconds", "clock_hz")}
+    stages = {k: v for k, v in values.items() if k in spec.traits.room("templates").BOTTLENECKS}
     bottleneck = max(stages, key=lambda k: stages[k])[:-2]
-    error = prediction_error(spec, bottleneck, matrix)
-    return Estimate(float(terms["seconds"][row]), bottleneck, tuple(values.items()), error)
+    mechanisms = len(unconfirmed_mechanisms(batch, spec))
+    error = prediction_error(spec, bottleneck, batch.fragment is not None, mechanisms)
+    clock = float(terms["clock_hz"][row]) if "clock_hz" in terms else spec.clock_hz
+    return Estimate(float(terms["seconds"][row]), bottleneck, tuple(values.items()), error, clock)

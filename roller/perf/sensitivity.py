@@ -117,20 +117,3 @@ def elasticity(step: FieldStep, price: Pricer, base: Floats) -> Floats:
     width = x[high] - x[low]
     rise = np.where(fits.any(axis=0) & (width > 0), y[high, rows] - y[low, rows], 0.0)
     return np.asarray(rise / np.where(width > 0, width, 1.0))
-
-
-def elasticities(programs: Sequence[RProgram], spec: DeviceSpec) -> dict[FieldStep, Floats]:
-    """Return, per field that matters to any of the programs, the elasticities of their predicted times.
-
-    Examples
-    --------
-    >>> import roller
-    >>> spec = roller.load_spec("v100")
-    >>> best = roller.construct(roller.ops.matmul(4096, 4096, 4096), spec, top_k=1)[0].program
-    >>> found = {s.field: float(e[0]) for s, e in elasticities([best], spec).items()}
-    >>> found["clock_hz"] < -0.5, abs(found.get("memory_layers.global.bandwidth_bytes_per_s", 0)) < 0.2
-    (True, True)
-    """
-    base = log_prices(programs, spec)
-    found = {s: elasticity(s, lambda other: log_prices(programs, other), base) for s in field_steps(spec)}
-    return {s: e for s, e in found.items() if np.abs(e).max(initial=0.0) > 0}

@@ -7,23 +7,26 @@ is read back and compared before anything is written, and the file appears whole
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import yaml
 
+from roller.core.files import whole_file
 from roller.errors import SpecError
-from roller.files import whole_file
 from roller.hardware import DeviceSpec, parse_spec
 from roller.hardware.checks import SOURCES
-from roller.hardware.reader import THIS_MACHINE
+from roller.hardware.reader import VALIDATED_WITH
 from roller.hardware.sections import numbers_of
 from roller.hardware.spec import settable
 from roller.probing.measured import Measured
+from roller.targets import THIS_MACHINE, device_name
 
 #: What an earlier run appended to a note.
 _OLD_STAMP = re.compile(r"(; )?probed \d{4}-\d\d-\d\d.*$", re.DOTALL)
-_SOURCES_OF = {"datasheet": "datasheet", "measured": "measured"}
+_SOURCES_OF = {source: source for source in SOURCES}
+#: Where clocks stand in a file that tells one from the other.
+_CLOCKS = {"clock_hz": "clock_hz.boost", "sustained_clock_hz": "clock_hz.sustained"}
 
 
 def with_measured(text: str, found: Mapping[str, Measured], stamp: str, where: str = "the specification") -> str:
@@ -67,10 +70,31 @@ def with_measured(text: str, found: Mapping[str, Measured], stamp: str, where: s
     return text
 
 
+def revalidated(text: str, where: str = "the specification") -> str:
+    """Return a specification's YAML whose errors hold for its numbers: those of a processor that was probed just now.
+
+    They were found on probed processors, so that it is probing they belong to; an edit of the file ends that again.
+
+    Parameters
+    ----------
+    text
+        What :func:`with_measured` made of a profile.
+    where
+        Name of the file in errors.
+
+    Raises
+    ------
+    SpecError
+        Where the text is no specification.
+    """
+    key = parse_spec(text, where).numbers_key
+    return re.sub(rf"(?m)^(  {VALIDATED_WITH}:).*$", rf'\1 "{key}"', text)
+
+
 def _put(text: str, path: str, value: str, spread: str, note: str) -> str:
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     assert isinstance(root, yaml.MappingNode)  # the text was parsed as a specification before
-    parents, node, key = _find(root, path)
+    parents, node, key = _find(root, _CLOCKS.get(path, path) if _clocks_apart(root) else path)
     if node is None:
         entry = f'{key}: {{measured: {value}, spread: {spread}, note: "{note}"}}'
         return _added(text, parents, entry)
@@ -121,6 +145,12 @@ def _find(root: yaml.MappingNode, path: str) -> tuple[yaml.MappingNode, yaml.Map
             name, _, rest = rest.partition(".")
             below = next(x for x in below.value if {k.value: v.value for k, v in x.value}.get("name") == name)
         section = below
+
+
+def _clocks_apart(root: yaml.MappingNode) -> bool:
+    """Whether the file tells the boost clock from the sustained one."""
+    clock = next(v for k, v in root.value if k.value == "clock_hz")
+    return not _is_number(clock)
 
 
 def _is_number(node: yaml.Node) -> bool:
@@ -194,7 +224,7 @@ def spec_text(spec: DeviceSpec, name: str | None = None, notes: Mapping[str, str
         Where the name is the one reserved for the detected machine.
     """
     name = name or spec.name
-    if name == THIS_MACHINE:
+    if device_name(name) == THIS_MACHINE:
         raise SpecError(f"device name '{name}': stands for the detected machine. Choose another name for the file.")
     said = dict(notes or {})
 
@@ -213,7 +243,7 @@ def spec_text(spec: DeviceSpec, name: str | None = None, notes: Mapping[str, str
         f"name: {name}", f"kind: {spec.kind}", f"description: {_quoted('', spec.description)}",
         *([f"machine: {_quoted('', spec.machine)}"] if spec.machine else []),
         f"target: {{{target}}}", f"units: {entry('units', spec.units)}",
-        f"clock_hz: {entry('clock_hz', spec.clock_hz)}", "",
+        *_clock_lines(spec, entry), "",
         "teu:", f"  name: {spec.teu.name}", *section("", numbers_of(spec.teu), "teu")[1:], "",
         "compute:", *section("  ops_per_cycle_per_unit:", dict(spec.compute.rates), "compute.ops_per_cycle_per_unit",
                              "    "), "",
@@ -225,8 +255,22 @@ def spec_text(spec: DeviceSpec, name: str | None = None, notes: Mapping[str, str
         lines += [f"  - name: {layer.name}", f"    scope: {layer.scope}", f"    tiled: {str(layer.tiled).lower()}"]
         lines += section("", numbers_of(layer), f"memory_layers.{layer.name}", "    ")[1:]
     if accuracy := numbers_of(spec.accuracy):
-        lines += ["", *section("accuracy:", accuracy, "accuracy")]
+        head, *errors = section("accuracy:", accuracy, "accuracy")
+        # What the specification believes of itself it believes when it is read back; an edit of its numbers ends that.
+        lines += ["", head, f"  {VALIDATED_WITH}: {_quoted('', spec.numbers_key)}", *errors]
     return "\n".join(lines) + "\n"
+
+
+def _clock_lines(spec: DeviceSpec, entry: Callable[[str, float], str]) -> list[str]:
+    """Return the clock, or boost and sustained ones, and below them what else is known of the board."""
+    power = [] if spec.power_w is None else [f"power_w: {entry('power_w', spec.power_w)}"]
+    for name in ("process_bytes", "link_bytes_per_s", "link_latency_s"):
+        if (value := getattr(spec, name)) is not None:
+            power.append(f"{name}: {entry(name, value)}")
+    boost, sustained = entry("clock_hz", spec.clock_hz), spec.sustained_clock_hz
+    if sustained is None:
+        return [f"clock_hz: {boost}", *power]
+    return ["clock_hz:", f"  boost: {boost}", f"  sustained: {entry('sustained_clock_hz', sustained)}", *power]
 
 
 def _fragment_lines(spec: DeviceSpec) -> list[str]:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from roller.errors import SpecError
 from roller.probing.measured import Measured
@@ -81,7 +81,7 @@ class Probe:
     """
 
     name: str
-    kind: Literal["cpu", "gpu"]
+    kind: str
     fields: tuple[str, ...]
     source: str
     run: Callable[[Any], Finding] = field(compare=False, repr=False)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
-from typing import Literal
 
 from roller.errors import SpecError
 from roller.probing.probe import Probe
+from roller.targets import KINDS
 
 
-def probes(kind: Literal["cpu", "gpu"]) -> tuple[Probe, ...]:
+def probes(kind: str) -> tuple[Probe, ...]:
     """Return the probes of a kind of device: the tuple ``PROBES`` of ``roller.probing.cpu`` or ``.gpu``."""
-    found: tuple[Probe, ...] = import_module(f"roller.probing.{kind}").PROBES
+    found: tuple[Probe, ...] = KINDS[kind].room("probing").PROBES
     return found
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from roller.display import one_line
+from roller.core.display import one_line
 from roller.errors import SpecError
 from roller.hardware import DeviceSpec
 from roller.perf.sensitivity import FieldStep, elasticity, field_step, field_steps, log_prices

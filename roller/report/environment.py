@@ -11,12 +11,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from roller.c_compiler import find_compiler
+from roller.core.c_compiler import find_compiler
+from roller.core.processor import usable_processors
 from roller.errors import RollerError
 from roller.hardware import THIS_MACHINE, load_spec
 from roller.hardware.detect import detect_unprobed
 from roller.hardware.machine import profile_path
-from roller.processor import usable_processors
 from roller.runtime.cache import KernelCache
 
 #: Packages that kernels depend on, or that models come from.

@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from roller.arguments import expression_of, options_of, target_of
-from roller.construction.constructor import construct_candidates, target_units
-from roller.construction.options import ConstructOptions
 from roller.explaining import explanation
 from roller.explaining.explanation import Explanation
 from roller.explaining.why_not import WhyNot
 from roller.explaining.why_not import why_not as held_against
 from roller.hardware import DeviceSpec
+from roller.search.constructor import construct_candidates, target_units
+from roller.templates.common.options import ConstructOptions
 from roller.tile.program import RProgram
 
 if TYPE_CHECKING:
-    from roller.construction.named import Tile
+    from roller.search.explicit_tiles import Tile
 
 
 def explain(
@@ -55,7 +55,7 @@ def explain(
     >>> why.rank, why.roof.bound, why.time.value == why.estimate.seconds
     (1, 'arithmetic', True)
     """
-    from roller.construction.named_program import name_of, program_from_name
+    from roller.search.program_names import name_of, program_from_name
 
     expression, spec, chosen = expression_of(expr), target_of(device)[0], options_of(options, None)
     named = None if program is None else program_from_name(expression, target_units(spec, chosen), name_of(program))
@@ -92,7 +92,7 @@ def why_not(
     >>> found.verdict, found.percent > 50
     ('slower', True)
     """
-    from roller.construction.named import Mechanisms
+    from roller.search.explicit_tiles import Mechanisms
 
     expression, spec, chosen = expression_of(expr), target_of(device)[0], options_of(options, None)
     how = Mechanisms(stages, split_k, raster)

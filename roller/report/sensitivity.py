@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from roller.arguments import expression_of, options_of, target_of
-from roller.construction.constructor import construct_candidates
-from roller.construction.options import ConstructOptions
-from roller.display import one_line
+from roller.core.display import one_line
+from roller.core.validation import flag
 from roller.errors import NoCandidateError, counted
 from roller.explaining.lifts import Change, Effect, constructed, effects, is_resource, of_programs
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
-from roller.validation import flag
+from roller.search.constructor import construct_candidates
+from roller.templates.common.options import ConstructOptions
 
 #: What a smaller component may cost, in percent, to be named as one that could be smaller.
 COST = 1.0
@@ -84,8 +84,9 @@ class Sensitivity:
 
 def _effect_data(effect: Effect) -> dict[str, Any]:
     changes = [{"value": c.value, "predicted_s": list(c.seconds), "percent": c.percent} for c in effect.changes]
-    return {"field": effect.field, "value": effect.value, "unit": effect.unit, "changes": changes,
-            "percent_per_percent": effect.percent, "per_operator": list(effect.per_operator)}  # fmt: skip
+    return {"field": effect.field, "value": effect.value, "unit": effect.unit, "assumed": effect.assumed,
+            "changes": changes, "percent_per_percent": effect.percent,
+            "per_operator": list(effect.per_operator)}  # fmt: skip
 
 
 def sensitivity(

@@ -21,10 +21,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from roller.processor import usable_processors
+from roller.core.cyclic import held_back
+from roller.core.processor import usable_processors
+from roller.core.scratch import scratch_folder
 from roller.runtime.interrupts import interrupts_deferred
 from roller.runtime.records import Record
-from roller.scratch import scratch_folder
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -123,7 +124,7 @@ def _start(build: Callable[[T], R], job: T, folder: str) -> _Job:
     context = multiprocessing.get_context("fork")
     receive, send = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(build, job, send, folder, os.getpid()), daemon=True)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), held_back():  # held back: the child leaves garbage that it inherits alone
         # Python warns of forking with threads; the child touches no lock that another thread may hold.
         warnings.simplefilter("ignore", DeprecationWarning)
         process.start()

@@ -10,33 +10,26 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from roller.runtime.bundle_command import run_command, say
+from roller.runtime.bundle_command import parser_of, run_command, say
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m roller.runtime.bundle", description=(__doc__ or "").split("\n")[0])
-    verbs = parser.add_subparsers(dest="verb", required=True)
-    run = verbs.add_parser("run", help="check and time everything; run again to continue after a kill")
-    run.add_argument("bundle", type=Path)
-    run.add_argument("--json", type=Path, required=True, metavar="FILE", help="where the results go")
-    run.add_argument("--device", default="cuda:0", help="cuda:N, rocm:N or null:SPEC; several alike: cuda:0,cuda:1")
+    devices = "cuda:N, rocm:N or null:SPEC; several alike: cuda:0,cuda:1"
+    parser, run = parser_of("roller.runtime.bundle", __doc__, devices)
     run.add_argument("--budget-s", type=float, default=None, help="stop after this many seconds; run again to continue")
-    run.add_argument("--filter", default="*", metavar="ID", help="comma-separated ids or patterns, e.g. 'M*,C1?'")
+    run.add_argument("--filter", default="*", metavar="ID", help="comma-separated ids or patterns: 'M*,C1?'")
     run.add_argument("--timeout-s", type=float, default=20.0, help="seconds one candidate may take to be checked")
     run.add_argument("--time-s", type=float, default=0.1, help="seconds of timing per candidate")
     run.add_argument("--seed", type=int, default=0, help="seed of the inputs")
-    verify = verbs.add_parser("verify", help="check every file against the manifest; runs nothing")
-    verify.add_argument("bundle", type=Path)
     return parser
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    from roller.runtime.container import PROBES
     from roller.runtime.devices import KINDS, parse
-    from roller.runtime.probe_bundle import is_probe_bundle
 
-    if is_probe_bundle(arguments.bundle):
+    if PROBES.is_in(arguments.bundle):
         return _probe(arguments)
     from roller.runtime.bundle_run import run_bundle
     from roller.runtime.profiler import ProfileOptions
@@ -66,7 +59,7 @@ def _probe(arguments: argparse.Namespace) -> int:
 
     results = run_probe_bundle(
         arguments.bundle, arguments.json, parse(arguments.device), budget_s=arguments.budget_s,
-        timeout_s=arguments.timeout_s, say=say,
+        timeout_s=arguments.timeout_s, pattern=arguments.filter, say=say,
     )  # fmt: skip
     cases = [r for plan in results["results"].values() for r in plan.values()]
     good = sum(r["status"] == "measured" for r in cases)
@@ -79,9 +72,10 @@ def _probe(arguments: argparse.Namespace) -> int:
 
 def _verify(arguments: argparse.Namespace) -> int:
     from roller.runtime.bundle_format import Bundle
-    from roller.runtime.probe_bundle import ProbeBundle, is_probe_bundle
+    from roller.runtime.container import PROBES
+    from roller.runtime.probe_bundle import ProbeBundle
 
-    if is_probe_bundle(arguments.bundle):
+    if PROBES.is_in(arguments.bundle):
         probes = ProbeBundle(arguments.bundle)
         count = sum(len(probes.plan(name).cases) for name in probes.names)
         for name in probes.names:

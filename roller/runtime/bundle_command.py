@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from roller.errors import RollerError
 
@@ -15,6 +16,29 @@ def say(line: str) -> None:
     """Print a line at once: whoever watches a run sees each step as it ends."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
+
+
+def parser_of(prog: str, doc: str | None, device: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    """Return the parser of a command that runs and verifies a folder, and that of its verb ``run`` to add to.
+
+    Parameters
+    ----------
+    prog
+        Module that is run.
+    doc
+        Its docstring, whose first line says what it does.
+    device
+        Help of ``--device``.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m {prog}", description=(doc or "").split("\n")[0])
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    run = verbs.add_parser("run", help="check and time everything; run again to continue after a kill")
+    run.add_argument("--json", type=Path, required=True, metavar="FILE", help="where the results go")
+    run.add_argument("--device", default="cuda:0", help=device)
+    verify = verbs.add_parser("verify", help="check every file against the manifest; runs nothing")
+    for verb in (run, verify):
+        verb.add_argument("bundle", type=Path)
+    return parser, run
 
 
 def run_command(parser: argparse.ArgumentParser, verbs: Mapping[str, Verb], arguments: Sequence[str] | None) -> int:

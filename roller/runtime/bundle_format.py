@@ -1,31 +1,22 @@
-"""Bundles on disk: a manifest with checksums, and one compressed file of candidates per operator.
+"""Bundles of kernels: a container with one compressed file of candidates per operator.
 
-An operator's file holds each source, expression and binary once, however many candidates share it. Everything
-is verified before it is used: a bundle travels between machines, and runs code on them.
+An operator's file holds each source, expression and binary once, however many candidates share it.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import lzma
-import os
-import shutil
 import struct
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from roller.artifact import KernelArtifact
 from roller.errors import ArtifactError
-from roller.files import try_folder, whole_file
-from roller.validation import path as path_of
+from roller.runtime.container import BUNDLE, Container, filled
 
-FORMAT, VERSION = "roller-bundle", 1
-MANIFEST = "manifest.json"
 _MAGIC = b"RLB1"
 _HEAD = struct.Struct("<4sI")
 #: An operator's file never unpacks to more than this (bytes): a damaged one must not fill the memory.
@@ -164,133 +155,12 @@ def write_bundle(
     ArtifactError
         Where the folder cannot be written.
     """
-    with whole_folder(folder) as work:
-        (work / "ops").mkdir()
+    with filled(folder) as work:
         rows = []
         for n, (entry, data) in enumerate(operators):
             file = f"ops/{n:04d}.xz"
-            (work / file).write_bytes(data)
-            digest = hashlib.sha256(data).hexdigest()
-            rows.append(asdict(replace(entry, file=file, sha256=digest, size_bytes=len(data))))
-        return write_manifest(work, {"format": FORMAT, "version": VERSION, **header, "operators": rows})
-
-
-def write_manifest(work: Path, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Write and return the manifest of a bundle: ``body`` with its checksum."""
-    plain = json.loads(json.dumps(body))  # tuples become the lists that a reader sees
-    manifest = {**plain, "checksum": checksum(plain)}
-    (work / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-    return manifest
-
-
-@contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
-    """Yield a folder to fill, which becomes ``folder`` at the end; nothing is left of it where filling fails.
-
-    Raises
-    ------
-    ArtifactError
-        Where ``folder`` exists and holds something, or cannot be written.
-    """
-    check_target(folder)
-    try:
-        work = Path(tempfile.mkdtemp(dir=folder.absolute().parent, prefix=f".{folder.name}."))
-    except OSError as err:
-        raise ArtifactError(f"{folder}: cannot write ({err.strerror}). Choose a writable folder.") from err
-    try:
-        yield work
-        work.chmod(0o755)
-        if folder.exists():
-            folder.rmdir()
-        os.replace(work, folder)
-    except BaseException as err:
-        shutil.rmtree(work, ignore_errors=True)
-        if isinstance(err, OSError):
-            raise ArtifactError(f"{folder}: cannot write ({err.strerror}). Choose a writable folder.") from err
-        raise
-
-
-def check_target(folder: Path) -> None:
-    """Refuse an output folder that exists and holds something or cannot be written, before any work goes into it.
-
-    Raises
-    ------
-    ArtifactError
-        Where it does or cannot, or its parent does not exist.
-    """
-    if not folder.absolute().parent.is_dir():
-        raise ArtifactError(f"{folder}: its parent folder does not exist. Create it first.")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ArtifactError(f"{folder}: exists and is not empty. Remove it, or choose another folder.")
-    try:
-        try_folder(folder.absolute().parent)
-    except OSError as err:
-        raise ArtifactError(f"{folder}: cannot write ({err.strerror}). Choose a writable folder.") from err
-
-
-def checksum(body: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of JSON data in canonical form, its own checksum left out."""
-    rest = {k: v for k, v in body.items() if k != "checksum"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
-
-
-def write_checked(path: Path, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Write results as JSON with their checksum, whole or not at all; return them as a reader sees them.
-
-    Raises
-    ------
-    ArtifactError
-        Where the file cannot be written.
-    """
-    plain = json.loads(json.dumps(body))
-    results = {**plain, "checksum": checksum(plain)}
-    try:
-        with whole_file(path, durable=True) as file:
-            file.write((json.dumps(results, indent=1) + "\n").encode())
-    except OSError as err:
-        raise ArtifactError(f"{path}: cannot write ({err.strerror}). Choose a writable path for --json.") from err
-    return results
-
-
-def earlier_results(path: Path, kind: str, version: int, header: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the results that an earlier run wrote, ``None`` where there are none.
-
-    Raises
-    ------
-    ArtifactError
-        Where they are damaged, or of another run than ``header`` describes.
-    """
-    if not path.exists():
-        return None
-    earlier = read_checked(path, kind, version)
-    if any(earlier.get(k) != v for k, v in header.items()):
-        raise ArtifactError(f"{path}: holds the results of another run. Remove it, or choose another --json.")
-    return earlier
-
-
-def read_checked(path: Path, kind: str, version: int) -> dict[str, Any]:
-    """Return a JSON document that names its format and carries a checksum.
-
-    Raises
-    ------
-    ArtifactError
-        Where it is missing, of another kind, of a newer version, or altered.
-    """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as err:
-        raise ArtifactError(f"{path}: cannot read ({err}). Check the path.") from err
-    except json.JSONDecodeError as err:
-        raise ArtifactError(f"{path}: not valid JSON ({err.msg} at character {err.pos}). Copy it again.") from err
-    except (ValueError, RecursionError) as err:
-        raise ArtifactError(f"{path}: not valid JSON ({err}). Copy it again.") from err
-    if not isinstance(data, dict) or data.get("format") != kind:
-        raise ArtifactError(f"{path}: expected a file of format '{kind}', got something else. Check the path.")
-    if not isinstance(data.get("version"), int) or data["version"] > version:
-        raise ArtifactError(f"{path}: expected version {version} or older, got {data.get('version')}. Upgrade roller.")
-    if data.get("checksum") != checksum(data):
-        raise ArtifactError(f"{path}: checksum does not match; the file was altered or damaged. Copy it again.")
-    return data
+            rows.append(asdict(replace(entry, file=file, sha256=work.add(file, data), size_bytes=len(data))))
+        return work.seal(BUNDLE, {**header, "operators": rows})
 
 
 def _entry(row: Mapping[str, Any]) -> OperatorEntry:
@@ -301,8 +171,8 @@ def _entry(row: Mapping[str, Any]) -> OperatorEntry:
     return OperatorEntry(**{**row, **lists})
 
 
-class Bundle:
-    """A bundle that was opened: its manifest verified, its operators verified as they are loaded.
+class Bundle(Container):
+    """A bundle of kernels that was opened.
 
     Parameters
     ----------
@@ -312,25 +182,15 @@ class Bundle:
     Raises
     ------
     ArtifactError
-        Where the manifest is missing, altered, or names a file outside the folder.
+        See :class:`~roller.runtime.container.Container`.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder = path_of(folder, "bundle", error=ArtifactError, what="the folder of a bundle")
-        if not folder.is_dir():
-            raise ArtifactError(f"{folder}: expected a bundle's folder, found none. Make one: `roller bundle create`.")
-        self.manifest = read_checked(folder / MANIFEST, FORMAT, VERSION)
-        try:
+        super().__init__(folder, BUNDLE)
+        with self.fields():
             self.operators = tuple(_entry(row) for row in self.manifest["operators"])
-            self.checksum: str = self.manifest["checksum"]
             self.device: str = self.manifest["device"]
             self.arch: str = self.manifest["spec"]["target"]["arch"]
-        except (KeyError, TypeError) as err:
-            raise ArtifactError(
-                f"{folder / MANIFEST}: a field is missing or malformed ({err!r}). Copy it again."
-            ) from err
-        for entry in self.operators:
-            self._path(entry)
 
     def load(self, entry: OperatorEntry) -> list[tuple[str, KernelArtifact]]:
         """Return the candidates of an operator, best estimate first.
@@ -340,25 +200,4 @@ class Bundle:
         ArtifactError
             Where its file is missing, altered or damaged.
         """
-        path = self._path(entry)
-        try:
-            data = path.read_bytes()
-        except OSError as err:
-            raise ArtifactError(f"{path}: cannot read ({err.strerror}). Copy the bundle again.") from err
-        if hashlib.sha256(data).hexdigest() != entry.sha256:
-            raise ArtifactError(
-                f"{path}: checksum does not match the manifest; the file was altered or damaged. Copy the bundle again."
-            )
-        return unpack(data, str(path))
-
-    def _path(self, entry: OperatorEntry) -> Path:
-        """Return the file of an operator; inside the folder, links followed, or refused."""
-        relative = PurePosixPath(entry.file)
-        path = self.folder / relative
-        inside = not relative.is_absolute() and ".." not in relative.parts and "\\" not in entry.file
-        if not inside or not path.resolve().is_relative_to(self.folder.resolve()):
-            raise ArtifactError(
-                f"{self.folder}: operator '{entry.id}' names the file '{entry.file}', which is outside the bundle. "
-                "The bundle is refused."
-            )
-        return path
+        return unpack(self.read(entry.file), str(self.folder / entry.file))

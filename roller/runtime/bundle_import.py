@@ -8,11 +8,11 @@ from typing import Any
 
 from roller.artifact import KernelArtifact
 from roller.errors import ArtifactError
-from roller.runtime.bundle_format import read_checked
-from roller.runtime.bundle_run import FORMAT, VERSION
+from roller.runtime.bundle_run import RESULTS
 from roller.runtime.cache import CacheEntry, CacheKey, KernelCache, Measurement
 from roller.runtime.cache_entry import candidates_of
 from roller.runtime.cache_key import code_digest
+from roller.targets import pretends
 
 
 def import_results(path: Path, cache: KernelCache | None = None) -> dict[str, Any]:
@@ -36,8 +36,8 @@ def import_results(path: Path, cache: KernelCache | None = None) -> dict[str, An
     ArtifactError
         Where the file is refused: missing, altered, or of a null device, whose times are no measurements.
     """
-    results = read_checked(path, FORMAT, VERSION)
-    if results["kind"] == "null":
+    results = RESULTS.read(path)
+    if pretends(results["kind"]):
         raise ArtifactError(f"{path}: was run on a null device; its times are not measured. Nothing was imported.")
     into = cache or KernelCache()
     spec, identity = results["spec"], results["identity"]

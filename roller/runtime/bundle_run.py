@@ -2,46 +2,37 @@
 
 from __future__ import annotations
 
-import fnmatch
 import json
-import platform
-import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Any
 
 from roller.artifact import KernelArtifact
 from roller.backends.build import build
 from roller.errors import ArtifactError, BuildError, LaunchError
-from roller.runtime.bundle_format import Bundle, OperatorEntry, earlier_results, write_checked
-from roller.runtime.bundle_journal import Journal
-from roller.runtime.cache_entry import CachedCandidate, candidates_text, host_fingerprint
+from roller.runtime.bundle_format import Bundle, OperatorEntry
+from roller.runtime.cache_entry import CachedCandidate, candidates_text
+from roller.runtime.container import Kind
 from roller.runtime.devices import DeviceHandle, DeviceProperties, same_arch
-from roller.runtime.profiler import ProfileOptions, Session, Subject
+from roller.runtime.id_filter import matching
+from roller.runtime.profiler import ProfileOptions, ProfilerSession, Subject
 from roller.runtime.records import Record
+from roller.runtime.resumed import ResumedRun, where_run
 
-FORMAT, VERSION = "roller-results", 1
+RESULTS = Kind("roller-results", 1, "the results of a bundle of kernels")
 #: Operators loaded, and their references computed, ahead of each device.
 _AHEAD = 2
 #: Candidates of an operator that hang before the rest of it is left out: each costs the time limit and a new process.
 _MOST_HANGS = 2
 
 
-class Records(Protocol):
-    """Where the records of a run are kept, by operator and candidate."""
-
-    records: dict[str, dict[str, Record]]
-
-    def add(self, operator: str, record: Record) -> None:
-        """Keep one record; it is on disk when this returns."""
-
-
+#: Records by operator and candidate.
+Records = dict[str, dict[str, Record]]
 Loaded = tuple[Subject, list[tuple[str, KernelArtifact]]]
 
 
@@ -84,42 +75,43 @@ def run_bundle(
         Where a device is missing, or is not what the bundle was built for.
     """
     bundle = Bundle(folder)
-    chosen = _filtered(bundle, pattern)
-    sessions = [Session(h, options) for h in devices]
+    wanted = set(matching([e.id for e in bundle.operators], pattern, str(bundle.folder), ArtifactError))
+    records: Records = {}
+    sessions = [ProfilerSession(h, options) for h in devices]
     try:
         properties = [opened(s, bundle) for s in sessions]
         if len({p.name for p in properties}) > 1:
             raise LaunchError(f"--device: expected devices alike, got {[p.name for p in properties]}. Run them apart.")
         header = {"bundle": bundle.checksum, "device": properties[0].name, "kind": devices[0].kind,
                   "seed": options.seed}  # fmt: skip
-        earlier = earlier_results(out, FORMAT, VERSION, header)
-        journal = Journal(out.with_name(out.name + ".journal"), header)
-        if earlier is not None:
-            journal.know(earlier)
-        run = OperatorRun(bundle, chosen, journal, options, say)
+        kept = ResumedRun(out, RESULTS, header, partial(_take, records), _rows)
+        entries = [e for e in bundle.operators if e.id in wanted]
+        run = OperatorRun(bundle, entries, records, lambda o, r: kept.keep({"operator": o, **asdict(r)}), options, say)
         try:
             run.on(sessions)
         finally:
-            covered = [e for e in bundle.operators if e in chosen or e.id in journal.records]
-            body = results_of(bundle, covered, journal.records, header, properties[0], run.seconds)
-            results = write_checked(out, body)
-            journal.close(remove=results["complete"])
+            covered = [e for e in bundle.operators if e.id in wanted or e.id in records]
+            results = kept.finish(results_of(bundle, covered, records, properties[0], run.seconds))
     finally:
         for s in sessions:
             s.close()
     return results
 
 
-def _filtered(bundle: Bundle, pattern: str) -> list[OperatorEntry]:
-    patterns = [p.strip() for p in pattern.split(",")]
-    chosen = [e for e in bundle.operators if any(fnmatch.fnmatchcase(e.id, p) for p in patterns)]
-    if not chosen:
-        known = ", ".join(e.id for e in bundle.operators[:20])
-        raise ArtifactError(f"--filter: '{pattern}' matches none of {len(bundle.operators)} operators: {known}, ...")
-    return chosen
+def _take(records: Records, row: dict[str, Any]) -> None:
+    operator = row.pop("operator")
+    records.setdefault(operator, {})[row["candidate_id"]] = Record(**row)
 
 
-def opened(session: Session, bundle: Bundle) -> DeviceProperties:
+def _rows(results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the journal's rows of earlier results, which say more of each record."""
+    names = {f.name for f in fields(Record)}
+    for operator in results["operators"]:
+        for row in operator["records"]:
+            yield {"operator": operator["id"], **{k: v for k, v in row.items() if k in names}}
+
+
+def opened(session: ProfilerSession, bundle: Bundle) -> DeviceProperties:
     """Open a device and hold it against what the bundle was built for.
 
     Raises
@@ -129,7 +121,7 @@ def opened(session: Session, bundle: Bundle) -> DeviceProperties:
     """
     handle = session.process.handle
     properties = session.process.properties()
-    fits = handle.spec == bundle.device if handle.kind == "null" else same_arch(properties.arch, bundle.arch)
+    fits = handle.spec == bundle.device if handle.spec else same_arch(properties.arch, bundle.arch)
     if not fits:
         wanted = f"{bundle.device} ({bundle.arch})"
         raise LaunchError(
@@ -146,8 +138,10 @@ class OperatorRun:
     ----------
     bundle, entries
         The bundle, and the operators of it that are wanted.
-    journal
-        What is known, and where records go.
+    records
+        What is known.
+    keep
+        Adds a record of an operator to them.
     options
         See ``ProfileOptions``; the budget counts from now.
     say
@@ -160,14 +154,15 @@ class OperatorRun:
         self,
         bundle: Bundle,
         entries: Sequence[OperatorEntry],
-        journal: Records,
+        records: Records,
+        keep: Callable[[str, Record], None],
         options: ProfileOptions,
         say: Callable[[str], None],
         ranks: int | None = None,
     ) -> None:
-        self._bundle, self._journal, self._options, self._say = bundle, journal, options, say
+        self._bundle, self._records, self._keep, self._options, self._say = bundle, records, keep, options, say
         self._ranks = ranks
-        self._waiting = [e for e in entries if not set(e.candidates[:ranks]) <= set(journal.records.get(e.id, ()))]
+        self._waiting = [e for e in entries if not set(e.candidates[:ranks]) <= set(records.get(e.id, ()))]
         self._ahead: dict[str, Future[Loaded]] = {}
         self._lock = threading.Lock()
         self._start = time.monotonic()
@@ -178,7 +173,7 @@ class OperatorRun:
         """Seconds since the run began."""
         return time.monotonic() - self._start
 
-    def on(self, sessions: Sequence[Session]) -> None:
+    def on(self, sessions: Sequence[ProfilerSession]) -> None:
         """Run on all devices; returns when all is done or the budget is spent."""
         # References are computed ahead in threads of their own, so that no device waits for them.
         with ThreadPoolExecutor(max_workers=len(sessions) + _AHEAD) as pool:
@@ -196,13 +191,13 @@ class OperatorRun:
         if self._errors:
             raise self._errors[0]
 
-    def _guarded(self, session: Session, pool: ThreadPoolExecutor) -> None:
+    def _guarded(self, session: ProfilerSession, pool: ThreadPoolExecutor) -> None:
         try:
             self._work(session, pool)
         except Exception as err:  # noqa: BLE001 - raised again by the thread that waits
             self._errors.append(err)
 
-    def _work(self, session: Session, pool: ThreadPoolExecutor) -> None:
+    def _work(self, session: ProfilerSession, pool: ThreadPoolExecutor) -> None:
         while not self._late():
             with self._lock:
                 if not self._waiting:
@@ -222,9 +217,13 @@ class OperatorRun:
         return subject, candidates
 
     def _operator(
-        self, session: Session, entry: OperatorEntry, subject: Subject, candidates: list[tuple[str, KernelArtifact]]
+        self,
+        session: ProfilerSession,
+        entry: OperatorEntry,
+        subject: Subject,
+        candidates: list[tuple[str, KernelArtifact]],
     ) -> None:
-        done = self._journal.records.get(entry.id, {})
+        done = self._records.get(entry.id, {})
         best_s = min((r.measured_s for r in done.values() if r.status == "measured" and r.measured_s), default=None)
         hung = sum(r.status == "timeout" for r in done.values())
         for position, (name, artifact) in enumerate(candidates[: self._ranks]):
@@ -238,16 +237,16 @@ class OperatorRun:
                 record = self._measure(session, subject, position, name, artifact, best_s)
             hung += record.status == "timeout"
             with self._lock:
-                self._journal.add(entry.id, record)
+                self._keep(entry.id, record)
             if record.status == "measured" and record.measured_s is not None:
                 best_s = min(record.measured_s, best_s or record.measured_s)
-        self._say(_line(entry, self._journal.records.get(entry.id, {})))
+        self._say(_line(entry, self._records.get(entry.id, {})))
 
     def _measure(
-        self, session: Session, subject: Subject, position: int, name: str, artifact: KernelArtifact,
+        self, session: ProfilerSession, subject: Subject, position: int, name: str, artifact: KernelArtifact,
         best_s: float | None,
     ) -> Record:  # fmt: skip
-        if artifact.binary is None and session.process.handle.kind != "null":
+        if artifact.binary is None and not session.process.handle.target.pretends:
             try:
                 artifact = build(artifact)
             except BuildError as err:
@@ -273,7 +272,7 @@ def _line(entry: OperatorEntry, records: Mapping[str, Record]) -> str:
 
 def results_of(
     bundle: Bundle, entries: Sequence[OperatorEntry], records: Mapping[str, Mapping[str, Record]],
-    header: Mapping[str, Any], properties: DeviceProperties, seconds: float,
+    properties: DeviceProperties, seconds: float,
 ) -> dict[str, Any]:  # fmt: skip
     """Return the results of a run: every record, every program, the winners whole.
 
@@ -283,8 +282,6 @@ def results_of(
         The bundle, and the operators of it that were run.
     records
         By operator and candidate.
-    header
-        ``bundle`` (its checksum), ``device``, ``kind`` and ``seed``.
     properties
         What the device says of itself.
     seconds
@@ -292,25 +289,15 @@ def results_of(
     """
     manifest = bundle.manifest
     operators = [_operator(bundle, e, records.get(e.id, {})) for e in entries]
-    body = {
-        "format": FORMAT,
-        "version": VERSION,
-        **header,
+    return {
         "complete": all(len(o["records"]) == len(e.candidates) for o, e in zip(operators, entries, strict=True)),
         "spec": {"name": bundle.device, "content_key": manifest["spec"]["content_key"], "arch": bundle.arch},
         "identity": {k: manifest[k] for k in ("template_version", "options", "code", "batch")},
         "properties": {**asdict(properties), "versions": dict(properties.versions)},
-        "versions": {
-            "roller": sys.modules["roller"].__version__,
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-        },
-        "host": host_fingerprint(),
-        "finished_at": time.time(),
+        **where_run(),
         "seconds": seconds,
         "operators": operators,
     }
-    return body
 
 
 def _operator(bundle: Bundle, entry: OperatorEntry, records: Mapping[str, Record]) -> dict[str, Any]:

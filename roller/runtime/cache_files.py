@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from roller.files import whole_file
+from roller.core.files import whole_file
 
 #: A temporary file older than this was left by a process that was killed (seconds).
 _STALE_S = 3600.0

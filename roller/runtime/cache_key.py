@@ -15,8 +15,8 @@ from roller.expr import TensorExpr
 
 #: Parts of the package that decide which kernel comes out for a given expression, spec and options.
 _DECIDING = (
-    "artifact.py", "backends", "choosing", "codegen", "construction", "expr", "fragment.py", "hardware",
-    "packed.py", "perf", "pipeline.py", "processor.py", "runtime", "te", "tile",
+    "artifact.py", "backends", "choosing", "core", "expr", "hardware", "horizontal.py", "perf", "pipeline.py",
+    "runtime", "search", "targets", "te", "templates", "tile",
 )  # fmt: skip
 
 

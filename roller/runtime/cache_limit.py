@@ -14,8 +14,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from roller.core.files import whole_file
 from roller.errors import ArtifactError, RollerError, shown
-from roller.files import whole_file
 from roller.runtime.cache_database import Database
 from roller.runtime.cache_files import ObjectFiles
 

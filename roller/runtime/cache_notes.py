@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from roller.files import whole_file
+from roller.core.files import whole_file
 
 
 def read_note(folder: Path, name: str) -> dict[str, Any]:

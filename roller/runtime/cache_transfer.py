@@ -18,8 +18,8 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
+from roller.core.files import whole_file
 from roller.errors import ArtifactError
-from roller.files import whole_file
 from roller.runtime.cache import KernelCache
 from roller.runtime.cache_database import Row
 from roller.runtime.cache_entry import Measurement, artifact_of, candidates_of

@@ -8,16 +8,19 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
 from roller.errors import LaunchError
 from roller.runtime.channel import ChannelClosed, ChannelTimeout, pack, receive, send, unpack
-from roller.runtime.devices import DeviceHandle, DeviceProperties, properties_of
+from roller.runtime.devices import DeviceHandle, DeviceProperties, match, parse, properties_of
+
+if TYPE_CHECKING:
+    from roller.hardware import DeviceSpec
 
 #: Seconds a device may take to be opened (a CUDA context, a cold driver).
 START_TIMEOUT_S = 120.0
@@ -148,3 +151,33 @@ class DeviceProcess:
         self.close()
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         return f"the device process ended by {how}" + (f": {lines[-1]}" if lines else "")
+
+
+def resolve(device: str, names: Iterable[str], load: Callable[[str], DeviceSpec]) -> tuple[DeviceSpec, DeviceHandle]:
+    """Return the specification and the handle of a reachable device.
+
+    Parameters
+    ----------
+    device
+        ``cuda:N``, ``rocm:N`` or ``null:SPEC``.
+    names
+        Specifications to choose from.
+    load
+        Reads one.
+
+    Raises
+    ------
+    LaunchError
+        Where the device cannot be reached; the message says what to install.
+    SpecError
+        Where no specification fits.
+    """
+    handle = parse(device)
+    if handle.spec:
+        spec = load(handle.spec)
+        if spec.traits != handle.target.kind:
+            raise LaunchError(f"device '{device}': expected the specification of a GPU, got a {spec.kind}.")
+        return spec, handle
+    with DeviceProcess(handle) as process:
+        properties = process.properties()
+    return match(properties, (load(n) for n in names)), handle

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from roller.backends.cpu import threads
-from roller.processor import processor_times, shares_cores
+from roller.core.processor import processor_times, shares_cores
 
 try:
     import resource

@@ -130,7 +130,6 @@ class Bench:
             else:
                 records[name] = Record(name, "wrong", outcome.message, build_s=_build_s(artifact))
 
-
     def _first(self, run: Callable[[], object]) -> Spell:
         """Run a kernel for the first time."""
         self._clock.attend()

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from roller.errors import LaunchError, SpecError, did_you_mean
+from roller.targets import DEVICES, Target, device_name
 
 if TYPE_CHECKING:
     from roller.hardware import DeviceSpec
 
-#: Backends with a device of their own; each is a folder of ``roller/backends`` with a module ``device``.
-KINDS = ("cuda", "rocm", "null")
+#: What names of devices begin with that check and time kernels in a process of their own.
+KINDS = tuple(name for name, target in DEVICES.items() if target.worker)
 _NULL_OPTIONS = ("noise", "seed", "delay", "hang", "crash", "wrong", "out_of_bounds")
 
 
@@ -31,9 +32,9 @@ class DeviceHandle:
     kind
         One of :data:`KINDS`.
     index
-        Number of the device on this machine (GPUs).
+        Number of the device on this machine.
     spec
-        Name of the specification it stands for (``null``).
+        Name of the specification it stands for, where it has no number.
     options
         ``((name, value), ...)`` of a null device: ``noise`` (relative standard deviation of its times), ``seed``,
         ``delay`` (seconds a check takes), and the positions of candidates that ``hang``, ``crash``, are ``wrong`` or
@@ -51,12 +52,17 @@ class DeviceHandle:
     options: tuple[tuple[str, str], ...] = ()
 
     @property
+    def target(self) -> Target:
+        """What there is to know of its kind."""
+        return DEVICES[self.kind]
+
+    @property
     def text(self) -> str:
         """The name :func:`parse` reads back."""
-        if self.kind != "null":
+        if self.target.numbered:
             return f"{self.kind}:{self.index}"
         options = "&".join(f"{k}={v}" for k, v in self.options)
-        return f"null:{self.spec}" + (f"?{options}" if options else "")
+        return f"{self.kind}:{self.spec}" + (f"?{options}" if options else "")
 
 
 @dataclass(frozen=True)
@@ -98,7 +104,10 @@ def is_reachable(device: object) -> bool:
     >>> is_reachable("cuda:0"), is_reachable("v100"), is_reachable("null:v100")
     (True, False, True)
     """
-    return isinstance(device, str) and (device in ("cuda", "rocm") or device.partition(":")[0] in KINDS)
+    if not isinstance(device, str):
+        return False
+    kind, colon, _ = device_name(device).partition(":")
+    return kind in KINDS and (bool(colon) or DEVICES[kind].numbered)
 
 
 def parse(device: str) -> DeviceHandle:
@@ -114,10 +123,11 @@ def parse(device: str) -> DeviceHandle:
     >>> parse("cuda").index, parse("rocm:1").index, parse("null:h200").spec
     (0, 1, 'h200')
     """
-    kind, colon, rest = device.partition(":")
-    if kind in ("cuda", "rocm") and re.fullmatch(r"(:\d+)?", colon + rest):
+    kind, colon, rest = device_name(device).partition(":")
+    numbered = kind in KINDS and DEVICES[kind].numbered
+    if numbered and re.fullmatch(r"(:\d+)?", colon + rest):
         return DeviceHandle(kind, int(rest or 0))
-    if kind == "null" and rest:
+    if kind in KINDS and not numbered and rest:
         spec, _, options = rest.partition("?")
         pairs = tuple((k, v) for k, _, v in (p.partition("=") for p in options.split("&") if p))
         for key, value in pairs:
@@ -126,7 +136,7 @@ def parse(device: str) -> DeviceHandle:
                     f"device '{device}': option '{key}={value}': expected NAME=NUMBER with one of "
                     f"{_NULL_OPTIONS}{did_you_mean(key, _NULL_OPTIONS)}"
                 )
-        return DeviceHandle("null", 0, spec, pairs)
+        return DeviceHandle(kind, 0, spec, pairs)
     raise LaunchError(
         f"device '{device}': expected cuda:N, rocm:N or null:SPEC. For a device that is not here, name its spec "
         "(`roller devices`)."
@@ -144,7 +154,7 @@ def match(properties: DeviceProperties, specs: Iterable[DeviceSpec]) -> DeviceSp
     known = list(specs)
     fitting = [s for s in known if same_arch(s.target.get("arch", ""), properties.arch)]
     if not fitting:
-        archs = sorted({s.target["arch"] for s in known if s.kind == "gpu"})
+        archs = sorted({s.target["arch"] for s in known if "arch" in s.target})
         raise SpecError(
             f"{properties.name}: expected a specification of '{properties.arch}', found only {archs}. Write one YAML "
             "(see hardware_specs/), pass its path as the device to construct and build, and run its bundle here."
@@ -156,38 +166,6 @@ def match(properties: DeviceProperties, specs: Iterable[DeviceSpec]) -> DeviceSp
         return units + abs(math.log(max(properties.memory_bytes, 1) / memory)), spec.name
 
     return min(fitting, key=distance)
-
-
-def resolve(device: str, names: Iterable[str], load: Callable[[str], DeviceSpec]) -> tuple[DeviceSpec, DeviceHandle]:
-    """Return the specification and the handle of a reachable device.
-
-    Parameters
-    ----------
-    device
-        ``cuda:N``, ``rocm:N`` or ``null:SPEC``.
-    names
-        Specifications to choose from.
-    load
-        Reads one.
-
-    Raises
-    ------
-    LaunchError
-        Where the device cannot be reached; the message says what to install.
-    SpecError
-        Where no specification fits.
-    """
-    handle = parse(device)
-    if handle.kind == "null":
-        spec = load(handle.spec)
-        if spec.kind != "gpu":
-            raise LaunchError(f"device '{device}': expected the specification of a GPU, got a {spec.kind}.")
-        return spec, handle
-    from roller.runtime.child import DeviceProcess
-
-    with DeviceProcess(handle) as process:
-        properties = process.properties()
-    return match(properties, (load(n) for n in names)), handle
 
 
 def properties_of(data: Mapping[str, object]) -> DeviceProperties:

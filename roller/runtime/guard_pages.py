@@ -25,7 +25,8 @@ import numpy as np
 
 from roller.backends.cpu.launcher import CpuKernel
 from roller.backends.cpu.rehearsal import Place, rehearse
-from roller.expr import DTYPE_BYTES
+from roller.core.cyclic import held_back
+from roller.core.dtypes import DTYPE_BYTES
 from roller.runtime.interrupts import interrupts_deferred
 
 #: Whether this system can protect pages and fork; elsewhere nothing is checked this way.
@@ -120,9 +121,7 @@ def trespass(kernel: CpuKernel) -> str | None:
 def _fault(kernel: CpuKernel, between: Set[str], ends: Sequence[bool]) -> str | None:
     """Return the fault that ended a child running the kernel on fenced arguments; ``None`` where there was none."""
 
-    def place(
-        name: str, shape: tuple[int, ...], dtype: np.dtype, alignment_bytes: int, *, at_end: bool
-    ) -> np.ndarray:
+    def place(name: str, shape: tuple[int, ...], dtype: np.dtype, alignment_bytes: int, *, at_end: bool) -> np.ndarray:
         if name in between:
             return fenced(shape, dtype, alignment_bytes, at_end=at_end)
         return _roomy(shape, dtype, slack_bytes)
@@ -130,7 +129,7 @@ def _fault(kernel: CpuKernel, between: Set[str], ends: Sequence[bool]) -> str | 
     slack_bytes = max(math.prod(a.shape) * DTYPE_BYTES[a.dtype] for a in kernel.artifact.arguments)
     with contextlib.ExitStack() as ended:
         with interrupts_deferred():  # what was held back is raised at its end: by then whoever ends the child is known
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), held_back():
                 # Python warns of forking with threads; the kernel is loaded, and the child touches no lock but its
                 # allocator's.
                 warnings.simplefilter("ignore", DeprecationWarning)

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from roller.backends.dtypes import numpy_dtype
+from roller.core.dtypes import numpy_dtype
+from roller.core.validation import whole_number
 from roller.expr import Tensor, TensorExpr
 from roller.expr.exact_inputs import digits_of_inputs
-from roller.validation import whole_number
 
 #: Largest seed: those of NumPy's generators may be larger, records and file formats hold no such numbers.
 MOST_SEED = 2**64 - 1

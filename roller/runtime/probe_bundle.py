@@ -6,42 +6,28 @@ The folder holds ``manifest.json``, per probe ``plans/NAME.json``, ``sources/NAM
 
 from __future__ import annotations
 
-import hashlib
-import json
-import platform
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Any
 
 from roller.errors import ArtifactError, BuildError, LaunchError
-from roller.runtime.bundle_format import MANIFEST, earlier_results, read_checked, write_checked
-from roller.runtime.bundle_journal import JournalFile
-from roller.runtime.cache_entry import host_fingerprint
+from roller.runtime.container import PROBES, Container, Kind
 from roller.runtime.devices import DeviceHandle, DeviceProperties, same_arch
-from roller.runtime.probe_format import Plan
+from roller.runtime.id_filter import matching
+from roller.runtime.probe_format import ProbePlan
 from roller.runtime.probe_run import NO_IMAGE, PlanRunner, Result
-from roller.validation import path as path_of
+from roller.runtime.resumed import ResumedRun, where_run
+from roller.targets import target_of_language
 
-FORMAT, VERSION = "roller-probes", 1
-RESULTS, RESULTS_VERSION = "roller-probe-results", 1
-
-
-def is_probe_bundle(folder: Path) -> bool:
-    """Return whether a folder is a bundle of probes; nothing is verified."""
-    folder = path_of(folder, "bundle", error=ArtifactError, what="the folder of a bundle")
-    try:
-        data = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(data, dict) and data.get("format") == FORMAT
+RESULTS = Kind("roller-probe-results", 1, "the results of a bundle of probes")
+#: What became of cases, by plan and case.
+Results = dict[str, dict[str, Result]]
 
 
-class ProbeBundle:
+class ProbeBundle(Container):
     """A bundle of probes that was opened.
 
     Parameters
@@ -52,26 +38,19 @@ class ProbeBundle:
     Raises
     ------
     ArtifactError
-        Where the manifest is missing, altered or malformed.
+        See :class:`~roller.runtime.container.Container`.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder = path_of(folder, "bundle", error=ArtifactError, what="the folder of a bundle")
-        self.manifest = read_checked(folder / MANIFEST, FORMAT, VERSION)
-        try:
-            self.checksum: str = self.manifest["checksum"]
+        super().__init__(folder, PROBES)
+        with self.fields():
             self.device: str = self.manifest["device"]
             self.language: str = self.manifest["language"]
             self.arch: str = self.manifest["arch"]
             self.options: list[str] = self.manifest["options"]
             self.names: list[str] = [row["name"] for row in self.manifest["plans"]]
-            self._rows: dict[str, dict[str, Any]] = {row["name"]: row for row in self.manifest["plans"]}
-        except (KeyError, TypeError) as err:
-            raise ArtifactError(
-                f"{folder / MANIFEST}: a field is missing or malformed ({err!r}). Copy it again."
-            ) from err
 
-    def plan(self, name: str) -> Plan:
+    def plan(self, name: str) -> ProbePlan:
         """Return a plan.
 
         Raises
@@ -79,29 +58,19 @@ class ProbeBundle:
         ArtifactError
             Where its file is missing or altered.
         """
-        return Plan.from_dict(json.loads(self._read(f"plans/{name}.json", self._rows[name]["sha256"])))
+        return ProbePlan.from_dict(self.json(f"plans/{name}.json"))
 
-    def image(self, plan: Plan, *, build: bool = True) -> bytes | str:
+    def image(self, plan: ProbePlan, *, build: bool = True) -> bytes | str:
         """Return a plan's kernels, built here where the bundle has only their source; or why there are none."""
-        digest = self._rows[plan.name]["image_sha256"]
-        if digest is not None:
-            return self._read(f"images/{plan.name}.bin", digest)
+        file = f"images/{plan.name}.bin"
+        if file in self.files:
+            return self.read(file)
         if not build:
             return "carries source only"
         try:
             return built(plan.source, self.language, plan.arch or self.arch, self.options)
         except BuildError as err:
             return f"carries source only, and it cannot be built here: {err}"
-
-    def _read(self, file: str, digest: str) -> bytes:
-        path = self.folder / file
-        try:
-            data = path.read_bytes()
-        except OSError as err:
-            raise ArtifactError(f"{path}: cannot read ({err.strerror}). Copy the bundle again.") from err
-        if hashlib.sha256(data).hexdigest() != digest:
-            raise ArtifactError(f"{path}: is not what the manifest lists. Copy the bundle again.")
-        return data
 
 
 def built(source: str, language: str, arch: str, options: list[str] | tuple[str, ...]) -> bytes:
@@ -112,13 +81,8 @@ def built(source: str, language: str, arch: str, options: list[str] | tuple[str,
     BuildError
         Where the toolchain is missing or refuses.
     """
-    if language == "cuda":
-        from roller.backends.cuda import toolchain as cuda_toolchain
-
-        return cuda_toolchain.compile_source(source, arch, options)[0]
-    from roller.backends.rocm import toolchain as rocm_toolchain
-
-    return rocm_toolchain.compile_source(source, arch, options)[0]
+    image: bytes = target_of_language(language, "probe").tools().compile_source(source, arch, options)[0]
+    return image
 
 
 def run_probe_bundle(
@@ -128,6 +92,7 @@ def run_probe_bundle(
     *,
     budget_s: float | None = None,
     timeout_s: float | None = None,
+    pattern: str = "*",
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Run a bundle of probes; continue where an earlier, killed run stopped.
@@ -144,6 +109,8 @@ def run_probe_bundle(
         No probe starts after this many seconds.
     timeout_s
         Seconds one case may take.
+    pattern
+        Comma-separated names or patterns of probes.
     say
         Receives one line per probe.
 
@@ -160,78 +127,74 @@ def run_probe_bundle(
         Where the device is missing, or is not what the bundle was built for.
     """
     bundle, start = ProbeBundle(folder), time.monotonic()
+    wanted, found = matching(bundle.names, pattern, str(bundle.folder), ArtifactError), Results()
     runner = PlanRunner(handle) if timeout_s is None else PlanRunner(handle, timeout_s)
     try:
         properties = runner.properties()
         check_device(properties, handle, bundle.device, bundle.arch, int(bundle.manifest["units"]))
         header = {"bundle": bundle.checksum, "device": properties.name, "kind": handle.kind}
-        journal = _Journal(out.with_name(out.name + ".journal"), header, out)
+        kept = ResumedRun(out, RESULTS, header, partial(_take, found), _rows)
+        keep = lambda plan, case, result: kept.keep({"plan": plan, "case": case, "result": result})  # noqa: E731
         late = lambda: budget_s is not None and time.monotonic() - start > budget_s  # noqa: E731
-        run_plans(bundle, runner, journal, say, late)
+        try:
+            run_plans(bundle, wanted, runner, found, keep, say, late)
+        finally:
+            covered = [n for n in bundle.names if n in wanted or n in found]
+            results = kept.finish(results_of(bundle, covered, found, properties, time.monotonic() - start))
     finally:
         runner.close()
-    body = results_of(bundle, journal.results, header, properties, time.monotonic() - start)
-    results = write_checked(out, body)
-    journal.close(remove=results["complete"])
     return results
 
 
-class Results(Protocol):
-    """Where the results of cases are kept, by plan and case."""
+def _take(results: Results, row: Mapping[str, Any]) -> None:
+    results.setdefault(row["plan"], {})[row["case"]] = row["result"]
 
-    results: dict[str, dict[str, Result]]
 
-    def keeper(self, plan: str) -> Callable[[str, Result], None]:
-        """Return what keeps the results of a plan."""
-
-    def sync(self) -> None:
-        """Put what was kept on the disk."""
+def _rows(results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for plan, cases in results["results"].items():
+        for case, result in cases.items():
+            yield {"plan": plan, "case": case, "result": result}
 
 
 def run_plans(
-    bundle: ProbeBundle, runner: PlanRunner, journal: Results, say: Callable[[str], None], late: Callable[[], bool]
-) -> None:
-    """Run all cases that the journal does not know, until it is late."""
-    for name in bundle.names:
+    bundle: ProbeBundle, names: Sequence[str], runner: PlanRunner, known: Results,
+    keep: Callable[[str, str, Result], None], say: Callable[[str], None], late: Callable[[], bool],
+) -> None:  # fmt: skip
+    """Run all cases of some plans that are not known, until it is late; ``keep`` receives plan, case and result."""
+    for name in names:
         plan = bundle.plan(name)
         if late():
             return
-        if all(c.key in journal.results.get(name, {}) for c in plan.cases):
+        if all(c.key in known.get(name, {}) for c in plan.cases):
             continue
-        image = NO_IMAGE if runner.process.handle.kind == "null" else bundle.image(plan)
-        done = runner.run(plan, image, journal.results.get(name), journal.keeper(name), late)
-        journal.sync()
-        say(_line(name, done))
+        image = NO_IMAGE if runner.process.handle.target.pretends else bundle.image(plan)
+        say(_line(name, runner.run(plan, image, known.get(name), partial(keep, name), late)))
 
 
 def results_of(
-    bundle: ProbeBundle, results: Mapping[str, Mapping[str, Result]], header: Mapping[str, Any],
+    bundle: ProbeBundle, names: Sequence[str], results: Mapping[str, Mapping[str, Result]],
     properties: DeviceProperties, seconds: float,
 ) -> dict[str, Any]:  # fmt: skip
     """Return what ``roller probe --import`` reads.
 
     Parameters
     ----------
-    bundle
-        The bundle.
+    bundle, names
+        The bundle, and the probes of it that were asked for.
     results
         By plan and case.
-    header
-        ``bundle`` (its checksum), ``device`` and ``kind``.
     properties
         What the device says of itself.
     seconds
         What the run took.
     """
-    complete = all(c.key in results.get(name, {}) for name in bundle.names for c in bundle.plan(name).cases)
+    complete = all(c.key in results.get(name, {}) for name in names for c in bundle.plan(name).cases)
     return {
-        "format": RESULTS, "version": RESULTS_VERSION, **header, "complete": complete,
+        "complete": complete,
         **{k: bundle.manifest[k] for k in ("yaml", "spec", "roller")},
         "plans": {row["name"]: row["key"] for row in bundle.manifest["plans"]},
         "properties": {**asdict(properties), "versions": dict(properties.versions), "stated": dict(properties.stated)},
-        "versions": {"python": platform.python_version(), "numpy": np.__version__,
-                     "roller": sys.modules["roller"].__version__},
-        "host": host_fingerprint(), "finished_at": time.time(), "seconds": seconds, "results": results,
+        **where_run(), "seconds": seconds, "results": results,
     }  # fmt: skip
 
 
@@ -243,9 +206,9 @@ def check_device(properties: DeviceProperties, handle: DeviceHandle, device: str
     LaunchError
         Where its architecture or its number of units is another.
     """
-    if handle.kind == "null":
+    if handle.spec:
         if handle.spec != device:
-            raise LaunchError(f"device '{handle.text}': the probes were made for {device}. Use null:{device}.")
+            raise LaunchError(f"device '{handle.text}': the probes were made for {device}. Use {handle.kind}:{device}.")
         return
     if not same_arch(properties.arch, arch):
         raise LaunchError(
@@ -262,34 +225,3 @@ def check_device(properties: DeviceProperties, handle: DeviceHandle, device: str
 def _line(name: str, results: Mapping[str, Result]) -> str:
     bad = [f"{k}: {r['status']}: {r['reason'].splitlines()[0][:120]}" for k, r in results.items() if "reason" in r]
     return "; ".join([f"{name:14s} {len(results) - len(bad)}/{len(results)} timed", *bad[:2]])
-
-
-class _Journal:
-    """Results so far, one line per case; survives a kill at any moment."""
-
-    def __init__(self, path: Path, header: Mapping[str, Any], final: Path) -> None:
-        self.results: dict[str, dict[str, Result]] = {}
-        earlier = earlier_results(final, RESULTS, RESULTS_VERSION, header)
-        if earlier is not None:
-            self.results = earlier["results"]
-        self._file = JournalFile(path, header, self._take)
-
-    def keeper(self, plan: str) -> Callable[[str, Result], None]:
-        """Return what writes the results of a plan."""
-
-        def keep(case: str, result: Result) -> None:
-            self._file.append({"plan": plan, "case": case, "result": result})
-            self.results.setdefault(plan, {})[case] = result
-
-        return keep
-
-    def sync(self) -> None:
-        """Put what was written on the disk; a kill of this process loses nothing even before."""
-        self._file.sync()
-
-    def close(self, *, remove: bool) -> None:
-        """Close the file, and remove it where its content has gone into the final result."""
-        self._file.close(remove=remove)
-
-    def _take(self, row: dict[str, Any]) -> None:
-        self.results.setdefault(row["plan"], {})[row["case"]] = row["result"]

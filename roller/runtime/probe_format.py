@@ -140,7 +140,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ProbePlan:
     """All cases of one probe, the buffers they share, and the source of their kernels.
 
     Parameters
@@ -171,7 +171,7 @@ class Plan:
         return {k: v for k, v in asdict(self).items() if k != "arch" or v}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Plan:
+    def from_dict(cls, data: Mapping[str, Any]) -> ProbePlan:
         """Rebuild a plan; lists become tuples."""
         inputs = tuple(Contents(**{**c, "values": tuple(c["values"])}) for c in data["inputs"])
         cases = tuple(

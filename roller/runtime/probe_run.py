@@ -10,7 +10,7 @@ import numpy as np
 
 from roller.runtime.child import DeviceFault, DeviceProcess
 from roller.runtime.devices import DeviceHandle, DeviceProperties
-from roller.runtime.probe_format import CHECK_STEPS, Case, Plan
+from roller.runtime.probe_format import CHECK_STEPS, Case, ProbePlan
 
 #: Seconds a plan may take to be loaded (an image, gigabytes of buffers), and a case to be checked and timed.
 LOAD_TIMEOUT_S, CASE_TIMEOUT_S = 60.0, 20.0
@@ -48,7 +48,7 @@ class PlanRunner:
 
     def run(
         self,
-        plan: Plan,
+        plan: ProbePlan,
         image: bytes | str,
         known: Mapping[str, Result] | None = None,
         keep: Callable[[str, Result], None] = lambda key, result: None,
@@ -91,7 +91,7 @@ class PlanRunner:
             keep(case.key, result)
         return out
 
-    def _case(self, plan: Plan, image: bytes | str, case: Case) -> Result:
+    def _case(self, plan: ProbePlan, image: bytes | str, case: Case) -> Result:
         if isinstance(image, str):
             return {"status": "failed", "reason": image}
         try:
@@ -106,12 +106,11 @@ class PlanRunner:
             return {"status": "wrong", "reason": wrong}
         return {"status": "measured", **{k: v for k, v in reply.items() if k != "arrays"}}
 
-    def _load(self, plan: Plan, image: bytes) -> None:
+    def _load(self, plan: ProbePlan, image: bytes) -> None:
         if self._loaded == (plan.name, self.process.generation) and self.process.alive:
             return
-        null = self.process.handle.kind == "null"
-        blocks = [] if null else [c.block() for c in plan.inputs]
-        words = [] if null else [c.words for c in plan.inputs]
+        inputs = () if self.process.handle.target.pretends else plan.inputs
+        blocks, words = [c.block() for c in inputs], [c.words for c in inputs]
         self.process.request(
             {"op": "probe_load", "words": words, "output_words": plan.output_words},
             [np.frombuffer(image, np.uint8), *blocks],

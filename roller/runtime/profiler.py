@@ -15,7 +15,9 @@ from functools import cached_property
 import numpy as np
 
 from roller.artifact import KernelArtifact
-from roller.backends.periodic import periodic_inputs, values_of
+from roller.backends.periodic import periodic_inputs
+from roller.core.dtypes import values_of
+from roller.core.validation import number, whole_number
 from roller.expr import TensorExpr
 from roller.expr.serialize import expr_to_dict
 from roller.runtime.check import Oracle
@@ -23,7 +25,6 @@ from roller.runtime.child import DeviceFault, DeviceProcess
 from roller.runtime.devices import DeviceHandle, DeviceProperties
 from roller.runtime.inputs import checked_seed
 from roller.runtime.records import Record
-from roller.validation import number, whole_number
 
 #: What a check may take where no clock shall decide: it ends what hangs, not what is slow (seconds).
 _PATIENT_S = 3600.0
@@ -102,7 +103,7 @@ class Subject:
         self.oracle.cover((a.program for a in artifacts.values()), periodic_inputs(self.expression, self.seed))
 
 
-class Session:
+class ProfilerSession:
     """One device and the subject its process is prepared for.
 
     Parameters
@@ -204,10 +205,10 @@ class Bench:
         device: DeviceHandle,
         seed: int = 0,
         oracle: Oracle | None = None,
-        session: Session | None = None,
+        session: ProfilerSession | None = None,
     ) -> None:
         self._subject = Subject(expression, seed, oracle)
-        self._session = session or Session(device, ProfileOptions(seed=seed))
+        self._session = session or ProfilerSession(device, ProfileOptions(seed=seed))
         self._lent = session is not None
         self._judged = 0
 
@@ -288,7 +289,7 @@ def profile(
     run = _Run(Subject(expression, chosen.seed), artifacts, chosen, on_record)
     if not artifacts:
         return {}
-    sessions = [Session(h, chosen) for h in devices]
+    sessions = [ProfilerSession(h, chosen) for h in devices]
     try:
         for s in sessions:
             s.process.properties()
@@ -325,7 +326,7 @@ class _Run:
         if artifacts:
             subject.cover(artifacts)
 
-    def work(self, session: Session) -> None:
+    def work(self, session: ProfilerSession) -> None:
         """Take candidates until none is left."""
         while True:
             with self._lock:

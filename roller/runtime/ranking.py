@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 import random
-import statistics
 from collections.abc import Sequence
 
 #: Times that were measured between disturbances are apart from the quiet ones by so much (one sigma, relative): other
 #: programs leave caches, clocks and worker threads behind as these would not be otherwise.
 NOISE = 0.04
-#: Rank correlation that is expected of a ranking that is told, and draws it is expected from.
-TOLD, _DRAWS = 0.8, 40
+#: Rank correlation that a ranking must have to be told, the share of draws that must reach it, and how many are drawn.
+TOLD, SURE, _DRAWS = 0.8, 0.9, 100
 
 
 def is_told(seconds: Sequence[float], noise: float = NOISE) -> bool:
-    """Whether a ranking by times with this noise can be expected to agree with the one without it.
+    """Whether a ranking by times with this noise agrees with a second one, surely enough.
 
     Parameters
     ----------
@@ -33,9 +32,10 @@ def is_told(seconds: Sequence[float], noise: float = NOISE) -> bool:
         return True
     draw, logs = random.Random(0), [math.log(max(s, 1e-12)) for s in seconds]
     own = _ranks(logs)
-    # Both the times at hand and the quiet ones they would be held against are draws around the truth.
-    drawn = (_correlation(own, _ranks([x + draw.gauss(0.0, noise) for x in logs])) for _ in range(_DRAWS))
-    return statistics.mean(drawn) >= TOLD
+    # Both the times at hand and those they would be held against are draws around the truth: the variances add up.
+    apart = math.sqrt(2) * noise
+    drawn = (_correlation(own, _ranks([x + draw.gauss(0.0, apart) for x in logs])) for _ in range(_DRAWS))
+    return sum(c >= TOLD for c in drawn) >= SURE * _DRAWS
 
 
 def _ranks(values: Sequence[float]) -> list[int]:

@@ -7,7 +7,6 @@ disagree, more are taken for a bounded number of seconds; a time that is not set
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import length_hint
@@ -29,13 +28,6 @@ _LOOKS = 8
 STOLEN = 0.1
 #: Seconds that may be spent beyond the budget of a comparison to find quiet windows.
 PATIENCE_S = 2.0
-
-
-def run_once(run: Callable[[], object]) -> float:
-    """Return the seconds of one call."""
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
 
 
 @dataclass(frozen=True)

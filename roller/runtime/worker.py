@@ -6,7 +6,6 @@ fault of the device ends this process and nothing else; the profiler notes the r
 
 from __future__ import annotations
 
-import importlib
 import os
 import resource
 import signal
@@ -23,12 +22,6 @@ from roller.expr.serialize import expr_from_dict
 from roller.runtime.channel import ChannelClosed, pack, receive, send, unpack
 from roller.runtime.devices import parse
 
-#: Module and class of each kind.
-_HOMES = {
-    "cuda": ("roller.backends.cuda.device", "CudaDevice"),
-    "rocm": ("roller.backends.rocm.device", "RocmDevice"),
-    "null": ("roller.backends.null.device", "NullDevice"),
-}
 _ORPHAN_POLL_S = 0.5
 
 
@@ -37,8 +30,7 @@ class Worker:
 
     def __init__(self, name: str) -> None:
         handle = parse(name)
-        module, cls = _HOMES[handle.kind]
-        self._device: Any = getattr(importlib.import_module(module), cls)(handle.index, dict(handle.options))
+        self._device: Any = handle.target.open_worker(handle.index, dict(handle.options))
 
     def usable(self) -> bool:
         """Whether the device still answers after a request that it refused."""

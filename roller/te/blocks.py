@@ -8,13 +8,9 @@ from typing import Any
 
 from roller.errors import ExprError
 from roller.expr import COMBINERS, Tensor
+from roller.te.combiners import TVM_COMBINERS
 from roller.te.compat import Call as TvmCall
 from roller.te.compat import SBlockRealize, TensorLoad, dtype_of, tirx
-
-_COMBINER_NODES = ((tirx.Add, "sum"), (tirx.Mul, "prod"), (tirx.Max, "max"), (tirx.Min, "min"))
-
-#: What sums and products start from; extrema start from the end of their dtype.
-_NEUTRAL = {"sum": 0.0, "prod": 1.0}
 
 _UNSCHEDULED = "Pass the function te.create_prim_func returns, before any scheduling"
 
@@ -113,8 +109,8 @@ def _combiner(store: Any, init: Any, where: str) -> tuple[str, Any]:
     def is_self(e: Any) -> bool:
         return isinstance(e, TensorLoad) and e.source.same_as(store.buffer)
 
-    for node, name in _COMBINER_NODES:
-        if not isinstance(store.value, node):
+    for name, combiner in TVM_COMBINERS.items():
+        if not isinstance(store.value, combiner.node):
             continue
         a, b = store.value.a, store.value.b
         value = b if is_self(a) else a
@@ -148,13 +144,15 @@ def _check_start(name: str, init: Any, where: str) -> None:
     if not isinstance(value, (tirx.IntImm, tirx.FloatImm)):
         raise ExprError(f"{where}: expected the reduction to start from a constant. {_UNSCHEDULED}.")
     start, dtype = float(value.value), dtype_of(value)
-    neutral = {"sum": 0.0, "prod": 1.0, "max": 0.0, "min": 1.0}[name] if dtype == "bool" else _NEUTRAL.get(name)
-    if neutral is None:
-        limit = tirx.min_value(dtype) if name == "max" else tirx.max_value(dtype)
+    neutral = COMBINERS[name].neutral
+    if dtype == "bool":
+        neutral = min(max(neutral, 0.0), 1.0)
+    elif COMBINERS[name].selects:  # from the end of its dtype
+        limit = tirx.min_value(dtype) if neutral < 0 else tirx.max_value(dtype)
         neutral = float(limit.value)
         start = max(min(start, abs(neutral)), -abs(neutral))  # an infinity is as neutral as the largest number
     if start != neutral:
-        wanted = neutral if dtype == "bool" else COMBINERS[name]
+        wanted = neutral if dtype == "bool" else COMBINERS[name].neutral
         raise ExprError(
             f"{where}: expected the {name} to start from {wanted}, got {start}. Combine the start in "
             "an element-wise stage after the reduction."

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from roller.core.dtypes import stored
 from roller.errors import ExprError
 from roller.expr import (
     FUNCTIONS,
@@ -27,7 +28,6 @@ from roller.expr import (
 )
 from roller.expr.compose import dtype_of as computed_dtype
 from roller.expr.inequalities import HalfBound, closed
-from roller.expr.rounding import stored
 from roller.te.affine import AxisSpace, NotAffineError, both, cases, comparison, guarded, implied, refuse
 from roller.te.blocks import Block, subexpressions
 from roller.te.compat import Call as TvmCall

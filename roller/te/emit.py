@@ -12,10 +12,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from roller.core.dtypes import NARROW_FLOATS, stored
 from roller.expr import COMBINERS, Bound, Call, Cast, Const, Index, IndexValue, Load, Scalar, Term, loads
 from roller.expr.evaluate import converted_values
-from roller.expr.rounding import NARROW, stored
 from roller.te.blocks import subexpressions
+from roller.te.combiners import MAX, MIN, TVM_COMBINERS, of_truth
 from roller.te.compat import Call as TvmCall
 from roller.te.compat import TensorLoad, dtype_of, te, tirx
 
@@ -122,9 +123,7 @@ def emit_load(node: Load, env: Mapping[str, Expr], tensors: Mapping[str, Any]) -
     return tirx.if_then_else(all_of(emit_bounds(node.guard, env)), value, constant(node.outside, dtype_of(value)))
 
 
-def emit_scalar(
-    node: Scalar, env: Mapping[str, Expr], tensors: Mapping[str, Any], *, as_written: bool = False
-) -> Expr:
+def emit_scalar(node: Scalar, env: Mapping[str, Expr], tensors: Mapping[str, Any], *, as_written: bool = False) -> Expr:
     """Return the TVM expression of a scalar tree.
 
     Parameters
@@ -152,7 +151,7 @@ def emit_scalar(
         return _truth(position) if node.dtype == "bool" else _converted(_low_digits(position, node.dtype), node.dtype)
     if isinstance(node, Cast):
         value = emit_scalar(node.arg, env, tensors, as_written=as_written)
-        if node.dtype in NARROW and isinstance(value, tirx.FloatImm):  # which TVM converts without rounding it
+        if node.dtype in NARROW_FLOATS and isinstance(value, tirx.FloatImm):  # which TVM converts without rounding it
             value = constant(float(stored(value.value, node.dtype)), "float32")
         as_is = node.dtype != "bool" or (as_written and not isinstance(value, (tirx.IntImm, tirx.FloatImm)))
         if not any(True for _ in loads(node.arg)):  # TVM takes it that positions lose nothing
@@ -173,16 +172,16 @@ def _converted(value: Expr, dtype: str) -> Expr:
 
 def reducer(combiner: str) -> Callable[..., Expr]:
     """Return the TVM reducer ``f(expr, axis=[...])`` of a combiner name, with its exact neutral value."""
-    neutral = COMBINERS[combiner]
+    neutral, step = COMBINERS[combiner].neutral, TVM_COMBINERS[combiner].step
     reduce: Callable[..., Expr] = te.comm_reducer(
-        lambda x, y: _COMBINE[combiner](x, y), lambda dtype: constant(neutral, dtype), name=f"roller_{combiner}"
+        lambda x, y: step(x, y), lambda dtype: constant(neutral, dtype), name=f"roller_{combiner}"
     )
     return reduce
 
 
 def combine(combiner: str, a: Expr, b: Expr) -> Expr:
     """Return one step of a combiner."""
-    return _COMBINE[combiner](a, b)
+    return TVM_COMBINERS[combiner].step(a, b)
 
 
 def _truth(x: Expr) -> Expr:
@@ -300,22 +299,6 @@ def _real(fn: Callable[[Expr], Expr]) -> Callable[[Expr], Expr]:
     return lambda x: fn(_float(x))
 
 
-def _of_truth(fn: Callable[[Expr, Expr], Expr], truth: Callable[[Expr, Expr], Expr]) -> Callable[[Expr, Expr], Expr]:
-    """Return a function of two operands with its own meaning on truth values, which TVM does not order."""
-    return lambda a, b: truth(a, b) if dtype_of(a) == dtype_of(b) == "bool" else fn(a, b)
-
-
-# Of bits: TVM simplifies what an ``and`` of conditions asks last as if the rest held, and both sides are evaluated.
-_MAX = _of_truth(tirx.max, lambda a, b: a | b)
-_MIN = _of_truth(tirx.min, lambda a, b: a & b)
-
-_COMBINE: dict[str, Callable[[Expr, Expr], Expr]] = {
-    "sum": lambda x, y: x + y,
-    "max": _MAX,
-    "min": _MIN,
-    "prod": lambda x, y: x * y,
-}
-
 _TRIGONOMETRIC = ("sin", "cos", "tan", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh")
 
 #: Functions whose results may need more digits than their operands have.
@@ -330,8 +313,8 @@ _ARITHMETIC: dict[str, Callable[..., Expr]] = {
 _FUNCTIONS: dict[str, Callable[..., Expr]] = {
     **{fn: _wrapping(plain) for fn, plain in _ARITHMETIC.items()},
     "div": lambda a, b: tirx.div(_float(a), _float(b)),
-    "max": _MAX,
-    "min": _MIN,
+    "max": MAX,
+    "min": MIN,
     "abs": _abs,
     "exp": _real(tirx.exp),
     "log": _real(tirx.log),
@@ -343,11 +326,11 @@ _FUNCTIONS: dict[str, Callable[..., Expr]] = {
     "pow": lambda a, b: tirx.power(_float(a), _float(b)),
     "floor": _real(tirx.floor),
     "ceil": _real(tirx.ceil),
-    "eq": _of_truth(
+    "eq": of_truth(
         lambda a, b: (a - b).equal(0) if dtype_of(a) != dtype_of(b) else a.equal(b), lambda a, b: tirx.Not(a ^ b)
     ),
-    "lt": _of_truth(lambda a, b: a < b, lambda a, b: tirx.Not(a) & b),
-    "le": _of_truth(lambda a, b: a <= b, lambda a, b: tirx.Not(a) | b),
+    "lt": of_truth(lambda a, b: a < b, lambda a, b: tirx.Not(a) & b),
+    "le": of_truth(lambda a, b: a <= b, lambda a, b: tirx.Not(a) | b),
     "select": _select,
     "isnan": tirx.isnan,
     "trunc": _real(tirx.trunc),

@@ -11,7 +11,20 @@ from dataclasses import replace
 from typing import Any
 
 from roller.errors import ExprError, bounded
-from roller.expr import REDUCTION, SPATIAL, Axis, Cast, Index, Load, Stage, Tensor, TensorExpr, Term, map_indices
+from roller.expr import (
+    COMBINERS,
+    REDUCTION,
+    SPATIAL,
+    Axis,
+    Cast,
+    Index,
+    Load,
+    Stage,
+    Tensor,
+    TensorExpr,
+    Term,
+    map_indices,
+)
 from roller.expr.compose import dtype_of as computed_dtype
 from roller.te.affine import AxisSpace
 from roller.te.blocks import Block, constant_extent, read_blocks, tensor_of
@@ -25,7 +38,7 @@ __all__ = ["read", "to_te"]
 _ONE = "one"
 
 
-def read(source: Any, name: str = "te") -> TensorExpr:
+def read(source: Any, name: str = "") -> TensorExpr:
     """Return the TensorExpr that TVM tensors or a PrimFunc compute.
 
     Parameters
@@ -34,7 +47,7 @@ def read(source: Any, name: str = "te") -> TensorExpr:
         A list of ``te.Tensor`` in call order (placeholders and outputs, as for ``te.create_prim_func``), only
         the outputs (their placeholders are then the inputs, in order of first use), or an unscheduled PrimFunc.
     name
-        Label of the expression.
+        Label of the expression; that of its last output by default.
 
     Returns
     -------
@@ -126,7 +139,7 @@ def _read_function(func: Any, name: str) -> TensorExpr:
     stages = [_stage(b, tensors, by_buffer, n) for n, b in enumerate(kept)]
     outputs = tuple(labels[p] for p in parameters if p in by_buffer)
     stages = _name_axes(_fold_conversions(_live(stages, outputs), outputs))
-    return TensorExpr(name, tuple(tensors[p] for p in inputs), tuple(stages), outputs)
+    return TensorExpr(name or outputs[-1], tuple(tensors[p] for p in inputs), tuple(stages), outputs)
 
 
 def _labels(buffers: list[Any]) -> dict[Any, str]:
@@ -159,7 +172,7 @@ def _stage(block: Block, tensors: dict[Any, Tensor], blocks: dict[Any, Block], n
                 f"tensor '{out.name}': dimension {d} is stored at '{at}', not at an axis of its whole extent. "
                 "Write every element once; scatter and partial updates cannot be tiled."
             )
-    extremum = block.combiner if block.combiner in ("max", "min") else None
+    extremum = block.combiner if block.combiner and COMBINERS[block.combiner].selects else None
     body = Converter(out.name, space, tensors, blocks, extremum).body(block.value)
     acc = dtype_of(block.value)
     if isinstance(body, Cast) and block.combiner is None and body.dtype == out.dtype:

@@ -1,5 +1,6 @@
 """rTiles, rPrograms, tile instructions, alignment rules."""
 
-from roller.tile.program import STRUCTURES, RProgram
+from roller.tile.program import RProgram
+from roller.tile.structures import STRUCTURES
 
 __all__ = ["STRUCTURES", "RProgram"]

@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from roller.expr import Index, Tensor
+from roller.expr import Bound, Index, Tensor
+from roller.expr.sliding import sliding_axes
 from roller.tile.steps import break_share, tile_pieces
 
 Ints = NDArray[np.int64]
@@ -46,9 +47,9 @@ class Access:
     """One tensor as the anchor touches it: a load, or the store.
 
     ``coefficients`` is ``(dimensions, axes)``; ``uses`` says which axes the tensor depends on;
-    ``gather`` marks quasi-affine accesses; ``bounds`` counts guards; ``reloads`` says over which axes' tiles data
-    are loaded again (operands of an epilogue come once per output tile, not per reduction step); ``spatial`` masks
-    the spatial axes.
+    ``gather`` marks quasi-affine accesses; ``guard`` says where they are inside; ``reloads`` says over which axes'
+    tiles data are loaded again (operands of an epilogue come once per output tile, not per reduction step);
+    ``spatial`` masks the spatial axes.
     """
 
     tensor: Tensor
@@ -57,12 +58,23 @@ class Access:
     uses: NDArray[np.bool_]
     gather: bool
     index: tuple[Index, ...]
-    bounds: int
+    guard: tuple[Bound, ...]
     axis_names: tuple[str, ...]
     axis_extents: Ints
     reloads: NDArray[np.bool_]
     spatial: NDArray[np.bool_]
     _memo: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def bounds(self) -> int:
+        """Number of guards."""
+        return len(self.guard)
+
+    @cached_property
+    def touched(self) -> NDArray[np.bool_]:
+        """Axes that the loaded value depends on: the tensor does, or a guard."""
+        guarding = {x for b in self.guard for x in b.index.axes}
+        return np.asarray(self.uses | np.array([n in guarding for n in self.axis_names], bool))
 
     @cached_property
     def lattice(self) -> Ints:
@@ -73,13 +85,29 @@ class Access:
         return np.array([max(1, int(np.abs(row).max(initial=1))) for row in rows], np.int64)
 
     @cached_property
-    def windows(self) -> tuple[bool, ...]:
-        """Per dimension, whether several axes share its positions; axes of one kind that write a number do not."""
+    def shared(self) -> tuple[bool, ...]:
+        """Per dimension, whether several axes share its positions; axes of one kind that write a number do not.
+
+        Bounds cut through a shared dimension and a box holds it whole, overlapping (:attr:`window_axes`) or not.
+        """
         kinds = [
             {n: int(e) for n, e, s in zip(self.axis_names, self.axis_extents, self.spatial, strict=True) if s == kind}
             for kind in (True, False)
         ]
         return tuple(len(i.axes) > 1 and not any(i.is_digits(k) for k in kinds) for i in self.index)
+
+    @cached_property
+    def shared_axes(self) -> NDArray[np.bool_]:
+        """Axes of dimensions that several share: windows, overlapping or side by side, and what they lie along."""
+        return np.asarray((self.coefficients[np.array(self.shared, bool)] != 0).any(axis=0))
+
+    @cached_property
+    def window_axes(self) -> NDArray[np.bool_]:
+        """Axes of windows, and spatial axes they slide along: :func:`~roller.expr.sliding.sliding_axes`."""
+        extents = dict(zip(self.axis_names, self.axis_extents.tolist(), strict=True))
+        spatial = {n: extents.pop(n) for n, s in zip(self.axis_names, self.spatial, strict=True) if s}
+        sliding = {a for i in self.index if not self.gather for a in sliding_axes(i, spatial, extents)}
+        return np.array([n in sliding for n in self.axis_names], bool)
 
     @cached_property
     def _steps(self) -> Ints:
@@ -160,22 +188,6 @@ class Access:
             if moves:
                 several = product(tiles, (a for a, _ in moves))
                 total *= np.minimum(self.extent(d, tiles), several)
-        return total
-
-    def allocated_elements(self, tiles: Ints) -> Ints:
-        """Elements the staged copy of a data tile occupies, ``(N,)``.
-
-        As :meth:`elements`, but a tile that reaches beyond the axes is stored whole: threads of the padded part
-        read it, although nothing is loaded there.
-        """
-        total = np.ones(len(tiles), np.int64)
-        if self.gather:
-            return product(tiles, self.used_axes)
-        for moves in self._moves:
-            touched: Ints | int = 1
-            for a, step in moves:
-                touched = touched + step * (tiles[:, a] - 1)
-            total = total * touched
         return total
 
     def runs(self, tiles: Ints) -> tuple[Ints, Ints]:

@@ -29,8 +29,9 @@ def execution_unit(program: RProgram, spec: DeviceSpec, epsilon: float) -> bool:
     if program.fragment is not None:
         f, tile = program.fragment, program.tile("register")
         sizes = zip(program.matrix_axes, (f.m, f.n, f.k), strict=True)
-        return program.threads_per_block % spec.teu.lanes == 0 and all(tile[a] % size == 0 for a, size in sizes)
-    if program.kind == "gpu":
+        whole = not spec.traits.blocks or program.threads_per_block % spec.teu.lanes == 0
+        return whole and all(tile[a] % size == 0 for a, size in sizes)
+    if spec.traits.blocks:
         return program.threads_per_block % spec.teu.lanes == 0
     if program.vector_axis is None:
         return False
@@ -40,7 +41,7 @@ def execution_unit(program: RProgram, spec: DeviceSpec, epsilon: float) -> bool:
 def transaction(program: RProgram, spec: DeviceSpec, epsilon: float) -> bool:
     """Rule 2: rows of loaded tiles start at, and are multiples of, whole transactions, or span the dimension."""
     block = tuple(program.block_tile.values())
-    size = spec.memory_layers[-1].transaction_bytes
+    size = spec.home.transaction_bytes
     known = program.expr._memo.setdefault("transactions", {})
     if (block, size) not in known:  # programs that share a block tile share the answer
         known[block, size] = bool(whole_transactions(Geometry.of(program.expr), np.array([block], np.int64), size)[0])
@@ -49,7 +50,7 @@ def transaction(program: RProgram, spec: DeviceSpec, epsilon: float) -> bool:
 
 def find_transactions(programs: Sequence[RProgram], spec: DeviceSpec) -> None:
     """Find what :func:`transaction` is asked about programs of one expression, all at once."""
-    size, found = spec.memory_layers[-1].transaction_bytes, [products_program(p) or p for p in programs]
+    size, found = spec.home.transaction_bytes, [products_program(p) or p for p in programs]
     for expr in {id(p.expr): p.expr for p in found}.values():
         blocks = list(dict.fromkeys(tuple(p.block_tile.values()) for p in found if p.expr is expr))
         answers = whole_transactions(Geometry.of(expr), np.array(blocks, np.int64), size)
@@ -76,9 +77,9 @@ def whole_transactions(geometry: Geometry, tiles: Ints, size: int) -> np.ndarray
 
 def memory_bank(program: RProgram, spec: DeviceSpec, epsilon: float) -> bool:
     """Rule 3: no bank serves two words for one read of a staged tile by one TEU (enumerated)."""
-    if program.kind != "gpu" or not program.staged or program.structure == "rows":
+    if not spec.traits.scratchpad or not program.staged or program.traits.spreads_reductions:
         return True
-    shared = spec.layer("shared")
+    shared = spec.layer(spec.traits.scratchpad)
     padding = dict(program.storage_padding)
     banks, width = shared.banks or spec.teu.lanes, shared.bank_width_bytes or 4
     if program.fragment is not None and program.fragment.reads_scratchpad:

@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from roller.core.dtypes import DTYPE_BYTES
+from roller.core.fragment import Fragment
 from roller.errors import TileError
-from roller.expr import DTYPE_BYTES, Call, Cast, Index, Load, Scalar, Stage, Tensor, Term
-from roller.fragment import Fragment
+from roller.expr import Call, Cast, Index, Load, Scalar, Stage, Tensor, Term
 from roller.tile.layout import TileLayout, tile_layout
 from roller.tile.program import RProgram
 from roller.tile.steps import break_share, mean_step

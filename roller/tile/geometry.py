@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from roller.expr import SPATIAL, Index, Load, Stage, Tensor, TensorExpr
+from roller.expr import SPATIAL, Bound, Index, Load, Stage, Tensor, TensorExpr
 from roller.tile.access import Access, Floats, Ints, product
 
 __all__ = ["Access", "Floats", "Geometry", "Ints", "access_of", "product", "store_order"]
@@ -60,6 +60,20 @@ class Geometry:
         return tuple(dict.fromkeys(a.tensor.name for a in self.loads))
 
     @cached_property
+    def window_axes(self) -> NDArray[np.bool_]:
+        """Mask of the reduction axes that are windows of some load."""
+        return np.asarray(np.any([a.window_axes for a in self.loads], axis=0) & ~self.spatial)
+
+    @cached_property
+    def reduction_order(self) -> tuple[int, ...]:
+        """Reduction axes in the order CPU kernels loop over them: those of windows outermost, side by side too.
+
+        Innermost, LLVM unrolls a window fully and keeps the values neighbouring steps share in registers, which the
+        accumulators need.
+        """
+        return tuple(sorted(self.reduced_axes, key=lambda a: not any(x.shared_axes[a] for x in self.loads)))
+
+    @cached_property
     def reads(self) -> tuple[Access, ...]:
         """Loads and extras."""
         return (*self.loads, *self.extras)
@@ -104,8 +118,10 @@ def store_order(stage: Stage, names: tuple[str, ...]) -> tuple[int, ...]:
     return tuple(names.index(n) for n in ordered)
 
 
-def access_of(expr: TensorExpr, tensor: Tensor, index: tuple[Index, ...], bounds: int, *, every_step: bool) -> Access:
-    """Return a tensor as it is touched by ``index`` (in axes of the anchor) under ``bounds`` guards.
+def access_of(
+    expr: TensorExpr, tensor: Tensor, index: tuple[Index, ...], guard: tuple[Bound, ...], *, every_step: bool
+) -> Access:
+    """Return a tensor as it is touched by ``index`` (in axes of the anchor) under ``guard``.
 
     ``every_step``: what does not move with a reduction axis is loaded again at each of its steps.
     """
@@ -126,7 +142,7 @@ def access_of(expr: TensorExpr, tensor: Tensor, index: tuple[Index, ...], bounds
         uses,
         gather,
         index,
-        bounds,
+        guard,
         names,
         np.array([a.extent for a in expr.axes], np.int64),
         np.array([every_step or a.kind == SPATIAL for a in expr.axes], bool),
@@ -134,13 +150,16 @@ def access_of(expr: TensorExpr, tensor: Tensor, index: tuple[Index, ...], bounds
     )
 
 
+def access_of_load(expr: TensorExpr, load: Load) -> Access:
+    """Return the access of a load of the anchor."""
+    return access_of(expr, expr.tensors[load.tensor], load.index, load.guard, every_step=True)
+
+
 def _build(expr: TensorExpr) -> Geometry:
     anchor = expr.anchor
     own = {a.name for a in expr.axes}
-    loads = [
-        access_of(expr, expr.tensors[ld.tensor], ld.index, len(ld.guard), every_step=True)
-        for ld in _distinct(anchor.loads)
-    ]
+    # The same elements under another guard are a load, and a tile, of their own.
+    loads = [access_of_load(expr, ld) for ld in anchor.loads]
     extras = []
     for s in expr.stages:
         if s is anchor:
@@ -149,18 +168,13 @@ def _build(expr: TensorExpr) -> Geometry:
             # A tensor another stage also reads is streamed with the anchor; intermediates never leave the chip.
             new = ld.tensor in {t.name for t in expr.inputs} and ld.tensor not in {a.tensor.name for a in loads}
             if new and all(set(i.axes) <= own for i in ld.index):
-                extras.append(access_of(expr, expr.tensors[ld.tensor], ld.index, len(ld.guard), every_step=False))
+                extras.append(access_of(expr, expr.tensors[ld.tensor], ld.index, ld.guard, every_step=False))
     return Geometry(
         expr,
         tuple(a.name for a in expr.axes),
         np.array([a.extent for a in expr.axes], np.int64),
         np.array([a.kind == SPATIAL for a in expr.axes], bool),
         tuple(loads),
-        access_of(expr, anchor.output, anchor.store, 0, every_step=True),
+        access_of(expr, anchor.output, anchor.store, (), every_step=True),
         tuple(extras),
     )
-
-
-def _distinct(all_loads: tuple[Load, ...]) -> list[Load]:
-    """One load per (tensor, index)."""
-    return list({(ld.tensor, ld.index): ld for ld in all_loads}.values())

@@ -8,7 +8,7 @@ tile). Code generation and the bank rule both read this module, so they cannot d
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from roller.expr import SPATIAL, Index, Load, Stage, Tensor, Term
 from roller.tile.access import VECTOR_BYTES
-from roller.tile.geometry import Geometry, Ints
+from roller.tile.geometry import Geometry, Ints, product
 from roller.tile.program import RProgram
 from roller.tile.steps import mean_step, pitches
 from roller.tile.windows import Halo, halo, slide_of
@@ -61,11 +61,16 @@ def window_halo(program: RProgram) -> Halo:
 def program_layout(program: RProgram, load: Load) -> TileLayout:
     """Return the layout of the staged tile of one load of a program."""
     layout = tile_layout(program.expr.anchor, load, program.expr.tensors[load.tensor], program.block_tile)
-    if program.structure != "window":
+    if not program.traits.slides_windows:
         return layout
     rows, last = window_halo(program), layout.dims[-1]
     dims = (*layout.dims[:-1], Index(last.terms, last.const + rows.shift))
     return TileLayout(dims, (*layout.extents[:-1], rows.extent))
+
+
+def has_tile(tensor: str, index: Sequence[Index], staged: Collection[str]) -> bool:
+    """Whether a load comes through the scratchpad: of a tensor that is ``staged``, but no single element of it."""
+    return tensor in staged and any(i.terms for i in index)
 
 
 def staged_axes(stage: Stage, load: Load, tensor: Tensor) -> tuple[str, ...]:
@@ -96,6 +101,14 @@ def copy_lead(counts: Ints, threads: Ints) -> Ints:
         rounds = -(-rows // np.maximum(1, threads // columns))
         found = np.where((columns <= threads) & (rounds <= IDLE_ROUNDS * best), lead, found)
     return found
+
+
+def copy_rounds(counts: Ints, threads: Ints) -> tuple[Ints, Ints]:
+    """Return :func:`copy_lead` of staged tiles, and the rounds of their copies, ``(N,)`` each."""
+    lead, rank = copy_lead(counts, threads), counts.shape[1]
+    ahead = np.arange(rank)[None, :] < lead[:, None]  # dimensions that differ from round to round
+    rows, columns = (product(np.where(x, counts, 1), range(rank)) for x in (ahead, ~ahead))
+    return lead, -(-rows // np.maximum(1, threads // np.maximum(1, columns)))
 
 
 def row_axis(stage: Stage, load: Load, tensor: Tensor) -> str | None:
@@ -234,7 +247,7 @@ def lane_reads(program: RProgram, lanes: int) -> dict[str, LaneReads]:
             row = row + pitch * np.asarray(i(local))
         last = layout.dims[-1].terms
         width = chunks[last[0].axis] if len(last) == 1 and last[0].coef == 1 else 1
-        if program.structure == "window":
+        if program.traits.slides_windows:
             rows = window_halo(program)
             width, column = rows.width, column - rows.lead
         out[ld.tensor] = LaneReads(
@@ -262,17 +275,3 @@ def storage_padding(reads: LaneReads, banks: int, bank_width_bytes: int, vectors
             break
         best = min(best, (reads.degree(pad, banks, bank_width_bytes), pad))
     return best[1], best[0]
-
-
-def published_padding(tile_row_bytes: int, reader_row_bytes: int, banks: int, bank_width_bytes: int) -> int:
-    """Return the paper's storage padding in bytes: ``(B*L - N % (B*L) + L*ceil(n/L)) % (B*L)``.
-
-    Examples
-    --------
-    A tile of rows of 4 words on 4 banks, read by a [3, 1] tile, is padded by one word:
-
-    >>> published_padding(16, 4, 4, 4)
-    4
-    """
-    row, width = banks * bank_width_bytes, bank_width_bytes
-    return (row - tile_row_bytes % row + width * -(-reader_row_bytes // width)) % row

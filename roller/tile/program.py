@@ -15,15 +15,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from roller.display import html_table, one_line
+from roller.core.display import html_table, one_line
+from roller.core.fragment import Fragment
 from roller.errors import MALFORMED, ArtifactError, TileError
 from roller.expr import SPATIAL, Axis, TensorExpr
 from roller.expr.serialize import expr_from_dict, expr_to_dict
-from roller.fragment import Fragment
 from roller.tile.program_name import name_of
+from roller.tile.structures import Structure, structure_named
 
-#: Code-generation structures (one template each), chosen by properties of the expression.
-STRUCTURES = ("tiled", "matrix", "window", "rows", "streaming", "winograd2", "winograd4")
 #: Register tiles of a row from which on non-temporal programs start them at cache lines; the ends overlap.
 ALIGNED_TILES = 4
 
@@ -37,7 +36,7 @@ class RProgram:
     expr
         The canonical (fused or grouped) expression the tiles refer to.
     kind
-        ``"gpu"`` or ``"cpu"``.
+        Of its devices: ``"gpu"``, ``"cpu"`` or ``"bsp"``.
     structure
         ``"tiled"`` (reduction with reuse), ``"matrix"`` (GPU: the same by a matrix unit; the register tile
         belongs to the threads of one ``fragment``), ``"window"`` (GPU: a reduction over windows alone, threads walk
@@ -110,7 +109,7 @@ class RProgram:
             if above is not None and any(e % a for e, a in zip(extents, above, strict=True)):
                 raise TileError(f"tile '{layer}' {extents} is not a per-axis multiple of the tile above it {above}.")
             above = extents
-        if (self.structure == "matrix") != (self.fragment is not None):
+        if self.traits.on_matrix_unit != (self.fragment is not None):
             raise TileError(
                 f"structure '{self.structure}': expected a fragment with 'matrix' only, got {self.fragment}."
             )
@@ -121,6 +120,16 @@ class RProgram:
     def axes(self) -> tuple[Axis, ...]:
         """Axes the tiles are extents of."""
         return self.expr.axes
+
+    @cached_property
+    def traits(self) -> Structure:
+        """What programs of its structure are like."""
+        return structure_named(self.structure)
+
+    @property
+    def sums_along_vectors(self) -> bool:
+        """Whether its vectors run along a reduction axis."""
+        return any(a.name == self.vector_axis and a.kind != SPATIAL for a in self.axes)
 
     @cached_property
     def axis_names(self) -> tuple[str, ...]:
@@ -154,7 +163,7 @@ class RProgram:
         """
         register, block = self.tile("register"), self.block_tile
         return {
-            a.name: block[a.name] // register[a.name] if a.kind == SPATIAL or self.structure == "rows" else 1
+            a.name: block[a.name] // register[a.name] if a.kind == SPATIAL or self.traits.spreads_reductions else 1
             for a in self.axes
         }
 

@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from roller.expr import Index, Stage, Tensor, Term
+from roller.tile.access import VECTOR_BYTES, Ints
 from roller.tile.steps import pitches
 
 
@@ -43,6 +46,18 @@ class RowShift:
         while any(coef % width for coef in apart.values()):
             width //= 2
         return width
+
+    def vector_elements(self, index: Sequence[Index], tensor: Tensor) -> int:
+        """Return the elements of one access at aligned positions: as many as are aligned, and one access takes."""
+        return min(self.aligned_elements(index, tensor), VECTOR_BYTES // tensor.itemsize_bytes)
+
+    def fits(self, extent: int, covered: int | Ints) -> bool | np.ndarray:
+        """Whether tiles that cover so many elements of a row of ``extent`` hold all its positions, ``(N,)``.
+
+        What a thread holds and the scratchpad are counted for the steps of the elements.
+        """
+        found: bool | np.ndarray = self.positions(extent) <= covered
+        return found
 
     def positions(self, extent: int) -> int:
         """Return the positions that hold the ``extent`` elements of any row, in whole vectors."""

@@ -12,7 +12,20 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from roller.expr import FUNCTIONS, Call, Cast, Const, IndexValue, Load, Scalar, Stage, TensorExpr, instruction_mix, walk
+from roller.expr import (
+    COMBINERS,
+    FUNCTIONS,
+    Call,
+    Cast,
+    Const,
+    IndexValue,
+    Load,
+    Scalar,
+    Stage,
+    TensorExpr,
+    instruction_mix,
+    walk,
+)
 from roller.expr.scalar import loads
 from roller.tile.rows import kept_loads, row_stages
 
@@ -208,7 +221,7 @@ def least(n: Scalar, expr: TensorExpr) -> float:
 def _least_result(s: Stage, expr: TensorExpr) -> float:
     """Least value of a stage's result; sums of ``exp(x - max(x))`` hold the term of the maximum itself, which is 1."""
     low = least(s.body, expr)
-    if s.combiner in (None, "max", "min"):
+    if s.combiner is None or COMBINERS[s.combiner].selects:
         return low
     if s.combiner != "sum" or low < 0:
         return _UNKNOWN

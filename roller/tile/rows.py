@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from roller.expr import Call, Index, Load, Scalar, Stage, Tensor, TensorExpr, map_indices, transform
-from roller.expr.digits import composed
+from roller.expr.index_arithmetic import composed
 from roller.tile.steps import mean_step
 
 #: Functions whose result is a truth value, of another type than a floating-point result they may be stored as.
@@ -73,6 +73,38 @@ def kept_loads(expr: TensorExpr) -> tuple[Load, ...]:
         expr._memo["kept_loads"] = tuple(ld for ld, n in uses.items() if n > 1)
     kept: tuple[Load, ...] = expr._memo["kept_loads"]
     return kept
+
+
+def rows_fuse(expr: TensorExpr) -> bool:
+    """Whether all stages run over the rows of the anchor, each row on its own."""
+    if "rows_fuse" not in expr._memo:
+        expr._memo["rows_fuse"] = _fuse(expr)
+    return bool(expr._memo["rows_fuse"])
+
+
+def _fuse(expr: TensorExpr) -> bool:
+    rows = {a.name: a.extent for a in expr.anchor.spatial_axes}
+    done: dict[str, Stage] = {}
+    for s in expr.stages:
+        mine = {a.name: a.extent for a in s.spatial_axes}
+        if any(mine.get(a) != n for a, n in rows.items()) or (s.combiner is not None and mine != rows):
+            return False
+        for ld in s.loads:
+            producer = done.get(ld.tensor)
+            if producer is not None and not _same_row(producer, ld.index, rows, bool(ld.guard)):
+                return False
+        done[s.name] = s
+    return True
+
+
+def _same_row(producer: Stage, index: tuple[Index, ...], rows: dict[str, int], is_guarded: bool) -> bool:
+    """Whether a load of ``producer`` stays within the reader's own row."""
+    if is_guarded:
+        return False
+    for where, i in zip(producer.store, index, strict=True):
+        if any(a in rows for a in where.axes) and where != i:
+            return False
+    return True
 
 
 def contiguous_axis(stage: Stage, tensors: Mapping[str, Tensor]) -> str:

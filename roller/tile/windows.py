@@ -108,7 +108,7 @@ def _kind(stage: Stage, axis: str) -> str:
 
 
 @dataclass(frozen=True)
-class Fragment:
+class RowBox:
     """Registers of one thread for one row of the windowed load: a box of every dimension but the slide's.
 
     ``dims`` maps local coordinates (outputs and taps of the thread) to positions, ``extents`` bound them, ``steps`` are
@@ -125,7 +125,7 @@ class Fragment:
         return math.prod(self.extents)
 
 
-def fragment_of(slide: Slide, tile: Mapping[str, int]) -> Fragment:
+def fragment_of(slide: Slide, tile: Mapping[str, int]) -> RowBox:
     """Return the fragment of one row for register extents ``tile``, reduction extents in full."""
     dims, extents, steps = [], [], []
     for d, index in enumerate(slide.source.index):
@@ -134,7 +134,7 @@ def fragment_of(slide: Slide, tile: Mapping[str, int]) -> Fragment:
         dims.append(Index(tuple(Term(t.axis, t.coef // step) for t in terms)))
         extents.append(dims[-1].range(tile)[1] + 1)
         steps.append(step)
-    return Fragment(tuple(dims), tuple(extents), tuple(steps))
+    return RowBox(tuple(dims), tuple(extents), tuple(steps))
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def halo(
     itemsize_bytes: int,
     register: Mapping[str, int],
     block: Mapping[str, int],
-    fragment: Fragment | None = None,
+    fragment: RowBox | None = None,
 ) -> Halo:
     """Return the halo of a block tile: vectors as wide as sizes and strides allow.
 

@@ -45,16 +45,17 @@ import numpy as np
 from roller.expr import Call, Index, Load, TensorExpr, Term
 from roller.expr.canonical import fuse_axes
 from roller.expr.joining import join_digits
+from roller.tile.structures import STRUCTURES
 
 Matrix = tuple[tuple[float, ...], ...]
 
-#: Structure name of each output tile size.
-STRUCTURES = {"winograd2": 2, "winograd4": 4}
 #: What a person is told of results by this algorithm; the table above has the measurements.
 ACCURACY = (
     "Winograd's algorithm: root mean square error 0.2 to 3.2 times that of a direct sum; an output is accurate "
     "relative to the largest input of its tile, not of its 3x3 window. ConstructOptions(winograd=False) sums directly."
 )
+#: Channels from which on the rounding of the transforms stays well inside a correct kernel's bound.
+LEAST_CHANNELS = 16
 #: Width of the window the matrices below are made for (elements).
 WINDOW = 3
 #: Finite points of each output tile size; the point at infinity is added.
@@ -336,14 +337,14 @@ class WinogradPlan:
         Parameters
         ----------
         structure
-            Name in :data:`STRUCTURES`.
+            Name of one with an ``output_side`` in :data:`~roller.tile.structures.STRUCTURES`.
         lanes
             float32 elements of a vector register.
         """
         form = window_product(expr)
         if form is None:
             return None
-        m, extents = STRUCTURES[structure], expr.anchor.extents
+        m, extents = STRUCTURES[structure].output_side, expr.anchor.extents
         filters, channels = extents[form.filter], extents[form.channel]
         own = power_of_two_below(min(lanes, filters))
         asked = max(own, min(register[form.filter], filters) // own * own)

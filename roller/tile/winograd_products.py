@@ -16,8 +16,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from roller.expr import REDUCTION, Axis, Call, Index, Load, Stage, Tensor, TensorExpr, axis_index
+from roller.targets import KINDS
 from roller.tile.program import RProgram
-from roller.tile.winograd import STRUCTURES, WINDOW, WindowProduct, window_product
+from roller.tile.structures import structure_named
+from roller.tile.winograd import WINDOW, WindowProduct, window_product
 
 #: Rows of the workspaces are whole vectors of this many elements (16 bytes): the last filter or tile is repeated.
 ROW_ELEMENTS = 4
@@ -117,7 +119,7 @@ def products(expr: TensorExpr, structure: str) -> Products | None:
     expr
         A canonical form.
     structure
-        Name in :data:`~roller.tile.winograd.STRUCTURES`.
+        Name of one with an ``output_side`` in :data:`~roller.tile.structures.STRUCTURES`.
 
     Examples
     --------
@@ -135,17 +137,22 @@ def products(expr: TensorExpr, structure: str) -> Products | None:
 
 def products_program(program: RProgram) -> RProgram | None:
     """Return the tiled product a GPU program of a ``winograd`` structure stands for, ``None`` for any other program."""
-    if program.kind != "gpu" or program.structure not in STRUCTURES:
-        return None
-    found = products(program.expr, program.structure)
+    found = product_of(program)
     return None if found is None else found.inner(program)
+
+
+def product_of(program: RProgram) -> Products | None:
+    """Return the product a GPU program of a ``winograd`` structure tiles, ``None`` for any other program."""
+    if not KINDS[program.kind].blocks or not program.traits.output_side:
+        return None
+    return products(program.expr, program.structure)
 
 
 def _build(expr: TensorExpr, structure: str) -> Products | None:
     form = window_product(expr)
     if form is None:
         return None
-    m, extents = STRUCTURES[structure], expr.anchor.extents
+    m, extents = structure_named(structure).output_side, expr.anchor.extents
     moving = {t.axis: d for d, i in enumerate(form.image.index) for t in i.terms}
     units = [(b, extents[b]) for b in sorted(form.batch, key=lambda b: moving[b])]
     units += [(a, -(-extents[a] // m)) for a, _, _ in form.slides]

@@ -1,6 +1,7 @@
 """The CPU launcher: any array, clear refusals, threads, and no TVM compiler."""
 
 import concurrent.futures
+import platform
 import subprocess
 import sys
 import tempfile
@@ -9,10 +10,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from roller import ops
+import roller
+from roller import load_spec, ops
 from roller.arguments import constants_of
-from roller.construction.options import ConstructOptions
 from roller.errors import LaunchError, RollerError
+from roller.templates.common.options import ConstructOptions
+from roller.templates.cpu.emit.library import features_of
 from tests.codegen.cpu_programs import canonical, kernel, program
 
 M, N, K = 33, 50, 17
@@ -196,6 +199,23 @@ def test_an_option_it_lacks_is_refused_by_name(matmul, arrays, option):
         matmul(*arrays, **{option: None})
 
 
+def test_inputs_by_name_are_told_to_be_positional(matmul, arrays):
+    with pytest.raises(LaunchError, match=r"got 'A', 'B'\. .*Inputs are positional\.$"):
+        matmul(A=arrays[0], B=arrays[1])
+
+
+def test_a_kernel_for_another_architecture_is_source_alone(capfd):
+    """LLVM knew no processor of that name here, said so five times, and made code for this one."""
+    named = {"aarch64": "neoverse-n1", "x86_64": "haswell"}
+    machine = next(m for m in named if m != platform.machine())
+    target = {"language": "llvm", "mcpu": named[machine], "mtriple": f"{machine}-linux-gnu"}
+    spec = replace(load_spec("cpu-neon"), target_items=tuple(target.items()))
+    kernel = roller.compile(ops.matmul(32, 32, 32), device=spec, top_k=1, cache=False)
+    assert kernel.artifact.binary is None and kernel.source
+    assert not set(kernel.artifact.target["features"]) & set(features_of(load_spec("cpu").target["mcpu"]))
+    assert "not valid" not in "".join(capfd.readouterr())
+
+
 def test_the_caller_array_may_go_once_bound(matmul, arrays):
     run, got = matmul.bind(*(a.copy() for a in arrays))
     junk = [np.full((M, K), np.nan, np.float32) for _ in range(50)]
@@ -310,7 +330,7 @@ def test_artifacts_that_cannot_run_are_refused(matmul):
 
     with pytest.raises(LaunchError, match="expected an artifact of language 'llvm', got 'cuda'"):
         CpuKernel(replace(matmul.artifact, language="cuda"))
-    with pytest.raises(LaunchError, match="carries no binary"):
+    with pytest.raises(LaunchError, match="expected a built kernel, got the source of one"):
         CpuKernel(replace(matmul.artifact, binary=None))
     with pytest.raises(LaunchError, match="cannot load the kernel's library"):
         CpuKernel(replace(matmul.artifact, binary=b"not a library"))

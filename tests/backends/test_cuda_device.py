@@ -207,6 +207,20 @@ def _inputs(artifact):
     return periodic_inputs(artifact.expression, 0)
 
 
+def test_too_little_memory_is_a_reason_wherever_it_is_asked_for(monkeypatch, cupy):
+    """A kernel's own memory as well: a fault would end the device's process, and put the blame on the device."""
+    from roller.backends.cuda.flush import Flush
+    from roller.backends.cuda.memory import Buffer
+
+    def full(nbytes):
+        raise MemoryError(f"out of memory allocating {nbytes} bytes")
+
+    monkeypatch.setattr(fake_cupy.cuda, "alloc", full)
+    for ask in (lambda: Buffer(fake_cupy, 10), lambda: Flush(fake_cupy, None, 1, 1, None)):
+        with pytest.raises(LaunchError, match=r"expected .* MB of free memory, got less \(out of memory"):
+            ask()
+
+
 def test_long_inputs_are_tiled_from_one_period(monkeypatch):
     from roller.backends.cuda.memory import Buffer
     from roller.backends.periodic import PERIOD, PeriodicInput

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from roller.backends.cuda import ptx, toolchain
+from benchmarks import ptx
+from roller.backends.cuda import toolchain
 from roller.errors import BuildError
 
 _NESTED = """

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import ptx
 from roller import ops
 from roller.artifact import KernelArtifact, Launch
-from roller.backends.cuda import flush, installed, ptx, toolchain
+from roller.backends.cuda import flush, installed, toolchain
 from roller.backends.cuda.launcher import CudaKernel
 from roller.errors import BuildError, LaunchError
 from roller.expr.canonical import fuse_axes, group_axes
@@ -30,7 +31,7 @@ def handmade(source, entry="k"):
 
 def built(expr, structure, register, block, canon=fuse_axes, arch="sm_70", **kw):
     pytest.importorskip("tvm")
-    from roller.codegen.cuda import lower
+    from roller.templates.gpu.emit.cuda import lower
 
     return toolchain.build(lower(program(canon(expr), structure, register, block, **kw), expr, arch, "test"))
 
@@ -221,7 +222,7 @@ def test_the_reading_kernel_is_taken_by_the_assembler_and_reads_what_its_source_
 
 def test_other_languages_are_refused():
     a = handmade("")
-    with pytest.raises(BuildError, match="expected a 'cuda' artifact, got 'llvm'"):
+    with pytest.raises(BuildError, match="expected an artifact of language 'cuda', got 'llvm'"):
         toolchain.build(KernelArtifact("llvm", {}, "test", a.expression, a.program, a.launches, ()))
 
 

@@ -92,6 +92,16 @@ def test_windows_are_between_the_best_system_and_roller():
     assert [c.ok for c in model_v100.window_checks([*found, prediction("E0", 9, 1, 1, 1)])] == [True, False, False]
 
 
+def test_construct_is_compared_with_another_checkout(tmp_path):
+    out = tmp_path / "construct.json"
+    done = run("construct.py", "--filter", "M2", "--devices", "v100", "--against", ROOT, "--json", out)
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(out.read_text())["v100"]
+    assert found["id"] == "M2" and found["same"] and min(found["ms"], found["other_ms"]) > 0
+    refused = run("construct.py", "--filter", "M2", "--against", tmp_path)
+    assert refused.returncode == 1 and "no checkout of roller" in refused.stderr
+
+
 def test_construct_reports_every_device_without_tvm(tmp_path):
     out = tmp_path / "c.json"
     done = run("construct.py", "--filter", "M2,R3", "--devices", "v100,k80", "--no-pools", "--json", str(out))

@@ -398,8 +398,7 @@ def test_a_profiler_gets_the_kernel_it_asks_for(pack):
 
 
 def test_what_a_device_measured_becomes_a_specification_and_can_be_imported(pack, tmp_path):
-    from roller.runtime.bundle_format import read_checked
-    from roller.runtime.bundle_run import FORMAT, VERSION
+    from roller.runtime.bundle_run import RESULTS
 
     assert run_pack(pack, tmp_path / "r", "--filter", "E19,R3").returncode == 0
     path = tmp_path / "r" / journal.FILE
@@ -409,6 +408,6 @@ def test_what_a_device_measured_becomes_a_specification_and_can_be_imported(pack
     assert "kernels of variants were not reached: run the pack again" in told
     spec = load_spec(str(tmp_path / "home" / "mine.yaml"))
     assert spec.sources["compute.ops_per_cycle_per_unit.group_matrix.float16"] == "measured"
-    found = read_checked(tmp_path / "home" / "kernels.json", FORMAT, VERSION)
+    found = RESULTS.read(tmp_path / "home" / "kernels.json")
     assert {o["id"] for o in found["operators"]} == {"E19", "R3"} and all(o["winner"] for o in found["operators"])
     assert "Share of the instruction's ceiling" in (tmp_path / "home" / "report.md").read_text()

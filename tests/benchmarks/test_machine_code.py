@@ -45,7 +45,7 @@ def test_limits_name_what_misses_them():
     "pattern",
     ["[MR]*", "C[0-9],C1?", "C[234]?", "D*", "E*", "P*", "TC*,LSTM*,RM_*", "SM_*,SC_*,SR_*", "SOFT*,LN_*,RMS_*"],
 )
-@pytest.mark.parametrize("device", ["v100", "a100", "h200"])
+@pytest.mark.parametrize("device", ["v100", *(pytest.param(d, marks=pytest.mark.exhaustive) for d in ("a100", "h200"))])
 def test_the_best_three_of_every_operator_build_without_spills(device, pattern):
     by_id = {r["id"]: r for r in machine_code.rows(pattern)}
     found, failed = machine_code.build_everything(by_id.values(), load_spec(device), 3, workers=1)

@@ -8,10 +8,10 @@ import pytest
 
 import roller
 from roller import ops, pipeline
-from roller.choosing import How
-from roller.construction.auto import worth_timing
+from roller.choosing import Selection
 from roller.errors import BuildError, NoCandidateError, RollerError
 from roller.hardware import load_spec
+from roller.search.auto import worth_timing
 
 MATMUL = ops.matmul(256, 256, 256)
 #: A model that is sure of its favourite, and one that is sure of nothing.
@@ -46,7 +46,7 @@ def test_auto_times_what_is_worth_it_and_leaves_the_rest() -> None:
 
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the model be sure: nothing but the first is worth timing."""
-    monkeypatch.setattr("roller.construction.auto.worth_timing", lambda candidates, spec: (0,))
+    monkeypatch.setattr("roller.search.auto.worth_timing", lambda candidates, spec: (0,))
 
 
 def test_auto_checks_and_does_not_time_what_nothing_rivals(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,6 +169,6 @@ def test_contradictions_are_refused(arguments: dict[str, Any], message: str) -> 
 
 
 def test_only_what_is_asked_is_in_the_key() -> None:
-    assert How().identity() == {}
-    keys = [str(How(*a).identity()) for a in ((True,), (False, 1.0), (False, 2.0))]
+    assert Selection().identity() == {}
+    keys = [str(Selection(*a).identity()) for a in ((True,), (False, 1.0), (False, 2.0))]
     assert len(set(keys)) == 3

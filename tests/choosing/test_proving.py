@@ -93,7 +93,7 @@ def test_a_kernel_is_proved_once_and_one_that_was_kept_unproved_then(monkeypatch
         asked.append(artifact.device)
         return Verdict("emulated")
 
-    monkeypatch.setattr(pipeline, "prove_kernel", counted)
+    monkeypatch.setattr(proving, "prove", counted)
     assert roller.compile(SMALL, "v100", top_k=2).artifact.build.get("proved") is None
     assert asked == []
     for _ in range(2):
@@ -121,7 +121,7 @@ def test_more_seconds_prove_more_of_a_kernel_that_was_proved_in_part(monkeypatch
         asked.append(seconds)
         return Verdict("emulated: 8 of 9 blocks" if seconds < 10 else "emulated")
 
-    monkeypatch.setattr(pipeline, "prove_kernel", proved)
+    monkeypatch.setattr(proving, "prove", proved)
     for prove_s in (2.0, 2.0, 1.0, 4.0, 12.0, 3000.0):
         roller.compile(SMALL, "v100", top_k=1, prove=True, prove_s=prove_s)
     assert asked == [2.0, 4.0, 12.0]
@@ -205,11 +205,11 @@ def test_waiting_for_a_processor_costs_a_proof_nothing(monkeypatch: pytest.Monke
     made = roller.compile(SMALL, "v100", top_k=1, cache=False).artifact
 
     def slept(*_: Any, **__: Any) -> Verdict:
-        time.sleep(0.1)
+        time.sleep(0.5)
         return Verdict("emulated")
 
     monkeypatch.setattr(proving, "_proved", slept)
-    assert prove(made).took_s <= 0.05
+    assert prove(made).took_s <= 0.25  # threads of other tests' libraries may still run down
 
     def computed(*_: Any, **__: Any) -> Verdict:
         busy = "import time\nwhile time.process_time() < 0.2: pass"

@@ -12,11 +12,11 @@ import roller
 from roller import ConstructOptions, KernelArtifact, ops
 from roller.choosing import Workshop
 from roller.choosing.refine import BATCH, refine
-from roller.construction.neighbours import neighbours
 from roller.errors import BuildError
 from roller.hardware import load_spec
 from roller.runtime import build_pool
 from roller.runtime.records import Record
+from roller.search.neighbours import neighbours
 
 EXPR = ops.matmul(128, 256, 256)
 SPEC = load_spec("v100")

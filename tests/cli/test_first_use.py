@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from typer.testing import CliRunner
 
 from roller.cli.main import app
+from roller.cli.probe import profile_text
 from roller.hardware import load_spec
 from roller.hardware.detect import UNPROBED_ERROR, detect_unprobed, is_probed
 from roller.hardware.machine import profile_path
-from roller.probing import spec_text
+from roller.hardware.sections import UNVALIDATED_ERROR, Accuracy
+from roller.probing import Measured, spec_text
+from roller.probing.run import Report
 
 PREDICT = ("predict", "matmul(64, 64, 64)", "--tile", "register=4,32", "--json")
 
@@ -27,6 +32,8 @@ def test_what_to_run_is_said_once_per_machine(profiles):
     assert second.stderr == ""
     assert first.stdout == second.stdout
     assert not is_probed(load_spec("cpu"))
+    for _ in range(2):  # here as often as it is asked: who lists the devices wants to know
+        assert "Run `roller probe cpu` (about 50 s)" in CliRunner().invoke(app, ["devices"]).stdout
 
 
 def test_other_devices_and_probed_machines_are_not_told(profiles):
@@ -37,6 +44,7 @@ def test_other_devices_and_probed_machines_are_not_told(profiles):
     path.write_text(spec_text(here, path.stem))
     assert is_probed(load_spec("cpu"))
     assert CliRunner().invoke(app, [*PREDICT, "--device", "cpu"]).stderr == ""
+    assert "roller probe" not in CliRunner().invoke(app, ["devices"]).stdout
     assert load_spec("cpu").accuracy == here.accuracy, "the errors of the profile are those of probed machines"
 
 
@@ -54,3 +62,19 @@ def test_assumed_rates_widen_the_interval_and_not_the_ranking(profiles):
     assert assumed.sources["accuracy.prediction_error"] == "assumed"
     assert assumed.accuracy.ranking_error == base.accuracy.ranking_error
     assert assumed.accuracy.same_kernel_error == base.accuracy.same_kernel_error
+
+
+def test_a_probed_profile_keeps_its_errors_until_somebody_edits_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("ROLLER_PROFILE_DIR", str(tmp_path))
+    base = replace(detect_unprobed(), accuracy=Accuracy(0.2, ranking_error=0.1))
+    base = replace(base, source_items=(*base.source_items, ("accuracy.prediction_error", "measured")))
+    bandwidth = "memory_layers.dram.bandwidth_bytes_per_s"
+    report = Report({bandwidth: Measured(12.345678e9, 0.02, 9)}, {}, {})
+    path = profile_path(base.machine)
+    path.write_text(profile_text(base, report, path.stem))
+    assert load_spec(path).accuracy == base.accuracy and not load_spec("cpu").doubt
+    path.write_text(path.read_text().replace("measured: 1.235e+10", "measured: 9.0e+10"))
+    for edited in (load_spec(path), load_spec("cpu")):
+        assert edited.values()[bandwidth] == 9e10
+        assert edited.accuracy.prediction_error >= UNVALIDATED_ERROR
+        assert "errors assumed: found with other numbers" in edited.title

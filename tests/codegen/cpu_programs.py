@@ -34,7 +34,7 @@ def program(expr, structure, register=None, task=None, vector=None, lanes=16, ch
 
 def kernel(expression, prog, cores=2):
     from roller.backends.cpu import CpuKernel
-    from roller.codegen.llvm import lower
+    from roller.templates.cpu.emit.llvm import lower
 
     return CpuKernel(lower(prog, expression, host_mcpu(), cores, "test", 64))
 

@@ -1,9 +1,9 @@
 """Programs for matrix units with tiles chosen by a test, lowered and proven on the emulator."""
 
 import roller
-from roller.codegen.cuda import lower
 from roller.emulator import ORDERS, prove
 from roller.runtime.check import check
+from roller.templates.gpu.emit.cuda import lower
 from roller.tile import RProgram
 from roller.tile.fragments import fragment_padding, operands
 

@@ -10,8 +10,8 @@ import ml_dtypes
 
 from roller import ConstructOptions, construct
 from roller.backends.cpu import CpuKernel
+from roller.core.dtypes import stored
 from roller.expr import Cast, Const
-from roller.expr.rounding import stored
 from roller.hardware import load_spec
 from roller.pipeline import lower
 from roller.runtime.check import Oracle

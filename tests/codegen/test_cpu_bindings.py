@@ -5,11 +5,11 @@ import pytest
 
 pytest.importorskip("tvm")
 
-from roller.codegen.cpu.bindings import without_nested_bindings
-from roller.codegen.cpu.mathlib import vectorise_math
-from roller.codegen.cpu.nest import Nest, declare, read, write
 from roller.te.compat import te, tirx, tvm_ffi
 from roller.te.reader import read as read_te
+from roller.templates.cpu.emit.bindings import without_nested_bindings
+from roller.templates.cpu.emit.mathlib import vectorise_math
+from roller.templates.cpu.emit.nest import Nest, declare, read, write
 from tests.codegen.cpu_programs import kernel, program
 
 N = 259

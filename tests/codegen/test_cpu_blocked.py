@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import roller
 from roller import ops
-from roller.codegen.cpu.plan import halo_plan, mixes_axes, spatial_plans
 from roller.expr.canonical import fuse_axes
-from roller.perf.cpu.lanes import copies_box
+from roller.templates.cpu.decide import BOX, PANEL
+from roller.templates.cpu.emit.plan import decisions_of, halo_plan, spatial_plans
 from roller.tile.geometry import Geometry
 from tests.codegen.cpu_programs import assert_right, kernel
 
@@ -45,15 +46,13 @@ def test_the_first_choices_are_right(name):
 def test_weights_are_packed_in_panels_and_padded_images_copied_as_boxes():
     expr = fuse_axes(_CASES["padded"]())
     image, weights = Geometry.of(expr).loads
-    assert copies_box(image)
-    assert not copies_box(weights)
-    loads = {ld.tensor: ld for ld in expr.anchor.loads}
-    program = roller.construct(_CASES["padded"](), device="cpu-avx512", top_k=1)[0].program
-    assert [mixes_axes(loads[n], expr.anchor) for n in "XW"] == [True, False]
-    box = halo_plan(loads["X"], expr.anchor, spatial_plans(program), "fi", 0)
-    assert box is not None
-    assert box.phases == 1  # strides are no lanes: nothing to de-interleave
-    assert box.extents[-1] == 16
+    found = roller.construct(_CASES["padded"](), device="cpu-avx512", top_k=1)[0].program
+    program = replace(found, staged=("X", "W"))
+    decisions = decisions_of(program)
+    assert [decisions.staging(a) for a in (image, weights)] == [BOX, PANEL]
+    assert decisions.phases(image) == 1  # strides are no lanes: nothing to de-interleave
+    load = next(ld for ld in expr.anchor.loads if ld.tensor == "X")
+    assert halo_plan(load, expr.anchor, spatial_plans(program), "fi", 1, 0).extents[-1] == 16
 
 
 @pytest.mark.parametrize("expr", [

@@ -8,11 +8,11 @@ import pytest
 
 from roller import ops
 from roller.backends.cpu import CpuKernel
-from roller.codegen.llvm import lower
 from roller.errors import LaunchError
 from roller.expr import Load, transform
 from roller.runtime.check import check
 from roller.runtime.inputs import random_inputs
+from roller.templates.cpu.emit.llvm import lower
 from tests.codegen.cpu_programs import canonical, host_mcpu, program
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from roller import ops
-from roller.codegen.llvm import lower_module
 from roller.te.compat import tvm
+from roller.templates.cpu.emit.llvm import lower_module
 from roller.tile import RProgram
 from tests.codegen.cpu_programs import assert_right, canonical, kernel, program
 

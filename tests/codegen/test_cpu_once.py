@@ -3,8 +3,8 @@
 import pytest
 
 from roller import ops
-from roller.codegen.cpu.row_once import computed_once
 from roller.expr import FUNCTIONS, Call, walk
+from roller.templates.cpu.rows.emit_once import computed_once
 from tests.codegen.cpu_programs import assert_right, canonical, program
 
 

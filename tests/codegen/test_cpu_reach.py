@@ -6,11 +6,11 @@ import pytest
 pytest.importorskip("tvm")
 
 from roller import ops
-from roller.codegen.cpu.nest import Nest
-from roller.codegen.cpu.reach import check_reach
 from roller.errors import BuildError
 from roller.te.compat import te, tirx
 from roller.te.reader import read
+from roller.templates.cpu.emit.nest import Nest
+from roller.templates.cpu.emit.reach import check_reach
 from tests.codegen.cpu_programs import kernel, program
 
 

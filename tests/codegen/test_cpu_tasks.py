@@ -3,9 +3,9 @@
 import pytest
 
 from roller import ops
-from roller.codegen.cpu.nest import Nest, integer, is_parallel, seq, serial
-from roller.codegen.llvm import lower_module
 from roller.te.compat import tirx
+from roller.templates.cpu.emit.llvm import lower_module
+from roller.templates.cpu.emit.nest import Nest, integer, is_parallel, seq, serial
 from tests.codegen.cpu_programs import assert_right, canonical, kernel, program
 
 MATMUL = ops.matmul(24, 40, 16)

@@ -9,17 +9,18 @@ import pytest
 import roller
 from roller import ConstructOptions, ops
 from roller.backends.cpu import CpuKernel
-from roller.codegen.llvm import lower
-from roller.codegen.winograd_products import back_product, product
 from roller.errors import BuildError
 from roller.expr.canonical import fuse_axes
 from roller.expr.joining import join_digits
-from roller.model.steps import KernelSource
-from roller.onnx.blocking import Blocked, rewritten
+from roller.graph.blocking import Blocked, rewritten
+from roller.graph.steps import KernelSource
 from roller.runtime.check import check
 from roller.runtime.inputs import random_inputs
 from roller.te.compat import tirx, tvm_ffi
-from roller.tile.winograd import STRUCTURES, matrices, operations, window_product
+from roller.templates.cpu.emit.llvm import lower
+from roller.templates.emit.winograd_products import back_product, product
+from roller.tile.structures import STRUCTURES
+from roller.tile.winograd import matrices, operations, window_product
 from tests.codegen.cpu_programs import assert_right, canonical, host_mcpu, kernel, program
 
 
@@ -131,7 +132,7 @@ def test_structure_is_found_by_access_maps():
 def test_other_structures_are_refused(expr):
     assert window_product(fuse_axes(expr)) is None
     offered = roller.construct(expr, "cpu-avx512", options=ConstructOptions(top_k=50))
-    assert not [c for c in offered if c.program.structure in STRUCTURES]
+    assert not [c for c in offered if c.program.traits.output_side]
 
 
 def test_a_program_that_does_not_fit_says_so():
@@ -177,11 +178,12 @@ def test_an_infinity_stays_in_its_tile():
 def test_pool_offers_them_with_finite_prices(device):
     e = ops.conv2d(8, 128, 28, 28, 128, 3, 3, padding=1)
     found = roller.construct(e, device, options=ConstructOptions(top_k=20))
-    mine = [c for c in found if c.program.structure in STRUCTURES]
+    mine = [c for c in found if c.program.traits.output_side]
     assert mine
     assert all(np.isfinite(c.estimate.seconds) and c.estimate.seconds > 0 for c in mine)
     spec = roller.load_spec(device)
-    fewest = {s: (m + 2) ** 2 / (9 * m * m) * e.flops / (2 * spec.ops_per_s("fma")) for s, m in STRUCTURES.items()}
+    sides = {s: t.output_side for s, t in STRUCTURES.items() if t.output_side}
+    fewest = {s: (m + 2) ** 2 / (9 * m * m) * e.flops / (2 * spec.ops_per_s("fma")) for s, m in sides.items()}
     assert all(c.estimate.seconds >= fewest[c.program.structure] for c in mine)
     assert found[0].program.structure == "winograd4"
 
@@ -204,7 +206,7 @@ def test_the_model_keeps_to_direct_sums_where_transforms_do_not_pay():
 def test_constants_cost_no_call_their_transform():
     e = ops.conv2d(1, 256, 14, 14, 256, 3, 3, padding=1)
     free, fixed = (
-        next(c for c in roller.construct(e, "cpu-avx512", options=o) if c.program.structure in STRUCTURES)
+        next(c for c in roller.construct(e, "cpu-avx512", options=o) if c.program.traits.output_side)
         for o in (ConstructOptions(top_k=60), ConstructOptions(top_k=60, constants=("W",)))
     )
     assert free.estimate.terms["pack_s"] > 0 == fixed.estimate.terms["pack_s"]
@@ -260,4 +262,4 @@ def test_blocked_convolutions_are_offered_winograd_where_vectors_lie_in_a_block(
         options = ConstructOptions(top_k=4, constants=(e.inputs[1].name,))
         return [c.program.structure for c in roller.construct(e, "cpu-avx512", options=options)]
 
-    assert structures(16)[0] == "winograd4" and not STRUCTURES.keys() & {*structures(8)}
+    assert structures(16)[0] == "winograd4" and not any(STRUCTURES[s].output_side for s in structures(8))

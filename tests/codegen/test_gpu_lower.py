@@ -7,11 +7,11 @@ import pytest
 pytest.importorskip("tvm")
 
 from roller import ops
-from roller.codegen.cuda import lower
 from roller.emulator import prove
 from roller.errors import BuildError
 from roller.expr import REDUCTION, Axis, Call, Const, Index, Load, Stage, Tensor, TensorExpr, Term, axis_index
 from roller.expr.canonical import fuse_axes, group_axes
+from roller.templates.gpu.emit.cuda import lower
 from roller.tile import RProgram
 
 

@@ -6,8 +6,9 @@ import pytest
 
 pytest.importorskip("tvm")
 
+from benchmarks import ptx
 from roller import ops
-from roller.backends.cuda import ptx, toolchain
+from roller.backends.cuda import toolchain
 from roller.errors import BuildError, TileError
 from roller.expr.canonical import fuse_axes, group_axes
 from roller.tile.fragments import conflicts, phases, program_operands, swizzle

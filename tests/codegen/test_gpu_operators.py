@@ -14,11 +14,11 @@ import yaml
 pytest.importorskip("tvm")
 
 import roller
-from roller.construction.constructor import canonical_forms
-from roller.construction.options import ConstructOptions
 from roller.emulator import prove
 from roller.pipeline import lower
 from roller.runtime.check import check
+from roller.templates.common.forms import canonical_forms
+from roller.templates.common.options import ConstructOptions
 
 ROWS = {
     r["id"]: r

@@ -12,17 +12,17 @@ from roller import ops
 from roller.artifact import KernelArtifact
 from roller.backends.cuda import toolchain
 from roller.backends.rocm import toolchain as rocm
-from roller.codegen import packed
-from roller.construction.constructor import construct_candidates
-from roller.construction.options import ConstructOptions
 from roller.emulator.emulate import ORDERS
-from roller.emulator.packed import EmulatedPack
+from roller.emulator.horizontal import EmulatedPack
 from roller.errors import BuildError, EmulationError
 from roller.expr import TensorExpr
 from roller.expr.evaluate import evaluate
 from roller.hardware import load_spec
-from roller.packed import Member, PackedKernel, Stage
+from roller.horizontal import HorizontalKernel, Member, Stage
 from roller.pipeline import lower
+from roller.search.constructor import construct_candidates
+from roller.templates.common.options import ConstructOptions
+from roller.templates.gpu.emit import horizontal as packed
 
 PRODUCT, LONG = ops.matmul(1, 64, 128), ops.matmul(1, 512, 256)
 SUMS, GATE = ops.reduce("sum", (8, 64), axes=(1,)), ops.elementwise("tanh", (3, 40))
@@ -46,12 +46,12 @@ def kernels(device: str = "h200") -> dict[str, KernelArtifact]:
 
 
 @functools.cache
-def made(device: str = "h200") -> PackedKernel:
+def made(device: str = "h200") -> HorizontalKernel:
     return packed.pack(kernels(device), {"split": 2, "product": 10, "sums": 10, "gate": 10})
 
 
 def run(
-    pack: PackedKernel, counts: dict[str, int], order: str, artifacts: dict[str, KernelArtifact] | None = None
+    pack: HorizontalKernel, counts: dict[str, int], order: str, artifacts: dict[str, KernelArtifact] | None = None
 ) -> None:
     """Run a pack on random arrays, and compare every output with the reference of its kernel."""
     artifacts = artifacts or kernels()
@@ -128,7 +128,7 @@ def test_packs_are_built_for_amd_devices():
 
 def test_a_pack_is_json_and_back():
     pack = made().with_binary(b"image", registers=9)
-    assert PackedKernel.from_dict(pack.to_dict()) == pack
+    assert HorizontalKernel.from_dict(pack.to_dict()) == pack
 
 
 def test_what_cannot_share_a_launch_is_refused_with_its_reason():
@@ -157,7 +157,7 @@ def test_threads_that_leave_are_told_from_threads_that_are_lost():
     lost = pack.source.replace("  const unsigned block = blockIdx.x;", "  const unsigned block = blockIdx.x;\n"
                                "  if (threadIdx.x == 5) { return; }")  # fmt: skip
     with pytest.raises(EmulationError, match=r"returned while other threads|never arrive"):
-        run(PackedKernel("cuda", pack.target, lost, (wide,)), {"product": 1}, "forward")
+        run(HorizontalKernel("cuda", pack.target, lost, (wide,)), {"product": 1}, "forward")
 
 
 def test_tables_have_room_for_what_a_launch_may_pass():

@@ -8,12 +8,13 @@ import pytest
 pytest.importorskip("tvm")
 
 import roller
+from benchmarks import ptx
 from roller import ops, pipeline
-from roller.backends.cuda import ptx, toolchain
-from roller.codegen.cuda import lower
+from roller.backends.cuda import toolchain
 from roller.emulator import prove
 from roller.errors import BuildError
 from roller.expr.canonical import fuse_axes, group_axes
+from roller.templates.gpu.emit.cuda import lower
 from roller.tile import RProgram
 
 
@@ -185,3 +186,13 @@ def test_many_parts_are_added_by_threads_that_share_a_result(e, block, parts):
     assert prove(a).ok
     first, second = a.launches
     assert first.grid[0] % parts == 0 and second.block[1] * second.block[0] >= 128
+
+
+def test_a_pipeline_stays_where_its_result_is_an_output_beside_its_epilogue():
+    e = ops.matmul(33, 31, 62, epilogue=("relu",))
+    both = replace(e, outputs=tuple(s.name for s in e.stages))
+    a = pipelined(both, (1, 1, 1), (8, 8, 16), stages=2)
+    assert len(a.launches) == 2
+    assert f"float tile0_ptr[{2 * 8 * 16}]" in a.source  # two slots, as they are priced
+    proof = prove(a)
+    assert proof.ok, proof

@@ -9,14 +9,14 @@ pytest.importorskip("tvm")
 
 import roller
 from roller import ops
-from roller.codegen.cuda import lower
-from roller.codegen.gpu.mapping import block_position
 from roller.emulator import prove
 from roller.expr.canonical import fuse_axes
 from roller.perf import estimate_program
 from roller.perf.batch import TileBatch
-from roller.perf.gpu.traffic import _wave_tiles
 from roller.te.compat import analyzer, substitute, tirx
+from roller.templates.gpu.common.traffic import _wave_tiles
+from roller.templates.gpu.emit.cuda import lower
+from roller.templates.gpu.emit.mapping import block_position
 from roller.tile import RProgram
 from roller.tile.geometry import Geometry
 

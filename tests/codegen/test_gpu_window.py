@@ -10,12 +10,13 @@ pytest.importorskip("tvm")
 import roller
 from roller import ConstructOptions, ops
 from roller.backends.cuda import toolchain
-from roller.construction.constructor import canonical_forms, program_of
 from roller.emulator import prove
 from roller.errors import BuildError
 from roller.perf.model import batch_of
 from roller.pipeline import lower
 from roller.runtime.check import check
+from roller.search.constructor import program_of
+from roller.templates.common.forms import canonical_forms
 from roller.tile import RProgram
 
 SPEC = roller.load_spec("v100")
@@ -60,7 +61,7 @@ def program(expr, register, threads, staged):
     block = tuple(t * (1 if a.name in reduced else count.get(a.name, 1)) for a, t in zip(form.axes, tile, strict=True))
     operands = (form.anchor.loads[0].tensor,) if staged else ()
     made = RProgram(form, "gpu", "window", (("register", tile), ("shared", block)), (), operands)
-    return program_of(batch_of([made]), 0, SPEC)
+    return program_of(batch_of([made]).chosen_anew(), 0, SPEC)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -8,9 +8,9 @@ import pytest
 pytest.importorskip("tvm")
 
 from roller import ops
-from roller.codegen.hip import adapt, lower
 from roller.errors import BuildError
 from roller.expr.canonical import fuse_axes
+from roller.templates.gpu.emit.hip import adapt, lower
 from roller.tile import RProgram
 from tests.codegen import wavefront_cpu
 

@@ -9,10 +9,10 @@ pytest.importorskip("tvm")
 
 import roller
 from roller.backends.cuda import toolchain
-from roller.codegen.cuda import lower
 from roller.emulator import prove
 from roller.expr import FUNCTIONS, Axis, Call, Const, Load, Stage, Tensor, TensorExpr, axis_index
 from roller.te.reader import read, to_te
+from roller.templates.gpu.emit.cuda import lower
 from tests.codegen.cpu_programs import kernel, program
 
 N = 1003

@@ -5,14 +5,15 @@ import pytest
 
 pytest.importorskip("tvm")
 
+from benchmarks import ptx
 from roller import ops
-from roller.backends.cuda import ptx, toolchain
-from roller.codegen.cuda import lower
-from roller.codegen.gpu import group_functions
+from roller.backends.cuda import toolchain
+from roller.core.fragment import Fragment
 from roller.emulator import prove
 from roller.errors import BuildError, TileError
 from roller.expr import Axis, Load, Stage, Tensor, TensorExpr, axis_index
-from roller.fragment import Fragment
+from roller.templates.gpu.emit.cuda import lower
+from roller.templates.gpu.warp_group import emit_functions as group_functions
 from roller.tile import RProgram
 from roller.tile.warp_groups import ALIGNMENT_BYTES, group_tile
 from tests.emulator.test_warp_groups import layout

@@ -11,9 +11,9 @@ from roller.expr import SPATIAL
 from roller.hardware import DeviceSpec
 from roller.tile import RProgram
 from roller.tile.geometry import Geometry
-from roller.tile.instructions import Box, Load, instructions
 from roller.tile.layout import program_layout, window_halo
 from roller.tile.windows import fragment_of, slide_of
+from tests.tile.instructions import Box, Load, instructions
 
 
 def thread_counts(program: RProgram) -> dict[str, int]:
@@ -119,17 +119,21 @@ def padded_waste(program: RProgram) -> float:
 
 
 def scratchpad_bytes(program: RProgram) -> int:
-    """Bytes code generation allocates for the staged tiles: layouts with their storage padding, all stages."""
-    padding = dict(program.storage_padding)
-    total = 0
+    """Bytes code generation allocates for the staged tiles: layouts with their storage padding, all stages.
+
+    Slots of a ring begin where vectors of 16 bytes may, and so do the tiles of a pool, which is one where static memory
+    does not hold them.
+    """
+    padding, tiles = dict(program.storage_padding), []
     for load in {(ld.tensor, ld.index): ld for ld in program.expr.anchor.loads}.values():
         if load.tensor not in program.staged:
             continue
         tensor = program.expr.tensors[load.tensor]
         extents = program_layout(program, load).extents
         rows = math.prod(extents[:-1])
-        total += rows * ((extents[-1] if extents else 1) + padding.get(load.tensor, 0)) * tensor.itemsize_bytes
-    return total * program.stages
+        size = rows * ((extents[-1] if extents else 1) + padding.get(load.tensor, 0)) * tensor.itemsize_bytes
+        tiles.append(size if program.stages == 1 else -(-size // 16) * 16 * program.stages)
+    return sum(tiles) if sum(tiles) <= 48 * 1024 else sum(-(-t // 16) * 16 for t in tiles)
 
 
 def operand_words(program: RProgram) -> int:

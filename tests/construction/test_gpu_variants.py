@@ -7,13 +7,12 @@ import pytest
 
 import roller
 from roller import ConstructOptions, ops
-from roller.construction.constructor import canonical_forms
-from roller.construction.gpu_pool import pool
-from roller.construction.gpu_variants import STAGES, other_splits, program_variants, stage_choices, tiled_variants
 from roller.perf import estimate_program
 from roller.perf.batch import TileBatch
-from roller.perf.gpu import price
-from roller.perf.gpu.parts import combining_s
+from roller.templates.common.forms import canonical_forms
+from roller.templates.gpu import pool, price
+from roller.templates.gpu.common.partials import combining_s
+from roller.templates.gpu.tiled.variants import STAGES, other_splits, program_variants, stage_choices, tiled_variants
 from roller.tile.geometry import Geometry
 
 EXPRS = {
@@ -114,9 +113,17 @@ def test_no_split_is_offered_twice():
     assert (found.steps >= 1).all() and (found.split_k > 1).all()
 
 
-@pytest.mark.parametrize(("device", "slower"), [("v100", 3.0), ("h200", 7.0)])
-@pytest.mark.parametrize(("shape", "dtype"), [((8, 8, 1000000), "float32"), ((7, 1, 1000000), "float16")])
-def test_few_outputs_split_a_deep_reduction_until_the_device_is_full(device, slower, shape, dtype):
+@pytest.mark.parametrize(
+    ("device", "shape", "dtype", "slower"),
+    [
+        ("v100", (8, 8, 1000000), "float32", 3.0),
+        ("h200", (8, 8, 1000000), "float32", 7.0),
+        # Blocks of a matrix unit keep more bytes on their way, so fewer of them do better: still worse than units say.
+        ("v100", (7, 1, 1000000), "float16", 80 / 64),
+        ("h200", (7, 1, 1000000), "float16", 132 / 64),
+    ],
+)
+def test_few_outputs_split_a_deep_reduction_until_the_device_is_full(device, shape, dtype, slower):
     (best,) = roller.construct(ops.matmul(*shape, dtype=dtype), device, top_k=1)
     assert best.program.split_k > roller.load_spec(device).units
     fewer = estimate_program(replace(best.program, split_k=64), roller.load_spec(device))

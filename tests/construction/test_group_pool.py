@@ -11,11 +11,11 @@ pytest.importorskip("tvm")
 
 import roller
 from roller import ConstructOptions, ops
-from roller.codegen.cuda import lower
-from roller.construction.constructor import canonical_forms
-from roller.construction.matrix_pool import matrix_pools
 from roller.emulator import prove
-from roller.perf.gpu.matrix import matrix_work
+from roller.templates.common.forms import canonical_forms
+from roller.templates.gpu.emit.cuda import lower
+from roller.templates.gpu.matrix.pool import matrix_pools
+from roller.templates.gpu.matrix.price import matrix_work
 from roller.tile.geometry import Geometry
 
 H200 = roller.load_spec("h200")

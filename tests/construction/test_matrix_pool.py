@@ -9,14 +9,14 @@ import pytest
 
 import roller
 from roller import ConstructOptions, ops
-from roller.construction.constructor import canonical_forms
-from roller.construction.matrix_pool import REGISTER_STAGES, matrix_forms, matrix_pools
+from roller.templates.common.forms import canonical_forms
+from roller.templates.gpu.matrix.pool import REGISTER_STAGES, matrix_forms, matrix_pools
 from roller.tile import RProgram
 from roller.tile.fragments import phases, pool_bytes, program_operands
 from roller.tile.geometry import Geometry
-from roller.tile.instructions import instructions
 from tests.cases import arrays_for
 from tests.goldens import assert_golden
+from tests.tile.instructions import instructions
 from tests.tile.programs import assert_interprets
 
 A100 = roller.load_spec("a100")
@@ -227,3 +227,14 @@ def test_the_name_of_a_fragment_decides_nothing():
             for device in (spec, other)
         ]
         assert kept[0] == kept[1] and len({f.n for f in kept[0]}) > 1
+
+
+@pytest.mark.parametrize("device", ["v100", "a100", "h100"])
+@pytest.mark.parametrize("shape", [(1, 4096, 512), (4096, 1, 512)], ids=["row", "column"])
+@pytest.mark.parametrize("batch", [None, 8])
+def test_a_product_of_one_row_is_one_launch_of_the_matrix_unit(shape, device, batch):
+    """The axis of one element is left out by other forms; a fragment overhangs it, and nothing has to be split."""
+    expr = ops.matmul(*shape, batch=batch, dtype="float16")
+    best = roller.construct(expr, device, top_k=1)[0]
+    assert best.program.fragment is not None and best.program.split_k == 1
+    assert roller.predict(expr, device, str(best.program)) == best.estimate

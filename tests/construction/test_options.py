@@ -8,8 +8,8 @@ import pytest
 
 import roller
 from roller import ConstructOptions, ops
-from roller.construction.constructor import canonical_forms
 from roller.errors import NoCandidateError, RollerError
+from roller.templates.common.forms import canonical_forms
 from tests.construction.rules import padded_waste
 
 FEW_BLOCKS = ops.matmul(128, 1000, 4032)
@@ -109,6 +109,7 @@ def test_a_larger_pool_never_ranks_worse():
         ({"shrink": "no"}, "shrink"),
         ({"axis_fusion": 1}, "axis_fusion"),
         ({"policy": "sorcery"}, "policy"),
+        ({"policy": "sokoban"}, "policy"),
         ({"pool": 5}, "pool"),
         ({"pool": "all"}, "pool"),
     ],

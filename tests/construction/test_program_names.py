@@ -13,10 +13,10 @@ import yaml
 
 import roller
 from roller import ops
-from roller.construction.named_program import program_from_name
-from roller.construction.neighbours import neighbours
 from roller.errors import TileError
 from roller.hardware import load_spec
+from roller.search.neighbours import neighbours
+from roller.search.program_names import program_from_name
 from roller.tile.program_name import ProgramName, name_of, read_name
 from tests.cases import ODD_CASES
 
@@ -72,7 +72,6 @@ def test_fifty_operators_are_named_back(device):
 
 @pytest.mark.parametrize("switch", [
     {"axis_fusion": False}, {"axis_grouping": False}, {"constants": ("B",)},
-    pytest.param({"policy": "sokoban", "top_k": 3}, marks=pytest.mark.slow),
     {"pipelining": False, "split_k": False}, {"matrix_units": False},
 ])  # fmt: skip
 @pytest.mark.parametrize("device", ["cpu-avx512", "h200"])

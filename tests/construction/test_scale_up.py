@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 import roller
 from roller import ConstructOptions, ops
-from roller.construction.gpu_pool import pool, structure_of
-from roller.construction.reduction import MAX_STEP_POINTS, reduction_steps, window_axes
-from roller.construction.scale_up import aligned_extents, lane_seeds, unique_rows
-from roller.construction.score import reuse_score, tile_cost
 from roller.expr.canonical import fuse_axes
+from roller.templates.common.reduction import MAX_STEP_POINTS, reduction_steps
+from roller.templates.common.scale_up import aligned_extents, lane_seeds, unique_rows
+from roller.templates.common.score import reuse_score, tile_cost
+from roller.templates.gpu import pool
 from roller.tile.geometry import Geometry
+from roller.tile.structures import structure_of
 
 V100 = roller.load_spec("v100")
 
@@ -82,7 +83,7 @@ def test_pools_are_distinct_and_fit(expr):
 
 def test_structures_follow_properties_of_the_expression():
     def structure(expr):
-        return structure_of(Geometry.of(fuse_axes(expr)))
+        return structure_of(Geometry.of(fuse_axes(expr))).name
 
     assert structure(ops.elementwise(("add", "relu"), (8, 8))) == "streaming"
     assert structure(ops.reduce("sum", (64, 64), (1,))) == "rows"
@@ -125,7 +126,7 @@ def test_unique_rows_keep_the_first_appearance(rows):
 
 def test_windows_are_taken_whole_or_not_at_all_and_other_steps_double():
     g = Geometry.of(ops.conv2d(4, 64, 14, 14, 32, 3, 3, padding=1))
-    windows = dict(zip(g.names, window_axes(g).tolist(), strict=True))
+    windows = dict(zip(g.names, g.window_axes.tolist(), strict=True))
     assert {n for n, w in windows.items() if w} == {"kh", "kw"}
     steps = reduction_steps(g, np.ones(len(g.names), np.int64), limit=100)
     by_axis = {n: set(steps[:, a].tolist()) for a, n in enumerate(g.names)}

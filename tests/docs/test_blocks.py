@@ -6,6 +6,7 @@ clone has. See :mod:`tests.docs.pages` for those that are marked as slow, or as 
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -125,6 +126,15 @@ def test_the_blocks_of_a_page_run(page, clone):
 @pytest.mark.parametrize("page", LONG, ids=name_of)
 def test_the_blocks_of_a_page_run_with_those_that_take_long(page, clone):
     run(b for b in BLOCKS[page] if not b.is_not_run)
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if any(b.title == "Prints" for b in BLOCKS[p])], ids=name_of)
+def test_what_a_page_says_that_its_blocks_print(page, clone):
+    spec = importlib.util.spec_from_file_location("printed", ROOT / "docs" / "printed.py")
+    writer = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(writer)
+    text = page.read_text(encoding="utf-8")
+    assert text == writer.with_printed(text), f"run `python docs/printed.py {name_of(page)}`"
 
 
 @pytest.mark.parametrize("block", NOT_RUN, ids=lambda b: b.place)

@@ -10,10 +10,10 @@ from tvm import te, tirx
 import roller
 from roller import ops, pipeline
 from roller.backends.cuda import toolchain
-from roller.codegen.cuda import lower
 from roller.emulator import emulate, prove
 from roller.runtime.check import check
 from roller.te.reader import read
+from roller.templates.gpu.emit.cuda import lower
 
 needs_cuda = pytest.mark.skipif(toolchain.available() is not None, reason="needs the CUDA wheels")
 

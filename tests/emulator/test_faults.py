@@ -49,7 +49,7 @@ def test_a_missing_barrier_shows_in_some_order(built, number):
 
 def generated(expression, structure="tiled", register=(4, 2, 1), block=(32, 32, 8), **kw):
     pytest.importorskip("tvm")
-    from roller.codegen.cuda import lower
+    from roller.templates.gpu.emit.cuda import lower
 
     staged = tuple(t.name for t in expression.inputs)
     program = RProgram(

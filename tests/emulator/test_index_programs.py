@@ -10,15 +10,15 @@ from tvm import te, tirx
 import roller
 from roller import ops, pipeline
 from roller.backends.cuda import toolchain
-from roller.codegen.cuda import lower
-from roller.codegen.gpu.access import vectorizable
-from roller.codegen.gpu.mapping import AxisMap, register_index, register_points
-from roller.codegen.gpu.nest import buffer, num, store
 from roller.emulator import prove
 from roller.expr import REDUCTION, Axis, Call, Index, Load, Stage, Tensor, TensorExpr, Term, axis_index
 from roller.expr.canonical import fuse_axes
 from roller.runtime.check import check
 from roller.te.reader import read
+from roller.templates.gpu.emit.cuda import lower
+from roller.templates.gpu.emit.mapping import AxisMap, register_index, register_points
+from roller.templates.gpu.emit.nest import buffer, num, store
+from roller.tile.vectors import vectorizable
 
 
 def expand(shape, factors, dtype="float32"):
@@ -90,7 +90,7 @@ REST = [(name, device) for name in CASES for device in DEVICES if (name, device)
 
 @pytest.mark.parametrize("name, device", [*TURNS, *(pytest.param(*x, marks=pytest.mark.slow) for x in REST)])
 def test_the_best_program_of_quotients_and_remainders_is_right(built, name, device):
-    expr, spec = read(CASES[name]) if isinstance(CASES[name], list) else CASES[name], roller.load_spec(device)
+    expr, spec = read(CASES[name]) if isinstance(CASES[name], list) else CASES[name], roller.load_spec(device).emitted
     best = roller.construct(expr, spec, top_k=1)[0].program
     proof = proved(expr, best, spec, built)
     assert proof.ok, f"{best}: {proof}"
@@ -101,7 +101,7 @@ def test_the_best_program_of_quotients_and_remainders_is_right(built, name, devi
 @pytest.mark.parametrize("device", ["v100", "a100", "h200"])
 @pytest.mark.parametrize("name", CASES)
 def test_the_compiler_of_the_device_takes_them(name, device):
-    expr, spec = read(CASES[name]) if isinstance(CASES[name], list) else CASES[name], roller.load_spec(device)
+    expr, spec = read(CASES[name]) if isinstance(CASES[name], list) else CASES[name], roller.load_spec(device).emitted
     for found in roller.construct(expr, spec, top_k=3):
         for launch in pipeline.lower(found.program, expr, spec).launches:
             assert launch.entry in toolchain.to_ptx(launch.source, spec.target["arch"])

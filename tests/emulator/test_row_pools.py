@@ -10,13 +10,15 @@ import yaml
 pytest.importorskip("tvm")
 
 import roller
+from benchmarks import ptx
 from roller import ops, pipeline
-from roller.backends.cuda import ptx, toolchain
-from roller.construction.constructor import canonical_forms, program_of
-from roller.construction.gpu_pool import pool
-from roller.construction.options import ConstructOptions
+from roller.backends.cuda import toolchain
 from roller.emulator import prove
 from roller.runtime.check import check
+from roller.search.constructor import program_of
+from roller.templates.common.forms import canonical_forms
+from roller.templates.common.options import ConstructOptions
+from roller.templates.gpu import pool
 from roller.tile.geometry import Geometry
 from tests.emulator.test_stream_programs import channels_last, transpose
 

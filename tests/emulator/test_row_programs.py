@@ -5,13 +5,14 @@ import pytest
 pytest.importorskip("tvm")
 
 import roller
+from benchmarks import ptx
 from roller import ops, pipeline
-from roller.backends.cuda import ptx, toolchain
-from roller.codegen.cuda import lower
+from roller.backends.cuda import toolchain
 from roller.emulator import prove
 from roller.expr import REDUCTION, Axis, Call, Const, Load, Stage, Tensor, TensorExpr, axis_index
 from roller.expr.canonical import fuse_axes
 from roller.runtime.check import check
+from roller.templates.gpu.emit.cuda import lower
 from roller.tile import RProgram
 
 SOFTMAX = ops.softmax((13, 200))

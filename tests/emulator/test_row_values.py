@@ -5,14 +5,15 @@ import pytest
 
 pytest.importorskip("tvm")
 
+from benchmarks import ptx
 from roller import ops
-from roller.backends.cuda import ptx, toolchain
-from roller.codegen.cuda import lower
+from roller.backends.cuda import toolchain
 from roller.emulator import prove
 from roller.expr import REDUCTION, Axis, Call, Const, Load, Stage, Tensor, TensorExpr, axis_index
 from roller.expr.canonical import fuse_axes
 from roller.expr.scalar import walk
 from roller.runtime.check import check
+from roller.templates.gpu.emit.cuda import lower
 from roller.tile import RProgram
 from roller.tile.row_values import Share, row_form, row_mix, shared_values, shared_words
 from roller.tile.rows import row_stages

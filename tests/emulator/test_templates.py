@@ -101,7 +101,7 @@ PROGRAMS = {
 @pytest.mark.parametrize("shape", [(128, 128, 64), (127, 61, 67)], ids=["divisible", "prime"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_the_constructor_chooses_on_large_shapes(built, name, shape):
-    from roller.codegen.cuda import lower
+    from roller.templates.gpu.emit.cuda import lower
 
     register, block, options = PROGRAMS[name]
     e = ops.matmul(*shape)

@@ -10,12 +10,12 @@ import pytest
 
 import roller
 from roller import ops
-from roller.construction.gpu_pool import blocks, kernels
-from roller.construction.growth import Growth
-from roller.construction.score import reuse_score, tile_cost
 from roller.errors import TileError
 from roller.explaining.roads import road_to
 from roller.explaining.text import plain, sections
+from roller.templates.common.growth import Growth
+from roller.templates.common.score import reuse_score, tile_cost
+from roller.templates.gpu.tiled.pool import blocks, kernels
 from roller.tile.geometry import Geometry
 from tests.perf.test_terms import rebuilt
 
@@ -149,7 +149,8 @@ def test_a_program_may_be_named():
     found = roller.explain(expr, "v100", names[3])
     assert (found.rank, str(found.program), found.candidates) == (4, names[3], 10)
     assert [r.asked for r in found.rivals] == names[:3]
-    other = names[0].replace("k=8]", "k=4]")
+    other = names[0].replace("register[i=8 j=8", "register[i=4 j=4")
+    assert other != names[0] and other not in names
     assert roller.explain(expr, "v100", other).rank is None
     with pytest.raises(TileError, match="axes of a form"):
         roller.explain(ops.softmax((8, 8)), "v100", names[0])
@@ -164,6 +165,7 @@ def test_an_explanation_of_a_kernel():
     slower = kernel.why_not({"shared": {"i": 8, "j": 8, "k": 4}, "register": {"i": 1, "j": 1}})
     assert slower.chosen_s == kernel.estimate.seconds and slower.verdict == "slower"
     half = roller.load_spec("v100", {"units": 40})
-    assert any("another specification" in n for n in roller.compile(expr, half, cache=False).explain("v100").notes) != \
-        (kernel.estimate.seconds == roller.predict(expr, half, kernel.program).seconds)
+    assert any("another specification" in n for n in roller.compile(expr, half, cache=False).explain("v100").notes) != (
+        kernel.estimate.seconds == roller.predict(expr, half, kernel.program).seconds
+    )
     assert math.isfinite(kernel.explain(half).estimate.seconds)

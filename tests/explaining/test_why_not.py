@@ -32,9 +32,7 @@ def test_a_slower_one_is_slower_by_terms_that_rebuild_its_price(tiles, how):
     assert (found.road[0].own, found.road[0].other) == (found.seconds, found.chosen_s)
     assert len(found.road) >= 3 and found.road[-1].own != found.road[-1].other, "down to where it arises"
     own, other = roller.predict(MATMUL, "v100", tiles, **how).terms, best.estimate.terms
-    assert {d.name: (d.own, d.other) for d in found.terms} == {
-        n: (own[n], other[n]) for n in own if own[n] != other[n]
-    }
+    assert {d.name: (d.own, d.other) for d in found.terms} == {n: (own[n], other[n]) for n in own if own[n] != other[n]}
     assert str(found.reason) in str(found) and sentence(found.road) == found.reason
 
 

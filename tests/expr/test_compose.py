@@ -26,7 +26,16 @@ from roller.expr import (
     transform,
 )
 from roller.expr.compose import dtype_of, read_through
-from roller.expr.digits import address, composed, divided, inverted, position, reshaped, simplified, splits_to_affine
+from roller.expr.index_arithmetic import (
+    address,
+    composed,
+    divided,
+    inverted,
+    position,
+    reshaped,
+    simplified,
+    splits_to_affine,
+)
 
 SHAPES = st.lists(st.integers(1, 6), min_size=1, max_size=4).map(tuple)
 

@@ -6,10 +6,11 @@ import pytest
 from benchmarks.check_quality.expressions import random_expression
 from benchmarks.check_quality.interpreter import Interpreter
 from roller import ops
+from roller.core.dtypes import stored
 from roller.expr import Axis, Call, Cast, Const, IndexValue, Load, Stage, Tensor, TensorExpr, axis_index
 from roller.expr.enclosing import enclose
 from roller.expr.enclosure import Enclosure
-from roller.expr.rounding import EPS, Enclosed, rounded, stored, wider
+from roller.expr.rounding import EPS, Enclosed, rounded, wider
 from roller.runtime.check import Oracle, check
 from roller.runtime.inputs import random_inputs
 

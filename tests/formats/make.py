@@ -16,6 +16,9 @@ import onnx
 
 import roller
 from roller.cli.bundle import create_bundle
+from roller.model.session import Session
+from roller.probing.gpu import bundle as probe_bundle
+from roller.probing.gpu import compute, memory
 from roller.runtime.cache import KernelCache
 from roller.runtime.cache_transfer import export_cache
 from tests.onnx.networks import branches
@@ -52,6 +55,12 @@ def main() -> None:
             branches(width=16, depth=2), device="v100", batch=8, top_k=1, progress=False, prove_s=0
         )
         _new(FILES / "model-bundle-2", lambda path: packed.save(path))
+        # A processor that many have; its session starts where it is made.
+        tall = roller.compile_model(model(), device="cpu-avx2", top_k=1, progress=False)
+        _new(FILES / "model-2", lambda path: Session(tall.plan, tall.artifacts, cores=1).save(path))
+    probe_bundle._PLANS = (memory.latency_plan, compute.control_plan)  # of the format, two say all
+    _new(FILES / "probes-1", lambda path: probe_bundle.create_bundle(roller.load_spec("k80"), path, images=False,
+                                                                     driver=False))  # fmt: skip
     spec = roller.load_spec("v100")
     _new(FILES / "bundle-1", lambda path: create_bundle(ROWS, spec, path, top_k=1, binaries=False, workers=1))
 

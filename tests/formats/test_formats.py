@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -11,15 +13,20 @@ import pytest
 import roller
 from roller import artifact as artifact_module
 from roller.artifact import KernelArtifact
+from roller.core.processor import missing
 from roller.errors import ArtifactError
-from roller.model import gpu_bundle, saved
 from roller.model.gpu_bundle import ModelBundle
-from roller.runtime import bundle_format, cache_transfer
+from roller.runtime import cache_transfer, container
 from roller.runtime.bundle_format import Bundle
 from roller.runtime.cache import KernelCache
 from roller.runtime.cache_transfer import export_cache, import_cache
+from roller.runtime.probe_bundle import ProbeBundle
 from tests.formats.make import EXPR, FILES, WEIGHTS
 
+CONTAINERS = {
+    "bundle": container.BUNDLE, "probes": container.PROBES, "model-bundle": container.MODEL_BUNDLE,
+    "model": container.SAVED,
+}  # fmt: skip
 KERNELS = ("kernel-1.json", "kernel-2.json", "kernel-3.roller")
 
 
@@ -33,10 +40,11 @@ def test_every_format_has_its_file():
     names = {p.name.split(".")[0] for p in FILES.iterdir()}
     for stem, version in (
         ("kernel", artifact_module.FORMAT_VERSION), ("cache", cache_transfer.FORMAT_VERSION),
-        ("bundle", bundle_format.VERSION), ("model-bundle", gpu_bundle.VERSION),
+        *((stem, kind.version) for stem, kind in CONTAINERS.items()),
     ):  # fmt: skip
-        assert {f"{stem}-{n}" for n in range(1, version + 1)} <= names, f"{stem}: add the file of the new format"
-    assert saved.VERSION == 2, "say in these tests what becomes of the earlier format"
+        oldest = CONTAINERS[stem].oldest if stem in CONTAINERS else 1
+        assert {f"{stem}-{n}" for n in range(oldest, version + 1)} <= names, f"{stem}: add the file of the new format"
+    assert container.SAVED.oldest == 2, "say in these tests what becomes of the earlier format"
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -93,12 +101,32 @@ def test_kernels_of_an_exported_cache_are_read(tmp_path):
 def test_bundles_of_kernels_and_of_models_are_read():
     bundle = Bundle(FILES / "bundle-1")
     assert bundle.manifest["version"] == 1 and bundle.manifest["operators"][0]["id"] == "M"
+    assert bundle.load(bundle.operators[0])[0][1].device == "v100"
     for version in (1, 2):
         model = ModelBundle(FILES / f"model-bundle-{version}")
         assert model.device == "v100" and model.manifest["version"] == version
+        assert model.plan().program.steps and model.artifacts() and bool(model.packs()) == (version == 2)
+    probes = ProbeBundle(FILES / "probes-1")
+    assert probes.device == "k80" and probes.names == ["latency", "control"]
+    assert all(probes.plan(n).cases and probes.image(probes.plan(n), build=False) for n in probes.names)
 
 
-@pytest.mark.parametrize(("name", "read"), [("bundle-1", Bundle), ("model-bundle-1", ModelBundle)])
+def test_saved_models_are_read():
+    """One of Haswell's instructions, with the native runner of its day."""
+    body = json.loads((FILES / "model-2" / "model.json").read_text())
+    if body["machine"] != [sys.platform, platform.machine()] or missing(body["features"]):
+        with pytest.raises(ArtifactError, match="Compile the model"):
+            roller.load_model(FILES / "model-2")
+        return
+    session = roller.load_model(FILES / "model-2")
+    x = np.arange(32, dtype=np.float32).reshape(8, 4)
+    np.testing.assert_array_equal(session.run(x), x @ WEIGHTS)
+    assert [a.device for a in session.artifacts.values()] == ["cpu-avx2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "read"), [("bundle-1", Bundle), ("model-bundle-1", ModelBundle), ("probes-1", ProbeBundle)]
+)
 def test_bundles_of_later_formats_say_what_to_do(tmp_path, name, read):
     body = json.loads((FILES / name / "manifest.json").read_text())
     (tmp_path / "manifest.json").write_text(json.dumps({**body, "version": 99}))
@@ -109,7 +137,7 @@ def test_bundles_of_later_formats_say_what_to_do(tmp_path, name, read):
 
 @pytest.mark.parametrize(("version", "remedy"), [(1, "Save the model again with this roller."), (3, "Upgrade roller")])
 def test_models_saved_by_another_version_say_what_to_do(tmp_path, version, remedy):
-    (tmp_path / "model.json").write_text(json.dumps({"format": saved.FORMAT, "format_version": version}))
+    (tmp_path / "model.json").write_text(json.dumps({"format": container.SAVED.format, "format_version": version}))
     with pytest.raises(ArtifactError, match=remedy) as error:
         roller.load_model(tmp_path)
     assert one_sentence(error.value)

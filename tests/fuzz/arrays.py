@@ -25,11 +25,9 @@ def _libc() -> ctypes.CDLL:
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """Return NumPy's dtype of a name."""
-    if name != "bfloat16":
-        return np.dtype(name)
     import ml_dtypes
 
-    return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 class Guarded:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -124,7 +125,8 @@ def _held(a: np.ndarray, layout: str) -> tuple[Any, Any]:
         return held.array, held
     if layout == "broadcast":
         return np.broadcast_to(a[:1], a.shape), None
-    if layout == "torch" and a.dtype.name != "bfloat16":
+    # Where PyTorch is not installed the case is one of a plain array: what a seed draws must not depend on it.
+    if layout == "torch" and a.dtype.name != "bfloat16" and importlib.util.find_spec("torch") is not None:
         import torch
 
         return torch.from_numpy(a.copy()), None

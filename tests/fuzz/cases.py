@@ -34,9 +34,9 @@ def generator(name: str) -> Callable[[Callable[[Limits], Any]], Callable[[Limits
 
 
 @st.composite
-def options(draw: Any, most: int = 1, policies: bool = False) -> Data:
+def options(draw: Any, most: int = 1) -> Data:
     """Draw ConstructOptions: every switch by its own field, so that a new one is drawn too."""
-    from roller.construction.options import ConstructOptions
+    from roller.templates.common.options import ConstructOptions
 
     out: Data = {"top_k": draw(st.integers(1, most))}
     if draw(st.integers(0, 2)) == 0:
@@ -48,8 +48,6 @@ def options(draw: Any, most: int = 1, policies: bool = False) -> Data:
         out["epsilon"] = draw(st.sampled_from((0.0, 0.1, 0.5, 4.0)))
     if draw(st.integers(0, 5)) == 5:
         out["units"] = draw(st.sampled_from((1, 2, 3, 64)))
-    if policies and draw(st.integers(0, 39)) == 39:
-        out |= {"policy": "sokoban", "pool": 64}
     return out
 
 
@@ -59,7 +57,7 @@ def compiling(draw: Any, names: list[str], public: int) -> Data:
 
     Which inputs are constant, by which function, for which values.
     """
-    out: Data = {"options": draw(options(most=2, policies=True)), "seed": draw(st.integers(0, 999))}
+    out: Data = {"options": draw(options(most=2)), "seed": draw(st.integers(0, 999))}
     if names and draw(st.integers(0, 4)) == 4:
         out["constants"] = sorted(draw(st.sets(st.sampled_from(names), min_size=1)))
     if draw(st.integers(0, 5)) == 5:

@@ -20,13 +20,17 @@ import numpy as np
 
 from tests.fuzz.language import Data, dtype_of, dtypes_of
 
-EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
-TINY = {"float64": 2.0**-1022, "float32": 2.0**-126, "float16": 2.0**-24, "bfloat16": 2.0**-126}
+EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7,
+           "float8_e4m3fn": 2.0**-3, "float8_e5m2": 2.0**-2}  # fmt: skip
+TINY = {"float64": 2.0**-1022, "float32": 2.0**-126, "float16": 2.0**-24, "bfloat16": 2.0**-126,
+        "float8_e4m3fn": 2.0**-9, "float8_e5m2": 2.0**-16}  # fmt: skip
 LARGEST = {
     "float64": 1.7976931348623157e308,
     "float32": 3.4028234663852886e38,
     "float16": 65504.0,
     "bfloat16": 3.3895313892515355e38,
+    "float8_e4m3fn": 448.0,
+    "float8_e5m2": 57344.0,
 }
 #: Units in the last place that a function may be off; what is exact in every dtype is off by none.
 _EXACT = {"neg", "abs", "max", "min", "floor", "ceil", "trunc", "nearbyint"}
@@ -100,7 +104,7 @@ def rounded(v: Interval, dtype: str, ulps: float = 1.0) -> Interval:
 
 def held(value: np.ndarray, dtype: str) -> np.ndarray:
     """Say which numbers a float dtype holds exactly."""
-    narrow = np.dtype(importlib.import_module("ml_dtypes").bfloat16 if dtype == "bfloat16" else dtype)
+    narrow = np.dtype(getattr(importlib.import_module("ml_dtypes"), dtype, dtype))
     return np.asarray(value.astype(narrow).astype(np.float64) == value)
 
 

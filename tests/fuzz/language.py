@@ -21,7 +21,7 @@ from typing import Any
 
 Data = Any
 
-FLOATS = ("float32", "float16", "float64", "bfloat16")
+FLOATS = ("float32", "float16", "float64", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 INTEGERS = ("int32", "int8", "int64", "int16", "uint8")
 DTYPES = (*FLOATS, *INTEGERS, "bool")
 COMBINERS = ("sum", "max", "min", "prod")

@@ -19,7 +19,7 @@ from tests.fuzz.cases import compiling, generator
 from tests.fuzz.draw import Limits
 from tests.fuzz.interpret import EPSILON
 from tests.fuzz.judge import Judge, Report, Runs, judges, on_cpu
-from tests.fuzz.language import DTYPES, Data
+from tests.fuzz.language import DTYPES, FLOATS, Data
 from tests.fuzz.verdict import OK, WRONG, Verdict, refusal
 
 #: Values that no argument should take for granted, by the name a case has for them.
@@ -207,7 +207,7 @@ def reference_judge(case: Data, expr: Any, arrays: Mapping[str, np.ndarray]) -> 
     from tests.ops import numpy_reference
 
     text = str(case["arguments"])
-    given = [a.astype(np.float32) if a.dtype.name == "bfloat16" else a for a in arrays.values()]
+    given = [a.astype(np.float32) if a.dtype.itemsize < 4 and a.dtype.name in FLOATS else a for a in arrays.values()]
     with np.errstate(all="ignore"):
         try:
             wanted = numpy_reference.compute(case["operator"], keywords(case), given)

@@ -165,7 +165,7 @@ def main() -> None:
         answers.flush()
 
     say(phase="starting")
-    from roller.codegen import llvm  # noqa: F401 - loaded once, for all forks
+    from roller.templates.cpu.emit import llvm  # noqa: F401 - loaded once, for all forks
     from tests.fuzz.judge import load_all
 
     load_all()

@@ -11,24 +11,27 @@ from hypothesis import strategies as st
 
 from roller.errors import SpecError
 from roller.hardware import list_specs, load_spec, spec_folder
-from roller.hardware.sections import LAYER_NAMES
+from roller.hardware.sections import UNVALIDATED_ERROR, numbers_of
 from roller.hardware.spec import settable
 
 NAMES = list_specs()
 
 
 def test_all_devices_of_the_issue_are_shipped():
-    gpus = {"v100", "k80", "mi50", "a100", "h100", "h200", "mi250x", "mi300x"}
-    assert set(NAMES) == {*gpus, "cpu-avx512", "cpu-avx2", "cpu-neon"}
+    gpus = {
+        "v100", "k80", "mi50", "a100", "h100", "h200", "mi250x", "mi300x", "p100", "t4", "l4", "a100-80", "h100-pcie",
+        "gh200", "b200", "rtx2080ti", "rtx3090", "rtx4090", "titanxp", "p4000", "mi100", "mi210",
+    }  # fmt: skip
+    assert set(NAMES) == {*gpus, "ipu_mk2", "cpu-avx512", "cpu-avx2", "cpu-neon"}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_spec_is_complete_and_every_number_has_a_source(name):
     spec = load_spec(name)
     assert spec.name == name
-    assert tuple(x.name for x in spec.memory_layers) == LAYER_NAMES[spec.kind]
+    assert tuple(x.name for x in spec.memory_layers) == spec.traits.layers
     assert set(spec.values()) == set(spec.sources)
-    assert set(spec.sources.values()) <= {"datasheet", "measured", "assumed"}
+    assert set(spec.sources.values()) <= {"datasheet", "derived", "measured", "assumed"}
     assert set(spec.values()) <= set(settable(spec))
 
 
@@ -39,9 +42,8 @@ def test_layers_get_larger_and_slower_away_from_the_arithmetic(name):
     assert bandwidths == sorted(bandwidths, reverse=True)
     assert spec.memory_layers[0].tiled
     assert not spec.memory_layers[-1].tiled
-    assert [x.name for x in spec.tiled_layers] == {"gpu": ["register", "shared"], "cpu": ["register", "l1", "l2"]}[
-        spec.kind
-    ]
+    tiled = {"gpu": ["register", "shared"], "cpu": ["register", "l1", "l2"], "bsp": ["register", "scratchpad"]}
+    assert [x.name for x in spec.memory_layers if x.tiled] == tiled[spec.kind]
 
 
 @pytest.mark.parametrize(
@@ -55,6 +57,20 @@ def test_layers_get_larger_and_slower_away_from_the_arithmetic(name):
         ("h100", 66.9e12, 3.35e12),
         ("mi250x", 47.87e12 / 2, 3.2768e12 / 2),  # one of two GCDs
         ("mi300x", 163.4e12, 5.3e12),
+        ("p100", 9.34e12, 7.32e11),
+        ("titanxp", 12.15e12, 5.476e11),
+        ("p4000", 5.3e12, 2.43e11),
+        ("t4", 8.14e12, 3.2e11),
+        ("rtx2080ti", 13.45e12, 6.16e11),
+        ("a100-80", 19.5e12, 2.039e12),
+        ("rtx3090", 35.58e12, 9.362e11),
+        ("rtx4090", 82.58e12, 1.008e12),
+        ("l4", 30.29e12, 3.0e11),
+        ("h100-pcie", 51.2e12, 2.039e12),
+        ("gh200", 66.9e12, 4.0e12),
+        ("b200", 74.4e12, 8.0e12),
+        ("mi100", 23.07e12, 1.2288e12),
+        ("mi210", 22.63e12, 1.6384e12),
     ],
 )
 def test_published_peaks(name, peak_flops_per_s, datasheet_bandwidth_bytes_per_s):
@@ -150,8 +166,39 @@ def test_content_key_ignores_sources_and_prose_and_sees_numbers():
 def test_every_present_number_can_be_set_to_itself(name):
     spec = load_spec(name)
     same = spec.with_overrides(spec.values())
-    assert same == spec
-    assert set(same.sources.values()) == {"override"}
+    assert same == spec and same.sources == spec.sources
+    assert same.title == spec.title, "nothing was modified"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_number_set_there_and_back_leaves_nothing_behind(name):
+    spec = load_spec(name)
+    there = spec.with_overrides({"units": 7, "accuracy.ranking_error": 1.5}).with_overrides({"clock_hz": 1e9})
+    assert there.modified == {"units": 7, "clock_hz": 1e9} and there.accuracy.ranking_error == 1.5
+    back = there.with_overrides({p: spec.values()[p] for p in ("units", "accuracy.ranking_error")})
+    assert back.modified == {"clock_hz": 1e9} and back.accuracy.prediction_error >= 0.5
+    back = back.with_overrides({"clock_hz": spec.clock_hz})
+    assert back == spec and back.sources == spec.sources and back.title == spec.title and back.base is None
+
+
+def test_an_error_set_by_hand_holds_whatever_is_set_beside_it():
+    spec = load_spec("v100", {"accuracy.prediction_error": 0.2}).with_overrides({"units": 3})
+    assert spec.accuracy.prediction_error == 0.2 and "errors assumed" not in spec.title
+    own = load_spec("v100", {"units": 3}).with_overrides({"accuracy.prediction_error": 0.108})
+    assert own.accuracy.prediction_error == 0.108, "as its file says, but of these numbers its user says so"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_errors_nobody_measured_follow_one_rule(name):
+    spec = load_spec(name)
+    errors = ("prediction", "compute", "memory", "overhead", "matrix")
+    for path in (f"accuracy.{n}_error" for n in errors):
+        if spec.sources.get(path) == "assumed":
+            assert spec.values()[path] == UNVALIDATED_ERROR
+    changed = spec.with_overrides({"units": 7})
+    assert changed.accuracy.prediction_error == UNVALIDATED_ERROR
+    found = [path for path, source in spec.sources.items() if path.startswith("accuracy.") and source == "measured"]
+    assert bool(changed.doubt) == bool(found)
 
 
 @given(st.sampled_from(NAMES), st.data())
@@ -160,7 +207,13 @@ def test_an_override_changes_its_field_and_nothing_else(name, data):
     path = data.draw(st.sampled_from([p for p in spec.values() if p.endswith(("_bytes_per_s", "_hz", "_s"))]))
     value = spec.values()[path] * 0.5
     changed = spec.with_overrides({path: value})
-    assert changed.values() == spec.values() | {path: value}
+    errors = numbers_of(spec.accuracy.unvalidated()).items()
+    kept = {k: v for k, v in spec.values().items() if not k.startswith("accuracy.")}
+    # A layer's bandwidth says what its memory is: those of single kinds of traffic go with it.
+    layer = path.removesuffix(".bandwidth_bytes_per_s")
+    along = {k: kept[k] * 0.5 for kind in ("read", "triad") if (k := f"{layer}.{kind}_bandwidth_bytes_per_s") in kept}
+    along = along if path.endswith(".bandwidth_bytes_per_s") else {}
+    assert changed.values() == kept | {path: value} | along | {f"accuracy.{k}": v for k, v in errors}
     assert {k for k, v in changed.sources.items() if v == "override"} == {path}
 
 

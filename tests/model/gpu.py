@@ -8,16 +8,16 @@ from dataclasses import replace
 import numpy as np
 
 from roller.artifact import KernelArtifact
-from roller.construction.constructor import construct_candidates
-from roller.construction.options import ConstructOptions
 from roller.emulator.device import EmulatedDevice
 from roller.expr import TensorExpr
+from roller.graph.memory import plan
+from roller.graph.steps import Program
 from roller.hardware import load_spec
 from roller.model.gpu_runner import GpuSession
-from roller.model.memory import plan
-from roller.model.reference import evaluate_program
-from roller.model.steps import Program
 from roller.pipeline import lower
+from roller.search.constructor import construct_candidates
+from roller.templates.common.options import ConstructOptions
+from tests.model.reference import evaluate_program
 
 DEVICE = "h200"
 

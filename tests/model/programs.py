@@ -10,13 +10,13 @@ import pytest
 
 from roller import ops
 from roller.artifact import KernelArtifact
-from roller.construction.constructor import construct_candidates
-from roller.construction.options import ConstructOptions
 from roller.expr import TensorExpr
+from roller.graph.steps import Call, Foreign, Join, KernelSource, Program, Run, Step, Together, Value, View
 from roller.hardware.detect import detect_cpu
 from roller.model.constants import steps_of
-from roller.model.steps import Call, Foreign, Join, KernelSource, Program, Run, Step, Together, Value, View
 from roller.pipeline import lower
+from roller.search.constructor import construct_candidates
+from roller.templates.common.options import ConstructOptions
 
 
 def random(seed: int, *shape: int) -> np.ndarray:

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from roller.errors import ArtifactError, LaunchError
+from roller.graph.memory import plan
 from roller.model import bundle, bundle_run
-from roller.model.gpu_bundle import Expected, ModelBundle, is_model_bundle, write_bundle
-from roller.model.memory import plan
-from roller.model.reference import evaluate_program
-from roller.runtime.bundle_format import MANIFEST, write_manifest
+from roller.model.gpu_bundle import Expected, ModelBundle, write_bundle
+from roller.runtime.container import MANIFEST, MODEL_BUNDLE
 from tests.model import gpu, programs
+from tests.model.reference import evaluate_program
 
 TARGET = {"language": "cuda", "arch": "sm_90"}
 
@@ -54,7 +54,7 @@ def results_of(path):
 
 def test_a_bundle_is_checked_timed_and_profiled(tmp_path, capsys):
     folder, out = written(tmp_path / "b"), tmp_path / "r.json"
-    assert is_model_bundle(folder)
+    assert MODEL_BUNDLE.is_in(folder)
     assert bundle.main(["verify", str(folder)]) == 0
     assert bundle.main(["run", str(folder), "--json", str(out), "--device", "emulated", "--samples", "3"]) == 0
     said = capsys.readouterr().out
@@ -136,7 +136,8 @@ def test_a_bundle_for_another_device_is_refused(tmp_path, capsys):
     folder = written(tmp_path / "b")
     manifest = json.loads((folder / MANIFEST).read_text())
     body = {k: v for k, v in manifest.items() if k != "checksum"}
-    write_manifest(folder, {**body, "target": {"language": "cuda", "arch": "sm_70"}})
+    sealed = MODEL_BUNDLE.sealed({**body, "target": {"language": "cuda", "arch": "sm_70"}})
+    (folder / MANIFEST).write_text(json.dumps(sealed))
     from roller.emulator.device import EmulatedDevice
 
     with pytest.raises(LaunchError, match=r"built for h200 \(sm_70\), the device is emulated device \(sm_90\)"):

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from roller.errors import LaunchError
+from roller.graph.memory import plan
+from roller.graph.steps import Copy
 from roller.model.gpu_device import CupyDevice
 from roller.model.gpu_runner import GpuSession
-from roller.model.memory import plan
-from roller.model.steps import Copy
 from tests.backends import fake_cupy
 from tests.model import gpu, programs
 

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from roller import ops
-from roller.codegen.packed import pack
 from roller.emulator.device import EmulatedDevice
 from roller.emulator.emulate import ORDERS
 from roller.errors import LaunchError, ModelError
+from roller.graph.memory import plan
+from roller.graph.plan_data import plan_from_dict, plan_to_dict
+from roller.graph.steps import KernelSource, Program, Together
 from roller.model.gpu_device import CupyDevice
 from roller.model.gpu_runner import GpuSession
-from roller.model.memory import plan
-from roller.model.packs import launches_of, pack_key
-from roller.model.plan_data import plan_from_dict, plan_to_dict
-from roller.model.steps import KernelSource, Program, Together
+from roller.model.horizontal import launches_of, pack_key
+from roller.templates.gpu.emit.horizontal import pack
 from tests.backends import fake_cupy
 from tests.model import gpu, programs
 
@@ -100,7 +100,7 @@ def test_cupy_is_given_the_table_by_value(monkeypatch):
     artifacts = gpu.kernels(program)
     kernel = pack({"product": artifacts["product"]}, {"product": 4})
     device = CupyDevice()
-    with pytest.raises(LaunchError, match="expected a built packed kernel"):
+    with pytest.raises(LaunchError, match="expected a built kernel"):
         device.load_packed(kernel)
     monkeypatch.setitem(fake_cupy.KERNELS, kernel.stages[0].entry, lambda table: seen.append(table.tobytes()))
     loaded = device.load_packed(kernel.with_binary(b"image"))

@@ -8,9 +8,9 @@ import pytest
 from roller import ops
 from roller.emulator.device import POLICIES, EmulatedDevice
 from roller.errors import EmulationError, LaunchError, ModelError
+from roller.graph.memory import plan
+from roller.graph.steps import Copy, KernelSource, Together
 from roller.model.gpu_runner import GpuSession
-from roller.model.memory import plan
-from roller.model.steps import Copy, KernelSource, Together
 from tests.model import gpu, programs
 
 

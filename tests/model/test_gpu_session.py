@@ -16,14 +16,14 @@ from roller.artifact import KernelArtifact
 from roller.backends.null.gpu import NullGpu
 from roller.emulator.device import EmulatedDevice
 from roller.errors import ArtifactError, LaunchError
+from roller.graph.memory import plan
+from roller.graph.steps import Call, Copy, Run, Together
 from roller.model.gpu_device import CupyDevice
 from roller.model.gpu_runner import GpuSession
-from roller.model.memory import plan
-from roller.model.reference import evaluate_program
 from roller.model.session import Session
-from roller.model.steps import Call, Copy, Run, Together
 from tests.backends import fake_cupy
 from tests.model import gpu, programs
+from tests.model.reference import evaluate_program
 
 ROOT = Path(__file__).parents[2]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -11,13 +11,42 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roller.errors import ModelError
-from roller.model.arena import pack
+from roller.graph.aliases import resolve
+from roller.graph.arena import ALIGN_BYTES, pack
+from roller.graph.lifetimes import Life, peak_bytes
+from roller.graph.memory import _arena_roots, plan
+from roller.graph.plan import ARENA, CONSTANT, INPUT, OUTPUT
+from roller.graph.steps import Copy, Join, Program, Run, Together, View, reads, writes
 from roller.model.constants import steps_of
-from roller.model.lifetimes import Life, peak_bytes
-from roller.model.memory import plan, usage
-from roller.model.plan import ARENA, CONSTANT, INPUT, OUTPUT
-from roller.model.steps import Copy, Join, Program, Run, Together, View, reads, writes
 from tests.model import programs
+
+
+@dataclass(frozen=True)
+class Usage:
+    """How good a plan is.
+
+    Parameters
+    ----------
+    arena_bytes
+        What the plan takes.
+    peak_bytes
+        What is in use at once at the worst moment: no plan takes less.
+    sum_bytes
+        What it would be without sharing.
+    """
+
+    arena_bytes: int
+    peak_bytes: int
+    sum_bytes: int
+
+
+def usage(program: Program) -> Usage:
+    """Return what the plan of a program takes, and between which bounds that lies (bytes, rounded to cache lines)."""
+    resolved = resolve(program)
+    lives = _arena_roots(resolved)
+    sizes = [-(-resolved.program.values[name].nbytes // ALIGN_BYTES) * ALIGN_BYTES for name in lives]
+    _, total = pack(tuple(lives.values()), sizes)
+    return Usage(total, peak_bytes(zip(lives.values(), sizes, strict=True)), sum(sizes))
 
 
 def lives(max_groups: int = 2):

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from roller.model.memory import plan
-from roller.model.packing import Kind, Machine, PackCosts, packed
-from roller.model.packs import counts_of
-from roller.model.steps import Run, Together, reads, writes
+from roller.graph.horizontal import Kind, Machine, PackCosts, packed
+from roller.graph.memory import plan
+from roller.graph.steps import Run, Together, reads, writes
+from roller.model.horizontal import counts_of
 from tests.model import programs
 
 MACHINE = Machine(100, 2e-6, 32, 2048, 65536, 200_000, 1024, 32)

@@ -8,11 +8,11 @@ import math
 import numpy as np
 import pytest
 
-from roller.display import structure
+from roller.core.display import structure
 from roller.errors import ArtifactError
-from roller.model.plan import Place, Plan
-from roller.model.plan_data import plan_from_dict, plan_to_dict
-from roller.model.steps import Call, Copy, Foreign, Join, Program, Run, Together, Value, View
+from roller.graph.plan import Place, Plan
+from roller.graph.plan_data import plan_from_dict, plan_to_dict
+from roller.graph.steps import Call, Copy, Foreign, Join, Program, Run, Together, Value, View
 
 
 def every_step():

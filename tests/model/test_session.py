@@ -17,13 +17,13 @@ import pytest
 from roller.artifact import KernelArtifact
 from roller.backends.cpu.threads import processors
 from roller.errors import LaunchError, ModelError
+from roller.graph.memory import plan
+from roller.graph.steps import Call, Foreign, Join, KernelSource, Program, Run, Together
 from roller.model import constants
-from roller.model.memory import plan
-from roller.model.reference import evaluate_program
 from roller.model.session import Session
-from roller.model.steps import Call, Foreign, Join, KernelSource, Program, Run, Together
 from roller.ops import matmul
 from tests.model import programs
+from tests.model.reference import evaluate_program
 
 CASES = {
     "mlp": programs.mlp, "dense": programs.dense_block, "dense, batch 2": lambda: programs.dense_block(2),

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roller.model.dependencies import Dependencies, live_bytes
-from roller.model.steps import Copy, Join, KernelSource, Program, Run, Together, Value, View, reads, writes
-from roller.model.together import Costs, coschedule, share_key
-from roller.model.weights import by_constants, large_constants, passing_bytes, reloaded_bytes, resident_bytes
+from roller.graph.dependencies import Dependencies, live_bytes
+from roller.graph.side_by_side import Costs, coschedule, share_key
+from roller.graph.steps import Copy, Join, KernelSource, Program, Run, Together, Value, View, reads, writes
+from roller.graph.weights import by_constants, large_constants, passing_bytes, reloaded_bytes, resident_bytes
 from roller.ops import matmul
 
 SOURCE = KernelSource(matmul(4, 4, 4), ("B",))

@@ -15,8 +15,8 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from roller.expr import Tensor, TensorExpr
-from roller.model.steps import Value
-from roller.onnx.graph import Node
+from roller.graph.nodes import Node
+from roller.graph.steps import Value
 from roller.onnx.lowering import Called, Compute, Joined, Reshaped, Rewritten, Site, lower_node
 
 #: Version of the operators tested: the newest that ONNX Runtime knows too.

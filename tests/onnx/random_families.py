@@ -24,7 +24,7 @@ import onnx.reference
 from onnx import helper, numpy_helper
 
 from roller.errors import ModelError, RollerError, RollerWarning
-from roller.model.steps import Program
+from roller.graph.steps import Program
 from roller.onnx.evaluate import _REFERENCE_IS_WRONG
 from roller.onnx.lowering import Lowered, Site, Unsupported, lower_node
 from tests.onnx.families.making import KINDS, FamilyMaker
@@ -147,7 +147,7 @@ def evaluated(c: FamilyCase) -> dict[str, np.ndarray]:
 
 
 def _run(program: Program, c: FamilyCase) -> dict[str, np.ndarray]:
-    from roller.model.reference import evaluate_program
+    from tests.model.reference import evaluate_program
 
     try:
         return evaluate_program(program, c.feeds)

@@ -77,8 +77,8 @@ def expected(c: Case, outputs: list[str] | None = None) -> dict[str, np.ndarray]
 
 def evaluated(c: Case) -> dict[str, np.ndarray]:
     """Return what the partitioned program computes, without compiling it."""
-    from roller.model.reference import evaluate_program
     from roller.onnx.compile import partitioned, read
+    from tests.model.reference import evaluate_program
 
     found = evaluate_program(partitioned(read(c.proto)), c.feeds)
     return {o.name: found[o.name] for o in c.proto.graph.output}

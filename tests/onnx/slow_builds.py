@@ -6,7 +6,7 @@ Lines of the file ``ROLLER_TEST_LOG``: what (build, built, judge), the process, 
 import os
 import time
 
-from roller.onnx import tasks
+from roller.batch import tasks
 
 _build, _judge = tasks.Build.run, tasks.Judge.run
 

@@ -11,9 +11,9 @@ import onnx
 import pytest
 from onnx import helper
 
+from benchmarks.onnx_backend import RollerBackend, parameters
 from benchmarks.onnx_coverage import PASSED, WRONG, verdicts
 from roller.errors import ModelError
-from roller.onnx.backend import RollerBackend, parameters
 from tests.onnx.models import FLOAT, INT64, model_of
 
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs"

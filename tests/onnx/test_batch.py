@@ -11,20 +11,20 @@ import pytest
 import roller
 from roller.arguments import target_of
 from roller.backends.cpu.launcher import CpuKernel
-from roller.choosing import How
-from roller.construction.options import ConstructOptions
+from roller.batch import tasks
+from roller.batch.compile import compile_kernels
+from roller.batch.executors import Forks, survivors
+from roller.batch.jobs import Settings, Target, jobs_of, rotation
+from roller.batch.negligible import mark_negligible
+from roller.choosing import Selection
 from roller.errors import BuildError, NoCandidateError
+from roller.graph.steps import KernelSource
 from roller.hardware import load_spec
-from roller.model.steps import KernelSource
-from roller.onnx import tasks
-from roller.onnx.batch import compile_kernels
-from roller.onnx.executors import Forks, survivors
-from roller.onnx.jobs import Settings, Target, jobs_of, rotation
-from roller.onnx.light import mark_light
 from roller.runtime.build_pool import BuildResult
 from roller.runtime.cache import CacheKey, KernelCache
 from roller.runtime.cache_lock import file_lock
 from roller.runtime.records import Record
+from roller.templates.common.options import ConstructOptions
 
 
 @pytest.fixture
@@ -114,11 +114,11 @@ def test_the_lightest_kernels_are_those_that_cost_the_model_least(uses, light):
     wanted = {n: KernelSource(roller.ops.matmul(n, n, n)) for n in (128, 132)}
     jobs = jobs_of(wanted, Target(spec, False), settings(top_k="auto"), dict(zip(wanted, uses, strict=True)))
     for job in jobs:
-        job.candidates, job.first = tasks.Construct(job.expression, spec, job.options, How()).run()
+        job.candidates, job.first = tasks.Construct(job.expression, spec, job.options, Selection()).run()
         assert len(job.first) > 1
-    mark_light(jobs, spec, 0.0)
+    mark_negligible(jobs, spec, 0.0)
     assert [n for n, job in enumerate(jobs) if job.light] == light
-    mark_light(jobs, spec, 1.0)
+    mark_negligible(jobs, spec, 1.0)
     assert all(job.light for job in jobs), "beside a second of other kernels"
 
 
@@ -128,7 +128,7 @@ def test_a_warm_batch_loads_neither_compiler_nor_constructor(cache):
     code = (
         "import sys\nfrom tests.onnx.test_batch import *\n"
         "b = compile_kernels(sources(64, 4096), target(), settings(), cache=KernelCache())\n"
-        "print(sorted(set(b.origins.values())), [m for m in ('tvm', 'roller.construction.constructor', 'roller.perf') "
+        "print(sorted(set(b.origins.values())), [m for m in ('tvm', 'roller.search.constructor', 'roller.perf') "
         "if m in set(sys.modules) - before])"
     ).replace("import sys\n", "import sys\nbefore = set(sys.modules)\n")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

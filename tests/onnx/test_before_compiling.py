@@ -11,11 +11,11 @@ import onnxruntime
 import pytest
 
 import roller
+from roller.batch.executors import Forks
 from roller.errors import BuildError, LaunchError, ModelError
+from roller.graph.steps import Foreign
 from roller.model.foreign import need_runtimes
-from roller.model.steps import Foreign
 from roller.onnx import compile as stages
-from roller.onnx.executors import Forks
 from tests.onnx.networks import tower, unsupported
 
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from roller import ops
+from roller.graph.chunks import chunked, shrunk
+from roller.graph.coschedule import coscheduled
+from roller.graph.steps import Join, KernelSource, Program, Run, Together, Value, View
 from roller.hardware import load_spec
-from roller.model.reference import evaluate_program
-from roller.model.steps import Join, KernelSource, Program, Run, Together, Value, View
-from roller.onnx.chunks import chunked, shrunk
-from roller.onnx.coschedule import coscheduled
 from tests.model import programs
+from tests.model.reference import evaluate_program
 
 
 def layers(count=3, steps=12, batch=2, width=16, pair=False):

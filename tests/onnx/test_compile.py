@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import roller
+from roller.batch import tasks
 from roller.errors import ModelError, NoCandidateError, RollerError
-from roller.onnx import tasks
 from tests.onnx.models import runtime
 from tests.onnx.networks import tower, unsupported
 

@@ -9,9 +9,9 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from roller.errors import ModelError
-from roller.onnx.export import to_model
 from roller.onnx.folding import fold
 from roller.onnx.reader import read
+from tests.onnx.export import to_model
 from tests.onnx.models import BOOL, FLOAT, INT64, body, info, model_of, runtime
 
 RNG = np.random.default_rng(3)

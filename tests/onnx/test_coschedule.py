@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
+from roller.graph.coschedule import coscheduled, costs_of, predictor, with_company
+from roller.graph.steps import KernelSource, Program, Run, Together, Value
 from roller.hardware import load_spec
-from roller.model.steps import KernelSource, Program, Run, Together, Value
-from roller.onnx.coschedule import coscheduled, costs_of, predictor, with_company
 from roller.ops import matmul
 from roller.perf.estimate import Estimate
 

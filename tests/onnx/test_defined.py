@@ -9,11 +9,11 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from roller.errors import ModelError
-from roller.model.reference import evaluate_program
 from roller.onnx.compile import partitioned
 from roller.onnx.folding import fold
 from roller.onnx.lowering import has_lowering
 from roller.onnx.reader import read
+from tests.model.reference import evaluate_program
 
 
 def _model(op, shapes, opset=24, outputs=("y",), types=None, **attributes):

@@ -17,14 +17,14 @@ import pytest
 
 import roller
 from roller.arguments import target_of
-from roller.construction.options import ConstructOptions
+from roller.batch import tasks
+from roller.batch.compile import compile_kernels
+from roller.batch.executors import Hired, crew_of
+from roller.batch.jobs import Settings, Target
 from roller.errors import RollerError
-from roller.model.steps import KernelSource
-from roller.onnx import tasks
-from roller.onnx.batch import compile_kernels
-from roller.onnx.executors import Hired, crew_of
-from roller.onnx.jobs import Settings, Target
+from roller.graph.steps import KernelSource
 from roller.runtime.cache import KernelCache
+from roller.templates.common.options import ConstructOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -82,7 +82,7 @@ def test_a_worker_with_other_sources_builds_nothing():
 
 
 def test_no_scheduler_is_one_clear_error(monkeypatch):
-    monkeypatch.setattr("roller.onnx.executors._CONNECT_S", 0.2)
+    monkeypatch.setattr("roller.batch.executors._CONNECT_S", 0.2)
     with pytest.raises(RollerError, match=r"scheduler: expected an address with a port .*, got 'foo'"):
         crew_of(None, "foo", None, "gpu")
     with pytest.raises(RollerError, match=r"scheduler: expected a Dask scheduler at 'tcp://127.0.0.1:9', got none"):

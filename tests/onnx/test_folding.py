@@ -9,10 +9,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from roller.onnx.export import to_model
 from roller.onnx.folding import fold
 from roller.onnx.reader import read
 from tests.onnx import models
+from tests.onnx.export import to_model
 from tests.onnx.models import FLOAT, info
 
 RNG = np.random.default_rng(5)

@@ -17,11 +17,11 @@ import roller
 from roller.backends.cuda.toolchain import available
 from roller.emulator.device import EmulatedDevice
 from roller.errors import LaunchError
+from roller.graph.steps import Together
 from roller.model import gpu_device
 from roller.model.bundle_run import run_bundle
 from roller.model.gpu_bundle import ModelBundle
-from roller.model.packs import packs_of
-from roller.model.steps import Together
+from roller.model.horizontal import packs_of
 from roller.onnx.expected import expected_of
 from tests.onnx.networks import branches, tower
 
@@ -53,7 +53,7 @@ def test_a_bundle_of_a_model_computes_what_onnx_runtime_does(model, tmp_path):
 
 
 def test_branches_of_a_model_are_streams_of_a_gpu(tmp_path):
-    made = bundled(branches(), tmp_path / "b", batch=2)
+    made = bundled(branches(), tmp_path / "b", batch=2, experimental=("packs",))
     plain = ModelBundle(tmp_path / "b").plain()
     assert any(isinstance(s, Together) and not s.packed for s in plain.program.steps)
     assert {s.units for s in made.planned.plain.program.kernels.values()} - {None}

@@ -7,7 +7,7 @@ import sys
 import onnx
 import pytest
 
-from roller.onnx.progress import Progress, told_on_interrupt
+from roller.batch.progress import Progress, told_on_interrupt
 from tests.onnx.networks import tower
 from tests.runtime.test_interrupts import AT_FORK, run
 

@@ -10,9 +10,9 @@ import pytest
 from onnx import helper
 
 from benchmarks.onnx.large import SHAPES, large_model, stages
-from roller.model.reference import evaluate_program
 from roller.onnx.compile import read
 from roller.onnx.partition import partition
+from tests.model.reference import evaluate_program
 from tests.onnx.models import FLOAT, model_of, runtime
 
 

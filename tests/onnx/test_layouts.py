@@ -12,18 +12,24 @@ from hypothesis import strategies as st
 from onnx import helper
 
 import roller
+from roller.graph.blocking import Blocked, converted, rewritten
+from roller.graph.coschedule import predictor
+from roller.graph.layouts import ChosenLayouts, _Choice, laid_out
+from roller.graph.mincut import INFINITE, Network
+from roller.graph.steps import Join, Program, Run
 from roller.hardware import load_spec
-from roller.model.reference import evaluate_program
-from roller.model.steps import Join, Run
-from roller.onnx.blocking import Blocked, converted, rewritten
 from roller.onnx.compile import compile_partitioned, partitioned, read
-from roller.onnx.coschedule import predictor
-from roller.onnx.layouts import blocked_throughout, laid_out
-from roller.onnx.mincut import INFINITE, Network
 from roller.onnx.options import ModelOptions
 from roller.perf.estimate import Estimate
+from tests.model.reference import evaluate_program
 from tests.onnx import conv_graphs, models
 from tests.onnx.networks import tower
+
+
+def blocked_throughout(program: Program, block: int) -> ChosenLayouts:
+    """Return a program with everything in blocks that can be, whatever it costs: held to the plain one."""
+    choice = _Choice(program, block)
+    return choice.applied(frozenset(choice.able))
 
 
 def program_of(proto, batch=None):
@@ -266,7 +272,8 @@ def test_real_predictions_choose_and_explain():
     program = program_of(tower(channels=32, size=16), batch=4)
     spec = load_spec("cpu-avx512")
     laid = laid_out(program, spec, predictor(spec))
-    assert laid.chosen_s <= laid.plain_s and ("blocks" in str(laid))
+    assert laid.chosen_s <= laid.plain_s
+    assert str(laid).startswith("layouts: ") and ("blocks" in str(laid)) == bool(laid.blocked)
 
 
 @pytest.mark.slow

@@ -10,9 +10,9 @@ import onnx.backend.test
 import pytest
 from onnx import helper, numpy_helper, version_converter
 
+from benchmarks.onnx_backend import RollerBackend
 from roller.errors import ModelError
 from roller.onnx import legacy
-from roller.onnx.backend import RollerBackend
 from tests.onnx.models import BOOL, FLOAT, info
 
 _DATA = Path(onnx.backend.test.__file__).parent / "data"

@@ -13,12 +13,12 @@ from onnx import TensorProto, helper, numpy_helper
 import roller
 from roller.emulator.device import EmulatedDevice
 from roller.errors import LaunchError, RollerWarning, UnsupportedError
+from roller.graph.steps import Foreign, Run
 from roller.model.bundle_run import run_bundle
 from roller.model.feeds import Described
-from roller.model.reference import evaluate_program
-from roller.model.steps import Foreign, Run
 from roller.onnx.compile import partitioned, read
 from roller.onnx.expected import expected_of
+from tests.model.reference import evaluate_program
 
 N = helper.make_node
 F, I = TensorProto.FLOAT, TensorProto.INT64  # noqa: E741

@@ -9,16 +9,17 @@ import pytest
 import roller
 from benchmarks.models import lstm
 from roller.backends.cuda.toolchain import available
+from roller.batch import horizontal as packed
+from roller.batch.horizontal import packs_for, planned
 from roller.emulator.device import EmulatedDevice
+from roller.graph.steps import Run, Together
 from roller.hardware import load_spec
+from roller.horizontal import HorizontalKernel
 from roller.model.bundle_run import run_bundle
 from roller.model.gpu_bundle import ModelBundle
-from roller.model.packs import pack_key, packs_of
-from roller.model.steps import Run, Together
-from roller.onnx import packed
+from roller.model.horizontal import pack_key, packs_of
 from roller.onnx.expected import expected_of
-from roller.onnx.packed import packs_for, planned
-from roller.packed import PackedKernel
+from roller.onnx.options import ModelOptions
 from roller.runtime.build_pool import BuildResult
 from roller.runtime.cache import KernelCache
 from roller.runtime.records import Record
@@ -64,12 +65,12 @@ def test_packs_have_kernels_with_room_for_them_and_a_price():
     assert found.predicted_s.keys() == {"4*product", "4*tanh"}
     assert found.seconds == pytest.approx(sum(found.predicted_s.values()))
     plain = replace(side_by_side(), steps=tuple(programs.flat(side_by_side().steps)))
-    chosen = planned(plain, gpu.kernels(plain), SPEC, found, 16)
+    chosen = planned(plain, gpu.kernels(plain), SPEC, found)
     assert [(w.name, w.launches) for w in chosen.ways] == [("packed", 2), ("one by one", 8)]
     assert chosen.plain is not None
     slow = replace(found, seconds=1.0)
-    assert planned(plain, gpu.kernels(plain), SPEC, slow, 16).plain is None
-    assert not packs_of(planned(plain, gpu.kernels(plain), SPEC, slow, 16).plan.program.steps)
+    assert planned(plain, gpu.kernels(plain), SPEC, slow).plain is None
+    assert not packs_of(planned(plain, gpu.kernels(plain), SPEC, slow).plan.program.steps)
 
 
 def test_what_cannot_share_a_launch_runs_before_and_says_why():
@@ -127,7 +128,7 @@ def test_built_packs_are_kept_in_the_cache():
     again = made(program, crew, built=True, cache=cache)
     assert len(crew.built) == 2
     assert {k: p.binary for k, p in again.kernels.items()} == {k: p.binary for k, p in one.kernels.items()}
-    assert all(isinstance(p, PackedKernel) and p.binary == b"image" for p in again.kernels.values())
+    assert all(isinstance(p, HorizontalKernel) and p.binary == b"image" for p in again.kernels.values())
 
 
 @pytest.mark.slow
@@ -135,7 +136,7 @@ def test_built_packs_are_kept_in_the_cache():
 def test_an_lstm_in_packs_computes_what_onnx_runtime_does(tmp_path, order):
     path = tmp_path / "lstm.onnx"
     lstm.build(path, 1, lstm.Lstm(layers=3, steps=3, width=16))
-    made = roller.compile_model(path, "h200", top_k=1, progress=False)
+    made = roller.compile_model(path, "h200", top_k=1, progress=False, experimental=("packs",))
     one, streams = made.planned.ways
     assert one.name == "packed"
     assert one.launches < 0.6 * streams.launches
@@ -151,3 +152,14 @@ def test_an_lstm_in_packs_computes_what_onnx_runtime_does(tmp_path, order):
     assert results["phases"]["plain"]["ok"]
     labels = [row["step"] for row in results["phases"]["profile"]["steps"]]
     assert any(label.startswith("together: ") for label in labels)
+
+
+@pytest.mark.parametrize("named", ["pack", ("packs", "cubes")])
+def test_experiments_that_are_not_there_are_refused(named):
+    with pytest.raises(roller.RollerError, match="experimental: expected one of"):
+        assert ModelOptions(experimental=named).packs
+
+
+def test_packs_are_made_where_they_are_asked_for_only():
+    assert not ModelOptions().packs
+    assert ModelOptions(experimental=("packs",)).packs

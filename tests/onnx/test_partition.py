@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from roller.errors import ModelError
-from roller.model.reference import evaluate_program
-from roller.model.steps import Foreign, Run, Value
-from roller.onnx.graph import Graph, Node
+from roller.graph.nodes import Graph, Node
+from roller.graph.steps import Foreign, Run, Value
 from roller.onnx.partition import partition
+from tests.model.reference import evaluate_program
 
 
 def graph(nodes, values, inputs, outputs, constants=None) -> Graph:

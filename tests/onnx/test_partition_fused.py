@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from roller.model.reference import evaluate_program
-from roller.model.steps import Run
+from roller.graph.steps import Run
 from roller.onnx.folding import fold
 from roller.onnx.lowered import lower_graph
 from roller.onnx.partition import partition, program_of
 from roller.onnx.reader import read
+from tests.model.reference import evaluate_program
 
 
 class Net:

@@ -6,13 +6,13 @@ import pytest
 
 import roller
 from roller.arguments import target_of
-from roller.construction.options import ConstructOptions
-from roller.model.steps import KernelSource
-from roller.onnx.executors import Forks
-from roller.onnx.jobs import Settings, Target, construct
-from roller.onnx.predictions import Predictions
+from roller.batch.executors import Forks
+from roller.batch.jobs import Settings, Target, construct
+from roller.batch.predictions import Predictions
+from roller.graph.steps import KernelSource
 from roller.runtime.cache import KernelCache
 from roller.runtime.cache_notes import read_note, write_note
+from roller.templates.common.options import ConstructOptions
 
 SOURCES = {"a": KernelSource(roller.ops.matmul(64, 64, 64)), "b": KernelSource(roller.ops.elementwise("relu", (64,)))}
 

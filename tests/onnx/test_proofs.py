@@ -11,14 +11,15 @@ pytest.importorskip("tvm")
 
 import roller
 from roller import ops, pipeline
+from roller.batch import compile as batch
+from roller.batch import proofs, tasks
+from roller.batch.compile import compile_kernels
+from roller.batch.jobs import Settings, jobs_of
 from roller.choosing.proving import USED_UP, Verdict
 from roller.errors import RollerError
+from roller.graph.steps import KernelSource
 from roller.model.gpu_bundle import ModelBundle
-from roller.model.steps import KernelSource
-from roller.onnx import batch, proofs, tasks
-from roller.onnx.batch import compile_kernels
 from roller.onnx.compile import hire
-from roller.onnx.jobs import Settings, jobs_of
 from roller.onnx.options import ModelOptions
 from roller.runtime.cache import KernelCache
 from tests.emulator.faults import index_off_by_one, planted

@@ -8,8 +8,8 @@ import pytest
 from onnx import helper, numpy_helper
 
 from roller.errors import LaunchError, ModelError
+from roller.graph.steps import Foreign
 from roller.model.foreign import run_foreign
-from roller.model.steps import Foreign
 from roller.onnx.compile import partitioned, read
 from roller.onnx.evaluate import _REFERENCE_IS_WRONG
 from tests.onnx.random_families import FAMILIES, FamilyCase, compiled, evaluated, family_case, judged, left_out, outcome

@@ -8,7 +8,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 import roller
-from roller.model.steps import Run
+from roller.graph.steps import Run
 from roller.onnx.compile import partitioned, read
 from tests.onnx.random_graphs import Case, case, compiled, differences, expected
 
@@ -69,7 +69,7 @@ def test_whole_numbers_that_may_wrap_are_stored_before_they_are_compared():
 def test_a_position_is_one_of_the_tensor_whatever_it_holds(op, last):
     x = np.float32([[1, np.nan, 3], [1, 0, 0], [np.nan] * 3])
     c = model([helper.make_node(op, ["x"], ["y"], axis=1, keepdims=0, select_last_index=last)], {"x": x}, ["y"])
-    from roller.model.reference import evaluate_program
+    from tests.model.reference import evaluate_program
 
     found = evaluate_program(partitioned(read(c.proto)), c.feeds)["y"]
     plain = {"ArgMax": 0, "ArgMin": 1 + last}[op]

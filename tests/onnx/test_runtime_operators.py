@@ -7,8 +7,8 @@ import onnx
 import pytest
 from onnx import helper
 
+from benchmarks.onnx_backend import RollerBackend
 from roller.errors import ModelError
-from roller.onnx.backend import RollerBackend
 from tests.onnx import runtime_models as made
 from tests.onnx.models import model_of, runtime
 from tests.onnx.runtime_models import values

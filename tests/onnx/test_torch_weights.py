@@ -128,13 +128,13 @@ def test_frozen_weights_are_packed_once_per_module_and_forgotten_with_it(monkeyp
                 modules.check(compiled(module, freeze=True), module, torch.randn(4, modules.WIDTH))
 
     (graph,) = graphs_of(run_all)
-    assert packs == [2, 2, 2] and graph.set_count == 3
+    assert packs == [2, 2, 2] and len(graph._sets) == 3
     (run,) = {s.run for key, s in graph._sets.items() if key[0] in map(id, ones[0].parameters())}
     assert len(run.session.inputs) == 1, "weights are no inputs"
     del run
     ones.pop()
     gc.collect()
-    assert graph.set_count == 2
+    assert len(graph._sets) == 2
 
 
 @pytest.mark.slow

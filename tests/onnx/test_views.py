@@ -5,12 +5,12 @@ import pytest
 
 pytest.importorskip("onnx")
 
-from roller.model.reference import evaluate_program
-from roller.model.steps import Value, View
+from roller.graph.nodes import Graph, Node
+from roller.graph.steps import Value, View
 from roller.onnx.folding import fold
-from roller.onnx.graph import Graph, Node
 from roller.onnx.partition import partition
 from roller.onnx.reader import read
+from tests.model.reference import evaluate_program
 
 
 def slices(shape, begins, ends, axes, out):

@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 
+from roller import ops
 from roller.errors import ExprError
 from roller.ops import REGISTRY, from_spec, parse
 
 _ROWS = yaml.safe_load((Path(__file__).parents[2] / "benchmarks" / "operators.yaml").read_text())["operators"]
+
+
+@pytest.mark.parametrize(
+    ("bare", "quoted"),
+    [
+        ("matmul(8, 8, 8, dtype=float16)", "matmul(8, 8, 8, dtype='float16')"),
+        ("matmul(8, 8, 8, epilogue=(bias, gelu))", "matmul(8, 8, 8, epilogue=('bias', 'gelu'))"),
+        ("matmul(8, 8, 8, epilogue=[bias, clip(0, 6)])", "matmul(8, 8, 8, epilogue=('bias', 'clip(0, 6)'))"),
+        ("elementwise((add, relu), (8, 8))", "elementwise(('add', 'relu'), (8, 8))"),
+    ],
+)
+def test_quotes_of_text_may_be_left_out(bare, quoted):
+    assert parse(bare).key == parse(quoted).key
+
+
+@pytest.mark.parametrize("text", ["matmul(m, 4, 4)", "matmul(4, 4, 4, batch=int(2))", "matmul(4, 4, 4, dtype=a + b)"])
+def test_what_is_no_text_is_still_no_literal(text):
+    argument = text.partition("(")[2].rpartition("=")[2].partition(",")[0].removesuffix(")")
+    with pytest.raises(ExprError, match=f"expected a literal .*got '{re.escape(argument)}"):
+        parse(text)
 
 
 @pytest.mark.parametrize(
@@ -163,3 +185,16 @@ def test_a_suggestion_ends_its_sentence() -> None:
         parse("elementwise('rlu', (4,))")
     with pytest.raises(ExprError, match=r"unknown operator\. Use one of \["):
         parse("nothing_like_it(1)")
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32"])
+def test_numbers_are_not_accumulated_as_truth_values(dtype):
+    """A convolution of one tap has no sum that would refuse it, and gave 1 for -49."""
+    with pytest.raises(ExprError, match="'acc_dtype': expected a dtype of numbers"):
+        ops.depthwise_conv2d(1, 4, 4, 4, 1, 1, dtype=dtype, acc_dtype="bool")
+
+
+@pytest.mark.parametrize(("given", "literal"), [("true", "True"), ("FALSE", "False"), ("null", "None")])
+def test_literals_of_other_languages_are_named_as_python_writes_them(given, literal):
+    with pytest.raises(ExprError, match=rf"'transpose_a': expected .*, got '{given}'. Write {literal}."):
+        parse(f"matmul(8, 8, 8, transpose_a={given})")

@@ -22,8 +22,26 @@ def test_the_error_is_that_of_what_bounds_the_estimate():
     assert prediction_error(spec, "dram") == prediction_error(spec, "l2") == spec.accuracy.memory_error
     assert prediction_error(spec, "launch") == prediction_error(spec, "latency") == spec.accuracy.overhead_error
     wide = spec.with_overrides({"accuracy.compute_error": 0.4})
-    (found,) = roller.construct(ops.matmul(4096, 4096, 4096), wide, top_k=1)
+    plain = roller.ConstructOptions(top_k=1, pipelining=False)
+    (found,) = roller.construct(ops.matmul(4096, 4096, 4096), wide, options=plain)
     assert (found.estimate.bottleneck, found.estimate.expected_error) == ("compute", 0.4)
+
+
+@pytest.mark.parametrize(
+    ("expr", "options", "mechanisms"),
+    [
+        (ops.matmul(1024, 1024, 1024), {"pipelining": False}, 0),
+        (ops.matmul(1024, 1024, 1024), {}, 1),
+        (ops.conv2d(8, 64, 58, 58, 64, 3, 3), {"pipelining": False, "windows": False}, 1),
+    ],
+)
+def test_what_no_validated_kernel_did_widens_the_interval(expr, options, mechanisms):
+    spec = load_spec("v100").with_overrides({"accuracy.mechanism_error": 0.3})
+    (found,) = roller.construct(expr, spec, options=roller.ConstructOptions(top_k=1, **options))
+    program, estimate = found.program, found.estimate
+    assert (program.stages > 1) + program.structure.startswith("winograd") == mechanisms
+    confirmed = prediction_error(spec, estimate.bottleneck)
+    assert estimate.expected_error == pytest.approx(math.hypot(confirmed, 0.3 * math.sqrt(mechanisms)))
 
 
 @pytest.mark.parametrize("name", list_specs())
@@ -56,7 +74,7 @@ def test_the_interval_is_one_error_to_either_side():
     estimate = Estimate(2.0, "dram", (("dram_s", 2.0),), 0.25)
     low, high = estimate.interval_s
     assert math.log(high / 2.0) == pytest.approx(0.25) == math.log(2.0 / low)
-    assert str(estimate) == "predicted 2000 ms ±25 %, bound by dram"
+    assert str(estimate) == "predicted 2000 ms ×/÷ 1.28, bound by dram"
 
 
 def test_json_of_before_estimates_had_an_error_still_loads():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,9 @@ import pytest
 import roller
 from roller import ops
 from roller.perf import estimate_program
+from roller.templates.cpu.emit.library import ENTRY
+from roller.templates.cpu.emit.llvm import lower_module
+from roller.templates.cpu.emit.nest import task_counts
 
 PROFILES = ("cpu-avx512", "cpu-avx2", "cpu-neon")
 
@@ -113,10 +117,15 @@ def test_every_parallel_loop_is_a_fork():
     spec = roller.load_spec("cpu-avx512")
     packing = roller.construct(ops.matmul(1024, 1024, 1024), spec, top_k=1)[0].program
     assert packing.staged == ("B",)
-    for staged in ((), ("B",), ("A", "B")):
-        terms = estimate_program(replace(packing, staged=staged), spec).terms
+    seen, (small, large) = set[int](), (tile for _, tile in packing.tiles[1:])
+    for staged, task in itertools.product(((), ("B",), ("A", "B")), (small, large)):
+        program = replace(packing, staged=staged, tiles=(*packing.tiles[:-1], ("l2", task)))
+        terms = estimate_program(program, spec).terms
         forks = (terms["launch_s"] - spec.execution.launch_s) / spec.execution.fork_s
-        assert forks == pytest.approx(1 + len(staged))
+        loops = task_counts(lower_module(program, spec.units)[0][ENTRY].body)
+        assert forks == pytest.approx(len(loops))
+        seen.add(len(loops))
+    assert seen == {1, 2, 3}
 
 
 def test_what_stays_in_the_l2_of_its_core_is_not_fetched_from_beyond():

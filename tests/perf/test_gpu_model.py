@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -12,11 +13,11 @@ from hypothesis import strategies as st
 
 import roller
 from roller import ConstructOptions, ops, perf
-from roller.construction.constructor import canonical_forms
-from roller.construction.gpu_pool import pool
 from roller.expr.canonical import fuse_axes
-from roller.perf import gpu
 from roller.perf.phases import alternating, overlapped
+from roller.templates import gpu
+from roller.templates.common.forms import canonical_forms
+from roller.templates.gpu import pool
 from roller.tile.geometry import Geometry
 
 V100 = roller.load_spec("v100")
@@ -231,7 +232,7 @@ def test_an_estimate_names_its_bottleneck_and_every_term():
     estimate = roller.construct(EXPRS["relu"], device="v100", top_k=1)[0].estimate
     assert estimate.bottleneck == "dram"
     assert {"compute_s", "dram_s", "l2_s", "latency_s", "launch_s", "waves", "registers"} <= set(estimate.terms)
-    error = f"±{100 * estimate.expected_error:.2g} %"
+    error = f"×/÷ {math.exp(estimate.expected_error):.2f}"
     assert str(estimate) == f"predicted {estimate.seconds * 1e3:.4g} ms {error}, bound by dram"
 
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import roller
 from roller import ops
-from roller.construction.named import program_from_tiles
 from roller.errors import TileError
-from roller.tile.instructions import Load, Store, instructions
+from roller.search.explicit_tiles import program_from_tiles
+from tests.tile.instructions import Load, Store, instructions
 
 V100 = roller.load_spec("v100")
 MATMUL = ops.matmul(256, 192, 96)

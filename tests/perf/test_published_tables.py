@@ -7,7 +7,7 @@ import pytest
 
 import roller
 from roller import ops
-from roller.perf import gpu
+from roller.templates import gpu
 from tests.perf.published import columns, table
 
 V100 = roller.load_spec("v100")

@@ -116,3 +116,9 @@ def test_blocks_fit_their_layer_and_not_the_one_before():
     assert sizes["l2"] > 3 * layers["l1"]
     assert sizes["l3"] > 3 * layers["l2"]
     assert memory.memory_bytes(session) * session.cores >= 4 * layers["l3"]
+
+
+def test_pages_that_are_no_slower_than_known_ones_are_withdrawn():
+    found = memory.pages(MadeUp({"pages_fresh": 1e-3, "pages_known": 1e-6}))
+    assert found.values["execution.fault_s"].value == pytest.approx(1e-3 / 512) and not found.doubts
+    assert "execution.fault_s" in memory.pages(MadeUp({"pages_fresh": 1e-3, "pages_known": 9e-4})).doubts

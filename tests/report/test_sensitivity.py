@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 
+import numpy as np
 import pytest
 
 import roller
@@ -13,8 +14,16 @@ from roller.errors import NoCandidateError, TileError
 from roller.explaining import lifts
 from roller.hardware import load_spec
 from roller.hardware.checks import Quantity
-from roller.perf.sensitivity import elasticities, elasticity, field_steps, log_prices
+from roller.perf.sensitivity import elasticity, field_steps, log_prices
 from roller.report.sensitivity import COST
+
+
+def elasticities(programs, spec):
+    """Return, per field that matters to any of the programs, the elasticities of their predicted times."""
+    base = log_prices(programs, spec)
+    found = {s: elasticity(s, lambda other: log_prices(programs, other), base) for s in field_steps(spec)}
+    return {s: e for s, e in found.items() if np.abs(e).max(initial=0.0) > 0}
+
 
 STREAM = ops.elementwise("relu", (1 << 24,))
 MATMUL = ops.matmul(2048, 2048, 2048)

@@ -1,5 +1,6 @@
 """Builds are isolated: one that fails, dies or hangs is a record and takes nothing with it."""
 
+import gc
 import itertools
 import multiprocessing
 import os
@@ -89,9 +90,9 @@ def test_large_results_come_through_the_pipe():
 def test_programs_are_built_in_parallel_and_one_bad_program_is_a_record():
     from roller import ops
     from roller.backends.cpu import CpuKernel
-    from roller.codegen.llvm import lower
     from roller.runtime.check import check
     from roller.runtime.inputs import random_inputs
+    from roller.templates.cpu.emit.llvm import lower
     from tests.codegen.cpu_programs import canonical, host_mcpu, program
 
     e = ops.matmul(20, 30, 10)
@@ -205,3 +206,24 @@ def test_a_build_ends_with_a_parent_that_was_killed(tmp_path):
     while _runs(build) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not _runs(build)
+
+
+class _OwnsThreads:
+    """What ends a child that destroys it, as one would hang that joins threads it does not have."""
+
+    def __init__(self) -> None:
+        self.itself, self.home = self, os.getpid()
+
+    def __del__(self) -> None:
+        if os.getpid() != self.home:
+            os._exit(7)
+
+
+def test_a_child_leaves_the_garbage_of_its_parent_alone():
+    gc.disable()
+    try:
+        _OwnsThreads()
+        done = build_all({"a": 1}, lambda job: (gc.enable(), gc.collect(), job)[-1])
+    finally:
+        gc.enable()
+    assert done["a"].value == 1, done["a"].record

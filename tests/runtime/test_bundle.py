@@ -21,9 +21,10 @@ from roller.cli.bundle import _within
 from roller.cli.main import main as cli
 from roller.errors import ArtifactError
 from roller.runtime import bundle as bundle_main
-from roller.runtime.bundle_format import MANIFEST, Bundle, checksum, pack, unpack
+from roller.runtime.bundle_format import Bundle, pack, unpack
 from roller.runtime.bundle_import import import_results
 from roller.runtime.cache import KernelCache
+from roller.runtime.container import MANIFEST, checksum
 from tests.emulator.faults import index_off_by_one, planted
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -332,7 +333,7 @@ def test_a_path_outside_the_folder_is_refused(copied, tmp_path, capsys, file):
     (copied / "ops" / "link.xz").symlink_to(tmp_path / "outside.xz")
     rehash(copied, lambda data: data["operators"][0].update(file=file))
     assert run(copied, tmp_path / "r.json") == 1
-    assert "outside the bundle. The bundle is refused" in capsys.readouterr().err
+    assert "lies outside the folder. Do not trust it" in capsys.readouterr().err
 
 
 def test_other_refusals_name_the_cause(copied, made, tmp_path, capsys):

@@ -151,6 +151,7 @@ def test_what_passes_through_a_coarser_dtype_is_off_by_its_roundings(through, sc
     large = np.full(64, 700.0)
     assert check(e, [large], np.full(64, np.inf)).ok, "it overflows in the middle"
 
+
 def nothing_to_tell(body="log"):
     e = ops.elementwise((body,), (64,))
     return e, -1 - np.arange(64, dtype=np.float32)

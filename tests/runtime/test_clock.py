@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from roller.backends.cpu import threads
-from roller.processor import processor_times, shares_cores
+from roller.core.processor import processor_times, shares_cores
 from roller.runtime.clock import QUIET_SHARE, Load, Spell, SystemClock, TrustingClock, system_clock
 from roller.runtime.disturbance import Disturbance, look
 from roller.runtime.timing import PATIENCE_S, Contender, compare, measure

@@ -98,9 +98,7 @@ def test_a_candidate_that_stays_inside_is_checked():
 
 
 #: A kernel that is nothing but its arguments: what its child does is planted.
-NOTHING = SimpleNamespace(
-    artifact=SimpleNamespace(arguments=[SimpleNamespace(name="X", shape=(4,), dtype="float32")])
-)
+NOTHING = SimpleNamespace(artifact=SimpleNamespace(arguments=[SimpleNamespace(name="X", shape=(4,), dtype="float32")]))
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from roller.artifact import Argument, KernelArtifact
 from roller.cli.main import main as cli
 from roller.errors import LaunchError, SpecError
 from roller.hardware import list_specs, load_spec
-from roller.runtime.child import DeviceFault, DeviceProcess
-from roller.runtime.devices import DeviceProperties, match, parse, resolve
+from roller.runtime.child import DeviceFault, DeviceProcess, resolve
+from roller.runtime.devices import DeviceProperties, match, parse
 from roller.runtime.profiler import ProfileOptions, profile
 
 ROOT = Path(__file__).resolve().parents[2]

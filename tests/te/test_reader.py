@@ -292,6 +292,7 @@ def test_a_cast_may_be_followed_by_anything(given: str, stored: str, last: str) 
     expr = read([x, y])
     assert expr.outputs == ("Y",) and expr.output_tensors[0].dtype == (last or stored)
     assert read(to_te(expr)).key == expr.key
+    assert expr.name == "Y" and read([x, y], name="cast").name == "cast", "errors name what its author named"
     values = np.arange(24).reshape(4, 6).astype(given)
     np.testing.assert_array_equal(
         np.asarray(expr.evaluate([values])[0]), values.astype(stored).T.astype(last or stored)

@@ -18,7 +18,6 @@ from roller.te.reader import read
 _DIV, _MOD = tirx.floordiv, tirx.floormod
 
 
-
 def made(extents: tuple[int, ...], shape: tuple[int, ...], condition: Any, at: Any, other: float = 0.5) -> list[Any]:
     w = te.placeholder(shape, name="W")
 

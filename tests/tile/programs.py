@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from roller.construction.gpu_pool import structure_of
 from roller.expr import TensorExpr
 from roller.expr.canonical import fuse_axes, group_axes
 from roller.tile import RProgram
 from roller.tile.geometry import Geometry
-from roller.tile.interpreter import Counts, interpret
+from roller.tile.structures import structure_of
+from tests.tile.interpreter import Counts, interpret
 
 
 def program(expr: TensorExpr, block: Sequence[int], kind: str = "gpu", split_k: int = 1) -> RProgram:
@@ -22,7 +22,7 @@ def program(expr: TensorExpr, block: Sequence[int], kind: str = "gpu", split_k: 
     if kind == "cpu":
         tiles = (("register", one), ("l1", one), ("l2", tuple(block)))
     structure = structure_of(Geometry.of(expr))
-    return RProgram(expr, kind, structure, tiles, split_k=split_k if structure == "tiled" else 1)
+    return RProgram(expr, kind, structure.name, tiles, split_k=split_k if structure.reuses else 1)
 
 
 def forms(expr: TensorExpr) -> list[TensorExpr]:

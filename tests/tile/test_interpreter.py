@@ -17,11 +17,11 @@ from roller.errors import ArtifactError, TileError
 from roller.expr import Axis, Bound, Index, Load, Stage, Tensor, TensorExpr, Term, axis_index
 from roller.expr.canonical import fuse_axes
 from roller.ops import REGISTRY
-from roller.tile import instructions as tiles
-from roller.tile.instructions import Box, Compute, Points, Store, from_lists, instructions, to_lists
-from roller.tile.interpreter import interpret
 from tests.cases import ODD_CASES, arrays_for
 from tests.goldens import assert_golden
+from tests.tile import instructions as tiles
+from tests.tile.instructions import Box, Compute, Points, Store, from_lists, instructions, to_lists
+from tests.tile.interpreter import interpret
 from tests.tile.programs import assert_interprets, forms, program, random_block
 
 _small = st.integers(1, 5)

@@ -11,8 +11,22 @@ from hypothesis import strategies as st
 from roller import ops
 from roller.expr.canonical import fuse_axes
 from roller.tile import RProgram
-from roller.tile.layout import LaneReads, fragment_spread, lane_reads, published_padding, storage_padding, tile_layout
+from roller.tile.layout import LaneReads, fragment_spread, lane_reads, storage_padding, tile_layout
 from roller.tile.steps import pitches
+
+
+def published_padding(tile_row_bytes: int, reader_row_bytes: int, banks: int, bank_width_bytes: int) -> int:
+    """Return the paper's storage padding in bytes: ``(B*L - N % (B*L) + L*ceil(n/L)) % (B*L)``.
+
+    Examples
+    --------
+    A tile of rows of 4 words on 4 banks, read by a [3, 1] tile, is padded by one word:
+
+    >>> published_padding(16, 4, 4, 4)
+    4
+    """
+    row, width = banks * bank_width_bytes, bank_width_bytes
+    return (row - tile_row_bytes % row + width * -(-reader_row_bytes // width)) % row
 
 
 def _block_128x64(interleaved):

@@ -61,7 +61,7 @@ def test_every_field_shows_in_the_text(program):
         replace(program, staged=(*program.staged, "bias")),
         replace(program, vector_axis="j", vector_elements=16),
         replace(program, storage_padding=(("A", 31),)),
-        replace(program, structure="other"),
+        replace(program, structure="window" if program.structure == "rows" else "rows"),
         replace(program, kind="other"),
         replace(program, tiles=(program.tiles[0], ("l1", program.tiles[1][1]))),
         replace(program, tiles=(program.tiles[0], ("shared", tuple(2 * e for e in program.tiles[1][1])))),

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from roller import ops
 from roller.expr.canonical import fuse_axes
 from roller.tile.geometry import Geometry
-from roller.tile.instructions import Box, Load, instructions
 from roller.tile.transactions import row_alignment_bytes, tile_transaction_bytes, touched_bytes, transactions_per_row
+from tests.tile.instructions import Box, Load, instructions
 from tests.tile.programs import program
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from roller.core.processor import missing
 from roller.errors import LaunchError
-from roller.processor import missing
 
 
 def check_features(name: str, needed: Iterable[str]) -> None:
@@ -14,7 +14,7 @@ def check_features(name: str, needed: Iterable[str]) -> None:
     Raises
     ------
     LaunchError
-        Where a feature is missing; see :mod:`roller.processor`.
+        Where a feature is missing; see :mod:`roller.core.processor`.
     """
     lacking = missing(needed)
     if lacking:

@@ -23,13 +23,13 @@ from roller.backends.call_options import refuse_unknown
 from roller.backends.constants import constant_arrays
 from roller.backends.cpu import threads
 from roller.backends.cpu.features import check_features
-from roller.backends.dtypes import host_remedy, numpy_dtype
+from roller.backends.foreign import host_remedy
+from roller.core.dtypes import DTYPES, numpy_dtype
+from roller.core.scratch import scratch_folder
 from roller.errors import LaunchError, counted
-from roller.scratch import scratch_folder
+from roller.targets import expect_language
 
 _RUNTIME = "libtvm_runtime.so"
-#: Kinds of NumPy's own numbers, which DLPack carries; bfloat16 of ml_dtypes is of kind "V".
-_PLAIN_KINDS = frozenset("fiub")
 #: Where panels start, as code generation declares them.
 LINE_BYTES = 64
 #: Copies of constants that are taken in turn: of constants of a few KiB more would take longer to make than to time.
@@ -104,13 +104,13 @@ class CpuKernel:
     """
 
     def __init__(self, artifact: KernelArtifact) -> None:
-        if artifact.language != "llvm":
-            raise LaunchError(
-                f"CPU launcher: expected an artifact of language 'llvm', got '{artifact.language}'. "
-                "Load it with the backend it was compiled for."
-            )
+        remedy = "Load it with the launcher of its own target."
+        expect_language(artifact.language, ["llvm"], "CPU launcher", LaunchError, remedy)
         if artifact.binary is None:
-            raise LaunchError("CPU launcher: the artifact carries no binary. Build it before launching.")
+            raise LaunchError(
+                f"{artifact.expression.name}: expected a built kernel, got the source of one for {artifact.device}, "
+                "whose machines are of another architecture than the one it was compiled on. Compile it there."
+            )
         check_features(artifact.expression.name, artifact.target.get("features", ()))
         self.artifact = artifact
         self.cores = int(artifact.target.get("cores", 1))
@@ -290,9 +290,9 @@ class Slot:
         self.name, self.shape = tensor.name, tensor.shape
         self.dtype = numpy_dtype(tensor.dtype)
         self.kernel_shape = kernel_shape or (1,)
-        self._bits = self.dtype.kind not in _PLAIN_KINDS
+        self._bits = DTYPES[tensor.dtype].bits
         #: Whether the kernel takes the array otherwise than the caller has it.
-        self.viewed = self._bits or self.kernel_shape != self.shape
+        self.viewed = bool(self._bits) or self.kernel_shape != self.shape
         if math.prod(self.kernel_shape) != math.prod(self.shape):
             raise LaunchError(f"'{self.name}': kernel shape {kernel_shape} does not hold the elements of {self.shape}.")
 
@@ -338,9 +338,9 @@ class Slot:
         return array
 
     def view(self, array: np.ndarray) -> np.ndarray:
-        """Return a contiguous array in the kernel's shape, bfloat16 as its bits."""
+        """Return a contiguous array in the kernel's shape, as bits where NumPy has no name for its dtype."""
         if self._bits:
-            array = array.view(np.uint16)
+            array = array.view(self._bits)
         return array.reshape(self.kernel_shape)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from roller.backends.cpu import threads
 from roller.backends.cpu.launcher import LINE_BYTES, CpuKernel, runtime, runtime_of_pools
-from roller.backends.dtypes import numpy_dtype
+from roller.core.dtypes import storage_dtype
 
 
 class Place(Protocol):
@@ -32,8 +32,7 @@ def rehearse(kernel: CpuKernel, place: Place) -> None:
     """
     artifact, views = kernel.artifact, {}
     for a in artifact.arguments:
-        dtype = numpy_dtype(a.dtype)
-        stored = np.dtype(np.uint16) if dtype.kind == "V" else dtype  # bfloat16 goes over as its bits
+        stored = storage_dtype(a.dtype)
         alignment_bytes = LINE_BYTES if a.role == "panel" else stored.itemsize
         views[a.name] = runtime().from_dlpack(place(a.name, a.shape or (1,), stored, alignment_bytes))
     threads.ready(kernel.cores, runtime_of_pools)

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from roller.core.processor import granted
 from roller.errors import LaunchError
-from roller.processor import granted
 
 #: ``int task(int task_id, TVMParallelGroupEnv* env, void* data)`` of TVM's parallel launch.
 _TASK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from roller.backends.cuda.memory import Buffer
+from roller.backends.cuda.runtime import fitting, queued, timed
 from roller.errors import LaunchError
 
 #: The short run of a case lasts about this long (s); launches and timer ticks are far below.
@@ -51,19 +52,11 @@ class Bench:
     ) -> None:
         self._cp, self._stream = cp, stream
         self._image = cp.cuda.Module()
-        try:
+        with fitting("probe"):
             self._image.load(image)
-        except RuntimeError as err:  # CUDADriverError
-            raise LaunchError(
-                f"the device refuses the image ({err}). Build for the device's own architecture."
-            ) from err
-        try:
-            self._inputs = [Buffer(cp, words * _WORD) for words, _ in inputs]
-            self._output = Buffer(cp, output_words * _WORD)
-            self._parameters = Buffer(cp, 64 * _WORD)
-        except MemoryError as err:
-            size = (sum(w for w, _ in inputs) + output_words) * _WORD
-            raise LaunchError(f"buffers take {size / 1e9:.3g} GB, more than the device has free. Free some.") from err
+        self._inputs = [Buffer(cp, words * _WORD) for words, _ in inputs]
+        self._output = Buffer(cp, output_words * _WORD)
+        self._parameters = Buffer(cp, 64 * _WORD)
         for buffer, (_, block) in zip(self._inputs, inputs, strict=True):
             buffer.repeat(block)
 
@@ -111,7 +104,7 @@ class _One:
         self._output, self._p = output, parameters
         self._arguments = tuple(np.uint64(b.ptr) for b in (parameters, source, output))
         self._first = 0
-        self._graphs: dict[int, Any] = {}
+        self._queues: dict[int, Callable[[], None]] = {}
 
     def word(self, index: int) -> float:
         """Return a word of the output."""
@@ -129,32 +122,22 @@ class _One:
         self._p.write(0, np.array(values, np.int32))
         self._cp.cuda.runtime.deviceSynchronize()  # the copy is not ordered with the stream
         start_all = self._queue(steps) if case["launches"] else self._launch
-        start, end = self._cp.cuda.Event(), self._cp.cuda.Event()
-        start.record(self._stream)
-        start_all()
-        end.record(self._stream)
-        end.synchronize()
-        return float(self._cp.cuda.get_elapsed_time(start, end)) * 1e-3
+        return timed(self._cp, self._stream, start_all)
 
     def _launch(self) -> None:
         grid, block = (self._case["grid"], 1, 1), (self._case["block"], 1, 1)
         self._function(grid, block, self._arguments, 0, self._stream)
 
     def _queue(self, launches: int) -> Callable[[], None]:
-        """Return what starts many launches: a graph, as kernels are timed, or a loop where CuPy captures none (HIP)."""
+        """Return what starts many launches, as kernels are timed."""
 
         def loop() -> None:
             for _ in range(launches):
                 self._launch()
 
-        if getattr(self._cp.cuda.runtime, "is_hip", False):
-            return loop
-        if launches not in self._graphs:
-            self._stream.begin_capture()
-            loop()
-            self._graphs[launches] = self._stream.end_capture()
-        graph = self._graphs[launches]
-        return lambda: graph.launch(self._stream)
+        if launches not in self._queues:
+            self._queues[launches] = queued(self._cp, self._stream, loop)
+        return self._queues[launches]
 
     def time(self) -> dict[str, Any]:
         """Find how many steps last long enough, then run ``n`` and ``2n`` of them in turn."""

@@ -18,8 +18,10 @@ from roller.artifact import KernelArtifact
 from roller.backends.cuda.bench import Bench
 from roller.backends.cuda.flush import PTX, Flush
 from roller.backends.cuda.memory import Buffer
-from roller.backends.cuda.module import Module, cupy
-from roller.backends.periodic import periodic_inputs, storage_dtype
+from roller.backends.cuda.module import Module
+from roller.backends.cuda.runtime import cupy, is_hip, properties, queued, timed, use
+from roller.backends.periodic import periodic_inputs
+from roller.core.dtypes import storage_dtype
 from roller.errors import LaunchError
 from roller.expr import TensorExpr
 
@@ -38,24 +40,6 @@ _DROP_ABOVE_S = 50e-6
 _WAKE_S = 0.3
 #: Work after a pause in which only the host was busy (s).
 _STAY_AWAKE_S = 0.05
-
-
-#: Fields of a specification that the driver knows, and its names for them (not every release has every one).
-_STATED = {
-    "units": "multiProcessorCount",
-    "teu.lanes": "warpSize",
-    "limits.registers_per_unit": "regsPerMultiprocessor",
-    "limits.threads_per_block": "maxThreadsPerBlock",
-    "limits.threads_per_unit": "maxThreadsPerMultiProcessor",
-    "limits.blocks_per_unit": "maxBlocksPerMultiProcessor",
-    "limits.shared_bytes_per_block": "sharedMemPerBlock",
-    "memory_layers.shared.capacity_bytes": "sharedMemPerMultiprocessor",
-    "memory_layers.shared.usable_bytes": "sharedMemPerBlockOptin",
-    "memory_layers.l2.capacity_bytes": "l2CacheSize",
-    "memory_layers.global.capacity_bytes": "totalGlobalMem",
-}
-#: Of these HIP counts something else than specifications do.
-_OTHERWISE = ("limits.registers_per_unit", "memory_layers.shared.usable_bytes")
 
 
 class OutOfBoundsError(RuntimeError):
@@ -81,11 +65,8 @@ class CudaDevice:
     def __init__(self, index: int, options: Mapping[str, str]) -> None:
         del options
         self._cp = self._runtime()
-        count = self._cp.cuda.runtime.getDeviceCount()
-        if index >= count:
-            raise LaunchError(f"device {index}: expected one of the {count} found, counted from 0. Use 0.")
-        self._cp.cuda.Device(index).use()
-        self._raw = self._cp.cuda.runtime.getDeviceProperties(index)
+        use(self._cp, index)
+        self._said = properties(self._cp, index)
         self._stream = self._cp.cuda.Stream(non_blocking=True)
         self._flush: Flush | None = None
         self._sets: list[tuple[list[Buffer], list[Buffer]]] = []
@@ -100,31 +81,7 @@ class CudaDevice:
 
     def properties(self) -> dict[str, Any]:
         """Return what the device says of itself; see ``DeviceProperties``."""
-        raw, runtime = self._raw, self._cp.cuda.runtime
-        arch = _text(raw["gcnArchName"]).partition(":")[0] if self._is_hip else f"sm_{raw['major']}{raw['minor']}"
-        return {
-            "name": _text(raw["name"]),
-            "arch": arch,
-            "units": int(raw["multiProcessorCount"]),
-            "memory_bytes": int(raw["totalGlobalMem"]),
-            "cache_bytes": self._cache_bytes,
-            "stated": {
-                p: int(raw[k]) for p, k in _STATED.items() if raw.get(k) and not (self._is_hip and p in _OTHERWISE)
-            },
-            "versions": {
-                "cupy": self._cp.__version__,
-                "driver": str(runtime.driverGetVersion()),
-                "runtime": str(runtime.runtimeGetVersion()),
-            },
-        }
-
-    @property
-    def _is_hip(self) -> bool:
-        return bool(getattr(self._cp.cuda.runtime, "is_hip", False))
-
-    @property
-    def _cache_bytes(self) -> int:
-        return int(self._raw.get("l2CacheSize", 0))
+        return self._said
 
     def prepare(self, expression: TensorExpr, seed: int, points: Sequence[np.ndarray]) -> None:
         """Allocate and fill inputs and outputs; drop those of the expression before.
@@ -139,18 +96,15 @@ class CudaDevice:
         self._expression, self._points = expression, points
         needed = sum(t.nbytes for t in (*expression.inputs, *expression.output_tensors))
         # Short runs rotate over enough copies to exceed the cache; larger data exceed it by themselves.
-        sets = max(1, min(_MOST_SETS, math.ceil(2 * self._cache_bytes / max(needed, 1))))
+        sets = max(1, min(_MOST_SETS, math.ceil(2 * self._said["cache_bytes"] / max(needed, 1))))
         try:
             for _ in range(sets):
                 inputs = [Buffer(self._cp, t.nbytes) for t in expression.inputs]
                 outputs = [Buffer(self._cp, t.nbytes) for t in expression.output_tensors]
                 self._sets.append((inputs, outputs))
-        except MemoryError as err:
+        except LaunchError:
             self._sets = []
-            raise LaunchError(
-                f"{expression.name}: inputs and outputs take {needed / 1e9:.3g} GB, more than the device has free. "
-                "Use a smaller batch."
-            ) from err
+            raise
         for buffer, x in zip(self._sets[0][0], periodic_inputs(expression, seed), strict=True):
             buffer.fill(x)
         for inputs, _ in self._sets[1:]:
@@ -216,7 +170,7 @@ class CudaDevice:
         if drop_s is not None and first > max(drop_s, _DROP_ABOVE_S):
             return {"median_s": first, "samples": 1, "complete": False, "method": self._events}
         if first < GRAPH_BELOW_S:
-            samples, method = self._graphs(first, budget_s), "loop" if self._is_hip else "graph"
+            samples, method = self._graphs(first, budget_s), "loop" if is_hip(self._cp) else "graph"
         else:
             count = max(_MIN_SAMPLES, min(_MAX_SAMPLES, int(budget_s / first)))
             samples, method = [self._cold(lambda: self._launch(0)) for _ in range(count)], self._events
@@ -277,23 +231,14 @@ class CudaDevice:
     def _cold(self, run: Callable[[], None]) -> float:
         """Return the seconds of one run, by events, after the last-level cache was emptied."""
         if self._flush is None:
-            units = int(self._raw["multiProcessorCount"])
-            self._flush = Flush(self._cp, self._stream, self._cache_bytes, units, self._flush_image())
+            units = self._said["units"]
+            self._flush = Flush(self._cp, self._stream, self._said["cache_bytes"], units, self._flush_image())
         self._flush.start()
-        return self._timed(run)
+        return timed(self._cp, self._stream, run)
 
     def _flush_image(self) -> bytes | None:
         """Return the kernel that reads a buffer; ``None`` where there is none for this device."""
         return PTX
-
-    def _timed(self, run: Callable[[], None]) -> float:
-        cuda = self._cp.cuda
-        start, end = cuda.Event(), cuda.Event()
-        start.record(self._stream)
-        run()
-        end.record(self._stream)
-        end.synchronize()
-        return float(cuda.get_elapsed_time(start, end)) * 1e-3
 
     def _graphs(self, first_s: float, budget_s: float) -> list[float]:
         """Time graphs of many launches, rotating over the buffer sets; seconds per launch.
@@ -308,17 +253,10 @@ class CudaDevice:
             for n in range(launches):
                 self._launch(n)
 
-        if not self._is_hip:
-            self._stream.begin_capture()
-            replay()
-            graph = self._stream.end_capture()
-
-            def replay() -> None:
-                graph.launch(self._stream)
-
-        once = min(self._timed(replay) for _ in range(3))
+        go = queued(self._cp, self._stream, replay)
+        once = min(timed(self._cp, self._stream, go) for _ in range(3))
         count = max(_MIN_SAMPLES, min(_MAX_SAMPLES, int(budget_s / max(once, 1e-6))))
-        return [self._timed(replay) / launches for _ in range(count)]
+        return [timed(self._cp, self._stream, go) / launches for _ in range(count)]
 
     def _awake(self, again_s: float = 0.0) -> None:
         """Keep the device busy, so that its clock is up: long before the first timing, ``again_s`` after each pause."""
@@ -327,7 +265,3 @@ class CudaDevice:
             end = time.perf_counter() + seconds
             while time.perf_counter() < end:
                 self._cold(lambda: None)
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from roller.backends.cuda.runtime import allocate
+
 ENTRY = "roller_read"
 _THREADS, _VECTOR_BYTES = 256, 16
 #: The buffer is this many times the cache, and at least so large (bytes): a cache keeps some lines for a while.
@@ -90,7 +92,7 @@ class Flush:
     def __init__(self, cp: Any, stream: Any, cache_bytes: int, units: int, image: bytes | None) -> None:
         self._stream, self._bytes = stream, max(_TIMES * cache_bytes, _LEAST_BYTES) // _VECTOR_BYTES * _VECTOR_BYTES
         # Behind the buffer: the number of its vectors, and the word that is never written.
-        self._memory = cp.cuda.alloc(self._bytes + _VECTOR_BYTES)
+        self._memory = allocate(cp, self._bytes + _VECTOR_BYTES)
         self._memory.memset(0, self._bytes + _VECTOR_BYTES)
         count = np.array([self._bytes // _VECTOR_BYTES], np.uint64)
         runtime, end = cp.cuda.runtime, self._memory.ptr + self._bytes

@@ -16,10 +16,12 @@ from typing import Any, ClassVar
 from roller.artifact import Argument, KernelArtifact
 from roller.backends.call_options import refuse_unknown
 from roller.backends.constants import constant_arrays, with_constants
-from roller.backends.cuda.module import Module, cupy
-from roller.backends.periodic import storage_dtype
+from roller.backends.cuda.module import Module
+from roller.backends.cuda.runtime import cupy
+from roller.core.dtypes import DTYPES, bits_of, storage_dtype
 from roller.errors import LaunchError, counted
 from roller.expr import Tensor
+from roller.targets import expect_language
 
 #: Vector accesses of the kernels start at multiples of this many bytes.
 _ALIGNMENT_BYTES = 16
@@ -54,7 +56,9 @@ class CudaKernel:
     label: ClassVar[str] = "CUDA"
 
     def __init__(self, artifact: KernelArtifact) -> None:
-        if artifact.language != self.language or artifact.binary is None:
+        remedy = "Load it with the launcher of its own target."
+        expect_language(artifact.language, [self.language], f"{self.label} launch", LaunchError, remedy)
+        if artifact.binary is None:
             raise LaunchError(
                 f"{self.label} launch: expected a built '{self.language}' artifact. Build it with its toolchain first."
             )
@@ -176,7 +180,7 @@ class CudaKernel:
 
     def _input(self, slot: _Slot, value: Any) -> Any:
         if type(value).__module__.partition(".")[0] == "numpy":
-            bits = value.view("uint16") if str(value.dtype) == "bfloat16" else value
+            bits = bits_of(value)
             return self._view(self._cupy.asarray(bits), slot)
         view = self._view(value, slot)
         if not view.flags.c_contiguous or view.data.ptr % _ALIGNMENT_BYTES:
@@ -203,7 +207,7 @@ class CudaKernel:
 
 
 def device_view(cp: Any, value: Any, where: str) -> Any:
-    """Return an array on the device as one of CuPy, without a copy; bfloat16 of torch as its bits.
+    """Return an array on the device as one of CuPy, without a copy; bfloat16 of torch and the like as bits.
 
     Raises
     ------
@@ -214,8 +218,9 @@ def device_view(cp: Any, value: Any, where: str) -> Any:
         return value
     if is_torch(value):
         value = value.detach()
-        if str(value.dtype).endswith("bfloat16"):
-            value = value.view(sys.modules["torch"].int16)  # CuPy need not know the dtype
+        row = DTYPES.get(str(value.dtype).removeprefix("torch."))
+        if row is not None and row.bits:  # CuPy need not know the dtype
+            value = value.view(getattr(sys.modules["torch"], "int16" if row.itemsize_bytes == 2 else "uint8"))
     try:
         if hasattr(value, "__cuda_array_interface__") and not is_torch(value):
             return cp.asarray(value)

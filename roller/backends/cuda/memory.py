@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from roller.backends.cuda.runtime import allocate
 from roller.backends.periodic import PeriodicInput
 
 #: Bytes before and after every buffer that a correct kernel never writes.
@@ -36,7 +37,7 @@ class Buffer:
         self._cp = cp
         self.nbytes = nbytes
         # The rear guard starts at an aligned address beyond the last byte; the gap belongs to it.
-        self._memory = cp.cuda.alloc(nbytes + 2 * GUARD_BYTES)
+        self._memory = allocate(cp, nbytes + 2 * GUARD_BYTES)
         self.ptr = self._memory.ptr + GUARD_BYTES
         self._memory.memset(_GUARD, nbytes + 2 * GUARD_BYTES)
 

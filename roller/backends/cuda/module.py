@@ -1,4 +1,4 @@
-"""A built GPU artifact in a device's memory: CuPy, its loaded image, its kernels, and one launch of all of them.
+"""A built GPU artifact in a device's memory: its loaded image, its kernels, and one launch of all of them.
 
 Needs no compiler: the image is loaded through the driver, and arguments are raw pointers. CuPy has one
 interface for CUDA and ROCm; where a name differs, it is looked up here.
@@ -7,20 +7,17 @@ interface for CUDA and ROCm; where a name differs, it is looked up here.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from roller.artifact import KernelArtifact, Launch
+from roller.backends.cuda.runtime import fitting, is_hip
 from roller.errors import LaunchError
+from roller.horizontal import HorizontalKernel
+from roller.targets import LANGUAGES, expect_language
 
-#: Languages whose built artifacts CuPy loads.
-LANGUAGES = ("cuda", "hip")
-_ELSEWHERE = (
-    "Constructing, building, emulating, bundling (`roller bundle create`) and reading the source work without it: "
-    "compile for the name of a spec (device='v100')."
-)
 #: Dynamic scratchpad above this size must be requested per kernel (bytes).
 _DEFAULT_SHARED_BYTES = 48 * 1024
 #: CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES of the driver's interface.
@@ -31,30 +28,18 @@ _PREFERRED_CARVEOUT = 9
 _UNIT_SHARED, _RESERVED_SHARED = 81, 111
 
 
-def cupy() -> Any:
-    """Return the CuPy module where it and a device are usable.
+def expect_image(language: str, binary: bytes | None, where: str) -> None:
+    """Refuse a kernel of no language that CuPy loads, or one that is not built.
 
     Raises
     ------
     LaunchError
-        Naming what is missing and what works without it.
+        Where it is.
     """
-    try:
-        import cupy as module
-    except ImportError as err:
-        raise LaunchError(
-            f"GPU: expected CuPy, got {err}: install it with 'pip install cupy-cuda12x' (cupy-cuda13x for CUDA 13, "
-            f"CuPy's ROCm build for AMD). {_ELSEWHERE}"  # the first sentence alone is what a pack shows
-        ) from err
-    try:
-        devices = module.cuda.runtime.getDeviceCount()
-    except RuntimeError as err:  # CUDARuntimeError; its home differs between releases
-        raise LaunchError(
-            f"GPU: expected a usable device, got {err}. Install its driver, or run elsewhere. {_ELSEWHERE}"
-        ) from err
-    if devices < 1:
-        raise LaunchError(f"GPU: expected a device, found none. Run on a GPU machine. {_ELSEWHERE}")
-    return module
+    loads = [t.language for t in LANGUAGES.values() if t.kind.discrete]
+    expect_language(language, loads, where, LaunchError, "Load it with the launcher of its own target.")
+    if binary is None:
+        raise LaunchError(f"{where}: expected a built kernel. Build it with its toolchain first.")
 
 
 class Module:
@@ -74,24 +59,14 @@ class Module:
     """
 
     def __init__(self, cp: Any, artifact: KernelArtifact) -> None:
-        if artifact.language not in LANGUAGES or artifact.binary is None:
-            state = "not built" if artifact.binary is None else "built"
-            raise LaunchError(
-                f"{artifact.expression.name}: expected a built artifact of {LANGUAGES}, got '{artifact.language}', "
-                f"{state}. Build it with its toolchain first."
-            )
+        expect_image(artifact.language, artifact.binary, artifact.expression.name)
         self.artifact = artifact
         self._image = cp.cuda.Module()
-        try:
+        with fitting(artifact.expression.name, artifact.target):
             self._image.load(artifact.binary)
             self._calls = [(x, self._function(cp, x)) for x in artifact.launches]
             first = artifact.prepare
             self._first = [(first, self._function(cp, first))] if first else []
-        except RuntimeError as err:  # CUDADriverError
-            raise LaunchError(
-                f"{artifact.expression.name}: the device refuses the image for {artifact.target} ({err}). "
-                "Build for the device's own architecture."
-            ) from err
 
     def _function(self, cp: Any, launch: Launch) -> Any:
         function = self._image.get_function(launch.entry)
@@ -117,6 +92,48 @@ class Module:
         _start(self._first, pointers, stream)
 
 
+class PackedModule:
+    """The stages of one packed kernel, loaded on the current device.
+
+    Parameters
+    ----------
+    cp
+        The CuPy module.
+    packed
+        Built.
+
+    Raises
+    ------
+    LaunchError
+        Where it is not built, or its image does not fit the device.
+    """
+
+    def __init__(self, cp: Any, packed: HorizontalKernel) -> None:
+        name = packed.stages[0].entry
+        expect_image(packed.language, packed.binary, name)
+        self.packed, self._image = packed, cp.cuda.Module()
+        blocks = int(packed.build.get("blocks_per_unit", 0))
+        with fitting(name, dict(packed.target)):
+            self._image.load(packed.binary)
+            self._functions = [self._image.get_function(s.entry) for s in packed.stages]
+            for stage, function in zip(packed.stages, self._functions, strict=True):
+                allow_scratchpad(cp, function, stage.dynamic_shared_bytes, stage.dynamic_shared_bytes, blocks)
+
+    def bind(self, places: Mapping[str, Sequence[Mapping[str, tuple[int, int]]]]) -> list[Callable[[Any], None]]:
+        """Return what starts each stage on a stream; addresses and bytes by argument, per run, by key of its kernel."""
+        addresses = {key: [{n: a for n, (a, _) in run.items()} for run in runs] for key, runs in places.items()}
+        counts = {key: len(runs) for key, runs in places.items()}
+        return [self._launch(n, addresses) for n, s in enumerate(self.packed.stages) if s.runs(counts)]
+
+    def _launch(self, number: int, addresses: Mapping[str, Sequence[Mapping[str, int]]]) -> Callable[[Any], None]:
+        stage, function = self.packed.stages[number], self._functions[number]
+        sets = [addresses.get(m.kernel, ()) for m in stage.members]
+        # CuPy passes an array of one element by value, whatever that element is.
+        table = np.frombuffer(stage.table(sets), np.dtype((np.void, stage.table_bytes)))
+        grid, block = (stage.grid([len(s) for s in sets]), 1, 1), (stage.threads, 1, 1)
+        return lambda stream: function(grid, block, (table,), stage.dynamic_shared_bytes, stream)
+
+
 def allow_scratchpad(cp: Any, function: Any, dynamic_bytes: int, used_bytes: int, blocks: int) -> None:
     """Ask the driver for the scratchpad of a kernel: what a block takes, and that of all blocks of a unit.
 
@@ -130,7 +147,7 @@ def allow_scratchpad(cp: Any, function: Any, dynamic_bytes: int, used_bytes: int
         Resident blocks that the estimate counts on; 0 where that is not known.
     """
     # On HIP all scratchpad may be dynamic without asking, and nothing is carved out.
-    if getattr(cp.cuda.runtime, "is_hip", False):
+    if is_hip(cp):
         return
     if dynamic_bytes > _DEFAULT_SHARED_BYTES:
         cp.cuda.driver.funcSetAttribute(function.ptr, _MAX_DYNAMIC_SHARED, dynamic_bytes)

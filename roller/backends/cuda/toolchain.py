@@ -14,6 +14,7 @@ from typing import Any
 from roller.artifact import KernelArtifact
 from roller.backends.cuda import installed
 from roller.errors import BuildError
+from roller.targets import expect_language
 
 
 def available() -> str | None:
@@ -50,10 +51,7 @@ def build(artifact: KernelArtifact) -> KernelArtifact:
     spills, or takes more registers than its estimate counts on, is compiled again with launch bounds; the artifact
     carries the source that was built.
     """
-    if artifact.language != "cuda":
-        raise BuildError(
-            f"CUDA build: expected a 'cuda' artifact, got '{artifact.language}'. Build it with its backend."
-        )
+    expect_language(artifact.language, ["cuda"], "CUDA build", BuildError, "Build it with its own toolchain.")
     start = time.perf_counter()
     arch = str(artifact.target["arch"])
     binary, log = compile_source(artifact.source, arch)

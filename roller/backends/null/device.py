@@ -19,7 +19,8 @@ import numpy as np
 from roller.artifact import KernelArtifact
 from roller.backends.call_options import refuse_unknown
 from roller.backends.constants import constant_arrays, with_constants
-from roller.backends.periodic import periodic_inputs, storage_dtype, stored_of, values_of
+from roller.backends.periodic import periodic_inputs
+from roller.core.dtypes import storage_dtype, stored_of, values_of
 from roller.errors import LaunchError, counted
 from roller.expr import TensorExpr
 from roller.expr.evaluate import _Evaluation as Evaluation

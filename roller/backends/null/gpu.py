@@ -12,7 +12,7 @@ import numpy as np
 
 from roller.artifact import Argument, KernelArtifact
 from roller.backends.null.device import NullKernel
-from roller.backends.periodic import storage_dtype
+from roller.core.dtypes import storage_dtype
 from roller.emulator.device import EmulatedDevice, Event, Stream
 
 

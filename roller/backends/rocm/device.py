@@ -6,7 +6,7 @@ from typing import Any
 
 from roller.backends.cuda.device import CudaDevice
 from roller.backends.cuda.flush import SOURCE
-from roller.backends.rocm.launcher import cupy
+from roller.backends.cuda.runtime import cupy
 from roller.backends.rocm.toolchain import compile_source
 from roller.errors import BuildError
 
@@ -15,7 +15,7 @@ class RocmDevice(CudaDevice):
     """One AMD GPU."""
 
     def _runtime(self) -> Any:
-        return cupy()
+        return cupy(rocm=True)
 
     def _flush_image(self) -> bytes | None:
         try:  # there is no text here that every driver compiles

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from roller.artifact import KernelArtifact
+from roller.core.scratch import scratch_folder
 from roller.errors import BuildError
-from roller.scratch import scratch_folder
+from roller.targets import expect_language
 
 _INSTALL = "Install the package 'hipcc' (Debian, Ubuntu, ROCm) and put hipcc on PATH"
 
@@ -75,8 +76,7 @@ def build(artifact: KernelArtifact) -> KernelArtifact:
     BuildError
         Where hipcc is missing or refuses; the message carries its text.
     """
-    if artifact.language != "hip":
-        raise BuildError(f"HIP build: expected a 'hip' artifact, got '{artifact.language}'. Build it with its backend.")
+    expect_language(artifact.language, ["hip"], "HIP build", BuildError, "Build it with its own toolchain.")
     start = time.perf_counter()
     binary, log = compile_source(artifact.source, str(artifact.target["arch"]))
     return artifact.with_binary(binary, **resources(log), seconds=time.perf_counter() - start, log=log)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 
+from roller.core.dtypes import DTYPES, FLOATS, INTEGERS
 from roller.expr import Scalar, Stage
 from roller.onnx.elementwise import (
-    FLOATS,
-    INTEGERS,
     axes_of,
     call,
     computed,
-    identity,
     literal,
     moved,
     operand,
@@ -23,11 +20,9 @@ from roller.onnx.elementwise import (
 )
 from roller.onnx.lowering import Compute, Lowered, Reshaped, Site, Unsupported, lowers
 from roller.onnx.rewriting import Steps
+from roller.ops.build import indices
 from roller.ops.scalars import ELEMENT_FUNCTIONS
 
-#: The largest number of a type.
-_LARGEST = {"float16": 65504.0, "bfloat16": (2 - 2**-7) * 2.0**127, "float32": (2 - 2**-23) * 2.0**127,
-            "float64": sys.float_info.max}  # fmt: skip
 #: Literal of the dtype computed in.
 _Literal = Callable[[float], Scalar]
 
@@ -71,7 +66,7 @@ def clip(site: Site) -> Lowered:
         if value is None and site.input(position) is not None:
             return operand(site, position, axes)
         if value is None and dtype in FLOATS:  # infinities are clipped
-            value = sign * _LARGEST[dtype]
+            value = sign * DTYPES[dtype].largest
         return None if value is None else literal(value, computed(dtype))
 
     return pointwise(site, axes, _clipped(operand(site, 0, axes), bound(1, "min", -1), bound(2, "max", 1)))
@@ -95,12 +90,6 @@ def _hard_sigmoid(c: _Literal, x: Scalar, alpha: float, beta: float) -> Scalar:
     return _clipped(call("add", call("mul", c(alpha), x), c(beta)), c(0), c(1))
 
 
-def softplus(c: _Literal, x: Scalar) -> Scalar:
-    """Return ``log(1 + exp(x))``, whose exponential cannot overflow."""
-    tail = call("log", call("add", c(1), call("exp", call("neg", call("abs", x)))))
-    return call("add", call("max", x, c(0)), tail)
-
-
 def _shrink(c: _Literal, x: Scalar, bias: float, lambd: float) -> Scalar:
     high = _less(c(lambd), x, call("sub", x, c(bias)), c(0))
     return _less(x, c(-lambd), call("add", x, c(bias)), high)
@@ -120,9 +109,9 @@ _PARAMETRIC: dict[str, tuple[Callable[..., Scalar], dict[str, float]]] = {
     "ThresholdedRelu": (lambda c, x, alpha: _less(c(alpha), x, x, c(0)), {"alpha": 1.0}),
     "HardSigmoid": (_hard_sigmoid, {"alpha": 0.2, "beta": 0.5}),
     "HardSwish": (lambda c, x: call("mul", x, _hard_sigmoid(c, x, 1 / 6, 0.5)), {}),
-    "Softplus": (softplus, {}),
+    "Softplus": (ELEMENT_FUNCTIONS["softplus"].build, {}),
     "Softsign": (lambda c, x: call("div", x, call("add", c(1), call("abs", x))), {}),
-    "Mish": (lambda c, x: call("mul", x, call("tanh", softplus(c, x))), {}),
+    "Mish": (lambda c, x: call("mul", x, call("tanh", ELEMENT_FUNCTIONS["softplus"].build(c, x))), {}),
     "Swish": (lambda c, x, alpha: call("mul", x, call("sigmoid", call("mul", c(alpha), x))), {"alpha": 1.0}),
     "Shrink": (_shrink, {"bias": 0.0, "lambd": 0.5}),
     "Reciprocal": (lambda c, x: call("div", c(1), x), {}),
@@ -185,7 +174,7 @@ def dropout(site: Site) -> Lowered:
     mask = site.outputs[1] if len(site.outputs) > 1 else None
     if mask is None:
         return Reshaped()
-    copied = moved(site, identity)
+    copied = moved(site, indices)
     axes = axes_of(mask.shape)
-    everywhere = Stage(tensor(mask), axes, identity(axes), literal(1, mask.dtype), None, mask.dtype)
+    everywhere = Stage(tensor(mask), axes, indices(axes), literal(1, mask.dtype), None, mask.dtype)
     return Compute((*copied.stages, everywhere))

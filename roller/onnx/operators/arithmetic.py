@@ -7,11 +7,10 @@ from functools import reduce
 import numpy as np
 from onnx import helper
 
+from roller.core.dtypes import FLOATS, INTEGERS
 from roller.expr import Cast, Const, Scalar
 from roller.onnx.elementwise import (
     FALSE,
-    FLOATS,
-    INTEGERS,
     call,
     computed,
     converted,

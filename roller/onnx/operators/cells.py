@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from roller.expr import Axis, Call, Cast, Const, Index, Load, Scalar, Stage, axis_index
-from roller.model.steps import Value
+from roller.graph.steps import Value
 from roller.onnx.building import floats_of, tensor
 from roller.onnx.lowering import Compute, Lowered, Site, Unsupported, lowers
 from roller.ops.build import Types

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from roller.backends.dtypes import numpy_dtype
+from roller.core.dtypes import numpy_dtype
 from roller.onnx.lowering import Lowered, Rewritten, Site, Unsupported, lowers
 from roller.onnx.rewriting import Steps
 

@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 
 from roller.expr import REDUCTION, Axis, Bound, Call, Index, Load, Stage, Term, axis_index
-from roller.model.steps import Value
-from roller.onnx.building import ended, names_of, require_elements, require_shape, tensor, types_of
+from roller.graph.steps import Value
+from roller.onnx.building import bias_of, ended, require_elements, require_shape, tensor, types_of
 from roller.onnx.lowering import Compute, Lowered, Site, Unsupported, lowers
 from roller.onnx.rewriting import Steps
 from roller.ops.build import indices
+from roller.ops.rows import axes_over
+from roller.ops.windows import names_of, place
 
 
 @dataclass(frozen=True)
@@ -120,23 +122,18 @@ def _filter(shape: _Shape) -> Index:
     return Index((Term("f", 1, 1, per_group if shape.groups > 1 else 0),))
 
 
-def _window(outs: tuple[Axis, ...], taps: tuple[Axis, ...], size: tuple[int, ...], before: tuple[int, ...],
+def _places(outs: tuple[Axis, ...], taps: tuple[Axis, ...], size: tuple[int, ...], before: tuple[int, ...],
             dilations: tuple[int, ...]) -> tuple[tuple[Index, ...], tuple[Bound, ...]]:  # fmt: skip
-    """Return where windows read an image padded by ``before`` elements, and the guards they need."""
-    at, guards = [], []
-    for out, tap, n, d, pad in zip(outs, taps, size, dilations, before, strict=True):
-        index = Index((Term(out.name), Term(tap.name, d)), -pad)
-        low, high = index.range({out.name: out.extent, tap.name: tap.extent})
-        guards += [Bound(index, 0, n)] if low < 0 or high >= n else []
-        at.append(index)
-    return tuple(at), tuple(guards)
+    """Return where windows of step one read an image padded by ``before`` elements, and the guards they need."""
+    found = [place(o, k, n, 1, d, pad) for o, k, n, d, pad in zip(outs, taps, size, dilations, before, strict=True)]
+    return tuple(at for at, _ in found), tuple(b for _, guard in found for b in guard)
 
 
 @lowers("Spread", domain="roller")
 def spread(site: Site) -> Lowered:
     """Lower an image with zeros between its points."""
     x, y, strides = site.required(0), site.output, site.attribute("strides")
-    axes = tuple(Axis(f"d{d}", e) for d, e in enumerate(y.shape))
+    axes = axes_over(y.shape)
     steps = list(zip(axes[2:], strides, strict=True))
     at = (*indices(axes[:2]), *(Index((Term(a.name, 1, s),)) for a, s in steps))
     guard = tuple(Bound(Index((Term(a.name, 1, 1, s),)), 0, 1) for a, s in steps if s > 1)
@@ -151,18 +148,14 @@ def reversed_taps(site: Site) -> Lowered:
     outs = tuple(Axis(f"{n}o", e) for n, e in zip(names, shape.out, strict=True))
     taps = tuple(Axis(f"k{n}", k, REDUCTION) for n, k in zip(names, shape.kernel, strict=True))
     pads = tuple(d * (k - 1) - b for d, k, b in zip(shape.dilations, shape.kernel, shape.before, strict=True))
-    at, guards = _window(outs, taps, x.shape[2:], pads, shape.dilations)
+    at, guards = _places(outs, taps, x.shape[2:], pads, shape.dilations)
     source = _source(shape, shape.filters)
     backwards = tuple(axis_index(a.name, -1, a.extent - 1) for a in taps)
     image, weight = (axis_index("n"), source, *at), (source, _filter(shape), *backwards)
     body = Call("mul", (t.load(x.name, image, guards), t.load(w.name, weight)))
     spatial = (Axis("n", y.shape[0]), Axis("f", shape.filters), *outs)
     axes = (*spatial, Axis("c", shape.channels, REDUCTION), *taps)
-    ending = None
-    if bias is not None:
-        added = t.load(bias.name, (axis_index("f"),))
-        ending = lambda total: Call("add", (total, added))  # noqa: E731
-    return Compute(ended(y, axes, indices(spatial), body, "sum", t, ending))
+    return Compute(ended(y, axes, indices(spatial), body, "sum", t, bias_of(bias, t)))
 
 
 @lowers("ConvPhases", domain="roller")
@@ -174,7 +167,7 @@ def phases(site: Site) -> Lowered:
     taps = tuple(Axis(f"k{n}", k, REDUCTION) for n, k in zip(names, table.shape[2:], strict=True))
     first = (b // s for b, s in zip(shape.before, shape.strides, strict=True))
     pads = tuple(a.extent - 1 - q for a, q in zip(taps, first, strict=True))
-    at, guards = _window(outs, taps, x.shape[2:], pads, (1,) * shape.rank)
+    at, guards = _places(outs, taps, x.shape[2:], pads, (1,) * shape.rank)
     image = t.load(x.name, (axis_index("n"), _source(shape, y.shape[1]), *at), guards)
     weight = t.load(table.name, (axis_index("f"), axis_index("c"), *indices(taps)))
     spatial = (Axis("n", y.shape[0]), Axis("f", y.shape[1]), *outs)
@@ -186,7 +179,7 @@ def phases(site: Site) -> Lowered:
 def interleave(site: Site) -> Lowered:
     """Lower phases (channels ``phase * filters + f``) side by side along the dimensions of the image."""
     x, y, strides = site.required(0), site.output, site.attribute("strides")
-    axes = tuple(Axis(f"d{d}", e) for d, e in enumerate(y.shape))
+    axes = axes_over(y.shape)
     channel, pitch = [Term("d1")], y.shape[1]
     at: list[Index] = []
     for axis, s in reversed(list(zip(axes[2:], strides, strict=True))):

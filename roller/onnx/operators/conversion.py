@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from roller.expr import DTYPE_BYTES, Axis, Cast, Index, Load, Scalar, axis_index
-from roller.model.steps import Value
+from roller.core.dtypes import BYTE_FLOATS, DTYPE_BYTES, DTYPES, FLOATS
+from roller.expr import Axis, Cast, Index, Load, Scalar, axis_index
+from roller.graph.steps import Value
 from roller.onnx.elementwise import (
-    FLOATS,
     axes_of,
     broadcast,
     call,
     computed,
     converted,
-    identity,
     literal,
     pointwise,
     require,
@@ -21,6 +20,7 @@ from roller.onnx.elementwise import (
 )
 from roller.onnx.lowering import Lowered, Reshaped, Site, Unsupported, lowers
 from roller.onnx.operators.movement import axis_of
+from roller.ops.build import indices
 
 
 @lowers("Cast", "CastLike")
@@ -29,14 +29,25 @@ def cast(site: Site) -> Lowered:
     x, y = site.required(0), site.output
     if x.dtype == y.dtype:
         return Reshaped()
-    for value in (x, y):
-        require(value, tuple(DTYPE_BYTES), site.node.op)
+    for each in (x, y):
+        require(each, tuple(DTYPE_BYTES), site.node.op)
     axes = axes_of(y.shape)
     read = broadcast(x, y.shape, axes)
     if x.dtype in FLOATS and y.dtype in ("int8", "uint8", "int16"):
         # Negative numbers to unsigned ones wrap by way of int32, as they do everywhere else.
         return pointwise(site, axes, Cast(y.dtype, Cast("int32", read)), dtype=y.dtype)
-    return pointwise(site, axes, converted(read, x.dtype, y.dtype), dtype=y.dtype)
+    value: Scalar = converted(read, x.dtype, y.dtype)
+    if y.dtype in BYTE_FLOATS and int(site.attribute("saturate", 1)):
+        value = Cast(y.dtype, _saturated(converted(read, x.dtype, computed(x.dtype)), y.dtype))
+    return pointwise(site, axes, value, dtype=y.dtype)
+
+
+def _saturated(value: Scalar, dtype: str) -> Scalar:
+    """Return a number no larger than the largest of ``dtype``; NaN stays NaN, as no comparison with it holds."""
+    most = DTYPES[dtype].largest
+    value, high, low = Cast("float32", value), literal(most, "float32"), literal(-most, "float32")
+    below = call("select", call("lt", value, low), low, value)
+    return call("select", call("lt", high, value), high, below)
 
 
 def _parameter(site: Site, value: Value, axes: tuple[Axis, ...]) -> Load:
@@ -59,7 +70,7 @@ def quantize(site: Site) -> Lowered:
     require(x, ("float32", "float16", "bfloat16", "int32"), "QuantizeLinear")
     require(site.output, ("int8", "uint8", "int16"), "QuantizeLinear to")
     axes = axes_of(x.shape)
-    read: Scalar = converted(Load(tensor(x).name, identity(axes)), x.dtype, "float32")
+    read: Scalar = converted(Load(tensor(x).name, indices(axes)), x.dtype, "float32")
     by = converted(_parameter(site, scale, axes), scale.dtype, computed(scale.dtype))
     value = call("round", Cast("float32", call("div", read, by)))  # the half is one of float32
     if zero is not None:
@@ -76,7 +87,7 @@ def dequantize(site: Site) -> Lowered:
     require(x, ("int8", "uint8", "int16", "int32"), "DequantizeLinear")
     require(site.output, ("float32", "float16", "bfloat16"), "DequantizeLinear to")
     axes = axes_of(x.shape)
-    value: Scalar = converted(Load(tensor(x).name, identity(axes)), x.dtype, "int32")
+    value: Scalar = converted(Load(tensor(x).name, indices(axes)), x.dtype, "int32")
     if zero is not None:
         value = call("sub", value, converted(_parameter(site, zero, axes), zero.dtype, "int32"))
     by = converted(_parameter(site, scale, axes), scale.dtype, "float32")

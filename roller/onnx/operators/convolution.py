@@ -6,34 +6,23 @@ from collections.abc import Callable
 
 from onnx import TensorProto
 
-from roller.expr import REDUCTION, Axis, Bound, Call, Cast, Index, Load, Scalar, Stage, Term, axis_index
-from roller.model.steps import Value
-from roller.onnx.building import Slide, const_of, ended, require_elements, require_shape, slide, types_of
+from roller.expr import Call, Cast, Index, Load, Scalar
+from roller.graph.steps import Value
+from roller.onnx.building import bias_of, ended, require_elements, require_shape, types_of, windows_of
+from roller.onnx.elementwise import literal
 from roller.onnx.lowering import Compute, Lowered, Site, Unsupported, lowers
 from roller.onnx.rewriting import Steps
 from roller.ops.build import Types, indices
-
-#: One element of the image, or of the weights, at indices (and guards).
-Element = Callable[[tuple[Index, ...], tuple[Bound, ...]], Scalar]
+from roller.ops.windows import Correlation, correlation
 
 
 @lowers("Conv")
 def convolution(site: Site) -> Lowered:
     """Lower a convolution to the form of :func:`roller.ops.conv2d`, or of its depthwise sibling; the bias ends it."""
     x, w, bias, y = site.required(0), site.required(1), site.input(2), site.output
-    t = types_of(x, y)
-    ending = None
-    if bias is not None:
-        added = t.load(bias.name, (axis_index("f"),))
-        ending = lambda total: Call("add", (total, added))  # noqa: E731 - one expression, where its operand is
-    return Compute(
-        correlation(
-            *_checked(site, x, w, y), y, t,
-            lambda at, guard: t.load(x.name, at, guard),
-            lambda at, guard: t.load(w.name, at, guard),
-            ending,
-        )
-    )  # fmt: skip
+    t, form = types_of(x, y), _form(site, x, w, y)
+    image, weight = t.load(x.name, form.image, form.guard), t.load(w.name, form.weight)
+    return _summed(form, y, t, image, weight, bias_of(bias, t))
 
 
 @lowers("ConvInteger")
@@ -45,20 +34,14 @@ def integers(site: Site) -> Lowered:
         return _centred_first(site)
     shift = int(zeros.ravel()[0]) if zeros is not None else 0
     minus = site.input(3)
-    t = types_of(x, y)
-
-    def image(at: tuple[Index, ...], guard: tuple[Bound, ...]) -> Scalar:
-        value: Scalar = Cast("int32", Load(x.name, at, guard, float(shift) if guard else 0.0))
-        return Call("sub", (value, const_of(shift, "int32"))) if shift else value
-
-    def weight(at: tuple[Index, ...], guard: tuple[Bound, ...]) -> Scalar:
-        value: Scalar = Cast("int32", Load(w.name, at, guard))
-        if minus is None:
-            return value
-        where = () if not minus.shape else (at[0],) if minus.elements > 1 else (Index(),)
-        return Call("sub", (value, Cast("int32", Load(minus.name, where))))
-
-    return Compute(correlation(*_checked(site, x, w, y), y, t, image, weight))
+    form = _form(site, x, w, y)
+    image: Scalar = Cast("int32", Load(x.name, form.image, form.guard, float(shift) if form.guard else 0.0))
+    image = Call("sub", (image, literal(shift, "int32"))) if shift else image
+    weight: Scalar = Cast("int32", Load(w.name, form.weight))
+    if minus is not None:
+        where = () if not minus.shape else form.weight[:1] if minus.elements > 1 else (Index(),)
+        weight = Call("sub", (weight, Cast("int32", Load(minus.name, where))))
+    return _summed(form, y, types_of(x, y), image, weight)
 
 
 def _centred_first(site: Site) -> Lowered:
@@ -72,8 +55,8 @@ def _centred_first(site: Site) -> Lowered:
     return steps.done()
 
 
-def _checked(site: Site, x: Value, w: Value, y: Value) -> tuple[int, int, Slide]:
-    """Return groups, input channels per group, and the windows."""
+def _form(site: Site, x: Value, w: Value, y: Value) -> Correlation:
+    """Return axes and places of a convolution; where a group has one channel, the sum runs over the window alone."""
     require_elements(site)
     groups = int(site.attribute("group", 1))
     if len(x.shape) < 3 or len(w.shape) != len(x.shape):
@@ -83,33 +66,16 @@ def _checked(site: Site, x: Value, w: Value, y: Value) -> tuple[int, int, Slide]
     given = tuple(site.attribute("kernel_shape", ()) or w.shape[2:])
     if given != w.shape[2:]:
         raise Unsupported(f"kernel_shape {list(given)} is not that of the weights, {list(w.shape[2:])}")
-    windows = slide(site, x.shape[2:], w.shape[2:])
-    require_shape(y, (x.shape[0], w.shape[0], *(a.extent for a in windows.outs)))
-    return groups, w.shape[1], windows
+    over = windows_of(site, x.shape[2:], w.shape[2:])
+    require_shape(y, (x.shape[0], w.shape[0], *(a.extent for a in over.outs)))
+    filters, channels = w.shape[:2]
+    return correlation(x.shape[0], filters, channels, groups, over, depthwise=groups > 1 and channels == 1)
 
 
-def correlation(
-    groups: int, channels: int, windows: Slide, y: Value, t: Types, image: Element, weight: Element,
+def _summed(
+    form: Correlation, y: Value, t: Types, image: Scalar, weight: Scalar,
     ending: Callable[[Scalar], Scalar] | None = None,
-) -> tuple[Stage, ...]:  # fmt: skip
-    """Return the sums of products of windows and weights ``(f, channels, ...)``; axes ``n f <points> c <window>``.
-
-    Parameters
-    ----------
-    channels
-        Input channels of a group; where there is one (depthwise), the sum runs over the window alone.
-    """
-    filters = y.shape[1]
-    per_group = filters // groups
-    spatial = (Axis("n", y.shape[0]), Axis("f", filters), *windows.outs)
-    taps = indices(windows.kernels)
-    if groups > 1 and channels == 1:
-        source = axis_index("f") if per_group == 1 else Index((Term("f", 1, per_group),))
-        reduced, kernel = windows.kernels, (axis_index("f"), Index(), *taps)
-    else:
-        group = () if groups == 1 else (Term("f", channels, per_group),)
-        source = Index((*group, Term("c")))
-        reduced = (Axis("c", channels, REDUCTION), *windows.kernels)
-        kernel = (axis_index("f"), axis_index("c"), *taps)
-    body = Call("mul", (image((axis_index("n"), source, *windows.index), windows.guard), weight(kernel, ())))
-    return ended(y, (*spatial, *reduced), indices(spatial), body, "sum", t, ending)
+) -> Compute:  # fmt: skip
+    """Return the sums of products of an image and weights, both read where ``form`` says."""
+    axes, store = (*form.points, *form.reduced), indices(form.points)
+    return Compute(ended(y, axes, store, Call("mul", (image, weight)), "sum", t, ending))

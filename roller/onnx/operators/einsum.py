@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from roller.expr import REDUCTION, Axis, Call, Index, Scalar, Stage, axis_index
-from roller.model.steps import Value
+from roller.graph.steps import Value
 from roller.onnx.building import ended, floats_of, require_elements, require_shape, tensor, types_of
 from roller.onnx.lowering import Compute, Lowered, Site, Unsupported, lowers
 from roller.onnx.rewriting import Steps

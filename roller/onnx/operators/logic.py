@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from roller.core.dtypes import FLOATS, INTEGERS
 from roller.expr import Const, Scalar
 from roller.onnx.elementwise import (
     FALSE,
-    FLOATS,
-    INTEGERS,
     TRUE,
     call,
     computed,

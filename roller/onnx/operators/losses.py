@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from roller.core.dtypes import FLOATS
 from roller.expr import REDUCTION, Axis, IndexValue, Load, Scalar, Stage, Tensor, axis_index
-from roller.onnx.elementwise import FLOATS, axes_of, call, computed, converted, identity, literal, require, tensor
+from roller.onnx.elementwise import axes_of, call, computed, converted, literal, require, tensor
 from roller.onnx.lowering import Compute, Lowered, Site, Unsupported, lowers
 from roller.onnx.rewriting import Steps
+from roller.ops.build import indices
 
 
 @lowers("NegativeLogLikelihoodLoss")
@@ -50,7 +52,7 @@ def _picked(site: Site, out: Tensor, acc: str, *, value: bool) -> Stage:
     x, target, w = site.required(0), site.required(1), site.input(2)
     axes = axes_of(target.shape)
     classes = Axis("class", x.shape[1], REDUCTION)
-    at = identity(axes)
+    at = indices(axes)
     wide = target.dtype if target.dtype in ("int32", "int64") else "int32"
     label = converted(Load(tensor(target).name, at), target.dtype, wide)
     here = call("eq", label, converted(IndexValue(axis_index("class")), "int32", wide))

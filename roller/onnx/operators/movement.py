@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from roller.expr import Axis, Index, Load, Stage, Term, axis_index
-from roller.onnx.elementwise import axes_of, broadcast, identity, moved, pointwise, tensor
+from roller.onnx.elementwise import axes_of, broadcast, moved, pointwise, tensor
 from roller.onnx.lowering import Compute, Joined, Lowered, Reshaped, Rewritten, Site, Unsupported, lowers
 from roller.onnx.rewriting import Steps
+from roller.ops.build import indices
 
 
 @lowers("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity")
@@ -96,9 +97,9 @@ def split(site: Site) -> Lowered:
         if value is None:
             raise Unsupported("Split leaves out one of its outputs, whose length is then unknown")
         axes = tuple(Axis(f"{value.name}/{d}", e) for d, e in enumerate(tensor(value).shape))
-        index = list(identity(axes))
+        index = list(indices(axes))
         index[axis] = axis_index(axes[axis].name, 1, start)
-        stages.append(Stage(tensor(value), axes, identity(axes), Load(read.name, tuple(index)), None, x.dtype))
+        stages.append(Stage(tensor(value), axes, indices(axes), Load(read.name, tuple(index)), None, x.dtype))
         start += value.shape[axis]
     if start > x.shape[axis]:
         raise Unsupported(f"Split into {start} elements of an axis of {x.shape[axis]}")

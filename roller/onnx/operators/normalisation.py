@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from roller.expr import REDUCTION, Axis, Bound, Call, Cast, Index, Load, Scalar, Stage, Term, axis_index
-from roller.model.steps import Value
-from roller.onnx.building import (
-    broadcast,
-    elementwise,
-    ended,
-    floats_of,
-    normal_axes,
-    point_axes,
-    require_elements,
-    tensor,
-    walk_axes,
-)
+from roller.expr import REDUCTION, Axis, Call, Cast, Index, Load, Scalar, Stage, Term, axis_index
+from roller.graph.steps import Value
+from roller.onnx.building import elementwise, ended, floats_of, normal_axes, require_elements, rows_over, tensor
 from roller.onnx.lowering import Compute, Lowered, Site, Unsupported, lowers
-from roller.onnx.operators.pooling import p_norm
 from roller.onnx.rewriting import Steps
-from roller.ops.build import Types, indices, rows_of
+from roller.ops.build import Types, indices
+from roller.ops.norms import moments, over_root_mean_square, standardised
+from roller.ops.reduce import p_norm
+from roller.ops.rows import axes_over, broadcast
+from roller.ops.windows import place
 
 #: What turns a normalised value at a point into the result: scale and shift.
 Finish = Callable[[Scalar, tuple[Index, ...]], Scalar]
@@ -71,43 +65,12 @@ def batch(site: Site) -> Lowered:
     return Compute((elementwise(y, value, t.acc),), constants)
 
 
-def standardised(
-    x: Value, y: Value, t: Types, reduced: Sequence[int], epsilon: float, finish: Finish,
-    mean_out: Value | None = None, scale_out: Value | None = None,
-) -> tuple[Stage, ...]:  # fmt: skip
-    """Return ``finish((x - mean) / sqrt(var + epsilon))`` in the form of :func:`roller.ops.layer_norm`.
-
-    Parameters
-    ----------
-    reduced
-        Dimensions whose elements share mean and variance.
-    finish
-        Scale and shift of a normalised element at a point.
-    mean_out, scale_out
-        Where the statistics are wanted too: tensors with extent 1 in the reduced dimensions.
-    """
-    walked, every = walk_axes(x.shape, reduced), point_axes(x.shape)
-    rows = tuple(a for d, a in enumerate(every) if d not in reduced)
-    axes, at = (*rows_of(rows), *(walked[d] for d in reduced)), indices(rows)
-    row = Value(y.name, tuple(a.extent for a in rows))
-    share = t.const(1 / math.prod(x.shape[d] for d in reduced))
-    total, spread = tensor(row, t.acc, "sum"), tensor(row, t.acc, "var")
-    mean = Call("mul", (Load(total.name, at), share))
-    inside = t.load(x.name, indices(walked))
-    centred = Call("sub", (inside, mean))
-    variance = Call("mul", (Load(spread.name, at), share))
-    factor = Call("rsqrt", (Call("add", (variance, t.const(epsilon))),))
-    value = Call("mul", (Call("sub", (t.load(x.name, indices(every)), mean)), factor))
-    stages = [
-        Stage(total, axes, at, inside, "sum", t.acc),
-        Stage(spread, axes, at, Call("mul", (centred, centred)), "sum", t.acc),
-        Stage(tensor(y), every, indices(every), finish(value, indices(every)), None, t.acc),
-    ]
-    for out, wanted in ((mean_out, mean), (scale_out, factor)):
-        if out is not None:
-            points = tuple(Axis(f"one{d}", 1) if d in reduced else a for d, a in enumerate(every))
-            stages.append(Stage(tensor(out), points, indices(points), wanted, None, t.acc))
-    return tuple(stages)
+def _standardised(x: Value, y: Value, t: Types, reduced: Sequence[int], epsilon: float, finish: Finish
+                  ) -> tuple[Stage, ...]:  # fmt: skip
+    """Return the stages of ``finish((x - mean) / sqrt(var + epsilon))`` over rows along the ``reduced`` dimensions."""
+    rows = rows_over(x, y, t, reduced)
+    stages, value, _, _ = standardised(rows, epsilon)
+    return *stages, rows.pointwise(tensor(y), finish(value, rows.point))
 
 
 def _behind(site: Site, x: Value, default: int = -1) -> tuple[int, ...]:
@@ -123,15 +86,16 @@ def layer(site: Site) -> Lowered:
     x, scale, shift, y = site.required(0), site.required(1), site.input(2), site.output
     t = floats_of(x, y)
 
-    def finish(value: Scalar, at: tuple[Index, ...]) -> Scalar:
-        value = Call("mul", (value, operand(t, scale, broadcast(scale, at, x.shape))))
-        if shift is not None:
-            value = Call("add", (value, operand(t, shift, broadcast(shift, at, x.shape))))
-        return value
-
-    more = (*site.outputs[1:], None, None)
-    epsilon = float(site.attribute("epsilon", 1e-5))
-    return Compute(standardised(x, y, t, _behind(site, x), epsilon, finish, more[0], more[1]))
+    rows = rows_over(x, y, t, _behind(site, x))
+    stages, value, mean, factor = standardised(rows, float(site.attribute("epsilon", 1e-5)))
+    value = Call("mul", (value, operand(t, scale, broadcast(scale.shape, rows.point, x.shape))))
+    if shift is not None:
+        value = Call("add", (value, operand(t, shift, broadcast(shift.shape, rows.point, x.shape))))
+    # Statistics, where they are wanted too, keep the dimensions they are of.
+    kept = replace(rows, keepdims=True)
+    wanted = zip(site.outputs[1:], (mean, factor), strict=False)
+    more = (kept.per_row(tensor(out), of) for out, of in wanted if out is not None)
+    return Compute((*stages, rows.pointwise(tensor(y), value), *more))
 
 
 @lowers("RMSNormalization", "SimplifiedLayerNormalization")
@@ -140,20 +104,10 @@ def root_mean_square(site: Site) -> Lowered:
     require_elements(site)
     x, scale, y = site.required(0), site.required(1), site.output
     t = floats_of(x, y)
-    reduced = _behind(site, x)
-    walked, every = walk_axes(x.shape, reduced), point_axes(x.shape)
-    rows = tuple(a for d, a in enumerate(every) if d not in reduced)
-    at = indices(rows)
-    squares = tensor(Value(y.name, tuple(a.extent for a in rows)), t.acc, "square")
-    inside = t.load(x.name, indices(walked))
-    mean = Call("mul", (Load(squares.name, at), t.const(1 / math.prod(x.shape[d] for d in reduced))))
-    factor = Call("rsqrt", (Call("add", (mean, t.const(float(site.attribute("epsilon", 1e-5))))),))
-    point = indices(every)
-    value = Call("mul", (t.load(x.name, point), factor))
-    value = Call("mul", (value, operand(t, scale, broadcast(scale, point, x.shape))))
-    axes = (*rows_of(rows), *(walked[d] for d in reduced))
-    first = Stage(squares, axes, at, Call("mul", (inside, inside)), "sum", t.acc)
-    return Compute((first, Stage(tensor(y), every, point, value, None, t.acc)))
+    rows = rows_over(x, y, t, _behind(site, x))
+    squares, value = over_root_mean_square(rows, float(site.attribute("epsilon", 1e-5)))
+    value = Call("mul", (value, operand(t, scale, broadcast(scale.shape, rows.point, x.shape))))
+    return Compute((squares, rows.pointwise(tensor(y), value)))
 
 
 @lowers("InstanceNormalization")
@@ -167,7 +121,7 @@ def instance(site: Site) -> Lowered:
         return Call("add", (Call("mul", (value, operand(t, scale, at[1:2]))), operand(t, shift, at[1:2])))
 
     reduced = range(2, len(x.shape))
-    return Compute(standardised(x, y, t, reduced, float(site.attribute("epsilon", 1e-5)), finish))
+    return Compute(_standardised(x, y, t, reduced, float(site.attribute("epsilon", 1e-5)), finish))
 
 
 @lowers("GroupNormalization")
@@ -202,7 +156,7 @@ def groups_as_rows(site: Site) -> Lowered:
     def finish(value: Scalar, at: tuple[Index, ...]) -> Scalar:
         return Call("add", (Call("mul", (value, operand(t, scale, (where,)))), operand(t, shift, (where,))))
 
-    return Compute(standardised(x, y, t, (2,), float(site.attribute("epsilon")), finish))
+    return Compute(_standardised(x, y, t, (2,), float(site.attribute("epsilon")), finish))
 
 
 @lowers("MeanVarianceNormalization")
@@ -211,17 +165,11 @@ def mean_variance(site: Site) -> Lowered:
     require_elements(site)
     x, y = site.required(0), site.output
     t = floats_of(x, y)
-    reduced = normal_axes(site.attribute("axes", (0, 2, 3)), len(x.shape))
-    stages = standardised(x, y, t, reduced, 0.0, lambda value, at: value)
+    rows = rows_over(x, y, t, normal_axes(site.attribute("axes", (0, 2, 3)), len(x.shape)))
+    stages, mean, variance = moments(rows)
     # The definition adds its epsilon to the deviation, not to the variance.
-    total, spread, _ = stages
-    every = point_axes(x.shape)
-    rows = indices(tuple(a for d, a in enumerate(every) if d not in reduced))
-    share = t.const(1 / math.prod(x.shape[d] for d in reduced))
-    mean, variance = (Call("mul", (Load(s.name, rows), share)) for s in (total, spread))
     deviation = Call("add", (Call("sqrt", (variance,)), t.const(1e-9)))
-    value = Call("div", (Call("sub", (t.load(x.name, indices(every)), mean)), deviation))
-    return Compute((total, spread, Stage(tensor(y), every, indices(every), value, None, t.acc)))
+    return Compute((*stages, rows.pointwise(tensor(y), Call("div", (Call("sub", (rows.here, mean)), deviation)))))
 
 
 @lowers("LpNormalization")
@@ -230,18 +178,12 @@ def unit(site: Site) -> Lowered:
     require_elements(site)
     x, y = site.required(0), site.output
     t = floats_of(x, y)
-    (along,) = normal_axes([site.attribute("axis", -1)], len(x.shape))
-    walked, every = walk_axes(x.shape, (along,)), point_axes(x.shape)
-    rows = tuple(a for d, a in enumerate(every) if d != along)
-    at, point = indices(rows), indices(every)
-    total = tensor(Value(y.name, tuple(a.extent for a in rows)), t.acc, "sum")
-    body, ending = p_norm(t, float(site.attribute("p", 2)), t.load(x.name, indices(walked)))
-    norm: Scalar = Load(total.name, at)
-    norm = ending(norm) if ending else norm
+    rows = rows_over(x, y, t, normal_axes([site.attribute("axis", -1)], len(x.shape)))
+    body, ending = p_norm(t, float(site.attribute("p", 2)), rows.element)
+    total = rows.reduction("sum", body)
+    norm: Scalar = ending(rows.of(total)) if ending else rows.of(total)
     norm = Call("select", (Call("eq", (norm, t.const(0))), t.const(1), norm))
-    value = Call("div", (t.load(x.name, point), norm))
-    first = Stage(total, (*rows_of(rows), walked[along]), at, body, "sum", t.acc)
-    return Compute((first, Stage(tensor(y), every, point, value, None, t.acc)))
+    return Compute((total, rows.pointwise(tensor(y), Call("div", (rows.here, norm)))))
 
 
 @lowers("LRN")
@@ -252,11 +194,9 @@ def local_response(site: Site) -> Lowered:
     t = floats_of(x, y)
     size = int(site.attribute("size", 1))
     alpha, beta = float(site.attribute("alpha", 1e-4)), float(site.attribute("beta", 0.75))
-    every = point_axes(x.shape)
-    channel = Index((Term("d1"), Term("k")), -((size - 1) // 2))
+    every, window = axes_over(x.shape), Axis("k", size, REDUCTION)
+    channel, guard = place(every[1], window, x.shape[1], 1, 1, (size - 1) // 2)
     at, point = (axis_index("d0"), channel, *indices(every[2:])), indices(every)
-    low, high = channel.range({"d1": x.shape[1], "k": size})
-    guard = (Bound(channel, 0, x.shape[1]),) if low < 0 or high >= x.shape[1] else ()
     element = t.load(x.name, at, guard)
 
     def ending(total: Scalar) -> Scalar:
@@ -264,7 +204,6 @@ def local_response(site: Site) -> Lowered:
         base = Call("add", (scaled, t.const(float(site.attribute("bias", 1.0)))))
         return Call("mul", (t.load(x.name, point), _negative_power(base, beta, t)))
 
-    window = Axis("k", size, REDUCTION)
     return Compute(ended(y, (*every, window), point, Call("mul", (element, element)), "sum", t, ending))
 
 

@@ -3,35 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 
-from roller.expr import REDUCTION, Axis, Call, Index, IndexValue, Load, Scalar, Stage, Term, axis_index
-from roller.model.steps import Value
+from roller.expr import Axis, Call, Index, IndexValue, Load, Scalar, Stage, Term, axis_index
+from roller.graph.steps import Value
 from roller.onnx.building import (
-    Slide,
-    const_of,
     ended,
     floats_of,
     require_elements,
     require_shape,
-    slide,
+    rows_over,
     tensor,
     types_of,
+    windows_of,
 )
+from roller.onnx.elementwise import literal
 from roller.onnx.lowering import Compute, Lowered, Site, Unsupported, lowers
 from roller.ops.build import Types, indices
+from roller.ops.reduce import p_norm, parts_of
+from roller.ops.windows import Windows
 
 
-def _windows(site: Site) -> tuple[Value, Value, Slide, tuple[Axis, ...], tuple[Index, ...]]:
+def _windows(site: Site) -> tuple[Value, Value, Windows, tuple[Axis, ...], tuple[Index, ...]]:
     """Return input, output, windows, the axes of the result and where a point of a window is read."""
     require_elements(site)
     x, y = site.required(0), site.output
     kernel = tuple(int(k) for k in site.attribute("kernel_shape", ()))
     if len(x.shape) < 3 or len(kernel) != len(x.shape) - 2:
         raise Unsupported(f"expected a kernel_shape of rank {len(x.shape) - 2}, got {list(kernel)}")
-    windows = slide(site, x.shape[2:], kernel, ceil=bool(site.attribute("ceil_mode", 0)))
+    windows = windows_of(site, x.shape[2:], kernel, ceil=bool(site.attribute("ceil_mode", 0)))
     require_shape(y, (*x.shape[:2], *(a.extent for a in windows.outs)))
     axes = (Axis("n", x.shape[0]), Axis("c", x.shape[1]), *windows.outs)
     return x, y, windows, axes, (axis_index("n"), axis_index("c"), *windows.index)
@@ -50,7 +51,7 @@ def maximum(site: Site) -> Lowered:
 
 
 def _positions(
-    site: Site, x: Value, y: Value, windows: Slide, axes: tuple[Axis, ...], at: tuple[Index, ...], t: Types
+    site: Site, x: Value, y: Value, windows: Windows, axes: tuple[Axis, ...], at: tuple[Index, ...], t: Types
 ) -> tuple[Stage, ...]:
     """Return the stages of ``Indices``: the first point of a window with the maximum, as its place in the tensor."""
     out = site.outputs[1]
@@ -59,9 +60,9 @@ def _positions(
     element = t.load(x.name, at, windows.guard, t.lowest(-1))
     largest: Scalar = t.cast(Load(y.name, indices(axes)))
     # Padding is never a position, even where all elements are the lowest value there is.
-    inside = [Call("le", (const_of(0, "int64"), IndexValue(b.index, "int64"))) for b in windows.guard]
-    inside += [Call("lt", (IndexValue(b.index, "int64"), const_of(b.high, "int64"))) for b in windows.guard]
-    none = const_of(np.iinfo(np.int64).max, "int64")
+    inside = [Call("le", (literal(0, "int64"), IndexValue(b.index, "int64"))) for b in windows.guard]
+    inside += [Call("lt", (IndexValue(b.index, "int64"), literal(b.high, "int64"))) for b in windows.guard]
+    none = literal(np.iinfo(np.int64).max, "int64")
 
     def first(position: Index, hit: Scalar, target: Value, part: str = "") -> Stage:
         value: Scalar = Call("select", (hit, IndexValue(position, "int64"), none))
@@ -100,7 +101,7 @@ def average(site: Site) -> Lowered:
     x, y, windows, axes, at = _windows(site)
     t = floats_of(x, y)
     element = t.load(x.name, at, windows.guard)
-    counted = _counts(windows, x.shape[2:], bool(site.attribute("count_include_pad", 0)))
+    counted = _counts(windows, bool(site.attribute("count_include_pad", 0)))
     constants: dict[str, np.ndarray] = {}
     factors: list[Scalar] = []
     plain = math.prod(float(c[0]) for c in counted if (c == c[0]).all())
@@ -121,11 +122,11 @@ def average(site: Site) -> Lowered:
     return Compute(stages, constants)
 
 
-def _counts(windows: Slide, size: tuple[int, ...], with_padding: bool) -> list[np.ndarray]:
+def _counts(windows: Windows, with_padding: bool) -> list[np.ndarray]:
     """Return how many points of each window count along each dimension; what hangs over the padding never does."""
     out = []
     for n, kernel, axis, (before, after), stride, dilation in zip(
-        size, windows.kernels, windows.outs, windows.pads, windows.strides, windows.dilations, strict=True
+        windows.size, windows.kernels, windows.outs, windows.pads, windows.strides, windows.dilations, strict=True
     ):
         starts = np.arange(axis.extent)[:, None] * stride - before
         points = starts + np.arange(kernel.extent)[None, :] * dilation
@@ -144,16 +145,6 @@ def norm(site: Site) -> Lowered:
     return Compute(ended(y, (*axes, *windows.kernels), indices(axes), body, "sum", t, ending))
 
 
-def p_norm(t: Types, p: float, element: Scalar) -> tuple[Scalar, Callable[[Scalar], Scalar] | None]:
-    """Return what a p-norm sums of an element, and what it makes of the sum."""
-    if p == 1:
-        return Call("abs", (element,)), None
-    if p == 2:
-        return Call("mul", (element, element)), lambda total: Call("sqrt", (total,))
-    power = Call("pow", (Call("abs", (element,)), t.const(p)))
-    return power, lambda total: Call("pow", (total, t.const(1 / p)))
-
-
 @lowers("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
 def whole(site: Site) -> Lowered:
     """Lower a pooling over whole images to a reduction over their points."""
@@ -162,14 +153,9 @@ def whole(site: Site) -> Lowered:
     op = site.node.op
     t = types_of(x, y) if op == "GlobalMaxPool" else floats_of(x, y)
     require_shape(y, (*x.shape[:2], *(1,) * (len(x.shape) - 2)))
-    spatial = (Axis("n", x.shape[0]), Axis("c", x.shape[1]), *(Axis(f"one{d}", 1) for d in range(2, len(x.shape))))
-    reduced = tuple(Axis(f"k{d}", e, REDUCTION) for d, e in enumerate(x.shape) if d >= 2)
-    body: Scalar = t.load(x.name, (*indices(spatial[:2]), *indices(reduced)))
-    ending: Callable[[Scalar], Scalar] | None = None
-    if op == "GlobalAveragePool":
-        share = t.const(1 / math.prod(x.shape[2:]))
-        ending = lambda total: Call("mul", (total, share))  # noqa: E731
-    elif op == "GlobalLpPool":
-        body, ending = p_norm(t, float(site.attribute("p", 2)), body)
-    combiner = "max" if op == "GlobalMaxPool" else "sum"
-    return Compute(ended(y, (*spatial, *reduced), indices(spatial), body, combiner, t, ending))
+    rows = rows_over(x, y, t, range(2, len(x.shape)), keepdims=True)
+    if op == "GlobalLpPool":
+        body, ending = p_norm(t, float(site.attribute("p", 2)), rows.element)
+    else:
+        body, ending = parts_of("max" if op == "GlobalMaxPool" else "mean", rows.element, rows.count, t)
+    return Compute(ended(y, rows.axes, rows.at, body, "max" if op == "GlobalMaxPool" else "sum", t, ending))

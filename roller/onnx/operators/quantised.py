@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto
 
-from roller.model.steps import Value
+from roller.graph.steps import Value
 from roller.onnx.lowering import Lowered, Site, lowers
 from roller.onnx.rewriting import Steps
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from roller.model.steps import Value
+from roller.graph.steps import Value
 from roller.onnx.building import require_elements
 from roller.onnx.lowering import Lowered, Site, Unsupported, lowers
 from roller.onnx.operators.cells import ACTIVATIONS

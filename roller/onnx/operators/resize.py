@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from roller.backends.dtypes import numpy_dtype
+from roller.core.dtypes import FLOATS, numpy_dtype
 from roller.expr import REDUCTION, Axis, Load, Stage, Tensor, axis_index
-from roller.onnx.elementwise import FLOATS, axes_of, call, computed, converted, identity, literal, require, tensor
+from roller.onnx.elementwise import axes_of, call, computed, converted, literal, require, tensor
 from roller.onnx.interpolation import Sampling, nearest, weights
 from roller.onnx.lowering import Compute, Lowered, Reshaped, Site, Unsupported, lowers
 from roller.onnx.operators.blocks import gathered
 from roller.onnx.operators.movement import axis_of
+from roller.ops.build import indices
 
 
 def _text(site: Site, name: str, default: str) -> str:
@@ -126,16 +127,16 @@ def _weighted(site: Site, tables: dict[int, np.ndarray], offset: float) -> Compu
         # Names of each stage's own: its extents are not those of the one before.
         axes = tuple(Axis(f"s{number}.{a.name}", a.extent) for a in axes_of(shape))
         k = Axis(f"k{d}", tables[d].shape[1], REDUCTION)
-        index = list(identity(axes))
+        index = list(indices(axes))
         index[d] = axis_index(k.name)
         value = converted(Load(read.name, tuple(index)), read.dtype, acc)
         if offset and read is x:
             value = call("sub", value, literal(offset, acc))
         weight = Load(table.name, (axis_index(axes[d].name), axis_index(k.name)))
-        stages.append(Stage(out, (*axes, k), identity(axes), call("mul", value, weight), "sum", acc))
+        stages.append(Stage(out, (*axes, k), indices(axes), call("mul", value, weight), "sum", acc))
         read = out
     if offset:
         axes = axes_of(shape)
-        back = call("add", converted(Load(read.name, identity(axes)), read.dtype, acc), literal(offset, acc))
-        stages.append(Stage(y, axes, identity(axes), back, None, acc))
+        back = call("add", converted(Load(read.name, indices(axes)), read.dtype, acc), literal(offset, acc))
+        stages.append(Stage(y, axes, indices(axes), back, None, acc))
     return Compute(tuple(stages), constants)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from roller.expr import DTYPE_BYTES
-from roller.model.steps import Value
-from roller.onnx.elementwise import FLOATS, require
+from roller.core.dtypes import DTYPE_BYTES, FLOATS
+from roller.graph.steps import Value
+from roller.onnx.elementwise import require
 from roller.onnx.lowering import Called, Lowered, Reshaped, Site, Unsupported, lowers
 from roller.onnx.operators.movement import axis_of
 

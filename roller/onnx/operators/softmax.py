@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
-from roller.expr import Call, IndexValue, Load, Scalar, Stage
-from roller.model.steps import Value
-from roller.onnx.building import floats_of, normal_axes, point_axes, require_elements, tensor, walk_axes
+from roller.expr import Call, IndexValue, Tensor
+from roller.graph.steps import Value
+from roller.onnx.building import floats_of, normal_axes, require_elements, rows_over, tensor
 from roller.onnx.lowering import Compute, Lowered, Site, lowers
-from roller.onnx.operators.reductions import extreme_and_position
 from roller.onnx.rewriting import Steps
-from roller.ops.build import indices, rows_of
+from roller.ops.reduce import extreme_and_position
+from roller.ops.softmax import softmax_stages
 
 #: From this version on they run along one dimension; before, along all from ``axis`` on.
 _ONE_DIMENSION = 13
@@ -28,29 +28,10 @@ def _reduced(site: Site, x: Value) -> tuple[int, ...]:
 
 @lowers("Softmax", "LogSoftmax")
 def softmax(site: Site) -> Lowered:
-    """Lower to the form of :func:`roller.ops.softmax`: a maximum, a sum of exponentials, and one element-wise stage."""
+    """Lower to the stages of :func:`roller.ops.softmax`, or of its logarithm."""
     x, y = site.required(0), site.output
-    t = floats_of(x, y)
-    reduced = _reduced(site, x)
-    walked, every = walk_axes(x.shape, reduced), point_axes(x.shape)
-    rows = tuple(a for d, a in enumerate(every) if d not in reduced)
-    axes = (*rows_of(rows), *(walked[d] for d in reduced))
-    row = Value(y.name, tuple(a.extent for a in rows))
-    largest, total, at = tensor(row, t.acc, "max"), tensor(row, t.acc, "sum"), indices(rows)
-    shift = Load(largest.name, at)
-    inside, point = t.load(x.name, indices(walked)), t.load(x.name, indices(every))
-    centred = Call("sub", (point, shift))
-    if site.node.op == "Softmax":
-        value: Scalar = Call("div", (Call("exp", (centred,)), Load(total.name, at)))
-    else:
-        value = Call("sub", (centred, Call("log", (Load(total.name, at),))))
-    return Compute(
-        (
-            Stage(largest, axes, at, inside, "max", t.acc),
-            Stage(total, axes, at, Call("exp", (Call("sub", (inside, shift)),)), "sum", t.acc),
-            Stage(tensor(y), every, indices(every), value, None, t.acc),
-        )
-    )
+    rows = rows_over(x, y, floats_of(x, y), _reduced(site, x))
+    return Compute(softmax_stages(rows, tensor(y), logarithm=site.node.op == "LogSoftmax"))
 
 
 @lowers("Hardmax")
@@ -61,13 +42,10 @@ def hardmax(site: Site) -> Lowered:
     reduced = _reduced(site, x)
     if len(reduced) > 1:
         return _flattened(site, math.prod(x.shape[: reduced[0]]))
-    (along,) = reduced
-    walked, every = walk_axes(x.shape, reduced), point_axes(x.shape)
-    rows = tuple(a for d, a in enumerate(every) if d != along)
-    extreme, found = extreme_and_position(y, x, t, rows, walked, along, largest=True, last=False, part="place")
-    here = Call("eq", (IndexValue(indices([every[along]])[0], "int64"), Load(found.name, indices(rows))))
-    value = Call("select", (here, t.const(1), t.const(0)))
-    return Compute((extreme, found, Stage(tensor(y), every, indices(every), value, None, t.acc)))
+    rows = rows_over(x, y, t, reduced)
+    extreme, found = extreme_and_position(rows, Tensor(f"{y.name}/place", rows.shape, "int64"))
+    here = Call("eq", (IndexValue(rows.point[reduced[0]], "int64"), rows.of(found)))
+    return Compute((extreme, found, rows.pointwise(tensor(y), Call("select", (here, t.const(1), t.const(0))))))
 
 
 def _flattened(site: Site, rows: int) -> Lowered:

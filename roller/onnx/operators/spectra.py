@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from roller.backends.dtypes import numpy_dtype
+from roller.core.dtypes import FLOATS, numpy_dtype
 from roller.expr import REDUCTION, Axis, Index, Load, Scalar, Stage, Term, axis_index
-from roller.onnx.elementwise import FLOATS, axes_of, call, computed, converted, identity, require, tensor
+from roller.onnx.elementwise import axes_of, call, computed, converted, require, tensor
 from roller.onnx.lowering import Compute, Lowered, Site, Unsupported, lowers
 from roller.onnx.operators.movement import axis_of
+from roller.ops.build import indices
 
 #: Elements of a table; longer transforms are refused, since a product with a table costs their square.
 _MOST_TABLE = 1 << 24
@@ -55,11 +56,11 @@ def dft(site: Site) -> Lowered:
     values = _table(y.shape[d], size, min(size, x.shape[d]), x.shape[-1], inverse)
     axes = axes_of(y.shape)
     n, c = Axis("sample", values.shape[1], REDUCTION), Axis("part", x.shape[-1], REDUCTION)
-    index = list(identity(axes))
+    index = list(indices(axes))
     index[d], index[-1] = axis_index("sample"), axis_index("part")
     read = converted(Load(x.name, tuple(index)), x.dtype, acc)
-    weight = Load(f"{y.name}/turns", (*(axis_index(a) for a in (axes[d].name, "sample", "part")), identity(axes)[-1]))
-    stage = Stage(y, (*axes, n, c), identity(axes), call("mul", read, weight), "sum", acc)
+    weight = Load(f"{y.name}/turns", (*(axis_index(a) for a in (axes[d].name, "sample", "part")), indices(axes)[-1]))
+    stage = Stage(y, (*axes, n, c), indices(axes), call("mul", read, weight), "sum", acc)
     return Compute((stage,), {f"{y.name}/turns": values.astype(numpy_dtype(acc))})
 
 
@@ -76,7 +77,7 @@ def stft(site: Site) -> Lowered:
     acc, parts = computed(x.dtype), x.shape[2] if len(x.shape) > 2 else 1
     values = _table(y.shape[2], length, length, parts, False)
     axes = axes_of(y.shape)
-    batch, _, k, out = identity(axes)
+    batch, _, k, out = indices(axes)
     at = Index((Term(axes[1].name, int(np.ravel(step)[0])), Term("sample")))
     index = (batch, at) if len(x.shape) == 2 else (batch, at, axis_index("part"))
     read: Scalar = converted(Load(x.name, index), x.dtype, acc)
@@ -84,5 +85,5 @@ def stft(site: Site) -> Lowered:
         read = call("mul", read, converted(Load(tensor(window).name, (axis_index("sample"),)), window.dtype, acc))
     weight = Load(f"{y.name}/turns", (k, axis_index("sample"), axis_index("part"), out))
     inner = (Axis("sample", length, REDUCTION), Axis("part", parts, REDUCTION))
-    stage = Stage(y, (*axes, *inner), identity(axes), call("mul", read, weight), "sum", acc)
+    stage = Stage(y, (*axes, *inner), indices(axes), call("mul", read, weight), "sum", acc)
     return Compute((stage,), {f"{y.name}/turns": values.astype(numpy_dtype(acc))})

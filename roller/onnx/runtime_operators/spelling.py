@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import onnx
 
-from roller.onnx.graph import Node
+from roller.graph.nodes import Node
 from roller.onnx.lowering import Unsupported
+from roller.onnx.scope import Scope
 from roller.onnx.types import onnx_dtype
 
 if TYPE_CHECKING:
-    from roller.model.steps import Value
-    from roller.onnx.tracing import Scope, Tracer
+    from roller.graph.steps import Value
+    from roller.onnx.tracing import Tracer
 
 #: The domain of ONNX Runtime's own operators; some of its first ones stand in ONNX's own.
 DOMAIN = "com.microsoft"
@@ -110,8 +111,6 @@ class Spelling:
 
     def several(self, op: str, inputs: Sequence[str], results: int, domain: str = "", **attributes: Any) -> list[str]:
         """Write a node and return the names of its results."""
-        from roller.onnx.tracing import Scope
-
         self._count += 1
         names = [f"{op.lower()}{self._count}_{k}" for k in range(results)]
         scope = Scope({n: n for n in inputs if n}, Scope(), f"{self.node.name}/", set(names), {"": VERSION, DOMAIN: 1})

@@ -248,3 +248,20 @@ def _over(memory: float, alone: float, both: float) -> float:
         together = longest * (1 - rho ** (b + 1)) / (1 - rho**b)
         low, high = (low, 1 / b) if together > both else (1 / b, high)
     return low if low > 1e-3 else 0.0
+
+
+#: Bytes that are mapped at once, and of a page.
+_MAPPED_BYTES, _PAGE_BYTES = 2 << 20, 4096
+#: A known page takes less than this part of a fresh one.
+_KNOWN_SHARE = 0.1
+
+
+def pages(session: CpuSession) -> Finding:
+    """Seconds of the first touch of a page, and of taking it back."""
+    path, count = "execution.fault_s", _MAPPED_BYTES // _PAGE_BYTES
+    data = session.blocks("pages", _MAPPED_BYTES)
+    fresh, known = (session.seconds(k, data, _MAPPED_BYTES, repeat=1) for k in ("pages_fresh", "pages_known"))
+    doubts = {}
+    if known.value > _KNOWN_SHARE * fresh.value:
+        doubts[path] = "no slower than pages touched before: not handed out anew. Repeat it."
+    return Finding({path: fresh.times(1 / count)}, doubts=doubts)

@@ -34,6 +34,7 @@ PROBES: tuple[Probe, ...] = (
     Probe("tlb", "cpu", ("memory_layers.l1.tlb_entries", "memory_layers.l1.tlb_miss_s"), "cpu/tlb.c", memory.tlb),
     Probe("overlap", "cpu", ("execution.misses_in_flight",), "cpu/overlap.c", memory.overlap),
     Probe("split", "cpu", ("execution.split_load_slots",), "cpu/split.c", memory.split),
+    Probe("pages", "cpu", ("execution.fault_s",), "cpu/pages.c", memory.pages),
     Probe("tasks", "cpu", ("execution.barrier_s",), "cpu/tasks.c", overheads.tasks),
     Probe("elements", "cpu", tuple(f"execution.element_{x}_s" for x in ("gather", "copy", "scatter")),
           "cpu/elements.c", overheads.elements),

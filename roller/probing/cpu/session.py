@@ -13,11 +13,11 @@ from pathlib import Path
 from types import TracebackType
 
 from roller.backends.cpu import threads
+from roller.core.scratch import scratch_folder
 from roller.errors import BuildError, LaunchError
 from roller.hardware import DeviceSpec
 from roller.probing.measured import Measured, best_of
 from roller.probing.registry import microbench_folder
-from roller.scratch import scratch_folder
 
 #: Optimised as the code generator's backend would, vectors as wide as asked for, no traps and no ``errno`` in the way.
 FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared",

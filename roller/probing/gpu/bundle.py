@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import shutil
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,30 +13,24 @@ from roller.hardware import DeviceSpec, parse_spec
 from roller.probing.document import spec_text
 from roller.probing.gpu import compute, memory
 from roller.probing.gpu.session import GpuSession, Results
-from roller.probing.gpu.sources import OPTIONS
-from roller.runtime.bundle_format import read_checked, whole_folder, write_manifest
+from roller.runtime.container import PROBES, Filling, copy_package, filled
 from roller.runtime.devices import DeviceHandle, DeviceProperties, properties_of
-from roller.runtime.probe_bundle import (
-    FORMAT,
-    RESULTS,
-    RESULTS_VERSION,
-    VERSION,
-    built,
-)
-from roller.runtime.probe_format import Plan
+from roller.runtime.probe_bundle import RESULTS, built
+from roller.runtime.probe_format import ProbePlan
 from roller.runtime.probe_run import NO_IMAGE, PlanRunner
+from roller.targets import target_for
 
 #: Floors a machine needs on which the probes only run (the standard library, NumPy and CuPy do the rest). The modules
 #: beside the floors are few and small: all of them go along.
-_DRIVER = ("expr", "tile", "backends", "runtime")
+DRIVER = ("core", "expr", "targets", "tile", "backends", "runtime")
 
-_PLANS: tuple[Callable[[DeviceSpec], Plan | None], ...] = (
+_PLANS: tuple[Callable[[DeviceSpec], ProbePlan | None], ...] = (
     compute.tiles_plan, compute.rates_plan, compute.matrix_plan, compute.group_matrix_plan, compute.shared_plan,
     memory.latency_plan, compute.control_plan, memory.l2_plan, memory.transactions_plan, memory.dram_plan,
 )  # fmt: skip
 
 
-def plans(spec: DeviceSpec) -> tuple[Plan, ...]:
+def plans(spec: DeviceSpec) -> tuple[ProbePlan, ...]:
     """Return the plans of all probes of a GPU, in the order they run.
 
     Examples
@@ -50,18 +42,16 @@ def plans(spec: DeviceSpec) -> tuple[Plan, ...]:
     return tuple(p for p in (make(spec) for make in _PLANS) if p is not None)
 
 
-def image_of(plan: Plan, spec: DeviceSpec) -> bytes | str:
+def image_of(plan: ProbePlan, spec: DeviceSpec) -> bytes | str:
     """Return a plan's kernels built for a device, or why they cannot be."""
-    language = spec.target["language"]
+    target = target_for(spec)
     try:
-        return built(plan.source, language, plan.arch or spec.target["arch"], OPTIONS[language])
+        return built(plan.source, target.language, plan.arch or spec.target["arch"], target.probe_options)
     except BuildError as err:
         return str(err)
 
 
-def create_bundle(
-    spec: DeviceSpec, folder: Path, *, images: bool = True, driver: bool = True
-) -> dict[str, Any]:
+def create_bundle(spec: DeviceSpec, folder: Path, *, images: bool = True, driver: bool = True) -> dict[str, Any]:
     """Write all probes of a GPU as a folder that runs where the device is, with what runs it.
 
     Parameters
@@ -85,44 +75,30 @@ def create_bundle(
     ArtifactError
         Where the device is no GPU, or the folder cannot be written.
     """
-    if spec.kind != "gpu":
+    if not spec.traits.discrete:
         raise ArtifactError(
             f"--device: expected the specification of a GPU, got '{spec.name}'. Probe a CPU where it is."
         )
-    with whole_folder(folder) as work:
-        for name in ("plans", "sources", "images"):
-            (work / name).mkdir()
+    with filled(folder) as work:
         if driver:
-            _copy_driver(work / "roller")
+            copy_package(work.folder, DRIVER)
         rows = [_write(work, plan, image_of(plan, spec) if images else "left out") for plan in plans(spec)]
         body = {
-            "format": FORMAT, "version": VERSION, "device": spec.name, "language": spec.target["language"],
-            "arch": spec.target["arch"], "units": spec.units, "options": list(OPTIONS[spec.target["language"]]),
+            "device": spec.name, "language": spec.target["language"],
+            "arch": spec.target["arch"], "units": spec.units, "options": list(target_for(spec).probe_options),
             "spec": {"name": spec.name, "content_key": spec.content_key}, "yaml": spec_text(spec),
             "roller": sys.modules["roller"].__version__, "plans": rows,
         }  # fmt: skip
-        return write_manifest(work, body)
+        return work.seal(PROBES, body)
 
 
-def _copy_driver(to: Path) -> None:
-    """Put a copy of the bare part of the package into a bundle, so that it runs without an installation."""
-    package = Path(__file__).resolve().parents[2]
-    to.mkdir()
-    for module in package.glob("*.py"):
-        shutil.copy(module, to / module.name)
-    for floor in _DRIVER:
-        shutil.copytree(package / floor, to / floor, ignore=shutil.ignore_patterns("__pycache__"))
-
-
-def _write(work: Path, plan: Plan, image: bytes | str) -> dict[str, Any]:
-    data = json.dumps(plan.to_dict()).encode()
-    (work / "plans" / f"{plan.name}.json").write_bytes(data)
-    (work / "sources" / f"{plan.name}.cu").write_text(plan.source, encoding="utf-8")
-    row = {"name": plan.name, "sha256": hashlib.sha256(data).hexdigest(), "key": plan.key, "cases": len(plan.cases)}
+def _write(work: Filling, plan: ProbePlan, image: bytes | str) -> dict[str, Any]:
+    digest = work.add(f"plans/{plan.name}.json", json.dumps(plan.to_dict()).encode())
+    work.add(f"sources/{plan.name}.cu", plan.source.encode())
+    row = {"name": plan.name, "sha256": digest, "key": plan.key, "cases": len(plan.cases)}
     if isinstance(image, str):
         return {**row, "image_sha256": None, "reason": image}
-    (work / "images" / f"{plan.name}.bin").write_bytes(image)
-    return {**row, "image_sha256": hashlib.sha256(image).hexdigest()}
+    return {**row, "image_sha256": work.add(f"images/{plan.name}.bin", image)}
 
 
 def properties_of_results(results: Mapping[str, Any]) -> DeviceProperties:
@@ -144,12 +120,12 @@ def session_of_results(path: Path) -> tuple[GpuSession, dict[str, Any]]:
     ArtifactError
         Where the file is refused: missing, altered, or for plans that this code would make differently.
     """
-    results = read_checked(path, RESULTS, RESULTS_VERSION)
+    results = RESULTS.read(path)
     spec = parse_spec(results["yaml"], f"{path}: yaml")
     if spec.content_key != results["spec"]["content_key"]:
         raise ArtifactError(f"{path}: its specification does not read back as the one that was probed. Report this.")
 
-    def look_up(plan: Plan) -> Results:
+    def look_up(plan: ProbePlan) -> Results:
         if results["plans"].get(plan.name) != plan.key:
             raise ArtifactError(
                 f"{path}: probe '{plan.name}' was made by roller {results['roller']} with other sources than these. "
@@ -194,7 +170,7 @@ class DeviceSession(GpuSession):
     def __exit__(self, *error: object) -> None:
         self._runner.close()
 
-    def _run(self, plan: Plan) -> Results:
+    def _run(self, plan: ProbePlan) -> Results:
         if plan.name not in self._built:
-            self._built[plan.name] = NO_IMAGE if self._handle.kind == "null" else image_of(plan, self.spec)
+            self._built[plan.name] = NO_IMAGE if self._handle.target.pretends else image_of(plan, self.spec)
         return self._runner.run(plan, self._built[plan.name])

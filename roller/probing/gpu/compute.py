@@ -16,7 +16,8 @@ from roller.probing.gpu.planning import full_grid, plan
 from roller.probing.gpu.session import GpuSession, Timed, doubted, samples_of
 from roller.probing.measured import Measured
 from roller.probing.probe import Finding
-from roller.runtime.probe_format import Case, Contents, Plan
+from roller.runtime.probe_format import Case, Contents, ProbePlan
+from roller.targets import target_for
 
 _RATES = "compute.ops_per_cycle_per_unit"
 _BLOCK = 512
@@ -55,7 +56,7 @@ def conflict_degree(stride: int, lanes: int, banks: int, width: int) -> int:
     return max(sum(1 for r in rows if r % banks == bank) for bank in range(banks))
 
 
-def shared_plan(spec: DeviceSpec) -> Plan:
+def shared_plan(spec: DeviceSpec) -> ProbePlan:
     """Return wide loads side by side, and words at several strides."""
     layer, lanes = spec.layer("shared"), spec.teu.lanes
     grid = min(full_grid(spec, _BLOCK), spec.units * max(1, layer.capacity_bytes // 32768))
@@ -95,7 +96,7 @@ def shared(session: GpuSession) -> Finding:
     return Finding(values, session.taken(), doubts)
 
 
-def tiles_plan(spec: DeviceSpec) -> Plan:
+def tiles_plan(spec: DeviceSpec) -> ProbePlan:
     """Return reduction steps of five register tiles, with one to all warps of a unit."""
     lanes, schedulers, ex = spec.teu.lanes, spec.teu.schedulers_per_unit, spec.execution
     fma_s = lanes * schedulers * spec.units / spec.ops_per_s("fma")
@@ -137,7 +138,7 @@ def tiles(session: GpuSession) -> Finding:
     return Finding(values, session.taken())
 
 
-def rates_plan(spec: DeviceSpec) -> Plan:
+def rates_plan(spec: DeviceSpec) -> ProbePlan:
     """Return eight independent chains per thread of each class, with all warps of a unit and with half of them."""
     both = {"full": spec.units * 2, "half": spec.units}
     cases = []
@@ -195,14 +196,9 @@ def _turns(timed: Mapping[str, Timed]) -> float | None:
     return mixed / (2 * add + integer)  # 128 multiply-adds are as long as 128 additions, two steps of that kernel
 
 
-def _matrix_step(spec: DeviceSpec) -> tuple[str, int]:
-    """Return the source in the device's language, and multiply-adds of a TEU in one step of it."""
-    return ("matrix_cdna", 4 * 32 * 32 * 8) if spec.target.get("language") == "hip" else ("matrix", 4 * 16 * 16 * 16)
-
-
-def matrix_plan(spec: DeviceSpec) -> Plan | None:
+def matrix_plan(spec: DeviceSpec) -> ProbePlan | None:
     """Return multiplied fragments of a TEU, for the dtypes the specification names; ``None`` where that is none."""
-    source, per_step = _matrix_step(spec)
+    source, per_step = target_for(spec).matrix_probe
     given = spec.compute.ops_per_cycle_per_unit
     grid, block = spec.units * 2, 8 * spec.teu.lanes
     cases = []
@@ -222,7 +218,7 @@ def matrix(session: GpuSession) -> Finding:
     if asked is None:
         return Finding({}, ("skipped: the specification names no matrix unit",))
     timed = session.measure(asked)
-    _, per_step = _matrix_step(spec)
+    _, per_step = target_for(spec).matrix_probe
     values = {}
     for dtype, t in timed.items():
         work = per_step * t.case.threads / spec.teu.lanes
@@ -230,9 +226,10 @@ def matrix(session: GpuSession) -> Finding:
     return Finding(values, session.taken())
 
 
-def group_matrix_plan(spec: DeviceSpec) -> Plan | None:
+def group_matrix_plan(spec: DeviceSpec) -> ProbePlan | None:
     """Return products of instructions that read scratchpad by themselves; ``None`` where there are none."""
-    forms = {f.operand: f for f in spec.fragments if f.reads_scratchpad and f"{f.rate}.{f.operand}" in _given(spec)}
+    alone = (f for f in spec.emitted.fragments if f.reads_scratchpad)
+    forms = {f.operand: f for f in alone if f"{f.rate}.{f.operand}" in _given(spec)}
     cases = []
     for dtype, f in forms.items():
         grid, block = spec.units, _GROUPS * f.threads
@@ -260,7 +257,7 @@ def group_matrix(session: GpuSession) -> Finding:
     return Finding(values, session.taken())
 
 
-def control_plan(spec: DeviceSpec) -> Plan:
+def control_plan(spec: DeviceSpec) -> ProbePlan:
     """Return launches of an empty kernel, and barriers of a block of eight TEUs on every unit."""
     cases = (
         Case("launch", "empty", 1, spec.teu.lanes, (5,), spec.execution.launch_s, launches=True),

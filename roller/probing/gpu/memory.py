@@ -14,7 +14,7 @@ from roller.probing.gpu.planning import full_grid, full_warps, plan, powers
 from roller.probing.gpu.session import GpuSession, Timed, doubted, samples_of
 from roller.probing.measured import Measured
 from roller.probing.probe import Finding
-from roller.runtime.probe_format import CHECK_STEPS, Case, Contents, Plan
+from roller.runtime.probe_format import CHECK_STEPS, Case, Contents, ProbePlan
 
 #: Buffers of global memory are at least this large (bytes; some devices have another cache before it), and this many
 #: times L2.
@@ -60,7 +60,7 @@ def saturated(spec: DeviceSpec, warps: float) -> float:
     return float(((warps * alone) ** -p + peak**-p) ** (-1 / p))
 
 
-def dram_plan(spec: DeviceSpec) -> Plan:
+def dram_plan(spec: DeviceSpec) -> ProbePlan:
     """Return walks with few and many loads in flight, and a copy with all."""
     words, lanes, full = buffer_words(spec), spec.teu.lanes, full_warps(spec)
     cases = []
@@ -127,7 +127,7 @@ def _region(size_bytes: float) -> int:
     return max(1, round(size_bytes / 16 / (4 * _BLOCK))) * 4 * _BLOCK
 
 
-def l2_plan(spec: DeviceSpec) -> Plan:
+def l2_plan(spec: DeviceSpec) -> ProbePlan:
     """Return the same reads over regions within and beyond L2."""
     capacity, grid = spec.layer("l2").capacity_bytes, full_grid(spec, _BLOCK)
     cases = []
@@ -171,7 +171,7 @@ def transactions_of(run: int, offset: int, size: int) -> int:
     return (offset + run - 1) // size - offset // size + 1
 
 
-def transactions_plan(spec: DeviceSpec) -> Plan:
+def transactions_plan(spec: DeviceSpec) -> ProbePlan:
     """Return runs of bytes, aligned and not, over L2 and over fresh global memory."""
     grid, everything = full_grid(spec, _BLOCK), buffer_words(spec)
     threads = grid * _BLOCK
@@ -228,7 +228,7 @@ def _transaction(timed: Mapping[str, Timed], field: str) -> Measured:
     return resampled(draw, 15, samples_of(every))
 
 
-def latency_plan(spec: DeviceSpec) -> Plan:
+def latency_plan(spec: DeviceSpec) -> ProbePlan:
     """Return chains through scratchpad, through a part of L2, and through four times L2."""
     capacity = spec.layer("l2").capacity_bytes
     inputs = (

@@ -11,7 +11,7 @@ import numpy as np
 from roller.hardware import DeviceSpec
 from roller.probing.gpu.reference import reference_of
 from roller.probing.gpu.sources import source_of
-from roller.runtime.probe_format import CHECK_STEPS, Case, Contents, Plan
+from roller.runtime.probe_format import CHECK_STEPS, Case, Contents, ProbePlan
 
 #: Threads whose results are compared.
 _SAMPLED = 24
@@ -27,7 +27,7 @@ def plan(
     output_words: int | None = None,
     source: str | None = None,
     arch: str = "",
-) -> Plan:
+) -> ProbePlan:
     """Return a plan whose cases know what they must leave.
 
     Parameters
@@ -35,20 +35,20 @@ def plan(
     name
         Of the probe.
     inputs, cases
-        See :class:`Plan`.
+        See :class:`ProbePlan`.
     output_words
         One per thread of the largest case by default.
     source
         Name of the source where it is not the probe's.
     arch
-        See :class:`Plan`.
+        See :class:`ProbePlan`.
     """
     words = output_words or max(c.threads + (c.grid if c.cycles_word is not None else 0) for c in cases)
     done = tuple(
         c if c.checks else replace(c, checks=_checks(c, inputs[c.input], source), tolerance=_TOLERANCE[c.output_dtype])
         for c in cases
     )
-    return Plan(name, source_of(source or name), inputs, words, done, arch)
+    return ProbePlan(name, source_of(source or name), inputs, words, done, arch)
 
 
 def _checks(case: Case, data: Contents, source: str | None) -> tuple[tuple[int, float], ...]:

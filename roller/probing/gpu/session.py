@@ -12,7 +12,7 @@ import numpy as np
 from roller.errors import SpecError
 from roller.hardware import DeviceSpec
 from roller.probing.measured import Measured, best_of
-from roller.runtime.probe_format import Case, Plan
+from roller.runtime.probe_format import Case, ProbePlan
 
 #: Results of a plan: per case, what the device process answered.
 Results = Mapping[str, Mapping[str, Any]]
@@ -62,7 +62,7 @@ class GpuSession:
         Plan -> results by case; runs it, or looks it up.
     """
 
-    def __init__(self, spec: DeviceSpec, source: Callable[[Plan], Results]) -> None:
+    def __init__(self, spec: DeviceSpec, source: Callable[[ProbePlan], Results]) -> None:
         self.spec = spec
         self._source = source
         #: Clock the tiles probe found under load (Hz); the specification's until then.
@@ -70,7 +70,7 @@ class GpuSession:
         #: What a person should know: cases that failed, and why.
         self.remarks: list[str] = []
 
-    def measure(self, plan: Plan) -> dict[str, Timed]:
+    def measure(self, plan: ProbePlan) -> dict[str, Timed]:
         """Return the cases of a plan that ran and were right, by key; each other is a remark.
 
         Raises

@@ -8,10 +8,6 @@ import re
 from roller.errors import SpecError
 from roller.probing.registry import microbench_folder
 
-#: Options per language: subnormals are flushed, so that a special function is the instruction and nothing else; no two
-#: operations are packed into one, so that what is counted is what is issued.
-OPTIONS = {"cuda": ("--ftz=true",), "hip": ("-fgpu-flush-denormals-to-zero", "-fno-slp-vectorize")}
-
 
 @functools.cache
 def source_of(name: str) -> str:

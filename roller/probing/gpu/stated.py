@@ -42,7 +42,7 @@ def base_of(properties: DeviceProperties, specs: Iterable[DeviceSpec]) -> Device
     SpecError
         Where none is of the device's language.
     """
-    known = [s for s in specs if s.kind == "gpu"]
+    known = [s for s in specs if "arch" in s.target]
     if any(same_arch(s.target.get("arch", ""), properties.arch) for s in known):
         return match(properties, known)
     prefix = re.sub(r"[\d].*", "", properties.arch)

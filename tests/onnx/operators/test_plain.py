@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 import pytest
 
+from roller.graph.steps import Value
 from roller.model import library
-from roller.model.steps import Value
 from roller.onnx.evaluate import Evaluator
 from roller.onnx.interpolation import Sampling, nearest, weights
 from roller.onnx.lowering import Called, Compute, Reshaped, Unsupported, lower_node

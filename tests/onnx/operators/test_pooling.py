@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from roller.model.steps import Value
+from roller.graph.steps import Value
 from tests.onnx.lowering_oracle import agrees, expressions, node, runtime
 
 

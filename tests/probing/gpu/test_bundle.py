@@ -12,7 +12,7 @@ from roller.probing.gpu.bundle import DeviceSession, create_bundle, plans, sessi
 from roller.runtime import bundle as runner
 from roller.runtime.devices import parse
 from roller.runtime.probe_bundle import ProbeBundle, run_probe_bundle
-from roller.runtime.probe_format import Contents, Plan
+from roller.runtime.probe_format import Contents, ProbePlan
 from roller.runtime.probe_run import PlanRunner
 
 NAMES = ["v100", "h200", "mi250x"]
@@ -178,7 +178,7 @@ def test_refusals_name_what_is_wrong(bundles, tmp_path):
     text = file.read_text()
     file.write_text(text + " ")
     try:
-        with pytest.raises(ArtifactError, match=r"l2.json: is not what the manifest lists"):
+        with pytest.raises(ArtifactError, match=r"l2.json: checksum does not match the manifest"):
             ProbeBundle(folder).plan("l2")
     finally:
         file.write_text(text)
@@ -203,7 +203,7 @@ def test_a_device_that_is_here_is_measured_at_once():
 
 def test_plans_survive_the_journey():
     for plan in plans(roller.load_spec("h200")):
-        again = Plan.from_dict(json.loads(json.dumps(plan.to_dict())))
+        again = ProbePlan.from_dict(json.loads(json.dumps(plan.to_dict())))
         assert again == plan and again.key == plan.key
         assert len({c.key for c in plan.cases}) == len(plan.cases)
 

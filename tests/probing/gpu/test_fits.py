@@ -5,11 +5,11 @@ import pytest
 
 import roller
 from roller.errors import SpecError
-from roller.perf.gpu import compute_rate_per_unit, dram_bandwidth
 from roller.probing.gpu.compute import _BANKS, _STRIDES, conflict_degree
 from roller.probing.gpu.fits import choose, edge, fit_saturation, fit_steps
 from roller.probing.gpu.memory import _RUNS, _SIZES, transactions_of
 from roller.probing.measured import MAX_SPREAD
+from roller.templates.gpu import compute_rate_per_unit, dram_bandwidth
 from tests.perf.published import columns
 
 V100 = roller.load_spec("v100")

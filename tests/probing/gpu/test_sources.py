@@ -11,8 +11,10 @@ import pytest
 from roller.backends.cuda import toolchain as cuda
 from roller.backends.rocm import toolchain as rocm
 from roller.probing import microbench_folder, probes, statement_of
-from roller.probing.gpu.sources import OPTIONS, entries_of, source_of
+from roller.probing.gpu.sources import entries_of, source_of
+from roller.targets import LANGUAGES
 
+OPTIONS = {language: target.probe_options for language, target in LANGUAGES.items()}
 NAMES = sorted(p.stem for p in (microbench_folder() / "gpu").glob("*.cu"))
 CUDA_NAMES = [n for n in NAMES if n != "matrix_cdna"]
 #: Those that every architecture has.

@@ -1,4 +1,4 @@
-// HIP as the emitted kernels use it. A group of 32 lanes behaves as a warp does; see roller/codegen/hip.py.
+// HIP as the emitted kernels use it. A group of 32 lanes behaves as a warp does; see roller/templates/gpu/emit/hip.py.
 #pragma once
 #include "../../cuda_emulation.h"
 

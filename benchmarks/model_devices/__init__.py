@@ -1,0 +1,1 @@
+"""The GPU model against published times of library kernels on several devices."""

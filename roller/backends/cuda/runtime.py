@@ -1,0 +1,172 @@
+"""CuPy, for NVIDIA GPUs or built for ROCm: found, or what is missing; a device of it, and what that says of itself."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from roller.errors import LaunchError
+
+_ELSEWHERE = (
+    "Constructing, building, emulating, bundling and reading the source work without: name a spec (device='v100')."
+)
+#: What is launched, and how CuPy is installed for it; the first sentence of an error alone is what a pack shows.
+_CUDA = ("GPU", "install it with 'pip install cupy-cuda12x' (CUDA 13: cupy-cuda13x, AMD: its ROCm build)")
+_ROCM = ("HIP launch", "install its ROCm build with 'pip install cupy-rocm-7-0' (from source: CUPY_INSTALL_USE_HIP=1)")
+#: Fields of a specification that the driver knows, and its names for them (not every release has every one).
+_STATED = {
+    "units": "multiProcessorCount",
+    "teu.lanes": "warpSize",
+    "limits.registers_per_unit": "regsPerMultiprocessor",
+    "limits.threads_per_block": "maxThreadsPerBlock",
+    "limits.threads_per_unit": "maxThreadsPerMultiProcessor",
+    "limits.blocks_per_unit": "maxBlocksPerMultiProcessor",
+    "limits.shared_bytes_per_block": "sharedMemPerBlock",
+    "memory_layers.shared.capacity_bytes": "sharedMemPerMultiprocessor",
+    "memory_layers.shared.usable_bytes": "sharedMemPerBlockOptin",
+    "memory_layers.l2.capacity_bytes": "l2CacheSize",
+    "memory_layers.global.capacity_bytes": "totalGlobalMem",
+}
+#: Of these HIP counts something else than specifications do.
+_OTHERWISE = ("limits.registers_per_unit", "memory_layers.shared.usable_bytes")
+
+
+def cupy(rocm: bool = False) -> Any:
+    """Return the CuPy module where it and a device are usable; ``rocm``: one that is built for ROCm.
+
+    Raises
+    ------
+    LaunchError
+        Naming what is missing and what works without it.
+    """
+    what, install = _ROCM if rocm else _CUDA
+    try:
+        import cupy as module
+    except ImportError as err:
+        raise LaunchError(f"{what}: expected CuPy, got {err}: {install}. {_ELSEWHERE}") from err
+    if rocm and not module.cuda.runtime.is_hip:
+        raise LaunchError(f"{what}: expected CuPy for ROCm, found one for CUDA: {install}. {_ELSEWHERE}")
+    try:
+        devices = module.cuda.runtime.getDeviceCount()
+    except RuntimeError as err:  # CUDARuntimeError; its home differs between releases
+        raise LaunchError(
+            f"{what}: expected a usable device, got {err}. Install its driver, or run elsewhere. {_ELSEWHERE}"
+        ) from err
+    if devices < 1:
+        raise LaunchError(f"{what}: expected a device, found none. Run on a GPU machine. {_ELSEWHERE}")
+    return module
+
+
+def use(cp: Any, index: int) -> None:
+    """Make a device this thread's own.
+
+    Raises
+    ------
+    LaunchError
+        Where there are fewer.
+    """
+    count = cp.cuda.runtime.getDeviceCount()
+    if index >= count:
+        raise LaunchError(f"device {index}: expected one of the {count} found, counted from 0. Use 0.")
+    cp.cuda.Device(index).use()
+
+
+@contextlib.contextmanager
+def fitting(name: str, target: object = "") -> Iterator[None]:
+    """Say what it means that the driver refuses an image, or what is asked of its kernels.
+
+    Raises
+    ------
+    LaunchError
+        Where it does: the image does not fit the device.
+    """
+    try:
+        yield
+    except RuntimeError as err:  # CUDADriverError
+        what = f"{name}: the device refuses the image{f' for {target}' if target else ''}"
+        raise LaunchError(f"{what} ({err}). Build for the device's own architecture.") from err
+
+
+def allocate(cp: Any, nbytes: int) -> Any:
+    """Return new memory of the current device.
+
+    Raises
+    ------
+    LaunchError
+        Where it has too little.
+    """
+    try:
+        return cp.cuda.alloc(max(1, nbytes))
+    except MemoryError as err:
+        raise LaunchError(
+            f"GPU: expected {nbytes / 1e6:.4g} MB of free memory, got less ({err}). Use a smaller batch."
+        ) from err
+
+
+def captured(cp: Any, stream: Any, work: Callable[[], None]) -> Any:
+    """Return as a graph what ``work`` puts into a stream; nothing is done.
+
+    Raises
+    ------
+    LaunchError
+        Where CuPy captures none here (HIP), or the driver refuses a step.
+    """
+    if is_hip(cp):
+        raise LaunchError("GPU: CuPy captures no graphs on HIP. Steps are launched one by one.")
+    stream.begin_capture()
+    try:
+        work()
+        graph = stream.end_capture()
+    except RuntimeError as err:  # CUDARuntimeError, CUDADriverError
+        with contextlib.suppress(RuntimeError):  # the capture has to end, whatever became of it
+            stream.end_capture()
+        raise LaunchError(f"GPU: the driver captured no graph ({err}). Steps are launched one by one.") from err
+    return graph
+
+
+def queued(cp: Any, stream: Any, work: Callable[[], None]) -> Callable[[], None]:
+    """Return what starts ``work`` again and again: a graph, or ``work`` itself where CuPy captures none (HIP)."""
+    if is_hip(cp):
+        return work
+    graph = captured(cp, stream, work)
+    return lambda: graph.launch(stream)
+
+
+def timed(cp: Any, stream: Any, work: Callable[[], None]) -> float:
+    """Return the seconds by events of what ``work`` puts into a stream; waits for it."""
+    start, end = cp.cuda.Event(), cp.cuda.Event()
+    start.record(stream)
+    work()
+    end.record(stream)
+    end.synchronize()
+    return float(cp.cuda.get_elapsed_time(start, end)) * 1e-3
+
+
+def is_hip(cp: Any) -> bool:
+    """Whether CuPy is built for ROCm."""
+    return bool(getattr(cp.cuda.runtime, "is_hip", False))
+
+
+def properties(cp: Any, index: int) -> dict[str, Any]:
+    """Return what a device says of itself; see :class:`roller.runtime.devices.DeviceProperties`."""
+    runtime = cp.cuda.runtime
+    raw, hip = runtime.getDeviceProperties(index), is_hip(cp)
+    arch = _text(raw["gcnArchName"]).partition(":")[0] if hip else f"sm_{raw['major']}{raw['minor']}"
+    return {
+        "name": _text(raw["name"]),
+        "arch": arch,
+        "units": int(raw["multiProcessorCount"]),
+        "memory_bytes": int(raw["totalGlobalMem"]),
+        "cache_bytes": int(raw.get("l2CacheSize", 0)),
+        "stated": {p: int(raw[k]) for p, k in _STATED.items() if raw.get(k) and not (hip and p in _OTHERWISE)},
+        "versions": {
+            "cupy": str(cp.__version__),
+            "driver": str(runtime.driverGetVersion()),
+            "runtime": str(runtime.runtimeGetVersion()),
+        },
+    }
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

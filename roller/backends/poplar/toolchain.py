@@ -1,0 +1,60 @@
+"""What builds codelets would be Poplar's ``popc``, which roller does not drive: there is source only."""
+
+from __future__ import annotations
+
+from typing import Never
+
+from roller.artifact import KernelArtifact
+from roller.errors import BuildError
+from roller.targets import LANGUAGES, expect_language
+
+#: Why there is source and nothing else.
+SOURCE_ONLY = LANGUAGES["poplar"].source_only
+
+
+def available() -> str:
+    """Return the reason for which kernels cannot be built here."""
+    return SOURCE_ONLY
+
+
+def build(artifact: KernelArtifact) -> KernelArtifact:
+    """Refuse to build.
+
+    Raises
+    ------
+    BuildError
+        Always.
+    """
+    expect_language(artifact.language, ("poplar",), "Poplar build", BuildError, "Build it with its own target.")
+    return _refuse()
+
+
+def compile_source(source: str, arch: str) -> bytes:
+    """Refuse to compile a source.
+
+    Raises
+    ------
+    BuildError
+        Always.
+    """
+    del source, arch
+    return _refuse()
+
+
+def resources(image: bytes) -> dict[str, int]:
+    """Refuse to read an image.
+
+    Raises
+    ------
+    BuildError
+        Always.
+    """
+    del image
+    return _refuse()
+
+
+def _refuse() -> Never:
+    raise BuildError(
+        f"Poplar build: expected Graphcore's popc, got none: {SOURCE_ONLY}. Give the source to the Poplar SDK, or run "
+        "it on the emulator (--prove)."
+    )

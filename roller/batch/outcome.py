@@ -1,0 +1,61 @@
+"""What became of the kernels of a batch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from roller.artifact import KernelArtifact
+from roller.core.display import one_line
+from roller.errors import NoCandidateError
+from roller.runtime.records import Record, grouped_reasons
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The result of a batch.
+
+    Parameters
+    ----------
+    artifacts
+        By kernel key.
+    failures
+        Reasons by kernel key; empty unless something failed.
+    origins
+        By kernel key: ``"cached"``, ``"compiled"``, or ``"predicted"`` where the budget ended before other candidates
+        of it were tried.
+    seconds
+        What it took.
+    """
+
+    artifacts: Mapping[str, KernelArtifact]
+    failures: Mapping[str, str]
+    origins: Mapping[str, str]
+    seconds: float
+
+    def __repr__(self) -> str:
+        """How many kernels came from where, on one line."""
+        counts = (f"{n} {origin}" for origin, n in sorted(Counter(self.origins.values()).items()))
+        return one_line("Batch", *counts, f"{len(self.failures)} failed")
+
+    def count(self, origin: str) -> int:
+        """Return the number of kernels of an origin."""
+        return sum(o == origin for o in self.origins.values())
+
+    def raise_failures(self, name: str, device: str) -> None:
+        """Raise the reasons of all kernels that failed, grouped.
+
+        Raises
+        ------
+        NoCandidateError
+            Where one did.
+        """
+        if not self.failures:
+            return
+        reasons = grouped_reasons(Record(k, "failed", why) for k, why in self.failures.items())
+        kept = f" The other {len(self.artifacts)} are in the cache." if self.artifacts else ""
+        raise NoCandidateError(
+            f"{name} on {device}: {len(self.failures)} of {len(self.failures) + len(self.artifacts)} kernels have no "
+            f"candidate that works: {reasons.rstrip('.')}.{kept} Try a larger top_k, or report the kernels."
+        )

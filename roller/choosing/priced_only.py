@@ -1,0 +1,39 @@
+"""Matrix instructions that are priced and not emitted: what is compiled instead, and that it is said."""
+
+from __future__ import annotations
+
+import warnings
+
+from roller.core.fragment import Fragment
+from roller.errors import RollerWarning
+from roller.expr import TensorExpr
+from roller.hardware import DeviceSpec
+
+
+def compiled_spec(expression: TensorExpr, spec: DeviceSpec) -> DeviceSpec:
+    """Return the device as kernels are compiled for it, and warn where predictions of it count on more.
+
+    Examples
+    --------
+    >>> import roller
+    >>> spec = roller.load_spec("v100")
+    >>> compiled_spec(roller.ops.matmul(64, 64, 64), spec) is spec
+    True
+    """
+    emitted = spec.emitted
+    missed = [f for f in spec.fragments if not f.emitted and _takes(f, expression)]
+    if missed and not any(_takes(f, expression) for f in emitted.fragments):
+        warnings.warn(
+            f"{expression.name} on {spec.name}: {missed[0].name} and its like are priced, no template emits them yet: "
+            "compiled without the matrix unit.",
+            RollerWarning,
+            stacklevel=4,
+        )
+    return emitted
+
+
+def _takes(fragment: Fragment, expression: TensorExpr) -> bool:
+    """Whether a fragment multiplies two inputs of an expression."""
+    anchor, tensors = expression.anchor, expression.tensors
+    alike = [tensors[x.tensor].dtype for x in anchor.loads] == [fragment.operand] * 2
+    return alike and anchor.combiner == "sum" and anchor.acc_dtype == fragment.accumulator

@@ -1,0 +1,40 @@
+"""How a kernel is chosen from its candidates; part of what a cached kernel is found by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from roller.core.validation import flag, number
+from roller.errors import RollerError
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Choose by time or by prediction.
+
+    Parameters
+    ----------
+    deterministic
+        Time nothing: the best prediction that builds and is correct.
+    refine_s
+        Seconds of local search around the fastest one; 0 for none.
+    """
+
+    deterministic: bool = False
+    refine_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Reject what contradicts itself."""
+        object.__setattr__(self, "deterministic", flag(self.deterministic, "deterministic"))
+        seconds = number(self.refine_s, "refine_s", expected="seconds of at least 0, or None")
+        object.__setattr__(self, "refine_s", seconds)
+        if self.deterministic and self.refine_s:
+            raise RollerError(
+                f"refine_s: expected none beside deterministic=True, which times nothing, got {self.refine_s:g} s. "
+                "Leave one of them away."
+            )
+
+    def identity(self) -> dict[str, Any]:
+        """Return as plain data what decides the kernel besides the options of its construction."""
+        return {"how": [self.deterministic, self.refine_s]} if self != Selection() else {}

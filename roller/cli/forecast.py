@@ -1,0 +1,150 @@
+"""``roller forecast``: how long a training step, or a model, takes on a device that is not here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from roller.cli.common import JsonOption, SetOption, console, print_json
+from roller.cli.progress import counted_steps
+from roller.cli.training import (
+    MIB,
+    AmpOption,
+    BatchesOption,
+    CheckpointOption,
+    DevicesOption,
+    amps_of,
+    batches_of,
+    checkpoints_of,
+    combinations,
+    devices_of,
+    memory_text,
+    step_of,
+)
+from roller.cli.usage import UsageError
+from roller.hardware import DeviceSpec
+
+FileArgument = Annotated[
+    Path, typer.Argument(metavar="FILE", help="An entry file in Python with provider functions, or an ONNX model.")
+]
+PolicyOption = Annotated[
+    str | None,
+    typer.Option("--policy", help="Whose kernels: library (PyTorch's; default of entry files) or roller (of models)."),
+]
+TopOption = Annotated[int, typer.Option("--top", min=0, help="Most expensive operators and modules to print of each.")]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the options ask for."""
+
+    devices: list[tuple[DeviceSpec, int]]
+    batches: list[int | str | None]
+    amps: list[str]
+    checkpoints: list[bool]
+    policy: str | None
+
+
+def forecast_command(
+    file: FileArgument,
+    devices: DevicesOption = "a100",
+    batches: BatchesOption = "",
+    policy: PolicyOption = None,
+    amp: AmpOption = "fp32",
+    checkpoint: CheckpointOption = "no",
+    top: TopOption = 0,
+    as_json: JsonOption = False,
+    settings: SetOption = None,
+) -> None:
+    """Predict time and memory of a training step (entry file, needs PyTorch) or of a model (ONNX); no device is asked.
+
+    An entry file has `model_provider()`, `input_provider(batch_size=16)` and `iteration_provider(model)`.
+    """
+    asked = Asked(devices_of(devices, settings), batches_of(batches), amps_of(amp), checkpoints_of(checkpoint), policy)
+    forecasts = _of_models if file.suffix == ".onnx" else _of_steps
+    total = len(asked.devices) * len(asked.batches) * len(asked.amps) * len(asked.checkpoints)
+    found = []
+    with counted_steps("forecast", total) as done:
+        for x in forecasts(file, asked):
+            found.append(x)
+            done(f"{x.device}, batch {x.batch}")
+    if as_json:
+        print_json([x.to_dict() for x in found])
+        return
+    screen = console()
+    screen.say(f"{file.name}: predicted, at the clock that lasts")
+    screen.print(_table(found))
+    for x in found if top else ():
+        screen.print(_parts(x, top))
+    for note in dict.fromkeys(n for x in found for n in getattr(x, "notes", ())):
+        screen.say(note)
+
+
+def _of_steps(file: Path, asked: Asked) -> Iterator[Any]:
+    from roller.insight.tracing.api import need_torch
+
+    need_torch()
+    first = step_of(file)
+    for batch in asked.batches:
+        for amp, checkpoint in combinations(asked.amps, asked.checkpoints):
+            for spec, count in asked.devices:
+                size = None if batch is None else int(batch)
+                yield first.forecast(
+                    spec, batch=size, amp=amp, checkpoint=checkpoint, policy=asked.policy or "library", devices=count
+                )
+
+
+def _of_models(file: Path, asked: Asked) -> Iterator[Any]:
+    from roller.insight.onnx_models import forecast_onnx
+
+    if any(count > 1 for _, count in asked.devices) or asked.amps != ["fp32"] or asked.checkpoints != [False]:
+        raise UsageError(
+            f"{file.name}: expected one device, and no --amp or --checkpoint, for a model, got others. "
+            f"Leave them out, or pass an entry file."
+        )
+    for batch in asked.batches:
+        for spec, _ in asked.devices:
+            size = None if batch is None else int(batch)
+            yield forecast_onnx(file, spec, batch=size, policy=asked.policy or "roller")
+
+
+def _table(found: list[Any]) -> Table:
+    columns: dict[str, Callable[[Any], str]] = {
+        "device": lambda x: f"{x.devices}x{x.device}" if getattr(x, "devices", 1) > 1 else x.device,
+        "batch": lambda x: str(x.batch * getattr(x, "devices", 1) or "?"),
+        "amp": lambda x: getattr(x, "amp", "") or "fp32",
+        "checkpoint": lambda x: "yes" if getattr(x, "checkpoint", ()) else "no",
+        "time": lambda x: f"{x.iteration_s * 1e3:.2f} ms",
+        "between": lambda x: f"{x.lower_s * 1e3:.2f} to {x.upper_s * 1e3:.2f} ms",
+        "samples/s": lambda x: f"{x.throughput:.1f}" if x.throughput else "-",
+        "memory": _memory_text,
+        "bound": lambda x: "launches" if getattr(x, "bound_by_launches", False) else "device",
+        "by bytes alone": lambda x: f"{100 * getattr(x, 'unmapped_share', 0.0):.1f} %",
+    }
+    table = Table(*columns, box=None)
+    for x in found:
+        table.add_row(*(write(x) for write in columns.values()))
+    return table
+
+
+def _memory_text(x: Any) -> str:
+    if hasattr(x, "memory"):
+        return memory_text(x.memory)
+    return f"{(x.weights_bytes + x.arena_bytes) / MIB:.0f} MiB"
+
+
+def _parts(x: Any, top: int) -> Table:
+    table = Table("part", "runs", "time", "share", "bound", title=f"{x.device}, batch {x.batch or '?'}", box=None)
+    if hasattr(x, "kernels"):
+        rows = [(k.name, k.runs, k.seconds, k.share, k.resource) for k in x.kernels[:top]]
+    else:
+        shares = [*x.by_phase(), *x.by_operator()[:top], *x.by_module(2)[:top]]
+        rows = [(s.name, s.calls, s.seconds, s.share, s.resource) for s in shares]
+    for name, runs, seconds, share, resource in rows:
+        table.add_row(name, str(runs), f"{seconds * 1e3:.3f} ms", f"{100 * share:.1f} %", resource)
+    return table

@@ -1,0 +1,232 @@
+"""``roller memory``: what a training step holds on a device that is not here, who holds it, and what fits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from roller.cli.common import JsonOption, SetOption, check_writable, console, print_json
+from roller.cli.progress import counted_steps
+from roller.cli.training import (
+    LARGEST,
+    MIB,
+    AmpOption,
+    BatchesOption,
+    CheckpointOption,
+    DevicesOption,
+    EntryArgument,
+    amps_of,
+    batches_of,
+    checkpoints_of,
+    combinations,
+    devices_of,
+    memory_text,
+    step_of,
+)
+from roller.cli.usage import UsageError
+from roller.errors import ModelError, NoCandidateError
+from roller.hardware import DeviceSpec
+
+if TYPE_CHECKING:
+    from roller.insight.memory.replay import Memory
+    from roller.insight.memory.settings import AllocatorSettings
+    from roller.insight.step import TracedStep
+
+TopOption = Annotated[int, typer.Option("--top", min=0, help="Holders of bytes at the peak to print.")]
+AllocatorOption = Annotated[
+    str, typer.Option("--allocator", metavar="CONF", help="As PYTORCH_ALLOC_CONF, e.g. expandable_segments:True.")
+]
+SnapshotOption = Annotated[
+    Path | None,
+    typer.Option("--snapshot", help="Write the step as PyTorch's memory snapshot (a pickle), for its memory_viz."),
+]
+
+
+def memory_command(
+    file: EntryArgument,
+    devices: DevicesOption = "a100",
+    batches: BatchesOption = "",
+    amp: AmpOption = "fp32",
+    checkpoint: CheckpointOption = "no",
+    allocator: AllocatorOption = "",
+    top: TopOption = 8,
+    snapshot: SnapshotOption = None,
+    as_json: JsonOption = False,
+    settings: SetOption = None,
+) -> None:
+    """Predict the memory of a training step (entry file, needs PyTorch): peak, who holds it, and what does not fit.
+
+    `--batch max` searches the largest batch that fits: it fits, and one more does not.
+    """
+    from roller.insight.memory.settings import AllocatorSettings
+
+    specs, sizes = devices_of(devices, settings), batches_of(batches, largest=True)
+    ways = list(combinations(amps_of(amp), checkpoints_of(checkpoint)))
+    conf = AllocatorSettings.parse(allocator)
+    if any(count > 1 for _, count in specs):
+        raise UsageError(
+            "--device: expected one of each, got several. Ask `roller sweep` for devices that share a batch."
+        )
+    if snapshot is not None and len(specs) * len(sizes) * len(ways) != 1:
+        raise UsageError("--snapshot: expected one device, batch and way of training, got several. Name one of each.")
+    if snapshot is not None:
+        check_writable(snapshot)
+    step = step_of(file)
+    rows: list[Row] = []
+    failed: list[ModelError] = []
+    with counted_steps("memory", len(specs) * len(sizes) * len(ways)) as done:
+        for spec, _ in specs:
+            for way in ways:
+                for size in sizes:
+                    try:
+                        rows.append(Row.of(step, spec, size, *way, conf))
+                    except (
+                        ModelError
+                    ) as error:  # e.g. bfloat16 where the device has none: the others still have answers
+                        failed.append(error)
+                        rows.append(Row(spec, size if isinstance(size, int) else 0, *way, None, str(error)))
+                    done(rows[-1].device)
+    if len(failed) == len(rows):
+        raise failed[0]
+    if snapshot is not None:
+        _write(step, rows[0], specs[0][0], conf, snapshot)
+    if as_json:
+        print_json([row.to_dict() for row in rows])
+        return
+    screen = console()
+    screen.say(f"{file.name}: predicted")
+    screen.print(_table(rows))
+    said: dict[str, None] = {}
+    for row in rows:
+        if row.memory is not None and top:
+            screen.print(_holders(row, top))
+        for line in row.advice(step, conf):
+            if line not in said:
+                said[line] = None
+                screen.say(line)
+
+
+class Row:
+    """The memory of a step on a device, at one batch and in one way of training."""
+
+    def __init__(
+        self, spec: DeviceSpec, batch: int, amp: str, checkpoint: bool, memory: Memory | None, said: str = ""
+    ) -> None:
+        self.spec, self.device, self.batch = spec, spec.name, batch
+        self.amp, self.checkpoint, self.memory, self.said = amp, checkpoint, memory, said
+
+    @classmethod
+    def of(
+        cls, step: TracedStep, spec: DeviceSpec, batch: int | str | None, amp: str, checkpoint: bool,
+        conf: AllocatorSettings,
+    ) -> Row:  # fmt: skip
+        """Return a row; of the largest batch, its memory, or why there is none."""
+        if batch == LARGEST:
+            try:
+                found = step.max_batch(spec, amp=amp, checkpoint=checkpoint, settings=conf)
+            except NoCandidateError as error:
+                return cls(spec, 0, amp, checkpoint, None, str(error))
+            return cls(spec, found.batch, amp, checkpoint, found.memory, f"batch {found.batch + 1} does not fit")
+        size = int(batch or step.options["batch"])
+        memory = step.memory(spec, batch=size, amp=amp, checkpoint=checkpoint, settings=conf)
+        return cls(spec, size, amp, checkpoint, memory)
+
+    def advice(self, step: TracedStep, conf: AllocatorSettings) -> list[str]:
+        """Return what makes a step fit that does not: each tried."""
+        if self.memory is None or self.memory.fits:
+            return [f"{self.device}: {self.said}."] if self.said else []
+        lines = [f"{self.device}, batch {self.batch}: {self.memory.oom}"]
+        operator = self.memory.oom_operator
+        trace = step.at(batch=self.batch, device=self.spec, amp=self.amp, checkpoint=self.checkpoint)
+        if operator is not None and 0 <= operator < len(trace.operators):
+            at = trace.operators[operator]
+            place = "" if at.source is None else f" at {at.source[0]}:{at.source[1]}"
+            lines.append(f"It fails in {at.phase}: {at.name} of {at.module or 'the step'}{place}.")
+        others = [("with --checkpoint yes", self.amp, True), ("with --amp bf16", "bf16", self.checkpoint)]
+        for words, amp, checkpoint in others:
+            if (amp, checkpoint) == (self.amp, self.checkpoint):
+                continue
+            try:
+                tried = step.memory(self.spec, batch=self.batch, amp=amp, checkpoint=checkpoint, settings=conf)
+            except ModelError:  # no blocks that repeat: nothing to run again
+                continue
+            lines.append(f"  {words}: {memory_text(tried)}")
+        try:
+            largest = step.max_batch(self.spec, amp=self.amp, checkpoint=self.checkpoint, settings=conf).batch
+            lines.append(f"  the largest batch that fits as it is: {largest}")
+        except NoCandidateError:
+            lines.append("  not even one sample fits as it is")
+        return lines
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready data; all of it is predicted."""
+        memory = self.memory
+        base = {
+            "device": self.device, "batch": self.batch, "amp": self.amp, "checkpoint": self.checkpoint,
+            "kind": "predicted", "fits": memory is not None and memory.fits, "said": self.said,
+        }  # fmt: skip
+        if memory is None:
+            return base
+        return {
+            **base,
+            "requested_bytes": memory.peak.requested_bytes,
+            "allocated_bytes": memory.peak.allocated_bytes,
+            "reserved_bytes": memory.peak.reserved_bytes,
+            "total_bytes": memory.total_bytes,
+            "total_error_bytes": memory.total_error_bytes,
+            "oom": None if memory.oom is None else str(memory.oom),
+            "by_kind": dict(memory.by_kind()),
+            "holders": [
+                {
+                    "kind": h.kind, "module": h.module, "source": h.source and f"{h.source[0]}:{h.source[1]}",
+                    "requested_bytes": h.requested_bytes, "tensors": h.tensors,
+                }
+                for h in memory.holders
+            ],
+        }  # fmt: skip
+
+
+def _table(rows: list[Row]) -> Table:
+    from roller.insight.memory.batches import capacity_of
+
+    columns = (
+        "device", "batch", "amp", "checkpoint", "requested", "allocated", "reserved", "as the monitor shows it", "of",
+    )  # fmt: skip
+    table = Table(*columns, box=None)
+    for row in rows:
+        first = [row.device, str(row.batch or "-"), row.amp, "yes" if row.checkpoint else "no"]
+        size = capacity_of(row.spec)
+        capacity = "-" if size is None else f"{size / MIB:.0f} MiB"
+        if row.memory is None:
+            table.add_row(*first, "-", "-", "-", "no such step", capacity)
+            continue
+        peak = row.memory.peak
+        levels = (peak.requested_bytes, peak.allocated_bytes, peak.reserved_bytes)
+        table.add_row(*first, *(f"{n / MIB:.1f} MiB" for n in levels), memory_text(row.memory), capacity)
+    return table
+
+
+def _holders(row: Row, top: int) -> Table:
+    assert row.memory is not None
+    title = f"{row.device}, batch {row.batch}: who holds the bytes at the peak"
+    table = Table("kind", "module", "line", "tensors", "MiB", title=title, box=None)
+    for holder in row.memory.holders[:top]:
+        line = "" if holder.source is None else f"{Path(holder.source[0]).name}:{holder.source[1]}"
+        size = f"{holder.requested_bytes / MIB:.1f}"
+        table.add_row(holder.kind, holder.module or "-", line, str(holder.tensors), size)
+    rest = row.memory.holders[top:]
+    if rest:
+        count, size = sum(h.tensors for h in rest), f"{sum(h.requested_bytes for h in rest) / MIB:.1f}"
+        table.add_row("others", f"{len(rest)} rows", "", str(count), size)
+    return table
+
+
+def _write(step: TracedStep, row: Row, spec: DeviceSpec, conf: AllocatorSettings, path: Path) -> None:
+    from roller.insight.memory.replay import Library
+    from roller.insight.memory.snapshot import snapshot, write_snapshot
+
+    trace = step.at(batch=row.batch or None, device=spec, amp=row.amp, checkpoint=row.checkpoint)
+    write_snapshot(path, snapshot(trace, settings=conf, library=Library.of(spec)))

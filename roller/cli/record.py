@@ -1,0 +1,57 @@
+"""``roller record``: runs a training script, and records an ordinary profile of a few of its steps."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from roller.cli.common import check_writable, console
+from roller.cli.usage import UsageError
+
+ScriptArgument = Annotated[Path, typer.Argument(metavar="SCRIPT", help="A program that trains with PyTorch.")]
+GivenArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="ARGUMENTS...", help="Its own; behind -- if dashed.")
+]
+OutOption = Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the profile goes: .json or .json.gz.")]
+WarmupOption = Annotated[int, typer.Option("--warmup", help="Steps that are left alone.")]
+TimedOption = Annotated[int, typer.Option("--timed", help="Steps that are only timed, to know what recording costs.")]
+StepsOption = Annotated[int, typer.Option("--steps", help="Steps that are recorded.")]
+
+
+class _Enough(BaseException):
+    """All steps are recorded: the script need not run on."""
+
+
+def record_command(
+    script: ScriptArgument,
+    given: GivenArgument = None,
+    out: OutOption = Path("profile.json.gz"),
+    warmup: WarmupOption = 2,
+    timed: TimedOption = 3,
+    steps: StepsOption = 3,
+) -> None:
+    """Run a training script until a few steps are recorded, each ended by its optimizer; ask `roller whatif` of them.
+
+    Modules are marked by their path, and what recording takes is written into the profile. What the script prints and
+    raises is its own.
+    """
+    from roller.insight.recording import Recorder, arguments_of
+
+    if not script.is_file():
+        raise UsageError(f"{script}: expected a program, got no such file. Name one.")
+    check_writable(out)
+    recorder = Recorder(out, warmup=warmup, timed=timed, steps=steps)
+    recorder.when_done = _enough
+    try:
+        with arguments_of(str(script), given or []), recorder:
+            runpy.run_path(str(script), run_name="__main__")
+    except _Enough:
+        pass
+    console().say(f"{out}: {steps} steps of {script.name}; ask: roller whatif {out} --all")
+
+
+def _enough() -> None:
+    raise _Enough

@@ -1,0 +1,57 @@
+"""``roller replay``: a profile as a graph, run again: whether it is understood, and where its time goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from roller.cli.common import JsonOption, console, print_json
+
+FilesArgument = Annotated[
+    list[Path],
+    typer.Argument(metavar="FILE...", help="Profiles of PyTorch (export_chrome_trace), plain or gzipped."),
+]
+JointOption = Annotated[bool, typer.Option("--joint", help="The files are the ranks of one job: run them together.")]
+
+
+def replay_command(files: FilesArgument, joint: JointOption = False, as_json: JsonOption = False) -> None:
+    """Replay profiles: each as a graph with one latency and one gap; what cannot be explained is counted. No device."""
+    from roller.insight.whatif.replay import from_kineto, replay
+
+    groups: list[list[Path]] = [list(files)] if joint else [[file] for file in files]
+    found = [replay(from_kineto(list(group) if len(group) > 1 else group[0])) for group in groups]
+    if as_json:
+        print_json([x.to_dict() for x in found])
+        return
+    columns = (
+        "profile", "tasks", "measured", "replayed", "error", "unexplained", "CPU only", "device only", "both",
+    )  # fmt: skip
+    table = Table(*columns, box=None)
+    for x in found:
+        parts, whole = x.breakdown, x.replayed_us or 1.0
+        shares = (f"{100 * p / whole:.1f} %" for p in (parts.cpu_only_us, parts.device_only_us, parts.both_us))
+        table.add_row(
+            x.name, str(len(x.graph.tasks)), f"{x.measured_us / 1e3:.3f} ms", f"{x.replayed_us / 1e3:.3f} ms",
+            f"{100 * x.error:+.2f} %", f"{100 * x.unexplained_share:.2f} %", *shares,
+        )  # fmt: skip
+    screen = console()
+    screen.print(table)
+    for x in found:
+        if not x.is_explained:
+            screen.say(
+                f"{x.name}: device tasks waited {100 * x.unexplained_share:.1f} % of the time for what the profile "
+                f"does not show: what a change of it would bring cannot be predicted."
+            )
+        if len({t.place.iteration for t in x.graph.tasks if t.place.iteration >= 0}) > 1:
+            step = f"{x.iteration_us / 1e3:.3f} ms, measured {x.measured_iteration_us / 1e3:.3f} ms"
+            screen.say(f"{x.name}: a steady step takes {step}")
+        if any(part.name not in ("forward", "other") for part in x.phases):
+            shares = (f"{p.name} {100 * p.critical_us / (x.replayed_us or 1.0):.1f} %" for p in x.phases)
+            screen.say(f"{x.name}: of the critical path: {', '.join(shares)}")
+        for lane in x.lanes[:4]:
+            if lane.critical_us:
+                share = 100 * lane.critical_us / (x.replayed_us or 1.0)
+                screen.say(f"{x.name}: {lane.lane}: {lane.tasks} tasks, {share:.1f} % of the critical path")

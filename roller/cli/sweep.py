@@ -1,0 +1,122 @@
+"""``roller sweep``: devices, batches and ways of training side by side, and which of them nothing else beats."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from roller.cli.common import JsonOption, SetOption, check_writable, console, print_json
+from roller.cli.progress import counted_steps
+from roller.cli.training import (
+    AmpOption,
+    BatchesOption,
+    CheckpointOption,
+    DevicesOption,
+    EntryArgument,
+    amps_of,
+    batches_of,
+    checkpoints_of,
+    devices_of,
+    memory_text,
+    step_of,
+    words_of,
+)
+
+if TYPE_CHECKING:
+    from roller.insight.sweep import Choice, Prices
+
+PricesOption = Annotated[
+    Path | None,
+    typer.Option("--prices", metavar="FILE", help="YAML: currency; by device per_hour, source and date."),
+]
+PolicyOption = Annotated[
+    str, typer.Option("--policy", help="Whose kernels: library (PyTorch's) or roller (what its own would do).")
+]
+CsvOption = Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the rows as CSV.")]
+PictureOption = Annotated[
+    Path | None,
+    typer.Option("--picture", metavar="FILE", help="Draw throughput against price, or memory: .png, .svg, .pdf."),
+]
+
+
+def sweep_command(
+    file: EntryArgument,
+    devices: DevicesOption = "a100,h100",
+    batches: BatchesOption = "",
+    amp: AmpOption = "fp32",
+    checkpoint: CheckpointOption = "no",
+    policy: PolicyOption = "library",
+    prices: PricesOption = None,
+    csv: CsvOption = None,
+    picture: PictureOption = None,
+    as_json: JsonOption = False,
+    settings: SetOption = None,
+) -> None:
+    """Compare devices, batches and ways of training one step (entry file, needs PyTorch): `*` marks what nothing beats.
+
+    Batches are of all devices of a row together; `--batch max` takes the largest that fits each.
+    """
+    from roller.insight import sweep as sweeps
+
+    specs, sizes = devices_of(devices, settings), batches_of(batches, largest=True)
+    amps, checkpoints = amps_of(amp), checkpoints_of(checkpoint)
+    (policy,) = words_of("--policy", policy, ("library", "roller"))[:1]
+    known = None if prices is None else sweeps.read_prices(prices)
+    for path in (csv, picture):
+        if path is not None:
+            check_writable(path)
+    if picture is not None:
+        sweeps.check_picture(picture)
+    step = step_of(file)
+    with counted_steps("sweep", len(specs) * len(sizes) * len(amps) * len(checkpoints)) as done:
+        rows = sweeps.sweep(
+            step, specs, batches=sizes, amps=amps, checkpoints=checkpoints, policy=policy, prices=known, done=done
+        )
+    if csv is not None:
+        from roller.core.files import whole_file
+
+        with whole_file(csv) as out:
+            out.write(sweeps.to_csv(rows).encode())
+    if picture is not None:
+        sweeps.picture(rows, picture, known)
+    if as_json:
+        print_json([row.to_dict() for row in rows])
+        return
+    screen = console()
+    screen.say(f"{file.name}: predicted, at the clock that lasts")
+    screen.print(_table(rows, known))
+    unpriced = sorted({row.device for row in rows if known is not None and known.per_hour(row.device) is None})
+    if unpriced:
+        screen.say(f"{prices} says nothing of {', '.join(unpriced)}: not on the front.")
+    for row in rows:
+        if row.said:
+            screen.say(f"{row.device}, {row.amp}: {row.said}")
+    for note in dict.fromkeys(n for row in rows if row.forecast is not None for n in row.forecast.notes):
+        screen.say(note)
+
+
+def _table(rows: list[Choice], prices: Prices | None) -> Table:
+    columns = ["", "device", "batch", "amp", "checkpoint", "time", "between", "samples/s", "memory", "bound"]
+    columns += [] if prices is None else [f"{prices.currency} a million samples"]
+    table = Table(*columns, box=None)
+    for row in rows:
+        device = row.device if row.devices == 1 else f"{row.devices}x{row.device}"
+        cells = ["*" if row.front else "", device, str(row.batch or "-"), row.amp, "yes" if row.checkpoint else "no"]
+        found = row.forecast
+        if found is None:
+            cells += ["-", "-", "-", "no such step", "-"]
+        elif not found.memory.fits:
+            cells += ["-", "-", "-", memory_text(found.memory), "-"]
+        else:
+            waits = found.exposed_s > 0.1 * found.iteration_s
+            bound = "launches" if found.bound_by_launches else "links" if waits else "device"
+            cells += [
+                f"{found.iteration_s * 1e3:.1f} ms", f"{found.lower_s * 1e3:.1f} to {found.upper_s * 1e3:.1f} ms",
+                f"{found.throughput:.1f}", memory_text(found.memory), bound,
+            ]  # fmt: skip
+        cells += [] if prices is None else ["-" if row.price_per_million is None else f"{row.price_per_million:.2f}"]
+        table.add_row(*cells)
+    return table

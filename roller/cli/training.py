@@ -1,0 +1,127 @@
+"""What the verbs about training steps share: options, the step of an entry file, and how far they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from roller.cli.common import device_of
+from roller.cli.usage import UsageError
+from roller.errors import did_you_mean, shown
+from roller.hardware import DeviceSpec
+
+if TYPE_CHECKING:
+    from roller.insight.memory.replay import Memory
+    from roller.insight.step import TracedStep
+
+MIB = 1 << 20
+#: The word for the largest batch that fits.
+LARGEST = "max"
+
+DevicesOption = Annotated[
+    str, typer.Option("--device", "-d", metavar="NAMES", help="E.g. h100,a100; 2xa100 for two that train together.")
+]
+BatchesOption = Annotated[
+    str, typer.Option("--batch", "-b", metavar="N,...", help="Batch sizes, e.g. 8,16,32; by default the file's own.")
+]
+AmpOption = Annotated[
+    str,
+    typer.Option("--amp", metavar="NAMES", help="Automatic mixed precision around the step: fp32 (none), fp16, bf16."),
+]
+CheckpointOption = Annotated[
+    str,
+    typer.Option(
+        "--checkpoint", metavar="WORDS", help="Blocks that run again in backward: no, yes, or no,yes for both."
+    ),
+]
+EntryArgument = Annotated[Path, typer.Argument(metavar="FILE", help="An entry file in Python with provider functions.")]
+
+
+def devices_of(text: str, settings: Sequence[str] | None) -> list[tuple[DeviceSpec, int]]:
+    """Return specifications, and how many of each, from ``"h100,2xa100"``.
+
+    Raises
+    ------
+    SpecError
+        There is no such device.
+    UsageError
+        No device is named.
+    """
+    found = []
+    for name in (word.strip() for word in text.split(",")):
+        count, times, rest = name.partition("x")
+        several = bool(times) and count.isdigit() and int(count) > 0
+        if name:
+            found.append((device_of(rest if several else name, settings), int(count) if several else 1))
+    if not found:
+        raise UsageError(f"--device: expected names of devices, got {shown(text)}. Write e.g. --device h100,2xa100.")
+    return found
+
+
+def batches_of(text: str, *, largest: bool = False) -> list[int | str | None]:
+    """Return batch sizes from ``"8,16"``, with ``"max"`` where it is allowed; ``[None]`` of nothing.
+
+    Raises
+    ------
+    UsageError
+        One is no number above 0.
+    """
+    sizes: list[int | str | None] = []
+    for word in (w.strip() for w in text.split(",")):
+        if largest and word == LARGEST:
+            sizes.append(LARGEST)
+        elif word:
+            if not word.isascii() or not word.isdigit() or int(word) < 1:
+                more = " or max" if largest else ""
+                raise UsageError(f"--batch: expected whole numbers of at least 1{more}, e.g. 8,16, got {shown(text)}.")
+            sizes.append(int(word))
+    return sizes or [None]
+
+
+def words_of(option: str, text: str, known: Sequence[str]) -> list[str]:
+    """Return words of a list that may only be certain ones.
+
+    Raises
+    ------
+    UsageError
+        One is another.
+    """
+    words = [w.strip() for w in text.split(",") if w.strip()]
+    wrong = next((w for w in words if w not in known), None)
+    if wrong is not None or not words:
+        hint = did_you_mean(wrong or "", known) or f". Write {known[0]}."
+        raise UsageError(f"{option}: expected {', '.join(known)}, got {shown(wrong or text)}{hint}")
+    return list(dict.fromkeys(words))
+
+
+def amps_of(text: str) -> list[str]:
+    """Return precisions of ``--amp``."""
+    return words_of("--amp", text, ("fp32", "fp16", "bf16"))
+
+
+def checkpoints_of(text: str) -> list[bool]:
+    """Return what ``--checkpoint`` asks for."""
+    return [word == "yes" for word in words_of("--checkpoint", text, ("no", "yes"))]
+
+
+def step_of(file: Path) -> TracedStep:
+    """Return the step of an entry file, as the file has it: what each row changes is traced then."""
+    from roller.insight.tracing.api import trace_entry
+
+    return trace_entry(file)
+
+
+def combinations(amps: Sequence[str], checkpoints: Sequence[bool]) -> Iterator[tuple[str, bool]]:
+    """Yield every precision with and without checkpointing, as asked."""
+    return ((amp, checkpoint) for amp in amps for checkpoint in checkpoints)
+
+
+def memory_text(memory: Memory) -> str:
+    """Return what the vendor's monitor would show, or that it does not fit."""
+    if not memory.fits:
+        return "does not fit"
+    error = f" ± {memory.total_error_bytes / MIB:.0f}" if memory.total_error_bytes else ""
+    return f"{memory.total_bytes / MIB:.0f}{error} MiB"

@@ -1,0 +1,109 @@
+"""The verbs of the command: each one's module is loaded when the verb is used, so that a short one starts soon."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Iterator, MutableMapping
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from roller.cli.verbosity import with_verbosity
+
+#: Verb -> module and attribute: a function is a verb, a ``typer.Typer`` a group of them. In the order of ``--help``.
+VERBS = {
+    "compile": "roller.cli.compile:compile_command",
+    "compile-model": "roller.cli.compile_model:compile_model_command",
+    "construct": "roller.cli.construct:construct_command",
+    "predict": "roller.cli.predict:predict_command",
+    "forecast": "roller.cli.forecast:forecast_command",
+    "memory": "roller.cli.memory:memory_command",
+    "sweep": "roller.cli.sweep:sweep_command",
+    "replay": "roller.cli.replay:replay_command",
+    "record": "roller.cli.record:record_command",
+    "whatif": "roller.cli.whatif:whatif_command",
+    "explain": "roller.cli.explain:explain_command",
+    "devices": "roller.cli.devices:devices_command",
+    "run-model": "roller.cli.run_model:run_model_command",
+    "check": "roller.cli.check:check_command",
+    "probe": "roller.cli.probe:probe_command",
+    "sensitivity": "roller.cli.sensitivity:sensitivity_command",
+    "doctor": "roller.cli.doctor:doctor_command",
+    "env": "roller.cli.env:env_command",
+    "bundle": "roller.cli.bundle:bundle_app",
+    "cache": "roller.cli.cache:cache_app",
+}
+#: Exit code of a process that Ctrl-C ended, as shells have it.
+_INTERRUPTED = 130
+
+
+class LazyCommands(MutableMapping[str, Any]):
+    """The commands of a group by name; one is imported and built when it is first asked for.
+
+    Parameters
+    ----------
+    homes
+        Verb -> ``"module:attribute"``.
+    """
+
+    def __init__(self, homes: dict[str, str]) -> None:
+        self._homes: dict[str, Any] = dict(homes)
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a command, built at most once in a process."""
+        home = self._homes[name]
+        return command_at(name, home) if isinstance(home, str) else home
+
+    def __setitem__(self, name: str, command: Any) -> None:
+        """Add a command that is built already."""
+        self._homes[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        """Take a command out."""
+        del self._homes[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over names; nothing is imported."""
+        return iter(self._homes)
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._homes)
+
+
+class Verbs(TyperGroup):
+    """The verbs; an interrupt of any of them is one line that says what is left of the work."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = LazyCommands(VERBS)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names alone: Typer's own walks over the commands."""
+        return list(self.commands)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a verb."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stop:
+            typer.echo(f"\nroller: {stop.args[0] if stop.args else 'interrupted.'}", err=True)
+            raise typer.Exit(_INTERRUPTED) from None
+
+
+@functools.cache
+def command_at(name: str, home: str) -> Any:
+    """Return the command of a function or a group of them; each verb also takes ``--quiet`` and ``--verbose``."""
+    module, _, attribute = home.partition(":")
+    target = getattr(importlib.import_module(module), attribute)
+    if isinstance(target, typer.Typer):
+        for verb in target.registered_commands:
+            assert verb.callback is not None
+            verb.callback = with_verbosity(verb.callback)
+        return get_command(target)
+    single = typer.Typer(add_completion=False)
+    single.command(name)(with_verbosity(target))
+    return get_command(single)

@@ -1,0 +1,188 @@
+"""``roller whatif``: what a change would bring, predicted from an ordinary profile before anyone makes it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from roller.cli.common import JsonOption, check_writable, console, print_json
+from roller.cli.progress import counted_steps
+from roller.cli.usage import UsageError
+
+if TYPE_CHECKING:
+    from roller.insight.whatif.ask import Answer
+    from roller.insight.whatif.change import WhatIf
+    from roller.insight.whatif.graph import Graph
+    from roller.insight.whatif.search import Found
+
+FilesArgument = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="FILE...", help="A profile of PyTorch; several are the ranks of one job. Or an entry file."),
+]
+ScenarioOption = Annotated[
+    list[Path] | None, typer.Option("--scenario", "-s", metavar="FILE", help="YAML with the changes to make.")
+]
+DoOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--do", metavar="CHANGE", help="A change, such as amp or ddp:devices=8,bandwidth=25e9; several add up."
+    ),
+]
+AllOption = Annotated[bool, typer.Option("--all", help="Try every change that suits, alone and the best in pairs.")]
+DeviceOption = Annotated[
+    str | None, typer.Option("--device", help="What the profile was made on: prices what is new. Entry files need it.")
+]
+ForceOption = Annotated[bool, typer.Option("--force", help="Also where much of the profile cannot be explained.")]
+PerfettoOption = Annotated[
+    Path | None, typer.Option("--perfetto", metavar="FILE", help="Write timelines before and after, as trace events.")
+]
+ListOption = Annotated[bool, typer.Option("--list", help="List the changes and their parameters.")]
+
+
+def whatif_command(
+    files: FilesArgument = None,
+    scenario: ScenarioOption = None,
+    do: DoOption = None,
+    search_all: AllOption = False,
+    device: DeviceOption = None,
+    force: ForceOption = False,
+    perfetto: PerfettoOption = None,
+    as_json: JsonOption = False,
+    list_changes: ListOption = False,
+) -> None:
+    """Predict what a change of a training step would bring, from a profile of it, without a device or PyTorch."""
+    from roller.insight.whatif import scenario as scenarios
+
+    if list_changes:
+        _list()
+        return
+    if not files:
+        raise UsageError("FILE: expected a profile of PyTorch, got none. Name one, or ask for --list.")
+    asked: dict[str, tuple[WhatIf, ...]] = {}
+    prices: dict[str, float] = {}
+    for path in scenario or ():
+        read = scenarios.read_scenarios(path)
+        device, prices = device or read.device, {**prices, **read.prices}
+        asked |= {(name if name != "changes" else path.stem): changes for name, changes in read.changes.items()}
+    if do:
+        asked[" + ".join(do)] = tuple(scenarios.change_of_text(text) for text in do)
+    if not asked and not search_all:
+        raise UsageError("what to change: expected --do CHANGE, --scenario FILE or --all, got none. See --list.")
+    if perfetto is not None:
+        check_writable(perfetto)
+        if search_all or len(asked) != 1:
+            raise UsageError("--perfetto: expected one scenario, got several. Name one with --do or --scenario.")
+    graph = replace(_graph(files, device), prices=prices)
+    if search_all:
+        _tell_search(graph, force, as_json)
+        return
+    answers = {name: graph.what_if(*changes, force=force) for name, changes in asked.items()}
+    if perfetto is not None:
+        from roller.insight.whatif.perfetto import write_perfetto
+
+        write_perfetto(next(iter(answers.values())), perfetto)
+    if as_json:
+        print_json([{"scenario": name} | answer.to_dict() for name, answer in answers.items()])
+        return
+    _tell(answers)
+
+
+def _graph(files: list[Path], device: str | None) -> Graph:
+    """Return the graph of profiles, or of an entry file's step on a device that is not here."""
+    from roller.insight.whatif.replay import from_kineto
+
+    if len(files) == 1 and files[0].suffix == ".py":
+        from roller.cli.training import step_of
+
+        if device is None:
+            raise UsageError(
+                f"{files[0]}: --device: expected the device to run it on, got none. Name one, such as a100."
+            )
+        return step_of(files[0]).graph(device)
+    return from_kineto([str(f) for f in files], device=device)
+
+
+def _tell(answers: dict[str, Answer]) -> None:
+    screen = console()
+    for name, x in answers.items():
+        screen.say(f"{name}: {_verdict(x)}")
+        steps = len(x.graphs[0].iterations)
+        table = Table("" if steps < 2 else f"all {steps} steps", "before", "after (predicted)", box=None)
+        for label, part in (("CPU only", "cpu_only_us"), ("device only", "device_only_us"), ("both", "both_us")):
+            table.add_row(label, _ms(getattr(x.before, part)), _ms(getattr(x.after, part)))
+        before = {p.name: p for p in x.phases_before}
+        after = {p.name: p for p in x.phases_after}
+        for phase in ("data", "forward", "backward", "update", "other"):
+            if phase in before or phase in after:
+                parts = (known[phase].critical_us if phase in known else 0.0 for known in (before, after))
+                table.add_row(f"critical path in {phase}", *map(_ms, parts))
+        screen.print(table)
+        rests = ", ".join(f"{100 * share:.0f} % {word}" for word, share in x.provenance.items() if share >= 0.005)
+        screen.say(f"  The predicted path rests on times that are {rests}.")
+        if x.spread:
+            screen.say(f"  Steps of the profile differ by {100 * x.spread:.0f} % of the median one.")
+        if x.unexplained_share >= 0.001:
+            screen.say(f"  {100 * x.unexplained_share:.1f} % of the profile is waiting that it does not explain.")
+        for sentence in x.assumptions:
+            screen.say(f"  Assumed: {sentence}")
+
+
+def _verdict(x: Answer) -> str:
+    interval = f"{_ms(x.lower_us)} to {_ms(x.upper_us)}"
+    if x.is_hardly_anything:
+        return f"hardly anything: {_ms(x.baseline_us)} a step, then {_ms(x.iteration_us)} ({interval}), predicted"
+    word = "faster" if x.gain > 0 else "slower"
+    ratio = x.speedup if x.gain > 0 else 1.0 / x.speedup
+    return f"{ratio:.2f}x {word}: {_ms(x.baseline_us)} a step, then {_ms(x.iteration_us)} ({interval}), predicted"
+
+
+def _ms(us: float) -> str:
+    return f"{us / 1e3:.3f} ms"
+
+
+def _tell_search(graph: Graph, force: bool, as_json: bool) -> None:
+    from roller.insight.whatif.search import MOST_ASKED, search
+
+    with counted_steps("what-ifs", MOST_ASKED) as done:
+        found = search(graph, force=force, seen=lambda one: done(one.name))
+    if as_json:
+        print_json([_row(x) for x in found])
+        return
+    screen = console()
+    answered = [x for x in found if x.answer is not None]
+    table = Table("change", "a step", "from", "to", "gain", box=None)
+    for x in answered:
+        a = x.answer
+        assert a is not None
+        gain = "hardly anything" if a.is_hardly_anything else f"{100 * a.gain:+.1f} %"
+        table.add_row(("at most: " if x.is_bound else "") + x.name, _ms(a.iteration_us), _ms(a.lower_us),
+                      _ms(a.upper_us), gain)  # fmt: skip
+    if answered and answered[0].answer is not None:
+        screen.say(f"{graph.name}: {_ms(answered[0].answer.baseline_us)} a step; all times below are predicted")
+    screen.print(table)
+    if all(x.answer is None or x.is_bound or x.answer.gain <= 0 or x.answer.is_hardly_anything for x in found):
+        screen.say("Hardly anything helps: none of the changes that can be built gains more than profiles differ by.")
+    for x in found:
+        if x.answer is None:
+            screen.say(f"{x.name}: not asked: {x.reason}")
+
+
+def _row(x: Found) -> dict[str, object]:
+    row: dict[str, object] = {"changes": x.name, "upper_bound": x.is_bound, "not_asked": x.reason or None}
+    return row | ({} if x.answer is None else x.answer.to_dict())
+
+
+def _list() -> None:
+    from dataclasses import MISSING, fields
+
+    from roller.insight.whatif.whatifs import WHATIFS
+
+    table = Table("change", "what it does", "parameters", box=None)
+    for name, kind in WHATIFS.items():
+        parameters = (f.name if f.default is MISSING else f"{f.name}={f.default}" for f in fields(kind))
+        table.add_row(name, (kind.__doc__ or "").strip().splitlines()[0], ", ".join(parameters))
+    console().print(table)

@@ -1,0 +1,324 @@
+"""The dtypes of tensors: one row each, and everything that depends on a dtype asks its row.
+
+Names are those of NumPy, of ``ml_dtypes`` where NumPy has none. Floating point of 8 bits is that of OCP's 8-bit
+specification, as CUDA and ONNX have it: ``float8_e4m3fn`` is finite only (its one NaN per sign takes the place of
+infinity), ``float8_e5m2`` has infinities. A conversion to either rounds to nearest even and does not saturate: what
+lies beyond the largest number becomes infinity where there is one, else NaN, as in ``ml_dtypes``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+import numpy as np
+
+from roller.errors import LaunchError
+
+
+@dataclass(frozen=True)
+class DType:
+    """What is known of a dtype.
+
+    Parameters
+    ----------
+    name
+        As in expressions, in TVM and in ``ml_dtypes``.
+    kind
+        ``"float"``, ``"int"``, ``"uint"`` or ``"bool"``.
+    itemsize_bytes
+        Bytes of one element.
+    onnx
+        Number of ``onnx.TensorProto.DataType``.
+    accumulator
+        Dtype sums are accumulated in unless the user says otherwise.
+    c_types
+        Names of the element type in emitted CUDA and HIP text, the usual one first.
+    rank
+        Place in the order of promotion among its kind: of two dtypes, the operation is computed in the higher.
+    digits
+        Significant binary digits of a float, the leading one included.
+    exponents
+        Least and greatest exponent of normal numbers ``1.x * 2**e``.
+    largest
+        Largest finite number, of floats.
+    has_infinity
+        Whether what is beyond that is infinite; else it is NaN.
+    keeps_small
+        Whether no device flushes subnormal numbers to zero.
+    bits
+        Dtype whose bits travel in place of this one where NumPy has none of this name; else ``""``.
+    aliases
+        Other names a user may write.
+    """
+
+    name: str
+    kind: str
+    itemsize_bytes: int
+    onnx: int
+    accumulator: str
+    c_types: tuple[str, ...]
+    rank: int
+    digits: int = 0
+    exponents: tuple[int, int] = (0, 0)
+    largest: float = 0.0
+    has_infinity: bool = True
+    keeps_small: bool = False
+    bits: str = ""
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it is one of floating point."""
+        return self.kind == "float"
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether it is floating point that units without it compute in float32; a conversion to it always rounds."""
+        return self.is_float and self.itemsize_bytes < 4
+
+    @property
+    def is_byte_float(self) -> bool:
+        """Whether it is floating point of 8 bits, which is converted by arithmetic on its bits."""
+        return self.is_float and self.itemsize_bytes == 1
+
+    @property
+    def epsilon(self) -> float:
+        """Distance from one to the next number."""
+        return float(2.0 ** (1 - self.digits))
+
+    @property
+    def smallest_normal(self) -> float:
+        """Least number with all digits."""
+        return float(2.0 ** self.exponents[0])
+
+    @property
+    def smallest(self) -> float:
+        """Least positive number: the spacing below :attr:`smallest_normal`."""
+        return self.smallest_normal * self.epsilon
+
+    @property
+    def flushed(self) -> float:
+        """Numbers below may be stored as zero."""
+        return self.smallest if self.keeps_small else self.smallest_normal
+
+    @property
+    def storage(self) -> np.dtype[Any]:
+        """NumPy's own dtype of the same bits."""
+        return np.dtype(self.bits or self.name)
+
+    @property
+    def spare_bits(self) -> int:
+        """Digits that float32 has and this one has not."""
+        return 24 - self.digits
+
+    @property
+    def shifted_exponent(self) -> int:
+        """Bits of a float32 by which its exponent differs from this one's at the same place."""
+        return (127 - (1 - self.exponents[0])) << 23
+
+    @property
+    def normal_bits(self) -> int:
+        """Bits of :attr:`smallest_normal` as a float32."""
+        return (127 + self.exponents[0]) << 23
+
+    @property
+    def steps_bits(self) -> int:
+        """Bits of the float32 whose last digit is :attr:`smallest`."""
+        return (127 + self.exponents[0] - (self.digits - 1) + 23) << 23
+
+    @property
+    def largest_byte(self) -> int:
+        """Byte of :attr:`largest`, of a byte float."""
+        return 0x7E if not self.has_infinity else 0x80 - (1 << (self.digits - 1)) - 1
+
+    @property
+    def beyond_byte(self) -> int:
+        """Byte of what lies beyond :attr:`largest`: infinity, or NaN."""
+        return self.largest_byte + 1
+
+    @property
+    def nan_byte(self) -> int:
+        """Byte of the usual NaN."""
+        return 0x7E if self.has_infinity else 0x7F
+
+    @cached_property
+    def of_bytes(self) -> np.ndarray:
+        """The number of every bit pattern of a byte float: float32, shape ``(256,)``."""
+        pattern = np.arange(128)
+        places = self.digits - 1
+        field, fraction = pattern >> places, pattern & ((1 << places) - 1)
+        normal = np.ldexp(1.0 + np.ldexp(fraction.astype(np.float64), -places), field + self.exponents[0] - 1)
+        found = np.where(field == 0, fraction * self.smallest, normal)
+        beyond = np.inf if self.has_infinity else np.nan
+        found = np.where(found > self.largest, np.where(fraction > 0, np.nan, beyond), found)
+        return np.concatenate((found, -found)).astype(np.float32)
+
+
+#: Every dtype a tensor may have.
+_ROWS = (
+    DType("float64", "float", 8, 11, "float64", ("double",), 64, 53, (-1022, 1023), (2 - 2**-52) * 2.0**1023),
+    DType("float32", "float", 4, 1, "float32", ("float",), 32, 24, (-126, 127), (2 - 2**-23) * 2.0**127),
+    DType("float16", "float", 2, 10, "float32", ("half", "__half"), 16, 11, (-14, 15), 65504.0, keeps_small=True),
+    # TVM stores it as ushort before sm_80.
+    DType("bfloat16", "float", 2, 16, "float32", ("nv_bfloat16", "__nv_bfloat16", "hip_bfloat16", "ushort", "uint16_t"),
+          15, 8, (-126, 127), (2 - 2**-7) * 2.0**127, bits="uint16"),
+    DType("float8_e4m3fn", "float", 1, 17, "float32", ("uchar", "unsigned char", "uint8_t"), 8, 4, (-6, 8), 448.0,
+          has_infinity=False, keeps_small=True, bits="uint8", aliases=("float8_e4m3",)),
+    DType("float8_e5m2", "float", 1, 19, "float32", ("uchar", "unsigned char", "uint8_t"), 7, 3, (-14, 15), 57344.0,
+          keeps_small=True, bits="uint8"),
+    DType("int64", "int", 8, 7, "int64", ("int64_t", "long long", "long"), 64),
+    DType("int32", "int", 4, 6, "int32", ("int", "int32_t"), 32),
+    DType("int16", "int", 2, 5, "int32", ("short", "int16_t"), 16),
+    DType("int8", "int", 1, 3, "int32", ("signed char", "char", "int8_t"), 8),
+    DType("uint8", "uint", 1, 2, "int32", ("uchar", "unsigned char", "uint8_t"), 9),
+    DType("bool", "bool", 1, 9, "bool", ("bool", "signed char", "uint8_t", "uchar", "unsigned char"), 1),
+)  # fmt: skip
+
+#: Rows by name.
+DTYPES: dict[str, DType] = {row.name: row for row in _ROWS}
+#: Bytes of an element by name.
+DTYPE_BYTES: dict[str, int] = {name: row.itemsize_bytes for name, row in DTYPES.items()}
+FLOATS = tuple(name for name, row in DTYPES.items() if row.is_float)
+INTEGERS = tuple(name for name, row in DTYPES.items() if row.kind in ("int", "uint"))
+NARROW_FLOATS = tuple(name for name, row in DTYPES.items() if row.is_narrow)
+BYTE_FLOATS = tuple(name for name, row in DTYPES.items() if row.is_byte_float)
+_ALIASES = {alias: name for name, row in DTYPES.items() for alias in row.aliases}
+
+
+def canonical(name: Any) -> Any:
+    """Return the name a dtype has here, of one a user may write; anything else stays as it is.
+
+    Examples
+    --------
+    >>> canonical("float8_e4m3"), canonical("float32")
+    ('float8_e4m3fn', 'float32')
+    """
+    return _ALIASES.get(name, name) if isinstance(name, str) else name
+
+
+def is_float(name: str) -> bool:
+    """Whether a dtype is one of floating point."""
+    row = DTYPES.get(name)
+    return row is not None and row.is_float
+
+
+@cache
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """Return NumPy's dtype of a name; those it lacks come from the optional package ml_dtypes.
+
+    Raises
+    ------
+    LaunchError
+        Where NumPy has no such dtype.
+
+    Examples
+    --------
+    >>> numpy_dtype("float16").itemsize
+    2
+    """
+    row = DTYPES.get(name)
+    if row is not None and row.bits:
+        try:
+            # By name: kernels of any other dtype run without this package.
+            found: np.dtype[Any] = np.dtype(getattr(importlib.import_module("ml_dtypes"), name))
+            return found
+        except ImportError as err:
+            raise LaunchError(
+                f"dtype '{name}': expected the package ml_dtypes, got {err}. Install it, or use float16."
+            ) from err
+    try:
+        return np.dtype(name)
+    except TypeError as err:
+        raise LaunchError(f"NumPy has no dtype '{name}'. Compile the expression with a dtype NumPy knows.") from err
+
+
+def storage_dtype(name: str) -> np.dtype[Any]:
+    """Return the NumPy dtype whose bits a device holds: bfloat16 travels as uint16, float of 8 bits as uint8.
+
+    Examples
+    --------
+    >>> storage_dtype("bfloat16"), storage_dtype("float16")
+    (dtype('uint16'), dtype('float16'))
+    """
+    row = DTYPES.get(name)
+    return np.dtype(name) if row is None else row.storage
+
+
+def bits_of(array: Any) -> np.ndarray:
+    """Return an array as NumPy alone can name it: of dtypes that extend NumPy, its bits."""
+    found = np.asarray(array)
+    row = DTYPES.get(found.dtype.name)
+    return found if row is None or not row.bits else np.ascontiguousarray(found).view(row.storage)
+
+
+def values_of(bits: np.ndarray, dtype: str) -> np.ndarray:
+    """Return stored elements as numbers: bits become float32, all else stays.
+
+    Examples
+    --------
+    >>> float(values_of(np.array([0x3FC0], np.uint16), "bfloat16")[0])
+    1.5
+    """
+    row = DTYPES.get(dtype)
+    if row is None or not row.bits:
+        return bits
+    if row.is_byte_float:
+        return np.asarray(row.of_bytes[bits])
+    return np.left_shift(bits.astype(np.uint32), np.uint32(16)).view(np.float32)
+
+
+def stored_of(values: Any, dtype: str) -> np.ndarray:
+    """Return numbers as a device stores them; the inverse of :func:`values_of`, rounding to nearest even.
+
+    Examples
+    --------
+    >>> hex(int(stored_of(np.array([1.5]), "bfloat16")[0]))
+    '0x3fc0'
+    >>> [hex(int(b)) for b in stored_of(np.array([448.0, 464.0, 465.0, -0.0]), "float8_e4m3fn")]
+    ['0x7e', '0x7e', '0x7f', '0x80']
+    """
+    row = DTYPES.get(dtype)
+    if row is None or not row.bits:
+        return np.asarray(values).astype(dtype)
+    if row.is_byte_float:
+        found = stored(values, dtype)
+        finite = row.of_bytes[: row.largest_byte + 1]
+        place = np.searchsorted(finite, np.abs(found))  # one past the last: infinity, where there is one
+        place = np.where(np.isnan(found), row.nan_byte, place)
+        return (place | np.where(np.signbit(values), 0x80, 0)).astype(np.uint8)
+    bits = bfloat16_in_float32(np.asarray(values, np.float32)) >> np.uint64(16)
+    return np.where(np.isnan(values), np.uint64(0x7FC0), bits).astype(np.uint16)
+
+
+def bfloat16_in_float32(single: np.ndarray) -> np.ndarray:
+    """Return the bits (uint64) of float32 numbers, no NaN, rounded to those of bfloat16: the upper half counts."""
+    bits = np.asarray(single).view(np.uint32).astype(np.uint64)
+    return np.asarray(bits + np.uint64(0x7FFF) + ((bits >> np.uint64(16)) & np.uint64(1)))
+
+
+def stored(value: Any, dtype: str) -> np.ndarray:
+    """Return float64 numbers rounded to a floating-point dtype, to nearest even; beyond its largest infinity or NaN.
+
+    Examples
+    --------
+    >>> stored(np.array([1 / 3, 1e6, 57345.0]), "float8_e5m2").tolist()
+    [0.3125, inf, 57344.0]
+    """
+    with np.errstate(invalid="ignore"):  # signalling NaN
+        value, row = np.asarray(value, np.float64), DTYPES[dtype]
+    if dtype == "float64":
+        return np.asarray(value)
+    with np.errstate(over="ignore", invalid="ignore"):
+        if row.is_byte_float:
+            exponent = np.maximum(np.frexp(value)[1] - 1, row.exponents[0]) - (row.digits - 1)
+            found = np.where(np.isfinite(value), np.ldexp(np.rint(np.ldexp(value, -exponent)), exponent), value)
+            beyond = np.copysign(np.inf, found) if row.has_infinity else np.nan
+            return np.asarray(np.where(np.abs(found) > row.largest, beyond, found))
+        single: np.ndarray = value.astype(np.float32 if row.bits else dtype)
+    if not row.bits:
+        return np.asarray(single, np.float64)
+    bits = bfloat16_in_float32(single) & np.uint64(0xFFFF0000)
+    return np.asarray(np.where(np.isfinite(value), bits.astype(np.uint32).view(np.float32), value), np.float64)

@@ -1,0 +1,142 @@
+"""Arguments of public calls, checked once and made plain: Python's own numbers, paths, truth values.
+
+Whatever is passed (``None``, an array, NaN, 10**5000, a list that holds itself) ends in one error that names the
+argument; nothing here compares, prints or converts a value before its type is known.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from roller.errors import RollerError, did_you_mean, shown
+
+#: Bytes of a file's name, and of a path with all its folders, that systems take.
+_MOST_NAME, _MOST_PATH = 255, 4096
+#: Largest number of anything that is counted: more does not fit what a machine counts in.
+MOST = 2**63 - 1
+
+
+def is_integer(value: object) -> bool:
+    """Whether a value is a whole number, Python's or NumPy's; True and False are none.
+
+    Examples
+    --------
+    >>> [is_integer(v) for v in (3, np.int8(3), True, 3.0, np.array(3))]
+    [True, True, False, False, False]
+    """
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def flag(value: Any, where: str, *, error: type[RollerError] = RollerError, remedy: str = "Write either.") -> bool:
+    """Return a truth value.
+
+    Raises
+    ------
+    RollerError
+        Of the class ``error``, where it is neither True nor False; so do all functions here.
+
+    Examples
+    --------
+    >>> flag(3, "cache")
+    Traceback (most recent call last):
+    roller.errors.RollerError: cache: expected True or False, got 3. Write either.
+    """
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    raise error(f"{where}: expected True or False, got {shown(value)}. {remedy}")
+
+
+def whole_number(
+    value: Any, where: str, least: int = 0, most: int = MOST, *, expected: str = "", remedy: str = "",
+    error: type[RollerError] = RollerError,
+) -> int:  # fmt: skip
+    """Return a whole number from ``least`` to ``most``; ``expected`` says it in other words.
+
+    Examples
+    --------
+    >>> whole_number(np.int32(7), "seed"), whole_number(10**5000, "top_k", 1, 9)
+    Traceback (most recent call last):
+    roller.errors.RollerError: top_k: expected an integer of at least 1 and at most 9, got an integer of 16610 bits.
+    """
+    if is_integer(value) and least <= value <= most:
+        return int(value)
+    limit = f" and at most {most}" if is_integer(value) and value > most else ""
+    wanted = expected or f"an integer of at least {least}"
+    raise error(f"{where}: expected {wanted}{limit}, got {shown(value)}.{remedy and ' '}{remedy}")
+
+
+def number(
+    value: Any, where: str, *, above: float | None = None, infinite: bool = False, expected: str, remedy: str = "",
+    error: type[RollerError] = RollerError,
+) -> float:  # fmt: skip
+    """Return a number of at least 0, or one above ``above``, as a float; infinity only where that is a meaning.
+
+    Examples
+    --------
+    >>> number(np.float32(0.5), "refine_s", expected="seconds of at least 0")
+    0.5
+    >>> number(10**5000, "refine_s", expected="seconds of at least 0")
+    Traceback (most recent call last):
+    roller.errors.RollerError: refine_s: expected seconds of at least 0, got an integer of 16610 bits.
+    """
+    if is_integer(value) or isinstance(value, (float, np.floating)):
+        try:
+            plain = float(value)
+        except OverflowError:  # an integer beyond all floats
+            plain = math.inf
+        known = math.isfinite(plain) or (infinite and plain == value)  # an integer that becomes infinity is not it
+        if known and (plain >= 0.0 if above is None else plain > above):
+            return plain
+    raise error(f"{where}: expected {expected}, got {shown(value)}.{remedy and ' '}{remedy}")
+
+
+def one_of(
+    value: Any, where: str, known: Iterable[str], *, expected: str = "", error: type[RollerError] = RollerError
+) -> str:
+    """Return a word that is one of those known.
+
+    Examples
+    --------
+    >>> one_of("gpuu", "kind", ("cpu", "gpu"))
+    Traceback (most recent call last):
+    roller.errors.RollerError: kind: expected one of ('cpu', 'gpu'), got 'gpuu'; did you mean 'gpu'?
+    """
+    words = tuple(known)
+    if isinstance(value, str) and value in words:
+        return value
+    hint = (did_you_mean(value, words) if isinstance(value, str) else "") or "."
+    raise error(f"{where}: expected {expected or f'one of {words}'}, got {shown(value)}{hint}")
+
+
+def path(value: Any, where: str, *, error: type[RollerError] = RollerError, what: str = "a path") -> Path:
+    """Return a path, whether or not anything lies there.
+
+    Examples
+    --------
+    >>> path("a/b", "path").name
+    'b'
+    >>> path(None, "path")
+    Traceback (most recent call last):
+    roller.errors.RollerError: path: expected a path (text or pathlib.Path), got None.
+    """
+    text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise error(f"{where}: expected {what} (text or pathlib.Path), got {shown(value)}.")
+    if not _nameable(text):
+        raise error(f"{where}: expected {what} that a file system can name, got {shown(text)}.")
+    return Path(text)
+
+
+def _nameable(text: str) -> bool:
+    """Whether asking for a file of that name is no error by itself; it is where a name is too long."""
+    try:
+        name = os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return len(name) < _MOST_PATH and max(map(len, name.split(os.fsencode(os.sep)))) <= _MOST_NAME

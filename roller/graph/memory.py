@@ -1,0 +1,64 @@
+"""The memory plan: a place for every value of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from roller.core.cyclic import held_back
+from roller.graph.aliases import Resolved, resolve
+from roller.graph.arena import pack
+from roller.graph.lifetimes import Life, lifetimes
+from roller.graph.plan import ARENA, CONSTANT, INPUT, OUTPUT, Place, Plan
+from roller.graph.steps import Program
+
+
+@held_back()
+def plan(program: Program, *, predicted_s: Mapping[str, float] | None = None, value_align_bytes: int = 1) -> Plan:
+    """Give every value of a program a place.
+
+    Inputs are read where the caller has them, outputs written where the caller wants them, views cost nothing, and
+    sources of a join are computed in place where they lie in one piece. What remains shares one arena.
+
+    Parameters
+    ----------
+    program
+        A whole model.
+    predicted_s
+        Predicted seconds by kernel key, for whoever looks at the plan.
+    value_align_bytes
+        What the first byte of a value within another one must be a multiple of: 1 on a CPU, whose kernels read
+        anything; the widest access on a GPU.
+
+    Returns
+    -------
+    Plan
+        Its program has no ``View`` and no ``Join``: places say what they were, and ``Copy`` steps do what is left.
+
+    Raises
+    ------
+    ModelError
+        Where a step reads what was not written before, or an output is written by no step.
+    """
+    resolved = resolve(program, value_align_bytes)
+    lives = _arena_roots(resolved)
+    offsets, total = pack(tuple(lives.values()), [resolved.program.values[name].nbytes for name in lives])
+    places = {name: Place(ARENA, offset_bytes=offset) for name, offset in zip(lives, offsets, strict=True)}
+    places |= {name: Place(INPUT, n) for n, name in enumerate(program.inputs)}
+    places |= {name: Place(CONSTANT, name=name) for name in program.constants}
+    for number, name in resolved.outputs.items():
+        places[resolved.aliases.root(name)[0]] = Place(OUTPUT, number)
+    places |= {name: Place(OUTPUT, n) for n, name in enumerate(program.outputs) if name in program.loose}
+    for name in resolved.aliases.parents:
+        root, offset = resolved.aliases.root(name)
+        if root in places:
+            places[name] = replace(places[root], offset_bytes=places[root].offset_bytes + offset)
+    return Plan(resolved.program, places, total, dict(predicted_s or {}))
+
+
+def _arena_roots(resolved: Resolved) -> dict[str, Life]:
+    """Return when the memory is in use that is neither the caller's nor constant."""
+    aliases = resolved.aliases
+    outside = {aliases.root(name)[0] for name in resolved.outputs.values()}
+    lives = lifetimes(resolved.program, lambda name: aliases.root(name)[0])
+    return {name: life for name, life in lives.items() if name not in outside}

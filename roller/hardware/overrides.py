@@ -1,0 +1,120 @@
+"""Numbers of a device replaced by hand, by dotted path, so that replacing them back gives the device again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from roller.errors import SpecError, shown
+from roller.hardware.checks import Quantity, check_number, fail, nearest_fields
+from roller.hardware.consistency import check_consistency
+from roller.hardware.sections import Compute
+
+if TYPE_CHECKING:
+    from roller.hardware.spec import DeviceSpec
+
+#: Source of what was set by hand.
+_BY_HAND = "override"
+
+
+#: Numbers that no kernel's time depends on.
+NOT_OF_KERNELS = frozenset({"process_bytes", "link_bytes_per_s", "link_latency_s", "execution.fault_s"})
+
+
+def overridden(
+    spec: DeviceSpec, overrides: Mapping[str, float], source: str, known: Mapping[str, Quantity]
+) -> DeviceSpec:
+    """Return a copy of a spec with numbers replaced by dotted path; see ``DeviceSpec.with_overrides``.
+
+    Parameters
+    ----------
+    spec, overrides, source
+        As there.
+    known
+        Every numeric path of the device, :func:`roller.hardware.spec.settable`.
+
+    Raises
+    ------
+    SpecError
+        Where a path does not exist for this kind of device, or a value is wrong.
+    """
+    numbers = _checked(spec.name, overrides, known)
+    if not numbers:
+        return spec
+    if source != _BY_HAND:
+        return _with_sources(_with_numbers(spec, numbers), dict.fromkeys(numbers, source))
+    base = spec.base or spec
+    by_hand = {p: v for p, v in spec.values().items() if spec.sources.get(p) == _BY_HAND} | numbers
+    before = base.values()
+    is_validated = all(_is_error(p) or p in NOT_OF_KERNELS or before.get(p) == v for p, v in by_hand.items())
+    errors = base if is_validated else base.with_unvalidated_accuracy()
+    made = replace(spec, accuracy=errors.accuracy, doubt=errors.doubt)
+    # An error that is set by hand holds, whatever the other numbers are.
+    kinds = _other_kinds(base, by_hand)
+    made = _with_numbers(made, kinds | numbers | {p: v for p, v in by_hand.items() if _is_error(p)})
+    before, sources = errors.values(), {p: s for p, s in spec.sources.items() if not _is_error(p)}
+    sources |= {p: s for p, s in errors.sources.items() if _is_error(p) or p in by_hand}
+    changed = {p: _BY_HAND for p, v in by_hand.items() if before.get(p) != v}
+    made = replace(made, base=base if changed else None, source_items=tuple(sources.items()))
+    return _with_sources(made, changed)
+
+
+def _is_error(path: str) -> bool:
+    return path.startswith("accuracy.")
+
+
+def _checked(where: str, overrides: Mapping[str, float], known: Mapping[str, Quantity]) -> dict[str, float]:
+    """Return the numbers by path, each of its field's type and in its range."""
+    if not isinstance(overrides, Mapping):
+        raise SpecError(f"{where}: overrides: expected a mapping from paths to numbers, got {shown(overrides)}.")
+    numbers = dict[str, float]()
+    for path, value in overrides.items():
+        if not isinstance(path, str):
+            raise SpecError(f"{where}: overrides: expected dotted paths such as 'units', got {shown(path)}.")
+        if path not in known:
+            raise fail(where, path, f"unknown field{nearest_fields(path, known)}")
+        numbers[path] = check_number(where, path, value, known[path])
+    return numbers
+
+
+def _other_kinds(base: DeviceSpec, by_hand: Mapping[str, float]) -> dict[str, float]:
+    """Return the bandwidths by kind of traffic of layers whose bandwidth is set: in proportion, as nobody set them."""
+    found = dict[str, float]()
+    for layer in base.memory_layers:
+        where = f"memory_layers.{layer.name}"
+        given = by_hand.get(f"{where}.bandwidth_bytes_per_s")
+        if given is None:
+            continue
+        for kind in ("read_bandwidth_bytes_per_s", "triad_bandwidth_bytes_per_s"):
+            own = getattr(layer, kind)
+            if own is not None and f"{where}.{kind}" not in by_hand:
+                found[f"{where}.{kind}"] = own * (given / layer.bandwidth_bytes_per_s)
+    return found
+
+
+def _with_numbers(spec: DeviceSpec, numbers: Mapping[str, float]) -> DeviceSpec:
+    """Return the spec with numbers in their places, held against each other."""
+    for path, given in numbers.items():
+        head, _, rest = path.partition(".")
+        if head == "memory_layers":
+            name, _, key = rest.partition(".")
+            layers = tuple(_replaced(x, key, given) if x.name == name else x for x in spec.memory_layers)
+            spec = replace(spec, memory_layers=layers)
+        elif head == "compute":
+            rates = spec.compute.ops_per_cycle_per_unit | {rest.partition(".")[2]: given}
+            spec = replace(spec, compute=Compute(tuple(rates.items())))
+        elif rest:
+            spec = _replaced(spec, head, _replaced(getattr(spec, head), rest, given))
+        else:
+            spec = _replaced(spec, head, given)
+    check_consistency(spec.name, spec)
+    return spec
+
+
+def _with_sources(spec: DeviceSpec, sources: Mapping[str, str]) -> DeviceSpec:
+    return replace(spec, source_items=tuple({**spec.sources, **sources}.items()))
+
+
+def _replaced(obj: Any, name: str, value: object) -> Any:
+    return replace(obj, **{name: value})

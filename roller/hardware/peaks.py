@@ -1,0 +1,59 @@
+"""Peaks that follow from the numbers of a device: those of its datasheet, where they are right."""
+
+from __future__ import annotations
+
+from roller.hardware.sections import DTYPES
+from roller.hardware.spec import DeviceSpec
+
+#: Classes that multiply and add, the fastest first.
+_PIPES = ("group_matrix", "matrix", "fma")
+
+
+def peak_flops_per_s(spec: DeviceSpec, dtype: str) -> tuple[float, str] | None:
+    """Return the peak of multiply-adds of a dtype and the class that has it; ``None`` where the device names none.
+
+    Examples
+    --------
+    >>> from roller.hardware import load_spec
+    >>> peak, pipe = peak_flops_per_s(load_spec("h200"), "float16")
+    >>> f"{peak / 1e12:.0f} TFLOP/s", pipe
+    ('1071 TFLOP/s', 'group_matrix')
+    """
+    rates = spec.compute.ops_per_cycle_per_unit
+    usual = dtype == "float32"
+    found = [(rates[f"{p}.{dtype}"], p) for p in _PIPES if f"{p}.{dtype}" in rates]
+    found += [(rates["fma"], "fma")] if usual and "fma" in rates and "fma.float32" not in rates else []
+    if not found:
+        return None
+    rate, pipe = max(found, key=lambda x: x[0])
+    return 2 * rate * spec.units * spec.clock_hz, pipe
+
+
+def peak_lines(spec: DeviceSpec) -> list[str]:
+    """Return what a datasheet says in other words: operations per second of each dtype, bytes and bytes per second."""
+    clock = f"{spec.clock_hz / 1e9:.4g} GHz"
+    lines = []
+    for dtype in DTYPES:
+        peak = peak_flops_per_s(spec, dtype)
+        if peak is not None:
+            unit = "TOP/s" if dtype.startswith("int") else "TFLOP/s"
+            lines.append(f"{dtype}: {peak[0] / 1e12:.4g} {unit} ({peak[1]}, at {clock})")
+    for layer in spec.memory_layers:
+        every = {"thread": " a thread", "unit": " a unit"}.get(layer.scope, "")
+        bandwidth = f"{layer.bandwidth_bytes_per_s / 1e9:,.4g} GB/s"
+        lines.append(f"{layer.name}: {bytes_text(layer.capacity_bytes)}{every}, {bandwidth}")
+    return lines
+
+
+def bytes_text(count: float) -> str:
+    """Return a capacity for people, in the powers of two that chips are made in.
+
+    Examples
+    --------
+    >>> bytes_text(98304), bytes_text(99), bytes_text(16e9)
+    ('96 KiB', '99 B', '14.9 GiB')
+    """
+    for factor, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}"
+    return f"{count:g} B"

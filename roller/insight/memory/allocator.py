@@ -1,0 +1,239 @@
+"""PyTorch's caching allocator, simulated: no memory is touched, every address and every peak is as on the device.
+
+Rules are those of ``c10/cuda/CUDACachingAllocator.cpp`` of torch 2.13 for one device. A *segment* is what the driver
+gave, a *block* a part of a segment. Requests up to 1 MiB live in the small pool, others in the large one; a block never
+changes its pool or stream. The least free block that holds a request serves it, of equal ones the lowest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+
+from roller.insight.memory.expandable import ExpandableSegments, least_with_room
+from roller.insight.memory.heap import Block, Heap, OutOfDeviceMemoryError, Pool
+from roller.insight.memory.settings import MIN_BLOCK_BYTES, SMALL_BYTES, AllocatorSettings
+
+
+class CachingAllocator(Heap):
+    """The caching allocator of one device and process.
+
+    Parameters
+    ----------
+    capacity_bytes
+        What the driver can give this process: the device's memory less contexts and other processes. ``None``: all.
+    settings
+        As ``PYTORCH_ALLOC_CONF`` gives them.
+    place
+        Address of a new segment of so many bytes; ``None``: from 2**40 on, apart from each other. A replay of a real
+        trace gives the real ones, which best fit depends on.
+
+    Examples
+    --------
+    >>> a = CachingAllocator()
+    >>> first = a.malloc("x", 1000)
+    >>> a.malloc("y", 3 << 20) > first, a.stats
+    (True, MemoryStats(requested_bytes=3146728, allocated_bytes=3146752, reserved_bytes=23068672))
+    >>> a.free("x"); a.stats.allocated_bytes
+    3145728
+    """
+
+    def __init__(
+        self,
+        capacity_bytes: int | None = None,
+        settings: AllocatorSettings | None = None,
+        place: Callable[[int], int] | None = None,
+    ) -> None:
+        super().__init__(capacity_bytes, settings, place)
+        self._has_fraction = self.settings.memory_fraction < 1.0
+        self._expandable = ExpandableSegments(self)
+        self.live: dict[Hashable, Block] = {}
+        self._waiting: list[Block] = []
+        self.retries = 0
+
+    def malloc(self, key: Hashable, size_bytes: int, stream: int = 0) -> int:
+        """Serve a request and return the address of its block; 0 where nothing is asked for.
+
+        ``key`` names the block until :meth:`free`.
+
+        Raises
+        ------
+        OutOfDeviceMemoryError
+            Neither a cached block nor the driver has so much, even after everything cached is released.
+        """
+        if not size_bytes:
+            return 0
+        self._end_of_waits()
+        size = self.settings.rounded(size_bytes)
+        pool = self.small if size <= SMALL_BYTES else self.large
+        block = self._free_block(pool, size, stream)
+        if block is None:
+            block = self._segment(pool, size, stream, size_bytes)
+        if self._splits(block, size):
+            self.split(block, size)
+        block.allocated, block.requested = True, size_bytes
+        self.live[key] = block
+        self.allocated_bytes += block.size
+        self.requested_bytes += size_bytes
+        if self.allocated_bytes > self.peak.allocated_bytes or self.requested_bytes > self.peak.requested_bytes:
+            self.note_peak()
+        return block.address
+
+    def free(self, key: Hashable) -> None:
+        """Return a block to its pool; one that other streams use still waits for them."""
+        block = self.live.pop(key, None)
+        if block is None:  # a request of no bytes
+            return
+        self.allocated_bytes -= block.size
+        self.requested_bytes -= block.requested
+        block.allocated = False
+        if block.users:
+            self._waiting.append(block)
+        else:
+            self._to_pool(block)
+
+    def used_by(self, key: Hashable, stream: int) -> None:
+        """Note that a stream other than its own uses a block (``Tensor.record_stream``)."""
+        block = self.live.get(key)
+        if block is not None and stream != block.stream:
+            block.users.add(stream)
+
+    def passed(self, stream: int) -> None:
+        """Let a stream have passed all it was given: blocks that wait for it alone are free at the next request."""
+        for block in self._waiting:
+            block.users.discard(stream)
+        for block in self.live.values():
+            block.users.discard(stream)
+
+    def empty_cache(self) -> None:
+        """Give back to the driver what is whole and free (``torch.cuda.empty_cache``)."""
+        for block in self._waiting:
+            block.users.clear()
+        self._end_of_waits()
+        for pool in (self.large, self.small):
+            for block in [pool.blocks[a] for _, _, a in pool.keys]:
+                if block.expandable:
+                    self._expandable.release_pages(block)
+                elif not block.is_split:
+                    self.release(block)
+
+    def segments(self) -> Iterator[list[Block]]:
+        """Iterate over the segments by address, each a list of its blocks; parts without memory are left out."""
+        for address in sorted(self.first_blocks):
+            block: Block | None = self.first_blocks[address]
+            found = []
+            while block is not None:
+                if block.mapped:
+                    found.append(block)
+                block = block.next
+            if found:
+                yield found
+
+    # Free blocks
+
+    def _free_block(self, pool: Pool, size: int, stream: int) -> Block | None:
+        if self._has_fraction and self.settings.gc_threshold:
+            pool.calls += 1
+        at = pool.place_of(stream, size)
+        block = pool.at(at, stream)
+        if block is None:
+            return None
+        if block.expandable:
+            block = least_with_room(pool, at, stream)
+        limit = self.settings.max_split_bytes
+        if limit is not None:
+            if size < limit <= block.size:
+                return None
+            if size >= limit and block.size >= size + self.settings.large_segment_bytes:
+                return None
+        pool.remove(block)
+        return block
+
+    def _splits(self, block: Block, size: int) -> bool:
+        rest = block.size - size
+        if block.pool.is_small or self.settings.expandable_segments:
+            return rest >= MIN_BLOCK_BYTES
+        limit = self.settings.max_split_bytes
+        return (limit is None or size < limit) and rest > SMALL_BYTES
+
+    def _to_pool(self, block: Block) -> None:
+        self.join_neighbours(block)
+        block.pool.add(block)
+
+    def _end_of_waits(self) -> None:
+        if self._waiting:
+            done = [b for b in self._waiting if not b.users]
+            self._waiting = [b for b in self._waiting if b.users]
+            for block in done:
+                self._to_pool(block)
+
+    # The driver
+
+    def _segment(self, pool: Pool, size: int, stream: int, wanted: int) -> Block:
+        """Return a block of new memory, releasing what is cached where the driver has none left."""
+        if self._has_fraction and self.settings.gc_threshold:
+            self._collect()
+        asked = self.settings.segment_bytes(size)
+        block = self._ask(pool, size, asked, stream)
+        if block is None and self._release_oversize(pool, size, stream):
+            block = self._ask(pool, size, asked, stream)
+        if block is None:
+            self.retries += 1
+            self.empty_cache()
+            block = self._ask(pool, size, asked, stream)
+        if block is None:
+            raise OutOfDeviceMemoryError(wanted, self.capacity_bytes, self.stats)
+        return block
+
+    def _ask(self, pool: Pool, size: int, asked: int, stream: int) -> Block | None:
+        if self._has_fraction and self.reserved_bytes + asked > self.capacity_bytes:
+            return None
+        if self.settings.expandable_segments:
+            return self._expandable.expand(pool, size, stream)
+        if self.reserved_bytes + asked > self.device_bytes:
+            return None
+        address = self.place(asked)
+        block = Block(pool, address, asked, stream, address)
+        self.first_blocks[address] = block
+        self.reserve(asked)
+        return block
+
+    def _release_oversize(self, pool: Pool, size: int, stream: int) -> bool:
+        """Release blocks that are too large to be split, the least that suffice; whether they do."""
+        limit = self.settings.max_split_bytes
+        if limit is None:
+            return False
+        wanted = max(size, limit)
+        at = pool.place_of(stream, wanted)
+        block = pool.at(at, stream)
+        if block is not None:
+            if block.is_split or block.expandable:
+                return False
+            self.release(block)
+            return True
+        released = 0
+        while released < wanted and at > 0:
+            at -= 1
+            block = pool.at(at, stream)
+            if block is None or block.size < limit:
+                break
+            if not block.expandable and not block.is_split:
+                released += block.size
+                self.release(block)
+        return released >= wanted
+
+    def _collect(self) -> None:
+        """Release whole large blocks that were not used for long, down to the threshold."""
+        target = self.reserved_bytes - self.settings.gc_threshold * self.capacity_bytes
+        blocks = [b for b in self.large.blocks.values() if not b.is_split and not b.expandable]
+        total = sum(self.large.calls - b.age for b in blocks)
+        freed, goes_on = 0, True
+        while freed < target and goes_on and blocks:
+            mean, goes_on, kept = total / len(blocks), False, []
+            for block in sorted(blocks, key=lambda b: (b.stream, b.size, b.address)):
+                age = self.large.calls - block.age
+                if age < mean:
+                    kept.append(block)
+                    continue
+                goes_on, freed, total = True, freed + block.size, total - age
+                self.release(block)
+            blocks = kept

@@ -1,0 +1,214 @@
+"""Blocks, pools and segments of the caching allocator: what splits, merges and is counted, whatever serves requests."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from roller.errors import RollerError
+from roller.insight.memory.settings import AllocatorSettings
+
+#: Where simulated segments lie: 2 MiB aligned, each with free addresses behind it, so that none merges with another.
+_FIRST_ADDRESS, _GAP_BYTES = 1 << 40, 1 << 30
+#: What a device without a limit has.
+_UNLIMITED_BYTES = 1 << 46
+
+
+@dataclass(frozen=True)
+class MemoryStats:
+    """Bytes at one moment: requested by tensors, of their blocks, and reserved from the driver."""
+
+    requested_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+
+
+class OutOfDeviceMemoryError(RollerError, MemoryError):
+    """No block, no segment and nothing to release: what PyTorch reports as out of memory.
+
+    Parameters
+    ----------
+    wanted_bytes
+        Of the request that failed.
+    capacity_bytes
+        What the process may reserve.
+    stats
+        Bytes at that moment.
+    """
+
+    def __init__(self, wanted_bytes: int, capacity_bytes: int, stats: MemoryStats) -> None:
+        self.wanted_bytes, self.capacity_bytes, self.stats = wanted_bytes, capacity_bytes, stats
+        free = stats.reserved_bytes - stats.allocated_bytes
+        super().__init__(
+            f"out of memory: tried to allocate {_size(wanted_bytes)}; the device has {_size(capacity_bytes)} for the "
+            f"process, of which {_size(stats.allocated_bytes)} are allocated and {_size(free)} are reserved but "
+            "unallocated. Use a smaller batch, checkpointing or a narrower dtype."
+        )
+
+
+def _size(size_bytes: int) -> str:
+    """Write bytes as PyTorch does."""
+    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size_bytes >= scale:
+            return f"{size_bytes / scale:.2f} {unit}"
+    return f"{size_bytes} bytes"
+
+
+class Block:
+    """A part of a segment; ``prev`` and ``next`` are its neighbours there."""
+
+    __slots__ = ("address", "age", "allocated", "expandable", "mapped", "next", "pool", "prev", "requested", "segment",
+                 "size", "stream", "users")  # fmt: skip
+
+    def __init__(self, pool: Pool, address: int, size: int, stream: int, segment: int) -> None:
+        self.pool, self.address, self.size, self.stream, self.segment = pool, address, size, stream, segment
+        self.allocated, self.mapped, self.expandable = False, True, False
+        self.requested = self.age = 0
+        self.prev: Block | None = None
+        self.next: Block | None = None
+        #: Other streams that used it, which must pass before it is free.
+        self.users: set[int] = set()
+
+    @property
+    def is_split(self) -> bool:
+        """Whether its segment holds other blocks."""
+        return self.prev is not None or self.next is not None
+
+
+class Pool:
+    """The free blocks of one pool, ordered by stream, size and address."""
+
+    def __init__(self, *, is_small: bool) -> None:
+        self.is_small, self.calls = is_small, 0
+        self.keys: list[tuple[int, int, int]] = []
+        self.blocks: dict[int, Block] = {}
+        #: Parts of expandable segments that hold no memory, by stream and address.
+        self.unmapped: list[tuple[int, int]] = []
+        self.without_memory: dict[int, Block] = {}
+
+    def add(self, block: Block) -> None:
+        """Take a free block."""
+        block.age = self.calls
+        insort(self.keys, (block.stream, block.size, block.address))
+        self.blocks[block.address] = block
+
+    def remove(self, block: Block) -> None:
+        """Give a free block out."""
+        del self.keys[bisect_left(self.keys, (block.stream, block.size, block.address))]
+        del self.blocks[block.address]
+
+    def place_of(self, stream: int, size: int) -> int:
+        """Return the position of the first block of a stream that holds ``size`` bytes, if it is of that stream."""
+        return bisect_left(self.keys, (stream, size, 0))
+
+    def at(self, position: int, stream: int) -> Block | None:
+        """Return the block at a position, ``None`` where there is none of the stream."""
+        if position < len(self.keys) and self.keys[position][0] == stream:
+            return self.blocks[self.keys[position][2]]
+        return None
+
+    def unmap(self, block: Block) -> None:
+        """Take a part of a segment that holds no memory."""
+        insort(self.unmapped, (block.stream, block.address))
+        self.without_memory[block.address] = block
+
+    def map(self, block: Block) -> None:
+        """Give such a part out."""
+        del self.unmapped[bisect_left(self.unmapped, (block.stream, block.address))]
+        del self.without_memory[block.address]
+
+
+class Heap:
+    """The pools and segments of one device, without a rule for requests.
+
+    Parameters
+    ----------
+    capacity_bytes
+        What the driver can give this process: the device's memory less contexts and other processes. ``None``: all.
+    settings
+        As ``PYTORCH_ALLOC_CONF`` gives them.
+    place
+        Address of a new segment of so many bytes; ``None``: from 2**40 on, apart from each other.
+    """
+
+    def __init__(
+        self, capacity_bytes: int | None, settings: AllocatorSettings | None, place: Callable[[int], int] | None
+    ) -> None:
+        self.settings = settings or AllocatorSettings()
+        self.device_bytes = _UNLIMITED_BYTES if capacity_bytes is None else capacity_bytes
+        self.capacity_bytes = int(self.device_bytes * self.settings.memory_fraction)
+        self.place = place or self._next_place
+        self._top = _FIRST_ADDRESS
+        self.small, self.large = Pool(is_small=True), Pool(is_small=False)
+        #: First block of every segment, by the segment's address.
+        self.first_blocks: dict[int, Block] = {}
+        self.requested_bytes = self.allocated_bytes = self.reserved_bytes = 0
+        self.peak = MemoryStats(0, 0, 0)
+        self.segment_requests = 0
+
+    @property
+    def stats(self) -> MemoryStats:
+        """Bytes now."""
+        return MemoryStats(self.requested_bytes, self.allocated_bytes, self.reserved_bytes)
+
+    def split(self, block: Block, size: int) -> None:
+        """Leave the low addresses with ``block`` and make the rest a free block."""
+        rest = Block(block.pool, block.address + size, block.size - size, block.stream, block.segment)
+        rest.expandable = block.expandable
+        rest.prev, rest.next = block, block.next
+        if block.next is not None:
+            block.next.prev = rest
+        block.next, block.size = rest, size
+        block.pool.add(rest)
+
+    def join_neighbours(self, block: Block) -> None:
+        """Merge a block with neighbours that are free and alike."""
+        before, after = block.prev, block.next
+        if before is not None and self._joins(before, block):
+            self._forget(before)
+            if self.first_blocks.get(before.address) is before:
+                self.first_blocks[before.address] = block
+            block.address, block.size, block.prev = before.address, block.size + before.size, before.prev
+            if block.prev is not None:
+                block.prev.next = block
+        if after is not None and self._joins(after, block):
+            self._forget(after)
+            block.size, block.next = block.size + after.size, after.next
+            if block.next is not None:
+                block.next.prev = block
+
+    @staticmethod
+    def _joins(other: Block, block: Block) -> bool:
+        return not (other.allocated or other.users or other.mapped != block.mapped)
+
+    @staticmethod
+    def _forget(block: Block) -> None:
+        (block.pool.remove if block.mapped else block.pool.map)(block)
+
+    def _next_place(self, size: int) -> int:
+        address = self._top
+        self._top += -(-size // _GAP_BYTES) * _GAP_BYTES + _GAP_BYTES
+        return address
+
+    def reserve(self, size: int) -> None:
+        """Count memory that the driver gave."""
+        self.reserved_bytes += size
+        self.segment_requests += 1
+        if self.reserved_bytes > self.peak.reserved_bytes:
+            self.note_peak()
+
+    def note_peak(self) -> None:
+        """Keep the largest of every count so far."""
+        now, peak = self.stats, self.peak
+        self.peak = MemoryStats(
+            max(now.requested_bytes, peak.requested_bytes),
+            max(now.allocated_bytes, peak.allocated_bytes),
+            max(now.reserved_bytes, peak.reserved_bytes),
+        )
+
+    def release(self, block: Block) -> None:
+        """Give a free block that is a whole segment back to the driver."""
+        block.pool.remove(block)
+        del self.first_blocks[block.address]
+        self.reserved_bytes -= block.size

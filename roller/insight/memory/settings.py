@@ -1,0 +1,196 @@
+"""Settings of PyTorch's caching allocator for CUDA, as ``PYTORCH_ALLOC_CONF`` gives them, and its fixed sizes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from roller.errors import RollerError
+
+MIB = 1 << 20
+#: Every request is rounded up to a multiple of this (``kMinBlockSize`` of ``c10/core/AllocatorConfig.h``, torch 2.13).
+MIN_BLOCK_BYTES = 512
+#: A rounded request up to this is served by the small pool (``kSmallSize``).
+SMALL_BYTES = MIB
+#: What the small pool asks of the driver (``kSmallBuffer``).
+SMALL_SEGMENT_BYTES = 2 * MIB
+#: From here on the driver is asked for the request itself (``kMinLargeAlloc``) in multiples of ``ROUND_LARGE_BYTES``.
+MIN_LARGE_BYTES = 10 * MIB
+ROUND_LARGE_BYTES = 2 * MIB
+#: Powers of two that have divisions of their own: 1 MiB to 64 GiB, 16 of them.
+_FIRST_POWER, _POWERS = 20, 16
+
+
+class AllocatorSettingsError(RollerError, ValueError):
+    """A setting of the allocator is not one PyTorch accepts."""
+
+
+@dataclass(frozen=True)
+class AllocatorSettings:
+    """How the caching allocator is set; the defaults are PyTorch's.
+
+    Parameters
+    ----------
+    max_split_bytes
+        Blocks of at least this are not split (``max_split_size_mb``); ``None``: all may be.
+    power2_divisions
+        Steps between neighbouring powers of two to which requests are rounded up, for sizes from 1 MiB (everything
+        below is of the first) to 64 GiB; 0 or 1: multiples of 512 bytes (``roundup_power2_divisions``).
+    gc_threshold
+        Share of the allowed memory above which blocks that were not used for long are released
+        (``garbage_collection_threshold``); 0: never.
+    expandable_segments
+        Whether segments grow in pages instead of being allocated whole.
+    memory_fraction
+        Share of the device's memory a process may reserve (``per_process_memory_fraction``).
+    large_segment_bytes
+        What a request of more than 1 MiB and less than 10 MiB asks of the driver (``large_segment_size_mb``).
+    """
+
+    max_split_bytes: int | None = None
+    power2_divisions: tuple[int, ...] = field(default=(0,) * _POWERS)
+    gc_threshold: float = 0.0
+    expandable_segments: bool = False
+    memory_fraction: float = 1.0
+    large_segment_bytes: int = 20 * MIB
+
+    def rounded(self, size_bytes: int) -> int:
+        """Return the bytes of the block that a request gets at least.
+
+        Examples
+        --------
+        >>> AllocatorSettings().rounded(1), AllocatorSettings().rounded(513)
+        (512, 1024)
+        >>> AllocatorSettings.parse("roundup_power2_divisions:4").rounded(1_300_000) / (1 << 20)
+        1.25
+        """
+        if size_bytes < MIN_BLOCK_BYTES:
+            return MIN_BLOCK_BYTES
+        power = size_bytes.bit_length() - 1
+        divisions = self.power2_divisions[min(max(power - _FIRST_POWER, 0), _POWERS - 1)]
+        if divisions > 1 and size_bytes > MIN_BLOCK_BYTES * divisions:
+            step = (1 << power) // divisions
+            return -(-size_bytes // step) * step
+        return -(-size_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
+
+    def segment_bytes(self, rounded_bytes: int) -> int:
+        """Return what the driver is asked for where no free block holds ``rounded_bytes``.
+
+        Examples
+        --------
+        >>> [AllocatorSettings().segment_bytes(n << 20) >> 20 for n in (1, 2, 10, 11)]
+        [2, 20, 10, 12]
+        """
+        if rounded_bytes <= SMALL_BYTES:
+            return SMALL_SEGMENT_BYTES
+        if rounded_bytes < MIN_LARGE_BYTES:
+            return self.large_segment_bytes
+        return -(-rounded_bytes // ROUND_LARGE_BYTES) * ROUND_LARGE_BYTES
+
+    @classmethod
+    def parse(cls, text: str) -> AllocatorSettings:
+        """Return the settings that a value of ``PYTORCH_ALLOC_CONF`` gives.
+
+        Settings that do not change what is reserved on the device (of pinned memory, of handles) are accepted.
+
+        Raises
+        ------
+        AllocatorSettingsError
+            An unknown setting, a value that PyTorch refuses, or a backend other than its own.
+
+        Examples
+        --------
+        >>> AllocatorSettings.parse("max_split_size_mb:128,expandable_segments:True").max_split_bytes >> 20
+        128
+        """
+        found: dict[str, object] = {}
+        for name, value in _pairs(text):
+            if name not in _READERS and not name.startswith(_WITHOUT_EFFECT):
+                raise AllocatorSettingsError(
+                    f"allocator settings: expected one of {', '.join(sorted(_READERS))}, got '{name}'. "
+                    "See PYTORCH_ALLOC_CONF in PyTorch's notes on CUDA."
+                )
+            if name in _READERS:
+                key, read, expected = _READERS[name]
+                try:
+                    found[key] = read(value)
+                except (ValueError, KeyError):
+                    raise AllocatorSettingsError(
+                        f"allocator settings, '{name}': expected {expected}, got '{value}'. Change the value."
+                    ) from None
+        found.pop("backend", None)
+        return cls(**found)  # type: ignore[arg-type]
+
+
+_WITHOUT_EFFECT = ("pinned_", "release_lock", "graph_capture", "throw_on", "expandable_segments_handle")
+
+
+def _pairs(text: str) -> list[tuple[str, str]]:
+    """Split ``name:value,name:[a:1,b:2]``."""
+    pairs = [x.strip() for x in re.findall(r"[^,\[]+(?:\[[^\]]*\])?", text) if x.strip()]
+    for pair in pairs:
+        if ":" not in pair:
+            raise AllocatorSettingsError(f"allocator settings: expected 'name:value', got '{pair}'. Write name:value.")
+    return [(name.strip(), value.strip()) for name, _, value in (p.partition(":") for p in pairs)]
+
+
+def _split(text: str) -> int:
+    if int(text) * MIB <= 20 * MIB:
+        raise ValueError(text)
+    return int(text) * MIB
+
+
+def _share(text: str) -> float:
+    if not 0 < float(text) < 1:
+        raise ValueError(text)
+    return float(text)
+
+
+def _whole_share(text: str) -> float:
+    if not 0 < float(text) <= 1:
+        raise ValueError(text)
+    return float(text)
+
+
+def _power(text: str) -> int:
+    if int(text) < 1 or int(text) & (int(text) - 1):
+        raise ValueError(text)
+    return int(text)
+
+
+def _divisions(text: str) -> tuple[int, ...]:
+    """Read ``4`` or ``[256:1,512:2,>:8]``: keys are MiB; up to the first one, of each one, and beyond the last one."""
+    if not text.startswith("["):
+        return (_power(text),) * _POWERS
+    found, last = [0] * _POWERS, -1
+    for key, _, value in (row.partition(":") for row in text.strip("[]").split(",")):
+        if key.strip() == ">":
+            found[last + 1 :] = [_power(value)] * (_POWERS - last - 1)
+            continue
+        at = min(_power(key).bit_length() - 1, _POWERS - 1)
+        if last < 0:
+            found[:at] = [_power(value)] * at
+        found[at], last = _power(value), at
+    return tuple(found)
+
+
+def _native(text: str) -> str:
+    if text != "native":
+        raise ValueError(text)
+    return text
+
+
+#: Setting -> field, how it is read, what it must be.
+_READERS = {
+    "max_split_size_mb": ("max_split_bytes", _split, "more than 20 (MiB)"),
+    "roundup_power2_divisions": ("power2_divisions", _divisions, "a power of two, or [MiB:power of two,...]"),
+    "garbage_collection_threshold": ("gc_threshold", _share, "a share between 0 and 1"),
+    "expandable_segments": ("expandable_segments", {"True": True, "False": False}.__getitem__, "True or False"),
+    "per_process_memory_fraction": ("memory_fraction", _whole_share, "a share above 0 and at most 1"),
+    "large_segment_size_mb": (
+        "large_segment_bytes",
+        lambda x: _split(x) if x != "20" else 20 * MIB,
+        "at least 20 (MiB)",
+    ),
+    "backend": ("backend", _native, "native, the only one that is simulated"),
+}

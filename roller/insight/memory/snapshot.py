@@ -1,0 +1,135 @@
+"""Memory snapshots as PyTorch writes them: out of the simulator, and real ones in.
+
+The format is that of ``torch.cuda.memory._snapshot``, pickled: what https://pytorch.org/memory_viz and
+``torch.cuda._memory_viz`` draw. A snapshot is read without running anything in it.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from roller.core.files import whole_file
+from roller.errors import ArtifactError
+from roller.insight.memory.allocator import CachingAllocator
+from roller.insight.memory.heap import Block
+from roller.insight.memory.recorded import MemoryEvent
+from roller.insight.memory.replay import Library, with_workspaces
+from roller.insight.memory.settings import AllocatorSettings
+from roller.insight.records import Free, Trace
+
+
+def snapshot(
+    trace: Trace, *, settings: AllocatorSettings | None = None, library: Library | None = None
+) -> dict[str, Any]:
+    """Return the snapshot of a traced run at its end, with every event before it.
+
+    A frame of an event is the operator's line in the user's project, its name that of the module. Times are the numbers
+    of the operators: what a replay knows of time.
+    """
+    allocator, entries = CachingAllocator(settings=settings), []
+    row: dict[str, Any]
+    for event in with_workspaces(trace, library or Library()):
+        time_us, frames = max(event.operator, 0), _frames(trace, event.operator)
+        if isinstance(event, Free):
+            block = allocator.live.get(event.storage)
+            if block is not None:
+                row = {"addr": block.address, "size": block.requested, "stream": block.stream, "time_us": time_us}
+                entries += [{"action": a, "frames": frames, **row} for a in ("free_requested", "free_completed")]
+            allocator.free(event.storage)
+            continue
+        before = allocator.reserved_bytes
+        address = allocator.malloc(event.storage, event.size_bytes, event.stream)
+        row = {"addr": address, "stream": event.stream, "time_us": time_us, "frames": frames}
+        if allocator.reserved_bytes > before:
+            entries.append({"action": "segment_alloc", "size": allocator.reserved_bytes - before, **row})
+        entries.append({"action": "alloc", "size": event.size_bytes, **row})
+    return {
+        "segments": [_segment(blocks) for blocks in allocator.segments()],
+        "device_traces": [entries],
+        "allocator_settings": {"expandable_segments": allocator.settings.expandable_segments},
+    }
+
+
+def write_snapshot(path: Path | str, made: Mapping[str, Any]) -> None:
+    """Write a snapshot for PyTorch's viewers; the file appears whole or not at all."""
+    with whole_file(Path(path)) as file:
+        pickle.dump(dict(made), file)
+
+
+def read_snapshot(path: Path | str) -> dict[str, Any]:
+    """Return the snapshot in a file that PyTorch, or :func:`write_snapshot`, wrote.
+
+    Raises
+    ------
+    ArtifactError
+        The file is no snapshot. Pickles that name classes or functions are refused: they could run anything.
+    """
+    try:
+        read = _Plain(io.BytesIO(Path(path).read_bytes())).load()
+        if not isinstance(read, dict) or not {"segments", "device_traces"} <= set(read):
+            raise ValueError("no segments and device_traces")
+    except (OSError, ValueError, KeyError, IndexError, EOFError, AttributeError, pickle.UnpicklingError) as error:
+        raise ArtifactError(
+            f"{path}: expected a memory snapshot of PyTorch, got what cannot be read ({error}). Write it with "
+            "torch.cuda.memory._dump_snapshot."
+        ) from error
+    return read
+
+
+def events_of(read: Mapping[str, Any], device: int = 0) -> list[MemoryEvent]:
+    """Return the allocations and frees of a snapshot, for :func:`~roller.insight.memory.recorded.check_addresses`."""
+    reserved, found = 0, []
+    for entry in read["device_traces"][device]:
+        sign = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}.get(entry["action"])
+        if sign is not None:
+            reserved += sign * entry["size"]
+        elif entry["action"] in ("alloc", "free_completed"):
+            size = AllocatorSettings().rounded(entry["size"])
+            found.append(MemoryEvent(entry["addr"], size if entry["action"] == "alloc" else -size, reserved, device))
+    return found
+
+
+class _Plain(pickle.Unpickler):
+    """Reads dicts, lists, numbers and text, and nothing that has code."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise pickle.UnpicklingError(f"it names {module}.{name}")
+
+
+def _frames(trace: Trace, operator: int) -> list[dict[str, Any]]:
+    if not 0 <= operator < len(trace.operators) or trace.operators[operator].source is None:
+        return []
+    made = trace.operators[operator]
+    file, line = made.source or ("", 0)
+    return [{"filename": file, "line": line, "name": made.module or made.name}]
+
+
+def _segment(blocks: Sequence[Block]) -> dict[str, Any]:
+    first, allocated = blocks[0], [b for b in blocks if b.allocated]
+    return {
+        "device": 0,
+        "address": first.segment,
+        "total_size": sum(b.size for b in blocks),
+        "allocated_size": sum(b.size for b in allocated),
+        "active_size": sum(b.size for b in allocated),
+        "requested_size": sum(b.requested for b in allocated),
+        "stream": first.stream,
+        "segment_type": "small" if first.pool.is_small else "large",
+        "segment_pool_id": (0, 0),
+        "is_expandable": first.expandable,
+        "frames": [],
+        "blocks": [
+            {
+                "address": b.address,
+                "size": b.size,
+                "requested_size": b.requested if b.allocated else b.size,
+                "state": "active_allocated" if b.allocated else "inactive",
+                "frames": [],
+            }
+            for b in blocks
+        ],
+    }

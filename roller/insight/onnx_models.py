@@ -1,0 +1,120 @@
+"""How long an ONNX model takes on a device that is not here: its kernels priced, without PyTorch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from roller.hardware import DeviceSpec
+from roller.insight.price.kernels import KernelPrice, Kernels
+
+
+@dataclass(frozen=True)
+class KernelShare:
+    """A kernel of the model: ``runs`` of it take ``seconds`` together, ``share`` of the whole."""
+
+    name: str
+    runs: int
+    seconds: float
+    share: float
+    resource: str
+
+
+@dataclass(frozen=True)
+class ModelForecast:
+    """One inference of an ONNX model, predicted.
+
+    Parameters
+    ----------
+    device, policy, model
+        Names of the specification, of whose kernels run, and of the model.
+    batch
+        Samples of an inference; 0 where the model's inputs say none.
+    iteration_s
+        Time of one inference: its kernels one after the other, replayed without a host.
+    lower_s, upper_s
+        One expected error below and above, if all errors agree.
+    weights_bytes, arena_bytes
+        Of constants, and of everything that is alive together between kernels.
+    kernels
+        Every kernel, the most expensive first.
+    """
+
+    device: str
+    policy: str
+    model: str
+    batch: int
+    iteration_s: float
+    lower_s: float
+    upper_s: float
+    weights_bytes: int
+    arena_bytes: int
+    kernels: Sequence[KernelShare] = field(repr=False)
+
+    @property
+    def throughput(self) -> float:
+        """Samples per second; 0 where the batch is unknown."""
+        return self.batch / self.iteration_s if self.iteration_s else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready data; every time is predicted."""
+        return {"kind": "predicted", **asdict(self), "throughput_per_s": self.throughput}
+
+
+def forecast_onnx(
+    model: str | Path | bytes,
+    device: str | DeviceSpec,
+    *,
+    batch: int | None = None,
+    policy: str = "roller",
+) -> ModelForecast:
+    """Predict one inference of an ONNX model, its nodes fused into kernels as :func:`roller.compile_model` fuses them.
+
+    Parameters
+    ----------
+    model
+        Path or bytes.
+    device
+        A specification, or its name.
+    batch
+        Takes the place of the symbolic first axis of inputs.
+    policy
+        ``"roller"``: the fastest constructed program of every kernel. ``"library"``: a library's program of each.
+
+    Raises
+    ------
+    ModelError
+        The file is no model, or holds operators that cannot be lowered.
+    """
+    from roller.arguments import target_of
+    from roller.graph import memory
+    from roller.graph.steps import runs_of
+    from roller.onnx.compile import partitioned, read
+
+    spec = target_of(device)[0]
+    program = partitioned(read(model, batch=batch))
+    planned = memory.plan(program)
+    prices = Kernels(spec.sustained, policy)
+    uses = Counter(run.kernel for run in runs_of(program.steps))
+    found = {key: prices.expression(program.kernels[key].expression).times(n) for key, n in uses.items()}
+    whole = sum(p.seconds for p in found.values())
+    first = [program.values[name].shape for name in program.inputs if name in program.values]
+    return ModelForecast(
+        spec.name, policy, program.name, batch or (first[0][0] if first and first[0] else 0), whole,
+        sum(p.lower for p in found.values()), sum(p.upper for p in found.values()),
+        sum(a.nbytes for a in program.constants.values()), planned.arena_bytes,
+        _shares(found, {k: program.kernels[k].expression.name for k in found}, uses, whole),
+    )  # fmt: skip
+
+
+def _shares(
+    found: dict[str, KernelPrice], names: dict[str, str], uses: Counter[str], whole: float
+) -> list[KernelShare]:
+    rows = [
+        KernelShare(names[k], uses[k], p.seconds, p.seconds / whole if whole else 0.0, p.resource)
+        for k, p in found.items()
+    ]
+    return sorted(rows, key=lambda x: -x.seconds)

@@ -1,0 +1,322 @@
+"""Devices, batches and options side by side: time, memory, and what a sample costs at the user's own prices."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from roller.errors import ModelError, NoCandidateError, RollerError, did_you_mean, shown
+from roller.hardware import DeviceSpec
+from roller.insight.forecast import Forecast
+from roller.insight.memory.batches import max_batch
+from roller.insight.parallel import buckets, with_buckets
+from roller.insight.records import Trace
+from roller.insight.step import TracedStep
+
+#: The word for the largest batch that fits.
+LARGEST = "max"
+_PICTURES = (".png", ".svg", ".pdf")
+
+
+@dataclass(frozen=True)
+class Price:
+    """What an hour of one device costs, where the number is from, and of when it is."""
+
+    per_hour: float
+    source: str
+    date: str
+
+
+@dataclass(frozen=True)
+class Prices:
+    """The user's prices: a currency, and devices by name."""
+
+    currency: str
+    devices: Mapping[str, Price]
+
+    def per_hour(self, device: str) -> float | None:
+        """Return what an hour of a device costs; ``None`` where nobody says."""
+        found = self.devices.get(device)
+        return None if found is None else found.per_hour
+
+
+def read_prices(path: str | Path) -> Prices:
+    """Read the user's prices.
+
+    Parameters
+    ----------
+    path
+        A YAML file: ``currency`` and, by device, ``per_hour``, ``source`` and ``date``. All are needed: a price
+        without source and date cannot be trusted.
+
+    Raises
+    ------
+    RollerError
+        It cannot be read, or says something else.
+    """
+    import yaml
+
+    def wrong(where: str, expected: str, got: object, names: Sequence[str] = ()) -> RollerError:
+        hint = did_you_mean(str(got), names) if names else ""
+        return RollerError(
+            f"{path}: {where}: expected {expected}, got {shown(got)}{hint}. Write e.g. {{currency: USD, devices: "
+            f"{{a100: {{per_hour: 1.5, source: my provider, date: 2026-01-31}}}}}}."
+        )
+
+    try:
+        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise wrong("prices", "a YAML file", getattr(error, "strerror", None) or str(error).splitlines()[0]) from error
+    if not isinstance(data, Mapping) or set(data) != {"currency", "devices"}:
+        raise wrong("prices", "currency and devices", sorted(map(str, data)) if isinstance(data, Mapping) else data)
+    if not isinstance(data["currency"], str) or not isinstance(data["devices"], Mapping):
+        raise wrong("currency, devices", "a word, and a mapping of devices", data["currency"])
+    found = {}
+    for name, row in data["devices"].items():
+        if not isinstance(row, Mapping) or set(row) != {"per_hour", "source", "date"}:
+            raise wrong(f"devices.{name}", "per_hour, source and date", row)
+        hour = row["per_hour"]
+        if isinstance(hour, bool) or not isinstance(hour, (int, float)) or not 0 < hour < math.inf:
+            raise wrong(f"devices.{name}.per_hour", "a number above 0", hour)
+        when = row["date"]
+        if not isinstance(when, date):
+            raise wrong(f"devices.{name}.date", "a date, e.g. 2026-01-31", when)
+        found[str(name)] = Price(float(hour), str(row["source"]), when.isoformat())
+    return Prices(data["currency"], found)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One row of a sweep; every time is predicted.
+
+    Parameters
+    ----------
+    device, devices
+        Name, and how many of them share the batch.
+    batch
+        Samples of a step, on all devices together; 0: not even one sample fits each.
+    amp, checkpoint
+        Precision, and whether blocks run again in backward.
+    forecast
+        Of one device's part; ``None`` where nothing fits.
+    price_per_million
+        Of a million samples, in the user's currency; ``None`` where it does not fit, or the price is not known.
+    front
+        Whether no other row is both cheaper a sample and faster; without prices, whether none is faster.
+    said
+        Why there is no forecast; ``""`` where there is one.
+    """
+
+    device: str
+    devices: int
+    batch: int
+    amp: str
+    checkpoint: bool
+    forecast: Forecast | None = field(repr=False)
+    price_per_million: float | None = None
+    front: bool = False
+    said: str = ""
+
+    @property
+    def throughput(self) -> float:
+        """Samples per second; 0 where it does not fit."""
+        return 0.0 if self.forecast is None else self.forecast.throughput
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return one flat row of plain values."""
+        found = self.forecast
+        memory = None if found is None else found.memory
+        return {
+            "device": self.device, "devices": self.devices, "batch": self.batch, "amp": self.amp,
+            "checkpoint": self.checkpoint, "kind": "predicted",
+            "fits": memory is not None and memory.fits,
+            "iteration_s": None if found is None else found.iteration_s,
+            "lower_s": None if found is None else found.lower_s,
+            "upper_s": None if found is None else found.upper_s,
+            "throughput_per_s": self.throughput,
+            "total_bytes": None if memory is None else memory.total_bytes,
+            "bound_by_launches": None if found is None else found.bound_by_launches,
+            "price_per_million": self.price_per_million, "front": self.front, "said": self.said,
+        }  # fmt: skip
+
+
+def sweep(
+    step: TracedStep,
+    devices: Sequence[tuple[DeviceSpec, int]],
+    *,
+    batches: Sequence[int | str | None] = (None,),
+    amps: Sequence[str] = ("fp32",),
+    checkpoints: Sequence[bool] = (False,),
+    policy: str = "library",
+    prices: Prices | None = None,
+    done: Callable[[str], None] = lambda name: None,
+) -> list[Choice]:
+    """Return a row for every device, batch, precision and checkpointing, those of the front marked.
+
+    Parameters
+    ----------
+    step
+        As :func:`roller.trace` gives it.
+    devices
+        Specifications, and how many of each train together.
+    batches
+        Samples of a step on all devices together; ``"max"`` for the largest that fits; ``None`` for the step's own.
+    amps, checkpoints, policy
+        As for :meth:`~roller.insight.step.TracedStep.forecast`.
+    prices
+        What devices cost.
+    done
+        Told the name of each row.
+
+    Raises
+    ------
+    RollerError
+        A batch cannot be shared evenly, or the step does not run so.
+    """
+    rows: list[Choice] = []
+    failed: list[ModelError] = []
+    for spec, count in devices:
+        for amp in amps:
+            for checkpoint in checkpoints:
+                for batch in batches:
+                    try:
+                        row = _row(step, spec, count, batch, amp, checkpoint, policy)
+                    except (
+                        ModelError
+                    ) as error:  # e.g. bfloat16 where the device has none: the others still have answers
+                        failed.append(error)
+                        row = Choice(spec.name, count, 0, amp, checkpoint, None, said=str(error))
+                    rows.append(row if prices is None else _priced(row, prices))
+                    done(f"{row.device} {row.amp} {row.batch}")
+    if failed and len(failed) == len(rows):
+        raise failed[0]
+    return list(front(rows))
+
+
+def _row(
+    step: TracedStep, spec: DeviceSpec, count: int, batch: int | str | None, amp: str, checkpoint: bool, policy: str
+) -> Choice:
+    def traced(part: int) -> Trace:
+        trace = step.at(batch=part, device=spec, amp=amp, checkpoint=checkpoint)
+        return trace if count == 1 else with_buckets(trace, buckets(trace))
+
+    if batch == LARGEST:
+        try:
+            part = max_batch(traced, spec).batch
+        except NoCandidateError as error:
+            return Choice(spec.name, count, 0, amp, checkpoint, None, said=str(error))
+    else:
+        whole = int(batch or step.options["batch"])
+        if whole % count:
+            raise RollerError(
+                f"batch: expected a multiple of {count} for {count} {spec.name}, got {whole}. "
+                f"Take {whole + count - whole % count}."
+            )
+        part = whole // count
+    found = step.forecast(spec, batch=part, amp=amp, checkpoint=checkpoint, policy=policy, devices=count)
+    return Choice(spec.name, count, part * count, amp, checkpoint, found)
+
+
+def _priced(row: Choice, prices: Prices) -> Choice:
+    hour = prices.per_hour(row.device)
+    if hour is None or not row.throughput:
+        return row
+    return replace(row, price_per_million=1e6 / row.throughput * row.devices * hour / 3600)
+
+
+def front(rows: Sequence[Choice]) -> Iterator[Choice]:
+    """Yield rows, marked where no other one is at least as cheap and as fast, and better in one of both.
+
+    A row without a price takes part in no comparison of prices, and is marked only where none has one.
+    """
+    priced = any(row.price_per_million is not None for row in rows)
+
+    def costs(row: Choice) -> tuple[float, float] | None:
+        if not row.throughput or (priced and row.price_per_million is None):
+            return None
+        return (row.price_per_million or 0.0, -row.throughput)
+
+    known = [cost for row in rows if (cost := costs(row)) is not None]
+    for row in rows:
+        own = costs(row)
+        beaten = own is None or any(c != own and c[0] <= own[0] and c[1] <= own[1] for c in known)
+        yield replace(row, front=not beaten)
+
+
+def to_csv(rows: Sequence[Choice]) -> str:
+    """Return the rows as CSV with a header."""
+    out = io.StringIO()
+    plain = [row.to_dict() for row in rows]
+    writer = csv.DictWriter(out, list(plain[0]) if plain else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(plain)
+    return out.getvalue()
+
+
+def picture(rows: Sequence[Choice], path: str | Path, prices: Prices | None = None) -> None:
+    """Draw throughput against price (or memory, without prices), one point a row, and write it.
+
+    Parameters
+    ----------
+    path
+        Ends in what matplotlib writes: ``.png``, ``.svg`` or ``.pdf``.
+
+    Raises
+    ------
+    RollerError
+        matplotlib is missing, or does not write such files.
+    """
+    check_picture(path)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5))
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for row in rows:
+        if not row.throughput or row.forecast is None:
+            continue
+        x = row.price_per_million if prices is not None else row.forecast.memory.total_bytes / 2**30
+        if x is not None:
+            axes.scatter([x], [row.throughput], marker="o" if row.front else "x", color="C0" if row.front else "C7")
+            axes.annotate(label(row), (x, row.throughput), fontsize=7, xytext=(3, 3), textcoords="offset points")
+    axes.set_xlabel(f"{prices.currency} per million samples" if prices is not None else "memory of a device, GiB")
+    axes.set_ylabel("samples/s (predicted)")
+    figure.savefig(path)
+
+
+def check_picture(path: str | Path) -> None:
+    """Refuse a picture that cannot be drawn before any work is spent on it.
+
+    Raises
+    ------
+    RollerError
+        matplotlib is missing, or does not write such files.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise RollerError(
+            "picture: expected matplotlib, got none that can be imported. Install it, e.g. pip install matplotlib, or "
+            "write --csv."
+        )
+    if Path(path).suffix not in _PICTURES:
+        raise RollerError(f"picture: expected a path that ends in {', '.join(_PICTURES)}, got {path}. Rename it.")
+
+
+def label(row: Choice) -> str:
+    """Return a row's name: devices, batch, and what is not the default.
+
+    Examples
+    --------
+    >>> label(Choice("a100", 2, 64, "bf16", True, None))
+    '2xa100, batch 64, bf16, checkpointing'
+    """
+    device = row.device if row.devices == 1 else f"{row.devices}x{row.device}"
+    extra = ([row.amp] if row.amp != "fp32" else []) + (["checkpointing"] if row.checkpoint else [])
+    return ", ".join([device, f"batch {row.batch}", *extra])

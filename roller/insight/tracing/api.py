@@ -1,0 +1,154 @@
+"""``roller.trace``: what a model would run on a device that is not here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from roller.errors import ModelError
+from roller.hardware import DeviceSpec
+from roller.insight.step import TracedStep
+
+
+def need_torch() -> None:
+    """Say what to install where PyTorch is missing.
+
+    Raises
+    ------
+    ModelError
+        It is.
+    """
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise ModelError(
+            "trace: expected PyTorch, got none that can be imported. "
+            "Install roller with the extra 'insight', e.g. pip install 'roller[insight]'."
+        ) from error
+
+
+def trace(
+    model: Any,
+    inputs: Any,
+    *,
+    optimizer: Any = None,
+    loss: Callable[..., Any] | None = None,
+    targets: Sequence[Any] = (),
+    amp: str | None = None,
+    checkpoint: bool | str | Sequence[str] = False,
+    device: str | DeviceSpec | None = None,
+    attention: str = "auto",
+    iterations: int = 2,
+    keep_gradients: bool = False,
+    accumulate: int = 1,
+    scale_loss: bool = True,
+    channels_last: bool = False,
+    share_nonzero: float = 1.0,
+    batch_axis: int = 0,
+) -> TracedStep:
+    """Return what a model's training steps, or inferences, would run on a device, with all memory they ask for.
+
+    Neither a GPU nor a build of PyTorch for one is needed, and nothing is computed: tensors are shapes alone. With an
+    optimizer or a loss, steps of training are traced; with neither, inferences.
+
+    Parameters
+    ----------
+    model
+        A ``torch.nn.Module``, which stays as it is, or a function that returns one, which is then built without memory.
+    inputs
+        A tensor, a tuple of arguments, or a mapping of arguments by name; values do not matter.
+    optimizer
+        ``"sgd"``, ``"momentum"``, ``"adam"``, ``"adamw"`` or ``"adamw_fused"``; a class or a function of the
+        parameters; or an optimizer over the parameters of ``model``.
+    loss
+        Function of the output, and of ``targets``; by default the output's ``loss``, or its sum.
+    targets
+        Passed to ``loss`` after the output.
+    amp
+        ``"fp16"`` (with scaling of the loss) or ``"bf16"``; ``None`` for none.
+    checkpoint
+        Modules that run again in backward instead of keeping what they computed: ``True`` for the repeated blocks, or
+        patterns of paths (``"encoder.layers.*"``).
+    device
+        Device whose rules choose kernels, e.g. ``"h100"`` or ``"cpu"``; one of sm_80 by default.
+    attention
+        ``"auto"``, ``"flash"``, ``"efficient"``, ``"cudnn"`` or ``"math"``.
+    iterations
+        Steps to trace; the state of the optimizer appears in the first.
+    keep_gradients
+        Zero gradients in place instead of dropping them.
+    accumulate
+        Forwards and backwards for each update.
+    scale_loss
+        Whether ``amp="fp16"`` scales the loss, as it should.
+    channels_last
+        Images and filters with channels innermost.
+    share_nonzero
+        Share of a mask that is taken as true where a shape depends on its values.
+    batch_axis
+        Axis of inputs and targets that holds the samples: what ``at`` changes for another batch.
+
+    Returns
+    -------
+    TracedStep
+        Operators, allocations and frees. Its methods ``at``, ``forecast``, ``memory`` and ``max_batch`` ask for other
+        batches, devices, precisions and checkpointing.
+
+    Raises
+    ------
+    ModelError
+        The model, its loss or its optimizer raises, or an argument is none of the above.
+
+    Examples
+    --------
+    >>> import pytest
+    >>> torch = pytest.importorskip("torch")
+    >>> found = trace(torch.nn.Linear(8, 4), torch.zeros(2, 8), optimizer="sgd")
+    >>> [operator.name for operator in found.steady() if operator.phase == "forward"]
+    ['aten.t.default', 'aten.addmm.default', 'aten.sum.default']
+    >>> sorted({storage.kind for storage in found.storages.values()})
+    ['activation', 'gradient', 'input', 'parameter', 'temporary']
+    """
+    need_torch()
+    from roller.insight.tracing.run import Request, run
+
+    return run(
+        Request(
+            model, inputs, optimizer, loss, tuple(targets), amp, checkpoint, device, attention, iterations,
+            keep_gradients, accumulate, scale_loss, channels_last, share_nonzero, batch_axis,
+        )
+    )  # fmt: skip
+
+
+def trace_entry(
+    path: str | Path,
+    *,
+    batch: int | None = None,
+    device: str | DeviceSpec | None = None,
+    amp: str | None = None,
+    checkpoint: bool | str | Sequence[str] = False,
+    iterations: int = 2,
+) -> TracedStep:
+    """Return the trace of an entry file, as :mod:`roller.insight.tracing.entry` describes it.
+
+    Parameters
+    ----------
+    path
+        A Python file with ``model_provider``, ``input_provider`` and ``iteration_provider``.
+    batch
+        Samples of a step; by default that of ``input_provider``.
+    amp
+        Automatic mixed precision put around the step, as in :func:`trace`; for a file that has none of its own.
+    device, checkpoint, iterations
+        As in :func:`trace`.
+
+    Raises
+    ------
+    ModelError
+        A provider is missing, or raises.
+    """
+    need_torch()
+    from roller.insight.tracing import entry
+
+    return entry.trace_entry(path, batch=batch, device=device, amp=amp, checkpoint=checkpoint, iterations=iterations)

@@ -1,0 +1,129 @@
+"""Which kernel attention runs on a device, and what is written around it.
+
+The rule is that of ATen/native/transformers/cuda/sdp_utils.cpp: the first of the order that takes the arguments.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+_HALF = (torch.float16, torch.bfloat16)
+#: Elements of a head that the kernels of flash attention take at most.
+_MOST_FLASH_HEAD = 256
+_MOST_CUDNN_HEAD = 128
+#: From this cuDNN on, PyTorch takes its attention first on devices of sm_90 and sm_100.
+_PREFERRED_CUDNN = 91500
+
+
+def attend(target: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Return attention as the device computes it."""
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    q, k, v = (given[name] for name in names[:3])
+    mask, drop = given.get("attn_mask"), float(given.get("dropout_p") or 0.0)
+    causal, scale = bool(given.get("is_causal")), given.get("scale")
+    if not q.is_meta or q.dim() < 2:
+        return NotImplemented
+    if given.get("enable_gqa") and k.shape[-3] != q.shape[-3]:
+        k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
+    kernel = choose(target, q, k, v, mask, drop)
+    grads = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
+    if kernel == "math":
+        return _math(q, k, v, mask, drop, causal, scale)
+    if kernel == "flash":
+        return _flash(q, k, v, drop, causal, scale)
+    bias = None if mask is None else _bias(mask, q, k)
+    if kernel == "cudnn":
+        return torch.ops.aten._scaled_dot_product_cudnn_attention.default(
+            q, k, v, bias, grads, drop, causal, False, scale=scale
+        )[0]
+    bias = bias if bias is None else _aligned(bias)
+    return torch.ops.aten._scaled_dot_product_efficient_attention.default(
+        q, k, v, bias, grads, drop, causal, scale=scale
+    )[0]
+
+
+def choose(target: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, drop: float) -> str:
+    """Return ``"flash"``, ``"efficient"``, ``"cudnn"`` or ``"math"``."""
+    cudnn_first = target.cudnn > _PREFERRED_CUDNN and target.capability in ((9, 0), (10, 0), (10, 3))
+    order: tuple[str, ...] = ("flash", "efficient", "cudnn")
+    if cudnn_first:
+        order = ("cudnn", "flash", "efficient")
+    if target.attention != "auto":
+        order = (target.attention,)
+    head, capability = q.shape[-1], target.capability
+    fused = q.dim() == 4 and all(t.stride(-1) == 1 and t.numel() for t in (q, k, v)) and q.dtype == k.dtype == v.dtype
+    bias_learns = mask is not None and mask.requires_grad
+    takes = {
+        "flash": fused and capability >= (8, 0) and q.dtype in _HALF and mask is None and head <= _MOST_FLASH_HEAD
+        and v.shape[-1] == head,
+        "efficient": fused and capability >= (5, 0) and not (q.dtype == torch.bfloat16 and capability < (8, 0))
+        and q.dtype in (*_HALF, torch.float32) and head % _alignment(q.dtype, capability) == 0
+        and v.shape[-1] % _alignment(q.dtype, capability) == 0,
+        "cudnn": fused and bool(target.cudnn) and capability >= (8, 0) and q.dtype in _HALF
+        and head <= _MOST_CUDNN_HEAD and head % 8 == 0 and not bias_learns,
+    }  # fmt: skip
+    return next((kernel for kernel in order if takes.get(kernel)), "math")
+
+
+def _alignment(dtype: torch.dtype, capability: tuple[int, int]) -> int:
+    """Return the elements a head must be a multiple of in the efficient kernel."""
+    if capability >= (8, 0):
+        return 8 if dtype in _HALF else 4
+    if capability >= (7, 0) and dtype in _HALF:
+        return 8
+    return 1
+
+
+def _flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, drop: float, causal: bool, scale: float | None) -> Any:
+    """Heads are padded to a multiple of 8, and the result is cut."""
+    head = q.shape[-1]
+    if head % 8:
+        scale = scale if scale is not None else 1 / math.sqrt(head)
+        q, k, v = (torch.nn.functional.pad(t, (0, 8 - head % 8)) for t in (q, k, v))
+    result = torch.ops.aten._scaled_dot_product_flash_attention.default(q, k, v, drop, causal, False, scale=scale)[0]
+    return result[..., :head] if head % 8 else result
+
+
+def _bias(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """Return a mask as numbers that are added."""
+    if mask.dtype != torch.bool:
+        return mask.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+    zeros = torch.zeros_like(mask, dtype=q.dtype)
+    bias = zeros.masked_fill_(mask.logical_not(), -math.inf)
+    return bias.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+
+
+def _aligned(bias: torch.Tensor) -> torch.Tensor:
+    """Rows of the bias are padded to 16 elements."""
+    last = bias.shape[-1]
+    if last % 16 == 0:
+        return bias
+    return torch.nn.functional.pad(bias, (0, 16 - last % 16))[..., :last]
+
+
+def _math(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, drop: float, causal: bool, scale: float | None
+) -> Any:
+    """Products and a softmax apart; half numbers are widened, as PyTorch does unless it is told otherwise."""
+    dtype = q.dtype
+    if dtype in _HALF:
+        q, k, v = q.float(), k.float(), v.float()
+    factor = math.sqrt(scale if scale is not None else 1 / math.sqrt(q.shape[-1]))
+    if causal:
+        allowed = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
+        mask = torch.zeros_like(allowed, dtype=q.dtype).masked_fill_(allowed.logical_not(), -math.inf)
+    elif mask is not None and mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(mask.logical_not(), -math.inf)
+    scores = torch.matmul(q * factor, k.transpose(-2, -1) * factor)
+    if mask is not None:
+        scores = scores.add_(mask)
+        weights = torch.ops.aten._safe_softmax.default(scores, -1)
+    else:
+        weights = torch.softmax(scores, -1)
+    if drop:
+        weights = torch.native_dropout(weights, drop, True)[0]
+    return torch.matmul(weights, v).to(dtype)

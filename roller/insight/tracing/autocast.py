@@ -1,0 +1,105 @@
+"""Automatic mixed precision as the device does it: which operators get which dtype, and casts that are kept.
+
+PyTorch casts by the backend of a tensor inside of C++; a tensor of shapes alone has none, so the rule stands here. The
+lists are those of PyTorch's documentation, "CUDA Op-Specific Behavior".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_LOWER = _names(
+    """_convolution conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution prelu
+    addmm addmv addr matmul __matmul__ einsum mm mv linalg_vecdot linear addbmm baddbmm bmm chain_matmul
+    linalg_multi_dot lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell lstm gru rnn_tanh rnn_relu
+    scaled_dot_product_attention __rmatmul__"""
+)
+_FULL = _names(
+    """acos __rpow__ asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow __pow__ softplus
+    layer_norm native_layer_norm group_norm frobenius_norm nuclear_norm cosine_similarity poisson_nll_loss
+    cosine_embedding_loss nll_loss nll_loss2d nll_loss_nd hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss
+    mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss
+    binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp upsample_nearest1d upsample_nearest2d
+    upsample_nearest3d upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d"""
+)
+_FULL_RESULT = _names("prod softmax log_softmax cumprod cumsum linalg_vector_norm linalg_matrix_norm sum norm")
+_WIDEST = _names("addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add")
+
+
+class Autocast:
+    """Casts arguments, and keeps the casts of weights until the outermost region ends."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def forget(self) -> None:
+        """Drop what is kept."""
+        self._kept.clear()
+
+    def cast(self, func: Any, name: str, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+        """Return a call with the dtypes of automatic mixed precision."""
+        lower = torch.get_autocast_dtype("cuda")
+        if name in _LOWER:
+            return func, *self._all(args, kwargs, lower)
+        if name in _FULL:
+            return func, *self._all(args, kwargs, torch.float32)
+        if name in _FULL_RESULT and args and _eligible(args[0]) and args[0].dtype in (torch.float16, torch.bfloat16):
+            if kwargs.get("dtype") is None and not any(isinstance(arg, torch.dtype) for arg in args):
+                kwargs = {**kwargs, "dtype": torch.float32}
+        elif name in _WIDEST:
+            found = {tensor.dtype for tensor in _flat((*args, *kwargs.values())) if _eligible(tensor)}
+            if len(found) > 1:
+                wide = torch.float32 if torch.float32 in found else lower
+                return func, *self._all(args, kwargs, wide)
+        return func, args, kwargs
+
+    def _all(self, args: Any, kwargs: Any, dtype: torch.dtype) -> tuple[Any, Any]:
+        # From the last argument to the first: so the compiler of PyTorch's releases evaluates them.
+        named = {key: self._each(value, dtype) for key, value in reversed(kwargs.items())}
+        return tuple(reversed([self._each(value, dtype) for value in reversed(args)])), named
+
+    def _each(self, value: Any, dtype: torch.dtype) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self._one(value, dtype)
+        if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
+            return type(value)(self._each(v, dtype) for v in value)
+        return value
+
+    def _one(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        if not _eligible(tensor) or tensor.dtype == dtype:
+            return tensor
+        lasting = (
+            tensor.dtype == torch.float32 and tensor.requires_grad and tensor.is_leaf and not tensor._is_view()
+            and dtype == torch.get_autocast_dtype("cuda") and torch.is_autocast_cache_enabled()
+        )  # fmt: skip
+        if not lasting:
+            return tensor.to(dtype)
+        kept = self._kept.get(id(tensor))
+        if kept is None:
+            kept = self._kept[id(tensor)] = (tensor, tensor.to(dtype))
+        return kept[1]
+
+
+def _eligible(value: Any) -> bool:
+    """Whether autocast looks at it: a number of the device, and not of double precision."""
+    return (
+        isinstance(value, torch.Tensor) and value.is_meta and value.dtype.is_floating_point
+        and value.dtype != torch.float64
+    )  # fmt: skip
+
+
+def _flat(values: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += _flat(value)
+    return found

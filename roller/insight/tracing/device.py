@@ -1,0 +1,148 @@
+"""Above autograd: every call of PyTorch is answered as on the device that is traced for.
+
+A tensor of the device reads ``cuda``, or ``cpu`` where that is traced for, wherever Python asks; a device that is named
+becomes ours; what PyTorch chooses by device inside of C++ (dropout, batch norm, attention, recurrent layers,
+autocast) is chosen here by the device's rule.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from types import FunctionType
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from roller.insight.tracing import processor
+from roller.insight.tracing.autocast import Autocast
+from roller.insight.tracing.choices import REPLACED, Target, clip_gradients
+from roller.insight.tracing.compat import TorchFunctionMode, plain, unguarded
+from roller.insight.tracing.places import Places
+
+_META = torch.device("meta")
+
+
+class Device(TorchFunctionMode):
+    """Makes ``meta`` tensors those of the device while it is entered.
+
+    Parameters
+    ----------
+    target
+        What decides which kernels it runs.
+    places
+        Told of every result, so that backward knows where it comes from.
+    """
+
+    def __init__(self, target: Target, places: Places) -> None:
+        super().__init__()
+        self.target = target
+        self.places = places
+        self.autocast = Autocast()
+        self.host = target.type == "cpu"
+        self.name = torch.device("cpu") if self.host else torch.device("cuda", 0)
+        self._getters: Mapping[str, Any] = {
+            "device": self.name, "is_cuda": not self.host, "is_cpu": self.host, "is_meta": False
+        }  # fmt: skip
+        self._replaced = processor.REPLACED if self.host else REPLACED
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Answer one call."""
+        name = func.__name__
+        if name == "__get__":
+            value = func(*args)
+            asked = getattr(getattr(func, "__self__", None), "__name__", "")
+            return self._getters[asked] if asked in self._getters and args[0].is_meta else value
+        if name in ("__repr__", "__str__"):  # reads what a tensor is, not what it reads as
+            with plain():
+                return func(*args, **(kwargs or {}))
+        kwargs = dict(kwargs) if kwargs else {}
+        if isinstance(func, FunctionType):
+            body = unguarded(func)
+            if body is not None:
+                with self:
+                    return body(*args, **kwargs)
+        args = self._ours(name, args, kwargs)
+        result = self._answer(func, name, args, kwargs)
+        self.places.remember(result)
+        return result
+
+    def _answer(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        if name in ("tolist", "numpy", "cuda", "cpu"):
+            return self._moved(func, name, args, kwargs)
+        replaced = self._replaced.get(name)
+        if torch.is_autocast_enabled("cuda"):
+            func, args, kwargs = self.autocast.cast(func, name, args, kwargs)
+        if replaced is not None:
+            answer = replaced(self.target, func, args, kwargs)
+            if answer is not NotImplemented:
+                return answer
+        return func(*args, **kwargs)
+
+    def _moved(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        tensor = args[0]
+        if name == ("cpu" if self.host else "cuda"):
+            return tensor.to(_META)
+        if not tensor.is_meta:
+            return func(*args, **kwargs)
+        host = tensor.detach().to("cpu") if name != "cpu" else tensor.to("cpu")
+        return host if name == "cpu" else func(host, *args[1:], **kwargs)
+
+    def _ours(self, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Replace the devices a call names."""
+        if "device" in kwargs and self._is_ours(kwargs["device"]):
+            kwargs["device"] = _META
+        if self.host and name in processor.FACTORIES and kwargs.get("device") is None:
+            kwargs["device"] = _META
+        if name == "pin_memory":
+            return args
+        strings = name in ("to", "Generator")
+        if any(isinstance(arg, torch.device) or (strings and isinstance(arg, str)) for arg in args):
+            return tuple(
+                _META if (strings or isinstance(arg, torch.device)) and self._is_ours(arg) else arg for arg in args
+            )
+        return args
+
+    def _is_ours(self, device: Any) -> bool:
+        if isinstance(device, torch.device):
+            return bool(device.type == self.name.type)
+        if isinstance(device, str):
+            return bool(device.split(":")[0] == self.name.type)
+        return isinstance(device, int) and not isinstance(device, bool) and not self.host
+
+
+@contextmanager
+def answers(device: Device) -> Iterator[None]:
+    """Answer the questions of ``torch.cuda`` as the device would, and collect what autocast has cast."""
+    replies: Mapping[str, Any] = {
+        "is_available": lambda: not device.host,
+        "device_count": lambda: 0 if device.host else 1,
+        "current_device": lambda: 0,
+        "synchronize": lambda *_, **__: None,
+        "empty_cache": lambda: None,
+        "reset_peak_memory_stats": lambda *_, **__: None,
+        "is_bf16_supported": lambda *_, **__: device.target.capability >= (8, 0),
+        "get_device_capability": lambda *_, **__: device.target.capability,
+        "is_current_stream_capturing": lambda: False,
+        "manual_seed": lambda *_: None,
+        "manual_seed_all": lambda *_: None,
+    }
+    clear = torch.clear_autocast_cache
+
+    def cleared() -> None:
+        device.autocast.forget()
+        clear()
+
+    with ExitStack() as stack:
+        for name, reply in replies.items():
+            stack.enter_context(patch.object(torch.cuda, name, reply))
+        for home in () if device.host else (torch.nn.utils, torch.nn.utils.clip_grad):
+            stack.enter_context(patch.object(home, "clip_grad_norm_", clip_gradients))
+        stack.enter_context(patch.object(torch, "clear_autocast_cache", cleared))
+        # It would compare devices that were read above and below this mode.
+        defaults = inspect.unwrap(checkpoint).__kwdefaults__
+        stack.enter_context(patch.dict(defaults, {"determinism_check": "none"}))
+        yield

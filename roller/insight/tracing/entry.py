@@ -1,0 +1,115 @@
+"""Traces of an entry file: three functions of the user's that give a model, a batch, and what a step does.
+
+``model_provider()`` returns the module, ``input_provider(batch_size=16)`` the inputs of one step, and
+``iteration_provider(model)`` a function that runs a step on such inputs. What names a CUDA device there gets ours.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from roller.errors import ModelError, did_you_mean, shown
+from roller.hardware import DeviceSpec
+from roller.insight.records import Trace
+from roller.insight.step import PRECISIONS, Again, Change, TracedStep, capability_of
+from roller.insight.tracing import model as models
+from roller.insight.tracing import steps
+from roller.insight.tracing.choices import Target
+from roller.insight.tracing.run import Session, errors
+
+_PROVIDERS = ("model_provider", "input_provider", "iteration_provider")
+
+
+def trace_entry(
+    path: str | Path,
+    *,
+    batch: int | None = None,
+    device: str | DeviceSpec | None = None,
+    amp: str | None = None,
+    checkpoint: bool | str | Sequence[str] = False,
+    iterations: int = 2,
+) -> TracedStep:
+    """Return the trace of the steps an entry file describes.
+
+    Parameters
+    ----------
+    path
+        A Python file with the three providers.
+    batch
+        Samples of a step; by default that of ``input_provider``.
+    amp
+        Put around the step.
+    device, checkpoint, iterations
+        As in :func:`roller.trace`.
+    """
+    module = _loaded(Path(path))
+    first = Change(batch_of(module) if batch is None else batch, device, amp or "fp32", checkpoint)
+    return Again(lambda change: _once(module, path, change, iterations), first)(Change())
+
+
+def _once(module: ModuleType, path: str | Path, change: Change, iterations: int) -> Trace:
+    session = Session(Target(capability_of(change.device)))
+    precision = PRECISIONS[change.amp or "fp32"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with session.recording(), errors("model_provider failed", session.places):
+            model = models.built(module.model_provider)
+            model = models.on_device(model)
+            again = models.checkpointed(model, change.checkpoint or False, session.places)
+            session.adopt(model)
+        with session.recording(), steps.mixed_precision(precision) as around:
+            with errors("input_provider failed", session.places):
+                inputs = models.moved(module.input_provider(batch_size=change.batch))
+                session.adopt(model, inputs)
+            with errors("iteration_provider failed", session.places):
+                step = module.iteration_provider(model)
+            for _ in range(iterations):
+                with session.iteration(), errors("a step failed", session.places), around():
+                    step(*(inputs if isinstance(inputs, (tuple, list)) else (inputs,)))
+    return session.trace(
+        {
+            "mode": "entry", "entry": str(path), "batch": change.batch, "amp": precision, "checkpoint": list(again),
+            "device": getattr(change.device, "name", change.device),
+        }
+    )  # fmt: skip
+
+
+def batch_of(module: ModuleType) -> int:
+    """Return the batch size that is the default of ``input_provider``."""
+    parameter = inspect.signature(module.input_provider).parameters.get("batch_size")
+    if parameter is None or not isinstance(parameter.default, int):
+        raise ModelError(
+            f"{module.__file__}: input_provider: expected a default of batch_size that is a number, got "
+            f"{'no such parameter' if parameter is None else shown(parameter.default)}. "
+            f"Write def input_provider(batch_size=16), or pass a batch."
+        )
+    return parameter.default
+
+
+def _loaded(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ModelError(f"{path}: expected an entry file, got none. Pass the path of a Python file.")
+    spec = importlib.util.spec_from_file_location(f"_roller_entry_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ModelError(f"{path}: expected a Python file, got one of another kind. Pass a file that ends in .py.")
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent))
+    try:
+        with errors("the entry file could not be loaded", Session(Target()).places):
+            spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(path.parent))
+    names = [name for name in vars(module) if callable(getattr(module, name))]
+    for name in _PROVIDERS:
+        if not callable(getattr(module, name, None)):
+            raise ModelError(
+                f"{path}: expected a function {name}, got none{did_you_mean(name, names)}. "
+                f"Define {', '.join(_PROVIDERS)}."
+            )
+    return module

@@ -1,0 +1,115 @@
+"""A copy of a model whose parameters and buffers are of the device; nothing of the model itself is read or changed."""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from roller.errors import ModelError, shown
+from roller.insight.tracing.places import Places
+
+
+def built(model: Any) -> torch.nn.Module:
+    """Return a module: what it is, or what a function gives, built without memory where it can be."""
+    if isinstance(model, torch.nn.Module):
+        return model
+    if not callable(model):
+        raise ModelError(
+            f"trace: model: expected a torch.nn.Module or a function that returns one, got {shown(model)}. "
+            f"Pass the module."
+        )
+    try:
+        with torch.device("meta"):
+            found = model()
+    except (RuntimeError, NotImplementedError):  # a constructor that reads values: it needs real ones
+        found = model()
+    if not isinstance(found, torch.nn.Module):
+        raise ModelError(
+            f"trace: model: expected a function that returns a torch.nn.Module, got {shown(found)}. Return the module."
+        )
+    return found
+
+
+def on_device(model: torch.nn.Module) -> torch.nn.Module:
+    """Return a copy of a model on the device; tied parameters stay tied."""
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        twin = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="meta")
+        memo[id(parameter)] = torch.nn.Parameter(twin, requires_grad=parameter.requires_grad)
+    for buffer in model.buffers():
+        memo[id(buffer)] = torch.empty_strided(buffer.shape, buffer.stride(), dtype=buffer.dtype, device="meta")
+    return copy.deepcopy(model, memo)
+
+
+def moved(value: Any, device: str = "meta") -> Any:
+    """Return tensors, in tuples, lists and mappings, on the device."""
+    if isinstance(value, torch.Tensor):
+        twin = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
+        return twin.requires_grad_(value.requires_grad)
+    if isinstance(value, Mapping):
+        return {key: moved(v, device) for key, v in value.items()}
+    if isinstance(value, (tuple, list)):
+        parts = [moved(v, device) for v in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value
+
+
+def checkpointed(model: torch.nn.Module, chosen: bool | str | Sequence[str], places: Places) -> tuple[str, ...]:
+    """Make modules compute their forward again in backward, and return their paths.
+
+    Parameters
+    ----------
+    model
+        Changed in place.
+    chosen
+        Patterns of paths; ``True`` for the blocks of every outermost list of alike modules.
+    places
+        Told of the forward that runs past the hooks.
+    """
+    if not chosen:
+        return ()
+    if chosen is True:
+        paths = _blocks(model)
+    else:
+        patterns = (chosen,) if isinstance(chosen, str) else tuple(chosen)
+        known = dict(model.named_modules())
+        paths = tuple(path for path in known if any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns))
+    if not paths:
+        raise ModelError(
+            f"trace: checkpoint: expected modules of the model, got {shown(chosen)}, which finds none. "
+            f"Pass patterns of paths as named_modules() gives them."
+        )
+    for path in paths:
+        module = model.get_submodule(path)
+        module.forward = _again(module.forward, path, places)
+    return paths
+
+
+def _again(forward: Callable[..., Any], path: str, places: Places) -> Callable[..., Any]:
+    def inside(*args: Any, **kwargs: Any) -> Any:
+        with places.inside(path):
+            return forward(*args, **kwargs)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(inside, *args, use_reentrant=False, **kwargs)
+
+    return run
+
+
+def _blocks(model: torch.nn.Module, prefix: str = "") -> tuple[str, ...]:
+    """Return the paths of the outermost repeated blocks: two or more children of one class in one list."""
+    found: list[str] = []
+    for name, child in model.named_children():
+        path = f"{prefix}{name}"
+        parts = list(child.named_children())
+        listed = isinstance(child, (torch.nn.ModuleList, torch.nn.Sequential))
+        if listed and len(parts) > 1 and len({type(part) for _, part in parts}) == 1 and list(parts[0][1].children()):
+            found += [f"{path}.{part}" for part, _ in parts]
+        else:
+            found += _blocks(child, f"{path}.")
+    return tuple(found)

@@ -1,0 +1,112 @@
+"""What PyTorch chooses on a CPU inside of C++: attention in blocks, and recurrent layers by oneDNN.
+
+All else that a GPU does otherwise (dropout, batch norm, optimizers) a tensor of shapes alone does as a CPU does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+#: Mode of a long short-term memory, as oneDNN's operator takes it.
+_LSTM = 2
+#: Functions that make a tensor where no device is named; ``tensor`` is left out, for its values are often read.
+FACTORIES = frozenset(
+    ("arange", "empty", "eye", "full", "linspace", "logspace", "normal", "ones", "rand", "randint", "randn", "randperm",
+     "zeros")
+)  # fmt: skip
+
+
+def attend(target: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Return attention as ATen/native/transformers/sdp_utils_cpp.cpp chooses it: in blocks, else product by product."""
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    q, k, v = (given[name] for name in names[:3])
+    if not q.is_meta or not _in_blocks(target, q, k, v, given):
+        return NotImplemented
+    mask = given.get("attn_mask")
+    if mask is not None and mask.dtype == torch.bool:
+        off, on = (torch.scalar_tensor(x, dtype=q.dtype, device=q.device) for x in (-torch.inf, 0.0))
+        mask = torch.where(mask, on, off)
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default(
+        q, k, v, 0.0, bool(given.get("is_causal")), attn_mask=mask, scale=given.get("scale")
+    )[0]
+
+
+def _in_blocks(target: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: Mapping[str, Any]) -> bool:
+    mask = given.get("attn_mask")
+    masked = mask is not None and (bool(given.get("is_causal")) or mask.requires_grad or mask.dim() not in (2, 4))
+    return (
+        target.attention in ("auto", "flash") and not given.get("dropout_p") and not given.get("enable_gqa")
+        and not masked
+        and all(t.dim() == 4 and t.stride(-1) == 1 and t.numel() for t in (q, k, v))
+        and q.dtype == k.dtype == v.dtype and q.dtype in _FLOATS
+        and q.shape[-1] == k.shape[-1] == v.shape[-1] and q.shape[:2] == k.shape[:2] == v.shape[:2]
+    )  # fmt: skip
+
+
+def lstm(target: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Return output and last state of a long short-term memory: one operator a layer and direction."""
+    if not isinstance(args[3], bool):  # packed sequences go cell by cell
+        return NotImplemented
+    inputs, (hx, cx), weights, biased, layers, dropout, train, both, batch_first = args
+    if not inputs.is_meta or hx.shape[-1] != cx.shape[-1] or not torch.backends.mkldnn.enabled:
+        return NotImplemented
+    directions = 2 if both else 1
+    each = 4 if biased else 2
+    flow = inputs.transpose(0, 1) if batch_first else inputs
+    flow = flow.contiguous()
+    last: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
+    for n in range(layers):
+        made = []
+        for direction in range(directions):
+            at = n * directions + direction
+            own = list(weights[at * each : (at + 1) * each])
+            states = (hx.select(0, at), cx.select(0, at))
+            if not biased:
+                # The operator wants biases; PyTorch gives it zeros, of the weights' sizes.
+                hidden, first = (torch.zeros(w.shape, dtype=w.dtype, device=w.device) for w in reversed(own))
+                own += [first, hidden]
+            y, h, c, _ = torch.ops.aten.mkldnn_rnn_layer.default(
+                flow, *own, *states, bool(direction), [], _LSTM, hx.shape[-1], layers,
+                biased, both, batch_first, train,
+            )  # fmt: skip
+            made.append(y)
+            last[0].append(h)
+            last[1].append(c)
+        flow = made[0] if directions == 1 else torch.cat(made, -1)
+        if dropout and train and n < layers - 1:
+            flow = torch.dropout(flow, dropout, True)
+    hy, cy = (torch.stack(each_layer) for each_layer in last)
+    return flow.transpose(0, 1) if batch_first else flow, hy, cy
+
+
+def _batch_norm(func: Any, tensor: torch.Tensor, *args: Any) -> Any:
+    """Return what the kernel gives: no moments where it takes them from training."""
+    normed, mean, deviation = func(tensor, *args)
+    training = args[4]
+    return (normed, mean, deviation) if training else (normed, mean.new_empty(0), deviation.new_empty(0))
+
+
+def _layer(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return what a recurrent layer gives: oneDNN's workspace only where a gradient may be asked for."""
+    y, h, c, workspace = func(*args, **kwargs)
+    return y, h, c, workspace if torch.is_grad_enabled() else None
+
+
+def _layer_backward(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return gradients laid out as what they are gradients of, not as the rule of PyTorch for shapes has it."""
+    return tuple(torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in args[:7])
+
+
+#: Operators whose results on shapes alone differ from those of a CPU, and what they give there.
+RULES: Mapping[Any, Callable[..., Any]] = {
+    torch.ops.aten.native_batch_norm.default: _batch_norm,
+    torch.ops.aten.mkldnn_rnn_layer.default: _layer,
+    torch.ops.aten.mkldnn_rnn_layer_backward.default: _layer_backward,
+}
+#: As ``choices.REPLACED`` for a GPU.
+REPLACED: Mapping[str, Callable[[Any, Any, Any, Any], Any]] = {"scaled_dot_product_attention": attend, "lstm": lstm}

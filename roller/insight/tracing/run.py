@@ -1,0 +1,310 @@
+"""Makes a trace: a copy of the model on the device, two modes, a few steps."""
+
+from __future__ import annotations
+
+import gc
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from roller.errors import ModelError, RollerError, shown
+from roller.hardware import DeviceSpec
+from roller.insight.records import Trace
+from roller.insight.step import PRECISIONS, Again, Change, TracedStep, capability_of
+from roller.insight.tracing import kinds, processor, steps
+from roller.insight.tracing import model as models
+from roller.insight.tracing.choices import Target
+from roller.insight.tracing.device import Device, answers
+from roller.insight.tracing.places import Places
+from roller.insight.tracing.recorder import Recorder
+from roller.insight.tracing.values import Values
+
+
+@dataclass(frozen=True)
+class Request:
+    """Arguments of :func:`roller.trace`, as documented there."""
+
+    model: Any
+    inputs: Any
+    optimizer: Any = None
+    loss: Callable[..., Any] | None = None
+    targets: tuple[Any, ...] = ()
+    amp: str | None = None
+    checkpoint: bool | str | Sequence[str] = False
+    device: str | DeviceSpec | None = None
+    attention: str = "auto"
+    iterations: int = 2
+    keep_gradients: bool = False
+    accumulate: int = 1
+    scale_loss: bool = True
+    channels_last: bool = False
+    share_nonzero: float = 1.0
+    batch_axis: int = 0
+
+
+def run(request: Request) -> TracedStep:
+    """Return the trace a request describes; it can be traced again at another batch, or for another device."""
+    _check(request)
+    first = Change(_batch(request), request.device, request.amp or "fp32", request.checkpoint)
+    return Again(lambda change: _once(_changed(request, change)), first)(Change())
+
+
+def _changed(request: Request, change: Change) -> Request:
+    """Return a request under a change: every tensor with the old batch on the axis of batches gets the new one."""
+    old, new = _batch(request), change.batch
+    parts = {}
+    if new is not None and new != old:
+        if old is None:
+            raise ModelError("trace: batch: expected inputs with an axis of batches, got none. Pass a tensor with one.")
+        parts = {n: resized(getattr(request, n), old, new, request.batch_axis) for n in ("inputs", "targets")}
+    amp = PRECISIONS[change.amp or "fp32"]
+    return replace(request, device=change.device, amp=amp, checkpoint=change.checkpoint or False, **parts)
+
+
+def _once(request: Request) -> Trace:
+    target = Target(capability_of(request.device), attention=request.attention)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        session = Session(target, request.share_nonzero)
+        with errors("the model could not be built", session.places):
+            original = models.built(request.model)
+        with errors("the model could not be copied", session.places):
+            copied = models.on_device(original)
+            if request.channels_last:
+                copied = copied.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return _traced(request, session, original, copied)
+
+
+def _traced(request: Request, session: Session, original: torch.nn.Module, copied: torch.nn.Module) -> Trace:
+    learns = request.optimizer is not None or request.loss is not None
+    amp = steps.amp_dtype(request.amp)
+    copied.train(learns)
+    inputs, targets = models.moved(request.inputs), models.moved(request.targets)
+    if request.channels_last:
+        inputs = _channels_last(inputs)
+    again = models.checkpointed(copied, request.checkpoint, session.places) if learns else ()
+    session.adopt(copied, inputs, targets)
+    args, kwargs = _arguments(inputs)
+    call = lambda: copied(*args, **kwargs)  # noqa: E731
+    with session.recording():
+        with errors("the optimizer could not be made", session.places):
+            twins = dict(zip(map(id, original.parameters()), copied.parameters(), strict=True))
+            optimizer = steps.optimizer_of(request.optimizer, copied, twins)
+        if learns:
+            step = steps.Step(
+                request.loss, targets, amp, request.keep_gradients, request.accumulate, request.scale_loss
+            )
+            body = steps.training(copied, call, optimizer, step)
+        else:
+            body = steps.inference(call, amp)
+        for _ in range(request.iterations):
+            with session.iteration(), errors("a step failed", session.places):
+                body()
+    return session.trace(
+        {
+            "mode": "training" if learns else "inference", "batch": _batch(request), "amp": request.amp,
+            "checkpoint": list(again), "device": getattr(request.device, "name", request.device),
+            "attention": request.attention, "accumulate": request.accumulate, "keep_gradients": request.keep_gradients,
+            "channels_last": request.channels_last,
+            "optimizer": None if optimizer is None else type(optimizer).__name__,
+        }
+    )  # fmt: skip
+
+
+class Session:
+    """One trace in the making.
+
+    Parameters
+    ----------
+    target
+        What decides which kernels the device runs.
+    share_nonzero
+        Share of a mask that is taken as true.
+    """
+
+    def __init__(self, target: Target, share_nonzero: float = 1.0) -> None:
+        self.target = target
+        self.names: dict[int, str] = {}
+        self.parameters: dict[str, torch.nn.Parameter] = {}
+        self.places = Places(self.names)
+        self.values = Values(share_nonzero, self._where, processor.RULES if target.type == "cpu" else None)
+        self.recorder = Recorder(self.places, self.values, name=target.type)
+        self.device = Device(target, self.places)
+        self.iterations: list[int] = []
+
+    def adopt(self, model: torch.nn.Module, inputs: Any = (), targets: Any = ()) -> None:
+        """Give names to all that exists before the first step."""
+        self.names.update({id(module): path for path, module in model.named_modules()})
+        self.parameters.update(model.named_parameters())
+        for name, held in self.parameters.items():
+            self.recorder.name(held, "parameter", name)
+        for name, buffer in model.named_buffers():
+            self.recorder.name(buffer, "buffer", name)
+        for tensor in _leaves((inputs, targets)):
+            self.recorder.name(tensor, "input")
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Write down all that runs."""
+        # What lived before is set aside, so that the collections between steps look at what the steps made alone.
+        collected, ours = gc.isenabled(), not gc.get_freeze_count()
+        gc.disable()
+        if ours:
+            gc.freeze()
+        try:
+            with self.places.watching(), answers(self.device), self.recorder, self.device:
+                yield
+        finally:
+            if ours:
+                gc.unfreeze()
+            if collected:
+                gc.enable()
+
+    @contextmanager
+    def iteration(self) -> Iterator[None]:
+        """Mark one step."""
+        self.recorder.iteration = len(self.iterations)
+        self.iterations.append(len(self.recorder.operators))
+        self.places.phase = "other"
+        yield
+        self._gradients()
+        gc.collect()
+
+    def _gradients(self) -> None:
+        for name, parameter in self.parameters.items():
+            if parameter.grad is not None:
+                self.recorder.name(parameter.grad, "gradient", name)
+        names = {id(parameter): name for name, parameter in self.parameters.items()}
+        for optimizer in self.places.optimizers.values():
+            for key, state in optimizer.state.items():
+                for tensor in _leaves(state):
+                    self.recorder.name(tensor, "optimizer_state", names.get(id(key), ""))
+
+    def trace(self, options: Mapping[str, Any]) -> Trace:
+        """Return what was written down."""
+        recorder = self.recorder
+        recorder.close()
+        libraries = _libraries(self.target, recorder)
+        return Trace(
+            tuple(recorder.operators),
+            tuple(recorder.events),
+            kinds.settled(recorder.operators, recorder.events, recorder.storages),
+            (*self.iterations, len(recorder.operators)),
+            {
+                **options,
+                "capability": list(self.target.sm),
+                "capability_matters": self.target.matters,
+                "libraries": libraries,
+            },
+            tuple(self.values.warnings),
+        )
+
+    def _where(self) -> str:
+        place = self.places.here()
+        line = "" if place.source is None else f"{place.source[0]}:{place.source[1]}"
+        return line or place.module or "trace"
+
+
+def _libraries(target: Target, recorder: Recorder) -> list[str]:
+    """Return the libraries that keep memory on the device."""
+    if target.type == "cpu":
+        return []
+    convolves = any("convolution" in operator.name or "cudnn" in operator.name for operator in recorder.operators)
+    return ["cublas", "cudnn"] if target.cudnn and convolves else ["cublas"]
+
+
+def _check(request: Request) -> None:
+    for name, least in (("iterations", 1), ("accumulate", 1), ("batch_axis", 0)):
+        value = getattr(request, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ModelError(
+                f"trace: {name}: expected a whole number of at least {least}, got {shown(value)}. Raise it."
+            )
+    if not isinstance(request.share_nonzero, (int, float)) or not 0 <= request.share_nonzero <= 1:
+        raise ModelError(
+            f"trace: share_nonzero: expected a number from 0 to 1, got {shown(request.share_nonzero)}. Mend it."
+        )
+    if request.attention not in ("auto", "flash", "efficient", "cudnn", "math"):
+        raise ModelError(
+            f"trace: attention: expected auto, flash, efficient, cudnn or math, got {shown(request.attention)}. "
+            f"Choose one of them."
+        )
+    tensors = list(_leaves(request.inputs))
+    if any(tensor.numel() == 0 for tensor in tensors):
+        raise ModelError(
+            f"trace: inputs: expected at least one sample, got a tensor of shape "
+            f"{next(tuple(t.shape) for t in tensors if t.numel() == 0)}. Pass a batch that is not empty."
+        )
+
+
+@contextmanager
+def errors(what: str, places: Places) -> Iterator[None]:
+    """Turn whatever a model raises into one clear error, at the user's line."""
+    try:
+        yield
+    except RollerError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the user's code, or PyTorch's within it
+        frames = traceback.extract_tb(error.__traceback__)
+        own = next((f for f in reversed(frames) if not places.foreign(f.filename)), None)
+        line = "" if own is None else f" at {own.filename}:{own.lineno}"
+        text = str(error).strip().splitlines()
+        raise ModelError(
+            f"trace: expected a model that runs on shapes, got {type(error).__name__}{line}: "
+            f"{text[0] if text else 'no message'} ({what}). Run the step once on the CPU; if it works there, "
+            f"what it reads of values must not decide shapes."
+        ) from None
+
+
+def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return (tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)), {}
+
+
+def _batch(request: Request) -> int | None:
+    """Return the size of the batch: that of the first tensor that has its axis."""
+    sizes = (t.shape[request.batch_axis] for t in _leaves(request.inputs) if t.dim() > request.batch_axis)
+    return next(map(int, sizes), None)
+
+
+def resized(value: Any, old: int, new: int, axis: int = 0) -> Any:
+    """Return tensors, in tuples, lists and mappings, with ``new`` for ``old`` samples on an axis; values are lost."""
+    if isinstance(value, torch.Tensor):
+        if value.dim() <= axis or value.shape[axis] != old:
+            return value
+        shape = [new if n == axis else size for n, size in enumerate(value.shape)]
+        order = sorted(range(value.dim()), key=lambda n: (-value.stride()[n], n))
+        twin = torch.empty([shape[n] for n in order], dtype=value.dtype, device="meta")
+        twin = twin.permute([order.index(n) for n in range(value.dim())])
+        return twin.requires_grad_(value.requires_grad)
+    if isinstance(value, Mapping):
+        return {key: resized(v, old, new, axis) for key, v in value.items()}
+    if isinstance(value, (tuple, list)):
+        parts = [resized(v, old, new, axis) for v in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value
+
+
+def _channels_last(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(memory_format=torch.channels_last) if value.dim() == 4 else value
+    if isinstance(value, Mapping):
+        return {key: _channels_last(v) for key, v in value.items()}
+    return type(value)(map(_channels_last, value)) if isinstance(value, (tuple, list)) else value
+
+
+def _leaves(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _leaves(part)
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _leaves(part)

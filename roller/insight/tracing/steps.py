@@ -1,0 +1,214 @@
+"""The step that is traced: forward, loss, backward, update, as a user's script would write it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from roller.errors import ModelError, did_you_mean, shown
+
+_AMP = {"fp16": torch.float16, "float16": torch.float16, "bf16": torch.bfloat16, "bfloat16": torch.bfloat16}
+_OPTIMIZERS: Mapping[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=1e-3),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
+    "adamw_fused": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, fused=True),
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step does besides the forward.
+
+    Parameters
+    ----------
+    loss
+        Of the output, and of the targets.
+    targets
+        Passed to the loss after the output.
+    amp
+        Dtype of automatic mixed precision, ``None`` for none.
+    keep_gradients
+        Whether gradients are zeroed in place, rather than dropped.
+    accumulate
+        Forwards and backwards for each update.
+    scale_loss
+        Whether the loss is scaled where ``amp`` is float16.
+    """
+
+    loss: Callable[..., Any] | None
+    targets: Sequence[Any] = ()
+    amp: torch.dtype | None = None
+    keep_gradients: bool = False
+    accumulate: int = 1
+    scale_loss: bool = True
+
+
+def amp_dtype(name: Any) -> torch.dtype | None:
+    """Return the dtype of automatic mixed precision that a user names."""
+    if name is None or name is False:
+        return None
+    found = _AMP.get(str(name).removeprefix("torch."))
+    if found is None:
+        raise ModelError(
+            f"trace: amp: expected None, 'fp16' or 'bf16', got {shown(name)}{did_you_mean(str(name), _AMP)}. "
+            f"Choose one of them."
+        )
+    return found
+
+
+def optimizer_of(given: Any, model: torch.nn.Module, twins: Mapping[int, torch.nn.Parameter]) -> Any:
+    """Return an optimizer over the copy's parameters.
+
+    Parameters
+    ----------
+    given
+        Name, class or function of parameters, or an optimizer over the parameters of the user's own model.
+    model
+        The copy.
+    twins
+        ``id`` of a parameter of the user's model -> that of the copy.
+    """
+    if given is None:
+        return None
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if isinstance(given, str):
+        if given not in _OPTIMIZERS:
+            raise ModelError(
+                f"trace: optimizer: expected one of {', '.join(_OPTIMIZERS)}, got {shown(given)}"
+                f"{did_you_mean(given, _OPTIMIZERS)}. Or pass a function of the parameters."
+            )
+        return _OPTIMIZERS[given](learning)
+    if isinstance(given, torch.optim.Optimizer):
+        groups = [{**group, "params": [twins.get(id(p), p) for p in group["params"]]} for group in given.param_groups]
+        return type(given)(groups, **given.defaults)
+    if not callable(given):
+        raise ModelError(
+            f"trace: optimizer: expected a name, an optimizer or a function of the parameters, got {shown(given)}. "
+            f"Pass e.g. 'adamw'."
+        )
+    return given(learning)
+
+
+def training(model: torch.nn.Module, call: Callable[[], Any], optimizer: Any, step: Step) -> Callable[[], None]:
+    """Return a function that trains one step."""
+    scaler = None
+    if step.amp is torch.float16 and step.scale_loss and optimizer is not None:
+        scaler = torch.amp.GradScaler("cuda")
+
+    def run() -> None:
+        if optimizer is not None:
+            optimizer.zero_grad(set_to_none=not step.keep_gradients)
+        else:
+            model.zero_grad(set_to_none=not step.keep_gradients)
+        for _ in range(step.accumulate):
+            with _cast(step.amp):
+                loss = _loss(step, call())
+            if step.accumulate > 1:
+                loss = loss / step.accumulate
+            (loss if scaler is None else scaler.scale(loss)).backward()
+            del loss
+        if scaler is not None:
+            scaler.step(optimizer)
+            scaler.update()
+        elif optimizer is not None:
+            optimizer.step()
+
+    return run
+
+
+def inference(call: Callable[[], Any], amp: torch.dtype | None) -> Callable[[], None]:
+    """Return a function that runs the model once."""
+
+    def run() -> None:
+        with torch.no_grad(), _cast(amp):
+            call()
+
+    return run
+
+
+@contextmanager
+def mixed_precision(name: str | None) -> Iterator[Callable[[], AbstractContextManager[Any]]]:
+    """Yield a scope that runs a step of the user's own in mixed precision, and with float16 scales its loss.
+
+    Raises
+    ------
+    ModelError
+        The step scales its loss itself.
+    """
+    dtype = amp_dtype(name)
+    if dtype is not torch.float16:
+        yield lambda: _cast(dtype)
+        return
+    scaler = torch.amp.GradScaler("cuda")
+    backward, scale = torch.Tensor.backward, torch.amp.GradScaler.scale
+
+    inside = False
+
+    def scaled(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        nonlocal inside
+        if inside:  # a mode of PyTorch calls the method by its name once more
+            backward(tensor, *args, **kwargs)
+            return
+        inside = True
+        try:
+            backward(scale(scaler, tensor), *args, **kwargs)
+        finally:
+            inside = False
+
+    def refused(other: Any, outputs: Any) -> Any:
+        raise ModelError(
+            "trace: amp: expected a step without mixed precision of its own, got one that scales its loss. "
+            "Leave amp out."
+        )
+
+    def unscaled(optimizer: Any, args: Any, kwargs: Any) -> None:
+        checked: Any = _Checked(optimizer)
+        scaler.step(checked)
+
+    before = register_optimizer_step_pre_hook(unscaled)
+    after = register_optimizer_step_post_hook(lambda optimizer, args, kwargs: scaler.update())
+    torch.Tensor.backward, torch.amp.GradScaler.scale = scaled, refused  # type: ignore[method-assign, assignment]
+    try:
+        yield lambda: _cast(dtype)
+    finally:
+        torch.Tensor.backward, torch.amp.GradScaler.scale = backward, scale  # type: ignore[method-assign]
+        before.remove()
+        after.remove()
+
+
+class _Checked:
+    """An optimizer for a scaler to unscale and check the gradients of; its step is taken elsewhere."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.param_groups = optimizer.param_groups
+
+    def step(self) -> None:
+        """Take none."""
+
+
+def _cast(amp: torch.dtype | None) -> Any:
+    return nullcontext() if amp is None else torch.autocast("cuda", dtype=amp)
+
+
+def _loss(step: Step, output: Any) -> Any:
+    if step.loss is not None:
+        loss = step.loss(output, *step.targets)
+    elif isinstance(output, torch.Tensor):
+        loss = output if output.dim() == 0 else output.sum()
+    else:
+        loss = getattr(output, "loss", None)
+        if loss is None and isinstance(output, Mapping):
+            loss = output.get("loss")
+    if not isinstance(loss, torch.Tensor) or loss.dim() != 0:
+        raise ModelError(
+            f"trace: loss: expected a tensor of no axes, got {shown(type(loss).__name__)}. "
+            f"Pass loss=, a function of the model's output that returns a scalar."
+        )
+    return loss

@@ -1,0 +1,1 @@
+"""What an optimisation would change: a profile as a graph of tasks, simulated."""

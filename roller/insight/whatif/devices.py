@@ -1,0 +1,73 @@
+"""How the kernels of a profile compare on two devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from roller.errors import RollerError
+from roller.hardware import DeviceSpec
+from roller.insight.whatif.graph import Graph, Task
+from roller.insight.whatif.prices import Priced, Prices
+
+
+@dataclass(frozen=True)
+class OnDevice:
+    """Ratios of times on ``spec`` to those on the profile's device.
+
+    Parameters
+    ----------
+    prices
+        Of the profile.
+    before, spec
+        The profile's device and the other one.
+    """
+
+    prices: Prices
+    before: DeviceSpec
+    spec: DeviceSpec
+
+    def ratio(self, task: Task) -> Priced:
+        """Return the ratio of a kernel: of its operator's prices, else of the rates that bound it."""
+        found = self.prices.ratio(task, device=self.spec)
+        if found is not None:
+            return found
+        old, new = self.before.sustained, self.spec.sustained
+        if self.prices.bound(task) == "compute":
+            return Priced(_peak(old) / _peak(new), "calibrated")
+        memory, other = old.memory_layers[-1], new.memory_layers[-1]
+        return Priced(memory.bandwidth_bytes_per_s / other.bandwidth_bytes_per_s, "calibrated")
+
+    @property
+    def link_ratio(self) -> float:
+        """Of transfers between devices; 1 where one of the two says nothing of its links."""
+        old, new = self.before.link_bytes_per_s, self.spec.link_bytes_per_s
+        return old / new if old and new else 1.0
+
+    @property
+    def launch_ratio(self) -> float:
+        """Of the latency of a launch."""
+        old, new = self.before.execution.launch_s, self.spec.execution.launch_s
+        return new / old if old and new else 1.0
+
+
+def on_device(graph: Graph, device: str) -> OnDevice:
+    """Return how a profile's kernels compare on another device.
+
+    Raises
+    ------
+    RollerError
+        The profile's own device is not known, or there is no such device.
+    """
+    from roller.arguments import target_of
+
+    if graph.device is None:
+        raise RollerError(
+            f"{graph.name}: device: expected the device of the profile, to compare {device} with, got none. Name it: "
+            f"--device, or from_kineto(..., device=)."
+        )
+    return OnDevice(Prices(graph), graph.device, target_of(device)[0])
+
+
+def _peak(spec: DeviceSpec) -> float:
+    """Return the rate of multiply-adds on float32 of all units."""
+    return spec.compute.ops_per_cycle_per_unit["fma"] * spec.units * spec.clock_hz

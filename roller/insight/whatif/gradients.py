@@ -1,0 +1,42 @@
+"""Gradients of a profile: how large each is, and behind which task it is there."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+
+from roller.insight.whatif.graph import Gradient
+from roller.insight.whatif.items import Item
+from roller.insight.whatif.kineto import Event
+
+#: What a backward pass ends with for every parameter that has a gradient.
+_SUMS = "torch::autograd::AccumulateGrad"
+#: Bytes of an element by what profiles call its type; older ones say nothing, and mean float.
+_ELEMENT_BYTES = {"float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2}
+
+
+def gradients(events: Sequence[Event], threads: Mapping[str, Sequence[Item]]) -> tuple[Gradient, ...]:
+    """Return the gradients in the order in which they appear; none of a profile without shapes.
+
+    Parameters
+    ----------
+    events
+        Of the profile.
+    threads
+        Calls by thread, in order, whose device tasks know them.
+    """
+    found = []
+    starts = {lane: [item.start for item in own] for lane, own in threads.items()}
+    for event in sorted((e for e in events if e.name == _SUMS), key=lambda e: (e.start_us, e.lane)):
+        shapes = event.arguments.get("shapes")
+        at = bisect_right(starts.get(event.lane, ()), event.end_us) - 1
+        if not shapes or at < 0:
+            continue
+        dtypes = event.arguments.get("dtypes") or ("float",)
+        size = math.prod(shapes[0]) * _ELEMENT_BYTES.get(str(dtypes[0]), 4)
+        own = threads[event.lane]
+        maker = next((item for item in reversed(own[: at + 1]) if item.last is not None), own[at])
+        task = maker if maker.last is None else maker.last
+        found.append(Gradient(size, task.id, own[at].place.iteration, own[at].place.layer))
+    return tuple(found)

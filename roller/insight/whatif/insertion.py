@@ -1,0 +1,206 @@
+"""Inserts tasks into a graph: between two others of a lane, with the call that launches them, or on one of their own.
+
+Many are inserted at once, since a what-if brings hundreds and a graph is never changed in place.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from roller.errors import RollerError, shown
+from roller.insight.whatif.graph import Because, Dependency, Graph, Kind, Lane, Place, Provenance, Task
+
+_LANE_ORDER = ("stream", "thread")
+
+
+@dataclass(frozen=True)
+class New:
+    """A task to be inserted. The n-th one of a call has the id ``len(graph.tasks) + n``, and others may name it.
+
+    Parameters
+    ----------
+    name, kind, duration_us
+        What runs; a kernel beside what a thread does is done by the thread.
+    behind
+        The task it comes behind on that one's lane, also a removed one, whose place it takes.
+    ahead
+        The task it comes before on that one's lane.
+    lane
+        Its lane, where it stands between no others; tasks there run as they are ready.
+    after, before
+        Tasks whose ends it waits for, and tasks whose starts wait for its end.
+    launch
+        Whether a call launches it, if it runs on a stream: beside the call that launched its neighbour, and as long as
+        a launch of the profile is in the median.
+    place
+        Where in the step it belongs; that of its neighbour by default.
+    """
+
+    name: str
+    kind: Kind
+    duration_us: float
+    behind: int | None = None
+    ahead: int | None = None
+    lane: Lane | None = None
+    after: Sequence[int] = ()
+    before: Sequence[int] = ()
+    launch: bool = True
+    provenance: Provenance = "assumed"
+    size_bytes: int = 0
+    resource: str = ""
+    priority: int = 0
+    place: Place | None = None
+
+
+def insert(graph: Graph, *new: New) -> Graph:
+    """Return a graph with more tasks.
+
+    Raises
+    ------
+    RollerError
+        A task is to stand beside none that the graph has, or nothing launched its neighbour.
+
+    Examples
+    --------
+    >>> gemm = Task(0, "gemm", "kernel", Lane(0, "stream", "7"), 90.0, 0.0, 90.0)
+    >>> both = insert(Graph([gemm], [], {}, 8.0, 1.0), New("cast", "kernel", 5.0, behind=0, launch=False))
+    >>> both.tasks[1].lane.name, both.dependencies[0].because, both.name
+    ('7', 'stream', 'profile, cast inserted')
+    """
+    if not new:
+        return graph
+    insertion = _Insertion(graph, new)
+    for number, one in enumerate(new, len(graph.tasks)):
+        insertion.add(number, one)
+    said = new[0].name if len(new) == 1 else f"{len(new)} tasks"
+    return replace(
+        graph, tasks=insertion.tasks, dependencies=insertion.dependencies, starts_us=insertion.starts_us,
+        name=f"{graph.name}, {said} inserted",
+    )  # fmt: skip
+
+
+class _Insertion:
+    """Tasks and dependencies while they grow: where each task's are is kept, so that an insertion does not search."""
+
+    def __init__(self, graph: Graph, new: Sequence[New]) -> None:
+        self.graph = graph
+        self.tasks = [*graph.tasks, *(self._made(graph, n, one) for n, one in enumerate(new, len(graph.tasks)))]
+        self.dependencies: list[Dependency] = list(graph.dependencies)
+        self.starts_us = dict(graph.starts_us)
+        self.of_source: dict[int, list[int]] = defaultdict(list)
+        self.of_target: dict[int, list[int]] = defaultdict(list)
+        for position, d in enumerate(self.dependencies):
+            self.of_source[d.source].append(position)
+            self.of_target[d.target].append(position)
+        launches = [t.duration_us for t in graph.tasks if t.kind == "launch" and not t.is_removed]
+        self.launch_us = median(launches) if launches else 0.0
+
+    def _made(self, graph: Graph, number: int, new: New) -> Task:
+        if not 0 <= new.duration_us < float("inf"):
+            raise RollerError(f"insert: duration_us: expected a number of at least 0, got {shown(new.duration_us)}.")
+        beside = new.behind if new.behind is not None else new.ahead
+        if (beside is None) == (new.lane is None):
+            raise RollerError(
+                f"insert: {new.name}: expected a lane or a neighbour, got {'neither' if beside is None else 'both'}. "
+                f"Name one."
+            )
+        return Task(
+            number, new.name, new.kind, new.lane or Lane(0, "stream", ""), float(new.duration_us), 0.0, 0.0, 0.0,
+            new.provenance, False, new.place or Place(), new.size_bytes, new.resource, new.priority,
+        )  # fmt: skip
+
+    def add(self, number: int, new: New) -> None:
+        """Tie a task to others."""
+        beside = new.behind if new.behind is not None else new.ahead
+        for other in (*new.after, *new.before, *(() if beside is None else (beside,))):
+            if not 0 <= other < len(self.tasks):
+                raise RollerError(
+                    f"{self.graph.name}: task: expected one of 0 to {len(self.tasks) - 1}, got {other}. Select it."
+                )
+        if beside is not None:
+            neighbour = self.tasks[beside]
+            kind: Kind = "cpu" if neighbour.lane.kind == "thread" and new.kind == "kernel" else new.kind
+            self.tasks[number] = replace(
+                self.tasks[number], kind=kind, lane=neighbour.lane, place=new.place or neighbour.place
+            )
+            behind = new.behind is not None
+            self._splice(beside, number, behind)
+            if neighbour.lane.kind == "stream" and new.launch:
+                self._launch(beside, number, behind)
+        elif not new.after:
+            self.starts_us.setdefault(number, 0.0)
+        for other in new.after:
+            self._add(Dependency(other, True, number, False, 0.0, "communication"))
+        for other in new.before:
+            self._add(Dependency(number, True, other, False, 0.0, "communication"))
+
+    def _add(self, d: Dependency) -> None:
+        self.of_source[d.source].append(len(self.dependencies))
+        self.of_target[d.target].append(len(self.dependencies))
+        self.dependencies.append(d)
+
+    def _change(self, position: int, d: Dependency) -> None:
+        old = self.dependencies[position]
+        if old.source != d.source:
+            self.of_source[old.source].remove(position)
+            self.of_source[d.source].append(position)
+        if old.target != d.target:
+            self.of_target[old.target].remove(position)
+            self.of_target[d.target].append(position)
+        self.dependencies[position] = d
+
+    def _splice(self, beside: int, new: int, behind: bool) -> None:
+        """Put a task between two of a lane: lags of threads are the host's code, and stay behind the later call."""
+        on_stream = self.tasks[new].lane.kind == "stream"
+        because: Because = "stream" if on_stream else "thread"
+        gap = self.graph.gap_us if on_stream else 0.0
+        around = self.of_source[beside] if behind else self.of_target[beside]
+        order = next((p for p in around if self._orders(self.dependencies[p])), None)
+        lag = 0.0 if order is None else self.dependencies[order].lag_us
+        if order is None and behind:
+            self._add(Dependency(beside, True, new, False, gap, because))
+        elif order is None:
+            self.starts_us[new] = self.starts_us.get(beside, 0.0)
+            self._add(Dependency(new, True, beside, False, gap, because))
+        elif behind:
+            then = 0.0 if self.tasks[self.dependencies[order].target].is_removed else gap
+            self._change(order, replace(self.dependencies[order], source=new, lag_us=then if on_stream else lag))
+            self._add(Dependency(beside, True, new, False, lag if on_stream else 0.0, because))
+        else:
+            self._change(order, replace(self.dependencies[order], target=new))
+            self._add(Dependency(new, True, beside, False, gap, because))
+        if behind and self.tasks[beside].is_removed:
+            self._take_place(beside, new)
+
+    def _orders(self, d: Dependency) -> bool:
+        return d.because in _LANE_ORDER and d.of_end
+
+    def _take_place(self, removed: int, new: int) -> None:
+        """Let what waited for a removed task's end wait for that of the task in its place."""
+        for position in list(self.of_source[removed]):
+            d = self.dependencies[position]
+            if d.of_end:
+                self._change(position, replace(d, lag_us=0.0) if d.target == new else replace(d, source=new))
+        for position in self.of_target[removed]:
+            if self.dependencies[position].because == "stream":
+                self._change(position, replace(self.dependencies[position], lag_us=self.graph.gap_us))
+
+    def _launch(self, beside: int, new: int, behind: bool) -> None:
+        """Insert the call that launches a task, beside the one that launched its neighbour."""
+        found = (self.dependencies[p] for p in self.of_target[beside])
+        call = next((d.source for d in found if d.because == "launch"), None)
+        if call is None:
+            raise RollerError(
+                f"insert: expected a task that a call launched, got {self.tasks[beside].name} (task {beside}). "
+                f"Insert beside another one, or with launch=False."
+            )
+        number = len(self.tasks)
+        self.tasks.append(
+            replace(self.tasks[call], id=number, kind="launch", duration_us=self.launch_us, name="launch",
+                    provenance="assumed", is_removed=False)
+        )  # fmt: skip
+        self._splice(call, number, behind)
+        self._add(Dependency(number, False, new, False, self.graph.latency_us, "launch"))

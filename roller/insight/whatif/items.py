@@ -1,0 +1,41 @@
+"""A task while a graph is made of a profile."""
+
+from __future__ import annotations
+
+from roller.insight.whatif.graph import NOWHERE, Kind, Lane
+from roller.insight.whatif.kineto import Event
+
+#: Bytes of an element by what communication libraries call its type; all others have four.
+_ELEMENT_BYTES = {"byte": 1, "char": 1, "bool": 1, "half": 2, "bfloat16": 2, "short": 2, "double": 8, "long": 8}
+
+
+class Item:
+    """A task while it is made."""
+
+    __slots__ = (
+        "call", "correlation", "end", "id", "kind", "lane", "last", "name", "own", "place", "previous", "size_bytes",
+        "start", "unexplained",
+    )  # fmt: skip
+
+    def __init__(self, event: Event, kind: Kind, lane: Lane) -> None:
+        self.name, self.kind, self.lane, self.correlation = event.name, kind, lane, event.correlation
+        self.start, self.end, self.own = event.start_us, event.end_us, event.duration_us
+        self.unexplained, self.id = 0.0, -1
+        self.size_bytes, self.place = _size_bytes(event), NOWHERE
+        self.call: Item | None = None
+        self.previous: Item | None = None
+        self.last: Item | None = None  # of a call, the last device task it launched
+
+    def after(self, previous: Item) -> None:
+        """Start no sooner than the one before ends: older profiles have whole microseconds."""
+        self.previous = previous
+        if self.start < previous.end:
+            self.start, self.end = previous.end, max(self.end, previous.end)
+            self.own = self.end - self.start
+
+
+def _size_bytes(event: Event) -> int:
+    said = event.arguments
+    if event.kind == "collective":
+        return int(said.get("elements", 0)) * _ELEMENT_BYTES.get(str(said.get("dtype", "")).lower(), 4)
+    return int(said.get("bytes", 0)) if event.kind in ("copy", "set") else 0

@@ -1,0 +1,112 @@
+"""What a network takes: formulae of collectives, and gradients in buckets.
+
+S bytes, n devices, B bytes a second of a link in one direction, a seconds of a hop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from roller.errors import RollerError, shown
+from roller.insight.parallel import BUCKET_BYTES, FIRST_BUCKET_BYTES, Ring
+from roller.insight.whatif.graph import Gradient, Graph, Lane
+from roller.insight.whatif.pick import parameter_bytes
+
+#: Where collectives run that a what-if adds.
+CHANNEL = Lane(0, "channel", "network")
+
+
+def link(graph: Graph, bytes_per_s: float | None, latency_us: float | None) -> tuple[float, float]:
+    """Return bytes a second and microseconds a hop: as given, or as the profile's device has them.
+
+    Raises
+    ------
+    RollerError
+        Neither is known.
+    """
+    device = graph.device
+    bandwidth = bytes_per_s or (None if device is None else device.link_bytes_per_s)
+    if not bandwidth:
+        raise RollerError(
+            f"{graph.name}: bandwidth: expected bytes a second between devices, got none, and "
+            f"{'no device was named' if device is None else f'{device.name} has no link_bytes_per_s'}. Give bandwidth=."
+        )
+    own = None if device is None else device.link_latency_s
+    return bandwidth, 1e6 * (own or 0.0) if latency_us is None else latency_us
+
+
+def ring_us(size_bytes: float, devices: int, bytes_per_s: float, latency_us: float) -> float:
+    """Return the time of an all-reduce around a ring: 2 (n-1)/n S/B + 2 (n-1) a."""
+    return 1e6 * Ring(devices, bytes_per_s, latency_us / 1e6).all_reduce_s(size_bytes)
+
+
+def half_us(size_bytes: float, devices: int, bytes_per_s: float, latency_us: float) -> float:
+    """Return the time of a reduce-scatter, or of an all-gather: (n-1)/n S/B + (n-1) a.
+
+    Examples
+    --------
+    >>> half_us(100e6, 4, 10e9, 5.0)
+    7515.0
+    """
+    hops = devices - 1
+    return hops / devices * size_bytes / bytes_per_s * 1e6 + hops * latency_us
+
+
+def broadcast_us(size_bytes: float, devices: int, bytes_per_s: float, latency_us: float) -> float:
+    """Return the time of a broadcast: S/B + (n-1) a."""
+    return size_bytes / bytes_per_s * 1e6 + (devices - 1) * latency_us
+
+
+def all_to_all_us(size_bytes: float, devices: int, bytes_per_s: float) -> float:
+    """Return the time of an all-to-all: (n-1)/n S/B."""
+    return (devices - 1) / devices * size_bytes / bytes_per_s * 1e6
+
+
+def alike(levels: Sequence[int], bandwidths: Sequence[float]) -> list[tuple[int, float]]:
+    """Return devices and bytes a second of each level of a network.
+
+    Raises
+    ------
+    RollerError
+        Not every level has one of both.
+    """
+    if not levels or len(levels) != len(bandwidths) or any(n != int(n) for n in levels):
+        raise RollerError(
+            f"levels: expected whole numbers of devices, and as many bandwidths, got {shown(levels)} and "
+            f"{shown(bandwidths)}. Give one of both for each level."
+        )
+    return list(zip(levels, bandwidths, strict=True))
+
+
+def sparse_us(
+    size_bytes: float, devices: int, bytes_per_s: float, density: float, index_bytes: int, value_bytes: int
+) -> float:
+    """Return the time of gathering the kept share, with its indices, from all: (n-1) d S (1 + index/value) / B."""
+    return (devices - 1) * density * size_bytes * (1 + index_bytes / value_bytes) / bytes_per_s * 1e6
+
+
+def buckets(
+    graph: Graph, first_bytes: int = FIRST_BUCKET_BYTES, cap_bytes: int = BUCKET_BYTES
+) -> Mapping[int, Sequence[tuple[int, int, int]]]:
+    """Return for each step its buckets: bytes, gradients, and the task behind which the last of them is there.
+
+    Gradients fill buckets in the order in which they appear; one is full as soon as it holds its capacity.
+
+    Raises
+    ------
+    RollerError
+        The profile does not tell the sizes of its gradients.
+    """
+    parameter_bytes(graph)  # refuses a profile without sizes
+    steps: dict[int, list[Gradient]] = {}
+    for gradient in graph.gradients:
+        steps.setdefault(gradient.iteration, []).append(gradient)
+    found: dict[int, list[tuple[int, int, int]]] = {}
+    for iteration, own in steps.items():
+        full, filled, count = found.setdefault(iteration, []), 0, 0
+        for position, gradient in enumerate(own):
+            filled, count = filled + gradient.size_bytes, count + 1
+            if filled >= (cap_bytes if full else first_bytes) or position == len(own) - 1:
+                full.append((filled, count, gradient.task))
+                filled = count = 0
+    return found

@@ -1,0 +1,27 @@
+"""What optimizers read and write for a parameter of four bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from roller.insight.whatif.graph import Graph
+from roller.insight.whatif.pick import parameter_bytes
+
+#: Tensors as large as the parameters that one pass reads and writes: p is the parameter, g its gradient; Adam has m and
+#: v beside them, momentum a buffer.
+KINDS: Mapping[str, tuple[int, int]] = {"adam": (4, 3), "adamw": (4, 3), "momentum": (3, 2), "sgd": (2, 1)}
+#: Kernels of an update that is not fused, for a parameter or a group of them, and the tensors they read and write.
+UNFUSED: Mapping[str, tuple[int, int]] = {"adam": (9, 18), "adamw": (10, 20), "momentum": (3, 8), "sgd": (1, 3)}
+
+
+def update_bytes(graph: Graph, optimizer: str) -> tuple[float, float]:
+    """Return the bytes that a fused update reads and writes, in a step.
+
+    Raises
+    ------
+    RollerError
+        The profile does not tell the sizes of its gradients.
+    """
+    size = parameter_bytes(graph)
+    read, written = KINDS[optimizer]
+    return read * size, written * size

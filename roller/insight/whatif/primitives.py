@@ -1,0 +1,166 @@
+"""Changes of a graph that compose: select, scale, set, remove, schedule. Each gives a new graph, which says so.
+
+What tasks are changed is a set of their ids, so that selections compose as sets do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from roller.errors import RollerError, shown
+from roller.insight.whatif.graph import Dependency, Graph, Provenance, Task
+
+
+def select(graph: Graph, which: Callable[[Task], bool]) -> frozenset[int]:
+    """Return the ids of the tasks of a kind; removed ones are never among them."""
+    return frozenset(task.id for task in graph.tasks if not task.is_removed and which(task))
+
+
+def scale(graph: Graph, tasks: Collection[int], factor: float, provenance: Provenance = "assumed") -> Graph:
+    """Return a graph whose ``tasks`` take ``factor`` times as long.
+
+    Examples
+    --------
+    >>> from roller.insight.whatif.graph import Lane
+    >>> gemm = Task(0, "gemm", "kernel", Lane(0, "stream", "7"), 90.0, 0.0, 90.0)
+    >>> half = scale(Graph([gemm], [], {}, 8.0, 1.0), [0], 0.5)
+    >>> half.tasks[0].duration_us, half.tasks[0].provenance, half.name
+    (45.0, 'assumed', 'profile, 1 task times 0.5')
+    """
+    _positive("factor", factor)
+    chosen = _known(graph, tasks)
+    return _with_durations(
+        graph, {n: graph.tasks[n].duration_us * factor for n in chosen}, provenance,
+        f"{_counted(chosen)} times {factor:g}",
+    )  # fmt: skip
+
+
+def scale_each(graph: Graph, factors: Mapping[int, tuple[float, Provenance]]) -> Graph:
+    """Return a graph in which every named task takes its own factor times as long, and knows where that is from."""
+    _known(graph, factors)
+    tasks = list(graph.tasks)
+    for n, (factor, provenance) in factors.items():
+        _positive("factor", factor)
+        if factor != 1.0:
+            tasks[n] = replace(tasks[n], duration_us=tasks[n].duration_us * factor, provenance=provenance)
+    return replace(graph, tasks=tasks, name=f"{graph.name}, {_counted(factors)} scaled")
+
+
+def set_duration(
+    graph: Graph,
+    tasks: Collection[int],
+    duration_us: float | Callable[[Task], float],
+    provenance: Provenance = "assumed",
+) -> Graph:
+    """Return a graph whose ``tasks`` take a time of their own: a number, or what a function says of each."""
+    chosen = _known(graph, tasks)
+    made = {n: float(duration_us(graph.tasks[n]) if callable(duration_us) else duration_us) for n in chosen}
+    for value in made.values():
+        _positive("duration_us", value)
+    return _with_durations(graph, made, provenance, f"{_counted(chosen)} set")
+
+
+def remove(graph: Graph, tasks: Collection[int], *, launches: bool = True) -> Graph:
+    """Return a graph without ``tasks``: what they held back still keeps its order, what they waited for is not awaited.
+
+    Parameters
+    ----------
+    launches
+        Whether a call goes too, with the host's code behind it, where all that it launched is removed.
+    """
+    chosen = set(_known(graph, tasks))
+    if launches:
+        launched: dict[int, list[int]] = {}
+        for d in graph.dependencies:
+            if d.because == "launch":
+                launched.setdefault(d.source, []).append(d.target)
+        chosen |= {call for call, own in launched.items() if chosen.issuperset(own)}
+    kept = [replace(t, duration_us=0.0, is_removed=True) if t.id in chosen else t for t in graph.tasks]
+    dependencies = [
+        replace(d, lag_us=0.0) if _goes_along(d, chosen) else d
+        for d in graph.dependencies
+        if not (d.to_end and d.target in chosen)
+    ]
+    return replace(graph, tasks=kept, dependencies=dependencies, name=f"{graph.name}, {_counted(chosen)} removed")
+
+
+def _goes_along(d: Dependency, gone: Collection[int]) -> bool:
+    """Return whether a lag goes with tasks: the host's code behind a call, a kernel's launch and the gap before it."""
+    if d.because == "thread":
+        return d.source in gone
+    return d.target in gone and (d.because == "stream" or (d.because == "launch" and d.source in gone))
+
+
+def launched_by(graph: Graph, calls: Mapping[int, int]) -> Graph:
+    """Return a graph in which what a call launched is launched by another: call -> the other one."""
+    _known(graph, [*calls.keys(), *calls.values()])
+    dependencies = [
+        replace(d, source=calls[d.source]) if d.because == "launch" and d.source in calls else d
+        for d in graph.dependencies
+    ]
+    return replace(graph, dependencies=dependencies, name=f"{graph.name}, {len(calls)} calls joined")
+
+
+def schedule(graph: Graph, policy: Callable[[Task], Any]) -> Graph:
+    """Return a graph that runs by a policy: of tasks that could start on a lane at once, the smallest goes first."""
+    return replace(graph, policy=policy, name=f"{graph.name}, scheduled")
+
+
+def named(graph: Graph, name: str, *assumptions: str) -> Graph:
+    """Return a graph that says what was changed, and what that takes for granted."""
+    said = graph.assumptions + tuple(a for a in assumptions if a not in graph.assumptions)
+    return replace(graph, name=name, assumptions=said)
+
+
+def without_overhead(graph: Graph) -> Graph:
+    """Return a graph without what recording took, where that is known: calls and the code behind them get shorter."""
+    took = graph.overhead_us
+    if not took:
+        return graph
+    nothing = (0.0, 0.0)
+    tasks = [
+        replace(t, duration_us=max(0.0, t.duration_us - took[t.id][0])) if t.id in took else t for t in graph.tasks
+    ]
+    dependencies = [
+        replace(d, lag_us=max(0.0, d.lag_us - took.get(d.source, nothing)[1])) if d.because == "thread" else d
+        for d in graph.dependencies
+    ]
+    return replace(graph, tasks=tasks, dependencies=dependencies, overhead_us={})
+
+
+def with_lags(graph: Graph, lag_us: Callable[[Dependency], float]) -> Graph:
+    """Return a graph with other lags between events."""
+    made = [replace(d, lag_us=lag_us(d)) for d in graph.dependencies]
+    for d in made:
+        _positive("lag_us", d.lag_us)
+    return replace(graph, dependencies=made, name=f"{graph.name}, lags set")
+
+
+def _with_durations(graph: Graph, made: dict[int, float], provenance: Provenance, said: str) -> Graph:
+    tasks = [
+        replace(t, duration_us=made[t.id], provenance=provenance) if t.id in made and made[t.id] != t.duration_us else t
+        for t in graph.tasks
+    ]
+    return replace(graph, tasks=tasks, name=f"{graph.name}, {said}")
+
+
+def _known(graph: Graph, tasks: Collection[int]) -> Sequence[int]:
+    wrong = next(
+        (n for n in tasks if isinstance(n, bool) or not isinstance(n, int) or not 0 <= n < len(graph.tasks)), None
+    )
+    if wrong is not None:
+        raise RollerError(
+            f"{graph.name}: task: expected one of 0 to {len(graph.tasks) - 1}, got {shown(wrong)}. Select it."
+        )
+    return sorted(set(tasks))
+
+
+def _counted(tasks: Collection[int]) -> str:
+    return f"{len(tasks)} task{'' if len(tasks) == 1 else 's'}"
+
+
+def _positive(name: str, value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+        raise RollerError(f"{name}: expected a number of at least 0, got {shown(value)}. Raise it.")

@@ -1,0 +1,174 @@
+"""Replays a profile: whether its graph, with one latency and one gap, takes as long as the profile did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from roller.core.cyclic import held_back
+from roller.errors import RollerError
+from roller.hardware import DeviceSpec
+from roller.insight.whatif.breakdown import Breakdown, LanePart, Part, breakdown, lanes, parts
+from roller.insight.whatif.build import build, join
+from roller.insight.whatif.graph import Graph
+from roller.insight.whatif.kineto import read_events, read_overhead
+from roller.insight.whatif.simulate import Timeline, simulate
+from roller.insight.whatif.steps import steps_us
+
+#: Of a profile with a larger share that nobody can explain, no change is to be predicted.
+MOST_UNEXPLAINED = 0.05
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A profile, run again as a graph.
+
+    Parameters
+    ----------
+    name
+        Of the profile.
+    graph, timeline
+        What was run, and when every task ran.
+    measured_us, replayed_us
+        First start to last end, in the profile and in the graph.
+    unexplained_share
+        Share of the profile that device tasks waited for nobody knows what; the replay leaves it out.
+    breakdown
+        Of the replay.
+    lanes
+        Every lane, those with most of the critical path first.
+    """
+
+    name: str
+    graph: Graph = field(repr=False)
+    timeline: Timeline = field(repr=False)
+    measured_us: float
+    replayed_us: float
+    unexplained_share: float
+    breakdown: Breakdown
+    lanes: tuple[LanePart, ...]
+
+    @property
+    def error(self) -> float:
+        """Relative error of the replay."""
+        return self.replayed_us / self.measured_us - 1.0 if self.measured_us else 0.0
+
+    @property
+    def is_explained(self) -> bool:
+        """Whether a change of this profile can be predicted at all."""
+        return self.unexplained_share <= MOST_UNEXPLAINED
+
+    @property
+    def measured_iteration_us(self) -> float:
+        """Time of a steady step in the profile: the median of those it has."""
+        tasks = self.graph.tasks
+        return median(steps_us(self.graph, [t.measured_start_us for t in tasks], [t.measured_end_us for t in tasks]))
+
+    @property
+    def iteration_us(self) -> float:
+        """Time of a steady step of the replay."""
+        return median(steps_us(self.graph, self.timeline.start_us, self.timeline.end_us))
+
+    @cached_property
+    def phases(self) -> tuple[Part, ...]:
+        """What every phase of the step takes, the most of the critical path first."""
+        return parts(self.graph, self.timeline, lambda task: task.place.phase)
+
+    @cached_property
+    def layers(self) -> tuple[Part, ...]:
+        """What every layer takes, the most of the critical path first."""
+        return parts(self.graph, self.timeline, lambda task: task.place.layer)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready data."""
+        split = self.breakdown
+        return {
+            "name": self.name, "tasks": len(self.graph.tasks), "measured_us": self.measured_us,
+            "replayed_us": self.replayed_us, "error": self.error, "unexplained_share": self.unexplained_share,
+            "is_explained": self.is_explained, "latency_us": self.graph.latency_us, "gap_us": self.graph.gap_us,
+            "breakdown": {
+                "cpu_only_us": split.cpu_only_us, "device_only_us": split.device_only_us, "both_us": split.both_us
+            },
+            "lanes": [
+                {"lane": x.lane, "tasks": x.tasks, "busy_us": x.busy_us, "critical_us": x.critical_us}
+                for x in self.lanes
+            ],
+            "iteration_us": self.iteration_us, "measured_iteration_us": self.measured_iteration_us,
+            "phases": [asdict(x) for x in self.phases], "layers": [asdict(x) for x in self.layers],
+        }  # fmt: skip
+
+
+@held_back()
+def from_kineto(
+    paths: str | Path | Sequence[str | Path],
+    *,
+    device: str | DeviceSpec | None = None,
+    prices: Mapping[str, float] | None = None,
+) -> Graph:
+    """Return the graph of a profile, or of those of several ranks together.
+
+    Parameters
+    ----------
+    paths
+        Kineto's JSON, plain or gzipped; of a job of several processes one file each, in the order of ranks.
+    device
+        What it was made on: new and changed kernels are priced by its model.
+    prices
+        Microseconds of kernels that were measured elsewhere, by the name that what-ifs give them: they come before
+        what a model says.
+
+    Raises
+    ------
+    ArtifactError
+        A file is no profile.
+    RollerError
+        No file is named, ranks share no collective, or there is no such device.
+    """
+    from roller.arguments import target_of
+
+    files = [paths] if isinstance(paths, (str, Path)) else list(paths)
+    if not files:
+        raise RollerError("profiles: expected at least one file, got none. Name one, or one for each rank.")
+    graphs = [
+        build(read_events(file), rank=n, name=Path(file).name, overhead_us=read_overhead(file))
+        for n, file in enumerate(files)
+    ]
+    spec = None if device is None else target_of(device)[0]
+    if len(graphs) == 1:
+        return replace(graphs[0], device=spec, prices=dict(prices or {}))
+    for file, graph in zip(files, graphs, strict=True):
+        if not any(task.kind == "collective" for task in graph.tasks):
+            raise RollerError(
+                f"{file}: expected a rank of a job, got a profile without collectives. Replay it alone, or name the "
+                f"ranks of one job."
+            )
+    return replace(join(graphs), device=spec, prices=dict(prices or {}))
+
+
+def replay(graph: Graph) -> Replay:
+    """Run a graph, and hold it to its profile.
+
+    Examples
+    --------
+    A call launches a kernel, waits for it, and takes a microsecond to return.
+
+    >>> from roller.insight.whatif.build import build
+    >>> from roller.insight.whatif.kineto import Event
+    >>> events = [
+    ...     Event("cudaLaunchKernel", "call", 0.0, 5.0, "thread 1", 1, {}),
+    ...     Event("gemm", "kernel", 8.0, 90.0, "stream 7", 1, {}),
+    ...     Event("cudaDeviceSynchronize", "call", 10.0, 89.0, "thread 1", 2, {}),
+    ... ]
+    >>> found = replay(build(events))
+    >>> found.replayed_us, found.breakdown.device_only_us, found.graph.latency_us
+    (99.0, 88.0, 8.0)
+    """
+    timeline = simulate(graph)
+    return Replay(
+        graph.name, graph, timeline, graph.measured_us, timeline.makespan_us, graph.unexplained_share,
+        breakdown(graph, timeline), lanes(graph, timeline),
+    )  # fmt: skip

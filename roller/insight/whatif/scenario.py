@@ -1,0 +1,137 @@
+"""Scenarios: what-ifs by name, from a file or a line, with their parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from roller.errors import RollerError, did_you_mean, shown
+from roller.insight.whatif.change import WhatIf
+from roller.insight.whatif.whatifs import WHATIFS
+
+
+@dataclass(frozen=True)
+class Scenarios:
+    """What a file asks.
+
+    Parameters
+    ----------
+    changes
+        Name of a scenario -> what-ifs, made one after the other.
+    device
+        Of the profile; ``None`` where the file does not say.
+    prices
+        Microseconds of kernels that were measured.
+    """
+
+    changes: Mapping[str, tuple[WhatIf, ...]]
+    device: str | None = None
+    prices: Mapping[str, float] = field(default_factory=dict)
+
+
+def read_scenarios(path: str | Path) -> Scenarios:
+    """Return what a YAML file asks: ``changes``, a list, or ``scenarios``, lists by name; ``device`` and ``prices``.
+
+    Raises
+    ------
+    RollerError
+        The file cannot be read, or names no what-if, or one that there is none of, or a parameter that it has not.
+
+    Examples
+    --------
+    A file such as this one asks two things:
+
+    .. code-block:: yaml
+
+        device: v100
+        scenarios:
+          half: [amp]
+          eight: [amp: {dtype: fp16}, ddp: {devices: 8, bandwidth: 25e9}]
+    """
+    where = str(path)
+    try:
+        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise RollerError(f"{where}: expected a scenario, got what cannot be read ({error}). Mend the file.") from error
+    if not isinstance(data, Mapping) or not data.keys() <= {"device", "prices", "changes", "scenarios"}:
+        raise RollerError(
+            f"{where}: expected device, prices and changes or scenarios, got {shown(data)}. Name what to change."
+        )
+    prices = data.get("prices") or {}
+    if not isinstance(prices, Mapping) or not all(isinstance(v, (int, float)) and v >= 0 for v in prices.values()):
+        raise RollerError(f"{where}: prices: expected microseconds by name, got {shown(prices)}. Mend them.")
+    lists = dict(data.get("scenarios") or {})
+    if data.get("changes") or not lists:
+        lists["changes"] = data.get("changes")
+    made = {str(name): changes_of(rows, f"{where}: {name}") for name, rows in lists.items()}
+    return Scenarios(made, data.get("device"), {str(k): float(v) for k, v in prices.items()})
+
+
+def changes_of(rows: Any, where: str) -> tuple[WhatIf, ...]:
+    """Return the what-ifs of a list whose rows are names, or names with parameters."""
+    if not isinstance(rows, Sequence) or isinstance(rows, str) or not rows:
+        raise RollerError(f"{where}: expected a list of what-ifs, got {shown(rows)}. Name one of {', '.join(WHATIFS)}.")
+    found = []
+    for row in rows:
+        if isinstance(row, str):
+            row = {row: {}}
+        if not isinstance(row, Mapping) or len(row) != 1:
+            raise RollerError(
+                f"{where}: expected a what-if with its parameters, got {shown(row)}. Write name: {{...}}."
+            )
+        ((name, parameters),) = row.items()
+        found.append(change_of(str(name), parameters or {}, where))
+    return tuple(found)
+
+
+def change_of(name: str, parameters: Any, where: str) -> WhatIf:
+    """Return a what-if by its name in scenarios, with parameters as YAML has them."""
+    if name not in WHATIFS:
+        raise RollerError(
+            f"{where}: expected one of {', '.join(WHATIFS)}, got {shown(name)}{did_you_mean(name, WHATIFS)}."
+        )
+    kind = WHATIFS[name]
+    known = {one.name: one for one in fields(kind)}
+    if not isinstance(parameters, Mapping) or not parameters.keys() <= known.keys():
+        wrong = (
+            parameters if not isinstance(parameters, Mapping) else sorted(map(str, parameters.keys() - known.keys()))
+        )
+        raise RollerError(
+            f"{where}: {name}: expected parameters among {', '.join(known) or 'none'}, got {shown(wrong)}. Mend them."
+        )
+    given = {k: tuple(v) if isinstance(v, list) else _number(v) for k, v in parameters.items()}
+    try:
+        return kind(**given)
+    except TypeError as error:
+        raise RollerError(
+            f"{where}: {name}: expected all its parameters, got {shown(given)} ({error}). Add them."
+        ) from None
+
+
+def change_of_text(text: str) -> WhatIf:
+    """Return the what-if of a word such as ``ddp:devices=4,bandwidth=25e9``.
+
+    Examples
+    --------
+    >>> str(change_of_text("ddp:devices=4,bandwidth=25e9"))
+    'DDP(devices=4, bandwidth=25000000000.0)'
+    """
+    name, _, rest = text.partition(":")
+    pairs = [pair.partition("=") for pair in rest.split(",") if pair]
+    if any(not equals for _, equals, _ in pairs):
+        raise RollerError(f"{text}: expected parameters as name=value, got {shown(rest)}. Write ddp:devices=4.")
+    return change_of(name, {key.strip(): yaml.safe_load(value) for key, _, value in pairs}, text)
+
+
+def _number(value: Any) -> Any:
+    """Return a number that YAML takes for a text (25e9); all else as it is."""
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value

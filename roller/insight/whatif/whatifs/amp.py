@@ -1,0 +1,50 @@
+"""Automatic mixed precision: kernels of forward and backward on 16 bits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from roller.insight.whatif.change import Pricing, WhatIf, one_of
+from roller.insight.whatif.graph import Graph
+from roller.insight.whatif.insertion import New, insert
+from roller.insight.whatif.pick import by_iteration, parameter_bytes, work
+from roller.insight.whatif.prices import Priced, Prices, is_float32
+from roller.insight.whatif.primitives import scale_each
+
+
+@dataclass(frozen=True)
+class AMP(WhatIf):
+    """Run forward and backward in 16 bits; copies, integers, the update and the host stay as they are.
+
+    Parameters
+    ----------
+    dtype
+        ``"bf16"``, or ``"fp16"``, whose scaler passes over all gradients once more, and makes the host wait for it.
+    compute, memory
+        Factors of kernels bound by arithmetic and by memory: the published 1/3 and 1/2.
+    prices
+        ``"model"`` prices products by their shapes, and the casts; ``"factor"`` uses the factors alone.
+    """
+
+    dtype: str = field(default="bf16", metadata=one_of("bf16", "fp16"))
+    compute: float = 1 / 3
+    memory: float = 1 / 2
+    prices: Pricing = field(default="model", metadata=one_of("model", "factor"))
+    assumptions = ("Weights and gradients are cast once a step, each parameter in one pass; the update is on fp32.",)
+
+    def change(self, graph: Graph) -> Graph:
+        """Return the graph in 16 bits."""
+        prices, by_model = Prices(graph), self.prices == "model"
+        factors, new = {}, []
+        for task in (graph.tasks[n] for n in work(graph, "forward", "backward")):
+            if is_float32(task):
+                by_bound = Priced(self.compute if prices.bound(task) == "compute" else self.memory, "assumed")
+                found = prices.ratio(task, dtype={"bf16": "bfloat16", "fp16": "float16"}[self.dtype])
+                factors[task.id] = found if by_model and found else by_bound
+        for gradient in graph.gradients if by_model else ():
+            cast = prices.stream("cast", 1.5 * gradient.size_bytes, 1.5 * gradient.size_bytes)
+            new.append(New("cast", "kernel", cast.value, behind=gradient.task, provenance=cast.provenance))
+        for own in by_iteration(graph, work(graph, "update")).values() if by_model and self.dtype == "fp16" else ():
+            pass_us = prices.stream("unscale", parameter_bytes(graph), parameter_bytes(graph))
+            new.append(New("unscale", "kernel", pass_us.value, ahead=own[0], provenance=pass_us.provenance))
+        return insert(scale_each(graph, factors), *new)

@@ -1,0 +1,36 @@
+"""Another batch size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from roller.insight.whatif.change import WhatIf, at_least
+from roller.insight.whatif.graph import Graph
+from roller.insight.whatif.pick import copies, shortest_us, work
+from roller.insight.whatif.primitives import select, set_duration
+
+
+@dataclass(frozen=True)
+class Batch(WhatIf):
+    """Change the batch: kernels of forward and backward, copies and loading grow with it, the update does not.
+
+    Parameters
+    ----------
+    factor
+        How many times as many samples.
+    floor_us
+        What a kernel takes however small it is; the shortest of the profile's by default.
+    """
+
+    factor: float = 2.0
+    floor_us: float | None = field(default=None, metadata=at_least(0))
+    assumptions = ("Memory is not looked at (roller memory does), and kernels keep their rates.",)
+
+    def change(self, graph: Graph) -> Graph:
+        """Return the graph at the other batch."""
+        floor = shortest_us(graph) if self.floor_us is None else self.floor_us
+        grows = work(graph, "forward", "backward") | copies(graph) | select(graph, lambda t: t.kind == "data")
+        return set_duration(
+            graph, grows, lambda t: floor + max(0.0, t.duration_us - floor) * self.factor if t.duration_us > floor
+            else t.duration_us
+        )  # fmt: skip

@@ -1,0 +1,51 @@
+"""BlueConnect: an all-reduce as reduce-scatters down the levels of a network, and all-gathers back up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from roller.insight.whatif.change import WhatIf, at_least
+from roller.insight.whatif.graph import Graph, Lane
+from roller.insight.whatif.insertion import New, insert
+from roller.insight.whatif.network import alike, half_us
+from roller.insight.whatif.pick import transfers
+from roller.insight.whatif.primitives import remove
+
+
+@dataclass(frozen=True)
+class BlueConnect(WhatIf):
+    """Split every all-reduce over the levels; buckets overlap on the channels of different levels.
+
+    Parameters
+    ----------
+    levels
+        Devices of each level, innermost first: 4 in a machine, 2 machines.
+    bandwidths
+        Bytes a second of a link of each level.
+    latency_us
+        Of one hop.
+    """
+
+    levels: tuple[int, ...] = (4, 2)
+    bandwidths: tuple[float, ...] = (300e9, 12.5e9)
+    latency_us: float = field(default=5.0, metadata=at_least(0))
+
+    def change(self, graph: Graph) -> Graph:
+        """Return the graph with reduce-scatters and all-gathers in the place of all-reduces."""
+        gone = [n for n in transfers(graph) if graph.tasks[n].size_bytes and graph.tasks[n].kind == "collective"]
+        readers = {n: [d.target for d in graph.dependencies if d.source == n and d.of_end and d.target not in gone]
+                   for n in gone}  # fmt: skip
+        new: list[New] = []
+        down = list(enumerate(alike(self.levels, self.bandwidths)))
+        for task in (graph.tasks[n] for n in gone):
+            sizes = [float(task.size_bytes)]
+            for devices in self.levels:
+                sizes.append(sizes[-1] / devices)
+            for step, (level, (devices, bandwidth)) in enumerate([*down, *reversed(down)]):
+                number, is_last = len(graph.tasks) + len(new), step == 2 * len(down) - 1
+                new.append(New("reduce-scatter" if step < len(down) else "all-gather", "collective",
+                               half_us(sizes[level], devices, bandwidth, self.latency_us),
+                               lane=Lane(task.lane.rank, "channel", f"level {level}"), place=task.place,
+                               after=(number - 1 if step else task.id,),
+                               before=readers[task.id] if is_last else ()))  # fmt: skip
+        return insert(remove(graph, gone), *new)

@@ -1,0 +1,32 @@
+"""A captured graph: the launches of a step become one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from roller.insight.whatif.change import WhatIf, at_least
+from roller.insight.whatif.graph import Graph
+from roller.insight.whatif.pick import by_iteration
+from roller.insight.whatif.primitives import launched_by, remove, select, set_duration
+
+
+@dataclass(frozen=True)
+class CudaGraph(WhatIf):
+    """Launch forward, backward and update of a step with one call.
+
+    Parameters
+    ----------
+    launch_us
+        What the call takes.
+    """
+
+    launch_us: float = field(default=10.0, metadata=at_least(0))
+    assumptions = ("All of a step can be captured: its shapes are fixed, and nothing in it reads a value.",)
+
+    def change(self, graph: Graph) -> Graph:
+        """Return the graph with one launch a step."""
+        inside = ("forward", "backward", "update")
+        calls = by_iteration(graph, select(graph, lambda t: t.kind == "launch" and t.place.phase in inside))
+        joined = {n: own[0] for own in calls.values() for n in own[1:]}
+        made = remove(launched_by(graph, joined), joined, launches=False)
+        return set_duration(made, [own[0] for own in calls.values()], self.launch_us)

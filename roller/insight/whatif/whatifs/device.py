@@ -1,0 +1,40 @@
+"""Another device: every kernel priced anew."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from roller.insight.whatif.change import WhatIf
+from roller.insight.whatif.devices import on_device
+from roller.insight.whatif.graph import Graph
+from roller.insight.whatif.pick import transfers, work
+from roller.insight.whatif.prices import Priced
+from roller.insight.whatif.primitives import scale, scale_each, select, with_lags
+
+
+@dataclass(frozen=True)
+class Device(WhatIf):
+    """Run on another device.
+
+    Parameters
+    ----------
+    device
+        Its name, or the file of its specification.
+    host
+        Factor on what the host takes.
+    """
+
+    device: str
+    host: float = 1.0
+    assumptions = ("The framework launches the same kernels there; copies between host and device take as long.",)
+
+    def change(self, graph: Graph) -> Graph:
+        """Return the graph on the other device."""
+        to = on_device(graph, self.device)
+        made = scale_each(graph, {n: to.ratio(graph.tasks[n]) for n in work(graph)})
+        made = scale_each(made, {n: Priced(to.link_ratio, "assumed") for n in transfers(graph)})
+        made = scale(made, select(made, lambda t: t.lane.kind == "thread" and t.kind != "sync"), self.host, "assumed")
+        made = with_lags(
+            made, lambda d: d.lag_us * {"launch": to.launch_ratio, "thread": self.host}.get(d.because, 1.0)
+        )
+        return replace(made, device=to.spec, latency_us=graph.latency_us * to.launch_ratio)

@@ -1,0 +1,54 @@
+"""Deep gradient compression: only the largest gradients cross the network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from roller.insight.whatif.change import WhatIf
+from roller.insight.whatif.graph import Graph
+from roller.insight.whatif.insertion import New, insert
+from roller.insight.whatif.network import link, sparse_us
+from roller.insight.whatif.pick import transfers
+from roller.insight.whatif.prices import Prices
+from roller.insight.whatif.primitives import set_duration
+
+
+@dataclass(frozen=True)
+class DGC(WhatIf):
+    """Compress every reduction of :class:`DDP`, which comes first: values and indices of a share are gathered.
+
+    Parameters
+    ----------
+    devices, bandwidth
+        As in :class:`DDP`.
+    density
+        Share of the gradients that is kept.
+    index_bytes, value_bytes
+        Of what is sent for each kept element.
+    """
+
+    devices: int = 2
+    bandwidth: float | None = None
+    density: float = 0.001
+    index_bytes: int = 4
+    value_bytes: int = 4
+    assumptions = ("Selecting and unpacking take a pass over the gradients each.",)
+
+    def change(self, graph: Graph) -> Graph:
+        """Return the graph with compressed reductions."""
+        prices, (bandwidth, _), new = Prices(graph), link(graph, self.bandwidth, None), []
+        reductions = [n for n in transfers(graph) if graph.tasks[n].kind == "collective" and graph.tasks[n].size_bytes]
+        for n in reductions:
+            size = graph.tasks[n].size_bytes
+            makers = [d.source for d in graph.dependencies if d.target == n and graph.tasks[d.source].kind == "kernel"]
+            users = [d.target for d in graph.dependencies if d.source == n and graph.tasks[d.target].kind == "kernel"]
+            pack, unpack = prices.stream("compress", size, size * self.density), prices.stream("unpack", 0, size)
+            new += [
+                New("compress", "kernel", pack.value, behind=m, before=(n,), provenance=pack.provenance) for m in makers
+            ]
+            new += [
+                New("unpack", "kernel", unpack.value, ahead=u, after=(n,), provenance=unpack.provenance) for u in users
+            ]
+        made = set_duration(graph, reductions, lambda t: sparse_us(
+            t.size_bytes, self.devices, bandwidth, self.density, self.index_bytes, self.value_bytes))  # fmt: skip
+        return insert(made, *new)

@@ -1,0 +1,36 @@
+"""A grouped optimizer: one kernel for many parameters, in as many passes as before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from roller.insight.whatif.change import WhatIf
+from roller.insight.whatif.graph import Graph
+from roller.insight.whatif.pick import by_iteration, shortest_us, total_us, work
+from roller.insight.whatif.primitives import remove, set_duration
+
+
+@dataclass(frozen=True)
+class ForeachOptimizer(WhatIf):
+    """Group the kernels of an update that has some for every parameter (``foreach=True``).
+
+    Parameters
+    ----------
+    group
+        Parameters of one kernel.
+    """
+
+    group: int = 50
+    assumptions = ("A group takes the sum of its kernels, less what each takes however small it is.",)
+
+    def change(self, graph: Graph) -> Graph:
+        """Return the graph with grouped updates."""
+        update, floor = by_iteration(graph, work(graph, "update")), shortest_us(graph)
+        kept = {n: total_us(graph, part) - floor * (len(part) - 1)
+                for own in update.values() for part in _groups(own, self.group) for n in part[:1]}  # fmt: skip
+        gone = work(graph, "update") - kept.keys()
+        return set_duration(remove(graph, gone), kept, lambda t: max(floor, kept[t.id]))
+
+
+def _groups(tasks: tuple[int, ...], size: int) -> list[tuple[int, ...]]:
+    return [tasks[at : at + size] for at in range(0, len(tasks), size)]

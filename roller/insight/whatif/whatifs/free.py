@@ -1,0 +1,45 @@
+"""An upper bound: what if some of it took no time."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from roller.errors import RollerError
+from roller.insight.whatif.change import WhatIf
+from roller.insight.whatif.graph import Graph
+from roller.insight.whatif.pick import in_layers
+from roller.insight.whatif.primitives import remove, select
+
+
+@dataclass(frozen=True)
+class Free(WhatIf):
+    """Remove tasks, with their launches, as if they took no time. What is named must all hold.
+
+    Parameters
+    ----------
+    kind, phase
+        ``"kernel"``, ``"copy"``, ``"collective"``, ``"data"``, ...; ``"forward"``, ``"backward"``, ``"update"``, ...
+    layers
+        Patterns of layers.
+    name
+        Regular expression that is searched for in names of kernels and operators.
+    """
+
+    kind: str = ""
+    phase: str = ""
+    layers: tuple[str, ...] | str = ()
+    name: str = ""
+    assumptions = ("An upper bound: nothing takes no time.",)
+
+    def change(self, graph: Graph) -> Graph:
+        """Return the graph without the tasks."""
+        patterns = (self.layers,) if isinstance(self.layers, str) else tuple(self.layers)
+        chosen = select(graph, lambda t: (
+            self.kind in ("", t.kind) and self.phase in ("", t.place.phase) and in_layers(t.place.layer, patterns)
+            and re.search(self.name, f"{t.name} {t.place.operator}") is not None))  # fmt: skip
+        if not chosen or self == Free():
+            raise RollerError(
+                f"{self}: expected some tasks of {graph.name}, got none. Name a kind, phase or layer it has."
+            )
+        return remove(graph, chosen)

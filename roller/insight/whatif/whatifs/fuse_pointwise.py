@@ -1,0 +1,44 @@
+"""Chains of kernels bound by memory, fused into one each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from roller.insight.whatif.change import WhatIf
+from roller.insight.whatif.graph import Graph
+from roller.insight.whatif.pick import neighbours, ordered, work
+from roller.insight.whatif.prices import Prices
+from roller.insight.whatif.primitives import remove, set_duration
+
+
+@dataclass(frozen=True)
+class FusePointwise(WhatIf):
+    """Fuse neighbours on a stream that belong to one phase and layer and are bound by memory.
+
+    Parameters
+    ----------
+    longest
+        Of a chain, in kernels.
+    """
+
+    longest: int = 8
+    assumptions = (
+        "A fused kernel takes as long as the longest of its chain: values between them stay on the chip.",
+        "Whatever is bound by memory can be fused, reductions too: an upper bound.",
+    )
+
+    def change(self, graph: Graph) -> Graph:
+        """Return the graph with fused chains."""
+        prices, before = Prices(graph), neighbours(graph)[0]
+        chains: dict[int, list[int]] = {}
+        head_of: dict[int, int] = {}
+        for n in ordered(graph, work(graph, "forward", "backward")):
+            task, previous = graph.tasks[n], before.get(n)
+            head = n if previous is None else head_of.get(previous.id, n)
+            same = previous is not None and previous.place[:3] == task.place[:3]
+            if prices.bound(task) == "memory":
+                head_of[n] = head if same and len(chains.get(head, ())) < self.longest else n
+                chains.setdefault(head_of[n], []).append(n)
+        gone = [n for own in chains.values() for n in own[1:]]
+        longest = {head: max(graph.tasks[n].duration_us for n in own) for head, own in chains.items() if len(own) > 1}
+        return set_duration(remove(graph, gone), longest, lambda t: longest[t.id])

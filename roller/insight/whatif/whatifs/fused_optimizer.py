@@ -1,0 +1,44 @@
+"""A fused optimizer: one kernel for the update of all parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from roller.insight.whatif.change import Pricing, WhatIf, one_of
+from roller.insight.whatif.graph import Graph
+from roller.insight.whatif.insertion import New, insert
+from roller.insight.whatif.optimizers import KINDS, UNFUSED, update_bytes
+from roller.insight.whatif.pick import by_iteration, total_us, work
+from roller.insight.whatif.prices import Priced, Prices
+from roller.insight.whatif.primitives import remove
+
+
+@dataclass(frozen=True)
+class FusedOptimizer(WhatIf):
+    """Replace all kernels of the update, and their launches, by one.
+
+    Parameters
+    ----------
+    optimizer
+        What it does: ``"adam"``, ``"adamw"``, ``"sgd"`` or ``"momentum"``.
+    prices
+        ``"model"``: the bytes it moves (Adam reads p, g, m, v and writes p, m, v) over the device's bandwidth, or over
+        that of the removed kernels where no device is named. ``"factor"``: the sum of the removed kernels, the
+        published rule, an upper bound where each of them is all latency.
+    """
+
+    optimizer: str = field(default="adam", metadata=one_of(*KINDS))
+    prices: Pricing = field(default="model", metadata=one_of("model", "factor"))
+
+    def change(self, graph: Graph) -> Graph:
+        """Return the graph with one kernel for the update of each step."""
+        gone, new = work(graph, "update"), []
+        for own in by_iteration(graph, gone).values():
+            time, name = Priced(total_us(graph, own), "assumed"), f"fused {self.optimizer}"
+            if self.prices == "model" and (graph.device or name in graph.prices):
+                time = Prices(graph).stream(name, *update_bytes(graph, self.optimizer))
+            elif self.prices == "model" and len(own) >= UNFUSED[self.optimizer][0]:
+                moved = sum(KINDS[self.optimizer]) / UNFUSED[self.optimizer][1]
+                time = Priced(moved * total_us(graph, own), "calibrated")
+            new.append(New(name, "kernel", time.value, behind=own[0], provenance=time.provenance))
+        return insert(remove(graph, gone), *new)

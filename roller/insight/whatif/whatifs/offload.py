@@ -1,0 +1,52 @@
+"""Offloading (vDNN): feature maps leave the device behind their forward, and come back before their backward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from roller.insight.whatif.change import WhatIf, at_least
+from roller.insight.whatif.graph import Graph, Lane
+from roller.insight.whatif.insertion import New, insert
+from roller.insight.whatif.pick import ordered
+from roller.insight.whatif.saved import saved_maps
+
+OUT, BACK = Lane(0, "channel", "to host"), Lane(0, "channel", "from host")
+
+
+@dataclass(frozen=True)
+class Offload(WhatIf):
+    """Copy feature maps to the host, and back as soon as the backward comes near.
+
+    Parameters
+    ----------
+    layers
+        Patterns of layers; all where none is named.
+    bandwidth
+        Bytes a second between device and host.
+    distance
+        So many offloaded layers ahead of the backward a map is fetched.
+    waits
+        Whether the next kernel of forward waits for the copy, as where its memory is needed at once.
+    """
+
+    layers: tuple[str, ...] | str = ()
+    bandwidth: float = 12e9
+    distance: int = field(default=1, metadata=at_least(0))
+    waits: bool = False
+    assumptions = ("The host's memory takes what is offloaded, and copies disturb no kernel.",)
+
+    def change(self, graph: Graph) -> Graph:
+        """Return the graph with copies both ways."""
+        new: list[New] = []
+        for maps in saved_maps(graph, self.layers).values():
+            for position, one in enumerate(maps):
+                time, number = one.size_bytes / self.bandwidth * 1e6, len(graph.tasks) + len(new)
+                nearer = maps[min(position + self.distance, len(maps) - 1)].preceding
+                comes = nearer is not None and nearer in ordered(graph, (nearer, one.backward))[:1]
+                new += (
+                    New("offload", "copy", time, lane=OUT, after=(one.forward,), size_bytes=one.size_bytes,
+                        before=(one.following,) if self.waits and one.following is not None else ()),
+                    New("prefetch", "copy", time, lane=BACK, before=(one.backward,), size_bytes=one.size_bytes,
+                        after=(number, nearer) if nearer is not None and comes else (number,), priority=position),
+                )  # fmt: skip
+        return insert(graph, *new)

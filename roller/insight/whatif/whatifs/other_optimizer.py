@@ -1,0 +1,38 @@
+"""Another optimizer: the update has other kernels, which move other bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from roller.insight.whatif.change import WhatIf, one_of
+from roller.insight.whatif.graph import Graph
+from roller.insight.whatif.optimizers import KINDS, UNFUSED
+from roller.insight.whatif.pick import by_iteration, spread, total_us, work
+from roller.insight.whatif.primitives import remove, scale
+
+
+@dataclass(frozen=True)
+class OtherOptimizer(WhatIf):
+    """Scale the update by what the other optimizer launches, and by what it reads and writes.
+
+    Parameters
+    ----------
+    to, of
+        The other optimizer, and the one of the profile.
+    """
+
+    to: str = field(default="sgd", metadata=one_of(*KINDS))
+    of: str = field(default="adam", metadata=one_of(*KINDS))
+    assumptions = ("The update is as fused, and as grouped, as the one of the profile.",)
+
+    def change(self, graph: Graph) -> Graph:
+        """Return the graph with the other optimizer's update."""
+        made = graph
+        for own in by_iteration(graph, work(graph, "update")).values():
+            fused = len(own) < UNFUSED[self.of][0]
+            moved = sum(KINDS[self.to]) / sum(KINDS[self.of]) if fused else UNFUSED[self.to][1] / UNFUSED[self.of][1]
+            launched = 1.0 if fused else min(1.0, UNFUSED[self.to][0] / UNFUSED[self.of][0])
+            kept = spread(own, max(1, round(launched * len(own))))
+            made = scale(made, kept, moved * total_us(graph, own) / (total_us(graph, kept) or 1.0))
+            made = remove(made, set(own) - set(kept))
+        return made

@@ -1,0 +1,60 @@
+"""Parameter server, and priority propagation (P3): gradients in slices, those that are needed first go first."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from roller.insight.whatif.change import WhatIf, at_least
+from roller.insight.whatif.graph import Graph, Lane
+from roller.insight.whatif.insertion import New, insert
+from roller.insight.whatif.network import link
+from roller.insight.whatif.pick import by_iteration, by_layer, parameter_bytes, work
+from roller.insight.whatif.primitives import remove
+from roller.insight.whatif.unroll import unrolled
+
+
+@dataclass(frozen=True)
+class ParameterServer(WhatIf):
+    """Push each gradient to its server, which updates, and pull the parameter before the layer's next forward.
+
+    Parameters
+    ----------
+    servers
+        How many share the parameters, one of them on this machine: its part crosses no network.
+    bandwidth, latency_us
+        Bytes a second of the link in one direction, and microseconds of a transfer; by default the device's.
+    slice_bytes
+        Largest transfer; infinity sends every gradient whole, the plain parameter server.
+    priority
+        Whether slices that the next forward needs first go first (P3).
+    """
+
+    servers: int = 4
+    bandwidth: float | None = None
+    latency_us: float | None = field(default=None, metadata=at_least(0))
+    slice_bytes: float = 4e6
+    priority: bool = True
+    assumptions = ("Servers update at once, and no two workers wait for each other at a server.",)
+
+    def change(self, graph: Graph) -> Graph:
+        """Return the graph of one worker, of three steps at least."""
+        graph, size = unrolled(graph, 3), parameter_bytes(graph)
+        bandwidth, latency_us = link(graph, self.bandwidth, self.latency_us)
+        forward = {n: by_layer(graph, own) for n, own in by_iteration(graph, work(graph, "forward")).items()}
+        new: list[New] = []
+        remote = (1 - 1 / self.servers) if size else 0.0
+        for order, gradient in enumerate(graph.gradients):
+            readers = forward.get(gradient.iteration + 1, {})
+            first = (readers.get(gradient.layer) or next(iter(readers.values()), ()))[:1]
+            for _ in range(slices := max(1, math.ceil(gradient.size_bytes / self.slice_bytes))):
+                time = remote * gradient.size_bytes / slices / bandwidth * 1e6 + latency_us
+                number, rank = len(graph.tasks) + len(new), order if self.priority else 0
+                place = graph.tasks[gradient.task].place
+                new.append(New("push", "send", time, lane=SEND, after=(gradient.task,), priority=rank, place=place))
+                new.append(New("pull", "receive", time, lane=RECEIVE, after=(number,), before=first, priority=rank,
+                               place=place))  # fmt: skip
+        return insert(remove(graph, work(graph, "update")), *new)
+
+
+SEND, RECEIVE = Lane(0, "channel", "send"), Lane(0, "channel", "receive")

@@ -1,0 +1,30 @@
+"""A model without some of its layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from roller.insight.whatif.change import WhatIf
+from roller.insight.whatif.graph import Graph
+from roller.insight.whatif.pick import some_layers, work
+from roller.insight.whatif.primitives import remove
+from roller.insight.whatif.shares import with_update_of
+
+
+@dataclass(frozen=True)
+class RemoveLayer(WhatIf):
+    """Remove layers: forward, backward, launches, and their share of the update.
+
+    Parameters
+    ----------
+    layers
+        Patterns of layers, as shells have them.
+    """
+
+    layers: tuple[str, ...] | str
+    assumptions = ("Layers beside a removed one keep the sizes they have.",)
+
+    def change(self, graph: Graph) -> Graph:
+        """Return the graph without the layers."""
+        gone = some_layers(graph, self.layers) - work(graph, "update")
+        return remove(with_update_of(graph, self.layers, 0.0), gone)

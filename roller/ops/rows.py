@@ -1,0 +1,111 @@
+"""Rows of a tensor of any rank, and the stages over them that softmax, norms and reductions are made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from roller.expr import REDUCTION, Axis, Index, Load, Scalar, Stage, Tensor
+from roller.ops.build import Types, indices, rows_of
+
+
+def axes_over(shape: Sequence[int], reduced: Sequence[int] = (), name: str = "k{}") -> tuple[Axis, ...]:
+    """Return an axis per dimension: spatial ``d0 d1 ...``, and of the ``reduced`` dimensions reductions by ``name``."""
+    return tuple(Axis(name.format(d), e, REDUCTION) if d in reduced else Axis(f"d{d}", e) for d, e in enumerate(shape))
+
+
+def broadcast(shape: Sequence[int], at: Sequence[Index], result: Sequence[int]) -> tuple[Index, ...]:
+    """Return where an operand of ``shape`` is read at point ``at`` of a result it broadcasts to, as NumPy does."""
+    mine, sizes = at[len(at) - len(shape) :], result[len(result) - len(shape) :]
+    return tuple(i if e == n else Index() for i, e, n in zip(mine, shape, sizes, strict=True))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a tensor: elements that differ in its reduced dimensions alone.
+
+    Parameters
+    ----------
+    x
+        The tensor.
+    walked
+        An axis per dimension of it (:func:`axes_over`), those of a row reductions.
+    t
+        Dtypes of the operator.
+    prefix
+        What names of intermediate tensors begin with.
+    keepdims
+        Whether a result of one element per row has the reduced dimensions too, with extent 1.
+    """
+
+    x: Tensor
+    walked: tuple[Axis, ...]
+    t: Types
+    prefix: str
+    keepdims: bool = False
+
+    @cached_property
+    def points(self) -> tuple[Axis, ...]:
+        """Axes of a result with one element per row."""
+        if self.keepdims:
+            return tuple(Axis(f"one{d}", 1) if a.kind == REDUCTION else a for d, a in enumerate(self.walked))
+        return tuple(a for a in self.walked if a.kind != REDUCTION)
+
+    @property
+    def reduced(self) -> tuple[Axis, ...]:
+        """Axes along a row."""
+        return tuple(a for a in self.walked if a.kind == REDUCTION)
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """Axes of a stage that reduces rows, spatial ones first."""
+        return (*rows_of(self.points), *self.reduced)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of a result with one element per row."""
+        return tuple(a.extent for a in self.points)
+
+    @property
+    def at(self) -> tuple[Index, ...]:
+        """Where such a result is written and read."""
+        return indices(self.points)
+
+    @property
+    def count(self) -> int:
+        """Elements of a row."""
+        return math.prod(a.extent for a in self.reduced)
+
+    @property
+    def element(self) -> Scalar:
+        """An element of a row, in a stage that reduces rows."""
+        return self.t.load(self.x.name, indices(self.walked))
+
+    @property
+    def point(self) -> tuple[Index, ...]:
+        """Where a result of the shape of the tensor is written."""
+        return indices(axes_over(self.x.shape))
+
+    @property
+    def here(self) -> Scalar:
+        """The element at such a point."""
+        return self.t.load(self.x.name, self.point)
+
+    def reduction(self, part: str, body: Scalar, combiner: str = "sum") -> Stage:
+        """Return the stage that reduces ``body`` over rows to an intermediate tensor, in accumulator precision."""
+        return Stage(Tensor(f"{self.prefix}{part}", self.shape, self.t.acc), self.axes, self.at, body, combiner,
+                     self.t.acc)  # fmt: skip
+
+    def of(self, stage: Stage) -> Load:
+        """Return what a reduction found for the row at hand."""
+        return Load(stage.name, self.at)
+
+    def pointwise(self, y: Tensor, value: Scalar) -> Stage:
+        """Return the stage that writes every point of ``y``, a tensor of the same shape."""
+        return Stage(y, axes_over(self.x.shape), self.point, value, None, self.t.acc)
+
+    def per_row(self, y: Tensor, value: Scalar) -> Stage:
+        """Return the stage that writes one element per row."""
+        return Stage(y, rows_of(self.points), self.at, value, None, self.t.acc)

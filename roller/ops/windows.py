@@ -1,0 +1,149 @@
+"""Sliding windows of any rank: where convolutions and pooling read, and the sums of products over windows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from roller.errors import ExprError
+from roller.expr import REDUCTION, Axis, Bound, Index, Term, axis_index
+from roller.ops.build import indices
+
+Pads = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Windows along the dimensions behind batch and channel.
+
+    Parameters
+    ----------
+    outs, kernels
+        Axes of the result (spatial) and of a window (reduction).
+    index, guard
+        Where a point of a window is read.
+    guarded
+        Per dimension whether windows leave the tensor.
+    size, pads, strides, dilations
+        Per dimension; pads before and after (elements).
+    """
+
+    outs: tuple[Axis, ...]
+    kernels: tuple[Axis, ...]
+    index: tuple[Index, ...]
+    guard: tuple[Bound, ...]
+    guarded: tuple[bool, ...]
+    size: tuple[int, ...]
+    pads: Pads
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+
+
+def names_of(rank: int) -> tuple[str, ...]:
+    """Return a letter per dimension behind batch and channel: ``h w``, ``d h w``."""
+    return tuple("dhw"[-rank:]) if rank <= 3 else tuple(f"s{d}" for d in range(rank))
+
+
+def reaches(kernel: Sequence[int], dilations: Sequence[int]) -> tuple[int, ...]:
+    """Return the elements from the first to the last point of a window, per dimension."""
+    return tuple(d * (k - 1) + 1 for k, d in zip(kernel, dilations, strict=True))
+
+
+def same_padding(size: int, reach: int, stride: int) -> int:
+    """Return the padding (both sides) with which there are ``ceil(size / stride)`` windows."""
+    return max(0, (-(-size // stride) - 1) * stride + reach - size)
+
+
+def place(out: Axis, kernel: Axis, size: int, stride: int, dilation: int, before: int
+          ) -> tuple[Index, tuple[Bound, ...]]:  # fmt: skip
+    """Return ``stride * out + dilation * kernel - before``, guarded where it can leave a dimension of ``size``."""
+    index = Index((*axis_index(out.name, stride).terms, *axis_index(kernel.name, dilation).terms), -before)
+    low, high = index.range({out.name: out.extent, kernel.name: kernel.extent})
+    return index, (Bound(index, 0, size),) if low < 0 or high >= size else ()
+
+
+def windows(
+    where: str, size: Sequence[int], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int],
+    pads: Sequence[tuple[int, int]], hanging: Sequence[int] = (),
+) -> Windows:  # fmt: skip
+    """Return the windows of a convolution or pooling.
+
+    Parameters
+    ----------
+    size, kernel, strides, dilations
+        Elements per dimension.
+    pads
+        Elements of padding before and after, per dimension.
+    hanging
+        Elements by which a last window may hang over the padding, per dimension.
+
+    Raises
+    ------
+    ExprError
+        Where a window exceeds the padded tensor.
+    """
+    outs, kernels, places = [], [], []
+    covered = reaches(kernel, dilations)
+    for i, name in enumerate(names_of(len(size))):
+        padded = size[i] + sum(pads[i]) + (hanging[i] if hanging else 0)
+        if covered[i] > padded:
+            raise ExprError(
+                f"{where}: argument 'k{name}': the kernel covers {covered[i]} elements along '{name}', but the padded "
+                f"input has only {padded}. Enlarge '{name}' or the padding, or use a smaller kernel or dilation."
+            )
+        outs.append(Axis(f"{name}o", (padded - covered[i]) // strides[i] + 1))
+        kernels.append(Axis(f"k{name}", kernel[i], REDUCTION))
+        places.append(place(outs[i], kernels[i], size[i], strides[i], dilations[i], pads[i][0]))
+    return Windows(
+        tuple(outs), tuple(kernels), tuple(at for at, _ in places), tuple(b for _, g in places for b in g),
+        tuple(bool(g) for _, g in places), tuple(size), tuple(pads), tuple(strides), tuple(dilations),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """Axes of a convolution, and where its operands are read; channels first, whatever the layout is made of them.
+
+    Parameters
+    ----------
+    points, reduced
+        Axes ``n f <points>`` of the result and ``c <window>`` of the sum.
+    image, guard
+        Where the image is read.
+    weight
+        Where the weights ``(f, c, <window>)`` are read.
+    """
+
+    points: tuple[Axis, ...]
+    reduced: tuple[Axis, ...]
+    image: tuple[Index, ...]
+    guard: tuple[Bound, ...]
+    weight: tuple[Index, ...]
+
+
+def correlation(
+    n: int, filters: int, channels: int, groups: int, over: Windows, *, depthwise: bool = False, filter_axis: str = "f"
+) -> Correlation:
+    """Return the form of a convolution.
+
+    Parameters
+    ----------
+    n, filters, channels, groups
+        Batch, output channels, input channels of a group, groups.
+    depthwise
+        Whether the sum runs over the window alone: a group has one input channel.
+    filter_axis
+        Name of the axis of output channels.
+    """
+    per_group = filters // groups
+    points = (Axis("n", n), Axis(filter_axis, filters), *over.outs)
+    if depthwise:
+        source = Index((Term(filter_axis, 1, per_group),)) if groups > 1 else Index()
+        summed, inner = over.kernels, Index()
+        source = axis_index(filter_axis) if per_group == 1 else source
+    else:
+        group = () if groups == 1 else (Term(filter_axis, channels, per_group),)
+        source, inner = Index((*group, Term("c"))), axis_index("c")
+        summed = (Axis("c", channels, REDUCTION), *over.kernels)
+    weight = (axis_index(filter_axis), inner, *indices(over.kernels))
+    return Correlation(points, summed, (axis_index("n"), source, *over.index), over.guard, weight)

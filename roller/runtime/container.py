@@ -1,0 +1,369 @@
+"""Folders and documents that travel between machines: named by kind and version, checked before they are used.
+
+A container is a folder whose manifest names its kind, the version of its format and every file with its SHA-256, and
+carries a checksum of its own. It appears whole or not at all, and is refused in one set of words. Kernels, probes and
+whole models are kinds of it (:data:`BUNDLE`, :data:`PROBES`, :data:`MODEL_BUNDLE`, :data:`SAVED`); what a run brings
+home is one document of the same make.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeAlias
+
+from roller.core.files import try_folder, whole_file
+from roller.core.validation import path as path_of
+from roller.errors import ArtifactError, ModelError
+
+MANIFEST = "manifest.json"
+#: Longest name of a file, and the longest addition to the names of what is written beside a folder.
+_NAME_BYTES, _BESIDE_BYTES = 255, 20
+#: SHA-256 of every file by its name in the folder; ``None`` of arrays, each of which has a checksum of its own.
+Files: TypeAlias = dict[str, "str | None"]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of document, or of folder whose manifest is one.
+
+    Parameters
+    ----------
+    format
+        What it says it is.
+    version
+        The newest that is read here.
+    what
+        Of what it is, for people.
+    remedy
+        What to do where it is damaged.
+    make
+        What to do where there is none.
+    files
+        What a manifest lists; kinds differ in where their manifests do, and old ones stay readable so.
+    manifest, key
+        Name of the manifest, and of its field that holds the version.
+    oldest
+        The oldest version that is read here.
+    """
+
+    format: str
+    version: int
+    what: str
+    remedy: str = "Copy it again."
+    make: str = "Check the path."
+    files: Callable[[Mapping[str, Any]], Files] = lambda manifest: {}
+    manifest: str = MANIFEST
+    key: str = "version"
+    oldest: int = 1
+
+    def read(self, path: Path) -> dict[str, Any]:
+        """Return a document of this kind.
+
+        Raises
+        ------
+        ArtifactError
+            Where it is missing, of another kind, of another version, or altered.
+        """
+        try:
+            data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as err:
+            raise ArtifactError(f"{path}: cannot read it ({err.strerror}). {self.make}") from err
+        except (ValueError, RecursionError) as err:
+            raise ArtifactError(f"{path}: not valid JSON ({err}). {self.remedy}") from err
+        found = data.get("format") if isinstance(data, dict) else None
+        if found != self.format:
+            another = f"'{found}'" if isinstance(found, str) and found.isprintable() else "another kind of file"
+            raise ArtifactError(f"{path}: expected {self.what} ('{self.format}'), got {another}. Check the path.")
+        version = data.get(self.key)
+        if type(version) is not int or not self.oldest <= version <= self.version:
+            older = type(version) is int and version < self.oldest
+            wanted = f"version {self.version}" + ("" if self.oldest == self.version > 1 else " or older")
+            remedy = f"{self.remedy[:-1]} with this roller." if older else "Upgrade roller."
+            raise ArtifactError(f"{path}: expected {wanted}, got {version}. {remedy}")
+        if data.get("checksum") != checksum(data):
+            raise ArtifactError(f"{path}: checksum does not match; it was altered or damaged. {self.remedy}")
+        return data
+
+    def sealed(self, body: Mapping[str, Any], version: int | None = None) -> dict[str, Any]:
+        """Return a document as a reader sees it: with its kind, its version and its checksum."""
+        named = {"format": self.format, self.key: version or self.version, **body}
+        plain = json.loads(json.dumps(named))  # tuples become the lists that a reader sees
+        return {**plain, "checksum": checksum(plain)}
+
+    def write(self, path: Path, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Write a document, whole or not at all; return it as a reader sees it.
+
+        Raises
+        ------
+        ArtifactError
+            Where the file cannot be written.
+        """
+        document = self.sealed(body)
+        try:
+            with whole_file(path, durable=True) as file:
+                file.write((json.dumps(document, indent=1) + "\n").encode())
+        except OSError as err:
+            raise ArtifactError(f"{path}: cannot write ({err.strerror}). Choose a writable path for --json.") from err
+        return document
+
+    def is_in(self, folder: Path) -> bool:
+        """Whether a folder says that it is of this kind; nothing of it is verified."""
+        folder = path_of(folder, "folder", error=ArtifactError, what=f"the folder of {self.what}")
+        try:
+            data = json.loads((folder / self.manifest).read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            return False
+        return isinstance(data, dict) and data.get("format") == self.format
+
+
+def _of_operators(manifest: Mapping[str, Any]) -> Files:
+    return {row["file"]: row["sha256"] for row in manifest["operators"]}
+
+
+def _of_probes(manifest: Mapping[str, Any]) -> Files:
+    plans = {f"plans/{row['name']}.json": row["sha256"] for row in manifest["plans"]}
+    images = {f"images/{row['name']}.bin": row["image_sha256"] for row in manifest["plans"] if row["image_sha256"]}
+    return {**plans, **images}
+
+
+def _of_model_bundle(manifest: Mapping[str, Any]) -> Files:
+    return {"arrays.bin": None, **manifest["files"]}
+
+
+def _of_saved(manifest: Mapping[str, Any]) -> Files:
+    kernels = manifest["kernels"]
+    rows = (manifest["arrays"], manifest.get("runner"), *kernels, *(row.get("artifact") for row in kernels))
+    return {row["file"]: row.get("sha256") for row in rows if row is not None}
+
+
+BUNDLE = Kind("roller-bundle", 1, "a bundle of kernels", "Copy the bundle again.",
+              "Make one: `roller bundle create`.", _of_operators)  # fmt: skip
+PROBES = Kind("roller-probes", 1, "a bundle of probes", "Copy the bundle again.",
+              "Make one: `roller probe --bundle`.", _of_probes)  # fmt: skip
+#: A model for a GPU; bundles without packs are written in version 1, for earlier readers.
+MODEL_BUNDLE = Kind("roller-model-bundle", 2, "a model for a GPU", "Copy the bundle again.",
+                    "Pass the folder that save wrote.", _of_model_bundle)  # fmt: skip
+#: A model for a processor; the native runner in the folder speaks one version only.
+SAVED = Kind("roller-model", 2, "a saved model", "Save the model again.", "Pass the folder that save wrote.", _of_saved,
+             "model.json", "format_version", oldest=2)  # fmt: skip
+KINDS = (BUNDLE, PROBES, MODEL_BUNDLE, SAVED)
+
+
+class Container:
+    """A folder that was opened: its manifest verified, its files verified as they are read.
+
+    Parameters
+    ----------
+    folder
+        The folder.
+    kind
+        What it must be.
+
+    Raises
+    ------
+    ArtifactError
+        Where the manifest is missing, altered, malformed, too new or of another kind, or names a file outside.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], kind: Kind) -> None:
+        self.kind = kind
+        self.folder = folder = path_of(folder, "folder", error=ArtifactError, what=f"the folder of {kind.what}")
+        if not folder.is_dir():
+            raise ArtifactError(f"{folder}: expected the folder of {kind.what}, found none. {kind.make}")
+        self.manifest = kind.read(folder / kind.manifest)
+        self.checksum: str = self.manifest["checksum"]
+        with self.fields():
+            self.files = kind.files(self.manifest)
+            self._root = folder.resolve()
+            for name in self.files:
+                self.path(name)
+
+    @contextmanager
+    def fields(self) -> Iterator[None]:
+        """Refuse as damaged what a manifest's fields make fail: missing ones, and ones of another kind.
+
+        Raises
+        ------
+        ArtifactError
+            Where one is.
+        """
+        try:
+            yield
+        except ArtifactError:
+            raise
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError, MemoryError) as err:
+            what = str(err) if isinstance(err, ModelError) else f"a field is missing or malformed: {err!r}"
+            place = self.folder / self.kind.manifest
+            raise ArtifactError(f"{place}: the manifest is damaged ({what}). {self.kind.remedy}") from err
+
+    def path(self, name: str) -> Path:
+        """Return the path of a file that the manifest lists, whether or not it is there.
+
+        Raises
+        ------
+        ArtifactError
+            Where it is not listed, or lies outside the folder, links followed.
+        """
+        if name not in self.files:
+            raise ArtifactError(f"{self.folder}: expected the manifest to list '{name}', found nothing of it. "
+                                f"{self.kind.remedy}")  # fmt: skip
+        relative = PurePosixPath(name)
+        inside = not relative.is_absolute() and ".." not in relative.parts and "\\" not in name
+        if not inside or not (self.folder / relative).resolve().is_relative_to(self._root):
+            raise ArtifactError(
+                f"{self.folder / self.kind.manifest}: file '{name}' lies outside the folder. Do not trust it."
+            )
+        return self.folder / relative
+
+    def read(self, name: str) -> bytes:
+        """Return the content of a file, which is what the manifest says: what is checked is what is used.
+
+        Raises
+        ------
+        ArtifactError
+            Where it is missing or altered.
+        """
+        path = self.path(name)
+        try:
+            data = path.read_bytes()
+        except OSError as err:
+            raise ArtifactError(f"{path}: cannot read it ({err.strerror}). {self.kind.remedy}") from err
+        if digest(data) != self.files[name]:
+            raise ArtifactError(
+                f"{path}: checksum does not match the manifest; it was altered or damaged. {self.kind.remedy}"
+            )
+        return data
+
+    def json(self, name: str) -> Any:
+        """Return the content of a file of JSON; see :meth:`read`."""
+        try:
+            return json.loads(self.read(name))
+        except (ValueError, RecursionError) as err:
+            if isinstance(err, ArtifactError):
+                raise
+            raise ArtifactError(f"{self.folder / name}: not valid JSON ({err}). {self.kind.remedy}") from err
+
+
+class Filling:
+    """A folder that is being filled; see :func:`filled`.
+
+    Parameters
+    ----------
+    folder
+        Where it lies until it is whole.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def add(self, name: str, data: bytes) -> str:
+        """Write a file; return its SHA-256."""
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        return digest(data)
+
+    def seal(self, kind: Kind, body: Mapping[str, Any], version: int | None = None) -> dict[str, Any]:
+        """Write and return the manifest; by default of the kind's newest version."""
+        manifest = kind.sealed(body, version)
+        (self.folder / kind.manifest).write_text(json.dumps(manifest) + "\n", encoding="utf-8")
+        return manifest
+
+
+@contextmanager
+def filled(folder: Path) -> Iterator[Filling]:
+    """Yield a folder to fill, which becomes ``folder`` at the end; nothing is left of it where filling fails.
+
+    Raises
+    ------
+    ArtifactError
+        Where ``folder`` exists and holds something, or cannot be written.
+    """
+    check_target(folder)
+    work = None
+    try:
+        work = Path(tempfile.mkdtemp(dir=folder.absolute().parent, prefix=f".{folder.name}."))
+        yield Filling(work)
+        work.chmod(0o755)
+        if folder.exists():
+            folder.rmdir()
+        os.replace(work, folder)
+    except BaseException as err:
+        if work is not None:
+            shutil.rmtree(work, ignore_errors=True)
+        if isinstance(err, OSError):
+            raise _unwritable(folder, err) from err
+        raise
+
+
+def check_name(folder: Path) -> None:
+    """Refuse a folder beside which no other of a longer name can be written.
+
+    Raises
+    ------
+    ArtifactError
+        Where its name is too long.
+    """
+    if len(os.fsencode(folder.absolute().name)) + _BESIDE_BYTES > _NAME_BYTES:
+        raise ArtifactError(f"{folder}: its name is too long. Choose a shorter one.")
+
+
+def check_target(folder: Path) -> None:
+    """Refuse an output folder that exists and holds something or cannot be written, before any work goes into it.
+
+    Raises
+    ------
+    ArtifactError
+        Where it does or cannot, or its parent does not exist.
+    """
+    check_name(folder)
+    if not folder.absolute().parent.is_dir():
+        raise ArtifactError(f"{folder}: its parent folder does not exist. Create it first.")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ArtifactError(f"{folder}: exists and is not empty. Remove it, or choose another folder.")
+    try:
+        try_folder(folder.absolute().parent)
+    except OSError as err:
+        raise _unwritable(folder, err) from err
+
+
+def _unwritable(folder: Path, err: OSError) -> ArtifactError:
+    return ArtifactError(f"{folder}: cannot write ({err.strerror}). Choose a writable folder.")
+
+
+def digest(data: bytes) -> str:
+    """Return the SHA-256 of a file's content."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def checksum(body: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of JSON data in canonical form, its own checksum left out."""
+    rest = {k: v for k, v in body.items() if k != "checksum"}
+    return digest(json.dumps(rest, sort_keys=True).encode())
+
+
+def copy_package(folder: Path, floors: tuple[str, ...]) -> None:
+    """Put a part of this package into ``folder/roller``, so that a folder runs without an installation.
+
+    Parameters
+    ----------
+    folder
+        Of the bundle.
+    floors
+        Subpackages; the modules beside them are few and small, and all go along.
+    """
+    package = Path(__file__).resolve().parents[1]
+    to = folder / "roller"
+    to.mkdir()
+    for module in package.glob("*.py"):
+        shutil.copy(module, to / module.name)
+    for floor in floors:
+        shutil.copytree(package / floor, to / floor, ignore=shutil.ignore_patterns("__pycache__"))

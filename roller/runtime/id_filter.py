@@ -1,0 +1,47 @@
+"""Operators of a list chosen by their ids: ``--filter`` of every command that has one."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+
+from roller.errors import RollerError, counted, did_you_mean
+
+#: Ids that an error names.
+_SHOWN = 5
+
+
+def matching(ids: Sequence[str], pattern: str, where: str, error: type[RollerError]) -> list[str]:
+    """Return the ids that one of comma-separated patterns matches, in their order.
+
+    Empty patterns, such as a comma at the end leaves, say nothing.
+
+    Parameters
+    ----------
+    ids
+        Of all operators.
+    pattern
+        E.g. ``"M*,C1?"``.
+    where
+        What holds them, in errors.
+    error
+        Class of the error.
+
+    Raises
+    ------
+    error
+        Where there is no pattern, or one matches nothing.
+
+    Examples
+    --------
+    >>> matching(["M0", "M1", "C10"], "M1, C*,", "operators.yaml", RollerError)
+    ['M1', 'C10']
+    """
+    patterns = [p.strip() for p in pattern.split(",") if p.strip()]
+    if not patterns:
+        raise error(f"--filter: expected ids or patterns such as 'M*,C1?', got '{pattern}'. Leave it out for all.")
+    for p in patterns:
+        if not any(fnmatch.fnmatchcase(i, p) for i in ids):
+            hint = did_you_mean(p, ids) or f". The first of them are {', '.join(ids[:_SHOWN])}."
+            raise error(f"--filter: '{p}' matches none of {counted(len(ids), 'operator')} of {where}{hint}")
+    return [i for i in ids if any(fnmatch.fnmatchcase(i, p) for p in patterns)]

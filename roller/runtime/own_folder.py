@@ -1,0 +1,223 @@
+"""Replacing a model that roller saved by a new one, and nothing else.
+
+The two folders are exchanged in one step where the system can (``renameat2``). Elsewhere the earlier one is renamed
+away first, to a name that a later run finds: whoever is killed in between loses nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from roller.core.files import try_folder
+from roller.errors import ArtifactError
+from roller.runtime.cache_lock import file_lock
+from roller.runtime.container import MODEL_BUNDLE, SAVED, check_name, check_target
+
+_LOG = logging.getLogger(__name__)
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+
+
+@contextmanager
+def replaced(folder: Path, force: bool) -> Iterator[Path]:
+    """Yield where to write what becomes ``folder``; with ``force`` it replaces a model that roller saved.
+
+    The earlier one stays as it is until the new one is whole, and where anything fails.
+
+    Raises
+    ------
+    ArtifactError
+        Where ``folder`` holds what roller did not write (anything, without ``force``), or cannot be replaced.
+    """
+    check_replaceable(folder, force)
+    folder = folder.resolve()
+    if not force:
+        yield folder
+        return
+    with ExitStack() as held:
+        try:
+            held.enter_context(file_lock(_beside(folder, "lock"), wait=False))
+        except BlockingIOError as err:
+            raise ArtifactError(f"{folder}: another process is replacing it. Wait, or choose another one.") from err
+        except OSError as err:
+            raise ArtifactError(f"{folder}: cannot be locked ({err.strerror}). Choose another folder.") from err
+        _recover(folder)
+        if is_filled(folder):
+            yield from _replacing(folder)
+        else:
+            yield folder
+
+
+def _replacing(folder: Path) -> Iterator[Path]:
+    check_replaceable(folder, force=True)
+    stage = _beside(folder, "new")
+    _check_stage(stage)
+    _remove(stage)
+    new = stage / folder.name
+    try:
+        stage.mkdir()
+        yield new
+        _swap(new, folder)
+    finally:
+        if not _beside(folder, "earlier").exists():  # else both versions are kept, as the error says
+            _remove(stage)
+
+
+def _check_stage(stage: Path) -> None:
+    """Refuse to remove what lies where the new model is written, unless a run that was killed left it there.
+
+    Such a run left at most a folder named like the model within: whole, or half-written by ``container.filled``.
+    """
+    if not os.path.lexists(stage):
+        return
+    name = stage.name.removeprefix(".").removesuffix(".new")
+    ours = stage.is_dir() and not stage.is_symlink()
+    if not ours or any(p.name != name and not p.name.startswith(f".{name}.") for p in stage.iterdir()):
+        raise ArtifactError(f"{stage}: expected nothing, or what an interrupted run left, got something else. Move it.")
+
+
+def _swap(new: Path, folder: Path) -> None:
+    """Put ``new`` in place of ``folder``, and remove that."""
+    try:
+        check_replaceable(folder, force=True)  # somebody may have put something there meanwhile
+        shutil.copymode(folder, new)
+        if _exchange(new, folder):
+            earlier = new
+            try:
+                check_replaceable(earlier, force=True)
+            except ArtifactError:
+                _exchange(new, folder)
+                raise
+        else:
+            earlier = _beside(folder, "earlier")
+            _rename_both(new, folder, earlier)
+        _remove(earlier)
+    except OSError as err:
+        raise ArtifactError(f"{folder}: cannot be replaced ({err.strerror}). Choose another folder.") from err
+
+
+def _rename_both(new: Path, folder: Path, earlier: Path) -> None:
+    """Put ``new`` in place of ``folder`` in two steps; where the second fails take the first one back."""
+    os.replace(folder, earlier)
+    try:
+        check_replaceable(earlier, force=True)
+        os.replace(new, folder)
+    except BaseException as failed:
+        try:
+            os.replace(earlier, folder)
+        except OSError as err:
+            kept = f"The earlier model is kept in {earlier}, the new one in {new}"
+            raise ArtifactError(f"{folder}: somebody else wrote there meanwhile. {kept}: move them.") from err
+        if isinstance(failed, OSError):
+            raise ArtifactError(f"{folder}: cannot be replaced ({failed.strerror}). Choose another folder.") from failed
+        raise
+
+
+def _recover(folder: Path) -> None:
+    """Undo what a run that was killed left between its two renames."""
+    earlier = _beside(folder, "earlier")
+    if not earlier.exists():
+        return
+    if is_filled(folder):
+        if foreign_files(folder) == [] and foreign_files(earlier) == []:
+            _remove(earlier)
+        return
+    try:
+        os.replace(earlier, folder)
+    except OSError as err:
+        raise ArtifactError(f"{folder}: its earlier model is in {earlier} ({err.strerror}). Move it back.") from err
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two folders at once; say whether the system and the file system can."""
+    call = getattr(ctypes.CDLL(None), "renameat2", None) if os.name == "posix" else None
+    if call is None:
+        return False
+    done = call(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), ctypes.c_uint(_RENAME_EXCHANGE))
+    return bool(done == 0)
+
+
+def _beside(folder: Path, what: str) -> Path:
+    return folder.with_name(f".{folder.name}.{what}")
+
+
+def _remove(folder: Path) -> None:
+    """Remove what is roller's own; what stays is a warning, as everything else is done."""
+    if folder.exists():
+        try:
+            shutil.rmtree(folder)
+        except OSError as err:
+            _LOG.warning("%s: could not be removed (%s). Remove it.", folder, err.strerror)
+
+
+def check_replaceable(folder: Path, force: bool) -> None:
+    """Refuse a folder to write that is not empty, unless it is to be replaced and all in it is roller's.
+
+    Raises
+    ------
+    ArtifactError
+        Where it is refused, or cannot be written.
+    """
+    try:
+        _check(folder, force)
+    except OSError as err:
+        raise ArtifactError(f"{folder}: cannot write ({err.strerror}). Choose another folder.") from err
+
+
+def _check(folder: Path, force: bool) -> None:
+    whole = folder.resolve()
+    if Path.cwd().is_relative_to(whole):
+        raise ArtifactError(f"{folder}: expected a folder, got the current one or one above. Choose another folder.")
+    check_name(whole)
+    if not is_filled(folder):
+        check_target(whole)
+        return
+    others = foreign_files(folder)
+    if others is None:
+        raise ArtifactError(f"{folder}: exists, and is no folder that roller wrote. Choose another folder.")
+    if not force:
+        raise ArtifactError(f"{folder}: exists and is not empty. Add --force to replace it, or choose another folder.")
+    if others:
+        raise ArtifactError(f"{folder}: holds '{others[0]}', which roller did not write there. Move it away, or choose "
+                            "another folder.")  # fmt: skip
+    try_folder(whole.parent)
+
+
+def is_filled(folder: Path) -> bool:
+    """Whether something is there that is no empty folder."""
+    return folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir())))
+
+
+def foreign_files(folder: Path) -> list[str] | None:
+    """Return what is in a folder beside the files its manifest names; ``None`` where it is no saved model."""
+    if folder.is_symlink() or not folder.is_dir():
+        return None
+    for kind in (SAVED, MODEL_BUNDLE):
+        path = folder / kind.manifest
+        if not path.is_file() or path.is_symlink():
+            continue
+        try:
+            body = json.loads(path.read_text(encoding="utf-8"))
+            if body["format"] != kind.format:
+                return None
+            known = {kind.manifest, *kind.files(body)}
+            parents = {p.as_posix() for text in known for p in Path(text).parents}
+        except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError):
+            return None
+        found = ((p, p.relative_to(folder).as_posix()) for p in sorted(folder.rglob("*")))
+        return [text for p, text in found if not _is_own(p, text, known, parents)]
+    return None
+
+
+def _is_own(path: Path, name: str, known: set[str], parents: set[str]) -> bool:
+    """Whether it is a file that is known, or a folder of one: links and pipes of such names are somebody else's."""
+    if path.is_symlink():
+        return False
+    return (name in known and path.is_file()) or (name in parents and path.is_dir())

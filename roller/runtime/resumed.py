@@ -1,0 +1,73 @@
+"""Runs that survive a kill at any moment: a journal of what was done so far, and results that are added to."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from roller.errors import ArtifactError
+from roller.runtime.cache_entry import host_fingerprint
+from roller.runtime.container import Kind
+from roller.runtime.journal import JournalFile
+
+
+class ResumedRun:
+    """A run of what a container holds, of which nothing that was done is lost or done again, whoever kills it.
+
+    Parameters
+    ----------
+    out
+        Final results; the journal lies beside them until all is done. Earlier ones of the same run are added to.
+    kind
+        Of the results.
+    header
+        What the run is of; results and journals of another run are refused.
+    take
+        Called with every row that is known: of earlier results, of the journal, and as each is kept.
+    rows
+        Earlier results -> the rows of the journal that they were made of.
+
+    Raises
+    ------
+    ArtifactError
+        Where earlier results or the journal are damaged, or of another run, or cannot be written.
+    """
+
+    def __init__(
+        self, out: Path, kind: Kind, header: Mapping[str, Any], take: Callable[[dict[str, Any]], None],
+        rows: Callable[[dict[str, Any]], Iterable[dict[str, Any]]],
+    ) -> None:  # fmt: skip
+        self.header = header
+        self._out, self._kind, self._take = out, kind, take
+        if out.exists():
+            earlier = kind.read(out)
+            if any(earlier.get(k) != v for k, v in header.items()):
+                raise ArtifactError(f"{out}: holds the results of another run. Remove it, or choose another --json.")
+            for row in rows(earlier):
+                take(row)
+        self._journal = JournalFile(out.with_name(out.name + ".journal"), header, take)
+
+    def keep(self, row: Mapping[str, Any]) -> None:
+        """Keep one row; it is on disk when this returns."""
+        self._journal.append(row)
+        self._journal.sync()
+        self._take(dict(row))
+
+    def finish(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Write the results, and remove the journal where they are ``complete``; return them as a reader sees them."""
+        results = self._kind.write(self._out, {**self.header, **body})
+        self._journal.close(remove=results["complete"])
+        return results
+
+
+def where_run() -> dict[str, Any]:
+    """Return what results say of the machine they were measured on, and when."""
+    versions = {"roller": sys.modules["roller"].__version__, "python": platform.python_version(),
+                "numpy": np.__version__}  # fmt: skip
+    return {"versions": versions, "host": host_fingerprint(), "finished_at": time.time()}

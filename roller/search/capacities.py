@@ -1,0 +1,52 @@
+"""Capacities of a device that a named program may use up, and the one error that says which one it exceeds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from roller import perf
+from roller.errors import TileError
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.templates.gpu import register_words
+from roller.tile.program import RProgram
+
+
+def check_block(program: RProgram, batch: TileBatch, spec: DeviceSpec) -> None:
+    """Raise the one clear error where a block exceeds a capacity of the device."""
+    lim, threads = spec.limits, program.threads_per_block
+    if lim.threads_per_block is not None and threads > lim.threads_per_block:
+        raise TileError(
+            f"tiles: the block has {threads} threads ({program.threads}), {spec.name} allows {lim.threads_per_block}. "
+            "Enlarge the register tile or shrink the shared tile."
+        )
+    words = int(register_words(batch)[0])
+    if lim.registers_per_thread is not None and words > lim.registers_per_thread:
+        raise TileError(
+            f"tiles: the register tile needs {words} registers per thread, {spec.name} has {lim.registers_per_thread}. "
+            "Shrink the register tile."
+        )
+    terms = perf.estimate_program(program, replace_budget(spec)).terms
+    used = int(terms["scratchpad_bytes"])
+    limit = spec.layer("shared").capacity_bytes
+    if used > limit:
+        raise TileError(
+            f"tiles: the shared tile needs {used} bytes of scratchpad, {spec.name} has {limit} per unit. "
+            "Shrink the shared tile or the reduction step."
+        )
+    if terms["blocks_per_unit"] < 1:
+        raise TileError(
+            f"tiles: expected a block that fits one unit of {spec.name} ({lim.registers_per_unit} registers, "
+            f"{lim.threads_per_unit} threads), got {threads} threads with {int(terms['registers'])} registers each. "
+            "Shrink the shared tile or the register tile."
+        )
+
+
+def replace_budget(spec: DeviceSpec) -> DeviceSpec:
+    """Return ``spec`` with usable budgets raised to the hard limits: named tiles may use all there is."""
+    if spec.traits.simd:
+        limits = replace(spec.limits, usable_vector_registers=spec.limits.vector_registers)
+        return replace(spec, limits=limits)
+    layers = tuple(replace(x, usable_bytes=x.capacity_bytes) if x.name == "shared" else x for x in spec.memory_layers)
+    limits = replace(spec.limits, usable_registers_per_thread=spec.limits.registers_per_thread)
+    return replace(spec, memory_layers=layers, limits=limits)

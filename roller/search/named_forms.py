@@ -1,0 +1,34 @@
+"""The forms of an expression whose axes a person may name tiles over, and which of them some tiles mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from roller.expr import TensorExpr
+from roller.expr.canonical import fuse_axes, group_axes
+from roller.tile.geometry import Geometry
+
+
+def named_forms(expr: TensorExpr) -> Iterator[Geometry]:
+    """Yield the forms whose axes tiles may be named over: the expression's own, fused, and both grouped in two ways."""
+    fused = fuse_axes(expr)
+    grouped = (group_axes(x, reductions=r) for r in (True, False) for x in (expr, fused))
+    for form in (expr, fused, *grouped):
+        if form is not None:
+            yield Geometry.of(form)
+
+
+def fits_form(tile: Mapping[str, int] | Sequence[int], geometry: Geometry, fastest: bool) -> bool:
+    """Whether a layer's tile names axes of this form, or has as many extents."""
+    if isinstance(tile, Mapping):
+        return all(axis_of(a, geometry.names) is not None for a in tile)
+    ranks = (len(geometry.names), int(geometry.spatial.sum())) if fastest else (len(geometry.names),)
+    return len(tile) in ranks
+
+
+def axis_of(given: object, names: Sequence[str]) -> str | None:
+    """Return the axis of that name; the parts of a group may be given in any order."""
+    if not isinstance(given, str):
+        return None
+    parts = sorted(given.replace(" ", "").split("*"))
+    return next((n for n in names if n == given or sorted(n.split("*")) == parts), None)

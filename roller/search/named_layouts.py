@@ -1,0 +1,38 @@
+"""Layouts in scratchpad of tiles a person names: the constructor's, and those that read columns without conflicts.
+
+The constructor takes a tile whose lanes run along the rows of what they read, and so pads rows by whole vectors. A tile
+that somebody names may have its lanes across them (operands stored transposed): only rows of odd pitch, copied element
+by element and read by threads that own every so-manieth column, are then read without conflicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from roller.hardware import DeviceSpec
+from roller.tile.layout import lane_reads, storage_padding
+from roller.tile.program import RProgram
+
+
+def layouts(program: RProgram, spec: DeviceSpec) -> Iterator[RProgram]:
+    """Yield a laid out program of threads, and where its reads meet conflicts the same with rows of any pitch.
+
+    Parameters
+    ----------
+    program
+        Of structure ``tiled``.
+    spec
+        A GPU.
+    """
+    yield program
+    shared = spec.layer("shared")
+    banks, width = shared.banks or spec.teu.lanes, shared.bank_width_bytes or 4
+    padding = dict(program.storage_padding)
+    if all(r.degree(padding.get(t, 0), banks, width) == 1 for t, r in lane_reads(program, spec.teu.lanes).items()):
+        return
+    for axis, elements in dict.fromkeys(((program.vector_axis, program.vector_elements), (None, 1))):
+        apart = replace(program, interleaved=True, vector_axis=axis, vector_elements=elements, storage_padding=())
+        reads = lane_reads(apart, spec.teu.lanes)
+        pads = {t: storage_padding(r, banks, width, vectors=False)[0] for t, r in reads.items()}
+        yield replace(apart, storage_padding=tuple((t, pad) for t, pad in pads.items() if pad))

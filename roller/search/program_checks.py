@@ -1,0 +1,43 @@
+"""What a program of each structure can say: held against programs that somebody named, not against constructed ones."""
+
+from __future__ import annotations
+
+from roller.errors import TileError
+from roller.hardware import DeviceSpec
+from roller.tile.geometry import Geometry
+from roller.tile.program import RProgram
+from roller.tile.structures import structure_of
+from roller.tile.windows import slide_of
+from roller.tile.winograd import window_product
+
+
+def check_program(program: RProgram, spec: DeviceSpec) -> None:
+    """Raise where a program says what no program of its structure has on a device of this kind.
+
+    Raises
+    ------
+    TileError
+        With the field, what it may be, and what it is.
+    """
+    geometry = Geometry.of(program.expr)
+    _check_structure(program, geometry, spec)
+    spec.traits.room("templates.checks").check_program(program, geometry, spec)
+
+
+def _check_structure(program: RProgram, geometry: Geometry, spec: DeviceSpec) -> None:
+    """Raise where the expression has no programs of the structure."""
+    own = structure_of(geometry)
+    traits = program.traits
+    if traits.on_matrix_unit:
+        computes = program.fragment is not None
+    elif traits.slides_windows:
+        computes = spec.traits.blocks and own.reuses and slide_of(geometry.expr.anchor) is not None
+    elif traits.output_side:
+        computes = window_product(geometry.expr) is not None
+    else:
+        computes = traits == own
+    if not computes:
+        raise TileError(
+            f"program: expected a structure that computes {geometry.expr.name} over {geometry.names} ('{own}'), got "
+            f"'{program.structure}'. It asks for what this expression is not (a product, windows, rows)."
+        )

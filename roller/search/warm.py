@@ -1,0 +1,29 @@
+"""Inputs that somebody says are in the shared cache when a kernel starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from roller.errors import TileError, did_you_mean, shown
+from roller.expr import TensorExpr
+from roller.hardware import DeviceSpec
+
+
+def warm_inputs(expr: TensorExpr, spec: DeviceSpec, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of inputs that are in the shared cache, checked.
+
+    Raises
+    ------
+    TileError
+        Where a name is none of the expression's inputs, or the device has no cache that the model says this of.
+    """
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        raise TileError(f"warm: expected a sequence of names of inputs, got {shown(names)}. Write for example ('A',).")
+    known = [t.name for t in expr.inputs]
+    for n in names:
+        if n not in known:
+            hint = (did_you_mean(n, known) if isinstance(n, str) else "") or "."
+            raise TileError(f"warm: expected inputs of {expr.name} {known}, got {shown(n)}{hint}")
+    if names and not spec.traits.blocks:
+        raise TileError(f"warm: expected a GPU, got {spec.name}. Leave it out: prices of a CPU say where data lie.")
+    return tuple(names)

@@ -1,0 +1,11 @@
+"""The processor of this machine: LLVM through TVM, linked as it is lowered, called in this process."""
+
+from __future__ import annotations
+
+from roller.targets.kinds import CPU
+from roller.targets.target import Target
+
+TARGET = Target(
+    "cpu", CPU, "llvm", required_keys=("mcpu",), optional_keys=("mtriple",),
+    generator="roller.templates.cpu.emit.llvm", launcher="roller.backends.cpu.launcher:CpuKernel",
+)  # fmt: skip

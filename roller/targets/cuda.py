@@ -1,0 +1,23 @@
+"""NVIDIA GPUs: CUDA C, built by NVRTC, launched through CuPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from roller.targets.kinds import GPU
+from roller.targets.lazy import loaded
+from roller.targets.target import Target
+
+
+def _open(index: int, arch: str) -> Any:
+    del arch  # it says what it is
+    return loaded("roller.model.gpu_device:CupyDevice")(index)
+
+
+TARGET = Target(
+    "cuda", GPU, "cuda", required_keys=("arch",), architectures=(30, 129), generator="roller.templates.gpu.emit.cuda",
+    toolchain="roller.backends.cuda.toolchain", launcher="roller.backends.cuda.launcher:CudaKernel",
+    device="cuda", worker="roller.backends.cuda.device:CudaDevice", session_device=_open,
+    emulator="roller.emulator.emulate:Emulated",
+    probe_options=("--ftz=true",), matrix_probe=("matrix", 4 * 16 * 16 * 16),
+)  # fmt: skip

@@ -1,0 +1,25 @@
+"""AMD GPUs: HIP C++, built by hipcc, launched through CuPy's ROCm build."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from roller.targets.kinds import GPU
+from roller.targets.lazy import loaded
+from roller.targets.target import Target
+
+
+def _open(index: int, arch: str) -> Any:
+    del arch  # it says what it is
+    return loaded("roller.model.gpu_device:CupyDevice")(index, rocm=True)
+
+
+TARGET = Target(
+    "hip", GPU, "hip", required_keys=("arch",), generator="roller.templates.gpu.emit.hip",
+    toolchain="roller.backends.rocm.toolchain", launcher="roller.backends.rocm.launcher:RocmKernel",
+    device="rocm", worker="roller.backends.rocm.device:RocmDevice", session_device=_open,
+    emulator="roller.emulator.emulate:Emulated",
+    undefined="#define __grid_constant__\n",  # a parameter that is never copied: HIP copies none
+    probe_options=("-fgpu-flush-denormals-to-zero", "-fno-slp-vectorize"),
+    matrix_probe=("matrix_cdna", 4 * 32 * 32 * 8),
+)  # fmt: skip

@@ -1,0 +1,20 @@
+"""A GPU that is not there: results by the reference, times from the estimates; for tests of all above a device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from roller.targets.kinds import GPU
+from roller.targets.lazy import loaded
+from roller.targets.target import Target
+
+
+def _open(index: int, arch: str) -> Any:
+    del index  # they are all alike
+    return loaded("roller.backends.null.gpu:NullGpu")(arch=arch)
+
+
+TARGET = Target(
+    "null", GPU, launcher="roller.backends.null.device:NullKernel", device="null", numbered=False,
+    worker="roller.backends.null.device:NullDevice", session_device=_open, pretends=True, timed=False,
+)  # fmt: skip

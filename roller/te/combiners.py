@@ -1,0 +1,37 @@
+"""Combiners in TVM's terms: one step, and the node by which a reduction of TVM's is recognised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from roller.te.compat import dtype_of, tirx
+
+Expr = Any
+
+
+@dataclass(frozen=True)
+class TvmCombiner:
+    """A combiner of :mod:`roller.expr.combiners`: TVM's node for it, and one step on two expressions."""
+
+    node: Any
+    step: Callable[[Expr, Expr], Expr]
+
+
+def of_truth(fn: Callable[[Expr, Expr], Expr], truth: Callable[[Expr, Expr], Expr]) -> Callable[[Expr, Expr], Expr]:
+    """Return a function of two operands with its own meaning on truth values, which TVM does not order."""
+    return lambda a, b: truth(a, b) if dtype_of(a) == dtype_of(b) == "bool" else fn(a, b)
+
+
+# Of bits: TVM simplifies what an ``and`` of conditions asks last as if the rest held, and both sides are evaluated.
+MAX = of_truth(tirx.max, lambda a, b: a | b)
+MIN = of_truth(tirx.min, lambda a, b: a & b)
+
+#: By the name of the combiner.
+TVM_COMBINERS = {
+    "sum": TvmCombiner(tirx.Add, lambda x, y: x + y),
+    "prod": TvmCombiner(tirx.Mul, lambda x, y: x * y),
+    "max": TvmCombiner(tirx.Max, MAX),
+    "min": TvmCombiner(tirx.Min, MIN),
+}

@@ -1,0 +1,7 @@
+"""Templates of bulk-synchronous devices: units with a scratchpad each, compute phases and exchanges in turn."""
+
+from roller.templates.bsp.common.price import BOTTLENECKS
+from roller.templates.bsp.explained import explained
+from roller.templates.bsp.registry import TEMPLATES, lower_bound_s, price, price_programs, programs_of
+
+__all__ = ["BOTTLENECKS", "TEMPLATES", "explained", "lower_bound_s", "price", "price_programs", "programs_of"]

@@ -1,0 +1,1 @@
+"""What all templates of bulk-synchronous devices share: what a program means, how tiles grow, the price of phases."""

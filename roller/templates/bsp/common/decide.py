@@ -1,0 +1,174 @@
+"""What a program means on a bulk-synchronous device: tiles, supersteps, bytes; the price and the code read it here.
+
+A program's slowest tile (``scratchpad``) is what one unit computes in one superstep: before it, the unit receives its
+data tiles through the exchange. Reductions go in steps whose accumulators stay where they are; ``split_k`` gives the
+parts of a reduction to several units and adds a superstep in which they meet. More tiles than units take turns, in
+waves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from roller.core.dtypes import DTYPE_BYTES
+from roller.expr import Stage
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.tile.boxes import WORD_BYTES, boxes_of
+from roller.tile.geometry import Floats, Ints, store_order
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Numbers of a batch, ``(N,)`` each.
+
+    Parameters
+    ----------
+    tasks
+        Tiles of the output times parts of a split reduction.
+    waves, steps
+        Turns that units take, and reduction steps of one tile.
+    supersteps
+        Compute phases of the whole program, each behind a synchronisation.
+    received_bytes
+        What a unit receives in one reduction step, in whole words of the exchange.
+    other_bytes
+        What only other stages than the anchor read: received once per tile.
+    result_bytes
+        What a unit sends home of one tile.
+    partial_bytes
+        Accumulators that the other parts of a split reduction send to the unit that combines them.
+    working_bytes
+        Data tiles, intermediates, accumulators and results of one unit.
+    resident_bytes, kept_bytes
+        Tensors of the caller, and how much of them the units have room for beside their tiles.
+    streamed_bytes
+        What has to come from, and go to, the memory behind the device.
+    """
+
+    tasks: Ints
+    waves: Ints
+    steps: Ints
+    supersteps: Ints
+    received_bytes: Floats
+    other_bytes: Floats
+    result_bytes: Floats
+    partial_bytes: Floats
+    working_bytes: Floats
+    resident_bytes: float
+    kept_bytes: Floats
+    streamed_bytes: Floats
+
+
+def decided(batch: TileBatch, spec: DeviceSpec) -> Decision:
+    """Return what the programs of a batch mean, computed once."""
+    found: Decision | None = batch._memo.get(("bsp", spec.content_key))
+    if found is None:
+        found = batch._memo["bsp", spec.content_key] = _decide(batch, spec)
+    return found
+
+
+def fits(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
+    """Mask of programs whose tiles a unit's scratchpad holds."""
+    return np.asarray(decided(batch, spec).working_bytes <= spec.layer(spec.traits.scratchpad).budget_bytes)
+
+
+def piece_elements(vector: Any, itemsize_bytes: int) -> Any:
+    """Return how many neighbouring results one worker takes together: whole vectors, and whole words of memory.
+
+    A store of a worker writes a word, so no two workers may have results in one. ``vector`` is a number or an array.
+
+    Examples
+    --------
+    >>> piece_elements(2, 4), piece_elements(2, 1)
+    (2, 4)
+    """
+    several = max(1, WORD_BYTES // itemsize_bytes)
+    return -(-vector // several) * several
+
+
+def contiguous_order(stage: Stage) -> list[str]:
+    """Return the axes of a stage's results, the contiguous one last."""
+    names = tuple(a.name for a in stage.axes)
+    return [names[a] for a in store_order(stage, names)]
+
+
+def pieces_of(stage: Stage, batch: TileBatch) -> Ints:
+    """Return pieces of a stage's results in a unit's tile, which its workers share out evenly, ``(N,)``."""
+    tile, order = tile_of(batch), contiguous_order(stage)
+    extents = {a.name: np.asarray(tile.get(a.name, a.extent)) for a in stage.axes}
+    axis, total = batch.vector_axis, np.ones(len(batch), np.int64)
+    vector = 1 if axis is None else batch.register[:, axis]
+    for n in order:
+        piece = piece_elements(vector, stage.output.itemsize_bytes) if n == order[-1] else 1
+        total = total * -(-extents[n] // piece)
+    return total
+
+
+def tile_of(batch: TileBatch) -> dict[str, Ints]:
+    """Return the extents of a unit's tile by axis, ``(N,)`` each."""
+    return {n: batch.block[:, a] for a, n in enumerate(batch.geometry.names)}
+
+
+def in_steps(batch: TileBatch) -> Floats:
+    """Mask of programs whose accumulators outlive a superstep: several steps, or parts on several units."""
+    return np.asarray((batch.steps > 1) | (batch.split_k > 1))
+
+
+def passes(batch: TileBatch) -> int:
+    """Return compute phases of one tile beside the anchor's steps: one per other stage, whose workers meet."""
+    return len(batch.geometry.expr.stages) - 1
+
+
+def _decide(batch: TileBatch, spec: DeviceSpec) -> Decision:
+    expr, tile = batch.geometry.expr, tile_of(batch)
+    boxes, word = boxes_of(expr), spec.home.transaction_bytes
+    size = {n: np.broadcast_to(_words(b.elements(tile) * b.tensor.itemsize_bytes, word), (len(batch),))
+            for n, b in boxes.items()}  # fmt: skip
+    inputs = [t.name for t in expr.inputs if t.name in boxes]
+    accumulators = _spatial(batch) * DTYPE_BYTES[expr.anchor.acc_dtype]
+    steps, waves = batch.steps, -(-batch.blocks // spec.units)
+    own = {load.tensor for load in expr.anchor.loads}
+    received = sum((size[n] for n in inputs if n in own), np.zeros(len(batch)))
+    other = sum((size[n] for n in inputs if n not in own), np.zeros(len(batch)))
+    result = sum((size[n] for n in expr.outputs), np.zeros(len(batch)))
+    partial = np.where(batch.split_k > 1, (batch.split_k - 1) * accumulators, 0).astype(float)
+    working = sum(size.values(), np.zeros(len(batch))) + np.where(in_steps(batch), accumulators, 0)
+    working = working + np.where(batch.split_k > 1, accumulators, 0)  # one part at a time arrives beside its own
+    resident = float(sum(t.nbytes for t in (*expr.inputs, *expr.output_tensors)))
+    spare = np.maximum(0.0, spec.layer(spec.traits.scratchpad).budget_bytes - working) * spec.units
+    kept = np.minimum(resident, spare)
+    supersteps = waves * (steps + passes(batch) + (batch.split_k > 1))
+    away = 1.0 - kept / resident
+    several = np.minimum(batch.blocks, spec.units)
+    # Units of one superstep that want the same elements are served by one stream.
+    read = sum((np.minimum(size[n] * several, expr.tensors[n].nbytes) * np.where(n in own, steps, 1) for n in inputs),
+               np.zeros(len(batch)))  # fmt: skip
+    streamed = away * (read * waves + sum(t.nbytes for t in expr.output_tensors))
+    moved = [np.asarray(x, np.float64) for x in (received, other, result, partial, working)]
+    return Decision(batch.blocks, waves, steps, supersteps, moved[0], moved[1], moved[2], moved[3], moved[4], resident,
+                    kept, streamed)  # fmt: skip
+
+
+def _spatial(batch: TileBatch) -> Ints:
+    """Return outputs of the anchor in a unit's tile, padding included, ``(N,)``."""
+    total = np.ones(len(batch), np.int64)
+    for a in batch.geometry.spatial_axes:
+        total = total * batch.block[:, a]
+    return total
+
+
+def _words(count: Ints, word: int) -> Ints:
+    """Return bytes rounded up to whole words of the exchange."""
+    return np.asarray(-(-count // word) * word)
+
+
+def points_of(stage: Stage, batch: TileBatch) -> Ints:
+    """Return points of a stage that one unit computes in one step of its tile; axes of other tiles are whole."""
+    tile, total = tile_of(batch), np.ones(len(batch), np.int64)
+    for a in stage.axes:
+        total = total * tile.get(a.name, a.extent)
+    return total

@@ -1,0 +1,91 @@
+"""The price of programs of a bulk-synchronous device: compute phases, exchanges, synchronisations, streaming.
+
+Phases do not overlap: that is what bulk-synchronous means. Seconds are a sum of what the busiest unit computes, what
+every unit receives and sends through the exchange, what all units wait for each other, and what comes from the memory
+behind the device where its scratchpads together do not hold the tensors (no overlap there either: the exchange carries
+it).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from roller.expr import Stage, instruction_mix
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.templates.bsp.common.decide import decided, fits, passes, pieces_of, points_of
+from roller.tile.geometry import Floats, Ints
+
+Terms = dict[str, Floats]
+#: Numbers on the way to a price, by name.
+Parts = dict[str, Any]
+#: Terms that compete for the bottleneck.
+BOTTLENECKS = ("compute_s", "exchange_s", "sync_s", "streaming_s", "launch_s")
+
+
+def priced(batch: TileBatch, spec: DeviceSpec, step: Floats, told: list[Parts] | None = None) -> Terms:
+    """Price a batch whose anchor takes ``step`` cycles in one reduction step of a tile; returns arrays ``(N,)``.
+
+    To ``told`` come the numbers on the way, for whoever explains the price (:mod:`roller.templates.bsp.explained`).
+    """
+    d, home = decided(batch, spec), spec.home
+    share = home.bandwidth_bytes_per_s / spec.units
+    once = _once_cycles(batch, spec)
+    cycles = d.waves * (d.steps * step + once)
+    moved = d.waves * (d.steps * d.received_bytes + d.other_bytes + d.partial_bytes + d.result_bytes)
+    # A synchronisation before every exchange: data tiles of each step, parts, results; and one per further stage.
+    meetings = (d.supersteps + d.waves).astype(float)
+    behind = spec.memory_layers[-1]
+    terms: Terms = {
+        "compute_s": cycles / spec.clock_hz,
+        "exchange_s": moved / share,
+        "sync_s": meetings * spec.execution.barrier_s,
+        "streaming_s": d.streamed_bytes / behind.bandwidth_bytes_per_s,
+        "launch_s": np.full(len(batch), spec.execution.launch_s),
+    }
+    total = terms["compute_s"] + terms["exchange_s"] + terms["sync_s"] + terms["streaming_s"] + terms["launch_s"]
+    terms["seconds"] = np.where(fits(batch, spec), total, np.inf)
+    terms |= {
+        "tasks": d.tasks.astype(float), "waves": d.waves.astype(float), "supersteps": d.supersteps.astype(float),
+        f"{home.name}_bytes": moved * np.minimum(d.tasks, spec.units), "scratchpad_bytes": d.working_bytes,
+        "streaming_bytes": d.streamed_bytes, "resident_bytes": np.full(len(batch), d.resident_bytes),
+    }  # fmt: skip
+    if told is not None:
+        told.append({"spec": spec, "terms": terms, "decided": d, "step": step, "once": once, "cycles": cycles,
+                     "moved": moved, "meetings": meetings, "share": share})  # fmt: skip
+    return terms
+
+
+def _once_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
+    """Return cycles of the other stages and of combining parts, once per tile, ``(N,)``."""
+    expr = batch.geometry.expr
+    others = [s for s in expr.stages if s is not expr.anchor]
+    cycles = sum((stage_cycles(s, batch, spec) for s in others), np.zeros(len(batch)))
+    added = points_of(expr.anchor, batch) / np.maximum(1, batch.step_points)
+    rate = _rate(spec, "add", expr.anchor.acc_dtype)
+    return np.asarray(cycles + np.where(batch.split_k > 1, (batch.split_k - 1) * added / rate, 0.0))
+
+
+def stage_cycles(stage: Stage, batch: TileBatch, spec: DeviceSpec) -> Floats:
+    """Return cycles of one stage over a unit's tile: vectors of arithmetic beside loads, shared among the workers."""
+    mix = instruction_mix(stage.body, stage.combiner)
+    arithmetic = sum(n / _rate(spec, c, stage.acc_dtype) for c, n in mix.items())
+    loads = max(1, len(stage.loads)) / spec.compute.ops_per_cycle_per_unit["load_store"]
+    issue = spec.execution.step_issue_s * spec.clock_hz / spec.teu.lanes
+    each = max(arithmetic, loads) + issue
+    latency = spec.execution.step_latency_s * spec.clock_hz  # the last worker's last instruction
+    idle = idle_workers(pieces_of(stage, batch), spec)
+    return np.asarray(points_of(stage, batch) * each * idle + latency * (1 + passes(batch)))
+
+
+def idle_workers(pieces: Ints, spec: DeviceSpec) -> Floats:
+    """Return how much longer a tile takes because its pieces do not divide evenly among the workers of a unit."""
+    workers = spec.limits.threads_per_unit or 1
+    return np.asarray(-(-pieces // workers) * workers / pieces)
+
+
+def _rate(spec: DeviceSpec, operation: str, dtype: str) -> float:
+    rates = spec.compute.ops_per_cycle_per_unit
+    return rates.get(f"{operation}.{dtype}", rates[operation])

@@ -1,0 +1,167 @@
+"""Codelets: one C++ class per stage, whose workers compute a unit's tile from the unit's own copies of tensors.
+
+``place`` tells a codelet which tile it has: first point and number of points of every axis, first position of every
+copy, and, where accumulators outlive a superstep, whether it is the first step and the last one.
+"""
+
+from __future__ import annotations
+
+import re
+
+from roller.expr import COMBINERS, Index, Stage, TensorExpr
+from roller.templates.bsp.common.decide import contiguous_order
+from roller.templates.bsp.emit.scalars import PRELUDE, Printer, constant, index, name_of, type_of
+from roller.tile.supersteps import Schedule, StagePlan, TensorPlan, plain
+
+_COMBINE = {"sum": "{0} + {1}", "prod": "{0} * {1}", "max": "largest<{2}>({0}, {1})", "min": "smallest<{2}>({0}, {1})"}
+
+
+def source_of(expr: TensorExpr, schedule: Schedule) -> str:
+    """Return the codelets of all stages, and those of a split reduction: combining parts, converting their sum."""
+    classes = [_stage(expr, s, p, schedule) for s, p in zip(expr.stages, schedule.stages, strict=True)]
+    if schedule.combine and schedule.finish:
+        classes += [_combining(expr, schedule.combine, schedule), _finishing(expr, schedule.finish, schedule)]
+    return PRELUDE + "\n" + "\n".join(classes)
+
+
+def _stage(expr: TensorExpr, stage: Stage, plan: StagePlan, schedule: Schedule) -> str:
+    """Return the class of one stage."""
+    printer = Printer(expr, lambda tensor, at: _offset(schedule.tensor(tensor), at))
+    body, _ = printer.scalar(stage.body)
+    return _class(plan, _fields(expr, plan, schedule), stage, _point(expr, stage, plan, schedule, body))
+
+
+def _class(plan: StagePlan, fields: list[str], stage: Stage, point: list[str]) -> str:
+    """Return a class whose workers share out the results of a tile; ``point`` are the statements of one of them."""
+    lines = _shared_out(stage, plan.piece, point)
+    used = set(re.findall(r"\w+", "\n".join(lines)))
+    named = [(i, _place_name(n)) for i, n in enumerate(plan.place)]
+    places = [f"    const int {name} = place[{i}];" for i, name in named if name in used]
+    body = ["  bool compute(unsigned worker) {", *places, *lines, "    return true;", "  }"]
+    text = "\n".join([*fields, *body])
+    return f"class {plan.entry} : public poplar::MultiVertex {{\n public:\n{text}\n}};\n"
+
+
+def _place_name(number: str) -> str:
+    """Return a number of ``place`` as codelets call it."""
+    kind, _, name = number.partition("_")
+    if kind == "b":
+        tensor, _, dimension = name.rpartition("_")
+        return f"b_{plain(tensor)}_{dimension}"
+    return f"{kind}_{plain(name)}" if name else number
+
+
+def _shared_out(stage: Stage, piece: int, point: list[str]) -> list[str]:
+    """Return the loops of one worker: an even share of the pieces of all rows, one run of neighbours after the other.
+
+    Rows are the points of all axes but the contiguous one.
+    """
+    order = contiguous_order(stage)
+    if not order:  # one result
+        return ["    if (worker == 0) {", *(f"      {line}" for line in point), "    }"]
+    rows, inner = order[:-1], order[-1]
+    a, x, left, row_of = plain(inner), name_of(inner), "row", list[str]()
+    for r in reversed(rows):
+        row_of.append(f"      const int {name_of(r)} = f_{plain(r)} + {left} % n_{plain(r)};")
+        left = f"{left} / n_{plain(r)}"
+    return [
+        f"    const int pieces = (n_{a} + {piece - 1}) / {piece};",
+        f"    const int total = pieces * {' * '.join(f'n_{plain(r)}' for r in rows) or '1'};",
+        "    const int share = (total + int(numWorkers()) - 1) / int(numWorkers());",
+        "    const int end = least(total, int(worker + 1) * share);",
+        "    for (int at = int(worker) * share; at < end;) {",
+        "      const int row = at / pieces, first_piece = at - row * pieces;",
+        "      const int last_piece = least(pieces, first_piece + end - at);",
+        "      at += last_piece - first_piece;",
+        *row_of,
+        f"      const int stop = f_{a} + least(n_{a}, last_piece * {piece});",
+        f"      for (int {x} = f_{a} + first_piece * {piece}; {x} < stop; ++{x}) {{",
+        *(f"        {line}" for line in point),
+        "      }",
+        "    }",
+    ]
+
+
+def _point(expr: TensorExpr, stage: Stage, plan: StagePlan, schedule: Schedule, body: str) -> list[str]:
+    """Return the statements of one output."""
+    out = schedule.tensor(stage.name)
+    kept, target = type_of(out.dtype, expr.name), f"t_{plain(out.name)}[{_offset(out, stage.store)}]"
+    if stage.combiner is None:
+        return [f"{target} = {_converted(body, kept)};"]
+    acc, sums = type_of(stage.acc_dtype, expr.name), f"sums[{_sum_place(stage)}]"
+    neutral = constant(COMBINERS[stage.combiner].neutral, stage.acc_dtype)
+    lines = [f"{acc} sum = {f'first ? {neutral} : {acc}({sums})' if plan.keeps_sums else neutral};"]
+    depth = 0
+    for a in stage.reduction_axes:
+        lines += _loop(a.name, depth)
+        depth += 2
+    joined = _COMBINE[stage.combiner].format("sum", _converted(body, acc), acc)
+    lines.append(f"{' ' * depth}sum = {joined};")
+    lines += [f"{' ' * at}}}" for at in range(depth - 2, -1, -2)]
+    result = f"{target} = {_converted('sum', kept)};"
+    if not plan.keeps_sums:
+        return [*lines, result]
+    return [*lines, f"if (last) {result} else {sums} = sum;" if plan.writes else f"{sums} = sum;"]
+
+
+def _converted(code: str, kind: str) -> str:
+    return f"({code}) != 0" if kind == "bool" else f"({kind})({code})"
+
+
+def _loop(axis: str, at: int) -> list[str]:
+    x, a = name_of(axis), plain(axis)
+    return [f"{' ' * at}for (int {x} = f_{a}; {x} < f_{a} + n_{a}; ++{x}) {{"]
+
+
+def _offset(plan: TensorPlan, at: tuple[Index, ...]) -> str:
+    """Return the offset of a position in a unit's copy."""
+    words, pitch = list[str](), 1
+    for d in range(len(at) - 1, -1, -1):
+        word = f"({index(at[d])} - b_{plain(plan.name)}_{d})"
+        word += f" / {plan.lattice[d]}" if plan.lattice[d] > 1 else ""
+        words.insert(0, word if pitch == 1 else f"{word} * {pitch}")
+        pitch *= plan.pitches[d]
+    return " + ".join(words) or "0"
+
+
+def _sum_place(stage: Stage) -> str:
+    """Return the place of a point's accumulator: tiles of the spatial axes, row by row."""
+    words = []
+    for a in stage.spatial_axes:
+        words.append(f"({name_of(a.name)} - f_{plain(a.name)})")
+    place = words[0] if words else "0"
+    for a, word in zip(stage.spatial_axes[1:], words[1:], strict=True):
+        place = f"({place}) * m_{plain(a.name)} + {word}"
+    return place
+
+
+def _fields(expr: TensorExpr, plan: StagePlan, schedule: Schedule) -> list[str]:
+    """Return the connected fields: copies to read, accumulators, the result, and the place of the tile."""
+    lines = []
+    for name in plan.reads:
+        lines.append(f"  poplar::Input<poplar::Vector<{type_of(schedule.tensor(name).dtype, expr.name)}>> "
+                     f"t_{plain(name)};")  # fmt: skip
+    if plan.keeps_sums:
+        lines.append(f"  poplar::InOut<poplar::Vector<{type_of(schedule.sums_dtype, expr.name)}>> sums;")
+    if plan.writes:
+        kind = type_of(schedule.tensor(plan.writes).dtype, expr.name)
+        lines.append(f"  poplar::Output<poplar::Vector<{kind}>> t_{plain(plan.writes)};")
+    return [*lines, "  poplar::Input<poplar::Vector<int>> place;", ""]
+
+
+def _combining(expr: TensorExpr, plan: StagePlan, schedule: Schedule) -> str:
+    """Return the class that combines the accumulators of another unit with a unit's own."""
+    stage, acc = expr.anchor, type_of(schedule.sums_dtype, expr.name)
+    assert stage.combiner is not None  # only reductions are split
+    at = _sum_place(stage)
+    joined = _COMBINE[stage.combiner].format(f"{acc}(sums[{at}])", f"{acc}(part[{at}])", acc)
+    part = f"  poplar::Input<poplar::Vector<{acc}>> part;"
+    return _class(plan, [part, *_fields(expr, plan, schedule)], stage, [f"sums[{at}] = {joined};"])
+
+
+def _finishing(expr: TensorExpr, plan: StagePlan, schedule: Schedule) -> str:
+    """Return the class that converts combined accumulators into the anchor's result."""
+    stage, out = expr.anchor, schedule.tensor(expr.anchor.name)
+    value = _converted(f"sums[{_sum_place(stage)}]", type_of(out.dtype, expr.name))
+    point = [f"t_{plain(out.name)}[{_offset(out, stage.store)}] = {value};"]
+    return _class(plan, _fields(expr, plan, schedule), stage, point)

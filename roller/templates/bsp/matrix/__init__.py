@@ -1,0 +1,1 @@
+"""Programs whose anchor goes through the matrix unit of each tile."""

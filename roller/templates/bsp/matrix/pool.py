@@ -1,0 +1,52 @@
+"""Programs whose anchor goes through the matrix unit: tiles of whole passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from roller.core.fragment import Fragment
+from roller.expr.scalar import Call, Cast, Load
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.templates.bsp.common.growth import Grain, grown, of_grain
+from roller.templates.common.options import ConstructOptions
+from roller.tile.geometry import Geometry
+
+
+def matrix_pools(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
+    """Return the programs of one form for every matrix instruction that computes it."""
+    usable = spec.fragments if options.matrix_units and geometry.expr.allow_padding else ()
+    grains = (grain for f in usable for grain in matrix_passes(geometry, f))
+    return [b for grain in grains for b in grown(geometry, grain, spec, options)]
+
+
+def matrix_limits(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
+    """Mask of the programs of a batch that construction offers."""
+    del spec
+    f, names = batch.fragment, batch.geometry.names
+    assert f is not None  # the template matches no others
+    taken = dict(zip(batch.matrix_axes, (f.m, f.n, f.k), strict=True))
+    return of_grain(batch, np.array([taken.get(n, 1) for n in names], np.int64))
+
+
+def matrix_passes(g: Geometry, f: Fragment) -> Iterator[Grain]:
+    """Yield the ways in which a matrix instruction computes the anchor: m moves one operand, n the other, k both."""
+    anchor = g.expr.anchor
+    if anchor.combiner != "sum" or not isinstance(anchor.body, Call) or anchor.body.fn != "mul":
+        return
+    values = [x.arg if isinstance(x, Cast) and x.dtype == anchor.acc_dtype else x for x in anchor.body.args]
+    dtypes = {g.expr.tensors[x.tensor].dtype for x in values if isinstance(x, Load) and not (x.guard and x.outside)}
+    if len(g.loads) != 2 or dtypes != {f.operand} or anchor.acc_dtype != f.accumulator:
+        return
+    one, other = (a.uses for a in g.loads)
+    for mine, rest in ((one, other), (other, one)):
+        ms, ns = np.flatnonzero(g.spatial & mine & ~rest), np.flatnonzero(g.spatial & rest & ~mine)
+        ks = np.flatnonzero(~g.spatial & one & other)
+        if not (len(ms) and len(ns) and len(ks)):
+            continue
+        m, n, k = (int(max(axes, key=lambda a: g.extents[a])) for axes in (ms, ns, ks))
+        step = np.ones(len(g.names), np.int64)
+        step[[m, n, k]] = f.m, f.n, f.k
+        yield Grain(step, n, f, (g.names[m], g.names[n], g.names[k]))

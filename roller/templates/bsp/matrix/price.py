@@ -1,0 +1,38 @@
+"""The price of the matrix unit: one operand stays in it while the other goes by."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.templates.bsp.common.decide import points_of
+from roller.templates.bsp.common.price import Parts, Terms, idle_workers, priced
+from roller.tile.geometry import Floats
+
+
+def price(batch: TileBatch, spec: DeviceSpec, told: list[Parts] | None = None) -> Terms:
+    """Price a batch; returns ``seconds`` and its terms as arrays ``(N,)``."""
+    return priced(batch, spec, _step_cycles(batch, spec), told)
+
+
+def _step_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
+    """Return cycles a unit takes for the anchor in one reduction step of its tile, ``(N,)``."""
+    anchor, f, rates = batch.geometry.expr.anchor, batch.fragment, spec.compute.ops_per_cycle_per_unit
+    assert f is not None  # the template matches no others
+    points = points_of(anchor, batch).astype(float)
+    m = batch.geometry.names.index(batch.matrix_axes[0])
+    # One operand stays in the unit while the m axis goes by: it is loaded once per run along m.
+    operand = batch.geometry.loads[0].tensor.itemsize_bytes
+    loaded = points / batch.block[:, m] * operand / _read_bytes_per_cycle(spec)
+    vectors = points / (f.m * f.n * f.k)
+    spatial = batch.geometry.spatial
+    passes = (-(-batch.block // batch.register))[:, spatial].prod(axis=1)
+    rate = rates[f"{f.rate}.{f.operand}"]
+    issued = vectors / f.n * spec.execution.step_issue_s * spec.clock_hz
+    return np.asarray((points / rate + loaded) * idle_workers(passes, spec) + issued)
+
+
+def _read_bytes_per_cycle(spec: DeviceSpec) -> float:
+    """Return what one unit reads of its scratchpad in a cycle."""
+    return spec.layer(spec.traits.scratchpad).bandwidth_bytes_per_s / spec.units / spec.clock_hz

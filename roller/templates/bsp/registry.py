@@ -1,0 +1,60 @@
+"""The templates of bulk-synchronous devices, in the order in which their programs are constructed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from roller.expr import TensorExpr
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.templates.bsp.common.decide import decided
+from roller.templates.bsp.common.price import Parts, Terms
+from roller.templates.bsp.matrix import price as matrix
+from roller.templates.bsp.matrix.pool import matrix_limits, matrix_pools
+from roller.templates.bsp.vector import price as vector
+from roller.templates.bsp.vector.pool import vector_limits, vector_pools
+from roller.templates.common.forms import canonical_forms
+from roller.templates.common.options import ConstructOptions
+from roller.templates.common.template import Template, template_of
+from roller.tile.geometry import Floats, Geometry
+from roller.tile.program import RProgram
+
+#: What writes the kernels of all programs: a codelet per stage, plain loops.
+_CODELETS = "roller.templates.bsp.emit.codelets:source_of"
+
+#: In the order of their programs.
+TEMPLATES = (
+    Template("matrix", lambda p: p.fragment is not None, matrix.price, _CODELETS, matrix_pools,
+             decide=decided, limits=matrix_limits),
+    Template("vector", lambda p: p.fragment is None and not p.traits.slides_windows and not p.traits.output_side,
+             vector.price, _CODELETS, vector_pools, decide=decided, limits=vector_limits),
+)  # fmt: skip
+
+
+def programs_of(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> Iterator[TileBatch]:
+    """Yield the batches of every template, in their order."""
+    geometries = [Geometry.of(form) for form in canonical_forms(expr, options)]
+    # Fused axes that are taken apart again touch scattered positions: their boxes hold more than is read.
+    plain = [g for g in geometries if not any(a.gather for a in g.loads)] or geometries
+    for geometry in plain:
+        for template in TEMPLATES:
+            yield from template.pool(geometry, spec, options) if template.pool else ()
+
+
+def price(batch: TileBatch, spec: DeviceSpec, told: list[Parts] | None = None) -> Terms:
+    """Price a batch as its template does; returns ``seconds`` and its terms as arrays ``(N,)``."""
+    return template_of(TEMPLATES, batch).price(batch, spec, told)
+
+
+def price_programs(
+    batch: TileBatch, programs: Sequence[RProgram], spec: DeviceSpec, told: list[Parts] | None = None
+) -> Terms:
+    """Price the programs of a batch, which say no more than the batch does."""
+    del programs
+    return price(batch, spec, told)
+
+
+def lower_bound_s(batch: TileBatch, spec: DeviceSpec) -> Floats | None:
+    """Return ``None``: no bound is cheaper than the price."""
+    del batch, spec
+    return None

@@ -1,0 +1,1 @@
+"""Programs whose workers compute in vectors."""

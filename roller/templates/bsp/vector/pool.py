@@ -1,0 +1,32 @@
+"""Programs whose workers compute in vectors along the axis in which results are contiguous."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.templates.bsp.common.growth import Grain, grown, of_grain
+from roller.templates.common.options import ConstructOptions
+from roller.tile.geometry import Geometry
+
+
+def vector_pools(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
+    """Return the programs of one form: every expression has some."""
+    return grown(geometry, _vector(geometry, spec), spec, options)
+
+
+def vector_limits(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
+    """Mask of the programs of a batch that construction offers."""
+    return of_grain(batch, _vector(batch.geometry, spec).step)
+
+
+def _vector(g: Geometry, spec: DeviceSpec) -> Grain:
+    """Return one vector of a worker; scalars where nothing is contiguous, or padding is not allowed."""
+    step, axes = np.ones(len(g.names), np.int64), g.order or g.reduced_axes
+    if not axes:  # a scalar
+        return Grain(step, None)
+    a = axes[-1]
+    lanes = spec.teu.lanes * 4 // max(4, g.store.tensor.itemsize_bytes)
+    step[a] = lanes if g.expr.allow_padding or g.extents[a] % lanes == 0 else 1
+    return Grain(step, a)

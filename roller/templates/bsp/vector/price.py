@@ -1,0 +1,12 @@
+"""The price of vectors of workers: what the anchor takes is what any other stage does."""
+
+from __future__ import annotations
+
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.templates.bsp.common.price import Parts, Terms, priced, stage_cycles
+
+
+def price(batch: TileBatch, spec: DeviceSpec, told: list[Parts] | None = None) -> Terms:
+    """Price a batch; returns ``seconds`` and its terms as arrays ``(N,)``."""
+    return priced(batch, spec, stage_cycles(batch.geometry.expr.anchor, batch, spec), told)

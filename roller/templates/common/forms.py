@@ -1,0 +1,54 @@
+"""Forms of an expression that programs are constructed over: fused, grouped, or with digits joined."""
+
+from __future__ import annotations
+
+from roller.expr import TensorExpr
+from roller.expr.canonical import fuse_axes, group_axes
+from roller.expr.joining import join_digits
+from roller.expr.splitting import plain_axes
+from roller.hardware import DeviceSpec
+from roller.templates.common.options import ConstructOptions
+
+
+def canonical_forms(expr: TensorExpr, options: ConstructOptions) -> tuple[TensorExpr, ...]:
+    """Return the forms the constructor considers: fused, and grouped where that exists."""
+    key = f"forms/{options.axis_fusion}/{options.axis_grouping}"
+    if key not in expr._memo:
+        plain = fuse_axes(expr) if options.axis_fusion else plain_axes(expr)
+        grouped = group_axes(plain) if options.axis_grouping else None
+        expr._memo[key] = (plain,) if grouped is None else (plain, grouped)
+    forms: tuple[TensorExpr, ...] = expr._memo[key]
+    return forms
+
+
+def matrix_forms(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> tuple[TensorExpr, ...]:
+    """Return the forms matrix units are tried on: also that whose output axes alone are grouped.
+
+    A product of one row (or column) is one too: its fragments overhang an axis that other forms leave out.
+    """
+    if not spec.fragments:
+        return ()
+    forms = canonical_forms(expr, options)
+    if _is_one_row(expr):
+        return (*forms, plain_axes(expr))
+    if "forms/stepped" not in expr._memo:
+        stepped = group_axes(forms[0], reductions=False)
+        expr._memo["forms/stepped"] = () if stepped is None or stepped in forms else (stepped,)
+    extra: tuple[TensorExpr, ...] = expr._memo["forms/stepped"] if len(forms) > 1 else ()
+    return (*forms, *extra)
+
+
+def _is_one_row(expr: TensorExpr) -> bool:
+    """Whether it is a product of one row or column: all wide axes of one operand are the other one's too."""
+    s = expr.anchor
+    wide = {a.name for a in s.spatial_axes if a.extent > 1}
+    if len(wide) == len(s.spatial_axes) or len(s.reduction_axes) != 1 or len(s.loads) != 2:
+        return False
+    one, other = ({n for i in x.index for n in i.axes} & wide for x in s.loads)
+    return one <= other or other <= one
+
+
+def joined_forms(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> tuple[TensorExpr, ...]:
+    """Return the form whose blocks of channels are one axis, where there are such: Winograd's products take it."""
+    whole = join_digits(canonical_forms(expr, options)[0]) if options.winograd else None
+    return () if whole is None else (whole,)

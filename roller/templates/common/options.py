@@ -1,0 +1,138 @@
+"""ConstructOptions: every mechanism of the construction can be switched off (the papers' ablations)."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from roller.core.display import non_defaults
+from roller.core.validation import flag, number, whole_number
+from roller.errors import RollerError, did_you_mean, shown
+from roller.expr import TensorExpr
+from roller.templates.common.policy import POLICIES
+
+#: Part of a candidate's identity: raise it when a template changes what a program means.
+TEMPLATE_VERSION = 3
+#: Candidates constructed, and timed at most, where ``top_k="auto"`` decides which of them are timed.
+AUTO_MOST = 10
+#: Programs that may be asked for, and priced: each takes memory before the first is returned.
+MOST_PROGRAMS = 1_000_000
+#: Mechanisms that are on or off.
+_SWITCHES = (
+    "shrink", "axis_fusion", "axis_grouping", "split_k", "winograd", "windows", "pipelining", "matrix_units"
+)  # fmt: skip
+
+
+@dataclass(frozen=True, repr=False)
+class ConstructOptions:
+    """How to construct.
+
+    Parameters
+    ----------
+    top_k
+        Programs to keep, best estimate first; ``"auto"`` for those of the best :data:`AUTO_MOST` that the model cannot
+        tell from its favourite (:mod:`roller.search.auto`).
+    shrink
+        Shrink block tiles when there are too few blocks to fill the device.
+    axis_fusion
+        Fuse axes that are adjacent, or both absent, in every tensor.
+    axis_grouping
+        Consider the grouped form (implicit GEMM) besides the plain one.
+    epsilon
+        Largest padded waste of an axis, ``((S - N % S) % S) / N``; what is padded is priced.
+    split_k
+        Consider splitting the reduction over blocks when blocks are few.
+    units
+        Build for this many units of the device, or as many as it has; ``None`` for all.
+    policy
+        Whose kernels: ``"roller"`` constructs freely, ``"library"`` takes programs that are like the precompiled ones
+        of a framework's libraries (GPU; :mod:`roller.templates.common.policy`).
+    pool
+        Distinct programs to price at most, per canonical form.
+    winograd
+        Consider Winograd's algorithm where its structure is there (3x3 windows of step one): fewer products, but
+        an output is accurate relative to the largest input of its tile instead of its own window.
+    windows
+        Consider threads that walk the rows below sliding windows (depthwise convolution, pooling; GPU).
+    pipelining
+        Consider pipelines (several copies of staged tiles, GPU) and other orders of blocks for tiled programs.
+    matrix_units
+        Consider the device's matrix unit where one of its fragments takes the dtypes of operands and accumulator.
+    constants
+        Inputs, by name, whose values do not change from call to call (weights): packing them costs no call anything.
+    """
+
+    top_k: int | Literal["auto"] = 10
+    shrink: bool = True
+    axis_fusion: bool = True
+    axis_grouping: bool = True
+    epsilon: float = 1.0
+    split_k: bool = True
+    units: int | None = None
+    policy: str = "roller"
+    pool: int = 8192
+    winograd: bool = True
+    windows: bool = True
+    pipelining: bool = True
+    matrix_units: bool = True
+    constants: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """Name what differs from the defaults."""
+        return non_defaults(self)
+
+    def __post_init__(self) -> None:
+        """Reject values no construction can honour."""
+        made: dict[str, Any] = {name: flag(getattr(self, name), _where(name)) for name in _SWITCHES}
+        if not (isinstance(self.top_k, str) and self.top_k == "auto"):
+            expected = "an integer of at least 1 or 'auto'"
+            made["top_k"] = whole_number(self.top_k, _where("top_k"), 1, MOST_PROGRAMS, expected=expected)
+        expected = "a value of at least 0"  # infinity forbids no padding
+        made["epsilon"] = number(self.epsilon, _where("epsilon"), infinite=True, expected=expected)
+        if self.units is not None:
+            made["units"] = whole_number(self.units, _where("units"), 1, expected="an integer of at least 1 or None")
+        if not isinstance(self.policy, str) or self.policy not in POLICIES:
+            raise RollerError(
+                f"{_where('policy')}: expected one of {list(POLICIES)}, got {shown(self.policy)}. "
+                "Sokoban's enumeration is a benchmark now: `python -m benchmarks.sokoban` in a clone."
+            )
+        count = AUTO_MOST if self.top_k == "auto" else made["top_k"]
+        expected = f"an integer of at least top_k={count}"
+        made["pool"] = whole_number(self.pool, _where("pool"), count, MOST_PROGRAMS, expected=expected)
+        if not isinstance(self.constants, tuple) or not all(isinstance(n, str) for n in self.constants):
+            got = shown(self.constants)
+            raise RollerError(f"{_where('constants')}: expected a tuple of names of inputs, got {got}.")
+        for name, value in made.items():  # Python's own numbers: they become part of keys, and JSON
+            object.__setattr__(self, name, value)
+
+    @property
+    def count(self) -> int:
+        """Programs to construct."""
+        return AUTO_MOST if self.top_k == "auto" else self.top_k
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the options as plain data."""
+        return asdict(self)
+
+    def constants_of(self, expression: TensorExpr) -> tuple[int, ...]:
+        """Return the positions of the constant inputs of ``expression``, ascending.
+
+        Raises
+        ------
+        RollerError
+            Where a constant is no input of it.
+        """
+        names = [t.name for t in expression.inputs]
+        for n in self.constants:
+            if n not in names:
+                hint = did_you_mean(n, names) or "."
+                raise RollerError(f"constants: expected inputs of {expression.name} {names}, got '{n}'{hint}")
+        return tuple(sorted({names.index(n) for n in self.constants}))
+
+    def identity(self, expression: TensorExpr) -> dict[str, Any]:
+        """Return as plain data what of the options decides the kernel of ``expression``: positions, not names."""
+        return {**self.to_dict(), "constants": list(self.constants_of(expression))}
+
+
+def _where(name: str) -> str:
+    return f"ConstructOptions.{name}"

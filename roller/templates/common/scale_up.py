@@ -1,0 +1,205 @@
+"""Scale-up: grow aligned tiles layer by layer along the axis of best data reuse score.
+
+All tiles of a layer grow at once: a state is one row of an array, a step doubles (or finishes) one
+axis of every state, and every state visited is a candidate. Branches follow the best ``branch`` axes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from functools import lru_cache
+
+import numpy as np
+
+from roller.templates.common.growth import Growth
+from roller.templates.common.score import reuse_score, tile_cost
+from roller.tile.geometry import Geometry, Ints, product
+
+#: Largest extent of a register tile along one axis.
+REGISTER_EXTENT = 32
+
+
+def _mixed(number: int) -> int:
+    """Return 64 bits that look random (the finalizer of SplitMix64): ``numpy.random`` is slow to load."""
+    bits = (1 << 64) - 1
+    number = (number ^ (number >> 30)) * 0xBF58476D1CE4E5B9 & bits
+    number = (number ^ (number >> 27)) * 0x94D049BB133111EB & bits
+    return number ^ (number >> 31)
+
+
+#: Odd 64-bit multipliers (fixed, so that results do not depend on the run) of the row hash.
+_MULTIPLIERS = np.array([_mixed(n * 0x9E3779B97F4A7C15 % (1 << 64)) | 1 for n in range(1, 65)], np.uint64)
+
+
+def unique_rows(rows: Ints) -> Ints:
+    """Return distinct rows, in order of first appearance (deterministic)."""
+    if not len(rows):
+        return rows
+    # A 64-bit mix of the columns: sorting one integer per row is several times faster than sorting rows, and
+    # two of ten thousand rows collide with a probability of about 1e-12.
+    mixed = rows.astype(np.uint64) @ _MULTIPLIERS[: rows.shape[1]]
+    order = np.argsort(mixed)
+    starts = np.flatnonzero(np.diff(mixed[order], prepend=~mixed[order[:1]]))
+    first: Ints = np.minimum.reduceat(order, starts)
+    return rows[np.sort(first)]
+
+
+def aligned_extents(extent: int, limit: int) -> tuple[int, ...]:
+    """Return the extents a register tile may take along an axis: powers of two and divisors up to ``limit``."""
+    top = min(limit, 1 << (extent - 1).bit_length())
+    sizes = {1 << p for p in range(top.bit_length()) if 1 << p <= top}
+    sizes |= {d for d in range(1, min(limit, extent) + 1) if extent % d == 0}
+    return tuple(sorted(sizes))
+
+
+def grow(
+    geometry: Geometry,
+    start: Ints,
+    next_extent: Callable[[Ints, int], Ints],
+    feasible: Callable[[Ints], np.ndarray],
+    *,
+    branch: int,
+    rounds: int,
+    cap: int,
+    seen: Growth | None = None,
+) -> Ints:
+    """Enlarge every state along its best axes until nothing fits; return all states visited.
+
+    Parameters
+    ----------
+    geometry
+        Of the expression.
+    start
+        ``(N, axes)`` first states.
+    next_extent
+        ``next_extent(tiles, axis)``: the next aligned extent along an axis, equal to the present one at the end.
+    feasible
+        Mask of tiles that fit their layer.
+    branch, rounds, cap
+        Axes followed per state, growth steps, and states kept per step.
+    seen
+        Is told of every step.
+    """
+    visited = [start]
+    states = start
+    axes = np.flatnonzero(geometry.spatial)
+    for _ in range(rounds):
+        both = np.repeat(states[None], 1 + len(axes), axis=0)  # the states, and one copy per axis, priced together
+        grew = np.empty((len(axes), len(states)), bool)
+        for n, a in enumerate(axes):
+            both[1 + n, :, a] = next_extent(states, int(a))
+            grew[n] = both[1 + n, :, a] > states[:, a]
+        traffic, footprint = (x.reshape(both.shape[:2]) for x in tile_cost(geometry, both.reshape(-1, both.shape[2])))
+        score = reuse_score((traffic[0], footprint[0]), (traffic[1:], footprint[1:]))
+        if seen is not None:
+            seen.note(states, both[1:], score, grew)
+        chosen = best_children(both[1:], score, grew, branch)
+        if not len(chosen):
+            break
+        states = unique_rows(chosen[feasible(chosen)])[:cap]
+        if not len(states):
+            break
+        visited.append(states)
+    return unique_rows(np.concatenate(visited))
+
+
+def best_children(table: Ints, score: np.ndarray, grew: np.ndarray, branch: int) -> Ints:
+    """Return, per state, the children along its ``branch`` axes of best score; ``table`` is ``(axes, states, row)``."""
+    rank = np.where(grew, score, -np.inf)
+    order = np.argsort(-rank, axis=0, kind="stable")[:branch]
+    branches, states = np.nonzero(np.take_along_axis(rank, order, axis=0) > -np.inf)
+    return np.asarray(table[order[branches, states], states])
+
+
+def register_tiles(
+    geometry: Geometry,
+    fits: Callable[[Ints], np.ndarray],
+    keep_per_size: int,
+    start: Ints,
+    seen: Growth | None = None,
+) -> Ints:
+    """Construct register tiles: outputs per thread with the best ratio of products to operands.
+
+    Parameters
+    ----------
+    geometry, fits
+        Of the expression; mask of the tiles that fit the registers.
+    keep_per_size
+        Tiles kept per doubling of the outputs.
+    start
+        The first tile, ``(axes,)``: 1 along spatial axes, and the reduction extents of all tiles. A window that is
+        unrolled with the outputs lets neighbouring outputs share operands.
+    seen
+        Is told of every step.
+    """
+    sizes = [aligned_extents(int(e), REGISTER_EXTENT) for e in geometry.extents]
+    tables = []
+    for options in sizes:
+        table = np.arange(REGISTER_EXTENT * 2 + 1)
+        for low, high in itertools.pairwise(options):
+            table[low] = high
+        table[options[-1] :] = np.arange(options[-1], len(table))
+        tables.append(table)
+    tiles = grow(geometry, start[None], lambda t, a: tables[a][t[:, a]], fits, branch=3, rounds=9, cap=96, seen=seen)
+    outputs = product(tiles, geometry.spatial_axes)
+    operands = sum((a.elements(tiles) for a in geometry.loads), np.zeros(len(tiles), np.int64))
+    padded = product(-(-geometry.extents // tiles) * tiles / geometry.extents, geometry.spatial_axes)
+    quality = product(tiles, range(tiles.shape[1])) / operands / padded
+    kept = []
+    magnitude = np.ceil(np.log2(outputs)).astype(int)
+    for size in sorted(set(magnitude.tolist())):
+        mine = np.flatnonzero(magnitude == size)
+        kept.append(mine[np.argsort(-quality[mine], kind="stable")[:keep_per_size]])
+    return tiles[np.sort(np.concatenate(kept))]
+
+
+def whole_teus(threads: Ints, spatial: np.ndarray, lanes: int, limit: int) -> Ints:
+    """Return the threads of blocks rounded up along one axis, every axis in turn, until they fill whole TEUs (rule 1).
+
+    Parameters
+    ----------
+    threads
+        ``(N, axes)``; the axes that are not ``spatial`` hold 1.
+    lanes, limit
+        Threads of a TEU, and of a block at most.
+
+    Returns
+    -------
+    numpy.ndarray
+        ``(M, axes)`` thread counts of blocks that fit, and the row each comes from, ``(M, axes + 1)``.
+    """
+    rows = np.arange(len(threads))[:, None]
+    axes = np.flatnonzero(spatial)
+    every = product(threads, axes)
+    found = []
+    for a in axes:
+        unit = lanes // np.gcd(lanes, every // threads[:, a])
+        rounded = threads.copy()
+        rounded[:, a] = -(-threads[:, a] // unit) * unit
+        fits = product(rounded, axes) <= limit
+        found.append(np.concatenate([rounded, rows], axis=1)[fits])
+    return unique_rows(np.concatenate(found))
+
+
+def lane_seeds(counts: Ints, spatial: np.ndarray, lanes: int) -> Ints:
+    """Return every factorisation of a TEU's lanes over the spatial axes, ``(M, axes)``.
+
+    ``counts`` are the threads each axis has use for; a factor beyond them would only pad, so it is capped at
+    their next power of two. Where the axes together hold fewer than ``lanes`` threads, the last one is padded.
+    """
+    axes = np.flatnonzero(spatial)
+    bits = lanes.bit_length() - 1
+    room = [min(bits, (n - 1).bit_length()) for n in counts[axes].tolist()]
+    room[-1] = max(room[-1], bits - sum(room[:-1]))
+    splits = _splits(tuple(room), bits)
+    seeds = np.ones((len(splits), len(counts)), np.int64)
+    seeds[:, axes] = splits
+    return seeds
+
+
+@lru_cache(maxsize=1024)
+def _splits(room: tuple[int, ...], bits: int) -> Ints:
+    """Powers of two per axis, at most ``2 ** room``, whose product is ``2 ** bits``."""
+    ways = [s for s in itertools.product(*(range(r + 1) for r in room)) if sum(s) == bits]
+    return np.left_shift(1, np.array(ways, np.int64))

@@ -1,0 +1,89 @@
+"""What a CPU program of each structure can say: held against programs that somebody named."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from roller.core.fragment import Fragment
+from roller.errors import TileError
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.perf.model import estimate_program
+from roller.templates.cpu.common.tasks import vector_axes
+from roller.templates.cpu.dots.pool import dot_axes
+from roller.templates.cpu.streaming.pool import store_choices
+from roller.templates.cpu.tiled.pool import staged_choices
+from roller.tile.geometry import Geometry
+from roller.tile.program import RProgram
+from roller.tile.structures import Structure
+from roller.tile.winograd import WinogradPlan, window_product
+
+
+def check_program(program: RProgram, geometry: Geometry, spec: DeviceSpec) -> None:
+    """Refuse a field that says what no CPU program has.
+
+    Raises
+    ------
+    TileError
+        With the field, what it may be, and what it is.
+    """
+    if program.interleaved or program.storage_padding or (program.stages, program.raster) != (1, 1):
+        raise TileError("program: interleaved, pad, stages and raster are a GPU's. Leave them out.")
+    if program.nontemporal and program.traits.reduces:
+        raise TileError(f"program: expected 'nontemporal' of a 'streaming' program, got '{program.structure}'.")
+    if program.split_k > 1 and not program.traits.reuses:
+        raise TileError(f"program: expected split_k of a 'tiled' program, got '{program.structure}'. Leave it out.")
+    axes = _cpu_axes(program, geometry, spec)
+    lanes = spec.teu.lanes * 4 // max(4, geometry.store.tensor.itemsize_bytes)
+    if program.vector_axis not in axes or program.vector_elements != lanes:
+        raise TileError(
+            f"program: vector: expected {lanes} elements along one of {axes}, got {program.vector_elements} along "
+            f"{program.vector_axis!r}."
+        )
+    if program.traits.output_side:
+        tile, task = program.tile(program.layers[0]), program.block_tile
+        if WinogradPlan.of(geometry.expr, program.structure, tile, task, spec.teu.lanes) is None:
+            raise TileError(f"program: expected tiles of whole output tiles and vectors, got {dict(program.tiles)}.")
+
+
+def _cpu_axes(program: RProgram, geometry: Geometry, spec: DeviceSpec) -> list[str]:
+    """Return the axes that vectors of a CPU program of this structure may run along."""
+    if program.traits.output_side:
+        form = window_product(geometry.expr)
+        return [form.filter] if form is not None else []
+    dots = dot_axes(geometry, spec) if program.traits.reuses else []
+    return [geometry.names[a] for a in (*vector_axes(geometry, program.traits), *dots)]
+
+
+def matrix_axes(geometry: Geometry, spec: DeviceSpec, fragment: Fragment) -> list[tuple[int, ...]]:
+    """Return no way: no template of a CPU uses a matrix instruction."""
+    del geometry, spec, fragment
+    return []
+
+
+def exceeded(program: RProgram, spec: DeviceSpec) -> str | None:
+    """Return which budget of construction a program exceeds, ``None`` where it fits."""
+    estimate = estimate_program(program, spec)
+    if math.isfinite(estimate.seconds):
+        return None
+    held = estimate.terms.get("vectors")
+    vectors = "accumulators and operands" if held is None else f"{held:.0f} vectors of accumulators, beside operands"
+    lim = spec.limits
+    if lim.usable_vector_registers == lim.vector_registers:  # a named program may use up all there is
+        return f"{vectors} exceed the {lim.vector_registers} vector registers"
+    return f"{vectors}: {lim.usable_vector_registers} of {lim.vector_registers} vector registers are usable"
+
+
+def named_batches(
+    geometry: Geometry, spec: DeviceSpec, structure: Structure, rows: tuple[tuple[int, ...], ...]
+) -> list[TileBatch]:
+    """Return tiles that somebody named with every vector axis, packing and kind of stores they may have."""
+    register, panel, block = (np.array([r], np.int64) for r in rows)
+    ones, out = np.ones(1, np.int64), list[TileBatch]()
+    for v in vector_axes(geometry, structure):
+        for staged in staged_choices(geometry, v) if structure.reuses else [()]:
+            batch = TileBatch(geometry, structure.name, register, block, ones, staged, panel, v)
+            out += store_choices(batch, spec)
+    return out

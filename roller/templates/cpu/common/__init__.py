@@ -1,0 +1,1 @@
+"""Terms of the CPU model that templates share: caches, lanes, packing, traffic."""

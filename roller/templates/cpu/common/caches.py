@@ -1,0 +1,69 @@
+"""What the caches of a CPU hold from call to call, and how fast the layer that holds something gives it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from roller.hardware import DeviceSpec, MemoryLayer
+from roller.perf.batch import TileBatch
+from roller.templates.cpu.common.lanes import room
+from roller.tile.geometry import Floats, Geometry, Ints
+
+
+def holding_bandwidth(size_bytes: Any, spec: DeviceSpec) -> Floats:
+    """Return bytes per second of the fastest layer that holds ``size_bytes``."""
+    l1, l2, l3 = (spec.layer(n) for n in ("l1", "l2", "l3"))
+    slower = np.where(
+        size_bytes <= room(spec, "l3"),
+        l3.bandwidth_bytes_per_s,
+        spec.layer("dram").bandwidth_bytes_per_s,
+    )
+    inner = np.where(size_bytes <= room(spec, "l2"), l2.bandwidth_bytes_per_s, slower)
+    return np.where(size_bytes <= room(spec, "l1"), l1.bandwidth_bytes_per_s, inner)
+
+
+def bandwidth_of(layer: MemoryLayer, active: Ints, spec: DeviceSpec) -> Floats:
+    """Return bytes per second that ``active`` cores draw from a layer together, ``(N,)``.
+
+    A core alone draws ``bandwidth_per_teu_bytes_per_s`` where that is known, and its share where it is not; together
+    they draw no more than the layer gives.
+    """
+    share = layer.bandwidth_bytes_per_s / spec.units
+    alone = max(share, layer.bandwidth_per_teu_bytes_per_s or 0.0)
+    return np.asarray(np.minimum(active * alone, layer.bandwidth_bytes_per_s))
+
+
+def cached_share(working_set_bytes: float, capacity_bytes: Any) -> Floats:
+    """Return the share of a working set that a cache still holds when a loop over it comes round again.
+
+    Examples
+    --------
+    >>> [round(float(cached_share(n, 1.0)), 2) for n in (1.0, 1.2, 2.0, 4.0)]
+    [1.0, 0.69, 0.2, 0.02]
+
+    Notes
+    -----
+    Pure LRU would drop to nothing as soon as the set exceeds the cache. Large caches are hashed over slices and replace
+    pseudo-randomly: a line survives the ``(1 - h) W / C`` evictions per line until it is used again with probability
+    ``h = exp(-(1 - h) W / C)``.
+    """
+    ratio = np.maximum(working_set_bytes / np.asarray(capacity_bytes, float), 1.0)
+    share = np.zeros_like(ratio)
+    for _ in range(60):
+        share = np.exp((share - 1.0) * ratio)
+    return np.where(ratio <= 1.0, 1.0, share)
+
+
+def dram_traffic_bytes(batch: TileBatch, spec: DeviceSpec) -> float:
+    """Return bytes that must cross the memory bus: all that the last-level cache has not kept from the call before."""
+    inputs, outputs = tensor_bytes(batch.geometry)
+    # Write-allocate reads a line before it is written.
+    return float((inputs + 2 * outputs) * (1.0 - cached_share(inputs + outputs, room(spec, "l3"))))
+
+
+def tensor_bytes(geometry: Geometry) -> tuple[int, int]:
+    """Return the bytes of the tensors read, however often each is, and of those written."""
+    read = {a.tensor.name: a.tensor.nbytes for a in geometry.reads}
+    return sum(read.values()), sum(t.nbytes for t in geometry.expr.output_tensors)

@@ -1,0 +1,50 @@
+"""Vectors and caches of a CPU: lanes, rates, distances in memory, room in a layer."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from roller.expr import Stage, instruction_mix
+from roller.hardware import DeviceSpec
+from roller.tile.geometry import Access, Floats
+
+
+def lane_count(spec: DeviceSpec, itemsize_bytes: int) -> int:
+    """Return elements of one vector register."""
+    return max(1, spec.teu.lanes * 4 // itemsize_bytes)
+
+
+def rate_of(spec: DeviceSpec, instruction_class: str, dtype: str) -> float:
+    """Return operations per cycle of a core: those of the data type where it has a rate of its own."""
+    rates = spec.compute.ops_per_cycle_per_unit
+    return rates.get(f"{instruction_class}.{dtype}", rates[instruction_class])
+
+
+def arithmetic_cycles(stage: Stage, vectors: Floats, spec: DeviceSpec, elements: int) -> Floats:
+    """Return cycles of the arithmetic of a stage on ``vectors`` of so many elements."""
+    rates, width, dtype = spec.compute.ops_per_cycle_per_unit, spec.teu.lanes, stage.acc_dtype
+    mix = instruction_mix(stage.body, stage.combiner)
+    # Rates count elements of four bytes but where the type has its own, whose vectors hold fewer.
+    return np.asarray(sum(
+        vectors * n * (elements if f"{c}.{dtype}" in rates else width) / rate_of(spec, c, dtype) for c, n in mix.items()
+    ))  # fmt: skip
+
+
+def lane_distance(access: Access, axis: int) -> int:
+    """Return the distance in memory (elements) between neighbouring lanes along ``axis``; 0 is a broadcast."""
+    if not access.uses[axis]:
+        return 0
+    pitch, step = 1, 0
+    for d in range(len(access.tensor.shape) - 1, -1, -1):
+        for t in access.index[d].terms:
+            if access.axis_names[axis] == t.axis:
+                # A quasi-affine axis is contiguous where its fastest part walks the last dimension.
+                step = pitch * abs(t.coef) if not step else min(step, pitch * abs(t.coef))
+        pitch *= access.tensor.shape[d]
+    return step
+
+
+def room(spec: DeviceSpec, name: str) -> int:
+    """Return bytes of a cache that reused data can hold while streams pass through it."""
+    layer = spec.layer(name)
+    return layer.usable_bytes or layer.capacity_bytes

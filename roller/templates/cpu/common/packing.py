@@ -1,0 +1,134 @@
+"""Seconds a CPU program spends packing, and what packing does to the traffic on the memory bus."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from roller.expr import run_along
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.templates.cpu.common.caches import dram_traffic_bytes, holding_bandwidth
+from roller.templates.cpu.common.lanes import lane_distance, room
+from roller.templates.cpu.decide import BOX, IN_PLACE, PANEL, decided, run_of_lanes
+from roller.tile.geometry import Access, Floats, Ints
+
+# What LLVM makes of our templates on AVX-512: numbers of templates and compiler, not of a device, so in no YAML.
+
+#: Cycles a copied row needs around its elements: instructions of our templates.
+ROW_CYCLES = 8.0
+#: Times of a plainly copied element that the templates take for one: of a panel in whole vectors, and in blocks
+#: transposed in registers; of a box whose rows have the same bounds in every task, other bounds in every task, and
+#: columns sorted by their phase besides.
+WHOLE_ROWS, SHUFFLED, FIXED_BOX, MOVED_BOX, PHASED_BOX = 1.7, 2.0, 0.9, 2.2, 4.5
+#: Times of a plainly gathered element: transposed one by one; through a divided index; that with a guard, in rows of
+#: vectors and one at a time (0.4 to 1.4 ns on AVX-512).
+TRANSPOSED, DIVIDED, GUARDED_ROWS, GUARDED_ONES = 2.7, 5.4, 9.0, 6.2
+
+
+def packing_s(batch: TileBatch, spec: DeviceSpec, tasks: Ints) -> Floats:
+    """Return seconds spent packing staged operands: the copy's instructions and its passes through a cache.
+
+    Panels of constants are packed before the first call; boxes belong to a task, whatever they are copied from.
+    """
+    g, v = batch.geometry, batch.vector_axis
+    total = np.zeros(len(batch))
+    if not batch.staged:
+        return total
+    d = decided(batch, spec)
+    task = np.where(g.spatial, np.minimum(d.per_task * d.tile, g.extents), g.extents)
+    packed: Floats
+    copy, _ = _copy_cycles(spec)
+    for a in g.loads:
+        how = d.staging(a)
+        if how == IN_PLACE or (how == PANEL and a.tensor.name in batch.constants):
+            continue
+        step = 0 if v is None else lane_distance(a, v)
+        if how == BOX:
+            box = a.elements(task) * float(a.tensor.itemsize_bytes)
+            packed = a.elements(task).astype(np.float64) * tasks
+            # Columns that lanes stride over are sorted by their phase: a loop each, of loads that are shuffled.
+            phases = d.phases(a)
+            along = np.flatnonzero((a.coefficients[-1] != 0) & g.spatial)
+            fixed = (task[:, along] >= g.extents[along]).all(axis=1)  # every task copies the same columns
+            share = np.where(fixed, FIXED_BOX, PHASED_BOX if phases > 1 else MOVED_BOX)
+            cost = copy * share
+            rows, _ = a.runs(task)
+            cost = cost + rows * phases * ROW_CYCLES / np.maximum(1, a.elements(task))
+            # The box is written once and read at least once from the layer that holds it.
+            total = total + 2.0 * box * tasks / holding_bandwidth(box, spec)
+        else:
+            panel, held = d.panel_bytes(a) * d.packings(a), _passed_bytes(a, batch, spec)
+            packed = panel / a.tensor.itemsize_bytes
+            lone = v is None or not a.uses[v] or step != 1
+            inner = np.where(lone, 1, d.tile[:, v or 0])
+            cost = np.where(inner >= spec.teu.lanes, _row_cycles(a, batch, spec), _one_cycles(a, batch, spec))
+            total = total + panel / holding_bandwidth(a.tensor.nbytes, spec) + panel / holding_bandwidth(held, spec)
+        total = total + packed * cost / (spec.clock_hz * spec.units)
+    return total
+
+
+def _passed_bytes(access: Access, batch: TileBatch, spec: DeviceSpec) -> Floats:
+    """Return the bytes that pass a cache until a panel is used.
+
+    A panel packed up front is found before the tasks, and by then the whole tensor and the whole panel have passed;
+    else every task packs its own.
+    """
+    d = decided(batch, spec)
+    mine, whole = d.panel_bytes(access, d.per_task), d.panel_bytes(access) + access.tensor.nbytes
+    return np.where(d.upfront(access), whole, mine)
+
+
+def _copy_cycles(spec: DeviceSpec) -> tuple[float, float]:
+    """Return cycles of an element copied in rows, and of one that is gathered."""
+    ex = spec.execution
+    return (ex.element_copy_s or 0.0) * spec.clock_hz, (ex.element_gather_s or 0.0) * spec.clock_hz
+
+
+def _row_cycles(access: Access, batch: TileBatch, spec: DeviceSpec) -> float:
+    """Return cycles of an element of a panel whose rows along axis ``v`` are whole vectors."""
+    copy, gather = _copy_cycles(spec)
+    v = batch.vector_axis
+    if not access.gather:
+        return WHOLE_ROWS * copy
+    if v is None:
+        return DIVIDED * gather
+    along = access.index, access.tensor.shape, access.axis_names[v], int(access.axis_extents[v])
+    if access.bounds:
+        run = run_along(*along)
+        whole = run is not None and run.step == 1 and run.length >= access.axis_extents[v]
+        return WHOLE_ROWS * copy if whole else GUARDED_ROWS * gather
+    run = run_of_lanes(*along, int(decided(batch, spec).lanes.max()))
+    if run is None:
+        return DIVIDED * gather
+    return WHOLE_ROWS * copy if run.step == 1 else TRANSPOSED * gather
+
+
+def _one_cycles(access: Access, batch: TileBatch, spec: DeviceSpec) -> Floats:
+    """Return cycles of an element of a panel without rows of vectors; blocks with contiguous rows are shuffled."""
+    g, v = batch.geometry, batch.vector_axis
+    copy, gather = _copy_cycles(spec)
+    used = v is not None and bool(access.uses[v])
+    if access.gather and access.bounds and not used:
+        return np.full(len(batch), GUARDED_ONES * gather)
+    contiguous = any(lane_distance(access, int(x)) == 1 and g.extents[x] >= 16 for x in np.flatnonzero(~g.spatial))
+    if v is None or not used or access.gather or access.bounds or not contiguous:
+        return np.full(len(batch), TRANSPOSED * gather)
+    return np.where(decided(batch, spec).tile[:, v] >= 4, SHUFFLED * copy, TRANSPOSED * gather)
+
+
+def task_dram_bytes(batch: TileBatch, spec: DeviceSpec) -> Floats:
+    """Return bytes that cross the memory bus while the tasks run, ``(N,)``.
+
+    What a call packed before its tasks was read then; the panels come from memory where they outgrow the last level.
+    Tasks that each pack the same part of a tensor read it again.
+    """
+    total = np.full(len(batch), dram_traffic_bytes(batch, spec))
+    if not total.any():
+        return total
+    d = decided(batch, spec)
+    for a in d.staged(PANEL):
+        if a.tensor.name not in batch.constants:
+            instead = np.where(_passed_bytes(a, batch, spec) > room(spec, "l3"), d.panel_bytes(a), 0.0)
+            again = (d.packings(a) - 1.0) * a.tensor.nbytes if a.tensor.nbytes > room(spec, "l3") else 0.0
+            total = total + np.where(d.upfront(a), instead - a.tensor.nbytes, again)
+    return total

@@ -1,0 +1,130 @@
+"""Bytes between the caches of a CPU while the micro-kernels of its tasks run."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.templates.cpu.common.lanes import lane_distance, room
+from roller.templates.cpu.decide import IN_PLACE, decided
+from roller.tile.geometry import Access, Floats, Ints
+
+#: Bytes of an accumulator that waits between chunks of a reduction: all but float64's.
+ACCUMULATOR_BYTES = 4
+
+
+def cache_traffic(batch: TileBatch, spec: DeviceSpec, kernels: Floats) -> tuple[Floats, Floats, Floats]:
+    """Return bytes from L2 into L1, from L3 into L2, and of the latter those waited for, ``(N,)`` each.
+
+    All are sums over all micro-kernels. Lines no prefetcher brings count as the bytes that would take the time they are
+    waited for.
+
+    Notes
+    -----
+    The register tiles of a task are a loop nest. Going outwards, a loop multiplies what an operand brings in, unless
+    the operand is the same in all its iterations and one iteration brings in no more than the cache holds: then the
+    operand is still there when the next one starts.
+
+    Constants that L2 does not keep from call to call come panel by panel. Where several register tiles read a panel,
+    the first waits for it, and the arithmetic of the others has no traffic beside it; where one does, all of them are
+    one stream, which goes on beside the arithmetic.
+    """
+    g, d = batch.geometry, decided(batch, spec)
+    chunks, per_task = d.chunk_count, d.per_task
+    task = np.where(g.spatial, np.minimum(per_task * d.tile, g.extents), d.chunk)
+    kernel = np.where(g.spatial, d.tile, d.chunk)
+    passes = kernels * chunks / per_task.prod(axis=1)
+    near, far = _loaded_again(batch, spec, kernel)
+    held = to_l1 = to_l2 = streamed = np.zeros(len(batch))
+    for a, again_l1, again_l2 in zip(g.loads, near, far, strict=True):
+        panel, mine = _moved_bytes(a, kernel, batch, spec), _moved_bytes(a, task, batch, spec)
+        held = held + mine
+        jumps = _jumps(a, kernel, batch, spec)
+        to_l1 = to_l1 + passes * again_l1 * panel * (1.0 + jumps * _waited(spec, "l2"))
+        # Boxes of neighbouring tiles overlap, and tiles of a row share lines: the task's data are brought in once.
+        once = np.minimum(panel, mine / np.where(a.uses, per_task, 1).prod(axis=1))
+        brought = passes * again_l2 * once * (1.0 + jumps * _waited(spec, "l3"))
+        to_l2 = to_l2 + brought
+        if a.tensor.name in batch.constants and a.tensor.nbytes > room(spec, "l2"):
+            shared = np.where(~a.uses, d.tiles, 1).prod(axis=1) > 1
+            streamed = streamed + np.where(shared, brought, 0.0)
+    # Results wait in a buffer of the task from chunk to chunk.
+    results = task[:, g.spatial].prod(axis=1) * float(ACCUMULATOR_BYTES)
+    outputs = d.tile[:, g.spatial].prod(axis=1) * float(ACCUMULATOR_BYTES)
+    waiting = np.where(chunks > 1, 2.0 * kernels * chunks * outputs, 0.0)
+    near_l1, near_l2 = results <= room(spec, "l1"), held + results <= room(spec, "l2")
+    return to_l1 + np.where(near_l1, 0.0, waiting), to_l2 + np.where(near_l2, 0.0, waiting), streamed
+
+
+def _loaded_again(batch: TileBatch, spec: DeviceSpec, kernel: Ints) -> tuple[list[Floats], list[Floats]]:
+    """Return how often a task brings each operand's panel into L1 and into L2, ``(N,)`` per operand."""
+    g, tile = batch.geometry, kernel
+    near = [np.ones(len(batch)) for _ in g.loads]
+    far = [np.ones(len(batch)) for _ in g.loads]
+    d = decided(batch, spec)
+    for axis in d.loop_order[0, ::-1].tolist():  # one order for all of a batch but for dot products
+        held = sum(_moved_bytes(a, tile, batch, spec) / _set_share(a, tile, batch, spec) for a in g.loads)
+        in_l1, in_l2 = held <= room(spec, "l1"), held <= room(spec, "l2")
+        trips = d.per_task[:, axis]
+        tile = tile.copy()
+        tile[:, axis] = np.minimum(tile[:, axis] * trips, g.extents[axis])
+        for n, a in enumerate(g.loads):
+            near[n] = near[n] * (trips if a.uses[axis] else np.where(in_l1, 1, trips))
+            far[n] = far[n] * (trips if a.uses[axis] else np.where(in_l2, 1, trips))
+    return near, far
+
+
+def _waited(spec: DeviceSpec, name: str) -> float:
+    """Return how much longer a core waits for a line nobody fetched ahead than for one of a stream, less one."""
+    layer, line = spec.layer(name), spec.layer("l1").line_bytes or spec.layer("l1").transaction_bytes
+    alone_s = (layer.latency_s or 0.0) / (spec.execution.misses_in_flight or 1)
+    return max(0.0, alone_s * layer.bandwidth_bytes_per_s / spec.units / line - 1.0)
+
+
+def _jumps(access: Access, tile: Ints, batch: TileBatch, spec: DeviceSpec) -> Floats:
+    """Return the share of lines no prefetcher brings: every reduction point is far away and takes a few lines.
+
+    Prefetchers follow a stream inside a page.
+    """
+    g, l1 = batch.geometry, spec.layer("l1")
+    line, reductions = l1.line_bytes or l1.transaction_bytes, np.flatnonzero(~g.spatial)
+    ahead_lines = spec.execution.prefetched_lines
+    moved = decided(batch, spec).staging(access) != IN_PLACE or access.gather
+    if moved or not (l1.page_bytes and ahead_lines and len(reductions)):
+        return np.zeros(len(batch))
+    if lane_distance(access, int(reductions[-1])) * access.tensor.itemsize_bytes < l1.page_bytes // 2:
+        return np.zeros(len(batch))
+    _, run = access.runs(tile)
+    lines = run * access.tensor.itemsize_bytes / line
+    return np.asarray(np.clip(1.0 - lines / ahead_lines, 0.0, 1.0))
+
+
+def _moved_bytes(access: Access, tile: Ints, batch: TileBatch, spec: DeviceSpec) -> Floats:
+    """Return the bytes of the lines that hold a data tile: all of it where it is packed, whole lines where it is not.
+
+    A run of ``r`` bytes that starts anywhere touches ``r / line + 1 - itemsize / line`` lines on average.
+    """
+    size = access.tensor.itemsize_bytes
+    if decided(batch, spec).staging(access) != IN_PLACE or access.gather:
+        return np.asarray(access.elements(tile) * float(size))
+    line = spec.layer("l1").line_bytes or spec.layer("l1").transaction_bytes
+    rows, run = access.runs(tile)
+    return np.asarray(np.minimum(rows * (run * size + line - size), access.elements(tile) * float(line)))
+
+
+def _set_share(access: Access, tile: Ints, batch: TileBatch, spec: DeviceSpec) -> Floats:
+    """Return the share of a cache that rows of a tile read in place can use: equal row pitches meet in the same sets.
+
+    Rows ``pitch`` bytes apart start in ``page / gcd(pitch, page)`` different places of a page, and only the offset in
+    the page decides the sets: all of an L1's, and those of an L2 within what the physical page is in.
+    """
+    shape, size = access.tensor.shape, access.tensor.itemsize_bytes
+    line, page = spec.layer("l1").line_bytes, spec.layer("l1").page_bytes
+    if decided(batch, spec).staging(access) != IN_PLACE or access.gather or len(shape) < 2 or not line or not page:
+        return np.ones(len(batch))
+    places = page // math.gcd(shape[-1] * size, page)
+    _, run = access.runs(tile)
+    return np.minimum(1.0, places * (run * float(size) + line) / page)

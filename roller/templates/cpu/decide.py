@@ -1,0 +1,358 @@
+"""What the CPU templates make of programs, decided once: the price reads the arrays, code generation a row of them.
+
+No axis is padded. A register tile never exceeds its axis, and the last tile of an axis starts at ``extent - tile``,
+overlapping its neighbour: the few points both compute get the same value twice, so neither inner loops nor stores need
+a predicate and no panel holds padding that must be neutral.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roller.expr import Index, Run, lane_stride, run_along
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.tile.geometry import Access, Floats, Ints
+from roller.tile.program import ALIGNED_TILES
+
+Mask = NDArray[np.bool_]
+
+#: How an operand reaches the micro-kernel: read where it lies, from a panel gathered in the order it is read, or from
+#: a copy of the box of the tensor that a task touches.
+IN_PLACE, PANEL, BOX = "in place", "panel", "box"
+#: Distance of elements that packing copies in vectors, two loads and a shuffle each, and the fewest that make one.
+HALVED, FEWEST_HALVES = 2, 4
+#: Multiply-adds (vectors) up to which short inner reductions are unrolled into the micro-kernel.
+_UNROLL_LIMIT = 160
+#: Broadcast values up to which more than one reduction axis is unrolled: they do not change from tile to tile, so LLVM
+#: keeps all of them in registers, and what does not fit goes through the stack.
+_UNROLLED_BROADCASTS = 12
+#: Lines of a windowed operand that stay in L1 from one tap of the window to the next, beside what streams through it.
+_HELD_LINES = 128
+#: Elements of a line of float32, and the shortest block that is worth its loop.
+_LINE_ELEMENTS, _SHORTEST_BLOCK = 16, 4
+#: A panel that several tasks would pack again is packed once up front unless it grows beyond this (bytes).
+_UPFRONT_LIMIT_BYTES = 1 << 28
+
+
+def vector_elements(batch: TileBatch, spec: DeviceSpec) -> int:
+    """Return the elements of a vector of results; accumulators of types below four bytes have four."""
+    return spec.teu.lanes * 4 // max(4, batch.geometry.store.tensor.itemsize_bytes)
+
+
+def decided(batch: TileBatch, spec: DeviceSpec) -> Decisions:
+    """Return what the templates make of programs of a device."""
+    return decide(batch, vector_elements(batch, spec))
+
+
+def decide(batch: TileBatch, elements: int) -> Decisions:
+    """Return what the templates make of programs whose vectors have ``elements``; the same object each time."""
+    key = ("decisions", elements)
+    if key not in batch._memo:
+        batch._memo[key] = _decide(batch, elements)
+    found: Decisions = batch._memo[key]
+    return found
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """Decisions on the programs of a batch; arrays ``(N, axes)``, those of ``lanes`` and ``chains`` ``(N,)``.
+
+    Parameters
+    ----------
+    batch
+        The programs.
+    lanes
+        Elements of one vector; 1 where there are no vectors.
+    chains
+        Vectors of accumulators of each output, where the lanes run along a reduction.
+    tile, tiles
+        Effective register tiles (elements, whole vectors), and how many cover an axis; 1 along reductions.
+    per_task
+        Register tiles of one task.
+    chunk
+        Elements of a reduction axis that the tiles of a task take before they take turns; spatial axes whole.
+    """
+
+    batch: TileBatch
+    lanes: Ints
+    chains: Ints
+    tile: Ints
+    tiles: Ints
+    per_task: Ints
+    chunk: Ints
+
+    @cached_property
+    def tasks(self) -> Ints:
+        """Tasks along every axis, those of a split reduction not among them."""
+        return -(-self.tiles // self.per_task)
+
+    @cached_property
+    def task_count(self) -> Ints:
+        """Tasks the outputs make, ``(N,)``."""
+        return np.asarray(self.tasks.prod(axis=1))
+
+    @cached_property
+    def chunks(self) -> Ints:
+        """Chunks every axis is cut into."""
+        return -(-self.batch.geometry.extents // self.chunk)
+
+    @cached_property
+    def chunk_count(self) -> Ints:
+        """Chunks all reductions are cut into together, ``(N,)``."""
+        return np.asarray(self.chunks.prod(axis=1))
+
+    @cached_property
+    def split_axis(self) -> Ints:
+        """Reduction axis whose chunks are shared among parts: the one that has most of them, ``(N,)``."""
+        order = np.array(self.batch.geometry.reduction_order or (0,))
+        return np.asarray(order[np.argmax(self.chunks[:, order], axis=1)])
+
+    @cached_property
+    def split_chunks(self) -> Ints:
+        """Chunks that are shared among the parts, ``(N,)``."""
+        return np.asarray(self.chunks[np.arange(len(self.batch)), self.split_axis])
+
+    @cached_property
+    def share(self) -> Ints:
+        """Chunks of one part of a split reduction, ``(N,)``."""
+        return np.asarray(-(-self.split_chunks // self.batch.split_k))
+
+    @cached_property
+    def parts(self) -> Ints:
+        """Parts a reduction is split into, ``(N,)``: as many as asked for, less those that would find nothing left."""
+        return np.asarray(-(-self.split_chunks // self.share))
+
+    @cached_property
+    def vectors(self) -> Ints:
+        """Vector registers of accumulators of one micro-kernel, ``(N,)``."""
+        v, outputs = self.batch.vector_axis, self.tile.prod(axis=1)
+        if v is None or not self.batch.geometry.spatial[v]:
+            return np.asarray(outputs * self.chains)
+        return np.asarray(outputs // self.lanes)
+
+    @cached_property
+    def operand_vectors(self) -> Ints:
+        """Vector registers that hold one row of the vector operand while the rows pass, ``(N,)``."""
+        v = self.batch.vector_axis
+        return np.ones_like(self.lanes) if v is None else np.asarray(self.tile[:, v] // self.lanes)
+
+    @cached_property
+    def unrolled(self) -> Mask:
+        """Reduction axes unrolled into the micro-kernel: from the innermost on, as long as the limits hold."""
+        b, g = self.batch, self.batch.geometry
+        out = np.zeros(self.tile.shape, bool)
+        work, inner, sizes = self.vectors.astype(np.float64), np.ones(len(b), bool), b.register.copy()
+        for n, a in enumerate(reversed(g.reduction_order)):
+            work, sizes[:, a] = work * g.extents[a], g.extents[a]
+            inner = inner & (self.chunk[:, a] == g.extents[a]) & (work <= _UNROLL_LIMIT)
+            inner = inner & (self._broadcasts(sizes) <= _UNROLLED_BROADCASTS) if n else inner
+            out[:, a] = inner
+        return out
+
+    @cached_property
+    def block(self) -> Ints:
+        """Block of the innermost reduction axis that goes around the window axes, ``(N,)``; 0 where none is needed.
+
+        The window is walked outside the inner axis, so every tap passes the whole inner axis; a block of it that fits
+        L1 is read from there by all taps but the first.
+        """
+        g, none = self.batch.geometry, np.zeros(len(self.batch), np.int64)
+        if len(g.reduction_order) < 2:
+            return none
+        inner = g.reduction_order[-1]
+        # Channels in blocks are no window, and yet count here: smaller blocks of them have not been measured.
+        several = [(x, np.count_nonzero(x.coefficients, axis=1) > 1) for x in g.loads if not x.gather]
+        windowed = [x for x, rows in several if rows.any()]
+        if not windowed or any(x.coefficients[rows, inner].any() for x, rows in several):
+            return none
+        sizes, lines = np.where(g.spatial, self.tile, g.extents), none
+        sizes[:, inner] = 1
+        for x in windowed:
+            spans = 1 + (sizes - 1) @ np.abs(x.coefficients).T
+            lines = lines + spans[:, :-1].prod(axis=1) * (1 + spans[:, -1] // _LINE_ELEMENTS)
+        extent = g.extents[inner]
+        blocks = -(-extent // np.maximum(_SHORTEST_BLOCK, _HELD_LINES // lines))
+        whole = (blocks == 1) | self.unrolled[:, inner] | (self.chunk[:, inner] < extent)
+        return np.where(whole, 0, -(-extent // blocks))
+
+    def _broadcasts(self, sizes: Ints) -> Ints:
+        """Return the different broadcast values of a micro-kernel that covers ``sizes`` of the axes."""
+        v, none = self.batch.vector_axis, np.zeros(len(sizes), np.int64)
+        loads = [x for x in self.batch.geometry.loads if v is None or not x.uses[v]]
+        return sum((np.where(x.uses, sizes, 1).prod(axis=1) for x in loads), none)
+
+    def staging(self, access: Access) -> str:
+        """Return how an operand reaches the micro-kernel.
+
+        A staged operand whose every element is read once, in vectors or as scalars, is read in place: packing would
+        only move it twice more. Constants are packed before the first call.
+        """
+        name, b = access.tensor.name, self.batch
+        if name not in b.staged:
+            return IN_PLACE
+        if copies_box(access):
+            return BOX
+        return PANEL if name in b.constants or not read_once(access, self._vector_axis) else IN_PLACE
+
+    def staged(self, how: str) -> list[Access]:
+        """Return the operands that reach the micro-kernel in one way."""
+        return [a for a in self.batch.geometry.loads if self.staging(a) == how]
+
+    def upfront(self, access: Access) -> Mask:
+        """Whether a panel is packed whole before the tasks, ``(N,)``: where several would pack the same, or ahead."""
+        small = self.panel_bytes(access) <= _UPFRONT_LIMIT_BYTES
+        return np.asarray(((self._sharing(access) > 1) & small) | (access.tensor.name in self.batch.constants))
+
+    def packers(self, access: Access) -> Ints:
+        """Return the tiles that a panel packed up front is packed by, in parallel where they are several, ``(N,)``."""
+        return np.where(self.upfront(access), np.where(access.touched, self.tiles, 1).prod(axis=1), 1)
+
+    def packings(self, access: Access) -> Ints:
+        """Return how often all of a panel is packed, ``(N,)``: once up front, else by every task that shares it."""
+        return np.where(self.upfront(access), 1, self._sharing(access))
+
+    def _sharing(self, access: Access) -> Ints:
+        """Return the tasks that read the same part of a panel, ``(N,)``."""
+        return np.asarray(np.where(access.touched, 1, self.tasks).prod(axis=1))
+
+    def panel_bytes(self, access: Access, tiles: Ints | None = None) -> Floats:
+        """Return the bytes of a panel of so many ``tiles`` (all of them) along every axis, ``(N,)``."""
+        g, size = self.batch.geometry, float(access.tensor.itemsize_bytes)
+        elements = np.where(g.spatial, (self.tiles if tiles is None else tiles) * self.tile, g.extents)
+        return np.asarray(np.where(access.touched, elements, 1).astype(np.float64).prod(axis=1) * size)
+
+    def phases(self, access: Access) -> int:
+        """Return the phases that columns of a box are sorted by, so that strided lanes lie side by side."""
+        v = self._vector_axis
+        return 1 if v is None else phases(access, v)
+
+    @property
+    def _vector_axis(self) -> int | None:
+        """Spatial axis that vectors run along."""
+        return self.batch.vector_axis if (self.lanes > 1).any() else None
+
+    @cached_property
+    def loop_order(self) -> Ints:
+        """Spatial axes in the order a task loops over its register tiles, outermost first, ``(N, spatial axes)``."""
+        b, g, v = self.batch, self.batch.geometry, self._vector_axis
+        axes = np.array(g.spatial_axes, np.int64)
+        if v is not None and not g.spatial[v]:
+            # The longest axis outermost: its operand streams once, the others stay in a cache meanwhile. Axes of every
+            # operand (a batch) come first: nothing is read again along them.
+            shared = np.all([a.uses for a in g.loads], axis=0)[axes]
+            keys = np.where(shared, np.iinfo(np.int64).min, 0) - self.tiles[:, axes]
+            return np.asarray(axes[np.argsort(keys, axis=1, kind="stable")])
+        # A packed vector panel is reused from L1/L2 by all other tiles, so its axis goes outermost.
+        if v is not None and any(a.touched[v] for a in self.staged(PANEL)):
+            axes = np.array([v, *(a for a in axes if a != v)])
+        return np.broadcast_to(axes, (len(b), len(axes)))
+
+    @cached_property
+    def stores_vectors(self) -> Mask:
+        """Whether results are written in vectors, ``(N,)``: neighbouring lanes are neighbours in memory, or in runs."""
+        v, store = self.batch.vector_axis, self.batch.geometry.store
+        if v is None:
+            return np.ones(len(self.batch), bool)
+        name, shape = store.axis_names[v], store.tensor.shape
+        if lane_stride(store.index, shape, name) == 1:
+            return np.ones(len(self.batch), bool)
+        run = run_along(store.index, shape, name, int(store.axis_extents[v]))
+        return np.asarray((run.length if run is not None and run.step == 1 else 0) >= self.lanes)
+
+
+def starts_at_lines(lanes: Ints | int, tiles: Ints | int, step: int | None) -> Mask:
+    """Whether vector stores past the caches begin at cache lines: rows are contiguous and long enough for that."""
+    return np.asarray((np.asarray(lanes) > 1) & (np.asarray(tiles) >= ALIGNED_TILES) & (step == 1))
+
+
+def copies_box(access: Access) -> bool:
+    """Whether staging copies the box of the tensor (strides or windows, all forward) instead of gathering a panel."""
+    if "box" not in access._memo:
+        forward = (access.coefficients[:, access.spatial] >= 0).all()  # else its start would be known at run time only
+        inside = all(b.index in access.index for b in access.guard)
+        access._memo["box"] = bool(forward) and inside and not access.gather and _skips(access)
+    return bool(access._memo["box"])
+
+
+def _skips(access: Access) -> bool:
+    """Whether some dimension is a window or strides, so that a box holds less than a gather."""
+    rows = access.coefficients
+    alone = np.count_nonzero(rows, axis=1) == 1
+    return any(access.shared) or bool((alone[:, None] & (rows != 0) & (rows != 1)).any())
+
+
+def read_once(access: Access, v: int | None) -> bool:
+    """Whether the micro-kernels read every element once, with lanes along ``v`` side by side or the same."""
+    if access.axis_extents[access.spatial & ~access.uses].prod() > 1 or access.guard or _skips(access):
+        return False
+    return v is None or lane_stride(access.index, access.tensor.shape, access.axis_names[v]) in (0, 1)
+
+
+def run_of_lanes(index: Sequence[Index], shape: Sequence[int], axis: str, extent: int, lanes: int) -> Run | None:
+    """Return the runs of ``axis`` that packing copies in whole vectors; ``None`` where it goes element by element."""
+    run = run_along(index, shape, axis, extent)
+    if run is None or not run.step or lanes == 1:
+        return None
+    return run if run.length >= (FEWEST_HALVES if run.step == HALVED else lanes) else None
+
+
+def phases(access: Access, v: int) -> int:
+    """Return the stride of axis ``v`` through rows of a box where one other axis at most moves along them, by ones."""
+    row = access.coefficients[-1]
+    others = np.delete(row, v)
+    return int(row[v]) if row[v] > 1 and others.sum() <= 1 and (others >= 0).all() else 1
+
+
+def reads_past_the_end(batch: TileBatch) -> bool:
+    """Whether lanes may lie beyond the vector axis: all its operands are boxes of the task, which hold something there.
+
+    A row of 11 is then one vector of 16 of which 11 elements are stored, instead of two overlapping ones of 8.
+    """
+    v, g = batch.vector_axis, batch.geometry
+    if not batch.traits.reuses or v is None or not g.spatial[v]:
+        return False
+    operands = [a for a in g.loads if a.uses[v]]
+    return all(a.tensor.name in batch.staged and copies_box(a) and (a.coefficients >= 0).all() for a in operands)
+
+
+def _decide(batch: TileBatch, elements: int) -> Decisions:
+    g, v = batch.geometry, batch.vector_axis
+    ones = np.ones(len(batch), np.int64)
+    lanes = chains = ones
+    tile = np.where(g.spatial, np.minimum(batch.register, g.extents), 1)
+    whole = np.broadcast_to(g.extents, tile.shape)
+    chunk = whole if batch.panel is None else np.where(g.spatial, whole, np.minimum(batch.panel, whole))
+    if v is not None and g.spatial[v]:
+        lanes = _power_of_two_below(np.minimum(elements, tile[:, v]))
+        if g.extents[v] < elements and reads_past_the_end(batch):
+            lanes = ones << int(g.extents[v] - 1).bit_length()
+            tile[:, v] = lanes
+        tile[:, v] = tile[:, v] // lanes * lanes
+    elif v is not None:
+        register = batch.register[:, v]
+        lanes = _power_of_two_below(np.minimum(np.minimum(elements, register), g.extents[v]))
+        chains = np.maximum(1, np.minimum(register // lanes, chunk[:, v] // lanes))
+    extents = np.where(g.spatial, g.extents, 1)
+    tiles = -(-extents // tile)
+    # As many tiles, but of equal size: 56 by 48 is two tiles of 32, which overlap least.
+    even = -(-extents // tiles)
+    unit = np.ones_like(tile)
+    if v is not None and g.spatial[v]:
+        unit[:, v] = lanes
+    tile = -(-even // unit) * unit
+    # A short axis is cut into more effective tiles than the program's register tile would be: nine elements are two of
+    # eight, and still one task of sixteen.
+    some = np.maximum(1, np.minimum(batch.block // batch.register, tiles))
+    per_task = np.where(g.spatial, np.where(batch.block >= g.extents, tiles, some), 1)
+    return Decisions(batch, lanes, chains, tile, tiles, per_task, chunk)
+
+
+def _power_of_two_below(n: Ints) -> Ints:
+    """Return the largest powers of two not above ``n``."""
+    return np.asarray(1 << (np.frexp(n.astype(np.float64))[1].astype(np.int64) - 1))

@@ -1,0 +1,1 @@
+"""Products whose rows are both contiguous: dot products, nothing packed."""

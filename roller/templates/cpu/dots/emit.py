@@ -1,0 +1,186 @@
+"""Micro-kernel of dot products: lanes along a reduction axis that is contiguous in memory, several outputs at once.
+
+Rows of both operands are read in place, once per register tile and in order, so nothing is packed: what a
+matrix-vector product and ``A @ B.T`` want, whose operands are too large, or read too few times, to be rearranged.
+Every output has accumulators of its own; their lanes are added by halves at the end, in the same order every time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from roller.errors import BuildError
+from roller.expr import COMBINERS
+from roller.te.compat import tirx
+from roller.te.emit import Expr, combine, constant, emit_index
+from roller.templates.cpu.emit.nest import (
+    Stmt,
+    allocate,
+    declare,
+    integer,
+    lower_of,
+    prefetch,
+    quotient,
+    read,
+    seq,
+    when,
+    write,
+)
+from roller.templates.cpu.emit.plan import ReductionPlan, decisions_of, task_tile_of
+from roller.templates.cpu.tiled.emit import Env, Tiled
+
+#: Bytes from which an operand is taken to come from beyond a core's own caches.
+_FAR_BYTES = 8 << 20
+#: Outputs per row of the streaming operand from which its next rows are fetched ahead of their tile.
+_OUTPUTS_PER_ROW = 4
+
+
+class Dots(Tiled):
+    """A tiled program whose vectors run along a reduction axis."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        program = self.program
+        if program.staged:
+            raise BuildError(
+                f"{program.expr.name}: expected operands read in place where vectors run along the reduction axis "
+                f"'{program.vector_axis}', got staged={list(program.staged)}. Leave 'staged' empty."
+            )
+        self.along: ReductionPlan = next(r for r in self.reduction if r.name == program.vector_axis)
+        decisions = decisions_of(program)
+        self.lanes, self.chains = int(decisions.lanes[0]), int(decisions.chains[0])
+        self.how = self.stage.combiner or "sum"
+        shape = tuple(s.tile for s in self.order)
+        self.wide = declare("wide", (*shape, self.chains, self.lanes), self.stage.acc_dtype, scope="local")
+
+    def _micro_kernel(self, env: Env, chunk: Env) -> Stmt:
+        neutral = constant(COMBINERS[self.how].neutral, self.stage.acc_dtype)
+        first = chunk[self.along.name] * self.along.chunk if self.along.name in chunk else integer(0)
+        left = self.along.extent - first if self.along.name in chunk else self.along.extent
+        size = lower_of(self.along.chunk, left) if self.along.extent % self.along.chunk else self.along.chunk
+        blocks, rest = quotient(size, self.lanes * self.chains)
+        vectors, tail = quotient(rest, self.lanes)
+        done = blocks * self.lanes * self.chains
+        begin, end = self.each(lambda i: write(self.acc, neutral, *self._place(i))), self._write_back(env)
+        if self.chunked:
+            begin, end = self._resumed(env, chunk, begin, end)
+        run = self._around(chunk, lambda at: seq(
+            self._vectors(env, at, blocks, self.chains, first),
+            self._vectors(env, at, vectors, 1, first + done),
+        ))  # fmt: skip
+        return seq(
+            allocate(self.acc),
+            allocate(self.wide),
+            begin,
+            self.each(lambda i: self._lanes_of(lambda q, x: write(self.wide, neutral, *i, q, x), self.chains)),
+            run,
+            self.each(self._fold),
+            self._around(chunk, lambda at: self._elements(env, at, tail, first + done + vectors * self.lanes)),
+            end,
+        )
+
+    def _resumed(self, env: Env, chunk: Env, begin: Stmt, end: Stmt) -> tuple[Stmt, Stmt]:
+        """Continue from the results of the chunks before, and keep them for the next."""
+        place = tuple(env[task_tile_of(s.name)] for s in self.spatial)
+        resume = self.each(lambda i: write(self.acc, read(self.partial, *place, *self._place(i)), *self._place(i)))
+        keep = self.each(lambda i: write(self.partial, read(self.acc, *self._place(i)), *place, *self._place(i)))
+        first, last = self._ends(chunk)
+        return when(first, begin, resume), when(last, end, keep)
+
+    @staticmethod
+    def _place(inner: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        return inner or (integer(0),)
+
+    def _around(self, chunk: Env, body: Callable[[Env], Stmt]) -> Stmt:
+        """Loop over the other reduction axes of one chunk."""
+        others = [r for r in self.reduction if r is not self.along]
+        first = {r.name: chunk[r.name] * r.chunk if r.name in chunk else integer(0) for r in others}
+        sizes = [
+            lower_of(r.chunk, r.extent - first[r.name]) if r.extent % r.chunk else integer(r.chunk) for r in others
+        ]
+        return self.nest.grid(
+            [int(r.extent) if r.chunks == 1 else n for r, n in zip(others, sizes, strict=True)],
+            lambda at: body({r.name: first[r.name] + x for r, x in zip(others, at, strict=True)}),
+        )
+
+    def _lanes_of(self, body: Callable[[Expr, Expr], Stmt], chains: int) -> Stmt:
+        """Run ``body`` on every lane of every chain."""
+        return self.nest.loop(
+            chains,
+            lambda q: self.nest.loop(self.lanes, lambda x: body(q, x), "vector", "lane"),
+            "unroll",
+        )
+
+    def _vectors(self, env: Env, at: Env, count: int | Expr, chains: int, first: Expr) -> Stmt | None:
+        """Take ``count`` steps of ``chains`` vectors, every output in each."""
+        if isinstance(count, int) and count == 0:
+            return None
+
+        def step(block: Expr) -> Stmt:
+            def output(inner: tuple[Expr, ...]) -> Stmt:
+                def lane(q: Expr, x: Expr) -> Stmt:
+                    k = first + (block * (chains * self.lanes) + (q * self.lanes + x))
+                    value = self._value({**env, **at, self.along.name: k}, inner)
+                    return write(self.wide, combine(self.how, read(self.wide, *inner, q, x), value), *inner, q, x)
+
+                return self._lanes_of(lane, chains)
+
+            return self.each(output)
+
+        ahead = self._ahead(env, at) if chains == self.chains else None
+        if ahead is None:
+            return self.nest.loop(count, step, name="k")
+        return self.nest.loop(count, lambda b: seq(ahead(first + b * (chains * self.lanes)), step(b)), name="k")
+
+    def _ahead(self, env: Env, at: Env) -> Callable[[Expr], Stmt] | None:
+        """Return what fetches, step by step, the next tile's lines of far operands; ``None`` where that does not pay.
+
+        The outermost axis streams. Every tile starts at other rows, where the processor's own prefetching starts anew,
+        and it looks ahead too little where much is computed per line.
+        """
+        s = self._loop_order()[0] if self.spatial else None
+        outputs = math.prod(p.tile for p in self.spatial)
+        if s is None or outputs < _OUTPUTS_PER_ROW * s.tile:
+            return None
+        moved = [ld for ld in self.stage.loads if any(s.name in i.axes for i in ld.index)]
+        far = [ld for ld in moved if self.program.expr.tensors[ld.tensor].nbytes >= _FAR_BYTES]
+        after = lower_of(env[s.name] + s.tile, integer(s.extent - s.tile))
+
+        def lines(k: Expr) -> Stmt:
+            rows = ({**env, **at, s.name: after + r, self.along.name: k} for r in range(s.tile))
+            return seq(*(
+                prefetch(self.buffers[ld.tensor], *(emit_index(i, row) for i in ld.index)) for row in rows for ld in far
+            ))  # fmt: skip
+
+        return lines if far else None
+
+    def _elements(self, env: Env, at: Env, count: int | Expr, first: Expr) -> Stmt:
+        """Take the elements that fill no vector."""
+
+        def step(k: Expr) -> Stmt:
+            def output(inner: tuple[Expr, ...]) -> Stmt:
+                value, place = self._value({**env, **at, self.along.name: first + k}, inner), self._place(inner)
+                return write(self.acc, combine(self.how, read(self.acc, *place), value), *place)
+
+            return self.each(output)
+
+        return self.nest.loop(count, step, name="k")
+
+    def _fold(self, inner: tuple[Expr, ...]) -> Stmt:
+        """Combine the chains of one output, then its lanes by halves, and add them to its result."""
+        steps, place = [], self._place(inner)
+        lanes = self.lanes
+        index = [integer(0) if lanes == 1 else tirx.Ramp(integer(0), integer(1), lanes)]
+        value = tirx.BufferLoad(self.wide, [*inner, integer(0), *index])
+        for q in range(1, self.chains):
+            value = combine(self.how, value, tirx.BufferLoad(self.wide, [*inner, integer(q), *index]))
+        while lanes > 1:
+            whole = tirx.Var("lanes", f"{self.stage.acc_dtype}x{lanes}")
+            steps.append(tirx.Bind(whole, value))
+            lanes //= 2
+            low, high = (
+                tirx.Shuffle([whole], [tirx.const(x + half, "int32") for x in range(lanes)]) for half in (0, lanes)
+            )
+            value = combine(self.how, low, high)
+        return seq(*steps, write(self.acc, combine(self.how, read(self.acc, *place), value), *place))

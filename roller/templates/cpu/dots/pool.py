@@ -1,0 +1,93 @@
+"""Programs whose vectors run along a reduction axis: dot products, several outputs at once, nothing packed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.templates.common.options import ConstructOptions
+from roller.templates.common.scale_up import unique_rows
+from roller.templates.cpu.common.lanes import lane_count, lane_distance
+from roller.templates.cpu.common.tasks import row_axes, task_shapes, tile_counts
+from roller.tile.geometry import Geometry, Ints
+from roller.tile.structures import TILED, structure_of
+
+#: Outputs of a micro-kernel along an axis, and accumulators of each of them.
+_OUTPUTS, _CHAINS = (1, 2, 3, 4, 5, 6, 8, 12), (1, 2, 4)
+#: Chunks of the reduction axis, beside all of it (elements): rows of a chunk stay in a cache while others pass.
+_CHUNKS = (512, 1024, 2048, 4096, 8192)
+
+
+def dots_pools(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
+    """Return a batch per reduction axis that vectors may run along."""
+    del options
+    if not structure_of(geometry).reuses:
+        return []
+
+    def tasks(register: Ints) -> list[Ints]:
+        return list(task_shapes(tile_counts(geometry, register), spec))
+
+    return [dots_batch(geometry, spec, v, row_axes(geometry, v), tasks) for v in dot_axes(geometry, spec)]
+
+
+def dot_axes(geometry: Geometry, spec: DeviceSpec) -> list[int]:
+    """Return the reduction axes along which every operand is contiguous, or the same, and some operand contiguous."""
+    if any(a.bounds or a.gather for a in geometry.loads):
+        return []
+    found = []
+    for v in np.flatnonzero(~geometry.spatial):
+        steps = [lane_distance(a, int(v)) for a in geometry.loads]
+        backwards = any((a.coefficients[:, v] < 0).any() for a in geometry.loads)
+        if geometry.extents[v] >= lane_count(spec, 4) and set(steps) <= {0, 1} and any(steps) and not backwards:
+            found.append(int(v))
+    return found
+
+
+def dots_batch(
+    geometry: Geometry, spec: DeviceSpec, v: int, rows: Sequence[int], tasks: Callable[[Ints], list[Ints]]
+) -> TileBatch:
+    """Return the programs with lanes along reduction axis ``v``.
+
+    Parameters
+    ----------
+    rows
+        Spatial axes worth several outputs of a micro-kernel.
+    tasks
+        Maps a register tile to the register tiles per task to consider.
+    """
+    lanes, usable = lane_count(spec, 4), spec.limits.usable_vector_registers or 1
+    extent = int(geometry.extents[v])
+    both = []
+    for outputs in _tiles(geometry, rows, usable):
+        for chains in _CHAINS:
+            if np.prod(outputs) * chains > usable or (chains > 1 and chains * lanes > extent):
+                continue
+            register = np.ones(len(geometry.names), np.int64)
+            register[v] = chains * lanes
+            for a, n in zip(rows, outputs, strict=True):
+                register[a] = n
+            whole = np.where(geometry.spatial, 1, -(-geometry.extents // register) * register)
+            for chunk, per_task in itertools.product((*(c for c in _CHUNKS if c < extent), 0), tasks(register)):
+                block = np.where(geometry.spatial, register * per_task, whole)
+                block[v] = chunk or block[v]
+                both.append(np.concatenate([register, block]))
+    tiles = unique_rows(np.array(both, np.int64))
+    rank = len(geometry.names)
+    register, block = tiles[:, :rank], tiles[:, rank:]
+    panel = np.where(geometry.spatial, register, block)
+    return TileBatch(geometry, TILED.name, register, block, np.ones(len(block), np.int64), (), panel, v)
+
+
+def _tiles(geometry: Geometry, rows: Sequence[int], usable: int) -> list[tuple[int, ...]]:
+    """Return outputs of a micro-kernel along the axes, at most two of them larger than 1."""
+    out = {tuple(1 for _ in rows)}
+    sizes = [[n for n in _OUTPUTS if n <= geometry.extents[a]] for a in rows]
+    for (i, first), (j, second) in itertools.combinations_with_replacement(list(enumerate(sizes)), 2):
+        for n, m in itertools.product(first, second if j != i else (1,)):
+            if n * m <= usable:
+                out.add(tuple(n if k == i else m if k == j else 1 for k in range(len(rows))))
+    return sorted(out)

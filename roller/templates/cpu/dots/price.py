@@ -1,0 +1,134 @@
+"""Price of dot products: lanes along a reduction axis, operands read in place (the template ``codegen.cpu.dots``)."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.templates.cpu.common.caches import dram_traffic_bytes
+from roller.templates.cpu.common.cores import Parts, Terms, combine_s, imbalance, start_s
+from roller.templates.cpu.common.lanes import arithmetic_cycles, room
+from roller.templates.cpu.decide import decided, vector_elements
+from roller.templates.cpu.tiled.price import KERNEL_CYCLES
+from roller.tile.geometry import Access, Floats, Ints
+
+#: Ways of a cache whose spec does not tell them.
+_WAYS = 16
+
+
+def fits(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
+    """Mask of programs whose accumulators and operands stay in vector registers."""
+    d = decided(batch, spec)
+    rows = [a.elements(d.tile) for a in batch.geometry.loads]
+    held = np.minimum.reduce(rows) + 1  # one operand is held while the rows of the other pass
+    usable = spec.limits.usable_vector_registers or 0  # the schema requires it of a CPU
+    return np.asarray((d.vectors <= usable) & (d.vectors + held < (spec.limits.vector_registers or usable)))
+
+
+def micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
+    """Return cycles of all micro-kernels of one register tile: its steps, its tails, and a fold per chunk."""
+    g, anchor, v = batch.geometry, batch.geometry.expr.anchor, batch.vector_axis
+    assert v is not None
+    d, rate, width = decided(batch, spec), spec.compute.ops_per_cycle_per_unit, spec.teu.lanes
+    outputs, chains = d.tile.prod(axis=1), d.chains
+    vectors = d.vectors.astype(np.float64)
+    arithmetic = arithmetic_cycles(anchor, vectors, spec, vector_elements(batch, spec))
+    loads = sum(
+        (a.elements(d.tile) * (chains if a.uses[v] else 1) for a in g.loads), np.zeros(len(batch), np.int64)
+    ).astype(np.float64)
+    latency = (spec.execution.step_latency_s or 0.0) * spec.clock_hz
+    step = np.maximum.reduce([
+        arithmetic, loads * width / rate["load_store"], (vectors + loads) * width / rate["issue"],
+        np.full(len(batch), latency),
+    ]) + (spec.execution.step_issue_s or 0.0) * spec.clock_hz  # fmt: skip
+    extent, other = int(g.extents[v]), float(g.extents[~g.spatial].prod()) / int(g.extents[v])
+    # Lanes fold by halves, a shuffle and an addition each: outputs overlap, the last one is waited for.
+    halves = np.log2(d.lanes)
+    fold = outputs * (2 * halves + chains + 2) * width / rate["issue"] + 2 * halves * latency + KERNEL_CYCLES
+    tail = extent % d.lanes * np.maximum(outputs * width / rate["load_store"], latency)
+    return np.asarray(other * (extent / (chains * d.lanes) * step + tail) + d.chunks[:, v] * fold)
+
+
+def traffic(batch: TileBatch, spec: DeviceSpec, layer: str) -> Floats:
+    """Return bytes that come into a core's ``layer`` over all micro-kernels.
+
+    Tiles are looped over inside the chunks of the reduction. The outermost loop whose inside fits the layer decides:
+    what is inside comes once per iteration of it and of the loops around it, unless the iterations use the same data.
+    """
+    g, d = batch.geometry, decided(batch, spec)
+    capacity, rows = float(room(spec, layer)), np.arange(len(batch))
+    total, tile = np.full(len(batch), np.inf), np.where(g.spatial, d.tile, d.chunk)
+    inside = [tile]
+    for a in d.loop_order.T[::-1]:  # inside[p]: what p innermost loops touch
+        tile = tile.copy()
+        tile[rows, a] = np.minimum(tile[rows, a] * d.per_task[rows, a], g.extents[a])
+        inside.append(tile)
+    rounds = (d.tiles / d.per_task).prod(axis=1) * (g.extents / d.chunk)[:, ~g.spatial].prod(axis=1)
+    done = np.zeros(len(batch), bool)
+    for depth in range(len(inside) - 1, -1, -1):  # from the whole task inwards
+        held, outer = inside[depth], d.loop_order.T[: len(inside) - 1 - depth]
+        size = sum((a.elements(held) * a.tensor.itemsize_bytes for a in g.loads), np.zeros(len(batch)))
+        fit = (size <= capacity) & np.logical_and.reduce([_rows_fit(a, held, spec, layer) for a in g.loads])
+        here = sum((_fetched(a, held, outer, d.per_task) for a in g.loads), np.zeros(len(batch)))
+        now = ~done & (fit | (depth == 0))
+        total, done = np.where(now, here * rounds, total), done | now
+    return np.asarray(total)
+
+
+def _fetched(access: Access, held: Ints, outer: Ints, per_task: Ints) -> Floats:
+    """Return bytes of one operand fetched over the ``outer`` loops of a task, ``(loops, N)``, outermost first."""
+    times, rows = np.ones(len(held)), np.arange(len(held))
+    moved = np.zeros(len(held), bool)
+    for a in outer[::-1]:
+        count = per_task[rows, a]
+        moved = moved | (access.uses[a] & (count > 1))
+        times = times * np.where(moved, count, 1)
+    return np.asarray(access.elements(held) * float(access.tensor.itemsize_bytes) * times)
+
+
+def _rows_fit(access: Access, held: Ints, spec: DeviceSpec, layer: str) -> np.ndarray:
+    """Whether rows of a data tile, as far apart as they are in memory, find room in the sets of a layer."""
+    cache = spec.layer(layer)
+    line, shape = cache.line_bytes or cache.transaction_bytes, access.tensor.shape
+    page = cache.page_bytes or cache.capacity_bytes // _WAYS
+    if len(shape) < 2 or not page or not line:
+        return np.ones(len(held), bool)
+    pitch = shape[-1] * access.tensor.itemsize_bytes
+    rows, run = access.runs(held)
+    places = page // math.gcd(pitch, page) if pitch >= line else page // line
+    width = -(-run * access.tensor.itemsize_bytes // (page // places))  # places one row covers
+    ways = cache.capacity_bytes // page
+    return np.asarray(rows * width <= places * ways)
+
+
+def dots_terms(batch: TileBatch, spec: DeviceSpec, imbalance: Floats, launch_s: Floats) -> dict[str, Floats]:
+    """Return the terms of a batch of dot products, ``seconds`` not among them."""
+    kernels = decided(batch, spec).tiles.astype(np.float64).prod(axis=1)
+    compute = kernels * micro_kernel_cycles(batch, spec) / (spec.clock_hz * spec.units) * imbalance
+    dram_bytes = dram_traffic_bytes(batch, spec)
+    return {
+        "compute_s": compute,
+        "l2_s": traffic(batch, spec, "l1") / spec.layer("l2").bandwidth_bytes_per_s * imbalance,
+        "l3_s": traffic(batch, spec, "l2") / spec.layer("l3").bandwidth_bytes_per_s * imbalance,
+        "dram_s": np.broadcast_to(dram_bytes / spec.layer("dram").bandwidth_bytes_per_s, compute.shape),
+        "pack_s": np.zeros(len(batch)),
+        "launch_s": launch_s,
+        "dram_bytes": np.broadcast_to(dram_bytes, compute.shape).astype(float),
+    }
+
+
+def price(batch: TileBatch, spec: DeviceSpec, parts: Parts) -> Terms:
+    """Dot products read their operands in place: arithmetic against the caches and the memory bus."""
+    del parts
+    idle, tasks = imbalance(batch, spec)
+    terms = dots_terms(batch, spec, idle, start_s(tasks, 1, spec))
+    memory = np.maximum.reduce([terms["l2_s"], terms["l3_s"], terms["dram_s"]])
+    # Every tile starts at other rows, where prefetching starts anew: little of the one hides behind the other.
+    slowest = memory + terms["compute_s"]
+    terms["combine_s"] = combine_s(batch, spec)
+    terms["seconds"] = np.where(fits(batch, spec), slowest + terms["combine_s"] + terms["launch_s"], np.inf)
+    terms["tasks"] = tasks.astype(float)
+    return terms

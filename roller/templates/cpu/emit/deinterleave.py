@@ -1,0 +1,73 @@
+"""Every second element of a row copied in vectors: two loads and a shuffle, where it would be a load per element."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from roller.te.compat import tirx
+from roller.te.emit import Expr
+from roller.templates.cpu.decide import FEWEST_HALVES, HALVED
+from roller.templates.cpu.emit.nest import Buffer, Nest, Stmt, integer, lower_of, when
+from roller.templates.cpu.emit.segments import flat
+
+
+def copy_every_second(
+    nest: Nest,
+    length: int | Expr,
+    lanes: int,
+    source: tuple[Buffer, Expr],
+    target: tuple[Buffer, Sequence[Expr]],
+    element: Callable[[Expr], Stmt],
+) -> Stmt:
+    """Return the copy of ``length`` elements, each two after the last, to neighbouring places.
+
+    The last vector is shifted back to end with the row, and the second load of each ends with its last element: nothing
+    beyond the row is read or written. Rows shorter than a vector take vectors of ``FEWEST_HALVES`` lanes, still shorter
+    ones go element by element.
+
+    Parameters
+    ----------
+    length
+        May be a run-time value.
+    lanes
+        Of the widest vectors.
+    source
+        And the address (elements) of the first one.
+    target
+        And its index; one dtype with the source.
+    element
+        Copies one, given its number.
+    """
+
+    def vectors(width: int) -> Stmt:
+        count = -(-length // width) if isinstance(length, int) else tirx.floordiv(length + (width - 1), integer(width))
+        end = length - width
+
+        def one(n: Expr) -> Stmt:
+            whole = isinstance(length, int) and length % width == 0
+            return _vector(width, source, target, n * width if whole else lower_of(n * width, end))
+
+        return nest.loop(count, one, name="halves")
+
+    widths = sorted({w for w in (lanes, FEWEST_HALVES) if w >= FEWEST_HALVES}, reverse=True)
+    if isinstance(length, int):
+        fitting = [w for w in widths if w <= length]
+        return vectors(fitting[0]) if fitting else nest.loop(length, element, name="element")
+    out = nest.loop(length, element, name="element")
+    for width in reversed(widths):
+        out = when(length >= width, vectors(width), out)
+    return out
+
+
+def _vector(width: int, source: tuple[Buffer, Expr], target: tuple[Buffer, Sequence[Expr]], at: Expr) -> Stmt:
+    (buffer, place), (panel, to) = source, target
+
+    def load(first: Expr) -> Expr:
+        *zeros, last = flat(buffer, first)
+        return tirx.BufferLoad(buffer, [*zeros, tirx.Ramp(last, integer(1), width)])
+
+    begin = place + at * HALVED
+    pair = [load(begin), load(begin + (width - 1))]
+    kept = [HALVED * n if HALVED * n < width else HALVED * n + 1 for n in range(width)]
+    value = tirx.Shuffle(pair, [tirx.const(x, "int32") for x in kept])
+    return tirx.BufferStore(panel, value, [*to[:-1], tirx.Ramp(to[-1] + at, integer(1), width)])

@@ -1,0 +1,139 @@
+"""Element-wise nests: vectors along one axis, the last one shifted back instead of masked.
+
+Used by the streaming template, and by the rows template for its stages without a reduction.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from roller.expr import Stage, TensorExpr, lane_stride
+from roller.te.compat import tirx
+from roller.te.emit import Expr
+from roller.templates.cpu.emit.nest import Nest, Stmt, clamp, integer, lower_of, unravel
+from roller.templates.cpu.emit.packing import tile_start
+from roller.templates.cpu.emit.plan import SpatialPlan, power_of_two_below
+
+#: Elements one task of an element-wise nest writes at least, so that its launch does not show.
+_TASK_ELEMENTS = 1 << 14
+#: Vectors unrolled along the vector axis.
+_UNROLL = 4
+
+
+def contiguity(stage: Stage, expr: TensorExpr, axis: str) -> tuple[int, int]:
+    """Return how many accesses are contiguous along ``axis``, and minus how many are strided."""
+    accesses = [(stage.name, stage.store), *((ld.tensor, ld.index) for ld in stage.loads)]
+    steps = [lane_stride(index, expr.tensors[name].shape, axis) for name, index in accesses]
+    return sum(s == 1 for s in steps), -sum(s not in (0, 1) for s in steps)
+
+
+def default_plans(stage: Stage, expr: TensorExpr, lanes: int, names: Sequence[str]) -> tuple[SpatialPlan, ...]:
+    """Return plans over the spatial axes ``names``: vectors on the most contiguous, tasks of a useful size."""
+    extents = stage.extents
+    best = max(names, key=lambda n: (contiguity(stage, expr, n)[::-1], names.index(n)), default=None)
+    plans: list[SpatialPlan] = []
+    work = 1
+    for n in reversed(names):
+        extent, tile, width = extents[n], 1, 1
+        if n == best:
+            width = power_of_two_below(min(lanes, extent))
+            tile = width * max(1, min(_UNROLL, extent // width))
+        tiles = -(-extent // tile)
+        per_task = min(tiles, max(1, -(-_TASK_ELEMENTS // (work * tile))))
+        work *= per_task * tile
+        plans.append(SpatialPlan(n, extent, tile, tiles, per_task, width))
+    return tuple(reversed(plans))
+
+
+def task_loop(
+    nest: Nest,
+    plans: Sequence[SpatialPlan],
+    body: Callable[[Mapping[str, Any]], Stmt],
+    kind: str,
+    to_line: Callable[[Mapping[str, Any]], Expr] | None = None,
+    group: int = 1,
+) -> Stmt:
+    """Loop over the tasks and their register tiles; ``body`` receives the first coordinate per axis.
+
+    Where the tiles of the last axis come in groups of ``group``, those of one group are unrolled: what depends on
+    itself in one of them (the lanes of a sum, folded) fills the gaps of the others.
+
+    With ``to_line`` the tiles of the vector axis start at cache lines (see :func:`_from_line`).
+    """
+    if to_line is not None:
+        plans = [replace(p, tiles=p.tiles + 1) if p.lanes > 1 else p for p in plans]
+    tasks = [p.tasks for p in plans]
+
+    def task(t: Expr) -> Stmt:
+        first = {p.name: c * p.per_task for p, c in zip(plans, unravel(t, tasks), strict=True)}
+        counts = [
+            p.per_task if p.tiles % p.per_task == 0 else lower_of(p.per_task, p.tiles - first[p.name]) for p in plans
+        ]
+
+        def tile(at: tuple[Expr, ...]) -> Stmt:
+            tiles = {p.name: first[p.name] + c for p, c in zip(plans, at, strict=True)}
+            start = {p.name: tile_start(p, tiles[p.name]) for p in plans}
+            if to_line is not None:
+                start |= {p.name: _from_line(p, tiles[p.name], to_line(start)) for p in plans if p.lanes > 1}
+            return body(start)
+
+        last = counts[-1] if counts else 1
+        if group > 1 and isinstance(last, int) and last % group == 0:
+            return nest.grid(
+                [*counts[:-1], last // group],
+                lambda at: nest.loop(group, lambda u: tile((*at[:-1], at[-1] * group + u)), "unroll"),
+            )
+        return nest.grid(counts, tile)
+
+    return nest.loop(math.prod(tasks), task, kind, "task")
+
+
+def _from_line(plan: SpatialPlan, tile: Expr, head: Expr) -> Expr:
+    """First coordinate of a tile where tiles start ``head`` elements behind the start of the axis.
+
+    One tile more covers what lies before, hence at most a tile; it and the last one overlap their neighbours.
+    """
+    before = tirx.floormod(head, integer(plan.tile))
+    return clamp(before + (tile - 1) * plan.tile, 0, plan.extent - plan.tile)
+
+
+def tile_loop(
+    nest: Nest, plans: Sequence[SpatialPlan], start: Mapping[str, Any], body: Callable[[dict[str, Any]], Stmt]
+) -> Stmt:
+    """Run ``body`` on every element of a register tile: unrolled, lanes vectorised innermost."""
+    vector = next((p for p in plans if p.lanes > 1), None)
+    rows = [p for p in plans if p is not vector]
+
+    def lanes(at: tuple[Expr, ...]) -> Stmt:
+        env = {**start, **{p.name: start[p.name] + x for p, x in zip(rows, at, strict=True)}}
+        if vector is None:
+            return body(env)
+        v = vector
+        return nest.loop(
+            v.tile // v.lanes,
+            lambda u: nest.loop(
+                v.lanes, lambda x: body({**env, v.name: start[v.name] + (u * v.lanes + x)}), "vector", "lane"
+            ),
+            "unroll",
+        )
+
+    return nest.grid([p.tile for p in rows], lanes, "unroll")
+
+
+def elementwise_nest(
+    nest: Nest,
+    plans: Sequence[SpatialPlan],
+    store: Callable[[dict[str, Any]], Stmt],
+    parallel: bool,
+    to_line: Callable[[Mapping[str, Any]], Expr] | None = None,
+) -> Stmt:
+    """Return the whole nest that runs ``store`` at every point of the axes of ``plans``.
+
+    ``to_line`` gives at a start the elements from there to the next cache line of what is stored; with it, vectors
+    start at lines.
+    """
+    kind = "parallel" if parallel else "serial"
+    return task_loop(nest, plans, lambda start: tile_loop(nest, plans, start, store), kind, to_line)

@@ -1,0 +1,62 @@
+"""Vector loops whose statement TVM runs lane by lane are serial loops from the start, where the statement binds values.
+
+TVM's vectoriser takes a whole statement back to scalars at the first thing it has no vectors for: a call (an inverse
+sine), or a branch that lanes take differently. On the way it may visit a ``Let`` twice, and refuses the second as
+another value of the same variable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from roller.te.compat import tirx, tvm, tvm_ffi
+from roller.templates.cpu.emit.nest import Stmt
+
+#: Calls that the vectoriser knows by themselves, though nothing declares it.
+_KNOWN = ("tirx.reinterpret",)
+
+
+def without_vain_vectors(body: Stmt) -> Stmt:
+    """Return ``body`` with the vector loops made serial that bind values and cannot become vectors."""
+    if next(_nodes(body, tirx.Let), None) is None:
+        return body
+
+    def settled(loop: Any) -> Any:
+        if loop.kind != tirx.ForKind.VECTORIZED:
+            return loop
+        bound = list(_nodes(loop.body, tirx.Let))
+        if not bound or not _falls_back(loop, bound):
+            return loop
+        return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)
+
+    return tvm_ffi.structural_map(body, (tirx.For, settled))
+
+
+def _falls_back(loop: Any, bound: list[Any]) -> bool:
+    """Whether a vector loop holds a call without vectors, or a branch, that depends on the lane."""
+    varying = {loop.loop_var}
+    grows = True
+    while grows:  # bindings nest in values and bodies alike: none is known to come first
+        new = {b.var for b in bound if b.var not in varying and _mentions(b.value, varying)}
+        varying |= new
+        grows = bool(new)
+    if any(_mentions(branch.condition, varying) for branch in _nodes(loop.body, tirx.IfThenElse)):
+        return True
+    for call in _nodes(loop.body, tvm.ir.Call):
+        if not isinstance(call.op, tvm.ir.Op) or call.op.name in _KNOWN or call.op.get_attr("TVectorizable"):
+            continue
+        decisive = call.args[:1] if call.op.name == "prim.if_then_else" else call.args
+        if any(_mentions(a, varying) for a in decisive):
+            return True
+    return False
+
+
+def _mentions(expr: Any, variables: set[Any]) -> bool:
+    return any(v in variables for v in _nodes(expr, tirx.Var))
+
+
+def _nodes(root: Any, kind: type) -> Iterator[Any]:
+    found: list[Any] = []
+    tvm_ffi.structural_walk(root, lambda n: found.append(n) if isinstance(n, kind) else None)
+    return iter(found)

@@ -1,0 +1,108 @@
+"""From a TIR function to the bytes of a shared library."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from roller.core.c_compiler import need_compiler
+from roller.core.processor import used_by
+from roller.core.scratch import scratch_folder
+from roller.errors import BuildError
+from roller.te.compat import llvm_features, tirx, tvm
+from roller.templates.cpu.emit.nest import Stmt
+
+ENTRY = "main"
+#: Function that packs constants into panels.
+PACK = "pack"
+
+
+def prim_funcs(functions: Mapping[str, tuple[list[Any], Stmt]]) -> Any:
+    """Return the module of functions ``{name: (arguments, body)}`` whose arguments do not alias."""
+    return tvm.IRModule(
+        {
+            name: tirx.PrimFunc(params, body).with_attr("global_symbol", name).with_attr("tirx.noalias", True)
+            for name, (params, body) in functions.items()
+        }
+    )
+
+
+def build_library(module: Any, mcpu: str, cores: int) -> bytes:
+    """Compile ``module`` for a CPU and link it.
+
+    Parameters
+    ----------
+    module
+        TIR module with the function :data:`ENTRY`, and :data:`PACK` where constants are packed.
+    mcpu
+        LLVM CPU name.
+    cores
+        Cores the kernel runs on.
+
+    Returns
+    -------
+    bytes
+        A shared library that needs only TVM's runtime.
+
+    Raises
+    ------
+    BuildError
+        Where TVM refuses the program, or no C compiler is on PATH to link with.
+    """
+    target = _target(mcpu, cores)
+    with scratch_folder() as folder:
+        object_file, library = Path(folder, "kernel.o"), Path(folder, "kernel.so")
+        try:
+            runtime_module = tvm.tirx.build(module, target=target)
+            runtime_module.write_to_file(str(object_file))
+        except Exception as err:  # TVM raises many types; one refused program must not look like a crash
+            raise BuildError(f"LLVM code generation for '{mcpu}' failed: {_last_lines(str(err))}") from err
+        link(object_file, library)
+        return library.read_bytes()
+
+
+def features_of(mcpu: str, mtriple: str = "") -> tuple[str, ...]:
+    """Return what a processor must have to run code for ``mcpu``; see :mod:`roller.core.processor`.
+
+    ``mtriple`` is that of the machine where it is not this one's: names of processors mean nothing to another.
+    """
+    return used_by(map(str, llvm_features(_target(mcpu, 1, mtriple))))
+
+
+def is_foreign(mtriple: str) -> bool:
+    """Whether a triple names machines of another architecture than this one; an empty one is this machine's.
+
+    Examples
+    --------
+    >>> is_foreign(""), is_foreign("pdp11-unknown-unix")
+    (False, True)
+    """
+    return bool(mtriple) and mtriple.partition("-")[0] != platform.machine()
+
+
+def _target(mcpu: str, cores: int, mtriple: str = "") -> Any:
+    triple = {"mtriple": mtriple} if is_foreign(mtriple) else {}
+    return tvm.target.Target({"kind": "llvm", "mcpu": mcpu, "num-cores": cores, **triple})
+
+
+def link(object_file: Path, library: Path) -> None:
+    """Link an object file into a shared library with the C compiler on PATH.
+
+    Raises
+    ------
+    BuildError
+        Where there is no compiler, or it fails.
+    """
+    compiler = need_compiler("linking a CPU kernel")
+    done = subprocess.run(
+        [compiler, "-shared", "-fPIC", "-o", str(library), str(object_file), "-lm"], capture_output=True, text=True
+    )
+    if done.returncode:
+        raise BuildError(f"linking a CPU kernel: {compiler} failed: {_last_lines(done.stderr)}")
+
+
+def _last_lines(text: str, lines: int = 6) -> str:
+    return "\n".join(text.strip().splitlines()[-lines:])

@@ -1,0 +1,136 @@
+"""Lower a CPU rProgram to a KernelArtifact that carries its shared library."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from roller.artifact import Argument, Constant, KernelArtifact, Launch
+from roller.expr import TensorExpr
+from roller.targets import CPU
+from roller.templates.cpu.emit import byte_floats
+from roller.templates.cpu.emit.bfloat16 import rounded_casts
+from roller.templates.cpu.emit.bindings import without_nested_bindings
+from roller.templates.cpu.emit.lanewise import without_vain_vectors
+from roller.templates.cpu.emit.library import ENTRY, PACK, build_library, features_of, is_foreign, prim_funcs
+from roller.templates.cpu.emit.mathlib import vectorise_math
+from roller.templates.cpu.emit.nest import (
+    Buffer,
+    Nests,
+    computed,
+    declare,
+    is_parallel,
+    serial,
+    task_counts,
+    with_hints,
+)
+from roller.templates.cpu.emit.nontemporal import stream_stores
+from roller.templates.cpu.emit.reach import check_reach
+from roller.templates.emit.byte_floats import without_byte_floats
+from roller.templates.registry import writer_of
+from roller.tile import RProgram
+
+if TYPE_CHECKING:
+    from roller.hardware import DeviceSpec
+
+
+def lower_module(program: RProgram, cores: int = 1) -> tuple[Any, tuple[Argument, ...], dict[str, tuple[str, ...]]]:
+    """Return the TIR module of a CPU program, the arguments, and by function of the module the names it takes.
+
+    A call takes what changes from call to call, inputs before outputs, then constants and their panels.
+
+    Raises
+    ------
+    BuildError
+        Where the program is not a CPU program or its structure does not fit its expression.
+    """
+    CPU.expect(program.kind, "CPU code generation")
+    template = writer_of(CPU.name, program)
+    check_reach(program.expr)
+    program = replace(program, expr=computed(program.expr))
+    expr = program.expr
+    tensors = (*((t, "input") for t in expr.inputs), *((t, "output") for t in expr.output_tensors))
+    buffers: dict[str, Buffer] = {t.name: declare(t.name, t.shape, t.dtype, private=False) for t, _ in tensors}
+    nests: Nests = template.emitted(program, buffers, cores)
+    panels = {str(b.name): b for b in nests.panels}
+    arguments = (
+        *(Argument(t.name, role, t.shape, t.dtype) for t, role in tensors),
+        *(Argument(n, "panel", tuple(int(x) for x in b.ty.shape), str(b.ty.dtype)) for n, b in panels.items()),
+    )
+    fixed = [t.name for t in expr.inputs if t.name in program.constants]
+    free = [t.name for t, _ in tensors if t.name not in fixed]
+    names = {ENTRY: (*free, *(n for n in fixed if n not in nests.unread), *panels)}
+    bodies = {ENTRY: without_vain_vectors(without_nested_bindings(vectorise_math(rounded_casts(nests.main))))}
+    if nests.pack is not None:
+        names[PACK], bodies[PACK] = (*fixed, *panels), nests.pack
+    if cores == 1:
+        bodies = {f: serial(body) for f, body in bodies.items()}
+    buffers.update(panels)
+    functions = {
+        f: without_byte_floats([buffers[n] for n in names[f]], body, byte_floats.to_float, byte_floats.to_byte)
+        for f, body in bodies.items()
+    }
+    module = prim_funcs({f: (params, with_hints(body)) for f, (params, body) in functions.items()})
+    if program.nontemporal:
+        module = stream_stores(module, [t.name for t in expr.output_tensors])
+    return module, arguments, names
+
+
+def lower_for(program: RProgram, expression: TensorExpr, spec: DeviceSpec) -> KernelArtifact:
+    """Generate the kernels of a program for the device it was constructed for; as :func:`lower`."""
+    vector_bytes = spec.teu.lanes * 4
+    triple = spec.target.get("mtriple", "")
+    return lower(program, expression, spec.target["mcpu"], spec.units, spec.name, vector_bytes, triple)
+
+
+def lower(
+    program: RProgram, expression: TensorExpr, mcpu: str, cores: int, device: str, vector_bytes: int, mtriple: str = ""
+) -> KernelArtifact:
+    """Generate the CPU kernel of ``program``, and build it unless it is for machines of another architecture.
+
+    Parameters
+    ----------
+    program
+        rProgram of kind ``"cpu"`` over the canonical expression.
+    expression
+        The user's expression (argument shapes, reference).
+    mcpu
+        LLVM CPU name.
+    cores
+        Cores the tasks are spread over.
+    device
+        Name of the DeviceSpec the program was constructed for.
+    vector_bytes
+        Width of a vector register (bytes); recorded for the reader of the artifact.
+    mtriple
+        LLVM's name of the machine, where it may be another than this one: what is linked here would not run there.
+
+    Returns
+    -------
+    KernelArtifact
+        With ``language="llvm"``, the TIR as source and, where its machine is this one's kind, the shared library as
+        binary.
+
+    Raises
+    ------
+    BuildError
+        Where the program cannot be lowered, compiled or linked.
+    """
+    start = time.perf_counter()
+    module, arguments, names = lower_module(program, cores)
+    launches = {f: Launch(module[f].script(), f, taken) for f, taken in names.items()}
+    target = {
+        "mcpu": mcpu, "cores": cores, "vector_bytes": vector_bytes, "parallel": is_parallel(module[ENTRY].body),
+        "tasks": list(task_counts(module[ENTRY].body)), "features": list(features_of(mcpu, mtriple)),
+    }  # fmt: skip
+    inputs = [a.name for a in arguments if a.role == "input"]
+    artifact = KernelArtifact(
+        "llvm", target, device, expression, program, (launches[ENTRY],), arguments,
+        constants=tuple(Constant(inputs.index(n)) for n in inputs if n in program.constants),
+        prepare=launches.get(PACK),
+    )  # fmt: skip
+    if is_foreign(mtriple):
+        return artifact
+    binary = build_library(module, mcpu, cores)
+    return artifact.with_binary(binary, build_s=time.perf_counter() - start, library_bytes=len(binary))

@@ -1,0 +1,152 @@
+"""Transcendental functions as vectorisable float32 arithmetic.
+
+LLVM turns a vector ``exp`` into one library call per lane. These replacements are plain arithmetic,
+accurate to a few units in the last place, so they vectorise like any other expression; they keep
+infinities and NaN. float64 keeps the library's functions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from roller.te.compat import dtype_of, tirx, tvm, tvm_ffi
+from roller.te.emit import Expr
+from roller.templates.cpu.emit.nest import Stmt
+
+_LOG2E = math.log2(math.e)
+#: ``ln 2`` in two parts (Cody and Waite): the first has so few bits that ``n * part`` is exact.
+_LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
+#: Minimax polynomial of ``(exp(r) - 1 - r) / r^2`` on ``|r| <= ln(2) / 2`` (Cephes expf).
+_EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+#: Arguments whose exponential is still a normal float32, and where it overflows.
+_EXP_LOW, _EXP_HIGH = -87.33654, 88.72283
+#: Rational approximation of tanh on [-7.9, 7.9], odd numerator and even denominator (Eigen's).
+_TANH_LIMIT = 7.90531110763549805
+_TANH_P = (-2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08,
+           1.48572235717979e-05, 6.37261928875436e-04, 4.89352455891786e-03)  # fmt: skip
+_TANH_Q = (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03)
+#: Rational approximation of erf on [-4, 4] (Eigen's).
+_ERF_LIMIT = 4.0
+_ERF_P = (-2.72614225801306e-10, 2.77068142495902e-08, -2.10102402082508e-06, -5.69250639462346e-05,
+          -7.34990630326855e-04, -2.95459980854025e-03, -1.60960333262415e-02)  # fmt: skip
+_ERF_Q = (-1.45660718464996e-05, -2.13374055278905e-04, -1.68282697438203e-03, -7.37332916720468e-03,
+          -1.42647390514189e-02)  # fmt: skip
+
+
+def vectorise_math(body: Stmt) -> Stmt:
+    """Return ``body`` with the float32 functions of this module in place of library calls.
+
+    Functions of float16 are computed in float32 and rounded once: LLVM has some of them, and none in vectors.
+    """
+
+    def replace(call: Any) -> Any:
+        name = getattr(call.op, "name", "")
+        if name not in _FUNCTIONS:
+            return call  # addresses, for one, have no dtype
+        dtype = dtype_of(call)
+        if dtype == "float16":
+            wide = getattr(tirx, name.removeprefix("tirx."))(*(a.astype("float32") for a in call.args))
+            return replace(wide).astype(dtype)
+        if name in _LIBRARY:
+            wide, suffix = (dtype, "") if dtype == "float64" else ("float32", "f")
+            args = (a.astype(wide) for a in call.args)
+            return tirx.call_pure_extern(wide, _LIBRARY[name] + suffix, *args).astype(dtype)
+        if name == "tirx.tanh" and dtype == "float64":
+            # TVM's own expansion subtracts exponentials and loses all digits near zero.
+            return tirx.call_pure_extern(dtype, "tanh", call.args[0])
+        fn = _REPLACEMENTS.get(name)
+        return fn(call.args[0]) if fn is not None and dtype == "float32" else call
+
+    return tvm_ffi.structural_map(body, (tvm.ir.Call, replace))
+
+
+def _f(value: float) -> Expr:
+    return tirx.const(value, "float32")
+
+
+def _bind(value: Expr, name: str, body: Callable[[Expr], Expr]) -> Expr:
+    """Return ``body(name)`` with ``value`` computed once."""
+    var = tirx.Var(name, dtype_of(value))
+    return tirx.Let(var, value, body(var))
+
+
+def _polynomial(x: Expr, coefficients: Sequence[float]) -> Expr:
+    total = _f(coefficients[0])
+    for c in coefficients[1:]:
+        total = total * x + _f(c)
+    return total
+
+
+def _exp(x: Expr) -> Expr:
+    """``exp(x) = 2^n exp(r)`` with ``x = n ln 2 + r``; subnormal results are flushed to zero."""
+
+    def power(n: Expr) -> Expr:
+        return tirx.reinterpret("float32", (n + 127) << 23)
+
+    def result(v: Expr, n: Expr, r: Expr) -> Expr:
+        mantissa = _polynomial(r, _EXP) * (r * r) + r + _f(1.0)
+        # 2^n in two factors: n reaches 128, whose own bit pattern would be infinity.
+        value = _bind(
+            n.astype("int32"), "exp_i", lambda i: _bind(i >> 1, "exp_h", lambda h: mantissa * power(h) * power(i - h))
+        )
+        return tirx.Select(v > _f(_EXP_HIGH), _f(math.inf), tirx.Select(v < _f(_EXP_LOW), _f(0.0), value))
+
+    def scaled(v: Expr) -> Expr:
+        return _bind(
+            _clip(v, _EXP_LOW, _EXP_HIGH),
+            "exp_x",
+            lambda b: _bind(
+                tirx.floor(b * _f(_LOG2E) + _f(0.5)),
+                "exp_n",
+                lambda n: _bind(b - n * _f(_LN2_HIGH) - n * _f(_LN2_LOW), "exp_r", lambda r: result(v, n, r)),
+            ),
+        )
+
+    return _bind(x, "exp_v", scaled)
+
+
+def _clip(v: Expr, low: float, high: float) -> Expr:
+    """Return ``v`` within bounds; NaN fails both comparisons and passes (``max`` would lose it)."""
+    return tirx.Select(v > _f(high), _f(high), tirx.Select(v < _f(low), _f(low), v))
+
+
+def _sigmoid(x: Expr) -> Expr:
+    return _f(1.0) / (_f(1.0) + _exp(-x))
+
+
+def _rational(limit: float, p: Sequence[float], q: Sequence[float]) -> Callable[[Expr], Expr]:
+    """Return the odd function ``x p(x^2) / q(x^2)``, 1 and -1 beyond ``limit``; NaN passes."""
+
+    def apply(x: Expr) -> Expr:
+        def value(v: Expr) -> Expr:
+            inside = _bind(
+                _clip(v, -limit, limit),
+                "odd_x",
+                lambda b: _bind(b * b, "odd_s", lambda s: b * _polynomial(s, p) / _polynomial(s, q)),
+            )
+            return tirx.Select(v > _f(limit), _f(1.0), tirx.Select(v < _f(-limit), _f(-1.0), inside))
+
+        return _bind(x, "odd_v", value)
+
+    return apply
+
+
+#: Functions TVM lowers to nothing, or to a formula that loses digits near zero: C's own.
+_LIBRARY = {f"tirx.{n}": n for n in ("sinh", "cosh", "atanh", "fmod")}
+
+_REPLACEMENTS: dict[str, Callable[[Expr], Expr]] = {
+    "tirx.exp": _exp,
+    "tirx.sigmoid": _sigmoid,
+    "tirx.tanh": _rational(_TANH_LIMIT, _TANH_P, _TANH_Q),
+    "tirx.erf": _rational(_ERF_LIMIT, _ERF_P, _ERF_Q),
+    # TVM has these one lane at a time: LLVM's own rounding is an instruction, and this is what it makes of the other.
+    "tirx.nearbyint": lambda x: tirx.call_llvm_pure_intrin("float32", "llvm.nearbyint", x),
+    "tirx.rsqrt": lambda x: _f(1.0) / tirx.sqrt(x),
+}
+
+#: Functions that may be computed otherwise than TVM would.
+_FUNCTIONS = frozenset(_REPLACEMENTS) | frozenset(_LIBRARY) | {
+    f"tirx.{n}" for n in ("sin", "cos", "tan", "asin", "acos", "atan", "asinh", "acosh", "log", "sqrt", "pow")
+}  # fmt: skip

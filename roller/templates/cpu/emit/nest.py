@@ -1,0 +1,318 @@
+"""Loop nests as plain TIR: the few constructors the CPU templates are written in.
+
+The templates print their loops directly instead of transforming a default nest by schedule
+primitives: every tile start, panel and tail is then explicit, lowering takes milliseconds, and
+buffers can be declared with the alignment of one element, so that any NumPy array runs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from roller.core.dtypes import DTYPE_BYTES, DTYPES
+from roller.errors import BuildError
+from roller.expr import OFFSET_ELEMENTS, Cast, Const, Index, IndexValue, Scalar, TensorExpr, Term, transform
+from roller.te.compat import tirx, tvm, tvm_ffi
+from roller.te.emit import Expr
+from roller.templates.cpu.emit.bfloat16 import BITS, bfloat16_bits
+
+Stmt: TypeAlias = Any
+Buffer: TypeAlias = Any
+Body: TypeAlias = Callable[[Expr], Stmt]
+
+_KIND = {
+    "serial": tirx.ForKind.SERIAL,
+    "parallel": tirx.ForKind.PARALLEL,
+    "vector": tirx.ForKind.VECTORIZED,
+    "unroll": tirx.ForKind.UNROLLED,
+}
+
+#: Bytes that private panels and accumulators are aligned to (one cache line).
+LINE_BYTES = 64
+_HINT = "roller_prefetch"
+#: LLVM's own declaration says that a hint may touch what its address points to: results would be stored before each.
+_HINT_IR = f"""declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
+define void @{_HINT}(ptr %p) alwaysinline {{
+  call void @llvm.prefetch.p0(ptr %p, i32 0, i32 3, i32 1) nounwind willreturn memory(inaccessiblemem: readwrite)
+  ret void
+}}
+"""
+
+
+def integer(value: int | Expr) -> Expr:
+    """Return ``value`` as a 32-bit index expression."""
+    return tirx.const(int(value), "int32") if isinstance(value, (int, np.integer)) else value
+
+
+@dataclass(frozen=True)
+class Nests:
+    """What a template makes of a program.
+
+    Parameters
+    ----------
+    main
+        The loop nest of a call.
+    panels
+        Buffers that ``main`` reads and ``pack`` fills once, from constants.
+    pack
+        The loop nest that fills them; ``None`` where there are none.
+    unread
+        Constants that ``main`` reads from their panels only.
+    """
+
+    main: Stmt
+    panels: tuple[Buffer, ...] = ()
+    pack: Stmt | None = None
+    unread: frozenset[str] = frozenset()
+
+
+@dataclass
+class Nest:
+    """Makes loops with unique variable names."""
+
+    _count: Iterator[int] = field(default_factory=itertools.count)
+
+    def loop(self, extent: int | Expr, body: Body, kind: str = "serial", name: str = "i") -> Stmt:
+        """Return ``for name in range(extent): body(name)``; a loop of one iteration is dropped.
+
+        Parameters
+        ----------
+        extent
+            Iterations (constant, or a run-time expression).
+        body
+            Maps the loop variable to the statement inside.
+        kind
+            ``"serial"``, ``"parallel"``, ``"vector"`` or ``"unroll"``.
+        """
+        if isinstance(extent, int) and extent >= OFFSET_ELEMENTS:
+            raise BuildError(f"loop '{name}': expected fewer than 2^31 iterations, got {extent}. Split the operator.")
+        if isinstance(extent, int) and extent == 1:  # of parallel loops too: one task wakes no worker
+            return body(integer(0))
+        var = tirx.Var(f"{name}_{next(self._count)}", "int32")
+        return tirx.For(var, integer(0), integer(extent), _KIND[kind], body(var))
+
+    def variable(self, name: str, value: Expr) -> Expr:
+        """Return a new variable of the type of ``value``, to be bound to it."""
+        return tirx.Var(f"{name}_{next(self._count)}", value.ty)
+
+    def grid(
+        self, extents: Sequence[int | Expr], body: Callable[[tuple[Expr, ...]], Stmt], kind: str = "serial"
+    ) -> Stmt:
+        """Return a perfect nest over ``extents``, first outermost."""
+        if not extents:
+            return body(())
+        return self.loop(extents[0], lambda v: self.grid(extents[1:], lambda rest: body((v, *rest)), kind), kind)
+
+
+def serial(body: Stmt) -> Stmt:
+    """Return ``body`` with its parallel loops run by the caller alone."""
+
+    def alone(loop: Stmt) -> Stmt:
+        if loop.kind != tirx.ForKind.PARALLEL:
+            return loop
+        return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)
+
+    return tvm_ffi.structural_map(body, (tirx.For, alone))
+
+
+def is_parallel(body: Stmt) -> bool:
+    """Whether ``body`` has a parallel loop."""
+    found = []
+    tvm_ffi.structural_walk(body, lambda n: found.append(getattr(n, "kind", None) == tirx.ForKind.PARALLEL))
+    return any(found)
+
+
+def task_counts(body: Stmt) -> tuple[int, ...]:
+    """Return the tasks of every parallel loop in the order they run; empty where a loop or branch holds one of them.
+
+    Examples
+    --------
+    >>> nest, nothing = Nest(), tirx.Evaluate(integer(0))
+    >>> loop = nest.loop(6, lambda i: nothing, "parallel")
+    >>> task_counts(seq(loop, nothing, loop)), task_counts(nest.loop(2, lambda i: loop))
+    ((6, 6), ())
+    """
+    found: list[int] = []
+    return tuple(found) if _note_tasks(body, found) else ()
+
+
+def _note_tasks(body: Stmt, found: list[int]) -> bool:
+    if isinstance(body, tirx.SeqStmt):
+        return all(_note_tasks(s, found) for s in body.seq)
+    if isinstance(body, tirx.For) and body.kind == tirx.ForKind.PARALLEL:
+        found.append(int(body.extent))
+        return True
+    if isinstance(body, (tirx.For, tirx.IfThenElse, tirx.While)) or getattr(body, "body", None) is None:
+        return not is_parallel(body)
+    return _note_tasks(body.body, found)
+
+
+def seq(*statements: Stmt | None) -> Stmt:
+    """Return the statements one after another; ``None`` is skipped."""
+    kept = [s for s in statements if s is not None]
+    return kept[0] if len(kept) == 1 else tirx.SeqStmt(kept)
+
+
+def bound(value: Expr, name: str, body: Callable[[Expr], Stmt]) -> Stmt:
+    """Return ``body(name)`` after ``name = value``: what is used often is computed, and optimised, once."""
+    var = tirx.Var(name, "int32")
+    return seq(tirx.Bind(var, value), body(var))
+
+
+def copy_elements(to: Buffer, to_index: Sequence[Expr], source: Buffer, index: Sequence[Expr], count: Expr) -> Stmt:
+    """Return a copy of ``count`` neighbouring elements of one dtype: a call, where a loop would be code to optimise."""
+    size = tirx.const(DTYPE_BYTES[str(to.ty.dtype)], "int64")
+    places = (tirx.address_of(tirx.BufferLoad(b, list(i))) for b, i in ((to, to_index), (source, index)))
+    return tirx.Evaluate(tirx.call_extern("handle", "memcpy", *places, count.astype("int64") * size))
+
+
+def when(condition: Expr, then: Stmt, otherwise: Stmt | None = None) -> Stmt:
+    """Return an ``if``; a condition known at build time is decided here."""
+    return tirx.IfThenElse(condition, then, otherwise)
+
+
+def declare(name: str, shape: Sequence[int], dtype: str, *, scope: str = "global", private: bool = True) -> Buffer:
+    """Declare a buffer: private ones are aligned to a cache line, arguments to one element.
+
+    Raises
+    ------
+    BuildError
+        Where the buffer has 2^31 elements or more, which 32-bit indices cannot reach.
+    """
+    elements = int(np.prod(shape, dtype=np.int64)) if shape else 1
+    if elements >= OFFSET_ELEMENTS:
+        raise BuildError(
+            f"buffer '{name}': expected fewer than 2^31 elements, got {elements} {tuple(shape)}. Split the tensor."
+        )
+    align = LINE_BYTES if private else DTYPE_BYTES[dtype]
+    if private:
+        dtype = computed_dtype(dtype)
+    elif dtype == "bfloat16":  # stored as bits, as NumPy cannot hand it over by DLPack
+        dtype = BITS
+    return tirx.decl_buffer(tuple(int(s) for s in shape) or (1,), dtype, name, data_alignment=align, scope=scope)
+
+
+def computed_dtype(dtype: str) -> str:
+    """Return the dtype that values of ``dtype`` are computed in."""
+    row = DTYPES.get(dtype)
+    return "float32" if row is not None and row.bits else dtype
+
+
+def _accumulated(dtype: str) -> str:
+    return "uint8" if dtype == "bool" else computed_dtype(dtype)
+
+
+def computed(expr: TensorExpr) -> TensorExpr:
+    """Return ``expr`` with bfloat16, floats of 8 bits and bool confined to where they mean something.
+
+    Of the floats that is tensors: literals and sums are in float32, and casts go there and back, which
+    :func:`roller.templates.cpu.emit.bfloat16.rounded_casts` and :mod:`roller.templates.emit.byte_floats` make a
+    rounding. Truth values are reduced as bytes, which have an order and vectors.
+    """
+
+    def scalar(n: Scalar) -> Scalar:
+        if isinstance(n, Cast) and n.dtype != computed_dtype(n.dtype):
+            return Cast("float32", n)
+        return replace(n, dtype=computed_dtype(n.dtype)) if isinstance(n, (Cast, Const, IndexValue)) else n
+
+    stages = tuple(replace(s, body=transform(s.body, scalar), acc_dtype=_accumulated(s.acc_dtype)) for s in expr.stages)
+    return replace(expr, stages=stages)
+
+
+def element_dtype(buffer: Buffer) -> str:
+    """Return the dtype :func:`read` gives for a buffer's elements."""
+    stored = str(buffer.ty.dtype)
+    return "float32" if stored == BITS else computed_dtype(stored)
+
+
+def allocate(buffer: Buffer) -> Stmt:
+    """Allocate ``buffer`` for the statements that follow in the same sequence."""
+    return tirx.AllocBuffer(buffer)
+
+
+def read(buffer: Buffer, *index: Expr) -> Expr:
+    """Return an element (bfloat16 as float32); a tensor of rank 0 is kept as one element."""
+    value = tirx.BufferLoad(buffer, list(index) or [integer(0)])
+    if str(buffer.ty.dtype) != BITS:
+        return value.astype(element_dtype(buffer))
+    return tirx.reinterpret("float32", value.astype("uint32") << tirx.const(16, "uint32"))
+
+
+def dimensions(buffer: Buffer, index: Sequence[Any]) -> tuple[int, ...]:
+    """Return the extents that ``index`` addresses: none of a tensor of rank 0, which is kept as one element."""
+    return tuple(int(x) for x in buffer.ty.shape) if index else ()
+
+
+def write(buffer: Buffer, value: Expr, *index: Expr) -> Stmt:
+    """Store an element, converted to the buffer's dtype."""
+    stored = str(buffer.ty.dtype)
+    value = value.astype(element_dtype(buffer))
+    value = bfloat16_bits(value) if stored == BITS else value.astype(stored)
+    return tirx.BufferStore(buffer, value, list(index) or [integer(0)])
+
+
+def prefetch(buffer: Buffer, *index: Expr) -> Stmt:
+    """Return a hint to bring the line of an element into the caches; the index must be inside the buffer.
+
+    The function around it goes through :func:`with_hints`.
+    """
+    return tirx.Evaluate(tirx.call_extern("void", _HINT, tirx.address_of(tirx.BufferLoad(buffer, list(index)))))
+
+
+def with_hints(body: Stmt) -> Stmt:
+    """Return a function's body with what its hints (:func:`prefetch`) call, which is inlined."""
+    found = []
+    tvm_ffi.structural_walk(body, lambda n: found.append(isinstance(n, tvm.ir.StringImm) and n.value == _HINT))
+    return tirx.AttrStmt(integer(0), "pragma_import_llvm", tvm.ir.StringImm(_HINT_IR), body) if any(found) else body
+
+
+def reader(buffer: Buffer) -> Callable[..., Expr]:
+    """Return the callable of indices that :func:`roller.te.emit.emit_scalar` expects."""
+    return lambda *index: read(buffer, *index)
+
+
+def lower_of(a: int | Expr, b: int | Expr) -> int | Expr:
+    """Return the smaller of two extents, at build time where both are known."""
+    if isinstance(a, int) and isinstance(b, int):
+        return min(a, b)
+    return tirx.min(integer(a), integer(b))
+
+
+def quotient(value: int | Expr, by: int) -> tuple[Any, Any]:
+    """Return quotient and remainder of a non-negative extent, at build time where it is known."""
+    if isinstance(value, int):
+        return value // by, value % by
+    return tirx.floordiv(value, by), tirx.floormod(value, by)
+
+
+def clamp(value: Expr, low: int | Expr, high: int | Expr) -> Expr:
+    """Return ``min(max(value, low), high)``."""
+    return tirx.min(tirx.max(value, integer(low)), integer(high))
+
+
+def unravel(flat: Expr, extents: Sequence[int]) -> tuple[Expr, ...]:
+    """Split a flat counter into one counter per extent, last fastest."""
+    out: list[Expr] = []
+    rest = flat
+    for n in reversed(extents[1:]):
+        out.append(integer(0) if n == 1 else tirx.floormod(rest, n))
+        rest = rest if n == 1 else tirx.floordiv(rest, n)
+    return (rest, *reversed(out)) if extents else ()
+
+
+def strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return row-major strides in elements."""
+    out = [1] * len(shape)
+    for d in range(len(shape) - 2, -1, -1):
+        out[d] = out[d + 1] * shape[d + 1]
+    return tuple(out)
+
+
+def rename(index: Index, names: Mapping[str, str]) -> Index:
+    """Return ``index`` with axes renamed."""
+    return Index(tuple(Term(names.get(t.axis, t.axis), t.coef, t.div, t.mod) for t in index.terms), index.const)

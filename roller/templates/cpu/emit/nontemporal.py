@@ -1,0 +1,123 @@
+"""Non-temporal stores: results that no cache would keep go to memory without being read first.
+
+An ordinary store to a line that is in no cache reads the line before it writes it (write-allocate); a
+non-temporal store of a whole line does not. TIR has no such store, so two functions in LLVM IR travel with the
+module (``pragma_import_llvm``; they are inlined) and the vector stores of a function become calls of them. The
+IR names no instruction: LLVM makes ``vmovntps`` of it on x86 and ``stnp`` on Arm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+
+from roller.te.compat import dtype_of, tirx, tvm, tvm_ffi
+from roller.te.emit import Expr
+from roller.templates.cpu.emit.nest import LINE_BYTES, Buffer, Stmt, integer, is_parallel, seq
+
+#: LLVM's names of the element types that are stored this way.
+_LLVM = {
+    "float16": "half", "float32": "float", "float64": "double", "int8": "i8", "uint8": "i8", "int16": "i16",
+    "uint16": "i16", "int32": "i32", "uint32": "i32", "int64": "i64", "uint64": "i64",
+}  # fmt: skip
+#: Narrowest vector worth the address check (bytes): that of the narrowest vector unit.
+_NARROWEST_BYTES = 16
+_HEAD, _FENCE = "roller_to_line", "roller_fence"
+#: Bytes from an address to the next cache line.
+_HEAD_IR = f"""define i32 @{_HEAD}(ptr %p) alwaysinline {{
+  %a = ptrtoint ptr %p to i64
+  %n = sub i64 0, %a
+  %r = and i64 %n, {LINE_BYTES - 1}
+  %h = trunc i64 %r to i32
+  ret i32 %h
+}}
+"""
+#: Makes what was stored visible before anything the processor stores later: the end of a task.
+_FENCE_IR = f"""define void @{_FENCE}() alwaysinline {{
+  fence seq_cst
+  ret void
+}}
+"""
+
+
+def elements_to_line(buffer: Buffer, index: tuple[Expr, ...]) -> Expr:
+    """Return how many elements lie between an element of ``buffer`` and the next cache line, at run time.
+
+    For functions that go through :func:`stream_stores`, which brings what is called here.
+    """
+    address = tirx.address_of(tirx.BufferLoad(buffer, list(index)))
+    size = _width(str(buffer.ty.dtype))
+    return tirx.floordiv(tirx.call_pure_extern("int32", _HEAD, address), integer(size))
+
+
+def stream_stores(module: Any, outputs: Collection[str]) -> Any:
+    """Return ``module`` with the vector stores to ``outputs`` made non-temporal.
+
+    A store takes the ordinary road where its address is not a multiple of its size (at most a line): the ends of a
+    row, or all of it where nothing aligned it (:func:`elements_to_line`).
+
+    Parameters
+    ----------
+    module
+        Module of TIR functions as the templates print them: loops, not yet lowered.
+    outputs
+        Names of the argument buffers whose stores are meant.
+    """
+    tir = tirx.transform
+    passes = [tir.StmtSimplify(), tir.FlattenBuffer(), tir.NarrowDataType(32), tir.VectorizeLoop()]
+    flat = tvm.transform.Sequential(passes)(module)
+    return tvm.IRModule({name: _streamed(f, outputs) for name, f in flat.functions_items()})
+
+
+def _streamed(function: Any, outputs: Collection[str]) -> Any:
+    imports: dict[str, str] = {}
+
+    def store(s: Stmt) -> Stmt:
+        element, _, lanes = dtype_of(s.value).partition("x")
+        at = s.indices[0]
+        if str(s.buffer.name) not in outputs or element not in _LLVM:
+            return s
+        if not isinstance(at, tirx.Ramp) or int(at.stride) != 1 or _width(element, int(lanes)) < _NARROWEST_BYTES:
+            return s
+        name = f"roller_stream_{element}x{lanes}"
+        imports[name] = _store_ir(name, element, int(lanes))
+        address = tirx.address_of(tirx.BufferLoad(s.buffer, [at.base]))
+        return tirx.Evaluate(tirx.call_extern("void", name, address, s.value))
+
+    def task(loop: Stmt) -> Stmt:
+        if loop.kind != tirx.ForKind.PARALLEL:
+            return loop
+        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, seq(loop.body, fence))
+
+    fence = tirx.Evaluate(tirx.call_extern("void", _FENCE))
+    body = tvm_ffi.structural_map(function.body, (tirx.BufferStore, store))
+    parallel = is_parallel(body)
+    body = tvm_ffi.structural_map(body, (tirx.For, task)) if parallel else seq(body, fence)
+    text = "".join([_HEAD_IR, _FENCE_IR, *imports.values(), "!0 = !{i32 1}\n"])
+    return function.with_body(tirx.AttrStmt(integer(0), "pragma_import_llvm", tvm.ir.StringImm(text), body))
+
+
+def _width(element: str, lanes: int = 1) -> int:
+    """Return the bytes of a vector."""
+    return lanes * np.dtype(element).itemsize
+
+
+def _store_ir(name: str, element: str, lanes: int) -> str:
+    """Return the function that stores a vector: non-temporal where its address is a multiple of its size."""
+    vector, size = f"<{lanes} x {_LLVM[element]}>", _width(element)
+    aligned = min(LINE_BYTES, lanes * size)
+    return f"""define void @{name}(ptr %p, {vector} %v) alwaysinline {{
+  %a = ptrtoint ptr %p to i64
+  %r = and i64 %a, {aligned - 1}
+  %whole = icmp eq i64 %r, 0
+  br i1 %whole, label %stream, label %plain
+stream:
+  store {vector} %v, ptr %p, align {aligned}, !nontemporal !0
+  ret void
+plain:
+  store {vector} %v, ptr %p, align {size}
+  ret void
+}}
+"""

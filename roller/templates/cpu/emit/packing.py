@@ -1,0 +1,285 @@
+"""Packing: copying a staged load into the layout its micro-kernel reads.
+
+A *panel* gathers the load element by element (packed weights, packed matrix operands, implicit
+GEMM); a *halo box* copies the rectangle of the tensor one task touches, padding included, so that
+the micro-kernel reads a convolution's input without a single guard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from roller.expr import Load, Run, lane_stride
+from roller.te.compat import tirx
+from roller.te.emit import Expr, constant, emit_index, emit_load
+from roller.templates.cpu.decide import HALVED, run_of_lanes
+from roller.templates.cpu.emit.deinterleave import copy_every_second
+from roller.templates.cpu.emit.nest import (
+    Buffer,
+    Nest,
+    Stmt,
+    bound,
+    clamp,
+    copy_elements,
+    dimensions,
+    element_dtype,
+    integer,
+    lower_of,
+    read,
+    seq,
+    unravel,
+    write,
+)
+from roller.templates.cpu.emit.plan import HaloPlan, PanelPlan, SpatialPlan
+from roller.templates.cpu.emit.segments import address, along, by_segments, copy_segment, flat
+from roller.templates.cpu.emit.transpose import transposable, transpose_block
+
+#: Elements of a reduction axis transposed at a time, so that the lines read and written stay in L1.
+_TRANSPOSE_BLOCK = 16
+
+
+def tile_start(plan: SpatialPlan, tile: Expr) -> Expr:
+    """First coordinate of a register tile; the last tile is shifted back to end with the axis."""
+    if plan.tiles * plan.tile == plan.extent or plan.tiles == 1:
+        return tile * plan.tile
+    return tirx.min(tile * plan.tile, integer(plan.extent - plan.tile))
+
+
+def pack_panel(
+    nest: Nest, plan: PanelPlan, source: Buffer, panel: Buffer, first: Mapping[str, Expr], count: Mapping[str, Any]
+) -> Stmt:
+    """Return the statement that fills ``panel``.
+
+    Parameters
+    ----------
+    first, count
+        First register tile and number of tiles to pack, per spatial axis; counts may be run-time values.
+    """
+    counts = [count[s.name] for s in plan.spatial]
+
+    def one(tiles: tuple[Expr, ...]) -> Stmt:
+        starts = {s.name: tile_start(s, first[s.name] + t) for s, t in zip(plan.spatial, tiles, strict=True)}
+        return _gather(nest, plan, source, panel, tiles, starts)
+
+    if not plan.upfront:
+        return nest.grid(counts, one)
+    total = 1
+    for c in counts:
+        total *= c
+    return nest.loop(total, lambda t: one(unravel(t, counts)), "parallel", "pack")
+
+
+def _gather(
+    nest: Nest, plan: PanelPlan, source: Buffer, panel: Buffer, tiles: tuple[Expr, ...], starts: Mapping[str, Expr]
+) -> Stmt:
+    """Return the copy of one combination of register tiles."""
+    load, shape = plan.load, dimensions(source, plan.load.index)
+    reduction = [r.name for r in plan.reduction]
+    inner = [s.name for s in plan.spatial]
+    extents = {**{r.name: r.extent for r in plan.reduction}, **{s.name: s.tile for s in plan.spatial}}
+    tensors = {load.tensor: lambda *index: read(source, *index)}
+
+    def store(at: Mapping[str, Expr]) -> Stmt:
+        env = {**at, **{n: starts[n] + at[n] for n in inner}}
+        return write(panel, emit_load(load, env, tensors), *tiles, *plan.steps(at), *(at[n] for n in inner))
+
+    def nested(order: list[str], at: dict[str, Expr], vector: str | None) -> Stmt:
+        if not order:
+            return store(at)
+        name, kind = order[0], "serial"
+        if name == vector:
+            return _vector_loop(nest, plan, name, lambda v: store({**at, name: v}))
+        return nest.loop(extents[name], lambda v: nested(order[1:], {**at, name: v}, vector), kind)
+
+    strides = {n: lane_stride(load.index, shape, n) for n in (*reduction, *inner)}
+    last = inner[-1] if inner else None
+    contiguous = next((n for n in reversed(reduction) if strides[n] == 1), None)
+    if last is not None and strides[last] != 1 and contiguous is not None and extents[contiguous] > 1:
+        others = [n for n in (*reduction, *inner[:-1]) if n != contiguous]
+        lanes = plan.spatial[-1].lanes
+        if strides[last] is None or load.guard or not transposable(source, panel, lanes):
+            return nested_blocks(nest, others, contiguous, last, extents, store)
+
+        def block(at: Mapping[str, Expr]) -> Stmt:
+            def place(r: int) -> tuple[Expr, ...]:
+                env = {**at, **{n: starts[n] + at[n] for n in inner}, last: starts[last] + (at[last] + r)}
+                return flat(source, address(load.index, shape, env))
+
+            def target(c: int) -> tuple[Expr, ...]:
+                step = {**at, contiguous: at[contiguous] + c}
+                return (*tiles, *plan.steps(step), *(at[n] for n in inner))
+
+            return transpose_block(nest, lanes, source, place, panel, target)
+
+        return shuffled_blocks(nest, others, contiguous, last, extents, lanes, block, store)
+    axis = plan.spatial[-1] if plan.spatial and strides[plan.spatial[-1].name] is None and not load.guard else None
+    run = run_of_lanes(load.index, shape, axis.name, axis.extent, axis.lanes) if axis is not None else None
+    if run is not None:
+        return _gather_runs(nest, plan, run, source, panel, tiles, starts)
+    guarded = any(last in b.index.axes for b in load.guard)
+    vector = last if last is not None and strides[last] == 1 and not guarded else None
+    return nested([*reduction, *inner], {}, vector)
+
+
+def _gather_runs(
+    nest: Nest, plan: PanelPlan, run: Run, source: Buffer, panel: Buffer, tiles: tuple[Expr, ...],
+    starts: Mapping[str, Expr],
+) -> Stmt:  # fmt: skip
+    """Return the copy of one combination of register tiles whose innermost axis jumps between runs."""
+    shape, last = dimensions(source, plan.load.index), plan.spatial[-1]
+    extents = [*(r.extent for r in plan.reduction), *(s.tile for s in plan.spatial[:-1])]
+    names = [*(r.name for r in plan.reduction), *(s.name for s in plan.spatial[:-1])]
+
+    def rows(first: Expr, length: int | Expr, base: Expr) -> Stmt:
+        def row(at: tuple[Expr, ...]) -> Stmt:
+            env = dict(zip(names, at, strict=True))
+            env = {**env, **{n: starts[n] + env[n] for n in starts if n in env}, last.name: integer(0)}
+            place = base + address(plan.load.index, shape, env)
+
+            to = (*tiles, *plan.steps(env), *at[len(plan.reduction) :])
+            if run.step == 1 and not isinstance(length, int) and panel.ty.dtype == source.ty.dtype:
+                return copy_elements(panel, (*to, first), source, flat(source, place), length)
+
+            def element(x: Expr) -> Stmt:
+                return write(panel, read(source, *flat(source, place + x * run.step)), *to, first + x)
+
+            if run.step == HALVED and panel.ty.dtype == source.ty.dtype:
+                return copy_every_second(nest, length, last.lanes, (source, place), (panel, (*to, first)), element)
+            return copy_segment(nest, length, last.lanes, element, run.step)
+
+        return nest.grid(extents, row)
+
+    def piece(first: Expr, length: int | Expr) -> Stmt:
+        base = along(plan.load.index, shape, last.name, starts[last.name] + first)
+        return bound(base, "base", lambda b: rows(first, length, b))
+
+    return by_segments(nest, run, starts[last.name], last, lambda: piece(integer(0), last.tile), piece)
+
+
+def _vector_loop(nest: Nest, plan: PanelPlan, name: str, body: Any) -> Stmt:
+    spatial = next(s for s in plan.spatial if s.name == name)
+    lanes = spatial.lanes if spatial.lanes > 1 else 1
+    if lanes == 1:
+        return nest.loop(spatial.tile, body)
+    parts = spatial.tile // lanes
+    return nest.loop(parts, lambda u: nest.loop(lanes, lambda v: body(u * lanes + v), "vector"), "unroll")
+
+
+def nested_blocks(
+    nest: Nest, others: list[str], contiguous: str, last: str, extents: Mapping[str, int], store: Any
+) -> Stmt:
+    """Return a transposing copy: blocks of ``contiguous`` (read in order) inside which ``last`` runs."""
+    block = min(_TRANSPOSE_BLOCK, extents[contiguous])
+    blocks = -(-extents[contiguous] // block)
+
+    def inside(at: dict[str, Expr]) -> Stmt:
+        def one(b: Expr) -> Stmt:
+            size = lower_of(block, block if extents[contiguous] % block == 0 else extents[contiguous] - b * block)
+            return nest.loop(
+                extents[last],
+                lambda j: nest.loop(size, lambda k: store({**at, contiguous: b * block + k, last: j})),
+            )
+
+        return nest.loop(blocks, one)
+
+    def around(names: list[str], at: dict[str, Expr]) -> Stmt:
+        if not names:
+            return inside(at)
+        return nest.loop(extents[names[0]], lambda v: around(names[1:], {**at, names[0]: v}))
+
+    return around(others, {})
+
+
+def shuffled_blocks(
+    nest: Nest,
+    others: list[str],
+    contiguous: str,
+    last: str,
+    extents: Mapping[str, int],
+    lanes: int,
+    block: Callable[[Mapping[str, Expr]], Stmt],
+    store: Callable[[Mapping[str, Expr]], Stmt],
+) -> Stmt:
+    """Return a transposing copy by square blocks, a ``block`` at a time; the rest of ``contiguous`` by elements."""
+    whole, rest = divmod(extents[contiguous], lanes)
+
+    def panel(outer: tuple[Expr, ...]) -> Stmt:
+        at = dict(zip(others, outer, strict=True))
+
+        def square(b: tuple[Expr, ...]) -> Stmt:
+            return block({**at, contiguous: b[0] * lanes, last: b[1] * lanes})
+
+        def element(b: tuple[Expr, ...]) -> Stmt:
+            return store({**at, contiguous: b[0] + whole * lanes, last: b[1]})
+
+        return seq(
+            nest.grid([whole, extents[last] // lanes], square) if whole else None,
+            nest.grid([rest, extents[last]], element) if rest else None,
+        )
+
+    return nest.grid([extents[n] for n in others], panel)
+
+
+def pack_halo(nest: Nest, plan: HaloPlan, source: Buffer, box: Buffer, start: Mapping[str, Expr]) -> Stmt:
+    """Return the statement that copies one task's box and fills what lies outside with the load's value.
+
+    Parameters
+    ----------
+    start
+        First coordinate of the task, per spatial axis.
+    """
+    load: Load = plan.load
+    shape = dimensions(source, load.index)
+    base = [emit_index(i, start) for i in plan.base]
+    outside = constant(load.outside, element_dtype(source))
+    rank = len(shape)
+
+    def valid(d: int) -> tuple[int, int]:
+        low, high = plan.bounds[d] or (0, shape[d])
+        return max(low, 0), min(high, shape[d])
+
+    def fill(d: int, at: tuple[Expr, ...]) -> Stmt:
+        rest = [int(x) for x in box.ty.shape][len(at) :]
+        return nest.grid(rest, lambda more: write(box, outside, *at, *more))
+
+    def dimension(d: int, at: tuple[Expr, ...], coords: tuple[Expr, ...]) -> Stmt:
+        if d == rank - 1:
+            return row(at, coords)
+        (low, high), size = valid(d), plan.extents[d]
+
+        def copy(i: Expr) -> Stmt:
+            return dimension(d + 1, (*at, i), (*coords, base[d] + i))
+
+        if not plan.base[d].terms and plan.base[d].const >= low and plan.base[d].const + size <= high:
+            return nest.loop(size, copy)
+        # Three loops instead of a condition per element: what is copied stays a plain nest of contiguous runs.
+        first = clamp(low - base[d], 0, size)
+        end = clamp(high - base[d], first, size)
+        return seq(
+            nest.loop(first, lambda i: fill(d + 1, (*at, i))),
+            nest.loop(end - first, lambda i: copy(first + i)),
+            nest.loop(size - end, lambda i: fill(d + 1, (*at, end + i))),
+        )
+
+    def row(at: tuple[Expr, ...], coords: tuple[Expr, ...]) -> Stmt:
+        low, high = valid(rank - 1)
+        s = plan.phases
+
+        def phase(p: Expr) -> Stmt:
+            pitch = plan.extents[-1]
+            place = (*at, p) if s > 1 else at
+            first = clamp(tirx.floordiv(low - base[-1] - p + s - 1, s), 0, pitch)
+            end = clamp(tirx.floordiv(high - base[-1] - p + s - 1, s), first, pitch)
+            return seq(
+                nest.loop(first, lambda i: write(box, outside, *place, i)),
+                nest.loop(
+                    end - first,
+                    lambda i: write(box, read(source, *coords, base[-1] + (first + i) * s + p), *place, first + i),
+                ),
+                nest.loop(pitch - end, lambda i: write(box, outside, *place, end + i)),
+            )
+
+        return nest.loop(s, phase, "unroll")
+
+    return dimension(0, (), ())

@@ -1,0 +1,100 @@
+"""Panels of constants that left a core's caches since the last call are fetched while those before them are computed.
+
+Every panel begins where the processor's own prefetching starts anew, and the first tile that reads it would need its
+bytes as fast as the micro-kernel multiplies. So the tiles that read one panel fetch the next one, each its part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from roller.core.dtypes import storage_dtype
+from roller.te.compat import tirx
+from roller.te.emit import Expr
+from roller.templates.cpu.emit.nest import LINE_BYTES, Buffer, Stmt, integer, lower_of, prefetch, seq
+from roller.templates.cpu.emit.plan import PanelPlan, SpatialPlan, task_tile_of, tile_of
+from roller.tile.winograd import WinogradPlan
+
+#: Bytes from which the panels of a constant do not stay in a core's caches while a model reads its other constants.
+FAR_BYTES = 1 << 16
+
+#: Fetches, at a step of a reduction, what comes later.
+Hint = Callable[[Mapping[str, Any]], Stmt]
+
+
+def prefetch_panel(
+    panel: PanelPlan, buffer: Buffer, order: Sequence[SpatialPlan], item_bytes: int, env: Mapping[str, Any]
+) -> Hint | None:
+    """Return what fetches lines of a panel's successor at a reduction step; ``None`` where that does not pay.
+
+    Parameters
+    ----------
+    panel, buffer
+        Of a constant.
+    order
+        The axes in the order their register tiles are looped over.
+    item_bytes
+        Of an element.
+    env
+        Tile positions of the register tile.
+    """
+    if math.prod(panel.shape) * item_bytes < FAR_BYTES or len(panel.spatial) != 1 or not panel.reduction:
+        return None
+    (axis,) = panel.spatial
+    turns, turn = 1, integer(0)
+    for s in order[order.index(axis) + 1 :]:  # the loops that read one panel again
+        turns, turn = turns * s.per_task, turn * s.per_task + env[task_tile_of(s.name)]
+    following = lower_of(env[tile_of(axis.name)] + 1, integer(axis.tiles - 1))
+    extents = panel.shape[1:-1]
+
+    def hint(at: Mapping[str, Any]) -> Stmt:
+        step: Expr = integer(0)
+        for x, extent in zip(panel.steps(at), extents, strict=True):
+            step = step * extent + x
+        start = (following, *(integer(0) for _ in extents))
+        part = (turn * math.prod(extents) + step, turns)
+        return _lines(buffer, start, part, panel.shape[-1], item_bytes)
+
+    return hint
+
+
+def prefetch_filters(
+    plan: WinogradPlan, buffer: Buffer, element: Expr, panel: tuple[Expr, Expr], turn: Expr
+) -> list[Callable[[Expr], Stmt]]:
+    """Return what fetches, channel by channel, the transformed filters that a task multiplies next.
+
+    Parameters
+    ----------
+    plan, buffer
+        Of a Winograd program; the filters ``[element][panel][channel][filter]``.
+    element, panel, turn
+        What is multiplied: element of a tile, panel (of all, and of the task's own), number of the group of tiles.
+    """
+    shape = tuple(int(x) for x in buffer.ty.shape)
+    item_bytes = storage_dtype(str(buffer.ty.dtype)).itemsize
+    if math.prod(shape) * item_bytes < FAR_BYTES:
+        return []
+    (place, own), turns = panel, math.prod(a.groups for a in plan.tiled)
+    turned = tirx.floordiv(own + 1, integer(plan.panels.box))  # after the last panel the first of the next element
+    after = lower_of(element + turned, integer(shape[0] - 1))
+    start = (after, place + 1 - turned * plan.panels.box, integer(0))
+    return [lambda c: _lines(buffer, start, (turn * plan.channels + c, turns), shape[-1], item_bytes)]
+
+
+def _lines(buffer: Buffer, start: tuple[Expr, ...], part: tuple[Expr, int], row: int, item_bytes: int) -> Stmt:
+    """Return hints for one part of a panel.
+
+    Parameters
+    ----------
+    buffer, start
+        The panel's first row: all indices but the last.
+    part
+        Number of the reduction step, counted through all turns that read the panel before it, and how many turns are.
+    row, item_bytes
+        Elements a step reads of its own panel, and their size.
+    """
+    step, turns = part
+    size = -(-row // turns)
+    return seq(*(prefetch(buffer, *start, step * size + x) for x in range(0, size, LINE_BYTES // item_bytes)))

@@ -1,0 +1,112 @@
+"""Copies and stores along a grouped axis: whole vectors inside a run, pieces where a tile crosses a jump."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from roller.expr import Index, Load, Run, Scalar, Stage, TensorExpr, Term, run_along, transform
+from roller.te.compat import tirx
+from roller.te.emit import Expr, emit_index
+from roller.templates.cpu.emit.nest import Buffer, Nest, Stmt, bound, clamp, integer, seq, strides, when
+from roller.templates.cpu.emit.plan import SpatialPlan
+
+#: Axes of an access that was made flat: its address at the first element of a run, and the element of the run.
+ELEMENT = "@element"
+
+
+def address(index: Sequence[Index], shape: Sequence[int], env: Mapping[str, Any]) -> Expr:
+    """Return the row-major address (elements) of an access."""
+    total: Expr = integer(0)
+    for i, pitch in zip(index, strides(shape), strict=True):
+        total = total + emit_index(i, env) * pitch
+    return total
+
+
+def along(index: Sequence[Index], shape: Sequence[int], axis: str, value: Expr) -> Expr:
+    """Return the part of an access's address that ``axis`` has at ``value``: what is divided is computed once."""
+    mine = [Index(tuple(t for t in i.terms if t.axis == axis)) for i in index]
+    return address(mine, shape, {axis: value})
+
+
+def flat(buffer: Buffer, place: Expr) -> tuple[Expr, ...]:
+    """Return indices of the element at an address: zeros but for the last one, which may pass its extent."""
+    return (*(integer(0) for _ in range(len(buffer.ty.shape) - 1)), place)
+
+
+def by_segments(
+    nest: Nest,
+    run: Run,
+    start: Expr,
+    tile: SpatialPlan,
+    whole: Callable[[], Stmt],
+    piece: Callable[[Expr, Expr], Stmt],
+    before: Sequence[Stmt] = (),
+) -> Stmt:
+    """Return ``whole()`` where a tile from ``start`` lies in one run, else a ``piece`` per run they touch.
+
+    Parameters
+    ----------
+    piece
+        Receives the first element (relative to ``start``) and the number of elements.
+    before
+        Statements that go before the pieces.
+    """
+    size = tile.tile
+    if run.length % size == 0 and tile.extent % size == 0:  # tiles start at multiples of their size
+        return whole()
+    first = tirx.floordiv(start, run.length)
+    touched = (size + run.length - 2) // run.length + 1
+
+    def part(n: Expr) -> Stmt:
+        at = (first + n) * run.length - start
+        return bound(
+            clamp(at, 0, size),
+            "begin",
+            lambda begin: bound(clamp(at + run.length, 0, size) - begin, "length", lambda length: piece(begin, length)),
+        )
+
+    one = tirx.floordiv(start + (size - 1), run.length).equal(first)
+    return when(one, whole(), seq(*before, nest.loop(touched, part, name="run")))
+
+
+def store_segment(last: Stage, axis: str, extent: int) -> Run | None:
+    """Return the runs of the output along ``axis``; ``None`` where neighbours are no neighbours in memory."""
+    run = run_along(last.store, last.output.shape, axis, extent)
+    return run if run is not None and run.step == 1 and run.length < extent else None
+
+
+def flat_body(body: Scalar, expr: TensorExpr, axis: str, run: Run) -> tuple[Scalar, dict[str, Load]] | None:
+    """Return ``body`` with the inputs that depend on ``axis`` addressed flat inside a run, and what those loads were.
+
+    ``None`` where one of them jumps inside a run of the output, or has a guard. A load that was replaced reads
+    ``@flat<n>`` at ``@flat<n> + @element``, where the first is its address at the start of the run.
+    """
+    inputs = {t.name for t in expr.inputs}
+    found: dict[str, Load] = {}
+    refused: list[Load] = []
+
+    def replace(n: Scalar) -> Scalar:
+        if not isinstance(n, Load) or n.tensor not in inputs or not any(axis in i.axes for i in n.index):
+            return n
+        extent = next(a.extent for a in expr.anchor.spatial_axes if a.name == axis)
+        mine = run_along(n.index, expr.tensors[n.tensor].shape, axis, extent)
+        if n.guard or mine is None or mine.length % run.length or mine.step not in (0, 1):
+            refused.append(n)
+            return n
+        name = f"@flat{len(found)}"
+        found[name] = n
+        terms = (Term(name), Term(ELEMENT)) if mine.step else (Term(name),)
+        return Load(name, (Index(terms),))
+
+    made = transform(body, replace)
+    return None if refused else (made, found)
+
+
+def copy_segment(nest: Nest, length: int | Expr, lanes: int, body: Callable[[Expr], Stmt], step: int = 1) -> Stmt:
+    """Return a loop over the elements of a run; whole vectors where the length is known and elements are neighbours."""
+    if step == 1 and isinstance(length, int) and length % lanes == 0 and lanes > 1:
+        return nest.loop(
+            length // lanes, lambda u: nest.loop(lanes, lambda x: body(u * lanes + x), "vector", "lane"), "unroll"
+        )
+    return nest.loop(length, body, name="element")

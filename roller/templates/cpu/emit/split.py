@@ -1,0 +1,161 @@
+"""Reductions split over tasks: few outputs, a deep reduction, and still work for every core.
+
+Each part takes a share of the chunks of the reduction and leaves its results in a buffer of all parts; they are
+combined afterwards in the order of the parts, so a program gives the same bits every time, whoever ran which part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from roller.errors import BuildError
+from roller.te.emit import Expr, combine
+from roller.templates.cpu.dots.emit import Dots
+from roller.templates.cpu.emit.nest import (
+    Buffer,
+    Nests,
+    Stmt,
+    allocate,
+    declare,
+    integer,
+    lower_of,
+    read,
+    seq,
+    unravel,
+    write,
+)
+from roller.templates.cpu.emit.packing import tile_start
+from roller.templates.cpu.emit.plan import decisions_of
+from roller.templates.cpu.rows.emit import rows_body
+from roller.templates.cpu.tiled.emit import Env, Tiled, tiled_nests
+from roller.tile import RProgram
+
+
+class _Split(Tiled):
+    """Parts of the reduction as tasks of their own; mixed into a template that knows one part."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        program, name = self.program, self.program.expr.name
+        if program.staged:
+            raise BuildError(
+                f"{name}: expected operands read in place where the reduction is split over tasks, got "
+                f"staged={list(program.staged)}. Leave 'staged' empty, or split_k 1."
+            )
+        decisions = decisions_of(program)
+        along = program.axis_names[int(decisions.split_axis[0])]
+        self.along = next(r for r in self.reduction if r.name == along)
+        if self.along.chunks < 2:
+            raise BuildError(
+                f"{name}: expected several chunks of a reduction to split, got one. Make the l1 tile smaller, or "
+                "split_k 1."
+            )
+        self.share, self.parts = int(decisions.share[0]), int(decisions.parts[0])
+        extents = (s.extent for s in self.order)
+        self.results = declare("parts", (self.parts, *extents), self.stage.acc_dtype)
+        self.part: Expr | None = None
+
+    def function_body(self) -> Stmt:
+        """Return the nest of a call: the parts of all tasks in parallel, then what combines them."""
+        tasks = [self.parts, *(s.tasks for s in self.spatial)]
+        main = self.nest.loop(math.prod(tasks), lambda t: self._of_part(unravel(t, tasks)), "parallel", "task")
+        self.part, shape = None, tuple(s.tile for s in self.order) or (1,)
+        self.acc = declare("total", shape, self.stage.acc_dtype, scope="local")  # allocated once each
+        zero = {s.name: integer(0) for s in self.spatial}
+        start = {s.name: tile_start(s, integer(0)) for s in self.spatial}
+        last = self._tiles(zero, {s.name: s.tiles for s in self.spatial}, start, {})
+        return seq(allocate(self.results), main, last)
+
+    def _of_part(self, at: tuple[Expr, ...]) -> Stmt:
+        self.part = at[0]
+        return self._task(at[1:])
+
+    def _chunks(self, body: Callable[[Env], Stmt]) -> Stmt:
+        """Loop over this part's chunks."""
+        others = [r for r in self.reduction if r.chunks > 1 and r is not self.along]
+        assert self.part is not None
+        first = self.part * self.share
+        count = self.share if self.along.chunks % self.share == 0 else lower_of(self.share, self.along.chunks - first)
+
+        def chunk(at: tuple[Expr, ...]) -> Stmt:
+            rest = {r.name: c for r, c in zip(others, at[1:], strict=True)}
+            return body({self.along.name: first + at[0], **rest})
+
+        return self.nest.grid([count, *(r.chunks for r in others)], chunk)
+
+    def _span(self, name: str) -> tuple[int | Expr, int | Expr]:
+        """Return the first and the last chunk of an axis that a task takes."""
+        if name != self.along.name or self.part is None:
+            return super()._span(name)
+        first = self.part * self.share
+        return first, lower_of(first + self.share, integer(self.along.chunks)) - 1
+
+    def _micro_kernel(self, env: Env, chunk: Env) -> Stmt:
+        return super()._micro_kernel(env, chunk) if self.part is not None else self._combined(env)
+
+    def _write_back(self, env: Env) -> Stmt:
+        """Leave the results of a part; those of all parts go through the epilogue."""
+        part = self.part
+        if part is None:
+            return super()._write_back(env)
+        return self.each(lambda i: write(self.results, self._result(i), part, *self._coordinates(env, i)))
+
+    def _result(self, inner: tuple[Expr, ...]) -> Expr:
+        return read(self.acc, *(inner or (integer(0),)))
+
+    def _coordinates(self, env: Env, inner: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        return tuple(env[s.name] + x for s, x in zip(self.order, inner, strict=True))
+
+    def _combined(self, env: Env) -> Stmt:
+        """Combine the parts of one register tile in order, and store it."""
+
+        def taken(part: int | Expr, inner: tuple[Expr, ...]) -> Expr:
+            return read(self.results, integer(part), *self._coordinates(env, inner))
+
+        def add(inner: tuple[Expr, ...], part: Expr) -> Stmt:
+            value = combine(self.stage.combiner or "sum", self._result(inner), taken(part, inner))
+            return write(self.acc, value, *(inner or (integer(0),)))
+
+        return seq(
+            allocate(self.acc),
+            self.each(lambda i: write(self.acc, taken(0, i), *(i or (integer(0),)))),
+            self.nest.loop(self.parts - 1, lambda p: self.each(lambda i: add(i, p + 1)), name="part"),
+            self._write_back(env),
+        )
+
+
+class _SplitDots(_Split, Dots):
+    """Parts of dot products."""
+
+
+def tiled(program: RProgram, buffers: dict[str, Buffer], cores: int) -> Nests:
+    """Return the loop nests of a tiled program; see :func:`_nests`."""
+    return _nests(program, buffers, cores, tiled_nests, _Split)
+
+
+def dots(program: RProgram, buffers: dict[str, Buffer], cores: int) -> Nests:
+    """Return the loop nests of a program of dot products; see :func:`_nests`."""
+    return _nests(program, buffers, cores, lambda p, b: Dots(p, b).nests(), _SplitDots)
+
+
+def _nests(
+    program: RProgram,
+    buffers: dict[str, Buffer],
+    cores: int,
+    whole: Callable[[RProgram, dict[str, Buffer]], Nests],
+    split: type[_Split],
+) -> Nests:
+    """Return the loop nests of a reduction: by ``whole``, or by ``split`` over ``program.split_k`` parts.
+
+    A single point is reduced by parts: a register tile of one element would leave all cores but one idle.
+
+    Raises
+    ------
+    BuildError
+        Where a split program packs operands or its reduction has one chunk.
+    """
+    anchor = program.expr.anchor
+    if anchor.combiner is not None and all(a.extent == 1 for a in anchor.spatial_axes):
+        return Nests(rows_body(program, buffers, cores))
+    return whole(program, buffers) if program.split_k == 1 else Nests(split(program, buffers).function_body())

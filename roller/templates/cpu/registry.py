@@ -1,0 +1,114 @@
+"""The templates of CPUs, in the order in which their programs are constructed, and what asks them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from roller.expr import TensorExpr
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.templates.common.forms import canonical_forms, joined_forms
+from roller.templates.common.options import ConstructOptions
+from roller.templates.common.template import Template, template_of
+from roller.templates.cpu.common.cores import Parts, Terms
+from roller.templates.cpu.decide import decided
+from roller.templates.cpu.dots import price as dots
+from roller.templates.cpu.dots.pool import dots_pools
+from roller.templates.cpu.rows import price as rows
+from roller.templates.cpu.rows.pool import row_pools
+from roller.templates.cpu.streaming import price as streaming
+from roller.templates.cpu.streaming.pool import neighbours as stores
+from roller.templates.cpu.streaming.pool import stream_pools
+from roller.templates.cpu.tiled import price as tiled
+from roller.templates.cpu.tiled.neighbours import neighbours
+from roller.templates.cpu.tiled.pool import tiled_pools
+from roller.templates.cpu.tiled.split import splits
+from roller.templates.cpu.winograd import price as winograd
+from roller.templates.cpu.winograd.pool import winograd_pool
+from roller.tile.geometry import Floats, Geometry
+from roller.tile.program import RProgram
+
+_HERE = "roller.templates.cpu"
+
+
+def _winograd(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
+    """Return programs of the form whose blocks of channels are one axis: Winograd's products take it."""
+    return [b for form in joined_forms(expr, spec, options) for b in winograd_pool(Geometry.of(form), spec)]
+
+
+#: In the order of their programs.
+TEMPLATES = (
+    Template(
+        "tiled", lambda p: p.traits.reuses and p.fragment is None and not p.sums_along_vectors, tiled.price,
+        f"{_HERE}.emit.split:tiled", tiled_pools, vary=splits, neighbours=neighbours, decide=decided,
+    ),
+    Template(
+        "dots", lambda p: p.traits.reuses and p.sums_along_vectors, dots.price, f"{_HERE}.emit.split:dots",
+        dots_pools, vary=splits, neighbours=neighbours, decide=decided,
+    ),
+    Template(
+        "rows", lambda p: p.traits.spreads_reductions, rows.price, f"{_HERE}.rows.emit:rows_nests", row_pools,
+        neighbours=stores, decide=decided,
+    ),
+    Template(
+        "streaming", lambda p: not p.traits.reduces, streaming.price, f"{_HERE}.streaming.emit:streaming_nests",
+        stream_pools, neighbours=stores, decide=decided,
+    ),
+    Template(
+        "winograd", lambda p: p.traits.output_side > 0, winograd.price, f"{_HERE}.winograd.emit:winograd_nests",
+        whole=_winograd, neighbours=stores,
+    ),
+)  # fmt: skip
+
+
+def pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
+    """Return the batches of one form, each with its share of ``options.pool`` and Winograd's beside them."""
+    found = [(t, b) for t in TEMPLATES if t.pool for b in t.pool(geometry, spec, options)]
+    batches = [*(b for _, b in found), *(v for t, b in found if t.vary for v in t.vary(b, spec, options))]
+    kept, share = [], max(1, options.pool // len(batches))
+    for b in (*batches, *(winograd_pool(geometry, spec) if options.winograd else ())):
+        waste = (-geometry.extents % b.block) / geometry.extents
+        ok = (waste <= options.epsilon).all(axis=1) if geometry.expr.allow_padding else (waste == 0).all(axis=1)
+        if options.epsilon < 1.0 or not geometry.expr.allow_padding:
+            b = b.take(np.flatnonzero(ok))
+        if len(b) > share:
+            b = b.take(np.linspace(0, len(b) - 1, share).astype(np.int64))
+        kept.append(b)
+    return kept
+
+
+def programs_of(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> Iterator[TileBatch]:
+    """Yield the batches of every template, in their order; those that look at all forms at once come last."""
+    for form in canonical_forms(expr, options):
+        yield from pool(Geometry.of(form), spec, options)
+    for template in TEMPLATES:
+        yield from template.whole(expr, spec, options) if template.whole else ()
+
+
+def price(batch: TileBatch, spec: DeviceSpec, told: list[Parts] | None = None) -> Terms:
+    """Price a batch on a CPU as its template does; returns ``seconds`` and its terms as arrays ``(N,)``.
+
+    To ``told`` come the numbers on the way, for whoever explains the price (:mod:`roller.templates.cpu.explained`).
+    """
+    template = template_of(TEMPLATES, batch)
+    parts: Parts = {"spec": spec, "batch": batch, "way": template.name}
+    terms = parts["terms"] = template.price(batch, spec, parts)
+    if told is not None:
+        told.append(parts)
+    return terms
+
+
+def price_programs(
+    batch: TileBatch, programs: Sequence[RProgram], spec: DeviceSpec, told: list[Parts] | None = None
+) -> Terms:
+    """Price the programs of a batch, which say no more than the batch does."""
+    del programs
+    return price(batch, spec, told)
+
+
+def lower_bound_s(batch: TileBatch, spec: DeviceSpec) -> Floats | None:
+    """Return ``None``: no bound of a CPU program is cheaper than its price."""
+    del batch, spec
+    return None

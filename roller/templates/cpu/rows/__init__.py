@@ -1,0 +1,1 @@
+"""Reductions over rows and what follows them, a row at a time."""

@@ -1,0 +1,320 @@
+"""Template of row reductions and multi-stage expressions (softmax, norms, arg-reductions).
+
+Fused form: the spatial axes all stages share are rows; a task computes whole rows, stage after
+stage, and intermediates are small buffers of the task. Where stages share no row, or there are too
+few rows for the cores, each stage runs as a parallel nest of its own with whole intermediates; a
+reduction to few points is then split over parts whose partial results are combined in order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from roller.expr import SPATIAL, Axis, Index, Load, Scalar, Stage, TensorExpr, axis_index, lane_stride, transform
+from roller.te.emit import Expr, emit_index, emit_scalar
+from roller.templates.cpu.emit.elementwise import default_plans, elementwise_nest, task_loop
+from roller.templates.cpu.emit.nest import (
+    Buffer,
+    Nest,
+    Nests,
+    Stmt,
+    allocate,
+    declare,
+    lower_of,
+    read,
+    reader,
+    seq,
+    write,
+)  # fmt: skip
+from roller.templates.cpu.emit.packing import tile_start
+from roller.templates.cpu.emit.plan import SpatialPlan, power_of_two_below, spatial_plans
+from roller.templates.cpu.rows.emit_once import computed_once
+from roller.templates.cpu.rows.emit_reduce import Reducer
+from roller.templates.cpu.tiled.emit import tiled_body
+from roller.tile import RProgram
+
+_LANE = "@lane"
+Env = Mapping[str, Any]
+
+#: Points below which a stage is not worth splitting over cores.
+_SPLIT_POINTS = 1 << 16
+#: Rows of one reduction that are unrolled together.
+_ROW_GROUP = 4
+#: Parts of a split reduction per core.
+_PARTS_PER_CORE = 4
+
+
+def row_axes(expr: TensorExpr) -> tuple[str, ...]:
+    """Return the spatial axes along which all stages are independent of each other."""
+    shared = [a.name for a in expr.anchor.spatial_axes if a.extent > 1]
+    for s in expr.stages:
+        shared = [n for n in shared if any(i.is_axis(n) for i in s.store) and n in {a.name for a in s.spatial_axes}]
+    stores = {s.name: s.store for s in expr.stages}
+    for s in expr.stages:
+        for ld in s.loads:
+            for i, at in zip(stores.get(ld.tensor, ()), ld.index, strict=False):
+                shared = [n for n in shared if not i.is_axis(n) or (at == i and not ld.guard)]
+    return tuple(shared)
+
+
+@dataclass
+class _Rows:
+    """One lowering of a rows program."""
+
+    program: RProgram
+    buffers: dict[str, Buffer]
+    cores: int
+    nest: Nest = field(default_factory=Nest)
+
+    def __post_init__(self) -> None:
+        self.expr = self.program.expr
+        self.lanes = power_of_two_below(max(1, self.program.vector_elements))
+        self.rows = row_axes(self.expr)
+        self.temporary = [s for s in self.expr.stages if s.name not in self.expr.outputs]
+
+    def body(self) -> Stmt:
+        """Return the nest in its fused or its staged form."""
+        extents = self.expr.anchor.extents
+        rows = math.prod(extents[n] for n in self.rows)
+        large = max(s.points for s in self.expr.stages) >= _SPLIT_POINTS
+        if not self.rows or (rows < self.cores and large):
+            return self._staged()
+        return self._fused()
+
+    # --- fused form -----------------------------------------------------------------------------
+
+    def _fused(self) -> Stmt:
+        self.expr = computed_once(self.expr)
+        self.temporary = [s for s in self.expr.stages if s.name not in self.expr.outputs]
+        plans = [p for p in spatial_plans(self.program) if p.name in self.rows]
+        vector = next((p for p in plans if p.lanes > 1), None)
+        lanes = 1
+        if vector is not None:  # several neighbouring rows at once, one per lane
+            lanes = vector.lanes
+        plans = [self._row_plan(p, lanes if p is vector else 1) for p in plans]
+        local = {s.name: self._local(s, lanes) for s in self.temporary}
+        buffers = {**self.buffers, **local}
+
+        def task(start: Env) -> Stmt:
+            stages = [self._row_stage(s, start, buffers, vector, lanes) for s in self.expr.stages]
+            return seq(*(allocate(b) for b in local.values()), *stages)
+
+        alone = len(self.expr.stages) == 1 and vector is None
+        return task_loop(self.nest, plans, task, "parallel", group=_ROW_GROUP if alone else 1)
+
+    def _row_plan(self, plan: SpatialPlan, lanes: int) -> SpatialPlan:
+        """One row (or one vector of rows) per step; as many steps per task as the program says."""
+        tiles = -(-plan.extent // lanes)
+        return SpatialPlan(plan.name, plan.extent, lanes, tiles, min(tiles, plan.per_task * plan.tile // lanes), lanes)
+
+    def _local(self, s: Stage, lanes: int) -> Buffer:
+        shape = [e for e, i in zip(s.output.shape, s.store, strict=True) if not self._is_row(i)]
+        return declare(s.name, (*shape, lanes) if lanes > 1 else tuple(shape), s.output.dtype)
+
+    def _is_row(self, index: Index) -> bool:
+        return any(index.is_axis(n) for n in self.rows)
+
+    def _place(self, s: Stage, index: tuple[Index, ...], lanes: int) -> tuple[Index, ...]:
+        """Drop the row dimensions of an intermediate's index; add the lane."""
+        kept = tuple(at for at, i in zip(index, s.store, strict=True) if not self._is_row(i))
+        return (*kept, axis_index(_LANE)) if lanes > 1 else kept
+
+    def _row_stage(
+        self, s: Stage, start: Env, buffers: dict[str, Buffer], vector: SpatialPlan | None, lanes: int
+    ) -> Stmt:
+        """Emit one stage for one row (or one vector of rows)."""
+        made = {t.name: t for t in self.temporary}
+
+        def local(n: Scalar) -> Scalar:
+            return Load(n.tensor, self._place(made[n.tensor], n.index, lanes), n.guard, n.outside) \
+                if isinstance(n, Load) and n.tensor in made else n  # fmt: skip
+
+        body = transform(s.body, local)
+        store = self._place(s, s.store, lanes) if s.name in made else s.store
+        tensors = {n: reader(b) for n, b in buffers.items()}
+        value: Callable[[Env], Expr] = lambda env: emit_scalar(body, env, tensors)  # noqa: E731
+
+        def put(env: Env, result: Expr) -> Stmt:
+            return write(buffers[s.name], result, *(emit_index(i, env) for i in store))
+
+        inner = [a for a in s.spatial_axes if a.name not in self.rows]
+        if vector is not None:
+            return self._lane_rows(s, start, value, put, inner, vector, lanes)
+        if s.combiner is None:
+            plans = default_plans(s, self.expr, self.lanes, [a.name for a in inner])
+            return elementwise_nest(self.nest, plans, lambda e: put({**start, **e}, value({**start, **e})), False)
+        return self._reduction(s, start, value, put, inner)
+
+    def _lane_rows(
+        self, s: Stage, start: Env, value: Callable[[Env], Expr], put: Callable[[Env, Expr], Stmt],
+        inner: list[Axis], vector: SpatialPlan, lanes: int,
+    ) -> Stmt:  # fmt: skip
+        """Emit a stage for ``lanes`` neighbouring rows at once."""
+
+        def at_lane(env: Env, x: Expr) -> dict[str, Any]:
+            return {**env, _LANE: x, vector.name: start[vector.name] + x}
+
+        def point(at: tuple[Expr, ...]) -> Stmt:
+            env = {**start, **{a.name: x for a, x in zip(inner, at, strict=True)}}
+            if s.combiner is None:
+                return self.nest.loop(lanes, lambda x: put(at_lane(env, x), value(at_lane(env, x))), "vector", "lane")
+            first = start[vector.name]
+            reducer = Reducer(self.nest, s, lambda e: value({**e, _LANE: e[vector.name] - first}), lanes)
+            axis = Axis(vector.name, vector.extent)
+            finish = lambda e, r: put({**e, _LANE: e[vector.name] - first}, r)  # noqa: E731
+            return reducer.across(axis, finish, env, first, lanes)
+
+        return self.nest.grid([a.extent for a in inner], point)
+
+    def _reduction(
+        self, s: Stage, start: Env, value: Callable[[Env], Expr], put: Callable[[Env, Expr], Stmt], inner: list[Axis]
+    ) -> Stmt:
+        """Emit a reduction at one row: lanes along its most contiguous axis."""
+        reducer = Reducer(self.nest, s, value, self.lanes)
+        across = self._across(s, inner)
+        if across is not None:
+            others = [a for a in inner if a is not across]
+            width = self._width(across.extent)
+            plan = SpatialPlan(across.name, across.extent, width, -(-across.extent // width), 1)
+
+            def tile(at: tuple[Expr, ...]) -> Stmt:
+                env = {**start, **{a.name: x for a, x in zip(others, at, strict=False)}}
+                return reducer.across(across, put, env, tile_start(plan, at[-1]), width)
+
+            return self.nest.grid([*(a.extent for a in others), plan.tiles], tile)
+        along = self._along(s)
+
+        def point(at: tuple[Expr, ...]) -> Stmt:
+            env = {**start, **{a.name: x for a, x in zip(inner, at, strict=True)}}
+            return reducer.point(env, along, lambda r: put(env, r))
+
+        return self.nest.grid([a.extent for a in inner], point)
+
+    def _width(self, extent: int) -> int:
+        lanes = power_of_two_below(min(self.lanes, extent))
+        return lanes * max(1, min(4, extent // lanes))
+
+    def _across(self, s: Stage, inner: list[Axis]) -> Axis | None:
+        """Return the spatial axis to vectorise, where one is contiguous in the data and no reduction axis is."""
+        if self._along(s) is not None or self.lanes == 1:
+            return None
+        good = [a for a in inner if a.extent > 1 and _vectorisable(s, self.expr, a.name)]
+        return good[-1] if good else None
+
+    def _along(self, s: Stage) -> Axis | None:
+        """Return the contiguous reduction axis."""
+        good = [a for a in s.reduction_axes if a.extent > 1 and _vectorisable(s, self.expr, a.name)]
+        return good[-1] if good and self.lanes > 1 else None
+
+    # --- staged form ----------------------------------------------------------------------------
+
+    def _staged(self) -> Stmt:
+        """Every stage as a parallel nest of its own."""
+        whole = {s.name: declare(s.name, s.output.shape, s.output.dtype) for s in self.temporary}
+        buffers = {**self.buffers, **whole}
+        tensors = {n: reader(b) for n, b in buffers.items()}
+        nests = [self._whole_stage(s, buffers[s.name], tensors) for s in self.expr.stages]
+        return seq(*(allocate(b) for b in whole.values()), *nests)
+
+    def _whole_stage(self, s: Stage, out: Buffer, tensors: Mapping[str, Callable[..., Expr]]) -> Stmt:
+        value: Callable[[Env], Expr] = lambda env: emit_scalar(s.body, env, tensors)  # noqa: E731
+
+        def put(env: Env, result: Expr) -> Stmt:
+            return write(out, result, *(emit_index(i, env) for i in s.store))
+
+        names = [a.name for a in s.spatial_axes]
+        large = s.points >= _SPLIT_POINTS
+        if s.combiner is None:
+            plans = default_plans(s, self.expr, self.lanes, names)
+            return elementwise_nest(self.nest, plans, lambda e: put(e, value(e)), large)
+        points = math.prod(a.extent for a in s.spatial_axes)
+        if points < self.cores and large:
+            return self._split(s, value, put)
+        across = self._across(s, list(s.spatial_axes))
+        width = {across.name: self._width(across.extent)} if across is not None else {}
+        plans = tuple(
+            SpatialPlan(a.name, a.extent, width.get(a.name, 1), -(-a.extent // width.get(a.name, 1)), 1)
+            for a in s.spatial_axes
+        )
+        reducer = Reducer(self.nest, s, value, self.lanes)
+
+        def tile(env: Env) -> Stmt:
+            if across is not None:
+                return reducer.across(across, put, env, env[across.name], width[across.name])
+            return reducer.point(env, self._along(s), lambda r: put(env, r))
+
+        return task_loop(self.nest, plans, tile, "parallel" if large else "serial")
+
+    def _split(self, s: Stage, value: Callable[[Env], Expr], put: Callable[[Env, Expr], Stmt]) -> Stmt:
+        """Reduce to fewer points than cores: parts in parallel, combined in order afterwards."""
+        axis = self._along(s) or max(s.reduction_axes, key=lambda a: a.extent)
+        parts = min(self.program.split_k if self.program.split_k > 1 else self.cores * _PARTS_PER_CORE, axis.extent)
+        length = -(-axis.extent // parts)
+        length = -(-length // self.lanes) * self.lanes
+        parts = -(-axis.extent // length)
+        spatial = list(s.spatial_axes)
+        shape = (parts, *(a.extent for a in spatial))
+        partial = declare(f"{s.name}_partial", shape, s.acc_dtype)
+        reducer = Reducer(self.nest, s, value, self.lanes if self._along(s) is not None else 1)
+
+        def part(p: Expr) -> Stmt:
+            size = length if axis.extent % length == 0 else lower_of(length, axis.extent - p * length)
+
+            def point(at: tuple[Expr, ...]) -> Stmt:
+                env = {a.name: x for a, x in zip(spatial, at, strict=True)}
+                return reducer.point(env, axis, lambda r: write(partial, r, p, *at), (p * length, size))
+
+            return self.nest.grid([a.extent for a in spatial], point)
+
+        last = Stage(s.output, (*spatial, Axis("@part", parts, "reduction")), s.store,
+                     Load("@partial", (axis_index("@part"), *(axis_index(a.name) for a in spatial))),
+                     s.combiner, s.acc_dtype)  # fmt: skip
+        again = Reducer(self.nest, last, lambda e: read(partial, e["@part"], *(e[a.name] for a in spatial)), 1)
+
+        def combine(at: tuple[Expr, ...]) -> Stmt:
+            env = {a.name: x for a, x in zip(spatial, at, strict=True)}
+            return again.point(env, None, lambda r: put(env, r))
+
+        return seq(
+            allocate(partial),
+            self.nest.loop(parts, part, "parallel", "part"),
+            self.nest.grid([a.extent for a in spatial], combine),
+        )
+
+
+def _vectorisable(s: Stage, expr: TensorExpr, axis: str) -> bool:
+    """Whether some load is contiguous along ``axis``, none strided, and no guard involves it."""
+    good, bad = 0, 0
+    for ld in s.loads:
+        step = lane_stride(ld.index, expr.tensors[ld.tensor].shape, axis)
+        good, bad = good + (step == 1), bad + (step not in (0, 1))
+        bad += any(axis in b.index.axes for b in ld.guard)
+    return good > 0 and bad == 0
+
+
+def rows_body(program: RProgram, buffers: dict[str, Buffer], cores: int) -> Stmt:
+    """Return the loop nest of a ``rows`` program.
+
+    Parameters
+    ----------
+    program
+        A CPU program of structure ``"rows"``.
+    buffers
+        Argument buffers by tensor name (inputs and outputs, canonical shapes).
+    cores
+        Cores of the device: fewer rows than cores are computed stage by stage instead.
+    """
+    expr = program.expr
+    single = len(expr.stages) == 1 or expr.epilogue is not None
+    spatial = {a.name for a in expr.axes if a.kind == SPATIAL and a.extent > 1}
+    if single and expr.anchor.combiner is not None and program.vector_axis in spatial:
+        return tiled_body(program, buffers)  # lanes are outputs: a register tile without packing
+    return _Rows(program, buffers, cores).body()
+
+
+def rows_nests(program: RProgram, buffers: dict[str, Buffer], cores: int) -> Nests:
+    """Return the loop nest of a row program; arguments as of :func:`rows_body`."""
+    return Nests(rows_body(program, buffers, cores))

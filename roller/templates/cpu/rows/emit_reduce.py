@@ -1,0 +1,235 @@
+"""Reductions of one stage at one point, or across the lanes of a spatial axis.
+
+A float sum may not be reassociated by the compiler, so lanes are explicit: along a contiguous
+reduction axis every lane of several accumulators keeps a partial result of its own, and a fixed
+tree combines them (same bits on every run). Along a contiguous spatial axis each lane is an output.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from roller.expr import COMBINERS, Axis, Stage
+from roller.te.compat import tirx
+from roller.te.emit import Expr, combine, constant
+from roller.templates.cpu.emit.nest import Buffer, Nest, Stmt, allocate, declare, integer, quotient, read, seq, write
+from roller.templates.cpu.emit.plan import power_of_two_below
+
+Value = Callable[[Mapping[str, Any]], Expr]
+Env = Mapping[str, Any]
+
+#: Independent accumulators: they hide the latency of an addition (4 cycles, two per cycle).
+_ACCUMULATORS = 4
+
+
+@dataclass(frozen=True)
+class Reducer:
+    """Emits the reduction of ``stage`` whose body at an axis environment is ``value``."""
+
+    nest: Nest
+    stage: Stage
+    value: Value
+    lanes: int
+
+    def _neutral(self) -> Expr:
+        return constant(COMBINERS[self.stage.combiner or "sum"].neutral, self.stage.acc_dtype)
+
+    def _accumulate(self, buffer: Buffer, index: Sequence[Expr], env: Env) -> Stmt:
+        value = self.value(env).astype(self.stage.acc_dtype)
+        return write(buffer, combine(self.stage.combiner or "sum", read(buffer, *index), value), *index)
+
+    def point(
+        self, env: Env, vector: Axis | None, finish: Callable[[Expr], Stmt], span: tuple[Any, Any] | None = None
+    ) -> Stmt:
+        """Reduce one point with lane-wise partial results along ``vector`` and pass the result to ``finish``.
+
+        Parameters
+        ----------
+        env
+            Coordinates of the point.
+        vector
+            Reduction axis to vectorise; ``None`` reduces element by element.
+        span
+            First element and number of elements of ``vector`` to reduce (both may be run-time values);
+            the whole axis when ``None``.
+        """
+        others = [a for a in self.stage.reduction_axes if a is not vector]
+        scalar = declare("total", (1,), self.stage.acc_dtype, scope="local")
+        zero = (integer(0),)
+        start = write(scalar, self._neutral(), *zero)
+
+        def around(inner: Callable[[dict[str, Any]], Stmt]) -> Stmt:
+            return self.nest.grid(
+                [a.extent for a in others],
+                lambda at: inner({**env, **{a.name: x for a, x in zip(others, at, strict=True)}}),
+            )
+
+        if vector is None or self.lanes == 1 or (span is None and vector.extent < self.lanes):
+            loop: Any = self.stage.reduction_axes if vector is None else (vector,)
+            if vector is None:
+                others = []
+                body = self.nest.grid(
+                    [a.extent for a in loop],
+                    lambda at: self._accumulate(
+                        scalar, zero, {**env, **{a.name: x for a, x in zip(loop, at, strict=True)}}
+                    ),
+                )
+            else:
+                first, length = span or (0, vector.extent)
+                body = around(
+                    lambda e: self.nest.loop(
+                        length, lambda k: self._accumulate(scalar, zero, {**e, vector.name: first + k})
+                    )
+                )
+            return seq(allocate(scalar), start, body, finish(read(scalar, *zero)))
+        return seq(allocate(scalar), start, self._lanes(env, vector, span, scalar, around, finish))
+
+    def _lanes(
+        self, env: Env, vector: Axis, span: tuple[Any, Any] | None, scalar: Buffer,
+        around: Callable[[Callable[[dict[str, Any]], Stmt]], Stmt], finish: Callable[[Expr], Stmt],
+    ) -> Stmt:  # fmt: skip
+        """Lane-wise partial results: wide main loop, single vectors, then elements."""
+        n, lanes = self.nest, self.lanes
+        first, length = span or (0, vector.extent)
+        wide = _ACCUMULATORS * lanes
+        acc = declare("acc", (_ACCUMULATORS, lanes), self.stage.acc_dtype, scope="local")
+        neutral = self._neutral()
+
+        def each(body: Callable[[Expr, Expr], Stmt]) -> Stmt:
+            return n.loop(_ACCUMULATORS, lambda u: n.loop(lanes, lambda x: body(u, x), "vector", "lane"), "unroll")
+
+        blocks, rest = quotient(length, wide)
+        vectors, tail = quotient(rest, lanes)
+        halves = self._halves(tail)
+
+        def body(e: dict[str, Any]) -> Stmt:
+            def at(k: Any) -> dict[str, Any]:
+                return {**e, vector.name: first + k}
+
+            done, ended = blocks * wide, blocks * wide + vectors * lanes
+            return seq(
+                _maybe(blocks, lambda: n.loop(
+                    blocks,
+                    lambda b: each(lambda u, x: self._accumulate(acc, (u, x), at(b * wide + (u * lanes + x)))),
+                )),
+                *self._single_vectors(vectors, acc, lambda b, x: at(done + b * lanes + x)),
+                *self._tail(tail, halves, scalar, lambda k: at(ended + k)),
+            )  # fmt: skip
+
+        return seq(
+            allocate(acc),
+            *(allocate(b) for _, _, b in halves),
+            each(lambda u, x: write(acc, neutral, u, x)),
+            *(n.loop(w, functools.partial(_put, b, neutral), "vector", "lane") for _, w, b in halves),
+            around(body),
+            self._fold(acc, halves, scalar),
+            finish(read(scalar, integer(0))),
+        )
+
+    def _single_vectors(self, count: Any, acc: Buffer, at: Callable[[Any, Expr], Env]) -> list[Stmt]:
+        """Reduce the vectors behind the wide loop, each into an accumulator of its own where their number is known."""
+        n, lanes = self.nest, self.lanes
+
+        def one(b: Any, u: int) -> Stmt:
+            return n.loop(lanes, lambda x: self._accumulate(acc, (integer(u), x), at(b, x)), "vector", "lane")
+
+        if isinstance(count, int):
+            return [one(b, b % _ACCUMULATORS) for b in range(count)]
+        return [n.loop(count, lambda b: one(b, 0))]
+
+    def _halves(self, tail: Any) -> list[tuple[int, int, Buffer]]:
+        """Return the parts of a vector that a known tail is made of: first element, width, accumulator."""
+        out, done, width = [], 0, self.lanes // 2
+        while isinstance(tail, int) and width > 1:
+            if tail - done >= width:
+                buffer = declare(f"part{width}", (width,), self.stage.acc_dtype, scope="local")
+                out.append((done, width, buffer))
+                done += width
+            width //= 2
+        return out
+
+    def _tail(
+        self, count: Any, halves: Sequence[tuple[int, int, Buffer]], scalar: Buffer, at: Callable[[Any], Env]
+    ) -> list[Stmt]:
+        """Reduce what is left behind the vectors: parts of a vector, then elements."""
+        n = self.nest
+
+        def part(first: int, width: int, buffer: Buffer) -> Stmt:
+            return n.loop(width, lambda x: self._accumulate(buffer, (x,), at(first + x)), "vector", "lane")
+
+        done = sum(width for _, width, _ in halves)
+        rest = count - done
+        elements = n.loop(rest, lambda k: self._accumulate(scalar, (integer(0),), at(done + k)))
+        return [*(part(*h) for h in halves), *([] if isinstance(rest, int) and not rest else [elements])]
+
+    def _fold(self, acc: Buffer, halves: Sequence[tuple[int, int, Buffer]], scalar: Buffer) -> Stmt:
+        """Combine the lanes by halving, in registers: a fixed tree, the same bits on every run."""
+        how, steps, parts = self.stage.combiner or "sum", list[Stmt](), {w: b for _, w, b in halves}
+
+        def vector(buffer: Buffer, *row: Expr, width: int) -> Expr:
+            return tirx.BufferLoad(buffer, [*row, tirx.Ramp(integer(0), integer(1), width)])
+
+        value = vector(acc, integer(0), width=self.lanes)
+        for u in range(1, _ACCUMULATORS):
+            value = combine(how, value, vector(acc, integer(u), width=self.lanes))
+        width = self.lanes
+        while width > 1:
+            whole = self.nest.variable("fold", value)
+            steps.append(tirx.Bind(whole, value))
+            width //= 2
+            low, high = (
+                tirx.Shuffle([whole], [tirx.const(x, "int32") for x in range(first, first + width)])
+                for first in (0, width)
+            )
+            value = combine(how, low, high)
+            if width in parts:
+                value = combine(how, value, vector(parts[width], width=width))
+        zero = integer(0)
+        return seq(*steps, write(scalar, combine(how, read(scalar, zero), value), zero))
+
+    def across(self, vector: Axis, finish: Callable[[Env, Expr], Stmt], env: Env, start: Expr, width: int) -> Stmt:
+        """Reduce ``width`` neighbouring outputs along the spatial axis ``vector`` at once.
+
+        Parameters
+        ----------
+        start, width
+            First output and number of outputs; ``width`` is a multiple of a power-of-two vector.
+        finish
+            Receives the coordinates and the result of one lane.
+        """
+        lanes = power_of_two_below(min(self.lanes, width))
+        acc = declare("acc", (width,), self.stage.acc_dtype, scope="local")
+
+        def each(body: Callable[[Expr], Stmt]) -> Stmt:
+            return self.nest.loop(
+                width // lanes,
+                lambda u: self.nest.loop(lanes, lambda x: body(u * lanes + x), "vector", "lane"),
+                "unroll",
+            )
+
+        axes = self.stage.reduction_axes
+        body = self.nest.grid(
+            [a.extent for a in axes],
+            lambda at: each(
+                lambda x: self._accumulate(
+                    acc, (x,), {**env, **{a.name: k for a, k in zip(axes, at, strict=True)}, vector.name: start + x}
+                )
+            ),
+        )
+        return seq(
+            allocate(acc),
+            each(lambda x: write(acc, self._neutral(), x)),
+            body,
+            each(lambda x: finish({**env, vector.name: start + x}, read(acc, x))),
+        )
+
+
+def _put(buffer: Buffer, value: Expr, place: Expr) -> Stmt:
+    return write(buffer, value, place)
+
+
+def _maybe(count: Any, body: Callable[[], Stmt]) -> Stmt | None:
+    return None if isinstance(count, int) and count == 0 else body()

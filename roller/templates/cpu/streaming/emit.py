@@ -1,0 +1,160 @@
+"""Template of expressions without a reduction: one parallel, vectorised pass, for all outputs where they go along."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from roller.errors import BuildError
+from roller.expr import Index, Load, Scalar, Stage, TensorExpr, lane_stride, map_indices, transform
+from roller.expr.index_arithmetic import composed
+from roller.te.emit import Expr, emit_index, emit_scalar
+from roller.templates.cpu.decide import starts_at_lines
+from roller.templates.cpu.emit.elementwise import default_plans, elementwise_nest
+from roller.templates.cpu.emit.nest import (
+    Buffer,
+    Nest,
+    Nests,
+    Stmt,
+    allocate,
+    declare,
+    integer,
+    reader,
+    seq,
+    write,
+)  # fmt: skip
+from roller.templates.cpu.emit.nontemporal import elements_to_line
+from roller.templates.cpu.emit.plan import SpatialPlan, spatial_plans
+from roller.tile import RProgram
+
+
+def inline_stages(expr: TensorExpr) -> tuple[Stage, ...]:
+    """Return the stages left after substituting intermediates into their consumers.
+
+    An intermediate stays where a consumer guards it, or reads it through an index its body cannot be
+    composed with.
+    """
+    stages = list(expr.stages)
+    for s in expr.stages:
+        if s.name in expr.outputs or s.combiner is not None:
+            continue
+        users = [t for t in stages if any(ld.tensor == s.name for ld in t.loads)]
+        if all(_composable(s, ld) for t in users for ld in t.loads if ld.tensor == s.name):
+            current = next(t for t in stages if t.name == s.name)
+            stages = [_substitute(t, current) if t in users else t for t in stages if t is not current]
+    return tuple(stages)
+
+
+def _composable(s: Stage, load: Load) -> bool:
+    plain = all(len(i.terms) == 1 and i.is_axis(i.terms[0].axis) for i in s.store)
+    affine = all(i.is_affine for ld in s.loads for i in (*ld.index, *(b.index for b in ld.guard)))
+    return plain and not load.guard and (affine or all(i.is_affine and len(i.terms) == 1 for i in load.index))
+
+
+def _substitute(user: Stage, s: Stage) -> Stage:
+    """Replace the loads of ``s`` in ``user`` by its body at the loaded coordinates."""
+
+    def inline(n: Scalar) -> Scalar:
+        if not isinstance(n, Load) or n.tensor != s.name:
+            return n
+        at = {i.terms[0].axis: index for i, index in zip(s.store, n.index, strict=True)}
+        return map_indices(s.body, lambda i: _compose(i, at))
+
+    return replace(user, body=transform(user.body, inline))
+
+
+def _compose(index: Index, at: Mapping[str, Index]) -> Index:
+    """Return ``index`` with every axis replaced by an affine index."""
+    found = composed(index, at)
+    if found is None:
+        raise BuildError(f"streaming: cannot compose {index} with {at}. Use structure 'rows'.")
+    return found
+
+
+def streaming_body(program: RProgram, buffers: dict[str, Buffer]) -> Stmt:
+    """Return the loop nest of a ``streaming`` program.
+
+    Parameters
+    ----------
+    program
+        A CPU program of structure ``"streaming"``.
+    buffers
+        Argument buffers by tensor name (inputs and outputs, canonical shapes).
+
+    Raises
+    ------
+    BuildError
+        Where the expression reduces something.
+    """
+    expr = program.expr
+    if any(s.combiner is not None for s in expr.stages):
+        raise BuildError(f"{expr.name}: structure 'streaming' expected no reduction, got one. Use structure 'rows'.")
+    nest = Nest()
+    stages = inline_stages(expr)
+    kept = {s.name: declare(s.name, s.output.shape, s.output.dtype) for s in stages if s.name not in expr.outputs}
+    everything = {**buffers, **kept}
+    tensors = {n: reader(b) for n, b in everything.items()}
+    together = _in_one_pass(program, stages)
+    if together:
+        return seq(*(allocate(b) for b in kept.values()), _pass(nest, program, stages, everything, tensors))
+    nests = [_nest(nest, program, s, everything[s.name], tensors) for s in stages]
+    return seq(*(allocate(b) for b in kept.values()), *nests)
+
+
+def _in_one_pass(program: RProgram, stages: Sequence[Stage]) -> bool:
+    """Whether several stages run over the same points and read each other's results where they were just written."""
+    if len(stages) == 1 or program.nontemporal:
+        return False
+    stores = {s.name: s.store for s in stages}
+    in_place = (ld.index == stores[ld.tensor] and not ld.guard for s in stages for ld in s.loads if ld.tensor in stores)
+    return all(s.axes == program.axes for s in stages) and all(in_place)
+
+
+def _pass(
+    nest: Nest, program: RProgram, stages: Sequence[Stage], buffers: Mapping[str, Buffer],
+    tensors: Mapping[str, Callable[..., Expr]],
+) -> Stmt:  # fmt: skip
+    """Emit stages side by side: what one of them reads the others read from a register."""
+
+    def store(env: dict[str, Any]) -> Stmt:
+        return seq(
+            *(write(buffers[s.name], emit_scalar(s.body, env, tensors), *(emit_index(i, env) for i in s.store))
+              for s in stages)
+        )  # fmt: skip
+
+    return elementwise_nest(nest, spatial_plans(program), store, True)
+
+
+def _nest(nest: Nest, program: RProgram, s: Stage, out: Buffer, tensors: Mapping[str, Callable[..., Expr]]) -> Stmt:
+    """Emit one stage, tiled by the program where its axes are the program's."""
+    names = [a.name for a in s.spatial_axes]
+    if s.axes == program.axes:
+        plans = spatial_plans(program)
+    else:
+        plans = default_plans(s, program.expr, program.vector_elements, names)
+
+    def store(env: dict[str, Any]) -> Stmt:
+        return write(out, emit_scalar(s.body, env, tensors), *(emit_index(i, env) for i in s.store))
+
+    return elementwise_nest(nest, plans, store, True, _to_line(plans, s, out) if program.nontemporal else None)
+
+
+def _to_line(plans: Sequence[SpatialPlan], s: Stage, out: Buffer) -> Callable[[Mapping[str, Any]], Expr] | None:
+    """Return what gives the elements from the start of a row of ``out`` to its next cache line, or ``None``.
+
+    ``None`` where rows are not contiguous, or too short for tiles that start at lines to be most of them.
+    """
+    vector = next((p for p in plans if p.lanes > 1), None)
+    shape = s.output.shape
+    if vector is None or not starts_at_lines(vector.lanes, vector.tiles, lane_stride(s.store, shape, vector.name)):
+        return None
+    return lambda start: elements_to_line(
+        out, tuple(emit_index(i, {**start, vector.name: integer(0)}) for i in s.store) or (integer(0),)
+    )
+
+
+def streaming_nests(program: RProgram, buffers: dict[str, Buffer], cores: int) -> Nests:
+    """Return the loop nest of a stream; arguments as of :func:`streaming_body`."""
+    del cores
+    return Nests(streaming_body(program, buffers))

@@ -1,0 +1,57 @@
+"""The pool of CPU programs of streams: vectors along the contiguous axis, tasks that fill axes one by one."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.templates.common.moves import Place
+from roller.templates.common.options import ConstructOptions
+from roller.templates.common.scale_up import unique_rows
+from roller.templates.cpu.common.lanes import lane_count, lane_distance
+from roller.templates.cpu.common.tasks import batch_of, filled, task_sizes, vector_counts
+from roller.templates.cpu.streaming.price import leaves_caches
+from roller.tile.geometry import Geometry
+from roller.tile.structures import STREAMING, structure_of
+
+
+def stream_pools(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
+    """Return the programs of a stream, with plain stores and with non-temporal ones."""
+    del options
+    if structure_of(geometry).reduces:
+        return []
+    return store_choices(_streaming(geometry, spec, geometry.order[-1]), spec)
+
+
+def store_choices(batch: TileBatch, spec: DeviceSpec) -> list[TileBatch]:
+    """Return the batch as it is and, where streams leave no result in a cache, with non-temporal stores."""
+    past = not batch.traits.reduces and leaves_caches(batch.geometry, spec)
+    return [batch, replace(batch, nontemporal=True)] if past else [batch]
+
+
+def _streaming(geometry: Geometry, spec: DeviceSpec, v: int) -> TileBatch:
+    lanes = lane_count(spec, 4)
+    rank = len(geometry.names)
+    registers, blocks = [], []
+    # Where lanes are far apart, the axis along which their lines go on is the other one to fill a task with.
+    far = [a for a in geometry.loads if lane_distance(a, v) > 1]
+    along = [x for a in far for x in geometry.order if lane_distance(a, x) == 1]
+    orders = dict.fromkeys([geometry.order[::-1], *((x, *(y for y in geometry.order[::-1] if y != x)) for x in along)])
+    for order, vectors in itertools.product(orders, vector_counts(geometry, v, lanes)):
+        register = np.ones(rank, np.int64)
+        register[v] = vectors * lanes
+        for count in task_sizes(geometry, register, spec):
+            registers.append(register)
+            blocks.append(filled(geometry, register, register, order, count))
+    both = unique_rows(np.concatenate([np.array(registers), np.array(blocks)], axis=1))
+    return batch_of(geometry, STREAMING, both[:, :rank], both[:, rank:], (), v)
+
+
+def neighbours(place: Place) -> Iterator[TileBatch]:
+    """Yield the program with either kind of stores."""
+    yield from store_choices(replace(place.batch, nontemporal=False), place.spec)

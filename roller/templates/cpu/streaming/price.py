@@ -1,0 +1,152 @@
+"""Streams on a CPU: one pass over all tensors, from the layer that holds them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from roller.expr import instruction_mix
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.templates.cpu.common.caches import bandwidth_of, cached_share, tensor_bytes
+from roller.templates.cpu.common.cores import Parts, Terms, imbalance, start_s
+from roller.templates.cpu.common.lanes import lane_distance, rate_of, room
+from roller.templates.cpu.decide import decided, starts_at_lines
+from roller.tile.geometry import Floats, Geometry, Ints
+
+#: Cycles a task of rows needs around them: bounds, remainders and their branches, in the code of our templates.
+TASK_CYCLES = 200.0
+
+
+def leaves_caches(geometry: Geometry, spec: DeviceSpec) -> bool:
+    """Whether results are gone from the last-level cache before anyone reads them."""
+    read_back = any(ld.tensor in geometry.expr.outputs for s in geometry.expr.stages for ld in s.loads)
+    return sum(tensor_bytes(geometry)) > room(spec, "l3") and not read_back
+
+
+def stream_s(batch: TileBatch, spec: DeviceSpec, tasks: Ints, imbalance: Floats) -> dict[str, Floats]:
+    """Return seconds that one pass over all tensors takes, under the name of the layer it waits for, ``(N,)`` each.
+
+    Notes
+    -----
+    Call after call a core works on the same part of the tensors: what fits the L2 of the cores at work comes from
+    there, what fits the L3 from the L3, the rest from memory. Beyond the L2 a store reads its line before it writes
+    it (write-allocate) and writes it back; non-temporal stores of whole lines only write.
+    """
+    inputs, outputs = tensor_bytes(batch.geometry)
+    both = float(inputs + outputs)
+    l2, l3, dram = (spec.layer(n) for n in ("l2", "l3", "dram"))
+    active = np.minimum(tasks, spec.units)
+    near = 0.0 * active if batch.nontemporal else cached_share(both, room(spec, "l2") * active)
+    l2_s = (near * both + _lines_again(batch, spec)) / l2.bandwidth_bytes_per_s * imbalance
+    if batch.nontemporal:
+        cached = inputs * cached_share(inputs, room(spec, "l3"))
+        # A line two rows share goes out twice, and memory reads what such a write leaves of it.
+        far = inputs - cached + outputs * (1.0 + 2.0 * _partial_lines(batch, spec))
+    else:
+        kept = cached_share(both, room(spec, "l3"))
+        cached, far = (both + outputs) * kept, np.full(len(batch), (both + outputs) * (1.0 - kept))
+    away = (1.0 - near) * imbalance
+    return {
+        "l2_s": l2_s,
+        "l3_s": away * cached / (bandwidth_of(l3, active, spec) * spec.units / active),
+        "dram_s": away * far / (bandwidth_of(dram, active, spec) * spec.units / active),
+    }
+
+
+def _lines_again(batch: TileBatch, spec: DeviceSpec) -> Floats:
+    """Return bytes that lanes far apart make L1 load again: of each line they take one element at a time.
+
+    The next elements of the lines are taken at the next step of the axis they lie along. A task that covers it finds
+    them in L1 where the lines of one step fit; all others load every line once per element.
+    """
+    g, v = batch.geometry, batch.vector_axis
+    total = np.zeros(len(batch))
+    if v is None or not g.spatial.all():
+        return total
+    line = spec.layer("l1").line_bytes or spec.layer("l1").transaction_bytes
+    for a in g.loads:
+        along = next((x for x in g.order if lane_distance(a, x) == 1), None)
+        if along is None or lane_distance(a, v) < 2:
+            continue
+        whole = line // a.tensor.itemsize_bytes
+        inside = [x for x in g.order[g.order.index(along) + 1 :] if a.uses[x]]
+        kept = batch.block[:, inside].prod(axis=1) * line <= room(spec, "l1")
+        taken = np.where(kept, np.minimum(batch.block[:, along], whole), 1)
+        total = total + float(g.extents[a.uses].prod()) * line * (1.0 / taken - 1.0 / whole)
+    return total
+
+
+def _partial_lines(batch: TileBatch, spec: DeviceSpec) -> Floats:
+    """Return the share of written lines that vectors do not fill: those at the ends of rows, or all of short ones."""
+    g, v = batch.geometry, batch.vector_axis
+    line = spec.layer("l1").line_bytes or 1
+    if v is None or lane_distance(g.store, v) != 1:
+        return np.ones(len(batch))
+    row = int(g.extents[v]) * g.store.tensor.itemsize_bytes
+    d = decided(batch, spec)
+    return np.where(starts_at_lines(d.lanes, d.tiles[:, v], 1), min(1.0, 2.0 * line / row), 1.0)
+
+
+def price(batch: TileBatch, spec: DeviceSpec, parts: Parts) -> Terms:
+    """Price a batch; returns ``seconds`` and its terms as arrays ``(N,)``."""
+    return streamed_terms(batch, spec, parts, _task_s(batch, spec))
+
+
+def task_start_s(spec: DeviceSpec) -> float:
+    """Return seconds until a task that starts anew is under way."""
+    return spec.execution.barrier_s + TASK_CYCLES / spec.clock_hz
+
+
+def drained_s(spec: DeviceSpec) -> float:
+    """Return seconds in which the non-temporal stores of a task drain, the lines at its ends one by one."""
+    return 2 * (spec.layer("dram").latency_s or 0.0) / (spec.execution.misses_in_flight or 1)
+
+
+def _task_s(batch: TileBatch, spec: DeviceSpec) -> float:
+    """Return seconds between one task and the next on a core, beside their work.
+
+    Plain streams along one axis are one loop whatever the tasks are; with more axes a task finds its place first.
+    """
+    if batch.nontemporal:
+        return task_start_s(spec) + drained_s(spec)
+    return spec.execution.barrier_s if len(batch.geometry.order) > 1 else 0.0
+
+
+def streamed_terms(batch: TileBatch, spec: DeviceSpec, parts: Parts, each: float) -> Terms:
+    """Element-wise passes and row reductions: vector arithmetic against the memory bus.
+
+    ``each`` are seconds between one task and the next on a core, beside their work.
+    """
+    idle, tasks = imbalance(batch, spec)
+    cycles = _stream_cycles(batch, spec)
+    compute = cycles / (spec.clock_hz * spec.units) * idle
+    memory = stream_s(batch, spec, tasks, idle)
+    per_task, moving = tasks * each / spec.units, sum(memory.values())
+    terms: Terms = {"compute_s": compute, **memory, "launch_s": start_s(tasks, 1, spec)}
+    slowest = np.maximum(compute, moving)
+    terms["seconds"] = slowest + per_task + terms["launch_s"]
+    parts.update(cycles=cycles, each=each, imbalance=idle, memory=moving, slowest=slowest, per_task=per_task)
+    terms["tasks"] = tasks.astype(float)
+    return terms
+
+
+def _stream_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
+    """Return cycles of one core for the arithmetic, loads and loops of all stages, ``(N,)``."""
+    g = batch.geometry
+    rate = spec.compute.ops_per_cycle_per_unit
+    lanes = spec.teu.lanes
+    v = batch.vector_axis
+    cycles = np.zeros(len(batch))
+    for s in g.expr.stages:
+        mix = instruction_mix(s.body, s.combiner)
+        per_point = sum(n * lanes / rate_of(spec, c, s.acc_dtype) for c, n in mix.items())
+        strided = [a for a in g.loads if v is not None and lane_distance(a, v) > 1]
+        loads = max(1, len(set(s.loads))) * lanes / rate["load_store"]
+        vectors = s.points / lanes
+        filled = lanes if v is None else np.clip(np.minimum(batch.register[:, v], g.extents[v]), 1, lanes)
+        used = lanes / filled
+        collected = loads * lanes if strided else used * loads  # elements are collected one by one, however many
+        cycles = cycles + vectors * np.maximum(used * per_point, collected)
+    unroll = np.maximum(1, batch.register.prod(axis=1) / lanes)
+    overhead = sum(s.points for s in g.expr.stages) / lanes / unroll * spec.execution.step_issue_s * spec.clock_hz
+    return np.asarray((cycles * lanes if v is None else cycles) + overhead)

@@ -1,0 +1,1 @@
+"""Tiled reductions: a micro-kernel over packed panels."""

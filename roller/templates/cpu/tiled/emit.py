@@ -1,0 +1,373 @@
+"""Template of tiled reductions: packed operands, register-blocked vector micro-kernel, fused epilogue.
+
+One task (the ``l2`` tile) per iteration of the parallel loop; inside it register tiles, each with
+its accumulators in vector registers and the reduction innermost. Matrix products, direct and
+implicit-GEMM convolutions, depthwise convolutions and pooling differ only in the access maps of
+their expression and in the program's tiles.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from roller.errors import BuildError
+from roller.expr import COMBINERS, Load, Scalar, Stage, lane_stride, transform, walk
+from roller.te.compat import tirx
+from roller.te.emit import Expr, combine, constant, emit_index, emit_scalar
+from roller.templates.cpu.decide import BOX, IN_PLACE
+from roller.templates.cpu.emit.nest import (
+    Buffer,
+    Nest,
+    Nests,
+    Stmt,
+    allocate,
+    computed_dtype,
+    declare,
+    integer,
+    lower_of,
+    read,
+    reader,
+    seq,
+    serial,
+    unravel,
+    when,
+    write,
+)  # fmt: skip
+from roller.templates.cpu.emit.packing import pack_halo, pack_panel, tile_start
+from roller.templates.cpu.emit.plan import (
+    HaloPlan,
+    PanelPlan,
+    ReductionPlan,
+    SpatialPlan,
+    block_of,
+    decisions_of,
+    halo_plan,
+    in_block,
+    inner_of,
+    panel_plan,
+    power_of_two_below,
+    reduction_plans,
+    relative,
+    spatial_plans,
+    task_tile_of,
+    tile_of,
+)  # fmt: skip
+from roller.templates.cpu.emit.prefetch import Hint, prefetch_panel
+from roller.templates.cpu.tiled.emit_segment_store import write_runs
+from roller.tile import RProgram
+from roller.tile.geometry import access_of_load
+
+_ACCUMULATOR = "@acc"
+Env = dict[str, Any]
+
+
+@dataclass
+class Tiled:
+    """One lowering of a tiled program: its plans, buffers and the pieces of its loop nest."""
+
+    program: RProgram
+    buffers: dict[str, Buffer]
+    constants: frozenset[str] = frozenset()
+    nest: Nest = field(default_factory=Nest)
+
+    def __post_init__(self) -> None:
+        expr, program = self.program.expr, self.program
+        if len(expr.stages) > 1 and expr.epilogue is None:
+            raise BuildError(
+                f"{expr.name}: structure 'tiled' expected one reduction and an in-place epilogue, got "
+                f"{len(expr.stages)} stages. Use structure 'rows'."
+            )
+        self.stage: Stage = expr.anchor
+        if self.stage.combiner is None:
+            raise BuildError(f"{expr.name}: structure 'tiled' expected a reduction. Use structure 'streaming'.")
+        self.spatial = spatial_plans(program)
+        self.vector = next((s for s in self.spatial if s.lanes > 1), None)
+        self.order = [s for s in self.spatial if s is not self.vector] + ([self.vector] if self.vector else [])
+        self.reduction = reduction_plans(program)
+        self.panels: dict[str, tuple[PanelPlan, Buffer]] = {}
+        self.halos: dict[str, tuple[HaloPlan, Buffer]] = {}
+        self.body = self._stage_loads()
+        shape = tuple(s.tile for s in self.order) or (1,)
+        self.acc = declare("acc", shape, self.stage.acc_dtype, scope="local")
+        self.spill = declare("spill", shape, self.stage.acc_dtype, scope="local")
+        self.chunked = any(r.chunks > 1 for r in self.reduction)
+        tiles = tuple(s.per_task for s in self.spatial)
+        self.partial = declare("partial", (*tiles, *shape), self.stage.acc_dtype)
+
+    @functools.cached_property
+    def tensors(self) -> dict[str, Callable[..., Expr]]:
+        """What the micro-kernel's loads read, by name: arguments, panels and boxes."""
+        staged = {n: b for n, (_, b) in (*self.panels.items(), *self.halos.items())}
+        return {n: reader(b) for n, b in {**self.buffers, **staged}.items()}
+
+    def _stage_loads(self) -> Scalar:
+        """Plan the packing of every staged load and return the body with those loads redirected."""
+        redirected: dict[Load, Load] = {}
+        decisions = decisions_of(self.program)
+        padding = dict(self.program.storage_padding)
+        vector = self.vector.name if self.vector else None
+        for n, ld in enumerate(self.stage.loads):
+            access = access_of_load(self.program.expr, ld)
+            how = decisions.staging(access)
+            if how == IN_PLACE:
+                continue
+            name = f"{ld.tensor}_packed{n}"
+            while name in self.buffers:
+                name += "_"
+            dtype = self.program.expr.tensors[ld.tensor].dtype
+            if how == BOX:
+                phases, pad = decisions.phases(access), padding.get(ld.tensor, 0)
+                halo = halo_plan(ld, self.stage, self.spatial, vector, phases, pad)
+                lead = (*halo.extents[:-1], halo.phases) if halo.phases > 1 else halo.extents[:-1]
+                self.halos[name] = halo, declare(name, (*lead, halo.extents[-1]), dtype)
+                redirected[ld] = Load(name, halo.local)
+            else:
+                panel = panel_plan(ld, self.spatial, self.reduction, bool(decisions.upfront(access)[0]))
+                self.panels[name] = panel, declare(name, panel.shape or (1,), dtype)
+                redirected[ld] = Load(name, panel.index)
+        return transform(self.stage.body, lambda n: redirected.get(n, n) if isinstance(n, Load) else n)
+
+    def function_body(self) -> Stmt:
+        """Return the whole nest of a call: packing up front, then the parallel tasks."""
+        upfront = [(p, b) for p, b in self.panels.values() if p.upfront and p.load.tensor not in self.constants]
+        tasks = [s.tasks for s in self.spatial]
+        main = self.nest.loop(math.prod(tasks), lambda t: self._task(unravel(t, tasks)), "parallel", "task")
+        pack = self._filled(upfront)
+        if math.prod(tasks) == 1:  # too little work to wake anybody for, packing included
+            pack = [serial(p) for p in pack]
+        return seq(*(allocate(b) for _, b in upfront), *pack, main)
+
+    def _filled(self, panels: Sequence[tuple[PanelPlan, Buffer]]) -> list[Stmt]:
+        """Return the statements that fill panels of all tiles."""
+        zero = {s.name: integer(0) for s in self.spatial}
+        every = {s.name: s.tiles for s in self.spatial}
+        return [pack_panel(self.nest, p, self.buffers[p.load.tensor], b, zero, every) for p, b in panels]
+
+    def nests(self) -> Nests:
+        """Return the nest of a call, and the one that packs the constants before the first."""
+        ahead = [(p, b) for p, b in self.panels.values() if p.load.tensor in self.constants]
+        if not ahead:
+            return Nests(self.function_body())
+        others = [ld for s in self.program.expr.stages if s is not self.stage for ld in s.loads]
+        here = [n for n in walk(self.body) if isinstance(n, Load)]
+        raw = {ld.tensor for ld in (*here, *others, *(h.load for h, _ in self.halos.values()))}
+        unread = frozenset(p.load.tensor for p, _ in ahead) - raw
+        return Nests(self.function_body(), tuple(b for _, b in ahead), seq(*self._filled(ahead)), unread)
+
+    def _task(self, task: tuple[Expr, ...]) -> Stmt:
+        first = {s.name: t * s.per_task for s, t in zip(self.spatial, task, strict=True)}
+        count = {
+            s.name: s.per_task if s.tiles % s.per_task == 0 else lower_of(s.per_task, s.tiles - first[s.name])
+            for s in self.spatial
+        }
+        start = {s.name: tile_start(s, first[s.name]) for s in self.spatial}
+        mine = [(p, b) for p, b in self.panels.values() if not p.upfront]
+        pack = [pack_panel(self.nest, p, self.buffers[p.load.tensor], b, first, count) for p, b in mine]
+        halo = [pack_halo(self.nest, p, self.buffers[p.load.tensor], b, start) for p, b in self.halos.values()]
+        held = [b for _, b in (*mine, *self.halos.values())] + ([self.partial] if self.chunked else [])
+        tiles = self._chunks(lambda chunk: self._tiles(first, count, start, chunk))
+        return seq(*(allocate(b) for b in held), *pack, *halo, tiles)
+
+    def _chunks(self, body: Callable[[Env], Stmt]) -> Stmt:
+        """Loop over the chunks of every reduction axis that has several."""
+        chunked = [r for r in self.reduction if r.chunks > 1]
+        return self.nest.grid(
+            [r.chunks for r in chunked], lambda at: body({r.name: c for r, c in zip(chunked, at, strict=True)})
+        )
+
+    def _tiles(self, first: Env, count: Env, start: Env, chunk: Env) -> Stmt:
+        """Loop over the register tiles of one task."""
+        loops = self._loop_order()
+
+        def tile(at: tuple[Expr, ...]) -> Stmt:
+            env: Env = {}
+            for s, t in zip(loops, at, strict=True):
+                begin = tile_start(s, first[s.name] + t)
+                env[task_tile_of(s.name)], env[tile_of(s.name)] = t, first[s.name] + t
+                env[s.name], env[relative(s.name)] = begin, begin - start[s.name]
+            return self._micro_kernel(env, chunk)
+
+        return self.nest.grid([count[s.name] for s in loops], tile)
+
+    def _loop_order(self) -> list[SpatialPlan]:
+        """Return the axes in the order their register tiles are looped over."""
+        names, plans = self.program.axis_names, {s.name: s for s in self.spatial}
+        return [plans[names[a]] for a in decisions_of(self.program).loop_order[0].tolist()]
+
+    def each(self, body: Callable[[tuple[Expr, ...]], Stmt]) -> Stmt:
+        """Run ``body`` on every element of the register tile: rows unrolled, lanes vectorised."""
+        rows = [s.tile for s in self.order if s is not self.vector]
+
+        def lanes(at: tuple[Expr, ...]) -> Stmt:
+            v = self.vector
+            if v is None:
+                return body(at)
+            return self.nest.loop(
+                v.tile // v.lanes,
+                lambda u: self.nest.loop(v.lanes, lambda x: body((*at, u * v.lanes + x)), "vector", "lane"),
+                "unroll",
+            )
+
+        return self.nest.grid(rows, lanes, "unroll")
+
+    def at(self, env: Env, inner: tuple[Expr, ...]) -> Env:
+        """Extend ``env`` from the tile's origin to one element of it."""
+        out = dict(env)
+        for s, x in zip(self.order, inner, strict=True):
+            out[inner_of(s.name)] = x
+            out[s.name], out[relative(s.name)] = env[s.name] + x, env[relative(s.name)] + x
+        return out
+
+    def _micro_kernel(self, env: Env, chunk: Env) -> Stmt:
+        neutral = constant(COMBINERS[self.stage.combiner or "sum"].neutral, self.stage.acc_dtype)
+
+        def step(at: Env) -> Stmt:
+            def element(inner: tuple[Expr, ...]) -> Stmt:
+                value = self._value({**env, **at}, inner)
+                index = inner or (integer(0),)
+                return write(self.acc, combine(self.stage.combiner or "sum", read(self.acc, *index), value), *index)
+
+            return self.each(element)
+
+        begin = self.each(lambda i: write(self.acc, neutral, *i))
+        end = self._write_back(env)
+        if self.chunked:
+            place = tuple(env[task_tile_of(s.name)] for s in self.spatial)
+            resume = self.each(lambda i: write(self.acc, read(self.partial, *place, *i), *i))
+            keep = self.each(lambda i: write(self.partial, read(self.acc, *(i or (integer(0),))), *place, *i))
+            first, last = self._ends(chunk)
+            begin, end = when(first, begin, resume), when(last, end, keep)
+        hints = self._hints(env)
+        return seq(
+            allocate(self.acc), begin, self._reduce(chunk, lambda at: seq(*(h(at) for h in hints), step(at))), end
+        )
+
+    def _hints(self, env: Env) -> list[Hint]:
+        """Return what fetches the next panels of constants while a register tile is computed."""
+        order, sizes = self._loop_order(), {n: t.itemsize_bytes for n, t in self.program.expr.tensors.items()}
+        constant = [(p, b) for p, b in self.panels.values() if p.load.tensor in self.constants]
+        hints = (prefetch_panel(p, b, order, sizes[p.load.tensor], env) for p, b in constant)
+        return [hint for hint in hints if hint is not None]
+
+    def _ends(self, chunk: Env) -> tuple[Expr, Expr]:
+        """Return whether a chunk is the first of its task, and whether it is the last."""
+        first, last = zip(*(self._span(n) for n in chunk), strict=True)
+        at = tuple(chunk.values())
+        return tuple(tirx.all(*(c == x for c, x in zip(at, edge, strict=True))) for edge in (first, last))
+
+    def _span(self, name: str) -> tuple[int | Expr, int | Expr]:
+        """Return the first and the last chunk of a reduction axis that a task takes."""
+        return 0, next(r for r in self.reduction if r.name == name).chunks - 1
+
+    def _value(self, env: Env, inner: tuple[Expr, ...]) -> Expr:
+        """Return what one reduction point adds to one element of the tile."""
+        return emit_scalar(self.body, self.at(env, inner), self.tensors).astype(self.stage.acc_dtype)
+
+    def _reduce(self, chunk: Env, step: Callable[[Env], Stmt]) -> Stmt:
+        """Loop over one chunk of the reduction axes; blocks of the innermost go outside where it has some."""
+
+        def span(r: ReductionPlan) -> tuple[Any, Any]:
+            offset = chunk[r.name] * r.chunk if r.name in chunk else 0
+            return offset, lower_of(r.chunk, r.extent - offset) if r.extent % r.chunk else r.chunk
+
+        def axes(rest: tuple[ReductionPlan, ...], at: Env, inner: Callable[[Env], Stmt]) -> Stmt:
+            if not rest:
+                return inner(at)
+            r, kind = rest[0], "unroll" if rest[0].unroll else "serial"
+            first, size = span(r)
+            return self.nest.loop(size, lambda k: axes(rest[1:], {**at, r.name: first + k}, inner), kind, "k")
+
+        last = self.reduction[-1] if self.reduction else None
+        if last is None or not last.block:
+            return axes(self.reduction, {}, step)
+        size = last.block
+
+        def block(b: Expr) -> Stmt:
+            length = size if last.extent % size == 0 else lower_of(size, last.extent - b * size)
+            named = {block_of(last.name): b}
+            return axes(
+                self.reduction[:-1], named,
+                lambda at: self.nest.loop(
+                    length, lambda k: step({**at, last.name: b * size + k, in_block(last.name): k}), "serial", "k"
+                ),
+            )  # fmt: skip
+
+        return self.nest.loop(-(-last.extent // size), block, name="block")
+
+    def _write_back(self, env: Env) -> Stmt:
+        """Store the finished tile through the epilogue, vectorised where the output is contiguous."""
+        last = self.program.expr.epilogue or self.stage
+        out = self.buffers[last.name]
+        v = self.vector
+        contiguous = v is None or lane_stride(last.store, last.output.shape, v.name) == 1
+        if v is None or (contiguous and v.tile <= v.extent):
+            return self.each(lambda i: self._store(last, out, self.at(env, i), self.acc, i))
+        runs = write_runs(self, last, out, v, env)
+        if runs is not None:
+            return runs
+        spill = self.each(lambda i: write(self.spill, read(self.acc, *i), *i))
+        rows, length = [s.tile for s in self.order[:-1]], min(v.tile, v.extent)
+        if contiguous:
+            return seq(allocate(self.spill), spill, self._short_rows(env, rows, length, last, out))
+        sizes = [length, *rows]
+
+        def element(i: tuple[Expr, ...]) -> Stmt:
+            inner = (*i[1:], i[0])
+            return self._store(last, out, self.at(env, inner), self.spill, inner)
+
+        return seq(allocate(self.spill), spill, self.nest.grid(sizes, element))
+
+    def _short_rows(self, env: Env, rows: list[int], length: int, last: Stage, out: Buffer) -> Stmt:
+        """Store rows shorter than a vector from the spilled tile: in vectors half as wide that overlap at the end."""
+        width = power_of_two_below(length)
+
+        def row(at: tuple[Expr, ...]) -> Stmt:
+            def lanes(first: int) -> Stmt:
+                def lane(x: Expr) -> Stmt:
+                    inner = (*at, x + first)
+                    return self._store(last, out, self.at(env, inner), self.spill, inner)
+
+                return self.nest.loop(width, lane, "vector", "lane")
+
+            return seq(*(lanes(min(first, length - width)) for first in range(0, length, width)))
+
+        return self.nest.grid(rows, row)
+
+    def _store(self, last: Stage, out: Buffer, env: Env, acc: Buffer, inner: tuple[Expr, ...]) -> Stmt:
+        result = read(acc, *(inner or (integer(0),))).astype(computed_dtype(self.stage.output.dtype))
+        value = result
+        if last is not self.stage:
+            tensors: dict[str, Callable[..., Expr]] = {n: reader(b) for n, b in self.buffers.items()}
+            tensors[self.stage.name] = lambda *_: result
+            value = emit_scalar(last.body, env, tensors)
+        return write(out, value, *(emit_index(i, env) for i in last.store))
+
+
+def tiled_nests(program: RProgram, buffers: dict[str, Buffer]) -> Nests:
+    """Return the loop nests of a ``tiled`` program, its constants packed by a nest of their own.
+
+    Parameters and errors are those of :func:`tiled_body`.
+    """
+    return Tiled(program, buffers, frozenset(program.constants)).nests()
+
+
+def tiled_body(program: RProgram, buffers: dict[str, Buffer]) -> Stmt:
+    """Return the loop nest of a ``tiled`` program that packs whatever it packs in every call.
+
+    Parameters
+    ----------
+    program
+        A CPU program of structure ``"tiled"``.
+    buffers
+        Argument buffers by tensor name (inputs and outputs, canonical shapes).
+
+    Raises
+    ------
+    BuildError
+        Where the expression has no reduction, or stages the template cannot fuse.
+    """
+    return Tiled(program, buffers).function_body()

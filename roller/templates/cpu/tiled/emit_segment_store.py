@@ -1,0 +1,157 @@
+"""Store a tile of a grouped vector axis: whole vectors, and piece by piece where it crosses into a new run."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from roller.expr import Load, Scalar, Stage
+from roller.te.emit import Expr, emit_scalar
+from roller.templates.cpu.emit.nest import (
+    Buffer,
+    Nest,
+    Stmt,
+    allocate,
+    bound,
+    computed_dtype,
+    copy_elements,
+    integer,
+    read,
+    reader,
+    write,
+)
+from roller.templates.cpu.emit.plan import SpatialPlan
+from roller.templates.cpu.emit.segments import (
+    ELEMENT,
+    address,
+    along,
+    by_segments,
+    copy_segment,
+    flat,
+    flat_body,
+    store_segment,
+)
+from roller.tile import RProgram
+
+Env = Mapping[str, Any]
+_OUT = "@out"
+
+
+class Filled(Protocol):
+    """What storing a register tile needs of the nest that filled it."""
+
+    program: RProgram
+    stage: Stage
+    buffers: dict[str, Buffer]
+    nest: Nest
+    order: list[SpatialPlan]
+    acc: Buffer
+    spill: Buffer
+
+    def each(self, body: Callable[[tuple[Expr, ...]], Stmt]) -> Stmt:
+        """Run ``body`` on every element of the tile."""
+
+    def at(self, env: dict[str, Any], inner: tuple[Expr, ...]) -> dict[str, Any]:
+        """Extend ``env`` from the tile's origin to one element of it."""
+
+
+def write_runs(tiled: Filled, last: Stage, out: Buffer, v: SpatialPlan, env: Env) -> Stmt | None:
+    """Return the stores of one micro-kernel; ``None`` where lanes along ``v`` have no runs worth whole vectors."""
+    run = store_segment(last, v.name, v.extent)
+    if run is None or run.length < v.lanes:
+        return None
+    alone = last is tiled.stage
+    form = (last.body, dict[str, Load]()) if alone else flat_body(last.body, tiled.program.expr, v.name, run)
+    if form is None:
+        return None
+    rows = _Rows(tiled, last, out, v, env, *form)
+    spill = tiled.each(rows.spilled)
+    return by_segments(tiled.nest, run, env[v.name], v, rows.whole, rows.piece, (allocate(tiled.spill), spill))
+
+
+class _Rows:
+    """The rows of one tile, through the epilogue, whose inputs that run along the vector axis are ``loads``."""
+
+    def __init__(
+        self, tiled: Filled, last: Stage, out: Buffer, v: SpatialPlan, env: Env, body: Scalar, loads: dict[str, Load]
+    ) -> None:
+        self.tiled, self.last, self.out, self.v, self.env, self.body, self.loads = tiled, last, out, v, env, body, loads
+        shapes = tiled.program.expr.tensors
+        self.accesses = {_OUT: (last.store, last.output.shape)}
+        self.accesses.update({n: (ld.index, shapes[ld.tensor].shape) for n, ld in loads.items()})
+        #: Pieces of finished rows are copied as they are; others are computed element by element.
+        self.finished = not loads and str(out.ty.dtype) == str(tiled.spill.ty.dtype)
+
+    def spilled(self, inner: tuple[Expr, ...]) -> Stmt:
+        """Move an element out of the registers: finished where nothing but the accumulator varies along the row."""
+        value = read(self.tiled.acc, *inner)
+        if self.finished:
+            at = {**self.tiled.at(dict(self.env), inner), self.v.name: integer(0)}
+            value = self._value(value, at, integer(0))
+        return write(self.tiled.spill, value, *inner)
+
+    def whole(self) -> Stmt:
+        """Store all rows from the registers, in vectors."""
+        zero, tile = integer(0), self.v.tile
+        rows = [s.tile for s in self.tiled.order[:-1]]
+        return self._based(
+            zero,
+            lambda base: self.tiled.nest.grid(rows, lambda i: self._row(i, self.tiled.acc, zero, tile, base), "unroll"),
+        )
+
+    def piece(self, first: Expr, length: Expr) -> Stmt:
+        """Store ``length`` elements of all rows from ``first`` on."""
+        rows = [s.tile for s in self.tiled.order[:-1]]
+
+        def row(inner: tuple[Expr, ...], base: Env) -> Stmt:
+            if not self.finished:
+                return self._row(inner, self.tiled.spill, first, length, base)
+            to = flat(self.out, self._places(inner, first, base)[_OUT])
+            return copy_elements(self.out, to, self.tiled.spill, (*inner, first), length)
+
+        return self._based(first, lambda base: self.tiled.nest.grid(rows, lambda i: row(i, base)))
+
+    def _based(self, first: Expr, body: Callable[[Env], Stmt]) -> Stmt:
+        """Name the part of every address that the vector axis has at ``first``: divisions, done once."""
+
+        def named(left: tuple[str, ...], base: dict[str, Any]) -> Stmt:
+            if not left:
+                return body(base)
+            place = along(*self.accesses[left[0]], self.v.name, self.env[self.v.name] + first)
+            return bound(place, "base", lambda b: named(left[1:], {**base, left[0]: b}))
+
+        return named(tuple(self.accesses), {})
+
+    def _at(self, inner: tuple[Expr, ...], first: Expr) -> dict[str, Any]:
+        return {**self.tiled.at(dict(self.env), (*inner, first)), self.v.name: integer(0)}
+
+    def _places(self, inner: tuple[Expr, ...], first: Expr, base: Env) -> dict[str, Expr]:
+        """Return the address of the first element of a row, per access."""
+        at = self._at(inner, first)
+        return {n: base[n] + address(*access, at) for n, access in self.accesses.items()}
+
+    def _row(self, inner: tuple[Expr, ...], acc: Buffer, first: Expr, length: int | Expr, base: Env) -> Stmt:
+        at, places = self._at(inner, first), self._places(inner, first, base)
+
+        def element(x: Expr) -> Stmt:
+            value = self._value(read(acc, *inner, first + x), {**at, **places}, x)
+            return write(self.out, value, *flat(self.out, places[_OUT] + x))
+
+        return copy_segment(self.tiled.nest, length, self.v.lanes, element)
+
+    def _value(self, accumulated: Expr, at: Env, element: Expr) -> Expr:
+        """Return the output's element from the accumulator's."""
+        result = accumulated.astype(computed_dtype(self.tiled.stage.output.dtype))
+        if self.last is self.tiled.stage:
+            return result
+        buffers = self.tiled.buffers
+        tensors: dict[str, Callable[..., Expr]] = {n: reader(b) for n, b in buffers.items()}
+        tensors[self.tiled.stage.name] = lambda *_: result
+        for n, ld in self.loads.items():
+            tensors[n] = functools.partial(_read_flat, buffers[ld.tensor])
+        return emit_scalar(self.body, {**at, ELEMENT: element}, tensors)
+
+
+def _read_flat(buffer: Buffer, place: Expr) -> Expr:
+    return read(buffer, *flat(buffer, place))

@@ -1,0 +1,56 @@
+"""Programs one step from a tiled one or from dot products: other packing, vectors and splits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from roller.perf.batch import TileBatch
+from roller.templates.common.moves import Place
+from roller.templates.cpu.common.lanes import lane_count
+from roller.templates.cpu.common.tasks import vector_axes
+from roller.templates.cpu.tiled.pool import staged_choices
+from roller.templates.cpu.tiled.split import split_batches
+
+
+def neighbours(place: Place) -> Iterator[TileBatch]:
+    """Yield the program with other operands packed, vectors along other axes, and its reduction split or not."""
+    yield from _stagings(place)
+    yield from _vectors(place)
+    yield from _splits(place)
+
+
+def _stagings(place: Place) -> Iterator[TileBatch]:
+    """Yield the program with other operands packed; what runs along a reduction packs none, a split one neither."""
+    v = place.batch.vector_axis
+    if v is None or not place.geometry.spatial[v] or place.batch.split_k[0] > 1:
+        return
+    for staged in staged_choices(place.geometry, v, place.batch.constants):
+        yield replace(place.batch, staged=staged)
+
+
+def _vectors(place: Place) -> Iterator[TileBatch]:
+    """Yield the program with its vectors along another axis, whose rows then go along this one."""
+    g, lanes, v = place.geometry, lane_count(place.spec, 4), place.batch.vector_axis
+    if v is None or not g.spatial[v]:
+        return
+    for other in vector_axes(g, place.batch.traits):
+        register = place.register.copy()
+        register[v], register[other] = place.register[other], -(-int(place.register[v]) // lanes) * lanes
+        if other != v:
+            for staged in staged_choices(g, other, place.batch.constants):
+                yield replace(
+                    place.with_tiles([(register, b) for b in place.blocks_for(register)], vector_axis=other),
+                    staged=staged,
+                    split_k=np.ones(len(place.blocks_for(register)), np.int64),
+                )
+
+
+def _splits(place: Place) -> Iterator[TileBatch]:
+    if not place.options.split_k:
+        return
+    whole = replace(place.batch, split_k=np.ones(1, np.int64))
+    yield whole
+    yield from split_batches(whole, place.spec)

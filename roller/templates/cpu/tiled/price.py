@@ -1,0 +1,248 @@
+"""Cycles of a CPU micro-kernel: arithmetic, loads, issue, and what operands read in place cost it."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.perf.phases import overlapped
+from roller.templates.cpu.common.cores import Parts, Terms, combine_s, imbalance, start_s
+from roller.templates.cpu.common.lanes import arithmetic_cycles, lane_distance, room
+from roller.templates.cpu.common.packing import packing_s, task_dram_bytes
+from roller.templates.cpu.common.traffic import cache_traffic
+from roller.templates.cpu.decide import BOX, IN_PLACE, PANEL, decided, vector_elements
+from roller.tile.geometry import Access, Floats, Ints
+
+#: Cycles a micro-kernel needs around its loop: instructions of our templates.
+KERNEL_CYCLES = 10.0
+
+
+def micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
+    """Return cycles per reduction point and cycles of the write-back of one micro-kernel."""
+    g, d = batch.geometry, decided(batch, spec)
+    rate, v, lanes = spec.compute.ops_per_cycle_per_unit, batch.vector_axis, vector_elements(batch, spec)
+    register, vectors = d.tile, d.vectors.astype(np.float64)
+    width, anchor = spec.teu.lanes, g.expr.anchor
+    fma = arithmetic_cycles(anchor, vectors, spec, lanes)
+    loads = gathers = scattered = np.zeros(len(batch))
+    unrolled = np.where(d.unrolled, g.extents, 1)
+    steps = unrolled.prod(axis=1).astype(np.float64)
+    split = 1.0 if spec.execution.split_load_slots is None else spec.execution.split_load_slots
+    for a in g.loads:
+        elements = _elements_per_step(a, v, register, unrolled, steps)
+        if v is None or not a.uses[v]:
+            loads = loads + elements
+        elif _lanes_together(a, batch, spec):
+            vectors_read = elements / np.minimum(lanes, np.maximum(1, register[:, v]))
+            loads = loads + vectors_read * (1.0 + split * _split_share(a, batch, spec))
+        else:
+            # Where the collected vectors do not fit the registers, those that steps share are collected again.
+            held = vectors + elements * steps / lanes
+            kept = held < (spec.limits.vector_registers or np.inf)
+            gathers = gathers + np.where(kept, elements, elements + a.points(register))
+            scattered = scattered + _scattered_lines(a, batch, spec)
+    load = (loads + gathers) * width / rate["load_store"]
+    issue = (vectors + loads + 2 * gathers) * width / rate["issue"]
+    latency = spec.execution.step_latency_s * spec.clock_hz
+    issue = issue + spec.execution.step_issue_s * spec.clock_hz / steps
+    # Out of order, misses to pages and lines overlap one another and the arithmetic: they bound the rate.
+    misses = _page_misses(batch, spec) + _set_conflicts(batch, spec)
+    misses = misses / (spec.execution.misses_in_flight or 1)
+    bounds = (load, issue, misses, np.full(len(batch), latency))
+    cycles = functools.reduce(np.maximum, bounds, fma) + scattered
+    outputs = register.prod(axis=1).astype(np.float64)
+    epilogue = sum(arithmetic_cycles(s, vectors, spec, lanes) for s in g.expr.stages if s is not anchor)
+    scatter = (spec.execution.element_scatter_s or 0.0) * spec.clock_hz
+    write = np.where(d.stores_vectors, vectors * 2, outputs * scatter + vectors)
+    return cycles, write + epilogue + KERNEL_CYCLES
+
+
+def _elements_per_step(access: Access, v: int | None, register: Ints, unrolled: Ints, steps: Floats) -> Floats:
+    """Return elements loaded per reduction point: steps of an unrolled window share what they have in common.
+
+    Steps along the vectors share nothing: vectors that overlap in part are different vectors.
+    """
+    apart = np.ones(register.shape[1], bool)
+    for a in np.flatnonzero((unrolled > 1).any(axis=0)):
+        moves = access.coefficients != 0
+        together = v is not None and (moves[:, a] & moves[:, v]).any()
+        apart[a] = access.gather or together
+    shared = access.points(np.where(apart, register, np.maximum(register, unrolled)))
+    return np.asarray(shared * np.where(access.uses & apart, unrolled, 1).prod(axis=1) / steps)
+
+
+def _scattered_lines(access: Access, batch: TileBatch, spec: DeviceSpec) -> Floats:
+    """Return cycles per reduction point that lanes far apart wait for lines of L2.
+
+    Every lane reads a line of its own. The next reduction points and the next tiles find it in L1 only where the lines
+    of a whole pass over the reduction fit.
+    """
+    g, l1, size = batch.geometry, spec.layer("l1"), access.tensor.itemsize_bytes
+    line = l1.line_bytes or l1.transaction_bytes
+    d = decided(batch, spec)
+    rows, run = access.runs(d.tile)
+    all_rows, all_run = access.runs(np.where(g.spatial, d.tile, d.chunk))
+    held = all_rows * np.ceil(all_run * size / line) * line
+    lines = rows * np.ceil(run * size / line)
+    taps = int(access.axis_extents[access.shared_axes & ~g.spatial].prod())  # blocks of the rest lie inside
+    wait_s = (spec.layer("l2").latency_s or 0.0) / (spec.execution.misses_in_flight or 1)
+    return np.where(held > room(spec, "l1"), lines / taps * wait_s * spec.clock_hz, 0.0)
+
+
+def _split_share(access: Access, batch: TileBatch, spec: DeviceSpec) -> float:
+    """Return the share of vector loads that touch two cache lines, and so wait for a second one.
+
+    Panels lie on lines; tensors read in place lie anywhere, and a box is read at every offset of the window.
+    """
+    if decided(batch, spec).staging(access) == PANEL:
+        return 0.0
+    line = spec.layer("l1").line_bytes or spec.layer("l1").transaction_bytes
+    return min(1.0, spec.teu.lanes * 4 / line)
+
+
+def _lanes_together(access: Access, batch: TileBatch, spec: DeviceSpec) -> bool:
+    """Whether neighbouring lanes are neighbours in memory as the micro-kernel reads them.
+
+    Panels are packed with the lanes innermost. A box keeps the tensor's layout, its last dimension de-interleaved where
+    lanes stride over it.
+    """
+    d, v = decided(batch, spec), batch.vector_axis
+    how = d.staging(access)
+    return how == PANEL or (v is not None and lane_distance(access, v) == 1) or (how == BOX and d.phases(access) > 1)
+
+
+def partial_line_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
+    """Return cycles a micro-kernel's stores wait for lines they fill only in part.
+
+    A line that is not written whole is fetched first. Neighbouring micro-kernels and tasks write the rest of it: they
+    find it in the cache that holds a task's results, and only the first of them waits for the tensor's layer.
+    """
+    g, register = batch.geometry, decided(batch, spec).tile
+    line = spec.layer("l1").line_bytes or spec.layer("l1").transaction_bytes
+    size = g.store.tensor.itemsize_bytes
+    rows, run = g.store.runs(np.where(g.spatial, register, g.extents))
+    partial = np.where(run * size % line == 0, 0.0, np.where(run * size < line, 1.0, 2.0))
+    task = np.where(g.spatial, np.minimum(np.maximum(batch.block, register), g.extents), g.extents)
+    task_rows, task_run = g.store.runs(task)
+    held = task_rows * (-(-task_run * size // line) * line)
+    tensor = spec.layer("l2" if g.store.tensor.nbytes <= room(spec, "l2") else "l3")
+    first = np.where(held <= room(spec, "l2"), np.minimum(1.0, run * size / line), 1.0)  # a line's first touches
+    near = np.where(held <= room(spec, "l1"), 0.0, spec.layer("l2").latency_s or 0.0)
+    wait_s = first * (tensor.latency_s or 0.0) + (1.0 - first) * near
+    # Several misses are in flight at once; what is left of one is its share of the latency.
+    return np.asarray(rows * partial * wait_s * spec.clock_hz / (spec.execution.misses_in_flight or 1))
+
+
+def resumed_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
+    """Return cycles one register tile needs to keep its results between the chunks of the reductions."""
+    d = decided(batch, spec)
+    return np.asarray((d.chunk_count - 1) * (2.0 * d.vectors + KERNEL_CYCLES))
+
+
+def _page_misses(batch: TileBatch, spec: DeviceSpec) -> Floats:
+    """Return cycles per reduction point lost to first-level TLB misses of operands read in place.
+
+    An operand whose innermost reduction axis steps a page or more touches one page per reduction point; with more
+    points than the TLB holds, every pass misses again. The pages of a chunk it holds serve neighbouring tiles.
+    """
+    l1, g = spec.layer("l1"), batch.geometry
+    page = l1.page_bytes
+    reductions = np.flatnonzero(~g.spatial)
+    if not l1.tlb_entries or not page or not len(reductions):
+        return np.zeros(len(batch))
+    inner = int(reductions[-1])
+    d = decided(batch, spec)
+    points = d.chunk[:, inner]
+    total = np.zeros(len(batch))
+    for a in g.loads:
+        if d.staging(a) != IN_PLACE:
+            continue
+        share = min(1.0, lane_distance(a, inner) * a.tensor.itemsize_bytes / page)
+        width = (
+            batch.register[:, batch.vector_axis] * a.tensor.itemsize_bytes if batch.vector_axis is not None else page
+        )
+        again = np.where(points < g.extents[inner], np.minimum(1.0, width / page), 0.0)
+        rows = np.ones(len(batch), np.int64)  # rows a page or more apart take a page each
+        for axis in np.flatnonzero(a.uses & g.spatial):
+            if axis != batch.vector_axis and lane_distance(a, int(axis)) * a.tensor.itemsize_bytes >= page:
+                rows = rows * np.minimum(batch.register[:, axis], g.extents[axis])
+        missed = np.where(points * share * rows > l1.tlb_entries, 1.0, again)
+        total = total + missed * rows * (l1.tlb_miss_s or 0.0) * spec.clock_hz * share
+    return total
+
+
+def _set_conflicts(batch: TileBatch, spec: DeviceSpec) -> Floats:
+    """Return cycles per reduction point lost where broadcast rows read in place meet in the same cache sets.
+
+    Rows ``pitch`` bytes apart start in ``page / gcd(pitch, page)`` places of a way; where more of them share a place
+    than two thirds of the ways, they evict each other and every line comes from L2 again.
+    """
+    g, l1, d = batch.geometry, spec.layer("l1"), decided(batch, spec)
+    total = np.zeros(len(batch))
+    page, line = l1.page_bytes, l1.line_bytes
+    if not page or not line or batch.vector_axis is None:
+        return total
+    ways = l1.capacity_bytes // page
+    miss = (spec.layer("l2").latency_s or 0.0) * spec.clock_hz
+    for a in g.loads:
+        if d.staging(a) != IN_PLACE or a.uses[batch.vector_axis]:
+            continue
+        for axis in np.flatnonzero(a.uses & g.spatial):
+            pitch = lane_distance(a, int(axis)) * a.tensor.itemsize_bytes
+            places = page // math.gcd(pitch, page) if pitch >= line else page // line
+            rows = d.tile[:, axis]
+            crowded = -(-rows // places) > 2 * ways // 3
+            total = total + np.where(crowded, rows * miss * a.tensor.itemsize_bytes / line, 0.0)
+    return total
+
+
+def price(batch: TileBatch, spec: DeviceSpec, parts: Parts) -> Terms:
+    """Price a batch; returns ``seconds`` and its terms as arrays ``(N,)``."""
+    g, d = batch.geometry, decided(batch, spec)
+    kernels = d.tiles.astype(np.float64).prod(axis=1)
+    points = float(g.extents[~g.spatial].prod())
+    cycles, write = micro_kernel_cycles(batch, spec)
+    write = write + resumed_cycles(batch, spec)
+    idle, tasks = imbalance(batch, spec)
+    lines = partial_line_cycles(batch, spec)
+    compute = kernels * (points * cycles + write) / (spec.clock_hz * spec.units) * idle
+    store = kernels * lines / (spec.clock_hz * spec.units) * idle
+    l2, l3, streamed = cache_traffic(batch, spec, kernels)
+    pack = packing_s(batch, spec, tasks) * np.where(tasks > 1, 1, spec.units)
+    dram_bytes = task_dram_bytes(batch, spec)
+    terms: Terms = {
+        "compute_s": compute,
+        "store_s": store,
+        "l2_s": l2 / spec.layer("l2").bandwidth_bytes_per_s * idle,
+        "l3_s": l3 / spec.layer("l3").bandwidth_bytes_per_s * idle,
+        "dram_s": dram_bytes / spec.layer("dram").bandwidth_bytes_per_s,
+        "pack_s": pack,
+        "stream_s": streamed / spec.layer("l3").bandwidth_bytes_per_s * idle,
+        "launch_s": start_s(tasks, 1 + _panels_packed(batch, spec), spec),
+    }
+    memory = np.maximum.reduce([terms["l2_s"], terms["l3_s"], terms["dram_s"]])
+    slowest = overlapped(memory, compute + store, spec.execution.misses_in_flight or 1)
+    parts.update(kernels=kernels, points=points, cycles=cycles, write=write, lines=lines, imbalance=idle)
+    parts.update(l2_bytes=l2, l3_bytes=l3, stream_bytes=streamed, memory=memory, slowest=slowest)
+    usable = spec.limits.usable_vector_registers or 0  # the schema requires it of a CPU
+    every = d.vectors + d.operand_vectors + 1  # one more holds the broadcast
+    fits = (d.vectors <= usable) & (every < (spec.limits.vector_registers or usable))
+    terms["combine_s"] = combine_s(batch, spec)
+    terms["seconds"] = np.where(
+        fits, slowest + pack + terms["stream_s"] + terms["combine_s"] + terms["launch_s"], np.inf
+    )
+    terms["dram_bytes"] = dram_bytes
+    terms["tasks"] = tasks.astype(float)
+    terms["vectors"] = d.vectors.astype(float)
+    return terms
+
+
+def _panels_packed(batch: TileBatch, spec: DeviceSpec) -> Ints:
+    """Return the operands a call packs before its tasks, each in a parallel loop of its own, ``(N,)``."""
+    d = decided(batch, spec)
+    called = ((d.packers(a) > 1).astype(np.int64) for a in d.staged(PANEL) if a.tensor.name not in batch.constants)
+    return sum(called, np.zeros(len(batch), np.int64))

@@ -1,0 +1,396 @@
+"""Template of 3x3 windows by Winograd's algorithm: transform, multiply, transform back, fused per task.
+
+The filters are transformed once up front, in parallel, into panels ``[element][panel][channel][lanes]``. A task is a
+box of output tiles times some panels: its part of the image is copied with channels as lanes (padding and transposition
+happen there), transformed into ``V[element][tile][channel]``, multiplied element by element with a register-blocked
+micro-kernel into ``M[element][tile][filter]``, and transformed back, through the epilogue, into the output. ``V`` and
+``M`` stay in the core's cache. Why it is right, and how accurate: :mod:`roller.tile.winograd`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from roller.errors import BuildError
+from roller.te.compat import tirx
+from roller.te.emit import Expr, constant, emit_index, emit_scalar
+from roller.templates.cpu.emit.blocked_lanes import Digits
+from roller.templates.cpu.emit.nest import (
+    Buffer,
+    Nest,
+    Nests,
+    Stmt,
+    allocate,
+    clamp,
+    declare,
+    integer,
+    lower_of,
+    read,
+    reader,
+    seq,
+    serial,
+    unravel,
+    when,
+    write,
+)  # fmt: skip
+from roller.templates.cpu.emit.prefetch import prefetch_filters
+from roller.templates.emit.winograd_products import back_product, product
+from roller.tile import RProgram
+from roller.tile.winograd import WINDOW, Matrix, WinogradPlan, matrices
+
+_DTYPE = "float32"
+Coordinates = tuple[Expr, ...]
+
+
+@dataclass
+class _Winograd:
+    """One lowering: the plan, the private buffers, the pieces of the loop nest."""
+
+    program: RProgram
+    buffers: dict[str, Buffer]
+    nest: Nest = field(default_factory=Nest)
+
+    def __post_init__(self) -> None:
+        expr = self.program.expr
+        register, task = self.program.tile("register"), self.program.block_tile
+        plan = WinogradPlan.of(expr, self.program.structure, register, task, self.program.vector_elements)
+        if plan is None:
+            raise BuildError(
+                f"{expr.name}: structure '{self.program.structure}' expected a float32 sum over channels and a sliding "
+                "3x3 window of stride and dilation 1. Use structure 'tiled'."
+            )
+        self.plan: WinogradPlan = plan
+        self.inverse, self.filter_matrix, self.image_matrix = matrices(plan.m)
+        last = expr.epilogue or expr.anchor
+        loads = [i for ld in last.loads for i in ld.index] if last is not expr.anchor else []
+        self.channel = Digits.of(plan.form.channel, plan.form.image.index)
+        self.filter = Digits.of(plan.form.filter, [*last.store, *loads])
+        self.store = tuple(self.filter.index(i) for i in last.store)
+        self.last = last
+        elements = plan.side**2
+        rows, columns = plan.tiled[-2:]
+        box = [plan.m * t.box + WINDOW - 1 for t in (rows, columns)]
+        cl = plan.channel_lanes
+        name = f"{plan.form.filters.tensor}_transformed"
+        while name in self.buffers:
+            name += "_"
+        self.weights = declare(name, (elements, plan.panels.units, plan.channels, plan.width), _DTYPE)
+        self.patch = declare("patch", (*box, cl), _DTYPE)
+        # Rows are written out: TVM would take the unused end of each, which keeps rows out of the same cache sets.
+        self.image = declare("image", (elements, plan.tiles * plan.channel_pitch), _DTYPE)
+        self.products = declare("products", (elements, plan.tiles, plan.panels.box, plan.width), _DTYPE)
+        kernel = (plan.kernel_rows, plan.width)
+        self.acc = declare("acc", kernel, _DTYPE, scope="local")
+        self.window = declare("window", (WINDOW, WINDOW, plan.lanes), _DTYPE, scope="local")
+        self.half_window = declare("half_window", (plan.side, WINDOW, plan.lanes), _DTYPE, scope="local")
+        self.half = declare("half", (plan.side, plan.side, cl), _DTYPE, scope="local")
+        self.half_out = declare("half_out", (plan.m, plan.side, plan.lanes), _DTYPE, scope="local")
+        self.result = declare("result", (plan.m, plan.m, plan.width), _DTYPE, scope="local")
+
+    def nests(self) -> Nests:
+        """Return the nest of a call; constant filters are transformed by a nest of their own, before the first."""
+        plan = self.plan
+        parts = [plan.panels.units, plan.channels]
+        pack = self.nest.loop(math.prod(parts), lambda t: self._filters(*unravel(t, parts)), "parallel", "filters")
+        boxes = [t.boxes for t in (*plan.tiled, plan.panels)]
+        main = self.nest.loop(math.prod(boxes), lambda t: self._task(unravel(t, boxes)), "parallel", "task")
+        name = plan.form.filters.tensor
+        if plan.tasks == 1:  # as the model prices it: a program of one task wakes nobody
+            pack = serial(pack)
+        if name not in self.program.constants:
+            return Nests(seq(allocate(self.weights), pack, main))
+        again = {ld.tensor for s in self.program.expr.stages if s is not self.program.expr.anchor for ld in s.loads}
+        return Nests(main, (self.weights,), pack, frozenset({name} - again))
+
+    def _lanes(self, lanes: int, body: Callable[[Expr], Stmt]) -> Stmt:
+        return self.nest.loop(lanes, body, "vector", "lane")
+
+    def _filters(self, panel: Expr, channel: Expr) -> Stmt:
+        """Transform the filters of one panel and channel."""
+        plan, form, source = self.plan, self.plan.form, self.buffers[self.plan.form.filters.tensor]
+        start = _start(panel, plan.width, plan.filters)
+        (_, kh, _), (_, kw, _) = form.slides
+
+        def vector(u: Expr) -> Stmt:
+            def load(at: Coordinates) -> Stmt:
+                env = {kh: at[0], kw: at[1], form.channel: channel}
+
+                def lane(x: Expr) -> Stmt:
+                    index = [
+                        emit_index(k, {**env, form.filter: start + u * plan.lanes + x}) for k in form.filters.index
+                    ]
+                    return write(self.window, read(source, *index), *at, x)
+
+                return self._lanes(plan.lanes, lane)
+
+            def get(i: Expr, j: Expr, x: Expr) -> Expr:
+                return read(self.window, i, j, x)
+
+            def place(i: Expr, j: Expr, x: Expr, value: Expr) -> Stmt:
+                return write(self.weights, value, i * plan.side + j, panel, channel, u * plan.lanes + x)
+
+            sizes = (WINDOW, WINDOW, plan.lanes)
+            copy = self.nest.grid([WINDOW, WINDOW], load)
+            both = self._two_sided(self.filter_matrix, get, self.half_window, sizes, place, product)
+            return seq(allocate(self.window), allocate(self.half_window), copy, both)
+
+        return self.nest.loop(plan.width // plan.lanes, vector)
+
+    def _two_sided(
+        self,
+        matrix: Matrix,
+        get: Callable[[Expr, Expr, Expr], Expr],
+        half: Buffer,
+        sizes: tuple[int, int, int],
+        place: Callable[[Expr, Expr, Expr, Expr], Stmt],
+        apply: Callable[[Matrix, Sequence[Expr]], list[Expr]],
+    ) -> Stmt:
+        """Return ``matrix @ values @ matrix^T``: columns of ``get`` into ``half``, then its rows into ``place``."""
+        height, columns, lanes = sizes
+
+        def column(j: Expr, x: Expr) -> Stmt:
+            values = apply(matrix, [get(integer(i), j, x) for i in range(height)])
+            return seq(*(write(half, v, integer(i), j, x) for i, v in enumerate(values)))
+
+        def row(i: Expr, x: Expr) -> Stmt:
+            values = apply(matrix, [read(half, i, integer(j), x) for j in range(columns)])
+            return seq(*(place(i, integer(j), x, v) for j, v in enumerate(values)))
+
+        return seq(
+            self.nest.loop(columns, lambda j: self._lanes(lanes, lambda x: column(j, x))),
+            self.nest.loop(len(matrix), lambda i: self._lanes(lanes, lambda x: row(i, x))),
+        )
+
+    def _task(self, task: Coordinates) -> Stmt:
+        plan = self.plan
+        starts = tuple(_start(t, a.box, a.units) for t, a in zip(task, (*plan.tiled, plan.panels), strict=True))
+        batch = [a.box for a in plan.tiled[:-2]]
+
+        def image(at: Coordinates) -> Stmt:
+            return self.nest.loop(plan.channel_vectors, lambda v: self._image(starts, at, v))
+
+        transform = seq(allocate(self.patch), self.nest.grid(batch, image))
+        multiply = self.nest.loop(plan.side**2, lambda e: self._multiply(e, starts[-1]))
+        back = self.nest.grid([a.box for a in plan.tiled], lambda t: self._outputs(t, starts))
+        return seq(allocate(self.image), allocate(self.products), transform, multiply, back)
+
+    def _image(self, starts: Coordinates, batch: Coordinates, vector: Expr) -> Stmt:
+        """Copy one image's box of some channels and transform its tiles."""
+        plan = self.plan
+        channel = _start(vector, plan.channel_lanes, plan.channels)
+        at = {a.name: starts[n] + batch[n] for n, a in enumerate(plan.tiled[:-2])}
+        rows, columns = plan.tiled[-2:]
+
+        def tile(where: Coordinates) -> Stmt:
+            number = self._flat((*batch, *where))
+            y, x = (w * plan.m for w in where)
+
+            def get(i: Expr, j: Expr, lane: Expr) -> Expr:
+                return read(self.patch, y + i, x + j, lane)
+
+            def place(i: Expr, j: Expr, lane: Expr, value: Expr) -> Stmt:
+                return write(self.image, value, i * plan.side + j, number * plan.channel_pitch + channel + lane)
+
+            sizes = (plan.side, plan.side, plan.channel_lanes)
+            both = self._two_sided(self.image_matrix, get, self.half, sizes, place, product)
+            return seq(allocate(self.half), both)
+
+        copy = self._patch(at, (starts[-3] * plan.m, starts[-2] * plan.m), channel)
+        return seq(copy, self.nest.grid([rows.box, columns.box], tile))
+
+    def _patch(self, batch: dict[str, Expr], corner: Coordinates, channel: Expr) -> Stmt:
+        """Fill ``patch`` with one image's box, channels as lanes, zeros outside."""
+        form = self.plan.form
+        source = self.buffers[form.image.tensor]
+        shape = [int(n) for n in source.ty.shape]
+        height, width, lanes = (int(n) for n in self.patch.ty.shape)
+        base, valid = [], []
+        for (_, _, d), c in zip(form.slides, corner, strict=True):
+            base.append(c + form.image.index[d].const)
+            bounds = [b for b in form.image.guard if b.index == form.image.index[d]]
+            valid.append((max([0, *(b.low for b in bounds)]), min([shape[d], *(b.high for b in bounds)])))
+        zero = constant(0.0, _DTYPE)
+
+        def fill(y: Expr, x: Expr) -> Stmt:
+            return self._lanes(lanes, lambda v: write(self.patch, zero, y, x, v))
+
+        def copy(y: Expr, x: Expr) -> Stmt:
+            def lane(v: Expr) -> Stmt:
+                at = {**batch, **self.channel.at(channel, v)}
+                index = [emit_index(self.channel.index(i), at) if len(i.terms) < 2 else None for i in form.image.index]
+                index[form.slides[0][2]], index[form.slides[1][2]] = base[0] + y, base[1] + x
+                return write(self.patch, read(source, *index), y, x, v)
+
+            return self._lanes(lanes, lane)
+
+        (low, high), (left, right) = valid
+        first = clamp(left - base[1], 0, width)
+        end = clamp(right - base[1], first, width)
+
+        def row(y: Expr) -> Stmt:
+            inside = seq(
+                self.nest.loop(first, lambda x: fill(y, x)),
+                self.nest.loop(end - first, lambda x: copy(y, first + x)),
+                self.nest.loop(width - end, lambda x: fill(y, end + x)),
+            )
+            return when(
+                tirx.all(base[0] + y >= low, base[0] + y < high), inside, self.nest.loop(width, lambda x: fill(y, x))
+            )
+
+        return self.nest.loop(height, row)
+
+    def _flat(self, at: Coordinates) -> Expr:
+        """Return the number of a tile inside its task."""
+        return flat(at, [a.box for a in self.plan.tiled])
+
+    def _multiply(self, element: Expr, first_panel: Expr) -> Stmt:
+        """Multiply one element of all transformed tiles of a task."""
+        plan = self.plan
+        groups = [a.groups for a in plan.tiled]
+
+        def kernel(panel: Expr) -> Stmt:
+            return self.nest.grid(groups, lambda g: self._micro_kernel(element, first_panel + panel, panel, g))
+
+        return self.nest.loop(plan.panels.box, kernel)
+
+    def _micro_kernel(self, element: Expr, panel: Expr, own: Expr, group: Coordinates) -> Stmt:
+        """Sum over the channels for one group of tiles and one panel, accumulators in registers."""
+        plan = self.plan
+        starts = tuple(_start(g, a.group, a.box) for g, a in zip(group, plan.tiled, strict=True))
+
+        def each(body: Callable[[Expr, Expr, Expr], Stmt]) -> Stmt:
+            """Run ``body`` on the accumulator's row, the tile and the filter of every element."""
+
+            def vectors(at: Coordinates) -> Stmt:
+                row = flat(at, [a.group for a in plan.tiled])
+                tile = self._flat(tuple(s + i for s, i in zip(starts, at, strict=True)))
+                vector = functools.partial(self._lanes, plan.lanes)
+                return self.nest.loop(
+                    plan.width // plan.lanes,
+                    lambda u: vector(lambda x: body(row, tile, u * plan.lanes + x)),
+                    "unroll",
+                )
+
+            return self.nest.grid([a.group for a in plan.tiled], vectors, "unroll")
+
+        def step(c: Expr) -> Stmt:
+            def fma(row: Expr, tile: Expr, x: Expr) -> Stmt:
+                value = read(self.image, element, tile * plan.channel_pitch + c) * read(
+                    self.weights, element, panel, c, x
+                )
+                return write(self.acc, read(self.acc, row, x) + value, row, x)
+
+            return seq(*(h(c) for h in hints), each(fma))
+
+        constant_filters = plan.form.filters.tensor in self.program.constants
+        turn = flat(group, [a.groups for a in plan.tiled])
+        hints = prefetch_filters(plan, self.weights, element, (panel, own), turn) if constant_filters else []
+
+        return seq(
+            allocate(self.acc),
+            each(lambda row, tile, x: write(self.acc, constant(0.0, _DTYPE), row, x)),
+            self.nest.loop(plan.channels, step, name="c"),
+            each(lambda row, tile, x: write(self.products, read(self.acc, row, x), element, tile, own, x)),
+        )
+
+    def _outputs(self, tile: Coordinates, starts: Coordinates) -> Stmt:
+        """Transform one tile of every panel back and store it."""
+        plan = self.plan
+        number = self._flat(tile)
+
+        def panel(p: Expr) -> Stmt:
+            def vector(u: Expr) -> Stmt:
+                def get(i: Expr, j: Expr, x: Expr) -> Expr:
+                    return read(self.products, i * plan.side + j, number, p, u * plan.lanes + x)
+
+                def place(i: Expr, j: Expr, x: Expr, value: Expr) -> Stmt:
+                    return write(self.result, value, i, j, u * plan.lanes + x)
+
+                sizes = (plan.side, plan.side, plan.lanes)
+                both = self._two_sided(self.inverse, get, self.half_out, sizes, place, back_product)
+                return seq(allocate(self.half_out), both)
+
+            back = self.nest.loop(plan.width // plan.lanes, vector)
+            where = {a.name: s + t for a, s, t in zip(plan.tiled, starts, tile, strict=False)}
+            where[plan.form.filter] = _start(starts[-1] + p, plan.width, plan.filters)
+            return seq(allocate(self.result), back, self._store(where))
+
+        return self.nest.loop(plan.panels.box, panel)
+
+    def _store(self, where: dict[str, Expr]) -> Stmt:
+        """Store one tile of outputs of one panel, clipped at the ends of rows and columns."""
+        plan, form = self.plan, self.plan.form
+        extents = self.program.expr.anchor.extents
+        (rows, _, _), (columns, _, _) = form.slides
+        corner = {rows: where[rows] * plan.m, columns: where[columns] * plan.m}
+
+        def element(f: Expr, y: Expr, x: Expr, lane: Expr | None = None) -> Stmt:
+            at = self.filter.at(where[form.filter] + f, integer(0) if lane is None else lane)
+            env = {**where, **at, rows: corner[rows] + y, columns: corner[columns] + x}
+            return self._final(read(self.result, y, x, f if lane is None else f + lane), env)
+
+        if self.filter.contiguous(self.last.store, self.last.output.shape):
+            sizes = [lower_of(plan.m, extents[a] - corner[a]) for a in (rows, columns)]
+            vectors = plan.width // plan.lanes
+            return self.nest.grid(
+                [*sizes, vectors],
+                lambda at: self._lanes(plan.lanes, lambda x: element(at[2] * plan.lanes, at[0], at[1], x)),
+            )
+        whole = self.nest.loop(
+            plan.width,
+            lambda f: self.nest.loop(plan.m, lambda y: self._lanes(plan.m, lambda x: element(f, y, x)), "unroll"),
+        )
+        if all(extents[a] % plan.m == 0 for a in (rows, columns)):
+            return whole
+        sizes = [lower_of(plan.m, extents[a] - corner[a]) for a in (rows, columns)]
+        clipped = self.nest.grid([plan.width, *sizes], lambda at: element(at[0], at[1], at[2]))
+        inside = tirx.all(*(corner[a] + plan.m <= extents[a] for a in (rows, columns)))
+        return when(inside, whole, clipped)
+
+    def _final(self, value: Expr, env: dict[str, Expr]) -> Stmt:
+        """Store one element through the epilogue."""
+        anchor, last = self.program.expr.anchor, self.last
+        out = value
+        if last is not anchor:
+            tensors: dict[str, Callable[..., Any]] = {n: reader(b) for n, b in self.buffers.items()}
+            tensors[anchor.name] = lambda *_: value
+            out = emit_scalar(self.filter.body(last.body), env, tensors)
+        return write(self.buffers[last.name], out, *(emit_index(i, env) for i in self.store))
+
+
+def flat(at: Coordinates, extents: Sequence[int]) -> Expr:
+    """Return the number of a coordinate, last axis fastest."""
+    number = at[0]
+    for n, x in zip(extents[1:], at[1:], strict=True):
+        number = number * n + x
+    return number
+
+
+def _start(number: Expr, size: int, extent: int) -> Expr:
+    """First unit of a piece; the last piece ends with the axis."""
+    if extent <= size:
+        return integer(0)
+    return number * size if extent % size == 0 else tirx.min(number * size, integer(extent - size))
+
+
+def winograd_nests(program: RProgram, buffers: dict[str, Buffer], cores: int) -> Nests:
+    """Return the loop nests of a program of a ``winograd`` structure.
+
+    Parameters
+    ----------
+    program
+        A CPU program; its register and task tiles are read as :class:`~roller.tile.winograd.WinogradPlan` says.
+    buffers
+        Argument buffers by tensor name (inputs and outputs, canonical shapes).
+
+    Raises
+    ------
+    BuildError
+        Where the expression is no window product.
+    """
+    del cores
+    return _Winograd(program, buffers).nests()

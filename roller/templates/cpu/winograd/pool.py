@@ -1,0 +1,91 @@
+"""Winograd programs of a window product: few micro-kernels, task sizes and both output tiles; the model chooses."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.templates.cpu.common.lanes import lane_count
+from roller.tile.geometry import Geometry
+from roller.tile.structures import STRUCTURES
+from roller.tile.winograd import LEAST_CHANNELS, WindowProduct, window_product
+
+#: Vectors of a micro-kernel along the filters.
+_VECTORS = (1, 2, 3, 4)
+#: Output tiles of a task at most.
+_TASK_TILES = (8, 16, 32, 64)
+#: Equal groups of output tiles along an axis that are tried, fewest first.
+_GROUPS = 2
+
+
+def winograd_pool(geometry: Geometry, spec: DeviceSpec) -> list[TileBatch]:
+    """Return a batch per output tile size; none where the expression is no window product of enough channels."""
+    form = window_product(geometry.expr)
+    extents = geometry.expr.anchor.extents
+    if form is None or extents[form.channel] < LEAST_CHANNELS or not _whole_vectors(geometry, form, spec):
+        return []
+    return [_batch(geometry, spec, form, structure) for structure, s in STRUCTURES.items() if s.output_side]
+
+
+def _whole_vectors(geometry: Geometry, form: WindowProduct, spec: DeviceSpec) -> bool:
+    """Whether vectors of channels and filters, which begin at multiples of their lanes, lie in one block of them."""
+    expr = geometry.expr
+    indices = [*form.image.index, *expr.anchor.store, *(i for s in expr.stages for ld in s.loads for i in ld.index)]
+    edges = {n for i in indices for t in i.terms if not t.is_affine for n in (t.div, t.div * t.mod) if n > 1}
+    return all(edge % lane_count(spec, 4) == 0 for edge in edges)
+
+
+def _batch(geometry: Geometry, spec: DeviceSpec, form: WindowProduct, structure: str) -> TileBatch:
+    m, extents = STRUCTURES[structure].output_side, geometry.expr.anchor.extents
+    lanes, registers = lane_count(spec, 4), spec.limits.vector_registers or 0
+    axes = [*reversed([a for a, _, _ in form.slides]), *reversed(form.batch)]  # columns, rows, images
+    unit = {a: m if n < 2 else 1 for n, a in enumerate(axes)}
+    whole = {a: -(-extents[a] // unit[a]) for a in axes}
+    found: list[tuple[int, ...]] = []
+    for vectors in _VECTORS:
+        if vectors > 1 and vectors * lanes > extents[form.filter]:
+            continue
+        most = (registers - 2 - vectors) // vectors  # beside the operand's vectors and one broadcast
+        panels = -(-extents[form.filter] // (vectors * lanes))
+        for group in _groups([whole[a] for a in axes], most):
+            for tiles, share in itertools.product(_TASK_TILES, sorted({1, 2, spec.units})):
+                box = _grown(group, [whole[a] for a in axes], tiles)
+                register, block = dict.fromkeys(geometry.names, 1), dict(extents)
+                for a, g, b in zip(axes, group, box, strict=True):
+                    register[a], block[a] = g * unit[a], b * unit[a]
+                register[form.filter] = vectors * lanes
+                block[form.filter] = -(-panels // share) * vectors * lanes
+                found.append((*(register[n] for n in geometry.names), *(block[n] for n in geometry.names)))
+    rows = np.array(sorted(set(found)), np.int64).reshape(-1, 2 * len(geometry.names))
+    register_, block_ = rows[:, : len(geometry.names)], rows[:, len(geometry.names) :]
+    panel = np.where(geometry.spatial, register_, block_)
+    ones = np.ones(len(rows), np.int64)
+    filters = (form.filters.tensor,)
+    return TileBatch(geometry, structure, register_, block_, ones, filters, panel, geometry.names.index(form.filter))
+
+
+def _groups(whole: list[int], most: int) -> list[tuple[int, ...]]:
+    """Return boxes of at most ``most`` tiles: part of an axis, or whole axes and part of the next, in equal parts."""
+    out = []
+    before: tuple[int, ...] = ()
+    for n, extent in enumerate(whole):
+        after = (1,) * (len(whole) - n - 1)
+        taken = int(np.prod(before, dtype=np.int64))
+        parts = -(-extent // max(1, most // taken))
+        out += [(*before, -(-extent // p), *after) for p in range(parts, min(extent, parts + _GROUPS - 1) + 1)]
+        if taken * extent > most:
+            break
+        before = (*before, extent)
+    return list(dict.fromkeys(out))
+
+
+def _grown(group: tuple[int, ...], whole: list[int], tiles: int) -> tuple[int, ...]:
+    """Return ``group`` times what makes it about ``tiles`` tiles, one axis after another."""
+    box = list(group)
+    for n, extent in enumerate(whole):
+        left = tiles // int(np.prod(box, dtype=np.int64))
+        box[n] *= max(1, min(left, -(-extent // box[n])))
+    return tuple(box)

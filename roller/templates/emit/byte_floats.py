@@ -1,0 +1,148 @@
+"""Floating point of 8 bits in generated code: it moves as bytes, and is converted by integer arithmetic.
+
+Few processors and GPUs have instructions for it, and those of GPUs saturate. So templates write buffers and conversions
+of such dtypes as of any other, and :func:`without_byte_floats` puts bytes in their place before TVM lowers anything:
+tensors become those of ``uint8``, conversions what the device's code generation has for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from roller.core.dtypes import BYTE_FLOATS, DTYPES, DType, stored_of
+from roller.te.compat import Call, TensorLoad, dtype_of, tirx, tvm_ffi
+
+#: Makes an expression of another: the byte of a float32, or the float32 of a byte; of a dtype.
+Conversion: TypeAlias = Callable[[Any, DType], Any]
+_BYTE = "uint8"
+
+
+def without_byte_floats(
+    params: Sequence[Any], body: Any, to_float: Conversion, to_byte: Conversion
+) -> tuple[list[Any], Any]:
+    """Return a function's buffers and statement with floats of 8 bits as bytes; the same ones where there are none.
+
+    Parameters
+    ----------
+    params
+        The buffers a function takes.
+    body
+        Its statement.
+    to_float, to_byte
+        What a device makes of a byte, and of a float32; the other way round every byte is some number.
+    """
+    pass_ = _AsBytes(to_float, to_byte)
+    if not any(_is_byte_float(n) for n in _dtypes(params, body)):
+        return list(params), body
+    handlers = {
+        TensorLoad: pass_.load, tirx.BufferStore: pass_.store, tirx.AllocBuffer: pass_.alloc,
+        tirx.DeclBuffer: pass_.declare, tirx.Cast: pass_.cast, tirx.Select: pass_.select, tirx.FloatImm: pass_.literal,
+        Call: pass_.call,
+    }  # fmt: skip
+    return [pass_.buffer(b) for b in params], tvm_ffi.structural_map(body, tuple(handlers.items()))
+
+
+def _is_byte_float(dtype: str) -> bool:
+    return dtype in BYTE_FLOATS
+
+
+def _dtypes(params: Sequence[Any], body: Any) -> set[str]:
+    found = {str(b.dtype) for b in params}
+
+    def visit(node: Any) -> None:
+        if isinstance(node, (tirx.Cast, tirx.FloatImm)):
+            found.add(dtype_of(node))
+        elif isinstance(node, tirx.AllocBuffer):
+            found.add(str(node.buffer.dtype))
+
+    tvm_ffi.structural_walk(body, visit)
+    return found
+
+
+def _raw(value: Any) -> Any:
+    """Return the byte of a float of 8 bits; of anything else itself."""
+    if not _is_byte_float(dtype_of(value)):
+        return value
+    assert isinstance(value, Call) and dtype_of(value.args[0]) == _BYTE, value
+    return value.args[0]
+
+
+class _AsBytes:
+    """The handlers of one pass: of a node whose parts are done; what is a float of 8 bits is a byte reinterpreted."""
+
+    def __init__(self, to_float: Conversion, to_byte: Conversion) -> None:
+        self.to_float, self.to_byte = to_float, to_byte
+        self.buffers: dict[Any, Any] = {}
+
+    def buffer(self, b: Any) -> Any:
+        """Return a buffer of bytes in place of one of floats of 8 bits."""
+        if not _is_byte_float(str(b.dtype)):
+            return b
+        if b not in self.buffers:
+            self.buffers[b] = tirx.decl_buffer(
+                list(b.shape), _BYTE, str(b.name), scope=b.scope(), data_alignment=int(b.data_alignment)
+            )
+        return self.buffers[b]
+
+    def load(self, node: Any) -> Any:
+        """Read a byte."""
+        dtype = dtype_of(node)
+        if not _is_byte_float(dtype):
+            return node
+        return tirx.reinterpret(dtype, tirx.BufferLoad(self.buffer(node.source), list(node.indices)))
+
+    def store(self, node: Any) -> Any:
+        """Write a byte."""
+        if not _is_byte_float(str(node.buffer.dtype)):
+            return node
+        return tirx.BufferStore(self.buffer(node.buffer), _raw(node.value), list(node.indices))
+
+    def alloc(self, node: Any) -> Any:
+        """Allocate bytes."""
+        return tirx.AllocBuffer(self.buffer(node.buffer)) if _is_byte_float(str(node.buffer.dtype)) else node
+
+    def declare(self, node: Any) -> Any:
+        """View bytes."""
+        if not _is_byte_float(str(node.buffer.dtype)):
+            return node
+        b = node.buffer
+        if b not in self.buffers:
+            self.buffers[b] = tirx.decl_buffer(list(b.shape), _BYTE, str(b.name), data=b.data, scope=b.scope())
+        return tirx.DeclBuffer(self.buffers[b], data=node.data)
+
+    def cast(self, node: Any) -> Any:
+        """Convert by the device's arithmetic."""
+        to, source = dtype_of(node), dtype_of(node.value)
+        value = node.value
+        if _is_byte_float(source):
+            value = self.to_float(_raw(value), DTYPES[source])
+            if not _is_byte_float(to):
+                return value if to == "float32" else value.astype(to)
+        if _is_byte_float(to):
+            return tirx.reinterpret(to, self.to_byte(value.astype("float32"), DTYPES[to]))
+        return node
+
+    def literal(self, node: Any) -> Any:
+        """Give a literal's byte."""
+        dtype = dtype_of(node)
+        if not _is_byte_float(dtype):
+            return node
+        return tirx.reinterpret(dtype, tirx.const(int(stored_of(float(node.value), dtype)), _BYTE))
+
+    def select(self, node: Any) -> Any:
+        """Choose one of two bytes."""
+        dtype = dtype_of(node)
+        if not _is_byte_float(dtype):
+            return node
+        return tirx.reinterpret(dtype, tirx.Select(node.condition, _raw(node.true_value), _raw(node.false_value)))
+
+    def call(self, node: Any) -> Any:
+        """Take the address of a byte, or one of two bytes."""
+        name = getattr(node.op, "name", "")
+        if name == "tirx.address_of":
+            return tirx.address_of(_raw(node.args[0]))
+        if name != "prim.if_then_else" or not _is_byte_float(dtype_of(node)):
+            return node
+        condition, *values = node.args
+        return tirx.reinterpret(dtype_of(node), tirx.if_then_else(condition, *(_raw(v) for v in values)))

@@ -1,0 +1,23 @@
+"""How many elements an access takes at once of the vectors that a program says."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from roller.tile.geometry import Access, Geometry, Ints
+from roller.tile.vectors import chunk_elements, whole_chunk
+
+
+def followed(access: Access, geometry: Geometry, vectors: Ints, *, whole: bool = False) -> Ints:
+    """Return the elements of an access by threads with ``vectors`` of them along every axis ``(N, axes)``, ``(N,)``.
+
+    Chunks end with their axis, and are taken in the widest pieces that are aligned vectors in memory, or ``whole`` or
+    element by element: the rules of :mod:`roller.tile.vectors`, which the templates ask for one program.
+    """
+    width, rule = np.ones(len(vectors), np.int64), whole_chunk if whole else chunk_elements
+    for axis, (name, extent) in enumerate(zip(geometry.names, geometry.extents.tolist(), strict=True)):
+        chunks = np.gcd(vectors[:, axis], extent)
+        for chunk in sorted(set(chunks.ravel().tolist())):
+            if chunk > 1:
+                width[chunks == chunk] = rule(access.index, access.tensor, name, extent, chunk)
+    return width

@@ -1,0 +1,231 @@
+"""Cycles of a block's arithmetic: FMA pipes, issue slots, scratchpad reads, latency of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from roller.expr import Cast, Load, instruction_mix, walk
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.templates.gpu.common.laid_out import LaidOut
+from roller.templates.gpu.common.vectors import store_width
+from roller.templates.gpu.rows.work import row_arithmetic, row_exchange, row_instructions
+from roller.tile.geometry import Floats, Ints
+
+#: Instructions of a thread that finds its block's and its own place, and of one stored vector; as in machine code.
+PLACE_INSTRUCTIONS, STORE_INSTRUCTIONS = 60.0, 3.0
+#: Integer multiplications among the instructions of addresses, as in machine code: they run in the FMA pipes even where
+#: other integer instructions have pipes of their own.
+MULTIPLY_SHARE = 0.38
+
+
+def _operand_wavefronts(batch: TileBatch, spec: DeviceSpec, laid: LaidOut | None) -> tuple[Floats, Floats]:
+    """Return scratchpad wavefronts and load instructions of one warp for one register tile."""
+    shared = spec.layer("shared")
+    words_per_wavefront = (shared.banks or spec.teu.lanes) * (shared.bank_width_bytes or 4) // 4
+    warp = batch.register * batch.lanes(spec.teu.lanes)
+    step_tile = np.where(batch.geometry.spatial, batch.register, batch.block)
+    wavefronts = instructions = np.zeros(len(batch))
+    conflicts, spread = (laid.conflicts, laid.spread) if laid else ({}, {})
+    for a in batch.geometry.loads:
+        words = batch.register_elements(a) * spread.get(a.tensor.name, 1.0) * a.tensor.itemsize_bytes / 4
+        # A thread's elements along the tensor's last dimension, over the unrolled step, are read as vectors.
+        count = words
+        if not a.coefficients.shape[0] or np.count_nonzero(a.coefficients[-1]) <= 1:  # windows are not aligned
+            padding = laid.padding.get(a.tensor.name, 0) if laid else 0
+            run = (a.row_elements(step_tile) | padding) * a.tensor.itemsize_bytes // 4
+            count = words / np.where(run & 3 == 0, 4, 2 - (run & 1))
+        unique = a.elements(warp) * a.tensor.itemsize_bytes / 4
+        wavefronts = wavefronts + np.maximum(count, unique / words_per_wavefront) * conflicts.get(a.tensor.name, 1.0)
+        instructions = instructions + count
+    return wavefronts, instructions
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one block does per reduction step, in cycles of a scheduler or of the scratchpad pipeline.
+
+    ``fma`` and ``overhead`` are cycles per TEU and register group (FMA pipe; operand loads and loop), ``issue`` its
+    issue slots, ``scratchpad`` its wavefronts, ``copies`` and ``finish`` issue slots per TEU and step, and once at
+    the end; ``multiplies`` cycles that copies take from the FMA pipe; ``groups`` register groups per step; ``chain``
+    latency of one group, ``combine`` of the final exchange; ``side_by_side``: integer instructions have pipes of their
+    own, so that copies run beside the arithmetic of others.
+    """
+
+    teus: Floats
+    fma: Floats
+    overhead: Floats
+    issue: Floats
+    scratchpad: Floats
+    copies: Floats
+    multiplies: Floats
+    finish: Floats
+    groups: Floats
+    steps: Floats
+    chain: Floats | float
+    combine: Floats
+    side_by_side: bool
+
+    def arithmetic(self, blocks: Ints | float, schedulers: int) -> Floats:
+        """Return cycles one unit needs for the arithmetic of ``blocks`` co-resident blocks."""
+        return self.told(blocks, schedulers)["cycles"]
+
+    def told(self, blocks: Ints | float, schedulers: int) -> dict[str, Floats]:
+        """Return the ``cycles`` of :meth:`arithmetic`, and by name what they are made of."""
+        teus = self.teus * blocks
+        share = teus / schedulers
+        whole = np.ceil(share)  # TEUs do not move between schedulers, and a block waits for its slowest
+        fma, overhead = whole * self.fma, share * self.overhead
+        busy = self.chain + fma + overhead
+        issue, scratchpad = share * self.issue, teus * self.scratchpad
+        group = np.maximum(np.maximum(busy, issue), scratchpad)
+        groups, multiplies = self.groups * group, share * self.multiplies
+        step = groups + multiplies
+        steps = self.steps * step
+        return {
+            "whole": whole, "fma": fma, "overhead": overhead, "busy": busy, "issue": issue, "scratchpad": scratchpad,
+            "group": group, "groups": groups, "multiplies": multiplies, "step": step, "steps": steps,
+            "cycles": np.asarray(steps + self.combine),
+        }  # fmt: skip
+
+    def copying(self, blocks: Ints | float, schedulers: int) -> Floats:
+        """Return cycles one unit needs for the instructions that copy and store the tiles of ``blocks`` blocks."""
+        return np.asarray(self.teus * blocks / schedulers * (self.steps * self.copies + self.finish))
+
+    def storing(self, blocks: Ints | float, schedulers: int) -> Floats:
+        """Return those of :meth:`copying` that come after all steps: epilogue and stores."""
+        return np.asarray(self.teus * blocks / schedulers * self.finish)
+
+    def busy(self, schedulers: int) -> Floats:
+        """Return cycles of one unit in which the pipes of the arithmetic of one block are busy."""
+        return np.asarray(self.teus / schedulers * self.steps * self.groups * self.fma)
+
+    def issuing(self, blocks: Ints | float, schedulers: int) -> Floats:
+        """Return cycles in which the schedulers can issue all instructions of ``blocks`` blocks."""
+        share = self.teus * blocks / schedulers
+        return np.asarray(share * self.steps * self.groups * self.issue + self.copying(blocks, schedulers))
+
+
+def register_arithmetic(batch: TileBatch, spec: DeviceSpec, fragments: bool) -> tuple[Floats, Floats]:
+    """Return cycles of the pipes for one register tile, and its instructions but loads and conversions, ``(N,)`` each.
+
+    With ``fragments`` operands are converted once per element of the tile's data, else at every product.
+    """
+    g, per_unit = batch.geometry, spec.compute.ops_per_cycle_per_unit
+    width = spec.teu.lanes * spec.teu.schedulers_per_unit
+    anchor = g.expr.anchor
+    mix = dict(instruction_mix(anchor.body, anchor.combiner))
+    converted = {n.arg.tensor for n in walk(anchor.body) if isinstance(n, Cast) and isinstance(n.arg, Load)}
+    if fragments and "convert" in mix:
+        mix["convert"] -= len(converted)
+    cycles = sum(n * width / _rate(per_unit, c, anchor.acc_dtype) for c, n in mix.items())
+    count = (batch.register_outputs * batch.register_points).astype(np.float64)
+    conversions = np.zeros(len(batch))
+    for a in g.loads if fragments else ():
+        if a.tensor.name in converted:
+            conversions = conversions + batch.register_elements(a) * (
+                width / _rate(per_unit, "convert", a.tensor.dtype)
+            )
+    return count * cycles + conversions, count * sum(mix.values())
+
+
+def block_work(batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats], laid: LaidOut | None) -> Work:
+    """Return the work of every block of a batch, without conflicts where nothing is known of layouts.
+
+    ``copies`` are copy instructions per block and step, and those among them for addresses of elements.
+    """
+    if batch.traits.spreads_reductions:
+        return _row_work(batch, spec)
+    ex = spec.execution
+    per_unit = spec.compute.ops_per_cycle_per_unit
+    schedulers, lanes = spec.teu.schedulers_per_unit, spec.teu.lanes
+    cycles, instructions = batch.of_tiles(
+        spec, "arithmetic", lambda: register_arithmetic(batch, spec, bool(batch.staged))
+    )
+    zero = np.zeros(len(batch))
+    wavefronts = loads = zero
+    if batch.staged and laid and laid.spread:  # as these very programs are laid out
+        wavefronts, loads = _operand_wavefronts(batch, spec, laid)
+    elif batch.staged:
+        wavefronts, loads = batch.of_tiles(
+            spec, ("reads", laid is None), lambda: _operand_wavefronts(batch, spec, laid)
+        )
+    (finish,) = batch.of_tiles(spec, "finish", lambda: (_finish_instructions(batch),))
+    rate = per_unit["issue"] / lanes / schedulers  # instructions per cycle and scheduler
+    # Without integer pipes of their own, addresses take the slots of additions in the FMA pipes.
+    slot = 1.0 / rate if "integer" in per_unit else max(1.0 / rate, lanes * schedulers / per_unit["add"])
+    latency = ex.step_latency_s * spec.clock_hz
+    inner, combine = batch.step_points / batch.register_points, zero
+    return Work(
+        teus=(-(-batch.threads_per_block // lanes)).astype(np.float64),
+        fma=cycles,
+        # The measured issue time is that of a step with up to four vector loads; more of them take more slots.
+        overhead=ex.step_issue_s * spec.clock_hz * np.maximum(1.0, loads / 4),
+        issue=(instructions + loads) / rate,
+        scratchpad=wavefronts * lanes / per_unit["load_store"],
+        copies=copies[0] / np.maximum(1, batch.threads_per_block) * slot,
+        multiplies=copies[1]
+        / np.maximum(1, batch.threads_per_block)
+        * (lanes * schedulers / per_unit["fma"] * MULTIPLY_SHARE if "integer" in per_unit else 0.0),
+        finish=np.asarray(finish * slot),
+        groups=inner,
+        steps=batch.steps.astype(np.float64),
+        chain=latency,
+        combine=combine,
+        side_by_side="integer" in per_unit,
+    )
+
+
+def _row_work(batch: TileBatch, spec: DeviceSpec) -> Work:
+    """Return the work of every block of row programs, all stages and steps as one."""
+    per_unit, schedulers, lanes = spec.compute.ops_per_cycle_per_unit, spec.teu.schedulers_per_unit, spec.teu.lanes
+    rate = per_unit["issue"] / lanes / schedulers
+    slot = 1.0 / rate if "integer" in per_unit else max(1.0 / rate, lanes * schedulers / per_unit["add"])
+    cycles, instructions = row_arithmetic(batch, per_unit, float(lanes * schedulers))
+    loads, stores = row_instructions(batch)
+    meeting, exchanged = row_exchange(batch, spec)
+    one, zero = np.ones(len(batch)), np.zeros(len(batch))
+    return Work(
+        teus=(-(-batch.threads_per_block // lanes)).astype(np.float64),
+        fma=cycles,
+        overhead=zero,
+        issue=(instructions + exchanged) / rate,
+        scratchpad=zero,
+        copies=loads * slot,
+        multiplies=zero,
+        finish=np.asarray((PLACE_INSTRUCTIONS + stores) * slot),
+        groups=one,
+        steps=one,
+        chain=spec.execution.step_latency_s * spec.clock_hz,
+        combine=meeting,
+        side_by_side="integer" in per_unit,
+    )
+
+
+def _rate(per_unit: Mapping[str, float], instruction_class: str, dtype: str) -> float:
+    return per_unit.get(f"{instruction_class}.{dtype}", per_unit.get(instruction_class, per_unit["fma"]))
+
+
+def _finish_instructions(batch: TileBatch) -> Floats:
+    """Return instructions of one thread outside the reduction: finding its place, its epilogue, its stores."""
+    g = batch.geometry
+    epilogue = float(sum(sum(instruction_mix(x.body, None).values()) for x in g.expr.stages if x is not g.expr.anchor))
+    stored = STORE_INSTRUCTIONS / store_width(batch)
+    return np.asarray(PLACE_INSTRUCTIONS + batch.register_outputs * (stored + epilogue))
+
+
+def compute_rate_per_unit(spec: DeviceSpec, register_elements: Floats, warps: Floats) -> Floats:
+    """Return floating-point operations per second of one unit for a matmul register tile.
+
+    ``register_elements`` accumulators per thread, ``warps`` resident on the unit: the compute term alone, as
+    the published table measures it.
+    """
+    schedulers = spec.teu.schedulers_per_unit
+    cycles = spec.teu.lanes * schedulers / spec.compute.ops_per_cycle_per_unit["fma"]
+    busy = np.maximum(1.0, warps / schedulers) * register_elements * cycles
+    step = spec.execution.step_latency_s * spec.clock_hz + busy
+    step = step + warps / schedulers * spec.execution.step_issue_s * spec.clock_hz
+    return 2.0 * register_elements * spec.teu.lanes * warps * spec.clock_hz / step

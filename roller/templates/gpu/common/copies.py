@@ -1,0 +1,109 @@
+"""Instructions of cooperative copies into the scratchpad: loads and stores, and the arithmetic of their addresses.
+
+The rounds of a copy step over the leading dimensions of the staged tile, as the template lays them out
+(:func:`roller.tile.layout.copy_lead`); what only depends on the thread is computed once per copy, the rest per element
+or vector. The counts are those of machine code (sm_75, NVRTC 12.9) of two dozen matmuls, convolutions and poolings,
+rounded; single kernels lie within a factor of two.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.templates.gpu.common.staged_copies import StagedCopy, axes_of
+from roller.templates.gpu.matrix.copies import operand_copies
+from roller.tile.geometry import Access, Floats, Ints
+from roller.tile.vectors import is_asynchronous
+
+#: Instructions per copied element or vector: a load, a store, half a predicate or pointer step.
+COPY_INSTRUCTIONS = 2.5
+#: The same where the copy is asynchronous: one instruction does both.
+ASYNC_INSTRUCTIONS = 1.5
+#: Instructions of one thread per staged tile and step: its own position and pointers.
+SETUP_INSTRUCTIONS = 12.0
+#: A division with its remainder by a constant, and by a power of two.
+DIVISION_INSTRUCTIONS, SHIFT_INSTRUCTIONS = 12.0, 2.0
+#: The branch around a guarded load.
+BRANCH_INSTRUCTIONS = 8.0
+#: What an asynchronous copy has instead: it is told how many bytes are there, and fills the rest with zeros.
+ASYNC_GUARD_INSTRUCTIONS = 2.0
+#: What a load into registers has instead: it is predicated, and a zero moved where it is not done.
+PREDICATE_INSTRUCTIONS = 1.0
+#: Comparing a position with both bounds; where it does not change from round to round.
+GUARD_INSTRUCTIONS, KEPT_GUARD_INSTRUCTIONS = 3.0, 1.0
+#: One quasi-affine term of an index (a quotient or remainder) whose axis changes from round to round.
+QUASI_INSTRUCTIONS = 6.0
+
+
+def asynchronous(batch: TileBatch, spec: DeviceSpec) -> bool:
+    """Whether the staged tiles of a batch are copied asynchronously, without passing registers."""
+    return batch.pipelined and bool(spec.execution.async_copy_bytes)
+
+
+def copy_instructions(access: Access, batch: TileBatch, copy: StagedCopy, spec: DeviceSpec) -> tuple[Floats, Floats]:
+    """Return the instructions all threads of a block issue to stage one data tile, and those for addresses of elements.
+
+    Threads that idle in a round issue its instructions all the same.
+    """
+    threads = batch.threads_per_block
+    alone = asynchronous(batch, spec) & is_asynchronous(copy.width * access.tensor.itemsize_bytes)
+    unguarded = np.where(alone, ASYNC_INSTRUCTIONS, COPY_INSTRUCTIONS)
+    rank = copy.counts.shape[1]
+    if not rank:
+        return np.asarray(unguarded * threads), np.zeros(len(batch))
+    changes = np.arange(rank)[None, :] < copy.lead[:, None]  # dimensions that differ from round to round
+    zeros = all(x.outside == 0.0 for x in batch.geometry.expr.anchor.loads if x.tensor == access.tensor.name)
+    branch = np.full(
+        len(batch), ASYNC_GUARD_INSTRUCTIONS if zeros and asynchronous(batch, spec) else BRANCH_INSTRUCTIONS
+    )
+    if batch.fragment is not None:  # fetched into registers without a branch
+        branch = np.where(alone, branch, PREDICATE_INSTRUCTIONS)
+    each = branch * bool(access.bounds) + _divisions(copy.counts, changes)
+    axes = _staged_axes(batch, access)
+    if axes:
+        each = each + _index_instructions(access, [batch.geometry.names.index(a) for a in axes], changes)
+    else:
+        for d in range(rank):
+            guarded = access.bounds and bool(access.constants[d] or access.shared[d])
+            each = each + (np.where(changes[:, d], GUARD_INSTRUCTIONS, KEPT_GUARD_INSTRUCTIONS) if guarded else 0.0)
+    addresses = threads * copy.rounds * each
+    return np.asarray(threads * (copy.rounds * unguarded + SETUP_INSTRUCTIONS) + addresses), np.asarray(addresses)
+
+
+def _staged_axes(batch: TileBatch, access: Access) -> tuple[str, ...]:
+    """Return the axes a staged tile is indexed by; empty where it is a box of the tensor."""
+    if batch.fragment is None:
+        return axes_of(access, batch)
+    return next(c.operand.layout.axes for c in operand_copies(batch) if c.access is access)
+
+
+def _divisions(counts: Ints, changes: np.ndarray) -> Floats:
+    """Instructions that split the number of an element over the dimensions that change, ``(N,)``."""
+    total = np.zeros(len(counts))
+    wide = changes & (counts > 1)
+    before = [np.zeros(len(counts), bool)]  # whether a dimension in front of each is split over
+    for d in range(counts.shape[1] - 1):
+        before.append(before[-1] | wide[:, d])
+    for d in range(counts.shape[1] - 1, 0, -1):
+        split = wide[:, d] & before[d]
+        shift = (counts[:, d] & (counts[:, d] - 1)) == 0
+        total = total + np.where(split, np.where(shift, SHIFT_INSTRUCTIONS, DIVISION_INSTRUCTIONS), 0.0)
+    return total
+
+
+def _index_instructions(access: Access, positions: list[int], changes: np.ndarray) -> Floats:
+    """Instructions of quasi-affine indices and of guards of a tile staged by axes, ``(N,)``."""
+    total = np.zeros(len(changes))
+    column = {access.axis_names[p]: d for d, p in enumerate(positions)}
+    for i in access.index:
+        moving = np.zeros(len(changes), bool)
+        for t in i.terms:
+            moves = changes[:, column[t.axis]] if t.axis in column else np.zeros(len(changes), bool)
+            moving = moving | moves
+            if not t.is_affine:
+                total = total + QUASI_INSTRUCTIONS * moves
+        if access.bounds and i.const:
+            total = total + np.where(moving, GUARD_INSTRUCTIONS, KEPT_GUARD_INSTRUCTIONS)
+    return total

@@ -1,0 +1,216 @@
+"""Registers and scratchpad of a block, and how many blocks fit one unit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
+
+from roller.core.dtypes import DTYPE_BYTES
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.templates.gpu.common.copies import asynchronous
+from roller.templates.gpu.common.staged_copies import axes_of, staged_copy, tile_extents
+from roller.templates.gpu.matrix.copies import fetched_words, gather_words
+from roller.templates.gpu.rows.shape import exchange_bytes, held_words
+from roller.templates.gpu.window.strips import walk
+from roller.tile.fragments import pool_bytes, program_operands, spread_bytes
+from roller.tile.geometry import Access, Ints, product
+from roller.tile.layout import row_axis
+from roller.tile.program import RProgram
+from roller.tile.scratchpad import placed_bytes, whole_vectors
+from roller.tile.vectors import staged_itemsize
+
+#: Registers a thread of our templates needs beside accumulators and operand fragments (addresses, loop counters).
+BASE_REGISTERS = 24
+#: Registers of a thread for the places of a pipeline's slots, as in machine code (sm_80).
+SLOT_REGISTERS = 8
+#: The same where a matrix unit computes, as in machine code (sm_80, NVRTC 12.9): 6 to 24 where registers are scarce.
+MATRIX_BASE_REGISTERS = 20
+#: The same beside the sums of warp groups (sm_90a): 26 to 48, more where one group alone copies large tiles.
+GROUP_BASE_REGISTERS = 40
+
+
+def register_words(batch: TileBatch) -> Ints:
+    """Return 32-bit registers per thread for accumulators and operand fragments, ``(N,)``."""
+    if batch.fragment is not None:
+        return _matrix_words(batch)
+    if batch.traits.slides_windows:
+        return walk(batch).register_words(batch)
+    if batch.traits.spreads_reductions:
+        return held_words(batch)
+    acc = max(1, batch.geometry.store.tensor.itemsize_bytes // 4)
+    words = batch.register_outputs * acc
+    for a in batch.geometry.loads:
+        words = words + batch.register_elements(a) * max(1, a.tensor.itemsize_bytes // 4)
+    return words
+
+
+def allocated_registers(batch: TileBatch, spec: DeviceSpec, padding: Mapping[str, Ints] = MappingProxyType({})) -> Ints:
+    """Return 32-bit registers per thread the compiler needs, allocation granularity excluded, ``(N,)``.
+
+    Accumulators, fragments, what a pipeline holds of the next tile, and :data:`BASE_REGISTERS`. Where rows of a staged
+    tile run along the innermost reduction axis, a vector read brings several points of the step at once, and the
+    fragment holds them all; not so where ``padding`` elements after each row take rows from where vectors start.
+    """
+    if batch.fragment is not None:
+        return _matrix_words(batch) + fetched_words(batch, spec) + _matrix_base(batch)
+    if batch.traits.slides_windows:
+        return walk(batch).register_words(batch) + BASE_REGISTERS
+    g = batch.geometry
+    if batch.traits.spreads_reductions:
+        return held_words(batch) + BASE_REGISTERS
+    words = batch.register_outputs * max(1, g.store.tensor.itemsize_bytes // 4)
+    reductions = np.flatnonzero(~g.spatial)
+    for a in g.loads:
+        mine = batch.register_elements(a) * max(1, a.tensor.itemsize_bytes // 4)
+        if batch.staged and len(reductions) and _row_axis(batch, a) == g.names[reductions[-1]]:
+            step = (batch.block[:, reductions[-1]] | padding.get(a.tensor.name, 0)) * a.tensor.itemsize_bytes // 4
+            ahead = np.where(step & 3 == 0, 4, 2 - (step & 1))
+            mine = mine * np.maximum(1, ahead // np.maximum(1, batch.register_points))
+        words = words + mine
+    return words + held_registers(batch, spec) + BASE_REGISTERS
+
+
+def held_registers(batch: TileBatch, spec: DeviceSpec) -> Ints:
+    """Return 32-bit registers per thread for the next tile of a pipeline without asynchronous copies, ``(N,)``."""
+    total = np.zeros(len(batch), np.int64)
+    if not batch.pipelined or asynchronous(batch, spec):
+        return total
+    for a in batch.staged_loads:
+        copy = staged_copy(a, batch, spec)
+        total = total + copy.rounds * np.maximum(1, copy.width * a.tensor.itemsize_bytes // 4)
+    return total
+
+
+def usable_registers(batch: TileBatch, spec: DeviceSpec) -> Ints:
+    """Return the 32-bit registers per thread that accumulators and operands may take, ``(N,)``.
+
+    Those of a matrix unit are known one by one, so that only the hard limits of a thread and of its block bind them.
+    """
+    lim = spec.limits
+    if batch.fragment is None:
+        return np.full(len(batch), lim.usable_registers_per_thread or 0, np.int64)
+    hard = lim.registers_per_thread or lim.usable_registers_per_thread or 0
+    assert lim.registers_per_unit  # the schema requires it of a GPU
+    most = np.minimum(hard, lim.registers_per_unit // np.maximum(1, batch.threads_per_block))
+    return np.asarray(most - _matrix_base(batch) - fetched_words(batch, spec) - gather_words(batch, spec))
+
+
+def _matrix_base(batch: TileBatch) -> int:
+    return GROUP_BASE_REGISTERS if batch.fragment and batch.fragment.reads_scratchpad else MATRIX_BASE_REGISTERS
+
+
+def _matrix_words(batch: TileBatch) -> Ints:
+    """Return registers per thread of the accumulators, operand fragments, and copies on their way through registers."""
+    f, g = batch.fragment, batch.geometry
+    assert f is not None
+    acc = batch.register_outputs * DTYPE_BYTES[f.accumulator]
+    if f.reads_scratchpad:
+        return -(-acc // (4 * f.threads))
+    operands = sum((batch.register_elements(a) * a.tensor.itemsize_bytes for a in g.loads), np.zeros_like(acc))
+    return -(-(acc + f.operand_copies * operands) // (4 * f.threads))
+
+
+def _row_axis(batch: TileBatch, access: Access) -> str | None:
+    if "row_axis" not in access._memo:
+        anchor = batch.geometry.expr.anchor
+        load = next(x for x in anchor.loads if x.tensor == access.tensor.name and x.index == access.index)
+        access._memo["row_axis"] = row_axis(anchor, load, access.tensor)
+    name: str | None = access._memo["row_axis"]
+    return name
+
+
+def scratchpad_bytes(batch: TileBatch, padding: Mapping[str, Ints] | None = None) -> Ints:
+    """Return bytes of scratchpad one block allocates, storage padding and all stages included, ``(N,)``."""
+    total = np.zeros(len(batch), np.int64)
+    if batch.traits.spreads_reductions:
+        return exchange_bytes(batch)
+    staged = batch.staged_loads
+    if not staged:
+        return total
+    tiles = [_staged_bytes(batch, a, (padding or {}).get(a.tensor.name, 0)) for a in staged]
+    alike = batch.fragment is None and batch.traits.reuses and len({a.tensor.dtype for a in staged}) == 1
+    total = placed_bytes(tiles, alike)
+    if batch.fragment is not None:  # results take the place of the tiles afterwards
+        n = batch.register[:, batch.geometry.names.index(batch.matrix_axes[1])]
+        columns, which = np.unique(n, return_inverse=True)
+        spread = np.array([spread_bytes(batch.fragment, int(c)) for c in columns], np.int64)[which]
+        total = np.maximum(total, spread * batch.threads_per_block // batch.fragment.threads)
+    return total
+
+
+def _staged_bytes(batch: TileBatch, access: Access, padding: Ints | int) -> Ints:
+    """Return the bytes of all slots of an operand's staged tile, ``(N,)``."""
+    if batch.fragment is not None:  # strides leave no gaps where a matrix unit reads rows of neighbours
+        elements = product(batch.block, access.used_axes)
+        rows = elements // _row_extent(batch, access)
+    else:  # a tile that reaches beyond the axes is stored whole: threads of the padded part read it
+        extents = tile_extents(access, batch, axes_of(access, batch))
+        rank = extents.shape[1]
+        elements, rows = product(extents, range(rank)), product(extents, range(rank - 1))
+    if batch.traits.slides_windows:  # rows start and end where vectors do
+        elements = rows * walk(batch).extent
+    elements, size = elements + rows * padding, staged_itemsize(batch.geometry.expr, access.tensor)
+    if batch.fragment is None and batch.pipelined:
+        elements = np.where(np.asarray(batch.stages) > 1, whole_vectors(elements, size), elements)
+    return elements * size * batch.stages
+
+
+def matrix_scratchpad_bytes(program: RProgram) -> int:
+    """Return bytes of scratchpad a block of a ``"matrix"`` program allocates, as its operands are laid out."""
+    return pool_bytes(program, program_operands(program))
+
+
+def _row_extent(batch: TileBatch, access: Access) -> Ints:
+    """Elements of one row of a staged tile, storage padding excluded, ``(N,)``."""
+    axis = _row_axis(batch, access)
+    if axis is not None:
+        return batch.block[:, batch.geometry.names.index(axis)]
+    steps = np.abs(access.coefficients[-1]) if access.coefficients.shape[0] else 0
+    return np.asarray(1 + ((batch.block - 1) * steps).sum(axis=1))
+
+
+def block_limits(batch: TileBatch, spec: DeviceSpec, scratchpad: Ints, registers: Ints) -> dict[str, Ints]:
+    """Return how many blocks each capacity of a unit holds, ``(N,)`` each, by what it is a capacity of."""
+    lim, teus = spec.limits, -(-batch.threads_per_block // spec.teu.lanes)
+    assert lim.registers_per_unit and lim.threads_per_unit and lim.blocks_per_unit  # the schema requires them of a GPU
+    most = np.full(len(batch), lim.blocks_per_unit, np.int64)
+    # The register file is split evenly among the schedulers, and a TEU's registers lie in one part.
+    parts = spec.teu.schedulers_per_unit
+    held = lim.registers_per_unit // parts // (registers * spec.teu.lanes) * parts // teus
+    shared = spec.layer("shared")
+    taken = np.maximum(scratchpad, 1) + (shared.reserved_bytes or 0)
+    room = np.where(scratchpad > 0, shared.capacity_bytes // taken, lim.blocks_per_unit)
+    threads = lim.threads_per_unit // (teus * spec.teu.lanes)
+    return {"blocks": most, "threads": threads, "registers": held, "scratchpad": room}
+
+
+def occupancy(
+    batch: TileBatch, spec: DeviceSpec, scratchpad: Ints, padding: Mapping[str, Ints] = MappingProxyType({})
+) -> tuple[Ints, Ints]:
+    """Return blocks co-resident on one unit (0 where the block cannot run) and registers per thread.
+
+    ``padding`` elements are appended to the rows of staged tiles.
+    """
+    lim = spec.limits
+    threads = batch.threads_per_block
+    unit = max(1, (lim.register_allocation_unit or 1) // spec.teu.lanes)  # allocated per TEU
+    most = lim.registers_per_thread or lim.usable_registers_per_thread or 0
+    # Addresses and fragments are squeezed, at worst spilled, where accumulators and operands leave them no room.
+    wanted = allocated_registers(batch, spec, padding)
+    registers = np.minimum(-(-wanted // unit) * unit, -(-most // unit) * unit)
+    blocks = np.minimum.reduce(list(block_limits(batch, spec, scratchpad, registers).values()))
+    shared = spec.layer("shared")
+    assert lim.threads_per_block and lim.usable_registers_per_thread and lim.registers_per_unit  # as the schema says
+    budget = shared.usable_bytes or shared.capacity_bytes
+    fits = (threads <= lim.threads_per_block) & (scratchpad <= budget)
+    fits &= register_words(batch) <= usable_registers(batch, spec)
+    if batch.fragment is None and batch.pipelined:
+        # A large block has no registers left for the places of slots: nothing can be squeezed there but by spilling.
+        fits &= wanted + SLOT_REGISTERS <= lim.registers_per_unit // np.maximum(threads, 1)
+    if batch.fragment is None and batch.pipelined and not asynchronous(batch, spec):
+        # Registers hold one step ahead, and what they hold of it is not to be spilled.
+        fits &= (wanted <= most) & (batch.stages == 2)
+    return np.where(fits, blocks, 0).astype(np.int64), registers

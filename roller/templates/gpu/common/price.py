@@ -1,0 +1,317 @@
+"""The GPU half of the micro performance model: a block's phases, occupancy, waves.
+
+A block goes again and again through phases: its tiles come through L2 and DRAM, its threads copy them (loads, stores,
+addresses), its arithmetic reads them. Blocks of one unit hide each other's phases: a closed queueing network whose
+stations are the phases. Blocks that start together share every pipe evenly and so stay in step; only
+``overlap_blocks`` groups of them alternate, however many are resident, and they are the network's customers; in a
+pipeline (``stages`` > 1) every slot of a block's tiles is one, and memory alternates with the rest only. A wave
+needs that time, never less than the latency chain of one block, nor than its instructions need to be issued. Waves of
+blocks repeat it; the tail wave is paid for the blocks it really has. Sources: Roller (OSDI'22) sections 3.3 and 3.4;
+Reiser's mean value analysis; the rate of a register tile follows the published V100 tables (``v100_sm_gflops.csv``): a
+reduction step of ``w`` warps per scheduler with ``r`` accumulators takes ``step_latency + w * (r * fma_cycles +
+step_issue)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.perf.phases import alternating
+from roller.templates.gpu.common.compute import Work, block_work
+from roller.templates.gpu.common.copies import asynchronous
+from roller.templates.gpu.common.laid_out import LaidOut
+from roller.templates.gpu.common.occupancy import occupancy, scratchpad_bytes
+from roller.templates.gpu.common.partials import combining_s
+from roller.templates.gpu.common.power import least_power_s
+from roller.templates.gpu.common.traffic import (
+    Moved,
+    dram_time_s,
+    global_traffic,
+    least_copies,
+    least_traffic,
+    stored_shares,
+)
+from roller.tile.geometry import Floats, Ints
+
+Terms = dict[str, Floats]
+#: Numbers on the way to a price, by name, for whoever explains it (:mod:`roller.templates.gpu.explained`).
+Parts = dict[str, Any]
+
+#: Terms that compete for the bottleneck.
+BOTTLENECKS = ("compute_s", "copy_s", "dram_s", "l2_s", "latency_s", "launch_s")
+#: Share of a bound that rounding cannot lift above the time it bounds.
+_BOUND_SHARE = 1.0 - 1e-9
+
+
+@dataclass(frozen=True)
+class _Waves:
+    """Launches of a batch as full waves and the tail wave, arrays of shape ``(2, N)`` in that order.
+
+    ``count`` waves of ``per_unit`` blocks on every unit (a tail's blocks spread over the units), ``active`` on all.
+    """
+
+    count: Ints
+    per_unit: Ints
+    active: Ints
+
+    @classmethod
+    def of(cls, batch: TileBatch, resident: Ints, units: int) -> _Waves:
+        """Return the waves of blocks of which ``resident`` fit a unit, one at least."""
+        full, rest = np.divmod(batch.blocks, resident * units)
+        tail = np.maximum(-(-rest // units), 1)
+        return cls(np.stack([full, rest > 0]), np.stack([resident, tail]), np.stack([resident * units, rest]))
+
+    def total(self, each: Floats) -> Floats:
+        """Return the sum over all waves of what is given per full wave and for the tail."""
+        every = self.count * each
+        return np.asarray(every[0] + every[1])
+
+
+def step_chain_s(
+    batch: TileBatch,
+    spec: DeviceSpec,
+    alone: Floats,
+    parts: Parts,
+    barriers: int | None = None,
+    hops: Ints | Floats | None = None,
+) -> Floats:
+    """Return the seconds of one block that has its unit to itself: nothing of another hides its latencies.
+
+    With several stages as many steps less one are on their way at once, and the arithmetic runs meanwhile; the first
+    tile and the results are waited for, and one barrier ends a step. ``alone`` are the seconds of its work;
+    ``barriers`` and ``hops`` replace those of steps that threads copy for, and of memory waited for.
+    """
+    latency = spec.layer("global").latency_s or 0.0
+    if barriers is None:
+        barriers = 1 if batch.pipelined else 2
+    barrier_s = parts["barriers"] = batch.steps * barriers * spec.execution.barrier_s * bool(batch.staged_loads)
+    if batch.pipelined:
+        ahead = batch.steps_ahead
+        waiting = parts["waits"] = np.maximum(batch.steps - ahead, 0) * latency / ahead
+        return np.asarray(2 * latency + np.maximum(alone, waiting) + barrier_s)
+    if hops is None:
+        hops = batch.steps + 1 if batch.staged_loads else np.minimum(batch.steps + 1, 2)
+    parts["hops"] = hops
+    return np.asarray(alone + hops * latency + barrier_s)
+
+
+def alternating_steps(
+    memory: Floats, pipes: tuple[Floats, ...], customers: Floats | Ints, batch: TileBatch, parts: Parts
+) -> tuple[Floats | Ints, Floats]:
+    """Return the customers, and the time in which blocks of threads go through their phases, step by step.
+
+    The threads of a pipelined block issue copies and arithmetic one after the other, memory brings later tiles
+    meanwhile; the first tile of a block is waited for.
+    """
+    plain = alternating((memory, *pipes), customers)
+    if not batch.pipelined:
+        return customers, plain
+    both, in_flight = alternating(pipes, customers), customers * np.minimum(batch.stages, batch.steps)
+    ahead = alternating((memory, both), in_flight)
+    parts.update(plain=plain, both=both, in_flight=in_flight, ahead=ahead)
+    return customers, np.asarray(ahead + (plain - ahead) / batch.steps)
+
+
+def threads_alone(work: Work, batch: TileBatch, schedulers: int, parts: Parts) -> Floats:
+    """Return the cycles of the work of one block of threads: they compute or copy."""
+    del batch, parts
+    return np.asarray(work.arithmetic(1.0, schedulers) + work.copying(1.0, schedulers))
+
+
+def no_fill(batch: TileBatch, spec: DeviceSpec, per_unit: Ints) -> Floats:
+    """Return no seconds: the terms of threads are fitted to whole kernels, and have the first tile in them."""
+    del batch, spec
+    return np.zeros(per_unit.shape)
+
+
+@dataclass(frozen=True)
+class Phases:
+    """What the price of a kernel is told by its template.
+
+    Parameters
+    ----------
+    work
+        Cycles of every block: of its threads' own pipes, of a matrix unit, or of walks along windows.
+    alone
+        Cycles of the work of one block that has its unit to itself.
+    chain
+        Seconds of such a block with its latencies, of the seconds of its work alone.
+    overlap
+        Customers of the queueing network, and the time in which blocks of a unit go through their phases.
+    fill
+        Seconds in which a unit waits for a block's first tile, others of the unit computing meanwhile.
+    access
+        Seconds a unit's load and store pipe needs for a block, where requests of memory pass it one by one.
+    stores
+        Seconds of a wave in which its blocks store and none computes, of the seconds that its results take in memory;
+        terms fitted to whole kernels have that in them.
+    """
+
+    work: Callable[[TileBatch, DeviceSpec, tuple[Floats, Floats], LaidOut | None], Work] = block_work
+    alone: Callable[[Work, TileBatch, int, Parts], Floats] = threads_alone
+    chain: Callable[[TileBatch, DeviceSpec, Floats, Parts], Floats] = step_chain_s
+    overlap: Callable[[Floats, tuple[Floats, ...], Floats | Ints, TileBatch, Parts], tuple[Floats | Ints, Floats]] = (
+        alternating_steps
+    )
+    fill: Callable[[TileBatch, DeviceSpec, Ints], Floats] = no_fill
+    access: Callable[[TileBatch, DeviceSpec], Floats] | None = None
+    stores: Callable[[TileBatch, Ints, Floats], Floats] | None = None
+
+    def price(
+        self, batch: TileBatch, spec: DeviceSpec, laid: LaidOut | None = None, told: list[Parts] | None = None
+    ) -> Terms:
+        """Price a batch; see :func:`price`."""
+        return price(batch, spec, laid, told, self)
+
+    def arithmetic(self, batch: TileBatch, spec: DeviceSpec) -> Floats:
+        """Return the time of the arithmetic of every program alone; see :func:`arithmetic_bound_s`."""
+        return arithmetic_bound_s(batch, spec, self)
+
+    def bound(self, batch: TileBatch, spec: DeviceSpec) -> Floats:
+        """Return a time no program of the batch can beat; see :func:`lower_bound_s`."""
+        return lower_bound_s(batch, spec, self)
+
+
+def with_accesses(memory_s: Floats, access_s: Floats, spec: DeviceSpec) -> Floats:
+    """Return the time of memory whose requests pass the units' load and store pipes.
+
+    Queueing rounds the knee between the two as it does between few and many TEUs
+    (:func:`roller.templates.gpu.common.traffic.dram_bandwidth`).
+    """
+    p = spec.layer("global").saturation_exponent or 2.0
+    return np.asarray((memory_s**p + access_s**p) ** (1.0 / p))
+
+
+def _wave_s(
+    memory: Floats,
+    work: Work,
+    waves: _Waves,
+    batch: TileBatch,
+    spec: DeviceSpec,
+    phases: Phases,
+    stores: Floats | float = 0.0,
+) -> Parts:
+    """Return ``seconds`` of a full wave and of the tail, and what they are made of.
+
+    That is ``arithmetic`` and ``copying`` alone, ``chain`` of one block, and numbers that only an explanation reads.
+    Every stage of a block is a customer: its tile is on its way, or computed with. ``stores`` are the seconds of
+    ``memory`` that follow all that.
+    """
+    parts: Parts = {"work": work, "pipes": 2 if work.side_by_side else 1}
+    b, schedulers = waves.per_unit, spec.teu.schedulers_per_unit
+    arithmetic, copying = (f(b, schedulers) / spec.clock_hz for f in (work.arithmetic, work.copying))
+    pipes = (arithmetic, copying) if work.side_by_side else (arithmetic + copying,)
+    customers = np.minimum(b, spec.execution.overlap_blocks or float("inf"))
+    alone = parts["alone"] = phases.alone(work, batch, schedulers, parts) / spec.clock_hz
+    chain = phases.chain(batch, spec, alone, parts)
+    customers, hidden = phases.overlap(memory - stores, pipes, customers, batch, parts)
+    issuing, fill = work.issuing(b, schedulers) / spec.clock_hz, phases.fill(batch, spec, b)
+    slowest = np.maximum(hidden, issuing)
+    parts.update(arithmetic=arithmetic, copying=copying, chain=chain, customers=customers, hidden=hidden)
+    if phases.stores is not None:
+        parts["loads"] = memory - stores
+    parts.update(issuing=issuing, fill=fill, stores=stores, slowest=slowest, filled=slowest + fill + stores)
+    parts["seconds"] = np.maximum(parts["filled"], chain)
+    return parts
+
+
+def arithmetic_bound_s(batch: TileBatch, spec: DeviceSpec, phases: Phases) -> Floats:
+    """Return the time of the arithmetic of every program alone, copies and memory free, ``(N,)``."""
+    resident, _ = occupancy(batch, spec, scratchpad_bytes(batch))
+    work = phases.work(batch, spec, (np.zeros(len(batch)),) * 2, None)
+    waves = _Waves.of(batch, np.maximum(resident, 1), spec.units)
+    cycles = waves.total(work.arithmetic(waves.per_unit, spec.teu.schedulers_per_unit))
+    seconds = np.asarray(cycles / spec.clock_hz)
+    seconds = np.maximum(seconds, least_power_s(batch, spec, work, seconds))
+    return np.where(resident > 0, seconds, np.inf)
+
+
+def lower_bound_s(batch: TileBatch, spec: DeviceSpec, phases: Phases) -> Floats:
+    """Return a time no program of the batch can beat, ``(N,)``.
+
+    That of :func:`price` with only what tiles use moved, copies in the widest vectors without
+    arithmetic for addresses, and no bank conflicts. Computed once per batch and device.
+    """
+    known: tuple[DeviceSpec, Floats] | None = batch._memo.get("lower_bound")
+    if known is None or known[0] is not spec:
+        known = batch._memo["lower_bound"] = spec, _lower_bound_s(batch, spec, phases)
+    return known[1]
+
+
+def _lower_bound_s(batch: TileBatch, spec: DeviceSpec, phases: Phases) -> Floats:
+    resident, _ = occupancy(batch, spec, scratchpad_bytes(batch))
+    (copies,) = batch.of_tiles(spec, ("least copies", asynchronous(batch, spec)), lambda: (least_copies(batch, spec),))
+    work = phases.work(batch, spec, (copies, np.zeros(len(batch))), None)
+    waves = _Waves.of(batch, np.maximum(resident, 1), spec.units)
+    l2_bytes, dram_bytes = least_traffic(batch, spec)
+    l2_s = l2_bytes / spec.layer("l2").bandwidth_bytes_per_s
+    dram_s = dram_bytes / spec.layer("global").most_bytes_per_s
+    memory = np.maximum(l2_s, dram_s) * (waves.active / batch.blocks)
+    seconds = _wave_s(memory, work, waves, batch, spec, phases)["seconds"]
+    launches = 1 + (batch.split_k > 1)
+    every = waves.total(seconds)
+    running = np.maximum(every, least_power_s(batch, spec, work, every))
+    total = running + launches * spec.execution.launch_s + combining_s(batch, spec)
+    return np.where(resident > 0, total * _BOUND_SHARE, np.inf)
+
+
+def price(batch: TileBatch, spec: DeviceSpec, laid: LaidOut | None, told: list[Parts] | None, phases: Phases) -> Terms:
+    """Price a batch on a GPU, as its programs are laid out, or as expected of them.
+
+    Returns arrays by name: ``seconds`` (infinite where a block cannot run) and its terms: ``compute_s``, ``copy_s``,
+    ``dram_s``, ``l2_s``, ``latency_s``, ``launch_s``, ``clock_hz``, ``dram_bytes``, ``l2_bytes``, ``scratchpad_bytes``,
+    ``registers``, ``blocks_per_unit``, ``blocks`` (of all units), ``threads`` (of one), ``bank_conflicts`` (of the
+    worst operand; 1: none), ``waves``. To ``told`` come the numbers on the way, for whoever explains the price.
+    """
+    laid = laid or LaidOut.expected(batch, spec)
+    pad = laid.scratchpad
+    resident, registers = occupancy(batch, spec, pad, laid.padding)
+    waves = _Waves.of(batch, np.maximum(resident, 1), spec.units)
+    by_tensor: list[Moved] | None = None if told is None else []
+    on_the_bus: Parts | None = None if told is None else {}
+    moved_and_copied = global_traffic(batch, spec, waves.active[0], laid.counted, laid.padding, by_tensor)
+    l2_bytes, dram_bytes, copies, addresses = moved_and_copied
+    work = phases.work(batch, spec, (copies, addresses), laid)
+    share = waves.active / batch.blocks
+    dram = dram_time_s(batch, spec, dram_bytes * share, waves.active, dram_bytes, on_the_bus)
+    l2 = l2_bytes * share / spec.layer("l2").bandwidth_bytes_per_s
+    moved = memory = np.maximum(dram, l2)
+    access: Floats | None = None
+    if phases.access is not None:
+        access = phases.access(batch, spec) * waves.per_unit
+        memory = with_accesses(moved, access, spec)
+    stores: Floats | float = 0.0
+    if phases.stores is not None:
+        through, written = stored_shares(batch, spec, l2_bytes, dram_bytes)
+        stores = phases.stores(batch, waves.per_unit, np.maximum(l2 * through, dram * written))
+    wave = _wave_s(memory, work, waves, batch, spec, phases, stores)
+    every = waves.total(wave["seconds"])
+    power = least_power_s(batch, spec, work, every)
+    running = np.maximum(every, power)
+    named = {"compute_s": wave["arithmetic"], "copy_s": wave["copying"], "dram_s": dram, "l2_s": l2}
+    named["latency_s"] = wave["chain"]
+    combining = combining_s(batch, spec)
+    terms: Terms = {key: waves.total(value) for key, value in named.items()}
+    terms["compute_s"] = np.where(power > every, np.maximum(terms["compute_s"], power), terms["compute_s"])
+    terms["latency_s"] = terms["latency_s"] + combining
+    launches = 1 + (batch.split_k > 1)
+    terms["launch_s"] = np.asarray(launches * spec.execution.launch_s, np.float64)
+    terms["seconds"] = np.where(resident > 0, running + terms["launch_s"] + combining, np.inf)
+    terms["clock_hz"] = np.where(power > every, spec.clock_hz * every / running, spec.clock_hz)
+    terms.update(dram_bytes=dram_bytes, l2_bytes=l2_bytes, scratchpad_bytes=pad.astype(float))
+    terms.update(registers=registers.astype(float), blocks_per_unit=resident.astype(float))
+    terms.update(blocks=batch.blocks.astype(float), threads=batch.threads_per_block.astype(float))
+    terms["bank_conflicts"] = np.max([np.ones(len(batch)), *laid.conflicts.values()], axis=0)
+    terms["waves"] = waves.count.sum(axis=0).astype(np.float64)
+    if told is not None:
+        wave.update(every=every, power=power, running=running)
+        wave.update(waves=waves, share=share, dram=dram, l2=l2, moved=moved, access=access, memory=memory)
+        wave.update(batch=batch, spec=spec, terms=terms, combining=combining, launches=launches, laid=laid)
+        told.append(wave | {"bus": on_the_bus, "by_tensor": by_tensor, "scratchpad": pad})
+    return terms

@@ -1,0 +1,41 @@
+"""Batches of ``winograd`` structures as batches of the matrix product that their programs tile, and back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from roller.perf.batch import TileBatch
+from roller.tile.geometry import Geometry, Ints
+from roller.tile.winograd_products import Products, products
+
+
+def products_of(batch: TileBatch) -> Products | None:
+    """Return the matrix product the programs of a GPU batch tile, ``None`` where its structure has none."""
+    if not batch.traits.output_side or batch.panel is not None:
+        return None
+    return products(batch.geometry.expr, batch.structure)
+
+
+def inner_batch(batch: TileBatch, found: Products) -> TileBatch:
+    """Return a batch of a ``winograd`` structure as the tiled batch of its product."""
+    one = np.ones(len(batch), np.int64)
+
+    def tiles(outer: Ints) -> Ints:
+        return np.stack(found.inner_extents(list(outer.T), one), axis=1)
+
+    register, block = tiles(batch.register), tiles(batch.block)
+    inner = replace(batch.chosen_anew(), geometry=Geometry.of(found.expr), structure="tiled")
+    return replace(inner, register=register, block=block)
+
+
+def outer_batch(batch: TileBatch, found: Products, geometry: Geometry, structure: str) -> TileBatch:
+    """Return a tiled batch of a product as a batch of the window product with geometry ``geometry``."""
+    one = np.ones(len(batch), np.int64)
+
+    def tiles(inner: Ints) -> Ints:
+        return np.stack(found.outer_extents(list(inner.T), one), axis=1)
+
+    register, block = tiles(batch.register), tiles(batch.block)
+    return replace(batch, geometry=geometry, structure=structure, register=register, block=block)

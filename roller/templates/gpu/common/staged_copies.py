@@ -1,0 +1,93 @@
+"""How the threads of a block copy a staged tile: elements at once and rounds, as arrays over programs.
+
+The rules are those of :mod:`roller.tile.vectors` and :mod:`roller.tile.layout`; the templates ask them for one program.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from roller.expr import Load
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.tile.geometry import Access, Ints
+from roller.tile.layout import copy_rounds, staged_axes
+from roller.tile.vectors import copy_width, is_in_memory
+
+
+@dataclass(frozen=True)
+class StagedCopy:
+    """Copies of one staged tile, arrays over programs.
+
+    ``width`` elements at once, ``counts`` copies per dimension of the tile ``(N, dimensions)``, in ``rounds`` that step
+    over its first ``lead`` dimensions.
+    """
+
+    width: Ints
+    counts: Ints
+    lead: Ints
+    rounds: Ints
+
+    @classmethod
+    def in_vectors(cls, width: Ints, extents: Ints, threads: Ints) -> StagedCopy:
+        """Return the copies of tiles with ``extents`` per dimension, ``(N, dimensions)``."""
+        counts = extents.copy()
+        if counts.shape[1]:
+            counts[:, -1] = -(-counts[:, -1] // width)
+        return cls(width, counts, *copy_rounds(counts, threads))
+
+    @classmethod
+    def of(cls, access: Access, batch: TileBatch, axes: tuple[str, ...], padding: Ints | int = 0) -> StagedCopy:
+        """Return the copies of tiles that are indexed by ``axes``, or are boxes of the tensor.
+
+        Rows are padded by ``padding`` elements.
+        """
+        expr, extents = batch.geometry.expr, tile_extents(access, batch, axes)
+        width = np.ones(len(batch), np.int64)
+        if is_in_memory(expr, access.tensor.name) and extents.shape[1]:
+            tile = dict(zip(batch.geometry.names, batch.block.T, strict=True))
+            steps, distance = access.coefficients[-1], batch.block - 1
+            box = ("", 1 + distance @ np.abs(steps), -distance @ np.minimum(steps, 0))
+            row = (axes[-1], extents[:, -1], 0) if axes else box
+            found = copy_width(load_of(access, batch), access.tensor, expr.anchor.extents, tile, row, padding)
+            width = np.broadcast_to(np.asarray(found), len(batch))
+        return cls.in_vectors(width, extents, batch.threads_per_block)
+
+
+def load_of(access: Access, batch: TileBatch) -> Load:
+    """Return the load an access was made of."""
+    anchor = batch.geometry.expr.anchor
+    mine = (access.tensor.name, access.index, access.guard)
+    return next(x for x in anchor.loads if (x.tensor, x.index, x.guard) == mine)
+
+
+def axes_of(access: Access, batch: TileBatch) -> tuple[str, ...]:
+    """Return the axes the staged tile of an access is indexed by; empty where it is a box of the tensor."""
+    if "staged_axes" not in access._memo:
+        anchor = batch.geometry.expr.anchor
+        access._memo["staged_axes"] = staged_axes(anchor, load_of(access, batch), access.tensor)
+    found: tuple[str, ...] = access._memo["staged_axes"]
+    return found
+
+
+def tile_extents(access: Access, batch: TileBatch, axes: tuple[str, ...]) -> Ints:
+    """Return the extents of staged tiles that are indexed by ``axes``, or boxes, ``(N, dimensions)``.
+
+    A box is as large as what a whole tile touches: rounds beyond the end of an axis are issued too.
+    """
+    if axes:
+        return batch.block[:, [batch.geometry.names.index(a) for a in axes]]
+    touched: Ints = 1 + (batch.block - 1) @ np.abs(access.coefficients).T
+    return touched
+
+
+def staged_copy(access: Access, batch: TileBatch, spec: DeviceSpec) -> StagedCopy:
+    """Return the copies of an operand without storage padding, found once for a batch and parts of it."""
+
+    def compute() -> tuple[Ints, Ints, Ints, Ints]:
+        found = StagedCopy.of(access, batch, axes_of(access, batch))
+        return found.width, found.counts, found.lead, found.rounds
+
+    return StagedCopy(*batch.of_tiles(spec, ("copy", id(access)), compute))

@@ -1,0 +1,59 @@
+"""What the kernel of a GPU program stores, and in how wide vectors: decided here for the price and the kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from roller.expr import Axis, Index, Stage, Tensor, TensorExpr, axis_index
+from roller.tile.geometry import store_order as positions
+from roller.tile.vectors import vectorizable
+
+
+@dataclass(frozen=True)
+class Results:
+    """Results as they lie in ``tensor``, at ``index`` of the anchor's axes; leading dimensions of parts left out."""
+
+    index: tuple[Index, ...]
+    tensor: Tensor
+
+    @classmethod
+    def of(cls, stage: Stage) -> Results:
+        """Return what a stage stores."""
+        return cls(stage.store, stage.output)
+
+    @classmethod
+    def of_part(cls, stage: Stage) -> Results:
+        """Return what a part of a split reduction stores: its sums in the order of the results."""
+        order = store_order(stage)
+        sums = Tensor(stage.name, tuple(a.extent for a in order), stage.acc_dtype)
+        return cls(tuple(axis_index(a.name) for a in order), sums)
+
+    @classmethod
+    def of_program(cls, expr: TensorExpr, *, split: bool) -> Results:
+        """Return what the first kernel of a tiled expression stores: parts, its anchor's results, or its epilogue's."""
+        if split:
+            return cls.of_part(expr.anchor)
+        return cls.of(expr.epilogue if expr.epilogue is not None and is_alone(expr) else expr.anchor)
+
+    def vector(self, axis: str, extent: int, chunk: int) -> int:
+        """Return the elements stored at once of chunks along an axis: whole ones, or single elements."""
+        return chunk if self._fits(axis, extent, chunk) else 1
+
+    def widest(self, axis: str, extent: int, most: int) -> int:
+        """Return how many neighbours along an axis, at most ``most``, are always one aligned vector."""
+        return next((w for w in (16, 8, 4, 2) if w <= most and self._fits(axis, extent, w)), 1)
+
+    def _fits(self, axis: str, extent: int, width: int) -> bool:
+        if width == 1 or not self.tensor.shape or self.tensor.shape[-1] % width:
+            return False
+        return vectorizable(self.index, self.tensor, axis, extent, width)
+
+
+def store_order(stage: Stage) -> tuple[Axis, ...]:
+    """Spatial axes of a stage, the one contiguous in its output last (it maps to neighbouring threads)."""
+    return tuple(stage.axes[n] for n in positions(stage, tuple(a.name for a in stage.axes)))
+
+
+def is_alone(expr: TensorExpr) -> bool:
+    """Whether one kernel computes an expression: a stage, or a reduction and the element-wise one after it."""
+    return len(expr.stages) == 1 or (expr.epilogue is not None and expr.outputs == (expr.epilogue.name,))

@@ -1,0 +1,359 @@
+"""Bytes a block moves through L2 and DRAM, instructions that copy them, and the bandwidth it meets."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from roller.core.dtypes import DTYPE_BYTES
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.templates.gpu.common.copies import ASYNC_INSTRUCTIONS, SETUP_INSTRUCTIONS, asynchronous, copy_instructions
+from roller.templates.gpu.common.copies import COPY_INSTRUCTIONS as STAGED_INSTRUCTIONS
+from roller.templates.gpu.common.staged_copies import StagedCopy, axes_of, staged_copy
+from roller.templates.gpu.common.vectors import access_width
+from roller.templates.gpu.common.warm import is_warm
+from roller.templates.gpu.matrix.copies import cached_bytes, operand_copies
+from roller.templates.gpu.rows.shape import RowShape, words_in_flight
+from roller.templates.gpu.rows.widths import GUARD_INSTRUCTIONS
+from roller.templates.gpu.rows.work import row_traffic
+from roller.templates.gpu.window.strips import reloaded_share, strip_copies, strip_words
+from roller.tile.access import VECTOR_BYTES
+from roller.tile.geometry import Access, Floats, Geometry, Ints, product
+from roller.tile.transactions import counted_bytes, tile_transaction_bytes, touched_bytes
+
+#: What has part in the traffic, its bytes through L2, and its bytes from and to DRAM.
+Moved: TypeAlias = tuple[str, Floats, "Floats | float"]
+#: Instructions per copied vector (load, store, pointer step) of our templates.
+COPY_INSTRUCTIONS = 3.0
+#: Extra instructions per copied vector: for each dimension its position is split over (a division and a
+#: remainder by constants), for each quasi-affine term that no loop hoists; a guarded bound: ``GUARD_INSTRUCTIONS``.
+SPLIT_INSTRUCTIONS, GATHER_INSTRUCTIONS = 4.0, 2.0
+#: Independent loads a thread of our templates keeps in flight at most (unrolled copies).
+LOADS_IN_FLIGHT = 8.0
+#: The same of rows and streams, whose threads load all vectors of their tile before the first is used.
+ROW_LOADS_IN_FLIGHT = 16.0
+
+
+def counted_traffic(batch: TileBatch, spec: DeviceSpec) -> dict[int, Floats]:
+    """Return bytes through L2 over the launch where every row can be counted: by position in ``reads``, stores last."""
+    g, transaction = batch.geometry, spec.layer("l2").transaction_bytes
+    once = np.where(g.spatial, batch.block, g.extents)  # an output tile is stored once, whatever the reduction steps
+    found = {}
+    for n, a in enumerate((*g.reads, g.store)):
+        counted = [counted_bytes(a, row, transaction) for row in (once if a is g.store else batch.block)]
+        known = np.array([np.nan if c is None else c for c in counted])
+        if not np.isnan(known).all():
+            found[n] = known
+    return found
+
+
+def global_traffic(
+    batch: TileBatch,
+    spec: DeviceSpec,
+    resident: Ints,
+    counted: Mapping[int, Floats] = MappingProxyType({}),
+    padding: Mapping[str, Ints] = MappingProxyType({}),
+    told: list[Moved] | None = None,
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """Return bytes through L2, bytes from and to DRAM, and per block and step copy instructions and those of addresses.
+
+    ``counted`` is :func:`counted_traffic` where it is known; expected transactions of rows anywhere else. ``padding``
+    elements are appended to the rows of staged tiles. To ``told`` comes what every tensor has part in it, in the order
+    it is added up.
+    """
+    g, block = batch.geometry, batch.block
+    if batch.traits.spreads_reductions:
+        l2, dram = row_traffic(batch, spec, resident)
+        partial, zero = _partial_bytes(batch), np.zeros(len(batch))
+        if told is not None:
+            told += [("rows and results", l2, dram), ("partial results", partial, partial)]
+        return l2 + partial, dram + partial, zero, zero  # instructions of loads: row_work
+    transaction = spec.layer("l2").transaction_bytes
+    fetch = spec.layer("global").fetch_bytes or spec.layer("global").transaction_bytes
+    l2 = dram = np.zeros(len(batch))
+    copies = addresses = np.zeros(len(batch))
+    wave = _wave_tiles(batch, resident)
+    capacity = spec.layer("l2").kept_bytes
+    cached = cached_bytes(batch, spec, resident / spec.units) if batch.fragment is not None else {}
+    for n, a in enumerate(g.reads):
+        (total,) = batch.of_tiles(spec, ("loaded", n, transaction), functools.partial(_loaded, a, block, transaction))
+        touched = _touched(a, fetch)
+        through = np.where(np.isnan(counted[n]), total, counted[n]) if n in counted else total
+        through = np.minimum(through, cached[n]) if n in cached else through
+        if batch.traits.slides_windows:
+            through = through * reloaded_share(a, batch, spec.layer("shared").capacity_bytes, resident / spec.units)
+        l2 = l2 + through
+        # Blocks of a wave find in L2 what another one has loaded: operands they share, halos, transactions at
+        # their borders. Gaps of strided rows are in `touched`.
+        again = _loaded_bytes(a, wave, g)
+        fetched = touched if a.tensor.nbytes <= capacity else np.maximum(touched, again)
+        fetched = 0.0 if is_warm(a, batch, spec) else fetched
+        dram = dram + fetched
+        if told is not None:
+            told.append((f"loads of {a.tensor.name}", through, fetched))
+        if not any(a is x for x in g.loads):  # an epilogue's operands come once per tile, with the store
+            continue
+        if batch.traits.slides_windows:
+            all_of_tile, for_addresses = strip_copies(a, batch, spec)
+            copies, addresses = copies + all_of_tile, addresses + for_addresses
+        elif any(a is x for x in batch.staged_loads):
+            all_of_tile, for_addresses = _staging(n, a, batch, spec, padding.get(a.tensor.name))
+            copies, addresses = copies + all_of_tile, addresses + for_addresses
+        else:
+            each = COPY_INSTRUCTIONS + _address_instructions(a, block)
+            copies = copies + batch.block_elements(a) / access_width(a, batch) * each
+    (stored,) = batch.of_tiles(spec, ("stored", transaction), lambda: (_stored(g.store, block, transaction),))
+    if len(g.reads) in counted:
+        stored = np.where(np.isnan(counted[len(g.reads)]), stored, counted[len(g.reads)])
+    partial, written = _partial_bytes(batch), np.minimum(stored, 2.0 * g.store.tensor.nbytes)
+    if told is not None:
+        told += [(f"stores of {g.store.tensor.name}", stored, written), ("partial results", partial, partial)]
+    return l2 + stored + partial, dram + written + partial, copies, addresses
+
+
+def stored_shares(batch: TileBatch, spec: DeviceSpec, l2_bytes: Floats, dram_bytes: Floats) -> tuple[Floats, Floats]:
+    """Return the shares of the bytes of :func:`global_traffic` that tiled programs store, through L2 and to DRAM."""
+    transaction, store = spec.layer("l2").transaction_bytes, batch.geometry.store
+    (stored,) = batch.of_tiles(spec, ("stored", transaction), lambda: (_stored(store, batch.block, transaction),))
+    parts = 0.5 * _partial_bytes(batch)
+    through, written = stored + parts, np.minimum(stored, 2.0 * store.tensor.nbytes) + parts
+    return np.minimum(through / l2_bytes, 1.0), np.minimum(written / dram_bytes, 1.0)
+
+
+def _staging(n: int, access: Access, batch: TileBatch, spec: DeviceSpec, padding: Ints | None) -> tuple[Floats, Floats]:
+    """Return :func:`copy_instructions` of the ``n``-th operand."""
+    if batch.fragment is not None:
+        copy = next(c.copy for c in operand_copies(batch) if c.access is access)
+    else:
+        copy = staged_copy(access, batch, spec)
+        if padding is not None and (padding % copy.width).any():  # rows no longer start where vectors do
+            copy = StagedCopy.of(access, batch, axes_of(access, batch), padding)
+            return copy_instructions(access, batch, copy, spec)
+    key = ("copies", n, asynchronous(batch, spec))
+    every, for_addresses = batch.of_tiles(spec, key, lambda: copy_instructions(access, batch, copy, spec))
+    return every, for_addresses
+
+
+def _loaded(access: Access, block: Ints, transaction_bytes: int) -> tuple[Floats]:
+    """Return the bytes that all tiles of a launch load in whole transactions."""
+    moved, _ = tile_transaction_bytes(access, block, transaction_bytes)
+    rows, run = access.runs(block)
+    waste = moved / (rows * run * access.tensor.itemsize_bytes)
+    return (access.loaded_elements(block) * access.tensor.itemsize_bytes * waste,)
+
+
+def _stored(access: Access, block: Ints, transaction_bytes: int) -> Floats:
+    """Return the bytes that all output tiles are stored in, in whole transactions."""
+    moved, _ = tile_transaction_bytes(access, block, transaction_bytes)
+    size = access.tensor.itemsize_bytes
+    return np.asarray(access.tensor.nbytes * np.maximum(1.0, moved / (access.elements(block) * size)))
+
+
+def least_traffic(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
+    """Return the least bytes :func:`global_traffic` finds through L2 and for DRAM, ``(N,)`` each.
+
+    Tiles load what lies inside the tensors, nothing else of a transaction; DRAM moves every tensor once.
+    """
+    g = batch.geometry
+    if batch.traits.spreads_reductions:
+        l2, dram = row_traffic(batch, spec, np.ones(len(batch), np.int64), least=True)
+        return l2 + _partial_bytes(batch), dram + _partial_bytes(batch)
+    fetch = spec.layer("global").fetch_bytes or spec.layer("global").transaction_bytes
+    once = g.store.tensor.nbytes + _partial_bytes(batch)
+    cached = cached_bytes(batch, spec, np.ones(len(batch))) if batch.fragment is not None else {}
+    loaded = batch.of_tiles(
+        spec, "least loaded", lambda: tuple(a.loaded_elements(batch.block) * a.tensor.itemsize_bytes for a in g.reads)
+    )
+    l2 = once + sum(np.minimum(x, cached[n]) if n in cached else x for n, x in enumerate(loaded))
+    return np.asarray(l2), np.asarray(once + sum(_touched(a, fetch) for a in g.reads))
+
+
+def least_copies(batch: TileBatch, spec: DeviceSpec) -> Floats:
+    """Return the least copy instructions :func:`global_traffic` finds per block and step, ``(N,)``."""
+    total = np.zeros(len(batch))
+    each = ASYNC_INSTRUCTIONS if asynchronous(batch, spec) else STAGED_INSTRUCTIONS
+    for a in batch.geometry.loads:
+        # Tiles of windows may start where vectors do.
+        vectorised = batch.fragment is not None or batch.traits.slides_windows or _vectorised(a)
+        widest = max(1, VECTOR_BYTES // a.tensor.itemsize_bytes) if vectorised else 1
+        elements = batch.block_elements(a) / widest
+        if batch.traits.slides_windows and a.tensor.name not in batch.staged:  # read as the walk goes
+            continue
+        if any(a is x for x in batch.staged_loads):
+            total = total + np.maximum(elements, batch.threads_per_block) * each
+            total = total + SETUP_INSTRUCTIONS * batch.threads_per_block
+        else:
+            total = total + elements * COPY_INSTRUCTIONS
+    return total
+
+
+def _loaded_bytes(access: Access, wave: Ints, geometry: Geometry) -> Floats:
+    """Return the bytes that waves of blocks load from DRAM, ``(N,)``: what one of them has loaded others find in L2.
+
+    Points of a gathered tile that share an element (a window's) follow each other closely, so that a tensor comes once
+    for every wave tile along the axes it does not depend on.
+    """
+    loaded = access.loaded_elements(wave) * access.tensor.itemsize_bytes
+    if not access.gather:
+        return loaded
+    others = np.flatnonzero(geometry.spatial & ~access.uses & access.reloads)
+    return np.asarray(np.minimum(loaded, product(geometry.counts(wave), others) * float(access.tensor.nbytes)))
+
+
+def _vectorised(access: Access) -> bool:
+    """Whether elements of a data tile can be copied several at once: no bound cuts through its rows."""
+    if access.gather or (access.lattice[-1:] > 1).any():
+        return False
+    return not access.bounds or not access.index or not (access.shared[-1] or access.constants[-1])
+
+
+def _partial_bytes(batch: TileBatch) -> Floats:
+    """Return the bytes of partial results, written and read again, where a reduction is split, ``(N,)``."""
+    g = batch.geometry
+    each = g.store.tensor.elements * DTYPE_BYTES[g.expr.anchor.acc_dtype]  # parts stay in the accumulator's type
+    return np.asarray(np.where(batch.split_k > 1, 2.0 * batch.split_k, 0.0) * each)
+
+
+def _address_instructions(access: Access, block: Ints) -> Floats:
+    """Return instructions that find one element or vector of a data tile, beyond the copy itself."""
+    guards = GUARD_INSTRUCTIONS * access.bounds
+    if access.gather:
+        quasi = sum(not t.is_affine for i in access.index for t in i.terms)
+        return np.full(len(block), guards + GATHER_INSTRUCTIONS * quasi)
+    if not access.coefficients.shape[0]:
+        return np.full(len(block), guards)
+    wide = (access.extents(block) > 1).sum(axis=1)
+    return np.asarray(guards + SPLIT_INSTRUCTIONS * np.maximum(0, wide - 1))
+
+
+def _touched(access: Access, fetch_bytes: int) -> float:
+    """Return :func:`touched_bytes`, computed once per access."""
+    if fetch_bytes not in access._memo:
+        access._memo[fetch_bytes] = touched_bytes(access, fetch_bytes)
+    return float(access._memo[fetch_bytes])
+
+
+def _wave_tiles(batch: TileBatch, resident: Ints) -> Ints:
+    """Return the tile all blocks of one wave cover together.
+
+    Blocks run along the output's contiguous axis first; with ``raster`` along that many tiles of the next axis that has
+    several of them before the first one advances.
+    """
+    left = np.minimum(resident, batch.blocks)
+    tiles = batch.block.copy()
+    taken = np.ones_like(tiles)
+    order = list(reversed(batch.geometry.order))
+    if np.max(batch.raster, initial=1) > 1:
+        several = batch.counts[:, order] > 1
+        slower = several & (several.cumsum(axis=1) == 2)  # the second axis with several tiles
+        for n, a in enumerate(order):
+            taken[:, a] = np.where(slower[:, n], np.minimum(np.minimum(batch.counts[:, a], batch.raster), left), 1)
+        left = -(-left // taken.prod(axis=1))
+    for a in order:
+        in_wave = np.minimum(-(-batch.counts[:, a] // taken[:, a]), left)
+        tiles[:, a] = tiles[:, a] * np.minimum(in_wave * taken[:, a], batch.counts[:, a])
+        left = -(-left // in_wave)
+    return tiles
+
+
+def dram_bandwidth(spec: DeviceSpec, warps: Floats | Ints, peak: Floats | float | None = None) -> Floats:
+    """Return DRAM bytes per second that ``warps`` resident warps of the device draw together.
+
+    ``((warps * per_teu) ** -p + peak ** -p) ** (-1 / p)``: few warps are bound by latency, many by the bus,
+    and queueing rounds the knee (``v100_glbmem_small.csv``). ``peak`` is that of the kind of traffic, of copies by
+    default.
+    """
+    layer = spec.layer("global")
+    peak = layer.bandwidth_bytes_per_s if peak is None else peak
+    if not layer.bandwidth_per_teu_bytes_per_s:
+        return np.full(np.shape(warps), peak)
+    p = layer.saturation_exponent or 2.0
+    linear = np.maximum(warps, 1e-9) * layer.bandwidth_per_teu_bytes_per_s
+    return np.asarray(((linear / peak) ** -p + 1.0) ** (-1.0 / p) * peak)
+
+
+def peak_bandwidth(batch: TileBatch, spec: DeviceSpec, launch_bytes: Floats) -> Floats | float:
+    """Return what DRAM's bus gives traffic of this kind, ``(N,)``, or of all kinds where they are not told apart.
+
+    Buses turn round between reads and writes. Micro-benchmarks say what is left where nothing, a third and half of the
+    bytes are written; between them it is interpolated, and kernels that write more are priced as copies.
+    """
+    layer = spec.layer("global")
+    read, triad = layer.read_bandwidth_bytes_per_s, layer.triad_bandwidth_bytes_per_s
+    if read is None or triad is None:
+        return layer.bandwidth_bytes_per_s
+    stored = {a.tensor.name: float(a.tensor.nbytes) for a in (batch.geometry.store, *_row_stores(batch))}
+    written = sum(stored.values()) + 0.5 * _partial_bytes(batch)
+    share = written / np.maximum(launch_bytes, 1.0)
+    return np.asarray(np.interp(share, (0.0, 1 / 3, 0.5), (read, triad, layer.bandwidth_bytes_per_s)))
+
+
+def _row_stores(batch: TileBatch) -> tuple[Access, ...]:
+    return tuple(RowShape.of(batch.geometry).stores) if batch.traits.spreads_reductions else ()
+
+
+def loads_in_flight(batch: TileBatch) -> Floats:
+    """Return 4-byte loads a thread issues before it must wait: the copies of one step are independent.
+
+    The published bandwidth table is for one load per thread; more in flight saturate DRAM with fewer warps. Threads of
+    padding beyond the tensor load nothing. A pipeline has the loads of ``stages - 1`` steps in flight.
+    """
+    if batch.traits.spreads_reductions:
+        return words_in_flight(batch, ROW_LOADS_IN_FLIGHT)
+    if batch.traits.slides_windows and not batch.staged:
+        return np.minimum(strip_words(batch), LOADS_IN_FLIGHT)
+    most = ROW_LOADS_IN_FLIGHT if not batch.traits.reduces else LOADS_IN_FLIGHT
+    return np.asarray(np.minimum(_words_per_step(batch), most) * _steps_in_flight(batch))
+
+
+def _words_per_step(batch: TileBatch) -> Floats:
+    """Return 4-byte loads of one thread and reduction step, less than one where threads are padding, ``(N,)``."""
+    words = np.zeros(len(batch))
+    for a in batch.geometry.reads:
+        words = words + batch.block_elements(a) * (a.tensor.itemsize_bytes / 4)
+    return np.asarray(words / batch.threads_per_block)
+
+
+def _steps_in_flight(batch: TileBatch) -> Ints:
+    return np.asarray(np.maximum(1, np.minimum(batch.stages, batch.steps) - 1))
+
+
+def load_rounds(batch: TileBatch) -> Floats:
+    """Return how often a block waits for memory, one batch of independent loads after the other, ``(N,)``."""
+    if batch.traits.spreads_reductions or batch.traits.slides_windows:
+        return np.maximum(1.0, batch.steps)
+    rounds = np.maximum(1.0, _words_per_step(batch) / LOADS_IN_FLIGHT)
+    return np.asarray(np.maximum(1.0, batch.steps * rounds / _steps_in_flight(batch)))
+
+
+def dram_time_s(
+    batch: TileBatch, spec: DeviceSpec, wave_bytes: Floats, active: Ints, launch_bytes: Floats,
+    told: dict[str, Any] | None = None,
+) -> Floats:  # fmt: skip
+    """Return the seconds DRAM takes for ``wave_bytes`` of a wave of ``active`` blocks, ``(2, N)``.
+
+    ``launch_bytes`` are those of all waves.
+
+    Few loads draw little bandwidth, because each is waited for: so no longer than one latency per round of loads and
+    the bytes at the bus's own speed. Else a launch would take longer the fewer elements it loads.
+
+    To ``told`` come the numbers on the way.
+    """
+    layer, peak = spec.layer("global"), peak_bandwidth(batch, spec, launch_bytes)
+    warps = -(-batch.threads_per_block // spec.teu.lanes) * loads_in_flight(batch) * active
+    bandwidth = dram_bandwidth(spec, warps, peak)
+    drawn = wave_bytes / bandwidth
+    if told is not None:
+        told.update(wave_bytes=wave_bytes, loading_warps=warps, bandwidth=bandwidth, drawn=drawn, peak=peak)
+    if not layer.latency_s:
+        return np.asarray(drawn)
+    rounds = load_rounds(batch)
+    waited = wave_bytes / peak + rounds * layer.latency_s
+    if told is not None:
+        told.update(rounds=rounds, waited=waited)
+    return np.asarray(np.minimum(drawn, waited))

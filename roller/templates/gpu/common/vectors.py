@@ -1,0 +1,65 @@
+"""The vectors of GPU programs, decided once: their axis, their elements, and what every access takes of them.
+
+Construction writes them into a program, its template finds them there, and the price asks here.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from roller.perf.batch import TileBatch
+from roller.templates.gpu.common.chunks import followed
+from roller.templates.gpu.common.stores import Results
+from roller.templates.gpu.rows.widths import row_access_width, row_vectors
+from roller.tile.access import VECTOR_BYTES
+from roller.tile.geometry import Access, Ints
+from roller.tile.vectors import is_in_memory
+from roller.tile.windows import slide_of
+
+
+def vectors(batch: TileBatch) -> Ints:
+    """Return the elements of a thread's vectors along every axis, ``(N, axes)``, as programs say or are to say.
+
+    Along the axis contiguous in the result up to 16 bytes of the register tile; a fragment says itself which results a
+    thread holds, and rows are read along themselves (:func:`roller.templates.gpu.rows.widths.row_vectors`).
+    """
+    g = batch.geometry
+    if batch.traits.spreads_reductions or batch.vectors is not None:
+        return row_vectors(batch)
+    found = np.ones_like(batch.register)
+    if g.order and batch.fragment is None:
+        axis, widest = g.order[-1], max(1, VECTOR_BYTES // g.store.tensor.itemsize_bytes)
+        held = batch.register[:, axis]
+        found[:, axis] = np.minimum(held & -held, min(8, widest))
+    return found
+
+
+def access_width(access: Access, batch: TileBatch) -> Ints:
+    """Return the elements of one access to memory of a thread, ``(N,)``."""
+    if batch.traits.spreads_reductions:
+        return row_access_width(access, batch)
+    if access.bounds or not is_in_memory(batch.geometry.expr, access.tensor.name):
+        return np.ones(len(batch), np.int64)
+    return followed(access, batch.geometry, vectors(batch))
+
+
+def store_width(batch: TileBatch) -> Ints:
+    """Return the elements that a thread of a tiled program or a stream stores at once, ``(N,)``: vectors, or one."""
+    g, width = batch.geometry, np.ones(len(batch), np.int64)
+    if not g.order or (batch.traits.slides_windows and walks_along(batch, g.order[-1])):
+        return width
+    for axis, (name, extent) in enumerate(zip(g.names, g.extents.tolist(), strict=True)):
+        chunks = vectors(batch)[:, axis]
+        chunks = chunks if batch.traits.reduces else np.gcd(chunks, extent)  # a stream's end with their axis
+        for split in (False, True):
+            mine, results = (batch.split_k > 1) == split, Results.of_program(g.expr, split=split)
+            for chunk in sorted(set(chunks[mine].tolist())):
+                if chunk > 1:
+                    width[mine & (chunks == chunk)] = results.vector(name, extent, chunk)
+    return width
+
+
+def walks_along(batch: TileBatch, axis: int) -> bool:
+    """Whether the threads of window programs walk along an axis: they store one result after the other."""
+    slide = slide_of(batch.geometry.expr.anchor)
+    return slide is not None and slide.axis == batch.geometry.names[axis]

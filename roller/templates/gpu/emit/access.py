@@ -1,0 +1,50 @@
+"""Properties of memory accesses that decide masking; pure arithmetic, no TVM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from roller.expr import Call, Cast, Load, Scalar, Stage, loads
+
+
+def factors(body: Scalar) -> list[Scalar]:
+    """Return the factors of a product, conversions removed."""
+    if isinstance(body, Cast):
+        return factors(body.arg)
+    if isinstance(body, Call) and body.fn == "mul":
+        return [f for a in body.args for f in factors(a)]
+    return [body]
+
+
+def depends(load: Load, axis: str) -> bool:
+    """Whether a load's address or guard moves with ``axis``."""
+    return any(axis in i.axes for i in load.index) or any(axis in b.index.axes for b in load.guard)
+
+
+def padding_is_neutral(stage: Stage, axis: str, padded: Mapping[Load, float], neutral: float) -> bool:
+    """Whether padding a reduction axis adds nothing without masking the body.
+
+    Parameters
+    ----------
+    stage
+        The reduction stage.
+    axis
+        The padded reduction axis.
+    padded
+        Value of every load that is certain to take a fixed value beyond the end of ``axis``.
+    neutral
+        Neutral value of the combiner.
+
+    Notes
+    -----
+    A product is annihilated where *every* factor that moves with the axis is zero there: one zero alone
+    would turn an infinity in the other operand into a NaN.
+    """
+    parts = factors(stage.body)
+    moving = [p for p in parts if any(depends(ld, axis) for ld in loads(p))]
+    if not moving or not all(isinstance(p, Load) and p in padded for p in moving):
+        return False
+    values = [padded[p] for p in moving if isinstance(p, Load)]
+    if len(parts) == 1:
+        return values[0] == neutral
+    return stage.combiner == "sum" and all(v == 0.0 for v in values)

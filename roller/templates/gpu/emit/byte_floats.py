@@ -1,0 +1,53 @@
+"""Floating point of 8 bits on GPUs: device functions on the bits, the same on every architecture.
+
+Instructions that convert exist from sm_89 on, but they saturate, and packages of headers differ in what they offer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from roller.core.dtypes import BYTE_FLOATS, DTYPES, DType
+from roller.te.compat import tirx
+
+_TO_FLOAT = """float roller_from_{name}(unsigned char byte) {{
+  unsigned magnitude = byte & 127u, bits = (magnitude << {spare}) + {shifted:#x}u;
+  float small = magnitude * {smallest}f;
+  if (magnitude < {least}u) bits = *(const unsigned*)&small;
+  if (magnitude > {largest:#x}u) bits = magnitude << {spare} | 0x7f800000u;
+  bits |= (byte & 128u) << 24;
+  return *(const float*)&bits;
+}}"""
+_TO_BYTE = """unsigned char roller_to_{name}(float value) {{
+  unsigned bits = *(const unsigned*)&value, magnitude = bits & 0x7fffffffu;
+  unsigned byte = (magnitude - {shifted:#x}u + {half:#x}u + (magnitude >> {spare} & 1u)) >> {spare};
+  float steps = *(const float*)&magnitude + {steps}f;
+  if (magnitude < {normal:#x}u) byte = *(const unsigned*)&steps - {steps_bits:#x}u;
+  if (byte > {beyond:#x}u) byte = {beyond:#x}u;
+  if (magnitude > 0x7f800000u) byte = {nan:#x}u;
+  return (unsigned char)(byte | (bits >> 24 & 128u));
+}}"""
+
+
+def texts() -> list[str]:
+    """Return the device functions."""
+    found = []
+    for row in (DTYPES[n] for n in BYTE_FLOATS):
+        numbers = {
+            "name": row.name, "spare": row.spare_bits, "shifted": row.shifted_exponent, "smallest": row.smallest,
+            "least": 1 << (row.digits - 1), "largest": row.largest_byte, "half": (1 << (row.spare_bits - 1)) - 1,
+            "steps": row.smallest * 2.0**23, "normal": row.normal_bits, "steps_bits": row.steps_bits,
+            "beyond": row.beyond_byte, "nan": row.nan_byte,
+        }  # fmt: skip
+        found += [_TO_FLOAT.format(**numbers), _TO_BYTE.format(**numbers)]
+    return found
+
+
+def to_float(byte: Any, row: DType) -> Any:
+    """Return the float32 that a byte stands for."""
+    return tirx.call_pure_extern("float32", f"roller_from_{row.name}", byte)
+
+
+def to_byte(value: Any, row: DType) -> Any:
+    """Round a float32 to the nearest number, ties to even, and return its byte."""
+    return tirx.call_pure_extern("uint8", f"roller_to_{row.name}", value)

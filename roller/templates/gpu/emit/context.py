@@ -1,0 +1,152 @@
+"""The tensors of one lowering: global buffers, values computed in place, and their element types."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from roller.core.dtypes import NARROW_FLOATS
+from roller.expr import Index, Load, Scalar, Stage, Tensor, TensorExpr
+from roller.expr.scalar import transform
+from roller.te.compat import dtype_of, tirx
+from roller.te.emit import emit_scalar
+from roller.templates.gpu.emit.nest import Buffer, Expr, Stmt, buffer, load
+from roller.tile.vectors import is_in_memory
+
+#: A tensor as emit_scalar sees it: indices in, element out.
+Reader = Callable[..., Expr]
+
+
+def compute_dtype(dtype: str) -> str:
+    """Return the dtype arithmetic on elements of ``dtype`` is done in: half types compute in float32."""
+    return "float32" if dtype in NARROW_FLOATS else dtype
+
+
+def promote(value: Expr) -> Expr:
+    """Convert a half-precision value to float32, anything else unchanged."""
+    return value.astype("float32") if dtype_of(value) in NARROW_FLOATS else value
+
+
+@dataclass
+class Context:
+    """Buffers of one expression while its kernels are written.
+
+    Tensors with a buffer live in global memory; other element-wise results are computed where they
+    are used.
+    """
+
+    expr: TensorExpr
+    #: Whether the target copies from global memory to the scratchpad without registers.
+    async_copies: bool = False
+    buffers: dict[str, Buffer] = field(default_factory=dict)
+    workspaces: list[Tensor] = field(default_factory=list)
+    #: Memory that :attr:`prepare` fills of constant inputs, ahead of all calls.
+    panels: list[Tensor] = field(default_factory=list)
+    #: The kernel that fills the panels; none where there are none.
+    prepare: Stmt | None = None
+    #: Set by a template that places all barriers itself.
+    own_barriers: bool = False
+
+    def __post_init__(self) -> None:
+        """Declare inputs and outputs."""
+        for t in (*self.expr.inputs, *self.expr.output_tensors):
+            self.declare(t)
+
+    def prefix(self, word: str) -> str:
+        """Return what the names of registers begin with that stand for loads in a body: no tensor's name does."""
+        while any(name.startswith(word) for name in self.tensors):
+            word += "_"
+        return word
+
+    def declare(self, tensor: Tensor) -> Buffer:
+        """Give a tensor a global buffer, named like it as far as C allows."""
+        taken = {b.name for b in self.buffers.values()}
+        name = base = re.sub(r"\W", "_", tensor.name, flags=re.ASCII)
+        n = 1
+        while name in taken:
+            name, n = f"{base}_{n}", n + 1
+        self.buffers[tensor.name] = buffer(name, tensor.shape, tensor.dtype)
+        return self.buffers[tensor.name]
+
+    def workspace(self, tensor: Tensor) -> Buffer:
+        """Declare scratch memory that lives between the kernels of one call."""
+        self.workspaces.append(tensor)
+        return self.declare(tensor)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor by name, workspaces included."""
+        return {**self.expr.tensors, **{t.name: t for t in self.workspaces}}
+
+    def panel(self, tensor: Tensor) -> Buffer:
+        """Declare memory that is filled once and read by every call."""
+        self.panels.append(tensor)
+        return self.declare(tensor)
+
+    def stage(self, tensor: str) -> Stage | None:
+        """Return the stage that writes a tensor, or ``None`` for an input."""
+        return next((s for s in self.expr.stages if s.name == tensor), None)
+
+    def in_memory(self, tensor: str) -> bool:
+        """Whether a kernel may read the tensor from global memory.
+
+        Element-wise results are recomputed instead, even where they are outputs too.
+        """
+        return tensor in self.buffers and is_in_memory(self.expr, tensor)
+
+    def readers(self, local: Mapping[str, Reader] | None = None) -> dict[str, Reader]:
+        """Return a reader per tensor; ``local`` overrides those held in registers or scratchpad."""
+        out: dict[str, Reader] = {}
+        for name in self.expr.tensors:
+            out[name] = self._reader(name, out)
+        out.update(local or {})
+        return out
+
+    def _reader(self, name: str, readers: Mapping[str, Reader]) -> Reader:
+        if self.in_memory(name):
+            return lambda *index: promote(load(self.buffers[name], *index))
+        s = self.stage(name)
+        assert s is not None
+
+        def inline(*index: Expr) -> Expr:
+            value = promote(emit_scalar(s.body, store_inverse(s, index), readers))
+            floating = "float" in dtype_of(value) and "float" in s.output.dtype
+            return value if floating else value.astype(s.output.dtype)
+
+        return inline
+
+
+def store_inverse(s: Stage, index: tuple[Expr, ...]) -> dict[str, Expr]:
+    """Return the axis values of an output element (a grouped axis sums ``index * div``)."""
+    env: dict[str, Expr] = {}
+    for i, value in zip(s.store, index, strict=True):
+        for t in i.terms:
+            part = value if t.div == 1 else value * t.div
+            env[t.axis] = env[t.axis] + part if t.axis in env else part
+    return {**{a.name: tirx.const(0, "int32") for a in s.spatial_axes}, **env}
+
+
+def named_loads(body: Scalar, names: Mapping[Load, str]) -> Scalar:
+    """Return ``body`` with the given loads replaced by loads of scalars of the given names."""
+
+    def swap(node: Scalar) -> Scalar:
+        return Load(names[node], ()) if isinstance(node, Load) and node in names else node
+
+    return transform(body, swap)
+
+
+def as_output(value: Expr, s: Stage) -> Expr:
+    """Convert a value to the dtype its stage stores."""
+    return value if dtype_of(value) == s.output.dtype else value.astype(s.output.dtype)
+
+
+def index_conditions(
+    index: Index, value: Expr, extents: Mapping[str, int], low: int, high: int, beyond: tuple[int, int] = (0, 0)
+) -> list[Expr]:
+    """Return those of ``low <= value``, ``value < high`` that are not certain over the box of ``extents``.
+
+    The box may be ``beyond`` larger, before and behind.
+    """
+    first, last = index.range(extents)
+    return ([value >= low] if first - beyond[0] < low else []) + ([value < high] if last + beyond[1] >= high else [])

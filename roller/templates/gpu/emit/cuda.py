@@ -1,0 +1,240 @@
+"""Lower an rProgram to CUDA C: choose templates, run TVM's lowering passes, cut out a self-contained source.
+
+``lower`` reads top to bottom: context, kernels, lowering, launches. The result needs no TVM, no CUDA
+headers (but ``cuda_fp16.h`` for half precision) and no device.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from roller.artifact import Argument, Constant, KernelArtifact, Launch
+from roller.errors import BuildError
+from roller.expr import TensorExpr
+from roller.hardware.architectures import has_async_copies
+from roller.targets import GPU
+from roller.te.compat import default_pipeline, split_host_device, tirx, tvm, tvm_ffi
+from roller.templates.emit.byte_floats import without_byte_floats
+from roller.templates.gpu.emit import byte_floats, device_functions
+from roller.templates.gpu.emit.bfloat16 import keep_nan
+from roller.templates.gpu.emit.context import Context
+from roller.templates.gpu.emit.literals import exact_literals, hexadecimal
+from roller.templates.gpu.emit.offsets import check_offsets, check_tensors
+from roller.templates.gpu.emit.plan import kernels
+from roller.tile import RProgram
+from roller.tile.warp_groups import ALIGNMENT_BYTES
+
+if TYPE_CHECKING:
+    from roller.hardware import DeviceSpec
+
+# NVRTC has neither <cstdint> nor <math_constants.h> without the toolkit's headers.
+_PRELUDE = """\
+#if defined(__CUDACC_RTC__)
+typedef signed char int8_t; typedef unsigned char uint8_t; typedef short int16_t; typedef unsigned short uint16_t;
+typedef int int32_t; typedef unsigned int uint32_t; typedef long long int64_t; typedef unsigned long long uint64_t;
+#else
+#include <cstdint>
+#endif
+"""
+_INFINITY = """\
+#ifndef CUDART_INF_F
+#define CUDART_INF_F __int_as_float(0x7f800000)
+#endif
+#ifndef CUDART_INF
+#define CUDART_INF __longlong_as_double(0x7ff0000000000000LL)
+#endif
+"""
+#: TVM keeps eight 32-bit integers in a ulonglong4 (bfloat16 taken apart), and calls a constructor CUDA does not have.
+WIDE_INTEGERS = """\
+static inline __device__ ulonglong4 make_ulonglong4(unsigned a, unsigned b, unsigned c, unsigned d,
+                                                    unsigned e, unsigned f, unsigned g, unsigned h) {
+  typedef unsigned long long wide;
+  return make_ulonglong4(a | (wide)b << 32, c | (wide)d << 32, e | (wide)f << 32, g | (wide)h << 32);
+}
+"""
+#: It keeps eight or sixteen bytes in an int2 or int4, and fills them by as many arguments.
+BYTES = """\
+static inline __device__ int roller_bytes(signed char a, signed char b, signed char c, signed char d) {
+  return (int)((a & 255u) | (b & 255u) << 8 | (c & 255u) << 16 | (d & 255u) << 24);
+}
+static inline __device__ int2 make_int2(signed char a, signed char b, signed char c, signed char d,
+                                        signed char e, signed char f, signed char g, signed char h) {
+  return make_int2(roller_bytes(a, b, c, d), roller_bytes(e, f, g, h));
+}
+static inline __device__ int4 make_int4(signed char a, signed char b, signed char c, signed char d,
+                                        signed char e, signed char f, signed char g, signed char h,
+                                        signed char i, signed char j, signed char k, signed char l,
+                                        signed char m, signed char n, signed char o, signed char p) {
+  return make_int4(roller_bytes(a, b, c, d), roller_bytes(e, f, g, h),
+                   roller_bytes(i, j, k, l), roller_bytes(m, n, o, p));
+}
+"""
+#: The same of unsigned ones, which it keeps in a uint2 or uint4.
+UNSIGNED_BYTES = re.sub(r"\bint([24])?(?= make_| roller)", r"unsigned int\1", BYTES).replace("unsigned int2", "uint2")
+UNSIGNED_BYTES = UNSIGNED_BYTES.replace("unsigned int4", "uint4").replace("signed char", "unsigned char")
+UNSIGNED_BYTES = UNSIGNED_BYTES.replace("roller_bytes", "roller_unsigned_bytes").replace("make_int", "make_uint")
+MANY_BYTES = r"\bmake_int[24]\((?:[^,;]+, ){7}"
+MANY_UNSIGNED_BYTES = r"\bmake_uint[24]\((?:[^,;]+, ){7}"
+EIGHT_INTEGERS = r"\bmake_ulonglong4\((?:[^,;]+, ){7}"
+
+
+def lower_for(program: RProgram, expression: TensorExpr, spec: DeviceSpec) -> KernelArtifact:
+    """Generate the kernels of a program for the device it was constructed for; as :func:`lower`."""
+    copies = spec.execution.async_copy_bytes is not None
+    return lower(program, expression, spec.target["arch"], spec.name, async_copies=copies)
+
+
+def lower(
+    program: RProgram, expression: TensorExpr, arch: str, device: str, *, async_copies: bool | None = None
+) -> KernelArtifact:
+    """Generate the kernels of a program.
+
+    Parameters
+    ----------
+    program
+        A GPU program; its expression is the canonical form of ``expression``.
+    expression
+        The user's expression, kept in the artifact as reference.
+    arch
+        CUDA architecture, ``"sm_70"``.
+    device
+        Name of the device the program was constructed for.
+    async_copies
+        Whether scratchpad tiles are filled by asynchronous copies: what the program was priced with
+        (``execution.async_copy_bytes`` of its specification). ``None``: where the architecture has them.
+
+    Returns
+    -------
+    KernelArtifact
+        Language ``"cuda"``, not built, without estimate.
+
+    Raises
+    ------
+    BuildError
+        Where the program is not for a GPU, a tensor, a workspace or an axis padded to whole tiles is too large for
+        32-bit offsets, asynchronous copies are asked of an architecture that has none, or TVM refuses.
+    """
+    GPU.expect(program.kind, "cuda")
+    if program.fragment is not None and not program.fragment.emitted:
+        raise BuildError(
+            f"{program.fragment.name}: priced, not emitted: no template lowers it. Construct for `spec.emitted`, the "
+            "device with those matrix instructions alone that one does."
+        )
+    check_offsets(program)
+    available = has_async_copies(arch)
+    if async_copies and not available:
+        raise BuildError(
+            f"cuda: expected an architecture with asynchronous copies (sm_80 or later), got '{arch}'. Construct for a "
+            "specification without execution.async_copy_bytes."
+        )
+    ctx = Context(program.expr, async_copies=available if async_copies is None else async_copies)
+    body = kernels(ctx, program)
+    check_tensors("workspace", (*ctx.workspaces, *ctx.panels))
+    arguments = (
+        *(Argument(t.name, "input", t.shape, t.dtype) for t in ctx.expr.inputs),
+        *(Argument(t.name, "output", t.shape, t.dtype) for t in ctx.expr.output_tensors),
+        *(Argument(t.name, "workspace", t.shape, t.dtype) for t in ctx.workspaces),
+        *(Argument(t.name, "panel", t.shape, t.dtype) for t in ctx.panels),
+    )
+    params = [ctx.buffers[a.name] for a in arguments]
+    entry = re.sub(r"\W", "_", program.expr.name, flags=re.ASCII) or "roller"
+    entry = f"k{entry}" if entry[0].isdigit() else entry
+    ahead = [] if ctx.prepare is None else [ctx.prepare]
+    launches = _launches(
+        [*ahead, *body], params, {ctx.buffers[a.name].name: a.name for a in arguments}, entry, arch, ctx.own_barriers
+    )
+    arch = (program.fragment.arch if program.fragment else "") or arch
+    prepare, launches = (launches[0], launches[1:]) if ahead else (None, launches)
+    constants = tuple(Constant(n) for n, t in enumerate(expression.inputs) if t.name in program.constants)
+    return KernelArtifact(
+        "cuda", {"arch": arch}, device, expression, program, launches, arguments, constants=constants, prepare=prepare
+    )
+
+
+def _launches(
+    body: list[Any], params: list[Any], names: dict[str, str], entry: str, arch: str, own_barriers: bool
+) -> tuple[Launch, ...]:
+    """Lower all kernels as one module and describe one launch each, in order.
+
+    ``own_barriers``: the templates placed all barriers, and TVM must not add any.
+    """
+    left_out = ["s_tir.CompactBufferAllocation", *(["s_tir.ThreadSync"] if own_barriers else [])]
+    whole = body[0] if len(body) == 1 else tirx.SeqStmt(body)
+    if not has_async_copies(arch):  # nor bfloat16, which came with them
+        whole = keep_nan(whole)
+    params, whole = without_byte_floats(params, whole, byte_floats.to_float, byte_floats.to_byte)
+    func = tirx.PrimFunc(params, whole).with_attrs({"global_symbol": entry, "tirx.noalias": True})
+    target = tvm.target.Target({"kind": "cuda", "arch": arch})
+    module = tvm.IRModule({entry: func})
+    try:
+        # CSE only adds variables nvcc finds by itself, and makes the source harder to read. Templates allocate exactly
+        # what they need; compaction would cut off what is only reached through the address of its first element.
+        with tvm.transform.PassContext(config={"tirx.disable_cse_tir": True}, disabled_pass=left_out):
+            pipeline, _, finish = default_pipeline(target)
+            bound = tirx.transform.BindTarget(target.with_host(tvm.target.Target("llvm")))(module)
+            host, devices = split_host_device(pipeline(bound))
+            ((device_target, device_module),) = devices.items()
+            device_module = exact_literals(finish()(device_module))
+            source = tvm.get_global_func("target.build.cuda")(device_module, device_target).inspect_source()
+    except (RuntimeError, ValueError, TypeError) as err:
+        text = str(err).strip().splitlines()
+        raise BuildError(f"cuda: {entry}: TVM could not lower the program: {text[-1] if text else err!r}.") from err
+    source = clean(hexadecimal(source))
+    functions = {gv.name_hint: f for gv, f in device_module.functions.items()}
+    ordered = sorted(functions, key=lambda n: int(n.rsplit("_kernel", 1)[1].lstrip("_") or 0))
+    dynamic = _dynamic_shared(host)
+    return tuple(_launch(source, n, functions[n], names, dynamic.get(n, 0)) for n in ordered)
+
+
+def _launch(source: str, name: str, func: Any, names: dict[str, str], dynamic: int) -> Launch:
+    extents: dict[str, int] = {}
+
+    def visit(node: Any) -> None:
+        if type(node).__name__ == "AttrStmt" and node.attr_key == "thread_extent":
+            extents[node.node.thread_tag] = int(node.value)
+
+    tvm_ffi.structural_walk(func.body, visit)
+    arguments = tuple(names[p.name.removesuffix("_ptr")] for p in func.params)
+    x, y, z = ((extents.get(f"blockIdx.{c}", 1)) for c in "xyz")
+    a, b, c = ((extents.get(f"threadIdx.{c}", 1)) for c in "xyz")
+    return Launch(source, name, arguments, (x, y, z), (a, b, c), dynamic)
+
+
+def _dynamic_shared(host: Any) -> dict[str, int]:
+    """Dynamic scratchpad per kernel (bytes): the last argument of a launch that uses it."""
+    out: dict[str, int] = {}
+
+    def visit(node: Any) -> None:
+        if type(node).__name__ != "Call" or not node.args:
+            return
+        kind, last = type(node.args[0]).__name__, node.args[-1]
+        if kind == "StringImm" and type(last).__name__ == "IntImm" and last.ty.dtype == "int64":
+            out[node.args[0].value] = int(last.value)
+
+    for f in host.functions.values():
+        tvm_ffi.structural_walk(f.body, visit)
+    return out
+
+
+def clean(source: str) -> str:
+    """Replace TVM's prelude, which needs the CUDA C++ library headers, by plain typedefs.
+
+    What half precision and matrix units need (headers and helper functions) is kept.
+    """
+    source = re.sub(r"#ifdef __CUDACC_RTC__.*?#include <cuda\.h>\n#endif\n", _PRELUDE, source, count=1, flags=re.S)
+    source = re.sub(
+        r"#if \(\(\(__CUDACC_VER_MAJOR__ == 11\).*?TVM_ENABLE_L2_PREFETCH 0\n#endif\n", "", source, flags=re.S
+    )
+    source = re.sub(r"#ifdef _WIN32.*?#else\n(.*?)#endif\n", lambda m: str(m[1]), source, count=1, flags=re.S)
+    source = re.sub(r'extern "C" __global__[^;{]*\);\n', "", source)  # forward declarations
+    added = _INFINITY if "CUDART_INF" in source else ""
+    added += WIDE_INTEGERS if re.search(EIGHT_INTEGERS, source) else ""
+    added += BYTES if re.search(MANY_BYTES, source) else ""
+    added += UNSIGNED_BYTES if re.search(MANY_UNSIGNED_BYTES, source) else ""
+    added += device_functions.prelude(source)
+    if "roller_group_" in source:  # swizzled lines are counted from addresses, not from the start of the array
+        source = re.sub(r"(extern __shared__ __align__\()\d+", rf"\g<1>{ALIGNMENT_BYTES}", source)
+    at = source.index('extern "C" __global__')
+    source = source[:at] + added + source[at:]
+    return source.strip() + "\n"

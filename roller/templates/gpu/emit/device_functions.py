@@ -1,0 +1,153 @@
+"""Device functions of the emitted source that CUDA C has no expression for: asynchronous copies, matrix instructions.
+
+A template calls them with :func:`call`; :func:`prelude` gives the text of those a source uses. They are a few
+instructions of inline PTX each, so that no header is needed and what runs is what is written; the emulator knows
+each instruction (:mod:`roller.emulator.ptx`).
+
+Element addresses (:func:`address`) hide an access from TVM's analyses: a template that uses them places its own
+barriers (:func:`barrier`), and keeps what is alive at the same time in different buffers.
+"""
+
+from __future__ import annotations
+
+import re
+
+from roller.core.dtypes import BYTE_FLOATS, DTYPES
+from roller.te.compat import tirx, tvm
+from roller.templates.gpu.emit import byte_floats
+from roller.templates.gpu.emit.nest import Buffer, Expr, Stmt, dtype_name, load, seq
+from roller.templates.gpu.matrix import emit_functions as matrix_functions
+
+#: Name and text, in the order they must stand in a source: a function only calls those before it.
+FUNCTIONS: dict[str, str] = {}
+
+
+def define(name: str, text: str) -> None:
+    """Add a function; ``text`` is all of it but ``static __device__ __forceinline__``, a template's head included."""
+    head = re.match(r"template <[^>]*> ", text)
+    template = head[0] if head else ""
+    FUNCTIONS[name] = f"{template}static __device__ __forceinline__ {text.removeprefix(template).strip()}\n"
+
+
+define("roller_shared_address", """unsigned roller_shared_address(const void* p) {
+  return (unsigned)__cvta_generic_to_shared(p);
+}""")  # fmt: skip
+# Zeros are written where the source is not `inside`: it is not read then, and its address may be anything.
+# Copies of 16 bytes pass the first-level cache by, and have the second one load whole lines: rows of a tile are often
+# shorter, and a later step takes the rest.
+_COPY = """void roller_copy_async_{bytes}(void* target, const void* source, bool inside) {{
+  asm volatile("cp.async.{cache}.shared.global{ahead} [%0], [%1], {bytes}, %2;"
+               :: "r"(roller_shared_address(target)), "l"(source), "r"(inside ? {bytes} : 0) : "memory");
+}}"""
+for _bytes, _cache, _ahead in ((16, "cg", ".L2::128B"), (8, "ca", ""), (4, "ca", "")):
+    define(f"roller_copy_async_{_bytes}", _COPY.format(bytes=_bytes, cache=_cache, ahead=_ahead))
+define("roller_quiet", """float roller_quiet(float value) {
+  unsigned quiet = 0x7fc00000u;
+  return value != value ? *(const float*)&quiet : value;
+}""")  # fmt: skip
+define("roller_bfloat16", """float roller_bfloat16(float value) {
+  unsigned bits = *(const unsigned*)&value, rounded = bits + 0x7fffu + (bits >> 16 & 1u) & 0xffff0000u;
+  unsigned quiet = 0x7fc00000u;
+  return value != value ? *(const float*)&quiet : *(const float*)&rounded;
+}""")  # fmt: skip
+define("roller_start", """template <class P> P roller_start(P pointer) {
+  return pointer;
+}""")  # fmt: skip
+define("roller_copy_commit", """void roller_copy_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}""")  # fmt: skip
+define("roller_copy_wait", """template <int N> void roller_copy_wait() {
+  asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
+}""")  # fmt: skip
+
+define("roller_group_sync", """void roller_group_sync() {
+  __syncwarp();
+}""")  # fmt: skip
+#: Moves of whole vectors (bytes) between global memory, registers and scratchpad.
+_VECTORS = {16: "uint4", 8: "uint2", 4: "unsigned", 2: "unsigned short", 1: "unsigned char"}
+_FETCH = """void roller_fetch_{bytes}(void* registers, const void* source, bool inside) {{
+  *({type}*)registers = inside ? *(const {type}*)source : {zero};
+}}"""
+_STORE = """void roller_store_{bytes}(void* target, const void* registers) {{
+  *({type}*)target = *(const {type}*)registers;
+}}"""
+for _bytes, _type in _VECTORS.items():
+    _zero = {16: "make_uint4(0u, 0u, 0u, 0u)", 8: "make_uint2(0u, 0u)"}.get(_bytes, f"({_type})0")
+    define(f"roller_fetch_{_bytes}", _FETCH.format(bytes=_bytes, type=_type, zero=_zero))
+    define(f"roller_store_{_bytes}", _STORE.format(bytes=_bytes, type=_type))
+for _text in (*byte_floats.texts(), *matrix_functions.texts()):
+    define(_text.partition("(")[0].split()[-1], _text)
+
+
+def prelude(source: str) -> str:
+    """Return the functions that a source calls, and those they call."""
+    wanted = [n for n in FUNCTIONS if re.search(rf"\b{n}\b", source)]
+    for name in reversed(FUNCTIONS):
+        if name not in wanted and any(re.search(rf"\b{name}\b", FUNCTIONS[n]) for n in wanted):
+            wanted.append(name)
+    return "".join(text for name, text in FUNCTIONS.items() if name in wanted)
+
+
+def call(name: str, *arguments: Expr) -> Stmt:
+    """Return the statement ``name(arguments)``; ``name`` may carry template arguments."""
+    assert name.partition("<")[0] in FUNCTIONS, name
+    return tirx.Evaluate(tirx.call_extern("void", name, *arguments))
+
+
+def address(of: Buffer, *index: Expr) -> Expr:
+    """Return the address of an element."""
+    return tirx.address_of(load(of, *index))
+
+
+def start(name: str, of: Buffer, offset: Expr) -> tuple[Stmt, Buffer]:
+    """Return the statement that names an element's address, and a buffer that starts there.
+
+    What is the same in all accesses of a loop is then added once. In an index the compiler would mix it with the
+    constants of every access, and keep an address of each in a register. Like :func:`address` it hides accesses:
+    of dynamic scratchpad a kernel must then have one buffer.
+    """
+    element = dtype_name(of)
+    kind = tvm.ir.PointerType(tvm.ir.PrimType(DTYPES[element].bits if element in BYTE_FLOATS else element), "global")
+    var = tirx.Var(name, kind)
+    view = tirx.decl_buffer(of.shape, dtype_name(of), name=f"{name}_view")
+    named = tirx.Bind(var, tirx.call_extern(kind, "roller_start", address(of, offset)))
+    return seq([named, tirx.DeclBuffer(view, data=var)]), view
+
+
+def copy_async(nbytes: int, target: Expr, source: Expr, inside: list[Expr]) -> Stmt:
+    """Return the copy of ``nbytes`` (16, 8 or 4, aligned) bytes from global memory to the scratchpad, sm_80 and later.
+
+    Zeros where not all conditions ``inside`` hold; ``source`` is not read then.
+    """
+    return call(f"roller_copy_async_{nbytes}", target, source, _all(inside))
+
+
+def fetch(nbytes: int, registers: Expr, source: Expr, inside: list[Expr]) -> Stmt:
+    """Return the load of one vector of global memory into registers; zeros, without reading, where it is not inside."""
+    return call(f"roller_fetch_{nbytes}", registers, source, _all(inside))
+
+
+def put(nbytes: int, target: Expr, registers: Expr) -> Stmt:
+    """Return the store of one vector of registers to aligned memory."""
+    return call(f"roller_store_{nbytes}", target, registers)
+
+
+def _all(conditions: list[Expr]) -> Expr:
+    if not conditions:
+        return tirx.const(True, "bool")
+    return conditions[0] if len(conditions) == 1 else tirx.all(*conditions)
+
+
+def copy_commit() -> Stmt:
+    """Return the end of a group of this thread's asynchronous copies."""
+    return call("roller_copy_commit")
+
+
+def copy_wait(groups: int) -> Stmt:
+    """Return a wait until at most ``groups`` groups of this thread's asynchronous copies are in flight."""
+    return call(f"roller_copy_wait<{groups}>")
+
+
+def barrier() -> Stmt:
+    """Return a barrier of the block."""
+    return tirx.Evaluate(tirx.call_intrin("void", "tirx.tvm_storage_sync", "shared"))

@@ -1,0 +1,174 @@
+"""Registers that hold the elements a thread loads of one tensor, filled in the widest vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from roller.expr import Index, Load, Tensor
+from roller.te.compat import tirx
+from roller.te.emit import emit_index
+from roller.templates.gpu.emit.access import depends
+from roller.templates.gpu.emit.context import Context, Reader, promote
+from roller.templates.gpu.emit.mapping import AxisMap, Registers, register_count, register_index, vector_loop
+from roller.templates.gpu.emit.nest import (
+    Buffer,
+    Expr,
+    Stmt,
+    buffer,
+    dtype_name,
+    load,
+    loop,
+    num,
+    seq,
+    store,
+    with_buffers,
+)
+from roller.tile.row_shift import RowShift
+from roller.tile.steps import pitches
+from roller.tile.vectors import chunk_elements
+
+
+@dataclass(frozen=True)
+class RegisterTile:
+    """One load's elements of a thread.
+
+    ``maps`` are the axes it moves with, the vector axis last; ``width`` elements along ``vector_axis`` are one access
+    (1: single elements, and no such axis).
+    """
+
+    load: Load
+    name: str
+    maps: tuple[AxisMap, ...]
+    buffer: Buffer
+    vector_axis: str | None
+    width: int
+
+    def index(self, at: Registers) -> Expr:
+        """Return the position of a register point."""
+        return register_index(self.maps, at)
+
+    def move(self, at: Registers, held: Buffer, place: Expr, *, leave: bool) -> Stmt:
+        """Return the copy of one element or chunk to ``held`` (``leave``) or from there; ``place`` is where it lies."""
+        chunk = 1 if self.vector_axis is None else self.maps[-1].vector
+        index, width = self.index(at), min(self.width, chunk)
+
+        def piece(n: Expr) -> Stmt:
+            def element(v: Expr) -> Stmt:
+                here, there = index + n * width + v, place + n * width + v
+                return (
+                    store(held, load(self.buffer, here), there)
+                    if leave
+                    else store(self.buffer, load(held, there), here)
+                )
+
+            return vector_loop(width, element)
+
+        return loop("piece", chunk // width, piece, unroll=True)
+
+    def fill(self, ctx: Context, env: Mapping[str, Expr], at: Registers) -> Stmt:
+        """Return the load of one element, or of the vectors of one chunk."""
+        source, index, axis = ctx.buffers[self.load.tensor], self.index(at), self.vector_axis
+        if axis is None:
+            return store(self.buffer, load(source, *(emit_index(i, env) for i in self.load.index)), index)
+        chunk = self.maps[-1].vector
+
+        def piece(n: Expr) -> Stmt:
+            first = n * self.width
+            # Every vector is found anew: a quotient steps, and a remainder starts again, between those of a chunk.
+            where = neighbour(self.load.index, env, axis)
+            where = aligned(where, source, self.width) if self.maps[-1].slack else where
+            *rows, place = where(first)
+            return vector_loop(
+                self.width, lambda v: store(self.buffer, load(source, *rows, place + v), index + first + v)
+            )
+
+        return loop("piece", chunk // self.width, piece, unroll=True)
+
+    def fill_one(self, ctx: Context, env: Mapping[str, Expr], at: Registers, n: Expr) -> Stmt:
+        """Return the load of element ``n`` of a chunk alone."""
+        axis = self.vector_axis
+        assert axis is not None
+        places = neighbour(self.load.index, env, axis)(n)
+        return store(self.buffer, load(ctx.buffers[self.load.tensor], *places), self.index(at) + n)
+
+
+def fragments(
+    ctx: Context, wanted: Sequence[Load], maps: Sequence[AxisMap], prefix: str, shift: RowShift | None = None
+) -> list[RegisterTile]:
+    """Return a fragment for every load, for the register tile of ``maps``: of positions where rows have a ``shift``."""
+    found: list[RegisterTile] = []
+    prefix = ctx.prefix(prefix)
+    for n, ld in enumerate(wanted):
+        # Which column a position is depends on the row.
+        also = shift.start.axes if shift is not None and depends(ld, shift.axis) else ()
+        mine = [m for m in maps if depends(ld, m.name) or m.name in also]
+        vector = next((m for m in mine if m.vector > 1), None)
+        tensor = ctx.tensors[ld.tensor]
+        width = access_width(ld.index, tensor, vector, shift)
+        if vector is not None and width > 1:
+            mine = [*(m for m in mine if m is not vector), vector]
+        dtype = dtype_name(ctx.buffers[ld.tensor])
+        held = buffer(f"{prefix}{n}", (register_count(mine),), dtype, "local")
+        found.append(
+            RegisterTile(ld, f"{prefix}{n}", tuple(mine), held, vector.name if vector and width > 1 else None, width)
+        )
+    return found
+
+
+def element_reader(b: Buffer, index: Expr) -> Reader:
+    """Return a reader of one register, whatever the indices it is called with."""
+    return lambda *_: promote(load(b, index))
+
+
+def neighbour(
+    index: Sequence[Index], env: Mapping[str, Expr], axis: str, prefix: Sequence[Expr] = ()
+) -> Callable[[Expr], list[Expr]]:
+    """Return the function that gives the place of the ``n``-th neighbour of ``env`` along an axis."""
+    return lambda n: [*prefix, *(emit_index(i, {**env, axis: env[axis] + n}) for i in index)]
+
+
+def aligned(where: Callable[[Expr], list[Expr]], target: Buffer, width: int) -> Callable[[Expr], list[Expr]]:
+    """Return places that are multiples of ``width`` (elements), said so that TVM can prove it.
+
+    Why they are depends on remainders of row starts, which its analysis of divisors does not follow; of what it cannot
+    prove it gathers the elements.
+    """
+    steps = pitches([int(n) for n in target.shape])
+
+    def place(n: Expr) -> list[Expr]:
+        flat = sum((i * step for i, step in zip(where(n), steps, strict=True)), start=num(0))
+        return [*(num(0) for _ in steps[1:]), tirx.floordiv(flat, width) * width]
+
+    return place
+
+
+def vector_store(
+    target: Buffer, where: Callable[[Expr], Sequence[Expr]], value: Callable[[Expr], Expr], count: int,
+    width: int | None = None,
+) -> Stmt:  # fmt: skip
+    """Return the store of ``count`` values in vectors of ``width`` along the target's last dimension.
+
+    ``where(n)`` is the index of value ``n``: neighbours beyond a vector need not be neighbours in memory.
+    """
+    wide = width or count
+    out = buffer("out", (wide,), dtype_name(target), "local")
+
+    def piece(n: Expr) -> Stmt:
+        fill = loop("e", wide, lambda e: store(out, value(n * wide + e), e), unroll=True)
+        *rows, place = where(n * wide)
+        return seq([fill, vector_loop(wide, lambda v: store(target, load(out, v), *rows, place + v))])
+
+    return with_buffers([out], loop("piece", count // wide, piece, unroll=True))
+
+
+def access_width(index: Sequence[Index], tensor: Tensor, m: AxisMap | None, shift: RowShift | None = None) -> int:
+    """Return the widest vector (elements) along an axis that every chunk of an access is made of."""
+    if m is None:
+        return 1
+    if m.slack and shift is not None:
+        return shift.vector_elements(index, tensor)
+    return chunk_elements(tuple(index), tensor, m.name, m.extent, m.vector)
+
+
+__all__ = ["RegisterTile", "access_width", "aligned", "element_reader", "fragments", "vector_store"]

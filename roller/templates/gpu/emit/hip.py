@@ -1,0 +1,171 @@
+"""Lower an rProgram to HIP C++: the CUDA templates, their text adapted by a table of rewrites.
+
+HIP keeps CUDA's language and spells a few things differently. TVM prints the kernels; what precedes the
+first kernel (CUDA headers and helpers) is replaced by a prelude of the HIP headers the text needs.
+
+Notes
+-----
+**Wavefronts of 64.** The templates reduce over *warps of 32*: shuffles within groups of 32 lanes, scratchpad and a
+barrier between groups. This stays right on a wavefront of 64, because
+
+- the lane number of HIP is the thread's linear index modulo 64, so that lane ``l`` of a wavefront is lane
+  ``l % 32`` of the warp that was meant, and a warp never straddles two wavefronts;
+- ``__shfl_xor(v, d, 32)`` reads lane ``l ^ d`` with ``d < 32``: a lane of the reader's own half;
+- the two halves of a wavefront may take different branches: a shuffle reads lanes of its own half only,
+  which execute it together, as the lanes of a warp do.
+
+Hence every shuffle must state the width 32; :func:`adapt` refuses any other. The mask argument is dropped:
+lanes of a wavefront run in lock step.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from roller.artifact import KernelArtifact
+from roller.core.dtypes import BYTE_FLOATS
+from roller.errors import BuildError
+from roller.expr import TensorExpr
+from roller.templates.gpu.emit import cuda, device_functions
+from roller.tile import RProgram
+
+if TYPE_CHECKING:
+    from roller.hardware import DeviceSpec
+
+#: CUDA architecture the templates print for: vectors and shuffles, neither matrix units nor asynchronous copies.
+_TEMPLATE_ARCH = "sm_70"
+
+_KERNEL = 'extern "C" __global__'
+
+#: ``(pattern, replacement)``, applied in order to the text of the kernels.
+_REWRITES: tuple[tuple[str, str], ...] = (
+    # clang refuses the keyword after __shared__; the attribute is accepted everywhere.
+    (r"\balignas\((\d+)\)", r"__attribute__((aligned(\1)))"),
+    # Lock-step lanes: no mask.
+    (r"\b__shfl_xor_sync\(\(uint\)4294967295, ", "__shfl_xor("),
+    # Constants that CUDA keeps in math_constants.h.
+    (r"\bCUDART_INF_F\b", "__builtin_huge_valf()"),
+    (r"\bCUDART_INF\b", "__builtin_huge_val()"),
+    (r"\bCUDART_NAN_F\b", '__builtin_nanf("")'),
+    (r"\bCUDART_NAN\b", '__builtin_nan("")'),
+)
+
+#: What exists on NVIDIA devices only; found in adapted text it means that a template went beyond its architecture.
+_FOREIGN = re.compile(r"\b(?:asm|nvcuda|wmma|__activemask|__\w+_sync|__syncwarp|__dp4a|CUDART_\w+|__nv_\w+|nv_\w+)\b")
+
+_TYPES = """\
+#include <hip/hip_runtime.h>
+#define uint unsigned int
+#define uchar unsigned char
+#define ushort unsigned short
+"""
+
+_HALF = """\
+#include <hip/hip_fp16.h>
+"""
+
+_HALF4 = """\
+struct __attribute__((aligned(8))) half4 { half x, y, z, w; };
+static inline __device__ half4 make_half4(half x, half y, half z, half w) { return half4{x, y, z, w}; }
+"""
+
+_PACK_HALF2 = """\
+static inline __device__ unsigned int __pack_half2(half x, half y) {
+  return (unsigned int)__half_as_ushort(y) << 16 | __half_as_ushort(x);
+}
+"""
+
+#: Device functions without instructions of their own.
+_FUNCTIONS = ("roller_start", "roller_quiet", "roller_bfloat16",
+              *(f"roller_{way}_{n}" for n in BYTE_FLOATS for way in ("from", "to")))  # fmt: skip
+
+#: ``(pattern, text)``: parts of the prelude, each there only where the kernels name what it provides.
+_PRELUDE: tuple[tuple[str, str], ...] = (
+    (r"\bu?int\b|\bvoid\b", _TYPES),
+    (r"\bhalf\w*\b", _HALF),
+    (r"\b(?:make_)?half4\b", _HALF4),
+    (r"\b__pack_half2\b", _PACK_HALF2),
+    (cuda.EIGHT_INTEGERS, cuda.WIDE_INTEGERS),
+    (cuda.MANY_BYTES, cuda.BYTES),
+    (cuda.MANY_UNSIGNED_BYTES, cuda.UNSIGNED_BYTES),
+    *((rf"\b{n}\b", device_functions.FUNCTIONS[n]) for n in _FUNCTIONS),
+)
+
+
+def lower_for(program: RProgram, expression: TensorExpr, spec: DeviceSpec) -> KernelArtifact:
+    """Generate the kernels of a program for the device it was constructed for; as :func:`lower`."""
+    return lower(program, expression, spec.target["arch"], spec.name)
+
+
+def lower(program: RProgram, expression: TensorExpr, arch: str, device: str) -> KernelArtifact:
+    """Generate the kernels of a program.
+
+    Parameters
+    ----------
+    program
+        A GPU program; its expression is the canonical form of ``expression``.
+    expression
+        The user's expression, kept in the artifact as reference.
+    arch
+        AMD architecture, ``"gfx906"``.
+    device
+        Name of the device the program was constructed for.
+
+    Returns
+    -------
+    KernelArtifact
+        Language ``"hip"``, not built, without estimate.
+
+    Raises
+    ------
+    BuildError
+        As for :func:`roller.templates.gpu.emit.cuda.lower`, or where the text holds what HIP has no word for.
+    """
+    try:
+        artifact = cuda.lower(program, expression, _TEMPLATE_ARCH, device)
+    except BuildError as err:
+        raise BuildError(str(err).replace("cuda:", "hip:", 1)) from err
+    texts = {source: adapt(source) for source in {x.source for x in artifact.launches}}
+    launches = tuple(replace(x, source=texts[x.source]) for x in artifact.launches)
+    prepare = artifact.prepare and replace(artifact.prepare, source=texts[artifact.prepare.source])
+    return replace(artifact, language="hip", target={"arch": arch}, launches=launches, prepare=prepare)
+
+
+def adapt(source: str) -> str:
+    """Return CUDA C of this package's templates as HIP C++.
+
+    Parameters
+    ----------
+    source
+        Text with at least one kernel.
+
+    Raises
+    ------
+    BuildError
+        Where the text uses what only NVIDIA devices have, or shuffles over another width than 32 lanes.
+
+    Examples
+    --------
+    >>> print(adapt('extern "C" __global__ void k(float* x) { __shared__ alignas(64) float s[4]; }'))
+    #include <hip/hip_runtime.h>
+    #define uint unsigned int
+    #define uchar unsigned char
+    #define ushort unsigned short
+    extern "C" __global__ void k(float* x) { __shared__ __attribute__((aligned(64))) float s[4]; }
+    """
+    text = source[source.index(_KERNEL) :]
+    for pattern, replacement in _REWRITES:
+        text = re.sub(pattern, replacement, text, flags=re.M)
+    foreign = _FOREIGN.search(text)
+    if foreign:
+        raise BuildError(
+            f"hip: expected text that AMD devices have a word for, got '{foreign[0]}'. Construct the program for a "
+            "spec without matrix units, and report the expression."
+        )
+    widths = set(re.findall(r"__shfl\w*\(.*, (\w+)\)+;", text))
+    if widths - {"32"}:
+        raise BuildError(f"hip: expected shuffles over 32 lanes, got {sorted(widths)}. Report the expression.")
+    prelude = "".join(part for pattern, part in _PRELUDE if re.search(pattern, text))
+    return prelude + text

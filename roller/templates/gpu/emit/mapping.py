@@ -1,0 +1,165 @@
+"""Which element of an axis belongs to which block, thread and register."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from roller.expr import Axis
+from roller.te.compat import tirx
+from roller.templates.gpu.emit.nest import Expr, Stmt, loop, loops, num, unravel
+from roller.tile import RProgram
+
+
+@dataclass(frozen=True)
+class AxisMap:
+    """Layout of one axis over blocks, threads and registers (elements).
+
+    A block tile holds ``threads * registers`` elements. A thread's registers come in chunks of ``vector``
+    contiguous elements; chunks are ``vector`` apart (contiguous) or ``threads * vector`` apart (interleaved).
+    Of ``extent`` positions ``slack`` at most are no elements (:mod:`roller.templates.gpu.rows.emit_shifted`).
+    """
+
+    name: str
+    extent: int
+    threads: int
+    registers: int
+    vector: int = 1
+    interleaved: bool = False
+    slack: int = 0
+
+    @property
+    def certain(self) -> int:
+        """Positions that are elements, but for those the first chunk may lack: all, where there is no slack."""
+        return self.extent - self.slack
+
+    @property
+    def tile(self) -> int:
+        """Elements of a block tile."""
+        return self.threads * self.registers
+
+    @property
+    def steps(self) -> int:
+        """Block tiles along the axis."""
+        return -(-self.extent // self.tile)
+
+    @property
+    def padded(self) -> bool:
+        """Whether the last tile reaches beyond the axis."""
+        return self.certain % self.tile != 0
+
+    @property
+    def chunks(self) -> int:
+        """Vector chunks of one thread."""
+        return self.registers // self.vector
+
+    def local(self, thread: Expr, chunk: Expr) -> Expr:
+        """Return the position within the tile where a thread's chunk starts."""
+        if self.interleaved:
+            return (chunk * self.threads + thread) * self.vector
+        return thread * self.registers + chunk * self.vector
+
+
+def axis_map(program: RProgram, axis: Axis, *, interleaved: bool | None = None) -> AxisMap:
+    """Return the map a program gives an axis of its anchor; ``interleaved`` overrides the program's choice."""
+    register, block = program.tile("register")[axis.name], program.block_tile[axis.name]
+    wanted = program.vector_elements if axis.name == program.vector_axis else 1
+    vector = wanted if register % wanted == 0 else 1
+    order = program.interleaved if interleaved is None else interleaved
+    return AxisMap(axis.name, axis.extent, block // register, register, vector, order)
+
+
+def block_position(flat: Expr, steps: Sequence[int], raster: int) -> list[Expr]:
+    """Return a block's place among the block tiles of every axis, from its number in the launch.
+
+    Parameters
+    ----------
+    flat
+        Number of the block, which the hardware counts up as blocks start.
+    steps
+        Block tiles per axis, the fastest axis of the output last.
+    raster
+        Tiles of the slower of the two fastest axes (of those with several tiles) that blocks run over before the
+        fastest one advances; the last group may be smaller. Blocks that run together then share more of what they
+        load from the shared cache.
+    """
+    wide = [n for n, e in enumerate(steps) if e > 1][-2:]
+    if raster == 1 or len(wide) < 2:
+        return unravel(flat, steps)
+    slow, fast = wide
+    depth = min(raster, steps[slow])
+    groups = -(-steps[slow] // depth)
+    rest = list(steps)
+    rest[slow] = rest[fast] = 1
+    both = steps[slow] * steps[fast]
+    out = unravel(tirx.floordiv(flat, both), rest)
+    within = tirx.floormod(flat, both) if math.prod(rest) > 1 else flat
+    group = tirx.floordiv(within, depth * steps[fast]) if groups > 1 else num(0)
+    tile = tirx.floormod(within, depth * steps[fast]) if groups > 1 else within
+    # Only the last group is shorter where the depth does not divide.
+    here = tirx.min(num(depth), num(steps[slow]) - group * depth) if steps[slow] % depth else num(depth)
+    out[slow] = group * depth + tirx.floormod(tile, here)
+    out[fast] = tirx.floordiv(tile, here)
+    return out
+
+
+def whole_vectors(m: AxisMap) -> AxisMap:
+    """Return the map with vectors that divide its axis: a chunk then lies inside it or beyond, never across its end."""
+    return replace(m, vector=math.gcd(m.vector, m.extent))
+
+
+@dataclass(frozen=True)
+class Registers:
+    """One point of the register tile: chunk and offset in it, per axis.
+
+    ``edges``: axes with slack along which the chunk may hold positions that are no elements.
+    """
+
+    chunk: dict[str, Expr]
+    offset: dict[str, Expr]
+    edges: frozenset[str] = frozenset()
+
+
+def register_points(maps: Sequence[AxisMap], body: Callable[[Registers], Stmt], *, vector: str | None = None) -> Stmt:
+    """Return unrolled loops over the register tile.
+
+    ``vector`` names an axis whose chunks are *not* looped into: the body handles all their elements at once
+    (``"*"``: of every axis).
+    """
+
+    def chunk(env: dict[str, Expr]) -> Stmt:
+        inner = [(m.name, m.vector) for m in maps if m.vector > 1 and vector not in (m.name, "*")]
+        fixed = {m.name: num(0) for m in maps}
+        names = [(f"v_{n}", e) for n, e in inner]
+        chunks = {m.name: env[f"r_{m.name}"] for m in maps}
+
+        def point(at: dict[str, Expr]) -> Stmt:
+            offsets = {n: at[f"v_{n}"] for n, _ in inner}
+            return body(Registers(chunks, {**fixed, **offsets}))
+
+        return loops(names, point, unroll=True)
+
+    return loops([(f"r_{m.name}", m.chunks) for m in maps], chunk, unroll=True)
+
+
+def register_index(maps: Sequence[AxisMap], at: Registers) -> Expr:
+    """Return the flat position of a register point among ``maps`` (last axis fastest)."""
+    total: Any = num(0)
+    for m in maps:
+        total = total * m.registers + at.chunk[m.name] * m.vector + at.offset[m.name]
+    return total
+
+
+def register_count(maps: Sequence[AxisMap]) -> int:
+    """Return the elements of the register tile over ``maps``."""
+    n = 1
+    for m in maps:
+        n *= m.registers
+    return n
+
+
+def vector_loop(width: int, body: Callable[[Expr], Stmt]) -> Stmt:
+    """Return a vectorised loop over one chunk."""
+    return loop("v", width, body, vector=True)

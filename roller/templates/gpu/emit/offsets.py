@@ -1,0 +1,74 @@
+"""What 32-bit offsets reach: the index arithmetic of the kernels is 32 bits wide, and must not wrap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from roller.errors import BuildError
+from roller.expr import OFFSET_ELEMENTS, Stage, Tensor
+from roller.tile import RProgram
+
+#: Threads along an axis where the program has no tile for it; see :mod:`roller.templates.gpu.emit.plan`.
+_DEFAULT_TILE = 256
+
+
+def check_tensors(kind: str, tensors: Iterable[Tensor]) -> None:
+    """Refuse tensors that 32-bit offsets do not reach.
+
+    Parameters
+    ----------
+    kind
+        What they are, in errors: ``"tensor"``, ``"workspace"``.
+    tensors
+        To check.
+
+    Raises
+    ------
+    BuildError
+        For the first that is too large.
+    """
+    for t in tensors:
+        if t.elements >= OFFSET_ELEMENTS:
+            _refuse(f"{kind} '{t.name}'", "fewer than 2**31 elements", t.elements)
+
+
+def check_offsets(program: RProgram) -> None:
+    """Refuse a program whose tensors, axes or indices reach beyond 32 bits.
+
+    Threads beyond the end of an axis compare their position with its extent, so that extents count as padded to whole
+    block tiles: a position that wraps is negative, and within the extent. So do the indices of the anchor's loads.
+
+    Raises
+    ------
+    BuildError
+        For the first tensor, axis or load that is too large.
+    """
+    check_tensors("tensor", program.expr.tensors.values())
+    anchor = program.expr.anchor
+    for stage in program.expr.stages:
+        own, walked = _padded(stage, program), {a.name for a in stage.reduction_axes}
+        for name, extent in own.items():
+            # The end of the last block is a number in TVM's simplification; loops over a reduction have none.
+            if extent > OFFSET_ELEMENTS - (name not in walked):
+                _refuse(f"axis '{name}' of '{stage.name}', padded to whole tiles", "fewer than 2**31 elements", extent)
+        for load in anchor.loads if stage is anchor else ():
+            last = max((index.range(own)[1] for index in load.index), default=0)
+            if last >= OFFSET_ELEMENTS:
+                _refuse(f"indices of '{load.tensor}' over whole tiles", "less than 2**31", last)
+
+
+def _padded(stage: Stage, program: RProgram) -> dict[str, int]:
+    """Return a stage's extents as its blocks cover them; parts of a split reduction cover whole steps each."""
+    out = {}
+    for a in stage.axes:
+        tile = program.block_tile.get(a.name, _DEFAULT_TILE)
+        parts = 1 if stage is not program.expr.anchor or a in stage.spatial_axes else program.split_k
+        steps = -(-a.extent // tile)
+        out[a.name] = -(-steps // parts) * parts * tile
+    return out
+
+
+def _refuse(what: str, expected: str, got: int) -> None:
+    raise BuildError(
+        f"cuda: {what}: expected {expected}, got {got}. Split the operator: offsets in the kernel are 32 bits wide."
+    )

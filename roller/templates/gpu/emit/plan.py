@@ -1,0 +1,65 @@
+"""Choose the template of every stage, in the order the kernels run.
+
+One kernel is the rule: a tiled reduction with its epilogue, all stages of a row expression, one
+element-wise output. What fits none of these runs stage by stage, reduction results in workspaces.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from roller.errors import BuildError
+from roller.templates.common.template import Template
+from roller.templates.gpu.emit.context import Context
+from roller.templates.gpu.emit.nest import Stmt
+from roller.templates.gpu.rows.emit_kernels import rows_of
+from roller.templates.gpu.streaming.emit import stream_of
+from roller.templates.registry import writer_of
+from roller.tile import RProgram
+
+
+def kernels(ctx: Context, program: RProgram) -> list[Stmt]:
+    """Return the kernels of a program, in launch order.
+
+    Raises
+    ------
+    BuildError
+        Where the structure does not fit the expression.
+    """
+    expr = ctx.expr
+    anchor, traits = expr.anchor, program.traits
+    if traits.reduces == (anchor.combiner is None):
+        kind = "no reduction" if anchor.combiner is None else f"the reduction '{anchor.name}'"
+        raise BuildError(f"{expr.name}: structure '{program.structure}' does not fit an expression with {kind}.")
+    template = writer_of(program.kind, program)
+    found: list[Stmt] | None = template.emitted(ctx, program, expr.stages)
+    return _stage_by_stage(ctx, program, template) if found is None else found
+
+
+def _stage_by_stage(ctx: Context, program: RProgram, template: Template) -> list[Stmt]:
+    """One or two kernels per stage; the anchor runs by the program, the rest by default mappings.
+
+    Raises
+    ------
+    BuildError
+        Where the anchor's template places all barriers itself, and another reduction counts on TVM's.
+    """
+    expr, out = ctx.expr, list[Stmt]()
+    # A pipeline places its own barriers; another reduction counts on TVM's.
+    single = sum(s.combiner is not None for s in expr.stages) == 1
+    mine = program if single else replace(program, stages=1)
+    for s in expr.stages:
+        if s.combiner is None:
+            if s.name in expr.outputs:
+                out.append(stream_of(ctx, s, program))
+            continue
+        if s.name not in ctx.buffers:
+            ctx.workspace(s.output)
+        own = template.emitted(ctx, mine, (s,)) if s is expr.anchor else None
+        out += [rows_of(ctx, s, program if s is expr.anchor else None).write([s])] if own is None else own
+    if ctx.own_barriers and any(s.combiner is not None for s in expr.stages if s is not expr.anchor):
+        raise BuildError(
+            f"{expr.name}: expected one reduction beside a kernel that places its own barriers, got several. "
+            "Use a fragment that does not read the scratchpad by itself, or another structure."
+        )
+    return out

@@ -1,0 +1,137 @@
+"""Kernels of a reduction: one, or two where it is split over blocks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from roller.expr import COMBINERS, REDUCTION, Axis, Load, Stage, Tensor, axis_index
+from roller.expr.splitting import fresh_axis
+from roller.te.emit import combine, constant, emit_index, emit_scalar
+from roller.templates.gpu.common.stores import Results, is_alone, store_order
+from roller.templates.gpu.emit.context import Context, as_output, promote
+from roller.templates.gpu.emit.mapping import AxisMap
+from roller.templates.gpu.emit.nest import (
+    Buffer,
+    Expr,
+    Stmt,
+    buffer,
+    kernel,
+    load,
+    loop,
+    num,
+    seq,
+    store,
+    thread_axis,
+    unravel,
+    when,
+    with_buffers,
+)
+from roller.templates.gpu.rows.emit import Rows
+from roller.tile import RProgram
+from roller.tile.partials import COMBINING_THREADS, UNROLLED_PARTS, combining_lanes, parts_loaded
+
+#: Threads of a block of the second kernel with a thread per result.
+_THREADS = 256
+
+
+class SteppedKernel(Protocol):
+    """A kernel that takes its reduction in steps, and may compute one part of it."""
+
+    part: Expr
+
+    def __init__(self, ctx: Context, stage: Stage, program: RProgram) -> None: ...
+
+    def kernel(self, result: Stage, target: Buffer, prefix: tuple[Expr, ...] = ()) -> Stmt: ...  # noqa: D102
+
+
+def stepped_kernels(
+    ctx: Context, program: RProgram, stages: Sequence[Stage], template: type[SteppedKernel]
+) -> list[Stmt] | None:
+    """Return the kernels of a reduction alone, or of a whole expression; ``None`` where these are not enough for it."""
+    if len(stages) == 1:
+        return tiled_kernels(ctx, stages[0], None, program, template)
+    if not is_alone(ctx.expr):
+        return None
+    return tiled_kernels(ctx, ctx.expr.anchor, ctx.expr.epilogue, program, template)
+
+
+def tiled_kernels(
+    ctx: Context, stage: Stage, epilogue: Stage | None, program: RProgram, template: type[SteppedKernel]
+) -> list[Stmt]:
+    """Return the kernels of a tiled reduction stage and its optional element-wise epilogue.
+
+    One kernel, or two where the reduction is split over blocks: partial results go to a workspace
+    ``(split_k, *spatial extents)`` that the second kernel sums in a fixed order.
+    """
+    result = epilogue or stage
+    if program.split_k == 1:
+        return [template(ctx, stage, program).kernel(result, ctx.buffers[result.name])]
+    order = store_order(stage)
+    shape = (program.split_k, *(a.extent for a in order))
+    partial = Tensor(fresh_name(ctx, "partial"), shape, stage.acc_dtype)
+    target = ctx.workspace(partial)
+    part = Results.of_part(stage)
+    flat = Stage(part.tensor, stage.axes, part.index, stage.body, stage.combiner, stage.acc_dtype)
+    t = template(ctx, flat, program)
+    return [t.kernel(flat, target, (t.part,)), _combine_parts(ctx, stage, result, partial, order)]
+
+
+def _combine_parts(ctx: Context, stage: Stage, result: Stage, partial: Tensor, order: Sequence[Axis]) -> Stmt:
+    """Second kernel of a split reduction: adds the parts of every element in a fixed order, then the epilogue.
+
+    One thread per element, or several that each add some of many parts and then meet in a tree.
+    """
+    if partial.shape[0] > UNROLLED_PARTS:
+        shared = shared_sum(ctx, stage, partial, order)
+        return shared.write([shared.anchor, *([] if result is stage else [result])])
+    threads = _THREADS
+    total = math.prod(a.extent for a in order)
+    block, thread = thread_axis("blockIdx.x", -(-total // threads)), thread_axis("threadIdx.x", threads)
+    flat = block.var * threads + thread.var
+    env = dict(zip((a.name for a in order), unravel(flat, [a.extent for a in order]), strict=True))
+    acc = buffer("acc", (1,), stage.acc_dtype, "local")
+    source = ctx.buffers[partial.name]
+    combiner = stage.combiner or "sum"
+
+    def add(part: Expr) -> Stmt:
+        value = load(source, part, *(env[a.name] for a in order))
+        return store(acc, combine(combiner, load(acc, num(0)), value), num(0))
+
+    init = store(acc, constant(COMBINERS[combiner].neutral, stage.acc_dtype), num(0))
+    total_value = as_output(load(acc, num(0)), stage)
+    if result is stage:
+        value = total_value
+    else:
+        readers = ctx.readers({stage.name: lambda *_: promote(total_value)})
+        value = as_output(emit_scalar(result.body, env, readers), result)
+    write = store(ctx.buffers[result.name], value, *(emit_index(i, env) for i in result.store))
+    body = seq([init, loop("part", partial.shape[0], add, unroll=True), write])
+    inside = [flat < total] if total % threads else []
+    return kernel((block, thread), with_buffers([acc], when(inside, body)))
+
+
+def shared_sum(ctx: Context, s: Stage, partial: Tensor, order: Sequence[Axis]) -> Rows:
+    """Return the template of a kernel in which several threads share the parts of every result."""
+    part = Axis(fresh_axis("part", {a.name for a in s.axes}), partial.shape[0], REDUCTION)
+    load_part = Load(partial.name, (axis_index(part.name), *(axis_index(a.name) for a in order)))
+    total = replace(s, axes=(*s.spatial_axes, part), body=load_part)
+    threads = [1] * len(order)
+    if order:
+        threads[-1] = min(COMBINING_THREADS, 1 << (order[-1].extent - 1).bit_length())
+    lanes = combining_lanes(part.extent, threads[-1] if order else 1)
+    return Rows(
+        ctx, total, [AxisMap(a.name, a.extent, t, 1) for a, t in zip(order, threads, strict=True)],
+        [AxisMap(part.name, part.extent, lanes, parts_loaded(part.extent, lanes), interleaved=True)],
+    )  # fmt: skip
+
+
+def fresh_name(ctx: Context, name: str) -> str:
+    """Return a name that no tensor or buffer of a kernel has yet."""
+    known = {*ctx.expr.tensors, *ctx.buffers}
+    n = 0
+    while f"{name}{n or ''}" in known:
+        n += 1
+    return f"{name}{n or ''}"

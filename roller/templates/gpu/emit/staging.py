@@ -1,0 +1,317 @@
+"""Copies of input tiles in the scratchpad: their shape, how threads fill them and where elements lie.
+
+:mod:`roller.tile.layout` says where elements lie: a *box* of the tensor, or (implicit GEMM, strided
+loads without windows) a tile indexed by *axes*, which is the im2col tile, gathered on the fly. Elements
+outside the tensor, or beyond a padded axis, are filled with a fixed value, so that the compute loop
+needs no predicate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from roller.core.dtypes import DTYPE_BYTES
+from roller.expr import COMBINERS, Cast, Index, Load, Stage, Tensor
+from roller.te.compat import tirx
+from roller.te.emit import constant, emit_bounds, emit_index
+from roller.templates.gpu.emit.context import Context, compute_dtype, index_conditions
+from roller.templates.gpu.emit.nest import (
+    Buffer,
+    Expr,
+    Stmt,
+    buffer,
+    dtype_name,
+    guarded,
+    load,
+    loop,
+    num,
+    store,
+    unravel,
+    when,
+)
+from roller.tile.layout import TileLayout, copy_rounds, tile_layout
+from roller.tile.scratchpad import STATIC_SHARED_BYTES, whole_vectors
+from roller.tile.vectors import copy_width
+
+#: Elements one thread has on their way to the scratchpad at most: an unrolled copy holds them, and their
+#: addresses, in registers beside the accumulators.
+_IN_FLIGHT = 16
+
+
+@dataclass(frozen=True)
+class Domain:
+    """Extents of a stage's axes: real, padded to whole tiles, and of one tile (elements)."""
+
+    real: Mapping[str, int]
+    tile: Mapping[str, int]
+
+    @property
+    def padded(self) -> dict[str, int]:
+        """Extents rounded up to whole tiles."""
+        return {a: -(-n // self.tile[a]) * self.tile[a] for a, n in self.real.items()}
+
+    def beyond(self, axis: str) -> bool:
+        """Whether tiles reach past the end of an axis."""
+        return self.real[axis] % self.tile[axis] != 0
+
+
+@dataclass(frozen=True)
+class StagedTile:
+    """One load's tile in the scratchpad.
+
+    ``padding`` elements are appended to each row of ``layout``; ``fill`` is the value outside the tensor. ``target``
+    holds one or more copies of the tile (*slots*), each of ``slot_elements``, from element ``first`` on.
+    """
+
+    load: Load
+    tensor: Tensor
+    layout: TileLayout
+    padding: int
+    fill: float
+    target: Buffer
+    slot_elements: int
+    first: int = 0
+
+    @property
+    def by_axes(self) -> bool:
+        """Whether the tile is indexed by axes instead of tensor dimensions."""
+        return bool(self.layout.axes)
+
+    @property
+    def pitch(self) -> tuple[int, ...]:
+        """Elements between neighbours along every tile dimension, storage padding included."""
+        return self.layout.pitches(self.padding)
+
+    def offset(self, local: Mapping[str, Expr]) -> Expr:
+        """Return the flat position of a point given by its axis coordinates within the tile."""
+        total: Any = num(0)
+        for i, p in zip(self.layout.dims, self.pitch, strict=True):
+            total = total + emit_index(i, local) * p
+        return total
+
+    def slot(self, number: Expr) -> Expr:
+        """Return where in ``target`` a slot starts."""
+        return number * self.slot_elements + self.first
+
+    @property
+    def constant(self) -> int:
+        """Flat position of the point whose axis coordinates are all zero."""
+        return sum(i.const * p for i, p in zip(self.layout.dims, self.pitch, strict=True))
+
+    def masked(self, axis: str, domain: Domain) -> bool:
+        """Whether every element beyond the end of ``axis`` holds ``fill``."""
+        if self.by_axes:
+            return axis in self.layout.axes
+        for d, i in enumerate(self.load.index):
+            if len(i.terms) == 1 and i.axes == (axis,) and i.terms[0].coef > 0:
+                high = min([self.tensor.shape[d], *(b.high for b in self.load.guard if b.index == i)])
+                return bool(i({axis: domain.real[axis]}) >= high)
+        return False
+
+
+def fill_value(ld: Load, stage: Stage) -> float:
+    """Return what lies outside: the guard's own value, else what is neutral for the stage's body."""
+    if ld.guard:
+        return ld.outside
+    body = stage.body
+    while isinstance(body, Cast):
+        body = body.arg
+    return COMBINERS[stage.combiner].neutral if body == ld and stage.combiner is not None else 0.0
+
+
+def stage_tile(
+    ctx: Context, stage: Stage, ld: Load, domain: Domain, padding: int, name: str, slots: int = 1
+) -> StagedTile:
+    """Lay out the tile of one load, ``slots`` of it; ``padding`` elements are appended to each row."""
+    tensor = ctx.expr.tensors[ld.tensor]
+    layout = tile_layout(stage, ld, tensor, domain.tile)
+    elements = math.prod(layout.extents[:-1]) * (layout.extents[-1] + padding)
+    dtype = tensor.dtype if ctx.in_memory(ld.tensor) else compute_dtype(tensor.dtype)
+    if slots > 1:  # every slot starts where vectors may
+        elements = whole_vectors(elements, DTYPE_BYTES[dtype])
+    target = buffer(name, (slots * elements,), dtype, "shared")
+    return StagedTile(ld, tensor, layout, padding, fill_value(ld, stage), target, elements)
+
+
+def placed(tiles: Mapping[Load, StagedTile]) -> dict[Load, StagedTile]:
+    """Return the tiles in static scratchpad, or all in dynamic scratchpad where it does not hold them.
+
+    There, one lies behind the other in one buffer where their elements are alike: TVM gives buffers of their own the
+    same place where it sees no access to both, and a named address hides some.
+    """
+    if sum(int(t.target.shape[0]) * DTYPE_BYTES[dtype_name(t.target)] for t in tiles.values()) <= STATIC_SHARED_BYTES:
+        return dict(tiles)
+    kinds = {dtype_name(t.target) for t in tiles.values()}
+    if len(kinds) > 1:
+        return {
+            ld: replace(t, target=buffer(t.target.name, t.target.shape, dtype_name(t.target), "shared.dyn"))
+            for ld, t in tiles.items()
+        }
+    (kind,) = kinds
+    sizes = [whole_vectors(int(t.target.shape[0]), DTYPE_BYTES[kind]) for t in tiles.values()]
+    pool = buffer("tiles", (sum(sizes),), kind, "shared.dyn")
+    return {ld: replace(t, target=pool, first=sum(sizes[:n])) for n, (ld, t) in enumerate(tiles.items())}
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What one thread copies in one round: ``width`` elements from ``index`` of the tensor to ``offset`` of a slot.
+
+    ``number`` counts the rounds of a thread; ``conditions`` tell what lies inside the tensor.
+    """
+
+    number: Expr
+    conditions: list[Expr]
+    index: list[Expr]
+    offset: Expr
+    width: int
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """How the threads of a block share a staged tile: vectors of ``width`` elements, in rounds.
+
+    ``count`` rounds step over the leading dimensions of the tile, ``together`` rows at once; what only depends on the
+    thread is the same in all of them.
+    """
+
+    tile: StagedTile
+    width: int
+    counts: tuple[int, ...]
+    lead: int
+    threads: int
+    count: int
+
+    @classmethod
+    def of(cls, ctx: Context, t: StagedTile, domain: Domain, threads: int) -> Rounds:
+        """Return the rounds in which ``threads`` copy a tile."""
+        width = _copy_width(ctx, t, domain)
+        counts = (*t.layout.extents[:-1], t.layout.extents[-1] // width)
+        lead, count = copy_rounds(np.array([counts]), np.array([threads]))
+        return cls(t, width, counts, int(lead[0]), threads, int(count[0]))
+
+    @property
+    def rows(self) -> int:
+        """Rows, each copied by neighbouring threads."""
+        return math.prod(self.counts[: self.lead])
+
+    @property
+    def columns(self) -> int:
+        """Vectors of a row."""
+        return math.prod(self.counts[self.lead :])
+
+    @property
+    def together(self) -> int:
+        """Rows copied in one round."""
+        return self.threads // self.columns
+
+    def statement(
+        self, domain: Domain, base: Mapping[str, Expr], thread: Expr, each: Callable[[Chunk], Stmt], *, whole: bool
+    ) -> Stmt:
+        """Return ``each`` of a thread's chunks, unrolled all together (``whole``) or in groups that fit registers.
+
+        ``base`` maps every axis to the start of the current tile.
+        """
+        groups = 1 if whole else -(-self.count // max(1, _IN_FLIGHT // self.width))
+        unrolled = -(-self.count // groups)
+        used = self.together * self.columns
+        idle = [thread < used] if used < self.threads else []
+        column = tirx.floormod(thread, self.columns) if self.rows > 1 or idle else thread
+        inner = unravel(column, self.counts[self.lead :])
+
+        def one(r: Expr) -> Stmt:
+            row = r * self.together + tirx.floordiv(thread, self.columns)
+            coords = [*unravel(row, self.counts[: self.lead]), *inner]
+            coords[-1] = coords[-1] * self.width
+            offset: Any = num(0)
+            for c, p in zip(coords, self.tile.pitch, strict=True):
+                offset = offset + c * p
+            conditions, index = _source(self.tile, domain, base, coords)
+            body = each(Chunk(r, conditions, index, offset, self.width))
+            return when([*idle, *([row < self.rows] if groups * unrolled * self.together > self.rows else [])], body)
+
+        return loop("copy", groups, lambda g: loop("c", unrolled, lambda c: one(g * unrolled + c), unroll=True))
+
+
+def copy_tile(
+    ctx: Context, t: StagedTile, domain: Domain, base: Mapping[str, Expr], thread: Expr, threads: int
+) -> Stmt:
+    """Return the cooperative copy of one tile by all threads of the block.
+
+    ``base`` maps every axis to the start of the current tile.
+    """
+    rounds = Rounds.of(ctx, t, domain, threads)
+    return rounds.statement(domain, base, thread, lambda c: transfer(ctx, t, c, num(t.first)), whole=False)
+
+
+def _source(
+    t: StagedTile, domain: Domain, base: Mapping[str, Expr], coords: Sequence[Expr]
+) -> tuple[list[Expr], list[Expr]]:
+    """Conditions under which a tile element exists in the tensor, and its index there."""
+    conditions: list[Expr] = []
+    if t.by_axes:
+        env = {**base, **{a: base[a] + c for a, c in zip(t.layout.axes, coords, strict=True)}}
+        conditions = [env[a] < domain.real[a] for a in t.layout.axes if domain.beyond(a)]
+        conditions += emit_bounds(t.load.guard, env)
+        return conditions, [emit_index(i, env) for i in t.load.index]
+    index = []
+    for d, (i, local, c) in enumerate(zip(t.load.index, t.layout.dims, coords, strict=True)):
+        value = emit_index(Index(i.terms, i.const - local.const), base) + c
+        guards = [b for b in t.load.guard if b.index == i]
+        low, high = max([0, *(b.low for b in guards)]), min([t.tensor.shape[d], *(b.high for b in guards)])
+        # Rows may start before, and end behind, what is needed: where vectors do.
+        first, last = local.range(domain.tile)
+        conditions += index_conditions(i, value, domain.padded, low, high, (first, t.layout.extents[d] - 1 - last))
+        index.append(value)
+    return conditions, index
+
+
+def element(ctx: Context, t: StagedTile, chunk: Chunk) -> Expr:
+    """Return the one element of a chunk, or the fill value."""
+    dtype = dtype_name(t.target)
+    if ctx.in_memory(t.load.tensor):
+        value = load(ctx.buffers[t.load.tensor], *chunk.index)
+    else:
+        value = ctx.readers()[t.load.tensor](*chunk.index).astype(dtype)
+    return guarded(chunk.conditions, value, constant(t.fill, dtype))
+
+
+def transfer(
+    ctx: Context, t: StagedTile, chunk: Chunk, slot: Expr, target: Buffer | None = None, at: Expr | None = None
+) -> Stmt:
+    """Copy one chunk from the tensor, or the fill value, to a slot that starts at ``slot`` elements.
+
+    ``target`` and ``at`` name another place: registers that hold the chunk for a while.
+    """
+    to, offset = (t.target, slot + chunk.offset) if target is None else (target, at)
+    if chunk.width == 1:
+        return store(to, element(ctx, t, chunk), offset)
+    source, index = ctx.buffers[t.load.tensor], chunk.index
+    # The last dimension moves with the vector whichever way the tile is indexed: a chunk is one run.
+    copy = _vector(chunk, lambda v: store(to, load(source, *index[:-1], index[-1] + v), offset + v))
+    if not chunk.conditions:
+        return copy
+    return when(chunk.conditions, copy, fill_chunk(t, chunk, to, offset))
+
+
+def fill_chunk(t: StagedTile, chunk: Chunk, target: Buffer, offset: Expr) -> Stmt:
+    """Write the fill value to all elements of a chunk."""
+    return _vector(chunk, lambda v: store(target, constant(t.fill, dtype_name(t.target)), offset + v))
+
+
+def _vector(chunk: Chunk, body: Callable[[Expr], Stmt]) -> Stmt:
+    return loop("v", chunk.width, body, vector=True)
+
+
+def _copy_width(ctx: Context, t: StagedTile, domain: Domain) -> int:
+    """Return the elements of a tile that are copied at once."""
+    if not ctx.in_memory(t.load.tensor):
+        return 1
+    last = t.layout.dims[-1]
+    row = (t.layout.axes[-1], t.layout.extents[-1], 0) if t.by_axes else ("", t.layout.extents[-1], last.const)
+    return int(copy_width(t.load, t.tensor, domain.real, domain.tile, row, t.padding))

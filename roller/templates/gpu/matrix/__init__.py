@@ -1,0 +1,1 @@
+"""Products by fragments of a matrix unit that a warp computes."""

@@ -1,0 +1,142 @@
+"""Copies of operands for a matrix unit: elements copied at once, and what waits in registers on its way.
+
+Rows of a staged tile run along one axis (:mod:`roller.tile.fragments`); elements are copied together where that axis
+runs along the tensor's rows too, at places that are aligned whatever the block. Copies of four bytes and more need
+neither registers nor waiting where the device copies asynchronously; others are fetched one step ahead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from roller.expr import Load
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.templates.gpu.common.staged_copies import StagedCopy
+from roller.tile.fragments import Operand, operands
+from roller.tile.geometry import Access, Floats, Ints, product
+from roller.tile.transactions import tile_transaction_bytes
+from roller.tile.vectors import is_asynchronous
+
+#: Registers of a gathered round's address and conditions; machine code of 7x7 convolutions (sm_70, sm_80; NVRTC 12.9).
+GATHERED_REGISTERS = 0.75
+#: What a tile of outputs and the rows around it that windows reach read against the tile alone.
+_HALO = 1.5
+
+
+@dataclass(frozen=True)
+class OperandCopy:
+    """How one operand of a batch is copied."""
+
+    operand: Operand
+    access: Access
+    copy: StagedCopy
+
+    @property
+    def width(self) -> Ints:
+        """Elements of one copy, ``(N,)``."""
+        return self.copy.width
+
+    @property
+    def rounds(self) -> Ints:
+        """Copies of one thread, ``(N,)``."""
+        return self.copy.rounds
+
+    @property
+    def nbytes(self) -> Ints:
+        """Bytes of one copy, ``(N,)``."""
+        return self.width * self.access.tensor.itemsize_bytes
+
+    def is_async(self, spec: DeviceSpec) -> np.ndarray:
+        """Whether copies run beside everything else, ``(N,)``."""
+        return np.asarray(bool(spec.execution.async_copy_bytes) & is_asynchronous(self.nbytes))
+
+
+def operand_copies(batch: TileBatch) -> tuple[OperandCopy, OperandCopy]:
+    """Return how operands A and B of a ``"matrix"`` batch are copied."""
+    if "operand_copies" not in batch._memo:
+        g = batch.geometry
+        tile = dict(zip(g.names, (int(x) for x in batch.block[0]), strict=True))
+        found = operands(g.expr.anchor, g.expr.tensors, batch.matrix_axes, tile)
+        loads = {(a.tensor.name, a.index): a for a in g.loads}
+        accesses = [loads[x.load.tensor, x.load.index] for x in found]
+        copies = [
+            OperandCopy(x, a, StagedCopy.of(a, batch, x.layout.axes)) for a, x in zip(accesses, found, strict=True)
+        ]
+        batch._memo["operand_copies"] = copies[0], copies[1]
+    both: tuple[OperandCopy, OperandCopy] = batch._memo["operand_copies"]
+    return both
+
+
+def _guards(load: Load, axis: str) -> bool:
+    return any(axis in b.index.axes for b in load.guard)
+
+
+def fetched_words(batch: TileBatch, spec: DeviceSpec) -> Ints:
+    """Return the registers per thread of elements on their way through registers, ``(N,)``."""
+    total = np.zeros(len(batch), np.int64)
+    for copy in operand_copies(batch):
+        total += np.where(copy.is_async(spec), 0, copy.rounds * np.maximum(1, copy.nbytes // 4))
+    return total
+
+
+def gather_words(batch: TileBatch, spec: DeviceSpec) -> Ints:
+    """Return the registers per thread of places that the compiler keeps from step to step, ``(N,)``.
+
+    Rounds of a copy through registers differ by a constant, unless rows of the tile are gathered: then each has an
+    address and conditions of its own, which are the same in all steps where rows move along a spatial axis.
+    """
+    total = np.zeros(len(batch), np.int64)
+    for copy in operand_copies(batch):
+        across, load = copy.operand.across, copy.operand.load
+        kept = across == copy.operand.axis and (
+            _guards(load, across) or any(t.axis == across and not t.is_affine for i in load.index for t in i.terms)
+        )
+        if kept:
+            words = np.ceil(GATHERED_REGISTERS * copy.rounds).astype(np.int64)
+            total += np.where(copy.is_async(spec), 0, words)
+    return total
+
+
+def copy_guards(batch: TileBatch) -> Ints:
+    """Return the vectors a thread copies per step under conditions, because tiles overhang their axes, ``(N,)``."""
+    g, total = batch.geometry, np.zeros(len(batch), np.int64)
+    overhangs = g.extents % batch.block != 0
+    for copy in operand_copies(batch):
+        total += np.where(overhangs[:, list(copy.access.used_axes)].any(axis=1), copy.rounds, 0)
+    return total
+
+
+def cached_bytes(batch: TileBatch, spec: DeviceSpec, resident: Floats) -> dict[int, Floats]:
+    """Return the bytes through L2 of operands whose windows a unit's first cache keeps, by position in ``loads``.
+
+    Reduction axes inside that of k are stepped over one point at a time, and their steps read the same transactions
+    again: those of a tile over whole windows come once where all resident blocks' fit beside the scratchpad. Copies
+    past the registers bypass that cache. ``resident`` are blocks of one unit, ``(N,)``; infinite where nothing is kept.
+    """
+    g, f = batch.geometry, batch.fragment
+    k = g.names.index(batch.matrix_axes[2])
+    inner = [a for a in range(k + 1, len(g.names)) if not g.spatial[a] and g.extents[a] > 1]
+    if not inner or f is None or f.reads_scratchpad:
+        return {}
+    whole = batch.block.copy()
+    whole[:, inner] = g.extents[inner]
+    launches = product(g.counts(whole), range(len(g.names)))
+    kept, staged = {}, np.zeros(len(batch))
+    for copy in operand_copies(batch):
+        a = copy.access
+        tile = batch.block if a.gather else whole
+        moved = tile_transaction_bytes(a, tile, spec.layer("l2").transaction_bytes)[0] * (_HALO if a.gather else 1.0)
+        kept[g.loads.index(a)] = np.where(copy.is_async(spec), np.inf, moved)
+        staged += product(batch.block, a.used_axes) * (a.tensor.itemsize_bytes * batch.stages)
+    together = sum((np.where(np.isfinite(m), m, 0.0) for m in kept.values()), staged)
+    fits = together * np.maximum(resident, 1.0) <= spec.layer("shared").capacity_bytes
+    return {n: np.where(fits, moved * launches, np.inf) for n, moved in kept.items()}
+
+
+def are_async(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
+    """Whether both operands are copied asynchronously, ``(N,)``."""
+    one, other = operand_copies(batch)
+    return np.asarray(one.is_async(spec) & other.is_async(spec))

@@ -1,0 +1,267 @@
+"""Template of reductions on matrix units: a ring of scratchpad tiles, fragments in registers, epilogue on accumulators.
+
+Per block, for every step of the reduction: the tiles of a later step are on their way into the ring while groups of
+threads load fragments of this step's tiles and multiply them. Reduction axes other than that along k are
+stepped over one point at a time (the window of a convolution).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from roller.errors import BuildError
+from roller.expr import Stage
+from roller.te.compat import tirx
+from roller.te.emit import emit_index
+from roller.templates.gpu.common.stores import store_order
+from roller.templates.gpu.emit.access import padding_is_neutral
+from roller.templates.gpu.emit.context import Context
+from roller.templates.gpu.emit.device_functions import address, barrier, copy_commit, copy_wait
+from roller.templates.gpu.emit.mapping import AxisMap, axis_map, block_position
+from roller.templates.gpu.emit.nest import (
+    Buffer,
+    Expr,
+    Stmt,
+    buffer,
+    kernel,
+    loop,
+    num,
+    seq,
+    thread_axis,
+    unravel,
+    when,
+    with_buffers,
+)
+from roller.templates.gpu.emit.reduction import stepped_kernels
+from roller.templates.gpu.emit.staging import Domain
+from roller.templates.gpu.matrix.emit_copy import OperandCopy, swizzled
+from roller.templates.gpu.matrix.emit_store import write
+from roller.templates.gpu.matrix.emit_units import MatrixUnit, Place, matrix_unit
+from roller.tile import RProgram
+from roller.tile.fragments import Operand, operands, pool_bytes, swizzle
+from roller.tile.scratchpad import STATIC_SHARED_BYTES
+
+
+@dataclass
+class Matrix:
+    """Everything one kernel on a matrix unit needs while it is written."""
+
+    ctx: Context
+    stage: Stage
+    program: RProgram
+
+    def __post_init__(self) -> None:
+        self._prepare()
+        self._pool()
+        m, n = self.register[self.m_axis], self.register[self.n_axis]
+        self.unit: MatrixUnit = matrix_unit(self.fragment, self.operands, m, n, self.lane, self._padding())
+
+    def _prepare(self) -> None:
+        """Name axes, threads and operands, and check that the template fits."""
+        p, s = self.program, self.stage
+        assert p.fragment is not None
+        self.fragment = p.fragment
+        self.maps: tuple[AxisMap, ...] = tuple(axis_map(p, a) for a in store_order(s))
+        self.domain = Domain(s.extents, p.block_tile)
+        self.m_axis, self.n_axis, self.k_axis = p.matrix_axes
+        self.register: Mapping[str, int] = p.tile("register")
+        self._threads()
+        self.operands = operands(s, self.ctx.expr.tensors, p.matrix_axes, p.block_tile)
+        self._check()
+
+    def _threads(self) -> None:
+        """Name the threads: block, group of threads and lane, and where their tiles lie."""
+        p = self.program
+        tiles = math.prod(m.steps for m in self.maps)
+        self.block = thread_axis("blockIdx.x", p.split_k * tiles)
+        self.thread = thread_axis("threadIdx.x", p.threads_per_block)
+        self.part = tirx.floordiv(self.block.var, tiles) if p.split_k > 1 else num(0)
+        within = tirx.floormod(self.block.var, tiles) if p.split_k > 1 else self.block.var
+        blocks = block_position(within, [m.steps for m in self.maps], p.raster)
+        self.base: Mapping[str, Expr] = {m.name: b * m.tile for m, b in zip(self.maps, blocks, strict=True)}
+        groups = p.threads_per_block // self.fragment.threads
+        group = tirx.floordiv(self.thread.var, self.fragment.threads) if groups > 1 else num(0)
+        self.lane = tirx.floormod(self.thread.var, self.fragment.threads) if groups > 1 else self.thread.var
+        self.group_index = group
+        places = unravel(group, [m.threads for m in self.maps])
+        self.group: Mapping[str, Expr] = {m.name: g * m.registers for m, g in zip(self.maps, places, strict=True)}
+
+    def _check(self) -> None:
+        """Refuse what the template would compute wrongly."""
+        f, where = self.fragment, self.ctx.expr.name
+        multiples = {self.m_axis: f.m, self.n_axis: f.n, self.k_axis: f.k}
+        for a in self.stage.axes:
+            unit = multiples.get(a.name)
+            block, register = self.domain.tile[a.name], self.register[a.name]
+            if (unit is None and block != 1) or (unit is not None and (register % unit or block % unit)):
+                raise BuildError(
+                    f"{where}: axis '{a.name}': expected tiles of {unit or 1}, got {register} and {block}. "
+                    f"Tiles of '{f.name}' are multiples of {f.m}, {f.n}, {f.k} along {self.program.matrix_axes}."
+                )
+        for o, padding in zip(self.operands, self._padding(), strict=True):
+            row_bytes = o.pitch(padding) * o.tensor.itemsize_bytes
+            if not f.reads_scratchpad and row_bytes % f.row_bytes:
+                raise BuildError(
+                    f"{where}: rows of '{o.tensor.name}' in the scratchpad: expected multiples of {f.row_bytes} bytes, "
+                    f"got {row_bytes}. Pad them: '{f.name}' cannot read others."
+                )
+        fixed = {o.load: 0.0 for o in self.operands}
+        beyond = [a.name for a in self.stage.reduction_axes if self.domain.beyond(a.name)]
+        if any(not padding_is_neutral(self.stage, a, fixed, 0.0) for a in beyond) or any(
+            o.load.guard and o.load.outside != 0.0 for o in self.operands
+        ):
+            raise BuildError(f"{where}: expected operands that are zero outside. Use another structure.")
+
+    def _padding(self) -> tuple[int, int]:
+        padding = dict(self.program.storage_padding)
+        a, b = (padding.get(o.tensor.name, 0) for o in self.operands)
+        return a, b
+
+    def _pool(self) -> None:
+        """Allocate the ring: the tiles of all stages of A, then those of B."""
+        p, padding = self.program, self._padding()
+        sizes = [o.elements(x) for o, x in zip(self.operands, padding, strict=True)]
+        self.tile_elements = dict(zip(self.operands, sizes, strict=True))
+        self.tile_start = dict(zip(self.operands, (0, p.stages * sizes[0]), strict=True))
+        itemsize = self.operands[0].tensor.itemsize_bytes
+        total = pool_bytes(p, self.operands) // itemsize
+        scope = "shared.dyn" if total * itemsize > STATIC_SHARED_BYTES else "shared"
+        self.pool: Buffer = buffer("pool", (total,), f"uint{8 * itemsize}", scope)
+        threads = self.thread.var, p.threads_per_block
+        self.copies = [
+            OperandCopy(self.ctx, o, self.domain, (x, swizzled(o, self.fragment, x)), self.pool, threads)
+            for o, x in zip(self.operands, padding, strict=True)
+        ]
+
+    # ---- the reduction
+
+    def accumulate(self) -> Stmt:
+        """Clear the accumulators, then all steps of this block's share of the reduction."""
+        count, base = self._steps()
+        ring = self._single(count, base) if self.program.stages == 1 else self._ring(count, base)
+        return seq([self.unit.clear(), ring])
+
+    def _steps(self) -> tuple[Expr | int, Callable[[Expr], Mapping[str, Expr]]]:
+        """Return how many steps this block takes, and where a step's tiles start."""
+        axes = self.stage.reduction_axes
+        steps = [-(-a.extent // self.domain.tile[a.name]) for a in axes]
+        total, parts = math.prod(steps), self.program.split_k
+        share = -(-total // parts)
+        first = self.part * share if parts > 1 else num(0)
+
+        def base(step: Expr) -> Mapping[str, Expr]:
+            places = unravel(first + step if parts > 1 else step, steps)
+            return {**self.base, **{a.name: x * self.domain.tile[a.name] for a, x in zip(axes, places, strict=True)}}
+
+        if total % parts == 0:
+            return share, base
+        return tirx.max(tirx.min(num(share), num(total) - first), num(0)), base
+
+    def _single(self, count: Expr | int, base: Callable[[Expr], Mapping[str, Expr]]) -> Stmt:
+        """Take one tile at a time: copy, barrier, compute, barrier."""
+
+        def step(s: Expr) -> Stmt:
+            at = base(s)
+            waits = [copy_commit(), copy_wait(0)] if self._any_async else []
+            through = [x for c in self._through_registers for x in c.now(at, self._start(c.operand, num(0)))]
+            return seq([*self._issue(at, num(0)), *through, *waits, barrier(), self.compute(num(0)), barrier()])
+
+        return loop("step", count, step)
+
+    def _ring(self, count: Expr | int, base: Callable[[Expr], Mapping[str, Expr]]) -> Stmt:
+        """Copy ``stages - 1`` steps ahead of the arithmetic."""
+        ahead = self.program.stages - 1
+
+        def fill(s: int) -> Stmt:
+            at, slot = base(num(s)), num(s)
+            copies = [*self._issue(at, slot), *self._fetch(at), *self._put(at, slot)]
+            return seq([when(self._exists(num(s), count), seq(copies)), *self._commit()])
+
+        def step(s: Expr) -> Stmt:
+            later = s + ahead
+            at, slot = base(later), self._slot(later)
+            exists = [later < count]
+            start = [*self._issue(at, slot), *self._fetch(at)]
+            end = [when(exists, seq(self._put(at, slot)))] if self._through_registers else []
+            waits = [copy_wait(ahead - 1)] if self._any_async else []
+            return seq(
+                [*waits, barrier(), when(exists, seq(start)), *self._commit(), self.compute(self._slot(s)), *end]
+            )
+
+        return seq([*(fill(s) for s in range(ahead)), loop("step", count, step)])
+
+    def _slot(self, step: Expr) -> Expr:
+        return tirx.floormod(step, self.program.stages)
+
+    def _exists(self, step: Expr, count: Expr | int) -> list[Expr]:
+        if isinstance(count, int) and self.program.stages - 1 <= count:
+            return []
+        return [step < count]
+
+    @property
+    def _any_async(self) -> bool:
+        return any(c.asynchronous for c in self.copies)
+
+    @property
+    def _through_registers(self) -> list[OperandCopy]:
+        return [c for c in self.copies if not c.asynchronous]
+
+    def _start(self, operand: Operand, slot: Expr) -> Expr:
+        return slot * self.tile_elements[operand] + self.tile_start[operand]
+
+    def _issue(self, at: Mapping[str, Expr], slot: Expr) -> list[Stmt]:
+        return [c.issue(at, self._start(c.operand, slot)) for c in self.copies if c.asynchronous]
+
+    def _commit(self) -> list[Stmt]:
+        return [copy_commit()] if self._any_async else []
+
+    def _fetch(self, at: Mapping[str, Expr]) -> list[Stmt]:
+        return [c.fetch(at) for c in self._through_registers]
+
+    def _put(self, at: Mapping[str, Expr], slot: Expr) -> list[Stmt]:
+        return [c.put(at, self._start(c.operand, slot)) for c in self._through_registers]
+
+    def compute(self, slot: Expr) -> Stmt:
+        """Multiply the tiles of one slot: fragments of the next k step are loaded before this one's are used."""
+        steps = self.domain.tile[self.k_axis] // self.fragment.k
+        a, b = (self._place(o, slot) for o in self.operands)
+        out = [self.unit.load(a, b, 0)]
+        for k in range(steps):
+            out += [self.unit.load(a, b, k + 1)] if k + 1 < steps else []
+            out.append(self.unit.multiply(k))
+        return seq(out)
+
+    def _place(self, operand: Operand, slot: Expr) -> Place:
+        """Return where this group finds its part of the operand's tile in ``slot``."""
+        padding = self._padding()[self.operands.index(operand)]
+        moved = swizzled(operand, self.fragment, padding)
+        start, group = self._start(operand, slot), self.group[operand.axis]
+        pitch = operand.pitch(padding)
+        if not operand.transposed:  # whole multiples of eight rows do not change how chunks are permuted
+            start, group = start + group * pitch, num(0)
+
+        def at(along: int, spatial: Expr, k: Expr) -> Expr:
+            local = {**dict.fromkeys(self.stage.extents, num(0)), operand.axis: group + spatial, operand.k_axis: k}
+            local[operand.row_axis] = local[operand.row_axis] + along
+            offset: Expr = num(0)
+            for i, p in zip(operand.layout.dims, operand.layout.pitches(padding), strict=True):
+                offset = offset + emit_index(i, local) * p
+            return address(self.pool, start + moved(offset))
+
+        is_swizzled = swizzle(operand, self.fragment, padding) is not None
+        return Place(operand, at, pitch * operand.tensor.itemsize_bytes, is_swizzled)
+
+    # ---- the result
+
+    def kernel(self, result: Stage, target: Buffer, prefix: tuple[Expr, ...] = ()) -> Stmt:
+        """Return the whole kernel; ``prefix`` are leading indices of ``target`` (the part of a split reduction)."""
+        fetched = [b for c in self.copies for b in c.buffers]
+        body = seq([self.accumulate(), write(self, result, target, prefix)])
+        return kernel((self.block, self.thread), with_buffers([self.pool, *self.unit.buffers, *fetched], body))
+
+
+def kernels(ctx: Context, program: RProgram, stages: Sequence[Stage]) -> list[Stmt] | None:
+    """Return the kernels of a matrix unit; see :func:`stepped_kernels`."""
+    return stepped_kernels(ctx, program, stages, Matrix)

@@ -1,0 +1,122 @@
+"""Copies of operand tiles into a ring of the scratchpad: asynchronous, or through registers.
+
+A tile is copied in vectors of 16, 8 or 4 bytes without registers where the device copies asynchronously and addresses
+are aligned; otherwise a thread *fetches* its elements of a tile into registers, and *puts* them into the
+scratchpad later, so that the arithmetic of another tile can run between the two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+from roller.core.fragment import Fragment
+from roller.te.compat import tirx
+from roller.templates.gpu.emit.context import Context
+from roller.templates.gpu.emit.device_functions import address, copy_async, fetch, put
+from roller.templates.gpu.emit.nest import Buffer, Expr, Stmt, buffer, store
+from roller.templates.gpu.emit.staging import Chunk, Domain, Rounds, StagedTile, element
+from roller.tile.fragments import PHASE_ROWS, Operand, swizzle
+from roller.tile.vectors import is_asynchronous
+
+#: Where an element of a tile lies that would lie at an offset.
+Moved = Callable[[Expr], Expr]
+
+
+def swizzled(operand: Operand, fragment: Fragment, padding: int) -> Moved:
+    """Return where elements lie in the staged tile of an operand: see :class:`roller.tile.fragments.Swizzle`."""
+    found = swizzle(operand, fragment, padding)
+    if found is None:
+        return lambda offset: offset
+
+    def moved(offset: Expr) -> Expr:
+        key = tirx.floormod(tirx.floordiv(offset, found.period), found.keys)
+        return tirx.bitwise_xor(offset, key * found.chunk)
+
+    return moved
+
+
+class OperandCopy:
+    """How all threads of a block copy one operand's tile.
+
+    ``layout`` is the storage padding and where an element goes that would lie at an offset; ``pool`` holds the elements
+    of all tiles as plain integers of their size; ``threads`` are this thread and their number.
+    """
+
+    def __init__(
+        self, ctx: Context, operand: Operand, domain: Domain, layout: tuple[int, Moved], pool: Buffer,
+        threads: tuple[Expr, int],
+    ) -> None:  # fmt: skip
+        self.ctx, self.operand, self.domain, self.pool, self.thread = ctx, operand, domain, pool, threads[0]
+        padding, self.moved = layout
+        self.period = PHASE_ROWS * operand.layout.extents[-1]
+        dtype = operand.tensor.dtype
+        whole = buffer(f"fetched_{operand.tensor.name}", (1,), dtype, "local")
+        tile = StagedTile(operand.load, operand.tensor, operand.layout, padding, 0.0, whole, operand.elements(padding))
+        self.rounds = Rounds.of(ctx, tile, domain, threads[1])
+        self.nbytes = self.rounds.width * operand.tensor.itemsize_bytes
+        self.asynchronous = ctx.async_copies and bool(is_asynchronous(self.nbytes))
+        self.registers = buffer(whole.name, (self.rounds.count * self.rounds.width,), dtype, "local")
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """Register arrays that live from a fetch to its put."""
+        return () if self.asynchronous else (self.registers,)
+
+    def issue(self, base: Mapping[str, Expr], start: Expr) -> Stmt:
+        """Start the asynchronous copy of the tile at ``base`` to element ``start`` of the pool; commit nothing."""
+        source = self.ctx.buffers.get(self.operand.load.tensor)
+        assert source is not None  # only what is in memory has vectors
+
+        def one(c: Chunk) -> Stmt:
+            return copy_async(
+                self.nbytes, address(self.pool, start + self._place(c)), address(source, *c.index), c.conditions
+            )
+
+        return self._all(base, one)
+
+    def fetch(self, base: Mapping[str, Expr]) -> Stmt:
+        """Load this thread's elements of the tile that starts at ``base`` into registers."""
+        source = self.ctx.buffers.get(self.operand.load.tensor)
+
+        def one(c: Chunk) -> Stmt:
+            if c.width == 1:
+                return store(self.registers, element(self.ctx, self.rounds.tile, c), c.number)
+            return fetch(
+                self.nbytes, address(self.registers, c.number * c.width), address(source, *c.index), c.conditions
+            )
+
+        return self._all(base, one)
+
+    def put(self, base: Mapping[str, Expr], start: Expr) -> Stmt:
+        """Store what was fetched into the tile that begins at element ``start`` of the pool."""
+
+        def one(c: Chunk) -> Stmt:
+            return put(
+                self.nbytes,
+                address(self.pool, start + self._place(c)),
+                address(self.registers, c.number * c.width),
+            )
+
+        return self._all(base, one)
+
+    def now(self, base: Mapping[str, Expr], start: Expr) -> list[Stmt]:
+        """Return a copy without look-ahead."""
+        return [self.fetch(base), self.put(base, start)]
+
+    def _place(self, c: Chunk) -> Expr:
+        """Return where a chunk goes in the tile.
+
+        Rounds that lie whole periods of a swizzle apart differ by a constant: only those of one period, few, need an
+        address each. With more the compiler keeps one of every round in registers.
+        """
+        r = self.rounds
+        step = r.together * r.tile.pitch[0] if r.lead == 1 else 0
+        if not step:
+            return self.moved(c.offset)
+        several = self.period // math.gcd(step, self.period)  # rounds from one whole number of periods to the next
+        rounds = (c.number if several == 1 else tirx.floordiv(c.number, several) * several) * step
+        return self.moved(c.offset - rounds) + rounds
+
+    def _all(self, base: Mapping[str, Expr], one: Callable[[Chunk], Stmt]) -> Stmt:
+        return self.rounds.statement(self.domain, base, self.thread, one, whole=True)

@@ -1,0 +1,280 @@
+"""Matrix units: what a group of threads holds of a tile, how it loads fragments and multiplies them.
+
+One class per instruction family. A template clears the accumulators, has the fragments of one k step loaded and
+multiplied, and has rows of accumulators spread over a scratchpad tile, where their layout is plain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from roller.core.dtypes import DTYPE_BYTES
+from roller.core.fragment import Fragment
+from roller.errors import BuildError
+from roller.te.compat import tirx
+from roller.te.emit import constant
+from roller.templates.gpu.emit.device_functions import address, call, put
+from roller.templates.gpu.emit.nest import Buffer, Expr, Stmt, buffer, load, loop, num, seq, store
+from roller.tile.fragments import PHASE_ROWS, Operand
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a group finds its part of one operand's staged tile.
+
+    Parameters
+    ----------
+    operand
+        The operand.
+    address
+        Address of an element by what all lanes share of its position along the tile's rows, and the lane's own
+        distances from there along m (n) and along k.
+    across_bytes
+        Bytes from row to row.
+    swizzled
+        Whether chunks are permuted within rows: places along a row are then no constant distance apart.
+    """
+
+    operand: Operand
+    address: Callable[[int, Expr, Expr], Expr]
+    across_bytes: int
+    swizzled: bool
+
+    def split(self, position: int, k: int) -> tuple[int, int]:
+        """Return what an address must hold along the row, and the constant distance (bytes) from there.
+
+        ``position`` is one along m (n), a multiple of eight, ``k`` one along k.
+        """
+        along, across = (position, k) if self.operand.transposed else (k, position)
+        if self.swizzled:
+            return along, across * self.across_bytes
+        return 0, across * self.across_bytes + along * self.operand.tensor.itemsize_bytes
+
+
+#: Address of an accumulator that is spread over scratchpad, by row and column.
+Spread = Callable[[Expr, Expr], Expr]
+
+
+class MatrixUnit(Protocol):
+    """What one family of matrix instructions needs in a kernel.
+
+    ``sums`` are the accumulators and ``buffers`` all register arrays. There are two copies of the fragments, so that
+    those of the next k step can be loaded before this one's are multiplied.
+    """
+
+    sums: Buffer
+    buffers: tuple[Buffer, ...]
+
+    def clear(self) -> Stmt:
+        """Set the accumulators to zero."""
+
+    def load(self, a: Place, b: Place, k: int) -> Stmt:
+        """Load all fragments of the ``k``-th k step of a tile, the steps in order."""
+
+    def multiply(self, k: int) -> Stmt:
+        """Multiply the fragments of the ``k``-th step into the accumulators."""
+
+    def spread(self, i: Expr, place: Spread, pitch: int) -> Stmt:
+        """Store accumulators of the ``i``-th row of fragments at ``place(row, column)``, ``pitch`` apart."""
+
+
+class Mma:
+    """``mma.sync`` and ``ldmatrix``: fragments of 16 x 8 with a layout that is known per lane.
+
+    Element ``e`` of an accumulator lies at row ``lane / 4 + 8 (e / 2)``, column ``2 (lane % 4) + e % 2``.
+    """
+
+    def __init__(self, fragment: Fragment, a: Operand, b: Operand, m: int, n: int, lane: Expr) -> None:
+        self.fragment, self.a, self.b, self.lane = fragment, a, b, lane
+        self.rows, self.columns = m // fragment.m, n // fragment.n
+        self.sums = buffer("sums", (self.rows * self.columns * 4,), fragment.accumulator, "local")
+        self.a_registers = buffer("a_fragments", (2 * self.rows * 4,), "uint32", "local")
+        self.b_registers = buffer("b_fragments", (2 * self.columns * 2,), "uint32", "local")
+        self.a_bases = buffer("a_bases", (self.rows,), "uint32", "local")
+        self.b_bases = buffer("b_bases", (-(-self.columns // 2),), "uint32", "local")
+        self.buffers = (self.sums, self.a_registers, self.b_registers, self.a_bases, self.b_bases)
+        self.name = "roller_" + fragment.name.replace(".", "_")
+
+    def clear(self) -> Stmt:
+        """Set the accumulators to zero."""
+        return _clear(self.sums)
+
+    def load(self, a: Place, b: Place, k: int) -> Stmt:
+        """Load all fragments of one k step; see :class:`MatrixUnit`."""
+        # A lane addresses one row of matrix lane / 8: bit 0 and bit 1 of that number.
+        second = tirx.floormod(tirx.floordiv(self.lane, PHASE_ROWS), 2)
+        third = tirx.floordiv(self.lane, 2 * PHASE_ROWS)
+        # Matrices of A: m halves first, then k halves; of B: k halves first, then the next fragment along n.
+        pairs = -(-self.columns // 2)
+        parity, f = k % 2, self.fragment
+        a_reads = [(f.m * i, 4, (parity * self.rows + i) * 4) for i in range(self.rows)]
+        b_reads = [
+            (f.n * 2 * j, 2 * min(2, self.columns - 2 * j), (parity * self.columns + 2 * j) * 2) for j in range(pairs)
+        ]
+        return seq(
+            [
+                *self._load(a, k, (second, third), a_reads, (self.a_bases, self.a_registers)),
+                *self._load(b, k, (third, second), b_reads, (self.b_bases, self.b_registers)),
+            ]
+        )
+
+    def _load(
+        self, place: Place, k: int, halves: tuple[Expr, Expr], reads: list[tuple[int, int, int]],
+        buffers: tuple[Buffer, Buffer],
+    ) -> list[Stmt]:  # fmt: skip
+        """Load one operand: ``reads`` are positions along m (n), matrices, and the first of the registers.
+
+        Addresses that no constant leads to are computed once per tile, or per k step where that moves along rows.
+        """
+        spatial, inner = halves[0] * PHASE_ROWS, halves[1] * place.operand.chunk
+        row = tirx.floormod(self.lane, PHASE_ROWS)
+        if place.operand.transposed:
+            inner = inner + row
+        else:
+            spatial = spatial + row
+        bases, registers = buffers
+        suffix = "_trans" if place.operand.transposed else ""
+        found: list[Stmt] = []
+        known: list[int] = []
+        for position, matrices, register in reads:
+            along, nbytes = place.split(position, k * self.fragment.k)
+            if along not in known:
+                known.append(along)
+                if k == 0 or (place.swizzled and not place.operand.transposed):
+                    found.append(_hold(bases, len(known) - 1, place.address(along, spatial, inner)))
+            base = _held(bases, known.index(along), nbytes)
+            found.append(call(f"roller_ldmatrix_x{matrices}{suffix}", address(registers, num(register)), base))
+        return found
+
+    def multiply(self, k: int) -> Stmt:
+        """Multiply the fragments of one k step into the accumulators."""
+        parity = k % 2
+
+        def one(i: Expr, j: Expr) -> Stmt:
+            return call(
+                self.name,
+                address(self.sums, (i * self.columns + j) * 4),
+                address(self.a_registers, (parity * self.rows + i) * 4),
+                address(self.b_registers, (parity * self.columns + j) * 2),
+            )
+
+        return _each(self.rows, self.columns, one)
+
+    def spread(self, i: Expr, place: Spread, pitch: int) -> Stmt:
+        """Store one row of fragments, two neighbours at once; see :class:`MatrixUnit`."""
+        nbytes = 2 * DTYPE_BYTES[self.fragment.accumulator]
+
+        def one(j: Expr, half: Expr) -> Stmt:
+            row = tirx.floordiv(self.lane, 4) + half * PHASE_ROWS
+            column = j * self.fragment.n + tirx.floormod(self.lane, 4) * 2
+            return put(nbytes, place(row, column), address(self.sums, (i * self.columns + j) * 4 + half * 2))
+
+        return _each(self.columns, 2, one)
+
+
+class Wmma:
+    """``wmma``: fragments of 16 x 16 of which a lane holds it is not said which elements."""
+
+    #: Registers of 32 bits that hold an operand's fragment, and elements a lane holds of an accumulator.
+    _OPERAND = 8
+    _SUMS = 8
+
+    def __init__(self, fragment: Fragment, a: Operand, b: Operand, m: int, n: int, pitches: tuple[int, int]) -> None:
+        self.fragment, self.pitches = fragment, pitches
+        self.rows, self.columns = m // fragment.m, n // fragment.n
+        self.sums = buffer("sums", (self.rows * self.columns * self._SUMS,), fragment.accumulator, "local")
+        self.a_registers = buffer("a_fragments", (2 * self.rows * self._OPERAND,), "uint32", "local")
+        self.b_registers = buffer("b_fragments", (2 * self.columns * self._OPERAND,), "uint32", "local")
+        self.bases = buffer("bases", (2,), "uint32", "local")
+        self.buffers = (self.sums, self.a_registers, self.b_registers, self.bases)
+        # A is m x k and B is k x n: rows of the scratchpad tile along k are rows of A, columns of B.
+        self.layouts = ("col" if a.transposed else "row", "row" if b.transposed else "col")
+        self.kind = {"float32": "f32", "float16": "f16"}[fragment.accumulator]
+
+    def clear(self) -> Stmt:
+        """Set the accumulators to zero."""
+        return _clear(self.sums)
+
+    def load(self, a: Place, b: Place, k: int) -> Stmt:
+        """Load all fragments of one k step; see :class:`MatrixUnit`."""
+        f = self.fragment
+        a_name, b_name = (f"roller_wmma_load_{o}_{x}" for o, x in zip("ab", self.layouts, strict=True))
+        return seq(
+            [
+                *self._load(a, k, 0, a_name, (self.a_registers, self.rows, f.m)),
+                *self._load(b, k, 1, b_name, (self.b_registers, self.columns, f.n)),
+            ]
+        )
+
+    def _load(self, place: Place, k: int, which: int, name: str, fragments: tuple[Buffer, int, int]) -> list[Stmt]:
+        """Load one operand's fragments: how many, and how far apart they lie along m (n)."""
+        registers, count, extent = fragments
+        found = [_hold(self.bases, which, place.address(0, num(0), num(0)))] if k == 0 else []
+        for i in range(count):
+            _, nbytes = place.split(i * extent, k * self.fragment.k)
+            target = address(registers, num((k % 2 * count + i) * self._OPERAND))
+            found.append(call(name, target, _held(self.bases, which, nbytes), num(self.pitches[which])))
+        return found
+
+    def multiply(self, k: int) -> Stmt:
+        """Multiply the fragments of one k step into the accumulators."""
+        parity = k % 2
+        name = f"roller_wmma_mma_{'_'.join(self.layouts)}_{self.kind}"
+
+        def one(i: Expr, j: Expr) -> Stmt:
+            return call(
+                name,
+                address(self.sums, (i * self.columns + j) * self._SUMS),
+                address(self.a_registers, (parity * self.rows + i) * self._OPERAND),
+                address(self.b_registers, (parity * self.columns + j) * self._OPERAND),
+            )
+
+        return _each(self.rows, self.columns, one)
+
+    def spread(self, i: Expr, place: Spread, pitch: int) -> Stmt:
+        """Store one row of fragments; see :class:`MatrixUnit`."""
+
+        def one(j: Expr) -> Stmt:
+            sums = address(self.sums, (i * self.columns + j) * self._SUMS)
+            return call(f"roller_wmma_store_{self.kind}", place(num(0), j * self.fragment.n), sums, num(pitch))
+
+        return loop("j", self.columns, one, unroll=True)
+
+
+def _clear(sums: Buffer) -> Stmt:
+    return loop("r", int(sums.shape[0]), lambda r: store(sums, constant(0, str(sums.dtype)), r), unroll=True)
+
+
+def _each(rows: int, columns: int, one: Callable[[Expr, Expr], Stmt]) -> Stmt:
+    return loop("i", rows, lambda i: loop("j", columns, lambda j: one(i, j), unroll=True), unroll=True)
+
+
+def _hold(bases: Buffer, n: int, place: Expr) -> Stmt:
+    """Keep a scratchpad address in a register of its own, which others are a constant away from."""
+    return store(bases, tirx.call_extern("uint32", "roller_held", place), num(n))
+
+
+def _held(bases: Buffer, n: int, nbytes: int) -> Expr:
+    return load(bases, num(n)) + tirx.const(nbytes, "uint32")
+
+
+def matrix_unit(
+    fragment: Fragment, operands: tuple[Operand, Operand], m: int, n: int, lane: Expr, padding: tuple[int, int]
+) -> MatrixUnit:
+    """Return the unit of a fragment's family for a group tile of ``m`` by ``n``.
+
+    ``padding`` is the storage padding of A and of B (elements).
+
+    Raises
+    ------
+    BuildError
+        Where there are no device functions for the family.
+    """
+    if fragment.family == "mma":
+        return Mma(fragment, *operands, m, n, lane)
+    if fragment.family == "wmma":
+        a, b = (o.pitch(p) for o, p in zip(operands, padding, strict=True))
+        return Wmma(fragment, *operands, m, n, (a, b))
+    raise BuildError(f"{fragment.name}: expected a family of ['mma', 'wmma']. Use another fragment.")

@@ -1,0 +1,186 @@
+"""Cycles of a block whose arithmetic a matrix unit does: its instructions, operand reads, latencies of a step.
+
+A group of threads multiplies its tile fragment by fragment: per step of the fragment's k it reads both operands' rows
+from scratchpad once and issues one instruction per output fragment. The matrix unit works beside all other pipes; what
+it must wait for is the scratchpad's bandwidth (operand reads, and copies being written), issue slots, and once per
+reduction step the barrier and the latency of the first operand. Instructions of warp groups read scratchpad by
+themselves, both operands for every product, and with enough stages start before those of the last step are done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roller.errors import SpecError
+from roller.expr import instruction_mix
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.perf.phases import alternating
+from roller.templates.gpu.common.compute import PLACE_INSTRUCTIONS, STORE_INSTRUCTIONS, Work
+from roller.templates.gpu.common.laid_out import LaidOut
+from roller.templates.gpu.common.price import Parts, Phases, step_chain_s
+from roller.templates.gpu.common.stores import Results
+from roller.templates.gpu.matrix.copies import copy_guards
+from roller.templates.gpu.matrix.stores import MatrixStore
+from roller.tile.geometry import Floats, Ints
+
+#: Bytes that a lane reads from scratchpad with one instruction (``ldmatrix.x4``, ``ds_read_b128``).
+READ_BYTES = 16.0
+#: Instructions of the loop over fragments, per step of the fragment's k: addresses that no offset folds.
+LOOP_INSTRUCTIONS = 4.0
+#: Instructions of a reduction step of warp groups beside copies and products: fences, barrier, the place in the ring.
+GROUP_STEP_INSTRUCTIONS = 32.0
+#: Instructions of a thread per reduction step beside copies and products (places in the ring, pointers), and per vector
+#: copied under conditions beyond the copy itself; machine code of products and convolutions (sm_80, NVRTC 12.9).
+STEP_INSTRUCTIONS, GUARDED_INSTRUCTIONS = 26.0, 2.5
+#: Barriers of a reduction step: tiles are written after all have read the last ones, and read after all have written;
+#: a ring of stages needs only one.
+BARRIERS, RING_BARRIERS = 2, 1
+#: Instructions per result that lanes of a warp group exchange.
+EXCHANGE_INSTRUCTIONS = 3.0
+#: Instructions per result that is spread over scratchpad, and per vector read back from there.
+SPREAD_INSTRUCTIONS, READ_INSTRUCTIONS = 0.5, 2.0
+
+
+def matrix_rate(batch: TileBatch, spec: DeviceSpec) -> float:
+    """Return products and sums per cycle and unit of the batch's fragment.
+
+    Raises
+    ------
+    SpecError
+        Where the specification names the fragment but gives no rate for it.
+    """
+    f = batch.fragment
+    assert f is not None
+    rate = spec.compute.ops_per_cycle_per_unit.get(f"{f.rate}.{f.operand}")
+    if rate is None:
+        path = f"compute.ops_per_cycle_per_unit.{f.rate}.{f.operand}"
+        raise SpecError(f"{spec.name}: {path}: expected the rate of fragment '{f.name}', got none. Add it.")
+    return rate
+
+
+def matrix_work(batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats], laid: LaidOut | None) -> Work:
+    """Return the work of every block of ``"matrix"`` programs; as for threads in ``common/compute.py``."""
+    f, g, ex = batch.fragment, batch.geometry, spec.execution
+    assert f is not None
+    per_unit, lanes, schedulers = spec.compute.ops_per_cycle_per_unit, spec.teu.lanes, spec.teu.schedulers_per_unit
+    names = [batch.geometry.names.index(a) for a in batch.matrix_axes]
+    tile = batch.register[:, names].astype(np.float64)
+    together = f.threads // lanes  # TEUs that execute one instruction
+    teus = batch.threads_per_block / lanes
+    groups = batch.step_points / f.k
+    products = tile[:, 0] * tile[:, 1] * f.k
+    instructions = tile[:, 0] / f.m * (tile[:, 1] / f.n) * float(f.instructions)
+    read = written = loads = np.zeros(len(batch))
+    conflicts = laid.conflicts if laid else {}
+    for a in g.loads:
+        mine = batch.register_elements(a) * float(a.tensor.itemsize_bytes) * f.operand_copies
+        if f.reads_scratchpad:  # every product reads both operands anew
+            mine = mine * (tile[:, 1] / f.n if a.uses[names[0]] else tile[:, 0] / f.m)
+        else:
+            loads = loads + np.ceil(mine / (READ_BYTES * lanes))
+        read = read + mine * conflicts.get(a.tensor.name, 1.0)
+        written = written + batch.block_elements(a) * float(a.tensor.itemsize_bytes)
+    wavefront = (spec.layer("shared").banks or lanes) * (spec.layer("shared").bank_width_bytes or 4)
+    slot = lanes * schedulers / per_unit["issue"]
+    barriers = RING_BARRIERS if batch.pipelined else BARRIERS
+    # Products that still run as the next step starts hide its barrier and its first reads.
+    latency = barriers * ex.barrier_s + (spec.layer("shared").latency_s or 0.0)
+    around = GROUP_STEP_INSTRUCTIONS / groups if f.reads_scratchpad else LOOP_INSTRUCTIONS
+    step = 0.0 if f.reads_scratchpad else STEP_INSTRUCTIONS
+    moved = copies[0] / np.maximum(1, batch.threads_per_block) + GUARDED_INSTRUCTIONS * copy_guards(batch)
+    return Work(
+        teus=teus,
+        fma=products / together * schedulers / matrix_rate(batch, spec),
+        overhead=np.zeros(len(batch)),
+        issue=(instructions + loads + around) * slot,
+        scratchpad=(read / together + written / groups / teus) / wavefront * lanes / per_unit["load_store"],
+        copies=(moved + step) * slot,
+        multiplies=np.zeros(len(batch)),
+        finish=np.asarray(_finish_instructions(batch) * slot),
+        groups=groups,
+        steps=batch.steps.astype(np.float64),
+        chain=latency * (np.asarray(batch.running_steps) == 0) * spec.clock_hz / groups,
+        combine=np.zeros(len(batch)),
+        side_by_side=True,
+    )
+
+
+def _finish_instructions(batch: TileBatch) -> Floats:
+    """Return instructions of one thread outside the reduction: its place; epilogue, conversion, store of results."""
+    f, g = batch.fragment, batch.geometry
+    assert f is not None
+    epilogue = float(sum(sum(instruction_mix(x.body, None).values()) for x in g.expr.stages if x is not g.expr.anchor))
+    results = batch.register_outputs / f.threads
+    each = np.zeros(len(batch))
+    for split, columns, mine in _alike(batch):
+        way = matrix_store(batch, split=split, columns=columns)
+        moved = EXCHANGE_INSTRUCTIONS * way.exchanged
+        if not (way.direct or way.exchanged):
+            moved = SPREAD_INSTRUCTIONS + READ_INSTRUCTIONS / way.width
+        each[mine] = 1.0 + STORE_INSTRUCTIONS / way.width + moved + epilogue
+    return np.asarray(PLACE_INSTRUCTIONS + results * each)
+
+
+def _alike(batch: TileBatch) -> Iterator[tuple[bool, int, NDArray[np.bool_]]]:
+    """Yield the programs whose results are stored alike: whether parts, columns of a group, and which they are."""
+    columns = batch.register[:, batch.geometry.names.index(batch.matrix_axes[1])]
+    for split in (False, True):
+        for n in sorted(set(columns[(batch.split_k > 1) == split].tolist())):
+            yield split, n, ((batch.split_k > 1) == split) & (columns == n)
+
+
+def matrix_store(batch: TileBatch, *, split: bool, columns: int) -> MatrixStore:
+    """Return how programs store their results, or parts of them, that have ``columns`` along the n axis in a group."""
+    g, axis = batch.geometry, batch.matrix_axes[1]
+    results, extent = Results.of_program(g.expr, split=split), int(g.extents[g.names.index(axis)])
+    assert batch.fragment is not None
+    return MatrixStore.of(batch.fragment, results, axis, extent, columns)
+
+
+def _alone(work: Work, batch: TileBatch, schedulers: int, parts: Parts) -> Floats:
+    """Return the cycles of the work of one block that has its unit to itself.
+
+    Products that still run as the next step starts leave its copies to the threads; only the results wait for them.
+    """
+    arithmetic, copying = work.arithmetic(1.0, schedulers), work.copying(1.0, schedulers)
+    stored = np.maximum(arithmetic + work.storing(1.0, schedulers), copying)
+    parts["beside"] = beside = np.asarray(batch.running_steps) > 0
+    return np.where(beside, stored, arithmetic + copying)
+
+
+def _chain_s(batch: TileBatch, spec: DeviceSpec, alone: Floats, parts: Parts) -> Floats:
+    """Return the seconds of one block that has its unit to itself; its barriers are among its arithmetic."""
+    return step_chain_s(batch, spec, alone, parts, barriers=0)
+
+
+def _overlap(
+    memory: Floats, pipes: tuple[Floats, ...], customers: Floats | Ints, batch: TileBatch, parts: Parts
+) -> tuple[Floats | Ints, Floats]:
+    """Return the customers, every stage of a block one of them, and the time in which they go through their phases."""
+    del parts
+    customers = customers * np.minimum(batch.steps_ahead + 1, batch.steps)
+    return customers, alternating((memory, *pipes), customers)
+
+
+def _fill_s(batch: TileBatch, spec: DeviceSpec, per_unit: Ints) -> Floats:
+    """Return the seconds in which a matrix unit waits for a block's first tile, others of the unit computing."""
+    del batch
+    customers = np.minimum(per_unit, spec.execution.overlap_blocks or float("inf"))
+    return np.asarray((spec.layer("global").latency_s or 0.0) / np.maximum(customers, 1))
+
+
+def _stores_s(batch: TileBatch, per_unit: Ints, stored_s: Floats) -> Floats:
+    """Return the seconds in which a wave of blocks stores its results and no block computes.
+
+    Blocks of a wave start together and have as many steps each, so they store together too. Only products that run
+    beside their threads go on meanwhile: those of another block of the unit.
+    """
+    assert batch.fragment is not None
+    return np.where(per_unit > 1, 0.0, stored_s) if batch.fragment.reads_scratchpad else stored_s
+
+
+PHASES = Phases(matrix_work, _alone, _chain_s, _overlap, _fill_s, stores=_stores_s)

@@ -1,0 +1,39 @@
+"""How a matrix kernel stores its results: decided here for the price and the kernels."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from roller.core.dtypes import DTYPE_BYTES
+from roller.core.fragment import Fragment
+from roller.templates.gpu.common.stores import Results
+from roller.tile.access import VECTOR_BYTES
+
+#: Neighbouring results a lane holds along n, and bytes of them from which on it stores them directly: four lanes then
+#: fill a sector.
+PAIR, DIRECT_BYTES = 2, 8
+#: Lanes of a row of a warp group that exchange pairs, and neighbouring results that each of them holds then.
+QUAD, COLUMNS = 4, 8
+
+
+@dataclass(frozen=True)
+class MatrixStore:
+    """Results stored ``width`` at once: ``direct`` from accumulators, ``exchanged`` among lanes, else by scratchpad."""
+
+    width: int
+    direct: bool = False
+    exchanged: bool = False
+
+    @classmethod
+    def of(cls, fragment: Fragment, results: Results, axis: str, extent: int, columns: int) -> MatrixStore:
+        """Return how the results of a group of threads with ``columns`` along the n axis are stored."""
+        size = DTYPE_BYTES[results.tensor.dtype]
+        is_wide = PAIR * size >= DIRECT_BYTES
+        if fragment.reads_scratchpad:
+            most = results.widest(axis, extent, COLUMNS)
+            exchanged = most == COLUMNS and not is_wide and fragment.n % (QUAD * COLUMNS) == 0
+            return cls(COLUMNS if exchanged else min(most, PAIR), not exchanged, exchanged)
+        if fragment.knows_lanes and is_wide and results.widest(axis, extent, PAIR) == PAIR:
+            return cls(PAIR, direct=True)
+        return cls(min(results.widest(axis, extent, VECTOR_BYTES // size), math.gcd(columns, VECTOR_BYTES)))

@@ -1,0 +1,147 @@
+"""The templates of GPUs, in the order in which their programs are constructed, and what asks them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from roller.expr import TensorExpr
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.templates.common.forms import canonical_forms, matrix_forms
+from roller.templates.common.options import ConstructOptions
+from roller.templates.common.policy import POLICIES, LibraryPolicy
+from roller.templates.common.template import Template, template_of
+from roller.templates.gpu.common.laid_out import LaidOut
+from roller.templates.gpu.common.limits import whole_teus
+from roller.templates.gpu.common.price import Parts, Terms
+from roller.templates.gpu.library import library_options, product_tiles, restricted
+from roller.templates.gpu.matrix.copies import OperandCopy, operand_copies
+from roller.templates.gpu.matrix.neighbours import neighbours as rings
+from roller.templates.gpu.matrix.pool import matrix_pools
+from roller.templates.gpu.matrix.price import PHASES as MATRIX
+from roller.templates.gpu.rows.pool import row_pools
+from roller.templates.gpu.rows.price import PHASES as ROWS
+from roller.templates.gpu.streaming.pool import stream_pools
+from roller.templates.gpu.streaming.price import PHASES as STREAMING
+from roller.templates.gpu.tiled.neighbours import neighbours
+from roller.templates.gpu.tiled.pool import plain
+from roller.templates.gpu.tiled.price import PHASES as TILED
+from roller.templates.gpu.tiled.variants import variants
+from roller.templates.gpu.window.pool import window_limits, window_pools
+from roller.templates.gpu.window.price import PHASES as WINDOW
+from roller.templates.gpu.window.strips import walk
+from roller.templates.gpu.winograd import price as winograd
+from roller.templates.gpu.winograd.pool import winograd_gpu_pool
+from roller.tile.geometry import Floats, Geometry
+from roller.tile.program import RProgram
+
+_HERE = "roller.templates.gpu"
+
+
+def _copies(batch: TileBatch, spec: DeviceSpec) -> tuple[OperandCopy, OperandCopy]:
+    del spec
+    return operand_copies(batch)
+
+
+def _winograd(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
+    forms = map(Geometry.of, canonical_forms(expr, options))
+    return [b for geometry in forms for b in winograd_gpu_pool(geometry, spec, options)]
+
+
+def _matrix(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
+    """Return the programs for matrix units, warp groups among them: one search finds both."""
+    forms = [Geometry.of(form) for form in matrix_forms(expr, spec, options)]
+    return matrix_pools(forms, spec, options) if forms else []
+
+
+#: In the order of their programs.
+TEMPLATES = (
+    Template(
+        "window", lambda p: p.traits.slides_windows, WINDOW.price, f"{_HERE}.window.emit:kernels", window_pools,
+        decide=lambda batch, spec: walk(batch), bound=WINDOW.bound, arithmetic=WINDOW.arithmetic, limits=window_limits,
+    ),
+    Template(
+        "tiled", lambda p: p.traits.reuses and p.fragment is None, TILED.price, f"{_HERE}.tiled.emit:kernels", plain,
+        vary=variants, neighbours=neighbours, bound=TILED.bound, arithmetic=TILED.arithmetic, limits=whole_teus,
+    ),
+    Template(
+        "rows", lambda p: p.traits.spreads_reductions, ROWS.price, f"{_HERE}.rows.emit_kernels:kernels", row_pools,
+        bound=ROWS.bound, arithmetic=ROWS.arithmetic, limits=whole_teus,
+    ),
+    Template(
+        "streaming", lambda p: not p.traits.reduces, STREAMING.price, f"{_HERE}.streaming.emit:kernels", stream_pools,
+        bound=STREAMING.bound, arithmetic=STREAMING.arithmetic, limits=whole_teus,
+    ),
+    Template(
+        "winograd", lambda p: p.traits.output_side > 0, winograd.price, f"{_HERE}.winograd.emit:kernels",
+        whole=_winograd, bound=TILED.bound, arithmetic=TILED.arithmetic, limits=whole_teus,
+    ),
+    Template(
+        "warp_group", lambda p: p.fragment is not None and p.fragment.reads_scratchpad, MATRIX.price,
+        f"{_HERE}.warp_group.emit:kernels", bound=MATRIX.bound, arithmetic=MATRIX.arithmetic, decide=_copies,
+        neighbours=rings, limits=whole_teus,
+    ),
+    Template(
+        "matrix", lambda p: p.fragment is not None, MATRIX.price, f"{_HERE}.matrix.emit:kernels",
+        whole=_matrix, bound=MATRIX.bound, arithmetic=MATRIX.arithmetic, decide=_copies,
+        neighbours=rings, limits=whole_teus,
+    ),
+)  # fmt: skip
+
+
+def pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
+    """Return the batches of the templates that look at one form at a time, before they are varied."""
+    return [b for t in TEMPLATES if t.pool for b in t.pool(geometry, spec, options)]
+
+
+def programs_of(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> Iterator[TileBatch]:
+    """Yield the batches of every template, in their order; those that look at all forms at once come last."""
+    policy = POLICIES[options.policy]
+    if policy is None:
+        yield from _constructed(expr, spec, options)
+    else:
+        yield from _like_libraries(expr, spec, library_options(options), policy)
+
+
+def _like_libraries(
+    expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions, policy: LibraryPolicy
+) -> list[TileBatch]:
+    """Return the programs of the policy's kernels: a matrix unit's where it takes the dtypes, else those of threads."""
+    found = _matrix(expr, spec, options)
+    found = found or [b for f in canonical_forms(expr, options) for b in product_tiles(Geometry.of(f), spec, policy)]
+    return found or restricted(_constructed(expr, spec, options), spec, policy)
+
+
+def _constructed(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> Iterator[TileBatch]:
+    for geometry in map(Geometry.of, canonical_forms(expr, options)):
+        found = [(t, b) for t in TEMPLATES if t.pool for b in t.pool(geometry, spec, options)]
+        yield from (b for _, b in found)
+        yield from (v for t, b in found if t.vary for v in t.vary(b, spec, options))
+    for template in TEMPLATES:
+        yield from template.whole(expr, spec, options) if template.whole else ()
+
+
+def price(batch: TileBatch, spec: DeviceSpec, laid: LaidOut | None = None, told: list[Parts] | None = None) -> Terms:
+    """Price a batch as its template does; see :func:`roller.templates.gpu.common.price.price`."""
+    return template_of(TEMPLATES, batch).price(batch, spec, laid, told)
+
+
+def price_programs(
+    batch: TileBatch, programs: Sequence[RProgram], spec: DeviceSpec, told: list[Parts] | None = None
+) -> Terms:
+    """Price the programs of a batch as they are laid out."""
+    return price(batch, spec, LaidOut.of(batch, programs, spec), told)
+
+
+def lower_bound_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
+    """Return a time no program of the batch can beat, ``(N,)``: zero where its template knows none."""
+    bound = template_of(TEMPLATES, batch).bound
+    return np.zeros(len(batch)) if bound is None else bound(batch, spec)
+
+
+def arithmetic_bound_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
+    """Return the time of the arithmetic of every program alone, copies and memory free, ``(N,)``."""
+    arithmetic = template_of(TEMPLATES, batch).arithmetic
+    return np.zeros(len(batch)) if arithmetic is None else arithmetic(batch, spec)

@@ -1,0 +1,12 @@
+"""How construction comes to programs, in words, for whoever explains one."""
+
+from __future__ import annotations
+
+#: What construction does where it grows nothing, by structure.
+ENUMERATED = {
+    "rows": "Threads along a row, threads along rows, and what each holds are enumerated; the model's price chooses "
+    "among all that fit.",
+    "streaming": "Without reuse there is nothing to grow for: threads and vectors per thread are enumerated; the "
+    "model's price chooses.",
+    "window": "Strips of outputs and blocks of them are enumerated; the model's price chooses.",
+}

@@ -1,0 +1,399 @@
+"""Template of row expressions: reductions without reuse, alone or several in a row (softmax, norms, arg-reductions).
+
+A block owns a tile of rows (the anchor's spatial axes). Threads along spatial axes own rows; threads along reduction
+axes (lanes) share them. Every stage runs over the same rows, so per-row results stay in registers, and where a
+thread's register tile holds all its columns of a row, so do the inputs that several stages read
+(:func:`roller.tile.rows.kept_loads`): they come from memory once. Otherwise every stage reads them again, step by step.
+A step loads all its vectors before it uses the first. What depends on no column is computed once per row, and where
+the row is kept, an exponential that a reduction and a later stage need is computed once per element
+(:mod:`roller.tile.row_values`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from roller.expr import COMBINERS, Load, Scalar, Stage, walk
+from roller.expr.scalar import loads
+from roller.te.compat import tirx
+from roller.te.emit import combine, constant, emit_index, emit_scalar
+from roller.templates.gpu.common.stores import Results
+from roller.templates.gpu.emit.context import Context, Reader, as_output, compute_dtype, named_loads
+from roller.templates.gpu.emit.fragments import (
+    RegisterTile,
+    access_width,
+    aligned,
+    element_reader,
+    fragments,
+    neighbour,
+    vector_store,
+)
+from roller.templates.gpu.emit.mapping import (
+    AxisMap,
+    Registers,
+    register_count,
+    register_index,
+    register_points,
+    whole_vectors,
+)
+from roller.templates.gpu.emit.nest import (
+    Buffer,
+    Expr,
+    Stmt,
+    buffer,
+    kernel,
+    load,
+    loop,
+    num,
+    seq,
+    store,
+    thread_axis,
+    unravel,
+    when,
+    with_buffers,
+)
+from roller.templates.gpu.rows.emit_held import HeldRows
+from roller.templates.gpu.rows.emit_lanes import Lanes
+from roller.templates.gpu.rows.emit_loops import Part, Tile, points, sweep
+from roller.templates.gpu.rows.emit_registers import ValueRegisters
+from roller.templates.gpu.rows.emit_shifted import Shifted
+from roller.tile.row_values import row_form, shared_values
+from roller.tile.rows import RowStage, contiguous_axis, kept_loads, row_stages
+
+
+class Rows:
+    """One kernel over a tile of rows.
+
+    Parameters
+    ----------
+    ctx
+        Tensors of the expression.
+    anchor
+        The stage whose spatial axes are the rows.
+    rows, lanes
+        Maps of the anchor's spatial axes (contiguous one last) and reduction axes.
+    split
+        Parts the reduction is split into over blocks.
+    staged
+        Inputs whose rows stay in the scratchpad from the first stage that reads them on.
+    """
+
+    def __init__(
+        self, ctx: Context, anchor: Stage, rows: Sequence[AxisMap], lanes: Sequence[AxisMap], split: int = 1,
+        staged: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        self.ctx = ctx
+        self.rows = tuple(whole_vectors(m) for m in rows)
+        self.shifted = Shifted.of(anchor, ctx.tensors, lanes)
+        self.shift = self.shifted.shift if self.shifted else None
+        self.columns = (self.shifted.map,) if self.shifted else tuple(whole_vectors(m) for m in lanes)
+        self.anchor = anchor
+        self.block = thread_axis("blockIdx.x", split * math.prod(m.steps for m in rows))
+        part, *blocks = unravel(self.block.var, [split, *(m.steps for m in rows)])
+        self.part = Part(part, split) if split > 1 else None
+        self.base = {m.name: b * m.tile for m, b in zip(rows, blocks, strict=True)}
+        self.lanes = self._bind(math.prod(m.threads for m in rows), math.prod(m.threads for m in lanes))
+        parts = unravel(self.lanes.row, [m.threads for m in rows])
+        self.row_lane = {m.name: t for m, t in zip(rows, parts, strict=True)}
+        self.held = HeldRows(ctx, tuple(staged), self.lanes)
+        self.partial: Buffer | None = None
+        self.results: dict[str, Buffer] = {}
+        self.kept: dict[Load, RegisterTile] = {}
+        self.once = ValueRegisters(ctx.prefix("once"), self.rows)
+        self.again = ValueRegisters(ctx.prefix("again"), (*self.rows, *self.columns))
+        self.shared: tuple[Scalar, ...] = ()
+
+    def _bind(self, rows: int, lanes: int) -> Lanes:
+        """Lanes are neighbouring threads where the reduction is contiguous in memory, else rows are."""
+        if lanes == 1:
+            self.threads = [thread_axis("threadIdx.x", rows)]
+            return Lanes(None, 1, self.threads[0].var, rows, True)
+        along = contiguous_axis(self.anchor, self.ctx.tensors) in {a.name for a in self.anchor.reduction_axes}
+        if rows == 1:
+            self.threads = [thread_axis("threadIdx.x", lanes)]
+            return Lanes(self.threads[0], lanes, num(0), 1, True)
+        lane_axis = thread_axis("threadIdx.x" if along else "threadIdx.y", lanes)
+        row_axis = thread_axis("threadIdx.y" if along else "threadIdx.x", rows)
+        self.threads = [lane_axis, row_axis]
+        return Lanes(lane_axis, lanes, row_axis.var, rows, along)
+
+    # ---- coordinates
+
+    def _start(self, m: AxisMap, at: Registers) -> Expr:
+        return self.base[m.name] + m.local(self.row_lane[m.name], at.chunk[m.name])
+
+    def _row_env(self, at: Registers) -> dict[str, Expr]:
+        """Row coordinates, clamped into the tensor: rows beyond the end repeat the last one and are not written."""
+        env = {}
+        for m in self.rows:
+            start = self._start(m, at)
+            start = tirx.min(start, num(m.extent - m.vector)) if m.padded else start
+            env[m.name] = start + at.offset[m.name]
+        return env
+
+    def _inside(self, at: Registers) -> list[Expr]:
+        return [self._start(m, at) + at.offset[m.name] < m.extent for m in self.rows if m.padded]
+
+    def _maps(self, s: RowStage) -> tuple[AxisMap, ...]:
+        """Return the maps of a stage's columns: the anchor's where they are aligned, else all lanes on the last."""
+        if s.aligned and len(s.columns) == len(self.columns):
+            by_name = {m.name: m for m in self.columns}
+            return tuple(by_name[c] for c in s.columns)
+        extents = s.stage.extents
+        return tuple(
+            AxisMap(c, extents[c], self.lanes.count if c == s.columns[-1] else 1, 1, interleaved=True)
+            for c in s.columns
+        )
+
+    def _column_start(self, maps: Sequence[AxisMap], tile: Tile) -> Callable[[str, Expr], Expr]:
+        parts = unravel(self.lanes.lane, [m.threads for m in maps])
+        lanes = {m.name: (m, p) for m, p in zip(maps, parts, strict=True)}
+
+        def start(axis: str, chunk: Expr) -> Expr:
+            m, lane = lanes[axis]
+            return tile.base[axis] + m.local(lane, chunk)
+
+        return start
+
+    def _visit(
+        self,
+        maps: Sequence[AxisMap],
+        tile: Tile,
+        body: Callable[[Registers, dict[str, Expr]], Stmt],
+        vector: str | None,
+    ) -> Stmt:
+        """Return loops over the elements of a tile of rows and of columns; the body gets all coordinates."""
+        start, extents = self._column_start(maps, tile), {m.name: m.extent for m in maps}
+
+        def point(at: Registers) -> Stmt:
+            env = self._row_env(at)
+            env = {**env, **self._columns(maps, start, at, env)}
+            return body(at, env) if vector else when(self._existing(at, env), body(at, env))
+
+        everything = (*maps, *self.rows)
+        return points(everything, tile, lambda a, c: start(a, c) < extents[a], point, vector=vector)
+
+    def _columns(
+        self, maps: Sequence[AxisMap], start: Callable[[str, Expr], Expr], at: Registers, rows: dict[str, Expr]
+    ) -> dict[str, Expr]:
+        """Return the columns at a register point."""
+        found = {m.name: start(m.name, at.chunk[m.name]) + at.offset[m.name] for m in maps}
+        return self.shifted.columns(found, maps, rows) if self.shifted else found
+
+    def _existing(self, at: Registers, env: dict[str, Expr]) -> list[Expr]:
+        return self.shifted.inside(at, env) if self.shifted else []
+
+    # ---- stages
+
+    def write(self, stages: Sequence[Stage] | None = None) -> Stmt:
+        """Return the kernel that runs the whole expression, or ``stages`` alone, in order."""
+        todo = [s for s in self._stages(stages) if s.stage.combiner is not None or not s.columns
+                or s.stage.name in self.ctx.expr.outputs]  # fmt: skip
+        body: list[Stmt] = []
+        if stages is None and all(m.steps == 1 for m in self.columns):
+            body += self._keep()
+            self.shared = shared_values(self.ctx.expr)
+        for n, s in enumerate(todo):
+            shared = any(s.stage.name in {ld.tensor for ld in x.stage.loads} for x in todo[n + 1 :])
+            body.append(self._wide(s) if s.stage.combiner is None and s.columns else self._per_row(s, shared))
+        known = (self.held.buffers, self.results, self.once.buffers, self.again.buffers)
+        buffers = [*(f.buffer for f in self.kept.values()), *(b for each in known for b in each.values())]
+        return kernel([self.block, *self.threads], with_buffers(buffers, seq(body)))
+
+    def write_partial(self, s: Stage, target: Buffer) -> Stmt:
+        """Return the kernel that writes every part's own result of a reduction to ``target[part, ...]``."""
+        self.partial = target
+        return self.write([s])
+
+    def _stages(self, stages: Sequence[Stage] | None) -> list[RowStage]:
+        if stages is None:
+            return list(row_stages(self.ctx.expr))
+        rows = {m.name for m in self.rows}
+        own = {a.name for a in self.anchor.axes}
+        found = []
+        for s in stages:
+            columns = tuple(a.name for a in s.axes if a.name not in rows)
+            found.append(RowStage(s, columns, set(columns) <= own and len(columns) == len(self.columns)))
+        return found
+
+    def _whole(self) -> Tile:
+        """Return the tile that is the whole of every reduction axis."""
+        padded, slack = (m.name for m in self.columns if m.padded), (m.name for m in self.columns if m.slack)
+        return Tile({m.name: num(0) for m in self.columns}, frozenset(padded), frozenset(slack))
+
+    def _keep(self) -> list[Stmt]:
+        """Load what several stages read, all of it before anything is computed."""
+        found = fragments(self.ctx, kept_loads(self.ctx.expr), (*self.rows, *self.columns), "kept", self.shift)
+        self.kept = {f.load: f for f in found}
+        return [self._fill(found, self.columns, self._whole())] if found else []
+
+    def _fill(
+        self, found: Sequence[RegisterTile], maps: Sequence[AxisMap], tile: Tile, new: frozenset[Load] = frozenset()
+    ) -> Stmt:
+        """Load the fragments of one tile: those that are held and not ``new`` from the scratchpad."""
+        start, extents = self._column_start(maps, tile), {m.name: m.extent for m in maps}
+        nowhere = {m.name: num(0) for m in self.rows}
+
+        def one(f: RegisterTile) -> Stmt:
+            mine = [m for m in maps if m in f.maps]
+            both = (*mine, *(m for m in self.rows if m in f.maps))
+
+            def point(at: Registers) -> Stmt:
+                env = self._row_env(Registers({**nowhere, **at.chunk}, {**nowhere, **at.offset}))
+                if f.load in self.held.buffers and f.load not in new:
+                    return self.held.move(f, maps, tile, at, leave=False)
+                env = {**env, **self._columns(mine, start, at, env)}
+                fill = f.fill(self.ctx, env, at)
+                if f.vector_axis is None:
+                    fill = when(self._existing(at, env), fill)
+                elif self.shifted is not None:
+                    fill = self.shifted.chunk(at, env, fill, lambda e: f.fill_one(self.ctx, env, at, e))
+                leave = [self.held.move(f, maps, tile, at, leave=True)] if f.load in self.held.buffers else []
+                return seq([fill, *leave])
+
+            return points(both, tile, lambda a, c: start(a, c) < extents[a], point, vector=f.vector_axis)
+
+        return seq([one(f) for f in found])
+
+    def _streamed(self, s: Stage, maps: Sequence[AxisMap]) -> list[RegisterTile]:
+        """Fragments of the loads of a stage that are not kept and move with its columns."""
+        names = {m.name for m in maps}
+        wanted = [
+            ld for ld in s.loads
+            if ld not in self.kept and not ld.guard and self.ctx.in_memory(ld.tensor) and ld.tensor not in self.results
+            and any(a in names for i in ld.index for a in i.axes)
+        ]  # fmt: skip
+        return fragments(self.ctx, wanted, (*self.rows, *maps), "vec", self.shift)
+
+    def _body(self, body: Scalar, found: Sequence[RegisterTile], at: Registers) -> tuple[Scalar, dict[str, Reader]]:
+        """Return arithmetic with its fragments and known values as scalars, and the readers of one point."""
+        index = register_index(self.rows, at)
+        readers = {name: element_reader(b, index) for name, b in self.results.items()}
+        for known in (self.again, self.once):
+            body, more = known.read(body, at)
+            readers |= more
+        every = [*(f for ld, f in self.kept.items() if ld in loads(body)), *found]
+        readers |= {f.name: element_reader(f.buffer, f.index(at)) for f in every}
+        return named_loads(body, {f.load: f.name for f in every}), self.ctx.readers(readers)
+
+    def _row_values(self, values: Sequence[Scalar]) -> list[Stmt]:
+        """Compute what depends on no column, once per row, before the columns are walked."""
+        todo = self.once.new(values)
+
+        def point(at: Registers) -> Stmt:
+            return seq([self.once.set(v, self._value(v, (), at, self._row_env(at)), at) for v in todo])
+
+        body = [register_points(self.rows, point)] if todo else []
+        self.once.ready.update(todo)
+        return body
+
+    def _value(self, body: Scalar, found: Sequence[RegisterTile], at: Registers, env: dict[str, Expr]) -> Expr:
+        scalar, readers = self._body(body, found, at)
+        return emit_scalar(scalar, env, readers)
+
+    def _per_row(self, s: RowStage, shared: bool) -> Stmt:
+        """Compute a stage with one result per row, kept in registers and written where it is an output."""
+        stage = s.stage
+        dtype = stage.acc_dtype if stage.combiner is not None else compute_dtype(stage.output.dtype)
+        result = buffer(f"row_{len(self.results)}", (register_count(self.rows),), dtype, "local")
+        if stage.combiner is not None:
+            body = [self._reduce(s, result, shared)]
+        else:
+
+            def point(at: Registers) -> Stmt:
+                value = self._value(stage.body, (), at, self._row_env(at)).astype(dtype)
+                return store(result, value, register_index(self.rows, at))
+
+            body = [register_points(self.rows, point)]
+        self.results[stage.name] = result
+        if self.partial is not None or stage.name in self.ctx.expr.outputs or stage.name in self.ctx.buffers:
+            body.append(self._store_rows(stage, result))
+        return seq(body)
+
+    def _store_rows(self, s: Stage, result: Buffer) -> Stmt:
+        target = self.partial if self.partial is not None else self.ctx.buffers[s.name]
+        prefix = [self.part.index] if self.part is not None else []
+        lane = [self.lanes.lane.equal(0)] if self.lanes.count > 1 else []
+        vector = next((m for m in self.rows if Results.of(s).vector(m.name, m.extent, m.vector) > 1), None)
+
+        def point(at: Registers) -> Stmt:
+            env = {m.name: self._start(m, at) + at.offset[m.name] for m in self.rows}
+            index = register_index(self.rows, at)
+            if vector is None:
+                where = [*prefix, *(emit_index(i, env) for i in s.store)]
+                write = store(target, as_output(load(result, index), s), *where)
+            else:
+                stride = register_count(self.rows[self.rows.index(vector) + 1 :])
+                value = lambda v: as_output(load(result, index + v * stride), s)  # noqa: E731
+                places = neighbour(s.store, env, vector.name, prefix)
+                write = vector_store(target, places, value, vector.vector)
+            return when([*lane, *self._inside(at)], write)
+
+        return register_points(self.rows, point, vector=vector.name if vector else None)
+
+    def _reduce(self, s: RowStage, result: Buffer, shared: bool) -> Stmt:
+        stage, combiner, maps = s.stage, s.stage.combiner or "sum", self._maps(s)
+        neutral, size = constant(COMBINERS[combiner].neutral, stage.acc_dtype), register_count(self.rows)
+        init = loop("i", size, lambda i: store(result, neutral, i), unroll=True)
+        found = self._streamed(stage, maps)
+        new = self.held.hold(found, maps)
+        form = row_form(self.ctx.expr, stage, s.columns)
+        once, inside = self._row_values(form.row), set(walk(form.body))
+        leave = self.again.new([v for v in self.shared if v in inside])
+
+        def step(tile: Tile) -> Stmt:
+            def update(at: Registers, env: dict[str, Expr]) -> Stmt:
+                self.again.ready -= set(leave)
+                left = [self.again.set(v, self._value(v, found, at, env), at) for v in leave]
+                self.again.ready |= set(leave)
+                value = self._value(form.body, found, at, env).astype(stage.acc_dtype)
+                index = register_index(self.rows, at)
+                return seq([*left, store(result, combine(combiner, load(result, index), value), index)])
+
+            body = [self._fill(found, maps, tile, new)] if found else []
+            body.append(self._visit(maps, tile, update, None))
+            return seq(body)
+
+        body = [*once, init, sweep(maps, step, self.part)]
+        if self.lanes.count > 1:
+            function = lambda x, y: combine(combiner, x, y)  # noqa: E731
+            body.append(self.lanes.combine(result, size, function, everyone=shared))
+        return with_buffers([f.buffer for f in found], seq(body))
+
+    def _wide(self, s: RowStage) -> Stmt:
+        """Compute and store a result that is wider than a row."""
+        stage, maps = s.stage, self._maps(s)
+        target = self.ctx.buffers[stage.name]
+        found = self._streamed(stage, maps)
+        new = self.held.hold(found, maps)
+        vector = next((m for m in (*maps, *self.rows) if m.vector > 1), None)
+        width = access_width(stage.store, stage.output, vector, self.shift)
+        form = row_form(self.ctx.expr, stage, s.columns)
+        once = self._row_values(form.row)
+
+        def step(tile: Tile) -> Stmt:
+            def point(at: Registers, env: dict[str, Expr]) -> Stmt:
+                where = {**env, **{m.name: self._start(m, at) + at.offset[m.name] for m in self.rows}}
+
+                def value(v: Expr) -> Expr:
+                    assert vector is not None
+                    here = Registers(at.chunk, {**at.offset, vector.name: v})
+                    there = {**env, vector.name: env[vector.name] + v}
+                    return as_output(self._value(form.body, found, here, there), stage)
+
+                if width > 1 and vector is not None:
+                    places = neighbour(stage.store, where, vector.name)
+                    there = aligned(places, target, width) if vector.slack else places
+                    write = vector_store(target, there, value, vector.vector, width)
+                    if vector.slack and self.shifted is not None:
+                        write = self.shifted.chunk(at, env, write, lambda e: store(target, value(e), *places(e)))
+                    return when(self._inside(at), write)
+                one = as_output(self._value(form.body, found, at, env), stage)
+                return when(self._inside(at), store(target, one, *(emit_index(i, where) for i in stage.store)))
+
+            body = [self._fill(found, maps, tile, new)] if found else []
+            body.append(self._visit(maps, tile, point, vector.name if width > 1 and vector else None))
+            return seq(body)
+
+        return with_buffers([f.buffer for f in found], seq([*once, sweep(maps, step)]))

@@ -1,0 +1,61 @@
+"""Rows that stay in the scratchpad from the first stage that reads them on: every thread finds what it left there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from roller.core.dtypes import DTYPE_BYTES
+from roller.expr import Load
+from roller.te.compat import tirx
+from roller.templates.gpu.emit.context import Context
+from roller.templates.gpu.emit.fragments import RegisterTile
+from roller.templates.gpu.emit.mapping import AxisMap, Registers, register_count
+from roller.templates.gpu.emit.nest import Buffer, Expr, Stmt, buffer, dtype_name, num
+from roller.templates.gpu.rows.emit_lanes import Lanes
+from roller.templates.gpu.rows.emit_loops import Tile
+from roller.tile.rows import kept_loads
+from roller.tile.scratchpad import STATIC_SHARED_BYTES
+
+#: Scratchpad left for lanes to meet in where rows are held there statically (bytes).
+_EXCHANGE_BYTES = 8192
+
+
+@dataclass
+class HeldRows:
+    """The inputs ``staged`` as the threads ``lanes`` of a block hold them, by load."""
+
+    ctx: Context
+    staged: tuple[str, ...]
+    lanes: Lanes
+    buffers: dict[Load, Buffer] = field(default_factory=dict)
+
+    def hold(self, found: Sequence[RegisterTile], maps: Sequence[AxisMap]) -> frozenset[Load]:
+        """Give staged inputs their place in the scratchpad; return those that come from memory now."""
+        new = []
+        for f in found:
+            if f.load.tensor in self.staged and f.load in kept_loads(self.ctx.expr) and f.load not in self.buffers:
+                size = register_count(f.maps) * math.prod(m.steps for m in maps if m in f.maps)
+                threads = self.lanes.count * self.lanes.rows
+                name = f"held{len(self.buffers)}"
+                dtype = dtype_name(f.buffer)
+                many = size * threads * DTYPE_BYTES[dtype] * len(self.staged) > STATIC_SHARED_BYTES - _EXCHANGE_BYTES
+                self.buffers[f.load] = buffer(name, (size * threads,), dtype, "shared.dyn" if many else "shared")
+                new.append(f.load)
+        return frozenset(new)
+
+    def move(self, f: RegisterTile, maps: Sequence[AxisMap], tile: Tile, at: Registers, *, leave: bool) -> Stmt:
+        """Return the copy of one element or chunk to the scratchpad (``leave``) or from there."""
+        return f.move(at, self.buffers[f.load], self._place(f, maps, tile, at), leave=leave)
+
+    def _place(self, f: RegisterTile, maps: Sequence[AxisMap], tile: Tile, at: Registers) -> Expr:
+        """Return where a thread's chunk lies in the scratchpad: chunks of neighbouring threads side by side."""
+        chunk = 1 if f.vector_axis is None else f.maps[-1].vector
+        number: Expr = num(0)
+        for m in maps:
+            if m in f.maps:
+                number = number * m.steps + tirx.floordiv(tile.base[m.name], m.tile)
+        number = number * (register_count(f.maps) // chunk) + tirx.floordiv(f.index(at), chunk)
+        own = self.lanes.row * self.lanes.count + self.lanes.lane
+        return (number * (self.lanes.count * self.lanes.rows) + own) * chunk

@@ -1,0 +1,68 @@
+"""Kernels of row programs: one of all stages, two of a split reduction, or those of single reductions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from roller.errors import BuildError
+from roller.expr import Stage, Tensor, axis_index
+from roller.templates.gpu.common.stores import store_order
+from roller.templates.gpu.emit.context import Context
+from roller.templates.gpu.emit.mapping import AxisMap, axis_map
+from roller.templates.gpu.emit.nest import Stmt
+from roller.templates.gpu.emit.reduction import fresh_name, shared_sum
+from roller.templates.gpu.rows.emit import Rows
+from roller.tile import RProgram
+from roller.tile.rows import contiguous_axis, row_stages, rows_fuse
+
+#: Lanes of a row where the program has no tile for a stage.
+_LANES = 128
+
+
+def kernels(ctx: Context, program: RProgram, stages: Sequence[Stage]) -> list[Stmt] | None:
+    """Return the kernels of one reduction, or of a whole expression; ``None`` where its stages do not fuse."""
+    if len(stages) < len(ctx.expr.stages):
+        return [rows_of(ctx, s, program).write([s]) for s in stages]
+    if program.split_k > 1:
+        return split_row_kernels(ctx, program)
+    return [rows_of(ctx, ctx.expr.anchor, program).write()] if rows_fuse(ctx.expr) else None
+
+
+def rows_of(ctx: Context, s: Stage, program: RProgram | None) -> Rows:
+    """Return the template of a stage, by the program or where there is none by default mappings."""
+    order = store_order(s)
+    if program is not None:
+        rows = [axis_map(program, a) for a in order]
+        return Rows(
+            ctx, s, rows, [axis_map(program, a, interleaved=True) for a in s.reduction_axes], staged=program.staged
+        )
+    fast = contiguous_axis(s, ctx.expr.tensors)
+    across = any(a.name == fast for a in s.reduction_axes)
+    rows = [AxisMap(a.name, a.extent, _LANES if a.name == fast else 1, 1) for a in order]
+    lanes = [AxisMap(a.name, a.extent, _LANES if across and a.name == fast else 1, 1) for a in s.reduction_axes]
+    return Rows(ctx, s, rows, lanes)
+
+
+def split_row_kernels(ctx: Context, program: RProgram) -> list[Stmt]:
+    """Return the two kernels of a row reduction that is split over blocks: its parts, and their sum in a fixed order.
+
+    Raises
+    ------
+    BuildError
+        Where a stage reads the row once more: it would have to wait for all blocks.
+    """
+    first, *rest = row_stages(ctx.expr)
+    if first.stage.combiner is None or any(s.columns for s in rest):
+        raise BuildError(f"{ctx.expr.name}: a split reduction expected to be the only one, got {len(rest) + 1} stages.")
+    s, order = first.stage, store_order(first.stage)
+    shape = (program.split_k, *(a.extent for a in order))
+    partial = Tensor(fresh_name(ctx, "partial"), shape, s.acc_dtype)
+    target = ctx.workspace(partial)
+    where = tuple(axis_index(a.name) for a in order)
+    parts = replace(s, output=Tensor(s.name, shape[1:], s.acc_dtype), store=where)
+    columns = [axis_map(program, a, interleaved=True) for a in s.reduction_axes]
+    maps = [axis_map(program, a) for a in order]
+    second = shared_sum(ctx, s, partial, order)
+    stages = [second.anchor, *(x.stage for x in rest)]
+    return [Rows(ctx, parts, maps, columns, program.split_k).write_partial(parts, target), second.write(stages)]

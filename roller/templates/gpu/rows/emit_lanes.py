@@ -1,0 +1,145 @@
+"""Combine the accumulators of the threads (lanes) that share a row.
+
+Lanes that are neighbours in a warp exchange by butterfly shuffles, after which all of them hold the same bits; several
+warps of one row meet once in the scratchpad. Lanes that lie apart (neighbouring threads own neighbouring rows), and
+numbers of them that no power of two or whole warp describes, meet there too: the first lane adds the others in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from roller.core.dtypes import DTYPE_BYTES
+from roller.te.compat import tirx
+from roller.templates.gpu.emit.mapping import vector_loop
+from roller.templates.gpu.emit.nest import (
+    WARP,
+    Buffer,
+    Expr,
+    Stmt,
+    barrier,
+    buffer,
+    dtype_name,
+    load,
+    loop,
+    num,
+    seq,
+    shuffle_xor,
+    store,
+    when,
+    with_buffers,
+)
+from roller.templates.gpu.rows.exchange import Meeting, meeting, moved_elements
+
+#: Parts times accumulators up to which a lane's additions are unrolled.
+_UNROLLED = 64
+#: What combines two partial results.
+Combine = Callable[[Expr, Expr], Expr]
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """The threads of a row: ``lane`` of ``count``, in row ``row`` of ``rows``.
+
+    ``neighbours`` says that lanes run along ``threadIdx.x``, ``axis`` is their thread axis.
+    """
+
+    axis: Any
+    count: int
+    row: Expr
+    rows: int
+    neighbours: bool
+
+    @property
+    def lane(self) -> Expr:
+        """Number of this thread among those of its row."""
+        return self.axis.var if self.axis is not None else num(0)
+
+    def combine(self, result: Buffer, size: int, function: Combine, *, everyone: bool) -> Stmt:
+        """Return statements after which ``result[0:size]`` holds what all lanes of the row held together.
+
+        In the first lane only, unless ``everyone`` needs it.
+        """
+        way = int(meeting(self.count, self.rows, DTYPE_BYTES[dtype_name(result)], along=self.neighbours))
+        if way == Meeting.ALONE:
+            return seq([])
+        if way == Meeting.SHUFFLES:
+            return self._shuffled(result, size, function, self.count)
+        if way == Meeting.WARPS:
+            return self._by_warps(result, size, function)
+        return self._in_scratchpad(result, size, function, everyone)
+
+    def _shuffled(self, result: Buffer, size: int, function: Combine, lanes: int) -> Stmt:
+        """Exchange within groups of ``lanes`` neighbours of a warp."""
+
+        def one(i: Expr) -> Stmt:
+            found, distance = [], lanes // 2
+            while distance:
+                own = load(result, i)
+                found.append(store(result, function(own, shuffle_xor(own, distance)), i))
+                distance //= 2
+            return seq(found)
+
+        return loop("exchange", size, one, unroll=True)
+
+    def _by_warps(self, result: Buffer, size: int, function: Combine) -> Stmt:
+        warps = self.count // WARP
+        parts = buffer("parts", (size * self.rows * warps,), dtype_name(result), "shared")
+
+        def place(i: Expr, warp: Expr) -> Expr:
+            return (i * self.rows + self.row) * warps + warp
+
+        leave = loop(
+            "i", size, lambda i: store(parts, load(result, i), place(i, tirx.floordiv(self.lane, WARP))), unroll=True
+        )
+        leave = when([tirx.floormod(self.lane, WARP).equal(0)], leave)
+        within = self._shuffled(result, size, function, WARP)
+        if warps & (warps - 1) == 0 and warps > 2:
+            fetch = lambda i: store(result, load(parts, place(i, tirx.floormod(self.lane, warps))), i)  # noqa: E731
+            gather = loop("i", size, fetch, unroll=True)
+            return with_buffers(
+                [parts], seq([within, leave, barrier(), gather, self._shuffled(result, size, function, warps)])
+            )
+
+        def add(i: Expr) -> Stmt:
+            first = store(result, load(parts, place(i, num(0))), i)
+            rest = loop(
+                "w", warps - 1,
+                lambda w: store(result, function(load(result, i), load(parts, place(i, w + 1))), i), unroll=True,
+            )  # fmt: skip
+            return seq([first, rest])
+
+        return with_buffers([parts], seq([within, leave, barrier(), loop("i", size, add, unroll=True)]))
+
+    def _in_scratchpad(self, result: Buffer, size: int, function: Combine, everyone: bool) -> Stmt:
+        """Let the first lane add what the others left; accumulators move as vectors, free of bank conflicts."""
+        dtype = dtype_name(result)
+        width = int(moved_elements(size, DTYPE_BYTES[dtype]))
+        parts, total = (
+            buffer(n, (c * self.rows * size,), dtype, "shared") for n, c in (("parts", self.count), ("total", 1))
+        )
+        other = buffer("other", (size,), dtype, "local")
+
+        def move(target: Buffer, source: Buffer, to: Expr, start: Expr) -> Stmt:
+            def piece(n: Expr) -> Stmt:
+                return vector_loop(
+                    width, lambda v: store(target, load(source, start + n * width + v), to + n * width + v)
+                )
+
+            return loop("piece", size // width, piece, unroll=True)
+
+        def add(n: Expr) -> Stmt:
+            fetch = move(other, parts, num(0), ((n + 1) * self.rows + self.row) * size)
+            each = lambda i: store(result, function(load(result, i), load(other, i)), i)  # noqa: E731
+            return seq([fetch, loop("i", size, each, unroll=True)])
+
+        gather = loop("lane", self.count - 1, add, unroll=self.count * size <= _UNROLLED)
+        leave = move(parts, result, (self.lane * self.rows + self.row) * size, num(0))
+        first = [self.lane.equal(0)]
+        if not everyone:
+            return with_buffers([parts, other], seq([leave, barrier(), when(first, gather)]))
+        publish = when(first, seq([gather, move(total, result, self.row * size, num(0))]))
+        fetch = move(result, total, num(0), self.row * size)
+        return with_buffers([parts, total, other], seq([leave, barrier(), publish, barrier(), fetch]))

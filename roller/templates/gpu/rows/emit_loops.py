@@ -1,0 +1,117 @@
+"""Loops over what a block's threads walk beyond their own tile: whole steps unguarded, the rest of an axis apart.
+
+The last tile of an axis that it does not divide is a body of its own, in which all but one chunk of a thread are
+certain to lie inside: only that one is guarded, and the steps before it have no predicate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from roller.te.compat import tirx
+from roller.templates.gpu.emit.mapping import AxisMap, Registers
+from roller.templates.gpu.emit.nest import Expr, Stmt, loop, loops, num, seq, when
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One tile of every axis: where it starts, on which axes it is the one the axis ends in, or starts with slack."""
+
+    base: dict[str, Expr]
+    tails: frozenset[str]
+    heads: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Part:
+    """A block's share of the steps of one axis: part ``index`` of ``count``."""
+
+    index: Expr
+    count: int
+
+
+def sweep(maps: Sequence[AxisMap], body: Callable[[Tile], Stmt], part: Part | None = None) -> Stmt:
+    """Return loops over all tiles of ``maps``; ``part`` restricts the axis of most steps to a block's share."""
+    shared = max(maps, key=lambda m: m.steps).name if part is not None else None
+
+    def at(depth: int, tile: Tile) -> Stmt:
+        if depth == len(maps):
+            return body(tile)
+        m = maps[depth]
+        whole, head = m.certain // m.tile, frozenset({m.name} if m.slack else ())
+        share = -(-m.steps // part.count) if part is not None and m.name == shared else 0
+        first = part.index * share if share and part is not None else num(0)
+        found: list[Stmt] = []
+        if whole and head:  # a first tile with slack is a body of its own
+            begin = at(depth + 1, Tile({**tile.base, m.name: num(0)}, tile.tails, tile.heads | head))
+            found.append(when([first.equal(0)] if share else [], begin))
+        skipped = 1 if found else 0
+        if whole > skipped:
+            left = tirx.min(num(share), num(whole) - first)
+            start = tirx.max(first, num(1)) if share and skipped else first + skipped if skipped else first
+            count = tirx.max(left - (start - first) if skipped else left, num(0)) if share else whole - skipped
+            found.append(loop(
+                f"step_{depth}", count,
+                lambda n: at(depth + 1, replace(tile, base={**tile.base, m.name: (start + n) * m.tile})),
+            ))  # fmt: skip
+        if m.padded:
+            heads = tile.heads if whole else tile.heads | head
+            last = at(depth + 1, Tile({**tile.base, m.name: num(whole * m.tile)}, tile.tails | {m.name}, heads))
+            mine = [part.index.equal(num(whole // share))] if share and part is not None else []
+            found.append(when(mine, last))
+        return seq(found)
+
+    return at(0, Tile({}, frozenset()))
+
+
+def points(
+    maps: Sequence[AxisMap],
+    tile: Tile,
+    inside: Callable[[str, Expr], Expr],
+    body: Callable[[Registers], Stmt],
+    *,
+    vector: str | None = None,
+) -> Stmt:
+    """Return unrolled loops over the register tile of ``maps`` in ``tile``, without chunks that lie beyond an axis.
+
+    ``inside(axis, chunk)`` is the condition of a chunk that may. ``vector`` names an axis whose chunks are not looped
+    into.
+    """
+    fixed = {m.name: num(0) for m in maps}
+    slack = frozenset(m.name for m in maps if m.slack)
+
+    def offsets(chunk: dict[str, Expr], guarded: Sequence[str]) -> Stmt:
+        names = [(f"v_{m.name}", m.vector) for m in maps if m.vector > 1 and m.name != vector]
+
+        def point(env: Mapping[str, Expr]) -> Stmt:
+            mine = {m.name: env[f"v_{m.name}"] for m in maps if f"v_{m.name}" in env}
+            return body(Registers(chunk, {**fixed, **mine}, slack.intersection(guarded)))
+
+        return when([inside(a, chunk[a]) for a in guarded], loops(names, point, unroll=True))
+
+    def at(depth: int, chunk: dict[str, Expr], guarded: tuple[str, ...]) -> Stmt:
+        if depth == len(maps):
+            return offsets(chunk, guarded)
+        m = maps[depth]
+
+        def span(first: int, count: int, check: tuple[str, ...]) -> Stmt:
+            def one(c: Expr) -> Stmt:
+                return at(depth + 1, {**chunk, m.name: c + first if first else c}, (*guarded, *check))
+
+            return loop(f"r_{m.name}", count, one, unroll=True)
+
+        return seq([span(first, count, (m.name,) if edge else ()) for first, count, edge in _spans(m, tile)])
+
+    return at(0, {}, ())
+
+
+def _spans(m: AxisMap, tile: Tile) -> list[tuple[int, int, bool]]:
+    """Return a thread's chunks of one axis as ``(first, count, whether they may lie outside it)``."""
+    whole = end = m.chunks
+    if m.name in tile.tails:
+        start, row = m.certain // m.tile * m.tile, m.threads * m.vector
+        whole, end = (m.certain - start) // row, -(-(m.extent - start) // row)
+    head = 1 if m.name in tile.heads else 0
+    found = [(0, head, True), (head, whole - head, False), (max(head, whole), end - max(head, whole), True)]
+    return [(first, count, edge) for first, count, edge in found if count > 0]

@@ -1,0 +1,48 @@
+"""Registers for what a row kernel computes once: values of a row, and values of an element that later stages need.
+
+Which values those are is a property of the expression (:mod:`roller.tile.row_values`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from roller.expr import Load, Scalar, walk
+from roller.te.compat import dtype_of
+from roller.templates.gpu.emit.context import Reader
+from roller.templates.gpu.emit.fragments import element_reader
+from roller.templates.gpu.emit.mapping import AxisMap, Registers, register_count, register_index
+from roller.templates.gpu.emit.nest import Buffer, Expr, Stmt, buffer, store
+from roller.tile.row_values import replaced
+
+
+@dataclass
+class ValueRegisters:
+    """The values that ``maps`` tell apart and a thread holds, by what they are.
+
+    ``ready``: those that may be read; a value that is being computed is not yet.
+    """
+
+    prefix: str
+    maps: tuple[AxisMap, ...]
+    buffers: dict[Scalar, Buffer] = field(default_factory=dict)
+    ready: set[Scalar] = field(default_factory=set)
+
+    def new(self, values: Sequence[Scalar]) -> list[Scalar]:
+        """Return those that nobody has computed."""
+        return [v for v in values if v not in self.ready]
+
+    def set(self, value: Scalar, computed: Expr, at: Registers) -> Stmt:
+        """Return the store of a value at a register point."""
+        if value not in self.buffers:
+            name, size = f"{self.prefix}{len(self.buffers)}", register_count(self.maps)
+            self.buffers[value] = buffer(name, (size,), dtype_of(computed), "local")
+        return store(self.buffers[value], computed, register_index(self.maps, at))
+
+    def read(self, body: Scalar, at: Registers) -> tuple[Scalar, dict[str, Reader]]:
+        """Return ``body`` with what is ready as scalars, and their readers at a register point."""
+        body = replaced(body, {v: Load(b.name, ()) for v, b in self.buffers.items() if v in self.ready})
+        used = {n.tensor for n in walk(body) if isinstance(n, Load)}
+        found = [b for v, b in self.buffers.items() if v in self.ready and b.name in used]
+        return body, {b.name: element_reader(b, register_index(self.maps, at)) for b in found}

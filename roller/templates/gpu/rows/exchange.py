@@ -1,0 +1,61 @@
+"""How the threads that share a row (lanes) combine what each of them holds: decided here for the price and the kernels.
+
+Neighbours in a warp exchange by shuffles, several warps of a row meet once in the scratchpad. Lanes that lie apart, and
+numbers of them that no power of two or whole warp describes, meet there all the time, and their first one adds.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+
+from roller.tile.access import VECTOR_BYTES
+from roller.tile.geometry import Ints
+
+#: Lanes that shuffle with each other: those of the templates (``emit/nest.py``), whatever the TEU.
+SHUFFLE_LANES = 32
+#: Bytes of the narrowest accumulators that are shuffled.
+_SHUFFLED_BYTES = 4
+
+
+class Meeting(IntEnum):
+    """How lanes meet."""
+
+    ALONE = 0
+    SHUFFLES = 1
+    WARPS = 2
+    SCRATCHPAD = 3
+
+
+def meeting(lanes: Ints | int, rows: Ints | int, itemsize_bytes: int, *, along: bool) -> Ints:
+    """Return how lanes meet (:class:`Meeting`), ``(N,)``.
+
+    Parameters
+    ----------
+    lanes, rows
+        Threads of a block that share a row, and along rows.
+    itemsize_bytes
+        Of the accumulators.
+    along
+        Whether elements of a row are contiguous in memory: lanes are neighbours then, as they are where there is one
+        row.
+    """
+    count, others = np.asarray(lanes), np.asarray(rows)
+    shuffled = (along | (others == 1)) & (count * others % SHUFFLE_LANES == 0) & (itemsize_bytes >= _SHUFFLED_BYTES)
+    within = shuffled & (count & (count - 1) == 0) & (count <= SHUFFLE_LANES)
+    warps = shuffled & (count % SHUFFLE_LANES == 0)
+    found = np.where(within, Meeting.SHUFFLES, np.where(warps, Meeting.WARPS, Meeting.SCRATCHPAD))
+    return np.asarray(np.where(count == 1, Meeting.ALONE, found))
+
+
+def moved_elements(size: Ints | int, itemsize_bytes: int) -> Ints:
+    """Return the accumulators, of ``size`` that a thread has, which meet in the scratchpad at once, ``(N,)``."""
+    held = np.asarray(size)
+    return np.asarray(np.minimum(held & -held, min(4, VECTOR_BYTES // itemsize_bytes)))
+
+
+def parts_met(way: Ints, lanes: Ints, rows: Ints) -> Ints:
+    """Return how many threads of a block leave their accumulators in the scratchpad, ``(N,)``."""
+    each = np.where(way == Meeting.WARPS, lanes // SHUFFLE_LANES, np.where(way == Meeting.SCRATCHPAD, lanes, 0))
+    return np.asarray(rows * each)

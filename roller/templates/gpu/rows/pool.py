@@ -1,0 +1,156 @@
+"""The pool of GPU programs of row reductions.
+
+A row program is threads along a row (lanes), threads along rows, and what one thread holds of either. Where its
+register tile holds all columns of a row, inputs that several stages read are kept (:mod:`roller.tile.rows`); smaller
+tiles walk the row in steps and read it again. Both are in the pool, and the model prices them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.templates.common.options import ConstructOptions
+from roller.templates.common.padding import padding_allowed
+from roller.templates.common.scale_up import unique_rows
+from roller.templates.gpu.common.limits import whole_teus
+from roller.templates.gpu.common.occupancy import scratchpad_bytes
+from roller.templates.gpu.rows.shape import RowShape
+from roller.templates.gpu.rows.widths import narrowest_bytes, shifts
+from roller.tile.access import VECTOR_BYTES
+from roller.tile.geometry import Geometry, Ints
+from roller.tile.rows import contiguous_axis, row_stages
+from roller.tile.structures import ROWS, structure_of
+
+#: Vectors of a step along the contiguous axis, and elements along the other one, that a thread holds.
+_VECTORS, _OTHERS = (1, 2, 4, 8), (1, 2, 4, 8, 16)
+#: Rows of one thread where columns are contiguous.
+_THREAD_ROWS = (1, 2, 4)
+#: Threads of blocks whose reduction is split over blocks.
+_SPLIT_THREADS = (64, 128, 256, 512)
+#: Blocks per unit up to which a reduction is split.
+_SPLIT_BLOCKS = 8
+#: Elements of all reduction axes but the contiguous one up to which a thread may hold them.
+_WHOLE_REST = 64
+#: Elements of the last of them that a thread may hold otherwise.
+_REST = (4, 8)
+
+
+def row_pools(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
+    """Return the programs of rows, as they are, split over blocks, and with rows held in the scratchpad."""
+    if not structure_of(geometry).spreads_reductions:
+        return []
+    register, block = rows(geometry, spec)
+    batch = TileBatch(geometry, ROWS.name, register, block, np.ones(len(block), np.int64), ())
+    keep = whole_teus(batch, spec) & padding_allowed(geometry, block, options)
+    batch = batch.take(np.flatnonzero(keep)[: options.pool])
+    held = held_rows(batch, spec)
+    return [with_split_rows(batch, spec, options), *([] if held is None else [held])]
+
+
+def rows(geometry: Geometry, spec: DeviceSpec) -> tuple[Ints, Ints]:
+    """Reductions without reuse: threads along the row, along rows, or both, and what each holds."""
+    column, row = _axes(geometry)
+    rank, limit = len(geometry.names), spec.limits.threads_per_block or spec.teu.lanes
+    extent = int(geometry.extents[column])
+    others = int(geometry.extents[row]) if row is not None else 1
+    widest = VECTOR_BYTES // narrowest_bytes(geometry)
+    vectors = [v for v in (1, 2, 4, 8, 16) if v <= widest]
+    along = geometry.names[column] == contiguous_axis(geometry.expr.anchor, geometry.expr.tensors)
+    steps = sorted({v * n for v in vectors for n in _VECTORS} if along else _OTHERS)
+    thread_rows = _THREAD_ROWS if along else vectors
+    found: list[tuple[int, int, int, int]] = []
+    for lanes in _powers(min(limit, _next_power(extent))):
+        whole = {-(-extent // (lanes * v)) * v for v in (vectors if along else (1,))}
+        whole |= {-(-s.positions(extent) // (lanes * s.width)) * s.width for s in shifts(geometry)}
+        for threads in _powers(limit // lanes):
+            if threads >= 2 * others and lanes * threads > spec.teu.lanes:
+                break
+            for held in thread_rows:
+                if held > 1 and threads * held >= 2 * others:
+                    continue
+                found += [(k, lanes, held, threads) for k in {*steps, *whole} if k * lanes < 2 * extent + k]
+    table = np.array(found, np.int64)
+    register, block = np.ones((len(table), rank), np.int64), np.ones((len(table), rank), np.int64)
+    register[:, column], block[:, column] = table[:, 0], table[:, 0] * table[:, 1]
+    if row is not None:
+        register[:, row], block[:, row] = table[:, 2], table[:, 2] * table[:, 3]
+    elif (table[:, 3] > 1).any():  # no axis of rows: one block of threads along the columns
+        keep = (table[:, 3] == 1) & (table[:, 2] == 1)
+        register, block = register[keep], block[keep]
+    both = np.concatenate([register, block], axis=1)
+    return _with_rest(geometry, column, unique_rows(both))
+
+
+def _axes(geometry: Geometry) -> tuple[int, int | None]:
+    """Return the reduction axis that lanes are spread over, and the spatial axis that rows are."""
+    fast = contiguous_axis(geometry.expr.anchor, geometry.expr.tensors)
+    reductions, spatial = np.flatnonzero(~geometry.spatial), np.flatnonzero(geometry.spatial)
+    position = geometry.names.index(fast)
+    column = position if position in reductions else int(reductions[-1])
+    row = position if position in spatial else (geometry.order[-1] if geometry.order else None)
+    return column, row
+
+
+def _with_rest(geometry: Geometry, column: int, both: Ints) -> tuple[Ints, Ints]:
+    """Return the tiles, those that hold some of another reduction axis, and those that hold all of them whole."""
+    rank = len(geometry.names)
+    rest = [int(a) for a in np.flatnonzero(~geometry.spatial) if a != column]
+    choices = [{rest[-1]: n} for n in _REST if rest and n < geometry.extents[rest[-1]]]
+    if rest and int(np.prod(geometry.extents[rest])) <= _WHOLE_REST:
+        choices.append({a: int(geometry.extents[a]) for a in rest})
+    found = [both]
+    for choice in choices:
+        wide = both.copy()
+        for a, n in choice.items():
+            wide[:, a] = wide[:, rank + a] = n
+        found.append(wide)
+    every = np.concatenate(found)
+    return every[:, :rank], every[:, rank:]
+
+
+def with_split_rows(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> TileBatch:
+    """Return the programs and those with their reduction split over blocks, where rows alone make too few of them."""
+    stages = row_stages(batch.geometry.expr)
+    alone = stages[0].stage.combiner is not None and not any(s.columns for s in stages[1:])
+    if not options.split_k or not alone or not len(batch):
+        return batch
+    longest = batch.counts[:, ~batch.geometry.spatial].max(axis=1)
+    few = (batch.blocks < spec.units) & np.isin(batch.threads_per_block, _SPLIT_THREADS)
+    found = [batch]
+    parts = 2
+    while parts <= int(longest.max()):
+        fills = (batch.blocks * parts <= _SPLIT_BLOCKS * spec.units) & (2 * batch.blocks * parts > spec.units)
+        some = np.flatnonzero(few & fills & (longest >= parts))
+        if len(some):
+            chosen = batch.take(some)
+            found.append(replace(chosen, split_k=chosen.split_k * parts))
+        parts *= 2
+    return replace(
+        batch,
+        register=np.concatenate([b.register for b in found]),
+        block=np.concatenate([b.block for b in found]),
+        split_k=np.concatenate([b.split_k for b in found]),
+    )
+
+
+def held_rows(batch: TileBatch, spec: DeviceSpec) -> TileBatch | None:
+    """Return the programs that walk a row in steps with the row held in the scratchpad; ``None`` where none can."""
+    shape = RowShape.of(batch.geometry)
+    names = tuple(dict.fromkeys(r.access.tensor.name for r in shape.reads if r.keepable and r.passes > 1))
+    if not names:
+        return None
+    held = replace(batch, staged=names)
+    fits = (batch.steps > 1) & (batch.split_k == 1) & (scratchpad_bytes(held) <= spec.layer("shared").budget_bytes)
+    return held.take(np.flatnonzero(fits)) if fits.any() else None
+
+
+def _powers(most: int) -> list[int]:
+    return [1 << n for n in range(max(1, most).bit_length())]
+
+
+def _next_power(n: int) -> int:
+    return 1 << max(0, n - 1).bit_length()

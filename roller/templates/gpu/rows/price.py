@@ -1,0 +1,20 @@
+"""The price of row programs: accesses pass the load and store pipe one by one, and a block waits row by row."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.templates.gpu.common.price import Parts, Phases
+from roller.templates.gpu.rows.work import row_access_s, row_chain_s
+from roller.tile.geometry import Floats
+
+
+def _chain_s(batch: TileBatch, spec: DeviceSpec, alone: Floats, parts: Parts) -> Floats:
+    """Return the seconds of one block that has its unit to itself."""
+    parts["waits"] = row_chain_s(batch, spec)
+    return np.asarray(alone + parts["waits"])
+
+
+PHASES = Phases(chain=_chain_s, access=row_access_s)

@@ -1,0 +1,239 @@
+"""What a row program reads, keeps and writes: the accesses of all its stages, and the registers that hold them.
+
+Which inputs a thread keeps is a property of the expression (:func:`roller.tile.rows.kept_loads`); whether it can is one
+of the tile: its register tile must hold all columns of a row, so that the block takes one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from roller.core.dtypes import DTYPE_BYTES
+from roller.expr import Bound, Index, Load, Stage, TensorExpr
+from roller.perf.batch import TileBatch
+from roller.templates.gpu.rows.exchange import Meeting, meeting, parts_met
+from roller.tile.geometry import Access, Floats, Geometry, Ints, access_of, product
+from roller.tile.row_values import shared_words
+from roller.tile.rows import contiguous_axis, kept_loads, row_stages, rows_fuse
+
+#: What tells accesses apart: tensor, index and guard.
+AccessKey = tuple[str, tuple[Index, ...], tuple[Bound, ...]]
+#: Words of operands that are not kept which the compiler holds at a time, at most (machine code of norms).
+STREAMED_WORDS = 16
+
+
+class Vectors(Enum):
+    """How a kernel's accesses follow the vectors of its program."""
+
+    #: Element by element.
+    NONE = "none"
+    #: In the widest pieces that every vector is made of.
+    PIECES = "pieces"
+    #: Whole vectors, else element by element.
+    WHOLE = "whole"
+
+
+@dataclass(frozen=True)
+class RowRead:
+    """An input as the stages read it: in ``passes`` of them, once where the tile keeps it (``keepable``).
+
+    ``moments`` of them are sums that could be taken with another one's (Welford's mean and variance).
+    """
+
+    access: Access
+    passes: int
+    keepable: bool
+    wide: bool
+    moments: int = 0
+
+
+@dataclass(frozen=True)
+class RowReduction:
+    """A reduction whose lanes meet: what they meet with, and whether a stage of its kernel needs its results."""
+
+    itemsize_bytes: int
+    along: bool
+    is_read_again: bool
+
+    def meeting(self, batch: TileBatch) -> Ints:
+        """Return how lanes meet (:class:`~roller.templates.gpu.rows.exchange.Meeting`), ``(N,)``."""
+        return meeting(*lane_counts(batch), self.itemsize_bytes, along=self.along)
+
+    def tells(self, batch: TileBatch) -> np.ndarray:
+        """Mask of programs in which all lanes need the results: parts of a split reduction are told nothing."""
+        return np.asarray(self.is_read_again & (batch.split_k == 1))
+
+
+@dataclass(frozen=True)
+class RowShape:
+    """A row expression: its reads, its stores, bytes of what moves with other columns, and its reductions.
+
+    ``reductions`` are those of the program's kernel. ``neighbours``: lanes of a row are neighbouring threads (its
+    elements are contiguous in memory). ``vectors``: how every access follows the program's.
+    """
+
+    reads: tuple[RowRead, ...]
+    stores: tuple[Access, ...]
+    other_bytes: int
+    stages: tuple[Stage, ...]
+    results: int
+    reductions: tuple[RowReduction, ...]
+    neighbours: bool
+    vectors: Mapping[AccessKey, Vectors]
+
+    @classmethod
+    def of(cls, geometry: Geometry) -> RowShape:
+        """Return the shape of an expression (memoised on it)."""
+        found = geometry.expr._memo.get("row_shape")
+        if found is None:
+            found = geometry.expr._memo["row_shape"] = _shape(geometry)
+        shape: RowShape = found
+        return shape
+
+
+def _shape(geometry: Geometry) -> RowShape:
+    expr = geometry.expr
+    inputs = {t.name for t in expr.inputs}
+    columns = {a.name for a in expr.anchor.reduction_axes}
+    kept, reads, stores, other = kept_loads(expr), dict[Load, int](), [], 0
+    sums, vectors = dict[Load, int](), dict[AccessKey, Vectors]()
+    stages, fuses = row_stages(expr), rows_fuse(expr)
+    along = contiguous_axis(expr.anchor, expr.tensors) in columns
+    for s in stages:
+        mine = [ld for ld in s.stage.loads if ld.tensor in inputs]
+        known = s.aligned or not s.columns
+        for ld in mine if known else ():
+            reads[ld] = reads.get(ld, 0) + 1
+            # Registers are filled with what moves along a row; the rest is read where it is needed.
+            pieces = (fuses or ld in expr.anchor.loads) and not ld.guard and _moves(ld, columns)
+            vectors[ld.tensor, ld.index, ld.guard] = Vectors.PIECES if pieces else Vectors.NONE
+            sums[ld] = sums.get(ld, 0) + (s.stage.combiner == "sum")
+        output = s.stage.output
+        if s.stage.name in expr.outputs and known:
+            stores.append(access_of(expr, output, s.stage.store, (), every_step=False))
+            own = fuses or s.stage.name == expr.anchor.name  # stages apart are spread over threads by themselves
+            rule = Vectors.PIECES if s.columns else Vectors.WHOLE
+            vectors[output.name, s.stage.store, ()] = rule if own else Vectors.NONE
+        other += sum(expr.tensors[ld.tensor].nbytes for ld in mine) if not known else 0
+        other += output.nbytes if not known and s.stage.name in expr.outputs else 0
+    accesses = [
+        RowRead(
+            access_of(expr, expr.tensors[ld.tensor], ld.index, ld.guard, every_step=False),
+            passes,
+            ld in kept,
+            _moves(ld, columns),
+            max(0, sums[ld] - 1),
+        )
+        for ld, passes in reads.items()
+    ]
+    return RowShape(
+        tuple(accesses),
+        tuple(stores),
+        other,
+        tuple(s.stage for s in stages),
+        sum(1 for s in stages if s.stage.combiner is not None or not s.columns),
+        _reductions(expr, along),
+        along,
+        vectors,
+    )
+
+
+def _moves(load: Load, columns: Collection[str]) -> bool:
+    return any(a in columns for i in load.index for a in i.axes)
+
+
+def _reductions(expr: TensorExpr, along: bool) -> tuple[RowReduction, ...]:
+    """Return the reductions of a program's kernel: the anchor alone where the stages do not fuse."""
+    stages = [s.stage for s in row_stages(expr)] if rows_fuse(expr) else [expr.anchor]
+    return tuple(
+        RowReduction(
+            DTYPE_BYTES[s.acc_dtype], along, any(ld.tensor == s.name for later in stages[n + 1 :] for ld in later.loads)
+        )
+        for n, s in enumerate(stages)
+        if s.combiner is not None
+    )
+
+
+def keeps(batch: TileBatch) -> np.ndarray:
+    """Mask of programs whose register tiles hold all columns of a row."""
+    fuse = rows_fuse(batch.geometry.expr)
+    return np.asarray((batch.steps == 1) & (batch.split_k == 1) & (fuse and not batch.staged))
+
+
+def passes(batch: TileBatch, read: RowRead) -> Ints:
+    """Return how often a program reads an input, ``(N,)``."""
+    every = read.passes - (read.moments if batch.moments_together else 0)
+    return np.where((keeps(batch) | bool(batch.staged)) & read.keepable, 1, every)
+
+
+def held_words(batch: TileBatch) -> Ints:
+    """Return 32-bit registers of results and of elements held at a time, ``(N,)``."""
+    shape = RowShape.of(batch.geometry)
+    acc = max(1, DTYPE_BYTES[batch.geometry.expr.anchor.acc_dtype] // 4)
+    kept = keeps(batch)
+    words = batch.register_outputs * acc * shape.results
+    streamed = np.zeros(len(batch), np.int64)
+    for r in shape.reads:
+        mine = r.access.elements(batch.register) * max(1, r.access.tensor.itemsize_bytes // 4) * r.wide
+        words = words + np.where(kept & r.keepable, mine, 0)
+        streamed = streamed + np.where(kept & r.keepable, 0, mine)
+    elements = batch.register_points * batch.register_outputs
+    words = words + np.where(kept, elements * acc * shared_words(batch.geometry.expr), 0)
+    # Of what is not kept a step holds all in a loop, whose next loads wait; a straight line is scheduled as fits.
+    return words + np.where(kept, np.minimum(streamed, STREAMED_WORDS), streamed)
+
+
+def lane_counts(batch: TileBatch) -> tuple[Ints, Ints]:
+    """Return threads that share a row, and threads along rows, per block."""
+    spatial = batch.geometry.spatial
+    return product(batch.threads, np.flatnonzero(~spatial)), product(batch.threads, np.flatnonzero(spatial))
+
+
+def teu_lanes(batch: TileBatch, width: int) -> Ints:
+    """Return the lanes of one TEU per axis: along the row first where they are neighbours, ``(N, axes)``."""
+    g = batch.geometry
+    reductions = [int(a) for a in np.flatnonzero(~g.spatial)]
+    order = (*g.order, *reductions) if RowShape.of(g).neighbours else (*reductions, *g.order)
+    out, left = np.ones_like(batch.block), np.full(len(batch), width, np.int64)
+    for a in reversed(order):
+        out[:, a] = np.minimum(batch.threads[:, a], left)
+        left = np.maximum(1, left // out[:, a])
+    return out
+
+
+def exchange_bytes(batch: TileBatch) -> Ints:
+    """Return bytes of scratchpad in which lanes meet, ``(N,)``."""
+    lanes, rows = lane_counts(batch)
+    parts = totals = np.zeros(len(batch), np.int64)
+    # Reductions meet one after the other in the same place.
+    for r in RowShape.of(batch.geometry).reductions:
+        way, size = r.meeting(batch), batch.register_outputs * r.itemsize_bytes
+        parts = np.maximum(parts, parts_met(way, lanes, rows) * size)
+        totals = np.maximum(totals, (r.tells(batch) & (way == Meeting.SCRATCHPAD)) * rows * size)
+    return held_bytes(batch) + parts + totals
+
+
+def held_bytes(batch: TileBatch) -> Ints:
+    """Return bytes of scratchpad that staged programs hold their rows in, ``(N,)``."""
+    total = np.zeros(len(batch), np.int64)
+    reductions = np.flatnonzero(~batch.geometry.spatial)
+    steps = product(batch.counts, reductions)
+    for r in RowShape.of(batch.geometry).reads if batch.staged else ():
+        if r.keepable:
+            # Every thread has room for whole register tiles, beyond the end of a row too.
+            own = product(batch.register, np.flatnonzero(r.access.uses))
+            total = total + own * steps * batch.threads_per_block * r.access.tensor.itemsize_bytes
+    return total
+
+
+def words_in_flight(batch: TileBatch, most: float) -> Floats:
+    """Return 4-byte loads a thread issues before it must wait: those of a row, or of a step, ``(N,)``."""
+    words = np.zeros(len(batch))
+    for r in RowShape.of(batch.geometry).reads:
+        if r.wide and r.keepable:
+            words = words + r.access.elements(batch.block) * (r.access.tensor.itemsize_bytes / 4)
+    return np.asarray(np.minimum(words / batch.threads_per_block, most))

@@ -1,0 +1,205 @@
+"""How wide a row program's accesses are: vectors of its register tile, of shifted positions where rows start anywhere.
+
+Positions (:mod:`roller.tile.row_shift`) cost predicates at both edges of a row and a way element by element there. Rows
+that hold many elements per thread win, those of few do not.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from roller.perf.batch import TileBatch
+from roller.templates.gpu.common.chunks import followed
+from roller.templates.gpu.rows.exchange import SHUFFLE_LANES
+from roller.templates.gpu.rows.shape import RowShape, Vectors, lane_counts, passes
+from roller.tile.access import VECTOR_BYTES
+from roller.tile.geometry import Access, Floats, Geometry, Ints
+from roller.tile.row_shift import RowShift, row_shift
+from roller.tile.rows import contiguous_axis
+
+#: Instructions of a load, and of a store: the access and its share of addresses and predicates.
+LOAD_INSTRUCTIONS, STORE_INSTRUCTIONS = 2.0, 3.0
+#: A guarded bound of an element or vector.
+GUARD_INSTRUCTIONS = 2.0
+#: Chunks of a row that may lie in it in part: its first and its last.
+_EDGES = 2
+
+
+def shifts(geometry: Geometry) -> tuple[RowShift, ...]:
+    """Return the shifts that align an expression's rows, the widest first; none where they are aligned (memoised)."""
+    expr = geometry.expr
+    if "row_shifts" not in expr._memo:
+        anchor = expr.anchor
+        narrowest = min((expr.tensors[ld.tensor].itemsize_bytes for ld in anchor.loads), default=VECTOR_BYTES)
+        widths = [w for w in (16, 8, 4, 2) if w * narrowest <= VECTOR_BYTES]
+        along = [row_shift(anchor, expr.tensors, w) for w in widths]
+        fast = contiguous_axis(anchor, expr.tensors)
+        expr._memo["row_shifts"] = tuple(s for s in along if s is not None and s.axis == fast)
+    found: tuple[RowShift, ...] = expr._memo["row_shifts"]
+    return found
+
+
+def row_vectors(batch: TileBatch) -> Ints:
+    """Return the elements of a thread's vectors along every axis, ``(N, axes)``: up to 16 bytes of a register tile.
+
+    What the programs of a batch say, where they say it: chosen, they lie along the axis in which the largest load is
+    most nearly contiguous, and are of shifted positions where those pay.
+    """
+    if batch.vectors is not None:
+        return batch.vectors
+    if "vectors" not in batch._memo:
+        source = batch._memo.get("source")
+        known = source[0]._memo.get("vectors") if source else None
+        batch._memo["vectors"] = known[source[1]] if source and known is not None else _chosen_vectors(batch)
+    vectors: Ints = batch._memo["vectors"]
+    return vectors
+
+
+def _chosen_vectors(batch: TileBatch) -> Ints:
+    found, chosen = np.ones_like(batch.register), _chosen_shift(batch)
+    found[:, _fast(batch.geometry)] = np.where(chosen > 1, chosen, _unshifted(batch))
+    return found
+
+
+def shifted_elements(batch: TileBatch) -> Ints:
+    """Return the elements of a vector of shifted positions, ``(N,)``; 1: rows are read as they start."""
+    return _shifted(batch)[0]
+
+
+def edge_instructions(batch: TileBatch) -> Floats:
+    """Return a thread's instructions at the edges of shifted rows, ``(N,)``."""
+    return _shifted(batch)[1]
+
+
+def _shifted(batch: TileBatch) -> tuple[Ints, Floats]:
+    """Return what :func:`shifted_elements` and :func:`edge_instructions` say: the shifts that vectors ask for."""
+    if "shifted" not in batch._memo:
+        elements, instructions = np.ones(len(batch), np.int64), np.zeros(len(batch))
+        for shift in asked_shifts(batch):
+            column = batch.geometry.names.index(shift.axis)
+            mine = (row_vectors(batch)[:, column] == shift.width) & _covers(batch, shift)
+            elements = np.where(mine, shift.width, elements)
+            instructions = np.where(mine, _edges(batch, shift), instructions) if mine.any() else instructions
+        batch._memo["shifted"] = elements, instructions
+    found: tuple[Ints, Floats] = batch._memo["shifted"]
+    return found
+
+
+def asked_shifts(batch: TileBatch) -> tuple[RowShift, ...]:
+    """Return the shifts of rows by the widths of the batch's vectors."""
+    if batch.vectors is None:
+        return shifts(batch.geometry)
+    expr = batch.geometry.expr
+    found = [row_shift(expr.anchor, expr.tensors, w) for w in sorted(set(batch.vectors.ravel().tolist()))]
+    return tuple(s for s in found if s is not None)
+
+
+def _chosen_shift(batch: TileBatch) -> Ints:
+    """Return the width (elements) of the shift that pays, ``(N,)``, 1 where none does.
+
+    The widest one that the register tile is made of, that needs no step more, and that takes fewer instructions.
+    """
+    chosen = np.ones(len(batch), np.int64)
+    for shift in shifts(batch.geometry):
+        fits = (chosen == 1) & _fits(batch, shift)
+        if fits.any():
+            chosen = np.where(fits & (_saved(batch, shift) > _edges(batch, shift)), shift.width, chosen)
+    return chosen
+
+
+def _unshifted(batch: TileBatch) -> Ints:
+    """Return the widest vector (elements) of a register tile that every row is whole ones of as it starts, ``(N,)``."""
+    g, fast = batch.geometry, _fast(batch.geometry)
+    found = shifts(g)
+    aligned = found[-1].width // 2 if found else VECTOR_BYTES
+    widest = min(VECTOR_BYTES // narrowest_bytes(g), aligned)
+    held = np.gcd(batch.register[:, fast], int(g.extents[fast]))
+    return np.minimum(held & -held, widest)
+
+
+def _fast(geometry: Geometry) -> int:
+    """Return the axis along which a row program loads vectors."""
+    return geometry.names.index(contiguous_axis(geometry.expr.anchor, geometry.expr.tensors))
+
+
+def narrowest_bytes(geometry: Geometry) -> int:
+    """Return the size of the narrowest elements of the anchor: those it loads, or stores where it loads none."""
+    tensors = [a.tensor for a in geometry.loads] or [geometry.expr.anchor.output]
+    return min(t.itemsize_bytes for t in tensors)
+
+
+def row_access_width(access: Access, batch: TileBatch) -> Ints:
+    """Return the elements of one access of a row program's thread, ``(N,)``."""
+    width = _follows(access, batch, row_vectors(batch))
+    rule = _rule(access, batch)
+    for shift in asked_shifts(batch) if rule is Vectors.PIECES else ():
+        width = np.where(shifted_elements(batch) == shift.width, _shifted_width(access, shift), width)
+    return width
+
+
+def _rule(access: Access, batch: TileBatch) -> Vectors:
+    return RowShape.of(batch.geometry).vectors[access.tensor.name, access.index, access.guard]
+
+
+def _follows(access: Access, batch: TileBatch, vectors: Ints) -> Ints:
+    """Return the elements of an access that follows ``vectors``, the rows as they start, ``(N,)``."""
+    rule = _rule(access, batch)
+    if rule is Vectors.NONE:
+        return np.ones(len(batch), np.int64)
+    return followed(access, batch.geometry, vectors, whole=rule is Vectors.WHOLE)
+
+
+def _shifted_width(access: Access, shift: RowShift) -> int:
+    if shift not in access._memo:
+        access._memo[shift] = shift.vector_elements(access.index, access.tensor)
+    return int(access._memo[shift])
+
+
+def _covers(batch: TileBatch, shift: RowShift) -> np.ndarray:
+    """Mask of programs whose steps hold all positions of a row."""
+    column = batch.geometry.names.index(shift.axis)
+    covered = batch.counts[:, column] * batch.block[:, column]
+    return np.asarray(shift.fits(int(batch.geometry.extents[column]), covered))
+
+
+def _fits(batch: TileBatch, shift: RowShift) -> np.ndarray:
+    """Mask of programs whose register tile is whole vectors and whose steps hold all positions.
+
+    An operand that is shifted with the rows but does not move with them would be held once per row of a thread.
+    """
+    column = batch.geometry.names.index(shift.axis)
+    fits = (batch.register[:, column] % shift.width == 0) & _covers(batch, shift)
+    wide = [r.access for r in RowShape.of(batch.geometry).reads if r.wide]
+    apart = any(shift.aligned_elements(a.index, a.tensor) < shift.width for a in wide)
+    return np.asarray(fits & ((batch.register_outputs == 1) | (not apart)))
+
+
+def _saved(batch: TileBatch, shift: RowShift) -> Floats:
+    """Return a thread's load and store instructions that shifted vectors save, ``(N,)``."""
+    shape, saved = RowShape.of(batch.geometry), np.zeros(len(batch))
+    vectors = np.ones_like(batch.register)
+    vectors[:, _fast(batch.geometry)] = _unshifted(batch)
+    columns = ~batch.geometry.spatial
+    reads = [(r.access, LOAD_INSTRUCTIONS * passes(batch, r)) for r in shape.reads if r.wide]
+    stores = [(a, np.full(len(batch), STORE_INSTRUCTIONS)) for a in shape.stores if a.uses[columns].any()]
+    for a, instructions in (*reads, *stores):
+        if _rule(a, batch) is Vectors.PIECES:
+            elements = a.elements(batch.register) * batch.steps
+            per_element = 1.0 / _follows(a, batch, vectors) - 1.0 / _shifted_width(a, shift)
+            saved = saved + elements * instructions * per_element
+    return saved
+
+
+def _edges(batch: TileBatch, shift: RowShift) -> Floats:
+    """Return a thread's instructions at the edges of its rows, ``(N,)``.
+
+    Every stage guards the elements of the edge chunks. One TEU of a row's takes the way element by element at each.
+    """
+    shape, (lanes, _) = RowShape.of(batch.geometry), lane_counts(batch)
+    columns = ~batch.geometry.spatial
+    moved = sum((passes(batch, r) for r in shape.reads if r.wide), np.zeros(len(batch)))
+    moved = moved + sum(1 for a in shape.stores if a.uses[columns].any())
+    stages = sum(1 for s in shape.stages if len(s.axes) > batch.geometry.spatial.sum())
+    alone = shift.width * (STORE_INSTRUCTIONS + GUARD_INSTRUCTIONS) * np.minimum(1.0, SHUFFLE_LANES / lanes)
+    guards = stages * shift.width * GUARD_INSTRUCTIONS + moved * GUARD_INSTRUCTIONS
+    return np.asarray(_EDGES * batch.register_outputs * (guards + moved * alone))

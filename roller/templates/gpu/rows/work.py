@@ -1,0 +1,211 @@
+"""Row programs: bytes read once or once per stage, shuffles, exchanges in scratchpad, the chain of a block.
+
+Instruction counts are those of PTX and machine code (NVRTC 12.9) of softmax, norms and sums.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.templates.gpu.common.warm import is_warm
+from roller.templates.gpu.rows.exchange import SHUFFLE_LANES, Meeting, moved_elements
+from roller.templates.gpu.rows.shape import RowReduction, RowShape, keeps, lane_counts, passes, teu_lanes
+from roller.templates.gpu.rows.widths import LOAD_INSTRUCTIONS, STORE_INSTRUCTIONS, edge_instructions, row_access_width
+from roller.tile.geometry import Access, Floats, Ints
+from roller.tile.row_values import Share, row_mix
+from roller.tile.transactions import tile_transaction_bytes, touched_bytes
+
+#: A conversion from or to half precision, per element.
+HALF_INSTRUCTIONS = 1.0
+#: Instructions in the FMA pipes of a special function (exponential: argument reduction; division: Newton steps).
+SPECIAL_INSTRUCTIONS = 7.0
+#: A shuffle and what combines it.
+SHUFFLE_INSTRUCTIONS = 2.0
+
+
+def row_traffic(batch: TileBatch, spec: DeviceSpec, active: Ints, *, least: bool = False) -> tuple[Floats, Floats]:
+    """Return bytes through L2 and for DRAM over the launch; ``least``: without parts of transactions nobody uses.
+
+    A stage that reads a row again finds it in the unit's first cache where the rows of the unit's blocks fit it, in L2
+    as far as those of all active blocks fit that beside the results they write there, else in DRAM.
+    """
+    shape = RowShape.of(batch.geometry)
+    transaction, l2_layer = spec.layer("l2").transaction_bytes, spec.layer("l2")
+    fetch = spec.layer("global").fetch_bytes or spec.layer("global").transaction_bytes
+    whole = np.where(batch.geometry.spatial, batch.block, batch.geometry.extents)
+    rows = _bytes_of((r.access for r in shape.reads if r.passes > 1), whole)
+    running = np.minimum(active, batch.blocks)
+    there = (rows + _bytes_of(shape.stores, whole)) * running
+    lost = np.maximum(0.0, 1.0 - l2_layer.kept_bytes / np.maximum(there, 1.0))
+    far = rows * np.ceil(running / spec.units) > spec.layer("shared").kept_bytes
+    l2 = dram = np.full(len(batch), float(shape.other_bytes))
+    for r in shape.reads:
+        a, again = r.access, passes(batch, r)
+        moved = a.loaded_elements(batch.block) * a.tensor.itemsize_bytes
+        if not least:
+            expected, _ = tile_transaction_bytes(a, batch.block, transaction)
+            run_rows, run = a.runs(batch.block)
+            moved = moved * expected / (run_rows * run * a.tensor.itemsize_bytes)
+        l2 = l2 + moved * np.where(far | (not r.wide), again, 1)
+        first = 0.0 if is_warm(a, batch, spec) else 1.0
+        dram = dram + _touched(a, fetch) * (first + (again - 1) * (lost * (far & r.wide)))
+    for a in shape.stores:
+        stored = np.full(len(batch), float(a.tensor.nbytes))
+        if not least:
+            moved, _ = tile_transaction_bytes(a, whole, transaction)
+            stored = stored * np.maximum(1.0, moved / (a.elements(whole) * a.tensor.itemsize_bytes))
+        l2, dram = l2 + stored, dram + np.minimum(stored, 2.0 * a.tensor.nbytes)
+    return l2, dram
+
+
+def _bytes_of(accesses: Iterable[Access], tiles: Ints) -> Floats:
+    """Return the bytes of some accesses in tiles, ``(N,)``."""
+    total: Floats = np.zeros(len(tiles))
+    for a in accesses:
+        total = total + a.elements(tiles) * a.tensor.itemsize_bytes
+    return total
+
+
+def _touched(access: Access, fetch_bytes: int) -> float:
+    if fetch_bytes not in access._memo:
+        access._memo[fetch_bytes] = touched_bytes(access, fetch_bytes)
+    return float(access._memo[fetch_bytes])
+
+
+def row_instructions(batch: TileBatch) -> tuple[Floats, Floats]:
+    """Return a thread's instructions that load, and that store, over the whole launch of its block."""
+    shape = RowShape.of(batch.geometry)
+    loads, stores = edge_instructions(batch), np.zeros(len(batch))
+    steps = batch.steps
+    for r in shape.reads:
+        a = r.access
+        elements = a.elements(batch.register) * np.where(r.wide, steps, 1)
+        width = row_access_width(a, batch)
+        half = HALF_INSTRUCTIONS * (a.tensor.itemsize_bytes < 4) * r.passes
+        # A held row is written to the scratchpad by the first stage and read by the others.
+        held = r.passes if batch.staged and r.keepable else 0
+        loads = loads + elements * (LOAD_INSTRUCTIONS * (passes(batch, r) + held) / width + half)
+    for a in shape.stores:
+        wide = bool(a.uses[~batch.geometry.spatial].any())
+        elements = a.elements(batch.register) * np.where(wide, steps, 1)
+        half = HALF_INSTRUCTIONS * (a.tensor.itemsize_bytes < 4)
+        stores = stores + elements * (STORE_INSTRUCTIONS / row_access_width(a, batch) + half)
+    return loads, stores
+
+
+def row_access_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
+    """Return the seconds a unit's load and store pipe needs for all accesses of one block.
+
+    An access takes a cycle for every line its lanes touch: neighbours share one, lanes with rows of their own do not.
+    """
+    shape, line = RowShape.of(batch.geometry), line_bytes(spec)
+    lanes = teu_lanes(batch, spec.teu.lanes)
+    total = np.zeros(len(batch))
+    one = np.ones(len(batch), np.int64)
+    for a, times in (*((r.access, passes(batch, r)) for r in shape.reads), *((a, one) for a in shape.stores)):
+        wide = bool(a.uses[~batch.geometry.spatial].any())
+        width = row_access_width(a, batch)
+        tile = lanes.copy()
+        for axis in np.flatnonzero(a.coefficients[-1]) if len(a.coefficients) else ():
+            tile[:, axis] *= np.minimum(width, batch.register[:, axis])
+        touched, _ = tile_transaction_bytes(a, tile, line)
+        accesses = a.elements(batch.register) / width * np.where(wide, batch.steps, 1) * times
+        total = total + accesses * touched / line
+    for r in shape.reads if batch.staged else ():
+        if r.keepable:  # left in the scratchpad once, fetched by the other stages, without conflicts
+            moved = r.access.elements(batch.register) * batch.steps * r.access.tensor.itemsize_bytes * r.passes
+            total = total + moved * spec.teu.lanes / line
+    teus = -(-batch.threads_per_block // spec.teu.lanes)
+    pipe = spec.teu.lanes / spec.compute.ops_per_cycle_per_unit["load_store"]
+    return np.asarray(total * teus * pipe / spec.clock_hz)
+
+
+def line_bytes(spec: DeviceSpec) -> int:
+    """Return the bytes of a line that one access of a load and store pipe takes."""
+    return spec.layer("l2").line_bytes or 4 * spec.layer("l2").transaction_bytes
+
+
+def row_arithmetic(batch: TileBatch, rates: Mapping[str, float], lanes_cycles: float) -> tuple[Floats, Floats]:
+    """Return cycles of a TEU's scheduler for the arithmetic of all stages, and its instructions, per block.
+
+    ``rates`` are operations per cycle and unit, ``lanes_cycles`` lanes times schedulers: one instruction of a TEU takes
+    ``lanes_cycles / rate`` cycles. What depends on no column counts once per row; an exponential that two stages share
+    counts once where the row is kept.
+    """
+    points = (batch.register_points * batch.steps * batch.register_outputs).astype(np.float64)
+    outputs = batch.register_outputs.astype(np.float64)
+    # Computed again in every stage that needs it, unless the row is kept.
+    times = {Share.ROW: outputs, Share.ELEMENT: points, Share.AGAIN: np.where(keeps(batch), 0.0, points)}
+    cycles = count = np.zeros(len(batch))
+    for share, dtype, fn, n in row_mix(batch.geometry.expr):
+        rate = rates.get(f"{fn}.{dtype}", rates.get(fn, rates["fma"]))
+        each, instructions = lanes_cycles / rate, n
+        if fn == "special":
+            each = max(each, SPECIAL_INSTRUCTIONS * lanes_cycles / rates["fma"])
+            instructions = n * (1.0 + SPECIAL_INSTRUCTIONS)
+        cycles, count = cycles + times[share] * n * each, count + times[share] * instructions
+    return cycles, count
+
+
+def row_exchange(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
+    """Return the cycles all lanes of a row need to meet, one block alone, and a thread's instructions for it."""
+    cycles = instructions = np.zeros(len(batch))
+    for r, times in Counter(RowShape.of(batch.geometry).reductions).items():
+        way = r.meeting(batch)
+        waits, issued = np.zeros((2, len(batch)))
+        for ways, terms in (((Meeting.SHUFFLES, Meeting.WARPS), _shuffles), ((Meeting.SCRATCHPAD,), _gathers)):
+            mine = np.isin(way, ways)
+            if mine.any():
+                each = terms(batch, spec, r)
+                waits, issued = np.where(mine, each[0], waits), np.where(mine, each[1], issued)
+        cycles, instructions = cycles + waits * times, instructions + issued * times
+    return cycles, instructions
+
+
+def _shuffles(batch: TileBatch, spec: DeviceSpec, reduction: RowReduction) -> tuple[Floats, Floats]:
+    """Return what shuffles take, and one meeting of several warps in the scratchpad."""
+    del reduction
+    (lanes, _), held = lane_counts(batch), batch.register_outputs.astype(np.float64)
+    latency, barrier = _latency_cycles(spec)
+    inner = np.log2(np.minimum(lanes, SHUFFLE_LANES))
+    warps = np.maximum(1, lanes // SHUFFLE_LANES)
+    hops, meets = inner + np.log2(warps), warps > 1
+    cycles = hops * (latency + (held - 1) * SHUFFLE_INSTRUCTIONS) + meets * (2 * barrier + latency)
+    return cycles, held * (hops * SHUFFLE_INSTRUCTIONS + meets * 2 * STORE_INSTRUCTIONS)
+
+
+def _gathers(batch: TileBatch, spec: DeviceSpec, reduction: RowReduction) -> tuple[Floats, Floats]:
+    """Return what it takes the first lane to add what the others left in the scratchpad, and to tell them."""
+    (lanes, _), held = lane_counts(batch), batch.register_outputs.astype(np.float64)
+    latency, barrier = _latency_cycles(spec)
+    vector = moved_elements(batch.register_outputs, reduction.itemsize_bytes)
+    reads = (lanes - 1) * held / vector
+    cycles = barrier + latency + reads + (lanes - 1) * held
+    cycles = cycles + reduction.tells(batch) * (barrier + latency)
+    # Only the first lane adds: its instructions, shared by all threads of the block.
+    return cycles, held / vector * 2 + (reads + (lanes - 1) * held) / lanes
+
+
+def _latency_cycles(spec: DeviceSpec) -> tuple[float, float]:
+    """Return the latency of a step, and of a barrier."""
+    return spec.execution.step_latency_s * spec.clock_hz, spec.execution.barrier_s * spec.clock_hz
+
+
+def row_chain_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
+    """Return the memory latencies that one block alone waits for, one after the other.
+
+    A row that is kept comes once; a step waits for its loads before the next one issues its own.
+    """
+    shape = RowShape.of(batch.geometry)
+    far, near = spec.layer("global").latency_s or 0.0, spec.layer("l2").latency_s or 0.0
+    readers = sum(1 for s in shape.stages if s.loads and len(s.axes) > batch.geometry.spatial.sum())
+    again = max(0, readers - 1)
+    once = far + near * any(r.wide and not r.keepable for r in shape.reads)
+    scratchpad = spec.layer("shared").latency_s or 0.0
+    stepped = batch.steps * (far + again * (scratchpad if batch.staged else near))
+    return np.asarray(far + np.where(keeps(batch), once, stepped))

@@ -1,0 +1,154 @@
+"""Template of streaming kernels: every element of an output once, no reduction.
+
+A thread loads all vectors of its tile before it stores the first: as many bytes are in flight as the tile holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from types import MappingProxyType
+
+from roller.expr import Load, Scalar, Stage
+from roller.te.emit import emit_index, emit_scalar
+from roller.templates.gpu.common.stores import Results, store_order
+from roller.templates.gpu.emit.context import Context, as_output, named_loads
+from roller.templates.gpu.emit.fragments import RegisterTile, element_reader, fragments, neighbour, vector_store
+from roller.templates.gpu.emit.mapping import AxisMap, Registers, axis_map, register_points, whole_vectors
+from roller.templates.gpu.emit.nest import (
+    Expr,
+    Stmt,
+    barrier,
+    kernel,
+    seq,
+    store,
+    thread_axis,
+    unravel,
+    when,
+    with_buffers,
+)
+from roller.templates.gpu.emit.staging import Domain, copy_tile, stage_tile
+from roller.tile import RProgram
+from roller.tile.layout import has_tile
+
+#: Threads of a block where the program has no tile for a stage (the smaller stages of a fallback).
+_THREADS = 256
+
+
+def streaming_kernel(
+    ctx: Context, s: Stage, maps: Sequence[AxisMap], staged: Mapping[str, int] = MappingProxyType({})
+) -> Stmt:
+    """Return the kernel of an element-wise stage.
+
+    Parameters
+    ----------
+    ctx
+        Tensors of the expression; element-wise producers are computed in place.
+    s
+        The stage; its output has a buffer.
+    maps
+        Maps of its axes, the one contiguous in the output last.
+    staged
+        Inputs that come through the scratchpad, because neighbouring threads would find their elements far apart
+        (transposes), with the storage padding of their tiles' rows (elements).
+    """
+    return _Streaming(ctx, s, [whole_vectors(m) for m in maps], staged).kernel()
+
+
+class _Streaming:
+    """Everything one streaming kernel needs while it is written."""
+
+    def __init__(self, ctx: Context, s: Stage, maps: Sequence[AxisMap], staged: Mapping[str, int]) -> None:
+        self.ctx, self.stage, self.maps = ctx, s, maps
+        self.block = thread_axis("blockIdx.x", math.prod(m.steps for m in maps))
+        self.thread = thread_axis("threadIdx.x", math.prod(m.threads for m in maps))
+        self.blocks = unravel(self.block.var, [m.steps for m in maps])
+        self.threads = unravel(self.thread.var, [m.threads for m in maps])
+        self.vector = next((m for m in maps if Results.of(s).vector(m.name, m.extent, m.vector) > 1), None)
+        self.base = {m.name: b * m.tile for m, b in zip(maps, self.blocks, strict=True)}
+        self.domain = Domain({m.name: m.extent for m in maps}, {m.name: m.tile for m in maps})
+        self.tiles = [
+            stage_tile(ctx, s, ld, self.domain, staged[ld.tensor], f"tile{n}")
+            for n, ld in enumerate(x for x in s.loads if has_tile(x.tensor, x.index, staged))
+        ]
+        prefix = ctx.prefix("tile")
+        self.apart = {t.load: f"{prefix}{n}" for n, t in enumerate(self.tiles)}
+        wanted = [ld for ld in s.loads if ld not in self.apart and self._varies_in_memory(ld)]
+        self.found = fragments(ctx, wanted, maps, "vec")
+
+    def kernel(self) -> Stmt:
+        """Return the kernel: tiles are copied, all vectors fetched, then results stored."""
+        threads = math.prod(m.threads for m in self.maps)
+        copies = [copy_tile(self.ctx, t, self.domain, self.base, self.thread.var, threads) for t in self.tiles]
+        ready = [*copies, barrier()] if copies else []
+        write = register_points(self.maps, self._point, vector=self.vector.name if self.vector else None)
+        buffers = [*(t.target for t in self.tiles), *(f.buffer for f in self.found)]
+        body = seq([*ready, *(self._fetch(f) for f in self.found), write])
+        return kernel([self.block, self.thread], with_buffers(buffers, body))
+
+    def _varies_in_memory(self, ld: Load) -> bool:
+        return self.ctx.in_memory(ld.tensor) and not ld.guard and any(i.axes for i in ld.index)
+
+    @cached_property
+    def _body(self) -> Scalar:
+        """The value of an element, its loads named where they are fetched or staged."""
+        return named_loads(self.stage.body, {**self.apart, **{f.load: f.name for f in self.found}})
+
+    def _place(self, at: Registers, only: Sequence[AxisMap]) -> tuple[dict[str, Expr], list[Expr]]:
+        """Coordinates of a register point along ``only``, and the conditions under which they exist."""
+        env = {
+            m.name: b * m.tile + m.local(t, at.chunk[m.name]) + at.offset[m.name]
+            for m, b, t in zip(self.maps, self.blocks, self.threads, strict=True)
+            if m in only
+        }
+        return env, [env[m.name] < m.extent for m in only if m.padded]
+
+    def _fetch(self, f: RegisterTile) -> Stmt:
+        """Fill the registers of a load."""
+
+        def one(at: Registers) -> Stmt:
+            env, inside = self._place(at, f.maps)
+            return when(inside, f.fill(self.ctx, env, at))
+
+        return register_points(f.maps, one, vector=f.vector_axis)
+
+    def _point(self, at: Registers) -> Stmt:
+        """Compute and store one element, or one vector of neighbours."""
+        env, inside = self._place(at, self.maps)
+        store_at, target = self.stage.store, self.ctx.buffers[self.stage.name]
+        vector = self.vector
+        if vector is None:
+            return when(inside, store(target, self._value(at, env), *(emit_index(i, env) for i in store_at)))
+
+        def lane(v: Expr) -> Expr:
+            here = Registers(at.chunk, {**at.offset, vector.name: v})
+            return self._value(here, {**env, vector.name: env[vector.name] + v})
+
+        return when(inside, vector_store(target, neighbour(store_at, env, vector.name), lane, vector.vector))
+
+    def _value(self, at: Registers, env: Mapping[str, Expr]) -> Expr:
+        """Value of the element at ``env``, whose operands registers hold at ``at``."""
+        local = {f.name: element_reader(f.buffer, f.index(at)) for f in self.found}
+        inside_tile = {a: x - self.base[a] for a, x in env.items()}
+        local |= {self.apart[t.load]: element_reader(t.target, t.offset(inside_tile)) for t in self.tiles}
+        return as_output(emit_scalar(self._body, env, self.ctx.readers(local)), self.stage)
+
+
+def kernels(ctx: Context, program: RProgram, stages: Sequence[Stage]) -> list[Stmt]:
+    """Return a kernel per output."""
+    return [stream_of(ctx, s, program) for s in stages if s.name in ctx.expr.outputs]
+
+
+def stream_of(ctx: Context, s: Stage, program: RProgram) -> Stmt:
+    """Return the kernel of an element-wise stage, by the program where it is of the same axes."""
+    order = store_order(s)
+    anchor = ctx.expr.anchor
+    if {a.name: a.extent for a in order} == {a.name: a.extent for a in anchor.spatial_axes} and anchor.combiner is None:
+        padding = dict(program.storage_padding)
+        staged = {t: padding.get(t, 0) for t in program.staged}
+        return streaming_kernel(ctx, s, [axis_map(program, a) for a in order], staged)
+    last = len(order) - 1
+    return streaming_kernel(
+        ctx, s, [AxisMap(a.name, a.extent, _THREADS if n == last else 1, 1) for n, a in enumerate(order)]
+    )

@@ -1,0 +1,40 @@
+"""The price of streams of elements: inputs of another order than the result touch lines of their own."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.templates.gpu.common.price import Phases
+from roller.templates.gpu.common.vectors import access_width, store_width
+from roller.templates.gpu.rows.work import line_bytes
+from roller.tile.geometry import Floats
+from roller.tile.transactions import tile_transaction_bytes
+
+
+def scattered_access_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
+    """Return the seconds a unit's load and store pipe needs for a block of a stream beyond those of whole lines.
+
+    Neighbouring threads own neighbouring elements of the result; of an input with another order each touches a line of
+    its own.
+    """
+    g, line = batch.geometry, line_bytes(spec)
+    total = np.zeros(len(batch))
+    if batch.staged or not g.order:
+        return total
+    lanes, last = batch.lanes(spec.teu.lanes), g.order[-1]
+    for a in (*g.reads, g.store):
+        size = a.tensor.itemsize_bytes
+        width = store_width(batch) if a is g.store else access_width(a, batch)
+        tile = lanes.copy()
+        tile[:, last] *= width
+        touched, _ = tile_transaction_bytes(a, tile, line)
+        whole = np.ceil(a.elements(tile) * size / line)
+        total = total + a.elements(batch.register) / width * np.maximum(touched / line - 2 * whole, 0.0)
+    teus = -(-batch.threads_per_block // spec.teu.lanes)
+    pipe = spec.teu.lanes / spec.compute.ops_per_cycle_per_unit["load_store"]
+    return np.asarray(total * teus * pipe / spec.clock_hz)
+
+
+PHASES = Phases(access=scattered_access_s)

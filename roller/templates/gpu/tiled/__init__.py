@@ -1,0 +1,1 @@
+"""Tiled reductions on threads: tiles in the scratchpad, register tiles."""

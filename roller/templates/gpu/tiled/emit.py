@@ -1,0 +1,371 @@
+"""Template of the tiled reduction: scratchpad tiles, register tiles, fused epilogue, split reduction.
+
+Per block: for every step of the reduction, all threads copy the staged tiles, then each thread
+multiplies register fragments into its accumulators; the epilogue runs on the accumulators.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from roller.expr import COMBINERS, Load, Stage
+from roller.te.compat import tirx
+from roller.te.emit import combine, constant, emit_bounds, emit_index, emit_scalar
+from roller.templates.gpu.common.stores import Results, store_order
+from roller.templates.gpu.emit.access import padding_is_neutral
+from roller.templates.gpu.emit.context import Context, Reader, as_output, compute_dtype, named_loads, promote
+from roller.templates.gpu.emit.device_functions import start
+from roller.templates.gpu.emit.mapping import (
+    AxisMap,
+    Registers,
+    axis_map,
+    block_position,
+    register_count,
+    register_index,
+    register_points,
+    vector_loop,
+)
+from roller.templates.gpu.emit.nest import (
+    UNROLL_BUDGET,
+    Buffer,
+    Expr,
+    Stmt,
+    buffer,
+    dtype_name,
+    guarded,
+    kernel,
+    load,
+    loop,
+    loops,
+    num,
+    seq,
+    store,
+    thread_axis,
+    unravel,
+    when,
+    with_buffers,
+)
+from roller.templates.gpu.emit.reduction import stepped_kernels
+from roller.templates.gpu.emit.staging import Domain, StagedTile, copy_tile, placed, stage_tile
+from roller.templates.gpu.tiled.emit_operands import OperandFragment, depth_of, read_vector, vector_map
+from roller.templates.gpu.tiled.emit_pipeline import Pipeline
+from roller.tile import RProgram
+from roller.tile.layout import has_tile
+
+#: Words of the widest read of the scratchpad.
+_VECTOR_WORDS = 4
+
+
+@dataclass(frozen=True)
+class View:
+    """Where a thread finds the elements of a staged tile: in ``source``, ``offset`` on, seen from place ``lane``."""
+
+    source: Buffer
+    offset: Expr
+    lane: Mapping[str, Expr]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One reduction point: start of the current tile along every axis, and place in the tile.
+
+    ``views`` are of the slots of the current step.
+    """
+
+    base: Mapping[str, Expr]
+    inner: Mapping[str, Expr]
+    views: Mapping[Load, View]
+
+
+@dataclass
+class Tiled:
+    """Everything one tiled kernel needs while it is written."""
+
+    ctx: Context
+    stage: Stage
+    program: RProgram
+
+    def __post_init__(self) -> None:
+        p, s = self.program, self.stage
+        self.maps: tuple[AxisMap, ...] = tuple(axis_map(p, a) for a in store_order(s))
+        self.by_name = {m.name: m for m in self.maps}
+        self.domain = Domain(s.extents, p.block_tile)
+        self.threads = math.prod(m.threads for m in self.maps)
+        self.block = thread_axis("blockIdx.x", p.split_k * math.prod(m.steps for m in self.maps))
+        self.thread = thread_axis("threadIdx.x", self.threads)
+        tiles = math.prod(m.steps for m in self.maps)
+        self.part = tirx.floordiv(self.block.var, tiles) if p.split_k > 1 else num(0)
+        within = tirx.floormod(self.block.var, tiles) if p.split_k > 1 else self.block.var
+        blocks = block_position(within, [m.steps for m in self.maps], p.raster)
+        self.base = {m.name: b * m.tile for m, b in zip(self.maps, blocks, strict=True)}
+        lanes = unravel(self.thread.var, [m.threads for m in self.maps])
+        self.lane = {m.name: t for m, t in zip(self.maps, lanes, strict=True)}
+        self.acc = buffer("acc", (register_count(self.maps),), s.acc_dtype, "local")
+        self.tiles = self._tiles()
+        self.fragments = [self._fragment(n, ld) for n, ld in enumerate(s.loads)]
+        self.mask = self._mask_axes()
+
+    def _tiles(self) -> dict[Load, StagedTile]:
+        padding = dict(self.program.storage_padding)
+        out = {}
+        for n, ld in enumerate(self.stage.loads):
+            if has_tile(ld.tensor, ld.index, self.program.staged):
+                pad = padding.get(ld.tensor, 0)
+                out[ld] = stage_tile(self.ctx, self.stage, ld, self.domain, pad, f"tile{n}", self.program.stages)
+        return placed(out)
+
+    def _fragment(self, n: int, ld: Load) -> OperandFragment:
+        """Return the registers of one load: one element per register point of the axes it moves with."""
+        moving = {a for i in (*ld.index, *(b.index for b in ld.guard)) for a in i.axes}
+        maps = tuple(m for m in self.maps if m.name in moving)
+        dtype = compute_dtype(self.ctx.expr.tensors[ld.tensor].dtype)
+        last = self.stage.reduction_axes[-1].name
+        depth = depth_of(self.tiles.get(ld), last, self._together(last), self.domain)
+        return OperandFragment.of(ld, f"frag{n}", maps, depth, dtype)
+
+    def _together(self, axis: str) -> int:
+        """Return how many points of the innermost reduction axis one read of the scratchpad may bring."""
+        return math.gcd(self.domain.tile[axis], _VECTOR_WORDS)
+
+    def _mask_axes(self) -> list[str]:
+        """Reduction axes whose padding must be masked in the body."""
+        neutral = COMBINERS[self.stage.combiner or "sum"].neutral
+        out = []
+        for a in self.stage.reduction_axes:
+            if not self.domain.beyond(a.name):
+                continue
+            fixed = {ld: t.fill for ld, t in self.tiles.items() if t.masked(a.name, self.domain)}
+            # A load in place is guarded against every padded axis it moves with.
+            fixed.update({ld: 0.0 for ld in self.stage.loads if ld not in self.tiles and ld.outside == 0.0})
+            if not padding_is_neutral(self.stage, a.name, fixed, neutral):
+                out.append(a.name)
+        return out
+
+    def local(self, m: AxisMap, at: Registers) -> Expr:
+        """Position of a register point within the block tile."""
+        return m.local(self.lane[m.name], at.chunk[m.name]) + at.offset[m.name]
+
+    # ---- the reduction
+
+    def accumulate(self) -> Stmt:
+        """Initialise the accumulators, then all steps of this block's share of the reduction."""
+        neutral = constant(COMBINERS[self.stage.combiner or "sum"].neutral, self.stage.acc_dtype)
+        init = register_points(self.maps, lambda at: store(self.acc, neutral, register_index(self.maps, at)))
+        body = self._reduction()
+        shared = {t.target.name: t.target for t in self.tiles.values()}
+        return with_buffers([*shared.values(), self.acc], seq([init, body]))
+
+    def _reduction(self) -> Stmt:
+        axes = self.stage.reduction_axes
+        steps = [-(-a.extent // self.domain.tile[a.name]) for a in axes]
+        names = [f"{a.name}_step" for a in axes]
+        pipelined = self.program.stages > 1 and self.tiles
+        if self.program.split_k == 1 and not pipelined:
+            return loops(
+                list(zip(names, steps, strict=True)),
+                lambda env: self._step({a.name: env[n] for a, n in zip(axes, names, strict=True)}),
+            )
+        total = math.prod(steps)
+        share = -(-total // self.program.split_k)
+        count: int | Expr = share
+        if total % self.program.split_k:
+            count = tirx.max(tirx.min(num(share), num(total) - self.part * share), num(0))
+
+        def outer(s: Expr) -> dict[str, Expr]:
+            flat = s if self.program.split_k == 1 else self.part * share + s
+            return {a.name: o for a, o in zip(axes, unravel(flat, steps), strict=True)}
+
+        if not pipelined:
+            return loop("step", count, lambda s: self._step(outer(s)))
+        tiles, stages = tuple(self.tiles.values()), self.program.stages
+        return Pipeline(
+            self.ctx, tiles, self.domain, self.thread.var, self.threads, stages, count,
+            lambda s: self._start(outer(s)), lambda s, slot: self._in_slot(self._start(outer(s)), slot),
+        ).statement()  # fmt: skip
+
+    def _start(self, outer: Mapping[str, Expr]) -> dict[str, Expr]:
+        """Start of the current tile along every axis."""
+        return {**self.base, **{a: o * self.domain.tile[a] for a, o in outer.items()}}
+
+    def _step(self, outer: Mapping[str, Expr]) -> Stmt:
+        base = self._start(outer)
+        copies = [copy_tile(self.ctx, t, self.domain, base, self.thread.var, self.threads) for t in self.tiles.values()]
+        views = {ld: View(t.target, num(t.first), self.lane) for ld, t in self.tiles.items()}
+        return seq([*copies, self._inner(base, views)])
+
+    def _in_slot(self, base: Mapping[str, Expr], slot: Expr) -> Stmt:
+        """Return the arithmetic of a step on a slot of the tiles, which the thread's own place is found in first."""
+        nowhere = {m.name: num(0) for m in self.maps}
+        lanes = {m.name: m.local(self.lane[m.name], num(0)) for m in self.maps}
+        here = {**{a: num(0) for a in self.stage.extents}, **lanes}
+        names: list[Stmt] = []
+        views = {}
+        mixed = len({t.target.name for t in self.tiles.values() if t.target.scope() == "shared.dyn"}) > 1
+        for n, (ld, t) in enumerate(self.tiles.items()):
+            # Without bfloat16 of the target's own, TVM makes tiles of it float32, and a pointer would not know.
+            if mixed or (dtype_name(t.target) == "bfloat16" and not self.ctx.async_copies):
+                views[ld] = View(t.target, t.slot(slot), self.lane)
+                continue
+            statement, start_here = start(f"at{n}", t.target, t.slot(slot) + t.offset(here))
+            names.append(statement)
+            # It starts at the thread's place, the constants of the tile's indices included.
+            views[ld] = View(start_here, num(-t.constant), nowhere)
+        return seq([*names, self._inner(base, views)])
+
+    def _inner(self, base: Mapping[str, Expr], views: Mapping[Load, View]) -> Stmt:
+        """Loops over one step of the reduction, the innermost ones unrolled within the budget."""
+        budget = max(1, UNROLL_BUDGET // register_count(self.maps))
+        plan: list[tuple[str, int, bool]] = []
+        depth = max(f.depth for f in self.fragments)
+        for a in reversed(self.stage.reduction_axes):
+            extent = self.domain.tile[a.name]
+            # The innermost points are unrolled at least as far as one vector read of the scratchpad reaches.
+            width = 1 if plan else self._together(a.name)
+            inner = max(d for d in range(width, extent + 1, width) if extent % d == 0 and d <= max(budget, width))
+            budget = budget // inner if inner == extent else 0
+            plan.insert(0, (a.name, inner if plan else inner // depth, True))
+            if inner < extent:
+                plan.insert(0, (a.name, extent // inner, False))
+            budget = max(budget, 1)
+
+        def at(level: int, inner: dict[str, Expr]) -> Stmt:
+            if level == len(plan):
+                return self._points(Point(base, inner, views), plan[-1][0], depth)
+            name, extent, unrolled = plan[level]
+            prefix = f"{name}_{'u' if unrolled else 'i'}"
+            return loop(
+                prefix,
+                extent,
+                lambda v: at(level + 1, {**inner, name: inner[name] * extent + v if name in inner else v}),
+                unroll=unrolled,
+            )
+
+        return at(0, {})
+
+    def _points(self, p: Point, axis: str, depth: int) -> Stmt:
+        """Combine ``depth`` successive points of the innermost reduction axis, of which ``p`` counts the groups."""
+        if depth == 1:
+            return self._multiply(p, num(0))
+        first = p.inner[axis] * depth
+        deep = [f for f in self.fragments if f.depth > 1]
+        fills = [self._load_fragment(f, replace(p, inner={**p.inner, axis: first})) for f in deep]
+        body = loop(
+            f"{axis}_v",
+            depth,
+            lambda v: self._multiply(replace(p, inner={**p.inner, axis: first + v}), v),
+            unroll=True,
+        )
+        return with_buffers([f.target for f in deep], seq([*fills, body]))
+
+    def _multiply(self, p: Point, ahead: Expr) -> Stmt:
+        """Load the fragments of one reduction point and combine them into the accumulators.
+
+        Of fragments that hold several points, the one ``ahead`` of their first is meant.
+        """
+        single = [f for f in self.fragments if f.depth == 1]
+        fills = [self._load_fragment(f, p) for f in single]
+        body = named_loads(self.stage.body, {f.load: f.name for f in self.fragments})
+        env_reduction = {a: p.base[a] + v for a, v in p.inner.items()}
+
+        def point(at: Registers) -> Stmt:
+            readers: dict[str, Reader] = {
+                f.name: _element(f.target, register_index(f.maps, at) * f.depth + (ahead if f.depth > 1 else 0))
+                for f in self.fragments
+            }
+            env = {**{m.name: self.base[m.name] + self.local(m, at) for m in self.maps}, **env_reduction}
+            value = emit_scalar(body, env, readers).astype(self.stage.acc_dtype)
+            neutral = constant(COMBINERS[self.stage.combiner or "sum"].neutral, self.stage.acc_dtype)
+            value = guarded([env[a] < self.domain.real[a] for a in self.mask], value, neutral)
+            index = register_index(self.maps, at)
+            return store(self.acc, combine(self.stage.combiner or "sum", load(self.acc, index), value), index)
+
+        return with_buffers([f.target for f in single], seq([*fills, register_points(self.maps, point)]))
+
+    def _load_fragment(self, f: OperandFragment, p: Point) -> Stmt:
+        tile, maps, frag = self.tiles.get(f.load), f.maps, f.target
+        if tile is None:
+            return register_points(maps, lambda at: self._in_place(f, at, p))
+        staged = tile
+        vector = None if f.depth > 1 else vector_map(tile, maps, self.domain)
+        view = p.views[f.load]
+        # The vector is the last of maps only by chance: neighbours in the fragment may lie apart.
+        stride = register_count(maps[maps.index(vector) + 1 :]) if vector else 1
+        width = vector.vector if vector else f.depth
+
+        def fill(at: Registers) -> Stmt:
+            place = {m.name: m.local(view.lane[m.name], at.chunk[m.name]) + at.offset[m.name] for m in maps}
+            offset = staged.offset({**{a: num(0) for a in self.stage.extents}, **p.inner, **place}) + view.offset
+            index = register_index(maps, at) * f.depth
+            if width == 1:
+                return store(frag, promote(load(view.source, offset)), index)
+            return read_vector(
+                width, lambda v: load(view.source, offset + v), dtype_name(staged.target),
+                lambda v, value: store(frag, value, index + v * stride),
+            )  # fmt: skip
+
+        return register_points(maps, fill, vector=vector.name if vector else None)
+
+    def _in_place(self, f: OperandFragment, at: Registers, p: Point) -> Stmt:
+        """Read one element of an input that is not staged, guarded where padding could leave the tensor."""
+        ld, maps, frag = f.load, f.maps, f.target
+        env = {**p.base, **{a: p.base[a] + v for a, v in p.inner.items()}}
+        env.update({m.name: self.base[m.name] + self.local(m, at) for m in maps})
+        moving = {a for i in (*ld.index, *(b.index for b in ld.guard)) for a in i.axes}
+        conditions = [env[a] < self.domain.real[a] for a in self.stage.extents if a in moving and self.domain.beyond(a)]
+        conditions += emit_bounds(ld.guard, env)
+        value = self.ctx.readers()[ld.tensor](*(emit_index(i, env) for i in ld.index))
+        outside = constant(ld.outside, compute_dtype(self.ctx.expr.tensors[ld.tensor].dtype))
+        return store(frag, guarded(conditions, value, outside), register_index(maps, at))
+
+    # ---- the result
+
+    def kernel(self, result: Stage, target: Buffer, prefix: tuple[Expr, ...] = ()) -> Stmt:
+        """Return the whole kernel; see :meth:`write`."""
+        return kernel((self.block, self.thread), seq([self.accumulate(), self.write(result, target, prefix)]))
+
+    def write(self, result: Stage, target: Buffer, prefix: tuple[Expr, ...] = ()) -> Stmt:
+        """Write the result of the accumulators: the stage itself, its epilogue, or a partial result.
+
+        ``prefix`` are leading indices of ``target`` (the part of a split reduction).
+        """
+        results = Results.of(result)
+        vector = next((m for m in self.maps if results.vector(m.name, m.extent, m.vector) > 1), None)
+        width = vector.vector if vector else 1
+        out = buffer("out", (width,), dtype_name(target), "local")
+
+        def value(at: Registers) -> Expr:
+            acc = as_output(load(self.acc, register_index(self.maps, at)), self.stage)
+            if result is self.stage:
+                return acc
+            readers = self.ctx.readers({self.stage.name: lambda *_: promote(acc)})
+            return as_output(emit_scalar(result.body, self._env(at), readers), result)
+
+        def one(at: Registers) -> Stmt:
+            env = self._env(at)
+            where = [*prefix, *(emit_index(i, env) for i in result.store)]
+            inside = [env[m.name] < m.extent for m in self.maps if m.padded]
+            if vector is None:
+                return when(inside, store(target, value(at), *where))
+
+            def element(v: Expr) -> Stmt:
+                return store(out, value(Registers(at.chunk, {**at.offset, vector.name: v})), v)
+
+            compute = loop("e", width, element, unroll=True)
+            write = vector_loop(width, lambda v: store(target, load(out, v), *where[:-1], where[-1] + v))
+            return with_buffers([out], when(inside, seq([compute, write])))
+
+        return register_points(self.maps, one, vector=vector.name if vector else None)
+
+    def _env(self, at: Registers) -> dict[str, Expr]:
+        return {m.name: self.base[m.name] + self.local(m, at) for m in self.maps}
+
+
+def _element(frag: Buffer, index: Expr) -> Reader:
+    return lambda: load(frag, index)
+
+
+def kernels(ctx: Context, program: RProgram, stages: Sequence[Stage]) -> list[Stmt] | None:
+    """Return the kernels of a tiled program; see :func:`stepped_kernels`."""
+    return stepped_kernels(ctx, program, stages, Tiled)

@@ -1,0 +1,80 @@
+"""What a thread reads of the staged tiles into registers, and in how wide reads of the scratchpad.
+
+Reads are made wide here, not left to the compiler: it finds neighbours only where it can prove how an address is
+aligned, and storage padding or a slot of a pipeline are enough to hide that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from roller.core.dtypes import DTYPE_BYTES
+from roller.expr import Load
+from roller.templates.gpu.emit.context import compute_dtype, promote
+from roller.templates.gpu.emit.mapping import AxisMap, register_count, vector_loop
+from roller.templates.gpu.emit.nest import Buffer, Expr, Stmt, buffer, dtype_name, load, loop, seq, store, with_buffers
+from roller.templates.gpu.emit.staging import Domain, StagedTile
+from roller.tile.access import VECTOR_BYTES
+
+
+@dataclass(frozen=True)
+class OperandFragment:
+    """Registers of one load: ``depth`` reduction points of the innermost axis per register point of ``maps``.
+
+    The points of one register point are neighbours in the scratchpad and read at once.
+    """
+
+    load: Load
+    name: str
+    maps: tuple[AxisMap, ...]
+    depth: int
+    target: Buffer
+
+    @classmethod
+    def of(cls, load: Load, name: str, maps: tuple[AxisMap, ...], depth: int, dtype: str) -> OperandFragment:
+        """Declare the registers of a load."""
+        return cls(load, name, maps, depth, buffer(name, (register_count(maps) * depth,), dtype, "local"))
+
+
+def vector_map(tile: StagedTile, maps: tuple[AxisMap, ...], domain: Domain) -> AxisMap | None:
+    """Return the axis along which a thread's chunks are aligned vectors of the scratchpad tile, if there is one."""
+    for m in maps:
+        if m.vector > 1 and (m.interleaved or m.registers % m.vector == 0) and _runs(tile, m.name, m.vector, domain):
+            return m
+    return None
+
+
+def depth_of(tile: StagedTile | None, axis: str, width: int, domain: Domain) -> int:
+    """Return how many of ``width`` successive points of a reduction axis one read brings: all of them, or one."""
+    return width if tile is not None and width > 1 and _runs(tile, axis, width, domain) else 1
+
+
+def _runs(tile: StagedTile, axis: str, width: int, domain: Domain) -> bool:
+    """Whether aligned chunks of ``width`` along an axis are aligned vectors of the tile, wherever the others are."""
+    dtype = dtype_name(tile.target)
+    if width * DTYPE_BYTES[dtype] > VECTOR_BYTES:
+        return False
+    for d, (i, pitch) in enumerate(zip(tile.layout.dims, tile.pitch, strict=True)):
+        for x in i.terms:
+            if x.axis == axis:
+                if d != len(tile.layout.dims) - 1 or x.coef != 1:
+                    return False
+            elif domain.tile[x.axis] > 1 and x.coef * pitch % width:
+                return False
+        if i.const * pitch % width:
+            return False
+    return any(x.axis == axis for x in tile.layout.dims[-1].terms)
+
+
+def read_vector(width: int, element: Callable[[Expr], Expr], dtype: str, put: Callable[[Expr, Expr], Stmt]) -> Stmt:
+    """Read ``width`` neighbours of the scratchpad at once and ``put(v, value)`` them into registers.
+
+    Half types are read as they are and converted one by one behind the read: a conversion amid it would make ``width``
+    reads of two bytes.
+    """
+    if compute_dtype(dtype) == dtype:
+        return vector_loop(width, lambda v: put(v, element(v)))
+    raw = buffer("narrow", (width,), dtype, "local")
+    read = vector_loop(width, lambda v: store(raw, element(v), v))
+    return with_buffers([raw], seq([read, loop("e", width, lambda v: put(v, promote(load(raw, v))), unroll=True)]))

@@ -1,0 +1,42 @@
+"""Programs one step from a tiled one: other splits, pipelines and orders of blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from roller.perf.batch import TileBatch
+from roller.templates.common.moves import Place, beside
+from roller.templates.gpu.tiled.variants import RASTERS, stage_choices
+from roller.tile.winograd_products import ELEMENT
+
+#: Parts a reduction is split into.
+SPLITS = (1, 2, 4, 8, 16)
+
+
+def neighbours(place: Place) -> Iterator[TileBatch]:
+    """Yield the program with its reduction split otherwise, then its pipelines and orders of blocks."""
+    yield from splits(place)
+    yield from variants(place)
+
+
+def splits(place: Place) -> Iterator[TileBatch]:
+    """Yield the program with its reduction split into half or twice as many parts."""
+    if not place.options.split_k:
+        return
+    now, steps = int(place.batch.split_k[0]), int(place.batch.steps[0] * place.batch.split_k[0])
+    for parts in (now // 2, now * 2):
+        if parts in SPLITS and parts <= steps:
+            yield replace(place.batch, split_k=np.array([parts], np.int64))
+
+
+def variants(place: Place) -> Iterator[TileBatch]:
+    """Yield the program with a tile more or less in flight, and with other orders of blocks."""
+    if not place.options.pipelining or ELEMENT in place.geometry.names:
+        return
+    for stages in beside(place.stages, (1, *stage_choices(place.spec))):
+        yield replace(place.batch, stages=stages)
+    for raster in beside(place.raster, (1, *RASTERS)):
+        yield replace(place.batch, raster=raster)

@@ -1,0 +1,224 @@
+"""The pool of tiled GPU programs of one canonical form, as arrays (scale-up, then scale-out)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.templates.common.growth import Growth
+from roller.templates.common.options import ConstructOptions
+from roller.templates.common.padding import padding_allowed
+from roller.templates.common.reduction import reduction_steps
+from roller.templates.common.scale_up import best_children, lane_seeds, register_tiles, unique_rows, whole_teus
+from roller.templates.common.score import tile_cost
+from roller.templates.gpu.common.occupancy import register_words, scratchpad_bytes
+from roller.templates.gpu.tiled.price import PHASES
+from roller.tile.geometry import Geometry, Ints, product
+from roller.tile.structures import TILED, structure_of
+
+#: Reduction steps branched over per block tile.
+_STEPS = 8
+
+
+#: Parts a reduction is split into where blocks are few, blocks per unit they may make, and steps left to each of more.
+SPLITS, _FULL, _LEAST_STEPS = (2, 4, 8, 16), 4, 2
+
+#: Register tiles per doubling of their outputs, at least.
+_KERNELS = 4
+#: Block tiles grown side by side per step, and ways followed from each.
+_STATES, _BRANCH = 256, 2
+
+
+def plain(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
+    """Return the batch of programs without a pipeline, at most ``options.pool`` before their reductions are split."""
+    return [_tiled(geometry, spec, options)] if structure_of(geometry).reuses else []
+
+
+def _tiled(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> TileBatch:
+    a, registers = len(geometry.names), kernels(geometry, spec)
+    steps = step_tables(geometry, registers)
+    visited = blocks(geometry, spec, registers, options)
+    visited = most_promising(geometry, spec, visited, steps, -(-options.pool // max(len(t) for t in steps.values())))
+    register, block = visited[:, :a], visited[:, :a] * visited[:, a:]
+    registers_, blocks_ = [], []
+    for key, table in steps.items():
+        mine = (register[:, ~geometry.spatial] == np.array(key)[~geometry.spatial]).all(axis=1)
+        for step in table:
+            registers_.append(register[mine])
+            blocks_.append(np.where(geometry.spatial, block[mine], step))
+    return _finish(geometry, spec, np.concatenate(registers_), np.concatenate(blocks_), options)
+
+
+def blocks(
+    geometry: Geometry, spec: DeviceSpec, registers: Ints, options: ConstructOptions, seen: Growth | None = None
+) -> Ints:
+    """Return the blocks grown from register tiles, as states ``[register tile | threads]`` of whole TEUs."""
+    starts = []
+    for r in registers:
+        seeds = lane_seeds(-(-geometry.extents // r), geometry.spatial, spec.teu.lanes)
+        starts.append(np.concatenate([np.broadcast_to(r, seeds.shape), seeds], axis=1))
+    return _grow_blocks(geometry, spec, np.concatenate(starts), options, seen)
+
+
+def step_tables(geometry: Geometry, registers: Ints) -> dict[tuple[int, ...], Ints]:
+    """Return the reduction steps to branch over, per reduction extents of the register tiles."""
+    return {
+        key: reduction_steps(geometry, np.array(key), limit=_STEPS)
+        for key in sorted({tuple(int(x) for x in np.where(geometry.spatial, 1, r)) for r in registers})
+    }
+
+
+def kernels(geometry: Geometry, spec: DeviceSpec, seen: Growth | None = None) -> Ints:
+    """Return the register tiles that blocks are grown from, ``(N, axes)``; ``seen`` is told of their growth.
+
+    Where windows alone are reduced the innermost one is unrolled with the outputs or not: they share operands then.
+    """
+    one, usable = np.ones(1, np.int64), spec.limits.usable_registers_per_thread or 0
+
+    def fits(tiles: Ints) -> np.ndarray:
+        return register_words(TileBatch(geometry, TILED.name, tiles, tiles, one, geometry.load_names)) <= usable
+
+    keep = max(_KERNELS, 4 * _KERNELS // max(1, int(geometry.spatial.sum())))  # few axes have few shapes of a TEU
+    start = np.ones(len(geometry.names), np.int64)
+    registers = register_tiles(geometry, fits, keep, start, seen)
+    if geometry.window_axes[~geometry.spatial].all():
+        last = int(np.flatnonzero(~geometry.spatial)[-1])
+        start[last] = geometry.extents[last]
+        registers = unique_rows(np.concatenate([registers, register_tiles(geometry, fits, keep, start, seen)]))
+    return registers
+
+
+def most_promising(
+    geometry: Geometry, spec: DeviceSpec, visited: Ints, steps: dict[tuple[int, ...], Ints], count: int
+) -> Ints:
+    """Return the ``count`` states of least bound, in the order visited.
+
+    The bound of a block is that of its arithmetic, with the reduction step of most use, or of what it moves through
+    the shared cache.
+    """
+    if len(visited) <= count:
+        return visited
+    a = len(geometry.names)
+    register, block = visited[:, :a], visited[:, :a] * visited[:, a:]
+    for key, table in steps.items():
+        mine = (register[:, ~geometry.spatial] == np.array(key)[~geometry.spatial]).all(axis=1)
+        block[mine] = np.where(geometry.spatial, block[mine], table[0])
+    batch = TileBatch(geometry, TILED.name, register, block, np.ones(len(block), np.int64), geometry.load_names)
+    moved_s = tile_cost(geometry, block)[0] / spec.layer("l2").bandwidth_bytes_per_s
+    bound = np.maximum(PHASES.arithmetic(batch, spec), moved_s)
+    return visited[np.sort(np.argsort(bound, kind="stable")[:count])]
+
+
+def _even_sample(rows: Ints, count: int) -> Ints:
+    """Return at most ``count`` rows, evenly spread over the order in which they were visited."""
+    return rows if len(rows) <= count else rows[np.linspace(0, len(rows) - 1, count).astype(np.int64)]
+
+
+def _finish(geometry: Geometry, spec: DeviceSpec, register: Ints, block: Ints, options: ConstructOptions) -> TileBatch:
+    """Keep what fits the scratchpad and the padding allowed; add split-K variants where blocks are few."""
+    batch = TileBatch(geometry, TILED.name, register, block, np.ones(len(block), np.int64), geometry.load_names)
+    keep = scratchpad_bytes(batch) <= spec.layer("shared").budget_bytes
+    keep &= padding_allowed(geometry, block, options)
+    batch = batch.take(np.flatnonzero(keep)[: options.pool])
+    if not options.split_k:
+        return batch
+    parts = [batch, *split_variants(batch, spec)]
+    if len(parts) == 1:
+        return batch
+    return TileBatch(
+        geometry,
+        TILED.name,
+        np.concatenate([p.register for p in parts]),
+        np.concatenate([p.block for p in parts]),
+        np.concatenate([p.split_k for p in parts]),
+        batch.staged,
+    )
+
+
+def split_variants(batch: TileBatch, spec: DeviceSpec) -> list[TileBatch]:
+    """Return the programs with their reduction split over blocks, where outputs alone make too few of them."""
+    found = []
+    for split in splits(spec):
+        some = np.flatnonzero(is_split_useful(batch.blocks, batch.steps, split, spec))
+        if len(some):
+            chosen = batch.take(some)
+            found.append(replace(chosen, split_k=chosen.split_k * split))
+    return found
+
+
+def is_split_useful(blocks: Ints, steps: Ints, parts: Ints | int, spec: DeviceSpec) -> np.ndarray:
+    """Mask of whole tiles of so many blocks and steps that the pool splits into ``parts``: units are left idle."""
+    further = np.asarray(parts) > max(SPLITS)  # where the first ones leave units idle, and with steps to overlap
+    useful = (blocks < spec.units) & (steps > 1) & (blocks * parts <= _FULL * spec.units)
+    useful &= steps >= parts * np.where(further, _LEAST_STEPS, 1)
+    return np.asarray(useful & (~further | (4 * blocks * parts > 3 * spec.units)))
+
+
+def splits(spec: DeviceSpec) -> tuple[int, ...]:
+    """Return the parts a reduction may be split into: up to what fills the device a few times over with one tile."""
+    return (*SPLITS, *(1 << n for n in range(max(SPLITS).bit_length(), (_FULL * spec.units).bit_length())))
+
+
+def _grow_blocks(
+    geometry: Geometry, spec: DeviceSpec, states: Ints, options: ConstructOptions, seen: Growth | None
+) -> Ints:
+    """Grow blocks by threads per axis; a state is ``[register tile | threads]`` (rows of ``2 * axes``).
+
+    Threads double, finish their axis, or go on to the next number that divides it; finished blocks fill whole TEUs.
+    """
+    a = len(geometry.names)
+    visited = [states]
+    limit = spec.limits.threads_per_block or 0
+    spatial_axes = np.flatnonzero(geometry.spatial)
+    jumps = [_next_divisor(int(geometry.extents[x]), states[:, x], limit) for x in spatial_axes]
+    for _ in range(5):
+        register, threads = states[:, :a], states[:, a:]
+        useful = -(-geometry.extents // register)
+        table = np.repeat(states[None], 2 * len(spatial_axes), axis=0)
+        grows = np.empty(table.shape[:2], bool)
+        for n, axis in enumerate(spatial_axes):
+            now, most = threads[:, axis], useful[:, axis]
+            double = np.where((now & (now - 1)) == 0, 2 * now, most)  # powers of two, then all the axis has
+            further = np.where(now < most, np.minimum(double, most), now), jumps[n][register[:, axis], now]
+            table[2 * n : 2 * n + 2, :, a + axis] = further
+            grows[2 * n : 2 * n + 2] = further > now
+        both = np.concatenate([(register * threads)[None], table[:, :, :a] * table[:, :, a:]])  # base and children
+        traffic, footprint = (x.reshape(both.shape[:2]) for x in _spatial_score_terms(geometry, both.reshape(-1, a)))
+        cost = np.maximum(footprint[1:] - footprint[0], 1e-9)
+        score = (traffic[0] - traffic[1:]) / cost
+        if seen is not None:
+            seen.note(states, table, score, grows)
+        chosen = best_children(table, score, grows, _BRANCH)
+        chosen = chosen[product(chosen, a + spatial_axes) <= limit]
+        if not len(chosen):
+            break
+        states = _even_sample(unique_rows(chosen), _STATES)
+        visited.append(states)
+    # Shrinking a grown tile until there are blocks enough leads back to a state visited on the way up, so the
+    # smaller states are the shrunk ones; without shrinking only tiles that nothing can enlarge remain.
+    found = unique_rows(np.concatenate(visited if options.shrink else visited[-1:]))
+    whole = whole_teus(found[:, a:], geometry.spatial, spec.teu.lanes, limit)
+    return unique_rows(np.concatenate([found[whole[:, -1], :a], whole[:, :-1]], axis=1))
+
+
+def _next_divisor(extent: int, registers: Ints, limit: int) -> Ints:
+    """Return, per register extent and threads, the next larger number of threads that divides the tiles of an axis."""
+    now = np.arange(limit + 1)
+    table = np.empty((int(registers.max()) + 1, limit + 1), np.int64)
+    for r in np.flatnonzero(np.bincount(registers)):
+        tiles = -(-extent // int(r))
+        possible = now[1 : min(tiles, limit) + 1]
+        divisors = possible[tiles % possible == 0]
+        place = np.searchsorted(divisors, now, side="right")
+        table[r] = np.where(place < len(divisors), divisors[np.minimum(place, len(divisors) - 1)], now)
+    return table
+
+
+def _spatial_score_terms(geometry: Geometry, block: Ints) -> tuple[np.ndarray, np.ndarray]:
+    """Traffic and footprint (elements) of one reduction point per block: what the axes' scores compare."""
+    outputs = geometry.blocks(block).astype(np.float64)
+    loads = sum((a.elements(block) * float(a.tensor.itemsize_bytes) for a in geometry.loads), np.zeros(len(block)))
+    return loads * outputs, loads

@@ -1,0 +1,1 @@
+"""Products on matrix units that a group of four warps starts together (wgmma)."""

@@ -1,0 +1,198 @@
+"""Template of reductions by warp groups: wgmma reads both operands from scratchpad, sums stay in registers.
+
+Per block, for every step of the reduction: the threads' copies of the step have landed and are published to the matrix
+unit, a barrier, then every warp group starts its products and, while they run, the copies of a later step. With three
+stages or more the products of one step are still running as those of the next start; the stage they read is refilled
+only after the next barrier, which all threads reach after waiting for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from roller.expr import Stage
+from roller.te.compat import tirx
+from roller.templates.gpu.emit import device_functions as device
+from roller.templates.gpu.emit.context import Context
+from roller.templates.gpu.emit.nest import (
+    Buffer,
+    Expr,
+    Stmt,
+    buffer,
+    dtype_name,
+    kernel,
+    load,
+    loop,
+    loops,
+    num,
+    seq,
+    store,
+    when,
+    with_buffers,
+)
+from roller.templates.gpu.emit.reduction import stepped_kernels
+from roller.templates.gpu.matrix.emit import Matrix
+from roller.templates.gpu.matrix.emit_store import Writer, finish
+from roller.templates.gpu.matrix.stores import COLUMNS, PAIR, QUAD
+from roller.templates.gpu.warp_group import emit_functions as group_functions
+from roller.templates.gpu.warp_group.emit_copies import copy_group_tile
+from roller.tile import RProgram
+from roller.tile.fragments import Operand
+from roller.tile.vectors import vectorizable
+from roller.tile.warp_groups import GroupTile, group_tile
+
+#: Rows of the instruction that one warp of the group holds.
+_WARP_ROWS = 16
+
+
+@dataclass
+class WarpGroups(Matrix):
+    """Everything one kernel by warp groups needs while it is written."""
+
+    def __post_init__(self) -> None:
+        """Lay out the ring of tiles, and the sums of one thread."""
+        self._prepare()
+        f = self.fragment
+        self.across = self.register[self.m_axis] // f.m, self.register[self.n_axis] // f.n
+        self.sums = buffer("sums", (self.across[0] * self.across[1] * f.m * f.n // f.threads,), f.accumulator, "local")
+        a, b = self.operands
+        self.group_tiles = self._tile(a, f.m), self._tile(b, f.n)
+        self.offsets = 0, self.group_tiles[0].bytes // a.tensor.itemsize_bytes
+        self.slot_elements = sum(t.bytes for t in self.group_tiles) // a.tensor.itemsize_bytes
+        self.ring = buffer("ring", (self.program.stages * self.slot_elements,), f.operand, "shared.dyn")
+        self.starts = buffer("starts", (2,), "uint64", "local")
+
+    def _tile(self, operand: Operand, step: int) -> GroupTile:
+        """Lay out an operand: lines run along the axis whose neighbours are neighbours in memory."""
+
+        def contiguous(axis: str) -> bool:
+            index, extent = operand.load.index, self.domain.real[axis]
+            return vectorizable(index, operand.tensor, axis, extent, operand.chunk)
+
+        k_major = contiguous(operand.k_axis) or not (operand.transposed or contiguous(operand.axis))
+        axes = operand.axis, operand.k_axis
+        return group_tile(operand.load, operand.tensor, axes, self.program.block_tile, step, k_major)
+
+    # ---- the reduction
+
+    def accumulate(self) -> Stmt:
+        """Clear the sums, then all steps of this block's share of the reduction."""
+        self.ctx.own_barriers = True
+        extent = int(self.sums.shape[0])
+        zero = tirx.const(0.0, self.fragment.accumulator)
+        init = loop("r", extent, lambda r: store(self.sums, zero, r), unroll=True)
+        hold = device.call(f"roller_group_hold<{extent}>", device.address(self.sums, num(0)))
+        return seq([init, hold, self._describe(), self._overlapped(), hold])
+
+    def _overlapped(self) -> Stmt:
+        """Return the loop over steps; see the module's description."""
+        count, base = self._steps()
+        running = self.fragment.running_steps(self.program.stages)  # groups of products that outlive their step
+        ahead = self.program.stages - 1 - running
+
+        def fill(step: Expr) -> Stmt:
+            # Groups are counted, also those of steps there are not: the wait of step n is for group n.
+            return seq([when([step < count], self._copies(base(step), step)), device.copy_commit()])
+
+        def one(step: Expr) -> Stmt:
+            before, after = ([], [fill(step + ahead)]) if ahead else ([fill(step)], [])
+            last = [] if ahead else [device.barrier()]
+            return seq(
+                [
+                    *before, device.copy_wait(max(ahead - 1, 0)), device.call("roller_publish"), device.barrier(),
+                    self._products(step), *after, device.call(f"roller_group_wait<{running}>"), *last,
+                ]
+            )  # fmt: skip
+
+        first = [loop("fill", ahead, fill)] if ahead else []
+        rest = [device.call("roller_group_wait<0>")] if running else []
+        return seq([*first, loop("step", count, one), *rest])
+
+    def _copies(self, base: Mapping[str, Expr], step: Expr) -> Stmt:
+        """Return the copies of both operands' tiles of a step."""
+        threads, slot = self.program.threads_per_block, self._slot(step) * self.slot_elements
+        return seq(
+            [
+                copy_group_tile(self.ctx, t, self.domain, base, (self.thread.var, threads), self.ring, slot + offset)
+                for t, offset in zip(self.group_tiles, self.offsets, strict=True)
+            ]
+        )
+
+    def _describe(self) -> Stmt:
+        """Describe this warp group's part of both operands in the first slot: all others are that many units on."""
+        found = []
+        for n, (t, offset) in enumerate(zip(self.group_tiles, self.offsets, strict=True)):
+            own = device.address(self.ring, offset + t.start(self.group[t.axis], 0))
+            fields = (num(x) for x in (t.leading_bytes, t.stride_bytes, t.swizzle))
+            found.append(store(self.starts, tirx.call_extern("uint64", "roller_group_tile", own, *fields), num(n)))
+        return seq(found)
+
+    def _products(self, step: Expr) -> Stmt:
+        """Start the products of a step on this warp group's part of the tiles."""
+        f, (a, b) = self.fragment, self.group_tiles
+        name = group_functions.product(f, not a.k_major, not b.k_major)
+        calls = []
+        for k in range(0, a.depth, f.k):
+            for i in range(self.across[0]):
+                for j in range(self.across[1]):
+                    sums = device.address(self.sums, num((i * self.across[1] + j) * (f.m * f.n // f.threads)))
+                    operands = self._described(0, step, i * f.m, k), self._described(1, step, j * f.n, k)
+                    calls.append(device.call(name, sums, *operands))
+        return seq([device.call("roller_group_fence"), *calls, device.call("roller_group_commit")])
+
+    def _described(self, n: int, step: Expr, row: int, k: int) -> Expr:
+        """Return the descriptor of one product's operand: the group's own in the first slot, moved on by chunks."""
+        t = self.group_tiles[n]
+        moved = self._slot(step) * (self.slot_elements // t.chunk) + t.start(row, k) // t.chunk
+        return load(self.starts, num(n)) + tirx.Cast("uint64", moved)
+
+    # ---- the result
+
+    def kernel(self, result: Stage, target: Buffer, prefix: tuple[Expr, ...] = ()) -> Stmt:
+        """Return the whole kernel; ``prefix`` are leading indices of ``target`` (the part of a split reduction)."""
+        body = seq([self.accumulate(), self._write(result, target, prefix)])
+        return kernel((self.block, self.thread), with_buffers([self.ring, self.sums, self.starts], body))
+
+    def _write(self, result: Stage, target: Buffer, prefix: tuple[Expr, ...]) -> Stmt:
+        """Store every sum of this thread: neighbours along n at once, as many as the output allows.
+
+        Sum ``4 c + 2 h + e`` of a product of 64 rows lies at row ``16 warp + lane / 4 + 8 h`` and column
+        ``8 c + 2 (lane % 4) + e`` (PTX manual, wgmma: registers of D). Where such pairs are narrow, the four lanes
+        of a row exchange the pairs of four neighbouring columns ``c``, so that each holds all eight results of one.
+        """
+        writer, f = Writer(self.ctx, self.stage, result, target, prefix), self.fragment
+        way = writer.way(f, self.n_axis, self.register[self.n_axis])
+        exchanged, width = way.exchanged, way.width
+        totals = buffer("totals", (COLUMNS,), f.accumulator, "local")
+        out = buffer("out", (width,), dtype_name(target), "local")
+        quad = tirx.floormod(self.lane, QUAD)
+
+        def sum_at(at: Mapping[str, Expr], c: Expr, e: Expr) -> Expr:
+            product = at["i"] * self.across[1] + at["j"]
+            return load(self.sums, ((product * (f.n // COLUMNS) + c) * 2 + at["h"]) * PAIR + e)
+
+        def element(at: dict[str, Expr]) -> Stmt:
+            row = at["i"] * f.m + tirx.floordiv(self.lane, 32) * _WARP_ROWS + at["h"] * 8
+            row = row + tirx.floordiv(tirx.floormod(self.lane, 32), QUAD)
+            first = at["j"] * f.n
+            if not exchanged:
+                column = first + at["c"] * COLUMNS + quad * PAIR + at["e"]
+                return finish(self, writer, row, column, width, out, lambda v: sum_at(at, at["c"], at["e"] + v))
+            taken = [
+                store(totals, sum_at(at, at["c"] * QUAD + b, num(e)), num(b * PAIR + e))
+                for b in range(QUAD) for e in range(PAIR)
+            ]  # fmt: skip
+            swap = device.call("roller_quad_exchange", device.address(totals, num(0)))
+            column = first + (at["c"] * QUAD + quad) * COLUMNS
+            return seq([*taken, swap, finish(self, writer, row, column, width, out, lambda v: load(totals, v))])
+
+        columns = f.n // COLUMNS // (QUAD if exchanged else 1)
+        names = [("i", self.across[0]), ("j", self.across[1]), ("c", columns), ("h", 2)]
+        names += [] if exchanged else [("e", PAIR // width)]
+        return with_buffers([totals, out] if exchanged else [out], loops(names, element, unroll=True))
+
+
+def kernels(ctx: Context, program: RProgram, stages: Sequence[Stage]) -> list[Stmt] | None:
+    """Return the kernels of warp groups; see :func:`stepped_kernels`."""
+    return stepped_kernels(ctx, program, stages, WarpGroups)

@@ -1,0 +1,76 @@
+"""Copies of operand tiles into the swizzled lines that warp groups read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from roller.te.compat import tirx
+from roller.te.emit import constant, emit_bounds, emit_index
+from roller.templates.gpu.emit import device_functions as device
+from roller.templates.gpu.emit.context import Context
+from roller.templates.gpu.emit.nest import Buffer, Expr, Stmt, dtype_name, guarded, load, loop, store, when
+from roller.templates.gpu.emit.staging import Domain
+from roller.tile.vectors import vectorizable
+from roller.tile.warp_groups import CHUNK_BYTES, GroupTile
+
+#: Copies of one thread that are unrolled together: their addresses occupy registers.
+_UNROLLED = 8
+
+
+def copy_group_tile(
+    ctx: Context, t: GroupTile, domain: Domain, base: Mapping[str, Expr], threads: tuple[Expr, int], target: Buffer,
+    start: Expr,
+) -> Stmt:  # fmt: skip
+    """Return the cooperative copy of a tile to the element ``start`` of the scratchpad, zeros beyond the tensor.
+
+    Asynchronous, 16 bytes at a time, where chunks are aligned in the tensor and never straddle a bound; element by
+    element elsewhere.
+
+    Parameters
+    ----------
+    base
+        Start of the tile along every axis.
+    threads
+        Number of this thread, and of all.
+    """
+    thread, together = threads
+    width = t.chunk if _whole_chunks(ctx, t, domain) else 1
+    columns = t.length // width
+    total = t.lines * columns
+    rounds = -(-total // together)
+    groups = next(g for g in range(1, rounds + 1) if rounds % g == 0 and rounds // g <= _UNROLLED)
+
+    def one(r: Expr) -> Stmt:
+        flat = r * together + thread
+        line, column = tirx.floordiv(flat, columns), tirx.floormod(flat, columns) * width
+        position = t.position(line, tirx.floordiv(column, t.chunk)) + tirx.floormod(column, t.chunk)
+        row, k = (line, column) if t.k_major else (column, line)
+        env = {**base, t.axis: base[t.axis] + row, t.k_axis: base[t.k_axis] + k}
+        inside = [env[a] < domain.real[a] for a in (t.axis, t.k_axis) if domain.beyond(a)]
+        inside += emit_bounds(t.load.guard, env)
+        index = [emit_index(i, env) for i in t.load.index]
+        body = _transfer(ctx, t, inside, index, target, start + position, width)
+        return when([flat < total] if total % together else [], body)
+
+    unrolled = rounds // groups
+    return loop("copy", groups, lambda g: loop("c", unrolled, lambda c: one(g * unrolled + c), unroll=True))
+
+
+def _transfer(
+    ctx: Context, t: GroupTile, inside: list[Expr], index: list[Expr], target: Buffer, offset: Expr, width: int
+) -> Stmt:
+    name = t.load.tensor
+    if width > 1:
+        source = device.address(ctx.buffers[name], *index)
+        return device.copy_async(CHUNK_BYTES, device.address(target, offset), source, inside)
+    dtype = dtype_name(target)
+    value = load(ctx.buffers[name], *index) if ctx.in_memory(name) else ctx.readers()[name](*index).astype(dtype)
+    return store(target, guarded(inside, value, constant(0.0, dtype)), offset)
+
+
+def _whole_chunks(ctx: Context, t: GroupTile, domain: Domain) -> bool:
+    """Whether every chunk is one aligned run of the tensor, inside or outside as a whole."""
+    axis = t.along
+    if not ctx.in_memory(t.load.tensor) or any(axis in b.index.axes for b in t.load.guard):
+        return False
+    return vectorizable(t.load.index, t.tensor, axis, domain.real[axis], t.chunk)

@@ -1,0 +1,1 @@
+"""Windows that a thread walks whole, in straight-line code."""

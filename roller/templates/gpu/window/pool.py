@@ -1,0 +1,127 @@
+"""Programs of structure ``window``: strips of outputs that threads walk, read in place or staged."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.templates.common.options import ConstructOptions
+from roller.templates.common.padding import padding_allowed
+from roller.templates.common.scale_up import unique_rows
+from roller.templates.gpu.common.limits import fitting
+from roller.templates.gpu.common.occupancy import register_words, scratchpad_bytes
+from roller.templates.gpu.common.stores import is_alone
+from roller.tile.access import VECTOR_BYTES
+from roller.tile.geometry import Geometry, Ints, product
+from roller.tile.structures import WINDOW, structure_of
+from roller.tile.windows import Slide, slide_of
+
+#: Longest strip of outputs, and most outputs of a thread along any other axis.
+_STRIP, _ACROSS = 32, 8
+#: Products of one thread: its walk is straight-line code of about two instructions each, which the smallest instruction
+#: cache of all devices should hold (46 KiB of 16-byte instructions on sm_75; Jia et al. 2019).
+_PRODUCTS = 1024
+#: Pieces an axis is cut into evenly, threads along the contiguous axis beside them, and threads of a block aimed at.
+_PIECES, _RUNS, _THREADS = (1, 2, 3, 4), (16, 32, 64), (64, 128, 256)
+#: Least share of a block's TEUs that its threads fill: partly filled ones are priced, hardly filled ones never win.
+_FILLED = 0.7
+
+
+def window_pools(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
+    """Return the programs that walk windows, read in place and staged; none where the reduction is no window."""
+    expr = geometry.expr
+    slide = slide_of(expr.anchor) if options.windows and structure_of(geometry).reuses else None
+    if slide is None or not is_alone(expr):
+        return []
+    register, block = _tiles(geometry, slide, spec)
+    batch = TileBatch(geometry, WINDOW.name, register, block, np.ones(len(block), np.int64), ())
+    staged = replace(batch, staged=(slide.source.tensor,))
+    fits = scratchpad_bytes(staged) <= spec.layer("shared").budget_bytes
+    found = batch.take(np.arange(min(len(batch), options.pool))), staged.take(np.flatnonzero(fits)[: options.pool])
+    return [b.take(padding_allowed(geometry, b.block, options)) for b in found]
+
+
+def window_limits(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
+    """Mask of programs within the limits; their last TEU may be filled partly, and walks are straight-line code."""
+    whole = fills(batch.threads_per_block, spec.teu.lanes) & straight(batch.register)
+    return np.asarray(fitting(batch, spec) & whole)
+
+
+def _tiles(geometry: Geometry, slide: Slide, spec: DeviceSpec) -> tuple[Ints, Ints]:
+    """Return register and block tiles, ``(N, axes)`` each."""
+    register = _register_tiles(geometry, slide)
+    one = np.ones(len(register), np.int64)
+    words = register_words(TileBatch(geometry, WINDOW.name, register, register, one, ()))
+    register = register[words <= (spec.limits.usable_registers_per_thread or 0)]
+    states = [np.ones((0, 2 * register.shape[1]), np.int64)]
+    limit = spec.limits.threads_per_block or 0
+    for row in register:
+        threads = _threads(geometry, slide, row, limit)
+        states.append(np.concatenate([np.broadcast_to(row, threads.shape), threads], axis=1))
+    both = unique_rows(np.concatenate(states))
+    axes = register.shape[1]
+    threads = product(both[:, axes:], range(axes))
+    both = both[(threads <= limit) & fills(threads, spec.teu.lanes)]
+    return both[:, :axes], both[:, :axes] * both[:, axes:]
+
+
+def fills(threads: Ints, lanes: int) -> np.ndarray:
+    """Mask of blocks whose threads fill their TEUs well enough for their programs to be considered."""
+    return np.asarray(threads >= _FILLED * -(-threads // lanes) * lanes)
+
+
+def straight(register: Ints) -> np.ndarray:
+    """Mask of register tiles whose walks are short enough for straight-line code; the shortest ones always are."""
+    products = register.prod(axis=1)
+    return np.asarray(products <= max(_PRODUCTS, int(products.min(initial=_PRODUCTS))))
+
+
+def _windowed(geometry: Geometry, slide: Slide) -> list[int]:
+    """Return the spatial axes that share a dimension of the source with a window, the slide's first."""
+    names = [t.axis for i in slide.source.index if len(i.terms) > 1 for t in i.terms]
+    axes = [geometry.names.index(n) for n in dict.fromkeys(names) if geometry.spatial[geometry.names.index(n)]]
+    return sorted(axes, key=lambda a: geometry.names[a] != slide.axis)
+
+
+def _register_tiles(geometry: Geometry, slide: Slide) -> Ints:
+    """Return strips along the slide times outputs along other windows and vectors of the contiguous axis."""
+    sizes: list[Iterable[int]] = [[1] for _ in geometry.names]
+    fast = geometry.order[-1]
+    widest = max(1, VECTOR_BYTES // geometry.store.tensor.itemsize_bytes)
+    sizes[fast] = [v for v in (1, 2, 4, 8) if v <= widest and geometry.extents[fast] % v == 0]
+    windowed = _windowed(geometry, slide)
+    for a in windowed:
+        extent, limit = int(geometry.extents[a]), _STRIP if geometry.names[a] == slide.axis else _ACROSS
+        even = {-(-extent // p) for p in range(1, 9 if len(windowed) > 1 and fast not in windowed else 13)}
+        sizes[a] = sorted({e for e in (1, 2, 4, *even) if e <= min(limit, extent)})
+    for reduced in np.flatnonzero(~geometry.spatial):
+        sizes[reduced] = [int(geometry.extents[reduced])]
+    table = np.array(list(itertools.product(*sizes)), np.int64)
+    return np.asarray(table[straight(table)])
+
+
+def _threads(geometry: Geometry, slide: Slide, register: Ints, limit: int) -> Ints:
+    """Return threads per axis: even pieces of windows and of the contiguous axis, then other axes to fill a block."""
+    useful, fast = -(-geometry.extents // register), geometry.order[-1]
+    windows = [a for a in _windowed(geometry, slide) if a != fast]
+    fixed, few = [fast, *windows], len(windows) > 1  # of two slow windows, few pieces each: they multiply
+    sizes = []
+    for a in fixed:
+        most = int(useful[a])
+        pieces = {-(-most // p) for p in (_PIECES[:2] if few else _PIECES)}
+        sizes.append({p for p in pieces | ({p for p in _RUNS if p < most} if a == fast else {1}) if p <= limit} or {1})
+    rest = [a for a in reversed(geometry.order) if a not in fixed]
+    table = np.array(list(itertools.product(*map(sorted, sizes), _THREADS)), np.int64)
+    used = table[:, :-1].prod(axis=1)
+    threads = np.ones((len(table), len(useful)), np.int64)
+    threads[:, fixed] = table[:, :-1]
+    left = np.maximum(1, table[:, -1] // used)
+    for a in rest:
+        threads[:, a] = np.minimum(left, useful[a])
+        left //= threads[:, a]
+    return np.asarray(threads[used <= limit])

@@ -1,0 +1,66 @@
+"""Cycles of a block that slides windows: every row of the walk is loaded once, in place or from scratchpad.
+
+Counts are those of machine code (NVRTC 12.9, sm_80) of depthwise convolutions and poolings with 3x3 to 7x7 windows:
+in place a guarded load takes one to two instructions of bounds and selection, one from scratchpad none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.templates.gpu.common.compute import Work, block_work, register_arithmetic
+from roller.templates.gpu.common.laid_out import LaidOut
+from roller.templates.gpu.common.price import Parts, Phases, step_chain_s
+from roller.templates.gpu.window.strips import slide, strip_hops, walk
+from roller.tile.geometry import Floats
+
+#: Instructions beside a load in place, guarded or not, and beside one from scratchpad.
+GUARD_INSTRUCTIONS, PLAIN_INSTRUCTIONS, STAGED_INSTRUCTIONS = 1.5, 0.3, 0.1
+#: Bytes of a run of lanes beyond the start of its last one.
+VECTOR_START = 4.0
+
+
+def window_work(batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats], laid: LaidOut | None) -> Work:
+    """Return the work of every block of a batch of window programs; arguments as of :func:`block_work`."""
+    base = block_work(replace(batch, staged=()), spec, copies, None)
+    cycles, instructions = register_arithmetic(batch, spec, True)
+    w, s = walk(batch), slide(batch)
+    per_unit = spec.compute.ops_per_cycle_per_unit
+    rate = per_unit["issue"] / spec.teu.lanes / spec.teu.schedulers_per_unit
+    loads = (w.rows * w.loads).astype(np.float64)
+    beside = STAGED_INSTRUCTIONS if batch.staged else GUARD_INSTRUCTIONS if s.source.guard else PLAIN_INSTRUCTIONS
+    size = batch.geometry.expr.tensors[s.source.tensor].itemsize_bytes
+    conflicts = laid.conflicts.get(s.source.tensor, 1.0) if laid and batch.staged else 1.0
+    wavefronts = loads * (np.maximum(1.0, w.width * size / 4) * conflicts if batch.staged else _lines(batch, spec))
+    # Without integer pipes of their own, bounds take the slots of additions in the FMA pipes.
+    slot = 0.0 if "integer" in per_unit else spec.teu.lanes * spec.teu.schedulers_per_unit / per_unit["add"]
+    return replace(
+        base,
+        fma=cycles,
+        overhead=loads * beside * slot,
+        issue=(instructions + loads * (1.0 + beside) + w.weights) / rate,
+        scratchpad=(wavefronts + w.weights) * spec.teu.lanes / per_unit["load_store"],
+    )
+
+
+def _lines(batch: TileBatch, spec: DeviceSpec) -> Floats:
+    """Return the cache lines one TEU's load in place touches: runs of lanes along the last dimension."""
+    access = next(a for a in batch.geometry.loads if a.tensor.name == slide(batch).source.tensor)
+    line = spec.layer("l2").line_bytes or spec.layer("l2").transaction_bytes
+    lanes = batch.lanes(spec.teu.lanes)
+    steps = np.where(batch.geometry.spatial, access.coefficients[-1], 0)
+    along = np.where(steps > 0, lanes, 1).prod(axis=1)
+    run = ((lanes - 1) * steps * batch.register).sum(axis=1) * access.tensor.itemsize_bytes + VECTOR_START
+    return np.asarray(np.maximum(1.0, spec.teu.lanes / along) * np.maximum(1.0, run / line))
+
+
+def _chain_s(batch: TileBatch, spec: DeviceSpec, alone: Floats, parts: Parts) -> Floats:
+    """Return the seconds of one block that has its unit to itself; in place it waits along the walk."""
+    return step_chain_s(batch, spec, alone, parts, hops=None if batch.staged else strip_hops(batch))
+
+
+PHASES = Phases(work=window_work, chain=_chain_s)

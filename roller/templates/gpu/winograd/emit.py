@@ -1,0 +1,286 @@
+"""Kernels of 3x3 windows by Winograd's algorithm: transform filters and image, multiply, transform back.
+
+Three kernels (or four, where the product's reduction is split) over workspaces ``U[e][c][f]``, ``V[e][c][t]`` and
+``M[e][f][t]``, ``e`` the element of the transformed tile and ``t`` the number of an output tile; where channels or
+filters are contiguous in the image or the output they are so in ``V`` or ``M``. A thread transforms one tile of one
+channel or filter in registers, neighbouring threads neighbours in the workspace. One kernel transforms both operands, a
+block either filters or images; constant filters are transformed ahead of all calls. The product is the tiled
+template's.
+Why it is right, and how accurate: :mod:`roller.tile.winograd`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+from roller.errors import BuildError
+from roller.expr import OFFSET_ELEMENTS, Stage, Tensor
+from roller.te.compat import tirx
+from roller.te.emit import constant, emit_index, emit_scalar
+from roller.templates.emit.winograd_products import back_product, product
+from roller.templates.gpu.emit.context import Context, as_output, promote
+from roller.templates.gpu.emit.mapping import vector_loop
+from roller.templates.gpu.emit.nest import (
+    Buffer,
+    Expr,
+    Stmt,
+    buffer,
+    guarded,
+    kernel,
+    load,
+    loop,
+    num,
+    seq,
+    store,
+    thread_axis,
+    unravel,
+    when,
+    with_buffers,
+)
+from roller.templates.gpu.emit.reduction import tiled_kernels
+from roller.templates.gpu.tiled.emit import Tiled
+from roller.tile import RProgram
+from roller.tile.vectors import vectorizable
+from roller.tile.winograd import WINDOW, Matrix, matrices
+from roller.tile.winograd_products import CHANNEL, FILTER, THREADS, TILE, Products, products
+
+#: Extents of a part of a kernel, the last one fastest, and what the thread of one point does.
+Points: TypeAlias = tuple[tuple[int, int], Callable[[Expr, Expr], Stmt]]
+
+_DTYPE = "float32"
+
+
+def winograd_kernels(ctx: Context, program: RProgram) -> list[Stmt]:
+    """Return the kernels of a program of a ``winograd`` structure, in launch order.
+
+    Raises
+    ------
+    BuildError
+        Where the expression is no window product, or a workspace is too large for 32-bit offsets.
+    """
+    expr = program.expr
+    found = products(expr, program.structure)
+    if found is None:
+        raise BuildError(
+            f"{expr.name}: structure '{program.structure}' expected a float32 sum over channels and a sliding "
+            "3x3 window of stride and dilation 1. Use structure 'tiled'."
+        )
+    for t in found.expr.tensors.values():
+        if t.elements >= OFFSET_ELEMENTS:
+            raise BuildError(
+                f"{expr.name}: workspace of {t.shape}: expected fewer than 2**31 elements, got {t.elements}. "
+                "Use structure 'tiled', or split the operator along its images."
+            )
+    return _Winograd(ctx, program, found).kernels()
+
+
+class _Winograd:
+    """One lowering: the workspaces and the kernels between them."""
+
+    def __init__(self, ctx: Context, program: RProgram, found: Products) -> None:
+        self.ctx, self.program, self.found, self.form = ctx, program, found, found.form
+        self.m, self.side = found.m, found.m + WINDOW - 1
+        self.last = program.expr.epilogue or program.expr.anchor
+        self.inverse, self.filter_matrix, self.image_matrix = matrices(found.m)
+        self.constant = self.form.filters.tensor in program.constants
+        self.weights = self._own(self.form.filters.tensor, constant=self.constant)
+        self.image, self.products = self._own(self.form.image.tensor), self._own(program.expr.anchor.name)
+
+    def _own(self, name: str, constant: bool = False) -> Buffer:
+        """Declare the transformed tensor of a name: a workspace, or a panel where it never changes."""
+        tensor = self.found.expr.tensors[name]
+        fresh = f"{name}_transformed"
+        while fresh in self.ctx.buffers or fresh in self.ctx.expr.tensors:
+            fresh += "_"
+        declare = self.ctx.panel if constant else self.ctx.workspace
+        return declare(Tensor(fresh, tensor.shape, tensor.dtype))
+
+    def kernels(self) -> list[Stmt]:
+        """Return all kernels in launch order."""
+        inner = replace(self.ctx, expr=self.found.expr, buffers={}, workspaces=[], panels=[])
+        names = (self.form.filters.tensor, self.form.image.tensor, self.found.expr.anchor.name)
+        mine = dict(zip(names, (self.weights, self.image, self.products), strict=True))
+        inner.buffers = {**self.ctx.buffers, **mine}
+        multiply = tiled_kernels(inner, self.found.expr.anchor, None, self.found.inner(self.program), Tiled)
+        self.ctx.own_barriers |= inner.own_barriers
+        for t in inner.workspaces:
+            self.ctx.workspaces.append(t)
+            self.ctx.buffers[t.name] = inner.buffers[t.name]
+        transforms = [self._filters(), self._images()]
+        if self.constant:
+            self.ctx.prepare = _each_thread(transforms[:1])
+            transforms = transforms[1:]
+        return [_each_thread(transforms), *multiply, _each_thread([self._outputs()])]
+
+    def _extent(self, axis: str) -> int:
+        """Extent of an axis of the product, repeated tiles or filters included."""
+        return self.found.expr.anchor.extents[axis]
+
+    def _filters(self) -> Points:
+        """Transform one 3x3 filter of one channel per thread."""
+        form, source = self.form, self.ctx.buffers[self.form.filters.tensor]
+        (_, kh, _), (_, kw, _) = form.slides
+        filters = self.program.expr.anchor.extents[form.filter]
+
+        def body(channel: Expr, row: Expr) -> Stmt:
+            at = {form.channel: channel, form.filter: _at_most(row, filters, self._extent(FILTER))}
+
+            def get(y: int, x: int) -> Expr:
+                return load(source, *(emit_index(i, {**at, kh: num(y), kw: num(x)}) for i in form.filters.index))
+
+            def place(e: int, value: Expr) -> Stmt:
+                return store(self.weights, value, num(e), channel, row)
+
+            return self._two_sided(self.filter_matrix, get, WINDOW, product, place)
+
+        return (self._extent(CHANNEL), self._extent(FILTER)), body
+
+    def _images(self) -> Points:
+        """Transform the input of one output tile of one channel per thread."""
+        found, form, source = self.found, self.form, self.ctx.buffers[self.form.image.tensor]
+
+        def transform(channel: Expr, row: Expr) -> Stmt:
+            place = _at_most(row, found.tiles, self._extent(TILE))
+            units = dict(zip((a for a, _ in found.units), unravel(place, [n for _, n in found.units]), strict=True))
+
+            def get(y: int, x: int) -> Expr:
+                index = [emit_index(i, {**units, form.channel: channel}) if len(i.terms) < 2 else None
+                         for i in form.image.index]  # fmt: skip
+                conditions = []
+                for (axis, _, d), offset in zip(form.slides, (y, x), strict=True):
+                    index[d] = units[axis] * self.m + (form.image.index[d].const + offset)
+                    conditions += self._inside(d, index[d], offset, axis)
+                return guarded(conditions, load(source, *index), constant(0.0, _DTYPE))
+
+            def write(e: int, value: Expr) -> Stmt:
+                where = (row, channel) if found.channels_last else (channel, row)
+                return store(self.image, value, num(e), *where)
+
+            return self._two_sided(self.image_matrix, get, self.side, product, write)
+
+        if found.channels_last:
+            return (self._extent(TILE), self._extent(CHANNEL)), lambda t, c: transform(c, t)
+        return (self._extent(CHANNEL), self._extent(TILE)), transform
+
+    def _inside(self, dimension: int, value: Expr, offset: int, axis: str) -> list[Expr]:
+        """Return those bounds of a sliding dimension that some tile exceeds at ``offset`` of its input."""
+        index, image = self.form.image.index[dimension], self.form.image
+        guards = [b for b in image.guard if b.index == index]
+        low = max([0, *(b.low for b in guards)])
+        high = min([self.program.expr.tensors[image.tensor].shape[dimension], *(b.high for b in guards)])
+        first = index.const + offset
+        last = first + (dict(self.found.units)[axis] - 1) * self.m
+        return ([value >= low] if first < low else []) + ([value < high] if last >= high else [])
+
+    def _two_sided(
+        self,
+        matrix: Matrix,
+        get: Callable[[int, int], Expr],
+        size: int,
+        apply: Callable[[Matrix, Sequence[Expr]], list[Expr]],
+        place: Callable[[int, Expr], Stmt],
+    ) -> Stmt:
+        """Return ``matrix @ values @ matrix^T`` in registers; ``place`` takes the elements, rows one after another."""
+        height = len(matrix)
+        given = buffer("given", (size * size,), _DTYPE, "local")
+        half = buffer("half", (height * size,), _DTYPE, "local")
+        fetch = [store(given, get(y, x), num(y * size + x)) for y in range(size) for x in range(size)]
+
+        def column(j: Expr) -> Stmt:
+            values = apply(matrix, [load(given, i * size + j) for i in range(size)])
+            return seq([store(half, v, i * size + j) for i, v in enumerate(values)])
+
+        rows = []
+        for i in range(height):
+            values = apply(matrix, [load(half, num(i * size + j)) for j in range(size)])
+            rows += [place(i * height + j, v) for j, v in enumerate(values)]
+        return with_buffers([given, half], seq([*fetch, loop("j", size, column, unroll=True), *rows]))
+
+    def _outputs(self) -> Points:
+        """Transform one tile of one filter back per thread, and store it through the epilogue."""
+        found, form = self.found, self.form
+        filters = self.program.expr.anchor.extents[form.filter]
+        result = buffer("result", (self.m * self.m,), _DTYPE, "local")
+
+        def back(row: Expr, tile: Expr) -> Stmt:
+            where = (tile, row) if found.filters_last else (row, tile)
+
+            def get(y: int, x: int) -> Expr:
+                return load(self.products, num(y * self.side + x), *where)
+
+            units = dict(zip((a for a, _ in found.units), unravel(tile, [n for _, n in found.units]), strict=True))
+            both = self._two_sided(self.inverse, get, self.side, back_product, lambda e, v: store(result, v, num(e)))
+            return with_buffers([result], seq([both, self._store(result, {**units, form.filter: row})]))
+
+        if found.filters_last:
+            return (found.tiles, filters), lambda t, f: back(f, t)
+        return (filters, found.tiles), back
+
+    def _store(self, result: Buffer, units: dict[str, Expr]) -> Stmt:
+        """Store a thread's tile, clipped at the ends of rows and columns; whole rows of it as vectors where aligned."""
+        extents, last, m = self.program.expr.anchor.extents, self.last, self.m
+        (rows, _, _), (columns, _, _) = self.form.slides
+        target = self.ctx.buffers[last.name]
+        corner = {a: units[a] * m for a in (rows, columns)}
+
+        def env(y: int, x: int) -> dict[str, Expr]:
+            return {**units, rows: corner[rows] + y, columns: corner[columns] + x}
+
+        def value(y: int, x: int) -> Expr:
+            one = load(result, num(y * m + x))
+            if last is self.program.expr.anchor:
+                return as_output(one, last)
+            readers = self.ctx.readers({self.program.expr.anchor.name: lambda *_: promote(one)})
+            return as_output(emit_scalar(last.body, env(y, x), readers), last)
+
+        def inside(axis: str, at: Expr) -> list[Expr]:
+            return [at < extents[axis]] if extents[axis] % m else []
+
+        wide = vectorizable(last.store, last.output, columns, extents[columns], m)
+        out: list[Stmt] = []
+        for y in range(m):
+            if wide:
+                vector = buffer(f"row{y}", (m,), last.output.dtype, "local")
+                where = [emit_index(i, env(y, 0)) for i in last.store]
+                body = [store(vector, value(y, x), num(x)) for x in range(m)]
+                line = with_buffers([vector], seq([*body, _store_row(target, vector, m, where)]))
+            else:
+                line = seq([
+                    when(inside(columns, corner[columns] + x),
+                         store(target, value(y, x), *(emit_index(i, env(y, x)) for i in last.store)))
+                    for x in range(m)
+                ])  # fmt: skip
+            out.append(when(inside(rows, corner[rows] + y), line))
+        return seq(out)
+
+
+def _store_row(target: Buffer, vector: Buffer, width: int, where: Sequence[Expr]) -> Stmt:
+    """Store ``width`` elements at ``where`` and behind it as one vector."""
+    return vector_loop(width, lambda v: store(target, load(vector, v), *where[:-1], where[-1] + v))
+
+
+def _at_most(value: Expr, count: int, padded: int) -> Expr:
+    """Return ``value``, or the last of ``count`` where a padded extent goes on beyond them."""
+    return value if count == padded else tirx.min(value, num(count - 1))
+
+
+def _each_thread(parts: Sequence[Points]) -> Stmt:
+    """Return a kernel with a thread per point of every part, blocks of one part after those of the one before."""
+    counts = [-(-math.prod(extents) // THREADS) for extents, _ in parts]
+    block, thread = thread_axis("blockIdx.x", sum(counts)), thread_axis("threadIdx.x", THREADS)
+    out: Stmt | None = None
+    for n, (extents, body) in reversed(list(enumerate(parts))):
+        first, total = sum(counts[:n]), math.prod(extents)
+        flat = (block.var - first if first else block.var) * THREADS + thread.var
+        mine = when([flat < total] if total % THREADS else [], body(*unravel(flat, extents)))
+        out = mine if out is None else when([block.var < first + counts[n]], mine, out)
+    return kernel((block, thread), out)
+
+
+def kernels(ctx: Context, program: RProgram, stages: Sequence[Stage]) -> list[Stmt]:
+    """Return the transforms and the product of a whole expression."""
+    del stages
+    return winograd_kernels(ctx, program)

@@ -1,0 +1,137 @@
+"""Price of Winograd programs on a GPU: the product as the tiled structure it is, the transforms as streams.
+
+The kernels run one after another, each a launch. A transform moves its tensors and workspaces once, through L2 and
+(workspaces only where all three together do not stay in L2) through DRAM, and issues its instructions; the slowest
+of these is its time. Where the workspaces stay in L2, the product finds its operands there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from roller.expr import instruction_mix
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.templates.gpu.common.laid_out import LaidOut
+from roller.templates.gpu.common.price import Parts, Terms
+from roller.templates.gpu.common.products import inner_batch, products_of
+from roller.templates.gpu.common.traffic import LOADS_IN_FLIGHT, dram_bandwidth
+from roller.templates.gpu.tiled.price import PHASES as TILED
+from roller.tile.geometry import Geometry
+from roller.tile.winograd import WINDOW, Matrix, matrices, operations
+from roller.tile.winograd_products import THREADS, Products
+
+#: Instructions of a thread that finds its tile, of one load or store with its address, and of the guards of an image's
+#: tile. In machine code (sm_80) 528 and 264 transform an image's tile, 232 and 112 an output's, 152 and 80 a filter.
+PLACE_INSTRUCTIONS, ACCESS_INSTRUCTIONS, GUARD_INSTRUCTIONS = 30.0, 2.0, 120.0
+#: Registers of a thread that transforms.
+_REGISTERS = 48
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """One transform: threads, instructions of each, bytes of tensors and of workspaces."""
+
+    threads: int
+    instructions: float
+    tensor_bytes: float
+    halo_bytes: float
+    workspace_bytes: float
+
+    def beside(self, other: _Stream) -> _Stream:
+        """Return both transforms as one kernel."""
+        threads = self.threads + other.threads
+        instructions = (self.threads * self.instructions + other.threads * other.instructions) / threads
+        moved = (self.tensor_bytes + other.tensor_bytes, self.halo_bytes + other.halo_bytes)
+        return _Stream(threads, instructions, *moved, self.workspace_bytes + other.workspace_bytes)
+
+    def terms(self, spec: DeviceSpec, cached: bool) -> dict[str, float]:
+        """Return ``seconds`` and its terms; ``cached``: workspaces stay in L2."""
+        lim, lanes = spec.limits, spec.teu.lanes
+        assert lim.threads_per_unit and lim.registers_per_unit
+        most = min(lim.threads_per_unit, lim.registers_per_unit // _REGISTERS // THREADS * THREADS) * spec.units
+        warps = min(-(-self.threads // lanes), most // lanes)
+        dram = self.tensor_bytes + (0.0 if cached else self.workspace_bytes)
+        l2 = self.tensor_bytes + self.halo_bytes + self.workspace_bytes
+        slots = spec.compute.ops_per_cycle_per_unit["issue"] * min(spec.units, -(-self.threads // THREADS))
+        terms = {
+            "dram_s": dram / float(dram_bandwidth(spec, np.array(warps * LOADS_IN_FLIGHT))),
+            "l2_s": l2 / spec.layer("l2").bandwidth_bytes_per_s,
+            "compute_s": self.threads * self.instructions / slots / spec.clock_hz,
+            "latency_s": 2.0 * (spec.layer("global").latency_s or 0.0),
+        }
+        launch = spec.execution.launch_s
+        terms |= {"seconds": max(terms.values()) + launch, "launch_s": launch}
+        return terms | {"dram_bytes": dram, "l2_bytes": l2}
+
+
+def price(batch: TileBatch, spec: DeviceSpec, laid: LaidOut | None = None, told: list[Parts] | None = None) -> Terms:
+    """Price a batch of Winograd programs: the terms of a tiled batch over all the kernels.
+
+    ``transform_s`` are the seconds of the transforms among them, ``workspace_bytes`` what lies between the kernels.
+    ``laid`` is that of the product's programs. To ``told`` come the numbers of the product, and then
+    those of the transforms.
+    """
+    found = products_of(batch)
+    assert found is not None  # the pool offers these structures for window products alone
+    workspaces = sum(t.nbytes for t in found.expr.tensors.values())
+    cached = workspaces <= spec.layer("l2").kept_bytes
+    terms = dict(TILED.price(inner_batch(batch, found), _from_l2(spec) if cached else spec, laid, told))
+    if cached:
+        terms["dram_bytes"] = np.zeros(len(batch))
+    constant = found.form.filters.tensor in batch.constants
+    parts = [s.terms(spec, cached) for s in _transforms(found, batch.geometry, constant)]
+    product_s = terms["seconds"]
+    for name in parts[0]:
+        terms[name] = terms[name] + sum(p[name] for p in parts)
+    terms["transform_s"] = np.full(len(batch), sum(p["seconds"] for p in parts))
+    terms["workspace_bytes"] = np.full(len(batch), float(workspaces))
+    if told is not None:
+        told.append({"transforms": parts, "product_s": product_s, "terms": terms, "cached": cached})
+    return terms
+
+
+def _from_l2(spec: DeviceSpec) -> DeviceSpec:
+    """Return the device with everything the product moves held by L2."""
+    l2 = spec.layer("l2")
+
+    held = replace(
+        spec.layer("global"),
+        bandwidth_bytes_per_s=l2.bandwidth_bytes_per_s,
+        read_bandwidth_bytes_per_s=None,
+        triad_bandwidth_bytes_per_s=None,
+        bandwidth_per_teu_bytes_per_s=None,
+        latency_s=l2.latency_s or spec.layer("global").latency_s,
+    )
+    return replace(spec, memory_layers=tuple(held if x.name == "global" else x for x in spec.memory_layers))
+
+
+def _transforms(found: Products, geometry: Geometry, constant: bool) -> tuple[_Stream, ...]:
+    """Return the transforms of a call as they are launched: images with filters that are not constant, outputs."""
+    expr, form, m = geometry.expr, found.form, found.m
+    inverse, filters, image = matrices(m)
+    extents, side = expr.anchor.extents, m + WINDOW - 1
+    sizes = found.expr.anchor.extents
+    u, v = (found.expr.tensors[ld.tensor].nbytes for ld in (form.filters, form.image))
+    products_bytes = found.expr.anchor.output.nbytes
+    source, weights = (expr.tensors[ld.tensor].nbytes for ld in (form.image, form.filters))
+    last = expr.epilogue or expr.anchor
+    extras = sum(expr.tensors[n].nbytes for n in {ld.tensor for ld in last.loads} & {t.name for t in expr.inputs})
+    extras = extras if last is not expr.anchor else 0
+    epilogue = sum(instruction_mix(last.body, None).values()) if last is not expr.anchor else 0.0
+    back = _instructions(inverse, side, m) + m * m * epilogue
+    # A warp reads every row of its tiles once; rows that tiles share with the next row of tiles may come again.
+    halo = source * (side / m - 1.0)
+    threads = (sizes["c"] * sizes["f"], sizes["c"] * sizes["t"], extents[form.filter] * found.tiles)
+    of_filters = _Stream(threads[0], _instructions(filters, WINDOW, side), weights, 0.0, u)
+    of_images = _Stream(threads[1], _instructions(image, side, side) + GUARD_INSTRUCTIONS, source, halo, v)
+    first = of_images if constant else of_filters.beside(of_images)
+    return first, _Stream(threads[2], back, last.output.nbytes + extras, 0.0, products_bytes)
+
+
+def _instructions(matrix: Matrix, size: int, height: int) -> float:
+    """Return instructions of one thread: ``matrix @ values @ matrix^T`` of ``size * size`` values."""
+    accesses = size * size + height * height
+    return PLACE_INSTRUCTIONS + ACCESS_INSTRUCTIONS * accesses + (size + height) * operations(matrix)

@@ -1,0 +1,28 @@
+"""The templates of every kind of device: whoever asks for programs, or for what writes them, asks here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from roller.expr import TensorExpr
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.targets import KINDS
+from roller.templates.common.options import ConstructOptions
+from roller.templates.common.template import Programs, Template, template_of
+
+
+def templates_of(kind: str) -> tuple[Template, ...]:
+    """Return the templates of a kind of devices, in the order in which their programs are constructed."""
+    found: tuple[Template, ...] = KINDS[kind].room("templates").TEMPLATES
+    return found
+
+
+def writer_of(kind: str, programs: Programs) -> Template:
+    """Return the template that writes some programs of a kind."""
+    return template_of(templates_of(kind), programs)
+
+
+def programs_of(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> Iterator[TileBatch]:
+    """Yield the batches of every template of a device's kind, in their order."""
+    yield from spec.traits.room("templates").programs_of(expr, spec, options)

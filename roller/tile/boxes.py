@@ -1,0 +1,160 @@
+"""Boxes: which positions of a tensor a tile reads or writes, so that a unit holds them, and no others, in scratchpad.
+
+One rule serves price and code: per dimension an interval on a lattice, as interval arithmetic has it for the axes of a
+tile. Affine indices have exact boxes; quotients and remainders of axes have boxes that may hold a little more.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from roller.expr import Index, Stage, Tensor, TensorExpr
+from roller.expr.scalar import Term
+from roller.tile.geometry import Ints
+
+#: What one store of a worker writes; of narrower elements it writes the neighbours again.
+WORD_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Box:
+    """A tensor as the stages of an expression touch it, by the axes of tiles.
+
+    Parameters
+    ----------
+    tensor
+        What is touched.
+    accesses
+        All the indices it is touched by; one tuple of dimensions each.
+    extents
+        Of every axis that occurs.
+    """
+
+    tensor: Tensor
+    accesses: tuple[tuple[Index, ...], ...]
+    extents: tuple[tuple[str, int], ...]
+
+    @cached_property
+    def lattice(self) -> tuple[int, ...]:
+        """Spacing of the touched positions per dimension; 1 where accesses are shifted against each other."""
+        found = []
+        for d in range(len(self.tensor.shape)):
+            indices = {a[d] for a in self.accesses}
+            steps = [abs(t.coef) for i in indices for t in i.terms]
+            found.append(max(1, math.gcd(*steps)) if steps and len(indices) == 1 else 1)
+        return tuple(found)
+
+    def counts(self, tile: Mapping[str, Ints | int]) -> list[Ints]:
+        """Return positions of the lattice per dimension that a tile touches at most, wherever it lies.
+
+        ``tile`` has extents by axis; axes it lacks are whole.
+        """
+        whole, out = dict(self.extents), []
+        for d, (step, size) in enumerate(zip(self.lattice, self.tensor.shape, strict=True)):
+            spans = [_span(a[d], tile, whole) for a in self.accesses]
+            apart = max(a[d].const for a in self.accesses) - min(a[d].const for a in self.accesses)
+            span = functools.reduce(np.maximum, spans) + apart
+            out.append(np.minimum(span // step + 1, (size - 1) // step + 1))
+        return out
+
+    def pitches(self, tile: Mapping[str, Ints | int]) -> list[Ints]:
+        """Return the extents of a unit's copy: rows are whole words, so that no two workers write one word."""
+        out = self.counts(tile)
+        several = max(1, WORD_BYTES // self.tensor.itemsize_bytes)
+        if out:
+            out[-1] = -(-out[-1] // several) * several
+        return out
+
+    def elements(self, tile: Mapping[str, Ints | int]) -> Ints:
+        """Return elements of a unit's copy."""
+        total: Ints = np.asarray(max(1, WORD_BYTES // self.tensor.itemsize_bytes) if not self.tensor.shape else 1)
+        for n in self.pitches(tile):
+            total = total * n
+        return total
+
+    def start(self, ranges: Mapping[str, tuple[int, int]]) -> tuple[int, ...]:
+        """Return the first position per dimension that points of ``ranges`` (first, last by axis) touch inside."""
+        whole, found = dict(self.extents), []
+        for d, step in enumerate(self.lattice):
+            low = min(least(a[d], ranges, whole) for a in self.accesses)
+            found.append(low if low >= 0 else low + -(low // step) * step)
+        return tuple(found)
+
+
+def _span(index: Index, tile: Mapping[str, Ints | int], whole: Mapping[str, int]) -> Ints | int:
+    """Return the distance between the first and the last position that an index takes over a tile, at most."""
+    total: Ints | int = 0
+    for t in index.terms:
+        extent = np.minimum(np.asarray(tile.get(t.axis, whole[t.axis]), np.int64), whole[t.axis])
+        total = total + abs(t.coef) * _quotients(t, extent, whole[t.axis])
+    return total
+
+
+def _quotients(t: Term, extent: Ints, whole: int) -> Ints:
+    """Return how far ``axis // div % mod`` moves over ``extent`` neighbours of tiles that start at multiples of it."""
+    if t.is_affine:
+        return extent - 1
+    aligned = (extent % t.div == 0) | (t.div % extent == 0)
+    moved = np.where(aligned, np.maximum(extent // t.div, 1) - 1, (extent - 1) // t.div + 1)
+    moved = np.minimum(moved, (whole - 1) // t.div)
+    if not t.mod:
+        return np.asarray(moved)
+    wraps = np.where(aligned, t.mod % (moved + 1) != 0, moved > 0)
+    return np.where(wraps, np.minimum(t.mod, (whole - 1) // t.div + 1) - 1, moved)
+
+
+def least(index: Index, ranges: Mapping[str, tuple[int, int]], whole: Mapping[str, int]) -> int:
+    """Return the least position of an index over ranges of its axes, both ends included."""
+    total = index.const
+    for t in index.terms:
+        first, last = ranges.get(t.axis, (0, whole[t.axis] - 1))
+        low, high = first // t.div, last // t.div
+        if t.mod:
+            low, high = (0, t.mod - 1) if low // t.mod != high // t.mod else (low % t.mod, high % t.mod)
+        total += t.coef * (low if t.coef > 0 else high)
+    return total
+
+
+def boxes_of(expr: TensorExpr) -> dict[str, Box]:
+    """Return the boxes of all tensors of an expression by name (memoised on the expression)."""
+    found: dict[str, Box] | None = expr._memo.get("bsp/boxes")
+    if found is None:
+        touched: dict[str, dict[tuple[Index, ...], None]] = {}
+        for s in expr.stages:
+            for load in s.loads:
+                touched.setdefault(load.tensor, {})[load.index] = None
+            touched.setdefault(s.name, {})[s.store] = None
+        extents = {a.name: a.extent for s in expr.stages for a in s.axes}
+        sizes = tuple(extents.items())
+        found = {n: Box(expr.tensors[n], tuple(a), sizes) for n, a in touched.items()}
+        expr._memo["bsp/boxes"] = found
+    return found
+
+
+def whole_axes(expr: TensorExpr) -> frozenset[str]:
+    """Return the axes that a tile must take whole: elsewhere a unit would read what another one computed.
+
+    A stage reads what an earlier one wrote at the very position its tile wrote, or over whole axes of it. Reductions of
+    several stages are whole too; those of an anchor that comes first may go in steps.
+    """
+    stages = {s.name: s for s in expr.stages}
+    found = {a.name for s in expr.stages for a in s.reduction_axes if s is not expr.anchor}
+    if expr.stages[0] is not expr.anchor:
+        found |= {a.name for a in expr.anchor.reduction_axes}
+    for s in expr.stages:
+        for load in s.loads:
+            if load.tensor in stages:
+                found |= _moved(stages[load.tensor], load.index)
+    return frozenset(found)
+
+
+def _moved(writer: Stage, index: tuple[Index, ...]) -> set[str]:
+    """Return the axes of dimensions that a load reads elsewhere than its tile wrote them."""
+    pairs = zip(writer.store, index, strict=True)
+    return {a for store, load in pairs if store != load for a in (*store.axes, *load.axes)}

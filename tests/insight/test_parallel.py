@@ -1,0 +1,90 @@
+"""Data parallel training: buckets as PyTorch fills them, rings by their formula, lanes by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+import roller
+from roller.errors import RollerError
+from roller.insight.forecast import forecast
+from roller.insight.lanes import Exchange, run_lanes
+from roller.insight.memory.batches import memory_on
+from roller.insight.parallel import Bucket, Ring, buckets, with_buckets
+from roller.insight.price.operators import Price
+from roller.insight.records import Alloc, Operator, Storage, TensorRecord, Trace
+
+MIB = 1 << 20
+
+
+def step(*sizes, batch=8):
+    """A backward that makes one gradient of so many bytes after the other, and an update."""
+    operators, events, storages = [], [], {}
+    for index, size in enumerate(sizes):
+        out = TensorRecord((size // 4,), (1,), "float32", index)
+        operators.append(Operator(index, "aten.mul.Tensor", "backward", (out,), (out,)))
+        events.append(Alloc(index, size, index))
+        storages[index] = Storage("gradient", f"w{index}", size)
+    operators.append(Operator(len(sizes), "aten.mul_.Tensor", "optimizer", (out,), (out,)))
+    return Trace(tuple(operators), tuple(events), storages, (0, len(operators)), {"batch": batch})
+
+
+def test_buckets_fill_in_the_order_gradients_appear():
+    found = buckets(step(512 << 10, 512 << 10, 20 * MIB, 10 * MIB, 30 * MIB, 4))
+    assert [b.names for b in found] == [("w0", "w1"), ("w2", "w3"), ("w4",), ("w5",)]
+    assert [b.ready for b in found] == [1, 3, 4, 5] and found[1].size_bytes == 30 * MIB
+    assert sum(b.size_bytes for b in buckets(step(4, 8, 12), cap_bytes=1)) == 24
+
+
+def test_a_gradient_counts_once_and_is_whole_behind_its_last_writer():
+    made = step(2 * MIB, 3 * MIB)
+    again = Operator(2, "aten.add_.Tensor", "backward", made.operators[0].inputs, made.operators[0].outputs)
+    both = Trace((*made.operators[:2], again), made.events, made.storages, (0, 3), {})
+    assert [(b.names, b.ready) for b in buckets(both)] == [(("w1",), 1), (("w0",), 2)]
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+def test_a_ring_moves_what_its_formula_says(devices):
+    n = devices
+    assert Ring(n, 1e9, 1e-6).all_reduce_s(8e6) == pytest.approx(2 * (n - 1) / n * 8e-3 + 2 * (n - 1) * 1e-6)
+
+
+def price(seconds, kernels=1):
+    return Price(seconds, seconds, seconds, "dram", kernels, "stream")
+
+
+def test_lanes_solved_by_hand():
+    prices = [price(1.0), price(1.0), price(1.0)]
+    ring = Ring(2, 1.0)  # S bytes take S seconds
+    found = run_lanes(prices, 0.0, Exchange([Bucket(3, 0, ("a",)), Bucket(1, 1, ("b",))], ring, [0.0, 0.0], 2))
+    # The first runs from 1 to 4, the second, ready at 2, from 4 to 5; the update starts at 5.
+    assert (found.end_s, found.links_s, found.exposed_s) == pytest.approx((6.0, 4.0, 3.0))
+    with_copies = run_lanes(prices, 0.0, Exchange([Bucket(3, 0, ("a",)), Bucket(1, 1, ("b",))], ring, [0.5, 0.25], 2))
+    # Copy in from 1 to 1.5, ring to 4.5; second gradient at 2.5, in at 2.75, ring to 5.5; back 0.75; update 1.
+    assert with_copies.end_s == pytest.approx(5.5 + 0.75 + 1.0)
+    assert run_lanes(prices, 0.0).end_s == pytest.approx(3.0)
+
+
+def test_more_devices_never_finish_a_step_sooner_and_hold_buckets_too():
+    made = step(*[8 * MIB] * 6)
+    times = [forecast(made, "a100", devices=n).iteration_s for n in (1, 2, 4, 8)]
+    assert times == sorted(times) and times[0] < times[1]
+    one, two = (forecast(made, "a100", devices=n) for n in (1, 2))
+    assert two.memory.peak.requested_bytes - one.memory.peak.requested_bytes == 48 * MIB
+    assert two.throughput == pytest.approx(16 / two.iteration_s) and one.exposed_s == 0 < two.exposed_s <= two.links_s
+    assert memory_on(with_buckets(made, buckets(made)), "a100").peak == two.memory.peak
+
+
+def test_a_device_without_a_link_says_so():
+    for name in ("cpu-avx512", "mi50"):
+        with pytest.raises(RollerError, match="link_bytes_per_s"):
+            Ring.of(roller.load_spec(name), 2)
+    with pytest.raises(RollerError, match="at least 1"):
+        forecast(step(MIB), "a100", devices=0)
+
+
+def test_a_faster_link_leaves_prices_and_their_errors_alone():
+    a100 = roller.load_spec("a100")
+    fast = roller.load_spec("a100", {"link_bytes_per_s": 1e12})
+    assert fast.content_key == a100.content_key and fast.accuracy == a100.accuracy
+    made = step(*[8 * MIB] * 6)
+    assert forecast(made, fast, devices=4).links_s < forecast(made, a100, devices=4).links_s

@@ -1,0 +1,203 @@
+"""Questions and their answers: intervals, where times are from, refusals, scenarios, searches, timelines."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from roller.cli.main import main
+from roller.errors import RollerError
+from roller.hardware import load_spec
+from roller.insight.whatif.primitives import scale, select, without_overhead
+from roller.insight.whatif.scenario import change_of_text, read_scenarios
+from roller.insight.whatif.search import search
+from roller.insight.whatif.simulate import simulate
+from roller.insight.whatif.steadied import steadied
+from roller.insight.whatif.steps import steady_us
+from roller.insight.whatif.unroll import unrolled
+from roller.insight.whatif.whatifs import AMP, DDP, Batch, Free, LoaderWorkers, ParameterServer
+from tests.insight.whatif.graphs import THREAD, training
+
+
+def test_an_answer_says_how_long_and_how_sure():
+    found = training().what_if(AMP(prices="factor"))
+    assert found.baseline_us == 937.0 and found.iteration_us == pytest.approx(362.0)
+    assert found.speedup == pytest.approx(937 / 362) and not found.is_hardly_anything
+    # all that changed is assumed, with an error of 30 %: 325 us become 250 or 422.5
+    assert (found.lower_us, found.upper_us) == pytest.approx((37 + 250, 37 + 422.5))
+    assert found.provenance["assumed"] == pytest.approx(325 / 362, abs=0.03)
+    assert sum(found.provenance.values()) == pytest.approx(1.0)
+    assert found.before.total_us == 937.0 and found.after.total_us == pytest.approx(362.0)
+    assert any("accuracy" in sentence for sentence in found.assumptions)
+    assert json.loads(json.dumps(found.to_dict()))["kind"] == "predicted"
+
+
+def test_changes_compose_in_their_order_and_functions_are_changes():
+    graph = training()
+
+    def mine(one):
+        return scale(one, select(one, lambda t: t.name == "relu relu1"), 0.0)
+
+    both = graph.what_if(mine, AMP(prices="factor"))
+    assert both.iteration_us == pytest.approx(362.0 - 10)
+    assert "AMP(prices=factor)" in both.name
+
+
+def test_what_changes_nothing_is_called_hardly_anything():
+    found = training().what_if(lambda graph: graph)
+    assert found.is_hardly_anything and found.speedup == 1.0 and found.lower_us == found.upper_us == 937.0
+
+
+def test_a_profile_that_is_not_explained_is_refused_unless_forced():
+    graph = training()
+    late = replace(graph, tasks=[*graph.tasks[:-1], replace(graph.tasks[-1], unexplained_us=200.0)])
+    with pytest.raises(RollerError, match="--force"):
+        late.what_if(AMP())
+    with pytest.raises(RollerError, match="--force"):
+        search(late)
+    assert late.what_if(AMP(prices="factor"), force=True).iteration_us < 937
+    with pytest.raises(RollerError, match="at least one change"):
+        graph.what_if()
+
+
+def test_a_step_is_unrolled_where_a_change_crosses_its_border():
+    graph = training()
+    found = graph.what_if(ParameterServer(2, bandwidth=1e12, latency_us=0.0))
+    assert len(found.graphs[0].iterations) == len(found.graphs[1].iterations) == 3
+    # without the update, whose work servers do
+    assert found.iteration_us == pytest.approx(found.baseline_us - 22)
+    three = unrolled(graph, 3)
+    assert steady_us(three, simulate(three)) == pytest.approx(937 - 8 + 1)
+    assert unrolled(three, 2) is three
+
+
+def test_steps_that_differ_are_taken_at_their_median():
+    graph = training(steps=5)
+    disturbed = replace(
+        graph,
+        tasks=[replace(t, duration_us=t.duration_us * 3) if t.place.iteration == 2 else t for t in graph.tasks],
+    )
+    assert simulate(steadied(disturbed)) == simulate(graph)
+    two = training(steps=2)
+    assert steadied(two) is two
+
+
+def test_what_recording_took_is_taken_out_before_anything_is_asked():
+    graph = training(rows=[(p, layer, o, 0.5, s) for p, layer, o, _, s in training_rows()])
+    calls = [t.id for t in graph.tasks if t.lane == THREAD]
+    recorded = replace(graph, overhead_us=dict.fromkeys(calls, (1.0, 0.5)))
+    # bound by launches: nine calls of 4 us and 2 us behind each, of which 1 and a half were for recording
+    assert simulate(graph).makespan_us - simulate(without_overhead(recorded)).makespan_us == pytest.approx(9 * 1.5)
+    found = recorded.what_if(Free(phase="update"))
+    assert not any("recording" in sentence for sentence in found.assumptions)
+    assert any("recording" in sentence for sentence in graph.what_if(Free(phase="update")).assumptions)
+    assert all(t.duration_us >= 0 for t in without_overhead(replace(graph, overhead_us={0: (99.0, 99.0)})).tasks)
+
+
+def training_rows():
+    from tests.insight.whatif.graphs import STEP
+
+    return STEP
+
+
+def test_a_search_ranks_what_helps_and_says_what_it_could_not_ask():
+    graph = replace(training(steps=4, data_us=9000.0), device=load_spec("v100"))
+    found = search(graph)
+    assert found[0].answer is not None and found[0].answer.gain > 0.5
+    gains = [x.answer.gain for x in found if x.answer is not None]
+    assert gains == sorted(gains, reverse=True)
+    assert isinstance(next(x for x in found if not x.is_bound).changes[0], LoaderWorkers)
+    nothing = search(training(rows=[("other", "", "aten::sort", 100.0, ())], gradients=()))
+    assert all(x.is_bound or x.answer is None or x.answer.is_hardly_anything for x in nothing)
+
+
+def test_scenarios_are_read_from_files_and_lines(tmp_path):
+    path = tmp_path / "eight.yaml"
+    path.write_text(
+        "device: v100\nprices: {cast: 3}\nscenarios:\n  half: [amp]\n"
+        "  eight: [amp: {dtype: fp16}, ddp: {devices: 8, bandwidth: 25e9}]\n"
+    )
+    read = read_scenarios(path)
+    assert read.device == "v100" and read.prices == {"cast": 3.0}
+    assert read.changes["half"] == (AMP(),)
+    assert read.changes["eight"] == (AMP("fp16"), DDP(8, bandwidth=25e9))
+    assert change_of_text("batch:factor=4") == Batch(4.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("changes: [ampp]", "did you mean 'amp'"), ("changes: [amp: {dtyp: fp16}]", "parameters among dtype"),
+        ("changes: [device]", "all its parameters"), ("changes: amp", "a list of what-ifs"), ("[1", "cannot be read"),
+        ("change: [amp]", "expected device, prices"), ("changes: [{amp: {}, ddp: {}}]", "with its parameters"),
+        ("prices: {x: fast}\nchanges: [amp]", "microseconds"), ("changes: [ddp: {devices: many}]", "expected a number"),
+        ("changes: []", "a list of what-ifs"), ("5", "expected device"),
+    ],
+)  # fmt: skip
+def test_wrong_scenarios_say_so(tmp_path, text, said):
+    path = tmp_path / "wrong.yaml"
+    path.write_text(text)
+    with pytest.raises(RollerError, match=said):
+        read_scenarios(path)
+
+
+@pytest.fixture
+def profile(tmp_path):
+    """A profile as Kineto writes it: six steps that load for 5 ms on the thread that launches."""
+    events = []
+    for n in range(6):
+        at = 10_000.0 * n
+        events.append(_event("ProfilerStep#" + str(n), "user_annotation", at, 9_900.0))
+        events.append(_event("enumerate(DataLoader)#_Iter.__next__", "user_annotation", at + 10, 5e3))
+        events.append(_event("cudaLaunchKernel", "cuda_runtime", at + 5_100, 10.0, correlation=n + 1))
+        events.append(_event("gemm", "kernel", at + 5_120, 4_000.0, stream=7, correlation=n + 1))
+        events.append(_event("cudaDeviceSynchronize", "cuda_runtime", at + 5_200, 3_950.0, correlation=100 + n))
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    return path
+
+
+def _event(name, category, at, took, **arguments):
+    lane = {"pid": 0, "tid": 7} if "stream" in arguments else {"pid": 1, "tid": 1}
+    return {"ph": "X", "cat": category, "name": name, "ts": at, "dur": took, "args": arguments, **lane}
+
+
+def run(*words):
+    with pytest.raises(SystemExit) as done:
+        main([str(w) for w in words])
+    return done.value.code
+
+
+def test_the_verb_answers_for_people_scripts_and_perfetto(profile, tmp_path, capsys):
+    timeline = tmp_path / "out.json"
+    assert run("whatif", profile, "--do", "loader-workers:workers=2", "--perfetto", timeline) == 0
+    assert "faster" in capsys.readouterr().out
+    events = json.loads(timeline.read_text())["traceEvents"]
+    assert {e["pid"] for e in events} == {1, 2} and any(e["name"] == "gemm" for e in events)
+    assert run("whatif", profile, "--do", "free:kind=data", "--json") == 0
+    (answer,) = json.loads(capsys.readouterr().out)
+    assert answer["baseline_us"] == pytest.approx(10_000) and answer["iteration_us"] == pytest.approx(4_910)
+    assert run("whatif", profile, "--all", "--json") == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["changes"] for row in rows} >= {"LoaderWorkers()", "Free(kind=data)"}
+    assert run("whatif", "--list") == 0
+    assert "parameter-server" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (), ("--do", "amp"), ("PROFILE",), ("PROFILE", "--do", "amp:dtype"), ("PROFILE", "--do", "nothing"),
+        ("PROFILE", "--all", "--perfetto", "out.json"), ("PROFILE", "-s", "none.yaml"), ("none.json", "--do", "amp"),
+        ("PROFILE", "--do", "amp", "--device", "v1000"), ("train.py", "--do", "amp"),
+        ("PROFILE", "--do", "ddp:devices=2"),
+    ],
+)  # fmt: skip
+def test_the_verb_refuses_in_a_sentence(profile, tmp_path, monkeypatch, capsys, words):
+    monkeypatch.chdir(tmp_path)
+    assert run("whatif", *(profile if w == "PROFILE" else w for w in words)) in (1, 2)
+    said = capsys.readouterr()
+    assert "expected" in said.err or "unknown" in said.err
+    assert "Traceback" not in said.err
