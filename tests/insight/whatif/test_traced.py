@@ -14,6 +14,7 @@ import roller  # noqa: E402
 from roller.cli.main import main  # noqa: E402
 from roller.errors import RollerError  # noqa: E402
 from roller.insight.whatif.simulate import simulate  # noqa: E402
+from roller.insight.whatif.traced import from_trace  # noqa: E402
 from roller.insight.whatif.whatifs import AMP, DDP, Device, FusedOptimizer, Gist, Recompute, RemoveLayer  # noqa: E402
 
 
@@ -87,8 +88,10 @@ def test_a_processor_computes_on_the_thread_that_issues():
     assert graph.what_if(RemoveLayer("blocks.1")).gain > 0.1
     for change in (AMP(), FusedOptimizer("adam"), Gist()):
         assert graph.what_if(change).iteration_us > 0
-    with pytest.raises(RollerError, match="expected a GPU or a"):
+    with pytest.raises(RollerError, match="expected a CUDA device or a CPU"):
         step.graph("ipu_mk2")
+    with pytest.raises(RollerError, match="expected a GPU or a processor"):
+        from_trace(step, "ipu_mk2")
 
 
 def train(model, steps, optimizer=None):
