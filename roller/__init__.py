@@ -33,6 +33,7 @@ _HOME = {
     "construct": "roller.pipeline",
     "explain": "roller.report.explain",
     "from_kineto": "roller.insight.whatif.replay",
+    "lint": "roller.insight.lint",
     "list_specs": "roller.hardware",
     "load": "roller.pipeline",
     "load_model": "roller.model.saved",
@@ -47,8 +48,8 @@ _MODULES = ("ops",)
 
 __all__ = [
     "Candidate", "CompiledKernel", "ConstructOptions", "DeviceSpec", "Estimate", "KernelArtifact", "RProgram",
-    "RollerError", "TensorExpr", "compile", "compile_model", "construct", "explain", "from_kineto", "list_specs",
-    "load", "load_model", "load_spec", "ops", "predict", "record", "sensitivity", "trace", "why_not",
+    "RollerError", "TensorExpr", "compile", "compile_model", "construct", "explain", "from_kineto", "lint",
+    "list_specs", "load", "load_model", "load_spec", "ops", "predict", "record", "sensitivity", "trace", "why_not",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from roller.errors import RollerError
     from roller.expr import TensorExpr
     from roller.hardware import DeviceSpec, list_specs, load_spec
+    from roller.insight.lint import lint
     from roller.insight.recording import record
     from roller.insight.tracing.api import trace
     from roller.insight.whatif.replay import from_kineto

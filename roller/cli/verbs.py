@@ -25,6 +25,7 @@ VERBS = {
     "replay": "roller.cli.replay:replay_command",
     "record": "roller.cli.record:record_command",
     "whatif": "roller.cli.whatif:whatif_command",
+    "lint": "roller.cli.lint:lint_command",
     "explain": "roller.cli.explain:explain_command",
     "devices": "roller.cli.devices:devices_command",
     "run-model": "roller.cli.run_model:run_model_command",

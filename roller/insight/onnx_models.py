@@ -99,6 +99,7 @@ def forecast_onnx(
     planned = memory.plan(program)
     prices = Kernels(spec.sustained, policy)
     uses = Counter(run.kernel for run in runs_of(program.steps))
+    prices.price_together(program.kernels[key].expression for key in uses)
     found = {key: prices.expression(program.kernels[key].expression).times(n) for key, n in uses.items()}
     whole = sum(p.seconds for p in found.values())
     first = [program.values[name].shape for name in program.inputs if name in program.values]

@@ -112,6 +112,35 @@ def export(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Exported:
     return Exported(model, all_positions, held, frozenset(weights), order, tuple(_dtype(r) for r in results))
 
 
+def exported_module(module: torch.nn.Module, examples: Sequence[Any]) -> onnx.ModelProto:
+    """Export a module, in evaluation, for arguments like these; the names of its parameters are kept.
+
+    Raises
+    ------
+    RefusedGraphError
+        The exporter takes the module, or these arguments, not.
+    """
+    import torch
+
+    was = [m for m in module.modules() if m.training]
+    try:
+        module.eval()
+        with torch.no_grad(), warnings.catch_warnings(), _quiet(*_EXPORTERS):
+            warnings.simplefilter("ignore")  # the exporter's own deprecations
+            program = torch.onnx.export(module, tuple(examples), dynamo=True, verbose=False)
+    except Exception as why:  # the exporter's errors have no common class, and a module raises what it likes
+        first = str(why).strip().partition("\n")[0]
+        raise RefusedGraphError(
+            f"{type(module).__name__}: expected a module that torch.onnx exports, got {type(why).__name__}: {first}. "
+            "Pass examples of its arguments, or an ONNX model."
+        ) from why
+    finally:
+        for m in was:
+            m.training = True
+    assert program is not None
+    return program.model_proto
+
+
 def placeholders(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
     """Return the arguments of a graph in order."""
     return [n for n in graph.graph.nodes if n.op == "placeholder"]

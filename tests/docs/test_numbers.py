@@ -103,7 +103,8 @@ def test_every_operator_is_in_the_api_reference(name):
 def test_what_the_api_reference_names_is_there():
     for path in documented():
         module, _, name = path.rpartition(".")
-        assert path == "roller.errors" or hasattr(importlib.import_module(module), name), path
+        known = hasattr(importlib.import_module(module), name) or importlib.util.find_spec(path)
+        assert known, path
 
 
 def test_every_verb_is_on_the_page_of_the_command_line():

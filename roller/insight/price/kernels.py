@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from roller.core.files import whole_file
+from roller.core.processor import usable_processors
 from roller.errors import RollerError
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
@@ -16,6 +18,8 @@ from roller.perf.estimate import Estimate
 
 #: Relative error of a time where the device says none.
 _UNKNOWN_ERROR = 0.5
+#: Expressions whose prices are worth a process (some 30 ms each), and shares of the work per processor.
+_WORTH_A_PROCESS, _CHUNKS = 4, 3
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,26 @@ class Kernels:
         if found is None:
             found = self._found[expr] = self._of_disk(expr) if self._path else self._computed(expr)
         return found
+
+    def price_together(self, exprs: Iterable[TensorExpr]) -> None:
+        """Price expressions in processes of their own, as many at a time as there are processors.
+
+        :meth:`expression` then knows them. What a process does not return is priced when it is asked for.
+        """
+        todo = [e for e in dict.fromkeys(exprs) if e not in self._found and not (self._path and e.key in self._kept)]
+        share = max(_WORTH_A_PROCESS, -(-len(todo) // (_CHUNKS * usable_processors())))
+        chunks = {str(at): todo[at : at + share] for at in range(0, len(todo), share)}
+        if len(chunks) < 2 or usable_processors() < 2:
+            return
+        from roller import pipeline  # noqa: F401 - before the processes start, so that they have it
+        from roller.runtime.build_pool import build_all
+
+        results = build_all(chunks, lambda chunk: [self._computed(e) for e in chunk])
+        for at, result in results.items():
+            for expr, price in zip(chunks[at], result.value or (), strict=False):
+                self._found[expr] = price
+                if self._path:
+                    self._kept[expr.key] = self._new[expr.key] = price
 
     def _of_disk(self, expr: TensorExpr) -> KernelPrice:
         known = self._kept.get(expr.key)

@@ -11,8 +11,8 @@ from roller.hardware import DeviceSpec
 from roller.insight.step import TracedStep
 
 
-def need_torch() -> None:
-    """Say what to install where PyTorch is missing.
+def need_torch(what: str = "trace") -> None:
+    """Say what to install where PyTorch is missing, which ``what`` needs.
 
     Raises
     ------
@@ -23,7 +23,7 @@ def need_torch() -> None:
         import torch  # noqa: F401
     except ImportError as error:
         raise ModelError(
-            "trace: expected PyTorch, got none that can be imported. "
+            f"{what}: expected PyTorch, got none that can be imported. "
             "Install roller with the extra 'insight', e.g. pip install 'roller[insight]'."
         ) from error
 

@@ -1,0 +1,61 @@
+"""``roller lint``: the sizes of a model that a device pays for, and the nearest that align."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from roller.cli.common import DeviceOption, JsonOption, SetOption, console, device_of, print_json
+from roller.errors import counted
+from roller.insight.lint import LEAST_GAIN, LEAST_SHARE, Lint, lint
+
+ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX model.")]
+BatchOption = Annotated[
+    int | None, typer.Option("--batch", "-b", min=1, help="Takes the place of a symbolic first axis.")
+]
+PolicyOption = Annotated[
+    str, typer.Option("--policy", help="Whose kernels: roller's, or library (what cuBLAS and cuDNN run; GPUs).")
+]
+GainOption = Annotated[
+    float, typer.Option("--least-gain", metavar="FACTOR", help="Tell what makes a kernel faster by this factor.")
+]
+
+
+def lint_command(
+    model: ModelArgument,
+    device: DeviceOption = "cpu",
+    batch: BatchOption = None,
+    policy: PolicyOption = "roller",
+    least_gain: GainOption = LEAST_GAIN,
+    as_json: JsonOption = False,
+    settings: SetOption = None,
+) -> None:
+    """Find sizes that leave part of a device idle, and the least padding that helps: predicted, nothing is compiled."""
+    found = lint(model, device_of(device, settings), batch=batch, policy=policy, least_gain=least_gain)
+    if as_json:
+        print_json(found.to_dict())
+        return
+    screen = console()
+    screen.say(
+        f"{model.name} on {found.device}: {found.seconds * 1e3:.3f} ms predicted, {counted(found.kernels, 'kernel')}; "
+        f"{found.examined} with {LEAST_SHARE:.0%} of the time and a size that could grow"
+    )
+    if found.advice:
+        screen.print(_table(found))
+        screen.say("predicted for each kernel alone; zeros change no result; * is no weight: whoever calls pads it")
+    else:
+        screen.say(f"no padding makes one of them {least_gain:g} times as fast")
+
+
+def _table(found: Lint) -> Table:
+    table = Table("kernel", "runs", "share", "pad", "faster", "operations", "model", "bound", box=None)
+    for a in found.advice:
+        bound = a.resource if a.resource == a.padded_resource else f"{a.resource}, then {a.padded_resource}"
+        table.add_row(
+            a.kernel, str(a.runs), f"{a.share:.1%}", "\n".join(f"{p}{'' if p.weight else ' *'}" for p in a.pads),
+            f"{a.gain:.2f}x", f"{a.more_flops:+.1%}", f"{a.model_gain:.3f}x", bound,
+        )  # fmt: skip
+    return table

@@ -1,0 +1,181 @@
+"""Which sizes of an expression may grow with zeros, and the expression with another size.
+
+Axes and dimensions that an index ties together have one size: the inner size of a product is an axis and a dimension of
+both operands. Such a size may grow where every index that moves with it is an axis alone: then what is new in the
+tensors is a border, and a border of zeros leaves the old elements of the results as they were. A reduction keeps its
+sum where every new term is a product with such a zero.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from roller.errors import ExprError
+from roller.expr.scalar import Call, Cast, Index, IndexValue, Load, Scalar, walk
+from roller.expr.tensor_expr import Axis, Stage, Tensor, TensorExpr
+
+#: A node of what is tied together: an axis of a stage, or a dimension of a tensor by its position.
+_Node = tuple[str, str | int]
+
+
+@dataclass(frozen=True)
+class Size:
+    """A size of an expression that may grow.
+
+    Parameters
+    ----------
+    extent
+        As it is (elements).
+    axes
+        Stage and axis of every loop over it.
+    dims
+        Tensor and position of every dimension of it.
+    reduced
+        Whether a stage sums over it.
+    """
+
+    extent: int
+    axes: tuple[tuple[str, str], ...]
+    dims: tuple[tuple[str, int], ...]
+    reduced: bool
+
+    @property
+    def name(self) -> str:
+        """Name of its axis in the first stage that loops over it."""
+        return self.axes[0][1]
+
+
+def growing_sizes(expr: TensorExpr) -> tuple[Size, ...]:
+    """Return the sizes of an expression that may grow with zeros, in the order of their axes.
+
+    Parameters
+    ----------
+    expr
+        Any expression.
+    """
+    ties, stuck = _Ties(), set[_Node]()
+    given = {t.name for t in expr.inputs}
+    for stage in expr.stages:
+        _tie(stage, expr, ties, stuck)
+        stuck |= {(stage.name, a.name) for a in stage.reduction_axes if not _adds_zeros(stage, a.name, given)}
+    fixed = {ties.root(n) for n in stuck}
+    groups: dict[_Node, list[_Node]] = defaultdict(list)
+    for node in _nodes(expr):
+        groups[ties.root(node)].append(node)
+    found = [_size(nodes, expr) for root, nodes in groups.items() if root not in fixed]
+    return tuple(s for s in found if s is not None)
+
+
+def resized(expr: TensorExpr, size: Size, extent: int) -> TensorExpr:
+    """Return the expression with another extent of one of its :func:`growing_sizes`.
+
+    With the new elements of its inputs zero, the first elements of its results are those of ``expr``, as long as what
+    multiplies such a zero is finite.
+
+    Parameters
+    ----------
+    expr
+        The expression the size is of.
+    size
+        What grows.
+    extent
+        Its new extent (elements), not below the old one.
+
+    Raises
+    ------
+    ExprError
+        The extent is smaller, or the result is larger than an expression may be.
+    """
+    if extent < size.extent:
+        raise ExprError(
+            f"{expr.name}: {size.name}: expected an extent of at least {size.extent}, got {extent}. Sizes only grow."
+        )
+    axes, dims = set(size.axes), set(size.dims)
+
+    def tensor(t: Tensor) -> Tensor:
+        return replace(t, shape=tuple(extent if (t.name, n) in dims else e for n, e in enumerate(t.shape)))
+
+    def axis(stage: Stage, a: Axis) -> Axis:
+        return replace(a, extent=extent) if (stage.name, a.name) in axes else a
+
+    stages = tuple(replace(s, output=tensor(s.output), axes=tuple(axis(s, a) for a in s.axes)) for s in expr.stages)
+    return replace(expr, inputs=tuple(tensor(t) for t in expr.inputs), stages=stages)
+
+
+class _Ties:
+    """Sets of nodes that have one size."""
+
+    def __init__(self) -> None:
+        self._above: dict[_Node, _Node] = {}
+
+    def root(self, node: _Node) -> _Node:
+        while (above := self._above.get(node, node)) != node:
+            node = above
+        return node
+
+    def tie(self, one: _Node, other: _Node) -> None:
+        self._above[self.root(one)] = self.root(other)
+
+
+def _nodes(expr: TensorExpr) -> Iterator[_Node]:
+    """Yield the axes of all stages in order, then the dimensions of all tensors."""
+    for s in expr.stages:
+        yield from ((s.name, a.name) for a in s.axes)
+    for t in expr.tensors.values():
+        yield from ((t.name, n) for n in range(len(t.shape)))
+
+
+def _tie(stage: Stage, expr: TensorExpr, ties: _Ties, stuck: set[_Node]) -> None:
+    """Tie the axes of a stage to the dimensions they index; what is indexed otherwise is stuck."""
+    reads = [(n.tensor, n.index) for n in walk(stage.body) if isinstance(n, Load)]
+    for tensor, index in (*reads, (stage.output.name, stage.store)):
+        shape = expr.tensors[tensor].shape
+        for position, i in enumerate(index):
+            axis = _alone(i, stage)
+            stuck |= {n for n in _moving(stage, i) if n[1] != axis}
+            if axis is not None and shape[position] == stage.extents[axis]:
+                ties.tie((tensor, position), (stage.name, axis))
+            else:
+                stuck |= {(tensor, position), *_moving(stage, i)}
+    for node in walk(stage.body):
+        if isinstance(node, Load):
+            stuck.update(n for b in node.guard for n in _moving(stage, b.index))
+        elif isinstance(node, IndexValue):
+            stuck |= _moving(stage, node.index)
+
+
+def _alone(index: Index, stage: Stage) -> str | None:
+    """Return the axis that an index is, beside axes of one element; ``None`` where it is none."""
+    moving = Index(tuple(t for t in index.terms if stage.extents[t.axis] > 1) or index.terms, index.const)
+    return next((a for a in moving.axes if moving.is_axis(a)), None)
+
+
+def _moving(stage: Stage, index: Index) -> set[_Node]:
+    return {(stage.name, a) for a in index.axes}
+
+
+def _adds_zeros(stage: Stage, axis: str, given: set[str]) -> bool:
+    """Whether a stage sums along an axis what is zero wherever the inputs along it are."""
+    return stage.combiner == "sum" and _vanishes(stage.body, axis, given)
+
+
+def _vanishes(body: Scalar, axis: str, given: set[str]) -> bool:
+    """Whether a value is zero where one of the ``given`` tensors is zero along an axis, and all else is finite."""
+    if isinstance(body, Load):
+        return body.tensor in given and any(i.is_axis(axis) for i in body.index)
+    if isinstance(body, Cast):
+        return _vanishes(body.arg, axis, given)
+    return isinstance(body, Call) and body.fn == "mul" and any(_vanishes(a, axis, given) for a in body.args)
+
+
+def _size(nodes: list[_Node], expr: TensorExpr) -> Size | None:
+    """Return what nodes of one set are; ``None`` where no loop is over them."""
+    stages = {s.name: s for s in expr.stages}
+    axes = tuple((n, a) for n, a in nodes if isinstance(a, str))
+    if not axes:
+        return None
+    kinds = {a.kind for n, name in axes for a in stages[n].axes if a.name == name}
+    dims = tuple((n, p) for n, p in nodes if isinstance(p, int))
+    return Size(stages[axes[0][0]].extents[axes[0][1]], axes, dims, "reduction" in kinds)
