@@ -123,7 +123,7 @@ def _table(found: list[Any]) -> Table:
         "between": lambda x: f"{x.lower_s * 1e3:.2f} to {x.upper_s * 1e3:.2f} ms",
         "samples/s": lambda x: f"{x.throughput:.1f}" if x.throughput else "-",
         "memory": _memory_text,
-        "bound": lambda x: "launches" if getattr(x, "bound_by_launches", False) else "device",
+        "bound": lambda x: getattr(x, "bound", "device"),
         "by bytes alone": lambda x: f"{100 * getattr(x, 'unmapped_share', 0.0):.1f} %",
     }
     table = Table(*columns, box=None)

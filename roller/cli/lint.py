@@ -47,7 +47,7 @@ def lint_command(
         screen.print(_table(found))
         screen.say("predicted for each kernel alone; zeros change no result; * is no weight: whoever calls pads it")
     else:
-        screen.say(f"no padding makes one of them {least_gain:g} times as fast")
+        screen.say(f"nothing to gain: no padding makes one of them {least_gain:g} times as fast")
 
 
 def _table(found: Lint) -> Table:

@@ -33,7 +33,7 @@ def record_command(
     timed: TimedOption = 3,
     steps: StepsOption = 3,
 ) -> None:
-    """Run a training script until a few steps are recorded, each ended by its optimizer; ask `roller whatif` of them.
+    """Run a training script until a few steps are recorded, each ended by its optimizer; then ask `roller whatif`.
 
     Modules are marked by their path, and what recording takes is written into the profile. What the script prints and
     raises is its own.

@@ -111,11 +111,9 @@ def _table(rows: list[Choice], prices: Prices | None) -> Table:
         elif not found.memory.fits:
             cells += ["-", "-", "-", memory_text(found.memory), "-"]
         else:
-            waits = found.exposed_s > 0.1 * found.iteration_s
-            bound = "launches" if found.bound_by_launches else "links" if waits else "device"
             cells += [
                 f"{found.iteration_s * 1e3:.1f} ms", f"{found.lower_s * 1e3:.1f} to {found.upper_s * 1e3:.1f} ms",
-                f"{found.throughput:.1f}", memory_text(found.memory), bound,
+                f"{found.throughput:.1f}", memory_text(found.memory), found.bound,
             ]  # fmt: skip
         cells += [] if prices is None else ["-" if row.price_per_million is None else f"{row.price_per_million:.2f}"]
         table.add_row(*cells)

@@ -53,7 +53,7 @@ def devices_of(text: str, settings: Sequence[str] | None) -> list[tuple[DeviceSp
     found = []
     for name in (word.strip() for word in text.split(",")):
         count, times, rest = name.partition("x")
-        several = bool(times) and count.isdigit() and int(count) > 0
+        several = bool(times) and count.isascii() and count.isdigit() and len(count) < 6 and int(count) > 0
         if name:
             found.append((device_of(rest if several else name, settings), int(count) if several else 1))
     if not found:
@@ -74,7 +74,7 @@ def batches_of(text: str, *, largest: bool = False) -> list[int | str | None]:
         if largest and word == LARGEST:
             sizes.append(LARGEST)
         elif word:
-            if not word.isascii() or not word.isdigit() or int(word) < 1:
+            if not word.isascii() or not word.isdigit() or len(word) > 12 or int(word) < 1:
                 more = " or max" if largest else ""
                 raise UsageError(f"--batch: expected whole numbers of at least 1{more}, e.g. 8,16, got {shown(text)}.")
             sizes.append(int(word))

@@ -34,7 +34,11 @@ DoOption = Annotated[
 ]
 AllOption = Annotated[bool, typer.Option("--all", help="Try every change that suits, alone and the best in pairs.")]
 DeviceOption = Annotated[
-    str | None, typer.Option("--device", help="What the profile was made on: prices what is new. Entry files need it.")
+    str | None,
+    typer.Option(
+        "--device",
+        help="What the profile was made on, not what you wonder about: prices what is new. Entry files need it.",
+    ),
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Also where much of the profile cannot be explained.")]
 PerfettoOption = Annotated[

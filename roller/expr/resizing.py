@@ -164,7 +164,8 @@ def _adds_zeros(stage: Stage, axis: str, given: set[str]) -> bool:
 def _vanishes(body: Scalar, axis: str, given: set[str]) -> bool:
     """Whether a value is zero where one of the ``given`` tensors is zero along an axis, and all else is finite."""
     if isinstance(body, Load):
-        return body.tensor in given and any(i.is_axis(axis) for i in body.index)
+        zero_beyond = not body.guard or body.outside == 0.0
+        return body.tensor in given and zero_beyond and any(i.is_axis(axis) for i in body.index)
     if isinstance(body, Cast):
         return _vanishes(body.arg, axis, given)
     return isinstance(body, Call) and body.fn == "mul" and any(_vanishes(a, axis, given) for a in body.args)

@@ -30,6 +30,9 @@ from roller.runtime.cache_location import cache_folder
 #: ``host_op_s`` says what was measured.
 HOST_OP_S = 6e-6
 
+#: Share of a step from which on waiting for links is told.
+NOTABLE = 0.1
+
 
 @dataclass(frozen=True)
 class Share:
@@ -108,6 +111,13 @@ class Forecast:
     exposed_s: float = 0.0
     amp: str | None = None
     checkpoint: tuple[str, ...] = ()
+
+    @property
+    def bound(self) -> str:
+        """What a step waits for most: ``"launches"``, ``"links"`` where they hold it up notably, or ``"device"``."""
+        if self.bound_by_launches:
+            return "launches"
+        return "links" if self.exposed_s > NOTABLE * self.iteration_s else "device"
 
     @property
     def throughput(self) -> float:

@@ -199,7 +199,7 @@ def lint(
 
 def _source(model: Any, examples: tuple[Any, ...]) -> tuple[Any, str]:
     """Return a model that :func:`read` takes, and a name where it has none of its own."""
-    if isinstance(model, (str, Path, bytes)) or not callable(model):
+    if not hasattr(model, "parameters") or isinstance(model, type):
         if examples:
             raise RollerError(f"lint: expected no examples beside an ONNX model, got {len(examples)}. Leave them out.")
         return model, Path(model).name if isinstance(model, (str, Path)) else ""

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any
@@ -141,7 +140,7 @@ class Recorder:
             # what else runs on the machine only adds, so the shortest steps tell what recording does
             spent = min(self.recorded_s) - min(self.plain_s)
             each = max(0.0, 1e6 * spent * len(self.recorded_s) / max(1, count))
-            said = f'"{OVERHEAD}": {each!r}, "roller_plain_us": {1e6 * median(self.plain_s)!r},'
+            said = f'"{OVERHEAD}": {each!r},'
         whole = text.replace("{", "{" + said, 1).encode()
         with whole_file(self.path) as file:
             file.write(gzip.compress(whole) if self.path.name.endswith(".gz") else whole)
@@ -159,8 +158,9 @@ class Recorder:
             remove()
         if error is None and not done:
             raise RollerError(
-                f"record: expected {self.warmup + self.timed + self.steps} training steps, got {self.seen}. Run more "
-                f"of them, ask for fewer (warmup=, timed=, steps=), or end each with the recorder's step()."
+                f"record: expected {self.warmup + self.timed + self.steps} training steps, got {self.seen}"
+                f"{'' if self.seen else ': no step() of an optimizer was called'}. Run more of them, ask for fewer "
+                f"(--warmup, --timed, --steps; warmup= in Python), or end each with the recorder's step()."
             )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import importlib.util
 import io
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
@@ -72,7 +71,7 @@ def read_prices(path: str | Path) -> Prices:
 
     try:
         data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise wrong("prices", "a YAML file", getattr(error, "strerror", None) or str(error).splitlines()[0]) from error
     if not isinstance(data, Mapping) or set(data) != {"currency", "devices"}:
         raise wrong("prices", "currency and devices", sorted(map(str, data)) if isinstance(data, Mapping) else data)
@@ -83,7 +82,7 @@ def read_prices(path: str | Path) -> Prices:
         if not isinstance(row, Mapping) or set(row) != {"per_hour", "source", "date"}:
             raise wrong(f"devices.{name}", "per_hour, source and date", row)
         hour = row["per_hour"]
-        if isinstance(hour, bool) or not isinstance(hour, (int, float)) or not 0 < hour < math.inf:
+        if isinstance(hour, bool) or not isinstance(hour, (int, float)) or not 0 < hour < 1e12:
             raise wrong(f"devices.{name}.per_hour", "a number above 0", hour)
         when = row["date"]
         if not isinstance(when, date):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 
 from roller.errors import ExprError, RollerError
+from roller.expr import Tensor, TensorExpr
 from roller.expr.resizing import growing_sizes, resized
 from roller.ops import parse
 from roller.te.reader import read
@@ -73,6 +76,18 @@ def test_a_size_has_its_axes_and_dimensions():
     assert (columns.reduced, inner.reduced) == (False, True)
     assert len(columns.axes) == 2 and len(columns.dims) == 4  # of product and epilogue; operand, bias, both results
     assert resized(expr, inner, 16).anchor.points == 5 * 7 * 16
+
+
+@pytest.mark.parametrize(("outside", "grows"), [(0.0, True), (1.0, False)])
+def test_a_sum_takes_no_padding_in_that_is_not_zero(outside, grows):
+    padded = parse("conv2d(1, 2, 5, 5, 3, 3, 3, padding=1)").anchor
+    load = next(n for n in padded.loads if n.guard)
+    expr = TensorExpr(
+        "windows", (Tensor(load.tensor, (1, 2, 5, 5)),),
+        (replace(padded, body=replace(load, outside=outside)),), (padded.name,),
+    )  # fmt: skip
+    assert (2 in {s.extent for s in growing_sizes(expr)}) == grows
+    assert_grows(expr, 3)
 
 
 def test_sizes_only_grow():

@@ -50,7 +50,7 @@ def test_what_does_not_fit_has_no_throughput():
 def test_wrong_arguments(wrong):
     with pytest.raises(RollerError, match="expected"):
         forecast(step(64), "a100", **wrong)
-    with pytest.raises(RollerError):
+    with pytest.raises(RollerError, match="no-such-device"):
         forecast(step(64), "no-such-device")
 
 

@@ -96,15 +96,21 @@ def test_a_library_is_described_on_gpus_only():
 
 
 def test_what_is_no_model_is_said():
-    with pytest.raises(ModelError):
+    with pytest.raises(ModelError, match="expected"):
         roller.lint(b"no model", "a100")
-    with pytest.raises(RollerError):
+    with pytest.raises(RollerError, match="expected"):
         roller.lint(5, "a100")
 
 
 def test_a_module_needs_examples():
-    with pytest.raises(RollerError, match="expected examples of the arguments of function, got none"):
-        roller.lint(lambda x: x, "a100")
+    class Module:
+        def parameters(self):
+            return ()
+
+    with pytest.raises(RollerError, match="expected examples of the arguments of Module, got none"):
+        roller.lint(Module(), "a100")
+    with pytest.raises(RollerError, match="expected no examples beside an ONNX model"):
+        roller.lint(lambda x: x, "a100", 3)
 
 
 def test_the_verb_prints_pads_and_json(cli, tmp_path):

@@ -317,6 +317,32 @@ def test_scaled_and_clipped_gradients_lead_to_a_step(tmp_path):
     assert trace.warnings == ()  # that gradients are finite is known, not read
 
 
+@pytest.mark.parametrize("ending", ["import sys; sys.exit(0)", "raise SystemExit('enough')"])
+def test_an_entry_file_that_ends_the_process_says_so(tmp_path, ending):
+    path = tmp_path / "train.py"
+    for broken in (f"{ENTRY}\n{ending}\n", ENTRY.replace("    optimizer =", f"    {ending}\n    optimizer =")):
+        path.write_text(broken)
+        with pytest.raises(roller.RollerError, match="got SystemExit"):
+            trace_entry(path)
+
+
+def test_an_entry_file_may_have_data_classes(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+        f"@dataclass\nclass Size:\n    n: int = 16\n{ENTRY}"
+    )
+    assert trace_entry(path).options["batch"] == 16
+
+
+def test_a_program_that_is_no_entry_file_does_not_run(tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text("open(__file__ + '.ran', 'w').close()\nfor step in range(3): print(step)\n")
+    with pytest.raises(roller.RollerError, match="roller record program"):
+        trace_entry(path)
+    assert not (tmp_path / "program.py.ran").exists()
+
+
 def test_entry_file(tmp_path):
     path = tmp_path / "train.py"
     path.write_text(ENTRY)

@@ -87,6 +87,7 @@ class CachingAllocator(Heap):
         self.requested_bytes -= block.requested
         block.allocated = False
         if block.users:
+            block.waits = True
             self._waiting.append(block)
         else:
             self._to_pool(block)
@@ -163,7 +164,8 @@ class CachingAllocator(Heap):
         if self._waiting:
             done = [b for b in self._waiting if not b.users]
             self._waiting = [b for b in self._waiting if b.users]
-            for block in done:
+            for block in done:  # one after another: a neighbour that comes later is in no pool yet
+                block.waits = False
                 self._to_pool(block)
 
     # The driver

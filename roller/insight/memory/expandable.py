@@ -38,10 +38,10 @@ class ExpandableSegments:
             if owner != stream:
                 break
             block = pool.without_memory[address]
-            if block.prev is not None and not block.prev.allocated and not block.prev.users:
+            if block.prev is not None and block.prev.is_free:
                 block = block.prev
             room, part = 0, block
-            while part is not None and room < size and not part.allocated and not part.users:
+            while part is not None and room < size and part.is_free:
                 room, part = room + part.size, part.next  # type: ignore[assignment]
             if room >= size:
                 return block

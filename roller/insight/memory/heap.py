@@ -59,7 +59,7 @@ class Block:
     """A part of a segment; ``prev`` and ``next`` are its neighbours there."""
 
     __slots__ = ("address", "age", "allocated", "expandable", "mapped", "next", "pool", "prev", "requested", "segment",
-                 "size", "stream", "users")  # fmt: skip
+                 "size", "stream", "users", "waits")  # fmt: skip
 
     def __init__(self, pool: Pool, address: int, size: int, stream: int, segment: int) -> None:
         self.pool, self.address, self.size, self.stream, self.segment = pool, address, size, stream, segment
@@ -69,6 +69,13 @@ class Block:
         self.next: Block | None = None
         #: Other streams that used it, which must pass before it is free.
         self.users: set[int] = set()
+        #: Whether it was freed, and is in no pool yet: streams that used it must pass, or have just passed.
+        self.waits = False
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it belongs to nobody, and nobody has to pass before it does."""
+        return not (self.allocated or self.waits or self.users)
 
     @property
     def is_split(self) -> bool:
@@ -180,7 +187,7 @@ class Heap:
 
     @staticmethod
     def _joins(other: Block, block: Block) -> bool:
-        return not (other.allocated or other.users or other.mapped != block.mapped)
+        return other.is_free and other.mapped == block.mapped
 
     @staticmethod
     def _forget(block: Block) -> None:

@@ -15,9 +15,12 @@ from roller.insight.memory.heap import MemoryStats, OutOfDeviceMemoryError
 from roller.insight.memory.replay import Holder, Memory, holders_of
 from roller.insight.records import Alloc, Free, Trace
 
-#: A request of so much is mapped on its own, at first and at most: it becomes the largest of these that was freed, and
-#: twice of it that is free at the end of the heap is handed back (``M_MMAP_THRESHOLD``, of 64-bit systems).
+#: A request of so much is mapped on its own, at first and at most: it becomes the largest of these that was freed
+#: (``M_MMAP_THRESHOLD``, of 64-bit systems).
 FIRST_MAPPED_BYTES, MOST_MAPPED_BYTES = 128 << 10, 32 << 20
+#: So much that is free at the end of the heap is handed back, until a mapped request was freed: then twice of what is
+#: mapped on its own (``M_TRIM_THRESHOLD``).
+FIRST_TRIMMED_BYTES = 128 << 10
 #: Alignment that PyTorch asks for, and header of a chunk.
 _ALIGNMENT, _HEADER = 64, 16
 #: Parts of the heap of which the last owner is remembered.
@@ -53,6 +56,7 @@ class Heap:
 
     def __init__(self, freed_bytes: int = 0) -> None:
         self.mapped_from = min(MOST_MAPPED_BYTES, max(FIRST_MAPPED_BYTES, freed_bytes))
+        self._trimmed_from = 2 * self.mapped_from if freed_bytes > FIRST_MAPPED_BYTES else FIRST_TRIMMED_BYTES
         self._top = self._touched = 0
         self._held: dict[int, tuple[int, int]] = {}
         self._free: list[tuple[int, int]] = []  # by size and address
@@ -85,6 +89,7 @@ class Heap:
             self._join(address, size)
         elif size <= MOST_MAPPED_BYTES:
             self.mapped_from = max(self.mapped_from, size)
+            self._trimmed_from = 2 * self.mapped_from
 
     def _taken(self, size: int) -> int:
         at = bisect_left(self._free, (size, 0))
@@ -111,7 +116,7 @@ class Heap:
             self._keep(address, size)
             return
         self._top = address
-        if self._touched - address >= 2 * self.mapped_from:
+        if self._touched - address >= self._trimmed_from:
             self._touched = address
 
     def _drop(self, address: int, size: int) -> None:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import inspect
 import sys
@@ -82,7 +83,10 @@ def _once(module: ModuleType, path: str | Path, change: Change, iterations: int)
 
 def batch_of(module: ModuleType) -> int:
     """Return the batch size that is the default of ``input_provider``."""
-    parameter = inspect.signature(module.input_provider).parameters.get("batch_size")
+    try:
+        parameter = inspect.signature(module.input_provider).parameters.get("batch_size")
+    except (ValueError, TypeError):  # what is built in says nothing
+        parameter = None
     if parameter is None or not isinstance(parameter.default, int):
         raise ModelError(
             f"{module.__file__}: input_provider: expected a default of batch_size that is a number, got "
@@ -99,7 +103,9 @@ def _loaded(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ModelError(f"{path}: expected a Python file, got one of another kind. Pass a file that ends in .py.")
     module = importlib.util.module_from_spec(spec)
+    _check_providers(path)
     sys.path.insert(0, str(path.parent))
+    sys.modules[spec.name] = module  # where data classes look for their annotations
     try:
         with errors("the entry file could not be loaded", Session(Target()).places):
             spec.loader.exec_module(module)
@@ -113,3 +119,24 @@ def _loaded(path: Path) -> ModuleType:
                 f"Define {', '.join(_PROVIDERS)}."
             )
     return module
+
+
+def _check_providers(path: Path) -> None:
+    """Refuse a program that defines no provider before it runs: a training script would train."""
+    try:
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+    except (OSError, ValueError, SyntaxError):
+        return  # loading it says what is wrong
+    bound: set[str] = set()
+    for node in ast.walk(ast.Module(body, [])):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            bound.add(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            bound |= {(a.asname or a.name) for a in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            bound.add(node.id)
+    if "*" not in bound and not bound & set(_PROVIDERS):
+        raise ModelError(
+            f"{path}: expected an entry file, got a program that defines none of {', '.join(_PROVIDERS)}. "
+            f"Write these functions (docs/guides/training.md), or record a profile of it: roller record {path.name}."
+        )

@@ -249,7 +249,7 @@ def errors(what: str, places: Places) -> Iterator[None]:
         yield
     except RollerError:
         raise
-    except Exception as error:  # noqa: BLE001 - the user's code, or PyTorch's within it
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code, or PyTorch's in it; it may end all, too
         frames = traceback.extract_tb(error.__traceback__)
         own = next((f for f in reversed(frames) if not places.foreign(f.filename)), None)
         line = "" if own is None else f" at {own.filename}:{own.lineno}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import median
@@ -18,7 +19,7 @@ from roller.insight.whatif.steadied import steadied
 from roller.insight.whatif.steps import steady_us, steps_us
 from roller.insight.whatif.unroll import unrolled
 
-#: Relative error of a time by where it is from, where the device's model says none. Assumed.
+#: Error of the logarithm of a time by where it is from, where the device's model says none. Assumed.
 ERRORS: Mapping[Provenance, float] = {"measured": 0.0, "predicted": 0.15, "calibrated": 0.15, "assumed": 0.3}
 #: A change that gains less than this is hardly any: a profile of the same step differs by as much from one to the next.
 HARDLY = 0.02
@@ -154,6 +155,10 @@ def what_if(graph: Graph, *changes: Change, force: bool = False, baseline: Timel
     middle = low = high = steady_us(changed, after)
     if any(t.provenance != "measured" for t in changed.tasks):
         low, high = (steady_us(g, simulate(g)) for g in (_with_error(base, changed, sign) for sign in (-1.0, 1.0)))
+    if not all(map(math.isfinite, (low, middle, high))):
+        raise RollerError(f"{changed.name}: expected a step of finite time, got {middle} us. Change by less.")
+    if not step_us > 0.0:
+        raise RollerError(f"{graph.name}: expected a profile in which something takes time, got none. Record a step.")
     # tasks at their medians make a step shorter than the median step: what is predicted is the ratio
     median_us = steady_us(base, before)
     scale = step_us / median_us if common is not graph and median_us else 1.0
@@ -189,7 +194,7 @@ def _with_error(base: Graph, graph: Graph, sign: float) -> Graph:
     count = len(base.tasks)
     tasks = [
         t if t.id < count and t.duration_us == base.tasks[t.id].duration_us
-        else replace(t, duration_us=t.duration_us * (1.0 + errors[t.provenance]) ** sign)
+        else replace(t, duration_us=t.duration_us * math.exp(sign * errors[t.provenance]))
         for t in graph.tasks
     ]  # fmt: skip
     return replace(graph, tasks=tasks)

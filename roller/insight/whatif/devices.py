@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
+from roller.hardware.peaks import peak_flops_per_s
 from roller.insight.whatif.graph import Graph, Task
-from roller.insight.whatif.prices import Priced, Prices
+from roller.insight.whatif.prices import DTYPES, Priced, Prices
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,10 @@ class OnDevice:
             return found
         old, new = self.before.sustained, self.spec.sustained
         if self.prices.bound(task) == "compute":
-            return Priced(_peak(old) / _peak(new), "calibrated")
+            dtype = next((DTYPES[d] for d in task.place.dtypes if d in DTYPES), "float32")
+            return Priced(_peak(old, dtype) / _peak(new, dtype), "predicted")
         memory, other = old.memory_layers[-1], new.memory_layers[-1]
-        return Priced(memory.bandwidth_bytes_per_s / other.bandwidth_bytes_per_s, "calibrated")
+        return Priced(memory.bandwidth_bytes_per_s / other.bandwidth_bytes_per_s, "predicted")
 
     @property
     def link_ratio(self) -> float:
@@ -68,6 +70,7 @@ def on_device(graph: Graph, device: str) -> OnDevice:
     return OnDevice(Prices(graph), graph.device, target_of(device)[0])
 
 
-def _peak(spec: DeviceSpec) -> float:
-    """Return the rate of multiply-adds on float32 of all units."""
-    return spec.compute.ops_per_cycle_per_unit["fma"] * spec.units * spec.clock_hz
+def _peak(spec: DeviceSpec, dtype: str) -> float:
+    """Return the peak of multiply-adds of a dtype, or of float32 where the device names none of it."""
+    found = peak_flops_per_s(spec, dtype) or peak_flops_per_s(spec, "float32")
+    return found[0] if found else 2 * spec.compute.ops_per_cycle_per_unit["fma"] * spec.units * spec.clock_hz

@@ -31,7 +31,7 @@ def gradients(events: Sequence[Event], threads: Mapping[str, Sequence[Item]]) ->
     for event in sorted((e for e in events if e.name == _SUMS), key=lambda e: (e.start_us, e.lane)):
         shapes = event.arguments.get("shapes")
         at = bisect_right(starts.get(event.lane, ()), event.end_us) - 1
-        if not shapes or at < 0:
+        if not shapes or at < 0 or not isinstance(shapes[0], tuple) or not all(isinstance(n, int) for n in shapes[0]):
             continue
         dtypes = event.arguments.get("dtypes") or ("float",)
         size = math.prod(shapes[0]) * _ELEMENT_BYTES.get(str(dtypes[0]), 4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -92,7 +93,7 @@ def read_events(path: str | Path) -> list[Event]:
                 continue
             try:
                 found.append(_event(category, row, shared))
-            except (TypeError, ValueError, KeyError) as error:
+            except (TypeError, ValueError, KeyError, OverflowError) as error:
                 raise _wrong(path, f"event {number} without a usable name, time and lane ({error!r})") from error
     if all(event.kind == "mark" for event in found):
         raise _wrong(path, "no calls, kernels or operators in it")
@@ -121,10 +122,11 @@ def _meant(row: Mapping[str, Any]) -> str:
 
 
 def _event(category: str, row: Mapping[str, Any], shared: dict[str, Any]) -> Event:
-    arguments = row.get("args") or {}
+    given = row.get("args")
+    arguments: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
     correlation = arguments.get("correlation")
     start, duration = float(row["ts"]), float(row["dur"])
-    if not (start == start and 0 <= duration < float("inf")):
+    if not (math.isfinite(start) and 0 <= duration < math.inf):
         raise ValueError(f"ts {row['ts']}, dur {row['dur']}")
     if category in _DEVICE:
         lane = f"device {arguments.get('device', row.get('pid'))}, stream {arguments.get('stream', row.get('tid'))}"
@@ -146,8 +148,8 @@ def _kept(kind: str, arguments: Mapping[str, Any], shared: dict[str, Any]) -> Ma
         return arguments
     if kind == "operator":
         kept = {
-            "shapes": _shared(arguments.get("Input Dims") or arguments.get("Input dims"), shared),
-            "dtypes": _shared(arguments.get("Input type"), shared),
+            "shapes": _shared(_list(arguments.get("Input Dims") or arguments.get("Input dims")), shared),
+            "dtypes": _shared(_list(arguments.get("Input type")), shared),
             "sequence": arguments.get("Sequence number"),
         }
     elif kind in ("copy", "set"):
@@ -157,6 +159,11 @@ def _kept(kind: str, arguments: Mapping[str, Any], shared: dict[str, Any]) -> Ma
     else:
         return _NOTHING
     return {name: value for name, value in kept.items() if value not in (None, [], "")} or _NOTHING
+
+
+def _list(value: Any) -> Any:
+    """Return a list; nothing of what is none, as in a damaged profile."""
+    return value if isinstance(value, list) else None
 
 
 def _shared(value: Any, known: dict[str, Any]) -> Any:
@@ -209,8 +216,8 @@ def _array(file: TextIO, path: Path) -> Iterator[Any]:
             # A number at the end of what is read may go on; objects, which events are, end where they end.
             yield row
             position = end
-        except ValueError as error:
-            if not more:
+        except (ValueError, RecursionError) as error:
+            if not more or isinstance(error, RecursionError):
                 raise _wrong(path, f"a list of events that is cut off or broken ({error})") from error
             text = file.read(_CHUNK)
             more = bool(text)

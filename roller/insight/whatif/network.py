@@ -12,6 +12,8 @@ from roller.insight.parallel import BUCKET_BYTES, FIRST_BUCKET_BYTES, Ring
 from roller.insight.whatif.graph import Gradient, Graph, Lane
 from roller.insight.whatif.pick import parameter_bytes
 
+#: Slices of a step's gradients; each is two transfers a step.
+_MOST_SLICES = 100_000
 #: Where collectives run that a what-if adds.
 CHANNEL = Lane(0, "channel", "network")
 
@@ -52,16 +54,6 @@ def half_us(size_bytes: float, devices: int, bytes_per_s: float, latency_us: flo
     return hops / devices * size_bytes / bytes_per_s * 1e6 + hops * latency_us
 
 
-def broadcast_us(size_bytes: float, devices: int, bytes_per_s: float, latency_us: float) -> float:
-    """Return the time of a broadcast: S/B + (n-1) a."""
-    return size_bytes / bytes_per_s * 1e6 + (devices - 1) * latency_us
-
-
-def all_to_all_us(size_bytes: float, devices: int, bytes_per_s: float) -> float:
-    """Return the time of an all-to-all: (n-1)/n S/B."""
-    return (devices - 1) / devices * size_bytes / bytes_per_s * 1e6
-
-
 def alike(levels: Sequence[int], bandwidths: Sequence[float]) -> list[tuple[int, float]]:
     """Return devices and bytes a second of each level of a network.
 
@@ -79,10 +71,35 @@ def alike(levels: Sequence[int], bandwidths: Sequence[float]) -> list[tuple[int,
 
 
 def sparse_us(
-    size_bytes: float, devices: int, bytes_per_s: float, density: float, index_bytes: int, value_bytes: int
-) -> float:
-    """Return the time of gathering the kept share, with its indices, from all: (n-1) d S (1 + index/value) / B."""
-    return (devices - 1) * density * size_bytes * (1 + index_bytes / value_bytes) / bytes_per_s * 1e6
+    size_bytes: float, devices: int, bytes_per_s: float, density: float, index_bytes: int, value_bytes: int,
+    element_bytes: int = 4,
+) -> float:  # fmt: skip
+    """Return the time of gathering the kept share, with its indices, from all: (n-1) d S/element (index + value) / B.
+
+    Examples
+    --------
+    >>> round(sparse_us(100e6, 4, 1e9, 0.01, 4, 4)), round(sparse_us(100e6, 4, 1e9, 0.01, 4, 2))
+    (6000, 4500)
+    """
+    kept = density * size_bytes / element_bytes
+    return (devices - 1) * kept * (index_bytes + value_bytes) / bytes_per_s * 1e6
+
+
+def sliceable_bytes(graph: Graph, slice_bytes: float) -> float:
+    """Return the bytes of a step's gradients, which can be cut into slices of so many.
+
+    Raises
+    ------
+    RollerError
+        There would be too many of them, or the profile does not tell the sizes of its gradients.
+    """
+    size = parameter_bytes(graph)
+    if size / slice_bytes > _MOST_SLICES:
+        raise RollerError(
+            f"ParameterServer: slice_bytes: expected at most {_MOST_SLICES} slices of {size:.0f} bytes, got slices of "
+            f"{slice_bytes:g}. Make them larger."
+        )
+    return size
 
 
 def buckets(

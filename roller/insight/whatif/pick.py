@@ -144,7 +144,7 @@ def total_bytes(graph: Graph, tasks: Collection[int]) -> float:
 
 
 def shortest_us(graph: Graph) -> float:
-    """Return what a kernel takes however small it is: the twentieth part of the profile's is shorter."""
+    """Return what a kernel takes however small it is: one in twenty of the profile's kernels is shorter."""
     durations = sorted(graph.tasks[n].duration_us for n in work(graph))
     return durations[len(durations) // 20] if durations else 0.0
 

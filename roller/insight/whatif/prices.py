@@ -19,6 +19,7 @@ from roller.insight.price.kernels import Kernels
 from roller.insight.price.operators import Price, Pricer
 from roller.insight.records import Operator, TensorRecord
 from roller.insight.whatif.graph import Graph, Provenance, Task
+from roller.insight.whatif.pick import work
 
 #: What bounds a task.
 Bound = Literal["compute", "memory"]
@@ -26,7 +27,7 @@ Bound = Literal["compute", "memory"]
 DTYPES = {"float": "float32", "double": "float64", "c10::Half": "float16", "c10::BFloat16": "bfloat16"}
 #: Kernels of products by name, where neither a price nor shapes tell: names rot, so this comes last.
 _PRODUCTS = re.compile(
-    r"gemm|conv|wgrad|dgrad|xmma|cutlass|winograd|attention|flash|fmha|mma_|linear|matmul|b?addb?mm|::b?mm\\b|[BM]mBackward",
+    r"gemm|conv|wgrad|dgrad|xmma|cutlass|winograd|attention|flash|fmha|mma_|linear|matmul|b?addb?mm|::b?mm\b|[BM]mBackward",
     re.I,
 )
 #: A twin moves so many bytes at least: shorter ones are all latency.
@@ -75,10 +76,14 @@ class Prices:
 
     @cached_property
     def twin_bytes_per_us(self) -> float:
-        """Bytes per microsecond of the profile's own updates or copies on the device; 0 where it has none."""
+        """Bytes per microsecond of the profile's own memsets and of its kernels that are no products; 0 without any.
+
+        The median of the fastest quarter of them: others move more than their inputs tell.
+        """
         rates = [t.size_bytes / t.duration_us for t in self.graph.tasks
                  if t.kind == "set" and t.size_bytes >= _TWIN_BYTES and t.duration_us]  # fmt: skip
-        found = [r for t in self.graph.tasks if (r := _rate(t))]
+        own = work(self.graph)  # kernels, or on a processor the operators that compute: no call that launches
+        found = [r for t in self.graph.tasks if t.id in own and (r := _rate(t))]
         return median(sorted(found + rates)[-max(1, len(found + rates) // 4) :]) if found + rates else 0.0
 
     def bound(self, task: Task) -> Bound:
@@ -193,11 +198,7 @@ def _bytes_of(task: Task, shapes: Sequence[Any]) -> float:
 
 def _rate(task: Task) -> float:
     """Return bytes per microsecond of a kernel that reads its operator's inputs and writes as much as the first."""
-    if (
-        not (task.kind == "kernel" or task.lane.kind == "thread")
-        or product(task) is not None
-        or _PRODUCTS.search(f"{task.name} {task.place.operator}")
-    ):
+    if product(task) is not None or _PRODUCTS.search(f"{task.name} {task.place.operator}"):
         return 0.0
     read = task_bytes(task)
     # what is updated in place is written as well, of others the result is as large as the first input

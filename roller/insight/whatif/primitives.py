@@ -163,4 +163,4 @@ def _counted(tasks: Collection[int]) -> str:
 
 def _positive(name: str, value: float) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
-        raise RollerError(f"{name}: expected a number of at least 0, got {shown(value)}. Raise it.")
+        raise RollerError(f"{name}: expected a finite number of at least 0, got {shown(value)}. Mend it.")

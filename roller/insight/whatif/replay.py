@@ -126,7 +126,7 @@ def from_kineto(
     ArtifactError
         A file is no profile.
     RollerError
-        No file is named, ranks share no collective, or there is no such device.
+        No file is named, ranks share no collective, there is no such device, or it is none the profile was made on.
     """
     from roller.arguments import target_of
 
@@ -138,6 +138,9 @@ def from_kineto(
         for n, file in enumerate(files)
     ]
     spec = None if device is None else target_of(device)[0]
+    if spec is not None:
+        for graph in graphs:
+            _check_kind(graph, spec)
     if len(graphs) == 1:
         return replace(graphs[0], device=spec, prices=dict(prices or {}))
     for file, graph in zip(files, graphs, strict=True):
@@ -147,6 +150,16 @@ def from_kineto(
                 f"ranks of one job."
             )
     return replace(join(graphs), device=spec, prices=dict(prices or {}))
+
+
+def _check_kind(graph: Graph, spec: DeviceSpec) -> None:
+    """Refuse a GPU as what a profile was made on that has no task of one, and a processor where it has."""
+    if graph.has_device != spec.traits.blocks:
+        own = "a GPU, whose kernels it has" if graph.has_device else "a processor: no task of it ran on a GPU"
+        raise RollerError(
+            f"{graph.name}: device: expected what the profile was made on, {own}, got {spec.name}. Name that, or "
+            f"leave it out; for a device you do not have, write an entry file and ask `roller forecast`."
+        )
 
 
 def replay(graph: Graph) -> Replay:

@@ -52,7 +52,7 @@ def saved_maps(graph: Graph, layers: str | Sequence[str] = ()) -> Mapping[int, S
     for iteration, own in by_iteration(graph, work(graph, "forward")).items():
         back = by_layer(graph, backward.get(iteration, ()))
         for layer, tasks in by_layer(graph, own).items():
-            size = max((_largest(graph.tasks[n]) for n in tasks), default=0)
+            size = max((_first_input_bytes(graph.tasks[n]) for n in tasks), default=0)
             if layer and layer in back and size and in_layers(layer, patterns):
                 following, preceding = behind.get(tasks[-1]), before.get(back[layer][0])
                 one = SavedMap(
@@ -68,9 +68,10 @@ def saved_maps(graph: Graph, layers: str | Sequence[str] = ()) -> Mapping[int, S
     return found
 
 
-def _largest(task: Task) -> int:
+def _first_input_bytes(task: Task) -> int:
     """Return the bytes of the first input of a task's operator: what flows through the layer."""
-    if not task.place.shapes or not task.place.dtypes or not task.place.shapes[0]:
-        return 0
-    elements: int = math.prod(task.place.shapes[0])
-    return elements * ITEM_BYTES.get(task.place.dtypes[0], 0)
+    shapes, dtypes = task.place.shapes[:1], task.place.dtypes[:1]
+    if not shapes or not dtypes or not shapes[0] or not all(isinstance(n, int) for n in shapes[0]):
+        return 0  # nothing, or a list of tensors
+    elements: int = math.prod(shapes[0])
+    return elements * ITEM_BYTES.get(dtypes[0], 0)

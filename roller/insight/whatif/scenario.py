@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 
 from roller.errors import RollerError, did_you_mean, shown
-from roller.insight.whatif.change import WhatIf
+from roller.insight.whatif.change import WhatIf, hints_of, plain_types
 from roller.insight.whatif.whatifs import WHATIFS
 
 
@@ -55,20 +57,26 @@ def read_scenarios(path: str | Path) -> Scenarios:
     where = str(path)
     try:
         data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise RollerError(f"{where}: expected a scenario, got what cannot be read ({error}). Mend the file.") from error
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        why = str(error).partition("\n")[0]
+        raise RollerError(f"{where}: expected a scenario, got what cannot be read ({why}). Mend the file.") from error
     if not isinstance(data, Mapping) or not data.keys() <= {"device", "prices", "changes", "scenarios"}:
         raise RollerError(
             f"{where}: expected device, prices and changes or scenarios, got {shown(data)}. Name what to change."
         )
     prices = data.get("prices") or {}
-    if not isinstance(prices, Mapping) or not all(isinstance(v, (int, float)) and v >= 0 for v in prices.values()):
+    if not isinstance(prices, Mapping) or not all(map(_is_time, prices.values())):
         raise RollerError(f"{where}: prices: expected microseconds by name, got {shown(prices)}. Mend them.")
-    lists = dict(data.get("scenarios") or {})
+    given, device = data.get("scenarios") or {}, data.get("device")
+    if not isinstance(given, Mapping):
+        raise RollerError(f"{where}: scenarios: expected lists of what-ifs by name, got {shown(given)}. Name them.")
+    if device is not None and not isinstance(device, str):
+        raise RollerError(f"{where}: device: expected the name of a device, got {shown(device)}. Name one.")
+    lists = dict(given)
     if data.get("changes") or not lists:
         lists["changes"] = data.get("changes")
     made = {str(name): changes_of(rows, f"{where}: {name}") for name, rows in lists.items()}
-    return Scenarios(made, data.get("device"), {str(k): float(v) for k, v in prices.items()})
+    return Scenarios(made, device, {str(k): float(v) for k, v in prices.items()})
 
 
 def changes_of(rows: Any, where: str) -> tuple[WhatIf, ...]:
@@ -103,7 +111,8 @@ def change_of(name: str, parameters: Any, where: str) -> WhatIf:
         raise RollerError(
             f"{where}: {name}: expected parameters among {', '.join(known) or 'none'}, got {shown(wrong)}. Mend them."
         )
-    given = {k: tuple(v) if isinstance(v, list) else _number(v) for k, v in parameters.items()}
+    hints = hints_of(kind)
+    given = {str(k): _given(v, hints.get(str(k))) for k, v in parameters.items()}
     try:
         return kind(**given)
     except TypeError as error:
@@ -121,17 +130,38 @@ def change_of_text(text: str) -> WhatIf:
     'DDP(devices=4, bandwidth=25000000000.0)'
     """
     name, _, rest = text.partition(":")
-    pairs = [pair.partition("=") for pair in rest.split(",") if pair]
+    pairs = [pair.partition("=") for pair in _COMMA.split(rest) if pair]
     if any(not equals for _, equals, _ in pairs):
         raise RollerError(f"{text}: expected parameters as name=value, got {shown(rest)}. Write ddp:devices=4.")
-    return change_of(name, {key.strip(): yaml.safe_load(value) for key, _, value in pairs}, text)
+    return change_of(name, {key.strip(): _read(value) for key, _, value in pairs}, text)
 
 
-def _number(value: Any) -> Any:
-    """Return a number that YAML takes for a text (25e9); all else as it is."""
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
+#: A comma that is in no list.
+_COMMA = re.compile(r",(?![^\[]*\])")
+
+
+def _read(value: str) -> Any:
+    """Return a value as YAML has it; patterns, which it may not have, are texts."""
+    try:
+        return yaml.safe_load(value)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return value
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf")
+
+
+def _given(value: Any, hint: Any) -> Any:
+    """Return a value of YAML as a parameter has it: names of layers are texts, and 25e9, a text to YAML, a number."""
+    plain = plain_types(hint)
+    if isinstance(value, list):
+        return tuple(_given(v, hint) for v in value)
+    if isinstance(value, Mapping):
+        return {str(k): _given(v, get_args(hint)[-1] if get_args(hint) else None) for k, v in value.items()}
+    if str in plain and not plain & {int, float}:
+        return str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
+    if isinstance(value, str) and plain & {int, float}:
+        with contextlib.suppress(ValueError):
+            return float(value) if float in plain else int(value)
     return value

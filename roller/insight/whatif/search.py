@@ -26,7 +26,7 @@ from roller.insight.whatif.whatifs import (
 )
 
 #: The best of them are tried in pairs; and how many questions that makes at most.
-PAIRED, MOST_ASKED = 4, 19
+PAIRED, MOST_ASKED = 4, 18
 
 
 @dataclass(frozen=True)

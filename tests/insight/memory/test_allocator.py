@@ -205,6 +205,24 @@ def test_any_stream_keeps_the_invariants(steps, config, capacity):
         check(a, live, capacity)
 
 
+@pytest.mark.parametrize("config", ["", "expandable_segments:True"])
+@pytest.mark.parametrize("size", [1, 24 * MIB])
+def test_neighbours_that_wait_for_the_same_stream_become_free_one_after_another(config, size):
+    a = CachingAllocator(None, AllocatorSettings.parse(config))
+    for key in "ab":
+        a.malloc(key, size)
+        a.used_by(key, 9)
+    for key in "ab":
+        a.free(key)
+        check(a, {k: (b.address, size) for k, b in a.live.items()}, None)
+    a.passed(9)
+    a.malloc("c", size)
+    check(a, {"c": (a.live["c"].address, size)}, None)
+    a.free("c")
+    a.empty_cache()
+    assert a.reserved_bytes == 0
+
+
 def check(a, live, capacity):
     blocks = [b for segment in a.segments() for b in segment]
     for low, high in itertools.pairwise(blocks):

@@ -54,6 +54,31 @@ def test_large_products_keep_up_most_of_the_rate(n):
     assert least < seconds(product(n, n, n))[0] < 2 * least
 
 
+@pytest.mark.parametrize("arguments", [{"mat2": None}, {"self": 3, "mat2": "two"}])
+def test_arguments_that_a_row_does_not_foresee_are_priced_by_bytes(arguments):
+    x, w, y = tensor(0, 8, 16), tensor(1, 16, 4), tensor(2, 8, 4)
+    work, is_mapped = work_of(operator("mm.default", (x, w), (y,), **arguments))
+    assert not is_mapped and work.multiplies == 0.0
+
+
+def test_a_greatest_takes_longer_than_a_mean_and_an_adaptive_pool_knows_its_window():
+    x, y = tensor(0, 8, 64, 32, 32), tensor(1, 8, 64, 8, 8)
+    cycles = {n: work_of(operator(f"{n}.default", (x,), (y,), **given))[0].cycles for n, given in (
+        ("max_pool2d_with_indices", {"kernel_size": (4, 4)}), ("adaptive_max_pool2d", {}),
+        ("avg_pool2d", {"kernel_size": (4, 4)}))}  # fmt: skip
+    assert cycles["adaptive_max_pool2d"] == cycles["max_pool2d_with_indices"] > cycles["avg_pool2d"]
+
+
+def test_what_is_packed_is_shared_by_as_many_cores_as_there_are_products():
+    def arithmetic(batch, cores):
+        x, w, y = tensor(0, batch, 512, 512), tensor(1, batch, 512, 512), tensor(2, batch, 512, 512)
+        work = work_of(operator("bmm.default", (x, w), (y,)))[0]
+        return Machine(SPEC).arithmetic_s(work, cores) * cores / batch
+
+    assert arithmetic(8, 1) == pytest.approx(arithmetic(8, 4))
+    assert arithmetic(8, 4) < arithmetic(1, 4)
+
+
 def test_few_columns_are_padded_and_few_rows_wait_for_the_second_operand():
     wide, narrow = seconds(product(512, 16, 512))[0], seconds(product(512, 3, 512))[0]
     assert narrow == pytest.approx(wide, rel=0.1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -17,7 +18,18 @@ from roller.insight.whatif.simulate import simulate
 from roller.insight.whatif.steadied import steadied
 from roller.insight.whatif.steps import steady_us
 from roller.insight.whatif.unroll import unrolled
-from roller.insight.whatif.whatifs import AMP, DDP, Batch, Free, LoaderWorkers, ParameterServer
+from roller.insight.whatif.whatifs import (
+    AMP,
+    DDP,
+    Batch,
+    BlueConnect,
+    Free,
+    Gist,
+    LoaderWorkers,
+    ParameterServer,
+    RemoveLayer,
+    Substitute,
+)
 from tests.insight.whatif.graphs import THREAD, training
 
 
@@ -25,8 +37,8 @@ def test_an_answer_says_how_long_and_how_sure():
     found = training().what_if(AMP(prices="factor"))
     assert found.baseline_us == 937.0 and found.iteration_us == pytest.approx(362.0)
     assert found.speedup == pytest.approx(937 / 362) and not found.is_hardly_anything
-    # all that changed is assumed, with an error of 30 %: 325 us become 250 or 422.5
-    assert (found.lower_us, found.upper_us) == pytest.approx((37 + 250, 37 + 422.5))
+    # all that changed is assumed, with an error of 0.3 of its logarithm
+    assert (found.lower_us, found.upper_us) == pytest.approx((37 + 325 * math.exp(-0.3), 37 + 325 * math.exp(0.3)))
     assert found.provenance["assumed"] == pytest.approx(325 / 362, abs=0.03)
     assert sum(found.provenance.values()) == pytest.approx(1.0)
     assert found.before.total_us == 937.0 and found.after.total_us == pytest.approx(362.0)
@@ -127,13 +139,61 @@ def test_scenarios_are_read_from_files_and_lines(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("remove-layer:layers=0", RemoveLayer("0")), ("remove-layer:layers=*", RemoveLayer("*")),
+        ("remove-layer:layers=*.relu", RemoveLayer("*.relu")), ("remove-layer:layers=[0,'1']", RemoveLayer(("0", "1"))),
+        ("blueconnect:levels=[4,2],bandwidths=[3e11,12.5e9]", BlueConnect((4, 2), (3e11, 12.5e9))),
+        ("substitute:add={conv1: 2}", Substitute(add={"conv1": 2})), ("batch:factor=2e0", Batch(2.0)),
+    ],
+)  # fmt: skip
+def test_a_word_says_what_a_change_is(text, meant):
+    assert change_of_text(text) == meant
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["amp:compute=2026-13-45", "loader-workers:workers=2.0", "remove-layer:layers=", "ddp:devices=1e400",
+     "parameter-server:bandwidth=1e9,slice_bytes=1e-300"],
+)  # fmt: skip
+def test_a_word_that_is_wrong_says_so(text):
+    with pytest.raises(RollerError, match="expected"):
+        change_of_text(text)(training(steps=3))
+
+
+def test_lists_of_tensors_are_no_feature_maps():
+    graph = training()
+    several = {"shapes": (((2, 3), (4,)),), "dtypes": ("TensorList",)}
+    lists = [replace(t, place=t.place._replace(**several)) for t in graph.tasks]
+    with pytest.raises(RollerError, match="expected layers with shapes"):
+        Gist()(replace(graph, tasks=lists))
+
+
+def test_a_step_of_no_time_and_one_of_endless_time_are_no_answers():
+    graph = training()
+    with pytest.raises(RollerError, match="something takes time"):
+        nothing = [replace(t, duration_us=0.0) for t in graph.tasks]
+        replace(graph, tasks=nothing, latency_us=0.0, dependencies=[]).what_if(Batch(2.0))
+    with pytest.raises(RollerError, match="finite"):
+        graph.what_if(AMP(compute=1e308, prices="factor"))
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         ("changes: [ampp]", "did you mean 'amp'"), ("changes: [amp: {dtyp: fp16}]", "parameters among dtype"),
         ("changes: [device]", "all its parameters"), ("changes: amp", "a list of what-ifs"), ("[1", "cannot be read"),
         ("change: [amp]", "expected device, prices"), ("changes: [{amp: {}, ddp: {}}]", "with its parameters"),
-        ("prices: {x: fast}\nchanges: [amp]", "microseconds"), ("changes: [ddp: {devices: many}]", "expected a number"),
+        ("prices: {x: fast}\nchanges: [amp]", "microseconds"),
+        ("changes: [ddp: {devices: many}]", "expected a whole number"),
         ("changes: []", "a list of what-ifs"), ("5", "expected device"),
+        ("scenarios: [amp]", "lists of what-ifs by name"),
+        ("changes: [ddp: {devices: 2.0}]", "a whole number"), ("prices: {x: true}\nchanges: [amp]", "microseconds"),
+        ("device: 5\nchanges: [amp]", "the name of a device"),
+        ("changes: [free: {name: (}]", "a regular expression"),
+        ("changes: [ddp: {devices: 2, bandwidth: abc}]", "expected a number"),
+        ("changes: [substitute: {scale: 3}]", "a number by a text"),
+        ("changes: [remove-layer: {layers: true}]", "a text"),
     ],
 )  # fmt: skip
 def test_wrong_scenarios_say_so(tmp_path, text, said):

@@ -11,7 +11,7 @@ from roller.insight.price.processor.work import GRAIN_ELEMENTS, Work
 
 #: Part of a first touch during which no other thread can have one. Measured: two threads take two thirds of the time.
 _LOCKED = 1 / 3
-#: Elements for which a blocked product is handed to a further thread.
+#: Multiply-adds for which a blocked product is handed to a further thread.
 _PRODUCT_GRAIN = 1 << 20
 
 
@@ -91,7 +91,9 @@ class Machine:
         if work.multiplies:
             rate = rates.get(f"fma.{work.dtype}", rates["fma"])
             taken += work.multiplies / (work.share * rate * core)
-            taken += work.packed_elements * (spec.execution.element_gather_s or 0.0)
+            taken += (
+                work.packed_elements * (spec.execution.element_gather_s or 0.0) / max(1.0, min(threads, work.packers))
+            )
         taken += work.exponentials / (rates["special"] * core)
         taken += work.vector_cycles / (spec.teu.lanes * core)
         return taken + work.cycles / core

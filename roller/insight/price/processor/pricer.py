@@ -54,8 +54,7 @@ class ProcessorPricer:
         strewn = sum(n for x, (layer, n) in zip(work.reads, moved, strict=False) if x.is_strewn and layer is far)
         parts = self.machine.parts(work, tuple(moved), fresh, strewn)
         low, high = parts.seconds / self._factor, parts.seconds * self._factor
-        waits = operator.name.startswith("aten._local_scalar_dense")
-        return Price(parts.seconds, low, high, parts.resource, 1, "library" if mapped else "bytes", waits)
+        return Price(parts.seconds, low, high, parts.resource, 1, "library" if mapped else "bytes")
 
     def _moved(self, traffic: Traffic, storages: dict[int, Placed]) -> tuple[MemoryLayer, float]:
         """Return where a tensor lies, and what is moved of it; from now on it lies near."""

@@ -48,15 +48,15 @@ def product(
         Its tensors.
     """
     turns = math.ceil(k / _DEPTH)
-    # The smaller operand stays where it is; of a vector nothing is rearranged.
+    # The second operand is rearranged; of a vector nothing is.
     packed = 0.0 if min(m, n) == 1 else float(batch * n * k)
     results = tuple(Traffic(t, turns) for t in writes)
     multiplies = batch * (1 if n == 1 else m) * (m if n == 1 else _padded(n)) * k
     # The second operand is put in order column by column, in runs of a vector or two.
-    given = tuple(Traffic(t, is_strewn=packed > 0 and n > 0) for n, t in enumerate(dict.fromkeys(reads)))
+    given = tuple(Traffic(t, is_strewn=packed > 0 and at > 0) for at, t in enumerate(dict.fromkeys(reads)))
     return Work(
         given, results, multiplies=float(multiplies),
-        share=PRODUCT_SHARE, packed_elements=packed / (1 if batch == 1 else min(batch, 2)), dtype=dtype,
+        share=PRODUCT_SHARE, packed_elements=packed, packers=float(batch), dtype=dtype,
         parallel_elements=float(multiplies), hides=False,
     )  # fmt: skip
 
@@ -183,7 +183,8 @@ def _attention(view: View, query: TensorRecord, key: TensorRecord, value: Tensor
     return Work(
         reads, writes, multiplies=products * pairs * depth, share=PRODUCT_SHARE, dtype=query.dtype,
         # Each block of queries rearranges the keys and values it meets, on the core that has it.
-        packed_elements=products * blocks * columns * depth / 2, exponentials=1.2 * pairs, vector_cycles=24 * pairs,
+        packed_elements=products * blocks * columns * depth, packers=blocks,
+        exponentials=1.2 * pairs, vector_cycles=24 * pairs,
         parallel_elements=products * pairs * depth, hides=False,
     )  # fmt: skip
 

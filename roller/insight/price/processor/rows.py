@@ -102,17 +102,22 @@ def softmax(gradient: bool = False, logarithm: bool = False) -> Mapping:
     return mapped
 
 
-def window(view: View) -> Work:
-    """Return the work of a pool: of every result a fixed part, and one for each element of its window."""
-    size = math.prod(view.arg("kernel_size", ())) or 1
-    count = float(elements(view.out))
-    taken = _MOST if view.packet.startswith("aten.max") else _MEAN
-    return through(view, cycles=(taken[0] + taken[1] * size) * count, parallel_elements=count)
+#: Cycles of a result of a pool, and of an element of its window: of the greatest, whose comparisons are foretold
+#: wrongly; of the mean.
+GREATEST, MEAN = (75.0, 5.0), (15.0, 3.0)
 
 
-#: Cycles of a result, and of an element of its window: of the greatest, whose comparisons are foretold wrongly; of the
-#: mean.
-_MOST, _MEAN = (75.0, 5.0), (15.0, 3.0)
+def window(taken: tuple[float, float]) -> Mapping:
+    """Return the mapping of a pool, with cycles for every result and for each element of its window."""
+
+    def mapped(view: View) -> Work:
+        count = float(elements(view.out))
+        # An adaptive pool names no window: its windows share the input out.
+        given = view.arg("kernel_size", ())
+        size = math.prod(given) if given else elements(view.inputs[0]) / max(1.0, count)
+        return through(view, cycles=(taken[0] + taken[1] * size) * count, parallel_elements=count)
+
+    return mapped
 
 
 def spread(cycles: float) -> Mapping:

@@ -9,6 +9,8 @@ from roller.insight.price.mapping.table import COPYING, FILLING, NOTHING, POINTW
 from roller.insight.price.mapping.view import View, elements
 from roller.insight.price.processor import products
 from roller.insight.price.processor.rows import (
+    GREATEST,
+    MEAN,
     batch_norm,
     counted,
     drawn,
@@ -54,10 +56,8 @@ _ROWS: dict[str, Mapping] = {
     "native_group_norm_backward": counted(vector=26.0, reads=2.0),
 }  # fmt: skip
 _WINDOWS: dict[str, Mapping] = {
-    **dict.fromkeys(
-        ("max_pool2d_with_indices", "max_pool3d_with_indices", "adaptive_max_pool2d", "avg_pool2d", "avg_pool3d"),
-        window,
-    ),
+    **dict.fromkeys(("max_pool2d_with_indices", "max_pool3d_with_indices", "adaptive_max_pool2d"), window(GREATEST)),
+    **dict.fromkeys(("avg_pool2d", "avg_pool3d"), window(MEAN)),
     **dict.fromkeys(
         ("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward", "adaptive_max_pool2d_backward",
          "avg_pool2d_backward", "avg_pool3d_backward", "_adaptive_avg_pool2d_backward",
@@ -197,7 +197,7 @@ def work_of(operator: Operator) -> tuple[Work | None, bool]:
         try:
             return mapping(view), True
         except (KeyError, IndexError, ValueError, TypeError):
-            pass  # arguments that the row does not foresee
+            return _listed(view), False  # arguments that the row does not foresee
     return _listed(view), view.packet in TABLE
 
 

@@ -38,8 +38,8 @@ class Work:
         Multiply-adds of products in blocks.
     share
         Of the rate of multiply-adds that these keep up.
-    packed_elements
-        Elements that one core rearranges before a product.
+    packed_elements, packers
+        Elements that are rearranged before products, and how many cores can do so at a time.
     exponentials
         Of all elements, or what takes as long as that many.
     vector_cycles
@@ -65,6 +65,7 @@ class Work:
     multiplies: float = 0.0
     share: float = 1.0
     packed_elements: float = 0.0
+    packers: float = 1.0
     exponentials: float = 0.0
     vector_cycles: float = 0.0
     cycles: float = 0.0

@@ -25,6 +25,7 @@ class Batch(WhatIf):
     factor: float = 2.0
     floor_us: float | None = field(default=None, metadata=at_least(0))
     assumptions = ("Memory is not looked at (roller memory does), and kernels keep their rates.",)
+    of_several_ranks = True
 
     def change(self, graph: Graph) -> Graph:
         """Return the graph at the other batch."""

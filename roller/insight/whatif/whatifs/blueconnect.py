@@ -29,6 +29,7 @@ class BlueConnect(WhatIf):
     levels: tuple[int, ...] = (4, 2)
     bandwidths: tuple[float, ...] = (300e9, 12.5e9)
     latency_us: float = field(default=5.0, metadata=at_least(0))
+    of_several_ranks = True
 
     def change(self, graph: Graph) -> Graph:
         """Return the graph with reduce-scatters and all-gathers in the place of all-reduces."""

@@ -12,6 +12,11 @@ from roller.insight.whatif.network import CHANNEL, buckets, link, ring_us
 from roller.insight.whatif.pick import by_iteration, work
 from roller.insight.whatif.prices import Prices
 
+_ASSUMED = (
+    "Devices are alike and none is late; the update waits for every gradient.",
+    "Each device keeps its batch: a step trains on as many times the samples as there are devices.",
+)
+
 
 @dataclass(frozen=True)
 class DDP(WhatIf):
@@ -37,14 +42,14 @@ class DDP(WhatIf):
     first_bytes: int = FIRST_BUCKET_BYTES
     bucket_bytes: int = BUCKET_BYTES
     interference: float = 1.0
-    assumptions = ("Devices are alike and none is late; the update waits for every gradient.",)
+    assumptions = _ASSUMED
 
     def change(self, graph: Graph) -> Graph:
-        """Return the graph of one of the devices."""
+        """Return the graph of one of the devices; nothing is added where there is one alone."""
         bandwidth, latency_us = link(graph, self.bandwidth, self.latency_us)
-        updates, prices = by_iteration(graph, work(graph, "update")), Prices(graph)
-        new: list[New] = []
-        for iteration, filled in buckets(graph, self.first_bytes, self.bucket_bytes).items():
+        updates, prices, new = by_iteration(graph, work(graph, "update")), Prices(graph), list[New]()
+        steps = buckets(graph, self.first_bytes, self.bucket_bytes) if self.devices > 1 else {}
+        for iteration, filled in steps.items():
             first = updates.get(iteration, ())[:1]
             for position, (size, count, task) in enumerate(filled):
                 time = self.interference * ring_us(size, self.devices, bandwidth, latency_us)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from roller.errors import RollerError
 from roller.insight.whatif.change import WhatIf
 from roller.insight.whatif.devices import on_device
 from roller.insight.whatif.graph import Graph
@@ -27,10 +28,17 @@ class Device(WhatIf):
     device: str
     host: float = 1.0
     assumptions = ("The framework launches the same kernels there; copies between host and device take as long.",)
+    of_several_ranks = True
 
     def change(self, graph: Graph) -> Graph:
         """Return the graph on the other device."""
         to = on_device(graph, self.device)
+        if to.spec.traits.blocks != graph.has_device:
+            own, other = ("GPU", "processor") if graph.has_device else ("processor", "GPU")
+            raise RollerError(
+                f"{graph.name}: Device: expected a {own}, as the step was recorded on, got {to.spec.name}: what a "
+                f"{other} would run is not in it. Describe the step in an entry file, and ask `roller forecast`."
+            )
         made = scale_each(graph, {n: to.ratio(graph.tasks[n]) for n in work(graph)})
         made = scale_each(made, {n: Priced(to.link_ratio, "assumed") for n in transfers(graph)})
         made = scale(made, select(made, lambda t: t.lane.kind == "thread" and t.kind != "sync"), self.host, "assumed")

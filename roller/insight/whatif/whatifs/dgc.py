@@ -15,7 +15,7 @@ from roller.insight.whatif.primitives import set_duration
 
 @dataclass(frozen=True)
 class DGC(WhatIf):
-    """Compress every reduction of :class:`DDP`, which comes first: values and indices of a share are gathered.
+    """Compress every reduction of DDP, which comes first: values and indices of a share are gathered.
 
     Parameters
     ----------

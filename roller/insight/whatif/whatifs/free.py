@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from roller.errors import RollerError
+from roller.errors import RollerError, shown
 from roller.insight.whatif.change import WhatIf
 from roller.insight.whatif.graph import Graph
 from roller.insight.whatif.pick import in_layers
@@ -31,6 +31,17 @@ class Free(WhatIf):
     layers: tuple[str, ...] | str = ()
     name: str = ""
     assumptions = ("An upper bound: nothing takes no time.",)
+    of_several_ranks = True
+
+    def __post_init__(self) -> None:
+        """Refuse a name that is no regular expression, too."""
+        super().__post_init__()
+        try:
+            re.compile(self.name)
+        except (re.error, TypeError) as error:
+            raise RollerError(
+                f"Free: name: expected a regular expression, got {shown(self.name)} ({error}). Mend it."
+            ) from None
 
     def change(self, graph: Graph) -> Graph:
         """Return the graph without the tasks."""

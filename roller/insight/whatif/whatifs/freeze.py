@@ -13,7 +13,7 @@ from roller.insight.whatif.shares import with_update_of
 
 @dataclass(frozen=True)
 class Freeze(WhatIf):
-    """Freeze layers: those before the first that still learns have no backward, others half of it, nor has that first.
+    """Freeze layers: those before the first that still learns lose their backward, others and that first half of it.
 
     Parameters
     ----------

@@ -40,6 +40,6 @@ class LoaderWorkers(WhatIf):
             load, lane = graph.tasks[loads[at]], Lane(0, "loader", f"worker {at % self.workers}")
             new.append(New("load", "data", load.duration_us, lane=lane, after=(loads[at - ready],), before=(load.id,),
                            provenance="measured"))  # fmt: skip
-        made = set_duration(graph, loads, host().batch_us(size), "calibrated")
-        made = set_duration(made, batch, lambda t: t.duration_us + host().touch_us(t.size_bytes), "calibrated")
+        made = set_duration(graph, loads, host().batch_us(size), "assumed")
+        made = set_duration(made, batch, lambda t: t.duration_us + host().touch_us(t.size_bytes), "assumed")
         return insert(made, *new)

@@ -22,6 +22,7 @@ class OtherNetwork(WhatIf):
 
     bandwidth: float = 2.0
     assumptions = ("Transfers are bound by the bandwidth: their latency shrinks and grows along.",)
+    of_several_ranks = True
 
     def change(self, graph: Graph) -> Graph:
         """Return the graph with the other network."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from roller.insight.whatif.change import WhatIf, at_least
 from roller.insight.whatif.graph import Graph, Lane
 from roller.insight.whatif.insertion import New, insert
-from roller.insight.whatif.network import link
-from roller.insight.whatif.pick import by_iteration, by_layer, parameter_bytes, work
+from roller.insight.whatif.network import link, sliceable_bytes
+from roller.insight.whatif.pick import by_iteration, by_layer, work
 from roller.insight.whatif.primitives import remove
 from roller.insight.whatif.unroll import unrolled
 
@@ -25,7 +25,7 @@ class ParameterServer(WhatIf):
     bandwidth, latency_us
         Bytes a second of the link in one direction, and microseconds of a transfer; by default the device's.
     slice_bytes
-        Largest transfer; infinity sends every gradient whole, the plain parameter server.
+        Largest transfer; one as large as the model sends every gradient whole, the plain parameter server.
     priority
         Whether slices that the next forward needs first go first (P3).
     """
@@ -39,7 +39,7 @@ class ParameterServer(WhatIf):
 
     def change(self, graph: Graph) -> Graph:
         """Return the graph of one worker, of three steps at least."""
-        graph, size = unrolled(graph, 3), parameter_bytes(graph)
+        graph, size = unrolled(graph, 3), sliceable_bytes(graph, self.slice_bytes)
         bandwidth, latency_us = link(graph, self.bandwidth, self.latency_us)
         forward = {n: by_layer(graph, own) for n, own in by_iteration(graph, work(graph, "forward")).items()}
         new: list[New] = []

@@ -30,6 +30,7 @@ class Substitute(WhatIf):
     remove: tuple[str, ...] = ()
     scale: Mapping[str, float] = field(default_factory=dict)
     add: Mapping[str, int] = field(default_factory=dict)
+    of_several_ranks = True
 
     def change(self, graph: Graph) -> Graph:
         """Return the graph of the other model."""
