@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from roller.choosing.proving import Verdict
     from roller.compiled import CompiledKernel
     from roller.perf.estimate import Estimate
-    from roller.runtime.cache import CachedCandidate, CacheEntry
+    from roller.runtime.cache import CacheEntry
     from roller.runtime.devices import DeviceHandle
     from roller.search.constructor import Candidate
     from roller.search.explicit_tiles import Tile
@@ -192,6 +192,7 @@ def compile(
     prove: bool = False,
     prove_s: float | None = None,
     remeasure: bool = False,
+    shapes: Mapping[str, Any] | None = None,
 ) -> CompiledKernel:
     """Compile an expression for a device, or take the kernel from the cache.
 
@@ -238,6 +239,9 @@ def compile(
     remeasure
         Choose and time once more where the cache has the kernel already: it was measured on a machine that has
         changed, or was busy. A result that is doubtful does not replace one that is not.
+    shapes
+        An axis whose extent varies from call to call, and its extents: ``{"i": range(1, 4097)}``. The kernel is then a
+        :class:`~roller.varying.kernel.VaryingKernel`: a few kernels cover the range. This processor only; not cached.
 
     Returns
     -------
@@ -269,6 +273,10 @@ def compile(
     here = is_this_machine(spec) or handle is not None
     if how.refine_s and not here:
         raise RollerError(f"refine_s: expected a device that is here to time on, got '{spec.name}'. Leave it out.")
+    if shapes is not None:
+        from roller.varying.compile import compile_varying
+
+        return compile_varying(expression, spec, shapes, chosen, seed, how, here and handle is None).holding(values)
     prove_for_s = seconds_of(prove, prove_s, here, spec.name) if prove is not False or prove_s is not None else 0.0
     if not cache or (handle is not None and handle.target.pretends):
         return _compile(expression, spec, chosen, seed, handle, how, prove_for_s).holding(values)
@@ -295,7 +303,12 @@ def compile(
     if fresh:
         return fresh[0].holding(values)
     found = for_expression(entry, expression)
-    candidates = lambda: tuple(_candidate_of(c) for c in found.candidates)  # noqa: E731 - when they are looked at
+
+    def candidates() -> tuple[Candidate, ...]:  # when they are looked at
+        from roller.choosing.kept import candidates_of
+
+        return candidates_of(found.candidates)
+
     return CompiledKernel(found.artifact, candidates, here, cached_at=found.stored_at).holding(values)
 
 
@@ -322,14 +335,6 @@ def lower(program: RProgram, expression: TensorExpr, spec: DeviceSpec) -> Kernel
         Where the program cannot be lowered, or the target has no code generator.
     """
     return target_for(spec).lower(program, expression, spec)
-
-
-def _candidate_of(cached: CachedCandidate) -> Candidate:
-    from roller.perf.estimate import Estimate
-    from roller.search.constructor import Candidate
-
-    c, estimate = cached, Estimate.from_dict(cached.estimate)
-    return Candidate(c.id, c.program, estimate, c.status, c.measured_s, c.reason, c.proved)
 
 
 def _compile(

@@ -16,7 +16,7 @@ PACKAGE = ROOT / "roller"
 FLOORS = (
     "errors", "core", "targets", "expr", "hardware", "ops", "tile", "perf", "artifact", "horizontal", "te", "templates",
     "search", "explaining", "emulator", "backends", "runtime", "graph", "model", "probing", "compiled", "arguments",
-    "choosing", "pipeline", "batch", "onnx", "report", "insight", "roller", "cli",
+    "choosing", "varying", "pipeline", "batch", "onnx", "report", "insight", "roller", "cli",
 )  # fmt: skip
 
 #: Pairs that are neighbours, not stairs: neither may import the other.

@@ -92,6 +92,17 @@ def resized(expr: TensorExpr, size: Size, extent: int) -> TensorExpr:
         raise ExprError(
             f"{expr.name}: {size.name}: expected an extent of at least {size.extent}, got {extent}. Sizes only grow."
         )
+    return of_extent(expr, size, extent)
+
+
+def of_extent(expr: TensorExpr, size: Size, extent: int) -> TensorExpr:
+    """Return the expression with any extent of one of its :func:`growing_sizes`: the same, over fewer or more elements.
+
+    Raises
+    ------
+    ExprError
+        The result is larger than an expression may be.
+    """
     axes, dims = set(size.axes), set(size.dims)
 
     def tensor(t: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from roller.backends.cpu.launcher import readable
+from roller.backends.cpu.slots import readable
 from roller.backends.cpu.threads import most_threads
 from roller.core.dtypes import storage_dtype
 from roller.errors import ModelError

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from roller.backends.cpu.launcher import Slot
+from roller.backends.cpu.slots import Slot
 from roller.errors import LaunchError, counted, did_you_mean, shown
 from roller.graph.steps import Program
 

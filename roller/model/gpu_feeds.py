@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from roller.backends.cpu.launcher import Slot
+from roller.backends.cpu.slots import Slot
 from roller.core.dtypes import storage_dtype
 from roller.errors import LaunchError
 from roller.graph.steps import Program

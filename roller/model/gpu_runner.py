@@ -13,7 +13,7 @@ import numpy as np
 
 from roller.artifact import KernelArtifact
 from roller.backends.build import build, built_packs
-from roller.backends.cpu.launcher import Slot
+from roller.backends.cpu.slots import Slot
 from roller.core.display import one_line
 from roller.core.validation import path as path_of
 from roller.errors import ArtifactError, LaunchError, ModelError, shown

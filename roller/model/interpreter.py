@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from roller.backends.cpu.launcher import readable
+from roller.backends.cpu.slots import readable
 from roller.errors import LaunchError
 from roller.graph.steps import Call
 from roller.model.binding import Bound, BoundCall, BoundCopy, BoundRun, BoundTogether, Operand

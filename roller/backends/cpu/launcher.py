@@ -7,6 +7,7 @@ process, a few microseconds per call).
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import functools
 import importlib.util
@@ -14,7 +15,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -23,8 +24,7 @@ from roller.backends.call_options import refuse_unknown
 from roller.backends.constants import constant_arrays
 from roller.backends.cpu import threads
 from roller.backends.cpu.features import check_features
-from roller.backends.foreign import host_remedy
-from roller.core.dtypes import DTYPES, numpy_dtype
+from roller.backends.cpu.slots import Interface, slots_of
 from roller.core.scratch import scratch_folder
 from roller.errors import LaunchError, counted
 from roller.targets import expect_language
@@ -74,19 +74,6 @@ def _find_runtime() -> Path:
     )
 
 
-class _Interface:
-    """Memory of a read-only array, offered as writable: kernels never write their inputs."""
-
-    def __init__(self, array: np.ndarray) -> None:
-        self.array = array
-        self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
-
-
-def readable(array: np.ndarray) -> np.ndarray:
-    """Return an array as kernels take it, who never write their inputs: read-only memory is offered as writable."""
-    return array if array.flags.writeable else np.asarray(_Interface(array))
-
-
 class CpuKernel:
     """A loaded CPU kernel.
 
@@ -118,14 +105,24 @@ class CpuKernel:
         self._threads = self.cores if artifact.target.get("parallel", True) else 0
         self.module, self._function = _load(artifact.binary, artifact.launches[0].entry)
         constants = constant_arrays(artifact)
-        pairs = zip(artifact.expression.inputs, artifact.inputs, strict=True)
-        self._inputs = [Slot(t, a.shape) for n, (t, a) in enumerate(pairs) if n not in constants]
-        outputs = artifact.expression.output_tensors
-        self._outputs = [Slot(t, a.shape) for t, a in zip(outputs, artifact.outputs, strict=True)]
+        self._inputs, self._outputs = slots_of(artifact)
         self._from_dlpack = runtime().from_dlpack
         #: What every call takes after its own arrays: constants, and the panels they are packed into here.
         self._held_arrays = self._prepared(constants) if constants else ()
         self._held = tuple(map(self._view, self._held_arrays))
+
+    def reshaped(self, artifact: KernelArtifact) -> CpuKernel:
+        """Return the kernel for arrays of other shapes, with this one's library, constants and panels.
+
+        Parameters
+        ----------
+        artifact
+            Of the same library, which takes extents that only a call says, with the shapes of such a call.
+        """
+        other = copy.copy(self)
+        other.artifact = artifact
+        other._inputs, other._outputs = slots_of(artifact)
+        return other
 
     def _prepared(self, constants: dict[int, np.ndarray]) -> tuple[np.ndarray, ...]:
         """Pack the constants; return what a call takes of them and of their panels, in the kernel's order."""
@@ -139,7 +136,7 @@ class CpuKernel:
         return tuple(held[n] for n in artifact.launches[0].arguments if n in held)
 
     def _view(self, array: np.ndarray) -> Any:
-        return self._from_dlpack(np.asarray(_Interface(array)))
+        return self._from_dlpack(np.asarray(Interface(array)))
 
     def __call__(self, *arrays: Any, out: Any = None, **options: Any) -> Any:
         """Run the kernel.
@@ -270,80 +267,6 @@ class _Turns:
         self._next()()
 
 
-class _Typed(Protocol):
-    """A tensor of an expression, or a value of a model."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def dtype(self) -> str: ...
-
-
-class Slot:
-    """One argument: what the caller's array must look like, and its view for the kernel."""
-
-    def __init__(self, tensor: _Typed, kernel_shape: tuple[int, ...]) -> None:
-        self.name, self.shape = tensor.name, tensor.shape
-        self.dtype = numpy_dtype(tensor.dtype)
-        self.kernel_shape = kernel_shape or (1,)
-        self._bits = DTYPES[tensor.dtype].bits
-        #: Whether the kernel takes the array otherwise than the caller has it.
-        self.viewed = bool(self._bits) or self.kernel_shape != self.shape
-        if math.prod(self.kernel_shape) != math.prod(self.shape):
-            raise LaunchError(f"'{self.name}': kernel shape {kernel_shape} does not hold the elements of {self.shape}.")
-
-    def _array(self, value: Any, where: str) -> np.ndarray:
-        if isinstance(value, np.ma.MaskedArray):
-            raise LaunchError(
-                f"{where}: argument '{self.name}': expected a plain array, got a masked one. "
-                "Kernels know no mask: pass .filled(value)."
-            )
-        # Subclasses (matrix, memmap) reshape and convert in ways of their own: their memory is what counts.
-        array = np.asarray(value) if isinstance(value, np.ndarray) else _as_numpy(value, where, self.name)
-        if array.shape != self.shape:
-            raise LaunchError(
-                f"{where}: argument '{self.name}': expected shape {self.shape}, got {array.shape}. "
-                "Reshape the array or compile for its shape."
-            )
-        if array.dtype != self.dtype:
-            raise LaunchError(
-                f"{where}: argument '{self.name}': expected dtype {self.dtype}, got {array.dtype}. "
-                f"Convert it with .astype('{self.dtype}')."
-            )
-        return array
-
-    def input(self, value: Any, where: str) -> np.ndarray:
-        """Return an input that is C-contiguous, aligned and can be handed over: a copy where it was not."""
-        array = self._array(value, where)
-        flags = array.flags
-        if not (flags.c_contiguous and flags.aligned):
-            return np.array(array, order="C", subok=False)
-        return readable(array)
-
-    def output(self, value: Any, where: str) -> np.ndarray:
-        """Return a caller's output array, which must be as the kernel takes it."""
-        array = self._array(value, f"{where}: argument 'out'")
-        flags = array.flags
-        for held, wanted in ((flags.writeable, "a writable array"), (flags.c_contiguous, "a C-contiguous array"),
-                             (flags.aligned, "an array aligned to its elements")):  # fmt: skip
-            if not held:
-                raise LaunchError(
-                    f"{where}: argument 'out': '{self.name}': expected {wanted}, got one that is not. "
-                    "Pass numpy.empty(shape, dtype), or leave 'out' away."
-                )
-        return array
-
-    def view(self, array: np.ndarray) -> np.ndarray:
-        """Return a contiguous array in the kernel's shape, as bits where NumPy has no name for its dtype."""
-        if self._bits:
-            array = array.view(self._bits)
-        return array.reshape(self.kernel_shape)
-
-
 def _aligned(shape: tuple[int, ...], dtype: str) -> np.ndarray:
     """Return an array that starts at a cache line, as panels do."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
@@ -357,21 +280,6 @@ def _copied(array: np.ndarray, count: int) -> list[np.ndarray]:
     rows = _aligned((count, -(-array.nbytes // LINE_BYTES) * LINE_BYTES), "uint8")
     rows[:, : array.nbytes] = array.reshape(-1).view(np.uint8)
     return [row[: array.nbytes].view(array.dtype).reshape(array.shape) for row in rows]
-
-
-def _as_numpy(value: Any, where: str, name: str) -> np.ndarray:
-    if not hasattr(value, "__dlpack__"):
-        raise LaunchError(
-            f"{where}: argument '{name}': expected a NumPy or DLPack array, got {type(value).__name__}. "
-            "Convert it with numpy.asarray."
-        )
-    try:
-        return np.from_dlpack(value)
-    except (RuntimeError, BufferError, TypeError, ValueError) as err:
-        raise LaunchError(
-            f"{where}: argument '{name}': cannot view {type(value).__name__} as host memory ({err}). "
-            f"{host_remedy(value)}"
-        ) from err
 
 
 def _load(binary: bytes, entry: str) -> tuple[Any, Any]:

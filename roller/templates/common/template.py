@@ -75,6 +75,8 @@ class Template:
         What is decided about every program of a batch, once for its price and its kernels.
     limits
         Mask of the programs of a batch that construction offers, by limits beyond those the price knows.
+    extents_of_calls
+        Whether its kernels can take an extent that only a call says, along an axis of rows of the result.
     """
 
     name: str
@@ -89,6 +91,7 @@ class Template:
     arithmetic: Callable[[TileBatch, DeviceSpec], Floats] | None = None
     decide: Callable[[TileBatch, DeviceSpec], Any] | None = None
     limits: Callable[[TileBatch, DeviceSpec], np.ndarray] = lambda batch, spec: np.ones(len(batch), bool)
+    extents_of_calls: bool = False
 
     def emitted(self, *arguments: Any) -> Any:
         """Return what :attr:`emit` writes."""

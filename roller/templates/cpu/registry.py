@@ -43,10 +43,11 @@ TEMPLATES = (
     Template(
         "tiled", lambda p: p.traits.reuses and p.fragment is None and not p.sums_along_vectors, tiled.price,
         f"{_HERE}.emit.split:tiled", tiled_pools, vary=splits, neighbours=neighbours, decide=decided,
+        extents_of_calls=True,
     ),
     Template(
         "dots", lambda p: p.traits.reuses and p.sums_along_vectors, dots.price, f"{_HERE}.emit.split:dots",
-        dots_pools, vary=splits, neighbours=neighbours, decide=decided,
+        dots_pools, vary=splits, neighbours=neighbours, decide=decided, extents_of_calls=True,
     ),
     Template(
         "rows", lambda p: p.traits.spreads_reductions, rows.price, f"{_HERE}.rows.emit:rows_nests", row_pools,

@@ -7,8 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from roller.artifact import Argument, Constant, KernelArtifact, Launch
-from roller.expr import TensorExpr
+from roller.expr import Tensor, TensorExpr
+from roller.expr.resizing import Size
 from roller.targets import CPU
+from roller.te.compat import tirx
 from roller.templates.cpu.emit import byte_floats
 from roller.templates.cpu.emit.bfloat16 import rounded_casts
 from roller.templates.cpu.emit.bindings import without_nested_bindings
@@ -35,10 +37,13 @@ if TYPE_CHECKING:
     from roller.hardware import DeviceSpec
 
 
-def lower_module(program: RProgram, cores: int = 1) -> tuple[Any, tuple[Argument, ...], dict[str, tuple[str, ...]]]:
+def lower_module(
+    program: RProgram, cores: int = 1, varying: Size | None = None
+) -> tuple[Any, tuple[Argument, ...], dict[str, tuple[str, ...]]]:
     """Return the TIR module of a CPU program, the arguments, and by function of the module the names it takes.
 
-    A call takes what changes from call to call, inputs before outputs, then constants and their panels.
+    A call takes what changes from call to call, inputs before outputs, then constants and their panels. The extent of a
+    ``varying`` size of the program's expression is that of the arrays of a call: any that is not below its tile.
 
     Raises
     ------
@@ -51,7 +56,14 @@ def lower_module(program: RProgram, cores: int = 1) -> tuple[Any, tuple[Argument
     program = replace(program, expr=computed(program.expr))
     expr = program.expr
     tensors = (*((t, "input") for t in expr.inputs), *((t, "output") for t in expr.output_tensors))
-    buffers: dict[str, Buffer] = {t.name: declare(t.name, t.shape, t.dtype, private=False) for t, _ in tensors}
+    said = tirx.Var("extent", "int32")
+    dims = set(varying.dims) if varying is not None else set()
+
+    def argument(t: Tensor) -> Buffer:
+        shape = [said if (t.name, n) in dims else extent for n, extent in enumerate(t.shape)]
+        return declare(t.name, shape, t.dtype, private=False)
+
+    buffers: dict[str, Buffer] = {t.name: argument(t) for t, _ in tensors}
     nests: Nests = template.emitted(program, buffers, cores)
     panels = {str(b.name): b for b in nests.panels}
     arguments = (
@@ -77,16 +89,19 @@ def lower_module(program: RProgram, cores: int = 1) -> tuple[Any, tuple[Argument
     return module, arguments, names
 
 
-def lower_for(program: RProgram, expression: TensorExpr, spec: DeviceSpec) -> KernelArtifact:
+def lower_for(
+    program: RProgram, expression: TensorExpr, spec: DeviceSpec, varying: Size | None = None
+) -> KernelArtifact:
     """Generate the kernels of a program for the device it was constructed for; as :func:`lower`."""
     vector_bytes = spec.teu.lanes * 4
     triple = spec.target.get("mtriple", "")
-    return lower(program, expression, spec.target["mcpu"], spec.units, spec.name, vector_bytes, triple)
+    return lower(program, expression, spec.target["mcpu"], spec.units, spec.name, vector_bytes, triple, varying)
 
 
 def lower(
-    program: RProgram, expression: TensorExpr, mcpu: str, cores: int, device: str, vector_bytes: int, mtriple: str = ""
-) -> KernelArtifact:
+    program: RProgram, expression: TensorExpr, mcpu: str, cores: int, device: str, vector_bytes: int, mtriple: str = "",
+    varying: Size | None = None,
+) -> KernelArtifact:  # fmt: skip
     """Generate the CPU kernel of ``program``, and build it unless it is for machines of another architecture.
 
     Parameters
@@ -105,6 +120,8 @@ def lower(
         Width of a vector register (bytes); recorded for the reader of the artifact.
     mtriple
         LLVM's name of the machine, where it may be another than this one: what is linked here would not run there.
+    varying
+        A size of the program's expression whose extent is that of the arrays of a call, as for :func:`lower_module`.
 
     Returns
     -------
@@ -118,7 +135,7 @@ def lower(
         Where the program cannot be lowered, compiled or linked.
     """
     start = time.perf_counter()
-    module, arguments, names = lower_module(program, cores)
+    module, arguments, names = lower_module(program, cores, varying)
     launches = {f: Launch(module[f].script(), f, taken) for f, taken in names.items()}
     target = {
         "mcpu": mcpu, "cores": cores, "vector_bytes": vector_bytes, "parallel": is_parallel(module[ENTRY].body),

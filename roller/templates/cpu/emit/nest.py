@@ -8,6 +8,7 @@ buffers can be declared with the alignment of one element, so that any NumPy arr
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -130,6 +131,8 @@ def is_parallel(body: Stmt) -> bool:
 def task_counts(body: Stmt) -> tuple[int, ...]:
     """Return the tasks of every parallel loop in the order they run; empty where a loop or branch holds one of them.
 
+    Empty as well where only a call says how many there are.
+
     Examples
     --------
     >>> nest, nothing = Nest(), tirx.Evaluate(integer(0))
@@ -137,16 +140,16 @@ def task_counts(body: Stmt) -> tuple[int, ...]:
     >>> task_counts(seq(loop, nothing, loop)), task_counts(nest.loop(2, lambda i: loop))
     ((6, 6), ())
     """
-    found: list[int] = []
-    return tuple(found) if _note_tasks(body, found) else ()
+    found: list[Any] = []
+    return tuple(map(int, found)) if _note_tasks(body, found) else ()
 
 
-def _note_tasks(body: Stmt, found: list[int]) -> bool:
+def _note_tasks(body: Stmt, found: list[Any]) -> bool:
     if isinstance(body, tirx.SeqStmt):
         return all(_note_tasks(s, found) for s in body.seq)
     if isinstance(body, tirx.For) and body.kind == tirx.ForKind.PARALLEL:
-        found.append(int(body.extent))
-        return True
+        found.append(body.extent)
+        return isinstance(known(body.extent), int)
     if isinstance(body, (tirx.For, tirx.IfThenElse, tirx.While)) or getattr(body, "body", None) is None:
         return not is_parallel(body)
     return _note_tasks(body.body, found)
@@ -176,7 +179,9 @@ def when(condition: Expr, then: Stmt, otherwise: Stmt | None = None) -> Stmt:
     return tirx.IfThenElse(condition, then, otherwise)
 
 
-def declare(name: str, shape: Sequence[int], dtype: str, *, scope: str = "global", private: bool = True) -> Buffer:
+def declare(
+    name: str, shape: Sequence[int | Expr], dtype: str, *, scope: str = "global", private: bool = True
+) -> Buffer:
     """Declare a buffer: private ones are aligned to a cache line, arguments to one element.
 
     Raises
@@ -184,7 +189,7 @@ def declare(name: str, shape: Sequence[int], dtype: str, *, scope: str = "global
     BuildError
         Where the buffer has 2^31 elements or more, which 32-bit indices cannot reach.
     """
-    elements = int(np.prod(shape, dtype=np.int64)) if shape else 1
+    elements = math.prod(int(n) for n in shape if isinstance(known(n), int))
     if elements >= OFFSET_ELEMENTS:
         raise BuildError(
             f"buffer '{name}': expected fewer than 2^31 elements, got {elements} {tuple(shape)}. Split the tensor."
@@ -194,7 +199,7 @@ def declare(name: str, shape: Sequence[int], dtype: str, *, scope: str = "global
         dtype = computed_dtype(dtype)
     elif dtype == "bfloat16":  # stored as bits, as NumPy cannot hand it over by DLPack
         dtype = BITS
-    return tirx.decl_buffer(tuple(int(s) for s in shape) or (1,), dtype, name, data_alignment=align, scope=scope)
+    return tirx.decl_buffer(tuple(map(known, shape)) or (1,), dtype, name, data_alignment=align, scope=scope)
 
 
 def computed_dtype(dtype: str) -> str:
@@ -245,7 +250,12 @@ def read(buffer: Buffer, *index: Expr) -> Expr:
 
 def dimensions(buffer: Buffer, index: Sequence[Any]) -> tuple[int, ...]:
     """Return the extents that ``index`` addresses: none of a tensor of rank 0, which is kept as one element."""
-    return tuple(int(x) for x in buffer.ty.shape) if index else ()
+    return tuple(map(known, buffer.ty.shape)) if index else ()
+
+
+def known(extent: int | Expr) -> int | Expr:
+    """Return an extent as a number, or as it is where only a call says it."""
+    return int(extent) if isinstance(extent, (int, tirx.IntImm)) else extent
 
 
 def write(buffer: Buffer, value: Expr, *index: Expr) -> Stmt:

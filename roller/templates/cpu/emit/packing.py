@@ -236,8 +236,10 @@ def pack_halo(nest: Nest, plan: HaloPlan, source: Buffer, box: Buffer, start: Ma
     rank = len(shape)
 
     def valid(d: int) -> tuple[int, int]:
-        low, high = plan.bounds[d] or (0, shape[d])
-        return max(low, 0), min(high, shape[d])
+        bounds = plan.bounds[d]
+        if bounds is None:  # the extent may be one that only a call says
+            return 0, shape[d]
+        return max(bounds[0], 0), min(bounds[1], shape[d])
 
     def fill(d: int, at: tuple[Expr, ...]) -> Stmt:
         rest = [int(x) for x in box.ty.shape][len(at) :]

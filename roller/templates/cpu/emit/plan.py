@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from roller.expr import SPATIAL, Index, Load, Stage, Term
 from roller.expr.scalar import axis_index
 from roller.perf import batch_of
+from roller.te.emit import Expr
 from roller.templates.cpu.decide import Decisions, decide
 from roller.tile import RProgram
 
@@ -22,7 +23,7 @@ class SpatialPlan:
     Parameters
     ----------
     name, extent
-        The axis (elements).
+        The axis (elements); an expression where a call says it.
     tile
         Effective register tile, at most ``extent`` (elements) but where lanes may lie beyond it.
     tiles
@@ -34,16 +35,26 @@ class SpatialPlan:
     """
 
     name: str
-    extent: int
+    extent: int | Expr
     tile: int
-    tiles: int
+    tiles: int | Expr
     per_task: int
     lanes: int = 1
 
     @property
-    def tasks(self) -> int:
+    def tasks(self) -> int | Expr:
         """Tasks along the axis."""
-        return -(-self.tiles // self.per_task)
+        return (self.tiles + (self.per_task - 1)) // self.per_task
+
+    @property
+    def task_elements(self) -> int:
+        """Elements of the largest task (at least a tile)."""
+        whole = self.per_task * self.tile
+        return max(self.tile, min(whole, self.extent)) if isinstance(self.extent, int) else whole
+
+    def of_extent(self, extent: int | Expr) -> SpatialPlan:
+        """Return the same tiles of another extent, not below a tile; it may be known at run time only."""
+        return replace(self, extent=extent, tiles=(extent + (self.tile - 1)) // self.tile)
 
 
 @dataclass(frozen=True)
@@ -91,6 +102,20 @@ def spatial_plans(program: RProgram) -> tuple[SpatialPlan, ...]:
     )
 
 
+def at_run_time(plans: tuple[SpatialPlan, ...], last: Stage, shape: Sequence[int | Expr]) -> tuple[SpatialPlan, ...]:
+    """Return plans whose extents are those of the result's dimensions where only a call says them.
+
+    Parameters
+    ----------
+    last
+        The stage that writes the result.
+    shape
+        Of the result's buffer.
+    """
+    said = {i.axes[0]: n for i, n in zip(last.store, shape, strict=True) if not isinstance(n, int)}
+    return tuple(p.of_extent(said[p.name]) if p.name in said else p for p in plans)
+
+
 def reduction_plans(program: RProgram) -> tuple[ReductionPlan, ...]:
     """Return one plan per reduction axis of the anchor, in the order they are looped over."""
     d = decisions_of(program)
@@ -136,7 +161,7 @@ def halo_plan(
         d = load.index.index(b.index)
         low, high = by_dim[d] or (b.low, b.high)
         by_dim[d] = (max(low, b.low), min(high, b.high))
-    sizes = {s.name: max(s.tile, min(s.per_task * s.tile, s.extent)) for s in spatial}
+    sizes = {s.name: s.task_elements for s in spatial}
     reduced = {a.name: a.extent for a in stage.reduction_axes}
     base, extents, local = [], [], []
     for i in load.index:

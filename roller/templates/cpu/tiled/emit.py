@@ -27,6 +27,7 @@ from roller.templates.cpu.emit.nest import (
     allocate,
     computed_dtype,
     declare,
+    dimensions,
     integer,
     lower_of,
     read,
@@ -43,6 +44,7 @@ from roller.templates.cpu.emit.plan import (
     PanelPlan,
     ReductionPlan,
     SpatialPlan,
+    at_run_time,
     block_of,
     decisions_of,
     halo_plan,
@@ -84,7 +86,9 @@ class Tiled:
         self.stage: Stage = expr.anchor
         if self.stage.combiner is None:
             raise BuildError(f"{expr.name}: structure 'tiled' expected a reduction. Use structure 'streaming'.")
-        self.spatial = spatial_plans(program)
+        last = expr.epilogue or self.stage
+        shape = dimensions(self.buffers[last.name], last.store)
+        self.spatial = at_run_time(spatial_plans(program), last, shape)
         self.vector = next((s for s in self.spatial if s.lanes > 1), None)
         self.order = [s for s in self.spatial if s is not self.vector] + ([self.vector] if self.vector else [])
         self.reduction = reduction_plans(program)
@@ -135,9 +139,10 @@ class Tiled:
         """Return the whole nest of a call: packing up front, then the parallel tasks."""
         upfront = [(p, b) for p, b in self.panels.values() if p.upfront and p.load.tensor not in self.constants]
         tasks = [s.tasks for s in self.spatial]
-        main = self.nest.loop(math.prod(tasks), lambda t: self._task(unravel(t, tasks)), "parallel", "task")
+        count = math.prod(tasks)
+        main = self.nest.loop(count, lambda t: self._task(unravel(t, tasks)), "parallel", "task")
         pack = self._filled(upfront)
-        if math.prod(tasks) == 1:  # too little work to wake anybody for, packing included
+        if isinstance(count, int) and count == 1:  # too little work to wake anybody for, packing included
             pack = [serial(p) for p in pack]
         return seq(*(allocate(b) for _, b in upfront), *pack, main)
 

@@ -1,0 +1,124 @@
+"""What a CPU kernel takes: the caller's arrays, checked, and as the kernel has them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+import numpy as np
+
+from roller.artifact import KernelArtifact
+from roller.backends.foreign import host_remedy
+from roller.core.dtypes import DTYPES, numpy_dtype
+from roller.errors import LaunchError
+
+
+class Interface:
+    """Memory of a read-only array, offered as writable: kernels never write their inputs."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+        self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
+
+
+def readable(array: np.ndarray) -> np.ndarray:
+    """Return an array as kernels take it, who never write their inputs: read-only memory is offered as writable."""
+    return array if array.flags.writeable else np.asarray(Interface(array))
+
+
+class _Typed(Protocol):
+    """A tensor of an expression, or a value of a model."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+
+class Slot:
+    """One argument: what the caller's array must look like, and its view for the kernel."""
+
+    def __init__(self, tensor: _Typed, kernel_shape: tuple[int, ...]) -> None:
+        self.name, self.shape = tensor.name, tensor.shape
+        self.dtype = numpy_dtype(tensor.dtype)
+        self.kernel_shape = kernel_shape or (1,)
+        self._bits = DTYPES[tensor.dtype].bits
+        #: Whether the kernel takes the array otherwise than the caller has it.
+        self.viewed = bool(self._bits) or self.kernel_shape != self.shape
+        if math.prod(self.kernel_shape) != math.prod(self.shape):
+            raise LaunchError(f"'{self.name}': kernel shape {kernel_shape} does not hold the elements of {self.shape}.")
+
+    def _array(self, value: Any, where: str) -> np.ndarray:
+        if isinstance(value, np.ma.MaskedArray):
+            raise LaunchError(
+                f"{where}: argument '{self.name}': expected a plain array, got a masked one. "
+                "Kernels know no mask: pass .filled(value)."
+            )
+        # Subclasses (matrix, memmap) reshape and convert in ways of their own: their memory is what counts.
+        array = np.asarray(value) if isinstance(value, np.ndarray) else _as_numpy(value, where, self.name)
+        if array.shape != self.shape:
+            raise LaunchError(
+                f"{where}: argument '{self.name}': expected shape {self.shape}, got {array.shape}. "
+                "Reshape the array or compile for its shape."
+            )
+        if array.dtype != self.dtype:
+            raise LaunchError(
+                f"{where}: argument '{self.name}': expected dtype {self.dtype}, got {array.dtype}. "
+                f"Convert it with .astype('{self.dtype}')."
+            )
+        return array
+
+    def input(self, value: Any, where: str) -> np.ndarray:
+        """Return an input that is C-contiguous, aligned and can be handed over: a copy where it was not."""
+        array = self._array(value, where)
+        flags = array.flags
+        if not (flags.c_contiguous and flags.aligned):
+            return np.array(array, order="C", subok=False)
+        return readable(array)
+
+    def output(self, value: Any, where: str) -> np.ndarray:
+        """Return a caller's output array, which must be as the kernel takes it."""
+        array = self._array(value, f"{where}: argument 'out'")
+        flags = array.flags
+        for held, wanted in ((flags.writeable, "a writable array"), (flags.c_contiguous, "a C-contiguous array"),
+                             (flags.aligned, "an array aligned to its elements")):  # fmt: skip
+            if not held:
+                raise LaunchError(
+                    f"{where}: argument 'out': '{self.name}': expected {wanted}, got one that is not. "
+                    "Pass numpy.empty(shape, dtype), or leave 'out' away."
+                )
+        return array
+
+    def view(self, array: np.ndarray) -> np.ndarray:
+        """Return a contiguous array in the kernel's shape, as bits where NumPy has no name for its dtype."""
+        if self._bits:
+            array = array.view(self._bits)
+        return array.reshape(self.kernel_shape)
+
+
+def _as_numpy(value: Any, where: str, name: str) -> np.ndarray:
+    if not hasattr(value, "__dlpack__"):
+        raise LaunchError(
+            f"{where}: argument '{name}': expected a NumPy or DLPack array, got {type(value).__name__}. "
+            "Convert it with numpy.asarray."
+        )
+    try:
+        return np.from_dlpack(value)
+    except (RuntimeError, BufferError, TypeError, ValueError) as err:
+        raise LaunchError(
+            f"{where}: argument '{name}': cannot view {type(value).__name__} as host memory ({err}). "
+            f"{host_remedy(value)}"
+        ) from err
+
+
+def slots_of(artifact: KernelArtifact) -> tuple[list[Slot], list[Slot]]:
+    """Return what a call takes, without constants, and what it writes."""
+    constants = {c.position for c in artifact.constants}
+    pairs = zip(artifact.expression.inputs, artifact.inputs, strict=True)
+    outputs = zip(artifact.expression.output_tensors, artifact.outputs, strict=True)
+    taken = [Slot(t, a.shape) for n, (t, a) in enumerate(pairs) if n not in constants]
+    return taken, [Slot(t, a.shape) for t, a in outputs]

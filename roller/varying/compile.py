@@ -1,0 +1,164 @@
+"""From a range of extents to few kernels: priced everywhere, built once, timed at some extents."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from roller.choosing import Selection
+from roller.core.c_compiler import need_compiler
+from roller.errors import NoCandidateError, RollerError, counted
+from roller.expr import TensorExpr
+from roller.hardware import DeviceSpec
+from roller.targets import target_for
+from roller.templates.common.options import ConstructOptions
+from roller.varying.families import Family, families, fewest, price_table, samples
+from roller.varying.kernel import Variant, VaryingKernel
+from roller.varying.ranges import Range, range_of
+
+_LOG = logging.getLogger("roller")
+#: Kernels at most; those built to choose among; extents they are timed at; patience (s) with a busy machine at each.
+MOST, _BUILT, _TIMED, _PATIENCE_S = 8, 14, 9, 0.5
+#: Seconds that kernels are timed for at an extent.
+_BUDGET_S = 0.03
+#: Extents at which kernels are compared to choose among them.
+_WEIGHED = 64
+#: What a time that was not measured is taken for, over its prediction: such kernels were not near the best.
+_UNMEASURED = 1.1
+
+
+def compile_varying(
+    expr: TensorExpr, spec: DeviceSpec, shapes: Mapping[str, Any], options: ConstructOptions, seed: int, how: Selection,
+    here: bool,
+) -> VaryingKernel:  # fmt: skip
+    """Compile an expression for every extent of one of its sizes, on this machine's processor.
+
+    Parameters
+    ----------
+    expr, spec, options
+        As for construction.
+    shapes
+        Name of an axis -> its extents (:func:`~roller.varying.ranges.range_of`).
+    seed
+        Of the inputs that kernels are checked and timed with.
+    how
+        Whether kernels are timed; else, and where other programs disturb the timing, predictions choose.
+    here
+        Whether the device is this machine's processor.
+
+    Raises
+    ------
+    NoCandidateError
+        No program takes an open extent, or no kernel of those that were built is right.
+    RollerError
+        ``shapes`` names no size that can vary, or the device is not this machine's processor.
+    """
+    if not here or how.refine_s:
+        wanted = "this machine's processor (device='cpu')" if not here else "no refine_s beside shapes"
+        raise RollerError(f"shapes: expected {wanted}, got {spec.name}. Compile for one shape.")
+    timed = not how.deterministic
+    need_compiler("compiling for this processor")
+    varies = range_of(expr, shapes, tuple(options.constants_of(expr)))
+    found, best = families(varies, spec, options)
+    extents = sorted(best)
+    costs = price_table(found, extents, spec)
+    least = np.minimum(costs.min(axis=0), [best[x] for x in extents])
+    kept = _shortlist(costs, least)
+    variants, reasons = _built([found[n] for n in kept], varies, spec)
+    places = samples(varies.low, varies.high, _TIMED if timed else 3)
+    if timed:  # where one row more is half a kernel's work, nothing can be interpolated
+        places = tuple(sorted({*places, *range(varies.low, min(varies.low + 4, varies.high + 1))}))
+    measured, doubt, wrong = _judged(variants, varies, places, seed, timed)
+    right = [v for v in variants if id(v) not in wrong]
+    if not right:
+        raise NoCandidateError(
+            f"{expr.name}: shapes: expected a kernel that is right, none of {counted(len(kept), 'kernel')} is: "
+            f"{'; '.join(dict.fromkeys([*reasons, *wrong.values()]))}."
+        )
+    every = np.arange(varies.low, varies.high + 1)
+    if doubt:  # a time that others disturbed decides nothing
+        measured = {}
+    whole = np.stack([_everywhere(v, spec, extents, places, measured.get(id(v), {}), every) for v in right])
+    weighed = np.array(samples(varies.low, varies.high, _WEIGHED)) - varies.low  # small extents count as much as large
+    chosen = fewest(whole[:, weighed], whole[:, weighed].min(axis=0), MOST)
+    if np.isinf(whole[chosen].min(axis=0)).any():
+        raise NoCandidateError(
+            f"{expr.name}: shapes: expected kernels for all extents from {varies.low} to {varies.high}, got none for "
+            f"{int(every[np.isinf(whole[chosen].min(axis=0))][0])}. Leave the least extents out."
+        )
+    table = whole[chosen].argmin(axis=0).astype(np.uint8)
+    mine = price_table([right[n].family for n in chosen], extents, spec)
+    regrets = {x: float(mine[table[x - varies.low], c] / least[c]) - 1.0 for c, x in enumerate(extents)}
+    return VaryingKernel(varies, [right[n] for n in chosen], table, regrets, spec, doubt)
+
+
+def _shortlist(costs: np.ndarray, least: np.ndarray) -> list[int]:
+    """Return the families worth building: those that cover the range best, then the best of the others."""
+    first = fewest(costs, least, MOST)
+    others = [n for n in range(len(costs)) if n not in first]
+    more = fewest(costs[others], least, _BUILT - len(first)) if others else []
+    return [*first, *(others[n] for n in more)]
+
+
+def _built(found: Sequence[Family], varies: Range, spec: DeviceSpec) -> tuple[list[Variant], list[str]]:
+    """Return the kernels of families, built in parallel, and why others could not be built."""
+    from roller.runtime.build_pool import build_all
+    from roller.templates.cpu.emit.llvm import lower_for
+
+    target_for(spec).prepare()
+    expression = varies.at(varies.high)
+    _LOG.info("%s: building %s for a range", expression.name, counted(len(found), "kernel"))
+
+    def make(family: Family) -> Any:
+        program = family.at(varies.high)
+        return lower_for(program, expression, spec, replace(family.size, extent=varies.high))
+
+    results = build_all({str(n): f for n, f in enumerate(found)}, make)
+    built = [Variant(found[int(n)], r.value) for n, r in results.items() if r.value is not None]
+    return built, [str(r.record.reason) for r in results.values() if r.value is None]
+
+
+def _judged(
+    variants: Sequence[Variant], varies: Range, places: Sequence[int], seed: int, timed: bool
+) -> tuple[dict[int, dict[int, float]], str, dict[int, str]]:
+    """Return measured seconds by kernel and extent, what disturbed them, and why kernels are wrong."""
+    from roller.runtime.cpu_profile import Bench
+
+    measured: dict[int, dict[int, float]] = {}
+    reasons: dict[int, str] = {}
+    doubt = ""
+    for extent in places:
+        here = {str(id(v)): v.at(varies, extent) for v in variants if v.family.rows <= extent and id(v) not in reasons}
+        if not here:
+            continue
+        records = Bench(varies.at(extent), seed, patience_s=_PATIENCE_S).profile(here, timed=timed, budget_s=_BUDGET_S)
+        for name, record in records.items():
+            if record.status in ("wrong", "failed"):
+                reasons[int(name)] = f"at {extent}: {record.reason}"
+            elif record.measured_s is not None:
+                measured.setdefault(int(name), {})[extent] = record.measured_s
+            doubt = doubt or (record.reason if record.status == "doubtful" else "")
+    return measured, doubt, reasons
+
+
+def _everywhere(
+    variant: Variant, spec: DeviceSpec, extents: Sequence[int], places: Sequence[int], measured: Mapping[int, float],
+    every: np.ndarray,
+) -> np.ndarray:  # fmt: skip
+    """Return the seconds of a kernel at every extent: between known ones the time of a register tile is interpolated.
+
+    Extents that were measured count, and beside them those that were priced, scaled by what measuring found.
+    """
+    rows = variant.family.rows
+    known = sorted({*(x for x in extents if x >= rows), *measured, max(rows, int(every[0]))})
+    predicted = dict(zip(known, price_table([variant.family], known, spec)[0].tolist(), strict=True))
+    off = sorted(np.log(measured[x] / predicted[x]) for x in measured)
+    scale = float(np.exp(off[len(off) // 2])) if off else _UNMEASURED
+    seconds = np.array([measured.get(x, predicted[x] * scale) for x in known])
+    tiles = -(-np.array(known) // rows)
+    between = np.exp(np.interp(np.log(every), np.log(known), np.log(seconds / tiles)))
+    return np.where(every >= rows, between * -(-every // rows), np.inf)

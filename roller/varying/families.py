@@ -1,0 +1,181 @@
+"""Programs that take any extent of a size: the tiles stay, their number follows.
+
+A family is a program with its extent left open. Its kernel needs at least one register tile of rows; the last tile of
+a call is shifted back to end with the axis, so that no row is out of bounds. What a family costs at an extent is what
+the model says of its program there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from roller import perf
+from roller.errors import NoCandidateError
+from roller.expr import TensorExpr
+from roller.expr.resizing import Size, growing_sizes, of_extent
+from roller.hardware import DeviceSpec
+from roller.search.constructor import construct_candidates, program_of
+from roller.search.ranking import best_programs
+from roller.templates.common.options import ConstructOptions
+from roller.templates.registry import programs_of, writer_of
+from roller.tile import RProgram
+from roller.varying.ranges import Range
+
+#: Extents that programs are constructed and priced for, and programs of each.
+_SAMPLES, _EACH = 18, 4
+#: What one more kernel must gain of the root of the mean square of the logarithms of times over the best ones.
+_WORTH = 0.0005
+
+
+@dataclass(frozen=True)
+class Family:
+    """A program whose extent along one size is open.
+
+    Parameters
+    ----------
+    program
+        For one extent.
+    size
+        Of the program's expression.
+    """
+
+    program: RProgram
+    size: Size
+
+    @property
+    def axis(self) -> int:
+        """Position of the size's axis among those of the program."""
+        return self.program.axis_names.index(self.size.name)
+
+    @property
+    def rows(self) -> int:
+        """Elements of a register tile along it: the least extent it takes."""
+        return self.program.tiles[0][1][self.axis]
+
+    def at(self, extent: int) -> RProgram:
+        """Return the program of an extent, not below :attr:`rows`."""
+        n, rows = self.axis, self.rows
+        tiles = -(-extent // rows)
+
+        def cut(layer: tuple[int, ...]) -> tuple[int, ...]:
+            return (*layer[:n], rows * min(layer[n] // rows, tiles), *layer[n + 1 :])
+
+        layers = tuple((name, cut(layer)) for name, layer in self.program.tiles)
+        return replace(self.program, expr=of_extent(self.program.expr, self.size, extent), tiles=layers)
+
+    def narrowed(self, rows: int) -> Family:
+        """Return the family with fewer rows in a register tile, so that it takes as small an extent."""
+        n, was = self.axis, self.rows
+        layers = tuple(
+            (name, (*tile[:n], rows * (tile[n] // was), *tile[n + 1 :])) for name, tile in self.program.tiles
+        )  # fmt: skip
+        return replace(self, program=replace(self.program, tiles=layers))
+
+    def name(self) -> str:
+        """Return the program's text without its extent: equal for programs that differ in nothing else."""
+        return str(replace(self.program, relaxed=()))
+
+
+def samples(low: int, high: int, count: int = _SAMPLES) -> tuple[int, ...]:
+    """Return extents from the least to the largest, closer where they are small."""
+    return tuple(dict.fromkeys(int(x) for x in np.geomspace(low, high, count).round()))
+
+
+def families(varies: Range, spec: DeviceSpec, options: ConstructOptions) -> tuple[list[Family], dict[int, float]]:
+    """Return families constructed for extents of the whole range, each once, and the best predicted seconds of each.
+
+    Raises
+    ------
+    NoCandidateError
+        No program of the range takes an open extent.
+    """
+    found: dict[str, Family] = {}
+    best: dict[int, float] = {}
+    for extent in samples(varies.low, varies.high):
+        expr = varies.at(extent)
+        best[extent] = construct_candidates(expr, spec, replace(options, top_k=1))[0].estimate.seconds
+        for program in _programs(expr, varies, extent, spec, options):
+            family = _open(program, varies, extent)
+            if family is not None:
+                found.setdefault(family.name(), family)
+    lowest = [f.narrowed(varies.low) for f in found.values() if f.rows == min(f.rows for f in found.values())]
+    for family in lowest if all(f.rows > varies.low for f in found.values()) else ():
+        found.setdefault(family.name(), family)  # canonical forms may have no such axis where its extent is 1
+    if not found:
+        raise NoCandidateError(
+            f"{varies.expr.name}: shapes: expected programs that take an open extent of '{varies.size.name}', "
+            "got none: their templates need it before. Compile for each extent."
+        )
+    return list(found.values()), best
+
+
+def _programs(
+    expr: TensorExpr, varies: Range, extent: int, spec: DeviceSpec, options: ConstructOptions
+) -> Sequence[RProgram]:
+    """Return the best programs of an extent whose templates can leave it open."""
+    constants = tuple(expr.inputs[n].name for n in options.constants_of(expr))
+    names = {a for _, a in varies.size.axes}
+    batches = [
+        replace(b, constants=constants) if constants else b
+        for b in programs_of(expr, spec, options)
+        if len(b) and writer_of(spec.kind, b).extents_of_calls and b.geometry.names[b.vector_axis or 0] not in names
+    ]
+    if not batches:
+        return ()
+    return [p for p, _ in best_programs(batches, spec, _EACH, partial(program_of, spec=spec))]
+
+
+def _open(program: RProgram, varies: Range, extent: int) -> Family | None:
+    """Return a program as a family; ``None`` where its template, or its form of the expression, needs the extent."""
+    if not writer_of(program.kind, program).extents_of_calls or program.split_k > 1:
+        return None
+    named = {a for _, a in varies.size.axes}
+    sizes = [s for s in growing_sizes(program.expr) if s.name in named and not s.reduced and s.extent == extent]
+    if len(sizes) != 1 or sizes[0].name not in program.axis_names or program.vector_axis == sizes[0].name:
+        return None
+    family = Family(program, sizes[0])
+    return family if family.rows <= extent else None
+
+
+def fewest(costs: np.ndarray, best: np.ndarray, most: int) -> list[int]:
+    """Return the rows of ``costs`` that together are nearest to the best everywhere, greedily; none that adds nothing.
+
+    Parameters
+    ----------
+    costs
+        Seconds ``(families, extents)``; infinite where one cannot be used.
+    best
+        Seconds ``(extents,)`` to compare with.
+    most
+        Rows at most.
+    """
+    chosen: list[int] = []
+    now, reached = np.full(costs.shape[1], np.inf), (costs.shape[1] + 1, 0.0)
+    for _ in range(most):
+        seconds = np.minimum(now, costs)
+        open_yet = np.isinf(seconds)  # extents that nothing takes yet come first; then the worst of them count most
+        ratios = np.divide(seconds, best, out=np.ones_like(costs), where=~open_yet)
+        regret = np.sqrt((np.log(ratios) ** 2).mean(axis=1))
+        row = min(range(len(costs)), key=lambda n: (open_yet[n].sum(), regret[n]))
+        gained = (int(open_yet[row].sum()), float(regret[row]))
+        if gained[0] == reached[0] and gained[1] > reached[1] - _WORTH:
+            break
+        chosen.append(row)
+        now, reached = np.minimum(now, costs[row]), gained
+    return chosen
+
+
+def price_table(found: Sequence[Family], extents: Sequence[int], spec: DeviceSpec) -> np.ndarray:
+    """Return predicted seconds ``(families, extents)``; infinite where one cannot take an extent."""
+    out = np.full((len(found), len(extents)), np.inf)
+    for column, extent in enumerate(extents):
+        rows = [n for n, f in enumerate(found) if f.rows <= extent]
+        shared: dict[TensorExpr, TensorExpr] = {}  # programs of one expression are priced together
+        programs = [found[n].at(extent) for n in rows]
+        programs = [replace(p, expr=shared.setdefault(p.expr, p.expr)) for p in programs]
+        out[rows, column] = [e.seconds for e in perf.estimate_programs(programs, spec)]
+    return out

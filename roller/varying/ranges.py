@@ -1,0 +1,97 @@
+"""What varies: a size of an expression by the name of its axis, and the extents it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from roller.errors import RollerError, did_you_mean, shown
+from roller.expr import TensorExpr
+from roller.expr.resizing import Size, growing_sizes, of_extent
+
+
+@dataclass(frozen=True)
+class Range:
+    """A size of an expression that calls choose.
+
+    Parameters
+    ----------
+    expr
+        The expression; the extent it has there is of no meaning.
+    size
+        What varies.
+    low, high
+        Least and largest extent (elements).
+    """
+
+    expr: TensorExpr
+    size: Size
+    low: int
+    high: int
+
+    def at(self, extent: int) -> TensorExpr:
+        """Return the expression of a call."""
+        return of_extent(self.expr, self.size, extent)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Input, and the dimension of it, whose extent a call's arrays say."""
+        names = [t.name for t in self.expr.inputs]
+        return next((names.index(t), d) for t, d in self.size.dims if t in names)
+
+
+def range_of(expr: TensorExpr, shapes: Mapping[str, Any], constants: tuple[int, ...] = ()) -> Range:
+    """Return what ``shapes`` says varies.
+
+    Parameters
+    ----------
+    expr
+        The expression.
+    shapes
+        Name of an axis -> ``range`` of its extents, or ``(least, largest)``.
+    constants
+        Positions of the inputs that never change.
+
+    Raises
+    ------
+    RollerError
+        There is not one axis, it is unknown or cannot vary, or what it maps to is no range of extents.
+    """
+    if not isinstance(shapes, Mapping) or len(shapes) != 1:
+        raise RollerError(
+            f"shapes: expected one axis and the range of its extents, got {shown(shapes)}. "
+            "Write e.g. shapes={'i': range(1, 4097)}."
+        )
+    ((name, given),) = shapes.items()
+    held = {expr.inputs[n].name for n in constants}
+    free = [s for s in growing_sizes(expr) if not s.reduced and not held & {t for t, _ in s.dims}]
+    names = [t.name for t in expr.inputs]
+    free = [s for s in free if any(t in names for t, _ in s.dims)]
+    found = next((s for s in free if name in {a for _, a in s.axes}), None)
+    if found is None:
+        known = sorted({a for s in free for _, a in s.axes})
+        raise RollerError(
+            f"shapes: expected an axis that can vary, got {shown(name)}{did_you_mean(str(name), known) or '.'} "
+            f"Of {expr.name} these can: {known}: axes of the result that index inputs alone, and no constant ones."
+        )
+    low, high = _ends(name, given)
+    return Range(of_extent(expr, found, high), _at(found, high), low, high)
+
+
+def _at(size: Size, extent: int) -> Size:
+    return Size(extent, size.axes, size.dims, size.reduced)
+
+
+def _ends(name: str, given: Any) -> tuple[int, int]:
+    """Return least and largest extent."""
+    if isinstance(given, range):
+        given = (given[0], given[-1]) if len(given) and given.step == 1 else ()
+    pair = tuple(given) if isinstance(given, (tuple, list)) else ()
+    whole = len(pair) == 2 and all(isinstance(n, int) and not isinstance(n, bool) for n in pair)
+    if not whole or not 1 <= pair[0] <= pair[1]:
+        raise RollerError(
+            f"shapes: '{name}': expected a range of extents of at least 1, got {shown(given)}. "
+            "Write e.g. range(1, 4097), or (1, 4096)."
+        )
+    return pair

@@ -1,0 +1,171 @@
+"""Kernels for a size that varies: right at every extent, in bounds, few, and none compiled for a new one."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+import roller
+from roller.errors import ArtifactError, LaunchError, NoCandidateError, RollerError
+from roller.expr.resizing import growing_sizes
+from roller.templates.common.options import ConstructOptions
+from roller.varying.families import Family, families, fewest, price_table, samples
+from roller.varying.kernel import VaryingKernel
+from roller.varying.ranges import range_of
+from tests.fuzz.arrays import guarded_copy
+
+SPEC = roller.load_spec("cpu-avx2")
+
+
+def arrays_of(expr, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.integers(-8, 9, t.shape).astype(t.dtype) for t in expr.inputs]
+
+
+def compiled(expr, **shapes):
+    return roller.compile(expr, shapes=shapes, deterministic=True, top_k=2)
+
+
+@pytest.fixture(scope="module")
+def product():
+    """A product with 2 to 64 rows, by its predictions."""
+    return compiled(roller.ops.matmul(64, 32, 16), i=(2, 64))
+
+
+@pytest.mark.parametrize(
+    ("make", "axis", "high"),
+    [
+        (lambda n: roller.ops.matmul(n, 40, 24, epilogue=("bias", "relu")), "i", 70),
+        (lambda n: roller.ops.matmul(n, 33, 17, transpose_b=True), "i", 37),
+        (lambda n: roller.ops.matmul(40, n, 24, transpose_b=True), "j", 21),
+        (lambda n: roller.ops.conv2d(n, 4, 9, 9, 8, 3, 3, padding=1), "n", 5),
+    ],
+    ids=["epilogue", "transposed", "columns", "batch"],
+)
+def test_every_extent_is_right_and_in_bounds(make, axis, high):
+    kernel = compiled(make(high), **{axis: (1, high)})
+    assert isinstance(kernel, VaryingKernel) and len(kernel.variants) <= 8
+    for extent in range(1, high + 1):
+        expr = make(extent)
+        given = arrays_of(expr, extent)
+        held = [guarded_copy(a, str(a.dtype), extent % 2 == 0) for a in given]
+        for guard in held:
+            guard.protect()
+        (meant,) = expr.evaluate(given)
+        np.testing.assert_array_equal(kernel(*(g.array for g in held)), meant.astype("float32"), str(extent))
+
+
+def test_nothing_is_compiled_for_a_new_extent(monkeypatch, product):
+    kernel = product
+    monkeypatch.setattr("roller.templates.cpu.emit.library.build_library", None)
+    a, b = np.ones((9, 16), "float32"), np.ones((16, 32), "float32")
+    out = np.empty((9, 32), "float32")
+    assert kernel(a, b, out=out) is out and (out == 16).all()
+    first = kernel._ready[9]
+    kernel(a, b)
+    assert kernel._ready[9] is first
+
+
+def test_constants_are_packed_once_for_all_extents():
+    weights = np.arange(16 * 32, dtype="float32").reshape(16, 32) % 7
+    kernel = roller.compile(
+        roller.ops.matmul(64, 32, 16), shapes={"i": (1, 64)}, constants={"B": weights}, deterministic=True
+    )
+    for rows in (1, 5, 12, 64):
+        a = np.ones((rows, 16), "float32") * rows
+        np.testing.assert_array_equal(kernel(a), a @ weights)
+    assert len({id(k.module) for k in kernel._ready.values()}) == len(kernel._loaded)
+
+
+def test_the_kernel_of_an_extent_stands_alone(tmp_path, product):
+    kernel = product
+    one = kernel.at(17)
+    assert one.artifact.expression == roller.ops.matmul(17, 32, 16) and one.estimate.seconds > 0
+    loaded = roller.load(one.save(tmp_path / "kernel.json"))
+    a, b = arrays_of(roller.ops.matmul(17, 32, 16))
+    np.testing.assert_array_equal(loaded(a, b), one(a, b))
+    with pytest.raises(ArtifactError, match="Save kernel"):
+        kernel.save(tmp_path / "range.json")
+
+
+def test_what_a_call_may_not_have_is_said(product):
+    kernel = product
+    b = np.ones((16, 32), "float32")
+    for rows in (1, 65, 0):
+        with pytest.raises(LaunchError, match=f"an extent of 'i' from 2 to 64, got {rows}"):
+            kernel(np.ones((rows, 16), "float32"), b)
+    with pytest.raises(LaunchError, match=r"expected shape \(8, 16\), got \(8, 15\)"):
+        kernel(np.ones((8, 15), "float32"), b)
+    with pytest.raises(LaunchError, match="expected 2 arrays"):
+        kernel()
+    with pytest.raises(LaunchError, match="expected a NumPy or DLPack array, got list"):
+        kernel([[1.0] * 16] * 8, b)
+    with pytest.raises(LaunchError, match="an extent of 'i'"):
+        kernel.at(1)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "match"),
+    [
+        ({}, "expected one axis"), ({"i": (1, 2), "j": (1, 2)}, "expected one axis"), (3, "expected one axis"),
+        ({"m": (1, 8)}, "an axis that can vary, got 'm'"), ({"k": (1, 8)}, "an axis that can vary, got 'k'"),
+        ({"i": (0, 8)}, "at least 1"), ({"i": (8, 4)}, "range of extents"), ({"i": range(0)}, "range of extents"),
+        ({"i": range(1, 9, 2)}, "range of extents"), ({"i": (1.0, 8)}, "range of extents"), ({"i": 8}, "range of"),
+        ({"i": (True, 8)}, "range of extents"),
+    ],
+)  # fmt: skip
+def test_wrong_ranges_say_so(shapes, match):
+    with pytest.raises(RollerError, match=match):
+        roller.compile(roller.ops.matmul(8, 8, 8), shapes=shapes)
+
+
+def test_only_this_processor_takes_ranges():
+    with pytest.raises(RollerError, match="this machine's processor"):
+        roller.compile(roller.ops.matmul(8, 8, 8), "v100", shapes={"i": (1, 8)})
+    with pytest.raises(NoCandidateError, match="their templates need it before"):
+        roller.compile(roller.ops.softmax((8, 8)), shapes={"d0": (1, 8)}, deterministic=True)
+
+
+def test_a_range_has_its_expression_at_every_extent():
+    varies = range_of(roller.ops.matmul(8, 16, 32, epilogue=("bias",)), {"i": range(1, 100)})
+    assert (varies.low, varies.high, varies.place) == (1, 99, (0, 0))
+    assert varies.at(7) == roller.ops.matmul(7, 16, 32, epilogue=("bias",))
+
+
+def test_a_family_keeps_its_tiles():
+    varies = range_of(roller.ops.matmul(64, 64, 64), {"i": (1, 500)})
+    found, best = families(varies, SPEC, ConstructOptions())
+    assert set(best) == set(samples(1, 500)) and len(found) > 8
+    for family in found:
+        n, rows = family.axis, family.rows
+        for extent in (rows, rows + 1, 10 * rows, 500):
+            program = family.at(extent)
+            assert program.expr.anchor.extents["i"] == extent and program.tiles[0] == family.program.tiles[0]
+            assert program.tiles[-1][1][n] <= -(-extent // rows) * rows
+    costs = price_table(found, (1, 500), SPEC)
+    assert np.isfinite(costs[:, 1]).sum() > 8  # what is beyond a capacity is not for this extent
+    assert all(np.isinf(cost) for cost, f in zip(costs[:, 0], found, strict=True) if f.rows > 1)
+
+
+def test_few_families_are_chosen_by_what_they_add():
+    costs = np.array([[2.0, 2.0, 2.0], [np.inf, 1.0, 4.0], [np.inf, 4.0, 1.0], [np.inf, 1.1, 1.1]])
+    best = np.array([2.0, 1.0, 1.0])
+    assert fewest(costs, best, 8) == [0, 3, 1, 2]
+    assert fewest(costs, best, 2) == [0, 3]
+    assert fewest(costs[[0, 0]], best, 8) == [0]
+
+
+def test_pieces_cover_the_range(product):
+    kernel, pieces = product, product.pieces
+    assert (pieces[0].low, pieces[-1].high) == (2, 64)
+    assert all(one.high + 1 == then.low for one, then in itertools.pairwise(pieces))
+    assert all(p.regret >= -1e-9 for p in pieces) and "i from 2 to 64" in repr(kernel)
+
+
+def test_a_family_is_of_one_size():
+    expr = roller.ops.matmul(64, 32, 16)
+    program = roller.construct(expr, SPEC, top_k=1)[0].program
+    family = Family(program, growing_sizes(program.expr)[0])
+    assert family.at(64).tiles == program.tiles
