@@ -23,6 +23,9 @@ from roller.tile import RProgram
 from roller.varying.families import Family
 from roller.varying.ranges import Range
 
+#: Extents whose shapes are kept ready; the first of them makes room for another.
+_MOST_READY = 1024
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -205,6 +208,8 @@ class VaryingKernel(CompiledKernel):
                 number = self.variants.index(variant)
                 if number not in self._loaded:
                     self._loaded[number] = CpuKernel(variant.artifact)
+                if len(self._ready) >= _MOST_READY:
+                    del self._ready[next(iter(self._ready))]
                 found = self._ready[extent] = self._loaded[number].reshaped(variant.at(self.varies, extent))
         return found
 

@@ -10,6 +10,9 @@ from roller.errors import RollerError, did_you_mean, shown
 from roller.expr import TensorExpr
 from roller.expr.resizing import Size, growing_sizes, of_extent
 
+#: Extents of a range at most: a table has an entry for each.
+MOST_EXTENTS = 1 << 20
+
 
 @dataclass(frozen=True)
 class Range:
@@ -93,5 +96,9 @@ def _ends(name: str, given: Any) -> tuple[int, int]:
         raise RollerError(
             f"shapes: '{name}': expected a range of extents of at least 1, got {shown(given)}. "
             "Write e.g. range(1, 4097), or (1, 4096)."
+        )
+    if pair[1] - pair[0] >= MOST_EXTENTS:
+        raise RollerError(
+            f"shapes: '{name}': expected at most {MOST_EXTENTS} extents, got {shown(given)}. Compile for parts of them."
         )
     return pair

@@ -68,6 +68,15 @@ def test_nothing_is_compiled_for_a_new_extent(monkeypatch, product):
     assert kernel._ready[9] is first
 
 
+def test_few_extents_are_kept_ready(monkeypatch, product):
+    monkeypatch.setattr("roller.varying.kernel._MOST_READY", 3)
+    p = product
+    kernel, b = VaryingKernel(p.varies, p.variants, p._table, p._regrets, p.spec), np.ones((16, 32), "float32")
+    for rows in (*range(2, 12), 2):
+        assert (kernel(np.ones((rows, 16), "float32"), b) == 16).all()
+    assert list(kernel._ready) == [10, 11, 2]
+
+
 def test_constants_are_packed_once_for_all_extents():
     weights = np.arange(16 * 32, dtype="float32").reshape(16, 32) % 7
     kernel = roller.compile(
@@ -113,7 +122,7 @@ def test_what_a_call_may_not_have_is_said(product):
         ({"m": (1, 8)}, "an axis that can vary, got 'm'"), ({"k": (1, 8)}, "an axis that can vary, got 'k'"),
         ({"i": (0, 8)}, "at least 1"), ({"i": (8, 4)}, "range of extents"), ({"i": range(0)}, "range of extents"),
         ({"i": range(1, 9, 2)}, "range of extents"), ({"i": (1.0, 8)}, "range of extents"), ({"i": 8}, "range of"),
-        ({"i": (True, 8)}, "range of extents"),
+        ({"i": (True, 8)}, "range of extents"), ({"i": (1, 1 << 30)}, "at most 1048576 extents"),
     ],
 )  # fmt: skip
 def test_wrong_ranges_say_so(shapes, match):
