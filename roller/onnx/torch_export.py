@@ -138,7 +138,8 @@ def exported_module(module: torch.nn.Module, examples: Sequence[Any]) -> onnx.Mo
         for m in was:
             m.training = True
     assert program is not None
-    return program.model_proto
+    model: onnx.ModelProto = program.model_proto
+    return model
 
 
 def placeholders(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
