@@ -276,7 +276,8 @@ def compile(
     if shapes is not None:
         from roller.varying.compile import compile_varying
 
-        return compile_varying(expression, spec, shapes, chosen, seed, how, here and handle is None).holding(values)
+        at_home, plain = here and handle is None, not (prove or prove_s is not None or remeasure)
+        return compile_varying(expression, spec, shapes, chosen, seed, how, at_home, plain).holding(values)
     prove_for_s = seconds_of(prove, prove_s, here, spec.name) if prove is not False or prove_s is not None else 0.0
     if not cache or (handle is not None and handle.target.pretends):
         return _compile(expression, spec, chosen, seed, handle, how, prove_for_s).holding(values)

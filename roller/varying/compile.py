@@ -33,7 +33,7 @@ _UNMEASURED = 1.1
 
 def compile_varying(
     expr: TensorExpr, spec: DeviceSpec, shapes: Mapping[str, Any], options: ConstructOptions, seed: int, how: Selection,
-    here: bool,
+    here: bool, plain: bool = True,
 ) -> VaryingKernel:  # fmt: skip
     """Compile an expression for every extent of one of its sizes, on this machine's processor.
 
@@ -47,8 +47,8 @@ def compile_varying(
         Of the inputs that kernels are checked and timed with.
     how
         Whether kernels are timed; else, and where other programs disturb the timing, predictions choose.
-    here
-        Whether the device is this machine's processor.
+    here, plain
+        Whether the device is this machine's processor, and nothing is asked beside that a range does not have.
 
     Raises
     ------
@@ -57,9 +57,12 @@ def compile_varying(
     RollerError
         ``shapes`` names no size that can vary, or the device is not this machine's processor.
     """
-    if not here or how.refine_s:
-        wanted = "this machine's processor (device='cpu')" if not here else "no refine_s beside shapes"
-        raise RollerError(f"shapes: expected {wanted}, got {spec.name}. Compile for one shape.")
+    if not here:
+        raise RollerError(
+            f"shapes: expected this machine's processor (device='cpu'), got {spec.name}. Compile for one shape."
+        )
+    if how.refine_s or not plain:
+        raise RollerError("shapes: expected neither prove, refine_s nor remeasure beside it, got one. Leave it out.")
     timed = not how.deterministic
     need_compiler("compiling for this processor")
     varies = range_of(expr, shapes, tuple(options.constants_of(expr)))
@@ -77,7 +80,7 @@ def compile_varying(
     if not right:
         raise NoCandidateError(
             f"{expr.name}: shapes: expected a kernel that is right, none of {counted(len(kept), 'kernel')} is: "
-            f"{'; '.join(dict.fromkeys([*reasons, *wrong.values()]))}."
+            f"{'; '.join(dict.fromkeys([*reasons, *wrong.values()])).rstrip('.')}."
         )
     every = np.arange(varies.low, varies.high + 1)
     if doubt:  # a time that others disturbed decides nothing
@@ -88,7 +91,8 @@ def compile_varying(
     if np.isinf(whole[chosen].min(axis=0)).any():
         raise NoCandidateError(
             f"{expr.name}: shapes: expected kernels for all extents from {varies.low} to {varies.high}, got none for "
-            f"{int(every[np.isinf(whole[chosen].min(axis=0))][0])}. Leave the least extents out."
+            f"{int(every[np.isinf(whole[chosen].min(axis=0))][0])}. Leave the least extents out"
+            f"{''.join(f'; {why}' for why in dict.fromkeys(wrong.values()))}."
         )
     table = whole[chosen].argmin(axis=0).astype(np.uint8)
     mine = price_table([right[n].family for n in chosen], extents, spec)
@@ -131,11 +135,14 @@ def _judged(
     measured: dict[int, dict[int, float]] = {}
     reasons: dict[int, str] = {}
     doubt = ""
-    for extent in places:
+    own = {x for v in variants for x in (v.family.rows, v.family.rows + 1) if varies.low <= x <= varies.high}
+    for extent in sorted({*places, *own}):  # where a kernel takes its least, and where its last tile overlaps, too
         here = {str(id(v)): v.at(varies, extent) for v in variants if v.family.rows <= extent and id(v) not in reasons}
         if not here:
             continue
-        records = Bench(varies.at(extent), seed, patience_s=_PATIENCE_S).profile(here, timed=timed, budget_s=_BUDGET_S)
+        records = Bench(varies.at(extent), seed, patience_s=_PATIENCE_S).profile(
+            here, timed=timed and extent in places, budget_s=_BUDGET_S
+        )
         for name, record in records.items():
             if record.status in ("wrong", "failed"):
                 reasons[int(name)] = f"at {extent}: {record.reason}"

@@ -23,7 +23,7 @@ from roller.search.ranking import best_programs
 from roller.templates.common.options import ConstructOptions
 from roller.templates.registry import programs_of, writer_of
 from roller.tile import RProgram
-from roller.varying.ranges import Range
+from roller.varying.ranges import Range, is_open
 
 #: Extents that programs are constructed and priced for, and programs of each.
 _SAMPLES, _EACH = 18, 4
@@ -134,7 +134,8 @@ def _open(program: RProgram, varies: Range, extent: int) -> Family | None:
     if not writer_of(program.kind, program).extents_of_calls or program.split_k > 1:
         return None
     named = {a for _, a in varies.size.axes}
-    sizes = [s for s in growing_sizes(program.expr) if s.name in named and not s.reduced and s.extent == extent]
+    known = [s for s in growing_sizes(program.expr) if is_open(program.expr, s)]
+    sizes = [s for s in known if s.name in named and s.extent == extent]
     if len(sizes) != 1 or sizes[0].name not in program.axis_names or program.vector_axis == sizes[0].name:
         return None
     family = Family(program, sizes[0])

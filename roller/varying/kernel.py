@@ -17,7 +17,7 @@ from roller.artifact import Argument, Constant, KernelArtifact
 from roller.backends.cpu.launcher import CpuKernel
 from roller.compiled import CompiledKernel
 from roller.core.display import one_line
-from roller.errors import ArtifactError, LaunchError, counted
+from roller.errors import ArtifactError, LaunchError, counted, shown
 from roller.hardware import DeviceSpec
 from roller.tile import RProgram
 from roller.varying.families import Family
@@ -162,7 +162,10 @@ class VaryingKernel(CompiledKernel):
         LaunchError
             The extent is outside the range.
         """
-        return CompiledKernel(self._artifact(extent), launcher=lambda _: self._prepared(extent))
+        if not isinstance(extent, (int, np.integer)) or isinstance(extent, bool):
+            raise LaunchError(f"{self.varies.expr.name}: expected an extent as a whole number, got {shown(extent)}.")
+        size = int(extent)
+        return CompiledKernel(self._artifact(size), launcher=lambda _: self._prepared(size))
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
@@ -186,9 +189,10 @@ class VaryingKernel(CompiledKernel):
         """Return the extent that the arrays of a call say; the least where they say none, for the kernel to refuse."""
         if len(arrays) <= self._input:
             return self.varies.low
-        shape = (
-            np.shape(arrays[self._input]) if not hasattr(arrays[self._input], "shape") else arrays[self._input].shape
-        )
+        array = arrays[self._input]
+        if not hasattr(array, "shape") and hasattr(array, "__dlpack__"):
+            array = np.from_dlpack(array)
+        shape = np.shape(array) if not hasattr(array, "shape") else array.shape
         return int(shape[self._dim]) if len(shape) > self._dim else self.varies.low
 
     def _variant(self, extent: int) -> Variant:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from roller.errors import RollerError, did_you_mean, shown
 from roller.expr import TensorExpr
 from roller.expr.resizing import Size, growing_sizes, of_extent
@@ -68,18 +70,27 @@ def range_of(expr: TensorExpr, shapes: Mapping[str, Any], constants: tuple[int, 
         )
     ((name, given),) = shapes.items()
     held = {expr.inputs[n].name for n in constants}
-    free = [s for s in growing_sizes(expr) if not s.reduced and not held & {t for t, _ in s.dims}]
-    names = [t.name for t in expr.inputs]
-    free = [s for s in free if any(t in names for t, _ in s.dims)]
+    free = [s for s in growing_sizes(expr) if is_open(expr, s) and not held & {t for t, _ in s.dims}]
     found = next((s for s in free if name in {a for _, a in s.axes}), None)
     if found is None:
         known = sorted({a for s in free for _, a in s.axes})
         raise RollerError(
             f"shapes: expected an axis that can vary, got {shown(name)}{did_you_mean(str(name), known) or '.'} "
-            f"Of {expr.name} these can: {known}: axes of the result that index inputs alone, and no constant ones."
+            f"Of {expr.name} these can: {known}: alone along the first dimension of the result and of inputs that are "
+            "no constants, and along no other."
         )
-    low, high = _ends(name, given)
+    low, high = _ends(str(name), given)
     return Range(of_extent(expr, found, high), _at(found, high), low, high)
+
+
+def is_open(expr: TensorExpr, size: Size) -> bool:
+    """Whether a size is the first dimension of whatever has it, of an input too, and one axis of every stage.
+
+    The place of an element then does not depend on the extent, and no two axes of one loop nest are cut by it.
+    """
+    stages, inputs = [stage for stage, _ in size.axes], {t.name for t in expr.inputs}
+    first = all(position == 0 for _, position in size.dims)
+    return first and not size.reduced and len(set(stages)) == len(stages) and any(t in inputs for t, _ in size.dims)
 
 
 def _at(size: Size, extent: int) -> Size:
@@ -88,17 +99,20 @@ def _at(size: Size, extent: int) -> Size:
 
 def _ends(name: str, given: Any) -> tuple[int, int]:
     """Return least and largest extent."""
+    pair: tuple[Any, ...]
     if isinstance(given, range):
-        given = (given[0], given[-1]) if len(given) and given.step == 1 else ()
-    pair = tuple(given) if isinstance(given, (tuple, list)) else ()
-    whole = len(pair) == 2 and all(isinstance(n, int) and not isinstance(n, bool) for n in pair)
+        pair = (given[0], given[-1]) if len(given) and given.step == 1 else ()
+    else:
+        pair = tuple(given) if isinstance(given, (tuple, list)) else ()
+    whole = len(pair) == 2 and all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in pair)
     if not whole or not 1 <= pair[0] <= pair[1]:
         raise RollerError(
-            f"shapes: '{name}': expected a range of extents of at least 1, got {shown(given)}. "
+            f"shapes: '{name}': expected a range of extents of at least 1, one by one, got {shown(given)}. "
             "Write e.g. range(1, 4097), or (1, 4096)."
         )
-    if pair[1] - pair[0] >= MOST_EXTENTS:
+    low, high = int(pair[0]), int(pair[1])
+    if high - low >= MOST_EXTENTS:
         raise RollerError(
             f"shapes: '{name}': expected at most {MOST_EXTENTS} extents, got {shown(given)}. Compile for parts of them."
         )
-    return pair
+    return low, high

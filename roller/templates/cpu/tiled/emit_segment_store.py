@@ -16,6 +16,7 @@ from roller.templates.cpu.emit.nest import (
     bound,
     computed_dtype,
     copy_elements,
+    dimensions,
     integer,
     read,
     reader,
@@ -77,9 +78,8 @@ class _Rows:
         self, tiled: Filled, last: Stage, out: Buffer, v: SpatialPlan, env: Env, body: Scalar, loads: dict[str, Load]
     ) -> None:
         self.tiled, self.last, self.out, self.v, self.env, self.body, self.loads = tiled, last, out, v, env, body, loads
-        shapes = tiled.program.expr.tensors
-        self.accesses = {_OUT: (last.store, last.output.shape)}
-        self.accesses.update({n: (ld.index, shapes[ld.tensor].shape) for n, ld in loads.items()})
+        self.accesses = {_OUT: (last.store, dimensions(out, last.store))}
+        self.accesses.update({n: (ld.index, dimensions(tiled.buffers[ld.tensor], ld.index)) for n, ld in loads.items()})
         #: Pieces of finished rows are copied as they are; others are computed element by element.
         self.finished = not loads and str(out.ty.dtype) == str(tiled.spill.ty.dtype)
 
