@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,6 +16,7 @@ from roller.core.c_compiler import need_compiler
 from roller.errors import NoCandidateError, RollerError, counted
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
+from roller.search.constructor import target_units
 from roller.targets import target_for
 from roller.templates.common.options import ConstructOptions
 from roller.varying.families import Family, families, fewest, price_table, samples
@@ -66,6 +69,7 @@ def compile_varying(
     timed = not how.deterministic
     need_compiler("compiling for this processor")
     varies = range_of(expr, shapes, tuple(options.constants_of(expr)))
+    spec, options = target_units(spec, options), replace(options, units=None)
     found, best = families(varies, spec, options)
     extents = sorted(best)
     costs = price_table(found, extents, spec)
@@ -76,23 +80,27 @@ def compile_varying(
     if timed:  # where one row more is half a kernel's work, nothing can be interpolated
         places = tuple(sorted({*places, *range(varies.low, min(varies.low + 4, varies.high + 1))}))
     measured, doubt, wrong = _judged(variants, varies, places, seed, timed)
+    for level, why in ((logging.INFO, reasons), (logging.WARNING, list(wrong.values()))):
+        for reason in dict.fromkeys(why):
+            _LOG.log(level, "%s: a kernel of the range is left out: %s", expr.name, reason)
+    reasons += wrong.values()
     right = [v for v in variants if id(v) not in wrong]
     if not right:
         raise NoCandidateError(
             f"{expr.name}: shapes: expected a kernel that is right, none of {counted(len(kept), 'kernel')} is: "
-            f"{'; '.join(dict.fromkeys([*reasons, *wrong.values()])).rstrip('.')}."
+            f"{'; '.join(dict.fromkeys(reasons)).rstrip('.')}."
         )
     every = np.arange(varies.low, varies.high + 1)
     if doubt:  # a time that others disturbed decides nothing
         measured = {}
-    whole = np.stack([_everywhere(v, spec, extents, places, measured.get(id(v), {}), every) for v in right])
+    whole = np.stack([_everywhere(v, spec, extents, measured.get(id(v), {}), every) for v in right])
     weighed = np.array(samples(varies.low, varies.high, _WEIGHED)) - varies.low  # small extents count as much as large
     chosen = fewest(whole[:, weighed], whole[:, weighed].min(axis=0), MOST)
     if np.isinf(whole[chosen].min(axis=0)).any():
         raise NoCandidateError(
             f"{expr.name}: shapes: expected kernels for all extents from {varies.low} to {varies.high}, got none for "
             f"{int(every[np.isinf(whole[chosen].min(axis=0))][0])}. Leave the least extents out"
-            f"{''.join(f'; {why}' for why in dict.fromkeys(wrong.values()))}."
+            f"{''.join(f'; {why}' for why in dict.fromkeys(reasons))}."
         )
     table = whole[chosen].argmin(axis=0).astype(np.uint8)
     mine = price_table([right[n].family for n in chosen], extents, spec)
@@ -153,19 +161,23 @@ def _judged(
 
 
 def _everywhere(
-    variant: Variant, spec: DeviceSpec, extents: Sequence[int], places: Sequence[int], measured: Mapping[int, float],
-    every: np.ndarray,
-) -> np.ndarray:  # fmt: skip
+    variant: Variant, spec: DeviceSpec, extents: Sequence[int], measured: Mapping[int, float], every: np.ndarray
+) -> np.ndarray:
     """Return the seconds of a kernel at every extent: between known ones the time of a register tile is interpolated.
 
-    Extents that were measured count, and beside them those that were priced, scaled by what measuring found.
+    Extents that were measured count, and beside them those that were priced, scaled by what measuring found. Infinite
+    below the rows of a tile, and from where the device's capacities are exceeded on.
     """
     rows = variant.family.rows
     known = sorted({*(x for x in extents if x >= rows), *measured, max(rows, int(every[0]))})
     predicted = dict(zip(known, price_table([variant.family], known, spec)[0].tolist(), strict=True))
-    off = sorted(np.log(measured[x] / predicted[x]) for x in measured)
-    scale = float(np.exp(off[len(off) // 2])) if off else _UNMEASURED
-    seconds = np.array([measured.get(x, predicted[x] * scale) for x in known])
-    tiles = -(-np.array(known) // rows)
-    between = np.exp(np.interp(np.log(every), np.log(known), np.log(seconds / tiles)))
-    return np.where(every >= rows, between * -(-every // rows), np.inf)
+    off = sorted(math.log(t / predicted[x]) for x, t in measured.items() if math.isfinite(predicted[x]))
+    scale = math.exp(off[len(off) // 2]) if off else _UNMEASURED
+    seconds = [measured.get(x, predicted[x] * scale) for x in known]
+    fitting = list(itertools.takewhile(lambda x: math.isfinite(x[1]), zip(known, seconds, strict=True)))
+    if not fitting:
+        return np.full(len(every), np.inf)
+    at, took = (np.array(column) for column in zip(*fitting, strict=True))
+    between = np.exp(np.interp(np.log(every), np.log(at), np.log(took / -(-at // rows))))
+    last = every[-1] if len(fitting) == len(known) else at[-1]
+    return np.where((every >= rows) & (every <= last), between * -(-every // rows), np.inf)

@@ -13,6 +13,7 @@ from roller.backends.cpu.launcher import CpuKernel
 from roller.errors import ArtifactError, LaunchError, NoCandidateError, RollerError
 from roller.expr.resizing import growing_sizes
 from roller.templates.common.options import ConstructOptions
+from roller.varying.compile import _everywhere
 from roller.varying.families import Family, families, fewest, price_table, samples
 from roller.varying.kernel import VaryingKernel
 from roller.varying.ranges import range_of
@@ -202,6 +203,26 @@ def test_few_families_are_chosen_by_what_they_add():
     assert fewest(costs, best, 8) == [0, 3, 1, 2]
     assert fewest(costs, best, 2) == [0, 3]
     assert fewest(costs[[0, 0]], best, 8) == [0]
+
+
+def test_a_kernel_beyond_a_capacity_is_for_no_extent_from_there_on(monkeypatch, product):
+    def priced(found, extents, spec):
+        return np.array([[1e-6 if x < 20 else np.inf for x in extents]])
+
+    monkeypatch.setattr("roller.varying.compile.price_table", priced)
+    variant, every = product.variants[0], np.arange(2, 65)
+    seconds = _everywhere(variant, SPEC, (2, 12, 16, 24, 64), {}, every)
+    rows = variant.family.rows
+    assert np.isfinite(seconds[(every >= rows) & (every <= 16)]).all() and np.isinf(seconds[every > 16]).all()
+    measured = _everywhere(variant, SPEC, (2, 12, 16, 24, 64), {16: 5e-6, 24: 7e-6, 64: 9e-6}, every)
+    assert measured[every == 64] == pytest.approx(9e-6) and not np.isnan(measured).any()
+
+
+def test_units_are_those_that_are_asked_for():
+    one = roller.compile(
+        roller.ops.matmul(64, 32, 16), shapes={"i": (2, 64)}, deterministic=True, options=ConstructOptions(units=1)
+    )
+    assert all(v.artifact.target["cores"] == 1 for v in one.variants)
 
 
 def test_pieces_cover_the_range(product):

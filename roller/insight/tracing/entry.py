@@ -36,19 +36,7 @@ def trace_entry(
     checkpoint: bool | str | Sequence[str] = False,
     iterations: int = 2,
 ) -> TracedStep:
-    """Return the trace of the steps an entry file describes.
-
-    Parameters
-    ----------
-    path
-        A Python file with the three providers.
-    batch
-        Samples of a step; by default that of ``input_provider``.
-    amp
-        Put around the step.
-    device, checkpoint, iterations
-        As in :func:`roller.trace`.
-    """
+    """Return the trace of the steps an entry file describes: :func:`roller.insight.tracing.api.trace_entry`."""
     module = _loaded(Path(path))
     first = Change(batch_of(module) if batch is None else batch, device, amp or "fp32", checkpoint)
     return Again(lambda change: _once(module, path, change, iterations), first)(Change())

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from roller.core.cyclic import held_back
-from roller.errors import RollerError
 from roller.hardware import DeviceSpec
 from roller.insight.forecast import HOST_OP_S, forecast
 from roller.insight.lanes import HOST_VIEW_S
@@ -56,8 +55,6 @@ def from_trace(
     from roller.arguments import target_of
 
     spec = target_of(device)[0]
-    if spec.traits.discrete and not spec.traits.blocks:
-        raise RollerError(f"what-if: device: expected a GPU or a processor, got '{spec.name}'. Name one of those.")
     steps = _Steps(host_op_s, spec.traits.discrete)
     for operator, price in forecast(trace, spec, policy=policy, host_op_s=host_op_s).operators:
         steps.add(operator, price)

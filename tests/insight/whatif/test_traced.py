@@ -90,7 +90,7 @@ def test_a_processor_computes_on_the_thread_that_issues():
         assert graph.what_if(change).iteration_us > 0
     with pytest.raises(RollerError, match="expected a CUDA device or a CPU"):
         step.graph("ipu_mk2")
-    with pytest.raises(RollerError, match="expected a GPU or a processor"):
+    with pytest.raises(RollerError, match="expected a GPU or a CPU"):
         from_trace(step, "ipu_mk2")
 
 
