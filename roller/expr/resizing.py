@@ -115,6 +115,16 @@ def of_extent(expr: TensorExpr, size: Size, extent: int) -> TensorExpr:
     return replace(expr, inputs=tuple(tensor(t) for t in expr.inputs), stages=stages)
 
 
+def is_open(expr: TensorExpr, size: Size) -> bool:
+    """Whether a size is the first dimension of whatever has it, of an input too, and one axis of every stage.
+
+    The place of an element then does not depend on the extent, and no two axes of one loop nest are cut by it.
+    """
+    stages, inputs = [stage for stage, _ in size.axes], {t.name for t in expr.inputs}
+    first = all(position == 0 for _, position in size.dims)
+    return first and not size.reduced and len(set(stages)) == len(stages) and any(t in inputs for t, _ in size.dims)
+
+
 class _Ties:
     """Sets of nodes that have one size."""
 

@@ -12,8 +12,8 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from roller.expr import Index, IndexValue, Load, Stage, Tensor, TensorExpr
-from roller.expr.scalar import walk
+from roller.expr import TensorExpr
+from roller.expr.resizing import growing_sizes, is_open, of_extent
 from roller.graph.steps import Join, KernelSource, Program, Run, Step, Value, View, reads
 
 #: Chunks a kernel is cut into, about: few enough to stay efficient, enough for layers to overlap.
@@ -149,48 +149,10 @@ def _part(name: str, number: int) -> str:
 def shrunk(expression: TensorExpr, position: int, rows: int) -> TensorExpr | None:
     """Return an expression over the first ``rows`` rows of an input; ``None`` where rows do not go their ways apart.
 
-    Every stage must write a row for a row: its first axis is that of the rows, which stands alone and first in every
-    load of what has rows, and nowhere else.
+    Every stage must write a row for a row: the rows are a size that may vary, and every stage has it.
     """
-    given = expression.inputs[position]
-    whole, with_rows = given.shape[0], {given.name}
-    stages = []
-    for stage in expression.stages:
-        axis = _row_axis(stage, whole)
-        if axis is None or not _goes_apart(stage, axis, with_rows):
-            return None
-        with_rows.add(stage.output.name)
-        axes = tuple(replace(a, extent=rows) if a.name == axis else a for a in stage.axes)
-        stages.append(replace(stage, output=_fewer(stage.output, rows), axes=axes))
-    inputs = tuple(_fewer(t, rows) if t.name in with_rows else t for t in expression.inputs)
-    return replace(expression, inputs=inputs, stages=tuple(stages))
-
-
-def _fewer(tensor: Tensor, rows: int) -> Tensor:
-    return replace(tensor, shape=(rows, *tensor.shape[1:]))
-
-
-def _row_axis(stage: Stage, rows: int) -> str | None:
-    """Return the axis a stage writes its first dimension along, where that has all the rows."""
-    first = stage.store[0] if stage.store else Index()
-    names = [a.name for a in stage.spatial_axes if a.extent == rows and first.is_axis(a.name)]
-    return names[0] if names and stage.output.shape[0] == rows else None
-
-
-def _goes_apart(stage: Stage, axis: str, with_rows: set[str]) -> bool:
-    """Whether a stage reads row by row what has rows, and nothing else by the row."""
-
-    def free(indices: Sequence[Index]) -> bool:
-        return not any(axis in i.axes for i in indices)
-
-    for node in walk(stage.body):
-        if isinstance(node, IndexValue) and not free((node.index,)):
-            return False
-        if not isinstance(node, Load):
-            continue
-        rest = node.index[1:] if node.tensor in with_rows else node.index
-        if not free((*rest, *(b.index for b in node.guard))):
-            return False
-        if node.tensor in with_rows and not node.index[0].is_axis(axis):
-            return False
-    return free(stage.store[1:])
+    name, every = expression.inputs[position].name, {s.name for s in expression.stages}
+    for size in growing_sizes(expression):
+        if (name, 0) in size.dims and is_open(expression, size) and {stage for stage, _ in size.axes} == every:
+            return of_extent(expression, size, rows)
+    return None

@@ -16,14 +16,14 @@ import numpy as np
 from roller import perf
 from roller.errors import NoCandidateError
 from roller.expr import TensorExpr
-from roller.expr.resizing import Size, growing_sizes, of_extent
+from roller.expr.resizing import Size, growing_sizes, is_open, of_extent
 from roller.hardware import DeviceSpec
 from roller.search.constructor import construct_candidates, program_of
 from roller.search.ranking import best_programs
 from roller.templates.common.options import ConstructOptions
 from roller.templates.registry import programs_of, writer_of
 from roller.tile import RProgram
-from roller.varying.ranges import Range, is_open
+from roller.varying.ranges import Range
 
 #: Extents that programs are constructed and priced for, and programs of each.
 _SAMPLES, _EACH = 18, 4

@@ -10,7 +10,7 @@ import numpy as np
 
 from roller.errors import RollerError, did_you_mean, shown
 from roller.expr import TensorExpr
-from roller.expr.resizing import Size, growing_sizes, of_extent
+from roller.expr.resizing import Size, growing_sizes, is_open, of_extent
 
 #: Extents of a range at most: a table has an entry for each.
 MOST_EXTENTS = 1 << 20
@@ -81,16 +81,6 @@ def range_of(expr: TensorExpr, shapes: Mapping[str, Any], constants: tuple[int, 
         )
     low, high = _ends(str(name), given)
     return Range(of_extent(expr, found, high), _at(found, high), low, high)
-
-
-def is_open(expr: TensorExpr, size: Size) -> bool:
-    """Whether a size is the first dimension of whatever has it, of an input too, and one axis of every stage.
-
-    The place of an element then does not depend on the extent, and no two axes of one loop nest are cut by it.
-    """
-    stages, inputs = [stage for stage, _ in size.axes], {t.name for t in expr.inputs}
-    first = all(position == 0 for _, position in size.dims)
-    return first and not size.reduced and len(set(stages)) == len(stages) and any(t in inputs for t, _ in size.dims)
 
 
 def _at(size: Size, extent: int) -> Size:
