@@ -18,10 +18,8 @@ from typing import Any
 
 from roller.core.files import whole_file
 from roller.errors import RollerError, shown
-from roller.insight.whatif.kineto import OVERHEAD
+from roller.insight.whatif.kineto import MODULE, OVERHEAD
 
-#: What a module's run is marked with.
-MODULE = "nn.Module: "
 #: Events of threads, which are what recording costs something for.
 _RECORDED = re.compile(r'"cat":\s*"(cpu_op|user_annotation|cuda_runtime|cuda_driver)"')
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from roller.core.dtypes import FLOATS
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
 from roller.hardware.peaks import peak_flops_per_s
+from roller.insight.whatif.dtypes import dtype_of
 from roller.insight.whatif.graph import Graph, Task
-from roller.insight.whatif.prices import DTYPES, Priced, Prices
+from roller.insight.whatif.prices import Priced, Prices
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class OnDevice:
             return found
         old, new = self.before.sustained, self.spec.sustained
         if self.prices.bound(task) == "compute":
-            dtype = next((DTYPES[d] for d in task.place.dtypes if d in DTYPES), "float32")
+            dtype = next((d for d in map(dtype_of, task.place.dtypes) if d in FLOATS), "float32")
             return Priced(_peak(old, dtype) / _peak(new, dtype), "predicted")
         memory, other = old.memory_layers[-1], new.memory_layers[-1]
         return Priced(memory.bandwidth_bytes_per_s / other.bandwidth_bytes_per_s, "predicted")

@@ -6,14 +6,15 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
+from roller.insight.whatif.dtypes import element_bytes
 from roller.insight.whatif.graph import Gradient
 from roller.insight.whatif.items import Item
 from roller.insight.whatif.kineto import Event
 
 #: What a backward pass ends with for every parameter that has a gradient.
 _SUMS = "torch::autograd::AccumulateGrad"
-#: Bytes of an element by what profiles call its type; older ones say nothing, and mean float.
-_ELEMENT_BYTES = {"float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2}
+#: Bytes of an element where a profile, an older one, says no type: it means float.
+_UNSAID_BYTES = 4
 
 
 def gradients(events: Sequence[Event], threads: Mapping[str, Sequence[Item]]) -> tuple[Gradient, ...]:
@@ -34,7 +35,7 @@ def gradients(events: Sequence[Event], threads: Mapping[str, Sequence[Item]]) ->
         if not shapes or at < 0 or not isinstance(shapes[0], tuple) or not all(isinstance(n, int) for n in shapes[0]):
             continue
         dtypes = event.arguments.get("dtypes") or ("float",)
-        size = math.prod(shapes[0]) * _ELEMENT_BYTES.get(str(dtypes[0]), 4)
+        size = math.prod(shapes[0]) * element_bytes(str(dtypes[0]), _UNSAID_BYTES)
         own = threads[event.lane]
         maker = next((item for item in reversed(own[: at + 1]) if item.last is not None), own[at])
         task = maker if maker.last is None else maker.last

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from roller.insight.whatif.dtypes import element_bytes
 from roller.insight.whatif.graph import NOWHERE, Kind, Lane
 from roller.insight.whatif.kineto import Event
 
-#: Bytes of an element by what communication libraries call its type; all others have four.
-_ELEMENT_BYTES = {"byte": 1, "char": 1, "bool": 1, "half": 2, "bfloat16": 2, "short": 2, "double": 8, "long": 8}
+#: Bytes of an element where a collective says no type, or one nobody knows: most are of float32.
+_UNSAID_BYTES = 4
 
 
 class Item:
@@ -37,5 +38,5 @@ class Item:
 def _size_bytes(event: Event) -> int:
     said = event.arguments
     if event.kind == "collective":
-        return int(said.get("elements", 0)) * _ELEMENT_BYTES.get(str(said.get("dtype", "")).lower(), 4)
+        return int(said.get("elements", 0)) * element_bytes(str(said.get("dtype", "")), _UNSAID_BYTES)
     return int(said.get("bytes", 0)) if event.kind in ("copy", "set") else 0

@@ -25,7 +25,7 @@ _MARKED = re.compile(r"ProfilerStep|enumerate\(|Optimizer\.|## ")
 #: What a recorded profile says of itself: microseconds that recording took, an event.
 OVERHEAD = "roller_overhead_us"
 #: What the frames of modules begin with; other frames of Python are no marks.
-_MODULE = "nn.Module: "
+MODULE = "nn.Module: "
 _SYNC = "cuda_sync"
 _KNOWN = _CALLS | _DEVICE.keys() | _OPERATORS | _MARKS | {_SYNC}
 _NOTHING: Mapping[str, Any] = {}
@@ -89,7 +89,7 @@ def read_events(path: str | Path) -> list[Event]:
         if category not in _KNOWN:
             category = _meant(row)
         if category:
-            if category == "python_function" and not str(row.get("name")).startswith(_MODULE):
+            if category == "python_function" and not str(row.get("name")).startswith(MODULE):
                 continue
             try:
                 found.append(_event(category, row, shared))

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from roller.insight.whatif.graph import NOWHERE, Phase, Place
-from roller.insight.whatif.kineto import Event
+from roller.insight.whatif.kineto import MODULE, Event
 
 _STEP = re.compile(r"ProfilerStep")
 _LOADING = re.compile(r"enumerate\(|.*DataLoader")
@@ -26,7 +26,7 @@ _PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = (
 )
 #: Marks that libraries set around what they send: no layers.
 _LIBRARY = re.compile(r"(nccl|gloo|ucc|mpi):")
-_MODULE, _SUMS = "nn.Module: ", "AccumulateGrad"
+_SUMS = "AccumulateGrad"
 _MARK, _OPERATOR, _CALL = range(3)
 
 
@@ -102,7 +102,7 @@ class _Places:
         phase = named or outer.phase
         if event.kind == "mark":
             is_layer = named is None and not _STEP.match(event.name) and not _LIBRARY.match(event.name)
-            return outer._replace(phase=phase, layer=event.name.removeprefix(_MODULE) if is_layer else outer.layer)
+            return outer._replace(phase=phase, layer=event.name.removeprefix(MODULE) if is_layer else outer.layer)
         said = event.arguments
         layer = self._layer(event.name, said.get("sequence"), phase, outer.layer)
         shapes, dtypes = said.get("shapes", outer.shapes), said.get("dtypes", outer.dtypes)
@@ -124,6 +124,6 @@ class _Places:
 @lru_cache(maxsize=4096)
 def _phase_of(name: str) -> Phase | None:
     """Return the phase that a mark or an operator begins; a module's name says nothing."""
-    if name.startswith(_MODULE):
+    if name.startswith(MODULE):
         return None
     return next((phase for phase, pattern in _PHASES if pattern.match(name)), None)

@@ -13,18 +13,18 @@ from functools import cached_property
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
+from roller.core.dtypes import FLOATS
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
 from roller.insight.price.kernels import Kernels
 from roller.insight.price.operators import Price, Pricer
 from roller.insight.records import Operator, TensorRecord
+from roller.insight.whatif.dtypes import dtype_of, element_bytes
 from roller.insight.whatif.graph import Graph, Provenance, Task
 from roller.insight.whatif.pick import work
 
 #: What bounds a task.
 Bound = Literal["compute", "memory"]
-#: Names of dtypes in profiles, and in traces.
-DTYPES = {"float": "float32", "double": "float64", "c10::Half": "float16", "c10::BFloat16": "bfloat16"}
 #: Kernels of products by name, where neither a price nor shapes tell: names rot, so this comes last.
 _PRODUCTS = re.compile(
     r"gemm|conv|wgrad|dgrad|xmma|cutlass|winograd|attention|flash|fmha|mma_|linear|matmul|b?addb?mm|::b?mm\b|[BM]mBackward",
@@ -157,8 +157,8 @@ def product(task: Task) -> Operator | None:
     if at is None or len(shapes) <= at[1] or len(dtypes) <= at[1]:
         return None
     a, b = (tuple(shapes[n]) for n in at)
-    dtype = DTYPES.get(dtypes[at[0]])
-    if dtype is None or len(a) not in (2, 3) or len(a) != len(b) or a[-1] != b[-2] or not all((*a, *b)):
+    dtype = dtype_of(dtypes[at[0]])
+    if dtype not in FLOATS or len(a) not in (2, 3) or len(a) != len(b) or a[-1] != b[-2] or not all((*a, *b)):
         return None
     records = [_contiguous(s, dtype, n) for n, s in enumerate((a, b, (*a[:-1], b[-1])))]
     name = "aten.mm.default" if len(a) == 2 else "aten.bmm.default"
@@ -172,7 +172,7 @@ def _contiguous(shape: tuple[int, ...], dtype: str, storage: int) -> TensorRecor
 
 def is_float32(task: Task) -> bool:
     """Return whether a task works on float32, as far as the profile tells; where it does not, it does."""
-    known = {DTYPES.get(d, d) for d in task.place.dtypes if d}
+    known = {dtype_of(d) for d in task.place.dtypes if d}
     return not known or "float32" in known
 
 
@@ -181,16 +181,9 @@ def task_bytes(task: Task) -> float:
     return _bytes_of(task, task.place.shapes)
 
 
-#: Bytes of an element by what profiles and traces call its type.
-ITEM_BYTES = {
-    "float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2, "long int": 8, "int": 4, "bool": 1, "float32": 4,
-    "float64": 8, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4,
-}  # fmt: skip
-
-
 def _bytes_of(task: Task, shapes: Sequence[Any]) -> float:
     return math.fsum(
-        math.prod(shape) * ITEM_BYTES.get(dtype, 0)
+        math.prod(shape) * element_bytes(dtype)
         for shape, dtype in zip(shapes, task.place.dtypes, strict=False)
         if shape and all(isinstance(n, int) for n in shape)
     )

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from roller.errors import RollerError
+from roller.insight.whatif.dtypes import element_bytes
 from roller.insight.whatif.graph import Graph, Task
 from roller.insight.whatif.pick import by_iteration, by_layer, in_layers, neighbours, work
-from roller.insight.whatif.prices import ITEM_BYTES
 
 
 class SavedMap(NamedTuple):
@@ -74,4 +74,4 @@ def _first_input_bytes(task: Task) -> int:
     if not shapes or not dtypes or not shapes[0] or not all(isinstance(n, int) for n in shapes[0]):
         return 0  # nothing, or a list of tensors
     elements: int = math.prod(shapes[0])
-    return elements * ITEM_BYTES.get(dtypes[0], 0)
+    return elements * element_bytes(dtypes[0])
