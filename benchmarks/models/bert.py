@@ -14,7 +14,10 @@ from benchmarks.models.network import Network
 
 @dataclass(frozen=True)
 class Bert:
-    """Sizes of an encoder; ``fused_norms`` writes LayerNormalization, else ReduceMean, Sub, Pow, Sqrt and Div."""
+    """Sizes of an encoder; ``fused_norms`` writes LayerNormalization, else ReduceMean, Sub, Pow, Sqrt and Div.
+
+    A ``free`` one leaves batch and sequence to its calls, as symbols; it has places for ``sequence`` tokens at most.
+    """
 
     layers: int = 12
     width: int = 768
@@ -24,6 +27,7 @@ class Bert:
     vocabulary: int = 30522
     fused_norms: bool = True
     external: bool = False
+    free: bool = False
 
 
 BASE = Bert()
@@ -34,7 +38,7 @@ _EPSILON = 1e-12
 def build(path: Path, batch: int, size: Bert = BASE) -> None:
     """Write an encoder: token ids, segments and mask in, last hidden state and pooled first token out."""
     with Network(path, size.external) as net:
-        shape = (batch, size.sequence)
+        shape: tuple[int | str, int | str] = ("batch", "sequence") if size.free else (batch, size.sequence)
         ids = net.input("input_ids", shape, "int64", below=size.vocabulary)
         segments = net.input("token_type_ids", shape, "int64", below=2)
         mask = net.input("attention_mask", shape, "int64", below=2)
@@ -47,13 +51,16 @@ def build(path: Path, batch: int, size: Bert = BASE) -> None:
         weight = net.normal("pooler.weight", (size.width, size.width), 1 / math.sqrt(size.width))
         pooled = net.add("Gemm", first, weight, net.normal("pooler.bias", (size.width,), 0.02), transB=1)
         net.output(x, "last_hidden_state", (*shape, size.width))
-        net.output(net.add("Tanh", pooled), "pooler_output", (batch, size.width))
+        net.output(net.add("Tanh", pooled), "pooler_output", (shape[0], size.width))
 
 
 def _embeddings(net: Network, size: Bert, ids: str, segments: str) -> str:
     words = net.normal("embeddings.word", (size.vocabulary, size.width), 1.0)
     kinds = net.normal("embeddings.segment", (2, size.width), 0.5)
     places = net.normal("embeddings.position", (1, size.sequence, size.width), 0.5)
+    if size.free:
+        length = net.add("Slice", net.add("Shape", ids), net.integers(1), net.integers(2))
+        places = net.add("Slice", places, net.integers(0), length, net.integers(1))
     total = net.add("Add", net.add("Gather", words, ids), net.add("Gather", kinds, segments))
     return _norm(net, size, "embeddings.norm", net.add("Add", total, places))
 

@@ -19,16 +19,18 @@ class Image:
 
 def conv_norm(
     net: Network, name: str, x: Image, channels: int, kernel: int = 1, stride: int = 1, groups: int = 1,
-    gain: float = 1.0,
+    gain: float = 1.0, dilation: int = 1,
 ) -> Image:  # fmt: skip
     """Add Conv without bias, padded by half its window, and BatchNormalization.
 
+    The window's elements are ``dilation`` apart.
     ``gain`` is the standard deviation of the result, for normal inputs of standard deviation 1.
     """
     fan_in = x.channels // groups * kernel * kernel
     weight = net.normal(f"{name}.weight", (channels, x.channels // groups, kernel, kernel), math.sqrt(1 / fan_in))
-    pad = [kernel // 2] * 4
-    y = net.add("Conv", x.name, weight, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=pad, group=groups)
+    shape = {"kernel_shape": [kernel] * 2, "strides": [stride] * 2, "pads": [kernel // 2 * dilation] * 4}
+    gaps = {"dilations": [dilation] * 2} if dilation > 1 else {}
+    y = net.add("Conv", x.name, weight, group=groups, **shape, **gaps)
     return Image(norm(net, name, y, channels, gain), channels, -(-x.side // stride))
 
 

@@ -58,14 +58,14 @@ class Network:
         if kind is None:
             self._write()
 
-    def input(self, name: str, shape: Sequence[int], dtype: str = "float32", below: int | None = None) -> str:
+    def input(self, name: str, shape: Sequence[int | str], dtype: str = "float32", below: int | None = None) -> str:
         """Add an input; integers fed to it are in ``[0, below)``, which the file says in its metadata."""
         self._inputs.append(helper.make_tensor_value_info(name, _ELEMENTS[dtype], list(shape)))
         if below is not None:
             self._limits[f"below:{name}"] = str(below)
         return name
 
-    def output(self, value: str, name: str, shape: Sequence[int]) -> None:
+    def output(self, value: str, name: str, shape: Sequence[int | str]) -> None:
         """Make a value an output of the model."""
         self._nodes.append(helper.make_node("Identity", [value], [name], name=f"output/{name}"))
         self._outputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, list(shape)))

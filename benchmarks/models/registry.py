@@ -10,16 +10,20 @@ from typing import Any
 
 import typer
 
-from benchmarks.models import bert, light, lstm, mobilenet, nasnet
+from benchmarks.models import bert, deeplab, light, lstm, mobilenet, mobilenet_v3, nasnet, resnet
 
 #: What writes a model: to a path, at a batch, of a size.
 _SIZED: Mapping[str, tuple[Callable[[Path, int, Any], None], Any]] = {
     "bert_base": (bert.build, bert.BASE),
     "bert_large": (bert.build, bert.LARGE),
     "bert_base_decomposed": (bert.build, replace(bert.BASE, fused_norms=False)),
+    "deeplab_v3_mobilenet": (deeplab.build, deeplab.V3_LARGE),
     "lstm": (lstm.build, lstm.OPERATOR),
     "lstm_unrolled": (lstm.build, lstm.UNROLLED),
     "mobilenet_v2": (mobilenet.build, mobilenet.V2),
+    "mobilenet_v3": (mobilenet_v3.build, mobilenet_v3.V3),
+    "resnet18": (resnet.build, resnet.R18),
+    "resnet50": (resnet.build, resnet.R50),
     "nasnet_a_mobile": (nasnet.build, nasnet.A_MOBILE),
 }
 

@@ -41,7 +41,8 @@ def line(record: Record) -> str:
     return (
         f"{record.id} {record.seconds['roller'] * 1e3:.4g} ms, {record.speed['median']:.3f} "
         f"[{record.speed['low']:.3f}, {record.speed['high']:.3f}] of ONNX Runtime, error {record.error:.1e}, memory "
-        f"{record.memory:.2f}, compiled in {record.cold_s:.1f} s, {record.warm_s:.2f} s warm"
+        f"{record.memory:.2f}, compiled in {record.cold_s:.1f} s ({record.cold_processor_s or 0.0:.1f} s of processors"
+        f"), {record.warm_s:.2f} s warm"
     )
 
 

@@ -41,6 +41,7 @@ class Record:
 
     ``error`` is the largest difference of an output's element, relative to that element or to the root of the output's
     mean square, whichever is larger. ``peak_bytes`` is resident memory of a process that loads the model and runs it.
+    ``cold_processor_s`` is what processes of the cold compile computed, all processors together.
     ``foreign`` is how many processors others kept busy during the race: above a few percent, distrust the ratio.
     """
 
@@ -54,6 +55,7 @@ class Record:
     peak_bytes: dict[str, int] = field(default_factory=dict)
     cold_s: float | None = None
     warm_s: float | None = None
+    cold_processor_s: float | None = None
     kernels: int = 0
     steps: int = 0
     restless: int = 0
@@ -117,7 +119,7 @@ def _compile(path: Path, place: Path, record: Record) -> None:
     cache = str(place / "cache")
     cold = _child(["compile", str(path), str(place / "saved")], ROLLER_CACHE_DIR=cache)
     warm = _child(["compile", str(path)], ROLLER_CACHE_DIR=cache)
-    record.cold_s, record.warm_s = cold["seconds"], warm["seconds"]
+    record.cold_s, record.warm_s, record.cold_processor_s = cold["seconds"], warm["seconds"], cold["processor_s"]
     record.kernels, record.steps = cold["kernels"], cold["steps"]
 
 

@@ -94,7 +94,7 @@ def _cpu(
     found = cpu_pool.micro_kernels(g, spec, program.constants)
     if v not in found or not _known(found[v], register):
         return ("micro-kernel: the best few as one task",)
-    pieces = [np.where(g.spatial, 1, g.extents), *cpu_pool.reduction_chunks(g)]
+    pieces = [np.where(g.spatial, 1, g.extents), *cpu_pool.reduction_chunks(g, spec)]
     if not _known(np.stack(pieces), np.where(g.spatial, 1, block)):
         return ("reduction: sizes of pieces",)
     return ("tasks: sizes",)

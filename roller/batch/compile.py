@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from roller.artifact import KernelArtifact
 from roller.batch.executors import Forks, Results, Workers, survivors
 from roller.batch.jobs import QUICK, Constructed, Job, Settings, Target, builds, construct, jobs_of
+from roller.batch.kin import Kin
 from roller.batch.negligible import mark_negligible, note_negligible, recall_negligible
 from roller.batch.outcome import Batch
 from roller.batch.progress import OnProgress, Progress, silent
@@ -127,6 +128,7 @@ class _Run:
         self.origins: dict[str, str] = {}
         self._progress, self._start, self._began_at = progress, start, time.time()
         self._made: Results = {}
+        self._kin = Kin()
         self._constructed, self._given = constructed, given
         self._binary = builds(target) if not target.pretended else False
         prove_s = 0.0 if target.judged else settings.prove_s
@@ -231,19 +233,26 @@ class _Run:
         """Compile kernels in waves; those another process is at come last."""
         bounded = how != QUICK and self.settings.budget_s is not None
         theirs: list[Job] = []
-        for wave in self._waves(jobs, how, bounded):
-            if bounded and self._late():
-                return
-            theirs += self._wave(wave, how)
+        for part in self._kin.rounds(jobs) if self._learns(how) else (jobs,):
+            for wave in self._waves(part, how, bounded):
+                if bounded and self._late():
+                    return
+                theirs += self._wave(wave, how)
         for job in theirs:
             if bounded and self._late():
                 return
             self._wave([job], how, wait=True)
 
+    def _learns(self, how: Selection) -> bool:
+        """Whether kernels are timed, so that the first of a kin say something of the others."""
+        return how != QUICK and self.target.judged
+
     def _waves(self, jobs: Sequence[Job], how: Selection, bounded: bool) -> Iterator[list[Job]]:
         wave: list[Job] = []
         most = self.crew.workers * (_WAVE_IN_BUDGET if bounded else _WAVE)
         for job in jobs:
+            if self._learns(how):
+                self._kin.advise(job)
             wave.append(job)
             if sum(len(j.starts_with(how)) for j in wave) >= most:
                 yield wave
@@ -346,8 +355,10 @@ class _Run:
 
         if not self.target.judged:
             return first_lowered(job.expression, self.target.spec, job.candidates, take, self._proofs or None)
-        shop = Workshop(job.expression, self.target.spec, job.options, take, self._judge(job), build)
-        return choose(shop, job.candidates, job.way(how))
+        shop = Workshop(job.expression, self.target.spec, job.options, take, self._judge(job), build, job.first)
+        kernel = choose(shop, job.candidates, job.way(how))
+        self._kin.learn(job, kernel.candidates)
+        return kernel
 
     def _judge(self, job: Job) -> Callable[[Mapping[str, KernelArtifact], bool], Mapping[str, Record]]:
         def judge(artifacts: Mapping[str, KernelArtifact], timed: bool) -> Mapping[str, Record]:

@@ -76,10 +76,11 @@ class Forks:
         target_of_language(language, "batch").prepare()
 
     def map(self, tasks: Mapping[str, Task], on_result: OnResult | None = None, patient: bool = False) -> Results:
-        """Carry all tasks out, each in a process of its own."""
+        """Carry all tasks out, those that run kernels each in a process of its own."""
         timeout_s = float("inf") if patient else _BUILD_S
         told = None if on_result is None else lambda record: on_result(record.candidate_id)
-        return build_all(tasks, perform, workers=self.workers, timeout_s=timeout_s, on_result=told)
+        reuse = not any(t.runs_kernels for t in tasks.values())
+        return build_all(tasks, perform, workers=self.workers, timeout_s=timeout_s, on_result=told, reuse=reuse)
 
     def judge(self, task: Judge) -> dict[str, Record]:
         """Judge in a process of its own: a kernel that crashes takes neither the batch nor its rivals along."""

@@ -6,6 +6,7 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from roller.artifact import KernelArtifact
 from roller.backends.build import build_packed
@@ -134,6 +135,8 @@ def planned(
 @dataclass(frozen=True)
 class BuildPack:
     """Build one packed kernel: a task of a crew."""
+
+    runs_kernels: ClassVar[bool] = False
 
     packed: HorizontalKernel
 

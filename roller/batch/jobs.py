@@ -104,7 +104,8 @@ class Job:
 
     ``full`` is its key as a kernel alone, its identity here; ``timed`` what the cache has it under where candidates are
     timed as in a model, with constants that take turns (``rotating_bytes``; 0 for those that are always the same).
-    One that is ``light`` is not timed at all: its share of the model is so small that no choice shows in it.
+    One that is ``light`` is not timed at all: its share of the model is so small that no choice shows in it. ``elders``
+    is how many kernels like it were timed that say what is worth building of it; 0 where predictions alone do.
     """
 
     expression: TensorExpr
@@ -118,6 +119,12 @@ class Job:
     uses: int = 0
     candidates: tuple[Candidate, ...] = ()
     first: tuple[int, ...] = ()
+    elders: int = 0
+
+    @property
+    def starts(self) -> list[Candidate]:
+        """Candidates worth timing."""
+        return [self.candidates[n] for n in self.first]
 
     @property
     def digest(self) -> str:
@@ -139,7 +146,7 @@ class Job:
 
     def starts_with(self, how: Selection) -> list[Candidate]:
         """Candidates that are made whatever comes of them."""
-        return [self.candidates[0]] if self.way(how) == QUICK else [self.candidates[n] for n in self.first]
+        return [self.candidates[0]] if self.way(how) == QUICK else self.starts
 
 
 def jobs_of(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from roller.artifact import KernelArtifact
 from roller.errors import BuildError
@@ -30,7 +30,12 @@ _PATIENCE_S = 0.5
 
 
 class Task(Protocol):
-    """Anything that can be carried out."""
+    """Anything that can be carried out.
+
+    ``runs_kernels``: whether it runs code that nobody has checked, which may leave its process in any state.
+    """
+
+    runs_kernels: ClassVar[bool]
 
     def run(self) -> Any:
         """Do it and return the result; what it raises is the reason of its failure."""
@@ -63,6 +68,8 @@ def perform(task: Task, code: str | None = None) -> Any:
 class Construct:
     """Construct the candidates of one expression; returns them and the positions that are made first."""
 
+    runs_kernels: ClassVar[bool] = False
+
     expression: TensorExpr
     spec: DeviceSpec
     options: ConstructOptions
@@ -80,6 +87,8 @@ class Construct:
 @dataclass(frozen=True)
 class Build:
     """Lower one program, and build it where ``binary`` says that a toolchain of its language is installed."""
+
+    runs_kernels: ClassVar[bool] = False
 
     program: RProgram
     estimate: Mapping[str, Any]
@@ -100,6 +109,8 @@ class Build:
 class Prove:
     """Emulate a kernel for a GPU that is not here, for at most so many seconds."""
 
+    runs_kernels: ClassVar[bool] = True
+
     artifact: KernelArtifact
     spec: DeviceSpec
     seconds: float
@@ -115,6 +126,8 @@ class Prove:
 @dataclass(frozen=True)
 class Reference:
     """Compute the float64 reference of an expression on its random inputs; ``periodic`` for those of a GPU."""
+
+    runs_kernels: ClassVar[bool] = False
 
     expression: TensorExpr
     seed: int
@@ -149,6 +162,8 @@ class Judge:
     rotating_bytes
         Of constants that take turns while a processor's kernels are timed.
     """
+
+    runs_kernels: ClassVar[bool] = True
 
     expression: TensorExpr
     spec: DeviceSpec

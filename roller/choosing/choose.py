@@ -43,6 +43,9 @@ class Workshop:
         Checks built artifacts by candidate id, and times them where its second argument says so; a record per id.
     build
         Makes candidates by id and says whether they will be timed; in processes of this machine when ``None``.
+    first
+        Positions of the candidates that ``top_k="auto"`` times, where more is known of them than their predictions: the
+        likeliest one comes first. Empty for :func:`roller.search.auto.worth_timing`.
     """
 
     expression: TensorExpr
@@ -51,6 +54,7 @@ class Workshop:
     make: Callable[[Candidate], KernelArtifact]
     judge: Callable[[Mapping[str, KernelArtifact], bool], Mapping[str, Record]]
     build: Callable[[Mapping[str, Candidate], bool], Mapping[str, BuildResult[KernelArtifact]]] | None = None
+    first: tuple[int, ...] = ()
 
 
 def wanted(
@@ -129,9 +133,9 @@ def automatic(shop: Workshop, candidates: Sequence[Candidate]) -> CompiledKernel
     """
     from roller.search.auto import worth_timing
 
-    chosen = worth_timing(candidates, shop.spec)
+    chosen = shop.first or worth_timing(candidates, shop.spec)
     if len(chosen) == 1:
-        return first_correct(shop, candidates)
+        return first_correct(shop, candidates, chosen[0])
     wanted = [candidates[n] for n in chosen]
     rest = [c for c in candidates if c not in wanted]
     try:
@@ -144,8 +148,10 @@ def automatic(shop: Workshop, candidates: Sequence[Candidate]) -> CompiledKernel
     return CompiledKernel(kernel.artifact, tuple(tried.get(c.id, c) for c in candidates))
 
 
-def first_correct(shop: Workshop, candidates: Sequence[Candidate]) -> CompiledKernel:
+def first_correct(shop: Workshop, candidates: Sequence[Candidate], first: int = 0) -> CompiledKernel:
     """Return the best prediction that builds and is correct; nothing is timed, and no clock decides anything.
+
+    ``first`` is the position of the one that is tried before the others.
 
     Raises
     ------
@@ -153,7 +159,8 @@ def first_correct(shop: Workshop, candidates: Sequence[Candidate]) -> CompiledKe
         Where none is.
     """
     outcome = list(candidates)
-    for n, c in enumerate(candidates):
+    for n in sorted(range(len(candidates)), key=lambda n: (n != first, n)):
+        c = candidates[n]
         records, artifacts = try_all(shop, [c], timed=False)
         outcome[n] = with_record(c, records[c.id])
         if outcome[n].status == "checked":
@@ -231,7 +238,7 @@ def try_all(
     if shop.build is not None:
         built = dict(shop.build(jobs, timed))
     elif timed:
-        built = build_all(jobs, shop.make) if len(jobs) > 1 else build_here(jobs, shop.make)
+        built = build_all(jobs, shop.make, reuse=True) if len(jobs) > 1 else build_here(jobs, shop.make)
     else:  # a crash of the compiler is a reason to take the next one, a slow machine is none
         built = build_all(jobs, shop.make, timeout_s=float("inf"))
     artifacts = dict(known or {}) | {i: r.value for i, r in built.items() if r.value is not None}

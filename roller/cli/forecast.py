@@ -104,7 +104,7 @@ def _of_models(file: Path, asked: Asked) -> Iterator[Any]:
 
     if any(count > 1 for _, count in asked.devices) or asked.amps != ["fp32"] or asked.checkpoints != [False]:
         raise UsageError(
-            f"{file.name}: expected one device, and no --amp or --checkpoint, for a model, got others. "
+            f"{file.name}: expected single devices, and no --amp or --checkpoint, for a model, got others. "
             f"Leave them out, or pass an entry file."
         )
     for batch in asked.batches:

@@ -6,16 +6,21 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 #: Instruction families.
-FAMILIES = ("wmma", "mma", "wgmma", "mfma", "amp")
+FAMILIES = ("wmma", "mma", "wgmma", "mfma", "amp", "vnni", "amx")
+#: Classes of their throughput.
+RATES = ("matrix", "group_matrix", "dot")
 #: Those of them that a template lowers, and the dtypes of operands it does so for; all others are priced only.
-LOWERED, LOWERED_OPERANDS = ("mma", "wmma", "wgmma"), ("float16", "bfloat16", "int8")
+LOWERED, LOWERED_OPERANDS = ("mma", "wmma", "wgmma", "vnni", "amx"), ("float16", "bfloat16", "int8")
 #: Stages from which on products of two reduction steps run at the same time, where the instruction is asynchronous.
 OVERLAPPED_STAGES = 3
 
 
 @dataclass(frozen=True)
 class Fragment:
-    """A matrix instruction ``D[m, n] += A[m, k] * B[k, n]`` that several threads execute together.
+    """A matrix instruction ``D[m, n] += A[m, k] * B[k, n]`` that several threads, or one core, execute.
+
+    The dot products of a CPU are one, too: ``vpdpbusd`` adds to 16 sums of 32 bits the products of four bytes of A, the
+    same for all sums, and four bytes of B each; one of A and B is signed (Intel SDM, volume 2).
 
     Parameters
     ----------
@@ -24,17 +29,21 @@ class Fragment:
     m, n, k
         Extents (elements); tiles of a TEU are multiples of them.
     operand, accumulator
-        Dtypes of A and B, and of D.
+        Dtypes of A and B, and of D; ``int8`` of a CPU is for bytes of either sign.
     threads
-        Threads that execute it together: those of one TEU, or of several (a warp group).
+        Threads that execute it together: those of one TEU, or of several (a warp group); 1 on a CPU.
     rate
-        Instruction class of its throughput in ``compute.ops_per_cycle_per_unit``: ``"matrix"`` or ``"group_matrix"``.
+        Instruction class of its throughput in ``compute.ops_per_cycle_per_unit``: ``"matrix"``, ``"group_matrix"`` or
+        ``"dot"``.
     arch
-        Architecture its kernels must be built for, where that is not the device's own (``"sm_90a"``).
+        Architecture its kernels must be built for, where that is not the device's own (``"sm_90a"``); of a CPU the
+        feature of the processor, as LLVM names it, and the device has it where its target lists it.
     instructions
         Machine instructions that the device makes of it.
     operand_copies
         Times that the threads together hold every element of A and B.
+    latency_cycles
+        Cycles until a next instruction can add to the same sums; 0: those of any multiply-add.
 
     Notes
     -----
@@ -58,6 +67,7 @@ class Fragment:
     arch: str = ""
     instructions: int = 1
     operand_copies: int = 1
+    latency_cycles: int = 0
 
     @property
     def family(self) -> str:
@@ -98,6 +108,26 @@ class Fragment:
         """
         return 16 if self.knows_lanes else 32
 
+    @property
+    def takes_any_signs(self) -> bool:
+        """Whether there is one of it for every pair of signs of its operands' bytes."""
+        return self.family == "amx"
+
+    def depth(self, extent: int) -> int:
+        """Return the elements along k that one instruction takes of ``extent``: fewer where that leaves no rest.
+
+        Examples
+        --------
+        >>> amx = Fragment("amx.m16n16k64.i8.i32", 16, 16, 64, "int8", "int32", 1)
+        >>> [amx.depth(n) for n in (768, 96, 16, 100, 3)]
+        [64, 48, 16, 64, 4]
+        """
+        word = 4
+        if extent <= self.k:
+            return min(self.k, -(-extent // word) * word)
+        whole = [d for d in range(self.k, self.k // 2, -word) if extent % d == 0]
+        return whole[0] if whole else self.k
+
     def running_steps(self, stages: int) -> int:
         """Return how many reduction steps' products still run as those of the next step start."""
         return int(self.reads_scratchpad and stages >= OVERLAPPED_STAGES)
@@ -105,5 +135,5 @@ class Fragment:
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready data; ``Fragment(**data)`` is the inverse."""
         given = asdict(self)
-        left_out = {"arch": "", "instructions": 1, "operand_copies": 1}
+        left_out = {"arch": "", "instructions": 1, "operand_copies": 1, "latency_cycles": 0}
         return {k: v for k, v in given.items() if k not in left_out or v != left_out[k]}

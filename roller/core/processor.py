@@ -7,9 +7,11 @@ end the process. Elsewhere NumPy's own detection answers for those it knows; wha
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib
 import os
+import platform
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -29,6 +31,7 @@ _KNOWN = (
     ("avx512vnni", "avx512_vnni", "AVX512VNNI"), ("avx512bitalg", "avx512_bitalg", "AVX512BITALG"),
     ("avx512vpopcntdq", "avx512_vpopcntdq", "AVX512VPOPCNTDQ"), ("avx512bf16", "avx512_bf16", "AVX512BF16"),
     ("avx512fp16", "avx512_fp16", "AVX512FP16"),
+    ("amx-tile", "amx_tile", ""), ("amx-int8", "amx_int8", ""), ("amx-bf16", "amx_bf16", ""),
     ("neon", "asimd", "ASIMD"), ("fullfp16", "asimdhp", "ASIMDHP"), ("dotprod", "asimddp", "ASIMDDP"),
     ("fp16fml", "asimdfhm", "ASIMDFHM"), ("rdm", "asimdrdm", ""), ("complxnum", "fcma", ""), ("lse", "atomics", ""),
     ("jsconv", "jscvt", ""), ("rcpc", "lrcpc", ""), ("i8mm", "i8mm", ""), ("bf16", "bf16", ""), ("sve", "sve", "SVE"),
@@ -46,6 +49,34 @@ def used_by(llvm_features: Iterable[str]) -> tuple[str, ...]:
     """
     listed = set(llvm_features)
     return tuple(sorted(linux for llvm, linux, _ in _KNOWN if llvm in listed))
+
+
+def linux_name(llvm_feature: str) -> str:
+    """Return how Linux names a feature of LLVM's; empty where it is none that kernels are told by.
+
+    Examples
+    --------
+    >>> linux_name("avx512vnni")
+    'avx512_vnni'
+    """
+    return next((linux for llvm, linux, _ in _KNOWN if llvm == llvm_feature), "")
+
+
+#: Linux' system call ``arch_prctl`` on x86-64, its request for a state of the processor, and the state of tiles (AMX).
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
+
+
+@functools.cache
+def tiles_permitted() -> bool:
+    """Whether the system lets this process use tile registers (AMX); it is asked once, for all threads.
+
+    Linux saves their 8 KiB only of processes that asked for them (``Documentation/arch/x86/xstate.rst``).
+    """
+    if platform.machine() != "x86_64" or not {"amx_tile"} <= _flags(Path("/proc/cpuinfo")):
+        return False
+    libc = ctypes.CDLL(None, use_errno=True)
+    arguments = (ctypes.c_long(x) for x in (_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA))
+    return int(libc.syscall(*arguments)) == 0
 
 
 def missing(needed: Iterable[str]) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """Canonical forms: axis fusion, and axis grouping (implicit GEMM) as an alternative form.
 
-First of all, axes that are divided everywhere by one number become two (:mod:`roller.expr.splitting`).
+First of all, reductions lose the points that always add nothing (:mod:`roller.expr.trimming`), and axes that are
+divided everywhere by one number become two (:mod:`roller.expr.splitting`).
 
 Fusion: two axes that are adjacent, or both absent, in every tensor become one axis (relu on
 ``[17, 11, 3]`` is one axis of 561); axes of extent 1 disappear. Tensors are re-shaped with them: the
@@ -17,6 +18,7 @@ from roller.expr.index_arithmetic import digit_of
 from roller.expr.scalar import Bound, Call, Cast, Index, IndexValue, Load, Scalar, Term, map_indices, transform
 from roller.expr.splitting import fresh_axis, names_of_axes, plain_axes, split_axes
 from roller.expr.tensor_expr import SPATIAL, Axis, Stage, Tensor, TensorExpr
+from roller.expr.trimming import trimmed_reductions
 
 
 def fuse_axes(expr: TensorExpr) -> TensorExpr:
@@ -38,7 +40,7 @@ def fuse_axes(expr: TensorExpr) -> TensorExpr:
 
 
 def _fused(expr: TensorExpr) -> TensorExpr:
-    expr = inline_unit_reduction(_drop_unit_axes(split_axes(plain_axes(expr))))
+    expr = inline_unit_reduction(_drop_unit_axes(split_axes(trimmed_reductions(plain_axes(expr)))))
     while True:
         found = next((f for f in (_fusion(expr, p) for p in _neighbours(expr)) if f), None)
         if found is None:

@@ -5,7 +5,8 @@ in order, until none applies:
 
 1. Movement (transpose, slice, broadcast, padding) goes into the loads of its readers where they stay affine.
 2. Element-wise parts with one reader go into it; the anchors (whatever reduces, softmax and normalisation included)
-   take the element-wise part that reads their result behind them. Neither repeats arithmetic.
+   take the element-wise part that reads their result behind them. Neither repeats arithmetic. Where values change their
+   width, kernels end where it is least: what narrows goes behind its anchor, what widens into its readers, if they can.
 3. What is left of movement may split axes of its readers, or of what it reads, into digits.
 4. Element-wise parts become the prologue of reductions that run row by row, and those that share rows one kernel.
 5. Element-wise parts that read what is stored for others too are computed beside it.
@@ -32,10 +33,11 @@ _ALIGN_BYTES = 16
 
 _PASSES: tuple[tuple[Rule, ...], ...] = (
     (rules.move_plainly,),
-    (rules.chain, rules.absorb),
-    (rules.move_plainly, rules.chain, rules.absorb),
-    (rules.move_split, rules.absorb_split, rules.chain_moved),
-    (rules.chain, rules.absorb, rules.prologue),
+    (rules.chain_wide, rules.absorb_narrow),
+    (rules.move_plainly, rules.chain, rules.absorb_narrow),
+    (rules.move_split, rules.absorb_split_narrow, rules.chain_moved),
+    (rules.chain, rules.absorb_narrow, rules.prologue),
+    (rules.chain, rules.absorb, rules.absorb_split, rules.prologue),
     (rules.share_rows, rules.absorb),
     (rules.side_by_side,),
 )

@@ -14,7 +14,10 @@ from roller.graph.steps import Program
 
 
 @held_back()
-def plan(program: Program, *, predicted_s: Mapping[str, float] | None = None, value_align_bytes: int = 1) -> Plan:
+def plan(
+    program: Program, *, predicted_s: Mapping[str, float] | None = None, value_align_bytes: int = 1,
+    within: Plan | None = None,
+) -> Plan:  # fmt: skip
     """Give every value of a program a place.
 
     Inputs are read where the caller has them, outputs written where the caller wants them, views cost nothing, and
@@ -29,6 +32,8 @@ def plan(program: Program, *, predicted_s: Mapping[str, float] | None = None, va
     value_align_bytes
         What the first byte of a value within another one must be a multiple of: 1 on a CPU, whose kernels read
         anything; the widest access on a GPU.
+    within
+        Of the same steps over values that are no smaller: values lie where they do there.
 
     Returns
     -------
@@ -42,7 +47,10 @@ def plan(program: Program, *, predicted_s: Mapping[str, float] | None = None, va
     """
     resolved = resolve(program, value_align_bytes)
     lives = _arena_roots(resolved)
-    offsets, total = pack(tuple(lives.values()), [resolved.program.values[name].nbytes for name in lives])
+    if within is None:
+        offsets, total = pack(tuple(lives.values()), [resolved.program.values[name].nbytes for name in lives])
+    else:
+        offsets, total = [within.places[name].offset_bytes for name in lives], within.arena_bytes
     places = {name: Place(ARENA, offset_bytes=offset) for name, offset in zip(lives, offsets, strict=True)}
     places |= {name: Place(INPUT, n) for n, name in enumerate(program.inputs)}
     places |= {name: Place(CONSTANT, name=name) for name in program.constants}

@@ -6,9 +6,11 @@ every template that took the anchor takes it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TypeAlias
 
+from roller.core.dtypes import DTYPE_BYTES
 from roller.errors import ExprError
 from roller.expr import FUNCTIONS, Call, walk
 from roller.graph import fusing, rowwise
@@ -52,6 +54,28 @@ def absorb(part: Computed, reader: Computed) -> Outcome:
         return None
     why = "the reader does not take every element once, in place"
     return _accepted(part, reader, fusing.appended(part, reader), why)
+
+
+def chain_wide(part: Computed, reader: Computed) -> Outcome:
+    """As :func:`chain`, but for what narrows: it is less when it is stored, so its anchor may take it first."""
+    return None if _growth(part) < 1 else chain(part, reader)
+
+
+def absorb_narrow(part: Computed, reader: Computed) -> Outcome:
+    """As :func:`absorb`, but for what widens: what reads that may take it, and read less."""
+    return None if element_wise(reader) is None or _growth(reader) > 1 else absorb(part, reader)
+
+
+def absorb_split_narrow(part: Computed, reader: Computed) -> Outcome:
+    """As :func:`absorb_split`, but for what widens."""
+    return None if element_wise(reader) is None or _growth(reader) > 1 else absorb_split(part, reader)
+
+
+def _growth(part: Computed) -> float:
+    """Return bytes of an element that a part writes, over those of the widest it reads that are as many."""
+    stage = part.stages[-1]
+    sizes = [DTYPE_BYTES[part.dtypes[t.name]] for t in part.reads if math.prod(t.shape) == stage.points]
+    return DTYPE_BYTES[stage.output.dtype] / max(sizes, default=DTYPE_BYTES[stage.output.dtype])
 
 
 def absorb_split(part: Computed, reader: Computed) -> Outcome:

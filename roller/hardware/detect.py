@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from roller.core.processor import granted
+from roller.core.processor import granted, linux_name, tiles_permitted
 from roller.errors import SpecError
 from roller.hardware.generic import generic_profile
 from roller.hardware.machine import profile_path
@@ -198,7 +198,11 @@ def _detect(root: Path, machine: str, affinity: tuple[int, ...]) -> DeviceSpec:
     profile, mcpu = match_profile(machine, info)
     shipped = (spec_folder() / f"{profile}.yaml").is_file()
     spec = read_spec(profile) if shipped else generic_profile(profile)
-    target = {k: v for k, v in spec.target.items() if k != "mtriple"} | {"mcpu": mcpu}
+    target = {k: v for k, v in spec.target.items() if k not in ("mtriple", "features")} | {"mcpu": mcpu}
+    has = [llvm for llvm in sorted({f.arch for f in spec.fragments}) if linux_name(llvm) in info.flags]
+    if root == Path("/") and not tiles_permitted():
+        has = [llvm for llvm in has if not llvm.startswith("amx")]
+    target |= {"features": " ".join(has)} if has else {}
     spec = replace(
         spec,
         name="cpu",

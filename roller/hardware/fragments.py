@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from roller.core.fragment import FAMILIES, Fragment
+from roller.core.fragment import FAMILIES, RATES, Fragment
 from roller.errors import did_you_mean, shown
 from roller.hardware.checks import Quantity, check_keys, check_number, fail
 from roller.hardware.sections import DTYPES
@@ -13,8 +13,9 @@ from roller.hardware.sections import DTYPES
 _EXTENT = Quantity("elements", 1, 1024, integer=True)
 _THREADS = Quantity("threads", 1, 1024, integer=True)
 _COUNT = Quantity("", 1, 1024, integer=True)
+_LATENCY = Quantity("cycles", 0, 1024, integer=True)
 _REQUIRED = ("name", "m", "n", "k", "operand", "accumulator", "threads")
-_KEYS = (*_REQUIRED, "rate", "arch", "instructions", "operand_copies")
+_KEYS = (*_REQUIRED, "rate", "arch", "instructions", "operand_copies", "latency_cycles")
 
 
 def read_fragments(where: str, data: object) -> tuple[Fragment, ...]:
@@ -45,14 +46,13 @@ def _fragment(where: str, path: str, data: Mapping[str, Any]) -> Fragment:
     if not isinstance(name, str) or name.partition(".")[0] not in FAMILIES:
         problem = f"expected a name that starts with one of {list(FAMILIES)}, got {shown(name)}."
         raise fail(where, f"{path}.name", problem)
-    if rate not in ("matrix", "group_matrix"):
-        raise fail(where, f"{path}.rate", f"expected 'matrix' or 'group_matrix', got {shown(rate)}.")
+    if rate not in RATES:
+        raise fail(where, f"{path}.rate", f"expected one of {list(RATES)}, got {shown(rate)}.")
     m, n, k = (int(check_number(where, f"{path}.{x}", data[x], _EXTENT)) for x in "mnk")
     threads = int(check_number(where, f"{path}.threads", data["threads"], _THREADS))
     arch = data.get("arch", "")
     if not isinstance(arch, str):
         raise fail(where, f"{path}.arch", f"expected the name of an architecture such as sm_90a, got {shown(arch)}.")
-    counts = (
-        int(check_number(where, f"{path}.{x}", data.get(x, 1), _COUNT)) for x in ("instructions", "operand_copies")
-    )
-    return Fragment(name, m, n, k, data["operand"], data["accumulator"], threads, rate, arch, *counts)
+    counted = {"instructions": (1, _COUNT), "operand_copies": (1, _COUNT), "latency_cycles": (0, _LATENCY)}
+    counts = {x: int(check_number(where, f"{path}.{x}", data.get(x, usual), q)) for x, (usual, q) in counted.items()}
+    return Fragment(name, m, n, k, data["operand"], data["accumulator"], threads, rate, arch, **counts)

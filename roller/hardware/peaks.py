@@ -6,7 +6,7 @@ from roller.hardware.sections import DTYPES
 from roller.hardware.spec import DeviceSpec
 
 #: Classes that multiply and add, the fastest first.
-_PIPES = ("group_matrix", "matrix", "fma")
+_PIPES = ("group_matrix", "matrix", "dot", "fma")
 
 
 def peak_flops_per_s(spec: DeviceSpec, dtype: str) -> tuple[float, str] | None:

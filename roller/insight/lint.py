@@ -226,16 +226,16 @@ def _lint(program: Program, name: str, spec: DeviceSpec, policy: str, least_gain
     found = {key: prices.expression(e) for key, e in expressions.items()}
     whole = sum(uses[key] * p.seconds for key, p in found.items())
     sizes = {
-        key: [s for s in growing_sizes(expressions[key]) if _larger(s.extent)]
+        key: [s for s in growing_sizes(expressions[key]) if larger(s.extent)]
         for key, price in found.items() if uses[key] * price.seconds >= LEAST_SHARE * whole
     }  # fmt: skip
-    prices.price_together(_padded(expressions[key], c) for key, own in sizes.items() for c in _together(own))
+    prices.price_together(grown(expressions[key], c) for key, own in sizes.items() for c in together(own))
     advice = []
     for key, own in sizes.items():
         best = _least_padding(expressions[key], own, prices, least_gain)
         if not best:
             continue
-        before, padded = found[key], _padded(expressions[key], best)
+        before, padded = found[key], grown(expressions[key], best)
         after = prices.expression(padded)
         advice.append(
             Advice(
@@ -251,13 +251,13 @@ def _lint(program: Program, name: str, spec: DeviceSpec, policy: str, least_gain
     return Lint(spec.name, name, whole, len(uses), sum(map(bool, sizes.values())), tuple(advice))
 
 
-def _larger(extent: int) -> list[int]:
+def larger(extent: int) -> list[int]:
     """Return the next multiples of :data:`MULTIPLES` above an extent, the nearest first, each once."""
     found = {-(-extent // m) * m for m in MULTIPLES} - {extent}
     return sorted(e for e in found if e <= extent * (1 + MOST_GROWTH))
 
 
-def _padded(expr: TensorExpr, extents: Mapping[Size, int]) -> TensorExpr:
+def grown(expr: TensorExpr, extents: Mapping[Size, int]) -> TensorExpr:
     """Return an expression with sizes grown."""
     for size, extent in extents.items():
         expr = resized(expr, size, extent)
@@ -273,20 +273,20 @@ def _least_padding(
     """
 
     def seconds(extents: Mapping[Size, int]) -> float:
-        return prices.expression(_padded(expr, extents)).seconds
+        return prices.expression(grown(expr, extents)).seconds
 
-    now, best = seconds({}), min(_together(sizes), key=seconds, default={})
+    now, best = seconds({}), min(together(sizes), key=seconds, default={})
     if now < least_gain * seconds(best):
         return {}
     enough = now - _KEPT * (now - seconds(best))
     for size in sorted(best, key=lambda s: -best[s] / s.extent):
         without = {s: e for s, e in best.items() if s != size}
-        nearer = [{**without, size: e} for e in _larger(size.extent) if e < best[size]]
+        nearer = [{**without, size: e} for e in larger(size.extent) if e < best[size]]
         best = next((c for c in [without, *nearer] if seconds(c) <= enough), best)
     return best if now >= least_gain * seconds(best) else {}
 
 
-def _together(sizes: Sequence[Size]) -> Iterator[dict[Size, int]]:
+def together(sizes: Sequence[Size]) -> Iterator[dict[Size, int]]:
     """Yield paddings of all sizes to the same multiple, few of them, each once."""
     seen = set[tuple[int, ...]]()
     for multiple in FIRST:
@@ -299,7 +299,7 @@ def _together(sizes: Sequence[Size]) -> Iterator[dict[Size, int]]:
 
 def _next(extent: int, multiple: int) -> int:
     """Return the largest padding of an extent for a multiple that is allowed; the extent where none is."""
-    allowed = [e for e in _larger(extent) if e <= -(-extent // multiple) * multiple]
+    allowed = [e for e in larger(extent) if e <= -(-extent // multiple) * multiple]
     return max(allowed, default=extent)
 
 

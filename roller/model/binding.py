@@ -168,6 +168,8 @@ class _Binder:
             raise ModelError(f"{step.label}: the step lacks values its kernel takes. Compile it again.") from err
 
     def _taken(self, step: Run, kernel: LoadedKernel, taken: Taken) -> Operand:
+        if taken.role == "size":
+            return Operand(taken.shape, storage_dtype(taken.dtype), None, np.empty(taken.shape, taken.dtype))
         if taken.role == "panel":
             panel = self.constants.panels[panel_key(step, kernel)][taken.position]
             return Operand(taken.shape, storage_dtype(taken.dtype), None, as_taken(panel, taken, step.label))

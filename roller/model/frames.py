@@ -23,11 +23,13 @@ class Frame:
         The bound steps, shared by all frames.
     arena_bytes
         Memory between the steps.
+    arena
+        That memory, where another frame has it too.
     """
 
-    def __init__(self, steps: Sequence[Bound], arena_bytes: int) -> None:
+    def __init__(self, steps: Sequence[Bound], arena_bytes: int, arena: np.ndarray | None = None) -> None:
         self.steps = steps
-        self.arena = aligned(arena_bytes)
+        self.arena = aligned(arena_bytes) if arena is None else arena
         self.inputs: Sequence[np.ndarray] | Placed = ()
         self.outputs: list[Any] = []
         #: Views of the arena by the identity of their operand, which the steps keep alive.

@@ -26,6 +26,8 @@ _SYMBOL = "__tvm_ffi_"
 _LAUNCH = "__TVMBackendParallelLaunch"
 #: Where panels and constants start, as code generation declares them.
 LINE_BYTES = 64
+#: What arguments are.
+_ROLES = ("input", "output", "panel", "size")
 #: A huge page.
 _HUGE_BYTES = 1 << 21
 
@@ -37,7 +39,7 @@ class Taken:
     Parameters
     ----------
     role
-        ``"input"``, ``"output"`` or ``"panel"``.
+        ``"input"``, ``"output"``, ``"panel"``, or ``"size"``: its extent tells the kernel a size of the call.
     position
         Which input or output of the run it is, in order; which panel of the kernel.
     shape, dtype
@@ -157,7 +159,7 @@ class KernelCode:
 
 
 def _taken(artifact: KernelArtifact, launch: Launch) -> tuple[Taken, ...]:
-    places = {a.name: (role, n) for role in ("input", "output", "panel")
+    places = {a.name: (role, n) for role in _ROLES
               for n, a in enumerate(x for x in artifact.arguments if x.role == role)}  # fmt: skip
     types = {a.name: a for a in artifact.arguments}
     return tuple(Taken(*places[n], types[n].shape or (1,), types[n].dtype) for n in launch.arguments)
@@ -169,7 +171,7 @@ def _taken_to_list(t: Taken) -> list[Any]:
 
 def _taken_of(data: Any) -> Taken:
     role, position, shape, dtype = data
-    if role not in ("input", "output", "panel") or not isinstance(position, int) or position < 0:
+    if role not in _ROLES or not isinstance(position, int) or position < 0:
         raise ValueError(f"argument {data!r}")
     return Taken(role, position, _shape(shape), str(dtype))
 

@@ -201,13 +201,15 @@ class NativeFrame(Frame):
         Inputs and outputs together.
     thread_count
         Threads of a call, the caller among them.
+    arena
+        As for :class:`Frame`.
     """
 
     def __init__(
         self, steps: Sequence[Bound], arena_bytes: int, shared: Tables, runner: Runner, array_count: int,
-        thread_count: int,
+        thread_count: int, arena: np.ndarray | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(steps, arena_bytes)
+        super().__init__(steps, arena_bytes, arena)
         self._shared, self._runner = shared, runner
         self._tensors = shared.tensors.copy()
         self._tensors["data"][shared.in_arena] += np.uint64(self.arena.ctypes.data)

@@ -195,11 +195,11 @@ class Session(ModelCalls):
         parts = Saved(self.plan, self.kernels, self.constants, self.cores, self.runner, self.artifacts)
         return parts.save(folder, sources=sources)
 
-    def _frame(self) -> Frame:
+    def _frame(self, arena: np.ndarray | None = None) -> Frame:
         if self.runner is None:
-            return Frame(self.steps, self.plan.arena_bytes)
+            return Frame(self.steps, self.plan.arena_bytes, arena)
         count = len(self._feeds.inputs) + len(self._feeds.outputs)
-        return NativeFrame(self.steps, self.plan.arena_bytes, self._tables, self.runner, count, self._threads)
+        return NativeFrame(self.steps, self.plan.arena_bytes, self._tables, self.runner, count, self._threads, arena)
 
     def __repr__(self) -> str:
         """Name, inputs and outputs on one line."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from roller.core.dtypes import FLOATS
+from roller.core.dtypes import FLOATS, NARROW_FLOATS
 from roller.graph.nodes import Node
 from roller.onnx.draft import Draft
 
@@ -126,7 +126,12 @@ def _channels(array: np.ndarray, shape: tuple[int, ...]) -> tuple[np.ndarray, in
 
 
 def _normalisation(draft: Draft, node: Node) -> Affine | None:
-    """Return a batch normalisation at inference as a scale and a shift."""
+    """Return a batch normalisation at inference as a scale and a shift.
+
+    One of floats of fewer than 32 bits stays what it is: its lowering keeps both in float32.
+    """
+    if draft.values[node.outputs[0]].dtype in NARROW_FLOATS:
+        return None
     parts = [draft.known(node, p) for p in range(1, 5)]
     training = node.attributes.get("training_mode", 0) or not node.attributes.get("spatial", 1)
     if training or any(node.outputs[1:]) or len(draft.shape(node.inputs[0])) < 2 or any(p is None for p in parts):
@@ -150,6 +155,8 @@ def _absorbed(
     if rule is None or len(_outputs(before)) != 1:
         return None
     weights = draft.known(before, 1)
+    if affine.scale is not None and draft.values[affine.output].dtype in NARROW_FLOATS:
+        return None  # weights would be rounded once more, alike for all the results they make
     if weights is None or (affine.scale is not None and users[before.inputs[1]] > 1 and weights.nbytes > _COPY_BYTES):
         return None
     return rule(draft, before, weights, affine)

@@ -35,7 +35,7 @@ from roller.model.constants import steps_of
 from roller.model.foreign import need_runtimes
 from roller.model.session import Session, checked_threads
 from roller.onnx.compiled_model import CompiledModel, uses_of
-from roller.onnx.given import arrays_of, batch_of, fallback_of, folder_of, shapes_of
+from roller.onnx.given import arrays_of, batch_of, fallback_of, folder_of, has_ranges, shapes_of
 from roller.onnx.options import TOP_K, ModelOptions
 from roller.onnx.program_note import ProgramNote
 from roller.runtime.cache import KernelCache
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     from roller.graph.nodes import Graph
     from roller.model.gpu_runner import GpuSession
+    from roller.model.range_session import RangeSession
 
 
 def compile_model(
@@ -54,7 +55,7 @@ def compile_model(
     device: str | DeviceSpec = "cpu",
     *,
     batch: int | None = None,
-    shapes: Mapping[str, Sequence[int]] | None = None,
+    shapes: Mapping[str, Sequence[Any]] | None = None,
     values: Mapping[str, Any] | None = None,
     base_dir: str | Path | None = None,
     top_k: int | Literal["auto"] = TOP_K,
@@ -73,7 +74,7 @@ def compile_model(
     prove_s: float | None = None,
     remeasure: bool = False,
     experimental: Sequence[str] = (),
-) -> Session | GpuSession | CompiledModel:
+) -> Session | RangeSession | GpuSession | CompiledModel:
     """Compile an ONNX model: every distinct kernel once, or from the cache.
 
     Parameters
@@ -84,7 +85,9 @@ def compile_model(
         ``"cpu"`` for this machine; a device of this machine (``"cuda:0"``), or the name of any other, whose kernels are
         lowered, built where a toolchain is installed, and never run.
     batch, shapes, values
-        Batch size, shapes by input, and inputs that are known now; see :func:`roller.onnx.reader.read`.
+        Batch size, shapes by input, and inputs that are known now; see :func:`roller.onnx.reader.read`. On this
+        machine's processor a dimension may be a range, ``("sequence", 1, 512)``: calls choose the size, within one
+        session that compiles nothing any more; a symbol of that name in other inputs is the same size.
     base_dir
         Folder of weights beside a model that comes as bytes or a message; a path's own folder by default.
     top_k, options, deterministic
@@ -127,7 +130,7 @@ def compile_model(
 
     Returns
     -------
-    Session, GpuSession or CompiledModel
+    Session, RangeSession, GpuSession or CompiledModel
         A session where the device is one of this machine, its processor or a GPU; for other devices what
         :meth:`CompiledModel.save` writes for a machine that has one.
 
@@ -138,6 +141,12 @@ def compile_model(
     NoCandidateError
         Where kernels have no candidate that works, with the reasons; all others are in the cache.
     """
+    if has_ranges(shapes):
+        from roller.onnx.ranges import compile_for_ranges
+
+        beside = values or batch is not None or fallback is not None or budget_s is not None or prove or remeasure
+        how = ModelOptions(top_k, options, threads=threads)
+        return compile_for_ranges(model, device, shapes or {}, how, folder_of(base_dir), plain=not beside)
     batch, shapes, values = batch_of(batch), shapes_of(shapes) or None, arrays_of(values) or None
     base_dir, fallback = folder_of(base_dir), fallback_of(fallback)
 

@@ -58,7 +58,7 @@ class Evaluator:
         outputs
             Their types as inferred; ``None`` where only computing tells.
         """
-        if self._version < _SINCE.get(node.op_type, 0):
+        if self._version < _SINCE.get(node.op_type, 0) or _is_kept(node, attributes, inputs):
             return None
         if self._bytes_left <= 0 or any(v is not None and v.elements > MAX_REPEATED_ELEMENTS for v in outputs):
             return None
@@ -86,6 +86,12 @@ class Evaluator:
         model = onnx.helper.make_model(graph, opset_imports=self._imports)
         found = dict(zip((m.name for m in made), ReferenceEvaluator(model).run(None, given), strict=True))
         return [np.asarray(found[n]) if n else np.zeros(0) for n in node.output]
+
+
+def _is_kept(node: onnx.NodeProto, attributes: Attributes, inputs: Sequence[np.ndarray | None]) -> bool:
+    """Return whether a node says what integers mean: :mod:`roller.onnx.quantised` computes with them as they are."""
+    stored = inputs[0] if node.op_type == "DequantizeLinear" and inputs else None
+    return stored is not None and stored.dtype in (np.int8, np.uint8, np.int32) and not attributes.get("block_size")
 
 
 #: Operators that the package's reference computes otherwise than ONNX Runtime and the specification do, for some of

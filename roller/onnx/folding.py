@@ -8,6 +8,7 @@ from roller.onnx.affine import fold_affine
 from roller.onnx.draft import Draft
 from roller.onnx.duplicates import merge_constants, merge_nodes, remove_dead
 from roller.onnx.padding import fold_padding
+from roller.onnx.quantised.rewrite import to_integers
 from roller.onnx.simplify import simplify
 
 #: Sweeps over a graph; each takes time linear in its nodes, and two or three find everything in real models.
@@ -25,7 +26,8 @@ def fold(graph: Graph) -> Graph:
 
     Gone are nodes that change nothing and nodes nothing reads; movements in a row become one; scales and shifts per
     channel (batch normalisation above all) go into the weights before them, in float64 and rounded once; zero padding
-    goes into the convolution after it; equal constants and equal nodes are there once. Inputs and outputs keep
+    goes into the convolution after it; equal constants and equal nodes are there once; what a quantised model computes
+    between dequantising and quantising is computed with its integers where that is exact. Inputs and outputs keep
     their names, types and order.
     """
     draft = Draft.of(graph)
@@ -39,4 +41,7 @@ def fold(graph: Graph) -> Graph:
         changed |= merge_nodes(draft, RANDOM)
         if not changed:
             break
+    if to_integers(draft):
+        simplify(draft)
+        remove_dead(draft)
     return draft.close()

@@ -51,6 +51,15 @@ def shapes_of(shapes: Any) -> dict[str, tuple[int, ...]]:
     return found
 
 
+def has_ranges(shapes: Any) -> bool:
+    """Whether some dimension of some input is a range: a tuple in the place of a number."""
+    if not isinstance(shapes, Mapping):
+        return False
+    return any(
+        isinstance(d, (tuple, list)) for dims in shapes.values() if isinstance(dims, (tuple, list)) for d in dims
+    )
+
+
 def arrays_of(values: Any) -> dict[str, Any]:
     """Return arrays by input.
 

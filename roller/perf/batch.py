@@ -27,11 +27,11 @@ class TileBatch:
 
     ``block`` is the tile of the slowest tiled layer: a thread block (GPU) or a task (CPU). ``panel`` is
     the CPU's l1 tile, absent on a GPU. ``structure``, ``staged``, ``constants``, ``nontemporal``, ``stages``,
-    ``raster``, ``fragment`` and ``matrix_axes`` are as in RProgram and common to the batch; programs in which several
-    tiles are in flight may each have ``stages``, and any programs ``raster``, of their own, ``(N,)``. ``warm`` are
-    inputs that whatever ran before left in the shared cache. ``moments_together``: kernels of others, which take sums
-    over one row in one pass where one needs the other's result. ``vectors``: elements along every axis that a GPU's
-    thread accesses at once, ``(N, axes)``, where programs say it; else their template chooses.
+    ``raster``, ``fragment``, ``matrix_axes`` and ``open_axes`` are as in RProgram and common to the batch; programs in
+    which several tiles are in flight may each have ``stages``, and any programs ``raster``, of their own, ``(N,)``.
+    ``warm`` are inputs that whatever ran before left in the shared cache. ``moments_together``: kernels of others,
+    which take sums over one row in one pass where one needs the other's result. ``vectors``: elements along every axis
+    that a GPU's thread accesses at once, ``(N, axes)``, where programs say it; else their template chooses.
     """
 
     geometry: Geometry
@@ -51,6 +51,7 @@ class TileBatch:
     warm: tuple[str, ...] = ()
     moments_together: bool = False
     vectors: Ints | None = None
+    open_axes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         """Return the number of programs."""
@@ -120,6 +121,11 @@ class TileBatch:
     def traits(self) -> Structure:
         """What programs of its structure are like."""
         return structure_named(self.structure)
+
+    @cached_property
+    def is_open(self) -> NDArray[np.bool_]:
+        """Axes whose extents differ from call to call, ``(axes,)``."""
+        return np.array([n in self.open_axes for n in self.geometry.names], bool)
 
     @cached_property
     def staged_loads(self) -> tuple[Access, ...]:

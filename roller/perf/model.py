@@ -85,6 +85,7 @@ def batch_of(programs: Sequence[RProgram]) -> TileBatch:
         first.fragment,
         first.matrix_axes,
         vectors=None if KINDS[first.kind].simd else _vectors(programs, g),
+        open_axes=first.open_axes,
     )
 
 
@@ -113,7 +114,7 @@ def estimate_programs(programs: Sequence[RProgram], spec: DeviceSpec, warm: tupl
     """
     groups: dict[tuple[Any, ...], list[int]] = {}
     for n, p in enumerate(programs):
-        alike = (p.layers, p.constants, p.nontemporal, p.stages > 1, p.fragment, p.matrix_axes)
+        alike = (p.layers, p.constants, p.nontemporal, p.stages > 1, p.fragment, p.matrix_axes, p.open_axes)
         groups.setdefault((id(p.expr), p.structure, p.staged, _batched_axis(p), *alike), []).append(n)
     out: dict[int, Estimate] = {}
     for members in groups.values():

@@ -1,4 +1,4 @@
-"""Build many candidates in parallel, each in a process of its own.
+"""Build many candidates in parallel, in processes apart: one for each, or one for as many as it survives.
 
 The children are forked, so what the parent imported (TVM: seconds) is there already, and a crash of
 LLVM or an endless compilation takes only its own candidate down. Results are keyed by id.
@@ -44,10 +44,13 @@ class BuildResult(Generic[R]):
 
 
 @dataclass
-class _Job:
+class _Worker:
+    """A child, the job it is at (``None`` between two), and since when."""
+
     process: Any
     connection: Any
-    start: float
+    name: str | None = None
+    start: float = 0.0
 
 
 def build_all(
@@ -57,6 +60,7 @@ def build_all(
     workers: int | None = None,
     timeout_s: float = 60.0,
     on_result: Callable[[Record], None] | None = None,
+    reuse: bool = False,
 ) -> dict[str, BuildResult[R]]:
     """Apply ``build`` to every job in forked processes.
 
@@ -73,6 +77,9 @@ def build_all(
         Seconds a build may take before it is killed.
     on_result
         Called with each record as it arrives (progress display).
+    reuse
+        Whether a process may do one job after another, until one ends it: forking a process that holds TVM, and
+        copying the pages it writes to, takes 20 ms. Not for jobs that run code nobody has checked.
 
     Returns
     -------
@@ -80,29 +87,51 @@ def build_all(
         A :class:`BuildResult` per id, in the order of ``jobs``.
     """
     limit = workers or usable_processors()
-    waiting = list(jobs.items())
-    running: dict[str, _Job] = {}
+    waiting = list(jobs)
+    crew: list[_Worker] = []
     done: dict[str, BuildResult[R]] = {}
     # The children's temporary files live here, so that those of a killed build are removed as well.
     with scratch_folder("build-") as folder:
         try:
-            while waiting or running:
-                while waiting and len(running) < limit:
-                    name, job = waiting.pop(0)
-                    with interrupts_deferred():  # also so that a child that was begun is known, and ended
-                        running[name] = _start(build, job, folder)
-                multiprocessing.connection.wait([j.connection for j in running.values()], timeout=_POLL_S)
-                for name, current in list(running.items()):
-                    result: BuildResult[R] | None = _collect(name, current, timeout_s)
-                    if result is not None:
-                        del running[name]
-                        done[name] = result
-                        if on_result is not None:
-                            on_result(result.record)
+            while waiting or any(w.name is not None for w in crew):
+                while waiting and (free := _free(crew, limit, lambda: _start(build, jobs, folder))) is not None:
+                    _give(free, waiting.pop(0))
+                busy = [w for w in crew if w.name is not None]
+                multiprocessing.connection.wait([w.connection for w in busy], timeout=_POLL_S)
+                for worker in busy:
+                    result: BuildResult[R] | None = _collect(worker, timeout_s)
+                    if result is None:
+                        continue
+                    done[result.record.candidate_id] = result
+                    if worker.process is None or not reuse:
+                        crew.remove(worker)
+                        _dismiss(worker)
+                    if on_result is not None:
+                        on_result(result.record)
         finally:
-            for current in running.values():
-                _stop(current)
+            idle = [w for w in crew if w.name is None]
+            for worker in (w for w in crew if w.name is not None):
+                _stop(worker)
+            for worker in idle:
+                _dismiss(worker)
     return {name: done[name] for name in jobs}
+
+
+def _free(crew: list[_Worker], limit: int, start: Callable[[], _Worker]) -> _Worker | None:
+    """Return a worker without a job, a new one where there may be more; ``None`` where all are at work."""
+    found = next((w for w in crew if w.name is None), None)
+    if found is None and len(crew) < limit:
+        with interrupts_deferred():  # also so that a child that was begun is known, and ended
+            found = start()
+            crew.append(found)
+    return found
+
+
+def _give(worker: _Worker, name: str) -> None:
+    """Give a worker its next job; one that has died meanwhile is found out when its result is collected."""
+    worker.name, worker.start = name, time.perf_counter()
+    with contextlib.suppress(OSError):
+        worker.connection.send(name)
 
 
 def build_here(jobs: Mapping[str, T], build: Callable[[T], R]) -> dict[str, BuildResult[R]]:
@@ -120,32 +149,43 @@ def build_here(jobs: Mapping[str, T], build: Callable[[T], R]) -> dict[str, Buil
     return done
 
 
-def _start(build: Callable[[T], R], job: T, folder: str) -> _Job:
+def _start(build: Callable[[T], R], jobs: Mapping[str, T], folder: str) -> _Worker:
     context = multiprocessing.get_context("fork")
-    receive, send = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(build, job, send, folder, os.getpid()), daemon=True)
+    here, there = context.Pipe()
+    process = context.Process(target=_child, args=(build, jobs, there, folder, os.getpid()), daemon=True)
     with warnings.catch_warnings(), held_back():  # held back: the child leaves garbage that it inherits alone
         # Python warns of forking with threads; the child touches no lock that another thread may hold.
         warnings.simplefilter("ignore", DeprecationWarning)
         process.start()
-    send.close()
-    return _Job(process, receive, time.perf_counter())
+    there.close()
+    return _Worker(process, here)
 
 
-def _child(build: Callable[[Any], Any], job: Any, send: Any, folder: str, parent: int) -> None:
-    """Run one build in the child and send ``(error, value, seconds)``."""
+def _child(build: Callable[[Any], Any], jobs: Mapping[str, Any], connection: Any, folder: str, parent: int) -> None:
+    """Do jobs in the child, as they are named, until there are no more; send ``(error, value, seconds)`` of each."""
     _end_with(parent)
     os.setsid()  # a group of its own, so that stopping the build also stops a linker it started
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides on an interrupt
     tempfile.tempdir = folder
-    start = time.perf_counter()
+    while (name := _received(connection)) is not None:
+        start = time.perf_counter()
+        try:
+            value = build(jobs[name])
+            data = pickle.dumps((None, value, time.perf_counter() - start))
+        except Exception as err:  # noqa: BLE001 - whatever it is, it is this candidate's reason
+            data = pickle.dumps((f"{type(err).__name__}: {err}", None, time.perf_counter() - start))
+        connection.send_bytes(data)
+        del data
+    connection.close()
+
+
+def _received(connection: Any) -> str | None:
+    """Return the next job's name; ``None`` where there is none, or nobody who would say."""
     try:
-        value = build(job)
-        data = pickle.dumps((None, value, time.perf_counter() - start))
-    except Exception as err:  # noqa: BLE001 - whatever it is, it is this candidate's reason
-        data = pickle.dumps((f"{type(err).__name__}: {err}", None, time.perf_counter() - start))
-    send.send_bytes(data)
-    send.close()
+        name: str | None = connection.recv()
+    except EOFError:
+        return None
+    return name
 
 
 def _end_with(parent: int) -> None:
@@ -160,41 +200,53 @@ def _end_with(parent: int) -> None:
         os._exit(1)
 
 
-def _collect(name: str, job: _Job, timeout_s: float) -> BuildResult[Any] | None:
-    """Return the result of a job that has ended, or ``None`` while it runs."""
-    if job.connection.poll():
+def _collect(worker: _Worker, timeout_s: float) -> BuildResult[Any] | None:
+    """Return the result of a job that has ended, or ``None`` while it runs; a worker that died has no process then."""
+    assert worker.name is not None
+    if worker.connection.poll():
         try:
-            error, value, seconds = pickle.loads(job.connection.recv_bytes())
+            error, value, seconds = pickle.loads(worker.connection.recv_bytes())
         except (EOFError, OSError):
-            return _crashed(name, job)
-        _stop(job, wait_s=5.0)
+            return _crashed(worker)
+        name, worker.name = worker.name, None
         if error is not None:
             return BuildResult(Record(name, "failed", error, build_s=seconds))
         return BuildResult(Record(name, "built", build_s=seconds), value)
-    if not job.process.is_alive():
-        return _crashed(name, job)
-    if time.perf_counter() - job.start > timeout_s:
-        _stop(job)
+    if not worker.process.is_alive():
+        return _crashed(worker)
+    if time.perf_counter() - worker.start > timeout_s:
+        name = worker.name
+        _stop(worker)
         return BuildResult(Record(name, "timeout", f"the build took longer than {timeout_s:g} s and was stopped"))
     return None
 
 
-def _crashed(name: str, job: _Job) -> BuildResult[Any]:
-    job.process.join(5.0)
-    code = job.process.exitcode
-    _stop(job)
+def _crashed(worker: _Worker) -> BuildResult[Any]:
+    name = worker.name or ""
+    worker.process.join(5.0)
+    code = worker.process.exitcode
+    _stop(worker)
     how = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
     return BuildResult(Record(name, "crashed", f"the build process ended by {how}"))
 
 
-def _stop(job: _Job, wait_s: float = 0.0) -> None:
+def _dismiss(worker: _Worker) -> None:
+    """Let a worker without a job leave."""
+    if worker.process is None:
+        return
+    with contextlib.suppress(OSError):
+        worker.connection.send(None)
+    worker.process.join(5.0)
+    _stop(worker)
+
+
+def _stop(worker: _Worker) -> None:
     """End a child's process and release its pipe."""
-    if wait_s:
-        job.process.join(wait_s)
-    if job.process.is_alive():
+    if worker.process.is_alive():
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(job.process.pid, signal.SIGKILL)
-        job.process.kill()
-    job.process.join()
-    job.process.close()
-    job.connection.close()
+            os.killpg(worker.process.pid, signal.SIGKILL)
+        worker.process.kill()
+    worker.process.join()
+    worker.process.close()
+    worker.connection.close()
+    worker.process, worker.name = None, None

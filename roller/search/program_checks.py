@@ -33,7 +33,8 @@ def _check_structure(program: RProgram, geometry: Geometry, spec: DeviceSpec) ->
     elif traits.slides_windows:
         computes = spec.traits.blocks and own.reuses and slide_of(geometry.expr.anchor) is not None
     elif traits.output_side:
-        computes = window_product(geometry.expr) is not None
+        form = window_product(geometry.expr)
+        computes = form is not None and not (spec.traits.blocks and form.converted)
     else:
         computes = traits == own
     if not computes:

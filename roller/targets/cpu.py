@@ -6,6 +6,6 @@ from roller.targets.kinds import CPU
 from roller.targets.target import Target
 
 TARGET = Target(
-    "cpu", CPU, "llvm", required_keys=("mcpu",), optional_keys=("mtriple",),
+    "cpu", CPU, "llvm", required_keys=("mcpu",), optional_keys=("mtriple", "features"),
     generator="roller.templates.cpu.emit.llvm", launcher="roller.backends.cpu.launcher:CpuKernel",
 )  # fmt: skip

@@ -10,13 +10,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from roller.core.imports import left_out
+
 try:
-    import tvm
-    import tvm_ffi
-    from tvm import sym, te, tirx
-    from tvm.ir.expr import Call, TensorLoad
-    from tvm.s_tir import SBlockRealize, Schedule
-    from tvm.s_tir.schedule.schedule import ScheduleError
+    with left_out("torch"):  # which TVM loads where it is installed, for tensors that are none of ours
+        import tvm
+        import tvm_ffi
+        from tvm import sym, te, tirx
+        from tvm.ir.expr import Call, TensorLoad
+        from tvm.s_tir import SBlockRealize, Schedule
+        from tvm.s_tir.schedule.schedule import ScheduleError
 except ImportError as err:  # pragma: no cover - exercised only without TVM
     raise ImportError(
         f"roller's code generation: expected apache-tvm, got {err}. Install it: pip install apache-tvm==0.27.0.post1."

@@ -75,6 +75,8 @@ class RProgram:
         advances, so that a wave of blocks covers a squarer piece of the output.
     fragment, matrix_axes
         The matrix instruction of a ``"matrix"`` program, and the axes along its m, n and k.
+    open_axes
+        Axes whose extents differ from call to call: the code is the same for all of them where it can be.
     """
 
     expr: TensorExpr
@@ -94,6 +96,7 @@ class RProgram:
     raster: int = 1
     fragment: Fragment | None = None
     matrix_axes: tuple[str, ...] = ()
+    open_axes: tuple[str, ...] = ()
     # Not an argument: dataclasses.replace must start a new one, or results of the old value would be found.
     _memo: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False, hash=False)
 
@@ -220,6 +223,7 @@ class RProgram:
             "raster": self.raster,
             "fragment": self.fragment.to_dict() if self.fragment else None,
             "matrix_axes": list(self.matrix_axes),
+            **({"open_axes": list(self.open_axes)} if self.open_axes else {}),
         }
 
     @classmethod
@@ -250,6 +254,7 @@ class RProgram:
                 data.get("raster", 1),
                 Fragment(**data["fragment"]) if data.get("fragment") else None,
                 tuple(data.get("matrix_axes", ())),
+                tuple(data.get("open_axes", ())),
             )
         except MALFORMED as err:
             raise ArtifactError(f"program: expected a serialised RProgram, got {err!r}. The file is damaged.") from err

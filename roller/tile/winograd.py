@@ -38,11 +38,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from roller.expr import Call, Index, Load, TensorExpr, Term
+from roller.core.dtypes import NARROW_FLOATS
+from roller.expr import Call, Cast, Index, Load, TensorExpr, Term
 from roller.expr.canonical import fuse_axes
 from roller.expr.joining import join_digits
 from roller.tile.structures import STRUCTURES
@@ -76,6 +77,8 @@ class WindowProduct:
         The summed axis both operands share, and the spatial axis of ``filters``.
     batch
         Spatial axes of ``image`` alone that do not slide.
+    converted
+        Whether tensors are stored in floats of fewer than 32 bits.
     """
 
     image: Load
@@ -84,14 +87,15 @@ class WindowProduct:
     channel: str
     filter: str
     batch: tuple[str, ...]
+    converted: bool = False
 
 
 def window_product(expr: TensorExpr) -> WindowProduct | None:
     """Return how ``expr`` is a window product, or ``None`` where it is none.
 
-    Decided by the access maps alone: a float32 sum of products of two loads over exactly a channel and two window
-    axes of extent 3; the image is indexed ``axis + window axis + constant`` in two dimensions (any zero padding),
-    the filters by the window axes, the channel and one spatial axis of their own.
+    Decided by the access maps alone: a float32 sum of products of two loads, stored in float32 or fewer bits, over
+    exactly a channel and two window axes of extent 3; the image is indexed ``axis + window axis + constant`` in two
+    dimensions (any zero padding), the filters by the window axes, the channel and one spatial axis of their own.
 
     Examples
     --------
@@ -124,16 +128,16 @@ def _match(expr: TensorExpr) -> WindowProduct | None:
         return None
     if not isinstance(body, Call) or body.fn != "mul" or len(stage.reduction_axes) != 3:
         return None
-    dtypes = {stage.acc_dtype, stage.output.dtype, *(expr.tensors[ld.tensor].dtype for ld in stage.loads)}
-    if dtypes != {"float32"} or len(stage.loads) != 2:
+    dtypes = {stage.output.dtype, *(expr.tensors[ld.tensor].dtype for ld in stage.loads)}
+    if stage.acc_dtype != "float32" or not dtypes <= {"float32", *NARROW_FLOATS} or len(stage.loads) != 2:
         return None
     if not _plain(stage.store) or not all(i.terms for i in stage.store):
         return None
-    for image, filters in (body.args, body.args[::-1]):
-        if isinstance(image, Load) and isinstance(filters, Load):
-            found = _operands(expr, image, filters)
-            if found is not None:
-                return found
+    loaded = [n.arg if isinstance(n, Cast) and n.dtype == "float32" else n for n in body.args]
+    for image, filters in (loaded, loaded[::-1]):
+        found = _operands(expr, image, filters) if isinstance(image, Load) and isinstance(filters, Load) else None
+        if found is not None:
+            return replace(found, converted=dtypes != {"float32"})
     return None
 
 

@@ -150,7 +150,7 @@ def product_of(program: RProgram) -> Products | None:
 
 def _build(expr: TensorExpr, structure: str) -> Products | None:
     form = window_product(expr)
-    if form is None:
+    if form is None or form.converted:
         return None
     m, extents = structure_named(structure).output_side, expr.anchor.extents
     moving = {t.axis: d for d, i in enumerate(form.image.index) for t in i.terms}

@@ -142,7 +142,7 @@ def _open(program: RProgram, varies: Range, extent: int) -> Family | None:
     return family if family.rows <= extent else None
 
 
-def fewest(costs: np.ndarray, best: np.ndarray, most: int) -> list[int]:
+def fewest(costs: np.ndarray, best: np.ndarray, most: int, worth: float = _WORTH) -> list[int]:
     """Return the rows of ``costs`` that together are nearest to the best everywhere, greedily; none that adds nothing.
 
     Parameters
@@ -153,6 +153,8 @@ def fewest(costs: np.ndarray, best: np.ndarray, most: int) -> list[int]:
         Seconds ``(extents,)`` to compare with.
     most
         Rows at most.
+    worth
+        What one more must gain of the root of the mean square of the logarithms of times over the best ones.
     """
     chosen: list[int] = []
     now, reached = np.full(costs.shape[1], np.inf), (costs.shape[1] + 1, 0.0)
@@ -163,7 +165,7 @@ def fewest(costs: np.ndarray, best: np.ndarray, most: int) -> list[int]:
         regret = np.sqrt((np.log(ratios) ** 2).mean(axis=1))
         row = min(range(len(costs)), key=lambda n: (open_yet[n].sum(), regret[n]))
         gained = (int(open_yet[row].sum()), float(regret[row]))
-        if gained[0] == reached[0] and gained[1] > reached[1] - _WORTH:
+        if gained[0] == reached[0] and gained[1] > reached[1] - worth:
             break
         chosen.append(row)
         now, reached = np.minimum(now, costs[row]), gained

@@ -12,10 +12,16 @@ from benchmarks.models.registry import _SIZED
 
 TINY = {
     "bert_base": {"layers": 2, "width": 32, "heads": 4, "inner": 64, "sequence": 8, "vocabulary": 50},
+    "deeplab_v3_mobilenet": {"side": 33, "stem": 8, "rows": ((3, 8, 8, True, False, 2), (5, 16, 12, True, True, 2)),
+                             "dilated": 1, "last": 16, "pooled": 8, "classes": 5},
     "lstm": {"layers": 2, "steps": 5, "width": 8},
     "mobilenet_v2": {"side": 32, "stem": 8, "stages": ((1, 8, 1, 1), (6, 8, 2, 2)), "head": 16, "classes": 10},
+    "mobilenet_v3": {"side": 32, "stem": 8, "rows": ((3, 8, 8, True, False, 1), (5, 16, 12, True, True, 2)),
+                     "head": 16, "hidden": 24, "classes": 10},
+    "resnet18": {"blocks": (1, 1), "side": 32, "width": 8, "classes": 10},
+    "resnet50": {"blocks": (1, 1), "side": 32, "width": 8, "classes": 10},
     "nasnet_a_mobile": {"side": 32, "stem": 8, "filters": 8, "repeats": 1, "classes": 10},
-}
+}  # fmt: skip
 TINY |= {"bert_large": TINY["bert_base"], "bert_base_decomposed": TINY["bert_base"], "lstm_unrolled": TINY["lstm"]}
 
 
@@ -72,7 +78,7 @@ def test_nasnet_has_the_published_size(tmp_path):
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones(tmp_path):
-    assert len(MODELS) == 16
+    assert len(MODELS) == 20
     with pytest.raises(typer.BadParameter, match=r"expected one of light_bvlc_alexnet.*got 'bert'"):
         build("bert", tmp_path)
     assert not list(tmp_path.iterdir())

@@ -121,7 +121,7 @@ def test_structure_is_found_by_access_maps():
         ops.conv2d(1, 16, 9, 9, 8, 3, 1),
         ops.conv2d(1, 16, 9, 9, 8, 1, 1),
         ops.conv2d(1, 16, 9, 9, 8, 3, 3, groups=2),
-        ops.conv2d(1, 16, 9, 9, 8, 3, 3, dtype="float16"),
+        ops.conv2d(1, 16, 9, 9, 8, 3, 3, dtype="float16", acc_dtype="float16"),
         ops.conv2d(1, 16, 9, 9, 8, 3, 3, dtype="float64"),
         ops.depthwise_conv2d(1, 16, 9, 9, 3, 3),
         ops.matmul(9, 9, 9),

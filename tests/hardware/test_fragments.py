@@ -43,7 +43,7 @@ def test_what_a_device_makes_of_an_instruction_is_its_own():
         ({"threads": "many"}, "fragments.0.threads"),
         ({"operand": "flaot16"}, "did you mean 'float16'"),
         ({"name": "tensor.m16"}, "expected a name that starts with"),
-        ({"rate": "fma"}, "expected 'matrix' or 'group_matrix'"),
+        ({"rate": "fma"}, "fragments.0.rate: expected one of"),
         ({"depth": 4}, "depth"),
     ],
 )

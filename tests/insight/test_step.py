@@ -144,6 +144,24 @@ def test_a_file_that_scales_its_loss_itself_takes_no_second_scale(tmp_path):
         trace_entry(tmp_path / "train.py", amp="fp16")
 
 
+def test_bfloat16_is_refused_where_it_would_be_emulated(tmp_path):
+    (tmp_path / "train.py").write_text(PLAIN)
+    with pytest.raises(roller.RollerError, match=r"expected fp16 or fp32, got bf16.*Use float16") as caught:
+        trace_entry(tmp_path / "train.py", amp="bf16", device="t4")
+    assert "on the CPU" not in str(caught.value)
+
+
+def test_an_entry_file_that_names_a_gpu_runs_on_the_processor_asked_about(tmp_path):
+    text = PLAIN.replace("torch.zeros(batch_size, 64)", "torch.zeros(batch_size, 64, device='cuda')")
+    (tmp_path / "plain.py").write_text(PLAIN)
+    (tmp_path / "named.py").write_text(
+        text.replace("def iteration_provider(model):", "def iteration_provider(model):\n    model.to('cuda').cuda()")
+    )
+    assert (tmp_path / "named.py").read_text().count("cuda") == 3
+    named, plain = (trace_entry(tmp_path / f"{name}.py", device="cpu") for name in ("named", "plain"))
+    assert shapes(named) == shapes(plain)
+
+
 def test_bad_changes_are_one_clear_error():
     step = traced()
     for change, match in (

@@ -84,7 +84,8 @@ def test_a_model_times_kernels_with_constants_its_caches_lost(cache, monkeypatch
         batch = compile_kernels(wanted, target(), settings(top_k=2), passing=passing, cache=cache)
         assert set(batch.origins.values()) == {origin}
     spec = target().spec
-    assert sorted(seen) == [0, rotation(spec, 1 << 40)] and spec.memory_layers[-2].capacity_bytes < max(seen)
+    assert sorted(seen) == [0, rotation(spec, 1 << 40)]
+    assert max(seen) >= min(spec.memory_layers[-2].capacity_bytes, 1 << 27), "as the caches, but for vast ones"
     again = compile_kernels(wanted, target(), settings(top_k=2), cache=cache)
     assert again.origins == {"k": "compiled", "bare": "cached"} and seen[-1] == 0
 

@@ -144,6 +144,20 @@ def test_division_by_zero_is_left_alone():
     assert ops(folded(model_of(nodes, {"x": (1, 3, 2, 2)}, ["y"], weights))) == ["Conv", "Div"]
 
 
+@pytest.mark.parametrize(("kind", "left"), [(np.float32, ["Conv"]), (np.float16, ["Conv", "BatchNormalization"])])
+def test_weights_of_half_precision_are_not_rounded_once_more(kind, left):
+    """Their error would be alike for all results of a channel; lowered, scale and shift are kept in float32."""
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"]),
+        helper.make_node("BatchNormalization", ["a", *BN], ["y"]),
+    ]
+    weights = {n: a.astype(kind) for n, a in {"w": floats(6, 2, 1, 1), **norm(6)}.items()}
+    model = model_of(nodes, {"x": (1, 2, 2, 2)}, ["y"], weights)
+    for entry in (*model.graph.input, *model.graph.output):
+        entry.type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(np.dtype(kind))
+    assert ops(fold(read(model))) == left
+
+
 def test_half_precision_weights_that_would_overflow_are_left_alone():
     nodes = [
         helper.make_node("Conv", ["x", "w"], ["a"]),

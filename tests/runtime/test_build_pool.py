@@ -45,14 +45,16 @@ class _Skipping:
         return time.perf_counter() + self._ahead_s
 
 
-def test_failures_are_records_keyed_by_id_and_lose_nobody(monkeypatch):
+@pytest.mark.parametrize("reuse", [False, True])
+def test_failures_are_records_keyed_by_id_and_lose_nobody(monkeypatch, reuse):
     jobs = {
         "slow": ("slow", 1), "a": ("ok", 2), "bad": ("raise", 3), "segv": ("kill", 4), "exit": ("exit", 5),
         "hang": ("hang", 6), "b": ("ok", 7),
     }  # fmt: skip
     seen = []
     monkeypatch.setattr(build_pool, "time", _Skipping(lambda: len(seen) == len(jobs) - 1))
-    out = build_all(jobs, _build, workers=3, timeout_s=1000.0, on_result=lambda r: seen.append(r.candidate_id))
+    out = build_all(jobs, _build, workers=3, timeout_s=1000.0, on_result=lambda r: seen.append(r.candidate_id),
+                    reuse=reuse)  # fmt: skip
     assert list(out) == list(jobs)
     assert sorted(seen) == sorted(jobs)
     assert {n: r.value for n, r in out.items()} == {
@@ -65,6 +67,20 @@ def test_failures_are_records_keyed_by_id_and_lose_nobody(monkeypatch):
     assert (records["exit"].status, "exit code 3" in records["exit"].reason) == ("crashed", True)
     assert (records["hang"].status, "longer than 1000 s" in records["hang"].reason) == ("timeout", True)
     assert seen[-1] == "hang" and records["slow"].build_s >= 0.3
+
+
+def _where(job):
+    if job == "kill":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return os.getpid()
+
+
+def test_a_process_does_one_job_or_as_many_as_it_survives():
+    jobs = {n: "kill" if n == "c" else "ok" for n in "abcde"}
+    alone = [r.value for r in build_all(jobs, _where, workers=1).values()]
+    assert len(set(alone)) == 5, "one that died has none"
+    first, second, died, *rest = (r.value for r in build_all(jobs, _where, workers=1, reuse=True).values())
+    assert first == second and died is None and len({first, *rest}) == 2
 
 
 def _litter(job):

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
-from roller.core.processor import missing
+from roller.core.processor import missing, tiles_permitted
 from roller.errors import LaunchError
 
 
-def check_features(name: str, needed: Iterable[str]) -> None:
+def check_features(name: str, needed: Collection[str]) -> None:
     """Refuse code this machine's processor cannot run: its first instruction of that kind would end the process.
 
     Raises
     ------
     LaunchError
-        Where a feature is missing; see :mod:`roller.core.processor`.
+        Where a feature is missing, or the system's permission to use it; see :mod:`roller.core.processor`.
     """
     lacking = missing(needed)
+    if not lacking and "amx_tile" in needed and not tiles_permitted():
+        raise LaunchError(
+            f"{name}: expected the system's permission to use tile registers (AMX), got none. Compile it again here: "
+            "other instructions are used then."
+        )
     if lacking:
         raise LaunchError(
             f"{name}: expected a processor with {', '.join(lacking)}, got one without. It is for another one: "

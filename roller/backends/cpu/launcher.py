@@ -25,6 +25,7 @@ from roller.backends.constants import constant_arrays
 from roller.backends.cpu import threads
 from roller.backends.cpu.features import check_features
 from roller.backends.cpu.slots import Interface, slots_of
+from roller.core.imports import left_out
 from roller.core.scratch import scratch_folder
 from roller.errors import LaunchError, counted
 from roller.targets import expect_language
@@ -47,7 +48,8 @@ def runtime() -> Any:
         Where ``tvm_ffi`` or the runtime library is not installed.
     """
     try:
-        import tvm_ffi
+        with left_out("torch"):  # its tensors come by DLPack whether that was loaded before or not
+            import tvm_ffi
     except ImportError as err:
         raise LaunchError(
             f"CPU launcher: expected the package 'apache-tvm-ffi', got {err}. Install roller with its 'cpu' extra."
@@ -109,7 +111,7 @@ class CpuKernel:
         self._from_dlpack = runtime().from_dlpack
         #: What every call takes after its own arrays: constants, and the panels they are packed into here.
         self._held_arrays = self._prepared(constants) if constants else ()
-        self._held = tuple(map(self._view, self._held_arrays))
+        self._held = (*map(self._view, self._held_arrays), *self._sizes(artifact))
 
     def reshaped(self, artifact: KernelArtifact) -> CpuKernel:
         """Return the kernel for arrays of other shapes, with this one's library, constants and panels.
@@ -122,7 +124,12 @@ class CpuKernel:
         other = copy.copy(self)
         other.artifact = artifact
         other._inputs, other._outputs = slots_of(artifact)
+        other._held = (*map(self._view, self._held_arrays), *self._sizes(artifact))
         return other
+
+    def _sizes(self, artifact: KernelArtifact) -> list[Any]:
+        """Return what tells a kernel the sizes of a call: arrays of so many bytes, which nobody reads."""
+        return [self._view(np.empty(a.shape, a.dtype)) for a in artifact.arguments if a.role == "size"]
 
     def _prepared(self, constants: dict[int, np.ndarray]) -> tuple[np.ndarray, ...]:
         """Pack the constants; return what a call takes of them and of their panels, in the kernel's order."""
@@ -180,9 +187,10 @@ class CpuKernel:
         views, result = self._views(arrays, out)
         # The views are made once here and hold on to the arrays' memory.
         bound = [self._from_dlpack(v) for v in views]
+        sizes = self._held[len(self._held_arrays) :]
         runs = [
             _Run(self.module, self._function, [*bound, *held], self._threads)
-            for held in (self._held, *self._copies(rotating_bytes))
+            for held in (self._held, *((*c, *sizes) for c in self._copies(rotating_bytes)))
         ]
         return (runs[0] if len(runs) == 1 else _Turns(runs)), result
 

@@ -84,7 +84,7 @@ class Device(TorchFunctionMode):
 
     def _moved(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         tensor = args[0]
-        if name == ("cpu" if self.host else "cuda"):
+        if name == "cuda" or (name == "cpu" and self.host):
             return tensor.to(_META)
         if not tensor.is_meta:
             return func(*args, **kwargs)
@@ -107,10 +107,11 @@ class Device(TorchFunctionMode):
         return args
 
     def _is_ours(self, device: Any) -> bool:
+        """Whether a device that a call names is ours: a GPU's name always is, the host's where that is traced for."""
         if isinstance(device, torch.device):
-            return bool(device.type == self.name.type)
+            return device.type == "cuda" or (device.type == "cpu" and self.host)
         if isinstance(device, str):
-            return bool(device.split(":")[0] == self.name.type)
+            return self._is_ours(torch.device(device.split(":")[0]))
         return isinstance(device, int) and not isinstance(device, bool) and not self.host
 
 

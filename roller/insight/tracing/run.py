@@ -254,6 +254,11 @@ def errors(what: str, places: Places) -> Iterator[None]:
         own = next((f for f in reversed(frames) if not places.foreign(f.filename)), None)
         line = "" if own is None else f" at {own.filename}:{own.lineno}"
         text = str(error).strip().splitlines()
+        if text and "does not support bfloat16" in text[0]:  # what autocast says below compute capability 8.0
+            raise ModelError(
+                f"trace: amp: expected fp16 or fp32, got bf16{line}: the device has no bfloat16 of its own, and what "
+                "PyTorch emulates is not priced. Use float16, or a device of compute capability 8.0 or later."
+            ) from None
         raise ModelError(
             f"trace: expected a model that runs on shapes, got {type(error).__name__}{line}: "
             f"{text[0] if text else 'no message'} ({what}). Run the step once on the CPU; if it works there, "

@@ -72,12 +72,15 @@ def quantize(site: Site) -> Lowered:
     axes = axes_of(x.shape)
     read: Scalar = converted(Load(tensor(x).name, indices(axes)), x.dtype, "float32")
     by = converted(_parameter(site, scale, axes), scale.dtype, computed(scale.dtype))
-    value = call("round", Cast("float32", call("div", read, by)))  # the half is one of float32
+    known = site.constant(1)
+    if known is None or not (known == 1).all():
+        read = Cast("float32", call("div", read, by))  # the half is one of float32
+    value = call("round", read)
     if zero is not None:
         value = call("add", value, converted(_parameter(site, zero, axes), zero.dtype, "float32"))
     limits = np.iinfo(site.output.dtype)
     value = call("min", call("max", value, literal(limits.min, "float32")), literal(limits.max, "float32"))
-    return pointwise(site, axes, Cast(site.output.dtype, Cast("int32", value)))
+    return pointwise(site, axes, Cast(site.output.dtype, Cast("int32", value)), dtype="float32")
 
 
 @lowers("DequantizeLinear")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 from onnx import TensorProto
 
-from roller.expr import Call, Cast, Index, Load, Scalar
+from roller.expr import Call, Cast, Load, Scalar, axis_index
 from roller.graph.steps import Value
-from roller.onnx.building import bias_of, ended, require_elements, require_shape, types_of, windows_of
-from roller.onnx.elementwise import literal
+from roller.onnx.building import bias_of, require_elements, require_shape, types_of, windows_of
+from roller.onnx.building import ended as reduced
+from roller.onnx.integers import centred, ended, less, stages
 from roller.onnx.lowering import Compute, Lowered, Site, Unsupported, lowers
 from roller.onnx.rewriting import Steps
 from roller.ops.build import Types, indices
@@ -26,21 +28,27 @@ def convolution(site: Site) -> Lowered:
 
 
 @lowers("ConvInteger")
+@lowers("ConvInteger", domain="roller")
 def integers(site: Site) -> Lowered:
     """Lower a convolution of 8-bit integers less their zero points, in 32 bits; padding counts as the zero point."""
     x, w, y = site.required(0), site.required(1), site.output
-    zeros = site.constant(2)
-    if zeros is None and site.input(2) is not None:
-        return _centred_first(site)
-    shift = int(zeros.ravel()[0]) if zeros is not None else 0
-    minus = site.input(3)
+    known, minus, held = site.constant(2), site.input(3), site.constant(1)
     form = _form(site, x, w, y)
-    image: Scalar = Cast("int32", Load(x.name, form.image, form.guard, float(shift) if form.guard else 0.0))
-    image = Call("sub", (image, literal(shift, "int32"))) if shift else image
-    weight: Scalar = Cast("int32", Load(w.name, form.weight))
-    if minus is not None:
-        where = () if not minus.shape else form.weight[:1] if minus.elements > 1 else (Index(),)
-        weight = Call("sub", (weight, Cast("int32", Load(minus.name, where))))
+    fixed = minus is None or site.constant(3) is not None
+    weights = centred(held, site.constant(3), 0) if held is not None and fixed else None
+    if known is None and site.input(2) is not None and (weights is None or form.guard):
+        return _centred_first(site)
+    outside = float(known.ravel()[0]) if known is not None and form.guard else 0.0
+    read = Load(x.name, form.image, form.guard, outside)
+    if weights is not None:
+        end = ended(site, axis_index("f"), weights.astype(np.int64).reshape(weights.shape[0], -1).sum(1))
+        name = w.name if weights is held else f"{y.name}/weights"
+        if weights is not held:
+            end.constants[name] = weights
+        body = Call("mul", (Cast("int32", read), Cast("int32", Load(name, form.weight))))
+        return stages(y, (*form.points, *form.reduced), indices(form.points), body, end)
+    image = less(site, read, 2, ())
+    weight = less(site, Load(w.name, form.weight), 3, form.weight[:1])
     return _summed(form, y, types_of(x, y), image, weight)
 
 
@@ -49,9 +57,9 @@ def _centred_first(site: Site) -> Lowered:
     steps, x, zero = Steps(site), site.required(0), site.required(2)
     wide = steps.add("Cast", (x,), x.shape, "int32", to=TensorProto.INT32)
     shift = steps.reshape(steps.add("Cast", (zero,), zero.shape, "int32", to=TensorProto.INT32), ())
-    centred = steps.add("Sub", (wide, shift), x.shape)
+    image = steps.add("Sub", (wide, shift), x.shape)
     kept = dict(site.node.attributes)
-    steps.append("ConvInteger", (centred, site.input(1), None, site.input(3)), (site.output,), **kept)
+    steps.append("ConvInteger", (image, site.input(1), None, site.input(3)), (site.output,), **kept)
     return steps.done()
 
 
@@ -78,4 +86,4 @@ def _summed(
 ) -> Compute:  # fmt: skip
     """Return the sums of products of an image and weights, both read where ``form`` says."""
     axes, store = (*form.points, *form.reduced), indices(form.points)
-    return Compute(ended(y, axes, store, Call("mul", (image, weight)), "sum", t, ending))
+    return Compute(reduced(y, axes, store, Call("mul", (image, weight)), "sum", t, ending))

@@ -6,7 +6,9 @@ import numpy as np
 
 from roller.expr import Axis, Call, Cast, Index, Load, Scalar, Stage
 from roller.graph.steps import Value
-from roller.onnx.building import elementwise, ended, require_elements, require_shape, tensor, types_of
+from roller.onnx.building import elementwise, require_elements, require_shape, tensor, types_of
+from roller.onnx.building import ended as ended_sum
+from roller.onnx.integers import centred, ended, less, stages
 from roller.onnx.lowering import Compute, Lowered, Site, Unsupported, lowers
 from roller.ops.build import indices
 from roller.ops.matmul import matrix_product
@@ -31,32 +33,37 @@ def product(site: Site) -> Lowered:
     require_elements(site)
     axes, at_a, at_b = _form(a, b, y)
     body = Call("mul", (t.load(a.name, at_a), t.load(b.name, at_b)))
-    return Compute(ended(y, axes, indices(axes[:-1]), body, "sum", t))
+    return Compute(ended_sum(y, axes, indices(axes[:-1]), body, "sum", t))
 
 
 @lowers("MatMulInteger")
+@lowers("MatMulInteger", domain="roller")
 def integers(site: Site) -> Lowered:
     """Lower a product of 8-bit integers less their zero points, in 32 bits."""
     require_elements(site)
     a, b, y = site.required(0), site.required(1), site.output
     axes, at_a, at_b = _form(a, b, y)
+    rows, columns = at_a[-2:-1], at_b[-1:] if len(b.shape) > 1 else ()
+    held, zero = site.constant(1), site.input(2)
+    fixed = site.input(3) is None or site.constant(3) is not None
+    if held is not None and held.ndim == 2 and fixed and (zero is None or zero.elements == 1):
+        weights = centred(held, site.constant(3), 1)
+        if weights is not None:
+            end = ended(site, columns[0], weights.astype(np.int64).sum(0))
+            name = b.name if weights is held else f"{y.name}/weights"
+            if weights is not held:
+                end.constants[name] = weights
+            body = Call("mul", (Cast("int32", Load(a.name, at_a)), Cast("int32", Load(name, at_b))))
+            return stages(y, axes, indices(axes[:-1]), body, end)
 
-    def centred(v: Value, at: tuple[Index, ...], position: int, along: Index | None) -> Scalar:
-        zero, value = site.input(position), Cast("int32", Load(v.name, at))
-        if zero is None:
-            return value
-        if zero.elements == 1:
-            where: tuple[Index, ...] = (Index(),) * len(zero.shape)
-        elif len(zero.shape) == 1 and along is not None:
-            where = (along,)
-        else:
-            where = broadcast(zero.shape, at, v.shape)
-        return Call("sub", (value, Cast("int32", Load(zero.name, where))))
+    def off(v: Value, at: tuple[Index, ...], position: int, along: tuple[Index, ...]) -> Scalar:
+        zeros = site.input(position)
+        one = zeros is None or (len(zeros.shape) == 1 and along)
+        where = along if one else broadcast(zeros.shape, at, v.shape) if zeros is not None else ()
+        return less(site, Load(v.name, at), position, where)
 
-    rows = at_a[-2] if len(a.shape) > 1 else None
-    columns = at_b[-1] if len(b.shape) > 1 else None
-    body = Call("mul", (centred(a, at_a, 2, rows), centred(b, at_b, 3, columns)))
-    return Compute(ended(y, axes, indices(axes[:-1]), body, "sum", types_of(a, y)))
+    body = Call("mul", (off(a, at_a, 2, rows), off(b, at_b, 3, columns)))
+    return Compute(ended_sum(y, axes, indices(axes[:-1]), body, "sum", types_of(a, y)))
 
 
 @lowers("Gemm")
@@ -89,4 +96,4 @@ def gemm(site: Site) -> Lowered:
         raise Unsupported(f"alpha={alpha} and beta={beta} are no whole numbers, but the matrices are")
     plain = alpha == 1 and (c is None or beta == 0)
     body = Call("mul", (t.load(a.name, at_a), t.load(b.name, at_b)))
-    return Compute(ended(y, axes, store, body, "sum", t, None if plain else ending))
+    return Compute(ended_sum(y, axes, store, body, "sum", t, None if plain else ending))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from roller.core.processor import tiles_permitted
 from roller.probing.cpu.session import CpuSession
 from roller.probing.measured import Measured
 from roller.probing.probe import Finding
@@ -68,6 +69,21 @@ def fma_peak(session: CpuSession) -> Finding:
     # Three four-byte operands per lane: what the registers deliver at that rate.
     total = single.times(12 * session.clock_hz * session.cores)
     values["memory_layers.register.bandwidth_bytes_per_s"] = total
+    return Finding(values, doubts=doubts)
+
+
+def byte_rates(session: CpuSession) -> Finding:
+    """Products of bytes per cycle, of the instructions this processor has and the system permits."""
+    values, doubts = dict[str, Measured](), dict[str, str]()
+    products = session.constant("dot_products")
+    if products:
+        found = values[f"{_RATE}.dot.int8"] = _per_cycle(session, "dot_bytes", products)
+        half = _per_cycle(session, "dot_bytes_half", session.constant("dot_half_products"))
+        if half.value < found.value * (1 - TOLERANCE):
+            doubts[f"{_RATE}.dot.int8"] = "fewer sums are slower: bound by latency. Use more in byte_products.c."
+    products = session.constant("tile_products")
+    if products and tiles_permitted():
+        values[f"{_RATE}.matrix.int8"] = _per_cycle(session, "tile_bytes", products)
     return Finding(values, doubts=doubts)
 
 

@@ -13,6 +13,7 @@ from roller.perf.batch import TileBatch
 from roller.perf.model import estimate_program
 from roller.templates.cpu.common.tasks import vector_axes
 from roller.templates.cpu.dots.pool import dot_axes
+from roller.templates.cpu.matrix import products
 from roller.templates.cpu.streaming.pool import store_choices
 from roller.templates.cpu.tiled.pool import staged_choices
 from roller.tile.geometry import Geometry
@@ -58,9 +59,8 @@ def _cpu_axes(program: RProgram, geometry: Geometry, spec: DeviceSpec) -> list[s
 
 
 def matrix_axes(geometry: Geometry, spec: DeviceSpec, fragment: Fragment) -> list[tuple[int, ...]]:
-    """Return no way: no template of a CPU uses a matrix instruction."""
-    del geometry, spec, fragment
-    return []
+    """Return the axes along m, n and k of an instruction, as positions, every way there is."""
+    return [tuple(geometry.names.index(n) for n in way) for way in products.matrix_axes(geometry, spec, fragment)]
 
 
 def exceeded(program: RProgram, spec: DeviceSpec) -> str | None:

@@ -7,7 +7,7 @@ a predicate and no panel holds padding that must be neutral.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from roller.expr import Index, Run, lane_stride, run_along
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
+from roller.templates.cpu.halves import computed_itemsize_bytes, panel_stays_stored, rows_are_converted
+from roller.templates.cpu.live import cuts, end_at, live_shares, shortest
 from roller.tile.geometry import Access, Floats, Ints
 from roller.tile.program import ALIGNED_TILES
 
@@ -77,6 +79,8 @@ class Decisions:
         Register tiles of one task.
     chunk
         Elements of a reduction axis that the tiles of a task take before they take turns; spatial axes whole.
+    segments
+        Where tiles of an axis end besides its end (:func:`~roller.templates.cpu.live.cuts`).
     """
 
     batch: TileBatch
@@ -86,6 +90,7 @@ class Decisions:
     tiles: Ints
     per_task: Ints
     chunk: Ints
+    segments: Mapping[int, tuple[int, ...]]
 
     @cached_property
     def tasks(self) -> Ints:
@@ -143,6 +148,11 @@ class Decisions:
         return np.ones_like(self.lanes) if v is None else np.asarray(self.tile[:, v] // self.lanes)
 
     @cached_property
+    def live(self) -> Floats:
+        """Share of the points of every axis that micro-kernels pass on average; others lie in the padding."""
+        return live_shares(self.batch.geometry, self.tile, self.chunk, self.segments)
+
+    @cached_property
     def unrolled(self) -> Mask:
         """Reduction axes unrolled into the micro-kernel: from the innermost on, as long as the limits hold."""
         b, g = self.batch, self.batch.geometry
@@ -150,9 +160,9 @@ class Decisions:
         work, inner, sizes = self.vectors.astype(np.float64), np.ones(len(b), bool), b.register.copy()
         for n, a in enumerate(reversed(g.reduction_order)):
             work, sizes[:, a] = work * g.extents[a], g.extents[a]
-            inner = inner & (self.chunk[:, a] == g.extents[a]) & (work <= _UNROLL_LIMIT)
+            inner = inner & (self.chunk[:, a] == g.extents[a]) & (work <= _UNROLL_LIMIT) & (self.live[:, a] == 1.0)
             inner = inner & (self._broadcasts(sizes) <= _UNROLLED_BROADCASTS) if n else inner
-            out[:, a] = inner
+            out[:, a] = inner = inner & ~b.is_open[a]
         return out
 
     @cached_property
@@ -196,7 +206,12 @@ class Decisions:
         name, b = access.tensor.name, self.batch
         if name not in b.staged:
             return IN_PLACE
-        if copies_box(access):
+        if b.fragment is not None:  # what moves with lanes is packed for them; the other one's words may lie in a box
+            k = b.geometry.names.index(b.matrix_axes[2])
+            words = b.fragment.depth(int(b.geometry.extents[k]))
+            alike = copies_box(access) and not access.uses[b.vector_axis] and in_words(access, k, words)
+            return BOX if alike else PANEL
+        if copies_box(access) or rows_are_converted(access, self._vector_axis, b.constants):
             return BOX
         return PANEL if name in b.constants or not read_once(access, self._vector_axis) else IN_PLACE
 
@@ -223,9 +238,19 @@ class Decisions:
 
     def panel_bytes(self, access: Access, tiles: Ints | None = None) -> Floats:
         """Return the bytes of a panel of so many ``tiles`` (all of them) along every axis, ``(N,)``."""
-        g, size = self.batch.geometry, float(access.tensor.itemsize_bytes)
+        g, size = self.batch.geometry, self.held_itemsize_bytes(access)
         elements = np.where(g.spatial, (self.tiles if tiles is None else tiles) * self.tile, g.extents)
         return np.asarray(np.where(access.touched, elements, 1).astype(np.float64).prod(axis=1) * size)
+
+    def keeps_stored(self, access: Access) -> bool:
+        """Whether a panel holds floats of fewer than 32 bits as they are stored: others, and boxes, are converted."""
+        v, b = self._vector_axis, self.batch
+        return panel_stays_stored(access, v, b.constants) and b.fragment is None and self.staging(access) == PANEL
+
+    def held_itemsize_bytes(self, access: Access) -> int:
+        """Return the bytes of an element in a panel or box."""
+        stored = self.keeps_stored(access)
+        return access.tensor.itemsize_bytes if stored else computed_itemsize_bytes(access)
 
     def phases(self, access: Access) -> int:
         """Return the phases that columns of a box are sorted by, so that strided lanes lie side by side."""
@@ -294,6 +319,18 @@ def read_once(access: Access, v: int | None) -> bool:
     return v is None or lane_stride(access.index, access.tensor.shape, access.axis_names[v]) in (0, 1)
 
 
+def in_words(access: Access, axis: int, elements: int) -> bool:
+    """Whether elements of ``axis``, so many from every multiple of that on, are neighbours in memory, and none lacks.
+
+    What guards say of other axes is none of this.
+    """
+    extent, name = int(access.axis_extents[axis]), access.axis_names[axis]
+    if extent % elements or any(name in b.index.axes for b in access.guard):
+        return False
+    run = run_along(access.index, access.tensor.shape, name, extent)
+    return run is not None and run.step == 1 and run.length % elements == 0
+
+
 def run_of_lanes(index: Sequence[Index], shape: Sequence[int], axis: str, extent: int, lanes: int) -> Run | None:
     """Return the runs of ``axis`` that packing copies in whole vectors; ``None`` where it goes element by element."""
     run = run_along(index, shape, axis, extent)
@@ -304,8 +341,7 @@ def run_of_lanes(index: Sequence[Index], shape: Sequence[int], axis: str, extent
 
 def phases(access: Access, v: int) -> int:
     """Return the stride of axis ``v`` through rows of a box where one other axis at most moves along them, by ones."""
-    row = access.coefficients[-1]
-    others = np.delete(row, v)
+    row, others = access.coefficients[-1], np.delete(access.coefficients[-1], v)
     return int(row[v]) if row[v] > 1 and others.sum() <= 1 and (others >= 0).all() else 1
 
 
@@ -323,11 +359,15 @@ def reads_past_the_end(batch: TileBatch) -> bool:
 
 def _decide(batch: TileBatch, elements: int) -> Decisions:
     g, v = batch.geometry, batch.vector_axis
-    ones = np.ones(len(batch), np.int64)
-    lanes = chains = ones
+    lanes = chains = ones = np.ones(len(batch), np.int64)
     tile = np.where(g.spatial, np.minimum(batch.register, g.extents), 1)
+    cut = cuts(g, batch.staged) if batch.traits.reuses and (v is None or g.spatial[v]) else {}
+    segments = {a: ends for a, ends in cut.items() if not batch.is_open[a]}
+    for a, ends in segments.items():
+        tile[:, a] = np.minimum(tile[:, a], shortest(ends))
     whole = np.broadcast_to(g.extents, tile.shape)
-    chunk = whole if batch.panel is None else np.where(g.spatial, whole, np.minimum(batch.panel, whole))
+    step = whole if batch.panel is None else np.where(batch.is_open, batch.panel, np.minimum(batch.panel, whole))
+    chunk = np.where(g.spatial, whole, step)
     if v is not None and g.spatial[v]:
         lanes = _power_of_two_below(np.minimum(elements, tile[:, v]))
         if g.extents[v] < elements and reads_past_the_end(batch):
@@ -345,12 +385,14 @@ def _decide(batch: TileBatch, elements: int) -> Decisions:
     unit = np.ones_like(tile)
     if v is not None and g.spatial[v]:
         unit[:, v] = lanes
-    tile = -(-even // unit) * unit
+    tile = np.where(batch.is_open, tile, -(-even // unit) * unit)
+    chunk = end_at(segments, g, tile, tiles, chunk, unit) if segments else chunk
     # A short axis is cut into more effective tiles than the program's register tile would be: nine elements are two of
     # eight, and still one task of sixteen.
-    some = np.maximum(1, np.minimum(batch.block // batch.register, tiles))
-    per_task = np.where(g.spatial, np.where(batch.block >= g.extents, tiles, some), 1)
-    return Decisions(batch, lanes, chains, tile, tiles, per_task, chunk)
+    held = np.maximum(1, batch.block // batch.register)
+    some = np.where(batch.block >= g.extents, tiles, np.minimum(held, tiles))
+    per_task = np.where(g.spatial, np.where(batch.is_open, held, some), 1)
+    return Decisions(batch, lanes, chains, tile, tiles, per_task, chunk, segments)
 
 
 def _power_of_two_below(n: Ints) -> Ints:

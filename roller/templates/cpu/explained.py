@@ -19,7 +19,8 @@ def explained(told: Sequence[Parts]) -> Term:
     """Return the predicted seconds of the one program that ``told`` is of."""
     p = told[0]
     ways: dict[str, Callable[[Parts, Reader], Term]] = {
-        "tiled": _tiled, "dots": _dots, "rows": _streamed, "streaming": _streamed, "winograd": _winograd
+        "tiled": _tiled, "matrix": _tiled, "dots": _dots, "rows": _streamed, "streaming": _streamed,
+        "winograd": _winograd,
     }  # fmt: skip
     return ways[p["way"]](p, Reader())
 

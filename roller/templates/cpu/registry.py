@@ -16,6 +16,8 @@ from roller.templates.cpu.common.cores import Parts, Terms
 from roller.templates.cpu.decide import decided
 from roller.templates.cpu.dots import price as dots
 from roller.templates.cpu.dots.pool import dots_pools
+from roller.templates.cpu.matrix import price as matrix
+from roller.templates.cpu.matrix.pool import matrix_pools
 from roller.templates.cpu.rows import price as rows
 from roller.templates.cpu.rows.pool import row_pools
 from roller.templates.cpu.streaming import price as streaming
@@ -46,8 +48,13 @@ TEMPLATES = (
         extents_of_calls=True,
     ),
     Template(
-        "dots", lambda p: p.traits.reuses and p.sums_along_vectors, dots.price, f"{_HERE}.emit.split:dots",
-        dots_pools, vary=splits, neighbours=neighbours, decide=decided, extents_of_calls=True,
+        "dots", lambda p: p.traits.reuses and p.fragment is None and p.sums_along_vectors, dots.price,
+        f"{_HERE}.emit.split:dots", dots_pools, vary=splits, neighbours=neighbours, decide=decided,
+        extents_of_calls=True,
+    ),
+    Template(
+        "matrix", lambda p: p.fragment is not None, matrix.price, f"{_HERE}.matrix.emit_tiles:matrix_nests",
+        matrix_pools, decide=decided,
     ),
     Template(
         "rows", lambda p: p.traits.spreads_reductions, rows.price, f"{_HERE}.rows.emit:rows_nests", row_pools,

@@ -20,10 +20,19 @@ def rate_of(spec: DeviceSpec, instruction_class: str, dtype: str) -> float:
     return rates.get(f"{instruction_class}.{dtype}", rates[instruction_class])
 
 
-def arithmetic_cycles(stage: Stage, vectors: Floats, spec: DeviceSpec, elements: int) -> Floats:
-    """Return cycles of the arithmetic of a stage on ``vectors`` of so many elements."""
+def arithmetic_cycles(
+    stage: Stage, vectors: Floats, spec: DeviceSpec, elements: int, loaded_conversions: int = 0
+) -> Floats:
+    """Return cycles of the arithmetic of a stage on ``vectors`` of so many elements.
+
+    Parameters
+    ----------
+    loaded_conversions
+        Conversions of its body that are no arithmetic of every vector: those of what is loaded.
+    """
     rates, width, dtype = spec.compute.ops_per_cycle_per_unit, spec.teu.lanes, stage.acc_dtype
     mix = instruction_mix(stage.body, stage.combiner)
+    mix["convert"] = mix.get("convert", 0.0) - loaded_conversions
     # Rates count elements of four bytes but where the type has its own, whose vectors hold fewer.
     return np.asarray(sum(
         vectors * n * (elements if f"{c}.{dtype}" in rates else width) / rate_of(spec, c, dtype) for c, n in mix.items()

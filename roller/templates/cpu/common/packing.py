@@ -8,6 +8,7 @@ from roller.expr import run_along
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.cpu.common.caches import dram_traffic_bytes, holding_bandwidth
+from roller.templates.cpu.common.conversions import conversion_cycles
 from roller.templates.cpu.common.lanes import lane_distance, room
 from roller.templates.cpu.decide import BOX, IN_PLACE, PANEL, decided, run_of_lanes
 from roller.tile.geometry import Access, Floats, Ints
@@ -44,7 +45,7 @@ def packing_s(batch: TileBatch, spec: DeviceSpec, tasks: Ints) -> Floats:
             continue
         step = 0 if v is None else lane_distance(a, v)
         if how == BOX:
-            box = a.elements(task) * float(a.tensor.itemsize_bytes)
+            box = a.elements(task) * d.held_itemsize_bytes(a)
             packed = a.elements(task).astype(np.float64) * tasks
             # Columns that lanes stride over are sorted by their phase: a loop each, of loads that are shuffled.
             phases = d.phases(a)
@@ -58,11 +59,13 @@ def packing_s(batch: TileBatch, spec: DeviceSpec, tasks: Ints) -> Floats:
             total = total + 2.0 * box * tasks / holding_bandwidth(box, spec)
         else:
             panel, held = d.panel_bytes(a) * d.packings(a), _passed_bytes(a, batch, spec)
-            packed = panel / a.tensor.itemsize_bytes
+            packed = panel / d.held_itemsize_bytes(a)
             lone = v is None or not a.uses[v] or step != 1
             inner = np.where(lone, 1, d.tile[:, v or 0])
             cost = np.where(inner >= spec.teu.lanes, _row_cycles(a, batch, spec), _one_cycles(a, batch, spec))
-            total = total + panel / holding_bandwidth(a.tensor.nbytes, spec) + panel / holding_bandwidth(held, spec)
+            read = packed * a.tensor.itemsize_bytes
+            total = total + read / holding_bandwidth(a.tensor.nbytes, spec) + panel / holding_bandwidth(held, spec)
+        cost = cost + conversion_cycles(a, spec) / spec.teu.lanes
         total = total + packed * cost / (spec.clock_hz * spec.units)
     return total
 

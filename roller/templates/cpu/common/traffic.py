@@ -107,9 +107,10 @@ def _moved_bytes(access: Access, tile: Ints, batch: TileBatch, spec: DeviceSpec)
 
     A run of ``r`` bytes that starts anywhere touches ``r / line + 1 - itemsize / line`` lines on average.
     """
-    size = access.tensor.itemsize_bytes
-    if decided(batch, spec).staging(access) != IN_PLACE or access.gather:
-        return np.asarray(access.elements(tile) * float(size))
+    size, d = access.tensor.itemsize_bytes, decided(batch, spec)
+    staged = d.staging(access) != IN_PLACE
+    if staged or access.gather:
+        return np.asarray(access.elements(tile) * float(d.held_itemsize_bytes(access) if staged else size))
     line = spec.layer("l1").line_bytes or spec.layer("l1").transaction_bytes
     rows, run = access.runs(tile)
     return np.asarray(np.minimum(rows * (run * size + line - size), access.elements(tile) * float(line)))

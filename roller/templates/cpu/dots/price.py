@@ -9,6 +9,7 @@ import numpy as np
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.cpu.common.caches import dram_traffic_bytes
+from roller.templates.cpu.common.conversions import conversion_cycles, loaded_conversions
 from roller.templates.cpu.common.cores import Parts, Terms, combine_s, imbalance, start_s
 from roller.templates.cpu.common.lanes import arithmetic_cycles, room
 from roller.templates.cpu.decide import decided, vector_elements
@@ -35,10 +36,13 @@ def micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
     d, rate, width = decided(batch, spec), spec.compute.ops_per_cycle_per_unit, spec.teu.lanes
     outputs, chains = d.tile.prod(axis=1), d.chains
     vectors = d.vectors.astype(np.float64)
-    arithmetic = arithmetic_cycles(anchor, vectors, spec, vector_elements(batch, spec))
-    loads = sum(
-        (a.elements(d.tile) * (chains if a.uses[v] else 1) for a in g.loads), np.zeros(len(batch), np.int64)
-    ).astype(np.float64)
+    converted = loaded_conversions(g.expr, anchor)
+    arithmetic = arithmetic_cycles(anchor, vectors, spec, vector_elements(batch, spec), converted)
+    loads = np.zeros(len(batch))
+    for a in g.loads:
+        read = a.elements(d.tile) * (chains if a.uses[v] else 1)
+        loads = loads + read
+        arithmetic = arithmetic + read * conversion_cycles(a, spec)
     latency = (spec.execution.step_latency_s or 0.0) * spec.clock_hz
     step = np.maximum.reduce([
         arithmetic, loads * width / rate["load_store"], (vectors + loads) * width / rate["issue"],

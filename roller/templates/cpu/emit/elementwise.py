@@ -6,7 +6,7 @@ Used by the streaming template, and by the rows template for its stages without 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,8 +30,13 @@ def contiguity(stage: Stage, expr: TensorExpr, axis: str) -> tuple[int, int]:
     return sum(s == 1 for s in steps), -sum(s not in (0, 1) for s in steps)
 
 
-def default_plans(stage: Stage, expr: TensorExpr, lanes: int, names: Sequence[str]) -> tuple[SpatialPlan, ...]:
-    """Return plans over the spatial axes ``names``: vectors on the most contiguous, tasks of a useful size."""
+def default_plans(
+    stage: Stage, expr: TensorExpr, lanes: int, names: Sequence[str], open_axes: Collection[str] = ()
+) -> tuple[SpatialPlan, ...]:
+    """Return plans over the spatial axes ``names``: vectors on the most contiguous, tasks of a useful size.
+
+    The code is not made for the extents of ``open_axes``.
+    """
     extents = stage.extents
     best = max(names, key=lambda n: (contiguity(stage, expr, n)[::-1], names.index(n)), default=None)
     plans: list[SpatialPlan] = []
@@ -41,10 +46,13 @@ def default_plans(stage: Stage, expr: TensorExpr, lanes: int, names: Sequence[st
         if n == best:
             width = power_of_two_below(min(lanes, extent))
             tile = width * max(1, min(_UNROLL, extent // width))
+            if n in open_axes:  # one code for lengths of one vector and more, one for those of several
+                tile = width * (_UNROLL if extent >= width * _UNROLL and lanes > 1 else 1)
         tiles = -(-extent // tile)
         per_task = min(tiles, max(1, -(-_TASK_ELEMENTS // (work * tile))))
         work *= per_task * tile
-        plans.append(SpatialPlan(n, extent, tile, tiles, per_task, width))
+        plan = SpatialPlan(n, extent, tile, tiles, per_task, width)
+        plans.append(plan.opened() if n in open_axes else plan)
     return tuple(reversed(plans))
 
 
@@ -69,9 +77,7 @@ def task_loop(
 
     def task(t: Expr) -> Stmt:
         first = {p.name: c * p.per_task for p, c in zip(plans, unravel(t, tasks), strict=True)}
-        counts = [
-            p.per_task if p.tiles % p.per_task == 0 else lower_of(p.per_task, p.tiles - first[p.name]) for p in plans
-        ]
+        counts = [p.per_task if p.tasks_are_equal else lower_of(p.per_task, p.tiles - first[p.name]) for p in plans]
 
         def tile(at: tuple[Expr, ...]) -> Stmt:
             tiles = {p.name: first[p.name] + c for p, c in zip(plans, at, strict=True)}

@@ -30,7 +30,7 @@ def prim_funcs(functions: Mapping[str, tuple[list[Any], Stmt]]) -> Any:
     )
 
 
-def build_library(module: Any, mcpu: str, cores: int) -> bytes:
+def build_library(module: Any, mcpu: str, cores: int, features: str = "") -> bytes:
     """Compile ``module`` for a CPU and link it.
 
     Parameters
@@ -41,6 +41,8 @@ def build_library(module: Any, mcpu: str, cores: int) -> bytes:
         LLVM CPU name.
     cores
         Cores the kernel runs on.
+    features
+        Those the kernel needs beyond what ``mcpu`` says, as LLVM names them, with spaces between.
 
     Returns
     -------
@@ -52,7 +54,7 @@ def build_library(module: Any, mcpu: str, cores: int) -> bytes:
     BuildError
         Where TVM refuses the program, or no C compiler is on PATH to link with.
     """
-    target = _target(mcpu, cores)
+    target = _target(mcpu, cores, features=features)
     with scratch_folder() as folder:
         object_file, library = Path(folder, "kernel.o"), Path(folder, "kernel.so")
         try:
@@ -64,12 +66,12 @@ def build_library(module: Any, mcpu: str, cores: int) -> bytes:
         return library.read_bytes()
 
 
-def features_of(mcpu: str, mtriple: str = "") -> tuple[str, ...]:
-    """Return what a processor must have to run code for ``mcpu``; see :mod:`roller.core.processor`.
+def features_of(mcpu: str, mtriple: str = "", features: str = "") -> tuple[str, ...]:
+    """Return what a processor must have to run code for ``mcpu`` and ``features``; see :mod:`roller.core.processor`.
 
     ``mtriple`` is that of the machine where it is not this one's: names of processors mean nothing to another.
     """
-    return used_by(map(str, llvm_features(_target(mcpu, 1, mtriple))))
+    return used_by(map(str, llvm_features(_target(mcpu, 1, mtriple, features))))
 
 
 def is_foreign(mtriple: str) -> bool:
@@ -83,9 +85,11 @@ def is_foreign(mtriple: str) -> bool:
     return bool(mtriple) and mtriple.partition("-")[0] != platform.machine()
 
 
-def _target(mcpu: str, cores: int, mtriple: str = "") -> Any:
-    triple = {"mtriple": mtriple} if is_foreign(mtriple) else {}
-    return tvm.target.Target({"kind": "llvm", "mcpu": mcpu, "num-cores": cores, **triple})
+def _target(mcpu: str, cores: int, mtriple: str = "", features: str = "") -> Any:
+    more: dict[str, Any] = {"mtriple": mtriple} if is_foreign(mtriple) else {}
+    if features:
+        more["mattr"] = [f"+{f}" for f in features.split()]
+    return tvm.target.Target({"kind": "llvm", "mcpu": mcpu, "num-cores": cores, **more})
 
 
 def link(object_file: Path, library: Path) -> None:

@@ -136,10 +136,11 @@ def lower(
     """
     start = time.perf_counter()
     module, arguments, names = lower_module(program, cores, varying)
+    features = program.fragment.arch if program.fragment is not None else ""
     launches = {f: Launch(module[f].script(), f, taken) for f, taken in names.items()}
     target = {
         "mcpu": mcpu, "cores": cores, "vector_bytes": vector_bytes, "parallel": is_parallel(module[ENTRY].body),
-        "tasks": list(task_counts(module[ENTRY].body)), "features": list(features_of(mcpu, mtriple)),
+        "tasks": list(task_counts(module[ENTRY].body)), "features": list(features_of(mcpu, mtriple, features)),
     }  # fmt: skip
     inputs = [a.name for a in arguments if a.role == "input"]
     artifact = KernelArtifact(
@@ -149,5 +150,5 @@ def lower(
     )  # fmt: skip
     if is_foreign(mtriple):
         return artifact
-    binary = build_library(module, mcpu, cores)
+    binary = build_library(module, mcpu, cores, features)
     return artifact.with_binary(binary, build_s=time.perf_counter() - start, library_bytes=len(binary))

@@ -36,19 +36,13 @@ _ERF_Q = (-1.45660718464996e-05, -2.13374055278905e-04, -1.68282697438203e-03, -
 
 
 def vectorise_math(body: Stmt) -> Stmt:
-    """Return ``body`` with the float32 functions of this module in place of library calls.
-
-    Functions of float16 are computed in float32 and rounded once: LLVM has some of them, and none in vectors.
-    """
+    """Return ``body`` with the float32 functions of this module in place of library calls."""
 
     def replace(call: Any) -> Any:
         name = getattr(call.op, "name", "")
         if name not in _FUNCTIONS:
             return call  # addresses, for one, have no dtype
         dtype = dtype_of(call)
-        if dtype == "float16":
-            wide = getattr(tirx, name.removeprefix("tirx."))(*(a.astype("float32") for a in call.args))
-            return replace(wide).astype(dtype)
         if name in _LIBRARY:
             wide, suffix = (dtype, "") if dtype == "float64" else ("float32", "f")
             args = (a.astype(wide) for a in call.args)

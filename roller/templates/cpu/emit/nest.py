@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from roller.core.dtypes import DTYPE_BYTES, DTYPES
+from roller.core.dtypes import DTYPE_BYTES, DTYPES, stored
 from roller.errors import BuildError
 from roller.expr import OFFSET_ELEMENTS, Cast, Const, Index, IndexValue, Scalar, TensorExpr, Term, transform
 from roller.te.compat import tirx, tvm, tvm_ffi
@@ -180,9 +180,12 @@ def when(condition: Expr, then: Stmt, otherwise: Stmt | None = None) -> Stmt:
 
 
 def declare(
-    name: str, shape: Sequence[int | Expr], dtype: str, *, scope: str = "global", private: bool = True
-) -> Buffer:
+    name: str, shape: Sequence[int | Expr], dtype: str, *, scope: str = "global", private: bool = True,
+    computed: bool = True,
+) -> Buffer:  # fmt: skip
     """Declare a buffer: private ones are aligned to a cache line, arguments to one element.
+
+    Private ones hold what is computed with unless ``computed`` is false: floats of 16 bits as they are stored.
 
     Raises
     ------
@@ -195,7 +198,7 @@ def declare(
             f"buffer '{name}': expected fewer than 2^31 elements, got {elements} {tuple(shape)}. Split the tensor."
         )
     align = LINE_BYTES if private else DTYPE_BYTES[dtype]
-    if private:
+    if private and computed:
         dtype = computed_dtype(dtype)
     elif dtype == "bfloat16":  # stored as bits, as NumPy cannot hand it over by DLPack
         dtype = BITS
@@ -203,9 +206,9 @@ def declare(
 
 
 def computed_dtype(dtype: str) -> str:
-    """Return the dtype that values of ``dtype`` are computed in."""
+    """Return the dtype that values of ``dtype`` are computed in: float32 for floating point of fewer bits."""
     row = DTYPES.get(dtype)
-    return "float32" if row is not None and row.bits else dtype
+    return "float32" if row is not None and row.is_narrow else dtype
 
 
 def _accumulated(dtype: str) -> str:
@@ -213,17 +216,20 @@ def _accumulated(dtype: str) -> str:
 
 
 def computed(expr: TensorExpr) -> TensorExpr:
-    """Return ``expr`` with bfloat16, floats of 8 bits and bool confined to where they mean something.
+    """Return ``expr`` with floats of fewer than 32 bits and bool confined to where they mean something.
 
-    Of the floats that is tensors: literals and sums are in float32, and casts go there and back, which
-    :func:`roller.templates.cpu.emit.bfloat16.rounded_casts` and :mod:`roller.templates.emit.byte_floats` make a
-    rounding. Truth values are reduced as bytes, which have an order and vectors.
+    Of the floats that is tensors: literals and sums are in float32, and casts go there and back, a rounding. For
+    float16 processors have instructions; :func:`roller.templates.cpu.emit.bfloat16.rounded_casts` and
+    :mod:`roller.templates.emit.byte_floats` make it of the bits of the others. Truth values are reduced as bytes, which
+    have an order and vectors.
     """
 
     def scalar(n: Scalar) -> Scalar:
-        if isinstance(n, Cast) and n.dtype != computed_dtype(n.dtype):
-            return Cast("float32", n)
-        return replace(n, dtype=computed_dtype(n.dtype)) if isinstance(n, (Cast, Const, IndexValue)) else n
+        if not isinstance(n, (Cast, Const, IndexValue)) or n.dtype == computed_dtype(n.dtype):
+            return n
+        if isinstance(n, Const):
+            return Const(float(stored(n.value, n.dtype)), "float32")
+        return Cast("float32", n) if isinstance(n, Cast) else replace(n, dtype="float32")
 
     stages = tuple(replace(s, body=transform(s.body, scalar), acc_dtype=_accumulated(s.acc_dtype)) for s in expr.stages)
     return replace(expr, stages=stages)
@@ -231,8 +237,8 @@ def computed(expr: TensorExpr) -> TensorExpr:
 
 def element_dtype(buffer: Buffer) -> str:
     """Return the dtype :func:`read` gives for a buffer's elements."""
-    stored = str(buffer.ty.dtype)
-    return "float32" if stored == BITS else computed_dtype(stored)
+    kept = str(buffer.ty.dtype)
+    return "float32" if kept == BITS else computed_dtype(kept)
 
 
 def allocate(buffer: Buffer) -> Stmt:
@@ -241,11 +247,20 @@ def allocate(buffer: Buffer) -> Stmt:
 
 
 def read(buffer: Buffer, *index: Expr) -> Expr:
-    """Return an element (bfloat16 as float32); a tensor of rank 0 is kept as one element."""
+    """Return an element in the dtype it is computed in; a tensor of rank 0 is kept as one element."""
     value = tirx.BufferLoad(buffer, list(index) or [integer(0)])
     if str(buffer.ty.dtype) != BITS:
         return value.astype(element_dtype(buffer))
     return tirx.reinterpret("float32", value.astype("uint32") << tirx.const(16, "uint32"))
+
+
+def read_vector(buffer: Buffer, index: Sequence[Expr], lanes: int) -> Expr:
+    """Return ``lanes`` neighbouring elements from ``index`` on, along the last dimension, as :func:`read` gives one."""
+    value = tirx.BufferLoad(buffer, [*index[:-1], tirx.Ramp(index[-1], integer(1), lanes)])
+    if str(buffer.ty.dtype) != BITS:
+        return value.astype(f"{element_dtype(buffer)}x{lanes}")
+    places = tirx.Broadcast(tirx.const(16, "uint32"), lanes)
+    return tirx.reinterpret(f"float32x{lanes}", value.astype(f"uint32x{lanes}") << places)
 
 
 def dimensions(buffer: Buffer, index: Sequence[Any]) -> tuple[int, ...]:
@@ -260,9 +275,9 @@ def known(extent: int | Expr) -> int | Expr:
 
 def write(buffer: Buffer, value: Expr, *index: Expr) -> Stmt:
     """Store an element, converted to the buffer's dtype."""
-    stored = str(buffer.ty.dtype)
+    kept = str(buffer.ty.dtype)
     value = value.astype(element_dtype(buffer))
-    value = bfloat16_bits(value) if stored == BITS else value.astype(stored)
+    value = bfloat16_bits(value) if kept == BITS else value.astype(kept)
     return tirx.BufferStore(buffer, value, list(index) or [integer(0)])
 
 

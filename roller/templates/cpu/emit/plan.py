@@ -11,6 +11,7 @@ import numpy as np
 from roller.expr import SPATIAL, Index, Load, Stage, Term
 from roller.expr.scalar import axis_index
 from roller.perf import batch_of
+from roller.te.compat import tirx
 from roller.te.emit import Expr
 from roller.templates.cpu.decide import Decisions, decide
 from roller.tile import RProgram
@@ -32,6 +33,8 @@ class SpatialPlan:
         Register tiles of one task.
     lanes
         Elements of one vector; 1 except on the vector axis.
+    segments
+        Where tiles end besides the end of the axis: none lies in two segments.
     """
 
     name: str
@@ -40,11 +43,23 @@ class SpatialPlan:
     tiles: int | Expr
     per_task: int
     lanes: int = 1
+    segments: tuple[int, ...] = ()
 
     @property
     def tasks(self) -> int | Expr:
         """Tasks along the axis."""
         return (self.tiles + (self.per_task - 1)) // self.per_task
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether tiles are known to end with the axis, so that none is shifted back."""
+        tiles = self.tiles
+        return self.tile == 1 or (isinstance(tiles, int) and (tiles * self.tile == self.extent or tiles == 1))
+
+    @property
+    def tasks_are_equal(self) -> bool:
+        """Whether every task is known to have as many tiles."""
+        return self.per_task == 1 or (isinstance(self.tiles, int) and self.tiles % self.per_task == 0)
 
     @property
     def task_elements(self) -> int:
@@ -55,6 +70,10 @@ class SpatialPlan:
     def of_extent(self, extent: int | Expr) -> SpatialPlan:
         """Return the same tiles of another extent, not below a tile; it may be known at run time only."""
         return replace(self, extent=extent, tiles=(extent + (self.tile - 1)) // self.tile)
+
+    def opened(self) -> SpatialPlan:
+        """Return the same plan with a number that code must not be made for: it is written as if it were unknown."""
+        return self.of_extent(tirx.IntImm("int32", self.extent))
 
 
 @dataclass(frozen=True)
@@ -95,11 +114,12 @@ def spatial_plans(program: RProgram) -> tuple[SpatialPlan, ...]:
     d = decisions_of(program)
     lanes = {program.vector_axis: int(d.lanes[0])}
     sizes = np.stack([d.tile[0], d.tiles[0], d.per_task[0]], axis=1).tolist()
-    return tuple(
-        SpatialPlan(a.name, a.extent, tile, tiles, per_task, lanes.get(a.name, 1))
-        for a, (tile, tiles, per_task) in zip(program.axes, sizes, strict=True)
+    plans = (
+        SpatialPlan(a.name, a.extent, tile, tiles, per_task, lanes.get(a.name, 1), d.segments.get(n, ()))
+        for n, (a, (tile, tiles, per_task)) in enumerate(zip(program.axes, sizes, strict=True))
         if a.kind == SPATIAL
     )
+    return tuple(p.opened() if p.name in program.open_axes else p for p in plans)
 
 
 def at_run_time(plans: tuple[SpatialPlan, ...], last: Stage, shape: Sequence[int | Expr]) -> tuple[SpatialPlan, ...]:

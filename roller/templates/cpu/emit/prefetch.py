@@ -25,7 +25,7 @@ Hint = Callable[[Mapping[str, Any]], Stmt]
 
 
 def prefetch_panel(
-    panel: PanelPlan, buffer: Buffer, order: Sequence[SpatialPlan], item_bytes: int, env: Mapping[str, Any]
+    panel: PanelPlan, buffer: Buffer, order: Sequence[SpatialPlan], env: Mapping[str, Any]
 ) -> Hint | None:
     """Return what fetches lines of a panel's successor at a reduction step; ``None`` where that does not pay.
 
@@ -35,11 +35,10 @@ def prefetch_panel(
         Of a constant.
     order
         The axes in the order their register tiles are looped over.
-    item_bytes
-        Of an element.
     env
         Tile positions of the register tile.
     """
+    item_bytes = storage_dtype(str(buffer.ty.dtype)).itemsize
     if math.prod(panel.shape) * item_bytes < FAR_BYTES or len(panel.spatial) != 1 or not panel.reduction:
         return None
     (axis,) = panel.spatial

@@ -11,15 +11,15 @@ from collections.abc import Callable, Sequence
 
 from roller.te.compat import tirx
 from roller.te.emit import Expr
-from roller.templates.cpu.emit.nest import Buffer, Nest, Stmt, integer, seq
+from roller.templates.cpu.emit.nest import Buffer, Nest, Stmt, element_dtype, integer, read_vector, seq
 
 #: Fewest lanes worth shuffling.
 _LANES = 4
 
 
 def transposable(source: Buffer, panel: Buffer, lanes: int) -> bool:
-    """Whether blocks of ``lanes`` vectors of ``source`` may be shuffled into ``panel``: no conversion on the way."""
-    return lanes >= _LANES and str(source.ty.dtype) == str(panel.ty.dtype)
+    """Whether blocks of ``lanes`` vectors of ``source``, as they are or as they are read, may go into ``panel``."""
+    return lanes >= _LANES and str(panel.ty.dtype) in (element_dtype(source), str(source.ty.dtype))
 
 
 def transposed(nest: Nest, rows: Sequence[Expr]) -> tuple[list[Stmt], list[Expr]]:
@@ -72,5 +72,9 @@ def transpose_block(
     def vector(index: tuple[Expr, ...]) -> list[Expr]:
         return [*index[:-1], tirx.Ramp(index[-1], integer(1), lanes)]
 
-    steps, columns = transposed(nest, [tirx.BufferLoad(source, vector(place(r))) for r in range(lanes)])
+    if panel.ty.dtype == source.ty.dtype:
+        rows = [tirx.BufferLoad(source, vector(place(r))) for r in range(lanes)]
+    else:
+        rows = [read_vector(source, place(r), lanes) for r in range(lanes)]
+    steps, columns = transposed(nest, rows)
     return seq(*steps, *(tirx.BufferStore(panel, v, vector(target(c))) for c, v in enumerate(columns)))

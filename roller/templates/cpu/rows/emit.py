@@ -23,6 +23,7 @@ from roller.templates.cpu.emit.nest import (
     Stmt,
     allocate,
     declare,
+    integer,
     lower_of,
     read,
     reader,
@@ -107,8 +108,9 @@ class _Rows:
 
     def _row_plan(self, plan: SpatialPlan, lanes: int) -> SpatialPlan:
         """One row (or one vector of rows) per step; as many steps per task as the program says."""
-        tiles = -(-plan.extent // lanes)
-        return SpatialPlan(plan.name, plan.extent, lanes, tiles, min(tiles, plan.per_task * plan.tile // lanes), lanes)
+        tiles, per_task = (plan.extent + (lanes - 1)) // lanes, plan.per_task * plan.tile // lanes
+        per_task = min(tiles, per_task) if isinstance(tiles, int) else per_task
+        return SpatialPlan(plan.name, plan.extent, lanes, tiles, per_task, lanes)
 
     def _local(self, s: Stage, lanes: int) -> Buffer:
         shape = [e for e, i in zip(s.output.shape, s.store, strict=True) if not self._is_row(i)]
@@ -144,7 +146,7 @@ class _Rows:
         if vector is not None:
             return self._lane_rows(s, start, value, put, inner, vector, lanes)
         if s.combiner is None:
-            plans = default_plans(s, self.expr, self.lanes, [a.name for a in inner])
+            plans = default_plans(s, self.expr, self.lanes, [a.name for a in inner], self.program.open_axes)
             return elementwise_nest(self.nest, plans, lambda e: put({**start, **e}, value({**start, **e})), False)
         return self._reduction(s, start, value, put, inner)
 
@@ -163,7 +165,7 @@ class _Rows:
                 return self.nest.loop(lanes, lambda x: put(at_lane(env, x), value(at_lane(env, x))), "vector", "lane")
             first = start[vector.name]
             reducer = Reducer(self.nest, s, lambda e: value({**e, _LANE: e[vector.name] - first}), lanes)
-            axis = Axis(vector.name, vector.extent)
+            axis = Axis(vector.name, self.expr.anchor.extents[vector.name])
             finish = lambda e, r: put({**e, _LANE: e[vector.name] - first}, r)  # noqa: E731
             return reducer.across(axis, finish, env, first, lanes)
 
@@ -179,6 +181,7 @@ class _Rows:
             others = [a for a in inner if a is not across]
             width = self._width(across.extent)
             plan = SpatialPlan(across.name, across.extent, width, -(-across.extent // width), 1)
+            plan = plan.opened() if across.name in self.program.open_axes else plan
 
             def tile(at: tuple[Expr, ...]) -> Stmt:
                 env = {**start, **{a.name: x for a, x in zip(others, at, strict=False)}}
@@ -186,10 +189,11 @@ class _Rows:
 
             return self.nest.grid([*(a.extent for a in others), plan.tiles], tile)
         along = self._along(s)
+        span = self._span(along)
 
         def point(at: tuple[Expr, ...]) -> Stmt:
             env = {**start, **{a.name: x for a, x in zip(inner, at, strict=True)}}
-            return reducer.point(env, along, lambda r: put(env, r))
+            return reducer.point(env, along, lambda r: put(env, r), span)
 
         return self.nest.grid([a.extent for a in inner], point)
 
@@ -208,6 +212,10 @@ class _Rows:
         """Return the contiguous reduction axis."""
         good = [a for a in s.reduction_axes if a.extent > 1 and _vectorisable(s, self.expr, a.name)]
         return good[-1] if good and self.lanes > 1 else None
+
+    def _span(self, axis: Axis | None) -> tuple[Any, Any] | None:
+        """Return first element and length of an axis whose length the code must not be made for; else ``None``."""
+        return (0, integer(axis.extent)) if axis is not None and axis.name in self.program.open_axes else None
 
     # --- staged form ----------------------------------------------------------------------------
 
@@ -228,7 +236,7 @@ class _Rows:
         names = [a.name for a in s.spatial_axes]
         large = s.points >= _SPLIT_POINTS
         if s.combiner is None:
-            plans = default_plans(s, self.expr, self.lanes, names)
+            plans = default_plans(s, self.expr, self.lanes, names, self.program.open_axes)
             return elementwise_nest(self.nest, plans, lambda e: put(e, value(e)), large)
         points = math.prod(a.extent for a in s.spatial_axes)
         if points < self.cores and large:
@@ -239,12 +247,13 @@ class _Rows:
             SpatialPlan(a.name, a.extent, width.get(a.name, 1), -(-a.extent // width.get(a.name, 1)), 1)
             for a in s.spatial_axes
         )
+        plans = tuple(p.opened() if p.name in self.program.open_axes else p for p in plans)
         reducer = Reducer(self.nest, s, value, self.lanes)
 
         def tile(env: Env) -> Stmt:
             if across is not None:
                 return reducer.across(across, put, env, env[across.name], width[across.name])
-            return reducer.point(env, self._along(s), lambda r: put(env, r))
+            return reducer.point(env, self._along(s), lambda r: put(env, r), self._span(self._along(s)))
 
         return task_loop(self.nest, plans, tile, "parallel" if large else "serial")
 

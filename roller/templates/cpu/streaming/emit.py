@@ -132,7 +132,7 @@ def _nest(nest: Nest, program: RProgram, s: Stage, out: Buffer, tensors: Mapping
     if s.axes == program.axes:
         plans = spatial_plans(program)
     else:
-        plans = default_plans(s, program.expr, program.vector_elements, names)
+        plans = default_plans(s, program.expr, program.vector_elements, names, program.open_axes)
 
     def store(env: dict[str, Any]) -> Stmt:
         return write(out, emit_scalar(s.body, env, tensors), *(emit_index(i, env) for i in s.store))

@@ -8,6 +8,7 @@ from roller.expr import instruction_mix
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.cpu.common.caches import bandwidth_of, cached_share, tensor_bytes
+from roller.templates.cpu.common.conversions import stored_cycles
 from roller.templates.cpu.common.cores import Parts, Terms, imbalance, start_s
 from roller.templates.cpu.common.lanes import lane_distance, rate_of, room
 from roller.templates.cpu.decide import decided, starts_at_lines
@@ -140,6 +141,8 @@ def _stream_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
     for s in g.expr.stages:
         mix = instruction_mix(s.body, s.combiner)
         per_point = sum(n * lanes / rate_of(spec, c, s.acc_dtype) for c, n in mix.items())
+        if s is g.expr.stages[-1]:
+            per_point += stored_cycles(g.expr, spec)
         strided = [a for a in g.loads if v is not None and lane_distance(a, v) > 1]
         loads = max(1, len(set(s.loads))) * lanes / rate["load_store"]
         vectors = s.points / lanes

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from roller.errors import BuildError
@@ -19,6 +19,7 @@ from roller.expr import COMBINERS, Load, Scalar, Stage, lane_stride, transform, 
 from roller.te.compat import tirx
 from roller.te.emit import Expr, combine, constant, emit_index, emit_scalar
 from roller.templates.cpu.decide import BOX, IN_PLACE
+from roller.templates.cpu.emit.live import live_span, skipped_taps
 from roller.templates.cpu.emit.nest import (
     Buffer,
     Nest,
@@ -60,6 +61,7 @@ from roller.templates.cpu.emit.plan import (
 )  # fmt: skip
 from roller.templates.cpu.emit.prefetch import Hint, prefetch_panel
 from roller.templates.cpu.tiled.emit_segment_store import write_runs
+from roller.templates.cpu.tiled.order import least_held
 from roller.tile import RProgram
 from roller.tile.geometry import access_of_load
 
@@ -92,6 +94,7 @@ class Tiled:
         self.vector = next((s for s in self.spatial if s.lanes > 1), None)
         self.order = [s for s in self.spatial if s is not self.vector] + ([self.vector] if self.vector else [])
         self.reduction = reduction_plans(program)
+        self.skipped = skipped_taps(program, self.spatial)
         self.panels: dict[str, tuple[PanelPlan, Buffer]] = {}
         self.halos: dict[str, tuple[HaloPlan, Buffer]] = {}
         self.body = self._stage_loads()
@@ -112,26 +115,27 @@ class Tiled:
         """Plan the packing of every staged load and return the body with those loads redirected."""
         redirected: dict[Load, Load] = {}
         decisions = decisions_of(self.program)
-        padding = dict(self.program.storage_padding)
         vector = self.vector.name if self.vector else None
         for n, ld in enumerate(self.stage.loads):
             access = access_of_load(self.program.expr, ld)
             how = decisions.staging(access)
             if how == IN_PLACE:
+                redirected[ld] = replace(ld, guard=()) if decisions.segments else ld  # no tile lies across a guard
                 continue
             name = f"{ld.tensor}_packed{n}"
             while name in self.buffers:
                 name += "_"
             dtype = self.program.expr.tensors[ld.tensor].dtype
             if how == BOX:
-                phases, pad = decisions.phases(access), padding.get(ld.tensor, 0)
+                phases, pad = decisions.phases(access), dict(self.program.storage_padding).get(ld.tensor, 0)
                 halo = halo_plan(ld, self.stage, self.spatial, vector, phases, pad)
                 lead = (*halo.extents[:-1], halo.phases) if halo.phases > 1 else halo.extents[:-1]
                 self.halos[name] = halo, declare(name, (*lead, halo.extents[-1]), dtype)
                 redirected[ld] = Load(name, halo.local)
             else:
                 panel = panel_plan(ld, self.spatial, self.reduction, bool(decisions.upfront(access)[0]))
-                self.panels[name] = panel, declare(name, panel.shape or (1,), dtype)
+                shape, stored = panel.shape or (1,), decisions.keeps_stored(access)
+                self.panels[name] = panel, declare(name, shape, dtype, computed=not stored)
                 redirected[ld] = Load(name, panel.index)
         return transform(self.stage.body, lambda n: redirected.get(n, n) if isinstance(n, Load) else n)
 
@@ -150,7 +154,11 @@ class Tiled:
         """Return the statements that fill panels of all tiles."""
         zero = {s.name: integer(0) for s in self.spatial}
         every = {s.name: s.tiles for s in self.spatial}
-        return [pack_panel(self.nest, p, self.buffers[p.load.tensor], b, zero, every) for p, b in panels]
+        return [self._packed(p, b, zero, every) for p, b in panels]
+
+    def _packed(self, panel: PanelPlan, buffer: Buffer, first: Env, count: Env) -> Stmt:
+        """Return the statement that fills a panel of some tiles."""
+        return pack_panel(self.nest, panel, self.buffers[panel.load.tensor], buffer, first, count)
 
     def nests(self) -> Nests:
         """Return the nest of a call, and the one that packs the constants before the first."""
@@ -166,12 +174,12 @@ class Tiled:
     def _task(self, task: tuple[Expr, ...]) -> Stmt:
         first = {s.name: t * s.per_task for s, t in zip(self.spatial, task, strict=True)}
         count = {
-            s.name: s.per_task if s.tiles % s.per_task == 0 else lower_of(s.per_task, s.tiles - first[s.name])
+            s.name: s.per_task if s.tasks_are_equal else lower_of(s.per_task, s.tiles - first[s.name])
             for s in self.spatial
         }
         start = {s.name: tile_start(s, first[s.name]) for s in self.spatial}
         mine = [(p, b) for p, b in self.panels.values() if not p.upfront]
-        pack = [pack_panel(self.nest, p, self.buffers[p.load.tensor], b, first, count) for p, b in mine]
+        pack = [self._packed(p, b, first, count) for p, b in mine]
         halo = [pack_halo(self.nest, p, self.buffers[p.load.tensor], b, start) for p, b in self.halos.values()]
         held = [b for _, b in (*mine, *self.halos.values())] + ([self.partial] if self.chunked else [])
         tiles = self._chunks(lambda chunk: self._tiles(first, count, start, chunk))
@@ -203,21 +211,36 @@ class Tiled:
         names, plans = self.program.axis_names, {s.name: s for s in self.spatial}
         return [plans[names[a]] for a in decisions_of(self.program).loop_order[0].tolist()]
 
-    def each(self, body: Callable[[tuple[Expr, ...]], Stmt]) -> Stmt:
-        """Run ``body`` on every element of the register tile: rows unrolled, lanes vectorised."""
-        rows = [s.tile for s in self.order if s is not self.vector]
+    def each(self, body: Callable[[tuple[Expr, ...]], Stmt], order: Sequence[int] | None = None) -> Stmt:
+        """Run ``body`` on every element of the register tile: rows unrolled, lanes vectorised.
 
-        def lanes(at: tuple[Expr, ...]) -> Stmt:
-            v = self.vector
+        ``order``: of the rows' loops and that over vectors, which is the last one, outermost first.
+        """
+        v, sizes = self.vector, self._unrolled
+        loops = range(len(sizes)) if order is None else order
+
+        def element(at: tuple[Expr, ...]) -> Stmt:
+            place = dict(zip(loops, at, strict=True))
+            *rows, vectors = (place[n] for n in range(len(sizes)))
             if v is None:
-                return body(at)
-            return self.nest.loop(
-                v.tile // v.lanes,
-                lambda u: self.nest.loop(v.lanes, lambda x: body((*at, u * v.lanes + x)), "vector", "lane"),
-                "unroll",
-            )
+                return body(tuple(rows))
+            return self.nest.loop(v.lanes, lambda x: body((*rows, vectors * v.lanes + x)), "vector", "lane")
 
-        return self.nest.grid(rows, lanes, "unroll")
+        return self.nest.grid([sizes[n] for n in loops], element, "unroll")
+
+    @property
+    def _unrolled(self) -> list[int]:
+        """Iterations of the loops over a register tile: rows, and vectors of a row (1 where there are none)."""
+        v = self.vector
+        return [*(s.tile for s in self.order if s is not v), 1 if v is None else v.tile // v.lanes]
+
+    @functools.cached_property
+    def _step_order(self) -> tuple[int, ...]:
+        """The order of these loops at a step of the reduction; a vector's lanes are no loop."""
+        places = {named(s.name): n for n, s in enumerate(self.order) for named in (str, inner_of, relative)}
+        loads = [n for n in walk(self.body) if isinstance(n, Load)]
+        changes = [{places[a] for i in ld.index for a in i.axes if a in places} for ld in loads]
+        return least_held(self._unrolled, changes)
 
     def at(self, env: Env, inner: tuple[Expr, ...]) -> Env:
         """Extend ``env`` from the tile's origin to one element of it."""
@@ -229,15 +252,6 @@ class Tiled:
 
     def _micro_kernel(self, env: Env, chunk: Env) -> Stmt:
         neutral = constant(COMBINERS[self.stage.combiner or "sum"].neutral, self.stage.acc_dtype)
-
-        def step(at: Env) -> Stmt:
-            def element(inner: tuple[Expr, ...]) -> Stmt:
-                value = self._value({**env, **at}, inner)
-                index = inner or (integer(0),)
-                return write(self.acc, combine(self.stage.combiner or "sum", read(self.acc, *index), value), *index)
-
-            return self.each(element)
-
         begin = self.each(lambda i: write(self.acc, neutral, *i))
         end = self._write_back(env)
         if self.chunked:
@@ -247,15 +261,22 @@ class Tiled:
             first, last = self._ends(chunk)
             begin, end = when(first, begin, resume), when(last, end, keep)
         hints = self._hints(env)
-        return seq(
-            allocate(self.acc), begin, self._reduce(chunk, lambda at: seq(*(h(at) for h in hints), step(at))), end
-        )
+        run = self._reduce(env, chunk, lambda at: seq(*(h(at) for h in hints), self._step(env, at)))
+        return seq(allocate(self.acc), begin, run, end)
+
+    def _step(self, env: Env, at: Env) -> Stmt:
+        """Add one point of the reduction to every element of the register tile."""
+
+        def element(inner: tuple[Expr, ...]) -> Stmt:
+            index, value = inner or (integer(0),), self._value({**env, **at}, inner)
+            return write(self.acc, combine(self.stage.combiner or "sum", read(self.acc, *index), value), *index)
+
+        return self.each(element, self._step_order)
 
     def _hints(self, env: Env) -> list[Hint]:
         """Return what fetches the next panels of constants while a register tile is computed."""
-        order, sizes = self._loop_order(), {n: t.itemsize_bytes for n, t in self.program.expr.tensors.items()}
         constant = [(p, b) for p, b in self.panels.values() if p.load.tensor in self.constants]
-        hints = (prefetch_panel(p, b, order, sizes[p.load.tensor], env) for p, b in constant)
+        hints = (prefetch_panel(p, b, self._loop_order(), env) for p, b in constant)
         return [hint for hint in hints if hint is not None]
 
     def _ends(self, chunk: Env) -> tuple[Expr, Expr]:
@@ -272,10 +293,12 @@ class Tiled:
         """Return what one reduction point adds to one element of the tile."""
         return emit_scalar(self.body, self.at(env, inner), self.tensors).astype(self.stage.acc_dtype)
 
-    def _reduce(self, chunk: Env, step: Callable[[Env], Stmt]) -> Stmt:
+    def _reduce(self, env: Env, chunk: Env, step: Callable[[Env], Stmt]) -> Stmt:
         """Loop over one chunk of the reduction axes; blocks of the innermost go outside where it has some."""
 
         def span(r: ReductionPlan) -> tuple[Any, Any]:
+            if r.name in self.skipped:
+                return live_span(self.skipped[r.name], env)
             offset = chunk[r.name] * r.chunk if r.name in chunk else 0
             return offset, lower_of(r.chunk, r.extent - offset) if r.extent % r.chunk else r.chunk
 
@@ -306,16 +329,15 @@ class Tiled:
     def _write_back(self, env: Env) -> Stmt:
         """Store the finished tile through the epilogue, vectorised where the output is contiguous."""
         last = self.program.expr.epilogue or self.stage
-        out = self.buffers[last.name]
-        v = self.vector
+        out, v = self.buffers[last.name], self.vector
         contiguous = v is None or lane_stride(last.store, last.output.shape, v.name) == 1
-        if v is None or (contiguous and v.tile <= v.extent):
+        if v is None or (contiguous and not (isinstance(v.extent, int) and v.tile > v.extent)):
             return self.each(lambda i: self._store(last, out, self.at(env, i), self.acc, i))
         runs = write_runs(self, last, out, v, env)
         if runs is not None:
             return runs
         spill = self.each(lambda i: write(self.spill, read(self.acc, *i), *i))
-        rows, length = [s.tile for s in self.order[:-1]], min(v.tile, v.extent)
+        rows, length = [s.tile for s in self.order[:-1]], min(v.tile, v.extent) if isinstance(v.extent, int) else v.tile
         if contiguous:
             return seq(allocate(self.spill), spill, self._short_rows(env, rows, length, last, out))
         sizes = [length, *rows]

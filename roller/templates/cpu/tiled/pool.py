@@ -10,11 +10,13 @@ from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.common.options import ConstructOptions
 from roller.templates.common.scale_up import unique_rows
-from roller.templates.cpu.common.lanes import lane_count, lane_distance
+from roller.templates.cpu.common.lanes import lane_count, lane_distance, room
 from roller.templates.cpu.common.tasks import batch_of, row_axes, task_shapes, tile_counts, vector_axes
 from roller.templates.cpu.decide import read_once
+from roller.templates.cpu.halves import is_converted
+from roller.templates.cpu.live import cuts, slides
 from roller.templates.cpu.tiled.price import price
-from roller.tile.geometry import Floats, Geometry, Ints
+from roller.tile.geometry import Access, Floats, Geometry, Ints
 from roller.tile.structures import TILED, structure_of
 
 #: Rows of a micro-kernel along a scalar (broadcast) axis.
@@ -37,7 +39,7 @@ def tiled_pools(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions)
         return []
     batches = []
     for v, registers in micro_kernels(geometry, spec, options.constants).items():
-        register, block = np.split(_tiled(geometry, spec, registers), 2, axis=1)
+        register, block = np.split(task_tiles(geometry, spec, registers), 2, axis=1)
         for staged in staged_choices(geometry, v, options.constants):
             batches.append(batch_of(geometry, TILED, register, block, staged, v))
     return batches
@@ -47,18 +49,21 @@ def staged_choices(geometry: Geometry, v: int, constants: tuple[str, ...] = ()) 
     """Return the sets of inputs to pack for vector axis ``v``: what must be packed, and that with what may be.
 
     Packed of necessity: accesses with guards or gathers, and vectors whose lanes are not neighbours in memory. A
-    vector operand with neighbouring lanes that is read again may be packed (its rows then cannot collide in a cache); a
-    broadcast operand read in place costs nothing and is packed only where that costs no call anything: ``constants``
-    are packed ahead, with what else may be and without.
+    vector operand with neighbouring lanes that is read again may be packed (its rows then cannot collide in a cache);
+    so may a broadcast one that every read would convert. Any other broadcast operand read in place costs nothing and
+    is packed only where that costs no call anything: ``constants`` are packed ahead, with what else may be and without.
     """
     must, may = set[str](), set[str]()
     for a in geometry.loads:
         step = lane_distance(a, v)
         if a.bounds or a.gather or step > 1:
             must.add(a.tensor.name)
-        elif (step == 1 and not read_once(a, v)) or a.tensor.name in constants:
+        elif a.tensor.name in constants or (not read_once(a, v) and (step == 1 or is_converted(a))):
             may.add(a.tensor.name)
-    sets = (must, must | (may & set(constants)), must | may)
+    sets = [must, must | (may & set(constants)), must | may]
+    guarded = {a.tensor.name for a in geometry.loads if a.bounds}
+    if guarded and not any(a.gather or lane_distance(a, v) > 1 for a in geometry.loads if a.bounds):
+        sets += [s - guarded for s in sets if cuts(geometry, tuple(s - guarded))]
     return list(dict.fromkeys(tuple(n for n in geometry.load_names if n in chosen) for chosen in sets))
 
 
@@ -70,7 +75,7 @@ def micro_kernels(geometry: Geometry, spec: DeviceSpec, constants: tuple[str, ..
     """
     found, best = dict[int, tuple[Ints, Floats]](), np.inf
     for v in vector_axes(geometry, TILED):
-        register = _register_tiles(geometry, spec, v)
+        register = register_tiles(geometry, spec, v)
         block = np.where(geometry.spatial, -(-geometry.extents // register) * register, geometry.extents)
         choices = staged_choices(geometry, v, constants)
         priced = [price(batch_of(geometry, TILED, register, block, s, v), spec, {})["seconds"] for s in choices]
@@ -81,7 +86,7 @@ def micro_kernels(geometry: Geometry, spec: DeviceSpec, constants: tuple[str, ..
     return {v: register[np.sort(np.argsort(s, kind="stable")[:_KERNELS])] for v, (register, s) in near.items()}
 
 
-def _register_tiles(geometry: Geometry, spec: DeviceSpec, v: int) -> Ints:
+def register_tiles(geometry: Geometry, spec: DeviceSpec, v: int) -> Ints:
     """Return the register tiles whose lanes lie along axis ``v``, ``(N, axes)``."""
     lanes = lane_count(spec, 4)
     usable = spec.limits.usable_vector_registers or 1  # the schema requires it of a CPU
@@ -97,9 +102,9 @@ def _register_tiles(geometry: Geometry, spec: DeviceSpec, v: int) -> Ints:
     return np.stack(found)
 
 
-def _tiled(geometry: Geometry, spec: DeviceSpec, registers: Ints) -> Ints:
+def task_tiles(geometry: Geometry, spec: DeviceSpec, registers: Ints) -> Ints:
     """Return distinct rows of register tile and task side by side, ``(N, 2 * axes)``."""
-    steps = [np.where(geometry.spatial, 1, geometry.extents), *reduction_chunks(geometry)]
+    steps = [np.where(geometry.spatial, 1, geometry.extents), *reduction_chunks(geometry, spec)]
     found, known = [], dict[bytes, tuple[Ints, Ints]]()
     for register in registers:
         tiles = tile_counts(geometry, register)
@@ -109,22 +114,43 @@ def _tiled(geometry: Geometry, spec: DeviceSpec, registers: Ints) -> Ints:
             known[key] = tasks, _chunked_tasks(tasks)
         rows = register.prod() // register.max()
         for n, step in enumerate(steps):
-            if n and rows > 1 and step.max() < _SHORT_CHUNK:
+            if n and rows > 1 and step.prod() < _SHORT_CHUNK:
                 continue
-            block = np.where(geometry.spatial, register * known[key][n > 0], step)
+            block = np.where(geometry.spatial, register * known[key][n > 0], -(-step // register) * register)
             found.append(np.concatenate([np.broadcast_to(register, block.shape), block], axis=1))
     return unique_rows(np.concatenate(found))
 
 
-def reduction_chunks(geometry: Geometry) -> list[Ints]:
+def reduction_chunks(geometry: Geometry, spec: DeviceSpec) -> list[Ints]:
     """Return the pieces of a deep reduction to consider.
 
-    The tiles of a task take turns, piece by piece, and read operands while their lines and pages are still near.
+    The tiles of a task take turns, piece by piece, and read operands while their lines and pages are still near. Around
+    a window it is the outermost axis of the others that is cut, where the image it slides over outgrows L2 and its taps
+    have gaps between them: the next tap then finds no line again that the one before has brought.
     """
-    deep = np.flatnonzero(~geometry.spatial & (geometry.extents > 1))
-    if len(deep) != 1:
+    deep = [int(a) for a in np.flatnonzero(~geometry.spatial & (geometry.extents > 1))]
+    windowed = [a for a in geometry.loads if not a.gather and a.shared_axes.any()]
+    apart = any(s.gap > s.step for s in slides(geometry))
+    if len(deep) > 1 and apart and any(_image_bytes(a) > room(spec, "l2") for a in windowed):
+        deep = [a for a in geometry.reduction_order if a in deep and not any(x.shared_axes[a] for x in windowed)]
+    elif len(deep) != 1:
         return []
-    return [np.where(geometry.spatial, 1, c) for c in CHUNKS if 2 * c <= geometry.extents[deep[0]]]
+    if not deep:
+        return []
+    behind = int(geometry.extents[deep[1:]].prod())
+    out = []
+    for c in CHUNKS:
+        if c % behind == 0 and 2 * c <= geometry.extents[deep[0]] * behind:
+            steps = np.where(geometry.spatial, 1, geometry.extents)
+            steps[deep[0]] = c // behind
+            out.append(steps)
+    return out
+
+
+def _image_bytes(access: Access) -> float:
+    """Return the bytes that windows slide over, all channels: of one image of a batch."""
+    images = access.uses & access.spatial & ~access.shared_axes
+    return access.tensor.nbytes / float(access.axis_extents[images].prod())
 
 
 def _chunked_tasks(tasks: Ints) -> Ints:

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 
 import numpy as np
 
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.phases import overlapped
+from roller.templates.cpu.common.conversions import (
+    BROADCAST_CONVERSIONS,
+    kernel_conversion_cycles,
+    loaded_conversions,
+    stored_cycles,
+)
 from roller.templates.cpu.common.cores import Parts, Terms, combine_s, imbalance, start_s
 from roller.templates.cpu.common.lanes import arithmetic_cycles, lane_distance, room
 from roller.templates.cpu.common.packing import packing_s, task_dram_bytes
 from roller.templates.cpu.common.traffic import cache_traffic
-from roller.templates.cpu.decide import BOX, IN_PLACE, PANEL, decided, vector_elements
+from roller.templates.cpu.decide import BOX, IN_PLACE, PANEL, Mask, decided, vector_elements
+from roller.templates.cpu.halves import computed_itemsize_bytes, rows_are_converted
 from roller.tile.geometry import Access, Floats, Ints
 
 #: Cycles a micro-kernel needs around its loop: instructions of our templates.
@@ -27,23 +35,27 @@ def micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Flo
     rate, v, lanes = spec.compute.ops_per_cycle_per_unit, batch.vector_axis, vector_elements(batch, spec)
     register, vectors = d.tile, d.vectors.astype(np.float64)
     width, anchor = spec.teu.lanes, g.expr.anchor
-    fma = arithmetic_cycles(anchor, vectors, spec, lanes)
+    fma = arithmetic_cycles(anchor, vectors, spec, lanes, loaded_conversions(g.expr, anchor))
     loads = gathers = scattered = np.zeros(len(batch))
     unrolled = np.where(d.unrolled, g.extents, 1)
     steps = unrolled.prod(axis=1).astype(np.float64)
     split = 1.0 if spec.execution.split_load_slots is None else spec.execution.split_load_slots
     for a in g.loads:
         elements = _elements_per_step(a, v, register, unrolled, steps)
+        convert = kernel_conversion_cycles(a, batch, spec)
         if v is None or not a.uses[v]:
             loads = loads + elements
+            fma = fma + elements * convert * BROADCAST_CONVERSIONS
         elif _lanes_together(a, batch, spec):
             vectors_read = elements / np.minimum(lanes, np.maximum(1, register[:, v]))
             loads = loads + vectors_read * (1.0 + split * _split_share(a, batch, spec))
+            fma = fma + vectors_read * convert
         else:
             # Where the collected vectors do not fit the registers, those that steps share are collected again.
             held = vectors + elements * steps / lanes
             kept = held < (spec.limits.vector_registers or np.inf)
             gathers = gathers + np.where(kept, elements, elements + a.points(register))
+            fma = fma + elements * convert
             scattered = scattered + _scattered_lines(a, batch, spec)
     load = (loads + gathers) * width / rate["load_store"]
     issue = (vectors + loads + 2 * gathers) * width / rate["issue"]
@@ -53,12 +65,17 @@ def micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Flo
     misses = _page_misses(batch, spec) + _set_conflicts(batch, spec)
     misses = misses / (spec.execution.misses_in_flight or 1)
     bounds = (load, issue, misses, np.full(len(batch), latency))
-    cycles = functools.reduce(np.maximum, bounds, fma) + scattered
-    outputs = register.prod(axis=1).astype(np.float64)
-    epilogue = sum(arithmetic_cycles(s, vectors, spec, lanes) for s in g.expr.stages if s is not anchor)
+    return functools.reduce(np.maximum, bounds, fma) + scattered, write_cycles(batch, spec)
+
+
+def write_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
+    """Return cycles of the write-back of one micro-kernel, its epilogue, and what is around its loop."""
+    g, d, lanes = batch.geometry, decided(batch, spec), vector_elements(batch, spec)
+    vectors, outputs = d.vectors.astype(np.float64), d.tile.prod(axis=1).astype(np.float64)
+    epilogue = sum(arithmetic_cycles(s, vectors, spec, lanes) for s in g.expr.stages if s is not g.expr.anchor)
     scatter = (spec.execution.element_scatter_s or 0.0) * spec.clock_hz
     write = np.where(d.stores_vectors, vectors * 2, outputs * scatter + vectors)
-    return cycles, write + epilogue + KERNEL_CYCLES
+    return np.asarray(write + epilogue + vectors * stored_cycles(g.expr, spec) + KERNEL_CYCLES)
 
 
 def _elements_per_step(access: Access, v: int | None, register: Ints, unrolled: Ints, steps: Floats) -> Floats:
@@ -176,7 +193,7 @@ def _page_misses(batch: TileBatch, spec: DeviceSpec) -> Floats:
 
 
 def _set_conflicts(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return cycles per reduction point lost where broadcast rows read in place meet in the same cache sets.
+    """Return cycles per reduction point lost where broadcast rows as long as the tensor's meet in the same cache sets.
 
     Rows ``pitch`` bytes apart start in ``page / gcd(pitch, page)`` places of a way; where more of them share a place
     than two thirds of the ways, they evict each other and every line comes from L2 again.
@@ -189,29 +206,48 @@ def _set_conflicts(batch: TileBatch, spec: DeviceSpec) -> Floats:
     ways = l1.capacity_bytes // page
     miss = (spec.layer("l2").latency_s or 0.0) * spec.clock_hz
     for a in g.loads:
-        if d.staging(a) != IN_PLACE or a.uses[batch.vector_axis]:
+        converted = d.staging(a) == BOX and rows_are_converted(a, batch.vector_axis, batch.constants)
+        if a.uses[batch.vector_axis] or not (converted or d.staging(a) == IN_PLACE):
             continue
+        size = computed_itemsize_bytes(a) if converted else a.tensor.itemsize_bytes
         for axis in np.flatnonzero(a.uses & g.spatial):
-            pitch = lane_distance(a, int(axis)) * a.tensor.itemsize_bytes
+            pitch = lane_distance(a, int(axis)) * size
             places = page // math.gcd(pitch, page) if pitch >= line else page // line
             rows = d.tile[:, axis]
             crowded = -(-rows // places) > 2 * ways // 3
-            total = total + np.where(crowded, rows * miss * a.tensor.itemsize_bytes / line, 0.0)
+            total = total + np.where(crowded, rows * miss * size / line, 0.0)
     return total
 
 
-def price(batch: TileBatch, spec: DeviceSpec, parts: Parts) -> Terms:
-    """Price a batch; returns ``seconds`` and its terms as arrays ``(N,)``."""
+def in_registers(batch: TileBatch, spec: DeviceSpec) -> Mask:
+    """Mask of programs whose sums, vectors of an operand and broadcast stay in vector registers, ``(N,)``."""
+    d = decided(batch, spec)
+    usable = spec.limits.usable_vector_registers or 0  # the schema requires it of a CPU
+    every = d.vectors + d.operand_vectors + 1  # one more holds the broadcast
+    return np.asarray((d.vectors <= usable) & (every < (spec.limits.vector_registers or usable)))
+
+
+def price(
+    batch: TileBatch, spec: DeviceSpec, parts: Parts,
+    micro_kernel: Callable[[TileBatch, DeviceSpec], tuple[Floats, Floats]] = micro_kernel_cycles,
+    fits: Callable[[TileBatch, DeviceSpec], Mask] | None = None,
+) -> Terms:  # fmt: skip
+    """Price a batch; returns ``seconds`` and its terms as arrays ``(N,)``.
+
+    ``micro_kernel`` returns cycles per reduction point and of the write-back of one micro-kernel, ``fits`` which
+    programs find room in registers.
+    """
     g, d = batch.geometry, decided(batch, spec)
     kernels = d.tiles.astype(np.float64).prod(axis=1)
-    points = float(g.extents[~g.spatial].prod())
-    cycles, write = micro_kernel_cycles(batch, spec)
+    live = d.live.prod(axis=1)
+    points = float(g.extents[~g.spatial].prod()) * live
+    cycles, write = micro_kernel(batch, spec)
     write = write + resumed_cycles(batch, spec)
     idle, tasks = imbalance(batch, spec)
     lines = partial_line_cycles(batch, spec)
     compute = kernels * (points * cycles + write) / (spec.clock_hz * spec.units) * idle
     store = kernels * lines / (spec.clock_hz * spec.units) * idle
-    l2, l3, streamed = cache_traffic(batch, spec, kernels)
+    l2, l3, streamed = (live * moved for moved in cache_traffic(batch, spec, kernels))
     pack = packing_s(batch, spec, tasks) * np.where(tasks > 1, 1, spec.units)
     dram_bytes = task_dram_bytes(batch, spec)
     terms: Terms = {
@@ -228,12 +264,11 @@ def price(batch: TileBatch, spec: DeviceSpec, parts: Parts) -> Terms:
     slowest = overlapped(memory, compute + store, spec.execution.misses_in_flight or 1)
     parts.update(kernels=kernels, points=points, cycles=cycles, write=write, lines=lines, imbalance=idle)
     parts.update(l2_bytes=l2, l3_bytes=l3, stream_bytes=streamed, memory=memory, slowest=slowest)
-    usable = spec.limits.usable_vector_registers or 0  # the schema requires it of a CPU
-    every = d.vectors + d.operand_vectors + 1  # one more holds the broadcast
-    fits = (d.vectors <= usable) & (every < (spec.limits.vector_registers or usable))
     terms["combine_s"] = combine_s(batch, spec)
     terms["seconds"] = np.where(
-        fits, slowest + pack + terms["stream_s"] + terms["combine_s"] + terms["launch_s"], np.inf
+        (fits or in_registers)(batch, spec),
+        slowest + pack + terms["stream_s"] + terms["combine_s"] + terms["launch_s"],
+        np.inf,
     )
     terms["dram_bytes"] = dram_bytes
     terms["tasks"] = tasks.astype(float)

@@ -16,6 +16,7 @@ from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.phases import overlapped
 from roller.templates.cpu.common.caches import dram_traffic_bytes, holding_bandwidth
+from roller.templates.cpu.common.conversions import conversion_cycles, stored_cycles
 from roller.templates.cpu.common.lanes import lane_count, lane_distance, room
 from roller.templates.cpu.common.packing import TRANSPOSED
 from roller.templates.cpu.tiled.price import KERNEL_CYCLES
@@ -114,6 +115,7 @@ class _Costs:
         strided = lane_distance(image, self.geometry.names.index(plan.form.channel)) != 1
         gather = TRANSPOSED * (spec.execution.element_gather_s or 0.0) * spec.clock_hz
         copy = plan.channel_lanes * gather if strided else self._cycles("load_store", 2)
+        copy += conversion_cycles(image, spec)
         tiles = rows.box * columns.box
         return vectors * (positions * copy + tiles * self._transform(matrices(plan.m)[2], plan.side))
 
@@ -126,6 +128,7 @@ class _Costs:
         contiguous = lane_distance(g.store, g.names.index(plan.form.filter)) == 1
         scatter = (spec.execution.element_scatter_s or 0.0) * spec.clock_hz
         store = 2.0 * outputs if contiguous else outputs * plan.lanes * scatter
+        store += outputs * stored_cycles(g.expr, spec)
         vectors = plan.tiles * plan.panels.box * (plan.width // plan.lanes)
         return vectors * (self._transform(matrices(plan.m)[0], plan.side) + epilogue + store)
 

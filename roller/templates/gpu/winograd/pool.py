@@ -28,11 +28,11 @@ _FAR_BEHIND = 1.3
 def winograd_gpu_pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
     """Return batches of the best tilings per output tile size.
 
-    None where the option is off, the expression is no window product of enough channels, its workspaces are too
-    large for 32-bit offsets, or it forbids padding.
+    None where the option is off, the expression is no window product of enough channels, or one of floats of fewer than
+    32 bits, its workspaces are too large for 32-bit offsets, or it forbids padding.
     """
     form = window_product(geometry.expr) if options.winograd and geometry.expr.allow_padding else None
-    if form is None or geometry.expr.anchor.extents[form.channel] < LEAST_CHANNELS:
+    if form is None or form.converted or geometry.expr.anchor.extents[form.channel] < LEAST_CHANNELS:
         return []
     sided = [name for name, s in STRUCTURES.items() if s.output_side]
     unvaried = {name: _plain(geometry, spec, options, name) for name in sided}

@@ -1,0 +1,1 @@
+"""Models of fewer bits against ONNX Runtime on this processor: ``python -m benchmarks.quantised``."""

@@ -1,0 +1,243 @@
+"""Whole numbers as functions of sizes: found from values at some sizes, exact at all of them, or not found.
+
+What a compiler writes for one shape is full of numbers that come from its sizes: extents, strides, counts of tiles.
+Each is a product of sizes, of quotients of them by a tile and of remainders, with a factor and a constant:
+``64 * b * s``, ``ceil(s / 32) * b``, ``s - 16``. From the numbers at a few shapes the function is found, and it must
+give every one of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+#: Sizes multiplied in one monomial at most.
+_DEGREE = 3
+#: Formulas of two terms that give the same numbers, and are kept to be told apart.
+_MOST_RIVALS = 40
+
+
+@dataclass(frozen=True)
+class Atom:
+    """A monomial of sizes, or its quotient or remainder by a number.
+
+    Parameters
+    ----------
+    sizes
+        Names of the sizes that are multiplied; one that is squared stands twice.
+    how
+        ``"*"``: the product itself; ``"ceil"``, ``"floor"``: its quotient by :attr:`by`, rounded; ``"mod"``: the rest;
+        ``"share"``: :attr:`whole` divided by the first quotient, both rounded up.
+    by
+        Divisor.
+    factor
+        What the product is multiplied by before it is divided.
+    whole
+        What is shared.
+    """
+
+    sizes: tuple[str, ...]
+    how: str = "*"
+    by: int = 1
+    factor: int = 1
+    whole: int = 1
+
+    def at(self, sizes: Mapping[str, int]) -> int:
+        """Return its value."""
+        value = self.factor * math.prod(sizes[n] for n in self.sizes)
+        if self.how == "*":
+            return value
+        if self.how == "mod":
+            return value % self.by
+        if self.how == "share":
+            return -(-self.whole // max(1, -(-value // self.by)))
+        return -(-value // self.by) if self.how == "ceil" else value // self.by
+
+    def most(self, sizes: Mapping[str, int]) -> int:
+        """Return the largest value that computing it passes through."""
+        return self.factor * math.prod(sizes[n] for n in self.sizes) + self.by + self.whole
+
+
+@dataclass(frozen=True)
+class Formula:
+    """``const + sum of factor * product of atoms``.
+
+    Examples
+    --------
+    >>> Formula(2, ((3, (Atom(("b",)), Atom(("s",), "ceil", 4))),)).at({"b": 2, "s": 5})
+    14
+    """
+
+    const: int
+    terms: tuple[tuple[int, tuple[Atom, ...]], ...] = ()
+
+    def at(self, sizes: Mapping[str, int]) -> int:
+        """Return its value at some sizes."""
+        return self.const + sum(factor * math.prod(a.at(sizes) for a in atoms) for factor, atoms in self.terms)
+
+    def most(self, sizes: Mapping[str, int]) -> int:
+        """Return the largest absolute value that computing it passes through, with terms in their order."""
+        total, most = 0, abs(self.const)
+        for factor, atoms in self.terms:
+            term = 1
+            for atom in atoms:
+                term *= atom.at(sizes)
+                most = max(most, abs(term), atom.most(sizes))
+            total += factor * term
+            most = max(most, abs(factor * term), abs(total))
+        return max(most, abs(total + self.const))
+
+    @property
+    def sizes(self) -> frozenset[str]:
+        """The sizes it depends on."""
+        return frozenset(n for _, atoms in self.terms for a in atoms for n in a.sizes)
+
+
+class Fitter:
+    """Finds formulas of numbers known at some sizes.
+
+    Parameters
+    ----------
+    points
+        The sizes by name at which numbers are known.
+    divisors
+        Numbers that sizes may be divided by: tiles, and products of them.
+    dividends
+        What may be divided, beside products of sizes: extents.
+    """
+
+    def __init__(
+        self,
+        points: Sequence[Mapping[str, int]],
+        divisors: Iterable[int] = (),
+        dividends: Iterable[Formula] = (),
+    ) -> None:
+        self.points = tuple(dict(p) for p in points)
+        self.divisors = tuple(sorted({d for d in divisors if d > 1}))
+        self._dividends = [
+            (factor, atoms[0].sizes)
+            for f in dividends
+            if len(f.terms) == 1 and not f.const
+            for factor, atoms in f.terms
+            if len(atoms) == 1 and atoms[0].how == "*" and factor > 1
+        ]
+        self._found: dict[tuple[int, ...], Formula | None] = {}
+        self._known: dict[int, np.ndarray] = {}
+        #: Formulas that give the same numbers as one that was found, with it: other sizes may tell them apart.
+        self.rivals: list[tuple[Formula, ...]] = []
+        #: Numbers that whoever uses it asks for, one after another.
+        self.asked: list[tuple[int, ...]] = []
+
+    def fit(self, values: Sequence[int]) -> Formula | None:
+        """Return the simplest formula that gives every value; ``None`` where there is none.
+
+        Parameters
+        ----------
+        values
+            One number for each of the points.
+        """
+        key = tuple(values)
+        if key not in self._found:
+            self._found[key] = Formula(key[0]) if len(set(key)) == 1 else self._searched(key)
+        return self._found[key]
+
+    @cached_property
+    def _monomials(self) -> list[tuple[Atom, ...]]:
+        names = sorted(self.points[0])
+        every = [c for n in range(1, _DEGREE + 1) for c in itertools.combinations_with_replacement(names, n)]
+        return [(Atom(c),) for c in every]
+
+    @cached_property
+    def _parted(self) -> list[tuple[Atom, ...]]:
+        """Quotients and remainders, those of short monomials first."""
+        short = [(1, m[0].sizes) for m in self._monomials if len(m[0].sizes) < _DEGREE]
+        parted = [*short, *dict.fromkeys(self._dividends)]
+        return [(Atom(m, how, d, f),) for f, m in parted for d in self.divisors for how in ("ceil", "floor", "mod")]
+
+    @cached_property
+    def _products(self) -> list[tuple[Atom, ...]]:
+        counts = [a for a in self._parted if a[0].how == "ceil"]
+        pairs = [a + m for a in self._parted if a[0].how != "mod" for m in self._monomials]
+        return pairs + [a + b for a, b in itertools.combinations(counts, 2)]
+
+    @cached_property
+    def _shares(self) -> list[tuple[Atom, ...]]:
+        counts = [a for (a,) in self._parted if a.how == "ceil"]
+        return [(replace(a, how="share", whole=n),) for a in counts for n in self.divisors if n > a.by]
+
+    def _searched(self, values: tuple[int, ...]) -> Formula | None:
+        monomials, parted = self._monomials, self._parted
+        return (
+            self._one(values, monomials)
+            or self._one(values, parted)
+            or self._one(values, self._products)
+            or self._one(values, self._shares)
+            or self._two(values, monomials, monomials)
+            or self._two(values, parted, [*monomials, *parted])
+            or self._two(values, [p for p in self._products if len(p[0].sizes) == 1], monomials)
+        )
+
+    def _columns(self, several: Sequence[tuple[Atom, ...]]) -> np.ndarray:
+        if id(several) not in self._known:  # the lists live as long as this does
+            atoms = {a: np.array([a.at(p) for p in self.points], np.int64) for a in {a for x in several for a in x}}
+            self._known[id(several)] = np.array([math.prod(atoms[a] for a in x) for x in several], np.int64)
+        return self._known[id(several)]
+
+    def doubtful(self, sizes: Mapping[str, int]) -> bool:
+        """Whether formulas that agree so far differ at some sizes: the number there says which of them is meant."""
+        return any(len({f.at(sizes) for f in alike}) > 1 for alike in self.rivals)
+
+    def _one(self, values: tuple[int, ...], several: Sequence[tuple[Atom, ...]]) -> Formula | None:
+        """Return ``factor * atoms + const``, first of all without the constant."""
+        if not several:
+            return None
+        columns, wanted = self._columns(several), np.array(values, np.int64)
+        low, high = int(wanted.argmin()), int(wanted.argmax())
+        rise = columns[:, high] - columns[:, low]
+        usable = rise != 0
+        factor = np.where(usable, (wanted[high] - wanted[low]) // np.where(usable, rise, 1), 0)
+        const = wanted[low] - factor * columns[:, low]
+        right = usable & (factor[:, None] * columns + const[:, None] == wanted).all(axis=1)
+        rows = sorted(np.flatnonzero(right).tolist(), key=lambda n: (bool(const[n]), n))
+        found = tuple(Formula(int(const[n]), ((int(factor[n]), several[n]),)) for n in rows)
+        if len(found) > 1:
+            self.rivals.append(found)
+        return found[0] if found else None
+
+    def _two(
+        self, values: tuple[int, ...], several: Sequence[tuple[Atom, ...]], others: Sequence[tuple[Atom, ...]]
+    ) -> Formula | None:
+        """Return ``f * atoms + g * atoms + const``."""
+        if len(self.points) < 5 or not several:  # three unknown numbers need some more to be held against
+            return None
+        wanted = np.array(values, np.float64)
+        every, rest = self._columns(several).astype(float), self._columns(others).astype(float)
+        middle = wanted - wanted.mean()
+        one, two = every - every.mean(axis=1, keepdims=True), rest - rest.mean(axis=1, keepdims=True)
+        # Normal equations of all pairs at once; a formula that is found is held against all values exactly.
+        a, b, c = (one**2).sum(axis=1)[:, None], one @ two.T, (two**2).sum(axis=1)[None, :]
+        x, y = (one @ middle)[:, None], (two @ middle)[None, :]
+        det = a * c - b * b
+        fine = det > 1e-9 * np.maximum(a * c, 1e-300)
+        det = np.where(fine, det, 1.0)
+        f, g = np.rint((x * c - y * b) / det), np.rint((a * y - b * x) / det)
+        const = np.rint(wanted.mean() - f * every.mean(axis=1)[:, None] - g * rest.mean(axis=1)[None, :])
+        off = np.abs(f[..., None] * every[:, None, :] + g[..., None] * rest[None] + const[..., None] - wanted).max(
+            axis=2
+        )
+        rows = np.argwhere(fine & (off < 0.5) & (f != 0) & (g != 0)).tolist()
+        found = [
+            Formula(int(const[n, m]), ((int(f[n, m]), several[n]), (int(g[n, m]), others[m])))
+            for n, m in sorted(
+                rows, key=lambda at: (bool(const[tuple(at)]), float(abs(f[tuple(at)]) + abs(g[tuple(at)])), at)
+            )[:_MOST_RIVALS]
+        ]
+        alike = tuple(x for x in found if all(x.at(p) == v for p, v in zip(self.points, values, strict=True)))
+        if len(alike) > 1:
+            self.rivals.append(alike)
+        return alike[0] if alike else None

@@ -1,0 +1,105 @@
+"""Nested data for all sizes from the data for some: numbers that differ become formulas of the sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from roller.core.formulas import Fitter, Formula
+from roller.errors import RollerError
+
+
+class MismatchError(RollerError):
+    """Data of two sizes differ in more than numbers, or a number is no known function of the sizes."""
+
+
+@dataclass(frozen=True)
+class General:
+    """Data that depend on sizes.
+
+    Parameters
+    ----------
+    data
+        Dictionaries, lists and leaves; a :class:`~roller.core.formulas.Formula` where a number depends on the sizes.
+    """
+
+    data: Any
+
+    def at(self, sizes: Mapping[str, int]) -> Any:
+        """Return the data at some sizes.
+
+        Examples
+        --------
+        >>> general([{"n": 6}, {"n": 10}, {"n": 4}], Fitter([{"s": 3}, {"s": 5}, {"s": 2}])).at({"s": 7})
+        {'n': 14}
+        """
+        known: dict[Formula, int] = {}
+
+        def at(node: Any) -> Any:
+            if isinstance(node, Formula):
+                found = known.get(node)
+                if found is None:
+                    found = known[node] = node.at(sizes)
+                return found
+            if isinstance(node, _Fixed):
+                return node.data
+            if isinstance(node, dict):
+                return {k: at(v) for k, v in node.items()}
+            if isinstance(node, list):
+                return [at(v) for v in node]
+            return node
+
+        return at(self.data)
+
+
+@dataclass(frozen=True)
+class _Fixed:
+    """A branch that depends on no size: it is taken as it is."""
+
+    data: Any
+
+
+def general(several: Sequence[Any], fitter: Fitter) -> General:
+    """Return the data of all sizes.
+
+    Parameters
+    ----------
+    several
+        The data at each point of ``fitter``: dictionaries, lists and tuples, numbers and other leaves.
+    fitter
+        Finds the formulas.
+
+    Raises
+    ------
+    MismatchError
+        Where they differ in more than whole numbers, or one is no known function of the sizes.
+    """
+    return General(_general(list(several), fitter, ""))
+
+
+def _general(nodes: list[Any], fitter: Fitter, path: str) -> Any:
+    first = nodes[0]
+    if isinstance(first, dict):
+        if any(not isinstance(n, dict) or list(n) != list(first) for n in nodes):
+            raise MismatchError(f"{path or 'the data'}: expected the same entries for all sizes, got others for some.")
+        made: Any = {k: _general([n[k] for n in nodes], fitter, f"{path}.{k}") for k in first}
+        return _Fixed(first) if all(_is_fixed(v) for v in made.values()) else made
+    if isinstance(first, (list, tuple)):
+        if any(not isinstance(n, (list, tuple)) or len(n) != len(first) for n in nodes):
+            raise MismatchError(f"{path or 'the data'}: expected as many entries for all sizes, got more for some.")
+        made = [_general([n[k] for n in nodes], fitter, f"{path}[{k}]") for k in range(len(first))]
+        return _Fixed(list(first)) if all(_is_fixed(v) for v in made) else made
+    if all(type(n) is type(first) and n == first for n in nodes):
+        return first
+    if not all(isinstance(n, int) and not isinstance(n, bool) for n in nodes):
+        raise MismatchError(f"{path}: expected the same for all sizes, got {first!r} and others.")
+    formula = fitter.fit(nodes)
+    if formula is None:
+        some = ", ".join(f"{n} at {p}" for n, p in zip(nodes[:3], fitter.points, strict=False))
+        raise MismatchError(f"{path}: expected a known function of the sizes, got {some}.")
+    return formula
+
+
+def _is_fixed(made: Any) -> bool:
+    return not isinstance(made, (Formula, dict, list))

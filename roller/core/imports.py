@@ -1,0 +1,55 @@
+"""Imports that do not bring along what nobody asked for."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+
+class _Refusing(MetaPathFinder):
+    """Finds no package of a name in the thread that made it: whoever can do without it there does."""
+
+    def __init__(self, package: str) -> None:
+        self._package, self._thread = package, threading.get_ident()
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Refuse the package, and let others find the rest."""
+        if fullname == self._package and threading.get_ident() == self._thread:
+            raise ModuleNotFoundError(f"{fullname} is left out of this import", name=fullname)
+        return None
+
+
+@contextmanager
+def left_out(package: str) -> Iterator[None]:
+    """Import without an optional package of the imported one, which takes seconds to load where it is installed.
+
+    It is a package like any other afterwards, and all the while in other threads; one that is loaded already stays.
+
+    Parameters
+    ----------
+    package
+        The optional package; what is imported must do without it.
+
+    Examples
+    --------
+    >>> with left_out("this"):
+    ...     import this
+    Traceback (most recent call last):
+    ModuleNotFoundError: this is left out of this import
+    """
+    if package in sys.modules:
+        yield
+        return
+    refusing = _Refusing(package)
+    sys.meta_path.insert(0, refusing)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(refusing)

@@ -1,0 +1,117 @@
+"""Canonical forms: a reduction passes no points that always add nothing.
+
+A window with gaps wider than the image has taps that lie in the padding wherever the window stands: 3x3 taps 24 apart
+on an image of 17x17 are one tap, and the convolution is a matrix product. What the guards of a load say about its axes
+decides that, for any sum of products with a load that is zero outside, and for any reduction whose padding is neutral.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from roller.expr.combiners import COMBINERS
+from roller.expr.scalar import Bound, Call, Cast, Index, Load, Scalar, Term, map_indices, transform
+from roller.expr.tensor_expr import Axis, Stage, TensorExpr
+
+
+def trimmed_reductions(expr: TensorExpr) -> TensorExpr:
+    """Return ``expr`` whose reductions begin and end where they first and last add something for any output.
+
+    Guards that hold everywhere after that are gone. An expression with nothing to trim is returned as it is.
+
+    Examples
+    --------
+    >>> from roller import ops
+    >>> wide = ops.conv2d(1, 8, 17, 17, 4, 3, 3, padding=24, dilation=24)
+    >>> [a.extent for a in wide.anchor.reduction_axes]
+    [8, 3, 3]
+    >>> [a.extent for a in trimmed_reductions(wide).anchor.reduction_axes]
+    [8, 1, 1]
+
+    Notes
+    -----
+    What is left out is zero times a finite weight: an infinity or NaN among the weights of such a tap no longer reaches
+    the result.
+    """
+    s = expr.anchor
+    if s.combiner is None or (len(expr.stages) > 1 and expr.epilogue is None):
+        return expr
+    kept = {a.name: span for a in s.reduction_axes if (span := live_span(s, a)) != (0, a.extent)}
+    if not kept:
+        return expr
+
+    def index(i: Index) -> Index:
+        return replace(i, const=i.const + sum(t.coef * kept[t.axis][0] for t in i.terms if t.axis in kept))
+
+    axes = tuple(replace(a, extent=kept[a.name][1] - kept[a.name][0]) if a.name in kept else a for a in s.axes)
+    extents = {a.name: a.extent for a in axes}
+    body = transform(map_indices(s.body, index), lambda n: _unguarded(n, extents) if isinstance(n, Load) else n)
+    stage = replace(s, axes=axes, body=body)
+    return replace(expr, stages=tuple(stage if x is s else x for x in expr.stages))
+
+
+def live_span(stage: Stage, axis: Axis) -> tuple[int, int]:
+    """Return first and end of the points of a reduction axis that add something to some output; all where none do."""
+    if any(not t.is_affine for ld in stage.loads for i in _indices(ld) for t in i.terms if t.axis == axis.name):
+        return 0, axis.extent
+    first, end = 0, axis.extent
+    for load in stage.loads:
+        if load.guard and adds_nothing_outside(stage, load):
+            for b in load.guard:
+                low, high = _span(b, axis, stage.extents)
+                first, end = max(first, low), min(end, high)
+    return (first, end) if first < end else (0, axis.extent)
+
+
+def adds_nothing_outside(stage: Stage, load: Load) -> bool:
+    """Whether a point adds nothing to a stage's reduction where a guard of ``load`` fails."""
+    neutral = COMBINERS[stage.combiner or "sum"].neutral
+
+    def zero(n: Scalar) -> bool:
+        if isinstance(n, Cast):
+            return zero(n.arg)
+        if isinstance(n, Call) and n.fn == "mul":
+            return any(zero(a) for a in n.args)
+        return n == load and load.outside == 0.0
+
+    if stage.combiner == "sum":
+        return zero(stage.body)
+    return stage.body == load and load.outside == neutral
+
+
+def _indices(load: Load) -> tuple[Index, ...]:
+    return (*load.index, *(b.index for b in load.guard))
+
+
+def _span(b: Bound, axis: Axis, extents: Mapping[str, int]) -> tuple[int, int]:
+    """Return the points of ``axis`` at which a bound may hold: ``(first, end)``."""
+    step = sum(t.coef for t in b.index.terms if t.axis == axis.name)
+    if step == 0:
+        return 0, axis.extent
+    least, most = _range(replace(b.index, terms=tuple(t for t in b.index.terms if t.axis != axis.name)), extents)
+    ends = b.low - most, b.high - 1 - least  # of step * point
+    first, last = (-(-ends[0] // step), ends[1] // step) if step > 0 else (-(ends[1] // -step), -ends[0] // -step)
+    return max(0, first), min(axis.extent, last + 1)
+
+
+def _range(index: Index, extents: Mapping[str, int]) -> tuple[int, int]:
+    """Return the least and the largest value of an index, or bounds of them."""
+    ends = [_ends(t, extents[t.axis]) for t in index.terms]
+    return index.const + sum(low for low, _ in ends), index.const + sum(high for _, high in ends)
+
+
+def _ends(t: Term, extent: int) -> tuple[int, int]:
+    largest = (extent - 1) // t.div
+    largest = min(largest, t.mod - 1) if t.mod else largest
+    return min(0, t.coef * largest), max(0, t.coef * largest)
+
+
+def _unguarded(load: Load, extents: Mapping[str, int]) -> Load:
+    """Return a load without the bounds that hold everywhere."""
+
+    def may_fail(b: Bound) -> bool:
+        least, most = _range(b.index, extents)
+        return least < b.low or most >= b.high
+
+    return replace(load, guard=tuple(b for b in load.guard if may_fail(b)))

@@ -1,0 +1,296 @@
+"""A model whose calls choose sizes: one plan, few kernels each, and nothing compiled for new sizes."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from roller.core.display import one_line
+from roller.core.generalise import General
+from roller.errors import ArtifactError, LaunchError, counted, shown
+from roller.graph.plan import Plan
+from roller.graph.plan_data import plan_from_dict
+from roller.graph.steps import Run, Step, Together
+from roller.model.constants import Constants, PanelKey, prepare
+from roller.model.frames import Frame
+from roller.model.kernels import KernelCode, LoadedKernel, aligned, load_kernel
+from roller.model.runner import Runner, build_runner, load_runner
+from roller.model.saving import Saved
+from roller.model.session import Session
+
+Sizes = Mapping[str, int]
+#: Sizes of calls that are kept ready; the first of them makes room for another.
+_MOST_READY = 256
+
+
+@dataclass(frozen=True)
+class RangeKernel:
+    """A kernel that takes sizes.
+
+    Parameters
+    ----------
+    code
+        What runs it, its shapes those of some sizes.
+    shapes
+        Shapes of what it takes, in order, for all sizes.
+    library
+        Its bytes.
+    """
+
+    code: KernelCode
+    shapes: General
+    library: bytes = field(repr=False)
+
+    def at(self, sizes: Sizes) -> KernelCode:
+        """Return the code with the shapes of some sizes."""
+        pairs = zip(self.code.taken, self.shapes.at(sizes), strict=True)
+        return replace(self.code, taken=tuple(replace(t, shape=tuple(shape)) for t, shape in pairs))
+
+
+@dataclass(frozen=True)
+class RangePlan:
+    """A plan of all sizes.
+
+    Parameters
+    ----------
+    general
+        Its data (:func:`~roller.graph.plan_data.plan_to_dict`); its runs name the kernels of ``kernels``.
+    largest
+        The plan of the largest sizes, with all constants.
+    ends
+        Least and largest of every size.
+    inputs
+        Dimensions of every input: numbers, and names of sizes.
+    kernels
+        By key, all that may compute it.
+    choose
+        Position in ``kernels`` of what computes a key at some sizes.
+    """
+
+    general: General
+    largest: Plan
+    ends: Mapping[str, tuple[int, int]]
+    inputs: Mapping[str, tuple[int | str, ...]]
+    kernels: Mapping[str, tuple[RangeKernel, ...]]
+    choose: Callable[[str, Sizes], int]
+
+    def at(self, sizes: Sizes) -> Plan:
+        """Return the plan of some sizes, without constants; its runs name kernel and choice."""
+        plan = plan_from_dict({**self.general.at(sizes), "constants": ()}, {}, self.largest.program.name)
+        chosen: dict[str, int] = {}
+
+        def named(step: Step) -> Step:
+            if isinstance(step, Together):
+                return replace(step, lanes=tuple(tuple(map(named, lane)) for lane in step.lanes))
+            if not isinstance(step, Run):
+                return step
+            if step.kernel not in chosen:
+                chosen[step.kernel] = self.choose(step.kernel, sizes)
+            return replace(step, kernel=variant_key(step.kernel, chosen[step.kernel]))
+
+        return replace(plan, program=replace(plan.program, steps=tuple(map(named, plan.program.steps))))
+
+
+def variant_key(key: str, number: int) -> str:
+    """Return the key of one of the kernels that compute what ``key`` names."""
+    return f"{key}/{number}"
+
+
+class RangeSession:
+    """A whole model on this machine's processor, for all sizes of a range.
+
+    Calls are as those of a :class:`~roller.model.session.Session`; the shapes of the arrays say the sizes. New sizes
+    take some milliseconds more for each kernel, once, and tenths of a second where one must run to show that it is
+    right there; nothing is compiled.
+
+    Parameters
+    ----------
+    plan
+        Steps, places, kernels.
+    cores
+        Threads a call may use, the caller among them.
+
+    Raises
+    ------
+    LaunchError
+        Where a kernel cannot be loaded here.
+    """
+
+    def __init__(self, plan: RangePlan, *, cores: int) -> None:
+        self.plan, self.cores = plan, cores
+        self.runner: Runner = load_runner(build_runner())
+        self.runner.use_threads(cores)
+        self._loaded = {
+            variant_key(key, n): load_kernel(k.code, k.library, self.runner.launch)
+            for key, several in plan.kernels.items()
+            for n, k in enumerate(several)
+        }
+        self.constants = self._packed()
+        self._ready: dict[tuple[int, ...], _Sized] = {}
+        self._lock, self._arenas = threading.Lock(), list[np.ndarray]()
+
+    def _packed(self) -> Constants:
+        """Pack the constants for every kernel that reads them."""
+        arrays, panels = dict[str, np.ndarray](), dict[PanelKey, tuple[np.ndarray, ...]]()
+        largest = self.plan.largest
+        most = max(map(len, self.plan.kernels.values()), default=1)
+        for number in range(most):
+
+            def named(step: Step, number: int = number) -> Step:
+                if isinstance(step, Together):
+                    return replace(step, lanes=tuple(tuple(map(named, lane)) for lane in step.lanes))
+                if not isinstance(step, Run):
+                    return step
+                last = len(self.plan.kernels[step.kernel]) - 1
+                return replace(step, kernel=variant_key(step.kernel, min(number, last)))
+
+            program = replace(largest.program, steps=tuple(map(named, largest.program.steps)))
+            made = prepare(replace(largest, program=program), self._loaded)
+            arrays |= made.arrays
+            panels |= {k: v for k, v in made.panels.items() if k not in panels}
+        return Constants(arrays, panels)
+
+    @property
+    def name(self) -> str:
+        """Of the model."""
+        return self.plan.largest.program.name or "model"
+
+    @property
+    def arena_bytes(self) -> int:
+        """Memory of one call beside its inputs and outputs, at the largest sizes."""
+        return self.plan.largest.arena_bytes
+
+    def run(self, *arguments: Any, **options: Any) -> Any:
+        """Run the model; arguments and results as of :meth:`roller.model.calls.ModelCalls.run`.
+
+        Raises
+        ------
+        LaunchError
+            Where sizes are outside their range, arrays disagree on one, or an array does not fit.
+        """
+        return self.at(**self._sizes(arguments)).run(*arguments, **options)
+
+    __call__ = run
+
+    def at(self, **sizes: int) -> Session:
+        """Return the session of some sizes; nothing is compiled.
+
+        Parameters
+        ----------
+        **sizes
+            Every size by name.
+
+        Raises
+        ------
+        LaunchError
+            Where a size is missing, unknown, or outside its range.
+        """
+        try:
+            return self._ready[tuple(sizes[n] for n in self.plan.ends)]
+        except KeyError:
+            return self._made(sizes)
+
+    def save(self, folder: str | os.PathLike[str], *, sources: bool = True) -> Path:
+        """Refuse: only the session of some sizes can be saved, ``at(**sizes).save(folder)``.
+
+        Raises
+        ------
+        ArtifactError
+            Always.
+        """
+        del sources
+        raise ArtifactError(
+            f"{folder}: expected the session of some sizes, got that of a range, which has no format yet. "
+            "Save session.at(**sizes)."
+        )
+
+    def _made(self, sizes: Sizes) -> Session:
+        ends = self.plan.ends
+        if set(sizes) != set(ends):
+            raise LaunchError(f"{self.name}: expected the sizes {list(ends)}, got {list(sizes)}.")
+        for name, (low, high) in ends.items():
+            if not low <= sizes[name] <= high:
+                raise LaunchError(
+                    f"{self.name}: expected '{name}' from {low} to {high}, got {shown(sizes[name])}. "
+                    "Compile for a range that has it."
+                )
+        sizes = {n: int(sizes[n]) for n in ends}
+        plan = self.plan.at(sizes)
+        kernels: dict[str, LoadedKernel] = {}
+        for key, several in self.plan.kernels.items():
+            for n, kernel in enumerate(several):
+                name = variant_key(key, n)
+                kernels[name] = replace(self._loaded[name], code=kernel.at(sizes))
+        made = _Sized.of(Saved(plan, kernels, self.constants, self.cores, self.runner, {}), self._arenas)
+        with self._lock:
+            if len(self._ready) >= _MOST_READY:
+                del self._ready[next(iter(self._ready))]
+            self._ready[tuple(sizes.values())] = made
+        return made
+
+    def _sizes(self, arguments: Sequence[Any]) -> dict[str, int]:
+        """Return the sizes that the arrays of a call say; the least where they say none, for it to refuse."""
+        feeds = next((a for a in arguments if isinstance(a, Mapping)), None)
+        arrays = dict(feeds) if feeds is not None else dict(zip(self.plan.inputs, arguments, strict=False))
+        found: dict[str, int] = {}
+        for name, dims in self.plan.inputs.items():
+            shape = getattr(arrays.get(name), "shape", None)
+            if shape is None:
+                shape = np.shape(arrays[name]) if name in arrays else ()
+            for position, dim in enumerate(dims):
+                if isinstance(dim, str) and position < len(shape):
+                    said = int(shape[position])
+                    if found.setdefault(dim, said) != said:
+                        raise LaunchError(
+                            f"{self.name}: '{name}': expected {found[dim]} for '{dim}', as the arrays before it have, "
+                            f"got {said}. All arrays of a call have one '{dim}'."
+                        )
+        return {n: found.get(n, low) for n, (low, _) in self.plan.ends.items()}
+
+    def __repr__(self) -> str:
+        """Name, sizes and kernels on one line."""
+        sizes = ", ".join(f"{n} from {low} to {high}" for n, (low, high) in self.plan.ends.items())
+        return one_line("RangeSession", f"{self.name}: {sizes}, {counted(len(self._loaded), 'kernel')}")
+
+
+class _Sized(Session):
+    """The session of some sizes; memory between steps is that of all sizes."""
+
+    _arenas: list[np.ndarray]
+    _by_arena: dict[int, Frame]
+
+    @classmethod
+    def of(cls, parts: Saved, arenas: list[np.ndarray]) -> _Sized:
+        """Return a session that takes its memory from ``arenas``, and gives it back."""
+        session = cls.__new__(cls)
+        session._arenas, session._by_arena = arenas, {}
+        session._start(parts)
+        arenas += [f.arena for f in session._frames]
+        session._frames.clear()
+        return session
+
+    def _frame(self, arena: np.ndarray | None = None) -> Frame:
+        if arena is None:
+            try:
+                arena = self._arenas.pop()  # at once, whatever other threads do
+            except IndexError:
+                arena = aligned(self.plan.arena_bytes)
+        frame = self._by_arena.get(id(arena))
+        if frame is None:
+            frame = self._by_arena[id(arena)] = super()._frame(arena)
+        return frame
+
+    def _call(self, inputs: Any, out: Any, on_device: bool, seconds: dict[int, float] | None = None) -> Any:
+        frame = self._frame()
+        self._frames.append(frame)
+        try:
+            return super()._call(inputs, out, on_device, seconds)
+        finally:
+            while self._frames:
+                self._arenas.append(self._frames.pop().arena)

@@ -1,0 +1,275 @@
+"""Models whose calls choose sizes: read at some sizes, generalised, compiled once for all of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from roller.arguments import target_of
+from roller.core.formulas import Fitter
+from roller.core.generalise import MismatchError, general
+from roller.errors import ModelError, RollerError, did_you_mean, shown
+from roller.graph.memory import plan
+from roller.graph.plan import Plan
+from roller.graph.plan_data import plan_to_dict
+from roller.graph.steps import KernelSource, Program, Run, Step, Together, runs_of
+from roller.hardware import DeviceSpec
+from roller.hardware.detect import check_units, is_this_machine
+from roller.model.kernels import KernelCode
+from roller.model.range_session import RangeKernel, RangePlan, RangeSession
+from roller.model.session import checked_threads
+from roller.onnx.options import ModelOptions
+from roller.templates.common.options import ConstructOptions
+from roller.varying.box import Box, Sizes
+from roller.varying.open_choice import OpenKernels, compile_open
+from roller.varying.open_programs import OpenExpr
+
+if TYPE_CHECKING:
+    import onnx
+
+#: Sizes at which a model is read, beside the largest; constants that are compared between them (bytes).
+_POINTS, _COMPARED_BYTES = 9, 1 << 20
+_HOW = "Write (name, least, largest), e.g. shapes={'tokens': (('batch', 1, 8), ('sequence', 1, 512))}."
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """What calls choose.
+
+    Parameters
+    ----------
+    box
+        The sizes.
+    inputs
+        Dimensions of every input: numbers and names of sizes.
+    """
+
+    box: Box
+    inputs: Mapping[str, tuple[int | str, ...]]
+
+    def at(self, sizes: Sizes) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the inputs at some sizes."""
+        return {n: tuple(sizes[d] if isinstance(d, str) else d for d in dims) for n, dims in self.inputs.items()}
+
+
+def ranges_of(
+    model: str | Path | bytes | onnx.ModelProto, shapes: Mapping[str, Any], base_dir: str | Path | None = None
+) -> Ranges:
+    """Return what the sizes of a model may be.
+
+    Parameters
+    ----------
+    model, base_dir
+        As for :func:`roller.compile_model`.
+    shapes
+        By input its dimensions: a number, or ``(name, least, largest)``. A symbol of that name in the shape of an input
+        that is not named here is the same size.
+
+    Raises
+    ------
+    ModelError
+        Where an input is unknown or lacks a shape, or a dimension is neither.
+    """
+    from roller.onnx.loading import load
+    from roller.onnx.types import declared_shape
+
+    loaded = load(model, base_dir)
+    declared = {i.name: declared_shape(i.type) for i in loaded.graph.input if i.name not in loaded.initialisers}
+    ends: dict[str, tuple[int, int]] = {}
+    inputs: dict[str, tuple[int | str, ...]] = {}
+    for name, dims in shapes.items():
+        if name not in declared:
+            hint = did_you_mean(name, declared) or f". Inputs are: {', '.join(sorted(declared))}."
+            raise ModelError(f"shapes: {loaded.name} has no input '{name}'{hint}")
+        inputs[name] = tuple(_dim(name, d, ends) for d in dims)
+    fixed = {n: low for n, (low, high) in ends.items() if low == high}
+    for name, found in declared.items():
+        known = inputs.get(name, found)
+        if known is None or not all(isinstance(d, int) or d in ends for d in known):
+            raise ModelError(f"shapes: expected the dimensions of '{name}', whose shape is {shown(known)}. {_HOW}")
+        inputs[name] = tuple(d if isinstance(d, int) else fixed.get(str(d), str(d)) for d in known)
+    return Ranges(Box({n: e for n, e in ends.items() if n not in fixed}), {n: inputs[n] for n in declared})
+
+
+def _dim(name: str, dim: Any, ends: dict[str, tuple[int, int]]) -> int | str:
+    """Return a dimension; what varies is noted in ``ends``."""
+    if isinstance(dim, (int, np.integer)) and not isinstance(dim, bool) and dim >= 0:
+        return int(dim)
+    if isinstance(dim, str) and dim in ends:
+        return dim
+    right = isinstance(dim, (tuple, list)) and len(dim) == 3 and isinstance(dim[0], str)
+    if not right or not all(isinstance(x, (int, np.integer)) and not isinstance(x, bool) for x in dim[1:]):
+        raise ModelError(f"shapes: '{name}': expected a number or a range, got {shown(dim)}. {_HOW}")
+    size, low, high = str(dim[0]), int(dim[1]), int(dim[2])
+    if not 1 <= low <= high:
+        raise ModelError(f"shapes: '{name}': expected a range from 1 or more upwards, got {shown(dim)}. {_HOW}")
+    if ends.setdefault(size, (low, high)) != (low, high):
+        raise ModelError(f"shapes: '{size}': expected one range, got {ends[size]} and {(low, high)}.")
+    return size
+
+
+def compile_for_ranges(
+    model: str | Path | bytes | onnx.ModelProto,
+    device: str | DeviceSpec,
+    shapes: Mapping[str, Any],
+    how: ModelOptions,
+    base_dir: str | Path | None,
+    plain: bool = True,
+) -> RangeSession:
+    """Compile a model whose ``shapes`` have ranges, as :func:`roller.compile_model` was asked to.
+
+    Parameters
+    ----------
+    model, device, shapes, how, base_dir
+        As there.
+    plain
+        Whether nothing is asked beside that a range does not have.
+
+    Raises
+    ------
+    RollerError
+        The device is not this machine's processor, or something else was asked for.
+    """
+    spec, handle = target_of(device)
+    if handle is not None or not is_this_machine(spec):
+        raise RollerError(
+            f"shapes: expected this machine's processor (device='cpu') for ranges, got {spec.name}. "
+            "Compile for fixed shapes."
+        )
+    if not plain:
+        raise RollerError(
+            "shapes: expected no batch, values, fallback, budget_s, prove or remeasure beside ranges, got one. "
+            "Leave it out."
+        )
+    check_units(spec)
+    spec = spec.emitted.sustained
+    if how.threads is not None:
+        spec = spec.share(checked_threads(how.threads, discrete=False))
+    return compile_ranges(model, ranges_of(model, shapes, base_dir), spec, how.settings().options, base_dir)
+
+
+def compile_ranges(
+    model: str | Path | bytes | onnx.ModelProto,
+    ranges: Ranges,
+    spec: DeviceSpec,
+    options: ConstructOptions,
+    base_dir: str | Path | None = None,
+) -> RangeSession:
+    """Compile a model for all sizes of its ranges, on this machine's processor.
+
+    Parameters
+    ----------
+    model, base_dir
+        As for :func:`roller.compile_model`.
+    ranges
+        What calls choose.
+    spec, options
+        Of the device, and for construction.
+
+    Raises
+    ------
+    ModelError
+        Where the model is damaged, or its steps are not the same for all sizes.
+    NoCandidateError
+        Where kernels were not found for all sizes.
+    """
+    from roller.onnx.compile import partitioned, read
+
+    box = ranges.box
+    points = _points(box)
+    programs = [_named(partitioned(read(model, shapes=ranges.at(p), base_dir=base_dir))) for p in points]
+    largest = programs[-1]
+    try:
+        sources = _sources(programs, points)
+        _same_constants(programs)
+        whole = plan(largest)
+        # What a plan says beside its data is the same for all sizes: constants, and no expressions of kernels.
+        fixed = [plan(p, within=whole) for p in programs]
+        fitter = Fitter(points)
+        described = general([_described(f) for f in fixed], fitter)
+    except (MismatchError, KeyError) as err:
+        raise ModelError(
+            f"{largest.name}: shapes: expected the same steps for all sizes, got others for some ({err}). Compile it "
+            "for fixed shapes, or ranges that leave the least sizes out."
+        ) from err
+    kernels = compile_open(sources, points, box, spec, options)
+    runs = {key: tuple(_range_kernel(k, n, points) for n in range(len(k.kernels))) for key, k in kernels.items()}
+    made = RangePlan(described, whole, dict(box.ends), dict(ranges.inputs), runs,
+                     lambda key, sizes: kernels[key].best(sizes))  # fmt: skip
+    return RangeSession(made, cores=spec.units)
+
+
+def _points(box: Box) -> list[dict[str, int]]:
+    """Return sizes at which a model is read, the largest last: no two of a point are equal, none is 1."""
+    found: list[dict[str, int]] = []
+    for p in itertools.islice(box.points(5), 40 * _POINTS):
+        wide = all(x > 1 for x in p.values()) and len(set(p.values())) == len(p)
+        if wide and p not in found and p != box.high:
+            found.append(p)
+        if len(found) == _POINTS:
+            break
+    return [*found, box.high]
+
+
+def _named(program: Program) -> Program:
+    """Return a program whose kernels have names in the order of their first use, which no size changes."""
+    names: dict[str, str] = {}
+    for run in runs_of(program.steps):
+        names.setdefault(run.kernel, f"k{len(names)}")
+
+    def named(step: Step) -> Step:
+        if isinstance(step, Together):
+            return replace(step, lanes=tuple(tuple(map(named, lane)) for lane in step.lanes))
+        return replace(step, kernel=names[step.kernel]) if isinstance(step, Run) else step
+
+    kernels = {names[k]: s for k, s in program.kernels.items() if k in names}
+    return replace(program, steps=tuple(map(named, program.steps)), kernels=kernels)
+
+
+def _sources(programs: Sequence[Program], points: Sequence[Sizes]) -> dict[str, tuple[OpenExpr, tuple[str, ...]]]:
+    """Return the expression of every kernel for all sizes, and which of its inputs are constant whatever the sizes."""
+    found = {}
+    if any(set(p.kernels) != set(programs[0].kernels) for p in programs):
+        raise MismatchError("kernels differ")
+    for key in programs[0].kernels:
+        several: list[KernelSource] = [p.kernels[key] for p in programs]
+        expr = OpenExpr.of([s.expression for s in several], points)
+        shapes = [{t.name: t.shape for t in s.expression.inputs} for s in several]
+        constant = tuple(n for n in several[0].constants if all(x.get(n) == shapes[0][n] for x in shapes))
+        found[key] = expr, constant
+    return found
+
+
+def _same_constants(programs: Sequence[Program]) -> None:
+    """Make sure that constants have one value for all sizes; where sizes cut them, they are the first part of one."""
+    largest = programs[-1].constants
+    for program in programs[:-1]:
+        if set(program.constants) != set(largest):
+            raise MismatchError("constants differ")
+        for name, array in program.constants.items():
+            whole = largest[name]
+            if array.shape == whole.shape and (array is whole or array.nbytes > _COMPARED_BYTES):
+                continue
+            flat, held = np.ascontiguousarray(array).reshape(-1), np.ascontiguousarray(whole).reshape(-1)
+            if array.dtype != whole.dtype or not np.array_equal(
+                flat, held[: flat.size], equal_nan=flat.dtype.kind == "f"
+            ):
+                raise MismatchError(f"the constant '{name}' is computed from sizes")
+
+
+def _described(made: Plan) -> dict[str, Any]:
+    data = plan_to_dict(made)
+    return {**data, "predicted_s": {}}
+
+
+def _range_kernel(kernels: OpenKernels, number: int, points: Sequence[Sizes]) -> RangeKernel:
+    """Return what a session takes of a kernel."""
+    kernel = kernels.kernels[number]
+    codes = [KernelCode.of(kernel.at(p, kernels.expression.at(p))) for p in points]
+    shapes = general([[list(t.shape) for t in c.taken] for c in codes], Fitter(points))
+    return RangeKernel(codes[-1], shapes, kernel.artifact.binary or b"")

@@ -1,0 +1,234 @@
+"""One function for all sizes from the functions of some: their numbers become formulas of the sizes.
+
+A template writes its loops for numbers. Written for several shapes with the same tiles, two texts differ in nothing but
+numbers, and each of these is a function of the sizes (:mod:`roller.core.formulas`). With the functions in their place
+one text remains, their least general generalisation (G. D. Plotkin, "A note on inductive generalization", Machine
+Intelligence 5, 1970), which takes the sizes when it is called. This holds for every template, and none knows of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from roller.core.formulas import Atom, Fitter, Formula
+from roller.errors import BuildError
+from roller.te.compat import tvm, tvm_ffi
+from roller.templates.cpu.emit.library import ENTRY, prim_funcs
+from roller.templates.cpu.emit.nest import declare
+
+#: Fields of nodes that are numbers themselves; all other whole numbers in a node are those of nodes before it.
+_NUMBERS = {("tirx.For", "kind"), ("tirx.BufferType", "data_alignment"), ("tirx.BufferType", "offset_factor")}
+_INTEGER, _BOXED = "ir.IntImm", "int"
+
+
+def size_argument(name: str) -> str:
+    """Return the argument whose extent is a size: an array of bytes that nobody reads."""
+    return f"{name}.size"
+
+
+@dataclass(frozen=True)
+class Written:
+    """A module as data: the parameters and body of its function, their numbers apart.
+
+    Parameters
+    ----------
+    nodes
+        Nodes of the text, those before it in each by their position.
+    numbers
+        Position of every number in ``nodes``, and the number.
+    shape
+        All but the numbers, as text: equal where texts differ in numbers only.
+    """
+
+    nodes: tuple[dict[str, Any], ...]
+    numbers: tuple[tuple[int, int], ...]
+    shape: str
+
+    @property
+    def digest(self) -> str:
+        """What stands for :attr:`shape` where it is too long to keep."""
+        return hashlib.sha256(self.shape.encode()).hexdigest()
+
+
+def written(module: Any, sizes: Mapping[str, int]) -> Written:
+    """Return what a module does as data, for a shape with these sizes."""
+    function = module[ENTRY]
+    arguments = [declare(size_argument(n), [x], "uint8", private=False) for n, x in sizes.items()]
+    data = json.loads(tvm.ir.save_json(tvm.runtime.convert([*function.params, *arguments, function.body])))
+    nodes, new = list[dict[str, Any]](), dict[int, int]()
+    numbers = []
+    given = data["nodes"]
+    for n, node in enumerate(given):
+        if node["type"] == _BOXED:  # equal numbers are one node: whether two are equal is no part of the text
+            continue
+        new[n] = len(nodes)
+        if node["type"] == _INTEGER:
+            fields = node["data"]
+            numbers.append((len(nodes), int(given[fields["value"]]["data"])))
+            nodes.append({"type": _INTEGER, "data": {"span": new[fields["span"]], "ty": new[fields["ty"]]}})
+            continue
+        nodes.append(_renumbered(node, new, given))
+    if data["root_index"] != len(given) - 1:
+        raise BuildError("a kernel of a range: expected the whole text to be its last node.")
+    return Written(tuple(nodes), tuple(numbers), json.dumps(nodes))
+
+
+def _renumbered(node: dict[str, Any], new: Mapping[int, int], given: Sequence[Any]) -> dict[str, Any]:
+    def at(value: Any) -> Any:
+        return new[value] if value in new else {"number": given[value]["data"]}
+
+    data = node.get("data")
+    if isinstance(data, list):
+        return {**node, "data": [at(x) for x in data]}
+    if not isinstance(data, dict):
+        return node
+    kept = {
+        k: v if not isinstance(v, int) or isinstance(v, bool) or (node["type"], k) in _NUMBERS else at(v)
+        for k, v in data.items()
+    }
+    return {**node, "data": kept}
+
+
+def numbers_of(texts: Sequence[Written]) -> list[tuple[int, ...]]:
+    """Return the numbers of texts that are equal but for them: of each place those of all texts."""
+    return list(zip(*([number for _, number in t.numbers] for t in texts), strict=True))
+
+
+def generalised(texts: Sequence[Written], fitter: Fitter) -> Any:
+    """Return the module of all sizes: parameters of the texts, then one array for each size, whose extent it is.
+
+    Parameters
+    ----------
+    texts
+        The function for the sizes of each point of ``fitter``; equal but for their numbers.
+    fitter
+        Finds the formulas.
+
+    Raises
+    ------
+    BuildError
+        Where texts differ in more than numbers, or a number is no function of the sizes that is known here.
+    """
+    first = texts[0]
+    if any(t.shape != first.shape for t in texts):
+        raise BuildError("a kernel of a range: expected the same code for all sizes, got another one for some.")
+    writer = _Writer([json.loads(json.dumps(n)) for n in first.nodes])
+    for (at, _), values in zip(first.numbers, numbers_of(texts), strict=True):
+        formula = fitter.fit(values)
+        if formula is None:
+            points = ", ".join(f"{v} at {p}" for v, p in zip(values[:4], fitter.points, strict=False))
+            raise BuildError(f"a kernel of a range: a number is no known function of the sizes: {points}.")
+        writer.put(at, formula)
+    root = len(first.nodes) - 1
+    text = json.dumps({"root_index": writer.place[root], "nodes": writer.out, "metadata": {}})
+    *params, body = tvm.ir.load_json(text)
+    return prim_funcs({ENTRY: (list(params), body)})
+
+
+class _Writer:
+    """Writes nodes anew, formulas in place of numbers."""
+
+    def __init__(self, nodes: list[dict[str, Any]]) -> None:
+        self.nodes, self.formulas = nodes, dict[int, Formula]()
+        self.out: list[dict[str, Any]] = []
+        self._place: dict[int, int] | None = None
+        self._boxed: dict[int, int] = {}
+        self._vars: dict[tuple[str, int], int] = {}
+
+    def put(self, at: int, formula: Formula) -> None:
+        self.formulas[at] = formula
+
+    @property
+    def place(self) -> dict[int, int]:
+        """Where every node went."""
+        if self._place is None:
+            self._place = {}
+            for n, node in enumerate(self.nodes):
+                self._place[n] = self._write(n, node, self._place)
+        return self._place
+
+    def _add(self, kind: str, data: Any) -> int:
+        self.out.append({"type": kind, "data": data} if data is not None else {"type": kind})
+        return len(self.out) - 1
+
+    def _write(self, n: int, node: dict[str, Any], place: Mapping[int, int]) -> int:
+        if node["type"] == _INTEGER:
+            span, ty = (place[node["data"][k]] for k in ("span", "ty"))
+            return self._formula(self.formulas[n], span, ty)
+        data = node.get("data")
+        if isinstance(data, list):
+            return self._add(node["type"], [self._at(x, place) for x in data])
+        if not isinstance(data, dict):
+            return self._add(node["type"], data)
+        return self._add(
+            node["type"],
+            {
+                k: v if isinstance(v, (str, bool, float)) or (node["type"], k) in _NUMBERS else self._at(v, place)
+                for k, v in data.items()
+            },
+        )
+
+    def _at(self, value: Any, place: Mapping[int, int]) -> int:
+        return self._box(value["number"]) if isinstance(value, dict) else place[value]
+
+    def _box(self, number: int) -> int:
+        if number not in self._boxed:
+            self._boxed[number] = self._add(_BOXED, number)
+        return self._boxed[number]
+
+    def _number(self, value: int, span: int, ty: int) -> int:
+        return self._add(_INTEGER, {"span": span, "ty": ty, "value": self._box(value)})
+
+    def _binary(self, op: str, a: int, b: int, span: int, ty: int) -> int:
+        return self._add(f"prim.{op}", {"span": span, "ty": ty, "a": a, "b": b})
+
+    def _size(self, name: str, span: int, ty: int) -> int:
+        key = name, ty
+        if key not in self._vars:
+            text = self._add("ffi.String", name)
+            self._vars[key] = self._add("ir.Var", {"span": span, "ty": ty, "name": text})
+        return self._vars[key]
+
+    def _atom(self, atom: Atom, span: int, ty: int) -> int:
+        found = self._size(atom.sizes[0], span, ty)
+        for name in atom.sizes[1:]:
+            found = self._binary("Mul", found, self._size(name, span, ty), span, ty)
+        if atom.factor != 1:
+            found = self._binary("Mul", found, self._number(atom.factor, span, ty), span, ty)
+        if atom.how == "*":
+            return found
+        if atom.how in ("ceil", "share"):
+            found = self._binary("Add", found, self._number(atom.by - 1, span, ty), span, ty)
+        if atom.how == "share":
+            count = self._binary("FloorDiv", found, self._number(atom.by, span, ty), span, ty)
+            more = self._binary("Add", count, self._number(atom.whole - 1, span, ty), span, ty)
+            return self._binary("FloorDiv", more, count, span, ty)
+        how = "FloorMod" if atom.how == "mod" else "FloorDiv"
+        return self._binary(how, found, self._number(atom.by, span, ty), span, ty)
+
+    def _formula(self, formula: Formula, span: int, ty: int) -> int:
+        total: int | None = None
+        for factor, atoms in formula.terms:
+            term = self._atom(atoms[0], span, ty)
+            for atom in atoms[1:]:
+                term = self._binary("Mul", term, self._atom(atom, span, ty), span, ty)
+            if factor != 1:
+                term = self._binary("Mul", term, self._number(factor, span, ty), span, ty)
+            total = term if total is None else self._binary("Add", total, term, span, ty)
+        if total is None:
+            return self._number(formula.const, span, ty)
+        if formula.const:
+            total = self._binary("Add", total, self._number(formula.const, span, ty), span, ty)
+        return total
+
+
+def same_pack(modules: Sequence[Any], name: str) -> bool:
+    """Whether modules prepare constants alike, or none does."""
+    held = [name in {v.name_hint for v in m.functions} for m in modules]
+    if not any(held):
+        return True
+    return all(held) and all(tvm_ffi.structural_equal(modules[0][name], m[name]) for m in modules[1:])

@@ -1,0 +1,168 @@
+"""Taps of windows that lie in the padding for a whole register tile: what a micro-kernel need not pass.
+
+Taps ``d`` elements apart on an image of ``n`` leave the image at ``d`` of its ``n`` positions. The micro-kernel of a
+tile then begins and ends its loop where some output of the tile has an element of the image.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from roller.expr import Bound
+from roller.expr.trimming import adds_nothing_outside
+from roller.tile.geometry import Floats, Geometry, Ints
+
+#: Largest share of a window's taps that a tile passes, on average, where it looks which: ends that each tile has of its
+#: own cost the window's unrolling, and what its steps share.
+_MOST_LIVE = 0.8
+#: Outputs of a segment at least: tiles that end where taps leave the image are no longer than the shortest.
+_SHORTEST_SEGMENT = 2
+
+
+@dataclass(frozen=True)
+class Slide:
+    """A point of the axes ``output`` and ``tap`` is inside where ``low <= step * output + gap * tap < high``."""
+
+    output: int
+    tap: int
+    step: int
+    gap: int
+    low: int
+    high: int
+    bound: Bound
+
+    def first(self, last_output: Any) -> Any:
+        """Return the first tap that is inside for some output up to ``last_output``; below 0 where all are."""
+        return -((self.step * last_output - self.low) // self.gap)
+
+    def end(self, first_output: Any) -> Any:
+        """Return the tap behind the last that is inside for some output from ``first_output`` on."""
+        return (self.high - 1 - self.step * first_output) // self.gap + 1
+
+
+def slides(geometry: Geometry) -> tuple[Slide, ...]:
+    """Return the reduction axes whose points add nothing where an index of theirs leaves its bounds.
+
+    One bound decides about each: on an index of a spatial and a reduction axis, both forward.
+    """
+    expr = geometry.expr
+    if "slides" not in expr._memo:
+        expr._memo["slides"] = _slides(geometry)
+    found: tuple[Slide, ...] = expr._memo["slides"]
+    return found
+
+
+def _slides(geometry: Geometry) -> tuple[Slide, ...]:
+    s, at = geometry.expr.anchor, {n: a for a, n in enumerate(geometry.names)}
+    if s.combiner is None:
+        return ()
+    found: dict[int, list[Slide | None]] = {}
+    for load in s.loads:
+        for b in load.guard if adds_nothing_outside(s, load) else ():
+            taps = [t for t in b.index.terms if not geometry.spatial[at[t.axis]]]
+            rest = [t for t in b.index.terms if geometry.spatial[at[t.axis]]]
+            forward = all(t.is_affine and t.coef > 0 for t in b.index.terms)
+            simple = forward and len(taps) == len(rest) == 1
+            for t in taps:
+                slide = Slide(
+                    at[rest[0].axis], at[t.axis], rest[0].coef, t.coef, b.low - b.index.const, b.high - b.index.const, b
+                ) if simple else None  # fmt: skip
+                found.setdefault(at[t.axis], []).append(slide)
+    return tuple(f[0] for f in found.values() if len(set(f)) == 1 and f[0] is not None)
+
+
+def cuts(geometry: Geometry, staged: Sequence[str]) -> Mapping[int, tuple[int, ...]]:
+    """Return where register tiles must end so that every tap is inside for all outputs of a tile or for none.
+
+    Guarded operands that are not ``staged`` can then be read in place, without a guard. By axis the first output of
+    every segment, and the number of outputs; nothing where some operand's guards say no such thing, or where segments
+    are single outputs.
+    """
+    found: dict[int, set[int]] = {}
+    known = {s.bound: s for s in slides(geometry)}
+    for load in geometry.expr.anchor.loads:
+        for b in load.guard if load.tensor not in staged else ():
+            if b not in known or b.index not in load.index:
+                return {}
+            s = known[b]
+            outputs, taps = int(geometry.extents[s.output]), np.arange(int(geometry.extents[s.tap]))
+            first = -((s.gap * taps - s.low) // s.step)
+            end = (s.high - 1 - s.gap * taps) // s.step + 1
+            ends = np.clip(np.concatenate([first, end]), 0, outputs)
+            found.setdefault(s.output, {0, outputs}).update(int(x) for x in ends)
+    sides = {a: tuple(sorted(ends)) for a, ends in found.items()}
+    return sides if all(shortest(x) >= _SHORTEST_SEGMENT for x in sides.values()) else {}
+
+
+def shortest(segments: Sequence[int]) -> int:
+    """Return the outputs of the shortest segment."""
+    return min(b - a for a, b in itertools.pairwise(segments))
+
+
+def tiles_of(segments: Sequence[int], tile: int) -> tuple[int, ...]:
+    """Return the register tiles of every segment."""
+    return tuple(-(-(b - a) // tile) for a, b in itertools.pairwise(segments))
+
+
+def tile_starts(segments: Sequence[int], tile: int) -> Ints:
+    """Return the first output of every register tile: the last of a segment ends with it, over its neighbour."""
+    parts = [
+        np.minimum(a + np.arange(n) * tile, max(a, b - tile))
+        for (a, b), n in zip(itertools.pairwise(segments), tiles_of(segments, tile), strict=True)
+    ]
+    return np.concatenate(parts)
+
+
+def end_at(
+    segments: Mapping[int, tuple[int, ...]], geometry: Geometry, tile: Ints, tiles: Ints, chunk: Ints, unit: Ints
+) -> Ints:
+    """Make tiles end with the segments of their axis, in place; return ``chunk`` with windows whole, to leave taps out.
+
+    Tiles stay multiples of ``unit``.
+    """
+    for a, ends in segments.items():
+        tile[:, a] = np.minimum(tile[:, a], shortest(ends)) // unit[:, a] * unit[:, a]
+        tiles[:, a] = sum(-(-(end - first) // tile[:, a]) for first, end in itertools.pairwise(ends))
+    taps = [s.tap for s in slides(geometry)]
+    chunk = chunk.copy()
+    chunk[:, taps] = geometry.extents[taps]
+    return chunk
+
+
+def live_shares(geometry: Geometry, tile: Ints, chunk: Ints, segments: Mapping[int, tuple[int, ...]]) -> Floats:
+    """Return the share of every axis's points that the micro-kernels pass on average, ``(N, axes)``; 1 where all.
+
+    Parameters
+    ----------
+    tile
+        Register tiles of the programs (elements); the last one of an axis ends with it.
+    chunk
+        Elements of a reduction that a task takes at a time: one in pieces is passed whole.
+    segments
+        Of axes whose tiles end where taps leave the image (:func:`cuts`): those taps are left out, however few.
+    """
+    shares = np.ones(tile.shape)
+    for s in slides(geometry):
+        taps = int(geometry.extents[s.tap])
+        sizes, which = np.unique(tile[:, s.output], return_inverse=True)
+        ends = segments.get(s.output, (0, int(geometry.extents[s.output])))
+        each = np.array([_live(s, tile_starts(ends, int(n)), int(n), taps) / taps for n in sizes])
+        found = np.where(chunk[:, s.tap] == taps, each[which], 1.0)
+        shares[:, s.tap] = np.where((found <= _MOST_LIVE) | (s.output in segments), found, 1.0)
+    return shares
+
+
+def _live(slide: Slide, begin: Ints, tile: int, taps: int) -> float:
+    """Return the mean number of taps that register tiles pass."""
+    first = np.clip(slide.first(begin + (tile - 1)), 0, taps)
+    return float(np.mean(np.clip(slide.end(begin), first, taps) - first))
+
+
+def skipping(shares: Floats) -> Sequence[int]:
+    """Return the axes of one program, by its row of :func:`live_shares`, whose micro-kernels pass some points only."""
+    return tuple(int(a) for a in np.flatnonzero(shares < 1.0))

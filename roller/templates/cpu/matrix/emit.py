@@ -1,0 +1,245 @@
+"""Micro-kernel of dot products of bytes: a word of one operand for all lanes, packed words of the other.
+
+The instruction multiplies unsigned bytes by signed ones. Where both operands have one sign, a word of the rows has 128
+added to (taken from) each of its bytes, which is an exclusive or; the packed words are summed beside, and 128 times
+those sums make good for it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from roller.errors import BuildError
+from roller.expr import Load, Scalar, transform
+from roller.te.compat import tirx
+from roller.te.emit import Expr, emit_index
+from roller.templates.cpu.decide import BOX, PANEL
+from roller.templates.cpu.emit.nest import Buffer, Nests, Stmt, allocate, declare, integer, seq
+from roller.templates.cpu.emit.plan import ReductionPlan, decisions_of, halo_plan
+from roller.templates.cpu.emit.prefetch import Hint
+from roller.templates.cpu.matrix.emit_panels import WordPanel, bytes_at, pack_words
+from roller.templates.cpu.matrix.products import byte_product, flips, operands
+from roller.templates.cpu.tiled.emit import Env, Tiled
+from roller.tile import RProgram
+from roller.tile.geometry import access_of_load
+
+#: LLVM's names of the instruction, by bytes of a vector.
+_DOTS = {64: "llvm.x86.avx512.vpdpbusd.512", 32: "llvm.x86.avx512.vpdpbusd.256"}
+#: Every byte of a word moved by 128.
+_SIGNS = -0x7F7F7F80
+#: Dot products (vectors) up to which the words of a reduction axis are unrolled into the micro-kernel.
+_UNROLL_LIMIT = 160
+
+
+class Matrix(Tiled):
+    """A tiled program whose products are those of a fragment of bytes."""
+
+    def _stage_loads(self) -> Scalar:
+        """Plan both operands, and return the body with what is packed redirected."""
+        program, decisions = self.program, decisions_of(self.program)
+        fragment, loads = program.fragment, byte_product(self.stage)
+        if fragment is None or loads is None or self.vector is None or self.vector.tile % fragment.n:
+            raise BuildError(
+                f"{program.expr.name}: expected a sum of products of bytes with lanes along whole vectors, got "
+                f"{program}. Use structure 'tiled'."
+            )
+        self.fragment, self.along = fragment, program.matrix_axes[2]
+        # Words are passed whole; taps along other axes may be left out.
+        self.skipped = {n: taps for n, taps in self.skipped.items() if n != self.along}
+        self.depth = fragment.depth(self.stage.extents[self.along])
+        self.word_count = -(-self.stage.extents[self.along] // self.depth)
+        vectors = math.prod(s.tile for s in self.spatial) // fragment.n
+        self.reduction = tuple(self._in_words(r, vectors) for r in self.reduction)
+        broadcast, packed = operands(decisions.batch)
+        self.mine = next(x for x in loads if x.tensor == broadcast.tensor.name)
+        self.packed = next(x for x in loads if x.tensor == packed.tensor.name)
+        self.flips = flips(decisions.batch)
+        redirected: dict[Load, Load] = {}
+        self.source = self.mine.tensor
+        for n, load in enumerate((self.mine, self.packed)):
+            access = access_of_load(program.expr, load)
+            how = PANEL if load is self.packed else decisions.staging(access)
+            name = f"{load.tensor}_packed{n}"
+            while name in self.buffers:
+                name += "_"
+            dtype = program.expr.tensors[load.tensor].dtype
+            if how == BOX:
+                halo = halo_plan(load, self.stage, self.spatial, self.vector.name, 1, 0)
+                self.halos[name] = halo, declare(name, halo.extents, dtype)
+                redirected[load] = Load(name, halo.local)
+            elif how == PANEL:
+                panel = self._panel(load, bool(decisions.upfront(access)[0]))
+                self.panels[name] = panel, declare(name, panel.shape, dtype)  # type: ignore[assignment]
+                redirected[load] = Load(name, ())
+            else:
+                continue
+            if load is self.mine:
+                self.source = name
+            else:
+                self.lanes_panel = name
+        combos = math.prod(s.tile for s in self._rows_of(self.packed))
+        self.sums = declare("sums", (combos, self.vector.tile), "int32", scope="local")
+        return transform(self.stage.body, lambda x: redirected.get(x, x) if isinstance(x, Load) else x)
+
+    def _in_words(self, r: ReductionPlan, vectors: int) -> ReductionPlan:
+        """Return the plan of a reduction axis, counted in words where they lie along it."""
+        if r.name != self.along:
+            return replace(r, block=0, unroll=False)
+        chunk = -(-r.chunk // self.depth)
+        unroll = r.chunks == 1 and self.word_count * vectors <= _UNROLL_LIMIT
+        return ReductionPlan(r.name, self.word_count, chunk, unroll)
+
+    def _panel(self, load: Load, upfront: bool) -> WordPanel:
+        """Return how an operand is packed: in words of one instruction."""
+        return self._packed_in(load, upfront, self.depth, self.word_count)
+
+    def _packed_in(self, load: Load, upfront: bool, word: int, words: int) -> WordPanel:
+        """Return a panel with so many words of a load along the reduction, the axis of the rows or lanes innermost."""
+        used = {x for i in (*load.index, *(b.index for b in load.guard)) for x in i.axes}
+        last = self.program.matrix_axes[1 if load is self.packed else 0]
+        mine = sorted((s for s in self.spatial if s.name in used), key=lambda s: s.name == last)
+        steps = sorted((r for r in self.reduction if r.name in used), key=lambda r: r.name == self.along)
+        steps[-1] = replace(steps[-1], extent=words)
+        extent = self.stage.extents[self.along]
+        return WordPanel(load, tuple(mine), tuple(steps), self.along, word, extent, upfront)
+
+    def _rows_of(self, load: Load) -> list[Any]:
+        """Return the axes of a register tile, but the lanes', that a load moves with."""
+        used = {x for i in (*load.index, *(b.index for b in load.guard)) for x in i.axes}
+        return [s for s in self.order if s is not self.vector and s.name in used]
+
+    def _packed(self, panel: Any, buffer: Buffer, first: Env, count: Env) -> Stmt:
+        return pack_words(self.nest, panel, self.buffers[panel.load.tensor], buffer, first, count)
+
+    def _hints(self, env: Env) -> list[Hint]:
+        return []
+
+    def _micro_kernel(self, env: Env, chunk: Env) -> Stmt:
+        if not self.flips:
+            return super()._micro_kernel(env, chunk)
+        return seq(allocate(self.sums), super()._micro_kernel(env, chunk))
+
+    def _reduce(self, env: Env, chunk: Env, step: Callable[[Env], Stmt]) -> Stmt:
+        """Loop over one chunk; what moved signs added is taken back after it."""
+        body = super()._reduce(env, chunk, step)
+        if not self.flips:
+            return body
+        zero = tirx.Broadcast(integer(0), self.fragment.n)
+        places = [self._sums_at(c, u) for c in range(int(self.sums.ty.shape[0])) for u in range(self._vectors)]
+        return seq(*(tirx.BufferStore(self.sums, zero, list(p)) for p in places), body, *self._made_good())
+
+    @property
+    def _vectors(self) -> int:
+        assert self.vector is not None
+        return self.vector.tile // self.fragment.n
+
+    def _lanes_at(self, u: int) -> Expr:
+        return tirx.Ramp(integer(u * self.fragment.n), integer(1), self.fragment.n)
+
+    def _sums_at(self, combo: int, u: int) -> tuple[Expr, ...]:
+        return integer(combo), self._lanes_at(u)
+
+    def _made_good(self) -> list[Stmt]:
+        sign = -1 if self._dtype(self.mine) == "int8" else 1
+        factor = tirx.Broadcast(integer(sign * 128), self.fragment.n)
+        out = []
+        for inner, u in itertools.product(self._tile_rows(), range(self._vectors)):
+            index = [*map(integer, inner.values()), self._lanes_at(u)]
+            summed = tirx.BufferLoad(self.sums, list(self._sums_at(self._combo(inner), u)))
+            out.append(tirx.BufferStore(self.acc, tirx.BufferLoad(self.acc, index) + summed * factor, index))
+        return out
+
+    def _tile_rows(self) -> list[dict[str, int]]:
+        """Return the rows of a register tile: positions along all axes but the lanes'."""
+        axes = [s for s in self.order if s is not self.vector]
+        every = itertools.product(*(range(s.tile) for s in axes))
+        return [dict(zip((s.name for s in axes), at, strict=True)) for at in every]
+
+    def _combo(self, inner: Mapping[str, int]) -> int:
+        """Return which of the packed words of a step a row takes."""
+        number = 0
+        for s in self._rows_of(self.packed):
+            number = number * s.tile + inner[s.name]
+        return number
+
+    def _dtype(self, load: Load) -> str:
+        return self.program.expr.tensors[load.tensor].dtype
+
+    def _step(self, env: Env, at: Env) -> Stmt:
+        """Add one word to every element of the register tile."""
+        assert self.vector is not None
+        f, n = self.fragment, self.fragment.n
+        point = {**env, **at, self.along: at[self.along] * f.k}
+        panel, buffer = self.panels[self.lanes_panel]
+        out: list[Stmt] = []
+        packed: dict[tuple[int, int], Expr] = {}
+        words: dict[tuple[int, ...], Expr] = {}
+        mine_axes = self._rows_of(self.mine)
+        one = tirx.Broadcast(tirx.const(1, "int8" if self._dtype(self.packed) == "uint8" else "uint8"), n * f.k)
+
+        def bound(name: str, value: Expr) -> Expr:
+            var = self.nest.variable(name, value)
+            out.append(tirx.Bind(var, value))
+            return var
+
+        for inner in self._tile_rows():
+            combo = self._combo(inner)
+            for u in range(self._vectors):
+                if (combo, u) not in packed:
+                    lanes = {**inner, self.vector.name: u * n}
+                    place = panel.place(env, at, lanes)  # type: ignore[attr-defined]
+                    b = packed[combo, u] = bound("packed", bytes_at(buffer, place, n * f.k))
+                    if self.flips:
+                        index = list(self._sums_at(combo, u))
+                        out.append(self._dot(self.sums, index, one, b, self._dtype(self.packed) == "int8"))
+            key = tuple(inner[s.name] for s in mine_axes)
+            if key not in words:
+                words[key] = bound("word", self._word(point, at, inner))
+            for u in range(self._vectors):
+                index = [*map(integer, inner.values()), self._lanes_at(u)]
+                out.append(self._dot(self.acc, index, words[key], packed[combo, u], self._unsigned_rows))
+        return seq(*out)
+
+    @property
+    def _unsigned_rows(self) -> bool:
+        """Whether the words of the rows are the unsigned operand."""
+        return (self._dtype(self.mine) == "uint8") != self.flips
+
+    def _dot(self, sums: Buffer, index: list[Expr], row: Expr, packed: Expr, unsigned_row: bool) -> Stmt:
+        n, k = self.fragment.n, self.fragment.k
+        pair = (row, packed) if unsigned_row else (packed, row)
+        old = tirx.BufferLoad(sums, index)
+        return tirx.BufferStore(sums, tirx.call_llvm_pure_intrin(f"int32x{n}", _DOTS[n * k], old, *pair), index)
+
+    def _word(self, point: Env, at: Env, inner: Mapping[str, int]) -> Expr:
+        """Return the word of a row, in all lanes."""
+        assert self.vector is not None
+        n, k, name = self.fragment.n, self.fragment.k, self.source
+        if name in self.panels:
+            panel, buffer = self.panels[name]
+            place = panel.place(point, at, inner)  # type: ignore[attr-defined]
+        else:
+            buffer = self.halos[name][1] if name in self.halos else self.buffers[name]
+            index = self.halos[name][0].local if name in self.halos else self.mine.index
+            env = self.at(point, tuple(integer(inner.get(s.name, 0)) for s in self.order))
+            place = tuple(emit_index(i, env) for i in index)
+        word = tirx.reinterpret("int32", bytes_at(buffer, place, k))
+        if self.flips:
+            word = tirx.bitwise_xor(word, tirx.const(_SIGNS, "int32"))
+        dtype = "uint8" if self._unsigned_rows else "int8"
+        return tirx.reinterpret(f"{dtype}x{n * k}", tirx.Broadcast(word, n))
+
+
+def word_nests(program: RProgram, buffers: dict[str, Buffer]) -> Nests:
+    """Return the loop nests of a ``matrix`` program of a CPU that adds words to vectors.
+
+    Raises
+    ------
+    BuildError
+        Where the expression is no sum of products of bytes.
+    """
+    return Matrix(program, buffers, frozenset(program.constants)).nests()

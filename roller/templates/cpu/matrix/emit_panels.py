@@ -1,0 +1,193 @@
+"""Panels of words: bytes that follow each other along a reduction axis lie together, lane by lane.
+
+``[tiles][words of the reduction][other elements of a tile][lane][byte of the word]``; what lacks in the last word is
+zero, so that whatever it is multiplied by adds nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from roller.expr import Load, lane_stride, run_along
+from roller.te.compat import tirx
+from roller.te.emit import Expr, all_of, constant, emit_bounds, emit_index, emit_load
+from roller.templates.cpu.emit.nest import Buffer, Nest, Stmt, dimensions, integer, read, seq, unravel, write
+from roller.templates.cpu.emit.packing import tile_start
+from roller.templates.cpu.emit.plan import ReductionPlan, SpatialPlan, task_tile_of, tile_of
+
+Env = dict[str, Any]
+#: Bytes of a word up to which they are copied without a loop.
+_UNROLLED = 8
+
+
+@dataclass(frozen=True)
+class WordPanel:
+    """A load gathered into words of bytes.
+
+    Parameters
+    ----------
+    load
+        What is packed.
+    spatial
+        The axes it moves with, that of the lanes last.
+    reduction
+        The reduction axes it moves with, in the order they are looped over; extents of :attr:`along` count words.
+    along, word
+        Axis the bytes of a word lie along, and how many there are.
+    extent
+        Of that axis (elements).
+    upfront
+        As in :class:`~roller.templates.cpu.emit.plan.PanelPlan`.
+    """
+
+    load: Load
+    spatial: tuple[SpatialPlan, ...]
+    reduction: tuple[ReductionPlan, ...]
+    along: str
+    word: int
+    extent: int
+    upfront: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents of the panel (bytes)."""
+        tiles = tuple(s.tiles if self.upfront else s.per_task for s in self.spatial)
+        inner = [s.tile for s in self.spatial] or [1]
+        return (*tiles, *(r.extent for r in self.reduction), *inner[:-1], inner[-1] * self.word)
+
+    def place(self, env: Mapping[str, Any], step: Mapping[str, Any], inner: Mapping[str, Any]) -> tuple[Expr, ...]:
+        """Return the index of the first byte of a word, of a tile of ``env`` at a reduction step."""
+        tile = tile_of if self.upfront else task_tile_of
+        at = [inner[s.name] for s in self.spatial] or [integer(0)]
+        tiles = (env[tile(s.name)] for s in self.spatial)
+        return (*tiles, *(step[r.name] for r in self.reduction), *at[:-1], integer(at[-1]) * self.word)
+
+
+def bytes_at(buffer: Buffer, index: tuple[Expr, ...], count: int) -> Expr:
+    """Return ``count`` bytes from an index on."""
+    return tirx.BufferLoad(buffer, [*index[:-1], tirx.Ramp(index[-1], integer(1), count)])
+
+
+def pack_words(
+    nest: Nest, plan: WordPanel, source: Buffer, panel: Buffer, first: Mapping[str, Expr], count: Mapping[str, Any]
+) -> Stmt:
+    """Return the statement that fills ``panel``; parameters are those of ``pack_panel``."""
+    counts = [count[s.name] for s in plan.spatial]
+
+    def one(tiles: tuple[Expr, ...]) -> Stmt:
+        starts = {s.name: tile_start(s, first[s.name] + t) for s, t in zip(plan.spatial, tiles, strict=True)}
+        places = {(tile_of if plan.upfront else task_tile_of)(s.name): t
+                  for s, t in zip(plan.spatial, tiles, strict=True)}  # fmt: skip
+        return _gathered(nest, plan, source, panel, starts, places)
+
+    if not plan.upfront:
+        return nest.grid(counts, one)
+    total = 1
+    for c in counts:
+        total *= c
+    return nest.loop(total, lambda t: one(unravel(t, counts)), "parallel", "pack")
+
+
+def _gathered(
+    nest: Nest, plan: WordPanel, source: Buffer, panel: Buffer, starts: Mapping[str, Expr], places: Mapping[str, Expr]
+) -> Stmt:
+    """Return the copy of one combination of register tiles."""
+    lanes = plan.spatial[-1] if plan.spatial else None
+    others = [r for r in plan.reduction if r.name != plan.along]
+    rows = [s for s in plan.spatial if s is not lanes]
+    whole, rest = divmod(plan.extent, plan.word)
+    lacking = next(r.extent for r in plan.reduction if r.name == plan.along) - whole - bool(rest)
+    copy = _copy_of(plan, source)
+
+    def step(at: tuple[Expr, ...], number: Expr, held: int) -> Stmt:
+        reduced = {r.name: x for r, x in zip(others, at, strict=False)}
+        inner = {s.name: x for s, x in zip(rows, at[len(others) :], strict=True)}
+        env = {**reduced, **{n: starts[n] + x for n, x in inner.items()}, plan.along: number * plan.word}
+
+        def words(lane: Expr, many: int) -> Stmt:
+            mine, at_lane = dict(env), dict(inner)
+            if lanes is not None:
+                mine[lanes.name], at_lane[lanes.name] = starts[lanes.name] + lane, lane
+            to = plan.place(places, {**reduced, plan.along: number}, at_lane)
+            return copy(nest, plan, source, panel, mine, to, held, many)
+
+        if lanes is None:
+            return words(integer(0), 1)
+        many = lanes.lanes if copy is _interleaved else 1
+        return nest.loop(lanes.tile // many, lambda u: words(u * many, many))
+
+    def around(at: tuple[Expr, ...]) -> Stmt:
+        return seq(
+            nest.loop(whole, lambda w: step(at, w, plan.word)) if whole else None,
+            step(at, integer(whole), rest) if rest else None,
+            nest.loop(lacking, lambda w: step(at, w + (whole + bool(rest)), 0)) if lacking else None,
+        )
+
+    return nest.grid([*(r.extent for r in others), *(s.tile for s in rows)], around)
+
+
+Copy = Callable[[Nest, WordPanel, Buffer, Buffer, Env, tuple[Expr, ...], int, int], Stmt]
+
+
+def _copy_of(plan: WordPanel, source: Buffer) -> Copy:
+    """Return how words are copied: in one piece, as many as lanes with their bytes interleaved, or byte by byte."""
+    load, shape = plan.load, dimensions(source, plan.load.index)
+    guarded = {n for b in load.guard for n in b.index.axes}
+    run = run_along(load.index, shape, plan.along, plan.extent)
+    whole = plan.extent % plan.word == 0 and run is not None and run.step == 1 and run.length % plan.word == 0
+    if whole and plan.along not in guarded:
+        return _in_one_piece
+    last = plan.spatial[-1] if plan.spatial else None
+    if last is not None and last.lanes > 1 and not load.guard and lane_stride(load.index, shape, last.name) == 1:
+        return _interleaved
+    return _byte_by_byte
+
+
+def _in_one_piece(
+    nest: Nest, plan: WordPanel, source: Buffer, panel: Buffer, env: Env, to: tuple[Expr, ...], held: int, many: int
+) -> Stmt:
+    if not held:
+        return _byte_by_byte(nest, plan, source, panel, env, to, held, many)
+    load = plan.load
+    word = bytes_at(source, tuple(emit_index(i, env) for i in load.index), plan.word)
+    if load.guard:
+        outside = tirx.Broadcast(constant(load.outside, str(source.ty.dtype)), plan.word)
+        word = tirx.if_then_else(all_of(emit_bounds(load.guard, env)), word, outside)
+    return tirx.BufferStore(panel, word, [*to[:-1], tirx.Ramp(to[-1], integer(1), plan.word)])
+
+
+def _interleaved(
+    nest: Nest, plan: WordPanel, source: Buffer, panel: Buffer, env: Env, to: tuple[Expr, ...], held: int, many: int
+) -> Stmt:
+    del nest
+    zero = tirx.Broadcast(tirx.const(0, str(source.ty.dtype)), many)
+
+    def row(n: int) -> Expr:
+        at = {**env, plan.along: env[plan.along] + n}
+        return bytes_at(source, tuple(emit_index(i, at) for i in plan.load.index), many) if n < held else zero
+
+    mixed = [tirx.const(n * many + x, "int32") for x in range(many) for n in range(plan.word)]
+    bytes_of = tirx.Shuffle([row(n) for n in range(plan.word)], mixed)
+    return tirx.BufferStore(panel, bytes_of, [*to[:-1], tirx.Ramp(to[-1], integer(1), plan.word * many)])
+
+
+def _byte_by_byte(
+    nest: Nest, plan: WordPanel, source: Buffer, panel: Buffer, env: Env, to: tuple[Expr, ...], held: int, many: int
+) -> Stmt:
+    assert many == 1
+    tensors = {plan.load.tensor: lambda *index: read(source, *index)}
+
+    def byte(n: Expr, value: Expr) -> Stmt:
+        return write(panel, value, *to[:-1], to[-1] + n)
+
+    def loaded(n: Expr) -> Stmt:
+        return byte(n, emit_load(plan.load, {**env, plan.along: env[plan.along] + n}, tensors))
+
+    kind = "unroll" if plan.word <= _UNROLLED else "serial"
+    zero = tirx.const(0, str(source.ty.dtype))
+    return seq(
+        nest.loop(held, loaded, kind) if held else None,
+        nest.loop(plan.word - held, lambda n: byte(n + held, zero), kind) if held < plan.word else None,
+    )

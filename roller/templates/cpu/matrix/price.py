@@ -1,0 +1,110 @@
+"""Price of dot products of bytes: the tiled price, with cycles of a word of every element instead of a point."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.templates.cpu.common.cores import Parts, Terms
+from roller.templates.cpu.decide import IN_PLACE, Mask, decided
+from roller.templates.cpu.matrix.products import flips, operands
+from roller.templates.cpu.tiled import price as tiled
+from roller.tile.geometry import Floats, Ints
+
+#: Tile registers of AMX, which hold the fragments of both operands and of the sums (Intel SDM, volume 1).
+TILE_REGISTERS = 8
+#: Cycles a micro-kernel needs to find where a row begins that it reads in place.
+_ROW_CYCLES = 1.0
+
+
+def price(batch: TileBatch, spec: DeviceSpec, parts: Parts) -> Terms:
+    """Price a batch; returns ``seconds`` and its terms as arrays ``(N,)``."""
+    assert batch.fragment is not None
+    if batch.fragment.m > 1:
+        return tiled.price(batch, spec, parts, _fragment_cycles, _in_tile_registers)
+    return tiled.price(batch, spec, parts, _word_cycles, _in_registers)
+
+
+def tile_registers(rows: Any, columns: Any) -> Any:
+    """Return the tile registers of so many fragments of rows and of columns."""
+    return rows * columns + rows + columns
+
+
+def _fragments(batch: TileBatch, spec: DeviceSpec) -> tuple[Ints, Ints]:
+    """Return the fragments of a register tile along m and n, ``(N,)``."""
+    f, d, at = batch.fragment, decided(batch, spec), batch.geometry.names.index
+    assert f is not None
+    m, n = (at(x) for x in batch.matrix_axes[:2])
+    return -(-d.tile[:, m] // f.m), d.tile[:, n] // f.n
+
+
+def _in_tile_registers(batch: TileBatch, spec: DeviceSpec) -> Mask:
+    return np.asarray(tile_registers(*_fragments(batch, spec)) <= TILE_REGISTERS)
+
+
+def _in_registers(batch: TileBatch, spec: DeviceSpec) -> Mask:
+    held = held_vectors(batch, spec) < (spec.limits.vector_registers or np.inf)
+    return np.asarray(tiled.in_registers(batch, spec) & held)
+
+
+def _fragment_cycles(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
+    """Return cycles per reduction point and of the write-back of fragments in tile registers.
+
+    A step loads every row of the fragments of both operands, and takes a cycle per row of every product. Results go
+    through memory to the epilogue.
+    """
+    g, d, f = batch.geometry, decided(batch, spec), batch.fragment
+    assert f is not None
+    rate, width = spec.compute.ops_per_cycle_per_unit, spec.teu.lanes
+    at = g.names.index
+    rows = d.tile[:, at(batch.matrix_axes[0])].astype(np.float64)
+    _, columns = _fragments(batch, spec)
+    extent = int(g.extents[at(batch.matrix_axes[2])])
+    depth = f.depth(extent)
+    products = rows / f.m * columns * f.m * f.n * f.k / rate[f"{f.rate}.{f.operand}"]
+    loads = (rows + columns * depth / 4) * width / rate["load_store"]
+    step = np.maximum(np.maximum(products, loads), f.latency_cycles)
+    step = step + spec.execution.step_issue_s * spec.clock_hz
+    return step * -(-extent // depth) / extent, tiled.write_cycles(batch, spec) + 2.0 * d.vectors
+
+
+def held_vectors(batch: TileBatch, spec: DeviceSpec) -> Ints:
+    """Return the vector registers of a micro-kernel: sums, packed words, the word of a row, and what moves signs."""
+    d, packed = decided(batch, spec), packed_vectors(batch, spec)
+    return np.asarray(d.vectors + packed + 1 + (packed + 1 if flips(batch) else 0))
+
+
+def packed_vectors(batch: TileBatch, spec: DeviceSpec) -> Ints:
+    """Return the vectors of packed words of one step, ``(N,)``."""
+    _, b = operands(batch)
+    d = decided(batch, spec)
+    return np.asarray(np.where(b.uses & b.spatial, d.tile, 1).prod(axis=1) // d.lanes)
+
+
+def _word_cycles(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
+    """Return cycles per reduction point and cycles of the write-back of one micro-kernel.
+
+    A step is one word of ``fragment.k`` bytes: a load per vector of packed words, a broadcast per row, and a dot
+    product per vector of sums. Where both operands have one sign, a row's word is moved, and the packed words summed.
+    """
+    g, d, f = batch.geometry, decided(batch, spec), batch.fragment
+    assert f is not None
+    rate, width, (a, _) = spec.compute.ops_per_cycle_per_unit, spec.teu.lanes, operands(batch)
+    vectors, packed = d.vectors.astype(np.float64), packed_vectors(batch, spec).astype(np.float64)
+    rows = np.where(a.uses & a.spatial, d.tile, 1).prod(axis=1).astype(np.float64)
+    moved = flips(batch)
+    dots = (vectors + (packed if moved else 0)) * f.m * f.n * f.k / rate[f"{f.rate}.{f.operand}"]
+    if moved:
+        dots = dots + rows * width / rate["add"]
+    load = (rows + packed) * width / rate["load_store"]
+    issue = (vectors + packed + rows * (2 if moved else 1)) * width / rate["issue"]
+    issue = issue + spec.execution.step_issue_s * spec.clock_hz
+    latency = np.full(len(batch), spec.execution.step_latency_s * spec.clock_hz)
+    step = np.maximum.reduce([dots, load, issue, latency])
+    k = int(g.extents[g.names.index(batch.matrix_axes[2])])
+    words = -(-k // f.k) / k  # of a point
+    start = _ROW_CYCLES * rows if d.staging(a) == IN_PLACE else 0.0
+    return step * words, tiled.write_cycles(batch, spec) + start

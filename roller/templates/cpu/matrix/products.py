@@ -1,0 +1,103 @@
+"""Sums of products of bytes: which load is packed for the lanes, and along which axis bytes are taken by words."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from roller.core.fragment import Fragment
+from roller.expr import Call, Cast, Load, Scalar, Stage, run_along
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.templates.cpu.common.tasks import vector_axes
+from roller.templates.cpu.decide import in_words
+from roller.tile.geometry import Access, Geometry
+from roller.tile.structures import MATRIX, structure_of
+
+#: Dtypes of operands.
+BYTES = ("int8", "uint8")
+
+
+def byte_product(stage: Stage) -> tuple[Load, Load] | None:
+    """Return the two loads whose product a stage sums in int32; ``None`` where it computes something else."""
+    if stage.combiner != "sum" or stage.acc_dtype != "int32" or not isinstance(stage.body, Call):
+        return None
+    if stage.body.fn != "mul":
+        return None
+    one, other = (_widened(f) for f in stage.body.args)
+    return None if one is None or other is None or one.tensor == other.tensor else (one, other)
+
+
+def _widened(factor: Scalar) -> Load | None:
+    """Return the load of a factor that is nothing but a load as int32."""
+    if isinstance(factor, Cast) and factor.dtype == "int32":
+        factor = factor.arg
+    return factor if isinstance(factor, Load) else None
+
+
+def fragments_of(spec: DeviceSpec) -> list[Fragment]:
+    """Return the instructions of the processor: those whose feature its target lists."""
+    features = spec.target.get("features", "").split()
+    return [f for f in spec.fragments if f.arch in features]
+
+
+def matrix_axes(geometry: Geometry, spec: DeviceSpec, fragment: Fragment) -> list[tuple[str, str, str]]:
+    """Return the axes that rows, lanes and words of an instruction may lie along, ``(m, n, k)`` each.
+
+    Lanes lie along an axis that one operand moves with and the other does not; words along the reduction axis in which
+    the other one holds them in one piece, else along the one that wastes least.
+    """
+    expr = geometry.expr
+    loads = byte_product(expr.anchor)
+    if fragment not in fragments_of(spec) or not structure_of(geometry).reuses or loads is None:
+        return []
+    if any(expr.tensors[x.tensor].dtype not in BYTES for x in loads) or len(geometry.loads) != len(loads):
+        return []
+    found = []
+    for v in vector_axes(geometry, MATRIX):
+        if geometry.extents[v] < fragment.n or sum(bool(a.uses[v]) for a in geometry.loads) != 1:
+            continue
+        packed, other = sorted(geometry.loads, key=lambda a: not a.uses[v])
+        k = _words(geometry, packed, other, fragment)
+        m = _rows(geometry, packed, other, v)
+        alone = bool(other.uses[m] and not packed.uses[m])
+        if k is not None and (alone or fragment.m == 1):
+            found.append((geometry.names[m], geometry.names[v], geometry.names[k]))
+    return found
+
+
+def _words(geometry: Geometry, packed: Access, other: Access, fragment: Fragment) -> int | None:
+    """Return the reduction axis that is taken by words."""
+    axes = [int(a) for a in np.flatnonzero(~geometry.spatial & packed.uses & other.uses) if geometry.extents[a] > 1]
+
+    def order(a: int) -> tuple[bool, float, int]:
+        extent = int(geometry.extents[a])
+        size = fragment.depth(extent)
+        return not in_words(other, a, size), -(-extent // size) * fragment.k / extent, -extent
+
+    return min(axes, key=order, default=None)
+
+
+def _rows(geometry: Geometry, packed: Access, other: Access, v: int) -> int:
+    """Return the longest axis that lanes have in common: of one row alone any."""
+    axes = [int(a) for a in np.flatnonzero(geometry.spatial) if a != v]
+    return max(axes, key=lambda a: (bool(other.uses[a] and not packed.uses[a]), int(geometry.extents[a])), default=v)
+
+
+def operands(batch: TileBatch) -> tuple[Access, Access]:
+    """Return the operand whose words are the same for all lanes, and the one packed for the lanes."""
+    v = batch.vector_axis
+    assert v is not None
+    packed, other = sorted(batch.geometry.loads, key=lambda a: not a.uses[v])
+    return other, packed
+
+
+def flips(batch: TileBatch) -> bool:
+    """Whether both operands have one sign and the instruction wants two, so that one operand is moved by 128."""
+    a, b = operands(batch)
+    return a.tensor.dtype == b.tensor.dtype and not (batch.fragment and batch.fragment.takes_any_signs)
+
+
+def even_rows(access: Access, axis: int) -> bool:
+    """Whether rows of a tensor along an axis are equally far apart in memory."""
+    run = run_along(access.index, access.tensor.shape, access.axis_names[axis], int(access.axis_extents[axis]))
+    return run is not None and run.length >= access.axis_extents[axis] and run.step > 0

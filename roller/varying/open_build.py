@@ -1,0 +1,215 @@
+"""The one kernel of a program for all sizes: its code written for some, generalised, held against more, compiled."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from roller.artifact import Argument, Constant, KernelArtifact, Launch
+from roller.core.formulas import Fitter, Formula
+from roller.errors import BuildError, RollerError
+from roller.hardware import DeviceSpec
+from roller.tile import RProgram
+from roller.varying.box import Box, Sizes
+from roller.varying.open_programs import OpenExpr, OpenKernel, OpenProgram
+
+#: Sizes that code is written for before it is generalised: as many as this of one kind of code, tried at most.
+_WRITTEN, _TRIED = 8, 40
+#: Sizes of one kind of code at least, and values of each size among them.
+_FEWEST, _VALUES = 5, 4
+#: Small sizes, of which the least is looked for that has the same code.
+_SMALL = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+#: Sizes at random among which those are that tell formulas apart, and how often one of them is added.
+_POOL, _ROUNDS = 60, 8
+#: Sizes at random that formulas are held against.
+_VERIFIED = 10
+
+
+def build(program: OpenProgram, expression: OpenExpr, box: Box, spec: DeviceSpec) -> OpenKernel:
+    """Write a program for several sizes, generalise the code, and compile it.
+
+    Raises
+    ------
+    BuildError
+        Where the code differs in more than numbers, or the compiler refuses it.
+    """
+    from roller.templates.cpu.emit.general import generalised, same_pack, size_argument, written
+    from roller.templates.cpu.emit.library import ENTRY, PACK, build_library, features_of
+    from roller.templates.cpu.emit.llvm import lower_module
+    from roller.templates.cpu.emit.nest import is_parallel
+
+    groups: dict[str, list[Any]] = defaultdict(list)
+    for sizes in _points(program, box):
+        try:
+            lowered = lower_module(program.at(sizes), spec.units)
+        except RollerError:
+            continue
+        text = written(lowered[0], sizes)
+        groups[text.shape].append((sizes, text, lowered))
+        if len(groups[text.shape]) >= _WRITTEN and _spread(groups[text.shape], box):
+            break
+    most = max(groups.values(), key=lambda g: (_spread(g, box), g[0][0] is program.sizes, len(g)), default=[])
+    if len(most) < _FEWEST or not _spread(most, box):
+        raise BuildError(
+            f"{program.program.expr.name}: a kernel of a range: expected one code for most sizes, got many: "
+            f"{sorted(map(len, groups.values()))}."
+        )
+    dividends = [e for e in program.extents if isinstance(e, Formula)]
+    fitter = _told_apart(program, box, spec, most, dividends)
+    points, texts = [sizes for sizes, _, _ in most], [text for _, text, _ in most]
+    modules = [lowered[0] for _, _, lowered in most]
+    _, arguments, names = most[0][2]
+    if not same_pack(modules, PACK) or any(_panels(x[1]) != _panels(arguments) for _, _, x in most):
+        raise BuildError(f"{program.program.expr.name}: a kernel of a range: its constants are packed by its sizes.")
+    module = generalised(texts, fitter)
+    if PACK in {v.name_hint for v in modules[0].functions}:
+        module[PACK] = modules[0][PACK]
+    extra = tuple(Argument(size_argument(n), "size", (x,), "uint8") for n, x in points[0].items())
+    taken = {f: (*names[f], *(a.name for a in extra)) if f == ENTRY else names[f] for f in names}
+    launches = {f: Launch(module[f].script(), f, taken[f]) for f in taken}
+    mcpu = spec.target["mcpu"]
+    target = {
+        "mcpu": mcpu, "cores": spec.units, "vector_bytes": spec.teu.lanes * 4, "tasks": [],
+        "parallel": is_parallel(module[ENTRY].body), "features": list(features_of(mcpu)),
+    }  # fmt: skip
+    binary = build_library(module, mcpu, spec.units)
+    inputs = [a.name for a in arguments if a.role == "input"]
+    constants = tuple(Constant(inputs.index(n)) for n in inputs if n in program.program.constants)
+    artifact = KernelArtifact(
+        "llvm", target, spec.name, expression.at(points[0]), program.at(points[0]), (launches[ENTRY],),
+        (*arguments, *extra), constants=constants, prepare=launches.get(PACK),
+    ).with_binary(binary, library_bytes=len(binary))  # fmt: skip
+    low = _lowest(program, box, spec, most)
+    unlike = _verified(program, box, spec, texts[0], fitter, low)
+    formulas = tuple(f for f in map(fitter.fit, fitter.asked) if f is not None)  # all: what is written has them
+    return OpenKernel(program, artifact, low, unlike, formulas, texts[0].digest)
+
+
+def _verified(
+    program: OpenProgram, box: Box, spec: DeviceSpec, text: Any, fitter: Fitter, low: Sizes
+) -> tuple[Sizes, ...]:
+    """Hold the formulas against the code of sizes that they were not made from; return those with other code.
+
+    Raises
+    ------
+    BuildError
+        Where a number is another one.
+    """
+    from roller.templates.cpu.emit.general import numbers_of, written
+    from roller.templates.cpu.emit.llvm import lower_module
+
+    formulas = [fitter.fit(values) for values in fitter.asked]
+    unlike = []
+    places = [p for p in itertools.islice(box.points(23, low=low), _VERIFIED) if program.takes(p)]
+    ends = ({**low, n: max(2, low[n])} for n in low)
+    for sizes in [*places, *(p for p in ends if min(p.values()) > 1 and program.takes(p)), box.high]:
+        found = written(lower_module(program.at(sizes), spec.units)[0], sizes)
+        if found.shape != text.shape:
+            unlike.append(sizes)
+            continue
+        for formula, (number,) in zip(formulas, numbers_of([found]), strict=True):
+            if formula is None or formula.at(sizes) != number:
+                raise BuildError(
+                    f"{program.program.expr.name}: a kernel of a range: expected {formula} to be {number} at {sizes}."
+                )
+    return tuple(unlike)
+
+
+def _points(program: OpenProgram, box: Box) -> Iterator[Sizes]:
+    """Yield sizes to write the code for: those it was made for, then others near and far."""
+    found = 0
+    seen = set()
+    half = {n: max(2, x // 2) for n, x in program.sizes.items()}
+    near, far = box.points(1, low=half), box.points(2)
+    for n, (a, b) in enumerate(zip(near, far, strict=True)):
+        sizes = program.sizes if n == 0 else b if n % 4 == 3 else a
+        key = tuple(sizes.values())
+        if key not in seen and program.takes(sizes):
+            seen.add(key)
+            found += 1
+            yield sizes
+        if found >= _TRIED or n > 40 * _TRIED:
+            return
+
+
+def _told_apart(
+    program: OpenProgram, box: Box, spec: DeviceSpec, group: list[Any], dividends: Sequence[Formula]
+) -> Fitter:
+    """Write the code for more sizes until no two formulas are left that give its numbers; return what finds them."""
+    from roller.templates.cpu.emit.general import numbers_of, written
+    from roller.templates.cpu.emit.llvm import lower_module
+
+    divisors = _divisors(program.program)
+    pool = [p for p, _ in zip(box.points(3), range(_POOL), strict=False)]
+    pool += [
+        {n: max(2, x // d * d) for n, x in p.items()} for p in pool for d in (2, 4, 16, 64) if d <= max(p.values())
+    ]
+    pool = [box.high, *pool]
+    for _ in range(_ROUNDS):
+        fitter = Fitter([sizes for sizes, *_ in group], divisors, dividends)
+        fitter.asked = numbers_of([text for _, text, *_ in group])
+        for values in fitter.asked:
+            fitter.fit(values)
+        pool = [p for p in pool if program.takes(p) and all(p[n] >= x for n, x in _least(group, box).items())]
+        for sizes in [p for p in pool if fitter.doubtful(p)]:
+            pool.remove(sizes)
+            lowered = lower_module(program.at(sizes), spec.units)
+            text = written(lowered[0], sizes)
+            if text.shape == group[0][1].shape:
+                group.append((sizes, text, lowered))
+                break
+        else:
+            break
+    return fitter
+
+
+def _lowest(program: OpenProgram, box: Box, spec: DeviceSpec, group: Sequence[Any]) -> dict[str, int]:
+    """Return the least of every size for which the code is the same; that of 2 elements is taken for 1 as well."""
+    from roller.templates.cpu.emit.general import written
+    from roller.templates.cpu.emit.llvm import lower_module
+
+    found = _least(group, box)
+    usual = {n: sorted(sizes[n] for sizes, *_ in group)[len(group) // 2] for n in box.ends}
+    for n, (least, _) in box.ends.items():
+        for x in (x for x in _SMALL if max(2, least) <= x < found[n]):
+            sizes = {**usual, n: x}
+            if not program.takes(sizes):
+                continue
+            with contextlib.suppress(RollerError):
+                if written(lower_module(program.at(sizes), spec.units)[0], sizes).shape == group[0][1].shape:
+                    found[n] = x
+                    break
+        found[n] = least if found[n] <= 2 else found[n]
+    return found
+
+
+def _least(group: Sequence[Any], box: Box) -> dict[str, int]:
+    """Return the least of every size that code was written for."""
+    return {n: min(sizes[n] for sizes, *_ in group) for n in box.ends}
+
+
+def _spread(group: Sequence[Any], box: Box) -> bool:
+    """Whether code was written for enough values of every size."""
+    return all(
+        len({sizes[n] for sizes, *_ in group}) >= min(_VALUES, high - max(2, low) + 1)
+        for n, (low, high) in box.ends.items()
+    )
+
+
+def _panels(arguments: Sequence[Argument]) -> list[Argument]:
+    return [a for a in arguments if a.role == "panel"]
+
+
+def _divisors(program: RProgram) -> set[int]:
+    """Return what extents of a program may be divided by: tiles, what they hold of each other, lanes."""
+    tiles = [t for _, tile in program.tiles for t in tile]
+    steps = [
+        b // a
+        for (_, x), (_, y) in zip(program.tiles, program.tiles[1:], strict=False)
+        for a, b in zip(x, y, strict=True)
+    ]
+    lanes = [program.vector_elements * k for k in (1, 2, 4)]
+    return {d for d in (*tiles, *steps, *lanes, 2, 4, 8) if 1 < d < 1 << 16}

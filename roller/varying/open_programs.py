@@ -1,0 +1,207 @@
+"""Programs whose extents are functions of sizes, in any dimension of any tensor, and their one kernel for all sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from roller.artifact import Argument, KernelArtifact
+from roller.core.formulas import Fitter, Formula
+from roller.core.generalise import General, MismatchError, general
+from roller.expr import SPATIAL, TensorExpr
+from roller.expr.serialize import expr_from_dict, expr_to_dict
+from roller.templates.common.forms import canonical_forms
+from roller.templates.common.options import ConstructOptions
+from roller.tile import RProgram
+from roller.varying.box import Sizes
+
+
+@dataclass(frozen=True)
+class OpenExpr:
+    """An expression of all sizes.
+
+    Parameters
+    ----------
+    general
+        Its data.
+    """
+
+    general: General
+    _memo: dict[tuple[int, ...], TensorExpr] = field(default_factory=dict, compare=False, repr=False)
+
+    def at(self, sizes: Sizes) -> TensorExpr:
+        """Return the expression at some sizes."""
+        key = tuple(sizes.values())
+        if key not in self._memo:
+            self._memo[key] = expr_from_dict(self.general.at(sizes))
+        return self._memo[key]
+
+    @classmethod
+    def of(cls, several: Sequence[TensorExpr], points: Sequence[Sizes]) -> OpenExpr:
+        """Return the expression of all sizes from those of some.
+
+        Raises
+        ------
+        MismatchError
+            Where they differ in more than sizes.
+        """
+        return cls(general([expr_to_dict(e) for e in several], Fitter(points)))
+
+
+def open_forms(expr: OpenExpr, points: Sequence[Sizes], options: ConstructOptions) -> list[OpenExpr]:
+    """Return the canonical forms of an expression that are the same at all of the points, one by one."""
+    several = [canonical_forms(expr.at(p), options) for p in points]
+    found = []
+    for forms in zip(*several, strict=False):
+        try:
+            found.append(OpenExpr.of(forms, points))
+        except MismatchError:
+            continue
+    return found
+
+
+@dataclass(frozen=True)
+class OpenProgram:
+    """A program of all sizes from some on.
+
+    Parameters
+    ----------
+    program
+        For ``sizes``.
+    form
+        Its expression at other sizes.
+    sizes
+        What it was constructed for.
+    """
+
+    program: RProgram
+    form: OpenExpr
+    sizes: Sizes
+
+    @cached_property
+    def extents(self) -> tuple[int | Formula, ...]:
+        """Extent of every axis."""
+        node: Any = self.form.general.data
+        anchor = self.program.expr.stages.index(self.program.expr.anchor)
+        steps: tuple[tuple[Any, type], ...] = (("stages", dict), (anchor, list), ("axes", dict))
+        for step, kind in steps:
+            held: Any = node
+            node = held[step] if isinstance(node, kind) else None
+        fixed = tuple(a.extent for a in self.program.axes)
+        if not isinstance(node, list):
+            return fixed
+        return tuple(a[1] if isinstance(a, list) else x for a, x in zip(node, fixed, strict=True))
+
+    @cached_property
+    def open_axes(self) -> tuple[str, ...]:
+        """Axes whose extents depend on sizes."""
+        return tuple(
+            n for n, e in zip(self.program.axis_names, self.extents, strict=True) if isinstance(e, Formula) and e.terms
+        )
+
+    def at(self, sizes: Sizes) -> RProgram:
+        """Return the program of some sizes: the same tiles, those that held all of an axis hold all of it."""
+        expr = self.form.at(sizes)
+        tiles, above = list[tuple[str, tuple[int, ...]]](), (1,) * len(expr.axes)
+        for layer, tile in self.program.tiles:
+            cut = []
+            for n, (was, now) in enumerate(zip(self.program.axes, expr.axes, strict=True)):
+                reduced = now.kind != SPATIAL and was.name in self.open_axes
+                held = now.extent if tiles and (tile[n] >= was.extent or reduced) else tile[n]
+                cut.append(-(-held // above[n]) * above[n])
+            above = tuple(cut)
+            tiles.append((layer, above))
+        return replace(
+            self.program, expr=expr, tiles=tuple(tiles), open_axes=self.open_axes, relaxed=(), nontemporal=False
+        )
+
+    def takes(self, sizes: Sizes) -> bool:
+        """Whether every axis has a register tile at least, as it must where tiles are shifted back to end with it."""
+        register = self.program.tiles[0][1]
+        for extent, was, tile in zip(self.extents, self.program.axes, register, strict=True):
+            if isinstance(extent, Formula) and extent.at(sizes) < min(tile, was.extent):
+                return False
+        return True
+
+    def key(self) -> tuple[Any, ...]:
+        """Return what tells it from others: all but its sizes."""
+        p = self.program
+        whole = tuple(
+            (layer, tuple(None if t >= a.extent and n in self.open_axes else t
+                          for t, a, n in zip(tile, p.axes, p.axis_names, strict=True)))
+            for layer, tile in p.tiles
+        )  # fmt: skip
+        return p.structure, whole, p.staged, p.vector_axis, p.vector_elements, p.nontemporal, p.split_k, id(self.form)
+
+    def narrowed(self, lanes: int) -> OpenProgram:
+        """Return the program with tiles of one element, and at most so many lanes, along the axes that vary.
+
+        It takes sizes that others do not.
+        """
+        p = self.program
+        lone = [n for n, name in enumerate(p.axis_names) if name in self.open_axes]
+        first = p.tiles[0][1]
+        tiles = list[tuple[str, tuple[int, ...]]]()
+        for layer, tile in p.tiles:
+            tiles.append((layer, tuple(
+                t if n not in lone or (t >= p.axes[n].extent and layer != p.tiles[0][0])
+                else max(1, t // first[n]) for n, t in enumerate(tile)
+            )))  # fmt: skip
+        elements = p.vector_elements if p.vector_axis not in self.open_axes else min(lanes, p.vector_elements)
+        return replace(self, program=replace(p, tiles=_multiples(tiles), vector_elements=elements, relaxed=()))
+
+
+def _multiples(tiles: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Return tiles each of which is a multiple of the one above it."""
+    out, above = [], (1,) * len(tiles[0][1])
+    for layer, tile in tiles:
+        above = tuple(-(-t // a) * a for t, a in zip(tile, above, strict=True))
+        out.append((layer, above))
+    return tuple(out)
+
+
+@dataclass(frozen=True)
+class OpenKernel:
+    """A built kernel of all sizes from some on.
+
+    Parameters
+    ----------
+    program
+        Its program.
+    artifact
+        With the shapes of :attr:`OpenProgram.sizes`.
+    low
+        The least sizes it takes.
+    unlike
+        Sizes for which the program's own code is another one: what runs there shows whether the general code is right.
+    formulas
+        What became of the numbers in the code, in their order.
+    code
+        Digest of all but these numbers.
+    """
+
+    program: OpenProgram
+    artifact: KernelArtifact
+    low: Sizes
+    unlike: tuple[Sizes, ...] = ()
+    formulas: tuple[Formula, ...] = ()
+    code: str = ""
+
+    def takes(self, sizes: Sizes) -> bool:
+        """Whether it is meant for such a call."""
+        return all(sizes[n] >= x for n, x in self.low.items()) and self.program.takes(sizes)
+
+    def at(self, sizes: Sizes, expression: TensorExpr) -> KernelArtifact:
+        """Return the artifact with the shapes of some sizes: the same library."""
+        program = self.program.at(sizes)
+        shapes = {t.name: t.shape for t in program.expr.tensors.values()}
+        arguments = tuple(_argument(a, shapes, sizes) for a in self.artifact.arguments)
+        return replace(self.artifact, expression=expression, program=program, arguments=arguments)
+
+
+def _argument(a: Argument, shapes: Mapping[str, tuple[int, ...]], sizes: Sizes) -> Argument:
+    if a.role == "size":
+        return replace(a, shape=(sizes[a.name.rpartition(".")[0]],))
+    return a if a.role == "panel" else replace(a, shape=shapes[a.name])

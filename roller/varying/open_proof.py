@@ -1,0 +1,89 @@
+"""Whether a general kernel is right at the sizes of a call: asked once for each, before it runs there.
+
+Formulas are found from the code of some sizes. That they give those numbers does not show that they give the others,
+and a wrong extent reads or writes beyond an array. So nothing runs at sizes for which it was not shown to be right:
+
+- The program's own code is written for these sizes, which takes some milliseconds, since nothing is compiled. Where it
+  is the general code with numbers in place of formulas, each formula must give its number: then both are one code.
+- Where it is another kind of code (an axis of one element, a count that is even), the kernel runs between protected
+  pages, and its results are held against the oracle, as every kernel for one shape is before it is used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from roller.artifact import Argument, KernelArtifact
+from roller.errors import RollerError
+from roller.expr import TensorExpr
+from roller.varying.box import Sizes
+from roller.varying.open_programs import OpenKernel
+
+#: Whole numbers of an index are less than this.
+_INDEX_LIMIT = 1 << 31
+
+
+def fault(kernel: OpenKernel, expression: TensorExpr, sizes: Sizes, cores: int, seed: int = 0) -> str:
+    """Return why a kernel cannot be used at some sizes; empty where it is right.
+
+    Parameters
+    ----------
+    kernel
+        Built.
+    expression
+        The user's expression at these sizes.
+    sizes
+        All of them, by name.
+    cores
+        That code is written for.
+    seed
+        Of the inputs, where the kernel must run.
+    """
+    # What a number passes through before it is divided may be too long for it, though it is not.
+    if any(f.most(sizes) >= _INDEX_LIMIT for f in kernel.formulas if f.terms):
+        return f"at {dict(sizes)}: a number of the code is 2**31 or more"
+    own = _own_numbers(kernel, sizes, cores)
+    if own is None:
+        return _fault_of_a_run(kernel.at(sizes, expression), expression, sizes, seed)
+    for formula, number in zip(kernel.formulas, own, strict=True):
+        if formula.at(sizes) != number:
+            return f"at {dict(sizes)}: expected {number} of {formula}, got {formula.at(sizes)}"
+    return ""
+
+
+def _own_numbers(kernel: OpenKernel, sizes: Sizes, cores: int) -> tuple[int, ...] | None:
+    """Return the numbers of the program's own code; ``None`` where it differs in more than numbers, or is not there."""
+    from roller.templates.cpu.emit.general import written
+    from roller.templates.cpu.emit.library import PACK
+    from roller.templates.cpu.emit.llvm import lower_module
+
+    try:
+        module, arguments, _ = lower_module(kernel.program.at(sizes), cores)
+    except RollerError:
+        return None
+    text = written(module, sizes)
+    packs = [module[v].script() for v in module.functions if v.name_hint == PACK]
+    meant = [kernel.artifact.prepare.source] if kernel.artifact.prepare is not None else []
+    same = text.digest == kernel.code and packs == meant and _panels(arguments) == _panels(kernel.artifact.arguments)
+    return tuple(number for _, number in text.numbers) if same else None
+
+
+def _fault_of_a_run(artifact: KernelArtifact, expression: TensorExpr, sizes: Sizes, seed: int) -> str:
+    from roller.backends.cpu.launcher import CpuKernel
+    from roller.runtime.cpu_profile import Bench
+    from roller.runtime.guard_pages import trespass
+
+    bench = Bench(expression, seed)
+    try:
+        held = tuple(replace(c, values=bench.inputs[c.position].tobytes()) for c in artifact.constants)
+        beyond = trespass(CpuKernel(replace(artifact, constants=held)))  # before it may write where it must not
+        if beyond:
+            return f"at {dict(sizes)}: {beyond}"
+        record = bench.profile({"kernel": artifact}, timed=False)["kernel"]
+    except RollerError as err:
+        return f"at {dict(sizes)}: {err}"
+    return f"at {dict(sizes)}: {record.reason}" if record.status in ("wrong", "failed") else ""
+
+
+def _panels(arguments: tuple[Argument, ...]) -> list[Argument]:
+    return [a for a in arguments if a.role == "panel"]

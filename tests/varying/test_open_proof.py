@@ -1,0 +1,113 @@
+"""No kernel runs at sizes for which it was not shown to be right: formulas wrong at one size nobody looked at."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from roller.arguments import target_of
+from roller.core.formulas import Atom, Fitter, Formula
+from roller.errors import NoCandidateError
+from roller.ops import matmul
+from roller.templates.common.options import ConstructOptions
+from roller.varying import open_build, open_choice
+from roller.varying.box import Box
+from roller.varying.open_choice import OpenKernels, compile_open
+from roller.varying.open_programs import OpenExpr
+from roller.varying.open_proof import fault
+
+BOX = Box({"rows": (7, 200)})
+POINTS = [{"rows": n} for n in (7, 11, 20, 51, 90, 150, 200)]
+UNSEEN = 173
+
+
+class Planted(Fitter):
+    """Finds formulas that are off by one at one size, and nowhere else."""
+
+    def fit(self, values):
+        found = super().fit(values)
+        if found is None or not found.terms or found == Formula(0, ((1, (Atom(("rows",)),)),)):
+            return found
+        steps = ((-1, (Atom(("rows",), "floor", UNSEEN),)), (1, (Atom(("rows",), "floor", UNSEEN + 1),)))
+        return Formula(found.const, (*found.terms, *steps))
+
+
+@pytest.fixture(scope="module")
+def spec():
+    return target_of("cpu")[0].emitted.sustained
+
+
+@pytest.fixture(scope="module")
+def expression():
+    return OpenExpr.of([matmul(p["rows"], 33, 24) for p in POINTS], POINTS)
+
+
+@pytest.fixture(scope="module")
+def right(spec, expression):
+    return compile_open({"k": (expression, ())}, POINTS, BOX, spec, ConstructOptions())["k"]
+
+
+@pytest.fixture(scope="module")
+def wrong(spec, expression):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(open_build, "Fitter", Planted)
+        return compile_open({"k": (expression, ())}, POINTS, BOX, spec, ConstructOptions())["k"]
+
+
+def test_kernels_are_the_code_of_every_size(right):
+    for rows in range(7, 201, 9):
+        sizes = {"rows": rows}
+        assert not fault(right.kernels[right.best(sizes)], right.expression.at(sizes), sizes, right.cores)
+
+
+def test_a_formula_that_is_wrong_at_one_size_does_not_run_there(wrong):
+    for rows in (UNSEEN - 1, UNSEEN + 1, 7, 200):
+        assert wrong.kernels[wrong.best({"rows": rows})].takes({"rows": rows})
+    sizes = {"rows": UNSEEN}
+    first, chosen = wrong._order(sizes)[0], wrong.best(sizes)
+    assert chosen != first  # another one, in whose code no number but the extents depends on sizes
+    assert not fault(replace(wrong.kernels[chosen], code=""), wrong.expression.at(sizes), sizes, wrong.cores)
+    alone = OpenKernels(wrong.expression, (wrong.kernels[first],), wrong.grid, wrong.costs[[first]], wrong.cores)
+    with pytest.raises(NoCandidateError, match=r"a kernel for \{'rows': 173\}, got none that is right: .*Formula"):
+        alone.best(sizes)
+
+
+def test_code_of_another_kind_runs_before_it_is_used(right, wrong):
+    def at(kernels, rows):
+        sizes = {"rows": rows}
+        other = replace(kernels.kernels[kernels._order({"rows": UNSEEN})[0]], code="of another kind")
+        return fault(other, kernels.expression.at(sizes), sizes, kernels.cores)
+
+    assert not at(right, UNSEEN) and not at(wrong, UNSEEN + 1)
+    assert at(wrong, UNSEEN).startswith("at {'rows': 173}: ")
+
+
+def test_the_next_kernel_is_taken_where_the_first_is_wrong(monkeypatch, caplog):
+    kernels = tuple(SimpleNamespace(number=n, takes=lambda sizes: sizes["s"] > 1) for n in range(3))
+    expression = SimpleNamespace(at=lambda sizes: SimpleNamespace(name="sum"))
+    costs = np.array([[1.0, 9.0], [2.0, 1.0], [np.inf, np.inf]])
+    made = OpenKernels(expression, kernels, ({"s": 2}, {"s": 64}), costs, 1)
+    asked = []
+
+    def answer(kernel, _expression, sizes, _cores):
+        asked.append((kernel.number, sizes["s"]))
+        return "wrong" if kernel.number == 0 or sizes["s"] == 7 else ""
+
+    monkeypatch.setattr(open_choice, "fault", answer)
+    with caplog.at_level(logging.WARNING, "roller"):
+        assert [made.best({"s": s}) for s in (3, 3, 60)] == [1, 1, 1]
+    assert asked == [(0, 3), (1, 3), (1, 60)] and "sum: a kernel of the range is not used: wrong" in caplog.text
+    with pytest.raises(NoCandidateError, match="got none that is right: wrong; wrong; wrong"):
+        made.best({"s": 7})
+    with pytest.raises(NoCandidateError, match=r"got none\. Compile"):
+        made.best({"s": 1})
+
+
+def test_numbers_that_are_too_long_on_the_way_are_seen():
+    third = Formula(0, ((1, (Atom(("s", "s", "s"), "ceil", 1 << 20),)),))
+    assert third.at({"s": 2000}) < 1 << 31 < third.most({"s": 2000})
+    assert Formula(-5, ((-3, (Atom(("s",)),)),)).most({"s": 4}) == 17
