@@ -28,7 +28,7 @@ def test_an_interrupt_within_any_fork_stops_a_model(tmp_path, monkeypatch):
     scratch.mkdir()
     monkeypatch.setenv("TMPDIR", str(scratch))
     onnx.save(tower(), path)
-    for fork in (1, 4, 9):
+    for fork in (1, 2, 4):  # a process builds many kernels, so that there are few forks
         done = run(AT_FORK + COMPILES, str(fork), str(path))
         assert "the same command goes on from there" in done.stdout, done.stderr
         assert "Exception ignored" not in done.stderr and "Traceback" not in done.stderr

@@ -12,13 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from onnx import TensorProto
 
 from roller.graph.nodes import Node
 from roller.onnx.draft import Draft
 from roller.onnx.integers import centred, fits
 
 _VERSION = 21
+#: ``TensorProto.FLOAT`` of the ONNX specification; graphs are rewritten where that package is not installed, too.
+_FLOAT32 = 1
 #: Operators and the dimension of their weights that columns lie along.
 SUMS: Mapping[str, int] = {"MatMulInteger": 1, "ConvInteger": 0}
 
@@ -58,7 +59,7 @@ class _Rewriting:
             return
         cast = self._only_reader(node.outputs[0])
         found = self._sum(node) if cast is not None and cast.op == "Cast" and not cast.domain else None
-        if found is None or cast is None or cast.attributes.get("to") != TensorProto.FLOAT:
+        if found is None or cast is None or cast.attributes.get("to") != _FLOAT32:
             self.nodes.append(node)
             return
         before, plain = found
