@@ -38,6 +38,7 @@ _SECTIONS = ("teu", "execution", "limits", "accuracy")
 #: What holds where an optional field is not given, by its name; the test prices operators without each of them.
 UNKNOWN = {
     "overlap_blocks": "blocks never fall into step: as many groups as are resident hide each other's phases",
+    "datapath_lanes": "`lanes`: vectors of any length are passed at once",
     "split_load_slots": "1: such a load takes a slot of its own more",
     "prefetched_lines": "all lines of a stream are fetched ahead",
     "kept_share": "1: the whole cache",

@@ -58,11 +58,15 @@ class Teu(Section):
         Threads of a warp; float32 lanes of a vector register.
     schedulers_per_unit
         TEUs a unit issues from per cycle; FMA ports on a CPU.
+    datapath_lanes
+        Of a CPU: float32 lanes that an instruction passes at once. Vectors of more take several passes, so that
+        shorter ones cost less (Zen 1: 4 of 8 lanes, Zen 4: 8 of 16).
     """
 
     name: str
     lanes: int = number("lanes", 1, 1024, integer=True)
     schedulers_per_unit: int = number("schedulers", 1, 64, integer=True)
+    datapath_lanes: int | None = number("lanes", 1, 1024, integer=True, required=False)
 
 
 @dataclass(frozen=True, repr=False)

@@ -174,3 +174,13 @@ def test_weights_that_are_read_once_are_a_stream_beside_the_arithmetic():
         for m in (1, 128)
     )
     assert once["stream_s"] == 0 < shared["stream_s"]
+
+
+def test_vectors_shorter_than_a_narrow_datapath_cost_less():
+    """Six columns are two vectors of four lanes: half the cycles each where whole vectors take two passes."""
+    rates = {f"compute.ops_per_cycle_per_unit.{c}": 8 for c in ("fma", "load_store")}  # a vector per cycle
+    whole = roller.load_spec("cpu-avx2").with_overrides(rates)
+    narrow = whole.with_overrides({"teu.datapath_lanes": 4})
+    program = "cpu/tiled register[i=12 j=8 k=1] l1[i=12 j=8 k=290] l2[i=120 j=8 k=290] vector=j:8"
+    few, many = ([roller.predict(ops.matmul(232, j, 290), s, program).seconds for s in (whole, narrow)] for j in (6, 8))
+    assert few[1] < 0.75 * few[0] and many[1] == many[0]

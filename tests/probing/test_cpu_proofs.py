@@ -122,3 +122,10 @@ def test_pages_that_are_no_slower_than_known_ones_are_withdrawn():
     found = memory.pages(MadeUp({"pages_fresh": 1e-3, "pages_known": 1e-6}))
     assert found.values["execution.fault_s"].value == pytest.approx(1e-3 / 512) and not found.doubts
     assert "execution.fault_s" in memory.pages(MadeUp({"pages_fresh": 1e-3, "pages_known": 9e-4})).doubts
+
+
+@pytest.mark.parametrize(("short_s", "lanes"), [(1e-6, 16), (0.53e-6, 8), (0.27e-6, 4), (0.1e-6, 4)])
+def test_the_datapath_is_what_shorter_vectors_are_faster_than_whole_ones_for(short_s, lanes):
+    session = MadeUp(lambda kernel, size: short_s if kernel.endswith("_16") else 1e-6)
+    assert session.spec.teu.lanes == 16
+    assert rates.fma_peak(session).values["teu.datapath_lanes"].value == lanes

@@ -16,7 +16,8 @@ def _of(layers: tuple[str, ...], field: str) -> tuple[str, ...]:
 PROBES: tuple[Probe, ...] = (
     Probe("clock", "cpu", ("clock_hz",), "cpu/clock.c", rates.clock),
     Probe("fma_peak", "cpu", (f"{_RATE}.fma", f"{_RATE}.fma.float64", "teu.schedulers_per_unit",
-                              "memory_layers.register.bandwidth_bytes_per_s"), "cpu/fma_peak.c", rates.fma_peak),
+                              "teu.datapath_lanes", "memory_layers.register.bandwidth_bytes_per_s"),
+          "cpu/fma_peak.c", rates.fma_peak),
     Probe("byte_products", "cpu", (f"{_RATE}.dot.int8", f"{_RATE}.matrix.int8"), "cpu/byte_products.c",
           rates.byte_rates),
     Probe("fma_latency", "cpu", ("execution.step_latency_s",), "cpu/fma_latency.c", rates.fma_latency),

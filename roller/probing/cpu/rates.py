@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from roller.core.processor import tiles_permitted
 from roller.probing.cpu.session import CpuSession
 from roller.probing.measured import Measured
@@ -61,6 +63,12 @@ def fma_peak(session: CpuSession) -> Finding:
             values[f"beside.fma_per_cycle_{width}_byte_vectors"] = _per_cycle(
                 session, f"fma_float32_{width}", chains * width / 4
             )
+    narrow = values.get("beside.fma_per_cycle_16_byte_vectors", single)
+    shortest = 4 if narrow is not single else lanes
+    # Instructions per cycle on whole vectors over those on the shortest say in how many passes a whole one goes.
+    per_pass = lanes * min(1.0, single.value / lanes / (narrow.value / shortest))
+    passed = max(shortest, 2 ** round(math.log2(per_pass)))
+    values["teu.datapath_lanes"] = Measured(passed, max(single.spread, narrow.spread), single.samples)
     alone = session.seconds("fma_float32").rate(2 * chains * lanes)
     values["beside.one_core_flops_per_s"] = alone
     ports = round(single.value / lanes)

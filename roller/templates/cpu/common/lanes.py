@@ -6,7 +6,7 @@ import numpy as np
 
 from roller.expr import Stage, instruction_mix
 from roller.hardware import DeviceSpec
-from roller.tile.geometry import Access, Floats
+from roller.tile.geometry import Access, Floats, Ints
 
 
 def lane_count(spec: DeviceSpec, itemsize_bytes: int) -> int:
@@ -37,6 +37,15 @@ def arithmetic_cycles(
     return np.asarray(sum(
         vectors * n * (elements if f"{c}.{dtype}" in rates else width) / rate_of(spec, c, dtype) for c, n in mix.items()
     ))  # fmt: skip
+
+
+def passes(lanes: Ints, spec: DeviceSpec, elements: int) -> Floats:
+    """Return what an instruction on so many lanes costs of one on a whole vector of ``elements``, ``(N,)``.
+
+    A datapath as wide as the vector passes any vector at once. One that is narrower takes a pass for each part.
+    """
+    narrow = (spec.teu.datapath_lanes or spec.teu.lanes) / spec.teu.lanes
+    return np.asarray(np.clip(lanes / elements, narrow, 1.0))
 
 
 def lane_distance(access: Access, axis: int) -> int:

@@ -18,7 +18,7 @@ from roller.templates.cpu.common.conversions import (
     stored_cycles,
 )
 from roller.templates.cpu.common.cores import Parts, Terms, combine_s, imbalance, start_s
-from roller.templates.cpu.common.lanes import arithmetic_cycles, lane_distance, room
+from roller.templates.cpu.common.lanes import arithmetic_cycles, lane_distance, passes, room
 from roller.templates.cpu.common.packing import packing_s, task_dram_bytes
 from roller.templates.cpu.common.traffic import cache_traffic
 from roller.templates.cpu.decide import BOX, IN_PLACE, PANEL, Mask, decided, vector_elements
@@ -34,8 +34,8 @@ def micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Flo
     g, d = batch.geometry, decided(batch, spec)
     rate, v, lanes = spec.compute.ops_per_cycle_per_unit, batch.vector_axis, vector_elements(batch, spec)
     register, vectors = d.tile, d.vectors.astype(np.float64)
-    width, anchor = spec.teu.lanes, g.expr.anchor
-    fma = arithmetic_cycles(anchor, vectors, spec, lanes, loaded_conversions(g.expr, anchor))
+    width, anchor, share = spec.teu.lanes, g.expr.anchor, passes(d.lanes, spec, lanes)
+    fma = arithmetic_cycles(anchor, vectors * share, spec, lanes, loaded_conversions(g.expr, anchor))
     loads = gathers = scattered = np.zeros(len(batch))
     unrolled = np.where(d.unrolled, g.extents, 1)
     steps = unrolled.prod(axis=1).astype(np.float64)
@@ -57,7 +57,7 @@ def micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Flo
             gathers = gathers + np.where(kept, elements, elements + a.points(register))
             fma = fma + elements * convert
             scattered = scattered + _scattered_lines(a, batch, spec)
-    load = (loads + gathers) * width / rate["load_store"]
+    load = (loads * share + gathers) * width / rate["load_store"]
     issue = (vectors + loads + 2 * gathers) * width / rate["issue"]
     latency = spec.execution.step_latency_s * spec.clock_hz
     issue = issue + spec.execution.step_issue_s * spec.clock_hz / steps
