@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from roller.core.dtypes import DTYPE_BYTES
+
 #: Instruction families.
-FAMILIES = ("wmma", "mma", "wgmma", "mfma", "amp", "vnni", "amx")
+FAMILIES = ("wmma", "mma", "wgmma", "mfma", "amp", "vnni", "madd", "amx")
 #: Classes of their throughput.
 RATES = ("matrix", "group_matrix", "dot")
 #: Those of them that a template lowers, and the dtypes of operands it does so for; all others are priced only.
-LOWERED, LOWERED_OPERANDS = ("mma", "wmma", "wgmma", "vnni", "amx"), ("float16", "bfloat16", "int8")
+LOWERED, LOWERED_OPERANDS = ("mma", "wmma", "wgmma", "vnni", "madd", "amx"), (
+    "float16", "bfloat16", "int8", "int16",
+)  # fmt: skip
 #: Stages from which on products of two reduction steps run at the same time, where the instruction is asynchronous.
 OVERLAPPED_STAGES = 3
 
@@ -20,7 +24,8 @@ class Fragment:
     """A matrix instruction ``D[m, n] += A[m, k] * B[k, n]`` that several threads, or one core, execute.
 
     The dot products of a CPU are one, too: ``vpdpbusd`` adds to 16 sums of 32 bits the products of four bytes of A, the
-    same for all sums, and four bytes of B each; one of A and B is signed (Intel SDM, volume 2).
+    same for all sums, and four bytes of B each; one of A and B is signed (Intel SDM, volume 2). ``vpmaddwd`` multiplies
+    pairs of 16 bits, and an addition follows; bytes of either sign are widened for it.
 
     Parameters
     ----------
@@ -29,7 +34,8 @@ class Fragment:
     m, n, k
         Extents (elements); tiles of a TEU are multiples of them.
     operand, accumulator
-        Dtypes of A and B, and of D; ``int8`` of a CPU is for bytes of either sign.
+        Dtypes of A and B, and of D; ``int8`` of a CPU is for bytes of either sign, ``int16`` for bytes that panels
+        and boxes hold in 16 bits.
     threads
         Threads that execute it together: those of one TEU, or of several (a warp group); 1 on a CPU.
     rate
@@ -110,8 +116,25 @@ class Fragment:
 
     @property
     def takes_any_signs(self) -> bool:
-        """Whether there is one of it for every pair of signs of its operands' bytes."""
-        return self.family == "amx"
+        """Whether it is exact for every pair of signs of its operands' bytes."""
+        return self.family == "amx" or self.widens
+
+    @property
+    def widens(self) -> bool:
+        """Whether bytes are brought to the operand's own, wider dtype where they are packed."""
+        return self.family == "madd"
+
+    def held_dtype(self, stored: str) -> str:
+        """Return the dtype that panels and boxes of a CPU hold an operand in that is stored as ``stored``.
+
+        Examples
+        --------
+        >>> vnni = Fragment("vnni.m1n8k4.i8.i32", 1, 8, 4, "int8", "int32", 1)
+        >>> madd = Fragment("madd.m1n8k2.i16.i32", 1, 8, 2, "int16", "int32", 1)
+        >>> vnni.held_dtype("uint8"), madd.held_dtype("uint8")
+        ('uint8', 'int16')
+        """
+        return self.operand if self.widens else stored
 
     def depth(self, extent: int) -> int:
         """Return the elements along k that one instruction takes of ``extent``: fewer where that leaves no rest.
@@ -122,7 +145,7 @@ class Fragment:
         >>> [amx.depth(n) for n in (768, 96, 16, 100, 3)]
         [64, 48, 16, 64, 4]
         """
-        word = 4
+        word = 4 // DTYPE_BYTES[self.operand]
         if extent <= self.k:
             return min(self.k, -(-extent // word) * word)
         whole = [d for d in range(self.k, self.k // 2, -word) if extent % d == 0]

@@ -18,7 +18,7 @@ OPERATION_CLASSES = ("fma", "add", "special", "convert", "issue", "load_store")
 #: Further classes a device may give a rate for, alone or per dtype (``matrix.float16``).
 OPTIONAL_CLASSES = ("matrix", "group_matrix", "dot", "integer")
 #: Dtypes a rate may be given for.
-DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "int32", "float8_e4m3fn", "float8_e5m2")
+DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "float8_e4m3fn", "float8_e5m2")
 #: Range of an instruction rate.
 RATE = Quantity("operations/cycle/unit", 1e-3, 1e7)
 

@@ -193,8 +193,12 @@ def test_detection_lists_the_feature_where_the_processor_has_it(tmp_path):
         (folder / "proc/cpuinfo").write_text(f"vendor_id : X\nflags : {flags}\n")
         return detect_cpu(folder, "x86_64")
 
-    assert here({"avx512_vnni"}).target["features"] == "avx512vnni" and fragments_of(here({"avx512_vnni"}))
-    assert "features" not in here(set()).target and not fragments_of(here(set()))
+    both = here({"avx512_vnni"})
+    assert both.target["features"] == "avx512bw avx512vnni"
+    assert [f.family for f in fragments_of(both)] == ["vnni"] and [f.family for f in fragments_of(here(set()))] == [
+        "madd"
+    ]
+    assert here(set()).target["features"] == "avx512bw"
     assert match_profile("x86_64", CpuInfo(flags=frozenset(_AVX512 | _AVX2)))[0] == "cpu-avx512"
 
 

@@ -14,10 +14,16 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from roller.core.dtypes import DTYPE_BYTES
 from roller.expr import Index, Run, lane_stride, run_along
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.templates.cpu.halves import computed_itemsize_bytes, panel_stays_stored, rows_are_converted
+from roller.templates.cpu.halves import (
+    computed_itemsize_bytes,
+    panel_stays_stored,
+    rows_are_converted,
+    rows_are_copied,
+)
 from roller.templates.cpu.live import cuts, end_at, live_shares, shortest
 from roller.tile.geometry import Access, Floats, Ints
 from roller.tile.program import ALIGNED_TILES
@@ -209,8 +215,8 @@ class Decisions:
         if b.fragment is not None:  # what moves with lanes is packed for them; the other one's words may lie in a box
             k = b.geometry.names.index(b.matrix_axes[2])
             words = b.fragment.depth(int(b.geometry.extents[k]))
-            alike = copies_box(access) and not access.uses[b.vector_axis] and in_words(access, k, words)
-            return BOX if alike else PANEL
+            rows = copies_box(access) or (b.fragment.widens and rows_are_copied(access, b.constants))
+            return BOX if rows and not access.uses[b.vector_axis] and in_words(access, k, words) else PANEL
         if copies_box(access) or rows_are_converted(access, self._vector_axis, b.constants):
             return BOX
         return PANEL if name in b.constants or not read_once(access, self._vector_axis) else IN_PLACE
@@ -249,6 +255,8 @@ class Decisions:
 
     def held_itemsize_bytes(self, access: Access) -> int:
         """Return the bytes of an element in a panel or box."""
+        if self.batch.fragment is not None:
+            return DTYPE_BYTES[self.batch.fragment.held_dtype(access.tensor.dtype)]
         stored = self.keeps_stored(access)
         return access.tensor.itemsize_bytes if stored else computed_itemsize_bytes(access)
 

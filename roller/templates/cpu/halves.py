@@ -38,9 +38,13 @@ def rows_are_converted(access: Access, v: int | None, constants: Collection[str]
     constants
         Inputs that no call changes: those are packed ahead, however long that takes.
     """
+    return rows_are_copied(access, constants) and is_converted(access) and (v is None or not access.uses[v])
+
+
+def rows_are_copied(access: Access, constants: Collection[str]) -> bool:
+    """Whether a box of an operand is made of whole rows, so that vectors of them can be converted on the way."""
     plain = not (access.gather or access.bounds or access.tensor.name in constants)
-    forward = bool((access.coefficients >= 0).all())
-    return plain and forward and is_converted(access) and (v is None or not access.uses[v])
+    return plain and bool((access.coefficients >= 0).all())
 
 
 def panel_stays_stored(access: Access, v: int | None, constants: Collection[str]) -> bool:

@@ -15,20 +15,31 @@ from typing import Any
 
 from roller.errors import BuildError
 from roller.expr import Load, Scalar, transform
-from roller.te.compat import tirx
+from roller.te.compat import tirx, tvm
 from roller.te.emit import Expr, emit_index
 from roller.templates.cpu.decide import BOX, PANEL
 from roller.templates.cpu.emit.nest import Buffer, Nests, Stmt, allocate, declare, integer, seq
 from roller.templates.cpu.emit.plan import ReductionPlan, decisions_of, halo_plan
 from roller.templates.cpu.emit.prefetch import Hint
-from roller.templates.cpu.matrix.emit_panels import WordPanel, bytes_at, pack_words
+from roller.templates.cpu.matrix.emit_panels import WordPanel, elements_at, pack_words
 from roller.templates.cpu.matrix.products import byte_product, flips, operands
 from roller.templates.cpu.tiled.emit import Env, Tiled
 from roller.tile import RProgram
 from roller.tile.geometry import access_of_load
 
-#: LLVM's names of the instruction, by bytes of a vector.
-_DOTS = {64: "llvm.x86.avx512.vpdpbusd.512", 32: "llvm.x86.avx512.vpdpbusd.256"}
+#: LLVM's names of the instruction that multiplies and adds, and of the one that an addition follows, by lanes.
+_DOTS = {16: "llvm.x86.avx512.vpdpbusd.512", 8: "llvm.x86.avx512.vpdpbusd.256"}
+_PAIRS = {16: "llvm.x86.avx512.pmaddw.d.512", 8: "llvm.x86.avx2.pmadd.wd"}
+#: The addition that follows products of pairs, as an instruction LLVM knows nothing of: it would add up the products of
+#: several words first, and hold more vectors than there are registers.
+_ADD = "roller_add"
+_ADD_IR = """define <{n} x i32> @roller_add(<{n} x i32> %a, <{n} x i32> %b) {attributes} alwaysinline {{
+  %c = call <{n} x i32> asm sideeffect "vpaddd $2, $1, $0", "=v,v,v"(<{n} x i32> %a, <{n} x i32> %b) {attributes}
+  ret <{n} x i32> %c
+}}
+"""
+#: It touches no memory, so that sums stay in registers.
+_PURE = "nounwind willreturn memory(none)"
 #: Every byte of a word moved by 128.
 _SIGNS = -0x7F7F7F80
 #: Dot products (vectors) up to which the words of a reduction axis are unrolled into the micro-kernel.
@@ -66,7 +77,7 @@ class Matrix(Tiled):
             name = f"{load.tensor}_packed{n}"
             while name in self.buffers:
                 name += "_"
-            dtype = program.expr.tensors[load.tensor].dtype
+            dtype = self._held(load)
             if how == BOX:
                 halo = halo_plan(load, self.stage, self.spatial, self.vector.name, 1, 0)
                 self.halos[name] = halo, declare(name, halo.extents, dtype)
@@ -111,6 +122,14 @@ class Matrix(Tiled):
         """Return the axes of a register tile, but the lanes', that a load moves with."""
         used = {x for i in (*load.index, *(b.index for b in load.guard)) for x in i.axes}
         return [s for s in self.order if s is not self.vector and s.name in used]
+
+    def function_body(self) -> Stmt:
+        """Return the whole nest of a call, with the function it calls."""
+        body = super().function_body()
+        if not self.fragment.widens:
+            return body
+        library = tvm.ir.StringImm(_ADD_IR.format(n=self.fragment.n, attributes=_PURE))
+        return tirx.AttrStmt(integer(0), "pragma_import_llvm", library, body)
 
     def _packed(self, panel: Any, buffer: Buffer, first: Env, count: Env) -> Stmt:
         return pack_words(self.nest, panel, self.buffers[panel.load.tensor], buffer, first, count)
@@ -169,6 +188,10 @@ class Matrix(Tiled):
     def _dtype(self, load: Load) -> str:
         return self.program.expr.tensors[load.tensor].dtype
 
+    def _held(self, load: Load) -> str:
+        """Return the dtype of an operand as the instruction takes it."""
+        return self.fragment.held_dtype(self._dtype(load))
+
     def _step(self, env: Env, at: Env) -> Stmt:
         """Add one word to every element of the register tile."""
         assert self.vector is not None
@@ -192,7 +215,7 @@ class Matrix(Tiled):
                 if (combo, u) not in packed:
                     lanes = {**inner, self.vector.name: u * n}
                     place = panel.place(env, at, lanes)  # type: ignore[attr-defined]
-                    b = packed[combo, u] = bound("packed", bytes_at(buffer, place, n * f.k))
+                    b = packed[combo, u] = bound("packed", elements_at(buffer, place, n * f.k))
                     if self.flips:
                         index = list(self._sums_at(combo, u))
                         out.append(self._dot(self.sums, index, one, b, self._dtype(self.packed) == "int8"))
@@ -210,10 +233,13 @@ class Matrix(Tiled):
         return (self._dtype(self.mine) == "uint8") != self.flips
 
     def _dot(self, sums: Buffer, index: list[Expr], row: Expr, packed: Expr, unsigned_row: bool) -> Stmt:
-        n, k = self.fragment.n, self.fragment.k
+        n = self.fragment.n
+        old, dtype = tirx.BufferLoad(sums, index), f"int32x{n}"
+        if self.fragment.widens:
+            pairs = tirx.call_llvm_pure_intrin(dtype, _PAIRS[n], row, packed)
+            return tirx.BufferStore(sums, tirx.call_extern(dtype, _ADD, old, pairs), index)
         pair = (row, packed) if unsigned_row else (packed, row)
-        old = tirx.BufferLoad(sums, index)
-        return tirx.BufferStore(sums, tirx.call_llvm_pure_intrin(f"int32x{n}", _DOTS[n * k], old, *pair), index)
+        return tirx.BufferStore(sums, tirx.call_llvm_pure_intrin(dtype, _DOTS[n], old, *pair), index)
 
     def _word(self, point: Env, at: Env, inner: Mapping[str, int]) -> Expr:
         """Return the word of a row, in all lanes."""
@@ -227,10 +253,10 @@ class Matrix(Tiled):
             index = self.halos[name][0].local if name in self.halos else self.mine.index
             env = self.at(point, tuple(integer(inner.get(s.name, 0)) for s in self.order))
             place = tuple(emit_index(i, env) for i in index)
-        word = tirx.reinterpret("int32", bytes_at(buffer, place, k))
+        word = tirx.reinterpret("int32", elements_at(buffer, place, k))
+        dtype = self._held(self.mine)
         if self.flips:
-            word = tirx.bitwise_xor(word, tirx.const(_SIGNS, "int32"))
-        dtype = "uint8" if self._unsigned_rows else "int8"
+            word, dtype = tirx.bitwise_xor(word, tirx.const(_SIGNS, "int32")), "uint8" if dtype == "int8" else "int8"
         return tirx.reinterpret(f"{dtype}x{n * k}", tirx.Broadcast(word, n))
 
 

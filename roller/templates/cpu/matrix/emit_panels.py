@@ -1,7 +1,7 @@
 """Panels of words: bytes that follow each other along a reduction axis lie together, lane by lane.
 
-``[tiles][words of the reduction][other elements of a tile][lane][byte of the word]``; what lacks in the last word is
-zero, so that whatever it is multiplied by adds nothing.
+``[tiles][words of the reduction][other elements of a tile][lane][element of the word]``; what lacks in the last word is
+zero, so that whatever it is multiplied by adds nothing. A panel may hold elements wider than the tensor's bytes.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from roller.templates.cpu.emit.packing import tile_start
 from roller.templates.cpu.emit.plan import ReductionPlan, SpatialPlan, task_tile_of, tile_of
 
 Env = dict[str, Any]
-#: Bytes of a word up to which they are copied without a loop.
+#: Elements of a word up to which they are copied without a loop.
 _UNROLLED = 8
 
 
 @dataclass(frozen=True)
 class WordPanel:
-    """A load gathered into words of bytes.
+    """A load gathered into words of a few elements.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ class WordPanel:
     reduction
         The reduction axes it moves with, in the order they are looped over; extents of :attr:`along` count words.
     along, word
-        Axis the bytes of a word lie along, and how many there are.
+        Axis the elements of a word lie along, and how many there are.
     extent
         Of that axis (elements).
     upfront
@@ -52,21 +52,21 @@ class WordPanel:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Extents of the panel (bytes)."""
+        """Extents of the panel (elements)."""
         tiles = tuple(s.tiles if self.upfront else s.per_task for s in self.spatial)
         inner = [s.tile for s in self.spatial] or [1]
         return (*tiles, *(r.extent for r in self.reduction), *inner[:-1], inner[-1] * self.word)
 
     def place(self, env: Mapping[str, Any], step: Mapping[str, Any], inner: Mapping[str, Any]) -> tuple[Expr, ...]:
-        """Return the index of the first byte of a word, of a tile of ``env`` at a reduction step."""
+        """Return the index of the first element of a word, of a tile of ``env`` at a reduction step."""
         tile = tile_of if self.upfront else task_tile_of
         at = [inner[s.name] for s in self.spatial] or [integer(0)]
         tiles = (env[tile(s.name)] for s in self.spatial)
         return (*tiles, *(step[r.name] for r in self.reduction), *at[:-1], integer(at[-1]) * self.word)
 
 
-def bytes_at(buffer: Buffer, index: tuple[Expr, ...], count: int) -> Expr:
-    """Return ``count`` bytes from an index on."""
+def elements_at(buffer: Buffer, index: tuple[Expr, ...], count: int) -> Expr:
+    """Return ``count`` elements from an index on."""
     return tirx.BufferLoad(buffer, [*index[:-1], tirx.Ramp(index[-1], integer(1), count)])
 
 
@@ -151,11 +151,11 @@ def _in_one_piece(
     if not held:
         return _byte_by_byte(nest, plan, source, panel, env, to, held, many)
     load = plan.load
-    word = bytes_at(source, tuple(emit_index(i, env) for i in load.index), plan.word)
+    word = elements_at(source, tuple(emit_index(i, env) for i in load.index), plan.word)
     if load.guard:
         outside = tirx.Broadcast(constant(load.outside, str(source.ty.dtype)), plan.word)
         word = tirx.if_then_else(all_of(emit_bounds(load.guard, env)), word, outside)
-    return tirx.BufferStore(panel, word, [*to[:-1], tirx.Ramp(to[-1], integer(1), plan.word)])
+    return _stored(panel, word, to, plan.word)
 
 
 def _interleaved(
@@ -166,11 +166,16 @@ def _interleaved(
 
     def row(n: int) -> Expr:
         at = {**env, plan.along: env[plan.along] + n}
-        return bytes_at(source, tuple(emit_index(i, at) for i in plan.load.index), many) if n < held else zero
+        return elements_at(source, tuple(emit_index(i, at) for i in plan.load.index), many) if n < held else zero
 
     mixed = [tirx.const(n * many + x, "int32") for x in range(many) for n in range(plan.word)]
-    bytes_of = tirx.Shuffle([row(n) for n in range(plan.word)], mixed)
-    return tirx.BufferStore(panel, bytes_of, [*to[:-1], tirx.Ramp(to[-1], integer(1), plan.word * many)])
+    return _stored(panel, tirx.Shuffle([row(n) for n in range(plan.word)], mixed), to, plan.word * many)
+
+
+def _stored(panel: Buffer, values: Expr, to: tuple[Expr, ...], count: int) -> Stmt:
+    """Return the store of neighbouring elements, brought to the panel's dtype."""
+    kept = values.astype(f"{panel.ty.dtype}x{count}")
+    return tirx.BufferStore(panel, kept, [*to[:-1], tirx.Ramp(to[-1], integer(1), count)])
 
 
 def _byte_by_byte(
@@ -186,7 +191,7 @@ def _byte_by_byte(
         return byte(n, emit_load(plan.load, {**env, plan.along: env[plan.along] + n}, tensors))
 
     kind = "unroll" if plan.word <= _UNROLLED else "serial"
-    zero = tirx.const(0, str(source.ty.dtype))
+    zero = tirx.const(0, str(panel.ty.dtype))
     return seq(
         nest.loop(held, loaded, kind) if held else None,
         nest.loop(plan.word - held, lambda n: byte(n + held, zero), kind) if held < plan.word else None,

@@ -61,11 +61,14 @@ def _fragment_tiles(geometry: Geometry, fragment: Fragment, m: int, v: int) -> I
 
 
 def _staged(geometry: Geometry, fragment: Fragment, m: int, v: int, k: int) -> tuple[str, ...]:
-    """Return the operands that are packed: that of the lanes, and one whose words do not lie in memory as they are."""
+    """Return the operands that are packed: that of the lanes, and one whose words do not lie in memory as they are.
+
+    Words of elements that are widened lie in memory nowhere.
+    """
     words = fragment.depth(int(geometry.extents[k]))
     found = []
     for a in geometry.loads:
         apart = fragment.m > 1 and not even_rows(a, m)
-        if a.uses[v] or a.bounds or not in_words(a, k, words) or apart:
+        if a.uses[v] or a.bounds or not in_words(a, k, words) or apart or fragment.widens:
             found.append(a.tensor.name)
     return tuple(found)

@@ -72,7 +72,10 @@ def _fragment_cycles(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats
 
 
 def held_vectors(batch: TileBatch, spec: DeviceSpec) -> Ints:
-    """Return the vector registers of a micro-kernel: sums, packed words, the word of a row, and what moves signs."""
+    """Return the vector registers of a micro-kernel: sums, packed words, the word of a row, and what moves signs.
+
+    Products that an addition follows take the register of the word, the last of a row that reads it.
+    """
     d, packed = decided(batch, spec), packed_vectors(batch, spec)
     return np.asarray(d.vectors + packed + 1 + (packed + 1 if flips(batch) else 0))
 
@@ -87,8 +90,9 @@ def packed_vectors(batch: TileBatch, spec: DeviceSpec) -> Ints:
 def _word_cycles(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
     """Return cycles per reduction point and cycles of the write-back of one micro-kernel.
 
-    A step is one word of ``fragment.k`` bytes: a load per vector of packed words, a broadcast per row, and a dot
-    product per vector of sums. Where both operands have one sign, a row's word is moved, and the packed words summed.
+    A step is one word of ``fragment.k`` elements: a load per vector of packed words, a broadcast per row, and a dot
+    product per vector of sums. Where both operands have one sign and the instruction wants two, a row's word is moved,
+    and the packed words summed.
     """
     g, d, f = batch.geometry, decided(batch, spec), batch.fragment
     assert f is not None
@@ -100,7 +104,7 @@ def _word_cycles(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
     if moved:
         dots = dots + rows * width / rate["add"]
     load = (rows + packed) * width / rate["load_store"]
-    issue = (vectors + packed + rows * (2 if moved else 1)) * width / rate["issue"]
+    issue = (vectors * f.instructions + packed + rows * (2 if moved else 1)) * width / rate["issue"]
     issue = issue + spec.execution.step_issue_s * spec.clock_hz
     latency = np.full(len(batch), spec.execution.step_latency_s * spec.clock_hz)
     step = np.maximum.reduce([dots, load, issue, latency])

@@ -13,7 +13,7 @@ from roller.templates.cpu.decide import in_words
 from roller.tile.geometry import Access, Geometry
 from roller.tile.structures import MATRIX, structure_of
 
-#: Dtypes of operands.
+#: Dtypes of operands in memory.
 BYTES = ("int8", "uint8")
 
 
@@ -35,9 +35,15 @@ def _widened(factor: Scalar) -> Load | None:
 
 
 def fragments_of(spec: DeviceSpec) -> list[Fragment]:
-    """Return the instructions of the processor: those whose feature its target lists."""
-    features = spec.target.get("features", "").split()
-    return [f for f in spec.fragments if f.arch in features]
+    """Return the instructions of the processor: those whose feature its target lists.
+
+    Of those with one row only the fastest: with the same tiles and smaller panels it is never behind.
+    """
+    features, rates = spec.target.get("features", "").split(), spec.compute.ops_per_cycle_per_unit
+    here = [f for f in spec.fragments if f.arch in features]
+    vectors = [f for f in here if f.m == 1]
+    best = max(vectors, key=lambda f: rates[f"{f.rate}.{f.operand}"], default=None)
+    return [f for f in here if f.m > 1 or f is best]
 
 
 def matrix_axes(geometry: Geometry, spec: DeviceSpec, fragment: Fragment) -> list[tuple[str, str, str]]:
