@@ -1,7 +1,8 @@
-/* Rate of dot products of bytes.
+/* Rate of dot products of bytes, and of pairs of 16 bits.
  *
- * Measures: compute.ops_per_cycle_per_unit.dot.int8 (AVX-512 VNNI, AVX-VNNI) and .matrix.int8 (AMX), products of two
- *   bytes per cycle and core, all cores at once, registers only; of what the processor does not have, nothing.
+ * Measures: compute.ops_per_cycle_per_unit.dot.int8 (AVX-512 VNNI, AVX-VNNI), .dot.int16 (vpmaddwd and the addition
+ *   after it) and .matrix.int8 (AMX), products of two bytes (16 bits) per cycle and core, all cores at once, registers
+ *   only; of what the processor does not have, nothing.
  * Spoiled by: too few independent sums (of tiles eight registers allow four), a compiler that merges (every sum is
  *   pinned), a sibling thread on the same core (the tile unit is shared), clocks that fall under wide vectors.
  * Proof: there is no memory access, and half the sums of the dot products reach the same rate.
@@ -43,6 +44,46 @@ EXPORT const int dot_products = MANY * (int)sizeof(bytes_t), dot_half_products =
 KERNEL(dot_bytes) { (void)repeat, (void)data, (void)bytes; }
 KERNEL(dot_bytes_half) { (void)repeat, (void)data, (void)bytes; }
 EXPORT const int dot_products = 0, dot_half_products = 0;
+#endif
+
+#if defined(__AVX512BW__) || defined(__AVX2__)
+#if defined(__AVX512BW__)
+typedef __m512i pairs_t;
+#define PRODUCTS(a, b) _mm512_madd_epi16(a, b)
+#define ADDED(a, b) _mm512_add_epi32(a, b)
+#define ALL_PAIRS(x) _mm512_set1_epi16(x)
+#else
+typedef __m256i pairs_t;
+#define PRODUCTS(a, b) _mm256_madd_epi16(a, b)
+#define ADDED(a, b) _mm256_add_epi32(a, b)
+#define ALL_PAIRS(x) _mm256_set1_epi16(x)
+#endif
+/* Products do not wait for the sums; three registers hold operands and a product. */
+#define PAIR_SUMS (MANY - 4)
+#define PAIR_CHAINS(name, count)                                                   \
+  KERNEL(name) {                                                                   \
+    pairs_t sum[count], a = ALL_PAIRS(3), b = ALL_PAIRS(-5), product;              \
+    PIN(a);                                                                        \
+    PIN(b);                                                                        \
+    _Pragma("GCC unroll 64") for (int n = 0; n < count; n++) sum[n] = ALL_PAIRS(n); \
+    for (long i = 0; i < repeat; i++) {                                            \
+      _Pragma("GCC unroll 64") for (int n = 0; n < count; n++) {                   \
+        product = PRODUCTS(a, b);                                                  \
+        PIN(product);                                                              \
+        sum[n] = ADDED(sum[n], product);                                           \
+        PIN(sum[n]);                                                               \
+      }                                                                            \
+    }                                                                              \
+    (void)data, (void)bytes;                                                       \
+  }
+PAIR_CHAINS(dot_pairs, PAIR_SUMS)
+PAIR_CHAINS(dot_pairs_half, PAIR_SUMS / 2)
+EXPORT const int pair_products = PAIR_SUMS * (int)sizeof(pairs_t) / 2;
+EXPORT const int pair_half_products = PAIR_SUMS / 2 * (int)sizeof(pairs_t) / 2;
+#else
+KERNEL(dot_pairs) { (void)repeat, (void)data, (void)bytes; }
+KERNEL(dot_pairs_half) { (void)repeat, (void)data, (void)bytes; }
+EXPORT const int pair_products = 0, pair_half_products = 0;
 #endif
 
 #if defined(__AMX_INT8__)

@@ -161,6 +161,31 @@ def test_constants_are_packed_once_and_threads_share_the_work():
         assert kernel.program.fragment is not None
 
 
+@pytest.mark.parametrize("signs", SIGNS, ids=" ".join)
+@pytest.mark.parametrize("profile", ["cpu-avx2", "cpu-avx512"])
+def test_processors_without_dot_products_of_bytes_multiply_pairs_of_16_bits(profile, signs):
+    """The sums stay in registers: a micro-kernel has one addition per product, and stores no sum inside its loop."""
+    from roller.templates.cpu.emit.llvm import lower
+
+    feature = {"cpu-avx2": "avx2", "cpu-avx512": "avx512bw"}[profile]
+    spec = roller.load_spec(profile)
+    items = tuple(sorted({**spec.target, "features": feature, "mcpu": "x86-64-v4"}.items()))
+    spec = replace(spec, target_items=items)
+    expr = of_bytes(ops.conv2d(1, 32, 7, 9, 32, 3, 3, padding=1, layout="NCHW16c", dtype="int8"), *signs)
+    program = roller.construct(expr, spec, options=roller.ConstructOptions(constants=("W",)), top_k=1)[0].program
+    assert program.fragment.family == "madd" and program.fragment.arch == feature
+    artifact = lower(program, expr, "x86-64-v4", 2, "test", 4 * spec.teu.lanes)
+    assert artifact.binary and {"avx2": "avx2", "avx512bw": "avx512bw"}[feature] in artifact.target["features"]
+    assert "roller_add" in artifact.launches[0].source
+
+
+def test_of_two_instructions_for_words_the_faster_one_is_taken():
+    both = replace(DEVICE, target_items=(("features", "avx512bw avx512vnni"), *DEVICE.target_items[1:]))
+    assert [f.family for f in fragments_of(both)] == ["vnni"]
+    slow = both.with_overrides({"compute.ops_per_cycle_per_unit.dot.int8": 1.0})
+    assert [f.family for f in fragments_of(slow)] == ["madd"]
+
+
 def test_a_device_whose_target_lists_no_feature_has_programs_without_the_instruction():
     expr = ops.matmul(64, 64, 64, dtype="int8")
     generic = roller.load_spec("cpu-avx512")

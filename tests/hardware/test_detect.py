@@ -34,7 +34,11 @@ def machine(root, *, flags=(), vendor="GenuineIntel", mhz=2000.0, l2="2048K"):
 def test_detected_numbers_lie_on_top_of_the_profile(tmp_path):
     spec = detect_cpu(machine(tmp_path, flags=FLAGS["x86-64-v3"]), "x86_64")
     profile = load_spec("cpu-avx2")
-    assert (spec.name, spec.kind, spec.target) == ("cpu", "cpu", {"language": "llvm", "mcpu": "x86-64-v3"})
+    assert (spec.name, spec.kind, spec.target) == (
+        "cpu",
+        "cpu",
+        {"features": "avx2", "language": "llvm", "mcpu": "x86-64-v3"},
+    )
     assert "Test CPU" in spec.description
     assert spec.clock_hz == 2.0e9
     assert spec.layer("l1").capacity_bytes == 32 * 1024

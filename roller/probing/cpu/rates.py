@@ -83,12 +83,13 @@ def fma_peak(session: CpuSession) -> Finding:
 def byte_rates(session: CpuSession) -> Finding:
     """Products of bytes per cycle, of the instructions this processor has and the system permits."""
     values, doubts = dict[str, Measured](), dict[str, str]()
-    products = session.constant("dot_products")
-    if products:
-        found = values[f"{_RATE}.dot.int8"] = _per_cycle(session, "dot_bytes", products)
-        half = _per_cycle(session, "dot_bytes_half", session.constant("dot_half_products"))
-        if half.value < found.value * (1 - TOLERANCE):
-            doubts[f"{_RATE}.dot.int8"] = "fewer sums are slower: bound by latency. Use more in byte_products.c."
+    for path, kernel, name in ((f"{_RATE}.dot.int8", "dot_bytes", "dot"), (f"{_RATE}.dot.int16", "dot_pairs", "pair")):
+        products = session.constant(f"{name}_products")
+        if products:
+            found = values[path] = _per_cycle(session, kernel, products)
+            half = _per_cycle(session, f"{kernel}_half", session.constant(f"{name}_half_products"))
+            if half.value < found.value * (1 - TOLERANCE):
+                doubts[path] = "fewer sums are slower: bound by latency. Use more in byte_products.c."
     products = session.constant("tile_products")
     if products and tiles_permitted():
         values[f"{_RATE}.matrix.int8"] = _per_cycle(session, "tile_bytes", products)

@@ -1,8 +1,9 @@
 """The CPU half of the micro performance model."""
 
+from roller.templates.cpu.boxes import read_once
 from roller.templates.cpu.common.cores import BOTTLENECKS, Parts
 from roller.templates.cpu.common.lanes import lane_count, lane_distance, room
-from roller.templates.cpu.decide import decided, read_once
+from roller.templates.cpu.decide import decided
 from roller.templates.cpu.explained import explained
 from roller.templates.cpu.registry import TEMPLATES, lower_bound_s, pool, price, price_programs, programs_of
 from roller.templates.cpu.streaming.price import leaves_caches

@@ -18,6 +18,7 @@ from roller.core.dtypes import DTYPE_BYTES
 from roller.expr import Index, Run, lane_stride, run_along
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
+from roller.templates.cpu.boxes import copies_box, lies_in_words, read_once
 from roller.templates.cpu.halves import (
     computed_itemsize_bytes,
     panel_stays_stored,
@@ -214,9 +215,8 @@ class Decisions:
             return IN_PLACE
         if b.fragment is not None:  # what moves with lanes is packed for them; the other one's words may lie in a box
             k = b.geometry.names.index(b.matrix_axes[2])
-            words = b.fragment.depth(int(b.geometry.extents[k]))
             rows = copies_box(access) or (b.fragment.widens and rows_are_copied(access, b.constants))
-            return BOX if rows and not access.uses[b.vector_axis] and in_words(access, k, words) else PANEL
+            return BOX if rows and not access.uses[b.vector_axis] and lies_in_words(access, k, b.fragment) else PANEL
         if copies_box(access) or rows_are_converted(access, self._vector_axis, b.constants):
             return BOX
         return PANEL if name in b.constants or not read_once(access, self._vector_axis) else IN_PLACE
@@ -302,41 +302,6 @@ class Decisions:
 def starts_at_lines(lanes: Ints | int, tiles: Ints | int, step: int | None) -> Mask:
     """Whether vector stores past the caches begin at cache lines: rows are contiguous and long enough for that."""
     return np.asarray((np.asarray(lanes) > 1) & (np.asarray(tiles) >= ALIGNED_TILES) & (step == 1))
-
-
-def copies_box(access: Access) -> bool:
-    """Whether staging copies the box of the tensor (strides or windows, all forward) instead of gathering a panel."""
-    if "box" not in access._memo:
-        forward = (access.coefficients[:, access.spatial] >= 0).all()  # else its start would be known at run time only
-        inside = all(b.index in access.index for b in access.guard)
-        access._memo["box"] = bool(forward) and inside and not access.gather and _skips(access)
-    return bool(access._memo["box"])
-
-
-def _skips(access: Access) -> bool:
-    """Whether some dimension is a window or strides, so that a box holds less than a gather."""
-    rows = access.coefficients
-    alone = np.count_nonzero(rows, axis=1) == 1
-    return any(access.shared) or bool((alone[:, None] & (rows != 0) & (rows != 1)).any())
-
-
-def read_once(access: Access, v: int | None) -> bool:
-    """Whether the micro-kernels read every element once, with lanes along ``v`` side by side or the same."""
-    if access.axis_extents[access.spatial & ~access.uses].prod() > 1 or access.guard or _skips(access):
-        return False
-    return v is None or lane_stride(access.index, access.tensor.shape, access.axis_names[v]) in (0, 1)
-
-
-def in_words(access: Access, axis: int, elements: int) -> bool:
-    """Whether elements of ``axis``, so many from every multiple of that on, are neighbours in memory, and none lacks.
-
-    What guards say of other axes is none of this.
-    """
-    extent, name = int(access.axis_extents[axis]), access.axis_names[axis]
-    if extent % elements or any(name in b.index.axes for b in access.guard):
-        return False
-    run = run_along(access.index, access.tensor.shape, name, extent)
-    return run is not None and run.step == 1 and run.length % elements == 0
 
 
 def run_of_lanes(index: Sequence[Index], shape: Sequence[int], axis: str, extent: int, lanes: int) -> Run | None:

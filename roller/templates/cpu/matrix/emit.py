@@ -79,7 +79,7 @@ class Matrix(Tiled):
                 name += "_"
             dtype = self._held(load)
             if how == BOX:
-                halo = halo_plan(load, self.stage, self.spatial, self.vector.name, 1, 0)
+                halo = halo_plan(load, self.stage, self.spatial, self.vector.name, 1, self._beyond(load))
                 self.halos[name] = halo, declare(name, halo.extents, dtype)
                 redirected[load] = Load(name, halo.local)
             elif how == PANEL:
@@ -95,6 +95,11 @@ class Matrix(Tiled):
         combos = math.prod(s.tile for s in self._rows_of(self.packed))
         self.sums = declare("sums", (combos, self.vector.tile), "int32", scope="local")
         return transform(self.stage.body, lambda x: redirected.get(x, x) if isinstance(x, Load) else x)
+
+    def _beyond(self, load: Load) -> int:
+        """Return the elements that the last word of a row reads behind its axis, where that is along rows of a box."""
+        along = any(t.axis == self.along for t in load.index[-1].terms)
+        return -self.stage.extents[self.along] % self.depth if along else 0
 
     def _in_words(self, r: ReductionPlan, vectors: int) -> ReductionPlan:
         """Return the plan of a reduction axis, counted in words where they lie along it."""

@@ -11,8 +11,8 @@ from roller.core.fragment import Fragment
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.common.options import ConstructOptions
+from roller.templates.cpu.boxes import in_words
 from roller.templates.cpu.common.tasks import batch_of
-from roller.templates.cpu.decide import in_words
 from roller.templates.cpu.matrix.price import TILE_REGISTERS, price, tile_registers
 from roller.templates.cpu.matrix.products import even_rows, fragments_of, matrix_axes
 from roller.templates.cpu.tiled.pool import register_tiles, task_tiles

@@ -111,4 +111,6 @@ def _word_cycles(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
     k = int(g.extents[g.names.index(batch.matrix_axes[2])])
     words = -(-k // f.k) / k  # of a point
     start = _ROW_CYCLES * rows if d.staging(a) == IN_PLACE else 0.0
-    return step * words, tiled.write_cycles(batch, spec) + start
+    # What is stored element by element goes through its epilogue that way, and that of bytes is long.
+    apart = np.where(d.stores_vectors, 0.0, tiled.epilogue_cycles(batch, spec) * (d.lanes - 1))
+    return step * words, tiled.write_cycles(batch, spec) + apart + start

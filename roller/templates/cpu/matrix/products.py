@@ -8,8 +8,8 @@ from roller.core.fragment import Fragment
 from roller.expr import Call, Cast, Load, Scalar, Stage, run_along
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
+from roller.templates.cpu.boxes import lies_in_words
 from roller.templates.cpu.common.tasks import vector_axes
-from roller.templates.cpu.decide import in_words
 from roller.tile.geometry import Access, Geometry
 from roller.tile.structures import MATRIX, structure_of
 
@@ -78,7 +78,7 @@ def _words(geometry: Geometry, packed: Access, other: Access, fragment: Fragment
     def order(a: int) -> tuple[bool, float, int]:
         extent = int(geometry.extents[a])
         size = fragment.depth(extent)
-        return not in_words(other, a, size), -(-extent // size) * fragment.k / extent, -extent
+        return not lies_in_words(other, a, fragment), -(-extent // size) * fragment.k / extent, -extent
 
     return min(axes, key=order, default=None)
 

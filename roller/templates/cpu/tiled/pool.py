@@ -10,9 +10,9 @@ from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.common.options import ConstructOptions
 from roller.templates.common.scale_up import unique_rows
+from roller.templates.cpu.boxes import read_once
 from roller.templates.cpu.common.lanes import lane_count, lane_distance, room
 from roller.templates.cpu.common.tasks import batch_of, row_axes, task_shapes, tile_counts, vector_axes
-from roller.templates.cpu.decide import read_once
 from roller.templates.cpu.halves import is_converted
 from roller.templates.cpu.live import cuts, slides
 from roller.templates.cpu.tiled.price import price

@@ -70,12 +70,19 @@ def micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Flo
 
 def write_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
     """Return cycles of the write-back of one micro-kernel, its epilogue, and what is around its loop."""
-    g, d, lanes = batch.geometry, decided(batch, spec), vector_elements(batch, spec)
+    g, d = batch.geometry, decided(batch, spec)
     vectors, outputs = d.vectors.astype(np.float64), d.tile.prod(axis=1).astype(np.float64)
-    epilogue = sum(arithmetic_cycles(s, vectors, spec, lanes) for s in g.expr.stages if s is not g.expr.anchor)
+    epilogue = epilogue_cycles(batch, spec)
     scatter = (spec.execution.element_scatter_s or 0.0) * spec.clock_hz
     write = np.where(d.stores_vectors, vectors * 2, outputs * scatter + vectors)
     return np.asarray(write + epilogue + vectors * stored_cycles(g.expr, spec) + KERNEL_CYCLES)
+
+
+def epilogue_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
+    """Return cycles of what follows the sums of one micro-kernel, in vectors."""
+    g, lanes, vectors = batch.geometry, vector_elements(batch, spec), decided(batch, spec).vectors.astype(np.float64)
+    cycles = (arithmetic_cycles(s, vectors, spec, lanes) for s in g.expr.stages if s is not g.expr.anchor)
+    return sum(cycles, np.zeros(len(batch)))
 
 
 def _elements_per_step(access: Access, v: int | None, register: Ints, unrolled: Ints, steps: Floats) -> Floats:

@@ -1,0 +1,56 @@
+"""What of an operand can be copied in boxes, and what lies in words: questions to its index alone."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from roller.core.fragment import Fragment
+from roller.expr import lane_stride, run_along
+from roller.tile.geometry import Access
+
+
+def copies_box(access: Access) -> bool:
+    """Whether staging copies the box of the tensor (strides or windows, all forward) instead of gathering a panel."""
+    if "box" not in access._memo:
+        forward = (access.coefficients[:, access.spatial] >= 0).all()  # else its start would be known at run time only
+        inside = all(b.index in access.index for b in access.guard)
+        access._memo["box"] = bool(forward) and inside and not access.gather and _skips(access)
+    return bool(access._memo["box"])
+
+
+def _skips(access: Access) -> bool:
+    """Whether some dimension is a window or strides, so that a box holds less than a gather."""
+    rows = access.coefficients
+    alone = np.count_nonzero(rows, axis=1) == 1
+    return any(access.shared) or bool((alone[:, None] & (rows != 0) & (rows != 1)).any())
+
+
+def read_once(access: Access, v: int | None) -> bool:
+    """Whether the micro-kernels read every element once, with lanes along ``v`` side by side or the same."""
+    if access.axis_extents[access.spatial & ~access.uses].prod() > 1 or access.guard or _skips(access):
+        return False
+    return v is None or lane_stride(access.index, access.tensor.shape, access.axis_names[v]) in (0, 1)
+
+
+def in_words(access: Access, axis: int, elements: int) -> bool:
+    """Whether elements of ``axis``, so many from every multiple of that on, are neighbours in memory, and none lacks.
+
+    What guards say of other axes is none of this.
+    """
+    extent, name = int(access.axis_extents[axis]), access.axis_names[axis]
+    if extent % elements or any(name in b.index.axes for b in access.guard):
+        return False
+    run = run_along(access.index, access.tensor.shape, name, extent)
+    return run is not None and run.step == 1 and run.length % elements == 0
+
+
+def lies_in_words(access: Access, axis: int, fragment: Fragment) -> bool:
+    """Whether words along ``axis`` lie in one piece where a micro-kernel reads them: in memory, or in a box.
+
+    A box of widened rows also serves words that its rows hold at any place. The last word may go on behind its axis: a
+    row has a few elements more, and what is packed for the lanes is zero there.
+    """
+    if in_words(access, axis, fragment.depth(int(access.axis_extents[axis]))):
+        return True
+    along = access.coefficients[:, axis]
+    return fragment.widens and copies_box(access) and int(along[-1]) == 1 and not along[:-1].any()
