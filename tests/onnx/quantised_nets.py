@@ -10,6 +10,7 @@ from roller.onnx.folding import fold
 from roller.onnx.partition import partition
 from roller.onnx.reader import read
 from tests.model.reference import evaluate_program
+from tests.onnx.lowering_oracle import EXACT
 
 KINDS = {"uint8": TensorProto.UINT8, "int8": TensorProto.INT8, "int16": TensorProto.INT16, "float32": TensorProto.FLOAT,
          "int32": TensorProto.INT32}  # fmt: skip
@@ -34,6 +35,10 @@ class Quantised:
         name = f"c{len(self.constants)}"
         self.constants.append(numpy_helper.from_array(np.asarray(array), name))
         return name
+
+    def halved(self, shape, dtype="int8"):
+        """Return integers whose products with bytes ONNX Runtime adds up exactly, with or without VNNI."""
+        return (self.integers(shape, dtype) // 2).astype(dtype)
 
     def integers(self, shape, dtype="uint8"):
         info = np.iinfo(dtype)
@@ -79,6 +84,7 @@ def runtime(model, feeds, *, fused):
     """Return what ONNX Runtime makes of a model: its integer kernels, or the operators as they are written."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    options.add_session_config_entry(*EXACT)
     levels = onnxruntime.GraphOptimizationLevel
     options.graph_optimization_level = levels.ORT_ENABLE_ALL if fused else levels.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1

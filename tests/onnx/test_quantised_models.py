@@ -89,6 +89,7 @@ def test_a_product_of_three_dimensions_and_its_weights_transposed():
 def test_a_product_of_two_values_of_run_time():
     net = Quantised()
     a, b = net.real(net.input((2, 5, 16)), 0.02, 100), net.real(net.input((2, 16, 6), "int8"), 0.03, 5, "int8")
+    net.feeds["x1"] = net.halved((2, 16, 6))
     agree(net.model(net.stored(net.add("MatMul", a, b), 0.7, 128)), net.feeds)
 
 
@@ -197,7 +198,7 @@ def test_operators_of_quantised_tensors_are_the_same_kernels(op):
     net = Quantised()
     conv_shapes = op == "QLinearConv"
     x = net.input((1, 4, 6, 6) if conv_shapes else (3, 8))
-    weight = net.constant(net.integers((5, 4, 3, 3) if conv_shapes else (8, 5), "int8"))
+    weight = net.constant(net.halved((5, 4, 3, 3) if conv_shapes else (8, 5)))
     by = np.full(5, 0.01, np.float32) * np.arange(1, 6, dtype=np.float32)
     parts = [x, *net.told(0.03, 7, "uint8"), weight, *net.told(by if conv_shapes else 0.02, np.zeros(5) if conv_shapes
              else 0, "int8"), *net.told(0.9, 100, "uint8")]  # fmt: skip
@@ -279,7 +280,7 @@ def test_products_that_quantise_their_input_once(per_column):
     net = Quantised()
     x = net.input((3, 5, 33), "float32")
     by = [net.random.uniform(0.01, 0.02, 7 if per_column else ()).astype(np.float32) for _ in range(2)]
-    left, right = (dynamic(net, x, net.integers((33, 7), "int8"), s, "MatMulInteger") for s in by)
+    left, right = (dynamic(net, x, net.halved((33, 7)), s, "MatMulInteger") for s in by)
     program = agree(net.model(net.add("Add", left, right)), net.feeds)
     kernels = [program.kernels[s.kernel].expression for s in program.steps]
     assert sum("int32" in {s.acc_dtype for s in k.stages if s.combiner} for k in kernels) == 2
@@ -288,7 +289,7 @@ def test_products_that_quantise_their_input_once(per_column):
 
 def test_a_sum_of_integers_that_others_read_stays_one():
     net = Quantised()
-    x, w = net.input((3, 33)), net.constant(net.integers((33, 7), "int8"))
+    x, w = net.input((3, 33)), net.constant(net.halved((33, 7)))
     total = net.add("MatMulInteger", x, w, net.constant(np.uint8(5)))
     real = net.add("Cast", total, to=TensorProto.FLOAT)
     found = results(net.model(total, real), net.feeds)

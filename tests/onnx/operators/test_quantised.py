@@ -30,7 +30,7 @@ def test_products():
 @pytest.mark.parametrize("bias", [True, False])
 def test_convolutions(bias, constants):
     per_filter = _scale([0.02, 0.03, 0.01])
-    arrays = [_bytes((1, 2, 5, 5)), _scale(0.02), np.uint8(7), _bytes((3, 2, 3, 3), 1, np.int8), per_filter,
+    arrays = [_bytes((1, 2, 5, 5)), _scale(0.02), np.uint8(7), _bytes((3, 2, 3, 3), 1, np.int8) // 2, per_filter,
               np.zeros(3, np.int8), _scale(0.3), np.uint8(90),
               np.array([100, -50, 3], np.int32) if bias else None]  # fmt: skip
     op = node("QLinearConv", 9, pads=[1, 1, 1, 1], version=10)
