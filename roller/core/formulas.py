@@ -20,6 +20,8 @@ import numpy as np
 _DEGREE = 3
 #: Formulas of two terms that give the same numbers, and are kept to be told apart.
 _MOST_RIVALS = 40
+#: Values beyond the unknown numbers of a polynomial.
+_TO_SPARE = 2
 
 
 @dataclass(frozen=True)
@@ -178,6 +180,7 @@ class Fitter:
             or self._one(values, self._products)
             or self._one(values, self._shares)
             or self._two(values, monomials, monomials)
+            or self._polynomial(values)
             or self._two(values, parted, [*monomials, *parted])
             or self._two(values, [p for p in self._products if len(p[0].sizes) == 1], monomials)
         )
@@ -208,6 +211,27 @@ class Fitter:
         if len(found) > 1:
             self.rivals.append(found)
         return found[0] if found else None
+
+    def _polynomial(self, values: tuple[int, ...]) -> Formula | None:
+        """Return a sum of many monomials: products of dimensions that are longer than a size, ``(2h - 1) * (2w - 1)``.
+
+        There are as many unknown numbers as monomials, and more values than these.
+        """
+        several = self._low_monomials
+        if len(self.points) < len(several) + _TO_SPARE:
+            return None
+        columns = np.vstack([self._columns(several), np.ones((1, len(self.points)), np.int64)]).T.astype(float)
+        found, _, rank, _ = np.linalg.lstsq(columns, np.array(values, float), rcond=None)
+        if rank < columns.shape[1]:
+            return None
+        *factors, const = (int(x) for x in np.rint(found))
+        made = Formula(const, tuple((f, m) for f, m in zip(factors, several, strict=True) if f))
+        return made if all(made.at(p) == v for p, v in zip(self.points, values, strict=True)) else None
+
+    @cached_property
+    def _low_monomials(self) -> list[tuple[Atom, ...]]:
+        """Sizes, and products of two or of several different ones."""
+        return [m for m in self._monomials if len(m[0].sizes) < _DEGREE or len(set(m[0].sizes)) == _DEGREE]
 
     def _two(
         self, values: tuple[int, ...], several: Sequence[tuple[Atom, ...]], others: Sequence[tuple[Atom, ...]]

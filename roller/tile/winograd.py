@@ -228,7 +228,8 @@ class TiledAxis:
     """Tiling of one spatial axis in units (output tiles, images, or filters).
 
     A micro-kernel takes ``group`` units, a task ``box`` units. The last group of a box and the last box of the axis
-    start early, overlapping their neighbour: what both compute is the same, bit for bit.
+    start early, overlapping their neighbour: what both compute is the same, bit for bit. Of an axis that is open the
+    last box has fewer units, a group at least.
 
     Parameters
     ----------
@@ -240,6 +241,8 @@ class TiledAxis:
         Units of one micro-kernel; groups of one box.
     box, boxes
         Units of one task; tasks along the axis.
+    is_open
+        Whether the units differ from call to call, a group at least.
     """
 
     name: str
@@ -248,21 +251,34 @@ class TiledAxis:
     groups: int
     box: int
     boxes: int
+    is_open: bool = False
 
     @classmethod
-    def of(cls, name: str, units: int, group: int, box: int) -> TiledAxis:
+    def of(cls, name: str, units: int, group: int, box: int, is_open: bool = False) -> TiledAxis:
         """Return the tiling nearest to what is asked: groups of equal size, at most the whole axis.
 
         Parameters
         ----------
         group, box
             Units asked for a micro-kernel and a task; ``box`` is a multiple of ``group``.
+        is_open
+            Whether the units differ from call to call: then both are what is asked.
         """
+        if is_open:
+            return cls(name, units, group, max(1, box // group), max(group, box), -(-units // max(group, box)), True)
         whole = -(-units // min(group, units))
         even = -(-units // whole)
         taken = min(whole, max(1, box // group))
         size = min(units, taken * even)
         return cls(name, units, even, -(-size // even), size, -(-units // size))
+
+    @property
+    def passed(self) -> float:
+        """Share of the units of ``boxes`` full boxes that micro-kernels pass."""
+        if not self.is_open:
+            return 1.0
+        full, rest = divmod(self.units, self.box)
+        return (full * self.groups + -(-rest // self.group)) / (self.boxes * self.groups)
 
 
 @dataclass(frozen=True)
@@ -301,6 +317,15 @@ class WinogradPlan:
         return self.m + WINDOW - 1
 
     @property
+    def clipped(self) -> WinogradPlan:
+        """The plan with boxes that are no larger than their axis: of one that is open a task may have fewer units."""
+        tiled = [
+            replace(t, box=box, groups=-(-box // t.group)) if t.is_open and (box := min(t.box, max(t.units, t.group)))
+            else t for t in self.tiled
+        ]  # fmt: skip
+        return replace(self, tiled=tuple(tiled))
+
+    @property
     def tiles(self) -> int:
         """Output tiles of one task."""
         return math.prod(t.box for t in self.tiled)
@@ -334,8 +359,9 @@ class WinogradPlan:
 
     @classmethod
     def of(
-        cls, expr: TensorExpr, structure: str, register: Mapping[str, int], task: Mapping[str, int], lanes: int
-    ) -> WinogradPlan | None:
+        cls, expr: TensorExpr, structure: str, register: Mapping[str, int], task: Mapping[str, int], lanes: int,
+        open_axes: Sequence[str] = (),
+    ) -> WinogradPlan | None:  # fmt: skip
         """Return the plan of a register and a task tile (elements per axis); ``None`` for another expression.
 
         Parameters
@@ -344,9 +370,11 @@ class WinogradPlan:
             Name of one with an ``output_side`` in :data:`~roller.tile.structures.STRUCTURES`.
         lanes
             float32 elements of a vector register.
+        open_axes
+            Axes whose extents differ from call to call: those of output tiles can.
         """
         form = window_product(expr)
-        if form is None:
+        if form is None or {form.filter, form.channel} & set(open_axes):
             return None
         m, extents = STRUCTURES[structure].output_side, expr.anchor.extents
         filters, channels = extents[form.filter], extents[form.channel]
@@ -355,11 +383,11 @@ class WinogradPlan:
         even = -(-filters // -(-filters // asked))
         width = -(-even // own) * own
         panels = TiledAxis.of(form.filter, -(-filters // width), 1, task[form.filter] // register[form.filter])
-        tiled = [TiledAxis.of(b, extents[b], register[b], task[b]) for b in form.batch]
-        for axis, _, _ in form.slides:
-            tiled.append(
-                TiledAxis.of(axis, -(-extents[axis] // m), max(1, register[axis] // m), max(1, task[axis] // m))
-            )
+        units = {**dict.fromkeys(form.batch, 1), **{axis: m for axis, _, _ in form.slides}}
+        tiled = [
+            TiledAxis.of(a, -(-extents[a] // u), max(1, register[a] // u), max(1, task[a] // u), a in open_axes)
+            for a, u in units.items()
+        ]
         channel_lanes = power_of_two_below(min(lanes, channels))
         return cls(form, m, tuple(tiled), panels, width, own, channel_lanes, filters, channels)
 

@@ -19,9 +19,12 @@ from roller.hardware import DeviceSpec
 from roller.search.constructor import target_units
 from roller.targets import target_for
 from roller.templates.common.options import ConstructOptions
-from roller.varying.families import Family, families, fewest, price_table, samples
+from roller.varying.extents import extents_of
+from roller.varying.families import Family, families, families_suit, fewest, price_table, samples, shortlist
 from roller.varying.kernel import Variant, VaryingKernel
-from roller.varying.ranges import Range, range_of
+from roller.varying.open_call import OpenRange
+from roller.varying.open_operator import compile_extents
+from roller.varying.ranges import Range, open_range
 
 _LOG = logging.getLogger("roller")
 #: Kernels at most; those built to choose among; extents they are timed at; patience (s) with a busy machine at each.
@@ -37,15 +40,19 @@ _UNMEASURED = 1.1
 def compile_varying(
     expr: TensorExpr, spec: DeviceSpec, shapes: Mapping[str, Any], options: ConstructOptions, seed: int, how: Selection,
     here: bool, plain: bool = True,
-) -> VaryingKernel:  # fmt: skip
-    """Compile an expression for every extent of one of its sizes, on this machine's processor.
+) -> VaryingKernel | OpenRange:  # fmt: skip
+    """Compile an expression for all extents of some of its axes, on this machine's processor.
+
+    One axis along the first dimension takes kernels whose code has its extent as a variable, where the templates that
+    can have one suit it (:mod:`roller.varying.families`); all else takes code of some sizes that is generalised
+    (:mod:`roller.varying.open_operator`).
 
     Parameters
     ----------
     expr, spec, options
         As for construction.
     shapes
-        Name of an axis -> its extents (:func:`~roller.varying.ranges.range_of`).
+        Names of axes -> their extents (:func:`~roller.varying.extents.extents_of`).
     seed
         Of the inputs that kernels are checked and timed with.
     how
@@ -68,13 +75,16 @@ def compile_varying(
         raise RollerError("shapes: expected neither prove, refine_s nor remeasure beside it, got one. Leave it out.")
     timed = not how.deterministic
     need_compiler("compiling for this processor")
-    varies = range_of(expr, shapes, tuple(options.constants_of(expr)))
+    constants = tuple(options.constants_of(expr))
     spec, options = target_units(spec, options), replace(options, units=None)
+    varies = open_range(expr, shapes, constants)
+    if varies is None or not families_suit(varies, spec, options):
+        return compile_extents(extents_of(expr, shapes, constants), spec, options, seed, timed)
     found, best = families(varies, spec, options)
     extents = sorted(best)
     costs = price_table(found, extents, spec)
     least = np.minimum(costs.min(axis=0), [best[x] for x in extents])
-    kept = _shortlist(costs, least)
+    kept = shortlist(costs, least, MOST, _BUILT)
     variants, reasons = _built([found[n] for n in kept], varies, spec)
     places = samples(varies.low, varies.high, _TIMED if timed else 3)
     if timed:  # where one row more is half a kernel's work, nothing can be interpolated
@@ -106,14 +116,6 @@ def compile_varying(
     mine = price_table([right[n].family for n in chosen], extents, spec)
     regrets = {x: float(mine[table[x - varies.low], c] / least[c]) - 1.0 for c, x in enumerate(extents)}
     return VaryingKernel(varies, [right[n] for n in chosen], table, regrets, spec, doubt)
-
-
-def _shortlist(costs: np.ndarray, least: np.ndarray) -> list[int]:
-    """Return the families worth building: those that cover the range best, then the best of the others."""
-    first = fewest(costs, least, MOST)
-    others = [n for n in range(len(costs)) if n not in first]
-    more = fewest(costs[others], least, _BUILT - len(first)) if others else []
-    return [*first, *(others[n] for n in more)]
 
 
 def _built(found: Sequence[Family], varies: Range, spec: DeviceSpec) -> tuple[list[Variant], list[str]]:

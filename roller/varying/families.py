@@ -27,6 +27,8 @@ from roller.varying.ranges import Range
 
 #: Extents that programs are constructed and priced for, and programs of each.
 _SAMPLES, _EACH = 18, 4
+#: Extents at which it is asked whether there are such programs.
+_ASKED = 3
 #: What one more kernel must gain of the root of the mean square of the logarithms of times over the best ones.
 _WORTH = 0.0005
 
@@ -83,6 +85,15 @@ class Family:
 def samples(low: int, high: int, count: int = _SAMPLES) -> tuple[int, ...]:
     """Return extents from the least to the largest, closer where they are small."""
     return tuple(dict.fromkeys(int(x) for x in np.geomspace(low, high, count).round()))
+
+
+def families_suit(varies: Range, spec: DeviceSpec, options: ConstructOptions) -> bool:
+    """Whether most of a few extents have a best program of a template that can leave an extent open."""
+    programs = [
+        construct_candidates(varies.at(x), spec, replace(options, top_k=1))[0].program
+        for x in samples(varies.low, varies.high, _ASKED)
+    ]
+    return 2 * sum(writer_of(p.kind, p).extents_of_calls for p in programs) > len(programs)
 
 
 def families(varies: Range, spec: DeviceSpec, options: ConstructOptions) -> tuple[list[Family], dict[int, float]]:
@@ -170,6 +181,14 @@ def fewest(costs: np.ndarray, best: np.ndarray, most: int, worth: float = _WORTH
         chosen.append(row)
         now, reached = np.minimum(now, costs[row]), gained
     return chosen
+
+
+def shortlist(costs: np.ndarray, least: np.ndarray, most: int, built: int) -> list[int]:
+    """Return the rows worth building: those that cover all extents best, ``most`` of them, then the best of others."""
+    first = fewest(costs, least, most)
+    others = [n for n in range(len(costs)) if n not in first]
+    more = fewest(costs[others], least, built - len(first)) if others else []
+    return [*first, *(others[n] for n in more)]
 
 
 def price_table(found: Sequence[Family], extents: Sequence[int], spec: DeviceSpec) -> np.ndarray:

@@ -28,8 +28,13 @@ _POOL, _ROUNDS = 60, 8
 _VERIFIED = 10
 
 
-def build(program: OpenProgram, expression: OpenExpr, box: Box, spec: DeviceSpec) -> OpenKernel:
+def build(
+    program: OpenProgram, expression: OpenExpr, box: Box, spec: DeviceSpec, *, looked_for: bool = True
+) -> OpenKernel:
     """Write a program for several sizes, generalise the code, and compile it.
+
+    Where the least sizes are not ``looked_for``, they are those of the program: the proof of a size then says whether
+    the code is right there.
 
     Raises
     ------
@@ -82,8 +87,8 @@ def build(program: OpenProgram, expression: OpenExpr, box: Box, spec: DeviceSpec
         "llvm", target, spec.name, expression.at(points[0]), program.at(points[0]), (launches[ENTRY],),
         (*arguments, *extra), constants=constants, prepare=launches.get(PACK),
     ).with_binary(binary, library_bytes=len(binary))  # fmt: skip
-    low = _lowest(program, box, spec, most)
-    unlike = _verified(program, box, spec, texts[0], fitter, low)
+    low = _lowest(program, box, spec, most) if looked_for else dict(box.low)
+    unlike = _verified(program, box, spec, texts[0], fitter, low) if looked_for else ()
     formulas = tuple(f for f in map(fitter.fit, fitter.asked) if f is not None)  # all: what is written has them
     return OpenKernel(program, artifact, low, unlike, formulas, texts[0].digest)
 

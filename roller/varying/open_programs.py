@@ -15,6 +15,7 @@ from roller.expr.serialize import expr_from_dict, expr_to_dict
 from roller.templates.common.forms import canonical_forms
 from roller.templates.common.options import ConstructOptions
 from roller.tile import RProgram
+from roller.tile.winograd import window_product
 from roller.varying.box import Sizes
 
 
@@ -101,15 +102,28 @@ class OpenProgram:
             n for n, e in zip(self.program.axis_names, self.extents, strict=True) if isinstance(e, Formula) and e.terms
         )
 
+    @cached_property
+    def units(self) -> tuple[int, ...]:
+        """Elements of every axis that stand for one another: outputs of a tile of Winograd's algorithm, else 1."""
+        p = self.program
+        found = window_product(p.expr) if p.traits.output_side else None
+        sliding = {axis for axis, _, _ in found.slides} if found is not None else set()
+        return tuple(p.traits.output_side if n in sliding else 1 for n in p.axis_names)
+
     def at(self, sizes: Sizes) -> RProgram:
-        """Return the program of some sizes: the same tiles, those that held all of an axis hold all of it."""
+        """Return the program of some sizes: the same tiles, those that held all of an axis hold all of it.
+
+        Of Winograd's algorithm they stay as they are: a task beyond the end of an axis is clipped.
+        """
         expr = self.form.at(sizes)
+        clipped = self.program.traits.output_side > 0
         tiles, above = list[tuple[str, tuple[int, ...]]](), (1,) * len(expr.axes)
         for layer, tile in self.program.tiles:
             cut = []
             for n, (was, now) in enumerate(zip(self.program.axes, expr.axes, strict=True)):
                 reduced = now.kind != SPATIAL and was.name in self.open_axes
-                held = now.extent if tiles and (tile[n] >= was.extent or reduced) else tile[n]
+                whole = tile[n] >= was.extent and not (clipped and was.name in self.open_axes)
+                held = now.extent if tiles and (whole or reduced) else tile[n]
                 cut.append(-(-held // above[n]) * above[n])
             above = tuple(cut)
             tiles.append((layer, above))
@@ -120,16 +134,21 @@ class OpenProgram:
     def takes(self, sizes: Sizes) -> bool:
         """Whether every axis has a register tile at least, as it must where tiles are shifted back to end with it."""
         register = self.program.tiles[0][1]
-        for extent, was, tile in zip(self.extents, self.program.axes, register, strict=True):
-            if isinstance(extent, Formula) and extent.at(sizes) < min(tile, was.extent):
+        for extent, was, tile, unit in zip(self.extents, self.program.axes, register, self.units, strict=True):
+            if not isinstance(extent, Formula):
+                continue
+            # Lanes beyond the end of an axis are those of a shorter one than the code is for.
+            lanes = was.name == self.program.vector_axis and was.kind == SPATIAL
+            if extent.at(sizes) < (tile if lanes else min(tile - unit + 1, was.extent)):
                 return False
         return True
 
     def key(self) -> tuple[Any, ...]:
         """Return what tells it from others: all but its sizes."""
         p = self.program
+        clipped = p.traits.output_side > 0
         whole = tuple(
-            (layer, tuple(None if t >= a.extent and n in self.open_axes else t
+            (layer, tuple(None if t >= a.extent and n in self.open_axes and not clipped else t
                           for t, a, n in zip(tile, p.axes, p.axis_names, strict=True)))
             for layer, tile in p.tiles
         )  # fmt: skip
@@ -147,7 +166,7 @@ class OpenProgram:
         for layer, tile in p.tiles:
             tiles.append((layer, tuple(
                 t if n not in lone or (t >= p.axes[n].extent and layer != p.tiles[0][0])
-                else max(1, t // first[n]) for n, t in enumerate(tile)
+                else self.units[n] * max(1, t // first[n]) for n, t in enumerate(tile)
             )))  # fmt: skip
         elements = p.vector_elements if p.vector_axis not in self.open_axes else min(lanes, p.vector_elements)
         return replace(self, program=replace(p, tiles=_multiples(tiles), vector_elements=elements, relaxed=()))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from roller.errors import RollerError, did_you_mean, shown
+from roller.errors import RollerError, shown
 from roller.expr import TensorExpr
 from roller.expr.resizing import Size, growing_sizes, is_open, of_extent
 
@@ -46,8 +46,8 @@ class Range:
         return next((names.index(t), d) for t, d in self.size.dims if t in names)
 
 
-def range_of(expr: TensorExpr, shapes: Mapping[str, Any], constants: tuple[int, ...] = ()) -> Range:
-    """Return what ``shapes`` says varies.
+def open_range(expr: TensorExpr, shapes: Mapping[str, Any], constants: tuple[int, ...] = ()) -> Range | None:
+    """Return what ``shapes`` says varies, where it is one size along the first dimension; ``None`` where it is not.
 
     Parameters
     ----------
@@ -61,25 +61,17 @@ def range_of(expr: TensorExpr, shapes: Mapping[str, Any], constants: tuple[int, 
     Raises
     ------
     RollerError
-        There is not one axis, it is unknown or cannot vary, or what it maps to is no range of extents.
+        What the axis maps to is no range of extents.
     """
     if not isinstance(shapes, Mapping) or len(shapes) != 1:
-        raise RollerError(
-            f"shapes: expected one axis and the range of its extents, got {shown(shapes)}. "
-            "Write e.g. shapes={'i': range(1, 4097)}."
-        )
+        return None
     ((name, given),) = shapes.items()
     held = {expr.inputs[n].name for n in constants}
     free = [s for s in growing_sizes(expr) if is_open(expr, s) and not held & {t for t, _ in s.dims}]
     found = next((s for s in free if name in {a for _, a in s.axes}), None)
     if found is None:
-        known = sorted({a for s in free for _, a in s.axes})
-        raise RollerError(
-            f"shapes: expected an axis that can vary, got {shown(name)}{did_you_mean(str(name), known) or '.'} "
-            f"Of {expr.name} these can: {known}: alone along the first dimension of the result and of inputs that are "
-            "no constants, and along no other."
-        )
-    low, high = _ends(str(name), given)
+        return None
+    low, high = ends_of(str(name), given)
     return Range(of_extent(expr, found, high), _at(found, high), low, high)
 
 
@@ -87,8 +79,14 @@ def _at(size: Size, extent: int) -> Size:
     return Size(extent, size.axes, size.dims, size.reduced)
 
 
-def _ends(name: str, given: Any) -> tuple[int, int]:
-    """Return least and largest extent."""
+def ends_of(name: str, given: Any) -> tuple[int, int]:
+    """Return the least and the largest extent of a ``range`` or a pair.
+
+    Raises
+    ------
+    RollerError
+        It is neither, or has extents below 1, or too many.
+    """
     pair: tuple[Any, ...]
     if isinstance(given, range):
         pair = (given[0], given[-1]) if len(given) and given.step == 1 else ()

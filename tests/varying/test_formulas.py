@@ -24,6 +24,7 @@ ELSEWHERE = [{"b": 1, "s": 1}, {"b": 1, "s": 512}, {"b": 8, "s": 512}, {"b": 2, 
         lambda b, s: s // 16 * 16,
         lambda b, s: -(-12 * b * s // 48),
         lambda b, s: b * s * s - s,
+        lambda b, s: (2 * b - 1) * (2 * s + 3),
     ],
 )
 def test_a_formula_is_found_and_right_elsewhere(meant):

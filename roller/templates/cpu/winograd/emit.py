@@ -40,10 +40,12 @@ from roller.templates.cpu.emit.nest import (
 from roller.templates.cpu.emit.prefetch import prefetch_filters
 from roller.templates.emit.winograd_products import back_product, product
 from roller.tile import RProgram
-from roller.tile.winograd import WINDOW, Matrix, WinogradPlan, matrices
+from roller.tile.winograd import WINDOW, Matrix, TiledAxis, WinogradPlan, matrices
 
 _DTYPE = "float32"
 Coordinates = tuple[Expr, ...]
+#: Units of a task along axes, a number where all tasks have as many.
+Units = tuple[int | Expr, ...]
 
 
 @dataclass
@@ -57,7 +59,8 @@ class _Winograd:
     def __post_init__(self) -> None:
         expr = self.program.expr
         register, task = self.program.tile("register"), self.program.block_tile
-        plan = WinogradPlan.of(expr, self.program.structure, register, task, self.program.vector_elements)
+        lanes, opened = self.program.vector_elements, self.program.open_axes
+        plan = WinogradPlan.of(expr, self.program.structure, register, task, lanes, opened)
         if plan is None:
             raise BuildError(
                 f"{expr.name}: structure '{self.program.structure}' expected a float32 sum over channels and a sliding "
@@ -96,10 +99,10 @@ class _Winograd:
         plan = self.plan
         parts = [plan.panels.units, plan.channels]
         pack = self.nest.loop(math.prod(parts), lambda t: self._filters(*unravel(t, parts)), "parallel", "filters")
-        boxes = [t.boxes for t in (*plan.tiled, plan.panels)]
+        boxes = [integer(t.boxes) if t.is_open else t.boxes for t in (*plan.tiled, plan.panels)]
         main = self.nest.loop(math.prod(boxes), lambda t: self._task(unravel(t, boxes)), "parallel", "task")
         name = plan.form.filters.tensor
-        if plan.tasks == 1:  # as the model prices it: a program of one task wakes nobody
+        if plan.tasks == 1 and not self.program.open_axes:  # as the model prices it: a program of one task wakes nobody
             pack = serial(pack)
         if name not in self.program.constants:
             return Nests(seq(allocate(self.weights), pack, main))
@@ -167,23 +170,23 @@ class _Winograd:
 
     def _task(self, task: Coordinates) -> Stmt:
         plan = self.plan
-        starts = tuple(_start(t, a.box, a.units) for t, a in zip(task, (*plan.tiled, plan.panels), strict=True))
-        batch = [a.box for a in plan.tiled[:-2]]
+        axes = (*plan.tiled, plan.panels)
+        starts = tuple(_begin(t, a) for t, a in zip(task, axes, strict=True))
+        own = tuple(_units_from(s, a) for s, a in zip(starts, plan.tiled, strict=False))
 
         def image(at: Coordinates) -> Stmt:
-            return self.nest.loop(plan.channel_vectors, lambda v: self._image(starts, at, v))
+            return self.nest.loop(plan.channel_vectors, lambda v: self._image(starts, own[-2:], at, v))
 
-        transform = seq(allocate(self.patch), self.nest.grid(batch, image))
-        multiply = self.nest.loop(plan.side**2, lambda e: self._multiply(e, starts[-1]))
-        back = self.nest.grid([a.box for a in plan.tiled], lambda t: self._outputs(t, starts))
+        transform = seq(allocate(self.patch), self.nest.grid(own[:-2], image))
+        multiply = self.nest.loop(plan.side**2, lambda e: self._multiply(e, starts[-1], own))
+        back = self.nest.grid(own, lambda t: self._outputs(t, starts))
         return seq(allocate(self.image), allocate(self.products), transform, multiply, back)
 
-    def _image(self, starts: Coordinates, batch: Coordinates, vector: Expr) -> Stmt:
-        """Copy one image's box of some channels and transform its tiles."""
+    def _image(self, starts: Coordinates, own: Units, batch: Coordinates, vector: Expr) -> Stmt:
+        """Copy one image's box of some channels, ``own`` rows and columns of tiles, and transform its tiles."""
         plan = self.plan
         channel = _start(vector, plan.channel_lanes, plan.channels)
         at = {a.name: starts[n] + batch[n] for n, a in enumerate(plan.tiled[:-2])}
-        rows, columns = plan.tiled[-2:]
 
         def tile(where: Coordinates) -> Stmt:
             number = self._flat((*batch, *where))
@@ -199,15 +202,16 @@ class _Winograd:
             both = self._two_sided(self.image_matrix, get, self.half, sizes, place, product)
             return seq(allocate(self.half), both)
 
-        copy = self._patch(at, (starts[-3] * plan.m, starts[-2] * plan.m), channel)
-        return seq(copy, self.nest.grid([rows.box, columns.box], tile))
+        copy = self._patch(at, (starts[-3] * plan.m, starts[-2] * plan.m), own, channel)
+        return seq(copy, self.nest.grid(own, tile))
 
-    def _patch(self, batch: dict[str, Expr], corner: Coordinates, channel: Expr) -> Stmt:
-        """Fill ``patch`` with one image's box, channels as lanes, zeros outside."""
+    def _patch(self, batch: dict[str, Expr], corner: Coordinates, own: Units, channel: Expr) -> Stmt:
+        """Fill ``patch`` with one image's box of ``own`` tiles, channels as lanes, zeros outside."""
         form = self.plan.form
         source = self.buffers[form.image.tensor]
         shape = [int(n) for n in source.ty.shape]
-        height, width, lanes = (int(n) for n in self.patch.ty.shape)
+        height, width = (n * self.plan.m + (WINDOW - 1) for n in own)
+        lanes = int(self.patch.ty.shape[-1])
         base, valid = [], []
         for (_, _, d), c in zip(form.slides, corner, strict=True):
             base.append(c + form.image.index[d].const)
@@ -247,20 +251,20 @@ class _Winograd:
         """Return the number of a tile inside its task."""
         return flat(at, [a.box for a in self.plan.tiled])
 
-    def _multiply(self, element: Expr, first_panel: Expr) -> Stmt:
-        """Multiply one element of all transformed tiles of a task."""
+    def _multiply(self, element: Expr, first_panel: Expr, own: Units) -> Stmt:
+        """Multiply one element of all transformed tiles of a task, ``own`` along every axis."""
         plan = self.plan
-        groups = [a.groups for a in plan.tiled]
+        groups = [_groups(n, a) for n, a in zip(own, plan.tiled, strict=True)]
 
         def kernel(panel: Expr) -> Stmt:
-            return self.nest.grid(groups, lambda g: self._micro_kernel(element, first_panel + panel, panel, g))
+            return self.nest.grid(groups, lambda g: self._micro_kernel(element, first_panel + panel, panel, g, own))
 
         return self.nest.loop(plan.panels.box, kernel)
 
-    def _micro_kernel(self, element: Expr, panel: Expr, own: Expr, group: Coordinates) -> Stmt:
+    def _micro_kernel(self, element: Expr, panel: Expr, place: Expr, group: Coordinates, own: Units) -> Stmt:
         """Sum over the channels for one group of tiles and one panel, accumulators in registers."""
         plan = self.plan
-        starts = tuple(_start(g, a.group, a.box) for g, a in zip(group, plan.tiled, strict=True))
+        starts = tuple(_group_start(g, n, a) for g, n, a in zip(group, own, plan.tiled, strict=True))
 
         def each(body: Callable[[Expr, Expr, Expr], Stmt]) -> Stmt:
             """Run ``body`` on the accumulator's row, the tile and the filter of every element."""
@@ -288,13 +292,13 @@ class _Winograd:
 
         constant_filters = plan.form.filters.tensor in self.program.constants
         turn = flat(group, [a.groups for a in plan.tiled])
-        hints = prefetch_filters(plan, self.weights, element, (panel, own), turn) if constant_filters else []
+        hints = prefetch_filters(plan, self.weights, element, (panel, place), turn) if constant_filters else []
 
         return seq(
             allocate(self.acc),
             each(lambda row, tile, x: write(self.acc, constant(0.0, _DTYPE), row, x)),
             self.nest.loop(plan.channels, step, name="c"),
-            each(lambda row, tile, x: write(self.products, read(self.acc, row, x), element, tile, own, x)),
+            each(lambda row, tile, x: write(self.products, read(self.acc, row, x), element, tile, place, x)),
         )
 
     def _outputs(self, tile: Coordinates, starts: Coordinates) -> Stmt:
@@ -344,7 +348,7 @@ class _Winograd:
             plan.width,
             lambda f: self.nest.loop(plan.m, lambda y: self._lanes(plan.m, lambda x: element(f, y, x)), "unroll"),
         )
-        if all(extents[a] % plan.m == 0 for a in (rows, columns)):
+        if all(extents[a] % plan.m == 0 and a not in self.program.open_axes for a in (rows, columns)):
             return whole
         sizes = [lower_of(plan.m, extents[a] - corner[a]) for a in (rows, columns)]
         clipped = self.nest.grid([plan.width, *sizes], lambda at: element(at[0], at[1], at[2]))
@@ -375,6 +379,28 @@ def _start(number: Expr, size: int, extent: int) -> Expr:
     if extent <= size:
         return integer(0)
     return number * size if extent % size == 0 else tirx.min(number * size, integer(extent - size))
+
+
+def _begin(task: Expr, axis: TiledAxis) -> Expr:
+    """Return the first unit of a task; the last one ends with the axis, of an axis that is open with its last group."""
+    if not axis.is_open:
+        return _start(task, axis.box, axis.units)
+    return tirx.min(task * axis.box, integer(axis.units - axis.group))
+
+
+def _units_from(start: Expr, axis: TiledAxis) -> int | Expr:
+    """Return the units of the task that begins with ``start``."""
+    return tirx.min(integer(axis.box), integer(axis.units) - start) if axis.is_open else axis.box
+
+
+def _groups(own: int | Expr, axis: TiledAxis) -> int | Expr:
+    """Return the groups of a task of ``own`` units."""
+    return tirx.floordiv(own + (axis.group - 1), integer(axis.group)) if axis.is_open else axis.groups
+
+
+def _group_start(number: Expr, own: int | Expr, axis: TiledAxis) -> Expr:
+    """Return the first unit of a group in its task; the last group ends with the task."""
+    return tirx.min(number * axis.group, own - axis.group) if axis.is_open else _start(number, axis.group, axis.box)
 
 
 def winograd_nests(program: RProgram, buffers: dict[str, Buffer], cores: int) -> Nests:

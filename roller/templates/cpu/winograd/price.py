@@ -7,6 +7,7 @@ are counted from the matrices the template is printed from; what a task holds be
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,8 @@ def price(batch: TileBatch, spec: DeviceSpec, parts: dict[str, Any]) -> dict[str
     rows, slowest = [], []
     for register, block in zip(batch.register, batch.block, strict=True):
         tile, task = (dict(zip(names, (int(x) for x in t), strict=True)) for t in (register, block))
-        plan = WinogradPlan.of(batch.geometry.expr, batch.structure, tile, task, lane_count(spec, _ITEM_BYTES))
+        lanes, expr = lane_count(spec, _ITEM_BYTES), batch.geometry.expr
+        plan = WinogradPlan.of(expr, batch.structure, tile, task, lanes, batch.open_axes)
         assert plan is not None  # the pool offers these structures for window products alone
         costs = _Costs(batch, spec, plan)
         rows.append(costs.terms())
@@ -48,7 +50,8 @@ class _Costs:
     """Terms of one program."""
 
     def __init__(self, batch: TileBatch, spec: DeviceSpec, plan: WinogradPlan) -> None:
-        self.batch, self.spec, self.plan = batch, spec, plan
+        self.batch, self.spec, self.plan = batch, spec, plan.clipped
+        self.passed = math.prod(t.passed for t in plan.clipped.tiled)
         self.geometry = batch.geometry
         self.elements = plan.side**2
         self.constant = plan.form.filters.tensor in batch.constants
@@ -59,7 +62,7 @@ class _Costs:
         spec, plan = self.spec, self.plan
         imbalance = -(-plan.tasks // spec.units) * spec.units / plan.tasks
         hz = spec.clock_hz * spec.units
-        cycles = self._multiply() + self._image() + self._outputs()
+        cycles = (self._multiply() + self._image() + self._outputs()) * self.passed
         terms = {"compute_s": cycles * plan.tasks / hz * imbalance}
         l2, l3, dram = self._traffic_bytes()
         terms["l2_s"] = l2 / spec.layer("l2").bandwidth_bytes_per_s * imbalance

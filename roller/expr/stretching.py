@@ -1,0 +1,206 @@
+"""An expression with other extents of some of its axes: what an axis moves along goes with it.
+
+An axis of a convolution's output determines the image: ``2 * y + k - 1`` reaches two elements further for every output
+more. So the dimension of a tensor grows by what every index along it grows by, an axis that is a dimension grows with
+it, and a guard that ends with a dimension ends with it still. All else stays as it is. Where two accesses ask for
+different extents, or where an index or a guard says something else, no one answer is right, and none is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from roller.errors import ExprError
+from roller.expr.scalar import Bound, Const, Index, IndexValue, Load, Scalar, transform, walk
+from roller.expr.tensor_expr import REDUCTION, Axis, Stage, Tensor, TensorExpr
+
+#: A stage's axis by name, or a tensor's dimension by position.
+_Node = tuple[str, str | int]
+#: Constants of a sum's terms that depend on no extent.
+_NEUTRAL = (0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """What moves with one axis of an expression.
+
+    Parameters
+    ----------
+    expr
+        The expression.
+    axis
+        Name of the axis.
+    rates
+        Elements by which every axis (stage, name) and dimension (tensor, position) grows for one more of ``axis``;
+        nothing of what stays.
+    """
+
+    expr: TensorExpr
+    axis: str
+    rates: Mapping[_Node, int]
+
+    @cached_property
+    def extent(self) -> int:
+        """Extent of the axis in the expression (elements)."""
+        return next(s.extents[self.axis] for s in self.expr.stages if self.axis in s.extents)
+
+    @property
+    def inputs(self) -> dict[tuple[int, int], int]:
+        """Rates of the dimensions of inputs: by the input's position and the dimension's."""
+        names = {t.name: n for n, t in enumerate(self.expr.inputs)}
+        return {(names[t], d): r for (t, d), r in self.rates.items() if t in names and isinstance(d, int)}
+
+
+def stretch_of(expr: TensorExpr, axis: str) -> Stretch:
+    """Return what moves with an axis.
+
+    Parameters
+    ----------
+    expr
+        Any expression.
+    axis
+        Name of an axis of some stage: all stages mean the same by it.
+
+    Raises
+    ------
+    ExprError
+        The axis is unknown, or what moves with it is not one answer.
+
+    Examples
+    --------
+    >>> from roller import ops
+    >>> stretch_of(ops.conv2d(1, 4, 9, 9, 4, 3, 3, stride=2), "ho").inputs
+    {(0, 2): 2}
+    """
+    known = sorted({a.name for s in expr.stages for a in s.axes})
+    if axis not in known:
+        raise ExprError(f"{expr.name}: expected an axis of {known}, got '{axis}'.")
+    if len({s.extents[axis] for s in expr.stages if axis in s.extents}) > 1:
+        raise _unclear(expr, axis, "stages have different extents of it")
+    rates: dict[_Node, int] = {(s.name, axis): 1 for s in expr.stages if axis in s.extents}
+    while _spread(expr, axis, rates):
+        pass
+    for stage, tensor, position, index in _accesses(expr):
+        if _rate(expr, axis, stage, index, rates) != rates.get((tensor, position), 0):
+            raise _unclear(expr, axis, f"dimension {position} of '{tensor}' may move with other indices")
+    for stage in expr.stages:
+        _check(expr, axis, stage, rates)
+    return Stretch(expr, axis, rates)
+
+
+def stretched(expr: TensorExpr, extents: Mapping[str, int]) -> TensorExpr:
+    """Return the expression with other extents of axes, and whatever moves with them.
+
+    Raises
+    ------
+    ExprError
+        As :func:`stretch_of`; or a tensor would have no elements, or is read beyond its end.
+
+    Examples
+    --------
+    >>> from roller import ops
+    >>> made = stretched(ops.conv2d(1, 4, 9, 9, 4, 3, 3, stride=2, padding=1), {"ho": 14, "wo": 3})
+    >>> made == ops.conv2d(1, 4, 27, 5, 4, 3, 3, stride=2, padding=1)
+    True
+    """
+    return at_extents(expr, [stretch_of(expr, n) for n in extents], extents)
+
+
+def at_extents(expr: TensorExpr, moves: list[Stretch] | tuple[Stretch, ...], extents: Mapping[str, int]) -> TensorExpr:
+    """Return the expression with other extents of axes, given what moves with each."""
+    more: dict[_Node, int] = {}
+    for move in moves:
+        for node, rate in move.rates.items():
+            more[node] = more.get(node, 0) + rate * (extents[move.axis] - move.extent)
+
+    def tensor(t: Tensor) -> Tensor:
+        shape = tuple(e + more.get((t.name, n), 0) for n, e in enumerate(t.shape))
+        if min(shape, default=1) < 1:
+            raise ExprError(f"{expr.name}: '{t.name}': expected elements at {dict(extents)}, got the shape {shape}.")
+        return replace(t, shape=shape)
+
+    def load(node: Scalar) -> Scalar:
+        return _moved(node, expr, more) if isinstance(node, Load) else node
+
+    def stage(s: Stage) -> Stage:
+        axes = tuple(Axis(a.name, a.extent + more.get((s.name, a.name), 0), a.kind) for a in s.axes)
+        return replace(s, output=tensor(s.output), axes=axes, body=transform(s.body, load))
+
+    return replace(expr, inputs=tuple(map(tensor, expr.inputs)), stages=tuple(map(stage, expr.stages)))
+
+
+def _moved(load: Load, expr: TensorExpr, more: Mapping[_Node, int]) -> Load:
+    """Return a load whose guards end with the dimensions that they ended with."""
+
+    def bound(b: Bound) -> Bound:
+        d = _dimension(b, load, expr)
+        return b if d is None else replace(b, high=b.high + more.get((load.tensor, d), 0))
+
+    return replace(load, guard=tuple(map(bound, load.guard)))
+
+
+def _dimension(bound: Bound, load: Load, expr: TensorExpr) -> int | None:
+    """Return the dimension that a guard ends with."""
+    shape = expr.tensors[load.tensor].shape
+    same = (d for d, i in enumerate(load.index) if i == bound.index and shape[d] == bound.high)
+    return next(same, None)
+
+
+def _accesses(expr: TensorExpr) -> Iterator[tuple[Stage, str, int, Index]]:
+    """Yield what is read and written: stage, tensor, dimension and its index."""
+    for s in expr.stages:
+        for load in s.loads:
+            yield from ((s, load.tensor, n, i) for n, i in enumerate(load.index))
+        yield from ((s, s.output.name, n, i) for n, i in enumerate(s.store))
+
+
+def _rate(expr: TensorExpr, axis: str, stage: Stage, index: Index, rates: Mapping[_Node, int]) -> int:
+    """Return by how many elements an index reaches further."""
+    moving = [t for t in index.terms if (stage.name, t.axis) in rates]
+    if any(not t.is_affine or t.coef < 0 for t in moving):
+        raise _unclear(expr, axis, f"stage '{stage.name}' divides it, or counts it backwards")
+    return sum(t.coef * rates[stage.name, t.axis] for t in moving)
+
+
+def _spread(expr: TensorExpr, axis: str, rates: dict[_Node, int]) -> bool:
+    """Take what moves one step further; return whether anything did."""
+    for stage, tensor, position, index in _accesses(expr):
+        rate, known = _rate(expr, axis, stage, index, rates), rates.get((tensor, position), 0)
+        if rate and not known:
+            rates[tensor, position] = rate
+            return True
+        lone = len(index.terms) == 1 and index.is_axis(index.terms[0].axis)
+        if known and not rate and lone and stage.extents[index.axes[0]] == expr.tensors[tensor].shape[position]:
+            rates[stage.name, index.axes[0]] = known
+            return True
+    return False
+
+
+def _check(expr: TensorExpr, axis: str, stage: Stage, rates: Mapping[_Node, int]) -> None:
+    """Make sure that guards, and constants of what is summed, mean the same at all extents."""
+    for load in stage.loads:
+        for b in load.guard:
+            moves = any((stage.name, t.axis) in rates for t in b.index.terms)
+            if moves and (b.low > 0 or _dimension(b, load, expr) is None):
+                raise _unclear(expr, axis, f"'{load.tensor}' is guarded by more than its ends")
+    if any((stage.name, a.name) in rates for a in stage.axes if a.kind == REDUCTION):
+        for s in expr.stages:
+            if _has_constant(s):
+                raise _unclear(expr, axis, f"it is summed over, and a constant of stage '{s.name}' may depend on it")
+    nodes = list(walk(stage.body))
+    told = any(isinstance(n, IndexValue) and any((stage.name, a) in rates for a in n.index.axes) for n in nodes)
+    if told and (any(isinstance(n, IndexValue) and n.index.const for n in nodes) or _has_constant(stage)):
+        raise _unclear(expr, axis, f"stage '{stage.name}' computes with positions, and its constants may depend on it")
+
+
+def _has_constant(stage: Stage) -> bool:
+    return any(isinstance(n, Const) and abs(n.value) not in (*_NEUTRAL, float("inf")) for n in walk(stage.body))
+
+
+def _unclear(expr: TensorExpr, axis: str, why: str) -> ExprError:
+    return ExprError(
+        f"{expr.name}: expected an axis whose extent says those of all tensors, '{axis}' does not: {why}. "
+        "Name another axis, or compile for each extent."
+    )

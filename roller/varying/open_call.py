@@ -1,0 +1,301 @@
+"""What an operator with extents that calls choose is compiled to: few kernels, and which one takes a call."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from roller import perf
+from roller.artifact import Constant, KernelArtifact
+from roller.backends.cpu.launcher import CpuKernel
+from roller.compiled import CompiledKernel
+from roller.core.display import one_line
+from roller.errors import ArtifactError, LaunchError, NoCandidateError, counted, shown
+from roller.hardware import DeviceSpec
+from roller.tile import RProgram
+from roller.varying.box import Sizes
+from roller.varying.extents import Extents
+from roller.varying.open_programs import OpenExpr, OpenKernel
+from roller.varying.open_proof import fault
+
+_LOG = logging.getLogger("roller")
+#: Sizes that are kept ready; the first of them makes room for another.
+_MOST_READY = 1024
+#: What a time that was not measured is taken for, over its prediction: such kernels were not near the best.
+_UNMEASURED = 1.1
+#: Distance of logarithms of sizes at which a measurement counts half as much.
+_APART = 0.05
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A built kernel, and what is known of its times.
+
+    Parameters
+    ----------
+    kernel
+        Built and checked.
+    places
+        Sizes it was compared at.
+    predicted
+        Seconds ``(places,)``; infinite where it does not take them.
+    measured
+        Seconds by the position of a place.
+    """
+
+    kernel: OpenKernel
+    places: tuple[Sizes, ...]
+    predicted: np.ndarray
+    measured: Mapping[int, float]
+
+    @property
+    def everywhere(self) -> np.ndarray:
+        """Seconds ``(places,)``: measured, or predicted as far off as where it was measured."""
+        scale = [self.off(p) for p in self.places]
+        return np.array(
+            [self.measured.get(n, s * f) for n, (s, f) in enumerate(zip(self.predicted, scale, strict=True))]
+        )
+
+    def off(self, sizes: Sizes) -> float:
+        """Return its time over the prediction at some sizes, as the nearest measurements say."""
+        if not self.measured:
+            return _UNMEASURED
+        logs = np.log(np.array([list(self.places[n].values()) for n in self.measured], float))
+        distance = np.abs(logs - np.log(np.array(list(sizes.values()), float))).sum(axis=1)
+        weights = 1.0 / (distance + _APART) ** 2
+        ratios = [math.log(t / self.predicted[n]) for n, t in self.measured.items()]
+        return math.exp(float(np.average(ratios, weights=weights)))
+
+
+@dataclass(frozen=True)
+class OpenPiece:
+    """A kernel and the sizes it takes, of those that kernels were compared at.
+
+    Parameters
+    ----------
+    sizes
+        Extents by axis.
+    program
+        Of the kernel, at the largest of them.
+    regret
+        Predicted time over that of the best program of the same sizes, less one: the largest of them.
+    """
+
+    sizes: tuple[Sizes, ...]
+    program: RProgram
+    regret: float
+
+
+class OpenRange(CompiledKernel):
+    """Kernels of one expression for all extents of several axes; what it says of itself is of the largest.
+
+    The first call with new sizes shows that the kernel is right there, which takes some tens of milliseconds; nothing
+    is compiled.
+
+    Parameters
+    ----------
+    varies
+        The axes and their ranges.
+    expression
+        What the kernels compute.
+    judged
+        The kernels and their times.
+    best
+        Predicted seconds of the best program of every place.
+    spec
+        The device.
+    doubt
+        Why the choice may be wrong, where other programs disturbed the timing; empty where nothing did.
+    """
+
+    def __init__(
+        self, varies: Extents, expression: OpenExpr, judged: Sequence[Judged], best: np.ndarray, spec: DeviceSpec,
+        doubt: str = "",
+    ) -> None:  # fmt: skip
+        self.varies, self.expression, self.judged, self.spec = varies, expression, tuple(judged), spec
+        self._best, self._doubt = best, doubt
+        self._chosen: dict[tuple[int, ...], int] = {}
+        self._loaded: dict[int, CpuKernel] = {}
+        self._ready: dict[Any, CpuKernel] = {}
+        self._choosing = threading.RLock()
+        held = {c.position for c in self.judged[0].kernel.artifact.constants}
+        free = [n for n in range(len(varies.expr.inputs)) if n not in held]
+        self._asked = sorted({free.index(p) for p, _ in varies.places.values()})
+        self._positions = [free[n] for n in self._asked]
+        self._first = self._asked[0]
+        super().__init__(self._artifact(varies.box.high))
+
+    @property
+    def doubt(self) -> str:
+        """Why the choice may be wrong: what disturbed the timing; predictions chose then."""
+        return self._doubt
+
+    @property
+    def kernels(self) -> tuple[OpenKernel, ...]:
+        """The kernels."""
+        return tuple(j.kernel for j in self.judged)
+
+    def holding(self, constants: tuple[Constant, ...]) -> CompiledKernel:
+        """Return the kernels with the values of their constant inputs."""
+        if not constants:
+            return self
+        judged = [
+            replace(j, kernel=replace(j.kernel, artifact=replace(j.kernel.artifact, constants=constants)))
+            for j in self.judged
+        ]
+        return OpenRange(self.varies, self.expression, judged, self._best, self.spec, self._doubt)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Refuse: kernels of ranges have no format.
+
+        Raises
+        ------
+        ArtifactError
+            Always.
+        """
+        raise ArtifactError(
+            f"{path}: expected the kernel of one shape, got those of a range, which have no format yet."
+        )
+
+    def __call__(self, *arrays: Any, out: Any = None, **options: Any) -> Any:
+        """Run the kernel of the arrays' sizes.
+
+        Parameters
+        ----------
+        *arrays
+            One array per input that is not constant, in call order.
+        out, **options
+            As for :class:`~roller.compiled.CompiledKernel`.
+
+        Raises
+        ------
+        LaunchError
+            A size is outside its range, or an array does not fit the others.
+        NoCandidateError
+            No kernel is right at these sizes.
+        """
+        try:
+            kernel = self._ready[arrays[self._first].shape]
+        except (KeyError, IndexError, AttributeError, TypeError):
+            kernel = self._prepared(self._sizes(arrays))
+        return kernel(*arrays, out=out, **options)
+
+    def at(self, *extents: int, **sizes: int) -> CompiledKernel:
+        """Return the kernel of some sizes, by name, or in the order of the ranges; nothing is compiled.
+
+        Raises
+        ------
+        LaunchError
+            A size is missing, unknown or outside its range.
+        """
+        names = list(self.varies.box.ends)
+        given = {**dict(zip(names, extents, strict=False)), **sizes}
+        whole = all(isinstance(x, (int, np.integer)) and not isinstance(x, bool) for x in given.values())
+        if set(given) != set(names) or len(extents) > len(names) or not whole:
+            raise LaunchError(f"{self.varies.expr.name}: expected whole numbers for {names}, got {shown(given)}.")
+        wanted = {n: int(given[n]) for n in names}
+        outside = next((n for n, (low, high) in self.varies.box.ends.items() if not low <= wanted[n] <= high), None)
+        if outside is not None:
+            low, high = self.varies.box.ends[outside]
+            raise LaunchError(
+                f"{self.varies.expr.name}: expected an extent of '{outside}' from {low} to {high}, got "
+                f"{wanted[outside]}. Compile for a range that has it."
+            )
+        return CompiledKernel(self._artifact(wanted), launcher=lambda _: self._prepared(wanted))
+
+    @property
+    def pieces(self) -> tuple[OpenPiece, ...]:
+        """The kernels, where each is taken, and the regret that is predicted of it there."""
+        seconds = np.array([j.everywhere for j in self.judged])
+        taken = seconds.argmin(axis=0)
+        found = []
+        for n, j in enumerate(self.judged):
+            columns = np.flatnonzero(taken == n)
+            if columns.size:
+                places = tuple(j.places[c] for c in columns)
+                largest = max(places, key=lambda p: math.prod(p.values()))
+                regret = float((j.predicted[columns] / self._best[columns]).max()) - 1.0
+                found.append(OpenPiece(places, j.kernel.program.at(largest), regret))
+        return tuple(found)
+
+    def _order(self, sizes: Sizes) -> list[int]:
+        """Return the kernels that take some sizes, the one that is likely fastest there first."""
+        usable = [n for n, j in enumerate(self.judged) if j.kernel.takes(sizes)]
+        programs = [self.judged[n].kernel.program.at(sizes) for n in usable]
+        estimates = perf.estimate_programs(programs, self.spec) if programs else []
+        seconds = {n: e.seconds * self.judged[n].off(sizes) for n, e in zip(usable, estimates, strict=True)}
+        return sorted(usable, key=lambda n: seconds[n])
+
+    def _best_at(self, sizes: Sizes) -> int:
+        """Return the position of the kernel for some sizes: the first that is shown to be right there."""
+        key = tuple(sizes.values())
+        with self._choosing:
+            if key not in self._chosen:
+                expression, reasons = self.expression.at(sizes), []
+                for row in self._order(sizes):
+                    why = fault(self.judged[row].kernel, expression, sizes, self.spec.units)
+                    if not why:
+                        self._chosen[key] = row
+                        break
+                    reasons.append(why)
+                    _LOG.warning("%s: a kernel of the range is not used: %s", expression.name, why)
+                else:
+                    what = f" that is right: {'; '.join(reasons)}" if reasons else ""
+                    raise NoCandidateError(
+                        f"{expression.name}: shapes: expected a kernel for {dict(sizes)}, got none{what}. "
+                        "Compile for this shape, or ranges without it."
+                    )
+            return self._chosen[key]
+
+    def _artifact(self, sizes: Sizes) -> KernelArtifact:
+        kernel = self.judged[self._best_at(sizes)].kernel
+        artifact = kernel.at(sizes, self.expression.at(sizes))
+        return replace(artifact, estimate=perf.estimate_program(artifact.program, self.spec).to_dict())
+
+    def _load(self) -> CpuKernel:
+        return self._prepared(self.varies.box.high)
+
+    def _sizes(self, arrays: Sequence[Any]) -> dict[str, int]:
+        """Return the sizes that the arrays of a call say; the least where one says none, for the kernel to refuse."""
+        shapes: dict[int, Sequence[int]] = {}
+        for n, position in zip(self._asked, self._positions, strict=True):
+            shape = _shape(arrays[n]) if n < len(arrays) else ()
+            if len(shape) != len(self.varies.expr.inputs[position].shape):
+                return dict(self.varies.box.low)
+            shapes[position] = shape
+        return self.varies.said(shapes)
+
+    def _prepared(self, sizes: Sizes) -> CpuKernel:
+        """Return what runs some sizes, made when they are first met."""
+        with self._choosing:
+            row = self._best_at(sizes)
+            kernel, expression = self.judged[row].kernel, self.expression.at(sizes)
+            key = expression.inputs[self._positions[0]].shape if len(self._asked) == 1 else tuple(sizes.values())
+            found = self._ready.get(key)
+            if found is None:
+                if row not in self._loaded:
+                    self._loaded[row] = CpuKernel(kernel.artifact)
+                if len(self._ready) >= _MOST_READY:
+                    del self._ready[next(iter(self._ready))]
+                found = self._ready[key] = self._loaded[row].reshaped(kernel.at(sizes, expression))
+        return found
+
+    def __repr__(self) -> str:
+        """Operator, ranges and kernels on one line."""
+        ends = ", ".join(f"{n} from {low} to {high}" for n, (low, high) in self.varies.box.ends.items())
+        what = f"{self.varies.expr.name} with {ends} on {self.spec.name}"
+        return one_line("OpenRange", f"{what}: {counted(len(self.judged), 'kernel')}")
+
+
+def _shape(array: Any) -> tuple[int, ...]:
+    if not hasattr(array, "shape") and hasattr(array, "__dlpack__"):
+        array = np.from_dlpack(array)
+    return tuple(np.shape(array) if not hasattr(array, "shape") else array.shape)

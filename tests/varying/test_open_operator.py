@@ -1,0 +1,159 @@
+"""Operators with several sizes that vary: right at every size, in bounds, few kernels, none compiled for a new size."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+import roller
+from roller.backends.cpu.launcher import CpuKernel
+from roller.errors import ArtifactError, LaunchError, RollerError
+from roller.tile.winograd import TiledAxis
+from roller.varying.extents import extents_of
+from roller.varying.open_call import OpenRange
+from tests.fuzz.arrays import Guarded, guarded_copy
+
+OPS = roller.ops
+
+
+def arrays_of(expr, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.integers(-8, 9, t.shape).astype(t.dtype) for t in expr.inputs]
+
+
+def right_in_bounds(kernel, expr, seed, exact=True):
+    """Run a call between protected pages, inputs read-only, and hold it against float64."""
+    given = arrays_of(expr, seed)
+    held = [guarded_copy(a, str(a.dtype), seed % 2 == 0) for a in given]
+    for guard in held:
+        guard.protect()
+    (meant,) = expr.evaluate(given)
+    out = Guarded(meant.shape, "float32", seed % 2 == 1)
+    kernel(*(g.array for g in held), out=out.array)
+    if exact:
+        np.testing.assert_array_equal(out.array, meant.astype("float32"), str(expr))
+    else:
+        np.testing.assert_allclose(out.array, meant, rtol=1e-4, atol=1e-2 * np.abs(meant).max(), err_msg=str(expr))
+
+
+def every_kernel_right(kernel, sizes, seed):
+    """Run every kernel that takes some sizes, those that are not chosen there, too, where proof was given."""
+    from roller.varying.open_proof import fault
+
+    expr = kernel.expression.at(sizes)
+    for k in kernel.kernels:
+        if k.takes(sizes) and not fault(k, expr, sizes, kernel.spec.units):
+            loaded = CpuKernel(k.artifact).reshaped(k.at(sizes, expr))
+            right_in_bounds(loaded, expr, seed, exact=k.program.program.traits.output_side == 0)
+
+
+def compiled(expr, **shapes):
+    return roller.compile(expr, shapes=shapes, deterministic=True)
+
+
+@pytest.fixture(scope="module")
+def strided():
+    """A convolution with an image of any height and width, by its predictions."""
+    make = OPS.conv2d(1, 4, 15, 15, 6, 3, 3, stride=2, padding=1, epilogue=("bias", "relu"))
+    return compiled(make, ho=(2, 12), wo=(2, 12))
+
+
+def image(ho, wo):
+    return OPS.conv2d(1, 4, 2 * ho - 1, 2 * wo - 1, 6, 3, 3, stride=2, padding=1, epilogue=("bias", "relu"))
+
+
+def test_every_image_is_right_and_in_bounds(strided):
+    assert isinstance(strided, OpenRange) and len(strided.kernels) <= 8
+    draw = random.Random(0)
+    for n in range(24):
+        sizes = {"ho": draw.randint(2, 12), "wo": draw.randint(2, 12)}
+        right_in_bounds(strided, image(**sizes), n)
+    assert strided.expression.at({"ho": 7, "wo": 9}) == image(7, 9)
+
+
+def test_nothing_is_compiled_for_new_sizes_and_they_stay_ready(monkeypatch, strided):
+    monkeypatch.setattr("roller.templates.cpu.emit.library.build_library", None)
+    given = arrays_of(image(5, 6))
+    one = strided(*given)
+    kernel = strided._ready[given[0].shape]
+    np.testing.assert_array_equal(strided(*given), one)
+    assert strided._ready[given[0].shape] is kernel
+    np.testing.assert_array_equal(strided.at(5, 6)(*given), one)
+    np.testing.assert_array_equal(strided.at(wo=6, ho=5)(*given), one)
+
+
+def test_winograd_products_take_any_image(monkeypatch):
+    made = compiled(OPS.conv2d(1, 16, 12, 12, 16, 3, 3, padding=1), ho=(8, 40), wo=(8, 40))
+    assert any(k.program.program.traits.output_side for k in made.kernels)
+    draw = random.Random(1)
+    for n in range(6):
+        sizes = {"ho": draw.randint(8, 40), "wo": draw.randint(8, 40)}
+        every_kernel_right(made, sizes, n)
+
+
+def test_a_size_that_two_axes_share_varies():
+    from tvm import te
+
+    a, k = te.placeholder((5, 20), name="A"), te.reduce_axis((0, 20), name="k")
+    gram = te.compute((5, 5), lambda i, j: te.sum(a[i, k] * a[j, k], axis=k), name="C")
+    made = compiled([a, gram], i=(2, 20))
+    for n in (2, 7, 16, 20):
+        (given,) = arrays_of(made.expression.at({"i": n}))
+        np.testing.assert_array_equal(made(given), given @ given.T)
+
+
+def test_a_sum_over_a_size_that_varies():
+    made = compiled(OPS.matmul(9, 16, 24), k=(2, 50))
+    for n in (2, 3, 8, 31, 50):
+        right_in_bounds(made, OPS.matmul(9, 16, n), n)
+
+
+def test_what_a_call_may_not_have_is_said(strided):
+    expr = image(5, 5)
+    x, w, bias = arrays_of(expr)
+    with pytest.raises(LaunchError, match=r"dimension 2 of 'X' from 3 to 23 in steps of 2 \('ho' from 2 to 12\), got 25"):
+        strided(np.ones((1, 4, 25, 9), "float32"), w, bias)
+    with pytest.raises(LaunchError, match="in steps of 2"):
+        strided(np.ones((1, 4, 8, 9), "float32"), w, bias)
+    with pytest.raises(LaunchError, match="expected 3 arrays"):
+        strided(x)
+    with pytest.raises(LaunchError, match=r"whole numbers for \['ho', 'wo'\]"):
+        strided.at(5)
+    with pytest.raises(LaunchError, match="'wo' from 2 to 12, got 13"):
+        strided.at(5, 13)
+    with pytest.raises(ArtifactError, match="no format yet"):
+        strided.save("anywhere")
+
+
+def test_pieces_and_text(strided):
+    assert sum(len(p.sizes) for p in strided.pieces) == len(strided.judged[0].places)
+    assert all(p.regret >= -1e-9 for p in strided.pieces)
+    assert "ho from 2 to 12, wo from 2 to 12" in repr(strided)
+
+
+@pytest.mark.parametrize(
+    ("expr", "shapes", "match"),
+    [
+        (OPS.layer_norm((4, 8)), {"d1": (2, 8)}, "a constant of stage"),
+        (OPS.conv2d(1, 4, 9, 9, 4, 3, 3), {"h": (2, 5)}, "an axis that can vary, got 'h'"),
+        (OPS.conv2d(1, 4, 9, 9, 4, 3, 3), {"ho": (4, 4)}, "several extents"),
+        (OPS.conv2d(1, 4, 9, 9, 4, 3, 3), {"ho": (4, 3)}, "range of extents"),
+    ],
+)  # fmt: skip
+def test_ambiguous_axes_are_refused(expr, shapes, match):
+    with pytest.raises(RollerError, match=match):
+        extents_of(expr, shapes)
+
+
+def test_a_constant_does_not_vary():
+    with pytest.raises(RollerError, match="to move no constant, it moves 'B'"):
+        extents_of(OPS.matmul(8, 8, 8), {"j": (2, 9)}, constants=(1,))
+
+
+def test_the_last_task_of_an_open_axis_has_fewer_units():
+    axis = TiledAxis.of("y", 9, 2, 4, is_open=True)
+    assert (axis.box, axis.groups, axis.boxes) == (4, 2, 3)
+    assert axis.passed == pytest.approx(5 / 6)
+    assert TiledAxis.of("y", 9, 2, 4).passed == 1.0
