@@ -130,7 +130,6 @@ class OpenRange(CompiledKernel):
         free = [n for n in range(len(varies.expr.inputs)) if n not in held]
         self._asked = sorted({free.index(p) for p, _ in varies.places.values()})
         self._positions = [free[n] for n in self._asked]
-        self._first = self._asked[0]
         super().__init__(self._artifact(varies.box.high))
 
     @property
@@ -183,7 +182,7 @@ class OpenRange(CompiledKernel):
             No kernel is right at these sizes.
         """
         try:
-            kernel = self._ready[arrays[self._first].shape]
+            kernel = self._ready[tuple([arrays[n].shape for n in self._asked])]
         except (KeyError, IndexError, AttributeError, TypeError):
             kernel = self._prepared(self._sizes(arrays))
         return kernel(*arrays, out=out, **options)
@@ -278,7 +277,7 @@ class OpenRange(CompiledKernel):
         with self._choosing:
             row = self._best_at(sizes)
             kernel, expression = self.judged[row].kernel, self.expression.at(sizes)
-            key = expression.inputs[self._positions[0]].shape if len(self._asked) == 1 else tuple(sizes.values())
+            key = tuple(expression.inputs[n].shape for n in self._positions)
             found = self._ready.get(key)
             if found is None:
                 if row not in self._loaded:

@@ -77,9 +77,9 @@ def test_nothing_is_compiled_for_new_sizes_and_they_stay_ready(monkeypatch, stri
     monkeypatch.setattr("roller.templates.cpu.emit.library.build_library", None)
     given = arrays_of(image(5, 6))
     one = strided(*given)
-    kernel = strided._ready[given[0].shape]
+    kernel = strided._ready[(given[0].shape,)]
     np.testing.assert_array_equal(strided(*given), one)
-    assert strided._ready[given[0].shape] is kernel
+    assert strided._ready[(given[0].shape,)] is kernel
     np.testing.assert_array_equal(strided.at(5, 6)(*given), one)
     np.testing.assert_array_equal(strided.at(wo=6, ho=5)(*given), one)
 
@@ -157,3 +157,12 @@ def test_the_last_task_of_an_open_axis_has_fewer_units():
     assert (axis.box, axis.groups, axis.boxes) == (4, 2, 3)
     assert axis.passed == pytest.approx(5 / 6)
     assert TiledAxis.of("y", 9, 2, 4).passed == 1.0
+
+
+def test_a_shape_that_reads_like_other_sizes_is_no_known_size():
+    """Three rows of twelve are not three rows and twelve columns, which an earlier call had."""
+    make = OPS.matmul(8, 8, 12)
+    kernel = compiled(make, i=(1, 16), j=(1, 16))
+    for rows, columns in ((3, 12), (3, 5), (12, 3)):
+        a, b = np.ones((rows, 12), "float32"), np.ones((12, columns), "float32")
+        np.testing.assert_array_equal(kernel(a, b), np.full((rows, columns), 12, "float32"))
