@@ -68,8 +68,8 @@ typedef __m256i pairs_t;
     _Pragma("GCC unroll 64") for (int n = 0; n < count; n++) sum[n] = ALL_PAIRS(n); \
     for (long i = 0; i < repeat; i++) {                                            \
       _Pragma("GCC unroll 64") for (int n = 0; n < count; n++) {                   \
+        PIN(a); /* else one product would serve all sums */                        \
         product = PRODUCTS(a, b);                                                  \
-        PIN(product);                                                              \
         sum[n] = ADDED(sum[n], product);                                           \
         PIN(sum[n]);                                                               \
       }                                                                            \
