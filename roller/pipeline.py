@@ -240,8 +240,9 @@ def compile(
         Choose and time once more where the cache has the kernel already: it was measured on a machine that has
         changed, or was busy. A result that is doubtful does not replace one that is not.
     shapes
-        An axis whose extent varies from call to call, and its extents: ``{"i": range(1, 4097)}``. The kernel is then a
-        :class:`~roller.varying.kernel.VaryingKernel`: a few kernels cover the range. This processor only; not cached.
+        Axes whose extents vary from call to call: ``{"ho": range(7, 65), "wo": range(7, 65)}``. The kernel is then a
+        :class:`~roller.varying.open_call.OpenRange`, for some ranges of one axis along the first dimension a
+        :class:`~roller.varying.kernel.VaryingKernel`: a few kernels cover the ranges. This processor only; not cached.
 
     Returns
     -------

@@ -183,6 +183,7 @@ class Fitter:
             or self._polynomial(values)
             or self._two(values, parted, [*monomials, *parted])
             or self._two(values, [p for p in self._products if len(p[0].sizes) == 1], monomials)
+            or self._boxes(values)
         )
 
     def _columns(self, several: Sequence[tuple[Atom, ...]]) -> np.ndarray:
@@ -217,10 +218,14 @@ class Fitter:
 
         There are as many unknown numbers as monomials, and more values than these.
         """
-        several = self._low_monomials
+        return self._sum(values, self._low_monomials)
+
+    def _sum(self, values: tuple[int, ...], several: Sequence[tuple[Atom, ...]]) -> Formula | None:
+        """Return the sum of all of some products of atoms that gives every value."""
         if len(self.points) < len(several) + _TO_SPARE:
             return None
-        columns = np.vstack([self._columns(several), np.ones((1, len(self.points)), np.int64)]).T.astype(float)
+        terms = [[math.prod(a.at(p) for a in x) for x in several] for p in self.points]
+        columns = np.hstack([np.array(terms, float), np.ones((len(self.points), 1))])
         found, _, rank, _ = np.linalg.lstsq(columns, np.array(values, float), rcond=None)
         if rank < columns.shape[1]:
             return None
@@ -228,10 +233,20 @@ class Fitter:
         made = Formula(const, tuple((f, m) for f, m in zip(factors, several, strict=True) if f))
         return made if all(made.at(p) == v for p, v in zip(self.points, values, strict=True)) else None
 
+    def _boxes(self, values: tuple[int, ...]) -> Formula | None:
+        """Return the product of two sums, each of a number and of a size or its quotient: ``(4 * c + 2) * (w + 2)``."""
+        counts = [a for (a,) in [*self._monomials, *self._parted] if a.how in ("*", "ceil") and a.factor == 1]
+        lone = [a for a in counts if len(a.sizes) == 1]
+        pairs = [(a, b) for a, b in itertools.combinations(lone, 2) if a.sizes != b.sizes]
+        found = [f for a, b in pairs if (f := self._sum(values, [(a,), (b,), (a, b)])) is not None and len(f.terms) > 1]
+        if len(found) > 1:
+            self.rivals.append(tuple(found[:_MOST_RIVALS]))
+        return found[0] if found else None
+
     @cached_property
     def _low_monomials(self) -> list[tuple[Atom, ...]]:
-        """Sizes, and products of two or of several different ones."""
-        return [m for m in self._monomials if len(m[0].sizes) < _DEGREE or len(set(m[0].sizes)) == _DEGREE]
+        """Sizes, and products of different ones."""
+        return [m for m in self._monomials if len(set(m[0].sizes)) == len(m[0].sizes)]
 
     def _two(
         self, values: tuple[int, ...], several: Sequence[tuple[Atom, ...]], others: Sequence[tuple[Atom, ...]]

@@ -20,6 +20,8 @@ from roller.varying.ranges import ends_of
 _LOOKED_AT = (11, 7, 23, 13, 31, 17, 41, 29, 53, 37)
 #: Sizes that kernels are compared at, of one axis, of two, and of each of more.
 _PLACES = (12, 3, 2)
+#: Sizes of axes that grow together, beside those of each with all of the others.
+_ALIKE = 7
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class Extents:
         axes = [dict.fromkeys(int(x) for x in np.geomspace(*e, each).round()) for e in ends.values()]
         found = [dict(zip(ends, c, strict=True)) for c in itertools.product(*axes)]
         if len(ends) > 1:  # axes that grow together, as those of an image mostly do
-            between = [[int(x) for x in np.geomspace(*e, 2 * each - 1).round()][1::2] for e in ends.values()]
+            between = [[int(x) for x in np.geomspace(*e, _ALIKE).round()] for e in ends.values()]
             found += [p for c in zip(*between, strict=True) if (p := dict(zip(ends, c, strict=True))) not in found]
         return found
 

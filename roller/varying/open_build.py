@@ -18,6 +18,8 @@ from roller.varying.open_programs import OpenExpr, OpenKernel, OpenProgram
 
 #: Sizes that code is written for before it is generalised: as many as this of one kind of code, tried at most.
 _WRITTEN, _TRIED = 8, 40
+#: As many, where every size is looked at before the code runs there.
+_WRITTEN_FEW = 6
 #: Sizes of one kind of code at least, and values of each size among them.
 _FEWEST, _VALUES = 5, 4
 #: Small sizes, of which the least is looked for that has the same code.
@@ -47,6 +49,7 @@ def build(
     from roller.templates.cpu.emit.nest import is_parallel
 
     groups: dict[str, list[Any]] = defaultdict(list)
+    enough = _WRITTEN if looked_for else _WRITTEN_FEW
     for sizes in _points(program, box):
         try:
             lowered = lower_module(program.at(sizes), spec.units)
@@ -54,7 +57,7 @@ def build(
             continue
         text = written(lowered[0], sizes)
         groups[text.shape].append((sizes, text, lowered))
-        if len(groups[text.shape]) >= _WRITTEN and _spread(groups[text.shape], box):
+        if len(groups[text.shape]) >= enough and _spread(groups[text.shape], box):
             break
     most = max(groups.values(), key=lambda g: (_spread(g, box), g[0][0] is program.sizes, len(g)), default=[])
     if len(most) < _FEWEST or not _spread(most, box):

@@ -29,11 +29,11 @@ from roller.varying.open_programs import OpenExpr, OpenKernel, OpenProgram, open
 
 _LOG = logging.getLogger("roller")
 #: Kernels at most; those built to choose among; programs of every size that is constructed for.
-MOST, _BUILT, _EACH = 8, 12, 4
+MOST, _BUILT, _EACH = 8, 10, 4
 #: Seconds that a kernel is timed for at some sizes, and of patience with a busy machine there.
-_BUDGET_S, _PATIENCE_S = 0.02, 0.3
+_BUDGET_S, _PATIENCE_S = 0.015, 0.2
 #: Kernels are timed where they are predicted to take at most this over the fastest.
-_NEAR = 1.7
+_NEAR = 1.5
 #: Extents of a range that is small are looked at beyond its end, to have some.
 _LEAST_SPAN = 24
 #: Lanes that programs of few elements are made with, beside those of the device.

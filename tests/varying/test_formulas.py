@@ -25,6 +25,7 @@ ELSEWHERE = [{"b": 1, "s": 1}, {"b": 1, "s": 512}, {"b": 8, "s": 512}, {"b": 2, 
         lambda b, s: -(-12 * b * s // 48),
         lambda b, s: b * s * s - s,
         lambda b, s: (2 * b - 1) * (2 * s + 3),
+        lambda b, s: (4 * -(-b // 8) + 2) * (16 * -(-s // 16) + 2),
     ],
 )
 def test_a_formula_is_found_and_right_elsewhere(meant):

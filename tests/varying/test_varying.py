@@ -6,7 +6,6 @@ import itertools
 
 import numpy as np
 import pytest
-from tvm import te
 
 import roller
 from roller.backends.cpu.launcher import CpuKernel
@@ -14,9 +13,9 @@ from roller.errors import ArtifactError, LaunchError, NoCandidateError, RollerEr
 from roller.expr.resizing import growing_sizes
 from roller.templates.common.options import ConstructOptions
 from roller.varying.compile import _everywhere
-from roller.varying.families import Family, families, fewest, price_table, samples
+from roller.varying.families import Family, families, families_suit, fewest, price_table, samples
 from roller.varying.kernel import VaryingKernel
-from roller.varying.ranges import range_of
+from roller.varying.ranges import open_range
 from tests.fuzz.arrays import Guarded, guarded_copy
 
 SPEC = roller.load_spec("cpu-avx2")
@@ -143,9 +142,7 @@ def test_an_array_without_a_shape_says_its_extent(product):
 @pytest.mark.parametrize(
     ("shapes", "match"),
     [
-        ({}, "expected one axis"), ({"i": (1, 2), "j": (1, 2)}, "expected one axis"), (3, "expected one axis"),
-        ({"m": (1, 8)}, "an axis that can vary, got 'm'"), ({"k": (1, 8)}, "an axis that can vary, got 'k'"),
-        ({"j": (1, 8)}, "an axis that can vary, got 'j'"),
+        ({}, "expected axes"), (3, "expected axes"), ({"m": (1, 8)}, "an axis that can vary, got 'm'"),
         ({"i": (0, 8)}, "at least 1"), ({"i": (8, 4)}, "range of extents"), ({"i": range(0)}, "range of extents"),
         ({"i": range(1, 9, 2)}, "range of extents"), ({"i": (1.0, 8)}, "range of extents"), ({"i": 8}, "range of"),
         ({"i": (True, 8)}, "range of extents"), ({"i": (1, 1 << 30)}, "at most 1048576 extents"),
@@ -154,13 +151,6 @@ def test_an_array_without_a_shape_says_its_extent(product):
 def test_wrong_ranges_say_so(shapes, match):
     with pytest.raises(RollerError, match=match):
         roller.compile(roller.ops.matmul(8, 8, 8), shapes=shapes)
-
-
-def test_a_size_that_is_two_axes_does_not_vary():
-    a, k = te.placeholder((5, 20), name="A"), te.reduce_axis((0, 20), name="k")
-    gram = te.compute((5, 5), lambda i, j: te.sum(a[i, k] * a[j, k], axis=k), name="C")
-    with pytest.raises(RollerError, match="an axis that can vary, got 'i'"):
-        roller.compile([a, gram], shapes={"i": (1, 30)})
 
 
 @pytest.mark.parametrize("options", [{"prove": True}, {"prove_s": 5}, {"remeasure": True}, {"refine_s": 1.0}])
@@ -172,18 +162,20 @@ def test_what_a_range_does_not_have_is_said(options):
 def test_only_this_processor_takes_ranges():
     with pytest.raises(RollerError, match="this machine's processor"):
         roller.compile(roller.ops.matmul(8, 8, 8), "v100", shapes={"i": (1, 8)})
+    varies = open_range(roller.ops.softmax((8, 8)), {"d0": (1, 8)})
     with pytest.raises(NoCandidateError, match="their templates need it before"):
-        roller.compile(roller.ops.softmax((8, 8)), shapes={"d0": (1, 8)}, deterministic=True)
+        families(varies, SPEC, ConstructOptions())
+    assert not families_suit(varies, SPEC, ConstructOptions())
 
 
 def test_a_range_has_its_expression_at_every_extent():
-    varies = range_of(roller.ops.matmul(8, 16, 32, epilogue=("bias",)), {"i": range(1, 100)})
+    varies = open_range(roller.ops.matmul(8, 16, 32, epilogue=("bias",)), {"i": range(1, 100)})
     assert (varies.low, varies.high, varies.place) == (1, 99, (0, 0))
     assert varies.at(7) == roller.ops.matmul(7, 16, 32, epilogue=("bias",))
 
 
 def test_a_family_keeps_its_tiles():
-    varies = range_of(roller.ops.matmul(64, 64, 64), {"i": (1, 500)})
+    varies = open_range(roller.ops.matmul(64, 64, 64), {"i": (1, 500)})
     found, best = families(varies, SPEC, ConstructOptions())
     assert set(best) == set(samples(1, 500)) and len(found) > 8
     for family in found:

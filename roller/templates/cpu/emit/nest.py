@@ -320,14 +320,13 @@ def clamp(value: Expr, low: int | Expr, high: int | Expr) -> Expr:
     return tirx.min(tirx.max(value, integer(low)), integer(high))
 
 
-def unravel(flat: Expr, extents: Sequence[int | Expr]) -> tuple[Expr, ...]:
+def unravel(flat: Expr, extents: Sequence[int]) -> tuple[Expr, ...]:
     """Split a flat counter into one counter per extent, last fastest."""
     out: list[Expr] = []
     rest = flat
     for n in reversed(extents[1:]):
-        known = isinstance(n, int) and n == 1  # an extent that a call says is written as any other: no node is folded
-        out.append(integer(0) if known else tirx.FloorMod(rest, integer(n)))
-        rest = rest if known else tirx.FloorDiv(rest, integer(n))
+        out.append(integer(0) if n == 1 else tirx.floormod(rest, n))
+        rest = rest if n == 1 else tirx.floordiv(rest, n)
     return (rest, *reversed(out)) if extents else ()
 
 

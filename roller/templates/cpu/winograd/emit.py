@@ -38,14 +38,22 @@ from roller.templates.cpu.emit.nest import (
     write,
 )  # fmt: skip
 from roller.templates.cpu.emit.prefetch import prefetch_filters
+from roller.templates.cpu.winograd.emit_tasks import (
+    Coordinates,
+    Units,
+    begin,
+    flat,
+    group_start,
+    groups_of,
+    start_of,
+    tasks_of,
+    units_from,
+)
 from roller.templates.emit.winograd_products import back_product, product
 from roller.tile import RProgram
-from roller.tile.winograd import WINDOW, Matrix, TiledAxis, WinogradPlan, matrices
+from roller.tile.winograd import WINDOW, Matrix, WinogradPlan, matrices
 
 _DTYPE = "float32"
-Coordinates = tuple[Expr, ...]
-#: Units of a task along axes, a number where all tasks have as many.
-Units = tuple[int | Expr, ...]
 
 
 @dataclass
@@ -99,8 +107,8 @@ class _Winograd:
         plan = self.plan
         parts = [plan.panels.units, plan.channels]
         pack = self.nest.loop(math.prod(parts), lambda t: self._filters(*unravel(t, parts)), "parallel", "filters")
-        boxes = [integer(t.boxes) if t.is_open else t.boxes for t in (*plan.tiled, plan.panels)]
-        main = self.nest.loop(math.prod(boxes), lambda t: self._task(unravel(t, boxes)), "parallel", "task")
+        count, tasks = tasks_of((*plan.tiled, plan.panels))
+        main = self.nest.loop(count, lambda t: self._task(tasks(t)), "parallel", "task")
         name = plan.form.filters.tensor
         if plan.tasks == 1 and not self.program.open_axes:  # as the model prices it: a program of one task wakes nobody
             pack = serial(pack)
@@ -115,7 +123,7 @@ class _Winograd:
     def _filters(self, panel: Expr, channel: Expr) -> Stmt:
         """Transform the filters of one panel and channel."""
         plan, form, source = self.plan, self.plan.form, self.buffers[self.plan.form.filters.tensor]
-        start = _start(panel, plan.width, plan.filters)
+        start = start_of(panel, plan.width, plan.filters)
         (_, kh, _), (_, kw, _) = form.slides
 
         def vector(u: Expr) -> Stmt:
@@ -171,8 +179,8 @@ class _Winograd:
     def _task(self, task: Coordinates) -> Stmt:
         plan = self.plan
         axes = (*plan.tiled, plan.panels)
-        starts = tuple(_begin(t, a) for t, a in zip(task, axes, strict=True))
-        own = tuple(_units_from(s, a) for s, a in zip(starts, plan.tiled, strict=False))
+        starts = tuple(begin(t, a) for t, a in zip(task, axes, strict=True))
+        own = tuple(units_from(s, a) for s, a in zip(starts, plan.tiled, strict=False))
 
         def image(at: Coordinates) -> Stmt:
             return self.nest.loop(plan.channel_vectors, lambda v: self._image(starts, own[-2:], at, v))
@@ -185,7 +193,7 @@ class _Winograd:
     def _image(self, starts: Coordinates, own: Units, batch: Coordinates, vector: Expr) -> Stmt:
         """Copy one image's box of some channels, ``own`` rows and columns of tiles, and transform its tiles."""
         plan = self.plan
-        channel = _start(vector, plan.channel_lanes, plan.channels)
+        channel = start_of(vector, plan.channel_lanes, plan.channels)
         at = {a.name: starts[n] + batch[n] for n, a in enumerate(plan.tiled[:-2])}
 
         def tile(where: Coordinates) -> Stmt:
@@ -254,7 +262,7 @@ class _Winograd:
     def _multiply(self, element: Expr, first_panel: Expr, own: Units) -> Stmt:
         """Multiply one element of all transformed tiles of a task, ``own`` along every axis."""
         plan = self.plan
-        groups = [_groups(n, a) for n, a in zip(own, plan.tiled, strict=True)]
+        groups = [groups_of(n, a) for n, a in zip(own, plan.tiled, strict=True)]
 
         def kernel(panel: Expr) -> Stmt:
             return self.nest.grid(groups, lambda g: self._micro_kernel(element, first_panel + panel, panel, g, own))
@@ -264,7 +272,7 @@ class _Winograd:
     def _micro_kernel(self, element: Expr, panel: Expr, place: Expr, group: Coordinates, own: Units) -> Stmt:
         """Sum over the channels for one group of tiles and one panel, accumulators in registers."""
         plan = self.plan
-        starts = tuple(_group_start(g, n, a) for g, n, a in zip(group, own, plan.tiled, strict=True))
+        starts = tuple(group_start(g, n, a) for g, n, a in zip(group, own, plan.tiled, strict=True))
 
         def each(body: Callable[[Expr, Expr, Expr], Stmt]) -> Stmt:
             """Run ``body`` on the accumulator's row, the tile and the filter of every element."""
@@ -320,7 +328,7 @@ class _Winograd:
 
             back = self.nest.loop(plan.width // plan.lanes, vector)
             where = {a.name: s + t for a, s, t in zip(plan.tiled, starts, tile, strict=False)}
-            where[plan.form.filter] = _start(starts[-1] + p, plan.width, plan.filters)
+            where[plan.form.filter] = start_of(starts[-1] + p, plan.width, plan.filters)
             return seq(allocate(self.result), back, self._store(where))
 
         return self.nest.loop(plan.panels.box, panel)
@@ -364,43 +372,6 @@ class _Winograd:
             tensors[anchor.name] = lambda *_: value
             out = emit_scalar(self.filter.body(last.body), env, tensors)
         return write(self.buffers[last.name], out, *(emit_index(i, env) for i in self.store))
-
-
-def flat(at: Coordinates, extents: Sequence[int]) -> Expr:
-    """Return the number of a coordinate, last axis fastest."""
-    number = at[0]
-    for n, x in zip(extents[1:], at[1:], strict=True):
-        number = number * n + x
-    return number
-
-
-def _start(number: Expr, size: int, extent: int) -> Expr:
-    """First unit of a piece; the last piece ends with the axis."""
-    if extent <= size:
-        return integer(0)
-    return number * size if extent % size == 0 else tirx.min(number * size, integer(extent - size))
-
-
-def _begin(task: Expr, axis: TiledAxis) -> Expr:
-    """Return the first unit of a task; the last one ends with the axis, of an axis that is open with its last group."""
-    if not axis.is_open:
-        return _start(task, axis.box, axis.units)
-    return tirx.min(task * axis.box, integer(axis.units - axis.group))
-
-
-def _units_from(start: Expr, axis: TiledAxis) -> int | Expr:
-    """Return the units of the task that begins with ``start``."""
-    return tirx.min(integer(axis.box), integer(axis.units) - start) if axis.is_open else axis.box
-
-
-def _groups(own: int | Expr, axis: TiledAxis) -> int | Expr:
-    """Return the groups of a task of ``own`` units."""
-    return tirx.floordiv(own + (axis.group - 1), integer(axis.group)) if axis.is_open else axis.groups
-
-
-def _group_start(number: Expr, own: int | Expr, axis: TiledAxis) -> Expr:
-    """Return the first unit of a group in its task; the last group ends with the task."""
-    return tirx.min(number * axis.group, own - axis.group) if axis.is_open else _start(number, axis.group, axis.box)
 
 
 def winograd_nests(program: RProgram, buffers: dict[str, Buffer], cores: int) -> Nests:
