@@ -287,7 +287,8 @@ class _Run:
             tasks |= {c.id: self._build(job, c) for c in job.starts_with(how)}
             if self.target.judged:
                 periodic = bool(self.target.device)
-                tasks[f"{job.digest}/reference"] = Reference(job.expression, self.settings.seed, periodic)
+                programs = tuple(c.program for c in job.starts_with(how))
+                tasks[f"{job.digest}/reference"] = Reference(job.expression, self.settings.seed, periodic, programs)
         self._map({name: task for name, task in tasks.items() if name not in self._made}, how)
 
     def _checked_ahead(self, jobs: Sequence[Job], how: Selection) -> None:

@@ -41,14 +41,14 @@ class Kin:
         seen: dict[Hashable, int] = defaultdict(int)
         elders, others = list[Job](), list[Job]()
         for job in jobs:
-            kin = _kin(job)
+            kin = kin_of(job)
             seen[kin] += 1
             (elders if kin is None or seen[kin] <= ELDERS else others).append(job)
         return elders, others
 
     def learn(self, job: Job, candidates: Sequence[Candidate]) -> None:
         """Note the times of a kernel, where all that were worth timing have one nobody doubts."""
-        kin = _kin(job)
+        kin = kin_of(job)
         if kin is None:
             return
         fates = {c.id: c for c in candidates}
@@ -68,7 +68,7 @@ class Kin:
         """Have a job make what is worth timing after all that its kin showed; nothing where too few were timed."""
         from roller.search.auto import uncertain
 
-        kin = _kin(job)
+        kin = kin_of(job)
         known = self._known.get(kin, []) if kin is not None else []
         if len(known) < ELDERS:
             return
@@ -80,7 +80,7 @@ class Kin:
         job.first, job.elders = tuple(order[n] for n in kept), len(known)
 
 
-def _kin(job: Job) -> Hashable | None:
+def kin_of(job: Job) -> Hashable | None:
     """Return what a kernel and its kin share; ``None`` for one that has a single candidate worth timing, or no choice.
 
     The form of the reduction, whatever its extents, and the families in question.
@@ -95,6 +95,12 @@ def _kin(job: Job) -> Hashable | None:
     if len(families) < len(job.first):
         return None
     return axes, anchor.combiner, loads, len(expr.stages), job.options.units, job.rotating_bytes, families
+
+
+def families_of(job: Job) -> dict[int, Hashable]:
+    """Return the family of each candidate worth timing, by position; where a job has no kin, each is its own."""
+    has_kin = kin_of(job) is not None
+    return {n: _family(job.candidates[n]) if has_kin else n for n in job.first}
 
 
 def _family(candidate: Candidate) -> Hashable:

@@ -1,27 +1,31 @@
-"""Kernels of a model that are too light to be timed: whatever is chosen for them, no measurement of the model shows it.
+"""What of a model is too light to be timed: candidates, and whole kernels, that no measurement of the model shows.
 
-Timing candidates is expected to gain something of a kernel (:func:`roller.search.auto.expected_gain`), and times
-the kernel's share something of the model. The smallest of these gains, as many as make up :data:`LOSS` together, are
-given up: such kernels get their best prediction, built and checked. Which ones is noted beside the kernels, because a
-warm compile predicts nothing.
+Timing one more candidate is expected to gain something of a kernel, and times the kernel's share something of the
+model. The smallest of these gains, as many as make up :data:`LOSS` together, are given up: their candidates are not
+built. Kernels that lose all their rivals so get their best prediction, built and checked. Which ones is noted beside
+the kernels, because a warm compile predicts nothing.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import heapq
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 
 from roller.batch.jobs import Job
+from roller.batch.kin import families_of, kin_of
 from roller.hardware import DeviceSpec
 from roller.runtime.cache_notes import read_note, write_note
 
-#: Expected loss of a model's speed from all kernels together that are not timed: less than timing the model resolves.
-LOSS = 0.005
+#: Expected loss of a model's speed from all candidates together that are not timed: about what timing the model
+#: resolves.
+LOSS = 0.01
 
 
 def mark_negligible(jobs: Sequence[Job], spec: DeviceSpec, others_s: float) -> None:
-    """Mark those of the constructed jobs that are not worth timing.
+    """Take from the constructed jobs what is not worth timing: candidates, and of those that keep one the timing.
 
     Parameters
     ----------
@@ -31,17 +35,62 @@ def mark_negligible(jobs: Sequence[Job], spec: DeviceSpec, others_s: float) -> N
         The device.
     others_s
         Predicted seconds a call of the model spends in its other kernels.
-    """
-    from roller.search.auto import expected_gain
 
-    choices = [j for j in jobs if len(j.first) > 1 and j.options.top_k == "auto"]
-    gains = sorted(((j.share_s * expected_gain(j.candidates, spec), j.digest, j) for j in choices), key=lambda g: g[:2])
+    Notes
+    -----
+    Kernels of one kin are timed for each other: they keep the same families, worth what all of them gain.
+    """
+    groups: dict[Hashable, list[Job]] = defaultdict(list)
+    for job in jobs:
+        if len(job.first) > 1 and job.options.top_k == "auto":
+            groups[kin_of(job) or job.digest].append(job)
     left_s = LOSS * (others_s + sum(j.share_s for j in jobs))
-    for gain_s, _, job in gains:
-        left_s -= gain_s
-        if left_s < 0:
-            return
-        job.light = True
+    rivals = [_Rivals(alike, spec) for alike in groups.values()]
+    waiting = [(r.least_gain_s, n) for n, r in enumerate(rivals)]
+    heapq.heapify(waiting)
+    while waiting and (left_s := left_s - waiting[0][0]) >= 0:
+        _, n = heapq.heappop(waiting)
+        if rivals[n].drop():
+            heapq.heappush(waiting, (rivals[n].least_gain_s, n))
+
+
+class _Rivals:
+    """The families of kernels that are timed for each other, the likeliest first."""
+
+    def __init__(self, jobs: Sequence[Job], spec: DeviceSpec) -> None:
+        self._spec = spec
+        #: By job, the family of each candidate that is worth timing.
+        self._jobs = [(job, families_of(job)) for job in jobs]
+        seconds = defaultdict[Hashable, float](float)
+        for job, families in self._jobs:
+            for n, family in families.items():
+                seconds[family] += job.uses * job.candidates[n].estimate.seconds
+        self._kept = sorted(seconds, key=lambda f: seconds[f])  # of equals, the one found first comes first
+
+    @property
+    def least_gain_s(self) -> float:
+        """Seconds of a call that timing the last family is expected to gain."""
+        return self._expected_s(self._kept[:-1]) - self._expected_s(self._kept)
+
+    def drop(self) -> bool:
+        """Give the last family up; return whether a choice is left."""
+        self._kept.pop()
+        choice = len(self._kept) > 1
+        for job, families in self._jobs:
+            if choice:
+                job.first = tuple(n for n in job.first if families[n] in self._kept)
+            else:
+                job.light = True
+        return choice
+
+    def _expected_s(self, kept: Sequence[Hashable]) -> float:
+        from roller.search.auto import expected_seconds
+
+        total_s = 0.0
+        for job, families in self._jobs:
+            seconds = [job.candidates[n].estimate.seconds for n, family in families.items() if family in kept]
+            total_s += job.uses * expected_seconds(seconds, self._spec)
+        return total_s
 
 
 def recall_negligible(folder: Path, jobs: Sequence[Job]) -> None:

@@ -125,13 +125,18 @@ class Prove:
 
 @dataclass(frozen=True)
 class Reference:
-    """Compute the float64 reference of an expression on its random inputs; ``periodic`` for those of a GPU."""
+    """Compute the float64 reference of an expression on its random inputs; ``periodic`` for those of a GPU.
+
+    Also where tiles of ``programs`` end, which will be judged by it: with the others at once, not while a machine that
+    has to do nothing else waits.
+    """
 
     runs_kernels: ClassVar[bool] = False
 
     expression: TensorExpr
     seed: int
     periodic: bool
+    programs: tuple[RProgram, ...] = ()
 
     def run(self) -> Oracle:
         """Evaluate."""
@@ -140,7 +145,9 @@ class Reference:
         from roller.runtime.inputs import random_inputs
 
         inputs: Any = (periodic_inputs if self.periodic else random_inputs)(self.expression, self.seed)
-        return Oracle(self.expression, inputs, self.seed)
+        oracle = Oracle(self.expression, inputs, self.seed)
+        oracle.cover(self.programs, inputs)
+        return oracle
 
 
 @dataclass(frozen=True)

@@ -48,21 +48,27 @@ def worth_timing(candidates: Sequence[Candidate], spec: DeviceSpec) -> tuple[int
     return uncertain(seconds, families, ranking_error(spec), [c.program.structure for c in candidates])
 
 
-def expected_gain(candidates: Sequence[Candidate], spec: DeviceSpec) -> float:
-    """Return how much faster, relative, the fastest of those worth timing is expected to be than the first of all.
+def expected_seconds(seconds: Sequence[float], spec: DeviceSpec) -> float:
+    """Return the expected seconds of the fastest of several candidates, once all of them are timed.
+
+    Parameters
+    ----------
+    seconds
+        Predicted of each.
+    spec
+        The device, with its ``accuracy``.
 
     Examples
     --------
     >>> import roller
     >>> spec = roller.load_spec("v100")
-    >>> found = roller.construct(roller.ops.matmul(4096, 4096, 4096), spec, top_k=10)
-    >>> expected_gain(found[:1], spec), 0 < expected_gain(found, spec) < 0.2
-    (0.0, True)
+    >>> expected_seconds([2.0], spec), expected_seconds([2.0, 2.0], spec) < expected_seconds([2.0, 2.2], spec) < 2.0
+    (2.0, True)
     """
-    seconds = [candidates[n].estimate.seconds for n in worth_timing(candidates, spec)]
+    first = min(seconds)
     if len(seconds) == 1:
-        return 0.0
-    return -_expected_least([math.log(s / seconds[0]) for s in seconds], ranking_error(spec))
+        return first
+    return first * math.exp(_expected_least([math.log(s / first) for s in seconds], ranking_error(spec)))
 
 
 def uncertain(

@@ -20,6 +20,7 @@ from roller.choosing import Selection
 from roller.errors import BuildError, NoCandidateError
 from roller.graph.steps import KernelSource
 from roller.hardware import load_spec
+from roller.perf.accuracy import kernel_family
 from roller.runtime.build_pool import BuildResult
 from roller.runtime.cache import CacheKey, KernelCache
 from roller.runtime.cache_lock import file_lock
@@ -121,6 +122,25 @@ def test_the_lightest_kernels_are_those_that_cost_the_model_least(uses, light):
     assert [n for n, job in enumerate(jobs) if job.light] == light
     mark_negligible(jobs, spec, 1.0)
     assert all(job.light for job in jobs), "beside a second of other kernels"
+
+
+def test_of_a_kernel_whose_choice_shows_only_what_shows_is_built():
+    """The last rivals gain least, and those of kernels that are timed for each other go together."""
+    spec = load_spec("cpu-avx512").with_overrides({"accuracy.ranking_error": 0.5})
+    wanted = {n: KernelSource(roller.ops.matmul(128, 384, n), ("B",)) for n in (512, 480)}
+    jobs = jobs_of(wanted, Target(spec, False), settings(top_k="auto"), {})
+    for job in jobs:
+        job.candidates, job.first = tasks.Construct(job.expression, spec, job.options, Selection()).run()
+    before = [job.first for job in jobs]
+    assert min(map(len, before)) > 2
+    left = []
+    for others_s in (0.0, *(sum(j.share_s for j in jobs) * n for n in (1, 2, 4, 8, 16))):
+        mark_negligible(jobs, spec, others_s)
+        left.append(len(jobs[0].first))
+        assert len({frozenset(kernel_family(c.program) for c in j.starts) for j in jobs}) == 1
+        assert all(0 in j.first and set(j.first) <= set(b) for j, b in zip(jobs, before, strict=True))
+    assert left == sorted(left, reverse=True) and left[-1] < left[0], left
+    assert not any(j.light for j in jobs), "a choice is left"
 
 
 def test_a_warm_batch_loads_neither_compiler_nor_constructor(cache):

@@ -150,5 +150,6 @@ def lower(
     )  # fmt: skip
     if is_foreign(mtriple):
         return artifact
-    binary = build_library(module, mcpu, cores, features)
+    # What takes its extent from the arrays of a call also makes sure that they agree.
+    binary = build_library(module, mcpu, cores, features, checked=varying is not None)
     return artifact.with_binary(binary, build_s=time.perf_counter() - start, library_bytes=len(binary))
