@@ -19,6 +19,7 @@ import typer
 import roller
 from roller.expr import TensorExpr
 from roller.ops import parse
+from roller.varying.kernel import VaryingKernel
 
 #: Speed beside the kernel of a size: of each, and of all together. Kernels; compile time over that of one size.
 LEAST, MEAN, KERNELS, TIMES = 0.9, 0.97, 8, 5.0
@@ -83,7 +84,7 @@ def measured(case: Case) -> bool:
     begin = time.perf_counter()
     kernel: Any = roller.compile(expr, shapes={case.axes[n]: ends for n, ends in case.ends.items()})
     whole_s = time.perf_counter() - begin
-    kernels = len({id(p) for p in kernel.pieces}) if not hasattr(kernel, "variants") else len(kernel.variants)
+    kernels = len(kernel.variants if isinstance(kernel, VaryingKernel) else kernel.kernels)
     print(f"\n{case.operator}, {dict(case.ends)}: {kernels} kernels, {whole_s:.1f} s. {kernel.doubt}\n")
     print("| size | range us | own us | speed | compile s |\n|---|---|---|---|---|")
     speeds, own_s, new_s = [], [], []
