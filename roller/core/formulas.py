@@ -8,6 +8,7 @@ give every one of them.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,8 +17,16 @@ from functools import cached_property
 
 import numpy as np
 
+#: The largest number that one over it is known by.
+_MOST_INVERTED = 1 << 22
+#: How much larger than the numbers a factor or constant of their formula may be.
+_FACTOR = 8
 #: Sizes multiplied in one monomial at most.
 _DEGREE = 3
+#: Numbers that four unknown ones are found from.
+_BOX_POINTS = 7
+#: Products of three quotients that are tried.
+_MOST_TRIPLES = 12000
 #: Formulas of two terms that give the same numbers, and are kept to be told apart.
 _MOST_RIVALS = 40
 #: Values beyond the unknown numbers of a polynomial.
@@ -41,6 +50,8 @@ class Atom:
         What the product is multiplied by before it is divided.
     whole
         What is shared.
+    shift
+        Added before the rounded quotient of ``"floor"``.
     """
 
     sizes: tuple[str, ...]
@@ -48,6 +59,7 @@ class Atom:
     by: int = 1
     factor: int = 1
     whole: int = 1
+    shift: int = 0
 
     def at(self, sizes: Mapping[str, int]) -> int:
         """Return its value."""
@@ -58,7 +70,7 @@ class Atom:
             return value % self.by
         if self.how == "share":
             return -(-self.whole // max(1, -(-value // self.by)))
-        return -(-value // self.by) if self.how == "ceil" else value // self.by
+        return -(-value // self.by) if self.how == "ceil" else (value + self.shift) // self.by
 
     def most(self, sizes: Mapping[str, int]) -> int:
         """Return the largest value that computing it passes through."""
@@ -99,6 +111,123 @@ class Formula:
         """The sizes it depends on."""
         return frozenset(n for _, atoms in self.terms for a in atoms for n in a.sizes)
 
+    @property
+    def product(self) -> tuple[str, ...] | None:
+        """The sizes it is a multiple of the product of; ``None`` where it is more than that."""
+        alone = len(self.terms) == 1 and not self.const and len(self.terms[0][1]) == 1
+        atom = self.terms[0][1][0] if alone else None
+        return atom.sizes if atom is not None and atom.how == "*" else None
+
+
+@dataclass(frozen=True)
+class Inverse:
+    """One over a whole number that depends on sizes, as a mean multiplies by."""
+
+    formula: Formula
+
+    def at(self, sizes: Mapping[str, int]) -> float:
+        """Return its value at some sizes."""
+        return 1 / self.formula.at(sizes)
+
+    @staticmethod
+    def of(value: object) -> int | None:
+        """Return what a number is one over, where that is a whole number.
+
+        Examples
+        --------
+        >>> Inverse.of(1 / 49), Inverse.of(0.3), Inverse.of(1.0)
+        (49, None, None)
+        """
+        if not isinstance(value, float) or not 1 / _MOST_INVERTED <= value < 1:
+            return None
+        return round(1 / value) if 1 / round(1 / value) == value else None
+
+
+class _Space:
+    """What formulas of some sizes may be made of: lists of products of atoms, made once for all that are found.
+
+    Parameters
+    ----------
+    names
+        Of the sizes.
+    divisors, dividends
+        As of :class:`Fitter`; dividends as factors and products of sizes.
+    """
+
+    def __init__(
+        self, names: tuple[str, ...], divisors: tuple[int, ...], dividends: tuple[tuple[int, tuple[str, ...]], ...]
+    ) -> None:
+        self.names, self.divisors, self.dividends = names, divisors, dividends
+        self._places: dict[int, tuple[tuple[Atom, ...], np.ndarray]] = {}
+
+    @cached_property
+    def monomials(self) -> list[tuple[Atom, ...]]:
+        """Products of sizes."""
+        names = self.names
+        every = [c for n in range(1, _DEGREE + 1) for c in itertools.combinations_with_replacement(names, n)]
+        return [(Atom(c),) for c in every]
+
+    @cached_property
+    def short(self) -> list[tuple[int, tuple[str, ...]]]:
+        """Products of few sizes, each with the factor 1."""
+        return [(1, m[0].sizes) for m in self.monomials if len(m[0].sizes) < _DEGREE]
+
+    @cached_property
+    def parted(self) -> list[tuple[Atom, ...]]:
+        """Quotients and remainders, those of short monomials first."""
+        parted = [*self.short, *dict.fromkeys(self.dividends)]
+        return [(Atom(m, how, d, f),) for f, m in parted for d in self.divisors for how in ("ceil", "floor", "mod")]
+
+    @cached_property
+    def products(self) -> list[tuple[Atom, ...]]:
+        """Products of a quotient and a product of sizes, and of two quotients."""
+        counts = [a for a in self.parted if a[0].how == "ceil"]
+        pairs = [a + m for a in self.parted if a[0].how != "mod" for m in self.monomials]
+        return pairs + [a + b for a, b in itertools.combinations(counts, 2)]
+
+    @cached_property
+    def triples(self) -> list[tuple[Atom, ...]]:
+        """Products of three sizes, each whole or its quotient rounded up: tasks of three axes."""
+        alone: dict[str, list[Atom]] = {n: [Atom((n,))] for n in self.names}
+        for (a,) in self.parted:
+            if a.how == "ceil" and len(a.sizes) == 1 and a.factor == 1:
+                alone[a.sizes[0]].append(a)
+        several = itertools.combinations(alone.values(), 3)
+        return [tuple(c) for three in several for c in itertools.product(*three)][:_MOST_TRIPLES]
+
+    @cached_property
+    def shares(self) -> list[tuple[Atom, ...]]:
+        """Numbers shared among quotients."""
+        counts = [a for (a,) in self.parted if a.how == "ceil"]
+        lone = [Atom(sizes, "ceil", 1) for _, sizes in self.short]  # tiles of one element
+        return [(replace(a, how="share", whole=n),) for a in (*lone, *counts) for n in self.divisors if n > a.by]
+
+    @cached_property
+    def both(self) -> list[tuple[Atom, ...]]:
+        """Products of sizes, and quotients."""
+        return [*self.monomials, *self.parted]
+
+    @cached_property
+    def lone(self) -> list[tuple[Atom, ...]]:
+        """Products whose first quotient is of one size."""
+        return [p for p in self.products if len(p[0].sizes) == 1]
+
+    def places(self, several: Sequence[tuple[Atom, ...]]) -> tuple[tuple[Atom, ...], np.ndarray]:
+        """Return the atoms of one of the lists, and for each product the positions of its own, one beyond for none."""
+        if id(several) not in self._places:  # the lists live as long as this does
+            found = {a: n for n, a in enumerate(dict.fromkeys(a for x in several for a in x))}
+            most = max(map(len, several), default=1)
+            at = np.array([[*(found[a] for a in x), *(len(found),) * (most - len(x))] for x in several], np.int32)
+            self._places[id(several)] = tuple(found), at
+        return self._places[id(several)]
+
+
+@functools.lru_cache(maxsize=16)
+def _space(
+    names: tuple[str, ...], divisors: tuple[int, ...], dividends: tuple[tuple[int, tuple[str, ...]], ...]
+) -> _Space:
+    return _Space(names, divisors, dividends)
+
 
 class Fitter:
     """Finds formulas of numbers known at some sizes.
@@ -120,14 +249,15 @@ class Fitter:
         dividends: Iterable[Formula] = (),
     ) -> None:
         self.points = tuple(dict(p) for p in points)
-        self.divisors = tuple(sorted({d for d in divisors if d > 1}))
-        self._dividends = [
+        several = tuple(sorted({d for d in divisors if d > 1}))
+        parts = (
             (factor, atoms[0].sizes)
             for f in dividends
             if len(f.terms) == 1 and not f.const
             for factor, atoms in f.terms
             if len(atoms) == 1 and atoms[0].how == "*" and factor > 1
-        ]
+        )
+        self._space = _space(tuple(sorted(self.points[0])), several, tuple(dict.fromkeys(parts)))
         self._found: dict[tuple[int, ...], Formula | None] = {}
         self._known: dict[int, np.ndarray] = {}
         #: Formulas that give the same numbers as one that was found, with it: other sizes may tell them apart.
@@ -148,48 +278,48 @@ class Fitter:
             self._found[key] = Formula(key[0]) if len(set(key)) == 1 else self._searched(key)
         return self._found[key]
 
-    @cached_property
-    def _monomials(self) -> list[tuple[Atom, ...]]:
-        names = sorted(self.points[0])
-        every = [c for n in range(1, _DEGREE + 1) for c in itertools.combinations_with_replacement(names, n)]
-        return [(Atom(c),) for c in every]
-
-    @cached_property
-    def _parted(self) -> list[tuple[Atom, ...]]:
-        """Quotients and remainders, those of short monomials first."""
-        short = [(1, m[0].sizes) for m in self._monomials if len(m[0].sizes) < _DEGREE]
-        parted = [*short, *dict.fromkeys(self._dividends)]
-        return [(Atom(m, how, d, f),) for f, m in parted for d in self.divisors for how in ("ceil", "floor", "mod")]
-
-    @cached_property
-    def _products(self) -> list[tuple[Atom, ...]]:
-        counts = [a for a in self._parted if a[0].how == "ceil"]
-        pairs = [a + m for a in self._parted if a[0].how != "mod" for m in self._monomials]
-        return pairs + [a + b for a, b in itertools.combinations(counts, 2)]
-
-    @cached_property
-    def _shares(self) -> list[tuple[Atom, ...]]:
-        counts = [a for (a,) in self._parted if a.how == "ceil"]
-        return [(replace(a, how="share", whole=n),) for a in counts for n in self.divisors if n > a.by]
+    def product(self, values: Sequence[int]) -> Formula | None:
+        """Return the multiple of a product of sizes that gives every value; ``None`` where there is none."""
+        found = self._one(tuple(values), self._space.monomials)
+        return found if found is not None and found.product is not None else None
 
     def _searched(self, values: tuple[int, ...]) -> Formula | None:
-        monomials, parted = self._monomials, self._parted
+        s = self._space
         return (
-            self._one(values, monomials)
-            or self._one(values, parted)
-            or self._one(values, self._products)
-            or self._one(values, self._shares)
-            or self._two(values, monomials, monomials)
+            self._one(values, s.monomials)
+            or self._one(values, s.parted)
+            or self._one(values, s.products)
+            or self._one(values, s.triples)
+            or self._one(values, s.shares)
+            or self._two(values, s.monomials, s.monomials)
             or self._polynomial(values)
-            or self._two(values, parted, [*monomials, *parted])
-            or self._two(values, [p for p in self._products if len(p[0].sizes) == 1], monomials)
+            or self._two(values, s.parted, s.both)
+            or self._two(values, s.lone, s.monomials)
             or self._boxes(values)
+            or self._box(values)
         )
 
+    def _box(self, values: tuple[int, ...]) -> Formula | None:
+        """Return ``(a * one + b) * (c * other + d)``, at times by a third size: points of an image with its edges."""
+        names, wanted = self._space.names, np.array(values, np.float64)
+        if len(self.points) < _BOX_POINTS:
+            return None
+        for x, y in itertools.combinations(names, 2):
+            for more in ((), *((n,) for n in names if n not in (x, y))):
+                several = [tuple(sorted((*more, *part))) for part in ((x, y), (x,), (y,), ())]
+                columns = [[math.prod(p[n] for n in part) for part in several] for p in self.points]
+                factors = np.rint(np.linalg.lstsq(np.array(columns, np.float64), wanted, rcond=None)[0]).astype(int)
+                terms = tuple((int(f), (Atom(part),)) for f, part in zip(factors, several, strict=True) if f and part)
+                found = Formula(int(factors[-1]) if not more else 0, terms)
+                if all(found.at(p) == v for p, v in zip(self.points, values, strict=True)):
+                    return found
+        return None
+
     def _columns(self, several: Sequence[tuple[Atom, ...]]) -> np.ndarray:
-        if id(several) not in self._known:  # the lists live as long as this does
-            atoms = {a: np.array([a.at(p) for p in self.points], np.int64) for a in {a for x in several for a in x}}
-            self._known[id(several)] = np.array([math.prod(atoms[a] for a in x) for x in several], np.int64)
+        if id(several) not in self._known:  # the lists live as long as their space
+            atoms, at = self._space.places(several)
+            rows = np.array([[a.at(p) for p in self.points] for a in atoms] + [[1] * len(self.points)], np.int64)
+            self._known[id(several)] = rows[at].prod(axis=1)
         return self._known[id(several)]
 
     def doubtful(self, sizes: Mapping[str, int]) -> bool:
@@ -206,6 +336,8 @@ class Fitter:
         usable = rise != 0
         factor = np.where(usable, (wanted[high] - wanted[low]) // np.where(usable, rise, 1), 0)
         const = wanted[low] - factor * columns[:, low]
+        most = _FACTOR * int(np.abs(wanted).max())  # what is larger fits by chance
+        usable &= (np.abs(factor) <= most) & (np.abs(const) <= most)
         right = usable & (factor[:, None] * columns + const[:, None] == wanted).all(axis=1)
         rows = sorted(np.flatnonzero(right).tolist(), key=lambda n: (bool(const[n]), n))
         found = tuple(Formula(int(const[n]), ((int(factor[n]), several[n]),)) for n in rows)
@@ -235,7 +367,7 @@ class Fitter:
 
     def _boxes(self, values: tuple[int, ...]) -> Formula | None:
         """Return the product of two sums, each of a number and of a size or its quotient: ``(4 * c + 2) * (w + 2)``."""
-        counts = [a for (a,) in [*self._monomials, *self._parted] if a.how in ("*", "ceil") and a.factor == 1]
+        counts = [a for (a,) in self._space.both if a.how in ("*", "ceil") and a.factor == 1]
         lone = [a for a in counts if len(a.sizes) == 1]
         pairs = [(a, b) for a, b in itertools.combinations(lone, 2) if a.sizes != b.sizes]
         found = [f for a, b in pairs if (f := self._sum(values, [(a,), (b,), (a, b)])) is not None and len(f.terms) > 1]
@@ -246,7 +378,7 @@ class Fitter:
     @cached_property
     def _low_monomials(self) -> list[tuple[Atom, ...]]:
         """Sizes, and products of different ones."""
-        return [m for m in self._monomials if len(set(m[0].sizes)) == len(m[0].sizes)]
+        return [m for m in self._space.monomials if len(set(m[0].sizes)) == len(m[0].sizes)]
 
     def _two(
         self, values: tuple[int, ...], several: Sequence[tuple[Atom, ...]], others: Sequence[tuple[Atom, ...]]
@@ -269,6 +401,8 @@ class Fitter:
         off = np.abs(f[..., None] * every[:, None, :] + g[..., None] * rest[None] + const[..., None] - wanted).max(
             axis=2
         )
+        most = _FACTOR * float(np.abs(wanted).max())
+        fine &= (np.abs(f) <= most) & (np.abs(g) <= most) & (np.abs(const) <= most)
         rows = np.argwhere(fine & (off < 0.5) & (f != 0) & (g != 0)).tolist()
         found = [
             Formula(int(const[n, m]), ((int(f[n, m]), several[n]), (int(g[n, m]), others[m])))

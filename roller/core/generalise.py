@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roller.core.formulas import Fitter, Formula
+from roller.core.formulas import Fitter, Formula, Inverse
 from roller.errors import RollerError
 
 
@@ -34,10 +34,10 @@ class General:
         >>> general([{"n": 6}, {"n": 10}, {"n": 4}], Fitter([{"s": 3}, {"s": 5}, {"s": 2}])).at({"s": 7})
         {'n': 14}
         """
-        known: dict[Formula, int] = {}
+        known: dict[Formula | Inverse, float] = {}
 
         def at(node: Any) -> Any:
-            if isinstance(node, Formula):
+            if isinstance(node, (Formula, Inverse)):
                 found = known.get(node)
                 if found is None:
                     found = known[node] = node.at(sizes)
@@ -51,6 +51,20 @@ class General:
             return node
 
         return at(self.data)
+
+    @property
+    def formulas(self) -> tuple[Formula, ...]:
+        """Every formula in the data once, in their order."""
+        found: dict[Formula, None] = {}
+
+        def note(node: Any) -> None:
+            if isinstance(node, (Formula, Inverse)):
+                found.setdefault(node if isinstance(node, Formula) else node.formula)
+            for part in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+                note(part)
+
+        note(self.data)
+        return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -92,6 +106,11 @@ def _general(nodes: list[Any], fitter: Fitter, path: str) -> Any:
         return _Fixed(list(first)) if all(_is_fixed(v) for v in made) else made
     if all(type(n) is type(first) and n == first for n in nodes):
         return first
+    inverses = [Inverse.of(n) if isinstance(n, float) else None for n in nodes]
+    if None not in inverses:
+        below = fitter.fit([n for n in inverses if n is not None])
+        if below is not None:
+            return Inverse(below)
     if not all(isinstance(n, int) and not isinstance(n, bool) for n in nodes):
         raise MismatchError(f"{path}: expected the same for all sizes, got {first!r} and others.")
     formula = fitter.fit(nodes)
@@ -102,4 +121,4 @@ def _general(nodes: list[Any], fitter: Fitter, path: str) -> Any:
 
 
 def _is_fixed(made: Any) -> bool:
-    return not isinstance(made, (Formula, dict, list))
+    return not isinstance(made, (Formula, Inverse, dict, list))

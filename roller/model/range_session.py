@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 
 from roller.core.display import one_line
+from roller.core.formulas import Formula
 from roller.core.generalise import General
 from roller.errors import ArtifactError, LaunchError, counted, shown
 from roller.graph.plan import Plan
 from roller.graph.plan_data import plan_from_dict
 from roller.graph.steps import Run, Step, Together
-from roller.model.constants import Constants, PanelKey, prepare
+from roller.model.constants import Constants, PanelKey, prepare, steps_of
 from roller.model.frames import Frame
 from roller.model.kernels import KernelCode, LoadedKernel, aligned, load_kernel
 from roller.model.runner import Runner, build_runner, load_runner
@@ -41,11 +42,20 @@ class RangeKernel:
         Shapes of what it takes, in order, for all sizes.
     library
         Its bytes.
+    packing
+        What packs its constants, as text: equal where two pack alike.
     """
 
     code: KernelCode
     shapes: General
     library: bytes = field(repr=False)
+    packing: str = field(default="", repr=False)
+
+    @property
+    def layout(self) -> tuple[Any, ...]:
+        """How it reads its constants: equal where two kernels can read the same arrays."""
+        read = tuple(t.position for t in self.code.taken if t.role == "input" and t.position in self.code.constants)
+        return self.packing, self.code.panels, self.code.constants, read
 
     def at(self, sizes: Sizes) -> KernelCode:
         """Return the code with the shapes of some sizes."""
@@ -65,6 +75,8 @@ class RangePlan:
         The plan of the largest sizes, with all constants.
     ends
         Least and largest of every size.
+    derived
+        Sizes that follow from these, and from each other in their order.
     inputs
         Dimensions of every input: numbers, and names of sizes.
     kernels
@@ -76,9 +88,17 @@ class RangePlan:
     general: General
     largest: Plan
     ends: Mapping[str, tuple[int, int]]
+    derived: Mapping[str, Formula]
     inputs: Mapping[str, tuple[int | str, ...]]
     kernels: Mapping[str, tuple[RangeKernel, ...]]
     choose: Callable[[str, Sizes], int]
+
+    def whole(self, sizes: Sizes) -> dict[str, int]:
+        """Return sizes in their order, with all that follow from them."""
+        found = {n: int(sizes[n]) for n in self.ends}
+        for name, formula in self.derived.items():
+            found[name] = formula.at(found)
+        return found
 
     def at(self, sizes: Sizes) -> Plan:
         """Return the plan of some sizes, without constants; its runs name kernel and choice."""
@@ -95,6 +115,12 @@ class RangePlan:
             return replace(step, kernel=variant_key(step.kernel, chosen[step.kernel]))
 
         return replace(plan, program=replace(plan.program, steps=tuple(map(named, plan.program.steps))))
+
+
+def _first_alike(several: Sequence[RangeKernel]) -> Callable[[RangeKernel], int]:
+    """Return what gives the first of some kernels that reads constants as a kernel does."""
+    layouts = [k.layout for k in several]
+    return lambda kernel: layouts.index(kernel.layout)
 
 
 def variant_key(key: str, number: int) -> str:
@@ -136,24 +162,34 @@ class RangeSession:
         self._lock, self._arenas = threading.Lock(), list[np.ndarray]()
 
     def _packed(self) -> Constants:
-        """Pack the constants for every kernel that reads them."""
-        arrays, panels = dict[str, np.ndarray](), dict[PanelKey, tuple[np.ndarray, ...]]()
+        """Pack the constants once in every layout that a kernel reads them in."""
         largest = self.plan.largest
-        most = max(map(len, self.plan.kernels.values()), default=1)
-        for number in range(most):
+        firsts = {k: list(dict.fromkeys(map(_first_alike(x), x))) for k, x in self.plan.kernels.items()}
+        arrays, panels = dict[str, np.ndarray](), dict[PanelKey, tuple[np.ndarray, ...]]()
+        for turn in range(max(map(len, firsts.values()), default=1)):
 
-            def named(step: Step, number: int = number) -> Step:
+            def named(step: Step, turn: int = turn) -> Step:
                 if isinstance(step, Together):
                     return replace(step, lanes=tuple(tuple(map(named, lane)) for lane in step.lanes))
                 if not isinstance(step, Run):
                     return step
-                last = len(self.plan.kernels[step.kernel]) - 1
-                return replace(step, kernel=variant_key(step.kernel, min(number, last)))
+                return replace(step, kernel=variant_key(step.kernel, firsts[step.kernel][turn]))
 
-            program = replace(largest.program, steps=tuple(map(named, largest.program.steps)))
+            steps = largest.program.steps
+            if turn:
+                steps = tuple(s for s in steps_of(steps) if isinstance(s, Run) and turn < len(firsts[s.kernel]))
+            program = replace(largest.program, steps=tuple(map(named, steps)))
             made = prepare(replace(largest, program=program), self._loaded)
             arrays |= made.arrays
-            panels |= {k: v for k, v in made.panels.items() if k not in panels}
+            panels |= made.panels
+        for run in steps_of(largest.program.steps):
+            if isinstance(run, Run):
+                several = self.plan.kernels[run.kernel]
+                for n, kernel in enumerate(several):
+                    inputs = tuple(run.inputs[c] for c in kernel.code.constants)
+                    held = panels.get((variant_key(run.kernel, _first_alike(several)(kernel)), inputs))
+                    if held is not None:
+                        panels[variant_key(run.kernel, n), inputs] = held
         return Constants(arrays, panels)
 
     @property
@@ -220,7 +256,8 @@ class RangeSession:
                     f"{self.name}: expected '{name}' from {low} to {high}, got {shown(sizes[name])}. "
                     "Compile for a range that has it."
                 )
-        sizes = {n: int(sizes[n]) for n in ends}
+        chosen = tuple(int(sizes[n]) for n in ends)
+        sizes = self.plan.whole(sizes)
         plan = self.plan.at(sizes)
         kernels: dict[str, LoadedKernel] = {}
         for key, several in self.plan.kernels.items():
@@ -231,7 +268,7 @@ class RangeSession:
         with self._lock:
             if len(self._ready) >= _MOST_READY:
                 del self._ready[next(iter(self._ready))]
-            self._ready[tuple(sizes.values())] = made
+            self._ready[chosen] = made
         return made
 
     def _sizes(self, arguments: Sequence[Any]) -> dict[str, int]:

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-import itertools
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from roller.arguments import target_of
+from roller.batch.jobs import rotation
 from roller.core.formulas import Fitter
 from roller.core.generalise import MismatchError, general
 from roller.errors import ModelError, RollerError, did_you_mean, shown
 from roller.graph.memory import plan
 from roller.graph.plan import Plan
 from roller.graph.plan_data import plan_to_dict
-from roller.graph.steps import KernelSource, Program, Run, Step, Together, runs_of
+from roller.graph.steps import KernelSource, Program
+from roller.graph.weights import passing_bytes
 from roller.hardware import DeviceSpec
 from roller.hardware.detect import check_units, is_this_machine
 from roller.model.kernels import KernelCode
 from roller.model.range_session import RangeKernel, RangePlan, RangeSession
 from roller.model.session import checked_threads
 from roller.onnx.options import ModelOptions
+from roller.onnx.range_reading import read_ranges
 from roller.templates.common.options import ConstructOptions
 from roller.varying.box import Box, Sizes
 from roller.varying.open_choice import OpenKernels, compile_open
@@ -32,8 +35,8 @@ from roller.varying.open_programs import OpenExpr
 if TYPE_CHECKING:
     import onnx
 
-#: Sizes at which a model is read, beside the largest; constants that are compared between them (bytes).
-_POINTS, _COMPARED_BYTES = 9, 1 << 20
+#: Constants that are compared between sizes (bytes).
+_COMPARED_BYTES = 1 << 20
 _HOW = "Write (name, least, largest), e.g. shapes={'tokens': (('batch', 1, 8), ('sequence', 1, 512))}."
 
 
@@ -150,7 +153,8 @@ def compile_for_ranges(
     spec = spec.emitted.sustained
     if how.threads is not None:
         spec = spec.share(checked_threads(how.threads, discrete=False))
-    return compile_ranges(model, ranges_of(model, shapes, base_dir), spec, how.settings().options, base_dir)
+    ranges = ranges_of(model, shapes, base_dir)
+    return compile_ranges(model, ranges, spec, how.settings().options, base_dir, timed=not how.deterministic)
 
 
 def compile_ranges(
@@ -159,6 +163,7 @@ def compile_ranges(
     spec: DeviceSpec,
     options: ConstructOptions,
     base_dir: str | Path | None = None,
+    timed: bool = True,
 ) -> RangeSession:
     """Compile a model for all sizes of its ranges, on this machine's processor.
 
@@ -170,6 +175,8 @@ def compile_ranges(
         What calls choose.
     spec, options
         Of the device, and for construction.
+    timed
+        Whether kernels are chosen by their times at some sizes; else by predictions alone.
 
     Raises
     ------
@@ -179,56 +186,29 @@ def compile_ranges(
         Where kernels were not found for all sizes.
     """
     from roller.onnx.compile import partitioned, read
+    from roller.onnx.loading import load
 
-    box = ranges.box
-    points = _points(box)
-    programs = [_named(partitioned(read(model, shapes=ranges.at(p), base_dir=base_dir))) for p in points]
-    largest = programs[-1]
+    name = load(model, base_dir).name
     try:
-        sources = _sources(programs, points)
-        _same_constants(programs)
+        found = read_ranges(ranges.box, lambda p: partitioned(read(model, shapes=ranges.at(p), base_dir=base_dir)))
+        points, largest = found.points, found.largest
+        sources = _sources(found.programs, points)
+        _same_constants([*found.programs, largest])
         whole = plan(largest)
         # What a plan says beside its data is the same for all sizes: constants, and no expressions of kernels.
-        fixed = [plan(p, within=whole) for p in programs]
-        fitter = Fitter(points)
-        described = general([_described(f) for f in fixed], fitter)
+        fixed = [plan(p, within=whole) for p in found.programs]
+        described = general([_described(f) for f in fixed], Fitter(points))
     except (MismatchError, KeyError) as err:
         raise ModelError(
-            f"{largest.name}: shapes: expected the same steps for all sizes, got others for some ({err}). Compile it "
+            f"{name}: shapes: expected the same steps for all sizes, got others for some ({err}). Compile it "
             "for fixed shapes, or ranges that leave the least sizes out."
         ) from err
-    kernels = compile_open(sources, points, box, spec, options)
+    passing = {key: rotation(spec, n) for key, n in passing_bytes(largest).items()} if timed else None
+    kernels = compile_open(sources, points, found.box, spec, options, passing_bytes=passing)
     runs = {key: tuple(_range_kernel(k, n, points) for n in range(len(k.kernels))) for key, k in kernels.items()}
-    made = RangePlan(described, whole, dict(box.ends), dict(ranges.inputs), runs,
+    made = RangePlan(described, whole, dict(found.box.ends), dict(found.box.derived), dict(ranges.inputs), runs,
                      lambda key, sizes: kernels[key].best(sizes))  # fmt: skip
     return RangeSession(made, cores=spec.units)
-
-
-def _points(box: Box) -> list[dict[str, int]]:
-    """Return sizes at which a model is read, the largest last: no two of a point are equal, none is 1."""
-    found: list[dict[str, int]] = []
-    for p in itertools.islice(box.points(5), 40 * _POINTS):
-        wide = all(x > 1 for x in p.values()) and len(set(p.values())) == len(p)
-        if wide and p not in found and p != box.high:
-            found.append(p)
-        if len(found) == _POINTS:
-            break
-    return [*found, box.high]
-
-
-def _named(program: Program) -> Program:
-    """Return a program whose kernels have names in the order of their first use, which no size changes."""
-    names: dict[str, str] = {}
-    for run in runs_of(program.steps):
-        names.setdefault(run.kernel, f"k{len(names)}")
-
-    def named(step: Step) -> Step:
-        if isinstance(step, Together):
-            return replace(step, lanes=tuple(tuple(map(named, lane)) for lane in step.lanes))
-        return replace(step, kernel=names[step.kernel]) if isinstance(step, Run) else step
-
-    kernels = {names[k]: s for k, s in program.kernels.items() if k in names}
-    return replace(program, steps=tuple(map(named, program.steps)), kernels=kernels)
 
 
 def _sources(programs: Sequence[Program], points: Sequence[Sizes]) -> dict[str, tuple[OpenExpr, tuple[str, ...]]]:
@@ -270,6 +250,16 @@ def _described(made: Plan) -> dict[str, Any]:
 def _range_kernel(kernels: OpenKernels, number: int, points: Sequence[Sizes]) -> RangeKernel:
     """Return what a session takes of a kernel."""
     kernel = kernels.kernels[number]
-    codes = [KernelCode.of(kernel.at(p, kernels.expression.at(p))) for p in points]
+    own = [kernels.own.at(p) for p in points]
+    codes = [KernelCode.of(kernel.at(p, kernels.own.expression.at(p))) for p in own]
     shapes = general([[list(t.shape) for t in c.taken] for c in codes], Fitter(points))
-    return RangeKernel(codes[-1], shapes, kernel.artifact.binary or b"")
+    pack = kernel.artifact.prepare
+    return RangeKernel(
+        codes[-1], shapes, kernel.artifact.binary or b"", "" if pack is None else _unnumbered(pack.source)
+    )
+
+
+def _unnumbered(source: str) -> str:
+    """Return a source whose variables are numbered in their order, not by all that were made before it."""
+    numbers: dict[str, int] = {}
+    return re.sub(r"\b[a-z]+_\d+\b", lambda m: f"v{numbers.setdefault(m[0], len(numbers))}", source)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -23,11 +24,13 @@ _WRITTEN_FEW = 6
 #: Sizes of one kind of code at least, and values of each size among them.
 _FEWEST, _VALUES = 5, 4
 #: Small sizes, of which the least is looked for that has the same code.
-_SMALL = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+_SMALL = (2, 3, 4, 6, 8, 12, 16, 32, 64, 96)
 #: Sizes at random among which those are that tell formulas apart, and how often one of them is added.
 _POOL, _ROUNDS = 60, 8
 #: Sizes at random that formulas are held against.
-_VERIFIED = 10
+_VERIFIED = 6
+#: How often formulas are made anew where they were wrong.
+_REFITTED = 4
 
 
 def build(
@@ -57,16 +60,25 @@ def build(
             continue
         text = written(lowered[0], sizes)
         groups[text.shape].append((sizes, text, lowered))
-        if len(groups[text.shape]) >= enough and _spread(groups[text.shape], box):
+        if len(groups[text.shape]) >= enough and _spread(groups[text.shape], program, box):
             break
-    most = max(groups.values(), key=lambda g: (_spread(g, box), g[0][0] is program.sizes, len(g)), default=[])
-    if len(most) < _FEWEST or not _spread(most, box):
+    spread = [g for g in groups.values() if _spread(g, program, box)]
+    most = max(spread or groups.values(), key=lambda g: (g[0][0] is program.sizes, len(g)), default=[])
+    if len(most) < min(_FEWEST, _count(program, box)) or not _spread(most, program, box):
         raise BuildError(
             f"{program.program.expr.name}: a kernel of a range: expected one code for most sizes, got many: "
             f"{sorted(map(len, groups.values()))}."
         )
     dividends = [e for e in program.extents if isinstance(e, Formula)]
-    fitter = _told_apart(program, box, spec, most, dividends)
+    low = _lowest(program, box, spec, most) if looked_for else dict(box.low)
+    for _ in range(_REFITTED):
+        fitter = _told_apart(program, box, spec, most, dividends)
+        unlike, wrong = _verified(program, box, spec, most[0][1], fitter, low) if looked_for else ((), [])
+        if not wrong:
+            break
+        most += wrong  # what was found out belongs to what formulas are made from
+    else:
+        raise BuildError(f"{program.program.expr.name}: a kernel of a range: formulas are wrong at {wrong[0][0]}.")
     points, texts = [sizes for sizes, _, _ in most], [text for _, text, _ in most]
     modules = [lowered[0] for _, _, lowered in most]
     _, arguments, names = most[0][2]
@@ -90,47 +102,48 @@ def build(
         "llvm", target, spec.name, expression.at(points[0]), program.at(points[0]), (launches[ENTRY],),
         (*arguments, *extra), constants=constants, prepare=launches.get(PACK),
     ).with_binary(binary, library_bytes=len(binary))  # fmt: skip
-    low = _lowest(program, box, spec, most) if looked_for else dict(box.low)
-    unlike = _verified(program, box, spec, texts[0], fitter, low) if looked_for else ()
     formulas = tuple(f for f in map(fitter.fit, fitter.asked) if f is not None)  # all: what is written has them
     return OpenKernel(program, artifact, low, unlike, formulas, texts[0].digest)
 
 
 def _verified(
     program: OpenProgram, box: Box, spec: DeviceSpec, text: Any, fitter: Fitter, low: Sizes
-) -> tuple[Sizes, ...]:
-    """Hold the formulas against the code of sizes that they were not made from; return those with other code.
+) -> tuple[tuple[Sizes, ...], list[Any]]:
+    """Hold the formulas against the code of sizes that they were not made from.
 
-    Raises
-    ------
-    BuildError
-        Where a number is another one.
+    Returns
+    -------
+    tuple
+        Sizes that have other code, and what was written for those at which a formula gives another number.
     """
     from roller.templates.cpu.emit.general import numbers_of, written
     from roller.templates.cpu.emit.llvm import lower_module
 
     formulas = [fitter.fit(values) for values in fitter.asked]
-    unlike = []
+    if None in formulas:
+        values = fitter.asked[formulas.index(None)]
+        some = ", ".join(f"{v} at {p}" for v, p in zip(values[:4], fitter.points, strict=False))
+        raise BuildError(
+            f"{program.program.expr.name}: a kernel of a range: a number is no known function of the sizes: {some}."
+        )
+    unlike, wrong = [], []
     places = [p for p in itertools.islice(box.points(23, low=low), _VERIFIED) if program.takes(p)]
-    ends = ({**low, n: max(2, low[n])} for n in low)
+    ends = (box.whole({**low, n: max(2, low[n])}) for n in low)
     for sizes in [*places, *(p for p in ends if min(p.values()) > 1 and program.takes(p)), box.high]:
-        found = written(lower_module(program.at(sizes), spec.units)[0], sizes)
+        lowered = lower_module(program.at(sizes), spec.units)
+        found = written(lowered[0], sizes)
         if found.shape != text.shape:
             unlike.append(sizes)
-            continue
-        for formula, (number,) in zip(formulas, numbers_of([found]), strict=True):
-            if formula is None or formula.at(sizes) != number:
-                raise BuildError(
-                    f"{program.program.expr.name}: a kernel of a range: expected {formula} to be {number} at {sizes}."
-                )
-    return tuple(unlike)
+        elif any(f is not None and f.at(sizes) != n for f, (n,) in zip(formulas, numbers_of([found]), strict=True)):
+            wrong.append((sizes, found, lowered))
+    return tuple(unlike), wrong
 
 
 def _points(program: OpenProgram, box: Box) -> Iterator[Sizes]:
     """Yield sizes to write the code for: those it was made for, then others near and far."""
     found = 0
     seen = set()
-    half = {n: max(2, x // 2) for n, x in program.sizes.items()}
+    half = {n: max(2, program.sizes[n] // 2) for n in box.ends}
     near, far = box.points(1, low=half), box.points(2)
     for n, (a, b) in enumerate(zip(near, far, strict=True)):
         sizes = program.sizes if n == 0 else b if n % 4 == 3 else a
@@ -153,8 +166,9 @@ def _told_apart(
     divisors = _divisors(program.program)
     pool = [p for p, _ in zip(box.points(3), range(_POOL), strict=False)]
     pool += [
-        {n: max(2, x // d * d) for n, x in p.items()} for p in pool for d in (2, 4, 16, 64) if d <= max(p.values())
-    ]
+        box.whole({n: max(2, low, p[n] // d * d) for n, (low, _) in box.ends.items()})
+        for p in pool for d in (2, 4, 16, 64) if d <= max(p.values())
+    ]  # fmt: skip
     pool = [box.high, *pool]
     for _ in range(_ROUNDS):
         fitter = Fitter([sizes for sizes, *_ in group], divisors, dividends)
@@ -182,8 +196,8 @@ def _lowest(program: OpenProgram, box: Box, spec: DeviceSpec, group: Sequence[An
     found = _least(group, box)
     usual = {n: sorted(sizes[n] for sizes, *_ in group)[len(group) // 2] for n in box.ends}
     for n, (least, _) in box.ends.items():
-        for x in (x for x in _SMALL if max(2, least) <= x < found[n]):
-            sizes = {**usual, n: x}
+        for x in (x for x in sorted({max(2, least), *_SMALL}) if max(2, least) <= x < found[n]):
+            sizes = box.whole({**usual, n: x})
             if not program.takes(sizes):
                 continue
             with contextlib.suppress(RollerError):
@@ -199,12 +213,22 @@ def _least(group: Sequence[Any], box: Box) -> dict[str, int]:
     return {n: min(sizes[n] for sizes, *_ in group) for n in box.ends}
 
 
-def _spread(group: Sequence[Any], box: Box) -> bool:
-    """Whether code was written for enough values of every size."""
-    return all(
-        len({sizes[n] for sizes, *_ in group}) >= min(_VALUES, high - max(2, low) + 1)
-        for n, (low, high) in box.ends.items()
-    )
+def _spread(group: Sequence[Any], program: OpenProgram, box: Box) -> bool:
+    """Whether code was written for enough values of every size, of those that the program takes."""
+    for n, (low, high) in box.ends.items():
+        few = range(max(2, low), min(high, max(2, low) + 64) + 1)
+        taken = sum(program.takes(box.whole({**box.high, n: x})) for x in few)
+        if len({sizes[n] for sizes, *_ in group}) < min(_VALUES, max(1, taken)):
+            return False
+    return True
+
+
+def _count(program: OpenProgram, box: Box) -> int:
+    """Return how many sizes a program takes, counted up to a few; none where an axis vanishes."""
+    if math.prod(high - max(2, low) + 1 for low, high in box.ends.values()) > 4 * _FEWEST:
+        return 4 * _FEWEST
+    several = itertools.product(*(range(max(2, low), high + 1) for low, high in box.ends.values()))
+    return sum(program.takes(box.whole(dict(zip(box.ends, c, strict=True)))) for c in several)
 
 
 def _panels(arguments: Sequence[Argument]) -> list[Argument]:

@@ -12,9 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from roller import perf
 from roller.errors import NoCandidateError, counted
-from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.search.constructor import program_of
 from roller.search.ranking import best_programs
@@ -24,14 +22,20 @@ from roller.templates.registry import programs_of
 from roller.varying.box import Box, Sizes
 from roller.varying.families import fewest
 from roller.varying.open_build import build
-from roller.varying.open_programs import OpenExpr, OpenKernel, OpenProgram, open_forms
+from roller.varying.open_programs import OpenExpr, OpenKernel, OpenProgram
 from roller.varying.open_proof import fault
+from roller.varying.open_timing import Costs, predicted, timed
+from roller.varying.own_sizes import OwnSizes, own_sizes
 
 _LOG = logging.getLogger("roller")
 #: Kernels of an expression at most; programs of every size that is constructed for; rounds of building.
-_MOST, _EACH, _ROUNDS = 4, 2, 8
+_MOST, _EACH, _ROUNDS = 8, 2, 8
+#: Kernels of an expression for which others that failed are not replaced; sizes of other code that are checked.
+_FEW, _UNLIKE = 3, 2
+#: Kernels that are built to cover all sizes, and beside them to choose from by their times.
+_COVER, _MORE = 4, 1
 #: What one more kernel must gain; see :func:`~roller.varying.families.fewest`.
-_WORTH = 0.01
+_WORTH, _TIMED_WORTH = 0.01, 0.002
 #: Lanes that programs of few elements are made with, beside those of the device.
 _LANES = (1, 4)
 
@@ -42,28 +46,25 @@ class OpenKernels:
 
     Parameters
     ----------
-    expression
-        What they compute.
+    own
+        What they compute, and the sizes that it depends on.
     kernels
         Built and checked.
-    grid
-        Sizes at which they were priced.
     costs
-        Predicted seconds ``(kernels, sizes of grid)``; infinite where a kernel cannot be used.
+        What each of them takes at any sizes.
     cores
         That they are written for.
     """
 
-    expression: OpenExpr
+    own: OwnSizes
     kernels: tuple[OpenKernel, ...]
-    grid: tuple[Sizes, ...]
-    costs: np.ndarray
+    costs: Costs
     cores: int
     _chosen: dict[tuple[int, ...], int] = field(default_factory=dict, compare=False, repr=False)
     _lock: Lock = field(default_factory=Lock, compare=False, repr=False)
 
     def best(self, sizes: Sizes) -> int:
-        """Return the position of the kernel for some sizes: the first that is right there of those that take them.
+        """Return the position of the kernel for a model's sizes: the first that is right there of those that take them.
 
         What is found is kept. New sizes take some milliseconds, more where a kernel must run to show that it is right.
 
@@ -72,15 +73,16 @@ class OpenKernels:
         NoCandidateError
             No kernel takes them, or none is right there.
         """
-        key = tuple(sizes.values())
+        own = self.own.at(sizes)
+        key = tuple(own.values())
         with self._lock:
             if key not in self._chosen:
-                self._chosen[key] = self._right(sizes)
+                self._chosen[key] = self._right(own)
             return self._chosen[key]
 
     def _right(self, sizes: Sizes) -> int:
         reasons = []
-        expression = self.expression.at(sizes)
+        expression = self.own.expression.at(sizes)
         for row in self._order(sizes):
             why = fault(self.kernels[row], expression, sizes, self.cores)
             if not why:
@@ -94,14 +96,9 @@ class OpenKernels:
         )
 
     def _order(self, sizes: Sizes) -> list[int]:
-        """Return the kernels that take some sizes, the cheapest at the nearest sizes that were priced first."""
-        usable = np.array([k.takes(sizes) for k in self.kernels])
-        logs = np.array([[math.log(p[n]) for n in sizes] for p in self.grid])
-        off = np.abs(logs - [math.log(x) for x in sizes.values()]).sum(axis=1)
-        costs = np.where(usable[:, None], self.costs, np.inf)
-        known = np.isfinite(costs).any(axis=0)
-        column = costs[:, int(np.where(known, off, np.inf).argmin())]
-        return [int(row) for row in column.argsort(kind="stable") if usable[row]]
+        """Return the kernels that take some sizes, the fastest first as far as known."""
+        seconds = self.costs.at([k.program for k in self.kernels], sizes)
+        return [int(row) for row in seconds.argsort(kind="stable") if self.kernels[row].takes(sizes)]
 
 
 @dataclass
@@ -109,18 +106,27 @@ class _Search:
     """What is known of one expression while its kernels are built."""
 
     name: str
-    expr: OpenExpr
+    own: OwnSizes
     families: list[OpenProgram]
     grid: Sequence[Sizes]
     costs: np.ndarray
     best: np.ndarray
+    timed: bool
     built: dict[int, OpenKernel] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)
     checked: set[int] = field(default_factory=set)
 
     def wanted(self) -> list[int]:
-        """Return the families to use as far as known."""
-        return fewest(self.costs, self.best, _MOST, _WORTH)
+        """Return the families to build as far as known: those that cover all sizes, then the best of the others."""
+        first = fewest(self.costs, self.best, _COVER, _WORTH)
+        others = [n for n in range(len(self.families)) if n not in first and np.isfinite(self.costs[n]).any()]
+        more = fewest(self.costs[others], self.best, min(_MORE, len(first)), _WORTH) if others and self.timed else []
+        return [*first, *(others[n] for n in more)]
+
+    def lacks(self) -> bool:
+        """Whether too few kernels are built, or none for some sizes."""
+        costs = self.costs[list(self.built)]
+        return len(self.built) < _FEW or bool(np.isinf(costs.min(axis=0, initial=np.inf)).any())
 
     def drop(self, row: int, why: str) -> None:
         self.costs[row] = np.inf
@@ -131,7 +137,7 @@ class _Search:
 
 def compile_open(
     expressions: Mapping[str, tuple[OpenExpr, tuple[str, ...]]], points: Sequence[Sizes], box: Box, spec: DeviceSpec,
-    options: ConstructOptions, seed: int = 0,
+    options: ConstructOptions, seed: int = 0, passing_bytes: Mapping[str, int] | None = None,
 ) -> dict[str, OpenKernels]:  # fmt: skip
     """Compile expressions for all sizes of a box, on this machine's processor.
 
@@ -147,30 +153,36 @@ def compile_open(
         As for construction.
     seed
         Of the inputs that kernels are checked with.
+    passing_bytes
+        By key the bytes that a model touches between two calls of a kernel; without it none is timed, and predictions
+        choose.
 
     Raises
     ------
     NoCandidateError
         Where no kernels for all sizes of an expression were found.
     """
-    searches = {key: _search(e, names, points, box, spec, options) for key, (e, names) in expressions.items()}
+    searches = {
+        key: _search(own_sizes(e, points, box, options), names, spec, options, passing_bytes is not None)
+        for key, (e, names) in expressions.items()
+    }
     target_for(spec).prepare()
-    for _ in range(_ROUNDS):
-        jobs = {f"{key}/{row}": (s.families[row], s.expr) for key, s in searches.items()
-                for row in s.wanted() if row not in s.built}  # fmt: skip
+    for n in range(_ROUNDS):
+        jobs = {f"{key}/{row}": (s.families[row], s.own) for key, s in searches.items()
+                for row in s.wanted() if row not in s.built and (n < 2 or s.lacks())}  # fmt: skip
         if not jobs:
             break
-        _build(jobs, searches, box, spec)
+        _build(jobs, searches, spec)
         for s in searches.values():
-            _check(s, box, seed)
-    return {key: _chosen(s, spec.units) for key, s in searches.items()}
+            _check(s, seed)
+    known = passing_bytes or {}
+    return {key: _chosen(s, spec, known.get(key, 0), seed) for key, s in searches.items()}
 
 
 def _search(
-    expr: OpenExpr, constants: tuple[str, ...], points: Sequence[Sizes], box: Box, spec: DeviceSpec,
-    options: ConstructOptions,
-) -> _Search:  # fmt: skip
-    forms = open_forms(expr, points, options)
+    own: OwnSizes, constants: tuple[str, ...], spec: DeviceSpec, options: ConstructOptions, timed: bool
+) -> _Search:
+    expr, forms, box = own.expression, own.forms, own.box
     families: dict[Any, OpenProgram] = {}
     nominal = [p for p in box.nominal() if min(p.values()) > 1]
     for sizes in nominal:
@@ -184,26 +196,17 @@ def _search(
                 families.setdefault(family.key(), family)
     several = list(families.values())
     grid = box.grid()
-    costs = np.full((len(several), len(grid)), np.inf)
-    for column, sizes in enumerate(grid):
-        rows = [n for n, f in enumerate(several) if f.takes(sizes)]
-        shared: dict[TensorExpr, TensorExpr] = {}
-        programs = [several[n].at(sizes) for n in rows]
-        programs = [replace(p, expr=shared.setdefault(p.expr, p.expr)) for p in programs]
-        if programs:
-            costs[rows, column] = [e.seconds for e in perf.estimate_programs(programs, spec)]
+    costs = np.stack([predicted(several, sizes, spec) for sizes in grid], axis=1)
     name = expr.at(box.high).name
-    return _Search(name, expr, several, grid, costs, costs.min(axis=0, initial=np.inf))
+    return _Search(name, own, several, grid, costs, costs.min(axis=0, initial=np.inf), timed)
 
 
-def _build(
-    jobs: Mapping[str, tuple[OpenProgram, OpenExpr]], searches: Mapping[str, _Search], box: Box, spec: DeviceSpec
-) -> None:
+def _build(jobs: Mapping[str, tuple[OpenProgram, OwnSizes]], searches: Mapping[str, _Search], spec: DeviceSpec) -> None:
     """Build kernels in parallel, and note where one cannot be."""
     from roller.runtime.build_pool import build_all
 
     _LOG.info("building %s for a range", counted(len(jobs), "kernel"))
-    for name, result in build_all(jobs, lambda job: build(*job, box, spec)).items():
+    for name, result in build_all(jobs, lambda job: build(job[0], job[1].expression, job[1].box, spec)).items():
         key, row = name.rsplit("/", 1)
         s, kernel = searches[key], result.value
         if kernel is None:
@@ -215,23 +218,26 @@ def _build(
         s.costs[int(row), ~usable] = np.inf
 
 
-def _check(s: _Search, box: Box, seed: int) -> None:
+def _check(s: _Search, seed: int) -> None:
     """Run kernels that are new at some sizes, where they are least too; those that are wrong are dropped."""
     from roller.backends.cpu.launcher import CpuKernel
     from roller.runtime.cpu_profile import Bench
     from roller.runtime.guard_pages import trespass
 
+    box = s.own.box
     fresh = {row: k for row, k in s.built.items() if row not in s.checked}
     places: dict[tuple[int, ...], list[int]] = {}
     for row, kernel in fresh.items():
         taken = sorted((p for p in [*s.grid, *_some(box)] if kernel.takes(p)), key=lambda p: math.prod(p.values()))
         few = [*taken[:3], *taken[3 : len(taken) * 3 // 4 : max(1, len(taken) // 3)], *taken[-1:]]
-        for p in [*few, *(p for p in kernel.unlike if kernel.takes(p))]:
-            rows = places.setdefault(tuple(p.values()), [])
+        if s.timed:  # what is timed is checked, too, at every place
+            few = [*taken[:2], *taken[len(taken) // 2 : len(taken) // 2 + 1]]
+        for p in [*few, *(p for p in kernel.unlike[:_UNLIKE] if kernel.takes(p))]:
+            rows = places.setdefault(tuple(p[n] for n in box.ends), [])
             rows += [row] if row not in rows else []
     for values, rows in places.items():
-        sizes = dict(zip(box.ends, values, strict=True))
-        expression = s.expr.at(sizes)
+        sizes = box.whole(dict(zip(box.ends, values, strict=True)))
+        expression = s.own.expression.at(sizes)
         here = {str(r): fresh[r].at(sizes, expression) for r in rows if r in s.built}
         bench = Bench(expression, seed)
         for name, artifact in list(here.items()):  # before it may write where it must not
@@ -250,13 +256,26 @@ def _some(box: Box) -> list[Sizes]:
     return [p for p, _ in zip(box.points(11), range(6), strict=False)]
 
 
-def _chosen(s: _Search, cores: int) -> OpenKernels:
-    rows = [r for r in s.wanted() if r in s.built]
-    costs = s.costs[rows]
-    open_yet = [p for p, column in zip(s.grid, costs.T, strict=True) if np.isinf(column).all()]
+def _chosen(s: _Search, spec: DeviceSpec, passing_bytes: int, seed: int) -> OpenKernels:
+    """Return the kernels to use of those that were built: by their times, or by predictions where none was timed."""
+    rows, costs = list(s.built), Costs(tuple(s.own.box.ends), spec)
+    if s.timed and len(rows) > 1:
+        costs, wrong = timed([s.built[r] for r in rows], s.own, s.grid, s.best, spec, passing_bytes, seed)
+        for n, why in wrong.items():
+            s.drop(rows[n], why)
+        kept = [n for n in range(len(rows)) if n not in wrong]
+        rows, costs = [rows[n] for n in kept], replace(costs, found=tuple(costs.found[n] for n in kept))
+    programs = [s.built[r].program for r in rows]
+    seconds = np.full((len(rows), len(s.grid)), np.inf)
+    for column, sizes in enumerate(s.grid):
+        takes = [s.built[r].takes(sizes) for r in rows]
+        seconds[:, column] = np.where(takes, costs.at(programs, sizes), np.inf) if rows else np.inf
+    chosen = fewest(seconds, seconds.min(axis=0, initial=np.inf), _MOST, _TIMED_WORTH if s.timed else _WORTH)
+    open_yet = [p for p, column in zip(s.grid, seconds[chosen].T, strict=True) if np.isinf(column).all()]
     if open_yet or not rows:
         why = "; ".join(dict.fromkeys(s.reasons))
         raise NoCandidateError(
             f"{s.name}: shapes: expected kernels for all sizes, got none for {open_yet[:3]}{f': {why}' if why else ''}."
         )
-    return OpenKernels(s.expr, tuple(s.built[r] for r in rows), tuple(s.grid), costs, cores)
+    found = tuple(costs.found[n] for n in chosen) if costs.found else ()
+    return OpenKernels(s.own, tuple(s.built[rows[n]] for n in chosen), replace(costs, found=found), spec.units)

@@ -97,10 +97,13 @@ class OpenProgram:
 
     @cached_property
     def open_axes(self) -> tuple[str, ...]:
-        """Axes whose extents depend on sizes."""
-        return tuple(
-            n for n, e in zip(self.program.axis_names, self.extents, strict=True) if isinstance(e, Formula) and e.terms
-        )
+        """Axes whose extents depend on sizes: of the anchor, then those that only other stages have."""
+        anchor = [n for n, e in zip(self.program.axis_names, self.extents, strict=True) if isinstance(e, Formula)]
+        node = self.form.general.data
+        stages = node["stages"] if isinstance(node, dict) and isinstance(node["stages"], list) else []
+        varying = [s["axes"] for s in stages if isinstance(s, dict) and isinstance(s["axes"], list)]
+        others = [a[0] for axes in varying for a in axes if isinstance(a, list) and isinstance(a[1], Formula)]
+        return tuple(dict.fromkeys((*anchor, *others)))
 
     @cached_property
     def units(self) -> tuple[int, ...]:
@@ -124,6 +127,8 @@ class OpenProgram:
                 reduced = now.kind != SPATIAL and was.name in self.open_axes
                 whole = tile[n] >= was.extent and not (clipped and was.name in self.open_axes)
                 held = now.extent if tiles and (whole or reduced) else tile[n]
+                if tiles and whole and not reduced and was.name in self.open_axes:
+                    held += tiles[0][1][n]  # a task has room for two tiles at least: one alone is code of its own
                 cut.append(-(-held // above[n]) * above[n])
             above = tuple(cut)
             tiles.append((layer, above))

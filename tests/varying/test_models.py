@@ -100,3 +100,78 @@ def test_symbols_of_inputs_that_are_not_named_are_the_same_sizes():
     assert found.inputs == {"x": ("batch", 24), "scale": ("batch", 3)}
     assert found.at({"batch": 5}) == {"x": (5, 24), "scale": (5, 3)}
     assert ranges_of(model, {"x": (("batch", 7, 7), 24)}).inputs["scale"] == (7, 3)
+
+
+ATTENTION = """<ir_version: 8, opset_import: ["": 17]>
+attention (float[batch, sequence, 8] x) => (float[batch, sequence, 8] y) <float[8] one, float[8] none> {
+    normal = LayerNormalization<axis = -1>(x, one, none)
+    turned = Transpose<perm = [0, 2, 1]>(normal)
+    scores = MatMul(normal, turned)
+    shares = Softmax<axis = -1>(scores)
+    mixed = MatMul(shares, normal)
+    y = Add(mixed, x)
+}"""
+
+MEANS = """<ir_version: 8, opset_import: ["": 17]>
+means (float[batch, length, 6] x) => (float[batch, 6] y, float[batch, length, 6] z) {
+    y = ReduceMean<axes = [1], keepdims = 0>(x)
+    z = Softmax<axis = 1>(x)
+}"""
+
+IMAGE = """<ir_version: 8, opset_import: ["": 17]>
+image (float[batch, 3, height, width] x) => (float[batch, 9] y) <float[8, 3, 3, 3] w, float[9, 8, 3, 3] v> {
+    strided = Conv<strides = [2, 2], pads = [1, 1, 1, 1]>(x, w)
+    active = Relu(strided)
+    pooled = MaxPool<kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]>(active)
+    narrow = Conv<pads = [0, 0, 1, 1]>(pooled, v)
+    mean = GlobalAveragePool(narrow)
+    y = Flatten(mean)
+}"""
+
+KINDS = {
+    "attention": (ATTENTION, {"x": (("batch", 1, 3), ("sequence", 1, 40), 8)}, 30),
+    "means": (MEANS, {"x": (("batch", 1, 4), ("length", 1, 30), 6)}, 40),
+    "image": (IMAGE, {"x": (("batch", 1, 3), 3, ("height", 16, 40), ("width", 16, 40))}, 40),
+}
+
+
+def drawn(text):
+    """Return a model whose declared constants are drawn."""
+    model = onnx.parser.parse_model(text)
+    rng = np.random.default_rng(0)
+    for value in model.graph.value_info:
+        shape = [d.dim_value for d in value.type.tensor_type.shape.dim]
+        weights = rng.standard_normal(shape).astype("float32")
+        model.graph.initializer.append(onnx.numpy_helper.from_array(weights, value.name))
+    del model.graph.value_info[:]
+    return model
+
+
+def held_against(kind, count):
+    """Compile a model over its ranges, and hold it against ONNX Runtime at its corners and ``count`` other sizes."""
+    text, shapes, _ = KINDS[kind]
+    model = drawn(text)
+    session = roller.compile_model(model, shapes=shapes, deterministic=True)
+    known = ORT.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    ends = session.plan.ends
+    rng = np.random.default_rng(1)
+    several = [tuple(ends[n][k >> i & 1] for i, n in enumerate(ends)) for k in range(1 << len(ends))]
+    several += [tuple(int(rng.integers(low, high + 1)) for low, high in ends.values()) for _ in range(count)]
+    for values in several:
+        sizes = dict(zip(ends, values, strict=True))
+        x = rng.standard_normal([sizes[d] if isinstance(d, str) else d for d in session.plan.inputs["x"]], "float32")
+        for found, meant in zip(session.run({"x": x}).values(), known.run(None, {"x": x}), strict=True):
+            np.testing.assert_allclose(found, meant, rtol=1e-4, atol=1e-5, err_msg=str(sizes))
+    return session
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds_of_models_are_right(kind):
+    held_against(kind, KINDS[kind][2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds_of_models_are_right_at_hundreds_of_sizes(kind):
+    session = held_against(kind, 300)
+    assert all(len(several) <= 8 for several in session.plan.kernels.values())

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roller.core.formulas import Atom, Fitter, Formula
+from roller.core.formulas import Atom, Fitter, Formula, Inverse
 from roller.errors import BuildError
 from roller.te.compat import tvm, tvm_ffi
 from roller.templates.cpu.emit.library import ENTRY, prim_funcs
@@ -22,7 +22,7 @@ from roller.templates.cpu.emit.nest import declare
 
 #: Fields of nodes that are numbers themselves; all other whole numbers in a node are those of nodes before it.
 _NUMBERS = {("tirx.For", "kind"), ("tirx.BufferType", "data_alignment"), ("tirx.BufferType", "offset_factor")}
-_INTEGER, _BOXED = "ir.IntImm", "int"
+_INTEGER, _FLOAT, _BOXED = "ir.IntImm", "ir.FloatImm", "int"
 
 
 def size_argument(name: str) -> str:
@@ -71,6 +71,10 @@ def written(module: Any, sizes: Mapping[str, int]) -> Written:
             numbers.append((len(nodes), int(given[fields["value"]]["data"])))
             nodes.append({"type": _INTEGER, "data": {"span": new[fields["span"]], "ty": new[fields["ty"]]}})
             continue
+        below = Inverse.of(node["data"]["value"]) if node["type"] == _FLOAT else None
+        if below is not None:  # one over a number, as a mean multiplies by: that number may depend on sizes
+            numbers.append((len(nodes), below))
+            node = {"type": _FLOAT, "data": {**node["data"], "value": "inverse"}}
         nodes.append(_renumbered(node, new, given))
     if data["root_index"] != len(given) - 1:
         raise BuildError("a kernel of a range: expected the whole text to be its last node.")
@@ -129,6 +133,10 @@ def generalised(texts: Sequence[Written], fitter: Fitter) -> Any:
     return prim_funcs({ENTRY: (list(params), body)})
 
 
+def _is_type(node: Mapping[str, Any], dtype: str) -> bool:
+    return bool(node["type"] == "ir.PrimType" and node["data"].get("dtype") == dtype)
+
+
 class _Writer:
     """Writes nodes anew, formulas in place of numbers."""
 
@@ -160,6 +168,9 @@ class _Writer:
             span, ty = (place[node["data"][k]] for k in ("span", "ty"))
             return self._formula(self.formulas[n], span, ty)
         data = node.get("data")
+        if n in self.formulas and isinstance(data, dict):
+            whole = next(at for m, at in place.items() if _is_type(self.nodes[m], "int32"))  # that of the sizes
+            return self._inverse(self.formulas[n], place[data["span"]], place[data["ty"]], whole)
         if isinstance(data, list):
             return self._add(node["type"], [self._at(x, place) for x in data])
         if not isinstance(data, dict):
@@ -209,6 +220,15 @@ class _Writer:
             return self._binary("FloorDiv", more, count, span, ty)
         how = "FloorMod" if atom.how == "mod" else "FloorDiv"
         return self._binary(how, found, self._number(atom.by, span, ty), span, ty)
+
+    def _inverse(self, formula: Formula, span: int, ty: int, whole: int) -> int:
+        """Write one over a number as the constant that it is elsewhere: divided in double precision, then rounded."""
+        if not formula.terms:
+            return self._add(_FLOAT, {"span": span, "ty": ty, "value": 1 / formula.const})
+        double = self._add("ir.PrimType", {"span": span, "dtype": "float64"})
+        number = self._add("prim.Cast", {"span": span, "ty": double, "value": self._formula(formula, span, whole)})
+        one = self._add(_FLOAT, {"span": span, "ty": double, "value": 1.0})
+        return self._add("prim.Cast", {"span": span, "ty": ty, "value": self._binary("Div", one, number, span, double)})
 
     def _formula(self, formula: Formula, span: int, ty: int) -> int:
         total: int | None = None

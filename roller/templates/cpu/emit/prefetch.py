@@ -47,6 +47,7 @@ def prefetch_panel(
         turns, turn = turns * s.per_task, turn * s.per_task + env[task_tile_of(s.name)]
     following = lower_of(env[tile_of(axis.name)] + 1, integer(axis.tiles - 1))
     extents = panel.shape[1:-1]
+    known = all(isinstance(s.tiles, int) for s in order)
 
     def hint(at: Mapping[str, Any]) -> Stmt:
         step: Expr = integer(0)
@@ -54,6 +55,10 @@ def prefetch_panel(
             step = step * extent + x
         start = (following, *(integer(0) for _ in extents))
         part = (turn * math.prod(extents) + step, turns)
+        if not known:  # how many turns there are is for a call to say: a line at a time, then the last one again
+            line = LINE_BYTES // item_bytes
+            lines = -(-math.prod(extents) * panel.shape[-1] // line)
+            return prefetch(buffer, *start, lower_of(part[0], integer(lines - 1)) * line)
         return _lines(buffer, start, part, panel.shape[-1], item_bytes)
 
     return hint

@@ -1,0 +1,38 @@
+"""Lengths that follow from a size: behind a stride, with padding, grown by a factor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from roller.core.formulas import Atom, Formula
+
+
+def quotients(
+    points: Sequence[Mapping[str, int]], values: Sequence[int], most: int = 8
+) -> Iterator[tuple[Formula, bool]]:
+    """Yield ``floor((factor * size + shift) / divisor)`` that give every value, and whether no other shift does.
+
+    Parameters
+    ----------
+    points
+        The sizes at which values are known.
+    values
+        One for each of them.
+    most
+        The largest divisor, and factor.
+
+    Examples
+    --------
+    >>> points = [{"h": n} for n in (7, 8, 10, 13)]
+    >>> [(f.at({"h": 15}), sure) for f, sure in quotients(points, [4, 4, 5, 7])]
+    [(8, True)]
+    """
+    for divisor in range(1, most + 1):
+        for factor in range(1, most + 1 if divisor == 1 else 2):
+            for name in points[0]:
+                lows = [v * divisor - factor * p[name] for p, v in zip(points, values, strict=True)]
+                least, largest = max(lows), min(lows) + divisor - 1
+                if least <= largest:
+                    atom = Atom((name,), "floor", divisor, shift=least)
+                    whole = Formula(least, ((factor, (Atom((name,)),)),))
+                    yield whole if divisor == 1 else Formula(0, ((1, (atom,)),)), least == largest

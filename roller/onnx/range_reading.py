@@ -1,0 +1,152 @@
+"""A model read at some sizes of its ranges: the same steps at each, and the lengths that follow from the sizes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from roller.core.formulas import Fitter, Formula
+from roller.core.generalise import MismatchError, general
+from roller.core.lengths import quotients
+from roller.graph.plan import Plan
+from roller.graph.plan_data import plan_from_dict, plan_to_dict
+from roller.graph.steps import Program, Run, Step, Together, runs_of
+from roller.varying.box import Box, Sizes
+
+#: Sizes at which a model is read, beside the largest; more where lengths could follow in several ways, so often.
+_POINTS, _MORE, _ROUNDS = 9, 2, 5
+#: Sizes that are tried for being no special ones.
+_TRIED = 2000
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A model at some sizes.
+
+    Parameters
+    ----------
+    box
+        The sizes, and lengths that follow from them.
+    points
+        Those at which it was read, with all that follow.
+    programs
+        What was read there: the same steps.
+    largest
+        The program of the largest sizes.
+    """
+
+    box: Box
+    points: tuple[dict[str, int], ...]
+    programs: tuple[Program, ...]
+    largest: Program
+
+
+def read_ranges(box: Box, read: Callable[[Sizes], Program]) -> Reading:
+    """Read a model at sizes enough to know every length of its values.
+
+    Parameters
+    ----------
+    box
+        The sizes that calls choose.
+    read
+        Reads the model at some sizes.
+
+    Raises
+    ------
+    MismatchError
+        Where steps differ between sizes.
+    """
+    several = _points(box)
+    points = list(itertools.islice(several, _POINTS))
+    programs = [_named(read(p)) for p in points]
+    largest = _named(read(box.high))
+    for _ in range(_ROUNDS):
+        derived, sure = _lengths([*programs, largest], [*points, box.high])
+        if sure:
+            break
+        more = list(itertools.islice(several, _MORE))
+        points, programs = [*points, *more], [*programs, *(_named(read(p)) for p in more)]
+    whole = Box(box.ends, derived)
+    return _with_largest(whole, [whole.whole(p) for p in points], programs, largest)
+
+
+def _points(box: Box) -> Iterator[dict[str, int]]:
+    """Yield sizes at which a model is read: no two of a point are equal, none is 1, none is the largest."""
+    found: list[dict[str, int]] = []
+    for p in itertools.islice(box.points(5), _TRIED):
+        wide = all(x > 1 for x in p.values()) and len(set(p.values())) == len(p)
+        if wide and p not in found and p != box.high:
+            found.append(p)
+            yield p
+
+
+def _lengths(programs: Sequence[Program], points: Sequence[Sizes]) -> tuple[dict[str, Formula], bool]:
+    """Return lengths of values that are no products of sizes, by new names, and whether no other formulas gave them.
+
+    A stride makes ``floor((h + 1) / 2)`` of a length, padding ``h + 2``: with names of their own for these, all other
+    numbers of a model are products again.
+    """
+    known = [dict(p) for p in points]
+    found: dict[str, Formula] = {}
+    sure = True
+    for values in _dims(programs):
+        if Fitter(known).product(values) is not None:
+            continue
+        formula, certain = next(quotients(known, values), (None, True))
+        if formula is None:
+            continue  # whoever needs it says so
+        name = f"{min(formula.sizes).partition('_at_')[0]}_at_{len(found)}"
+        found[name], sure = formula, sure and certain
+        for p, x in zip(known, values, strict=True):
+            p[name] = x
+    return found, sure
+
+
+def _dims(programs: Sequence[Program]) -> Iterator[tuple[int, ...]]:
+    """Yield lengths that differ between programs, each once, in the order in which a model computes its values."""
+    seen = set()
+    shapes = [[v.shape for v in p.values.values()] + _inside(p) for p in programs]
+    for several in zip(*shapes, strict=False):
+        for values in zip(*several, strict=False):
+            if len(set(values)) > 1 and values not in seen:
+                seen.add(values)
+                yield values
+
+
+def _inside(program: Program) -> list[tuple[int, ...]]:
+    """Return the shapes of what kernels hold for themselves, and their axes."""
+    stages = [s for k in program.kernels.values() for s in k.expression.stages]
+    return [shape for s in stages for shape in (s.output.shape, tuple(a.extent for a in s.axes))]
+
+
+def _with_largest(box: Box, points: list[dict[str, int]], programs: list[Program], largest: Program) -> Reading:
+    """Return what was read, the largest sizes among the points where the steps are the same there.
+
+    What a model cuts off for other sizes is all there is for the largest, and the step is gone: then the program of
+    the largest sizes is what those of the others say.
+    """
+    whole = [*points, box.high]
+    datas = [plan_to_dict(Plan(p)) for p in (*programs, largest)]
+    try:
+        general(datas, Fitter(whole))
+    except MismatchError:
+        data = general(datas[:-1], Fitter(points)).at(box.high)
+        made = plan_from_dict(data, programs[-1].constants, largest.name).program
+        return Reading(box, tuple(points), tuple(programs), made)
+    return Reading(box, tuple(whole), (*programs, largest), largest)
+
+
+def _named(program: Program) -> Program:
+    """Return a program whose kernels have names in the order of their first use, which no size changes."""
+    names: dict[str, str] = {}
+    for run in runs_of(program.steps):
+        names.setdefault(run.kernel, f"k{len(names)}")
+
+    def named(step: Step) -> Step:
+        if isinstance(step, Together):
+            return replace(step, lanes=tuple(tuple(map(named, lane)) for lane in step.lanes))
+        return replace(step, kernel=names[step.kernel]) if isinstance(step, Run) else step
+
+    kernels = {names[k]: s for k, s in program.kernels.items() if k in names}
+    return replace(program, steps=tuple(map(named, program.steps)), kernels=kernels)
