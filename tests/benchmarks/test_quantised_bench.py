@@ -13,6 +13,8 @@ from benchmarks.quantised import kernels, ties
 from benchmarks.quantised.__main__ import _listed, line
 from benchmarks.quantised.measure import Record, measure
 from benchmarks.quantised.variants import VARIANTS, variant
+from tests.model.reference import evaluate_program
+from tests.onnx.quantised_nets import program_of
 
 TINY = {"blocks": (1,), "side": 16, "width": 8, "classes": 10}
 HOLDS = {
@@ -28,7 +30,8 @@ def test_a_variant_is_close_to_its_model(kind, tmp_path):
     assert HOLDS[kind] in {n.op_type for n in onnx.load(str(made)).graph.node}
     assert variant(path, kind) == made, "what is there stays"
     (wide,) = onnx_session(path, 1).run(None, random_feeds(path))
-    (narrow,) = onnx_session(made, 1).run(None, random_feeds(made))
+    # ONNX Runtime's sums of bytes saturate on processors without dot-product instructions.
+    narrow = evaluate_program(program_of(onnx.load(str(made))), random_feeds(made)).popitem()[1]
     assert np.abs(narrow.astype(np.float32) - wide).max() < 0.25 * wide.std()
 
 
