@@ -1,4 +1,4 @@
-"""Interpolation along one axis, as positions or as a matrix of weights: what Resize needs to know, in NumPy."""
+"""Interpolation along one axis, as positions, a matrix of weights or its band: what Resize needs to know, in NumPy."""
 
 from __future__ import annotations
 
@@ -137,3 +137,73 @@ def weights(
     rows = np.broadcast_to(np.arange(sampling.target)[:, None], places.shape)
     np.add.at(table, (rows, np.clip(places, 0, sampling.source - 1)), amount)
     return table
+
+
+#: Largest step of a band: a period of the target over as many positions of the source has weights of its own.
+_STEPS = 8
+
+
+@dataclass(frozen=True)
+class Band:
+    """The weights of a matrix that are not zero: few per target, from a position on that an access map can say.
+
+    Target ``y`` takes ``table[y, k]`` times source ``step * (y // period) + offset + k``; positions outside of the
+    source have no weight.
+
+    Parameters
+    ----------
+    step, period, offset
+        Of the first position of each target.
+    table
+        Weights, float64 ``(target, taps)``.
+    """
+
+    step: int
+    period: int
+    offset: int
+    table: np.ndarray
+
+
+def band(table: np.ndarray) -> Band | None:
+    """Return the narrowest band that holds all weights; ``None`` where it is not at most half as wide as the source.
+
+    Parameters
+    ----------
+    table
+        Weight of every source position in every target position, ``(target, source)``.
+
+    Notes
+    -----
+    An access map has no multiplication before a division, so that a ratio ``period / step`` costs up to ``step - 1``
+    taps beyond those of the kernel. Of bands of one width that of the smallest step and period is taken.
+
+    Examples
+    --------
+    Rows of a picture that grows from 3 to 5 lie between two rows of it:
+
+    >>> found = band(np.array([[1, 0, 0, 0], [0.5, 0.5, 0, 0], [0, 1, 0, 0], [0, 0.5, 0.5, 0], [0, 0, 1, 0]]))
+    >>> found.step, found.period, found.offset, found.table.tolist()
+    (1, 2, 0, [[1.0, 0.0], [0.5, 0.5], [1.0, 0.0], [0.5, 0.5], [1.0, 0.0]])
+    """
+    target, source = table.shape
+    held, y = table != 0, np.arange(target)
+    some = held.any(axis=1)  # outside of a region a target has no weight at all
+    if not some.any():
+        return None
+    first, last = held.argmax(axis=1)[some], source - 1 - held[:, ::-1].argmax(axis=1)[some]
+    found: tuple[int, int, int, int] | None = None
+    for step in range(1, _STEPS + 1):
+        near = step * target / source
+        for period in {max(1, int(near) + d) for d in (-1, 0, 1)}:
+            begin = step * (y[some] // period)
+            offset = int((first - begin).min())
+            taps = int((last - begin).max()) - offset + 1
+            found = min(found or (taps, step, period, offset), (taps, step, period, offset))
+    assert found is not None
+    taps, step, period, offset = found
+    if 2 * taps > source:
+        return None
+    places = step * (y // period)[:, None] + offset + np.arange(taps)
+    inside = (places >= 0) & (places < source)
+    narrow = np.where(inside, table[y[:, None], np.clip(places, 0, source - 1)], 0.0)
+    return Band(step, period, offset, narrow)

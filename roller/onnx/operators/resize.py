@@ -1,4 +1,4 @@
-"""Resize and Upsample: positions for nearest neighbours, small matrices of weights for linear and cubic kernels."""
+"""Resize and Upsample: positions for nearest neighbours, bands or matrices of weights for linear and cubic kernels."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from roller.core.dtypes import FLOATS, numpy_dtype
-from roller.expr import REDUCTION, Axis, Load, Stage, Tensor, axis_index
+from roller.expr import REDUCTION, Axis, Bound, Index, Load, Stage, Tensor, Term, axis_index
 from roller.onnx.elementwise import axes_of, call, computed, converted, literal, require, tensor
-from roller.onnx.interpolation import Sampling, nearest, weights
+from roller.onnx.interpolation import Band, Sampling, band, nearest, weights
 from roller.onnx.lowering import Compute, Lowered, Reshaped, Site, Unsupported, lowers
 from roller.onnx.operators.blocks import gathered
 from roller.onnx.operators.movement import axis_of
@@ -109,9 +109,22 @@ def _factors(site: Site, scales: np.ndarray | None, sizes: np.ndarray | None, ax
     return [common] * len(axes)
 
 
+def _source(read: Tensor, axes: tuple[Axis, ...], d: int, k: Axis, narrow: Band | None) -> Load:
+    """Return the element that tap ``k`` of the weights along dimension ``d`` takes."""
+    index = list(indices(axes))
+    if narrow is None:
+        index[d] = axis_index(k.name)
+        return Load(read.name, tuple(index))
+    index[d] = Index((Term(axes[d].name, narrow.step, narrow.period), Term(k.name)), narrow.offset)
+    low, high = index[d].range({a.name: a.extent for a in (*axes, k)})
+    inside = low >= 0 and high < read.shape[d]
+    return Load(read.name, tuple(index), () if inside else (Bound(index[d], 0, read.shape[d]),))
+
+
 def _weighted(site: Site, tables: dict[int, np.ndarray], offset: float) -> Compute:
     """Return one small product per resampled axis, the last of them first; weights are tables.
 
+    Where an access map can say where the weights of a target lie, only that band is summed, else the whole source.
     Outside of its region a table is zero, so that the extrapolation value is what all is measured from.
     """
     x, y = tensor(site.required(0)), tensor(site.output)
@@ -119,17 +132,18 @@ def _weighted(site: Site, tables: dict[int, np.ndarray], offset: float) -> Compu
     stages, constants, shape = [], {}, list(x.shape)
     read = x
     for number, d in enumerate(sorted(tables, reverse=True)):
-        table = Tensor(f"{y.name}/weights{d}", tables[d].shape, acc)
-        constants[table.name] = tables[d].astype(numpy_dtype(acc))
+        narrow = band(tables[d])
+        amounts = tables[d] if narrow is None else narrow.table
+        table = Tensor(f"{y.name}/weights{d}", amounts.shape, acc)
+        constants[table.name] = amounts.astype(numpy_dtype(acc))
         shape[d] = tables[d].shape[0]
         last = number == len(tables) - 1
         out = y if last and not offset else Tensor(f"{y.name}/along{d}", tuple(shape), y.dtype if last else acc)
         # Names of each stage's own: its extents are not those of the one before.
         axes = tuple(Axis(f"s{number}.{a.name}", a.extent) for a in axes_of(shape))
-        k = Axis(f"k{d}", tables[d].shape[1], REDUCTION)
-        index = list(indices(axes))
-        index[d] = axis_index(k.name)
-        value = converted(Load(read.name, tuple(index)), read.dtype, acc)
+        k = Axis(f"k{d}", amounts.shape[1], REDUCTION)
+        load = _source(read, axes, d, k, narrow)
+        value = converted(load, read.dtype, acc)
         if offset and read is x:
             value = call("sub", value, literal(offset, acc))
         weight = Load(table.name, (axis_index(axes[d].name), axis_index(k.name)))
