@@ -9,10 +9,11 @@ import numpy as np
 from roller.core.dtypes import FLOATS, numpy_dtype
 from roller.expr import REDUCTION, Axis, Bound, Index, Load, Stage, Tensor, Term, axis_index
 from roller.onnx.elementwise import axes_of, call, computed, converted, literal, require, tensor
-from roller.onnx.interpolation import Band, Sampling, band, nearest, weights
+from roller.onnx.interpolation import Sampling, band, nearest, weights
 from roller.onnx.lowering import Compute, Lowered, Reshaped, Site, Unsupported, lowers
 from roller.onnx.operators.blocks import gathered
 from roller.onnx.operators.movement import axis_of
+from roller.onnx.rewriting import Steps
 from roller.ops.build import indices
 
 
@@ -109,48 +110,81 @@ def _factors(site: Site, scales: np.ndarray | None, sizes: np.ndarray | None, ax
     return [common] * len(axes)
 
 
-def _source(read: Tensor, axes: tuple[Axis, ...], d: int, k: Axis, narrow: Band | None) -> Load:
-    """Return the element that tap ``k`` of the weights along dimension ``d`` takes."""
-    index = list(indices(axes))
-    if narrow is None:
-        index[d] = axis_index(k.name)
-        return Load(read.name, tuple(index))
-    index[d] = Index((Term(axes[d].name, narrow.step, narrow.period), Term(k.name)), narrow.offset)
-    low, high = index[d].range({a.name: a.extent for a in (*axes, k)})
-    inside = low >= 0 and high < read.shape[d]
-    return Load(read.name, tuple(index), () if inside else (Bound(index[d], 0, read.shape[d]),))
-
-
-def _weighted(site: Site, tables: dict[int, np.ndarray], offset: float) -> Compute:
+def _weighted(site: Site, tables: dict[int, np.ndarray], offset: float) -> Lowered:
     """Return one small product per resampled axis, the last of them first; weights are tables.
 
     Where an access map can say where the weights of a target lie, only that band is summed, else the whole source.
-    Outside of its region a table is zero, so that the extrapolation value is what all is measured from.
+    Products of few terms are nodes of their own: a kernel of several axes would compute rows of the first one again for
+    each row of the next, or as many stages in turn.
     """
+    if offset:
+        return _extrapolated(site, tables, offset)
+    steps = Steps(site)
+    x = site.required(0)
+    acc = computed(x.dtype)
+    shape = list(x.shape)
+    order = sorted(tables, reverse=True)
+    for d in order:
+        amounts, at = _taps(tables[d])
+        shape[d] = amounts.shape[0]
+        weight = steps.constant(amounts.astype(numpy_dtype(acc)))
+        out = site.output if d == order[-1] else None
+        x = steps.add("Weighted", (x, weight), shape, acc, out=out, domain="roller", axis=d, **at)
+    return steps.done()
+
+
+def _taps(table: np.ndarray) -> tuple[np.ndarray, dict[str, int]]:
+    """Return the weights of every target, and where in the source they begin; nothing is said of the whole source."""
+    narrow = band(table)
+    if narrow is None:
+        return table, {}
+    return narrow.table, {"step": narrow.step, "period": narrow.period, "offset": narrow.offset}
+
+
+@lowers("Weighted", domain="roller")
+def weighted(site: Site) -> Lowered:
+    """Lower sums of few neighbours along one axis: weights times positions ``step * (y // period) + offset + k``."""
+    x, weight, y = tensor(site.required(0)), tensor(site.required(1)), tensor(site.output)
+    axes, d = axes_of(y.shape), int(site.attribute("axis"))
+    k = Axis("k", weight.shape[1], REDUCTION)
+    first = (int(site.attribute("step", 0)), int(site.attribute("period", 1)), int(site.attribute("offset", 0)))
+    value = converted(_source(x, axes, d, k, *first), x.dtype, weight.dtype)
+    body = call("mul", value, Load(weight.name, (axis_index(axes[d].name), axis_index(k.name))))
+    return Compute((Stage(y, (*axes, k), indices(axes), body, "sum", weight.dtype),))
+
+
+def _source(read: Tensor, axes: tuple[Axis, ...], d: int, k: Axis, step: int, period: int, offset: int) -> Load:
+    """Return the element of dimension ``d`` that tap ``k`` of a target takes; of the whole source with a step of 0."""
+    index, at = list(indices(axes)), axis_index(k.name)
+    if step:
+        at = Index((Term(axes[d].name, step, period), Term(k.name)), offset)
+    index[d] = at
+    low, high = at.range({a.name: a.extent for a in (*axes, k)})
+    inside = low >= 0 and high < read.shape[d]
+    return Load(read.name, tuple(index), () if inside else (Bound(at, 0, read.shape[d]),))
+
+
+def _extrapolated(site: Site, tables: dict[int, np.ndarray], offset: float) -> Compute:
+    """Return the products beside an extrapolation value, which all is measured from: outside a table is zero."""
     x, y = tensor(site.required(0)), tensor(site.output)
     acc = computed(x.dtype)
     stages, constants, shape = [], {}, list(x.shape)
     read = x
     for number, d in enumerate(sorted(tables, reverse=True)):
-        narrow = band(tables[d])
-        amounts = tables[d] if narrow is None else narrow.table
-        table = Tensor(f"{y.name}/weights{d}", amounts.shape, acc)
-        constants[table.name] = amounts.astype(numpy_dtype(acc))
+        table = Tensor(f"{y.name}/weights{d}", tables[d].shape, acc)
+        constants[table.name] = tables[d].astype(numpy_dtype(acc))
         shape[d] = tables[d].shape[0]
-        last = number == len(tables) - 1
-        out = y if last and not offset else Tensor(f"{y.name}/along{d}", tuple(shape), y.dtype if last else acc)
+        out = Tensor(f"{y.name}/along{d}", tuple(shape), acc)
         # Names of each stage's own: its extents are not those of the one before.
         axes = tuple(Axis(f"s{number}.{a.name}", a.extent) for a in axes_of(shape))
-        k = Axis(f"k{d}", amounts.shape[1], REDUCTION)
-        load = _source(read, axes, d, k, narrow)
-        value = converted(load, read.dtype, acc)
-        if offset and read is x:
+        k = Axis(f"k{d}", tables[d].shape[1], REDUCTION)
+        value = converted(_source(read, axes, d, k, 0, 1, 0), read.dtype, acc)
+        if read is x:
             value = call("sub", value, literal(offset, acc))
         weight = Load(table.name, (axis_index(axes[d].name), axis_index(k.name)))
         stages.append(Stage(out, (*axes, k), indices(axes), call("mul", value, weight), "sum", acc))
         read = out
-    if offset:
-        axes = axes_of(shape)
-        back = call("add", converted(Load(read.name, indices(axes)), read.dtype, acc), literal(offset, acc))
-        stages.append(Stage(y, axes, indices(axes), back, None, acc))
+    axes = axes_of(shape)
+    back = call("add", converted(Load(read.name, indices(axes)), read.dtype, acc), literal(offset, acc))
+    stages.append(Stage(y, axes, indices(axes), back, None, acc))
     return Compute(tuple(stages), constants)
