@@ -73,6 +73,19 @@ def test_tiles_of_a_strided_window_read_only_what_they_use(spec):
     assert best.estimate.terms["compute_s"] < 2.5 * flops / peak
 
 
+def test_what_lies_between_the_taps_of_a_window_is_not_moved(spec):
+    """Nine taps, far apart, bring in nine pieces at most, not the image that lies between them."""
+    moved = []
+    for gap in (1, 12):
+        expr = ops.conv2d(1, 64, 9 + 2 * gap, 9 + 2 * gap, 64, 3, 3, dilation=gap)
+        tile = {"f": 16, "ho": 1, "wo": 3, "c": 16, "kh": 3, "kw": 3}
+        found = program_from_tiles(
+            expr, spec, {"register": tile, "l2": {**tile, "f": 64, "ho": 9, "wo": 9}, "l1": tile}
+        )
+        moved.append(_terms(replace(found, vector_axis="f", staged=("W",)), spec)["l2_s"])
+    assert moved[0] <= moved[1] < 9 * moved[0]
+
+
 def test_named_tiles_of_a_cpu_are_priced_whatever_their_extents(spec):
     expr = ops.matmul(1000, 1000, 1000)
     odd = {"register": {"i": 5, "j": 37}, "l1": {"k": 100}, "l2": {"i": 33, "j": 100, "k": 100}}

@@ -105,15 +105,24 @@ def _jumps(access: Access, tile: Ints, batch: TileBatch, spec: DeviceSpec) -> Fl
 def _moved_bytes(access: Access, tile: Ints, batch: TileBatch, spec: DeviceSpec) -> Floats:
     """Return the bytes of the lines that hold a data tile: all of it where it is packed, whole lines where it is not.
 
-    A run of ``r`` bytes that starts anywhere touches ``r / line + 1 - itemsize / line`` lines on average.
+    A run of ``r`` bytes that starts anywhere touches ``r / line + 1 - itemsize / line`` lines on average. A window with
+    gaps leaves out what lies between its taps: no more is moved than for every tap alone.
     """
     size, d = access.tensor.itemsize_bytes, decided(batch, spec)
     staged = d.staging(access) != IN_PLACE
     if staged or access.gather:
         return np.asarray(access.elements(tile) * float(d.held_itemsize_bytes(access) if staged else size))
     line = spec.layer("l1").line_bytes or spec.layer("l1").transaction_bytes
-    rows, run = access.runs(tile)
-    return np.asarray(np.minimum(rows * (run * size + line - size), access.elements(tile) * float(line)))
+    taps = access.shared_axes & ~batch.geometry.spatial
+
+    def lines(part: Ints) -> Floats:
+        rows, run = access.runs(part)
+        return np.asarray(np.minimum(rows * (run * size + line - size), access.elements(part) * float(line)))
+
+    whole = lines(tile)
+    if not taps.any():
+        return whole
+    return np.asarray(np.minimum(whole, tile[:, taps].prod(axis=1) * lines(np.where(taps, 1, tile))))
 
 
 def _set_share(access: Access, tile: Ints, batch: TileBatch, spec: DeviceSpec) -> Floats:
