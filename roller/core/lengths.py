@@ -9,8 +9,10 @@ from roller.core.formulas import Atom, Formula
 
 def quotients(
     points: Sequence[Mapping[str, int]], values: Sequence[int], most: int = 8
-) -> Iterator[tuple[Formula, bool]]:
-    """Yield ``floor((factor * size + shift) / divisor)`` that give every value, and whether no other shift does.
+) -> Iterator[tuple[Formula, Formula]]:
+    """Yield ``floor((factor * size + shift) / divisor)`` that give every value, of the least shift and of the largest.
+
+    Both are one formula where no other shift gives every value; else a size at which they differ tells them apart.
 
     Parameters
     ----------
@@ -24,7 +26,7 @@ def quotients(
     Examples
     --------
     >>> points = [{"h": n} for n in (7, 8, 10, 13)]
-    >>> [(f.at({"h": 15}), sure) for f, sure in quotients(points, [4, 4, 5, 7])]
+    >>> [(f.at({"h": 15}), f == other) for f, other in quotients(points, [4, 4, 5, 7])]
     [(8, True)]
     """
     for divisor in range(1, most + 1):
@@ -32,7 +34,12 @@ def quotients(
             for name in points[0]:
                 lows = [v * divisor - factor * p[name] for p, v in zip(points, values, strict=True)]
                 least, largest = max(lows), min(lows) + divisor - 1
-                if least <= largest:
-                    atom = Atom((name,), "floor", divisor, shift=least)
+                if least > largest:
+                    continue
+                if divisor == 1:
                     whole = Formula(least, ((factor, (Atom((name,)),)),))
-                    yield whole if divisor == 1 else Formula(0, ((1, (atom,)),)), least == largest
+                    yield whole, whole
+                    continue
+                atoms = (Atom((name,), "floor", divisor, shift=s) for s in (least, largest))
+                first, last = (Formula(0, ((1, (a,)),)) for a in atoms)
+                yield first, last

@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 from roller.core.formulas import Fitter, Formula
 from roller.core.generalise import MismatchError, general
 from roller.core.lengths import quotients
+from roller.errors import counted
 from roller.graph.plan import Plan
 from roller.graph.plan_data import plan_from_dict, plan_to_dict
 from roller.graph.steps import Program, Run, Step, Together, runs_of
 from roller.varying.box import Box, Sizes
 
 #: Sizes at which a model is read, beside the largest; more where lengths could follow in several ways, so often.
-_POINTS, _MORE, _ROUNDS = 9, 2, 5
+_POINTS, _MORE, _ROUNDS = 9, 2, 8
 #: Sizes that are tried for being no special ones.
 _TRIED = 2000
 
@@ -55,19 +56,22 @@ def read_ranges(box: Box, read: Callable[[Sizes], Program]) -> Reading:
     Raises
     ------
     MismatchError
-        Where steps differ between sizes.
+        Where steps differ between sizes, or a length could still follow in several ways.
     """
     several = _points(box)
     points = list(itertools.islice(several, _POINTS))
     programs = [_named(read(p)) for p in points]
     largest = _named(read(box.high))
     for _ in range(_ROUNDS):
-        derived, sure = _lengths([*programs, largest], [*points, box.high])
-        if sure:
+        derived, doubts = _lengths([*programs, largest], [*points, box.high])
+        whole = Box(box.ends, derived)
+        # Other sizes would leave the doubt; where none of the ranges tells two formulas apart, either is right.
+        more = list(itertools.islice((p for p in several if _tells(whole.whole(p), doubts)), _MORE)) if doubts else []
+        if not more:
             break
-        more = list(itertools.islice(several, _MORE))
         points, programs = [*points, *more], [*programs, *(_named(read(p)) for p in more)]
-    whole = Box(box.ends, derived)
+    else:
+        raise MismatchError(f"lengths: expected one formula of each, got {counted(len(doubts), 'other')}.")
     return _with_largest(whole, [whole.whole(p) for p in points], programs, largest)
 
 
@@ -81,26 +85,35 @@ def _points(box: Box) -> Iterator[dict[str, int]]:
             yield p
 
 
-def _lengths(programs: Sequence[Program], points: Sequence[Sizes]) -> tuple[dict[str, Formula], bool]:
-    """Return lengths of values that are no products of sizes, by new names, and whether no other formulas gave them.
+def _tells(sizes: Sizes, doubts: Sequence[tuple[Formula, Formula]]) -> bool:
+    """Whether two formulas that are in doubt differ at some sizes."""
+    return any(one.at(sizes) != other.at(sizes) for one, other in doubts)
+
+
+def _lengths(
+    programs: Sequence[Program], points: Sequence[Sizes]
+) -> tuple[dict[str, Formula], list[tuple[Formula, Formula]]]:
+    """Return lengths of values that are no products of sizes, by new names, and those that could be another formula.
 
     A stride makes ``floor((h + 1) / 2)`` of a length, padding ``h + 2``: with names of their own for these, all other
     numbers of a model are products again.
     """
     known = [dict(p) for p in points]
     found: dict[str, Formula] = {}
-    sure = True
+    doubts: list[tuple[Formula, Formula]] = []
     for values in _dims(programs):
         if Fitter(known).product(values) is not None:
             continue
-        formula, certain = next(quotients(known, values), (None, True))
-        if formula is None:
+        several = [f for pair in quotients(known, values) for f in pair]
+        if not several:
             continue  # whoever needs it says so
+        formula = several[0]
         name = f"{min(formula.sizes).partition('_at_')[0]}_at_{len(found)}"
-        found[name], sure = formula, sure and certain
+        found[name] = formula
+        doubts += [(formula, other) for other in dict.fromkeys(several) if other != formula]
         for p, x in zip(known, values, strict=True):
             p[name] = x
-    return found, sure
+    return found, doubts
 
 
 def _dims(programs: Sequence[Program]) -> Iterator[tuple[int, ...]]:

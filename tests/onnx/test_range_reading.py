@@ -1,0 +1,51 @@
+"""Lengths behind strides are right at every size of a range, not at those a model was read at alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from roller.core.formulas import Formula
+from roller.core.generalise import MismatchError
+from roller.onnx import range_reading
+from roller.onnx.compile import partitioned, read
+from roller.onnx.range_reading import read_ranges
+from roller.varying.box import Box
+
+CONV = """<ir_version: 8, opset_import: ["": 17]>
+image (float[batch, 3, height, width] x) => (float[batch, 4, rows, columns] y) {{
+    y = Conv<strides = [{stride}, {stride}]>(x, w)
+}}"""
+
+
+def strided(low, high, stride, window):
+    """Return the ranges of an image, and what reads a convolution over it at some sizes."""
+    model = onnx.parser.parse_model(CONV.format(stride=stride))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((4, 3, window, window), "float32"), "w"))
+    box = Box({"batch": (1, 4), "height": (low, high), "width": (low, high)})
+    return box, lambda p: partitioned(read(model, shapes={"x": (p["batch"], 3, p["height"], p["width"])}))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "stride", "window"),
+    [(16, 40, 4, 3), (16, 40, 8, 3), (32, 96, 6, 3), (32, 96, 8, 1), (64, 224, 6, 1), (100, 300, 7, 7), (33, 36, 8, 3)],
+)
+def test_a_stride_gives_the_length_of_every_size(low, high, stride, window):
+    """Of these ranges the sizes that are looked at first leave several quotients possible."""
+    box, reads = strided(low, high, stride, window)
+    found = read_ranges(box, reads).box
+    for size in range(low, high + 1):
+        lengths = found.whole({"batch": 2, "height": size, "width": size})
+        meant = (size - window) // stride + 1
+        rows, columns = ([x for n, x in lengths.items() if n.startswith(f"{side}_at_")] for side in ("height", "width"))
+        assert set(rows) == set(columns) == {meant}, size
+
+
+def test_a_length_that_stays_in_doubt_is_refused(monkeypatch):
+    box, reads = strided(16, 40, 4, 3)
+    doubtful = (Formula(1), Formula(2))
+    monkeypatch.setattr(range_reading, "_ROUNDS", 2)
+    monkeypatch.setattr(range_reading, "_lengths", lambda programs, points: ({}, [doubtful]))
+    with pytest.raises(MismatchError, match="expected one formula of each, got 1 other"):
+        read_ranges(box, reads)
