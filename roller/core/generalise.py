@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roller.core.formulas import Fitter, Formula, Inverse
+from roller.core.fitting import Fitter
+from roller.core.formulas import Formula, Inverse
 from roller.errors import RollerError
 
 

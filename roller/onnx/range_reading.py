@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from roller.core.formulas import Fitter, Formula
+from roller.core.fitting import Fitter
+from roller.core.formulas import Formula
 from roller.core.generalise import MismatchError, general
 from roller.core.lengths import quotients
 from roller.errors import counted

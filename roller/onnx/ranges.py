@@ -12,7 +12,7 @@ import numpy as np
 
 from roller.arguments import target_of
 from roller.batch.jobs import rotation
-from roller.core.formulas import Fitter
+from roller.core.fitting import Fitter
 from roller.core.generalise import MismatchError, general
 from roller.errors import ModelError, RollerError, did_you_mean, shown
 from roller.graph.memory import plan

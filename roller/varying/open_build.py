@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from roller.artifact import Argument, Constant, KernelArtifact, Launch
-from roller.core.formulas import Fitter, Formula
+from roller.core.fitting import Fitter
+from roller.core.formulas import Formula
 from roller.errors import BuildError, RollerError
 from roller.hardware import DeviceSpec
 from roller.tile import RProgram

@@ -8,7 +8,8 @@ from functools import cached_property
 from typing import Any
 
 from roller.artifact import Argument, KernelArtifact
-from roller.core.formulas import Fitter, Formula
+from roller.core.fitting import Fitter
+from roller.core.formulas import Formula
 from roller.core.generalise import General, MismatchError, general
 from roller.expr import SPATIAL, TensorExpr
 from roller.expr.serialize import expr_from_dict, expr_to_dict

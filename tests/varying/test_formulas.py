@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from roller.core.formulas import Atom, Fitter, Formula
+from roller.core.fitting import Fitter
+from roller.core.formulas import Atom, Formula
 from roller.core.generalise import MismatchError, general
 from roller.varying.box import Box
 

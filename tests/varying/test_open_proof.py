@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from roller.arguments import target_of
-from roller.core.formulas import Atom, Fitter, Formula
+from roller.core.fitting import Fitter
+from roller.core.formulas import Atom, Formula
 from roller.errors import NoCandidateError
 from roller.ops import matmul
 from roller.templates.common.options import ConstructOptions

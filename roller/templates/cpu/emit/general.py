@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roller.core.formulas import Atom, Fitter, Formula, Inverse
+from roller.core.fitting import Fitter
+from roller.core.formulas import Atom, Formula, Inverse
 from roller.errors import BuildError
 from roller.te.compat import tvm, tvm_ffi
 from roller.templates.cpu.emit.library import ENTRY, prim_funcs
