@@ -21,7 +21,7 @@ from roller.core.formulas import Atom, Formula
 _FACTOR = 8
 #: Sizes multiplied in one monomial at most.
 _DEGREE = 3
-#: Numbers that four unknown ones are found from.
+#: Numbers that five unknown ones are found from.
 _BOX_POINTS = 7
 #: Products of three quotients that are tried.
 _MOST_TRIPLES = 12000
@@ -188,19 +188,17 @@ class Fitter:
         )
 
     def _box(self, values: tuple[int, ...]) -> Formula | None:
-        """Return ``(a * one + b) * (c * other + d)``, at times by a third size: points of an image with its edges."""
-        names, wanted = self._space.names, np.array(values, np.float64)
+        """Return ``z * (a * x + b) * (c * y + d)``: points of ``z`` images with their edges.
+
+        A polynomial of three sizes has twice as many unknown numbers, and there may be too few points for it.
+        """
         if len(self.points) < _BOX_POINTS:
             return None
-        for x, y in itertools.combinations(names, 2):
-            for more in ((), *((n,) for n in names if n not in (x, y))):
-                several = [tuple(sorted((*more, *part))) for part in ((x, y), (x,), (y,), ())]
-                columns = [[math.prod(p[n] for n in part) for part in several] for p in self.points]
-                factors = np.rint(np.linalg.lstsq(np.array(columns, np.float64), wanted, rcond=None)[0]).astype(int)
-                terms = tuple((int(f), (Atom(part),)) for f, part in zip(factors, several, strict=True) if f and part)
-                found = Formula(int(factors[-1]) if not more else 0, terms)
-                if all(found.at(p) == v for p, v in zip(self.points, values, strict=True)):
-                    return found
+        for x, y, z in itertools.permutations(self._space.names, 3):
+            several = [(Atom(tuple(sorted((z, *part)))),) for part in ((x, y), (x,), (y,), ())]
+            found = self._sum(values, several) if x < y else None
+            if found is not None:
+                return found
         return None
 
     def _columns(self, several: Sequence[tuple[Atom, ...]]) -> np.ndarray:

@@ -164,7 +164,7 @@ def test_constants_are_packed_once_and_threads_share_the_work():
 @pytest.mark.parametrize("signs", SIGNS, ids=" ".join)
 @pytest.mark.parametrize("profile", ["cpu-avx2", "cpu-avx512"])
 def test_processors_without_dot_products_of_bytes_multiply_pairs_of_16_bits(profile, signs):
-    """The sums stay in registers: a micro-kernel has one addition per product, and stores no sum inside its loop."""
+    """Their programs are built for any of them; those of this processor run in the other tests of this file."""
     from roller.templates.cpu.emit.llvm import lower
 
     feature = {"cpu-avx2": "avx2", "cpu-avx512": "avx512bw"}[profile]
@@ -175,7 +175,7 @@ def test_processors_without_dot_products_of_bytes_multiply_pairs_of_16_bits(prof
     program = roller.construct(expr, spec, options=roller.ConstructOptions(constants=("W",)), top_k=1)[0].program
     assert program.fragment.family == "madd" and program.fragment.arch == feature
     artifact = lower(program, expr, "x86-64-v4", 2, "test", 4 * spec.teu.lanes)
-    assert artifact.binary and {"avx2": "avx2", "avx512bw": "avx512bw"}[feature] in artifact.target["features"]
+    assert artifact.binary and feature in artifact.target["features"]
     assert "roller_add" in artifact.launches[0].source
 
 

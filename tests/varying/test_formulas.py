@@ -36,6 +36,12 @@ def test_a_formula_is_found_and_right_elsewhere(meant):
     assert [found.at(p) for p in ELSEWHERE] == [meant(**p) for p in ELSEWHERE]
 
 
+def test_points_of_several_images_with_their_edges_are_found_from_few_points():
+    points = [{"h": h, "n": p["b"], "w": p["s"]} for h, p in zip((9, 4, 31, 17, 22, 8, 13, 40), POINTS, strict=True)]
+    found = Fitter(points).fit([p["n"] * (2 * p["h"] - 1) * (p["w"] + 2) for p in points])
+    assert found is not None and found.at({"h": 5, "n": 3, "w": 7}) == 3 * 9 * 9
+
+
 def test_what_is_no_function_of_the_sizes_is_not_found():
     assert Fitter(POINTS, {8}).fit([3, 1, 4, 1, 5, 9, 2, 6]) is None
 
