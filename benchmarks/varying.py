@@ -23,6 +23,8 @@ from roller.varying.kernel import VaryingKernel
 
 #: Speed beside the kernel of a size: of each, and of all together. Kernels; compile time over that of one size.
 LEAST, MEAN, KERNELS, TIMES = 0.9, 0.97, 8, 5.0
+#: Seconds in which the kernel of a call is found.
+DISPATCH_S = 1e-6
 #: Turns of each, and the seconds of one.
 TURNS, TURN_S = 15, 0.01
 #: Sizes whose cost, when first met, is measured.
@@ -106,7 +108,7 @@ def measured(case: Case) -> bool:
     print(f"\ngeometric mean {mean:.3f} (limit {MEAN}), least {least:.3f} (limit {LEAST}), compile {times:.1f} times "
           f"one size (limit {TIMES:.0f}), dispatch {dispatch * 1e9:.0f} ns, a new size {median(new_s) * 1e3:.0f} ms",
           flush=True)  # fmt: skip
-    return mean >= MEAN and least >= LEAST and kernels <= KERNELS and times <= TIMES and dispatch < 1e-6
+    return mean >= MEAN and least >= LEAST and kernels <= KERNELS and times <= TIMES and dispatch < DISPATCH_S
 
 
 def arrays_of(expr: TensorExpr) -> list[np.ndarray]:
