@@ -1,1 +1,1 @@
-"""Kernels for a size that varies from call to call: few of them cover its range, and none is compiled for a new one."""
+"""Kernels for sizes that vary from call to call: few of them cover the ranges, none is compiled for a new size."""

@@ -82,7 +82,10 @@ class Extents:
 
     @property
     def looked_at(self) -> list[dict[str, int]]:
-        """Sizes at which the expression is generalised; some may be outside the box."""
+        """Sizes at which the expression is generalised; some may be outside the box.
+
+        Strides through the list and what is added keep axes from growing alike, which would hide whose number is whose.
+        """
         count = len(_LOOKED_AT)
         return [
             {m.axis: _LOOKED_AT[(3 * n + 4 * k) % count] + 2 * n for k, m in enumerate(self.moves)}

@@ -47,13 +47,28 @@ def build(
     BuildError
         Where the code differs in more than numbers, or the compiler refuses it.
     """
-    from roller.templates.cpu.emit.general import generalised, same_pack, size_argument, written
-    from roller.templates.cpu.emit.library import ENTRY, PACK, build_library, features_of
+    most = _one_kind(program, box, spec, _WRITTEN if looked_for else _WRITTEN_FEW)
+    dividends = [e for e in program.extents if isinstance(e, Formula)]
+    low = _lowest(program, box, spec, most) if looked_for else dict(box.low)
+    for _ in range(_REFITTED):
+        fitter = _told_apart(program, box, spec, most, dividends)
+        unlike, wrong = _verified(program, box, spec, most[0][1], fitter, low) if looked_for else ((), [])
+        if not wrong:
+            break
+        most += wrong  # what was found out belongs to what formulas are made from
+    else:
+        raise BuildError(f"{program.program.expr.name}: a kernel of a range: formulas are wrong at {wrong[0][0]}.")
+    artifact = _compiled(program, expression, spec, most, fitter)
+    formulas = tuple(f for f in map(fitter.fit, fitter.asked) if f is not None)  # all: what is written has them
+    return OpenKernel(program, artifact, low, unlike, formulas, most[0][1].digest)
+
+
+def _one_kind(program: OpenProgram, box: Box, spec: DeviceSpec, enough: int) -> list[Any]:
+    """Return sizes of one kind of code, that of most sizes, each with its text and what it was written from."""
+    from roller.templates.cpu.emit.general import written
     from roller.templates.cpu.emit.llvm import lower_module
-    from roller.templates.cpu.emit.nest import is_parallel
 
     groups: dict[str, list[Any]] = defaultdict(list)
-    enough = _WRITTEN if looked_for else _WRITTEN_FEW
     for sizes in _points(program, box):
         try:
             lowered = lower_module(program.at(sizes), spec.units)
@@ -70,22 +85,22 @@ def build(
             f"{program.program.expr.name}: a kernel of a range: expected one code for most sizes, got many: "
             f"{sorted(map(len, groups.values()))}."
         )
-    dividends = [e for e in program.extents if isinstance(e, Formula)]
-    low = _lowest(program, box, spec, most) if looked_for else dict(box.low)
-    for _ in range(_REFITTED):
-        fitter = _told_apart(program, box, spec, most, dividends)
-        unlike, wrong = _verified(program, box, spec, most[0][1], fitter, low) if looked_for else ((), [])
-        if not wrong:
-            break
-        most += wrong  # what was found out belongs to what formulas are made from
-    else:
-        raise BuildError(f"{program.program.expr.name}: a kernel of a range: formulas are wrong at {wrong[0][0]}.")
-    points, texts = [sizes for sizes, _, _ in most], [text for _, text, _ in most]
-    modules = [lowered[0] for _, _, lowered in most]
-    _, arguments, names = most[0][2]
-    if not same_pack(modules, PACK) or any(_panels(x[1]) != _panels(arguments) for _, _, x in most):
+    return most
+
+
+def _compiled(
+    program: OpenProgram, expression: OpenExpr, spec: DeviceSpec, group: Sequence[Any], fitter: Fitter
+) -> KernelArtifact:
+    """Generalise the code of some sizes, and compile it."""
+    from roller.templates.cpu.emit.general import generalised, same_pack, size_argument
+    from roller.templates.cpu.emit.library import ENTRY, PACK, build_library, features_of
+    from roller.templates.cpu.emit.nest import is_parallel
+
+    points, modules = [sizes for sizes, _, _ in group], [lowered[0] for _, _, lowered in group]
+    _, arguments, names = group[0][2]
+    if not same_pack(modules, PACK) or any(_panels(x[1]) != _panels(arguments) for _, _, x in group):
         raise BuildError(f"{program.program.expr.name}: a kernel of a range: its constants are packed by its sizes.")
-    module = generalised(texts, fitter)
+    module = generalised([text for _, text, _ in group], fitter)
     if PACK in {v.name_hint for v in modules[0].functions}:
         module[PACK] = modules[0][PACK]
     extra = tuple(Argument(size_argument(n), "size", (x,), "uint8") for n, x in points[0].items())
@@ -99,12 +114,10 @@ def build(
     binary = build_library(module, mcpu, spec.units)
     inputs = [a.name for a in arguments if a.role == "input"]
     constants = tuple(Constant(inputs.index(n)) for n in inputs if n in program.program.constants)
-    artifact = KernelArtifact(
+    return KernelArtifact(
         "llvm", target, spec.name, expression.at(points[0]), program.at(points[0]), (launches[ENTRY],),
         (*arguments, *extra), constants=constants, prepare=launches.get(PACK),
     ).with_binary(binary, library_bytes=len(binary))  # fmt: skip
-    formulas = tuple(f for f in map(fitter.fit, fitter.asked) if f is not None)  # all: what is written has them
-    return OpenKernel(program, artifact, low, unlike, formulas, texts[0].digest)
 
 
 def _verified(

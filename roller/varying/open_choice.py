@@ -22,8 +22,8 @@ from roller.templates.registry import programs_of
 from roller.varying.box import Box, Sizes
 from roller.varying.families import fewest
 from roller.varying.open_build import build
-from roller.varying.open_programs import OpenExpr, OpenKernel, OpenProgram
-from roller.varying.open_proof import fault
+from roller.varying.open_programs import FEW_LANES, OpenExpr, OpenKernel, OpenProgram
+from roller.varying.open_proof import fault, faults
 from roller.varying.open_timing import Costs, predicted, timed
 from roller.varying.own_sizes import OwnSizes, own_sizes
 
@@ -36,8 +36,6 @@ _FEW, _UNLIKE = 3, 2
 _COVER, _MORE = 4, 1
 #: What one more kernel must gain; see :func:`~roller.varying.families.fewest`.
 _WORTH, _TIMED_WORTH = 0.01, 0.002
-#: Lanes that programs of few elements are made with, beside those of the device.
-_LANES = (1, 4)
 
 
 @dataclass(frozen=True)
@@ -192,7 +190,7 @@ def _search(
             if form is None or program.split_k > 1 or program.traits.output_side:
                 continue
             found = OpenProgram(program, form, sizes)
-            for family in (found, *(found.narrowed(lanes) for lanes in _LANES)):
+            for family in (found, *(found.narrowed(lanes) for lanes in FEW_LANES)):
                 families.setdefault(family.key(), family)
     several = list(families.values())
     grid = box.grid()
@@ -220,9 +218,7 @@ def _build(jobs: Mapping[str, tuple[OpenProgram, OwnSizes]], searches: Mapping[s
 
 def _check(s: _Search, seed: int) -> None:
     """Run kernels that are new at some sizes, where they are least too; those that are wrong are dropped."""
-    from roller.backends.cpu.launcher import CpuKernel
     from roller.runtime.cpu_profile import Bench
-    from roller.runtime.guard_pages import trespass
 
     box = s.own.box
     fresh = {row: k for row, k in s.built.items() if row not in s.checked}
@@ -238,17 +234,9 @@ def _check(s: _Search, seed: int) -> None:
     for values, rows in places.items():
         sizes = box.whole(dict(zip(box.ends, values, strict=True)))
         expression = s.own.expression.at(sizes)
-        here = {str(r): fresh[r].at(sizes, expression) for r in rows if r in s.built}
-        bench = Bench(expression, seed)
-        for name, artifact in list(here.items()):  # before it may write where it must not
-            held = tuple(replace(c, values=bench.inputs[c.position].tobytes()) for c in artifact.constants)
-            fault = trespass(CpuKernel(replace(artifact, constants=held)))
-            if fault:
-                s.drop(int(name), f"at {sizes}: {fault}")
-                del here[name]
-        for name, record in bench.profile(here, timed=False).items() if here else ():
-            if record.status in ("wrong", "failed"):
-                s.drop(int(name), f"at {sizes}: {record.reason}")
+        here = {r: fresh[r].at(sizes, expression) for r in rows if r in s.built}
+        for row, why in faults(here, Bench(expression, seed)).items():
+            s.drop(row, f"at {sizes}: {why}")
     s.checked |= set(fresh)
 
 

@@ -11,9 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from roller import perf
 from roller.errors import ExprError, NoCandidateError, counted
-from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.search.constructor import program_of
 from roller.search.ranking import best_programs
@@ -25,7 +23,9 @@ from roller.varying.extents import Extents
 from roller.varying.families import fewest, shortlist
 from roller.varying.open_build import build
 from roller.varying.open_call import Judged, OpenRange
-from roller.varying.open_programs import OpenExpr, OpenKernel, OpenProgram, open_forms
+from roller.varying.open_programs import FEW_LANES, OpenExpr, OpenKernel, OpenProgram, open_forms
+from roller.varying.open_proof import faults
+from roller.varying.open_timing import predicted
 
 _LOG = logging.getLogger("roller")
 #: Kernels at most; those built to choose among; programs of every size that is constructed for.
@@ -36,8 +36,6 @@ _BUDGET_S, _PATIENCE_S = 0.015, 0.2
 _NEAR = 1.5
 #: Extents of a range that is small are looked at beyond its end, to have some.
 _LEAST_SPAN = 24
-#: Lanes that programs of few elements are made with, beside those of the device.
-_LANES = (1, 4)
 
 
 @dataclass
@@ -112,10 +110,10 @@ def _search(varies: Extents, spec: DeviceSpec, options: ConstructOptions) -> _Se
             if form is None or program.split_k > 1:
                 continue
             found = OpenProgram(program, form, sizes)
-            for family in (found, *(found.narrowed(lanes) for lanes in _LANES)):
+            for family in (found, *(found.narrowed(lanes) for lanes in FEW_LANES)):
                 families.setdefault(family.key(), family)
     several = list(families.values())
-    costs = priced(several, places, spec)
+    costs = np.stack([predicted(several, sizes, spec) for sizes in places], axis=1)
     return _Search(varies, expr, several, places, costs, np.minimum(best, costs.min(axis=0, initial=np.inf)))
 
 
@@ -125,19 +123,6 @@ def _exists(varies: Extents, sizes: Sizes) -> bool:
     except ExprError:
         return False
     return True
-
-
-def priced(several: Sequence[OpenProgram], places: Sequence[Sizes], spec: DeviceSpec) -> np.ndarray:
-    """Return predicted seconds ``(programs, places)``; infinite where one does not take the sizes."""
-    costs = np.full((len(several), len(places)), np.inf)
-    for column, sizes in enumerate(places):
-        rows = [n for n, f in enumerate(several) if f.takes(sizes)]
-        shared: dict[TensorExpr, TensorExpr] = {}  # programs of one expression are priced together
-        programs = [several[n].at(sizes) for n in rows]
-        programs = [replace(p, expr=shared.setdefault(p.expr, p.expr)) for p in programs]
-        if programs:
-            costs[rows, column] = [e.seconds for e in perf.estimate_programs(programs, spec)]
-    return costs
 
 
 def _build(s: _Search, rows: Sequence[int], spec: DeviceSpec) -> None:
@@ -160,9 +145,7 @@ def _check(s: _Search, rows: Sequence[int], seed: int) -> None:
 
     Whatever sizes a call has, the kernel is shown to be right there before it runs (:mod:`.open_proof`).
     """
-    from roller.backends.cpu.launcher import CpuKernel
     from roller.runtime.cpu_profile import Bench
-    from roller.runtime.guard_pages import trespass
 
     wanted: dict[tuple[int, ...], list[int]] = {}
     for row in (r for r in rows if r in s.built):
@@ -172,16 +155,9 @@ def _check(s: _Search, rows: Sequence[int], seed: int) -> None:
     for values, mine in wanted.items():
         sizes = dict(zip(s.varies.box.ends, values, strict=True))
         bench = Bench(s.expr.at(sizes), seed)
-        here = {str(r): s.built[r].at(sizes, bench.expression) for r in dict.fromkeys(mine) if r in s.built}
-        for name, artifact in list(here.items()):  # before it may write where it must not
-            held = tuple(replace(c, values=bench.inputs[c.position].tobytes()) for c in artifact.constants)
-            fault = trespass(CpuKernel(replace(artifact, constants=held)))
-            if fault:
-                s.drop(int(name), f"at {sizes}: {fault}")
-                del here[name]
-        for name, record in bench.profile(here, timed=False).items() if here else ():
-            if record.status in ("wrong", "failed"):
-                s.drop(int(name), f"at {sizes}: {record.reason}")
+        here = {r: s.built[r].at(sizes, bench.expression) for r in dict.fromkeys(mine) if r in s.built}
+        for row, why in faults(here, bench).items():
+            s.drop(row, f"at {sizes}: {why}")
 
 
 def _points(sizes: Sizes) -> int:

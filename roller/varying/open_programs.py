@@ -19,6 +19,9 @@ from roller.tile import RProgram
 from roller.tile.winograd import window_product
 from roller.varying.box import Sizes
 
+#: Lanes that programs of few elements are made with, beside those of the device.
+FEW_LANES = (1, 4)
+
 
 @dataclass(frozen=True)
 class OpenExpr:

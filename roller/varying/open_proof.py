@@ -11,13 +11,18 @@ and a wrong extent reads or writes beyond an array. So nothing runs at sizes for
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from roller.artifact import Argument, KernelArtifact
 from roller.errors import RollerError
 from roller.expr import TensorExpr
 from roller.varying.box import Sizes
 from roller.varying.open_programs import OpenKernel
+
+if TYPE_CHECKING:
+    from roller.runtime.cpu_profile import Bench
 
 #: Whole numbers of an index are less than this.
 _INDEX_LIMIT = 1 << 31
@@ -69,20 +74,39 @@ def _own_numbers(kernel: OpenKernel, sizes: Sizes, cores: int) -> tuple[int, ...
 
 
 def _fault_of_a_run(artifact: KernelArtifact, expression: TensorExpr, sizes: Sizes, seed: int) -> str:
-    from roller.backends.cpu.launcher import CpuKernel
     from roller.runtime.cpu_profile import Bench
+
+    try:
+        why = faults({0: artifact}, Bench(expression, seed)).get(0, "")
+    except RollerError as err:
+        why = str(err)
+    return f"at {dict(sizes)}: {why}" if why else ""
+
+
+def faults(kernels: Mapping[int, KernelArtifact], bench: Bench) -> dict[int, str]:
+    """Run kernels of one shape, and return why some are wrong, by their numbers.
+
+    Parameters
+    ----------
+    kernels
+        All for the expression of ``bench``.
+    bench
+        With the inputs, and the oracle that results are held against.
+    """
+    from roller.backends.cpu.launcher import CpuKernel
     from roller.runtime.guard_pages import trespass
 
-    bench = Bench(expression, seed)
-    try:
+    found: dict[int, str] = {}
+    for number, artifact in kernels.items():  # before it may write where it must not
         held = tuple(replace(c, values=bench.inputs[c.position].tobytes()) for c in artifact.constants)
-        beyond = trespass(CpuKernel(replace(artifact, constants=held)))  # before it may write where it must not
+        beyond = trespass(CpuKernel(replace(artifact, constants=held)))
         if beyond:
-            return f"at {dict(sizes)}: {beyond}"
-        record = bench.profile({"kernel": artifact}, timed=False)["kernel"]
-    except RollerError as err:
-        return f"at {dict(sizes)}: {err}"
-    return f"at {dict(sizes)}: {record.reason}" if record.status in ("wrong", "failed") else ""
+            found[number] = beyond
+    inside = {str(n): k for n, k in kernels.items() if n not in found}
+    for name, record in bench.profile(inside, timed=False).items() if inside else ():
+        if record.status in ("wrong", "failed"):
+            found[int(name)] = str(record.reason)
+    return found
 
 
 def _panels(arguments: tuple[Argument, ...]) -> list[Argument]:

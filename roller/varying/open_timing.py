@@ -111,10 +111,11 @@ def timed(
         bench = Bench(expression, seed, rotating_bytes=passing_bytes, patience_s=_PATIENCE_S)
         records = bench.profile({str(n): kernels[n].at(sizes, expression) for n in rows}, budget_s=_BUDGET_S)
         guesses = predicted([k.program for k in kernels], sizes, spec)
+        disturbed = any(r.status == "doubtful" for r in records.values())  # then the times decide nothing
         for name, record in records.items():
             if record.status in ("wrong", "failed"):
                 wrong[int(name)] = f"at {sizes}: {record.reason}"
-            elif record.measured_s is not None and math.isfinite(guesses[int(name)]):
+            elif not disturbed and record.measured_s is not None and math.isfinite(guesses[int(name)]):
                 place = tuple(math.log(sizes[n]) for n in names)
                 found[int(name)][place] = math.log(record.measured_s / guesses[int(name)])
     return Costs(names, spec, tuple(found)), wrong

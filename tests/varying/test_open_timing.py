@@ -11,7 +11,7 @@ import pytest
 
 from roller.varying import open_timing
 from roller.varying.open_call import Judged
-from roller.varying.open_timing import Costs, places
+from roller.varying.open_timing import Costs, places, timed
 
 ONE, TWO = SimpleNamespace(name="one"), SimpleNamespace(name="two")
 
@@ -39,6 +39,26 @@ def test_a_time_counts_where_it_was_taken_and_near_by():
 def test_a_kernel_without_times_is_off_as_the_others_and_a_little_more():
     assert costs({8: 2.0}, {}).at([ONE, TWO], {"s": 8}) == pytest.approx([2.0, 2.2], rel=1e-3)
     assert costs().at([ONE, TWO], {"s": 8}) == pytest.approx([1.0, 1.0])
+
+
+@pytest.mark.usefixtures("predictions")
+def test_times_that_others_disturbed_decide_nothing(monkeypatch):
+    """Of two sizes the second is timed beside other programs: its times count for neither kernel."""
+    kernels = [SimpleNamespace(takes=lambda s: True, at=lambda s, e: None, program=p) for p in (ONE, TWO)]
+    grid = [{"s": 8}, {"s": 512}]
+    own = SimpleNamespace(box=SimpleNamespace(ends={"s": (8, 512)}), expression=SimpleNamespace(at=lambda s: s["s"]))
+
+    class Bench:
+        def __init__(self, expression, *_args, **_options):
+            self.size = expression
+
+        def profile(self, here, **_options):
+            status = {"0": "measured", "1": "doubtful" if self.size == 512 else "measured"}
+            return {n: SimpleNamespace(status=status[n], measured_s=3.0, reason="") for n in here}
+
+    monkeypatch.setattr("roller.runtime.cpu_profile.Bench", Bench)
+    made, wrong = timed(kernels, own, grid, np.full(2, 1e-3), None, 0, 0)
+    assert not wrong and [dict(f) for f in made.found] == [{(math.log(8),): pytest.approx(math.log(3))}] * 2
 
 
 def test_sizes_that_are_timed_lie_far_from_each_other():
