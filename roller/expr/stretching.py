@@ -185,7 +185,10 @@ def _check(expr: TensorExpr, axis: str, stage: Stage, rates: Mapping[_Node, int]
             moves = any((stage.name, t.axis) in rates for t in b.index.terms)
             if moves and (b.low > 0 or _dimension(b, load, expr) is None):
                 raise _unclear(expr, axis, f"'{load.tensor}' is guarded by more than its ends")
-    if any((stage.name, a.name) in rates for a in stage.axes if a.kind == REDUCTION):
+    summed = [a for a in stage.axes if a.kind == REDUCTION and (stage.name, a.name) in rates]
+    if any(a.extent == 1 for a in summed):  # the factor of a mean is 1 there, and was left out
+        raise _unclear(expr, axis, "it is summed over, and of one element a sum and a mean are the same")
+    if summed:
         for s in expr.stages:
             if _has_constant(s):
                 raise _unclear(expr, axis, f"it is summed over, and a constant of stage '{s.name}' may depend on it")

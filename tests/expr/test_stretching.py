@@ -46,6 +46,9 @@ def test_operators_are_those_of_the_other_size(make, axes):
 def test_what_is_not_one_answer_is_refused():
     with pytest.raises(ExprError, match="a constant of stage"):
         stretch_of(ops.layer_norm((4, 8)), "d1")
+    for extent, why in ((1, "a sum and a mean are the same"), (4, "a constant of stage")):
+        with pytest.raises(ExprError, match=why):
+            stretch_of(ops.reduce("mean", (extent,)), "d0")
     with pytest.raises(ExprError, match="expected an axis of"):
         stretch_of(ops.matmul(4, 8, 8), "m")
     blocked = ops.from_blocked(1, 16, 4, 4, 8)
