@@ -15,6 +15,7 @@ from roller.graph.plan import Plan
 from roller.graph.plan_data import plan_from_dict, plan_to_dict
 from roller.graph.steps import Program, Run, Step, Together, runs_of
 from roller.varying.box import Box, Sizes
+from roller.varying.open_programs import OpenExpr
 
 #: Sizes at which a model is read, beside the largest; more where lengths could follow in several ways, so often.
 _POINTS, _MORE, _ROUNDS = 9, 2, 8
@@ -138,7 +139,8 @@ def _with_largest(box: Box, points: list[dict[str, int]], programs: list[Program
     """Return what was read, the largest sizes among the points where the steps are the same there.
 
     What a model cuts off for other sizes is all there is for the largest, and the step is gone: then the program of
-    the largest sizes is what those of the others say.
+    the largest sizes is what those of the others say. It computes all that was read there; what a model does at its
+    largest sizes alone is refused.
     """
     whole = [*points, box.high]
     datas = [plan_to_dict(Plan(p)) for p in (*programs, largest)]
@@ -147,8 +149,22 @@ def _with_largest(box: Box, points: list[dict[str, int]], programs: list[Program
     except MismatchError:
         data = general(datas[:-1], Fitter(points)).at(box.high)
         made = plan_from_dict(data, programs[-1].constants, largest.name).program
+        shapes = [[p.values[n].shape for n in p.outputs] for p in (made, largest)]
+        if shapes[0] != shapes[1] or _computed(largest) != _computed_at(programs, points, box.high):
+            raise
         return Reading(box, tuple(points), tuple(programs), made)
     return Reading(box, tuple(whole), (*programs, largest), largest)
+
+
+def _computed(program: Program) -> set[str]:
+    """Return what the kernels of a program compute, by keys that no name changes."""
+    return {source.expression.key for source in program.kernels.values()}
+
+
+def _computed_at(programs: Sequence[Program], points: Sequence[Sizes], sizes: Sizes) -> set[str]:
+    """Return what kernels compute at some sizes, as they were read at others."""
+    several = ([p.kernels[k].expression for p in programs] for k in programs[0].kernels)
+    return {OpenExpr.of(e, points).at(sizes).key for e in several}
 
 
 def _named(program: Program) -> Program:

@@ -6,8 +6,10 @@ import numpy as np
 import onnx
 import pytest
 
+import roller
 from roller.core.formulas import Formula
 from roller.core.generalise import MismatchError
+from roller.errors import ModelError
 from roller.onnx import range_reading
 from roller.onnx.compile import partitioned, read
 from roller.onnx.range_reading import read_ranges
@@ -49,3 +51,22 @@ def test_a_length_that_stays_in_doubt_is_refused(monkeypatch):
     monkeypatch.setattr(range_reading, "_lengths", lambda programs, points: ({}, [doubtful]))
     with pytest.raises(MismatchError, match="expected one formula of each, got 1 other"):
         read_ranges(box, reads)
+
+
+def test_what_happens_at_the_largest_sizes_alone_is_refused():
+    """The branch of 20 rows leaves the step out; that of all others would be taken for it."""
+    text = """<ir_version: 8, opset_import: ["": 17]>
+    m (float[rows, 4] x) => (float[rows, 4] y)
+    <int64 first = {0}, int64 most = {20}> {
+        dims = Shape(x)
+        rows = Gather(dims, first)
+        last = Equal(rows, most)
+        z = If(last) <
+            then_branch = g1 () => (float[a, b] t) { t = Identity(x) },
+            else_branch = g2 () => (float[a, b] e) { e = Neg(x) }
+        >
+        y = Identity(z)
+    }"""
+    model = onnx.parser.parse_model(text)
+    with pytest.raises(ModelError, match="expected the same steps for all sizes"):
+        roller.compile_model(model, shapes={"x": (("rows", 2, 20), 4)})
