@@ -210,7 +210,7 @@ class RangeSession:
         LaunchError
             Where sizes are outside their range, arrays disagree on one, or an array does not fit.
         """
-        return self.at(**self._sizes(arguments)).run(*arguments, **options)
+        return self._of(self._sizes(arguments)).run(*arguments, **options)
 
     __call__ = run
 
@@ -225,12 +225,14 @@ class RangeSession:
         Raises
         ------
         LaunchError
-            Where a size is missing, unknown, or outside its range.
+            Where a size is missing, unknown, no whole number, or outside its range.
         """
-        try:
-            return self._ready[tuple(sizes[n] for n in self.plan.ends)]
-        except KeyError:
-            return self._made(sizes)
+        if set(sizes) != set(self.plan.ends):
+            raise LaunchError(f"{self.name}: expected the sizes {list(self.plan.ends)}, got {list(sizes)}.")
+        for name, size in sizes.items():
+            if not isinstance(size, (int, np.integer)) or isinstance(size, bool):
+                raise LaunchError(f"{self.name}: '{name}': expected a whole number, got {shown(size)}.")
+        return self._of(sizes)
 
     def save(self, folder: str | os.PathLike[str], *, sources: bool = True) -> Path:
         """Refuse: only the session of some sizes can be saved, ``at(**sizes).save(folder)``.
@@ -246,10 +248,14 @@ class RangeSession:
             "Save session.at(**sizes)."
         )
 
+    def _of(self, sizes: Sizes) -> Session:
+        try:
+            return self._ready[tuple(sizes[n] for n in self.plan.ends)]
+        except KeyError:
+            return self._made(sizes)
+
     def _made(self, sizes: Sizes) -> Session:
         ends = self.plan.ends
-        if set(sizes) != set(ends):
-            raise LaunchError(f"{self.name}: expected the sizes {list(ends)}, got {list(sizes)}.")
         for name, (low, high) in ends.items():
             if not low <= sizes[name] <= high:
                 raise LaunchError(
@@ -279,7 +285,7 @@ class RangeSession:
         for name, dims in self.plan.inputs.items():
             shape = getattr(arrays.get(name), "shape", None)
             if shape is None:
-                shape = np.shape(arrays[name]) if name in arrays else ()
+                shape = _shape(arrays[name]) if name in arrays else ()
             for position, dim in enumerate(dims):
                 if isinstance(dim, str) and position < len(shape):
                     said = int(shape[position])
@@ -294,6 +300,14 @@ class RangeSession:
         """Name, sizes and kernels on one line."""
         sizes = ", ".join(f"{n} from {low} to {high}" for n, (low, high) in self.plan.ends.items())
         return one_line("RangeSession", f"{self.name}: {sizes}, {counted(len(self._loaded), 'kernel')}")
+
+
+def _shape(array: Any) -> tuple[int, ...]:
+    """Return the shape of what has no attribute for it; none of what is no array, for the call to refuse."""
+    try:
+        return np.shape(np.from_dlpack(array) if hasattr(array, "__dlpack__") else array)
+    except (RuntimeError, BufferError, TypeError, ValueError):
+        return ()
 
 
 class _Sized(Session):

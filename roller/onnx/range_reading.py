@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from roller.core.fitting import Fitter
@@ -110,12 +110,19 @@ def _lengths(
         if not several:
             continue  # whoever needs it says so
         formula = several[0]
-        name = f"{min(formula.sizes).partition('_at_')[0]}_at_{len(found)}"
+        name = _unused(f"{min(formula.sizes).partition('_at_')[0]}_at_{len(found)}", known[0])
         found[name] = formula
         doubts += [(formula, other) for other in dict.fromkeys(several) if other != formula]
         for p, x in zip(known, values, strict=True):
             p[name] = x
     return found, doubts
+
+
+def _unused(name: str, taken: Collection[str]) -> str:
+    """Return a name that no size has: those of users may read like ours."""
+    while name in taken:
+        name += "_"
+    return name
 
 
 def _dims(programs: Sequence[Program]) -> Iterator[tuple[int, ...]]:

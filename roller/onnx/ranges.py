@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 #: Constants that are compared between sizes (bytes).
 _COMPARED_BYTES = 1 << 20
+#: Of a size: its third power, which formulas are fitted with, is a number of 64 bits.
+_LARGEST = 1 << 20
 _HOW = "Write (name, least, largest), e.g. shapes={'tokens': (('batch', 1, 8), ('sequence', 1, 512))}."
 
 
@@ -111,6 +113,8 @@ def _dim(name: str, dim: Any, ends: dict[str, tuple[int, int]]) -> int | str:
     size, low, high = str(dim[0]), int(dim[1]), int(dim[2])
     if not 1 <= low <= high:
         raise ModelError(f"shapes: '{name}': expected a range from 1 or more upwards, got {shown(dim)}. {_HOW}")
+    if high > _LARGEST:
+        raise ModelError(f"shapes: '{name}': expected sizes of at most {_LARGEST}, got {shown(dim)}.")
     if ends.setdefault(size, (low, high)) != (low, high):
         raise ModelError(f"shapes: '{size}': expected one range, got {ends[size]} and {(low, high)}.")
     return size
@@ -154,6 +158,8 @@ def compile_for_ranges(
     if how.threads is not None:
         spec = spec.share(checked_threads(how.threads, discrete=False))
     ranges = ranges_of(model, shapes, base_dir)
+    if not ranges.box.ends:
+        raise ModelError(f"shapes: expected a range of several sizes, got {shown(shapes)}. Compile for this shape.")
     return compile_ranges(model, ranges, spec, how.settings().options, base_dir, timed=not how.deterministic)
 
 

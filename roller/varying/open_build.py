@@ -69,16 +69,22 @@ def _one_kind(program: OpenProgram, box: Box, spec: DeviceSpec, enough: int) -> 
     from roller.templates.cpu.emit.llvm import lower_module
 
     groups: dict[str, list[Any]] = defaultdict(list)
+    refused = ""
     for sizes in _points(program, box):
         try:
             lowered = lower_module(program.at(sizes), spec.units)
-        except RollerError:
+        except RollerError as err:
+            refused = str(err)
             continue
         text = written(lowered[0], sizes)
         groups[text.shape].append((sizes, text, lowered))
         if len(groups[text.shape]) >= enough and _spread(groups[text.shape], program, box):
             break
     spread = [g for g in groups.values() if _spread(g, program, box)]
+    if refused and not groups:
+        raise BuildError(
+            f"{program.program.expr.name}: a kernel of a range: expected code for some size, got none: {refused}"
+        )
     most = max(spread or groups.values(), key=lambda g: (g[0][0] is program.sizes, len(g)), default=[])
     if len(most) < min(_FEWEST, _count(program, box)) or not _spread(most, program, box):
         raise BuildError(

@@ -190,7 +190,7 @@ def _search(
             if form is None or program.split_k > 1 or program.traits.output_side:
                 continue
             found = OpenProgram(program, form, sizes)
-            for family in (found, *(found.narrowed(lanes) for lanes in FEW_LANES)):
+            for family in found.with_narrowed(FEW_LANES):
                 families.setdefault(family.key(), family)
     several = list(families.values())
     grid = box.grid()
@@ -258,7 +258,8 @@ def _chosen(s: _Search, spec: DeviceSpec, passing_bytes: int, seed: int) -> Open
     for column, sizes in enumerate(s.grid):
         takes = [s.built[r].takes(sizes) for r in rows]
         seconds[:, column] = np.where(takes, costs.at(programs, sizes), np.inf) if rows else np.inf
-    chosen = fewest(seconds, seconds.min(axis=0, initial=np.inf), _MOST, _TIMED_WORTH if s.timed else _WORTH)
+    worth = _TIMED_WORTH if s.timed else _WORTH
+    chosen = fewest(seconds, seconds.min(axis=0, initial=np.inf), _MOST, worth) if rows else []
     open_yet = [p for p, column in zip(s.grid, seconds[chosen].T, strict=True) if np.isinf(column).all()]
     if open_yet or not rows:
         why = "; ".join(dict.fromkeys(s.reasons))

@@ -110,7 +110,7 @@ def _search(varies: Extents, spec: DeviceSpec, options: ConstructOptions) -> _Se
             if form is None or program.split_k > 1:
                 continue
             found = OpenProgram(program, form, sizes)
-            for family in (found, *(found.narrowed(lanes) for lanes in FEW_LANES)):
+            for family in found.with_narrowed(FEW_LANES):
                 families.setdefault(family.key(), family)
     several = list(families.values())
     costs = np.stack([predicted(several, sizes, spec) for sizes in places], axis=1)

@@ -110,6 +110,13 @@ class OpenProgram:
         return tuple(dict.fromkeys((*anchor, *others)))
 
     @cached_property
+    def fixed_axes(self) -> frozenset[str]:
+        """Axes whose extents are one number in the program's code: filters and channels of Winograd's algorithm."""
+        p = self.program
+        found = window_product(p.expr) if p.traits.output_side else None
+        return frozenset() if found is None else frozenset((found.filter, found.channel))
+
+    @cached_property
     def units(self) -> tuple[int, ...]:
         """Elements of every axis that stand for one another: outputs of a tile of Winograd's algorithm, else 1."""
         p = self.program
@@ -142,6 +149,8 @@ class OpenProgram:
 
     def takes(self, sizes: Sizes) -> bool:
         """Whether every axis has a register tile at least, as it must where tiles are shifted back to end with it."""
+        if self.fixed_axes & set(self.open_axes):
+            return False
         register = self.program.tiles[0][1]
         for extent, was, tile, unit in zip(self.extents, self.program.axes, register, self.units, strict=True):
             if not isinstance(extent, Formula):
@@ -162,6 +171,16 @@ class OpenProgram:
             for layer, tile in p.tiles
         )  # fmt: skip
         return p.structure, whole, p.staged, p.vector_axis, p.vector_elements, p.nontemporal, p.split_k, id(self.form)
+
+    def with_narrowed(self, several: Sequence[int]) -> list[OpenProgram]:
+        """Return the program, then what :meth:`narrowed` makes of it for several numbers of lanes.
+
+        An instruction that multiplies matrices has no code for fewer lanes than its own.
+        """
+        narrow = [self.narrowed(lanes) for lanes in several]
+        if self.program.fragment is not None:
+            narrow = [n for n in narrow if n.program.vector_elements == self.program.vector_elements]
+        return [self, *narrow]
 
     def narrowed(self, lanes: int) -> OpenProgram:
         """Return the program with tiles of one element, and at most so many lanes, along the axes that vary.

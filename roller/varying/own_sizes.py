@@ -76,7 +76,12 @@ def _grouped(
     forms: Sequence[OpenExpr], points: Sequence[Sizes], box: Box, groups: Sequence[tuple[str, ...]]
 ) -> OwnSizes:
     """Return an expression by products of sizes."""
-    formulas = {"_".join(g): _product(g) for g in groups}
+    formulas: dict[str, Formula] = {}
+    for g in groups:
+        name = "_".join(g)
+        while name in formulas or (len(g) > 1 and name in (*box.ends, *box.derived)):
+            name += "_"
+        formulas[name] = _product(g)
     ends, derived = _rooted({g[0] for g in groups if len(g) == 1}, box)
     ends |= {n: (f.at(box.low), f.at(box.high)) for n, f in formulas.items() if n not in (*ends, *derived)}
     mine = Box({n: e for n, e in ends.items() if e[0] < e[1]}, derived)

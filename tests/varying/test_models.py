@@ -67,13 +67,38 @@ def test_calls_that_do_not_fit_are_refused(session):
         session.run(np.zeros((3, 25), "float32"))
     with pytest.raises(LaunchError, match="expected the sizes"):
         session.at(rows=3)
+    session.at(batch=3)
+    with pytest.raises(LaunchError, match="expected the sizes"):
+        session.at(batch=3, rows=2)
+    for size in (3.5, "3", True, None):
+        with pytest.raises(LaunchError, match="'batch': expected a whole number"):
+            session.at(batch=size)
     with pytest.raises(ArtifactError, match="no format yet"):
         session.save("anywhere")
+
+
+class Exporter:
+    """An array that DLPack alone knows: it says no shape."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+def test_sizes_are_those_of_arrays_that_only_export_their_memory(session):
+    x = np.ones((7, 24), "float32")
+    np.testing.assert_array_equal(session.run({"x": Exporter(x)})["y"], session.run(x))
 
 
 @pytest.mark.parametrize(
     ("shapes", "text"),
     [
+        ({"x": (("batch", 1, 10**7), 24)}, "at most 1048576"),
         ({"z": (("batch", 1, 4), 24)}, "no input 'z'"),
         ({"x": (("batch", 4, 1), 24)}, "range from 1 or more"),
         ({"x": (("batch", 0, 4), 24)}, "range from 1 or more"),
@@ -92,6 +117,21 @@ def test_ranges_are_for_this_processor_alone_and_beside_nothing_else():
         roller.compile_model(layers(), "a100", shapes=shapes)
     with pytest.raises(RollerError, match="Leave it out"):
         roller.compile_model(layers(), shapes=shapes, batch=3)
+
+
+def test_one_size_alone_is_no_range():
+    with pytest.raises(ModelError, match="a range of several sizes"):
+        roller.compile_model(layers(), shapes={"x": (("batch", 4, 4), 24)})
+
+
+def test_sizes_may_be_called_as_lengths_that_follow_are():
+    """Half of one size is an own length, whatever names sizes have."""
+    model = drawn(IMAGE)
+    shapes = {"x": (("batch", 1, 3), 3, ("height", 16, 40), ("height_at_0", 16, 40))}
+    session = roller.compile_model(model, shapes=shapes, deterministic=True)
+    known = ORT.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    x = np.random.default_rng(2).standard_normal((2, 3, 18, 17), "float32")
+    np.testing.assert_allclose(session.run({"x": x})["y"], known.run(None, {"x": x})[0], rtol=1e-4, atol=1e-5)
 
 
 def test_symbols_of_inputs_that_are_not_named_are_the_same_sizes():

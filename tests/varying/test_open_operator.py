@@ -23,7 +23,7 @@ OPS = roller.ops
 
 def arrays_of(expr, seed=0):
     rng = np.random.default_rng(seed)
-    return [rng.integers(-8, 9, t.shape).astype(t.dtype) for t in expr.inputs]
+    return [rng.integers(0 if t.dtype == "uint8" else -8, 9, t.shape).astype(t.dtype) for t in expr.inputs]
 
 
 def right_in_bounds(kernel, expr, seed, exact=True):
@@ -33,10 +33,11 @@ def right_in_bounds(kernel, expr, seed, exact=True):
     for guard in held:
         guard.protect()
     (meant,) = expr.evaluate(given)
-    out = Guarded(meant.shape, "float32", seed % 2 == 1)
+    dtype = expr.output_tensors[0].dtype
+    out = Guarded(meant.shape, dtype, seed % 2 == 1)
     kernel(*(g.array for g in held), out=out.array)
     if exact:
-        np.testing.assert_array_equal(out.array, meant.astype("float32"), str(expr))
+        np.testing.assert_array_equal(out.array, meant.astype(dtype), str(expr))
     else:
         np.testing.assert_allclose(out.array, meant, rtol=1e-4, atol=1e-2 * np.abs(meant).max(), err_msg=str(expr))
 
@@ -121,9 +122,12 @@ def test_winograd_products_take_any_image_and_batch():
         (OPS.matmul(64, 48, 33, epilogue=("bias",)), {"i": (1, 200), "j": (1, 200)}),
         (OPS.matmul(8, 48, 33), {"j": (1, 300), "k": (1, 100)}),
         (OPS.softmax((8, 48)), {"d0": (1, 64)}),
+        (OPS.conv2d(1, 16, 9, 7, 32, 3, 3, padding=1), {"c": (3, 23)}),
+        (OPS.conv2d(1, 16, 9, 7, 32, 3, 3, padding=1), {"f": (2, 40)}),
+        (OPS.matmul(9, 24, 5, dtype="uint8", acc_dtype="int32", epilogue=("bias",)), {"i": (3, 63), "j": (3, 23)}),
     ],
     ids=["winograd", "batch", "direct", "strided", "dilated", "pointwise", "depthwise", "pool", "product", "sum",
-         "softmax"],
+         "softmax", "channels", "filters", "bytes"],
 )  # fmt: skip
 def test_hundreds_of_sizes(make, shapes):
     made = compiled(make, **shapes)
