@@ -9,6 +9,8 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, ValueInfoProto, helper
 
+from tests.onnx.lowering_oracle import EXACT
+
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 #: A value: as onnx has it, or its name, element type and shape (``None``: unknown).
 Typed = ValueInfoProto | tuple[str, int, Sequence[int | str] | None]
@@ -41,6 +43,7 @@ def model_of(
 def runtime(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], *, optimised: bool = True) -> list[np.ndarray]:
     """Return what ONNX Runtime computes."""
     options = onnxruntime.SessionOptions()
+    options.add_session_config_entry(*EXACT)
     options.intra_op_num_threads = 1
     if not optimised:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL

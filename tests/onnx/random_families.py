@@ -28,6 +28,7 @@ from roller.graph.steps import Program
 from roller.onnx.evaluate import _REFERENCE_IS_WRONG
 from roller.onnx.lowering import Lowered, Site, Unsupported, lower_node
 from tests.onnx.families.making import KINDS, FamilyMaker
+from tests.onnx.lowering_oracle import EXACT
 from tests.onnx.random_graphs import shown
 from tests.onnx.random_operators import OPERATORS
 
@@ -120,6 +121,7 @@ def judged(c: FamilyCase) -> dict[str, np.ndarray] | None:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
+    options.add_session_config_entry(*EXACT)
     options.log_severity_level, options.intra_op_num_threads = 4, 1
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     names = [o.name for o in c.judge.graph.output]

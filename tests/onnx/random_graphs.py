@@ -18,6 +18,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from roller.errors import ModelError
+from tests.onnx.lowering_oracle import EXACT
 from tests.onnx.random_operators import OPERATORS
 from tests.onnx.random_values import TYPES, Maker
 
@@ -68,6 +69,7 @@ def expected(c: Case, outputs: list[str] | None = None) -> dict[str, np.ndarray]
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
+    options.add_session_config_entry(*EXACT)
     options.log_severity_level, options.intra_op_num_threads = 4, 1
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(c.proto.SerializeToString(), options, providers=["CPUExecutionProvider"])

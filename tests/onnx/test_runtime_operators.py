@@ -8,7 +8,7 @@ import pytest
 from onnx import helper
 
 from benchmarks.onnx_backend import RollerBackend
-from roller.errors import ModelError
+from roller.errors import ModelError, RollerError
 from tests.onnx import runtime_models as made
 from tests.onnx.models import model_of, runtime
 from tests.onnx.runtime_models import values
@@ -203,6 +203,11 @@ def test_quantised_and_optimised_models(name, form, tmp_path):
     model = made.quantised(make(), tmp_path, samples, form)
     feeds = {"x": values(*shape, seed=9)}
     for given in (model, made.optimised(model, tmp_path), made.optimised(model, tmp_path, "ALL")):
+        if any(n.domain == "com.microsoft.nchwc" for n in given.graph.node):
+            # Where channels are multiples of this processor's vectors, all optimisations write blocks for it alone.
+            with pytest.raises(RollerError, match="ORT_ENABLE_BASIC"):
+                RollerBackend.prepare(given, evaluated=True).run([feeds["x"]])
+            continue
         (wanted,) = runtime(given, feeds)
         (found,) = RollerBackend.prepare(given, evaluated=True).run([feeds["x"]])
         scale = float(np.abs(wanted).max())

@@ -26,6 +26,13 @@ def _bytes(m: FamilyMaker, dtype: str, shape: tuple[int, ...], constant: bool | 
     return m.put(np.asarray(m.rng.integers(info.min, info.max + 1, shape), dtype), constant)
 
 
+def _weights(m: FamilyMaker, dtype: str, shape: tuple[int, ...], constant: bool | None = None) -> str:
+    """Return bytes of 7 bits where they have a sign: ONNX Runtime's integer operators saturate beyond without VNNI."""
+    if dtype == "uint8":
+        return _bytes(m, dtype, shape, constant)
+    return m.put(np.asarray(m.rng.integers(-64, 64, shape), dtype), constant)
+
+
 def quantise(m: FamilyMaker) -> None:
     """Quantise, and often back; halves are frequent, and so is what saturates."""
     shape = m.shape(m.one([1, 2, 3]))
@@ -85,7 +92,7 @@ def matmul_integer(m: FamilyMaker) -> None:
     a, b = m.one(["uint8", "int8"]), m.one(["uint8", "int8"])
     rows, k, cols = m.one(m.dims), m.one(m.dims), m.one(m.dims)
     lead = m.one([(), (), (2,)])
-    x, w = _bytes(m, a, (*lead, rows, k)), _bytes(m, b, (k, cols))
+    x, w = _bytes(m, a, (*lead, rows, k)), _weights(m, b, (k, cols))
     inputs = [x, w]
     if m.flip(0.7):
         inputs.append(_zero(m, a, ()) if m.flip(0.8) else "")
@@ -103,7 +110,7 @@ def qlinear_matmul(m: FamilyMaker) -> None:
     a, b, y = m.one(["uint8", "int8"]), m.one(["uint8", "int8"]), m.one(["uint8", "int8"])
     rows, k, cols = m.one(m.dims), m.one(m.dims), m.one(m.dims)
     per = m.one([(), (1,), (cols,)])
-    x, w = _bytes(m, a, (*m.one([(), (2,)]), rows, k)), _bytes(m, b, (k, cols))
+    x, w = _bytes(m, a, (*m.one([(), (2,)]), rows, k)), _weights(m, b, (k, cols))
     out = m.put(np.asarray(2.0 ** m.rng.integers(3, 9), np.float32))
     m.node("QLinearMatMul", [x, _scale(m), _zero(m, a), w, _scale(m, per), _zero(m, b, per), out, _even(m, y)])
 
@@ -116,7 +123,7 @@ def convolution(m: FamilyMaker) -> None:
         group = c
     out, kernel = group * m.one([1, 2, 3]), [m.one([1, 2, 3]) for _ in range(m.one([1, 2]))]
     x = _bytes(m, a, (m.one([1, 2]), c, *[m.one([3, 4, 5]) for _ in kernel]))
-    w = _bytes(m, b, (out, c // group, *kernel), constant=m.flip(0.8))
+    w = _weights(m, b, (out, c // group, *kernel), constant=m.flip(0.8))
     at = {"group": group, "kernel_shape": kernel, "strides": [m.one([1, 2]) for _ in kernel],
           "pads": [m.one([0, 1]) for _ in range(2 * len(kernel))]}  # fmt: skip
     if m.flip(0.4):
