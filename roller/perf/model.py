@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from roller.core.ordering import cheapest
 from roller.hardware import DeviceSpec
 from roller.perf.accuracy import prediction_error, unconfirmed_mechanisms
 from roller.perf.batch import TileBatch
@@ -43,9 +44,8 @@ def best_rows(
         seconds = known
     elif bound is not None:
         rows = rows if always else np.flatnonzero(bound <= limit_s)
-        if len(rows) > _PRICED_FIRST:
-            rows = rows[np.argpartition(bound[rows], _PRICED_FIRST - 1)]
-        first, later = rows[:_PRICED_FIRST], rows[_PRICED_FIRST:]
+        promising = cheapest(bound[rows], _PRICED_FIRST)
+        first, later = rows[promising], np.delete(rows, promising)
         if not len(first):
             return []
         seconds = price(batch.take(first), spec)["seconds"]

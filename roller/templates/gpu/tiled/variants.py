@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from roller.core.ordering import cheapest
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.common.options import ConstructOptions
@@ -119,9 +120,9 @@ class _Bounds:
     def promising(self, rows: np.ndarray) -> np.ndarray:
         """Return those of some rows that may become the fastest as a pipeline."""
         if len(rows) > _PLAIN:
-            rows = rows[np.sort(np.argpartition(PHASES.bound(self._batch, self._spec)[rows], _PLAIN - 1)[:_PLAIN])]
+            rows = rows[cheapest(PHASES.bound(self._batch, self._spec)[rows], _PLAIN)]
         if len(rows) > _PIPELINED:
-            rows = rows[np.sort(np.argpartition(self.of_pipelines(rows), _PIPELINED - 1)[:_PIPELINED])]
+            rows = rows[cheapest(self.of_pipelines(rows), _PIPELINED)]
         return rows
 
 
