@@ -1,4 +1,4 @@
-"""The same rows on every processor: numpy's partitions order equal values as the vector instructions at hand like it."""
+"""The same rows on every processor: numpy's partitions order equal values as the vector instructions at hand do."""
 
 from __future__ import annotations
 
