@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -28,13 +28,21 @@ from roller.varying.ranges import Range, open_range
 
 _LOG = logging.getLogger("roller")
 #: Kernels at most; those built to choose among; extents they are timed at; patience (s) with a busy machine at each.
-MOST, _BUILT, _TIMED, _PATIENCE_S = 8, 14, 9, 0.5
-#: Seconds that kernels are timed for at an extent.
-_BUDGET_S = 0.03
+MOST, _BUILT, _TIMED, _PATIENCE_S = 8, 14, 12, 0.5
+#: Extents from the least on that kernels are timed at, too: where one row more is half a kernel's work, nothing can be
+#: interpolated.
+_FIRST = 6
+#: Seconds that a kernel is timed for at an extent.
+_BUDGET_S = 0.02
+#: Kernels are timed where they are expected to take at most this over the fastest: those timed at extents down to a
+#: fraction of it, and others.
+_BESIDE, _NEAR_KNOWN, _NEAR = 3, 1.15, 1.35
 #: Extents at which kernels are compared to choose among them.
 _WEIGHED = 64
-#: What a time that was not measured is taken for, over its prediction: such kernels were not near the best.
+#: What a time that was not measured is taken for, over that of the others: such kernels were not near the best.
 _UNMEASURED = 1.1
+#: Distance of logarithms of extents at which a measurement counts a quarter as much as at no distance.
+_APART = 0.05
 
 
 def compile_varying(
@@ -56,7 +64,7 @@ def compile_varying(
     seed
         Of the inputs that kernels are checked and timed with.
     how
-        Whether kernels are timed; else, and where other programs disturb the timing, predictions choose.
+        Whether kernels are timed; else, and at sizes where other programs disturb the timing, predictions choose.
     here, plain
         Whether the device is this machine's processor, and nothing is asked beside that a range does not have.
 
@@ -84,26 +92,26 @@ def compile_varying(
     extents = sorted(best)
     costs = price_table(found, extents, spec)
     least = np.minimum(costs.min(axis=0), [best[x] for x in extents])
-    kept = shortlist(costs, least, MOST, _BUILT)
+    kept = shortlist(costs, least, MOST, _BUILT, [f.kind for f in found])
     variants, reasons = _built([found[n] for n in kept], varies, spec)
     places = samples(varies.low, varies.high, _TIMED if timed else 3)
-    if timed:  # where one row more is half a kernel's work, nothing can be interpolated
-        places = tuple(sorted({*places, *range(varies.low, min(varies.low + 4, varies.high + 1))}))
-    measured, doubt, wrong = _judged(variants, varies, places, seed, timed)
+    if timed:
+        places = (*places, *range(varies.low, min(varies.low + _FIRST, varies.high + 1)))
+    times = _Times([v.family for v in variants], spec)
+    doubt, wrong = _judged(variants, varies, places, times, seed, timed)
     for level, why in ((logging.INFO, reasons), (logging.WARNING, list(wrong.values()))):
         for reason in dict.fromkeys(why):
             _LOG.log(level, "%s: a kernel of the range is left out: %s", expr.name, reason)
     reasons += wrong.values()
-    right = [v for v in variants if id(v) not in wrong]
+    right = [n for n in range(len(variants)) if n not in wrong]
     if not right:
         raise NoCandidateError(
             f"{expr.name}: shapes: expected a kernel that is right, none of {counted(len(kept), 'kernel')} is: "
             f"{'; '.join(dict.fromkeys(reasons)).rstrip('.')}."
         )
     every = np.arange(varies.low, varies.high + 1)
-    if doubt:  # a time that others disturbed decides nothing
-        measured = {}
-    whole = np.stack([_everywhere(v, spec, extents, measured.get(id(v), {}), every) for v in right])
+    times.price({*extents, *(max(variants[n].family.rows, varies.low) for n in right)})
+    whole = np.stack([_everywhere(n, variants[n].family.rows, times, every) for n in right])
     weighed = np.array(samples(varies.low, varies.high, _WEIGHED)) - varies.low  # small extents count as much as large
     chosen = fewest(whole[:, weighed], whole[:, weighed].min(axis=0), MOST)
     if np.isinf(whole[chosen].min(axis=0)).any():
@@ -113,9 +121,11 @@ def compile_varying(
             f"{''.join(f'; {why}' for why in dict.fromkeys(reasons))}."
         )
     table = whole[chosen].argmin(axis=0).astype(np.uint8)
-    mine = price_table([right[n].family for n in chosen], extents, spec)
-    regrets = {x: float(mine[table[x - varies.low], c] / least[c]) - 1.0 for c, x in enumerate(extents)}
-    return VaryingKernel(varies, [right[n] for n in chosen], table, regrets, spec, doubt)
+    kernels = [right[n] for n in chosen]
+    regrets = {
+        x: float(times.predicted[x][kernels[table[x - varies.low]]] / least[c]) - 1.0 for c, x in enumerate(extents)
+    }
+    return VaryingKernel(varies, [variants[n] for n in kernels], table, regrets, spec, doubt)
 
 
 def _built(found: Sequence[Family], varies: Range, spec: DeviceSpec) -> tuple[list[Variant], list[str]]:
@@ -136,50 +146,108 @@ def _built(found: Sequence[Family], varies: Range, spec: DeviceSpec) -> tuple[li
     return built, [str(r.record.reason) for r in results.values() if r.value is None]
 
 
+@dataclass
+class _Times:
+    """What the kernels of a range took at some extents, and what they take at others.
+
+    Parameters
+    ----------
+    spec
+        The device.
+    predicted
+        Seconds of every kernel at an extent, ``(kernels,)``, as far as they were asked for.
+    measured
+        Seconds by kernel and extent.
+    """
+
+    families: Sequence[Family]
+    spec: DeviceSpec
+    predicted: dict[int, np.ndarray] = field(default_factory=dict)
+    measured: dict[int, dict[int, float]] = field(default_factory=dict)
+
+    def price(self, extents: Iterable[int]) -> None:
+        """Predict all kernels at some extents."""
+        new = [x for x in sorted(set(extents)) if x not in self.predicted]
+        self.predicted |= zip(new, price_table(self.families, new, self.spec).T, strict=True)
+
+    def at(self, n: int, extent: int) -> float:
+        """Return the seconds of a kernel at an extent that is priced: measured, or predicted and off as near ones are.
+
+        Those that were never measured are off as all others together, and then some: they were not near the best.
+        """
+        mine = self.measured.get(n)
+        if mine is not None and extent in mine:
+            return mine[extent]
+        several = [self._off(m, extent) for m in ([n] if mine else self.measured)]
+        off = sum(several) / len(several) if several else 0.0
+        return float(self.predicted[extent][n]) * math.exp(off) * (1.0 if mine or not several else _UNMEASURED)
+
+    def near(self, usable: Sequence[int], extent: int) -> list[int]:
+        """Return the kernels worth timing at an extent that is priced: fewer where near extents compared them."""
+        seconds = {n: self.at(n, extent) for n in usable}
+        soonest = min(seconds.values())
+        known = {n for n in usable if any(extent <= _BESIDE * x for x in self.measured.get(n, ()))}
+        return [n for n, s in seconds.items() if s <= soonest * (_NEAR_KNOWN if n in known else _NEAR)]
+
+    def _off(self, n: int, extent: int) -> float:
+        """Return the logarithm of a kernel's time over its prediction: what it was elsewhere, near extents more."""
+        weights = {x: 1.0 / (abs(math.log(x / extent)) + _APART) ** 2 for x in self.measured[n]}
+        offs = (w * math.log(self.measured[n][x] / self.predicted[x][n]) for x, w in weights.items())
+        return sum(offs) / sum(weights.values())
+
+
 def _judged(
-    variants: Sequence[Variant], varies: Range, places: Sequence[int], seed: int, timed: bool
-) -> tuple[dict[int, dict[int, float]], str, dict[int, str]]:
-    """Return measured seconds by kernel and extent, what disturbed them, and why kernels are wrong."""
+    variants: Sequence[Variant], varies: Range, places: Sequence[int], times: _Times, seed: int, timed: bool
+) -> tuple[str, dict[int, str]]:
+    """Run kernels, and time them where they may be the fastest; return what disturbed that, and why some are wrong.
+
+    All run at the least extents they take; a time that others disturbed counts as none.
+    """
     from roller.runtime.cpu_profile import Bench
 
-    measured: dict[int, dict[int, float]] = {}
-    reasons: dict[int, str] = {}
+    wrong: dict[int, str] = {}
     doubt = ""
-    own = {x for v in variants for x in (v.family.rows, v.family.rows + 1) if varies.low <= x <= varies.high}
-    for extent in sorted({*places, *own}):  # where a kernel takes its least, and where its last tile overlaps, too
-        here = {str(id(v)): v.at(varies, extent) for v in variants if v.family.rows <= extent and id(v) not in reasons}
-        if not here:
+    least = {n: {max(v.family.rows, varies.low), v.family.rows + 1} for n, v in enumerate(variants)}
+    for extent in sorted({*places, *(x for some in least.values() for x in some if x <= varies.high)}):
+        usable = [n for n, v in enumerate(variants) if v.family.rows <= extent and n not in wrong]
+        if not usable:
             continue
-        records = Bench(varies.at(extent), seed, patience_s=_PATIENCE_S).profile(
-            here, timed=timed and extent in places, budget_s=_BUDGET_S
-        )
-        for name, record in records.items():
-            if record.status in ("wrong", "failed"):
-                reasons[int(name)] = f"at {extent}: {record.reason}"
-            elif record.measured_s is not None:
-                measured.setdefault(int(name), {})[extent] = record.measured_s
-            doubt = doubt or (record.reason if record.status == "doubtful" else "")
-    return measured, doubt, reasons
+        times.price([extent])
+        near = times.near(usable, extent) if timed and extent in places else []
+        others = [n for n in usable if n not in near and (extent in least[n] or (not timed and extent in places))]
+        bench = Bench(varies.at(extent), seed, patience_s=_PATIENCE_S)
+        for some, by_time in ((near, True), (others, False)):
+            here = {str(n): variants[n].at(varies, extent) for n in some}
+            records = bench.profile(here, timed=by_time, budget_s=_BUDGET_S) if here else {}
+            disturbed = next((r.reason for r in records.values() if r.status == "doubtful"), "")
+            doubt = doubt or disturbed
+            for n, record in ((int(name), r) for name, r in records.items()):
+                if record.status in ("wrong", "failed"):
+                    wrong[n] = f"at {extent}: {record.reason}"
+                elif record.measured_s is not None and not disturbed and math.isfinite(times.predicted[extent][n]):
+                    times.measured.setdefault(n, {})[extent] = record.measured_s
+    return doubt, wrong
 
 
-def _everywhere(
-    variant: Variant, spec: DeviceSpec, extents: Sequence[int], measured: Mapping[int, float], every: np.ndarray
-) -> np.ndarray:
+def _everywhere(n: int, rows: int, times: _Times, every: np.ndarray) -> np.ndarray:
     """Return the seconds of a kernel at every extent: between known ones the time of a register tile is interpolated.
 
-    Extents that were measured count, and beside them those that were priced, scaled by what measuring found. Infinite
-    below the rows of a tile, and from where the device's capacities are exceeded on.
+    Infinite below the rows of a tile, and from where the device's capacities are exceeded on.
+
+    Parameters
+    ----------
+    n, rows
+        The kernel, and the rows of its register tile.
+    times
+        Priced at the extents to interpolate between.
+    every
+        Extents of the range, ascending.
     """
-    rows = variant.family.rows
-    known = sorted({*(x for x in extents if x >= rows), *measured, max(rows, int(every[0]))})
-    predicted = dict(zip(known, price_table([variant.family], known, spec)[0].tolist(), strict=True))
-    off = sorted(math.log(t / predicted[x]) for x, t in measured.items() if math.isfinite(predicted[x]))
-    scale = math.exp(off[len(off) // 2]) if off else _UNMEASURED
-    seconds = [measured.get(x, predicted[x] * scale) for x in known]
-    fitting = list(itertools.takewhile(lambda x: math.isfinite(x[1]), zip(known, seconds, strict=True)))
+    known = [x for x in sorted(times.predicted) if x >= rows]
+    fitting = list(itertools.takewhile(math.isfinite, (times.at(n, x) for x in known)))
     if not fitting:
         return np.full(len(every), np.inf)
-    at, took = (np.array(column) for column in zip(*fitting, strict=True))
+    at, took = np.array(known[: len(fitting)]), np.array(fitting)
     between = np.exp(np.interp(np.log(every), np.log(at), np.log(took / -(-at // rows))))
     last = every[-1] if len(fitting) == len(known) else at[-1]
     return np.where((every >= rows) & (every <= last), between * -(-every // rows), np.inf)

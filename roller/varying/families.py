@@ -25,8 +25,9 @@ from roller.templates.registry import programs_of, writer_of
 from roller.tile import RProgram
 from roller.varying.ranges import Range
 
-#: Extents that programs are constructed and priced for, and programs of each.
-_SAMPLES, _EACH = 18, 4
+#: Extents that programs are constructed and priced for, and programs of each: enough that those of every micro-kernel
+#: with its loops in either order are among them (:func:`~roller.search.ranking.best_programs` spreads from ten on).
+_SAMPLES, _EACH = 18, 10
 #: Extents at which it is asked whether there are such programs.
 _ASKED = 3
 #: What one more kernel must gain of the root of the mean square of the logarithms of times over the best ones.
@@ -76,6 +77,15 @@ class Family:
             (name, (*tile[:n], rows * (tile[n] // was), *tile[n + 1 :])) for name, tile in self.program.tiles
         )  # fmt: skip
         return replace(self, program=replace(self.program, tiles=layers))
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What kernels that are predicted alike may differ in: register tile, panels, which loop is outer.
+
+        Tasks of one tile of rows read the rows once and all columns for each; tasks of many rows do the contrary.
+        """
+        n, layers = self.axis, [tile for _, tile in self.program.tiles]
+        return layers[0], self.program.vector_axis, self.program.staged, layers[-1][n] > 2 * self.rows
 
     def name(self) -> str:
         """Return the program's text without its extent: equal for programs that differ in nothing else."""
@@ -183,12 +193,29 @@ def fewest(costs: np.ndarray, best: np.ndarray, most: int, worth: float = _WORTH
     return chosen
 
 
-def shortlist(costs: np.ndarray, least: np.ndarray, most: int, built: int) -> list[int]:
-    """Return the rows worth building: those that cover all extents best, ``most`` of them, then the best of others."""
+def shortlist(
+    costs: np.ndarray, least: np.ndarray, most: int, built: int, kinds: Sequence[object] | None = None
+) -> list[int]:
+    """Return the rows worth building: those that cover all extents best, ``most`` of them, then the best of others.
+
+    Parameters
+    ----------
+    costs, least
+        As for :func:`fewest`.
+    most, built
+        Rows that cover, and rows in all, at most.
+    kinds
+        What rows are (:attr:`Family.kind`): others of a kind that is not among the first come before more of the same,
+        which are predicted, and run, almost alike.
+    """
     first = fewest(costs, least, most)
-    others = [n for n in range(len(costs)) if n not in first]
-    more = fewest(costs[others], least, built - len(first)) if others else []
-    return [*first, *(others[n] for n in more)]
+    kinds = kinds or [None] * len(costs)
+    known = {kinds[n] for n in first}
+    for new in (True, False):
+        left = [n for n in range(len(costs)) if n not in first and not (new and kinds[n] in known)]
+        more = fewest(costs[left], least, built - len(first)) if left else []
+        first += [left[n] for n in more]
+    return first
 
 
 def price_table(found: Sequence[Family], extents: Sequence[int], spec: DeviceSpec) -> np.ndarray:

@@ -110,7 +110,7 @@ class VaryingKernel(CompiledKernel):
 
     @property
     def doubt(self) -> str:
-        """Why the choice may be wrong: what disturbed the timing; predictions chose then."""
+        """Why the choice may be wrong: what disturbed the timing; there, predictions chose."""
         return self._doubt
 
     def holding(self, constants: tuple[Constant, ...]) -> CompiledKernel:
@@ -152,6 +152,8 @@ class VaryingKernel(CompiledKernel):
             kernel = self._ready[arrays[self._input].shape[self._dim]]
         except (KeyError, IndexError, AttributeError):
             kernel = self._prepared(self._extent(arrays))
+        if out is None and not options:  # the usual call: names of arguments take longer than finding the kernel
+            return kernel(*arrays)
         return kernel(*arrays, out=out, **options)
 
     def at(self, extent: int) -> CompiledKernel:

@@ -134,7 +134,7 @@ class OpenRange(CompiledKernel):
 
     @property
     def doubt(self) -> str:
-        """Why the choice may be wrong: what disturbed the timing; predictions chose then."""
+        """Why the choice may be wrong: what disturbed the timing; there, predictions chose."""
         return self._doubt
 
     @property
@@ -185,6 +185,8 @@ class OpenRange(CompiledKernel):
             kernel = self._ready[tuple([arrays[n].shape for n in self._asked])]
         except (KeyError, IndexError, AttributeError, TypeError):
             kernel = self._prepared(self._sizes(arrays))
+        if out is None and not options:  # the usual call: names of arguments take longer than finding the kernel
+            return kernel(*arrays)
         return kernel(*arrays, out=out, **options)
 
     def at(self, *extents: int, **sizes: int) -> CompiledKernel:

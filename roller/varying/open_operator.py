@@ -73,7 +73,7 @@ def compile_extents(
     seed
         Of the inputs that kernels are checked and timed with.
     timed
-        Whether kernels are timed; else, and where other programs disturb the timing, predictions choose.
+        Whether kernels are timed; else, and at sizes where other programs disturb the timing, predictions choose.
 
     Raises
     ------

@@ -12,7 +12,7 @@ from roller.backends.cpu.launcher import CpuKernel
 from roller.errors import ArtifactError, LaunchError, NoCandidateError, RollerError
 from roller.expr.resizing import growing_sizes
 from roller.templates.common.options import ConstructOptions
-from roller.varying.compile import _everywhere
+from roller.varying.compile import _everywhere, _Times
 from roller.varying.families import Family, families, families_suit, fewest, price_table, samples
 from roller.varying.kernel import VaryingKernel
 from roller.varying.ranges import open_range
@@ -203,11 +203,33 @@ def test_a_kernel_beyond_a_capacity_is_for_no_extent_from_there_on(monkeypatch, 
 
     monkeypatch.setattr("roller.varying.compile.price_table", priced)
     variant, every = product.variants[0], np.arange(2, 65)
-    seconds = _everywhere(variant, SPEC, (2, 12, 16, 24, 64), {}, every)
-    rows = variant.family.rows
+    rows, times = variant.family.rows, _Times([variant.family], SPEC)
+    times.price((2, rows, 12, 16, 24, 64))
+    seconds = _everywhere(0, rows, times, every)
     assert np.isfinite(seconds[(every >= rows) & (every <= 16)]).all() and np.isinf(seconds[every > 16]).all()
-    measured = _everywhere(variant, SPEC, (2, 12, 16, 24, 64), {16: 5e-6, 24: 7e-6, 64: 9e-6}, every)
-    assert measured[every == 64] == pytest.approx(9e-6) and not np.isnan(measured).any()
+
+
+def test_a_kernel_takes_what_it_took_at_near_extents(product):
+    families = [v.family for v in product.variants] * 3
+    times = _Times(families[:3], SPEC)
+    times.price((16, 32, 64))
+    predicted = times.predicted
+    assert [times.at(n, 32) for n in range(3)] == list(predicted[32]), "nothing was measured"
+    times.measured[0] = {16: 2.0 * predicted[16][0], 64: 3.0 * predicted[64][0]}
+    assert times.at(0, 16) == times.measured[0][16]
+    assert times.at(0, 32) == pytest.approx(6**0.5 * predicted[32][0]), "as far from one as from the other"
+    assert times.at(1, 32) == pytest.approx(1.1 * 6**0.5 * predicted[32][1]), "off as the others, and not near the best"
+    times.price([20])
+    assert times.at(0, 20) == pytest.approx(2.0 * times.predicted[20][0], rel=0.06)
+
+
+def test_few_kernels_are_timed_where_near_extents_say_how_they_compare(product):
+    times = _Times([product.variants[0].family] * 4, SPEC)
+    times.predicted = {x: np.array([1.0, 1.1, 1.3, 1.5]) * x for x in (8, 16, 64)}
+    assert times.near(range(4), 16) == [0, 1, 2]
+    times.measured = {n: {8: t} for n, t in enumerate((8.0, 10.0, 10.5, 12.0))}
+    assert times.near(range(4), 16) == [0], "1.25 and more of the fastest beside them"
+    assert times.near(range(4), 64) == [0, 1, 2], "too far"
 
 
 def test_units_are_those_that_are_asked_for():
