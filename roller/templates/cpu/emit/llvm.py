@@ -14,6 +14,7 @@ from roller.te.compat import tirx
 from roller.templates.cpu.emit import byte_floats
 from roller.templates.cpu.emit.bfloat16 import rounded_casts
 from roller.templates.cpu.emit.bindings import without_nested_bindings
+from roller.templates.cpu.emit.interleave import side_by_side
 from roller.templates.cpu.emit.lanewise import without_vain_vectors
 from roller.templates.cpu.emit.library import ENTRY, PACK, build_library, features_of, is_foreign, prim_funcs
 from roller.templates.cpu.emit.mathlib import vectorise_math
@@ -73,7 +74,8 @@ def lower_module(
     fixed = [t.name for t in expr.inputs if t.name in program.constants]
     free = [t.name for t, _ in tensors if t.name not in fixed]
     names = {ENTRY: (*free, *(n for n in fixed if n not in nests.unread), *panels)}
-    bodies = {ENTRY: without_vain_vectors(without_nested_bindings(vectorise_math(rounded_casts(nests.main))))}
+    computed_main = side_by_side(vectorise_math(rounded_casts(nests.main)))
+    bodies = {ENTRY: without_vain_vectors(without_nested_bindings(computed_main))}
     if nests.pack is not None:
         names[PACK], bodies[PACK] = (*fixed, *panels), nests.pack
     if cores == 1:

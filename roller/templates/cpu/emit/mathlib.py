@@ -20,6 +20,8 @@ _LOG2E = math.log2(math.e)
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
 #: Minimax polynomial of ``(exp(r) - 1 - r) / r^2`` on ``|r| <= ln(2) / 2`` (Cephes expf).
 _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+#: What numbers below 2^22 are rounded to whole ones by, when it is added: 1.5 * 2^23.
+_WHOLE = 12582912.0
 #: Arguments whose exponential is still a normal float32, and where it overflows.
 _EXP_LOW, _EXP_HIGH = -87.33654, 88.72283
 #: Rational approximation of tanh on [-7.9, 7.9], odd numerator and even denominator (Eigen's).
@@ -74,31 +76,27 @@ def _polynomial(x: Expr, coefficients: Sequence[float]) -> Expr:
 
 
 def _exp(x: Expr) -> Expr:
-    """``exp(x) = 2^n exp(r)`` with ``x = n ln 2 + r``; subnormal results are flushed to zero."""
+    """``exp(x) = 2^n exp(r)`` with ``x = n ln 2 + r``; subnormal results are flushed to zero.
 
-    def power(n: Expr) -> Expr:
-        return tirx.reinterpret("float32", (n + 127) << 23)
+    Added to 1.5 * 2^23, ``x / ln 2`` is rounded to a whole number, whose two's complement are the last bits of the sum:
+    shifted, they are added to the exponent of ``exp(r)``. For arguments whose result is no normal number this yields
+    nothing of use, and it is not taken: no argument needs to be clipped before.
+    """
 
-    def result(v: Expr, n: Expr, r: Expr) -> Expr:
+    def result(v: Expr, shifted: Expr, r: Expr) -> Expr:
         mantissa = _polynomial(r, _EXP) * (r * r) + r + _f(1.0)
-        # 2^n in two factors: n reaches 128, whose own bit pattern would be infinity.
-        value = _bind(
-            n.astype("int32"), "exp_i", lambda i: _bind(i >> 1, "exp_h", lambda h: mantissa * power(h) * power(i - h))
-        )
-        return tirx.Select(v > _f(_EXP_HIGH), _f(math.inf), tirx.Select(v < _f(_EXP_LOW), _f(0.0), value))
+        raised = tirx.reinterpret("int32", mantissa) + (tirx.reinterpret("int32", shifted) << 23)
+        # NaN fails every comparison, and remains.
+        normal = tirx.Select(v <= _f(_EXP_HIGH), tirx.reinterpret("float32", raised), v + _f(math.inf))
+        return tirx.Select(v < _f(_EXP_LOW), _f(0.0), normal)
 
-    def scaled(v: Expr) -> Expr:
+    def reduced(v: Expr, shifted: Expr) -> Expr:
         return _bind(
-            _clip(v, _EXP_LOW, _EXP_HIGH),
-            "exp_x",
-            lambda b: _bind(
-                tirx.floor(b * _f(_LOG2E) + _f(0.5)),
-                "exp_n",
-                lambda n: _bind(b - n * _f(_LN2_HIGH) - n * _f(_LN2_LOW), "exp_r", lambda r: result(v, n, r)),
-            ),
-        )
+            shifted - _f(_WHOLE), "exp_n",
+            lambda n: _bind(v - n * _f(_LN2_HIGH) - n * _f(_LN2_LOW), "exp_r", lambda r: result(v, shifted, r)),
+        )  # fmt: skip
 
-    return _bind(x, "exp_v", scaled)
+    return _bind(x, "exp_v", lambda v: _bind(v * _f(_LOG2E) + _f(_WHOLE), "exp_s", lambda s: reduced(v, s)))
 
 
 def _clip(v: Expr, low: float, high: float) -> Expr:

@@ -1,0 +1,76 @@
+"""Exponentials of all kinds of arguments, and functions of two vectors side by side."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tvm")
+
+import roller
+from roller.te.compat import tirx, tvm_ffi
+from roller.templates.cpu.emit.interleave import side_by_side
+from roller.templates.cpu.emit.mathlib import vectorise_math
+from roller.templates.cpu.emit.nest import Nest, declare, read, write
+from tests.codegen.cpu_programs import kernel, program
+
+N = 1 << 16
+LEAST = np.finfo(np.float32).tiny
+
+
+@pytest.fixture(scope="module")
+def exp():
+    e = roller.ops.elementwise("exp", (N,))
+    (axis,) = (a.name for a in e.stages[0].axes)
+    return kernel(e, program(e, "streaming", {axis: 32}, {axis: 512}, axis))
+
+
+def patterns():
+    """A number of every 2^16 that float32 has, the last digits drawn: all exponents, both signs, NaN of many kinds."""
+    low = np.random.default_rng(0).integers(0, N, N)
+    return (np.arange(N, dtype=np.uint32) * np.uint32(N) + low.astype(np.uint32)).view(np.float32)
+
+
+def between(low, high):
+    return np.linspace(low, high, N).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "x", [patterns(), between(-87.4, -87.2), between(88.0, 88.8), between(-1.0, 1.0), between(-100.0, 100.0)],
+    ids=["all", "least", "largest", "small", "usual"],
+)  # fmt: skip
+def test_exponentials_to_the_last_digits(exp, x):
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        wanted = np.exp(x.astype(np.float64))
+        rounded = wanted.astype(np.float32)
+    got = exp(x)
+    normal = np.isfinite(rounded) & (rounded >= LEAST)
+    assert (np.abs(got[normal] - wanted[normal]) <= 2.0**-23 * wanted[normal]).all()
+    assert np.isnan(got[np.isnan(x)]).all()
+    assert (got[np.isinf(rounded)] == np.inf).all()
+    assert (got[rounded < LEAST] == 0.0).all(), "subnormal results are flushed"
+
+
+def loops(extent, lanes, index, fn=tirx.exp):
+    """Loops of ``extent`` vectors that apply a function, and what they become."""
+    x, y = (declare(n, [4096], "float32") for n in "xy")
+    nest = Nest()
+    body = nest.loop(
+        extent,
+        lambda i: nest.loop(lanes, lambda j: write(y, fn(read(x, index(i, j))), index(i, j)), "vector"),
+        "unroll",
+    )
+    found = []
+    tvm_ffi.structural_walk(side_by_side(vectorise_math(body)), (tirx.For, found.append))
+    return sorted((int(f.kind), int(f.extent)) for f in found)
+
+
+def test_two_vectors_are_one_where_a_function_is_computed():
+    vector, unrolled = int(tirx.ForKind.VECTORIZED), int(tirx.ForKind.UNROLLED)
+
+    def element(i, j):
+        return i * 8 + j
+
+    assert loops(4, 8, element) == sorted([(vector, 16), (unrolled, 2)])
+    assert loops(2, 8, element) == [(vector, 16)]
+    assert loops(3, 8, element) == sorted([(vector, 8), (unrolled, 3)]), "no pairs"
+    assert loops(4, 8, lambda i, j: i * 64 + j) == sorted([(vector, 8), (unrolled, 4)]), "apart from each other"
+    assert loops(4, 8, element, lambda v: v + v) == sorted([(vector, 8), (unrolled, 4)]), "nothing to wait for"
