@@ -35,6 +35,8 @@ _MAGIC = b"roller kernel\n"
 _LENGTH_BYTES = 8
 #: Constants begin at multiples of it in a file.
 _ALIGN_BYTES = 64
+#: Role of an argument that is passed by value.
+NUMBER = "number"
 #: Where ``build`` says why the measured time is doubtful; absent where it was measured undisturbed.
 DOUBT = "doubt"
 #: Where ``build`` says why the candidates, whose times are right, could not be ranked; absent where they were.
@@ -46,13 +48,24 @@ class Argument:
     """A kernel argument: name, role, shape in elements, dtype.
 
     ``shape`` is the shape the *kernel* sees (axes may be fused); it holds as many elements, in the same
-    order, as the tensor of the user's expression, so arrays are viewed, never copied.
+    order, as the tensor of the user's expression, so arrays are viewed, never copied. A ``"number"`` is passed by value
+    to a GPU's kernel whose sizes vary from call to call; its shape holds the value.
     """
 
     name: str
     role: str
     shape: tuple[int, ...]
     dtype: str
+
+    @classmethod
+    def of_number(cls, name: str, value: int) -> Argument:
+        """Return a number that a kernel takes by value, 32 bits wide."""
+        return cls(name, NUMBER, (value,), "int32")
+
+    @property
+    def number(self) -> int | None:
+        """Its value, where it is passed by value."""
+        return self.shape[0] if self.role == NUMBER else None
 
 
 @dataclass(frozen=True)
@@ -106,7 +119,7 @@ class KernelArtifact:
         The rProgram.
     launches, arguments
         See :class:`Launch`, :class:`Argument`; inputs (the constant ones too) are in call order, then outputs, then
-        workspace and panels.
+        workspace, panels and numbers.
     estimate
         The prediction as plain data (seconds, bottleneck, terms); labelled predicted wherever shown.
     binary

@@ -202,18 +202,26 @@ class CompiledKernel:
             return self._launcher
 
     def _load(self) -> Any:
-        artifact = self.artifact
         if self._make is not None:
-            return self._make(artifact)
+            return self._make(self.artifact)
+        self.expect_reachable()
+        return loaded(self.artifact)
+
+    def expect_reachable(self) -> None:
+        """Refuse to run where the device is not at hand.
+
+        Raises
+        ------
+        LaunchError
+            Where it is not.
+        """
+        artifact = self.artifact
         if not self._reachable:
             raise LaunchError(
                 f"{artifact.expression.name}: the kernel was compiled for '{artifact.device}', which is not this "
                 f"machine's device. Save it (kernel.save) and load it where a {artifact.device} is, or "
                 "compile with device='cpu' to run here. Source, program and estimate are available everywhere."
             )
-        target = target_of_language(artifact.language, artifact.expression.name, LaunchError)
-        # One compiled by name where its device was not has its source only, which is built where the device is.
-        return target.load(artifact if artifact.binary is not None else target.build(artifact))
 
     def __repr__(self) -> str:
         """Operator, device, prediction and measurement on one line."""
@@ -230,3 +238,18 @@ class CompiledKernel:
         )
         title = f"{self.artifact.expression} on {self.artifact.device}"
         return html_table(title, ("#", "predicted", "measured", "status", "program"), rows)
+
+
+def loaded(artifact: KernelArtifact) -> Any:
+    """Return what runs a kernel on its device.
+
+    Raises
+    ------
+    BuildError
+        Where it is source only, and its toolchain is missing or refuses it.
+    LaunchError
+        Where the device is not at hand.
+    """
+    target = target_of_language(artifact.language, artifact.expression.name, LaunchError)
+    # One compiled by name where its device was not has its source only, which is built where the device is.
+    return target.load(artifact if artifact.binary is not None else target.build(artifact))

@@ -241,8 +241,8 @@ def compile(
         changed, or was busy. A result that is doubtful does not replace one that is not.
     shapes
         Axes whose extents vary from call to call: ``{"ho": range(7, 65), "wo": range(7, 65)}``. The kernel is then a
-        :class:`~roller.varying.open_call.OpenRange`, for some ranges of one axis along the first dimension a
-        :class:`~roller.varying.kernel.VaryingKernel`: a few kernels cover the ranges. This processor only; not cached.
+        :class:`~roller.varying.open_call.OpenRange`, on a processor for some ranges of the first dimension alone a
+        :class:`~roller.varying.kernel.VaryingKernel`: few kernels cover the ranges. This processor or GPUs; no cache.
 
     Returns
     -------
@@ -277,8 +277,8 @@ def compile(
     if shapes is not None:
         from roller.varying.compile import compile_varying
 
-        at_home, plain = here and handle is None, not (prove or prove_s is not None or remeasure)
-        return compile_varying(expression, spec, shapes, chosen, seed, how, at_home, plain).holding(values)
+        plain = not (prove or prove_s is not None or remeasure)
+        return compile_varying(expression, spec, shapes, chosen, seed, how, here, plain, handle).holding(values)
     prove_for_s = seconds_of(prove, prove_s, here, spec.name) if prove is not False or prove_s is not None else 0.0
     if not cache or (handle is not None and handle.target.pretends):
         return _compile(expression, spec, chosen, seed, handle, how, prove_for_s).holding(values)

@@ -97,6 +97,11 @@ class Emulated:
         for (parameter, c_type), name in zip(kernel.parameters, launch.arguments, strict=True):
             if name not in known:
                 raise EmulationError(f"{launch.entry}: argument '{name}' is not among the artifact's {sorted(known)}.")
+            if (known[name].number is None) == (parameter in kernel.numbers):
+                raise EmulationError(
+                    f"{launch.entry}: parameter {parameter}: expected what is passed as a pointer to be an array, and "
+                    f"by value a number, got '{name}' of role {known[name].role}."
+                )
             if c_type not in DTYPES[known[name].dtype].c_types:
                 raise EmulationError(
                     f"{launch.entry}: parameter {parameter}: expected {c_type}, got argument '{name}' of "
@@ -259,6 +264,8 @@ class _Place:
 
 def element_bytes(argument: Argument) -> int:
     """Return the bytes of an argument's elements."""
+    if argument.number is not None:
+        return storage_dtype(argument.dtype).itemsize
     return int(np.prod(argument.shape, dtype=np.int64)) * storage_dtype(argument.dtype).itemsize
 
 
@@ -268,16 +275,20 @@ class Buffer:
     def __init__(self, argument: Argument, array: np.ndarray | None) -> None:
         self.argument = argument
         self.dtype = storage_dtype(argument.dtype)
-        self.elements = int(np.prod(argument.shape, dtype=np.int64))
-        self.bytes = self.elements * self.dtype.itemsize
+        self.bytes = element_bytes(argument)
+        self.elements = self.bytes // self.dtype.itemsize
         raw = np.full(self.bytes + 2 * _GUARD + _ALIGNMENT, _POISON, np.uint8)
         start = -raw.ctypes.data % _ALIGNMENT + _GUARD
         self.front, self.data = raw[start - _GUARD : start], raw[start : start + self.bytes]
         self.back = raw[start + self.bytes : start + self.bytes + _GUARD]
         self.address: int = self.data.ctypes.data
-        self.given = None if argument.role != "input" else self._given(array)
+        self.given = self._given(array) if argument.role == "input" else self._number()
         if self.given is not None:
             self.data[:] = self.given
+
+    def _number(self) -> np.ndarray | None:
+        number = self.argument.number
+        return None if number is None else np.array([number], self.dtype).view(np.uint8)
 
     def fill(self, byte: int) -> None:
         """Make what is no input look as if nobody had written it."""

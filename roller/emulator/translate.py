@@ -62,7 +62,8 @@ class TranslatedKernel:
 
     ``max_threads`` is the bound of ``__launch_bounds__`` (0 where there is none); ``converges`` says whether its
     threads wait for each other. A packed kernel has one parameter, the table named ``table``: its ``parameters`` are
-    the pointers in there, one per argument set, and ``columns`` how many of them lie together, by name.
+    the pointers in there, one per argument set, and ``columns`` how many of them lie together, by name. ``numbers`` are
+    the parameters that are passed by value.
     """
 
     entry: str
@@ -71,6 +72,7 @@ class TranslatedKernel:
     converges: bool
     table: str = ""
     columns: tuple[tuple[str, int], ...] = ()
+    numbers: frozenset[str] = frozenset()
 
 
 def translate(source: str, architecture: int = 800) -> tuple[str, tuple[TranslatedKernel, ...]]:
@@ -92,7 +94,8 @@ def translate(source: str, architecture: int = 800) -> tuple[str, tuple[Translat
     Raises
     ------
     EmulationError
-        Where the source has no kernel, a parameter that is no pointer, or PTX the emulator does not know.
+        Where the source has no kernel, a parameter that is no pointer and no ``int``, or PTX the emulator does not
+        know.
 
     Examples
     --------
@@ -128,8 +131,9 @@ def _kernels(text: str) -> tuple[TranslatedKernel, ...]:
         if packed:  # its programs stand ahead of it
             found.append(_packed(m[2], packed[1], text, int(m[1] or 0)))
             continue
-        parameters = tuple(_parameter(m[2], p) for p in m[3].split(",") if p.strip())
-        found.append(TranslatedKernel(m[2], parameters, int(m[1] or 0), bool(_CONVERGES.search(body))))
+        several = [_parameter(m[2], p) for p in m[3].split(",") if p.strip()]
+        parameters, numbers = tuple(p[:2] for p in several), frozenset(p[0] for p in several if p[2])
+        found.append(TranslatedKernel(m[2], parameters, int(m[1] or 0), bool(_CONVERGES.search(body)), numbers=numbers))
     if not found:
         raise EmulationError(
             "emulator: expected a CUDA source with a __global__ function, found none. Pass a 'cuda' artifact."
@@ -147,18 +151,23 @@ def _packed(entry: str, table: str, text: str, threads: int) -> TranslatedKernel
     )
 
 
-def _parameter(entry: str, text: str) -> tuple[str, str]:
+def _parameter(entry: str, text: str) -> tuple[str, str, bool]:
+    """Return name and type of a parameter, and whether it is a number."""
     plain = " ".join(re.sub(r"__restrict__|\bconst\b", " ", text).split())
-    m = re.fullmatch(rf"({_TYPE})\s*\*\s*(\w+)", plain)
+    m = re.fullmatch(rf"({_TYPE})\s*\*\s*(\w+)", plain) or re.fullmatch(r"(int)\s+(\w+)", plain)
     if m is None:
         raise EmulationError(
-            f"emulator: kernel {entry}: parameter '{plain}': expected a pointer to a plain type. Pass arrays only."
+            f"emulator: kernel {entry}: parameter '{plain}': expected a pointer to a plain type, or an int. "
+            "Pass arrays and whole numbers only."
         )
-    return m[2], m[1]
+    return m[2], m[1], "*" not in plain
 
 
 def _entry(kernel: TranslatedKernel) -> str:
-    places = [f"emul::whole<{t}>(a + {n})" for n, (_, t) in enumerate(kernel.parameters)]
+    places = [
+        f"*(const {t}*)a[{n}].base" if name in kernel.numbers else f"emul::whole<{t}>(a + {n})"
+        for n, (name, t) in enumerate(kernel.parameters)
+    ]
     name, arguments, ahead = kernel.entry, ", ".join(places), ""
     if kernel.table:  # behind the pointers comes the host's memory of where each program's blocks end
         fill = "".join(f" t.{p} = {place};" for (p, _), place in zip(kernel.parameters, places, strict=True))

@@ -106,7 +106,11 @@ class Target:
 
     def prepare(self) -> None:
         """Load the code generator, TVM with it: before processes are forked, which then have it."""
-        module(self.generator)
+        self.generation()
+
+    def generation(self) -> ModuleType:
+        """Return the module of code generation."""
+        return module(self.generator)
 
     def tools(self) -> ModuleType:
         """Return the toolchain's module.

@@ -7,11 +7,12 @@ import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from roller.choosing import Selection
+from roller.choosing.priced_only import compiled_spec
 from roller.core.c_compiler import need_compiler
 from roller.errors import NoCandidateError, RollerError, counted
 from roller.expr import TensorExpr
@@ -25,6 +26,9 @@ from roller.varying.kernel import Variant, VaryingKernel
 from roller.varying.open_call import OpenRange
 from roller.varying.open_operator import compile_extents
 from roller.varying.ranges import Range, open_range
+
+if TYPE_CHECKING:
+    from roller.runtime.devices import DeviceHandle
 
 _LOG = logging.getLogger("roller")
 #: Kernels at most; those built to choose among; extents they are timed at; patience (s) with a busy machine at each.
@@ -47,9 +51,9 @@ _APART = 0.05
 
 def compile_varying(
     expr: TensorExpr, spec: DeviceSpec, shapes: Mapping[str, Any], options: ConstructOptions, seed: int, how: Selection,
-    here: bool, plain: bool = True,
+    here: bool, plain: bool = True, handle: DeviceHandle | None = None,
 ) -> VaryingKernel | OpenRange:  # fmt: skip
-    """Compile an expression for all extents of some of its axes, on this machine's processor.
+    """Compile an expression for all extents of some of its axes, on this machine's processor or a GPU.
 
     One axis along the first dimension takes kernels whose code has its extent as a variable, where the templates that
     can have one suit it (:mod:`roller.varying.families`); all else takes code of some sizes that is generalised
@@ -66,24 +70,34 @@ def compile_varying(
     how
         Whether kernels are timed; else, and at sizes where other programs disturb the timing, predictions choose.
     here, plain
-        Whether the device is this machine's processor, and nothing is asked beside that a range does not have.
+        Whether the device is at hand, and nothing is asked beside that a range does not have.
+    handle
+        The GPU of this machine that kernels are for, if one is.
 
     Raises
     ------
     NoCandidateError
         No program takes an open extent, or no kernel of those that were built is right.
     RollerError
-        ``shapes`` names no size that can vary, or the device is not this machine's processor.
+        ``shapes`` names no size that can vary, or the device is neither this machine's processor nor a GPU.
     """
-    if not here:
+    if not here and not spec.traits.blocks:
         raise RollerError(
-            f"shapes: expected this machine's processor (device='cpu'), got {spec.name}. Compile for one shape."
+            f"shapes: expected this machine's processor (device='cpu') or a GPU, got {spec.name}. "
+            "Compile for one shape."
         )
+    if handle is not None and handle.target.pretends:
+        raise RollerError(f"shapes: expected a device that runs kernels, got a pretended {spec.name}. Name that one.")
     if how.refine_s or not plain:
         raise RollerError("shapes: expected neither prove, refine_s nor remeasure beside it, got one. Leave it out.")
+    constants = tuple(options.constants_of(expr))
+    if spec.traits.blocks:  # predictions choose: no device is touched
+        compiled: OpenRange = spec.traits.room("varying").compile_range(
+            extents_of(expr, shapes, constants), compiled_spec(expr, spec), options, here
+        )
+        return compiled
     timed = not how.deterministic
     need_compiler("compiling for this processor")
-    constants = tuple(options.constants_of(expr))
     spec, options = target_units(spec, options), replace(options, units=None)
     varies = open_range(expr, shapes, constants)
     if varies is None or not families_suit(varies, spec, options):

@@ -92,10 +92,13 @@ class Extents:
             for n in range(count)
         ]
 
-    def compared(self) -> list[dict[str, int]]:
-        """Return sizes that kernels are made for and compared at: over the box, and of two axes alike."""
+    def compared(self, places: tuple[int, ...] = _PLACES) -> list[dict[str, int]]:
+        """Return sizes that kernels are made for and compared at: over the box, and of two axes alike.
+
+        ``places``: how many of one axis, of two, and of each of more.
+        """
         ends = self.box.ends
-        each = _PLACES[min(len(ends), len(_PLACES)) - 1]
+        each = places[min(len(ends), len(places)) - 1]
         axes = [dict.fromkeys(int(x) for x in np.geomspace(*e, each).round()) for e in ends.values()]
         found = [dict(zip(ends, c, strict=True)) for c in itertools.product(*axes)]
         if len(ends) > 1:  # axes that grow together, as those of an image mostly do

@@ -9,22 +9,21 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from roller import perf
 from roller.artifact import Constant, KernelArtifact
-from roller.backends.cpu.launcher import CpuKernel
-from roller.compiled import CompiledKernel
+from roller.compiled import CompiledKernel, loaded
 from roller.core.display import one_line
 from roller.errors import ArtifactError, LaunchError, NoCandidateError, counted, shown
+from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.tile import RProgram
 from roller.varying.box import Sizes
 from roller.varying.extents import Extents
-from roller.varying.open_programs import OpenExpr, OpenKernel
-from roller.varying.open_proof import fault
+from roller.varying.open_programs import OpenExpr, OpenProgram
 
 _LOG = logging.getLogger("roller")
 #: Sizes that are kept ready; the first of them makes room for another.
@@ -33,6 +32,20 @@ _MOST_READY = 1024
 _UNMEASURED = 1.1
 #: Distance of logarithms of sizes at which a measurement counts half as much.
 _APART = 0.05
+
+
+class RangeKernel(Protocol):
+    """A kernel of all sizes from some on, as every kind of device has them."""
+
+    @property
+    def program(self) -> OpenProgram: ...  # noqa: D102
+
+    @property
+    def artifact(self) -> KernelArtifact: ...  # noqa: D102
+
+    def takes(self, sizes: Sizes) -> bool: ...  # noqa: D102
+
+    def at(self, sizes: Sizes, expression: TensorExpr) -> KernelArtifact: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
@@ -51,7 +64,7 @@ class Judged:
         Seconds by the position of a place.
     """
 
-    kernel: OpenKernel
+    kernel: RangeKernel
     places: tuple[Sizes, ...]
     predicted: np.ndarray
     measured: Mapping[int, float]
@@ -114,23 +127,26 @@ class OpenRange(CompiledKernel):
         The device.
     doubt
         Why the choice may be wrong, where other programs disturbed the timing; empty where nothing did.
+    reachable
+        Whether the device is at hand.
     """
 
     def __init__(
         self, varies: Extents, expression: OpenExpr, judged: Sequence[Judged], best: np.ndarray, spec: DeviceSpec,
-        doubt: str = "",
+        doubt: str = "", reachable: bool = True,
     ) -> None:  # fmt: skip
         self.varies, self.expression, self.judged, self.spec = varies, expression, tuple(judged), spec
         self._best, self._doubt = best, doubt
         self._chosen: dict[tuple[int, ...], int] = {}
-        self._loaded: dict[int, CpuKernel] = {}
-        self._ready: dict[Any, CpuKernel] = {}
+        self._room = spec.traits.room("varying")
+        self._loaded: dict[int, Any] = {}
+        self._ready: dict[Any, Any] = {}
         self._choosing = threading.RLock()
         held = {c.position for c in self.judged[0].kernel.artifact.constants}
         free = [n for n in range(len(varies.expr.inputs)) if n not in held]
         self._asked = sorted({free.index(p) for p, _ in varies.places.values()})
         self._positions = [free[n] for n in self._asked]
-        super().__init__(self._artifact(varies.box.high))
+        super().__init__(self._artifact(varies.box.high), reachable=reachable)
 
     @property
     def doubt(self) -> str:
@@ -138,7 +154,7 @@ class OpenRange(CompiledKernel):
         return self._doubt
 
     @property
-    def kernels(self) -> tuple[OpenKernel, ...]:
+    def kernels(self) -> tuple[RangeKernel, ...]:
         """The kernels."""
         return tuple(j.kernel for j in self.judged)
 
@@ -146,11 +162,10 @@ class OpenRange(CompiledKernel):
         """Return the kernels with the values of their constant inputs."""
         if not constants:
             return self
-        judged = [
-            replace(j, kernel=replace(j.kernel, artifact=replace(j.kernel.artifact, constants=constants)))
-            for j in self.judged
-        ]
-        return OpenRange(self.varies, self.expression, judged, self._best, self.spec, self._doubt)
+        judged = [replace(j, kernel=_holding(j.kernel, constants)) for j in self.judged]
+        return OpenRange(
+            self.varies, self.expression, judged, self._best, self.spec, self._doubt, reachable=self._reachable
+        )
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Refuse: kernels of ranges have no format.
@@ -242,12 +257,12 @@ class OpenRange(CompiledKernel):
             if key not in self._chosen:
                 expression, reasons = self.expression.at(sizes), []
                 for row in self._order(sizes):
-                    why = fault(self.judged[row].kernel, expression, sizes, self.spec.units)
+                    why = self._room.fault(self.judged[row].kernel, expression, sizes, self.spec)
                     if not why:
                         self._chosen[key] = row
                         break
                     reasons.append(why)
-                    _LOG.warning("%s: a kernel of the range is not used: %s", expression.name, why)
+                    _LOG.log(self._room.UNUSED, "%s: a kernel of the range is not used: %s", expression.name, why)
                 else:
                     what = f" that is right: {'; '.join(reasons)}" if reasons else ""
                     raise NoCandidateError(
@@ -261,7 +276,7 @@ class OpenRange(CompiledKernel):
         artifact = kernel.at(sizes, self.expression.at(sizes))
         return replace(artifact, estimate=perf.estimate_program(artifact.program, self.spec).to_dict())
 
-    def _load(self) -> CpuKernel:
+    def _load(self) -> Any:
         return self._prepared(self.varies.box.high)
 
     def _sizes(self, arrays: Sequence[Any]) -> dict[str, int]:
@@ -274,8 +289,9 @@ class OpenRange(CompiledKernel):
             shapes[position] = shape
         return self.varies.said(shapes)
 
-    def _prepared(self, sizes: Sizes) -> CpuKernel:
+    def _prepared(self, sizes: Sizes) -> Any:
         """Return what runs some sizes, made when they are first met."""
+        self.expect_reachable()
         with self._choosing:
             row = self._best_at(sizes)
             kernel, expression = self.judged[row].kernel, self.expression.at(sizes)
@@ -283,7 +299,7 @@ class OpenRange(CompiledKernel):
             found = self._ready.get(key)
             if found is None:
                 if row not in self._loaded:
-                    self._loaded[row] = CpuKernel(kernel.artifact)
+                    self._loaded[row] = loaded(kernel.artifact)
                 if len(self._ready) >= _MOST_READY:
                     del self._ready[next(iter(self._ready))]
                 found = self._ready[key] = self._loaded[row].reshaped(kernel.at(sizes, expression))
@@ -294,6 +310,11 @@ class OpenRange(CompiledKernel):
         ends = ", ".join(f"{n} from {low} to {high}" for n, (low, high) in self.varies.box.ends.items())
         what = f"{self.varies.expr.name} with {ends} on {self.spec.name}"
         return one_line("OpenRange", f"{what}: {counted(len(self.judged), 'kernel')}")
+
+
+def _holding(kernel: Any, constants: tuple[Constant, ...]) -> RangeKernel:
+    held: RangeKernel = replace(kernel, artifact=replace(kernel.artifact, constants=constants))
+    return held
 
 
 def _shape(array: Any) -> tuple[int, ...]:

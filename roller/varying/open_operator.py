@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from roller.search.ranking import best_programs
 from roller.targets import target_for
 from roller.templates.common.options import ConstructOptions
 from roller.templates.registry import programs_of
+from roller.tile import RProgram
 from roller.varying.box import Box, Sizes
 from roller.varying.extents import Extents
 from roller.varying.families import fewest, shortlist
@@ -39,7 +40,7 @@ _LEAST_SPAN = 24
 
 
 @dataclass
-class _Search:
+class Search:
     """What is known of an operator while its kernels are built."""
 
     varies: Extents
@@ -80,7 +81,7 @@ def compile_extents(
     NoCandidateError
         No kernels for all sizes were found.
     """
-    s = _search(varies, spec, options)
+    s = search(varies, spec, options)
     target_for(spec).prepare()
     for _ in range(2):  # what could not be built, or is wrong, makes room for others
         rows = [r for r in shortlist(s.costs, s.best, MOST, _BUILT) if r not in s.built]
@@ -92,13 +93,32 @@ def compile_extents(
     return _chosen(s, measured, spec, doubt)
 
 
-def _search(varies: Extents, spec: DeviceSpec, options: ConstructOptions) -> _Search:
-    """Construct programs for sizes all over the box, and price each at all of them."""
+def _offered(program: RProgram, form: OpenExpr, sizes: Sizes) -> list[OpenProgram]:
+    """Return the programs of all sizes that one of some sizes is looked at as."""
+    return [] if program.split_k > 1 else OpenProgram(program, form, sizes).with_narrowed(FEW_LANES)
+
+
+def search(
+    varies: Extents, spec: DeviceSpec, options: ConstructOptions,
+    offered: Callable[[RProgram, OpenExpr, Sizes], Sequence[OpenProgram]] = _offered,
+    places: Sequence[Sizes] | None = None,
+) -> Search:  # fmt: skip
+    """Construct programs for sizes all over the box, and price each at all of them.
+
+    Parameters
+    ----------
+    varies, spec, options
+        As for :func:`compile_extents`.
+    offered
+        What a constructed program is looked at as.
+    places
+        The sizes; those of :meth:`Extents.compared` where ``None``.
+    """
     points = [p for p in varies.looked_at if _exists(varies, p)]
     expr = OpenExpr.of([varies.at(p) for p in points], points)
     forms = open_forms(expr, points, options)
     constants = tuple(varies.expr.inputs[n].name for n in options.constants_of(varies.expr))
-    places = varies.compared()
+    places = varies.compared() if places is None else places
     families: dict[Any, OpenProgram] = {}
     best = np.full(len(places), np.inf)
     for column, sizes in enumerate(places):
@@ -107,14 +127,11 @@ def _search(varies: Extents, spec: DeviceSpec, options: ConstructOptions) -> _Se
         best[column] = min((e.seconds for _, e in ranked), default=np.inf)
         for program, _ in ranked:
             form = next((f for f in forms if f.at(sizes) == program.expr), None)
-            if form is None or program.split_k > 1:
-                continue
-            found = OpenProgram(program, form, sizes)
-            for family in found.with_narrowed(FEW_LANES):
+            for family in offered(program, form, sizes) if form is not None else ():
                 families.setdefault(family.key(), family)
     several = list(families.values())
     costs = np.stack([predicted(several, sizes, spec) for sizes in places], axis=1)
-    return _Search(varies, expr, several, places, costs, np.minimum(best, costs.min(axis=0, initial=np.inf)))
+    return Search(varies, expr, several, places, costs, np.minimum(best, costs.min(axis=0, initial=np.inf)))
 
 
 def _exists(varies: Extents, sizes: Sizes) -> bool:
@@ -125,7 +142,7 @@ def _exists(varies: Extents, sizes: Sizes) -> bool:
     return True
 
 
-def _build(s: _Search, rows: Sequence[int], spec: DeviceSpec) -> None:
+def _build(s: Search, rows: Sequence[int], spec: DeviceSpec) -> None:
     from roller.runtime.build_pool import build_all
 
     ends = s.varies.box.ends
@@ -140,7 +157,7 @@ def _build(s: _Search, rows: Sequence[int], spec: DeviceSpec) -> None:
             s.built[row] = replace(result.value, program=s.families[row])
 
 
-def _check(s: _Search, rows: Sequence[int], seed: int) -> None:
+def _check(s: Search, rows: Sequence[int], seed: int) -> None:
     """Run kernels where they are least, and in between; those that are wrong are dropped.
 
     Whatever sizes a call has, the kernel is shown to be right there before it runs (:mod:`.open_proof`).
@@ -164,7 +181,7 @@ def _points(sizes: Sizes) -> int:
     return math.prod(sizes.values())
 
 
-def _timed(s: _Search, seed: int) -> tuple[dict[int, dict[int, float]], str]:
+def _timed(s: Search, seed: int) -> tuple[dict[int, dict[int, float]], str]:
     """Return measured seconds by program and place, and what disturbed others: a time that others disturbed is none."""
     from roller.runtime.cpu_profile import Bench
 
@@ -189,7 +206,7 @@ def _timed(s: _Search, seed: int) -> tuple[dict[int, dict[int, float]], str]:
     return measured, doubt
 
 
-def _chosen(s: _Search, measured: Mapping[int, Mapping[int, float]], spec: DeviceSpec, doubt: str) -> OpenRange:
+def _chosen(s: Search, measured: Mapping[int, Mapping[int, float]], spec: DeviceSpec, doubt: str) -> OpenRange:
     """Return the kernels that together are nearest to the fastest everywhere."""
     rows = list(s.built)
     judged = [Judged(s.built[r], tuple(s.places), s.costs[r], dict(measured.get(r, {}))) for r in rows]

@@ -140,7 +140,7 @@ class Function:
         self.name, self.ptr = name, 7
 
     def __call__(self, grid, block, args, shared_mem=0, stream=None, enable_cooperative_groups=False):
-        assert all(isinstance(a, np.uint64) or (isinstance(a, np.ndarray) and a.size == 1) for a in args)
+        assert all(isinstance(a, (np.uint64, np.int32)) or (isinstance(a, np.ndarray) and a.size == 1) for a in args)
         if self.name == "roller_read":
             READS.append(read(*args))
             return

@@ -159,9 +159,11 @@ def test_what_a_range_does_not_have_is_said(options):
         roller.compile(roller.ops.matmul(8, 8, 8), shapes={"i": (1, 8)}, **options)
 
 
-def test_only_this_processor_takes_ranges():
+def test_only_this_processor_and_gpus_take_ranges():
     with pytest.raises(RollerError, match="this machine's processor"):
-        roller.compile(roller.ops.matmul(8, 8, 8), "v100", shapes={"i": (1, 8)})
+        roller.compile(roller.ops.matmul(8, 8, 8), "ipu_mk2", shapes={"i": (1, 8)})
+    with pytest.raises(RollerError, match="a pretended v100"):
+        roller.compile(roller.ops.matmul(8, 8, 8), "null:v100", shapes={"i": (1, 8)})
     varies = open_range(roller.ops.softmax((8, 8)), {"d0": (1, 8)})
     with pytest.raises(NoCandidateError, match="their templates need it before"):
         families(varies, SPEC, ConstructOptions())

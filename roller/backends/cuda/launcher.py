@@ -69,8 +69,21 @@ class CudaKernel:
         self._outputs = [_Slot(t, a) for t, a in zip(expression.output_tensors, artifact.outputs, strict=True)]
         self._workspaces = [a for a in artifact.arguments if a.role == "workspace"]
         self._modules: dict[int, Module] = {}
+        self._images: dict[int, Module] = {}
         self._constants = constant_arrays(artifact)
         self._resident: dict[int, tuple[dict[int, Any], dict[str, Any]]] = {}
+
+    def reshaped(self, artifact: KernelArtifact) -> CudaKernel:
+        """Return the kernel for other sizes; images and packed constants are shared.
+
+        Parameters
+        ----------
+        artifact
+            Of the same image, with other shapes, grids and numbers.
+        """
+        out = type(self)(artifact)
+        out._images, out._resident, out._constants = self._images, self._resident, self._constants
+        return out
 
     def _runtime(self) -> Any:
         return cupy()
@@ -118,7 +131,7 @@ class CudaKernel:
             raise LaunchError(f"{name}: expected {counted(len(free), 'array')} ({', '.join(free)}), got {len(arrays)}.")
         torch_device = next((a.device for a in arrays if is_torch(a) and a.is_cuda), None)
         with self._on(stream, torch_device) as (current, device):
-            module = self._modules.get(device) or self._modules.setdefault(device, Module(self._cupy, self.artifact))
+            module = self._module(device)
             constants, panels = self._on_device(device, module, current)
             every = with_constants(arrays, constants) if constants else arrays
             inputs = [self._input(s, a) for s, a in zip(self._inputs, every, strict=True)]
@@ -135,6 +148,14 @@ class CudaKernel:
         if out is not None:
             return out
         return result[0] if len(result) == 1 else tuple(result)
+
+    def _module(self, device: int) -> Module:
+        """Return the kernels on a device: an image is loaded once for all sizes."""
+        found = self._modules.get(device)
+        if found is None:
+            image = self._images.get(device) or self._images.setdefault(device, Module(self._cupy, self.artifact))
+            found = self._modules.setdefault(device, image.reshaped(self.artifact))
+        return found
 
     def _on_device(self, device: int, module: Module, stream: Any) -> tuple[dict[int, Any], dict[str, Any]]:
         """Return the constants on a device, and the panels made of them: by the first call, for calls on any stream."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,7 @@ class Module:
         with fitting(artifact.expression.name, artifact.target):
             self._image.load(artifact.binary)
             self._calls = [(x, self._function(cp, x)) for x in artifact.launches]
+            self._numbers = _numbers(artifact)
             first = artifact.prepare
             self._first = [(first, self._function(cp, first))] if first else []
 
@@ -74,6 +76,14 @@ class Module:
         static = int(self.artifact.build.get("static_shared_bytes", 0)) if _is_static(launch) else 0
         allow_scratchpad(cp, function, launch.dynamic_shared_bytes, launch.dynamic_shared_bytes + static, blocks)
         return function
+
+    def reshaped(self, artifact: KernelArtifact) -> Module:
+        """Return the same kernels with the grids and numbers of another shape, by an artifact of the same image."""
+        out = copy(self)
+        out.artifact = artifact
+        out._calls = [(x, f) for x, (_, f) in zip(artifact.launches, self._calls, strict=True)]
+        out._numbers = _numbers(artifact)
+        return out
 
     def launch(self, pointers: Mapping[str, int], stream: Any) -> None:
         """Start all kernels, in order, on a stream; returns at once.
@@ -85,11 +95,11 @@ class Module:
         stream
             A CuPy stream.
         """
-        _start(self._calls, pointers, stream)
+        _start(self._calls, {**pointers, **self._numbers}, stream)
 
     def prepare(self, pointers: Mapping[str, int], stream: Any) -> None:
         """Start what fills the panels of constants, if there is anything to fill; as :meth:`launch`."""
-        _start(self._first, pointers, stream)
+        _start(self._first, {**pointers, **self._numbers}, stream)
 
 
 class PackedModule:
@@ -183,7 +193,12 @@ def _attribute(cp: Any, number: int) -> int:
         return 0
 
 
-def _start(calls: Sequence[tuple[Launch, Any]], pointers: Mapping[str, int], stream: Any) -> None:
+def _numbers(artifact: KernelArtifact) -> dict[str, np.int32]:
+    return {a.name: np.int32(a.number) for a in artifact.arguments if a.number is not None}
+
+
+def _start(calls: Sequence[tuple[Launch, Any]], given: Mapping[str, int | np.int32], stream: Any) -> None:
+    """Start kernels, their arguments addresses but for what is a NumPy number already."""
     for launch, function in calls:
-        values = tuple(np.uint64(pointers[n]) for n in launch.arguments)
+        values = tuple(x if isinstance(x := given[n], np.int32) else np.uint64(x) for n in launch.arguments)
         function(launch.grid, launch.block, values, launch.dynamic_shared_bytes, stream)

@@ -7,6 +7,8 @@ headers (but ``cuda_fp16.h`` for half precision) and no device.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from roller.artifact import Argument, Constant, KernelArtifact, Launch
@@ -115,6 +117,55 @@ def lower(
         Where the program is not for a GPU, a tensor, a workspace or an axis padded to whole tiles is too large for
         32-bit offsets, asynchronous copies are asked of an architecture that has none, or TVM refuses.
     """
+    available = has_async_copies(arch)
+    code = unlowered(program, arch, async_copies=available if async_copies is None else async_copies)
+    return lowered(code, program, expression, arch, device)
+
+
+@dataclass(frozen=True)
+class Unlowered:
+    """The kernels of a program as TensorIR, before TVM lowers them.
+
+    Parameters
+    ----------
+    params
+        Buffers of the arguments in their order, then :attr:`numbers`.
+    body
+        All kernels, one after another.
+    arguments, names
+        Arguments, and their names by those of their buffers.
+    entry
+        What names of kernels begin with.
+    prepares
+        Whether the first kernel fills panels of constants.
+    own_barriers
+        Whether the templates placed all barriers, and TVM must not add any.
+    numbers
+        Values of what is passed by value, the last of :attr:`params`: numbers that depend on the sizes of a call.
+    """
+
+    params: tuple[Any, ...]
+    body: Any
+    arguments: tuple[Argument, ...]
+    names: Mapping[str, str]
+    entry: str
+    prepares: bool
+    own_barriers: bool
+    numbers: Mapping[str, int] = field(default_factory=dict)
+
+
+def unlowered_for(program: RProgram, spec: DeviceSpec) -> Unlowered:
+    """Write the kernels of a program for the device it was constructed for; as :func:`unlowered`."""
+    return unlowered(program, spec.target["arch"], async_copies=spec.execution.async_copy_bytes is not None)
+
+
+def lowered_for(code: Unlowered, program: RProgram, expression: TensorExpr, spec: DeviceSpec) -> KernelArtifact:
+    """Lower the kernels of :func:`unlowered_for`."""
+    return lowered(code, program, expression, spec.target["arch"], spec.name)
+
+
+def unlowered(program: RProgram, arch: str, *, async_copies: bool) -> Unlowered:
+    """Write the kernels of a program as TensorIR; as :func:`lower`."""
     GPU.expect(program.kind, "cuda")
     if program.fragment is not None and not program.fragment.emitted:
         raise BuildError(
@@ -128,7 +179,7 @@ def lower(
             f"cuda: expected an architecture with asynchronous copies (sm_80 or later), got '{arch}'. Construct for a "
             "specification without execution.async_copy_bytes."
         )
-    ctx = Context(program.expr, async_copies=available if async_copies is None else async_copies)
+    ctx = Context(program.expr, async_copies=async_copies)
     body = kernels(ctx, program)
     check_tensors("workspace", (*ctx.workspaces, *ctx.panels))
     arguments = (
@@ -141,30 +192,35 @@ def lower(
     entry = re.sub(r"\W", "_", program.expr.name, flags=re.ASCII) or "roller"
     entry = f"k{entry}" if entry[0].isdigit() else entry
     ahead = [] if ctx.prepare is None else [ctx.prepare]
-    launches = _launches(
-        [*ahead, *body], params, {ctx.buffers[a.name].name: a.name for a in arguments}, entry, arch, ctx.own_barriers
-    )
-    arch = (program.fragment.arch if program.fragment else "") or arch
-    prepare, launches = (launches[0], launches[1:]) if ahead else (None, launches)
-    constants = tuple(Constant(n) for n, t in enumerate(expression.inputs) if t.name in program.constants)
-    return KernelArtifact(
-        "cuda", {"arch": arch}, device, expression, program, launches, arguments, constants=constants, prepare=prepare
-    )
-
-
-def _launches(
-    body: list[Any], params: list[Any], names: dict[str, str], entry: str, arch: str, own_barriers: bool
-) -> tuple[Launch, ...]:
-    """Lower all kernels as one module and describe one launch each, in order.
-
-    ``own_barriers``: the templates placed all barriers, and TVM must not add any.
-    """
-    left_out = ["s_tir.CompactBufferAllocation", *(["s_tir.ThreadSync"] if own_barriers else [])]
-    whole = body[0] if len(body) == 1 else tirx.SeqStmt(body)
-    if not has_async_copies(arch):  # nor bfloat16, which came with them
+    several = [*ahead, *body]
+    whole = several[0] if len(several) == 1 else tirx.SeqStmt(several)
+    if not available:  # nor bfloat16, which came with them
         whole = keep_nan(whole)
     params, whole = without_byte_floats(params, whole, byte_floats.to_float, byte_floats.to_byte)
-    func = tirx.PrimFunc(params, whole).with_attrs({"global_symbol": entry, "tirx.noalias": True})
+    names = {ctx.buffers[a.name].name: a.name for a in arguments}
+    return Unlowered(tuple(params), whole, arguments, names, entry, bool(ahead), ctx.own_barriers)
+
+
+def lowered(
+    code: Unlowered, program: RProgram, expression: TensorExpr, arch: str, device: str
+) -> KernelArtifact:  # fmt: skip
+    """Lower the kernels of a program by TVM, and describe them; as :func:`lower`."""
+    launches = _launches(code, arch)
+    arch = (program.fragment.arch if program.fragment else "") or arch
+    prepare, launches = (launches[0], launches[1:]) if code.prepares else (None, launches)
+    constants = tuple(Constant(n) for n, t in enumerate(expression.inputs) if t.name in program.constants)
+    return KernelArtifact(
+        "cuda", {"arch": arch}, device, expression, program, launches, code.arguments, constants=constants,
+        prepare=prepare,
+    )  # fmt: skip
+
+
+def _launches(code: Unlowered, arch: str) -> tuple[Launch, ...]:
+    """Lower all kernels as one module and describe one launch each, in order."""
+    left_out = ["s_tir.CompactBufferAllocation", *(["s_tir.ThreadSync"] if code.own_barriers else [])]
+    entry = code.entry
+    func = tirx.PrimFunc(list(code.params), code.body)
+    func = func.with_attrs({"global_symbol": entry, "tirx.noalias": True})
     target = tvm.target.Target({"kind": "cuda", "arch": arch})
     module = tvm.IRModule({entry: func})
     try:
@@ -184,21 +240,30 @@ def _launches(
     functions = {gv.name_hint: f for gv, f in device_module.functions.items()}
     ordered = sorted(functions, key=lambda n: int(n.rsplit("_kernel", 1)[1].lstrip("_") or 0))
     dynamic = _dynamic_shared(host)
-    return tuple(_launch(source, n, functions[n], names, dynamic.get(n, 0)) for n in ordered)
+    return tuple(_launch(source, n, functions[n], code, dynamic.get(n, 0)) for n in ordered)
 
 
-def _launch(source: str, name: str, func: Any, names: dict[str, str], dynamic: int) -> Launch:
-    extents: dict[str, int] = {}
-
-    def visit(node: Any) -> None:
-        if type(node).__name__ == "AttrStmt" and node.attr_key == "thread_extent":
-            extents[node.node.thread_tag] = int(node.value)
-
-    tvm_ffi.structural_walk(func.body, visit)
+def _launch(source: str, name: str, func: Any, code: Unlowered, dynamic: int) -> Launch:
+    extents = {
+        tag: code.numbers[e.name] if isinstance(e, tirx.Var) else int(e) for tag, e in thread_extents(func.body).items()
+    }
+    names = {**code.names, **{n: n for n in code.numbers}}
     arguments = tuple(names[p.name.removesuffix("_ptr")] for p in func.params)
     x, y, z = ((extents.get(f"blockIdx.{c}", 1)) for c in "xyz")
     a, b, c = ((extents.get(f"threadIdx.{c}", 1)) for c in "xyz")
     return Launch(source, name, arguments, (x, y, z), (a, b, c), dynamic)
+
+
+def thread_extents(body: Any) -> dict[str, Any]:
+    """Return the extents of blocks and threads of a kernel, by their tags."""
+    extents: dict[str, Any] = {}
+
+    def visit(node: Any) -> None:
+        if type(node).__name__ == "AttrStmt" and node.attr_key == "thread_extent":
+            extents[node.node.thread_tag] = node.value
+
+    tvm_ffi.structural_walk(body, visit)
+    return extents
 
 
 def _dynamic_shared(host: Any) -> dict[str, int]:

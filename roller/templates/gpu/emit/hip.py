@@ -127,6 +127,21 @@ def lower(program: RProgram, expression: TensorExpr, arch: str, device: str) -> 
         artifact = cuda.lower(program, expression, _TEMPLATE_ARCH, device)
     except BuildError as err:
         raise BuildError(str(err).replace("cuda:", "hip:", 1)) from err
+    return _adapted(artifact, arch)
+
+
+def unlowered_for(program: RProgram, spec: DeviceSpec) -> cuda.Unlowered:
+    """Write the kernels of a program for the device it was constructed for, as TensorIR."""
+    del spec  # the text of all of them
+    return cuda.unlowered(program, _TEMPLATE_ARCH, async_copies=False)
+
+
+def lowered_for(code: cuda.Unlowered, program: RProgram, expression: TensorExpr, spec: DeviceSpec) -> KernelArtifact:
+    """Lower the kernels of :func:`unlowered_for`."""
+    return _adapted(cuda.lowered(code, program, expression, _TEMPLATE_ARCH, spec.name), spec.target["arch"])
+
+
+def _adapted(artifact: KernelArtifact, arch: str) -> KernelArtifact:
     texts = {source: adapt(source) for source in {x.source for x in artifact.launches}}
     launches = tuple(replace(x, source=texts[x.source]) for x in artifact.launches)
     prepare = artifact.prepare and replace(artifact.prepare, source=texts[artifact.prepare.source])

@@ -9,7 +9,7 @@ from typing import Any
 
 from roller.expr import Axis
 from roller.te.compat import tirx
-from roller.templates.gpu.emit.nest import Expr, Stmt, loop, loops, num, unravel
+from roller.templates.gpu.emit.nest import Expr, Many, Stmt, is_one, loop, loops, num, unravel
 from roller.tile import RProgram
 
 
@@ -20,6 +20,7 @@ class AxisMap:
     A block tile holds ``threads * registers`` elements. A thread's registers come in chunks of ``vector``
     contiguous elements; chunks are ``vector`` apart (contiguous) or ``threads * vector`` apart (interleaved).
     Of ``extent`` positions ``slack`` at most are no elements (:mod:`roller.templates.gpu.rows.emit_shifted`).
+    ``differs``: the extent is that of one call, and the code that of all.
     """
 
     name: str
@@ -29,6 +30,7 @@ class AxisMap:
     vector: int = 1
     interleaved: bool = False
     slack: int = 0
+    differs: bool = False
 
     @property
     def certain(self) -> int:
@@ -43,12 +45,12 @@ class AxisMap:
     @property
     def steps(self) -> int:
         """Block tiles along the axis."""
-        return -(-self.extent // self.tile)
+        return Many.of(-(-self.extent // self.tile), self.differs)
 
     @property
     def padded(self) -> bool:
         """Whether the last tile reaches beyond the axis."""
-        return self.certain % self.tile != 0
+        return self.differs or self.certain % self.tile != 0
 
     @property
     def chunks(self) -> int:
@@ -68,7 +70,8 @@ def axis_map(program: RProgram, axis: Axis, *, interleaved: bool | None = None) 
     wanted = program.vector_elements if axis.name == program.vector_axis else 1
     vector = wanted if register % wanted == 0 else 1
     order = program.interleaved if interleaved is None else interleaved
-    return AxisMap(axis.name, axis.extent, block // register, register, vector, order)
+    differs = axis.name in program.open_axes
+    return AxisMap(axis.name, axis.extent, block // register, register, vector, order, differs=differs)
 
 
 def block_position(flat: Expr, steps: Sequence[int], raster: int) -> list[Expr]:
@@ -85,21 +88,22 @@ def block_position(flat: Expr, steps: Sequence[int], raster: int) -> list[Expr]:
         fastest one advances; the last group may be smaller. Blocks that run together then share more of what they
         load from the shared cache.
     """
-    wide = [n for n, e in enumerate(steps) if e > 1][-2:]
+    wide = [n for n, e in enumerate(steps) if not is_one(e)][-2:]
     if raster == 1 or len(wide) < 2:
         return unravel(flat, steps)
     slow, fast = wide
-    depth = min(raster, steps[slow])
-    groups = -(-steps[slow] // depth)
+    differs = isinstance(steps[slow], Many)
+    depth = raster if differs else min(raster, steps[slow])
+    groups = Many.of(-(-steps[slow] // depth), differs)
     rest = list(steps)
     rest[slow] = rest[fast] = 1
     both = steps[slow] * steps[fast]
     out = unravel(tirx.floordiv(flat, both), rest)
-    within = tirx.floormod(flat, both) if math.prod(rest) > 1 else flat
-    group = tirx.floordiv(within, depth * steps[fast]) if groups > 1 else num(0)
-    tile = tirx.floormod(within, depth * steps[fast]) if groups > 1 else within
+    within = flat if all(map(is_one, rest)) else tirx.floormod(flat, both)
+    group = num(0) if is_one(groups) else tirx.floordiv(within, depth * steps[fast])
+    tile = within if is_one(groups) else tirx.floormod(within, depth * steps[fast])
     # Only the last group is shorter where the depth does not divide.
-    here = tirx.min(num(depth), num(steps[slow]) - group * depth) if steps[slow] % depth else num(depth)
+    here = tirx.min(num(depth), num(steps[slow]) - group * depth) if differs or steps[slow] % depth else num(depth)
     out[slow] = group * depth + tirx.floormod(tile, here)
     out[fast] = tirx.floordiv(tile, here)
     return out

@@ -23,6 +23,25 @@ UNROLL_BUDGET = 256
 WARP = 32
 
 
+class Many(int):
+    """A count that differs from call to call: code is written as for many, also where it is one."""
+
+    @classmethod
+    def of(cls, value: int, differs: bool) -> int:
+        """Return a count, marked where it differs."""
+        return cls(value) if differs else value
+
+
+def is_one(count: int) -> bool:
+    """Whether a count is one, in all calls."""
+    return count == 1 and not isinstance(count, Many)
+
+
+def is_certain(count: Any) -> bool:
+    """Whether a count is a number that is the same in all calls."""
+    return isinstance(count, int) and not isinstance(count, Many)
+
+
 def num(value: int) -> Expr:
     """Return an int32 literal."""
     return tirx.const(value, "int32")
@@ -37,7 +56,7 @@ def loop(name: str, extent: Any, body: Callable[[Expr], Stmt], *, unroll: bool =
     them as vectors of two bytes each, which are not what lies in memory.
     """
     if isinstance(extent, int):
-        if extent == 1:
+        if is_one(extent):
             return body(num(0))
         extent = num(extent)
     kinds = tvm.tirx.stmt.ForKind
@@ -114,11 +133,11 @@ def unravel(flat: Expr, extents: Sequence[int]) -> list[Expr]:
     for e in extents:
         total *= e
     for i, e in reversed(list(enumerate(extents))):
-        if e == 1:
+        if is_one(e):
             out.append(num(0))
             continue
         part = flat if stride == 1 else tirx.floordiv(flat, stride)
-        outermost = stride * e == total and all(x == 1 for x in extents[:i])
+        outermost = stride * e == total and all(map(is_one, extents[:i]))
         out.append(part if outermost else tirx.floormod(part, e))
         stride *= e
     return out[::-1]

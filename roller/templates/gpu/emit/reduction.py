@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from roller.templates.gpu.emit.mapping import AxisMap
 from roller.templates.gpu.emit.nest import (
     Buffer,
     Expr,
+    Many,
     Stmt,
     buffer,
     kernel,
@@ -76,10 +77,12 @@ def tiled_kernels(
     part = Results.of_part(stage)
     flat = Stage(part.tensor, stage.axes, part.index, stage.body, stage.combiner, stage.acc_dtype)
     t = template(ctx, flat, program)
-    return [t.kernel(flat, target, (t.part,)), _combine_parts(ctx, stage, result, partial, order)]
+    return [t.kernel(flat, target, (t.part,)), _combine_parts(ctx, stage, result, partial, order, program.open_axes)]
 
 
-def _combine_parts(ctx: Context, stage: Stage, result: Stage, partial: Tensor, order: Sequence[Axis]) -> Stmt:
+def _combine_parts(
+    ctx: Context, stage: Stage, result: Stage, partial: Tensor, order: Sequence[Axis], open_axes: Collection[str]
+) -> Stmt:
     """Second kernel of a split reduction: adds the parts of every element in a fixed order, then the epilogue.
 
     One thread per element, or several that each add some of many parts and then meet in a tree.
@@ -91,7 +94,11 @@ def _combine_parts(ctx: Context, stage: Stage, result: Stage, partial: Tensor, o
     total = math.prod(a.extent for a in order)
     block, thread = thread_axis("blockIdx.x", -(-total // threads)), thread_axis("threadIdx.x", threads)
     flat = block.var * threads + thread.var
-    env = dict(zip((a.name for a in order), unravel(flat, [a.extent for a in order]), strict=True))
+    env = dict(
+        zip(
+            (a.name for a in order), unravel(flat, [Many.of(a.extent, a.name in open_axes) for a in order]), strict=True
+        )
+    )
     acc = buffer("acc", (1,), stage.acc_dtype, "local")
     source = ctx.buffers[partial.name]
     combiner = stage.combiner or "sum"
@@ -109,7 +116,7 @@ def _combine_parts(ctx: Context, stage: Stage, result: Stage, partial: Tensor, o
         value = as_output(emit_scalar(result.body, env, readers), result)
     write = store(ctx.buffers[result.name], value, *(emit_index(i, env) for i in result.store))
     body = seq([init, loop("part", partial.shape[0], add, unroll=True), write])
-    inside = [flat < total] if total % threads else []
+    inside = [flat < total] if total % threads or any(a.name in open_axes for a in order) else []
     return kernel((block, thread), with_buffers([acc], when(inside, body)))
 
 

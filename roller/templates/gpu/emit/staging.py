@@ -9,20 +9,21 @@ needs no predicate.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from roller.core.dtypes import DTYPE_BYTES
-from roller.expr import COMBINERS, Cast, Index, Load, Stage, Tensor
+from roller.expr import COMBINERS, Axis, Cast, Index, Load, Stage, Tensor
 from roller.te.compat import tirx
 from roller.te.emit import constant, emit_bounds, emit_index
 from roller.templates.gpu.emit.context import Context, compute_dtype, index_conditions
 from roller.templates.gpu.emit.nest import (
     Buffer,
     Expr,
+    Many,
     Stmt,
     buffer,
     dtype_name,
@@ -34,6 +35,7 @@ from roller.templates.gpu.emit.nest import (
     unravel,
     when,
 )
+from roller.tile import RProgram
 from roller.tile.layout import TileLayout, copy_rounds, tile_layout
 from roller.tile.scratchpad import STATIC_SHARED_BYTES, whole_vectors
 from roller.tile.vectors import copy_width
@@ -45,19 +47,36 @@ _IN_FLIGHT = 16
 
 @dataclass(frozen=True)
 class Domain:
-    """Extents of a stage's axes: real, padded to whole tiles, and of one tile (elements)."""
+    """Extents of a stage's axes: real, padded to whole tiles, and of one tile (elements).
+
+    Those of ``open_axes`` differ from call to call.
+    """
 
     real: Mapping[str, int]
     tile: Mapping[str, int]
+    open_axes: Collection[str] = ()
+
+    @classmethod
+    def of(cls, stage: Stage, program: RProgram) -> Domain:
+        """Return that of the stage a program is for."""
+        return cls(stage.extents, program.block_tile, program.open_axes)
 
     @property
     def padded(self) -> dict[str, int]:
-        """Extents rounded up to whole tiles."""
-        return {a: -(-n // self.tile[a]) * self.tile[a] for a, n in self.real.items()}
+        """Extents rounded up to whole tiles, of axes whose extents differ to one more."""
+        return {a: (-(-n // self.tile[a]) + (a in self.open_axes)) * self.tile[a] for a, n in self.real.items()}
+
+    def steps(self, axis: str) -> int:
+        """Return the tiles of an axis."""
+        return Many.of(-(-self.real[axis] // self.tile[axis]), axis in self.open_axes)
+
+    def all_steps(self, axes: Sequence[Axis]) -> int:
+        """Return the tiles of several axes together."""
+        return Many.of(math.prod(self.steps(a.name) for a in axes), any(a.name in self.open_axes for a in axes))
 
     def beyond(self, axis: str) -> bool:
         """Whether tiles reach past the end of an axis."""
-        return self.real[axis] % self.tile[axis] != 0
+        return axis in self.open_axes or self.real[axis] % self.tile[axis] != 0
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,10 @@ from roller.templates.gpu.emit.mapping import AxisMap, axis_map, block_position
 from roller.templates.gpu.emit.nest import (
     Buffer,
     Expr,
+    Many,
     Stmt,
     buffer,
+    is_certain,
     kernel,
     loop,
     num,
@@ -64,7 +66,7 @@ class Matrix:
         assert p.fragment is not None
         self.fragment = p.fragment
         self.maps: tuple[AxisMap, ...] = tuple(axis_map(p, a) for a in store_order(s))
-        self.domain = Domain(s.extents, p.block_tile)
+        self.domain = Domain.of(s, p)
         self.m_axis, self.n_axis, self.k_axis = p.matrix_axes
         self.register: Mapping[str, int] = p.tile("register")
         self._threads()
@@ -146,16 +148,17 @@ class Matrix:
     def _steps(self) -> tuple[Expr | int, Callable[[Expr], Mapping[str, Expr]]]:
         """Return how many steps this block takes, and where a step's tiles start."""
         axes = self.stage.reduction_axes
-        steps = [-(-a.extent // self.domain.tile[a.name]) for a in axes]
-        total, parts = math.prod(steps), self.program.split_k
-        share = -(-total // parts)
+        steps = [self.domain.steps(a.name) for a in axes]
+        total, parts = self.domain.all_steps(axes), self.program.split_k
+        differs = isinstance(total, Many)
+        share = Many.of(-(-total // parts), differs)
         first = self.part * share if parts > 1 else num(0)
 
         def base(step: Expr) -> Mapping[str, Expr]:
             places = unravel(first + step if parts > 1 else step, steps)
             return {**self.base, **{a.name: x * self.domain.tile[a.name] for a, x in zip(axes, places, strict=True)}}
 
-        if total % parts == 0:
+        if parts == 1 or (total % parts == 0 and not differs):
             return share, base
         return tirx.max(tirx.min(num(share), num(total) - first), num(0)), base
 
@@ -196,9 +199,9 @@ class Matrix:
         return tirx.floormod(step, self.program.stages)
 
     def _exists(self, step: Expr, count: Expr | int) -> list[Expr]:
-        if isinstance(count, int) and self.program.stages - 1 <= count:
+        if is_certain(count) and self.program.stages - 1 <= count:
             return []
-        return [step < count]
+        return [tirx.LT(step, num(count)) if isinstance(count, Many) else step < count]
 
     @property
     def _any_async(self) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from roller.te.compat import tirx
 from roller.templates.gpu.emit.mapping import AxisMap, Registers
-from roller.templates.gpu.emit.nest import Expr, Stmt, loop, loops, num, seq, when
+from roller.templates.gpu.emit.nest import Expr, Many, Stmt, loop, loops, num, seq, when
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,11 @@ def sweep(maps: Sequence[AxisMap], body: Callable[[Tile], Stmt], part: Part | No
             begin = at(depth + 1, Tile({**tile.base, m.name: num(0)}, tile.tails, tile.heads | head))
             found.append(when([first.equal(0)] if share else [], begin))
         skipped = 1 if found else 0
-        if whole > skipped:
+        if whole > skipped or m.differs:
             left = tirx.min(num(share), num(whole) - first)
             start = tirx.max(first, num(1)) if share and skipped else first + skipped if skipped else first
-            count = tirx.max(left - (start - first) if skipped else left, num(0)) if share else whole - skipped
+            all_steps = Many.of(max(0, whole - skipped), m.differs)
+            count = tirx.max(left - (start - first) if skipped else left, num(0)) if share else all_steps
             found.append(loop(
                 f"step_{depth}", count,
                 lambda n: at(depth + 1, replace(tile, base={**tile.base, m.name: (start + n) * m.tile})),
@@ -109,6 +110,8 @@ def points(
 def _spans(m: AxisMap, tile: Tile) -> list[tuple[int, int, bool]]:
     """Return a thread's chunks of one axis as ``(first, count, whether they may lie outside it)``."""
     whole = end = m.chunks
+    if m.name in tile.tails and m.differs:  # any of them may
+        return [(0, end, True)]
     if m.name in tile.tails:
         start, row = m.certain // m.tile * m.tile, m.threads * m.vector
         whole, end = (m.certain - start) // row, -(-(m.extent - start) // row)

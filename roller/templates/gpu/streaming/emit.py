@@ -67,7 +67,9 @@ class _Streaming:
         self.threads = unravel(self.thread.var, [m.threads for m in maps])
         self.vector = next((m for m in maps if Results.of(s).vector(m.name, m.extent, m.vector) > 1), None)
         self.base = {m.name: b * m.tile for m, b in zip(maps, self.blocks, strict=True)}
-        self.domain = Domain({m.name: m.extent for m in maps}, {m.name: m.tile for m in maps})
+        self.domain = Domain(
+            {m.name: m.extent for m in maps}, {m.name: m.tile for m in maps}, {m.name for m in maps if m.differs}
+        )
         self.tiles = [
             stage_tile(ctx, s, ld, self.domain, staged[ld.tensor], f"tile{n}")
             for n, ld in enumerate(x for x in s.loads if has_tile(x.tensor, x.index, staged))
@@ -148,7 +150,12 @@ def stream_of(ctx: Context, s: Stage, program: RProgram) -> Stmt:
         padding = dict(program.storage_padding)
         staged = {t: padding.get(t, 0) for t in program.staged}
         return streaming_kernel(ctx, s, [axis_map(program, a) for a in order], staged)
-    last = len(order) - 1
+    last, varying = len(order) - 1, program.open_axes
     return streaming_kernel(
-        ctx, s, [AxisMap(a.name, a.extent, _THREADS if n == last else 1, 1) for n, a in enumerate(order)]
+        ctx,
+        s,
+        [
+            AxisMap(a.name, a.extent, _THREADS if n == last else 1, 1, differs=a.name in varying)
+            for n, a in enumerate(order)
+        ],
     )

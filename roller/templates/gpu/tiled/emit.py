@@ -31,6 +31,7 @@ from roller.templates.gpu.emit.nest import (
     UNROLL_BUDGET,
     Buffer,
     Expr,
+    Many,
     Stmt,
     buffer,
     dtype_name,
@@ -91,7 +92,7 @@ class Tiled:
         p, s = self.program, self.stage
         self.maps: tuple[AxisMap, ...] = tuple(axis_map(p, a) for a in store_order(s))
         self.by_name = {m.name: m for m in self.maps}
-        self.domain = Domain(s.extents, p.block_tile)
+        self.domain = Domain.of(s, p)
         self.threads = math.prod(m.threads for m in self.maps)
         self.block = thread_axis("blockIdx.x", p.split_k * math.prod(m.steps for m in self.maps))
         self.thread = thread_axis("threadIdx.x", self.threads)
@@ -159,7 +160,7 @@ class Tiled:
 
     def _reduction(self) -> Stmt:
         axes = self.stage.reduction_axes
-        steps = [-(-a.extent // self.domain.tile[a.name]) for a in axes]
+        steps = [self.domain.steps(a.name) for a in axes]
         names = [f"{a.name}_step" for a in axes]
         pipelined = self.program.stages > 1 and self.tiles
         if self.program.split_k == 1 and not pipelined:
@@ -167,10 +168,11 @@ class Tiled:
                 list(zip(names, steps, strict=True)),
                 lambda env: self._step({a.name: env[n] for a, n in zip(axes, names, strict=True)}),
             )
-        total = math.prod(steps)
-        share = -(-total // self.program.split_k)
+        total = self.domain.all_steps(axes)
+        differs = isinstance(total, Many)
+        share = Many.of(-(-total // self.program.split_k), differs)
         count: int | Expr = share
-        if total % self.program.split_k:
+        if total % self.program.split_k or (differs and self.program.split_k > 1):
             count = tirx.max(tirx.min(num(share), num(total) - self.part * share), num(0))
 
         def outer(s: Expr) -> dict[str, Expr]:

@@ -19,9 +19,11 @@ from roller.templates.gpu.emit.context import Context
 from roller.templates.gpu.emit.nest import (
     Buffer,
     Expr,
+    Many,
     Stmt,
     buffer,
     dtype_name,
+    is_certain,
     load,
     loop,
     num,
@@ -71,7 +73,9 @@ class Pipeline:
 
     def _inside(self, step: int | Expr) -> list[Expr]:
         """Condition that a step exists."""
-        if isinstance(step, int) and isinstance(self.count, int):
+        if isinstance(step, int) and isinstance(self.count, Many):  # written, not decided
+            return [tirx.LT(num(step), num(self.count))]
+        if isinstance(step, int) and is_certain(self.count):
             return [] if step < self.count else [tirx.const(False, "bool")]
         return [step < self.count]
 
@@ -103,7 +107,7 @@ class Pipeline:
 
     def _inside_loop(self, step: Expr, extent: int) -> list[Expr]:
         """Condition that a step of a loop over ``extent`` steps exists."""
-        return [] if isinstance(self.count, int) and extent <= self.count else self._inside(step)
+        return [] if is_certain(self.count) and extent <= self.count else self._inside(step)
 
     def _copy(self, step: Expr, slot: Expr) -> Stmt:
         """Return the copies of all tiles of a step into a slot."""

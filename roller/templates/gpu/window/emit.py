@@ -75,7 +75,7 @@ class Window:
         #: Where a thread's outputs start within the block's, and in the tensor.
         self.lane = {m.name: t * m.registers for m, t in zip(self.maps, lanes, strict=True)}
         self.start = {m.name: self.base[m.name] + self.lane[m.name] for m in self.maps}
-        self.domain = Domain(stage.extents, program.block_tile)
+        self.domain = Domain.of(stage, program)
         self.register = program.tile("register")
         self.fragment: RowBox = fragment_of(slide, self.register)
         self.inner = [m for m in self.maps if m.name != slide.axis]

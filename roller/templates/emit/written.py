@@ -1,0 +1,257 @@
+"""Statements as data, their numbers apart: what two texts differ in, and the text that has formulas in their place."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from roller.core.formulas import Atom, Formula, Inverse
+from roller.errors import BuildError
+from roller.te.compat import tvm
+
+#: Fields of nodes that are numbers themselves; all other whole numbers in a node are those of nodes before it.
+_NUMBERS = {("tirx.For", "kind"), ("tirx.BufferType", "data_alignment"), ("tirx.BufferType", "offset_factor")}
+#: Kinds of loops that are vectors, or written out.
+_COUNTLESS = (2, 3)
+_INTEGER, _FLOAT, _BOXED = "ir.IntImm", "ir.FloatImm", "int"
+
+
+@dataclass(frozen=True)
+class Written:
+    """Parameters and a statement as data, their numbers apart.
+
+    Parameters
+    ----------
+    nodes
+        Nodes of the text, those before it in each by their position.
+    numbers
+        Position of every number in ``nodes``, and the number.
+    shape
+        All but the numbers, as text: equal where texts differ in numbers only.
+    """
+
+    nodes: tuple[dict[str, Any], ...]
+    numbers: tuple[tuple[int, int], ...]
+    shape: str
+
+    @property
+    def digest(self) -> str:
+        """What stands for :attr:`shape` where it is too long to keep."""
+        return hashlib.sha256(self.shape.encode()).hexdigest()
+
+
+def written_of(several: Sequence[Any], *, kept: bool = False) -> Written:
+    """Return what variables and a statement, the last of them, are as data.
+
+    With ``kept``, numbers that code must know are part of the text (:func:`_kept`).
+    """
+    data = json.loads(tvm.ir.save_json(tvm.runtime.convert(list(several))))
+    nodes, new = list[dict[str, Any]](), dict[int, int]()
+    numbers = []
+    given = data["nodes"]
+    literal = _kept(given) if kept else frozenset[int]()
+    for n, node in enumerate(given):
+        if node["type"] == _BOXED:  # equal numbers are one node: whether two are equal is no part of the text
+            continue
+        new[n] = len(nodes)
+        if node["type"] == _INTEGER:
+            fields = node["data"]
+            if n in literal:
+                node = {"type": _INTEGER, "data": {k: new[fields[k]] for k in ("span", "ty")}}
+                node["data"]["value"] = {"number": given[fields["value"]]["data"]}
+                nodes.append(node)
+                continue
+            numbers.append((len(nodes), int(given[fields["value"]]["data"])))
+            nodes.append({"type": _INTEGER, "data": {"span": new[fields["span"]], "ty": new[fields["ty"]]}})
+            continue
+        below = Inverse.of(node["data"]["value"]) if node["type"] == _FLOAT else None
+        if below is not None:  # one over a number, as a mean multiplies by: that number may depend on sizes
+            numbers.append((len(nodes), below))
+            node = {"type": _FLOAT, "data": {**node["data"], "value": "inverse"}}
+        nodes.append(_renumbered(node, new, given))
+    if data["root_index"] != len(given) - 1:
+        raise BuildError("a kernel of a range: expected the whole text to be its last node.")
+    return Written(tuple(nodes), tuple(numbers), json.dumps(nodes))
+
+
+def _kept(given: Sequence[dict[str, Any]]) -> frozenset[int]:
+    """Return numbers that code must know: threads, elements of registers and scratchpad, loops without a counter."""
+    found: set[int] = set()
+    for node in given:
+        data: Any = node.get("data")
+        if node["type"] == "tirx.For" and data["kind"] in _COUNTLESS:
+            found.add(data["extent"])
+        elif node["type"] == "tirx.IterVar" and str(given[data["thread_tag"]].get("data")).startswith("threadIdx"):
+            found.add(given[data["dom"]]["data"]["extent"])
+        elif node["type"] == "tirx.AllocBuffer":
+            kind = given[given[data["buffer"]]["data"]["ty"]]["data"]
+            found.update(given[kind["shape"]]["data"])
+    return frozenset(found)
+
+
+def _renumbered(node: dict[str, Any], new: Mapping[int, int], given: Sequence[Any]) -> dict[str, Any]:
+    def at(value: Any) -> Any:
+        return new[value] if value in new else {"number": given[value]["data"]}
+
+    data = node.get("data")
+    if isinstance(data, list):
+        return {**node, "data": [at(x) for x in data]}
+    if not isinstance(data, dict):
+        return node
+    kept = {
+        k: v if not isinstance(v, int) or isinstance(v, bool) or (node["type"], k) in _NUMBERS else at(v)
+        for k, v in data.items()
+    }
+    return {**node, "data": kept}
+
+
+def numbers_of(texts: Sequence[Written]) -> list[tuple[int, ...]]:
+    """Return the numbers of texts that are equal but for them: of each place those of all texts."""
+    return list(zip(*([number for _, number in t.numbers] for t in texts), strict=True))
+
+
+def rewritten(text: Written, formulas: Sequence[Formula], sizes: Sequence[str] | None = None) -> list[Any]:
+    """Return the variables and the statement of a text, formulas of sizes in place of its numbers.
+
+    The variables of ``sizes``, where they are given, follow as one list.
+
+    Raises
+    ------
+    BuildError
+        Where a size is of two types.
+    """
+    writer = _Writer([json.loads(json.dumps(n)) for n in text.nodes])
+    for (at, _), formula in zip(text.numbers, formulas, strict=True):
+        writer.put(at, formula)
+    root = writer.place[len(text.nodes) - 1]
+    if sizes is not None:
+        last = writer.variables(sizes)
+        writer.out[root]["data"].append(root)  # they change places, since a node comes after what is in it
+        writer.out[last], writer.out[root] = writer.out[root], writer.out[last]
+        root = last
+    data = json.dumps({"root_index": root, "nodes": writer.out, "metadata": {}})
+    return list(tvm.ir.load_json(data))
+
+
+def _is_type(node: Mapping[str, Any], dtype: str) -> bool:
+    return bool(node["type"] == "ir.PrimType" and node["data"].get("dtype") == dtype)
+
+
+class _Writer:
+    """Writes nodes anew, formulas in place of numbers."""
+
+    def __init__(self, nodes: list[dict[str, Any]]) -> None:
+        self.nodes, self.formulas = nodes, dict[int, Formula]()
+        self.out: list[dict[str, Any]] = []
+        self._place: dict[int, int] | None = None
+        self._boxed: dict[int, int] = {}
+        self._vars: dict[tuple[str, int], int] = {}
+
+    def put(self, at: int, formula: Formula) -> None:
+        self.formulas[at] = formula
+
+    @property
+    def place(self) -> dict[int, int]:
+        """Where every node went."""
+        if self._place is None:
+            self._place = {}
+            for n, node in enumerate(self.nodes):
+                self._place[n] = self._write(n, node, self._place)
+        return self._place
+
+    def _add(self, kind: str, data: Any) -> int:
+        self.out.append({"type": kind, "data": data} if data is not None else {"type": kind})
+        return len(self.out) - 1
+
+    def _write(self, n: int, node: dict[str, Any], place: Mapping[int, int]) -> int:
+        if node["type"] == _INTEGER and n in self.formulas:
+            span, ty = (place[node["data"][k]] for k in ("span", "ty"))
+            return self._formula(self.formulas[n], span, ty)
+        data = node.get("data")
+        if n in self.formulas and isinstance(data, dict):
+            whole = next(at for m, at in place.items() if _is_type(self.nodes[m], "int32"))  # that of the sizes
+            return self._inverse(self.formulas[n], place[data["span"]], place[data["ty"]], whole)
+        if isinstance(data, list):
+            return self._add(node["type"], [self._at(x, place) for x in data])
+        if not isinstance(data, dict):
+            return self._add(node["type"], data)
+        return self._add(
+            node["type"],
+            {
+                k: v if isinstance(v, (str, bool, float)) or (node["type"], k) in _NUMBERS else self._at(v, place)
+                for k, v in data.items()
+            },
+        )
+
+    def _at(self, value: Any, place: Mapping[int, int]) -> int:
+        return self._box(value["number"]) if isinstance(value, dict) else place[value]
+
+    def _box(self, number: int) -> int:
+        if number not in self._boxed:
+            self._boxed[number] = self._add(_BOXED, number)
+        return self._boxed[number]
+
+    def _number(self, value: int, span: int, ty: int) -> int:
+        return self._add(_INTEGER, {"span": span, "ty": ty, "value": self._box(value)})
+
+    def _binary(self, op: str, a: int, b: int, span: int, ty: int) -> int:
+        return self._add(f"prim.{op}", {"span": span, "ty": ty, "a": a, "b": b})
+
+    def _size(self, name: str, span: int, ty: int) -> int:
+        key = name, ty
+        if key not in self._vars:
+            text = self._add("ffi.String", name)
+            self._vars[key] = self._add("ir.Var", {"span": span, "ty": ty, "name": text})
+        return self._vars[key]
+
+    def variables(self, sizes: Sequence[str]) -> int:
+        """Write a list of the variables that sizes are."""
+        found: dict[str, list[int]] = {n: [at for (name, _), at in self._vars.items() if name == n] for n in sizes}
+        wrong = [n for n, several in found.items() if len(several) != 1]
+        if wrong:
+            raise BuildError(f"a kernel of a range: expected numbers of one type, '{wrong[0]}' has several.")
+        return self._add("ffi.Array", [found[n][0] for n in sizes])
+
+    def _atom(self, atom: Atom, span: int, ty: int) -> int:
+        found = self._size(atom.sizes[0], span, ty)
+        for name in atom.sizes[1:]:
+            found = self._binary("Mul", found, self._size(name, span, ty), span, ty)
+        if atom.factor != 1:
+            found = self._binary("Mul", found, self._number(atom.factor, span, ty), span, ty)
+        if atom.how == "*":
+            return found
+        if atom.how in ("ceil", "share"):
+            found = self._binary("Add", found, self._number(atom.by - 1, span, ty), span, ty)
+        if atom.how == "share":
+            count = self._binary("FloorDiv", found, self._number(atom.by, span, ty), span, ty)
+            more = self._binary("Add", count, self._number(atom.whole - 1, span, ty), span, ty)
+            return self._binary("FloorDiv", more, count, span, ty)
+        how = "FloorMod" if atom.how == "mod" else "FloorDiv"
+        return self._binary(how, found, self._number(atom.by, span, ty), span, ty)
+
+    def _inverse(self, formula: Formula, span: int, ty: int, whole: int) -> int:
+        """Write one over a number as the constant that it is elsewhere: divided in double precision, then rounded."""
+        if not formula.terms:
+            return self._add(_FLOAT, {"span": span, "ty": ty, "value": 1 / formula.const})
+        double = self._add("ir.PrimType", {"span": span, "dtype": "float64"})
+        number = self._add("prim.Cast", {"span": span, "ty": double, "value": self._formula(formula, span, whole)})
+        one = self._add(_FLOAT, {"span": span, "ty": double, "value": 1.0})
+        return self._add("prim.Cast", {"span": span, "ty": ty, "value": self._binary("Div", one, number, span, double)})
+
+    def _formula(self, formula: Formula, span: int, ty: int) -> int:
+        total: int | None = None
+        for factor, atoms in formula.terms:
+            term = self._atom(atoms[0], span, ty)
+            for atom in atoms[1:]:
+                term = self._binary("Mul", term, self._atom(atom, span, ty), span, ty)
+            if factor != 1:
+                term = self._binary("Mul", term, self._number(factor, span, ty), span, ty)
+            total = term if total is None else self._binary("Add", total, term, span, ty)
+        if total is None:
+            return self._number(formula.const, span, ty)
+        if formula.const:
+            total = self._binary("Add", total, self._number(formula.const, span, ty), span, ty)
+        return total

@@ -1,0 +1,184 @@
+"""One code for the sizes of many calls: numbers that differ between them are passed by value.
+
+A template writes kernels for numbers. Written for several shapes with the same tiles, two texts differ in nothing but
+numbers (:mod:`roller.templates.emit.written`). Those that differ become arguments of the kernels, ``int`` each, and the
+rest stays: their least general generalisation. What a call passes is read from the program's own code for its sizes, so
+that the kernel then is that code, number for number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from roller.core.formulas import Atom, Formula
+from roller.errors import BuildError
+from roller.te.compat import tirx
+from roller.templates.emit.written import Written, numbers_of, rewritten, written_of
+from roller.templates.gpu.emit.cuda import Unlowered, thread_extents
+
+#: Numbers that are passed are less than this.
+_LIMIT = 1 << 31
+#: Arguments of a kernel that are numbers, at most: all take 4 KiB together.
+_MOST = 512
+#: Divisions that round down, and those that are the same of numbers that are not negative, and one instruction less.
+_ROUNDED = {"prim.FloorDiv": "prim.Div", "prim.FloorMod": "prim.Mod"}
+#: Of numbers that are not negative these are not, either.
+_KEEP_SIGN = ("prim.Add", "prim.Mul", "prim.FloorDiv", "prim.FloorMod", "prim.Min", "prim.Max", "prim.Div", "prim.Mod")
+
+
+@dataclass(frozen=True)
+class OwnCode:
+    """The code of a program for some sizes.
+
+    Parameters
+    ----------
+    code
+        As the templates write it.
+    """
+
+    code: Unlowered
+
+    @cached_property
+    def text(self) -> Written:
+        """The code as data, its numbers apart."""
+        return written_of([*self.code.params, self.code.body], kept=True)
+
+    @cached_property
+    def digest(self) -> str:
+        """What is equal where codes differ in numbers only."""
+        c = self.code
+        kinds = [[a.name, a.role, len(a.shape), a.dtype] for a in c.arguments]
+        rest = json.dumps([kinds, dict(c.names), c.entry, c.prepares, c.own_barriers])
+        return hashlib.sha256((self.text.shape + rest).encode()).hexdigest()
+
+    @cached_property
+    def numbers(self) -> tuple[int, ...]:
+        """Its numbers, in their order."""
+        return tuple(number for _, number in self.text.numbers)
+
+    @cached_property
+    def grids(self) -> tuple[tuple[int, int, int], ...]:
+        """Blocks of every kernel, in their order."""
+        body = self.code.body
+        several = list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
+        extents = [thread_extents(kernel) for kernel in several]
+        x, y, z = ([int(e.get(f"blockIdx.{c}", 1)) for e in extents] for c in "xyz")
+        return tuple(zip(x, y, z, strict=True))
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Which numbers of a code are its own, and which are passed.
+
+    Parameters
+    ----------
+    constants
+        By position; ``None`` where it is passed.
+    passed
+        By position which argument it is; ``-1`` where it is a constant.
+    names
+        Of the arguments.
+    """
+
+    constants: tuple[int | None, ...]
+    passed: tuple[int, ...]
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, several: Sequence[OwnCode]) -> Numbers:
+        """Return those of codes that are equal but for numbers: what differs is passed, alike ones once."""
+        columns = numbers_of([c.text for c in several])
+        found: dict[tuple[int, ...], int] = {}
+        for column in columns:
+            if len(set(column)) > 1:
+                found.setdefault(column, len(found))
+        name = "n"
+        while f'"{name}' in several[0].text.shape:
+            name += "_"
+        return cls(
+            tuple(None if c in found else c[0] for c in columns), tuple(found.get(c, -1) for c in columns),
+            tuple(f"{name}{k}" for k in range(len(found))),
+        )  # fmt: skip
+
+    def read(self, numbers: Sequence[int]) -> dict[str, int] | None:
+        """Return what is passed for a code with these numbers; ``None`` where another kernel computes it."""
+        values: dict[int, int] = {}
+        for number, constant, at in zip(numbers, self.constants, self.passed, strict=True):
+            if at < 0:
+                if number != constant:
+                    return None
+            elif not 0 <= number < _LIMIT or values.setdefault(at, number) != number:
+                return None
+        return {name: values[n] for n, name in enumerate(self.names)}
+
+
+def generalised(several: Sequence[OwnCode]) -> tuple[Unlowered, Numbers]:
+    """Return the code of all sizes, and what is passed to it.
+
+    Parameters
+    ----------
+    several
+        For different sizes; equal but for their numbers.
+
+    Raises
+    ------
+    BuildError
+        Where they differ in more than numbers, or too many of these differ, or one is negative.
+    """
+    first = several[0]
+    if any(c.digest != first.digest for c in several):
+        raise BuildError("a kernel of a range: expected the same code for all sizes, got another one for some.")
+    numbers = Numbers.of(several)
+    values = numbers.read(first.numbers)
+    if len(numbers.names) > _MOST or values is None or any(numbers.read(c.numbers) is None for c in several):
+        raise BuildError(f"a kernel of a range: expected at most {_MOST} numbers below 2**31, got others.")
+    formulas = [
+        Formula(0, ((1, (Atom((numbers.names[at],)),)),)) if constant is None else Formula(constant)
+        for constant, at in zip(numbers.constants, numbers.passed, strict=True)
+    ]
+    text = replace(first.text, nodes=_counted(first.text, numbers.passed))
+    *params, body, passed = rewritten(text, formulas, numbers.names)
+    return replace(first.code, params=(*params, *passed), body=body, numbers=values), numbers
+
+
+def _counted(text: Written, passed: Sequence[int]) -> tuple[dict[str, Any], ...]:
+    """Return the nodes of a text, divisions by what is passed as those of numbers that are not negative, where so.
+
+    TVM knows the sign of a constant, not that of an argument, and would write both cases.
+    """
+    numbers = {at: (n, p) for (at, n), p in zip(text.numbers, passed, strict=True)}
+    counters = _counters(text.nodes, numbers)
+    positive: dict[int, bool] = {}
+    out = []
+    for at, node in enumerate(text.nodes):
+        kind: str = node["type"]
+        data: Any = node.get("data")
+        if at in numbers:
+            positive[at] = numbers[at][0] >= 0
+        elif kind == "ir.IntImm":
+            positive[at] = data["value"]["number"] >= 0
+        elif kind in _KEEP_SIGN:
+            positive[at] = all(positive.get(data[k], False) for k in ("a", "b"))
+        else:
+            positive[at] = at in counters
+        if kind in _ROUNDED and positive[at] and numbers.get(data["b"], (0, -1))[1] >= 0:
+            node = {**node, "type": _ROUNDED[kind]}
+        out.append(node)
+    return tuple(out)
+
+
+def _counters(nodes: Sequence[Mapping[str, Any]], numbers: Mapping[int, tuple[int, int]]) -> set[int]:
+    """Return the variables that count from 0: of loops, blocks and threads."""
+    found = set()
+    for node in nodes:
+        data: Any = node.get("data")
+        if node["type"] == "tirx.For" and (numbers.get(data["min"]) == (0, -1)):
+            found.add(data["loop_var"])
+        elif node["type"] == "tirx.IterVar":
+            found.add(data["var"])
+    return found

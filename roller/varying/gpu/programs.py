@@ -1,0 +1,172 @@
+"""Programs of a GPU whose extents are functions of sizes, and their one kernel for all that have the same code.
+
+Blocks and threads are fixed by the tiles, which stay as they are; beyond the end of an axis nothing is loaded or
+stored. So a program has one code for nearly all sizes, that differs in numbers. They are arguments of its kernel, and a
+call passes those of the program's own code for its sizes: written then, which takes some tens of milliseconds, and held
+against the kernel's. Where all but the passed numbers are equal both are one code; else the kernel is not used there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from roller import perf
+from roller.artifact import Argument, KernelArtifact
+from roller.errors import BuildError, RollerError
+from roller.expr import TensorExpr
+from roller.hardware import DeviceSpec
+from roller.targets import target_for
+from roller.tile import RProgram
+from roller.varying.box import Sizes
+from roller.varying.open_programs import OpenProgram
+
+if TYPE_CHECKING:
+    from roller.templates.gpu.emit.general import Numbers, OwnCode
+
+#: How loud it is said that a kernel is not used at some sizes: others have the code of these.
+UNUSED = logging.DEBUG
+#: Codes of a program that are kept; the first of them makes room for another.
+_MOST_KEPT = 32
+
+
+@dataclass(frozen=True)
+class GpuProgram(OpenProgram):
+    """A program of a GPU for all sizes."""
+
+    _own: dict[tuple[int, ...], OwnCode | str] = field(default_factory=dict, compare=False, repr=False)
+
+    def at(self, sizes: Sizes) -> RProgram:
+        """Return the program of some sizes: the same tiles."""
+        return replace(self.program, expr=self.form.at(sizes), open_axes=self.open_axes, relaxed=())
+
+    def takes(self, sizes: Sizes) -> bool:
+        """Whether it may have code for such a call, which its code says."""
+        return True
+
+    def key(self) -> tuple[Any, ...]:
+        """Return what tells it from others: all but its sizes."""
+        p = self.program
+        return (p.structure, p.tiles, p.staged, p.storage_padding, p.vector_axis, p.vector_elements, p.interleaved,
+                p.split_k, p.stages, p.raster, p.fragment, p.matrix_axes, id(self.form))  # fmt: skip
+
+    def with_narrowed(self, several: Sequence[int]) -> list[OpenProgram]:
+        """Return the program alone: tiles that reach beyond an axis are no fault here."""
+        return [self]
+
+    def own(self, sizes: Sizes, spec: DeviceSpec) -> OwnCode | str:
+        """Return its code for some sizes, or why it has none."""
+        from roller.templates.gpu.emit.general import OwnCode
+
+        key = tuple(sizes.values())
+        if key not in self._own:
+            if len(self._own) >= _MOST_KEPT:
+                del self._own[next(iter(self._own))]
+            try:
+                self._own[key] = OwnCode(target_for(spec).generation().unlowered_for(self.at(sizes), spec))
+            except RollerError as err:
+                self._own[key] = str(err)
+        return self._own[key]
+
+
+@dataclass(frozen=True)
+class GpuKernel:
+    """A kernel of all sizes that have its code.
+
+    Parameters
+    ----------
+    program
+        Its program.
+    artifact
+        With the numbers of some of the sizes.
+    numbers
+        Which numbers of the code are passed.
+    code
+        Digest of all others.
+    spec
+        The device.
+    """
+
+    program: GpuProgram
+    artifact: KernelArtifact
+    numbers: Numbers
+    code: str
+    spec: DeviceSpec
+
+    def takes(self, sizes: Sizes) -> bool:
+        """Whether it may be asked for such a call."""
+        return self.program.takes(sizes)
+
+    def passed(self, sizes: Sizes) -> dict[str, int] | str:
+        """Return the numbers that it takes for some sizes, or why it cannot be used there."""
+        own = self.program.own(sizes, self.spec)
+        if isinstance(own, str):
+            return f"its program has no code: {own}"
+        if own.digest != self.code:
+            return "its program has code of another kind"
+        panels = [a for a in self.artifact.arguments if a.role == "panel"]
+        if panels != [a for a in own.code.arguments if a.role == "panel"]:
+            return "its program packs constants in another way"
+        values = self.numbers.read(own.numbers)
+        return "its program has other numbers than it was built with" if values is None else values
+
+    def at(self, sizes: Sizes, expression: TensorExpr) -> KernelArtifact:
+        """Return the artifact with the shapes and numbers of some sizes: the same source.
+
+        Raises
+        ------
+        BuildError
+            Where it cannot be used there.
+        """
+        values, own = self.passed(sizes), self.program.own(sizes, self.spec)
+        if isinstance(values, str) or isinstance(own, str):
+            raise BuildError(f"{expression.name}: a kernel of a range: at {dict(sizes)}: {values}.")
+        held = self.artifact
+        first = 1 if held.prepare is not None else 0
+        launches = tuple(replace(x, grid=g) for x, g in zip(held.launches, own.grids[first:], strict=True))
+        arguments = (*own.code.arguments, *(Argument.of_number(n, x) for n, x in values.items()))
+        return replace(
+            held, expression=expression, program=self.program.at(sizes), launches=launches, arguments=arguments
+        )
+
+
+def fault(kernel: GpuKernel, expression: TensorExpr, sizes: Sizes, spec: DeviceSpec) -> str:
+    """Return why a kernel cannot be used at some sizes; empty where it is the program's own code for them."""
+    del expression, spec
+    values = kernel.passed(sizes)
+    return f"at {dict(sizes)}: {values}" if isinstance(values, str) else ""
+
+
+def build(
+    program: GpuProgram, codes: Sequence[OwnCode], sizes: Sizes, expression: TensorExpr, spec: DeviceSpec
+) -> GpuKernel:
+    """Return the kernel of codes of a program that differ in numbers only; its source is not built.
+
+    Parameters
+    ----------
+    program
+        Whose codes they are.
+    codes
+        For different sizes, the first for ``sizes``.
+    sizes, expression
+        What the artifact is for before it is given others.
+    spec
+        The device.
+
+    Raises
+    ------
+    BuildError
+        Where they differ in more than numbers, or TVM refuses them.
+    """
+    from roller.templates.gpu.emit.general import generalised
+
+    code, numbers = generalised(codes)
+    made = program.at(sizes)
+    artifact = target_for(spec).generation().lowered_for(code, made, expression, spec)
+    if artifact.prepare is not None and set(artifact.prepare.arguments) & set(numbers.names):
+        raise BuildError(f"{expression.name}: a kernel of a range: its constants are packed by its sizes.")
+    estimate = perf.estimate_program(made, spec).to_dict()
+    kernel = GpuKernel(program, replace(artifact, estimate=estimate), numbers, codes[0].digest, spec)
+    return replace(kernel, artifact=kernel.at(sizes, expression))

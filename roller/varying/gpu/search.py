@@ -1,0 +1,244 @@
+"""An operator for all extents of several axes on a GPU: few kernels, chosen by what is predicted of them.
+
+Programs are constructed for sizes all over the ranges, as for processors. Of those that together are nearest to the
+best the code is written at all of these sizes and more, and what differs in numbers only becomes one kernel. The fewest
+kernels that have code for every size that was looked at, and are near the best, are kept.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from roller.errors import NoCandidateError, RollerError, counted
+from roller.hardware import DeviceSpec
+from roller.search.constructor import target_units
+from roller.targets import target_for
+from roller.templates.common.options import ConstructOptions
+from roller.tile import RProgram
+from roller.varying.box import Box, Sizes
+from roller.varying.extents import Extents
+from roller.varying.families import fewest, shortlist
+from roller.varying.gpu.programs import GpuKernel, GpuProgram, build
+from roller.varying.open_call import Judged, OpenRange
+from roller.varying.open_operator import Search, search
+from roller.varying.open_programs import OpenExpr
+from roller.varying.open_timing import predicted
+
+_LOG = logging.getLogger("roller")
+#: Kernels at most, and programs that are chosen among where some have code of several kinds.
+MOST, _WRITTEN = 8, 14
+#: Sizes that programs are constructed for: of one axis, of two, of each of more; and those they are priced at beside.
+_PLACES, _PRICED = (20, 4, 2), 36
+#: Sizes at which the code of a program is written; where it differs there, it is at this many more.
+_FEW, _MORE = 8, 12
+#: Codes of a kind that its kernel is made of, at most.
+_COMPARED = 24
+#: How often sizes are looked for that no kernel has code for, and how many at a time.
+_ROUNDS, _TRIED = 4, 12
+
+
+@dataclass
+class _Codes:
+    """Kinds of code of programs, by the sizes that they were written for.
+
+    Parameters
+    ----------
+    s
+        The programs and their prices.
+    spec
+        The device.
+    few
+        Sizes at which all codes are written.
+    """
+
+    s: Search
+    spec: DeviceSpec
+    few: Sequence[Sizes]
+    built: dict[tuple[int, str], GpuKernel | None] = field(default_factory=dict)
+    known: dict[int, dict[tuple[int, ...], tuple[Sizes, str]]] = field(default_factory=dict)
+
+    def is_single(self, row: int) -> bool:
+        """Whether a program has one kind of code, as far as it was written."""
+        return len({self.digest(row, p) for p in self.few}) == 1 and bool(self.digest(row, self.few[0]))
+
+    def kinds(self, rows: Sequence[int]) -> list[tuple[int, str]]:
+        """Return programs and digests of their code at all places."""
+        found = dict.fromkeys((row, code) for row in rows for p in self.s.places if (code := self.digest(row, p)))
+        return [k for k in found if self.built.get(k, True) is not None]
+
+    def costs(self, kinds: Sequence[tuple[int, str]]) -> np.ndarray:
+        """Return predicted seconds ``(kinds, places)``; infinite where the program's code is of another kind."""
+        places = self.s.places
+        return np.array([
+            [self.s.costs[row, n] if self.digest(row, p) == code else np.inf for n, p in enumerate(places)]
+            for row, code in kinds
+        ]).reshape(len(kinds), len(places))  # fmt: skip
+
+    def digest(self, row: int, sizes: Sizes) -> str:
+        """Return the kind of a program's code at some sizes; empty where there is none."""
+        mine, key = self.known.setdefault(row, {}), tuple(sizes.values())
+        if key not in mine:
+            own = _program(self.s, row).own(sizes, self.spec)
+            mine[key] = sizes, "" if isinstance(own, str) else own.digest
+        return mine[key][1]
+
+    def build(self, kind: tuple[int, str]) -> GpuKernel | None:
+        """Return the kernel of a kind; ``None`` where it cannot be had."""
+        if kind not in self.built:
+            row, code = kind
+            program = _program(self.s, row)
+            mine = _some([p for p, digest in self.known[row].values() if digest == code], _COMPARED)
+            several = [own for p in mine if not isinstance(own := program.own(p, self.spec), str)]
+            try:
+                self.built[kind] = build(program, several, mine[0], self.s.expr.at(mine[0]), self.spec)
+            except RollerError as err:
+                self.built[kind] = None
+                self.s.reasons.append(str(err))
+                _LOG.info("%s: a kernel of the range is left out: %s", self.s.varies.expr.name, err)
+        return self.built[kind]
+
+
+def _program(s: Search, row: int) -> GpuProgram:
+    program = s.families[row]
+    assert isinstance(program, GpuProgram)
+    return program
+
+
+def _offered(program: RProgram, form: OpenExpr, sizes: Sizes) -> list[GpuProgram]:
+    return [GpuProgram(program, form, sizes)]
+
+
+def compile_range(varies: Extents, spec: DeviceSpec, options: ConstructOptions, reachable: bool) -> OpenRange:
+    """Compile an expression for all extents of some axes on a GPU, which need not be here.
+
+    Parameters
+    ----------
+    varies
+        The axes and their ranges.
+    spec, options
+        As for construction.
+    reachable
+        Whether the device is at hand.
+
+    Raises
+    ------
+    NoCandidateError
+        No kernels for all sizes were found.
+    """
+    share = target_units(spec, options)
+    s = search(varies, share, replace(options, units=None), _offered, varies.compared(_PLACES))
+    if not s.families:
+        raise NoCandidateError(
+            f"{varies.expr.name}: shapes: expected programs whose forms all sizes have, got none. "
+            "Compile for each extent."
+        )
+    target_for(spec).prepare()
+    made_for = list(s.places)
+    _look_at(s, list(itertools.islice(varies.box.points(5), _PRICED)), share)
+    codes = _Codes(s, share, _some(s.places, _FEW))
+    judged = _nearest(codes)
+    if not judged:
+        _look_at(s, further := _further(varies.box), share)
+        _only(s, [*made_for, *further])
+        judged = _covering(codes)
+    return OpenRange(varies, s.expr, judged, s.best, share, reachable=reachable)
+
+
+def _nearest(codes: _Codes) -> list[Judged]:
+    """Return the kernels that are nearest to the best, where each program has one kind of code; else none."""
+    s = codes.s
+    rows = fewest(s.costs, s.best, MOST)
+    _LOG.info("%s: writing %s for a range", s.varies.expr.name, counted(len(rows), "program"))
+    if not all(codes.is_single(row) for row in rows):
+        return []
+    several = [(row, codes.build((row, codes.digest(row, codes.few[0])))) for row in rows]
+    found = [Judged(k, tuple(s.places), s.costs[row], {}) for row, k in several if k is not None]
+    return [] if len(found) < len(several) or _lacking(s.varies.box, 0, found) else found
+
+
+def _covering(codes: _Codes) -> list[Judged]:
+    """Return the kernels that are nearest to the best among those that have code for all places, and some others."""
+    s = codes.s
+    rows = shortlist(s.costs, s.best, MOST, _WRITTEN)
+    for n in range(_ROUNDS):
+        found = _chosen(codes, rows)
+        lacking = _lacking(s.varies.box, n, found)
+        if not lacking:
+            break
+        _look_at(s, lacking, codes.spec)  # kinds of code that were not met before
+    return found
+
+
+def _chosen(codes: _Codes, rows: Sequence[int]) -> list[Judged]:
+    """Return the fewest kernels that are near the best, and have code for all places."""
+    s = codes.s
+    while True:
+        kinds = codes.kinds(rows)
+        costs = codes.costs(kinds)
+        least = costs.min(axis=0, initial=np.inf)
+        if not kinds or np.isinf(least).any():
+            lacking = [p for p, x in zip(s.places, least, strict=True) if np.isinf(x)]
+            why = "; ".join(dict.fromkeys(s.reasons))
+            raise NoCandidateError(
+                f"{s.varies.expr.name}: shapes: expected kernels for all extents, got none for {lacking[:3]}"
+                f"{f': {why}' if why else ''}. Leave these extents out, or compile for each extent."
+            )
+        several = [(codes.build(kinds[n]), costs[n]) for n in fewest(costs, least, MOST)]
+        found = [Judged(k, tuple(s.places), c, {}) for k, c in several if k is not None]
+        if len(found) == len(several):  # else the others are chosen among once more
+            return found
+
+
+def _some(places: Sequence[Sizes], count: int) -> list[Sizes]:
+    """Return some of many sizes, small and large ones."""
+    ordered = sorted(places, key=lambda p: math.prod(p.values()))
+    if len(ordered) <= count:
+        return ordered
+    return [ordered[n] for n in sorted({round(k * (len(ordered) - 1) / (count - 1)) for k in range(count)})]
+
+
+def _look_at(s: Search, places: Sequence[Sizes], spec: DeviceSpec) -> None:
+    """Price programs at more sizes."""
+    known = {tuple(p.values()) for p in s.places}
+    more = [p for p in places if tuple(p.values()) not in known]
+    if not more:
+        return
+    costs = np.stack([predicted(s.families, p, spec) for p in more], axis=1)
+    s.places = [*s.places, *more]
+    s.costs = np.concatenate([s.costs, costs], axis=1)
+    s.best = np.concatenate([s.best, costs.min(axis=0, initial=np.inf)])
+
+
+def _only(s: Search, places: Sequence[Sizes]) -> None:
+    """Look at some of the sizes alone."""
+    wanted = {tuple(p.values()) for p in places}
+    columns = [n for n, p in enumerate(s.places) if tuple(p.values()) in wanted]
+    s.places, s.costs, s.best = [s.places[n] for n in columns], s.costs[:, columns], s.best[columns]
+
+
+def _further(box: Box) -> list[dict[str, int]]:
+    """Return sizes at which code is written beside those that programs are constructed for: odd and even ones."""
+    found: dict[tuple[int, ...], dict[str, int]] = {}
+    for sizes in itertools.islice(box.points(5), _MORE):
+        for odd in (0, 1):
+            p = {n: min(box.ends[n][1], max(box.ends[n][0], x // 4 * 4 + odd)) for n, x in sizes.items()}
+            found.setdefault(tuple(p.values()), p)
+    return list(found.values())
+
+
+def _lacking(box: Box, seed: int, found: Sequence[Judged]) -> list[dict[str, int]]:
+    """Return sizes, of some at random and the least ones, that no kernel has code for."""
+    tried = list(itertools.islice(box.points(31 + seed), _TRIED))
+    few = [{n: min(high, low + seed * 3 + k) for n, (low, high) in box.ends.items()} for k in range(3)]
+    return [p for p in [*few, *tried] if all(_is_refused(j.kernel, p) for j in found)]
+
+
+def _is_refused(kernel: object, sizes: Sizes) -> bool:
+    assert isinstance(kernel, GpuKernel)
+    return isinstance(kernel.passed(sizes), str)
