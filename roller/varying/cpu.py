@@ -9,8 +9,9 @@ from roller.hardware import DeviceSpec
 from roller.varying import open_proof
 from roller.varying.box import Sizes
 from roller.varying.open_programs import OpenKernel
+from roller.varying.open_timing import predicted
 
-__all__ = ["UNUSED", "fault"]
+__all__ = ["UNUSED", "fault", "predicted"]
 
 #: How loud it is said that a kernel is not used at some sizes: it was wrong.
 UNUSED = logging.WARNING

@@ -245,10 +245,10 @@ class OpenRange(CompiledKernel):
     def _order(self, sizes: Sizes) -> list[int]:
         """Return the kernels that take some sizes, the one that is likely fastest there first."""
         usable = [n for n, j in enumerate(self.judged) if j.kernel.takes(sizes)]
-        programs = [self.judged[n].kernel.program.at(sizes) for n in usable]
-        estimates = perf.estimate_programs(programs, self.spec) if programs else []
-        seconds = {n: e.seconds * self.judged[n].off(sizes) for n, e in zip(usable, estimates, strict=True)}
-        return sorted(usable, key=lambda n: seconds[n])
+        programs = [self.judged[n].kernel.program for n in usable]
+        found = zip(usable, self._room.predicted(programs, sizes, self.spec), strict=True)
+        seconds = {n: s * self.judged[n].off(sizes) for n, s in found if math.isfinite(s)}
+        return sorted(seconds, key=lambda n: seconds[n])
 
     def _best_at(self, sizes: Sizes) -> int:
         """Return the position of the kernel for some sizes: the first that is shown to be right there."""

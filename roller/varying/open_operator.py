@@ -101,7 +101,7 @@ def _offered(program: RProgram, form: OpenExpr, sizes: Sizes) -> list[OpenProgra
 def search(
     varies: Extents, spec: DeviceSpec, options: ConstructOptions,
     offered: Callable[[RProgram, OpenExpr, Sizes], Sequence[OpenProgram]] = _offered,
-    places: Sequence[Sizes] | None = None,
+    places: Sequence[Sizes] | None = None, priced: Callable[..., np.ndarray] = predicted,
 ) -> Search:  # fmt: skip
     """Construct programs for sizes all over the box, and price each at all of them.
 
@@ -113,6 +113,8 @@ def search(
         What a constructed program is looked at as.
     places
         The sizes; those of :meth:`Extents.compared` where ``None``.
+    priced
+        Returns seconds of programs at some sizes on a device.
     """
     points = [p for p in varies.looked_at if _exists(varies, p)]
     expr = OpenExpr.of([varies.at(p) for p in points], points)
@@ -130,7 +132,7 @@ def search(
             for family in offered(program, form, sizes) if form is not None else ():
                 families.setdefault(family.key(), family)
     several = list(families.values())
-    costs = np.stack([predicted(several, sizes, spec) for sizes in places], axis=1)
+    costs = np.stack([priced(several, sizes, spec) for sizes in places], axis=1)
     return Search(varies, expr, several, places, costs, np.minimum(best, costs.min(axis=0, initial=np.inf)))
 
 

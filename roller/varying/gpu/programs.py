@@ -9,17 +9,21 @@ against the kernel's. Where all but the passed numbers are equal both are one co
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from roller import perf
 from roller.artifact import Argument, KernelArtifact
-from roller.errors import BuildError, RollerError
+from roller.errors import BuildError, RollerError, TileError
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.targets import target_for
 from roller.tile import RProgram
+from roller.varying import open_timing
 from roller.varying.box import Sizes
 from roller.varying.open_programs import OpenProgram
 
@@ -28,14 +32,26 @@ if TYPE_CHECKING:
 
 #: How loud it is said that a kernel is not used at some sizes: others have the code of these.
 UNUSED = logging.DEBUG
+#: Vectors in memory, as TVM prints them.
+_VECTOR = re.compile(r"\*\(u?[a-z]+\d\*\)")
 #: Codes of a program that are kept; the first of them makes room for another.
 _MOST_KEPT = 32
 
 
 @dataclass(frozen=True)
 class GpuProgram(OpenProgram):
-    """A program of a GPU for all sizes."""
+    """A program of a GPU for all sizes.
 
+    Parameters
+    ----------
+    program, form, sizes
+        As of :class:`OpenProgram`.
+    scalar
+        Whether rows whose length differs are copied by single elements: one code for rows of any length, where others
+        have one for those that are multiples of a vector.
+    """
+
+    scalar: bool = False
     _own: dict[tuple[int, ...], OwnCode | str] = field(default_factory=dict, compare=False, repr=False)
 
     def at(self, sizes: Sizes) -> RProgram:
@@ -50,11 +66,23 @@ class GpuProgram(OpenProgram):
         """Return what tells it from others: all but its sizes."""
         p = self.program
         return (p.structure, p.tiles, p.staged, p.storage_padding, p.vector_axis, p.vector_elements, p.interleaved,
-                p.split_k, p.stages, p.raster, p.fragment, p.matrix_axes, id(self.form))  # fmt: skip
+                p.split_k, p.stages, p.raster, p.fragment, p.matrix_axes, self.scalar, id(self.form))  # fmt: skip
 
     def with_narrowed(self, several: Sequence[int]) -> list[OpenProgram]:
         """Return the program alone: tiles that reach beyond an axis are no fault here."""
         return [self]
+
+    @property
+    def with_scalar(self) -> list[GpuProgram]:
+        """The program, and the same without vectors where the rows of a tensor differ in length."""
+        expr, varying = self.program.expr, set(self.open_axes)
+        ends = [load.index[-1].axes for s in expr.stages for load in s.loads if load.index]
+        ends += [s.store[-1].axes for s in expr.stages if s.store]
+        if not any(varying.intersection(axes) for axes in ends):
+            return [self]
+        plain = self.program.vector_axis is not None and self.program.vector_axis in varying
+        program = replace(self.program, vector_elements=1) if plain else self.program
+        return [self, GpuProgram(program, self.form, self.sizes, scalar=True)]
 
     def own(self, sizes: Sizes, spec: DeviceSpec) -> OwnCode | str:
         """Return its code for some sizes, or why it has none."""
@@ -65,7 +93,8 @@ class GpuProgram(OpenProgram):
             if len(self._own) >= _MOST_KEPT:
                 del self._own[next(iter(self._own))]
             try:
-                self._own[key] = OwnCode(target_for(spec).generation().unlowered_for(self.at(sizes), spec))
+                generation = target_for(spec).generation()
+                self._own[key] = OwnCode(generation.unlowered_for(self.at(sizes), spec, scalar=self.scalar))
             except RollerError as err:
                 self._own[key] = str(err)
         return self._own[key]
@@ -132,6 +161,26 @@ class GpuKernel:
         )
 
 
+def predicted(programs: Sequence[OpenProgram], sizes: Sizes, spec: DeviceSpec) -> np.ndarray:
+    """Return the predicted seconds of programs at some sizes; infinite where one says nothing there.
+
+    One that copies single elements is priced for the next odd sizes, where all do.
+    """
+    single = [n for n, p in enumerate(programs) if isinstance(p, GpuProgram) and p.scalar]
+    if single and any(x % 2 == 0 for x in sizes.values()):
+        others = [n for n in range(len(programs)) if n not in single]
+        out = np.full(len(programs), np.inf)
+        out[others] = predicted([programs[n] for n in others], sizes, spec) if others else 0.0
+        out[single] = predicted([programs[n] for n in single], {n: x | 1 for n, x in sizes.items()}, spec)
+        return out
+    try:
+        return open_timing.predicted(programs, sizes, spec)
+    except TileError:  # windows of one element are none
+        if len(programs) == 1:
+            return np.full(1, np.inf)
+        return np.concatenate([predicted([p], sizes, spec) for p in programs])
+
+
 def fault(kernel: GpuKernel, expression: TensorExpr, sizes: Sizes, spec: DeviceSpec) -> str:
     """Return why a kernel cannot be used at some sizes; empty where it is the program's own code for them."""
     del expression, spec
@@ -168,5 +217,13 @@ def build(
     if artifact.prepare is not None and set(artifact.prepare.arguments) & set(numbers.names):
         raise BuildError(f"{expression.name}: a kernel of a range: its constants are packed by its sizes.")
     estimate = perf.estimate_program(made, spec).to_dict()
+    alone = target_for(spec).generation().lowered_for(codes[0].code, made, expression, spec)
+    if _vectors(artifact) < _vectors(alone):
+        raise BuildError(f"{expression.name}: a kernel of a range: expected the vectors of one shape's, got fewer.")
     kernel = GpuKernel(program, replace(artifact, estimate=estimate), numbers, codes[0].digest, spec)
     return replace(kernel, artifact=kernel.at(sizes, expression))
+
+
+def _vectors(artifact: KernelArtifact) -> int:
+    """Return how often a source reads or writes vectors in memory: TVM does where it sees where they begin."""
+    return len(_VECTOR.findall(artifact.source))

@@ -24,11 +24,10 @@ from roller.tile import RProgram
 from roller.varying.box import Box, Sizes
 from roller.varying.extents import Extents
 from roller.varying.families import fewest, shortlist
-from roller.varying.gpu.programs import GpuKernel, GpuProgram, build
+from roller.varying.gpu.programs import GpuKernel, GpuProgram, build, predicted
 from roller.varying.open_call import Judged, OpenRange
 from roller.varying.open_operator import Search, search
 from roller.varying.open_programs import OpenExpr
-from roller.varying.open_timing import predicted
 
 _LOG = logging.getLogger("roller")
 #: Kernels at most, and programs that are chosen among where some have code of several kinds.
@@ -36,11 +35,15 @@ MOST, _WRITTEN = 8, 14
 #: Sizes that programs are constructed for: of one axis, of two, of each of more; and those they are priced at beside.
 _PLACES, _PRICED = (20, 4, 2), 36
 #: Sizes at which the code of a program is written; where it differs there, it is at this many more.
-_FEW, _MORE = 8, 12
+_FEW, _MORE = 8, 24
+#: What sizes leave of vectors: those that code differs for.
+_RESTS = (0, 1, 2, 4)
 #: Codes of a kind that its kernel is made of, at most.
-_COMPARED = 24
+_COMPARED = 64
 #: How often sizes are looked for that no kernel has code for, and how many at a time.
-_ROUNDS, _TRIED = 4, 12
+_ROUNDS, _TRIED = 4, 16
+#: Sizes that are all looked at, where a range has so few.
+_ALL = 48
 
 
 @dataclass
@@ -62,6 +65,11 @@ class _Codes:
     few: Sequence[Sizes]
     built: dict[tuple[int, str], GpuKernel | None] = field(default_factory=dict)
     known: dict[int, dict[tuple[int, ...], tuple[Sizes, str]]] = field(default_factory=dict)
+
+    def forget(self, rows: Sequence[int], places: Sequence[Sizes]) -> None:
+        """Make kernels anew that other numbers than theirs were found for."""
+        for kind in {(row, self.digest(row, p)) for row in rows for p in places}:
+            self.built.pop(kind, None)
 
     def is_single(self, row: int) -> bool:
         """Whether a program has one kind of code, as far as it was written."""
@@ -111,7 +119,7 @@ def _program(s: Search, row: int) -> GpuProgram:
 
 
 def _offered(program: RProgram, form: OpenExpr, sizes: Sizes) -> list[GpuProgram]:
-    return [GpuProgram(program, form, sizes)]
+    return GpuProgram(program, form, sizes).with_scalar
 
 
 def compile_range(varies: Extents, spec: DeviceSpec, options: ConstructOptions, reachable: bool) -> OpenRange:
@@ -132,7 +140,7 @@ def compile_range(varies: Extents, spec: DeviceSpec, options: ConstructOptions, 
         No kernels for all sizes were found.
     """
     share = target_units(spec, options)
-    s = search(varies, share, replace(options, units=None), _offered, varies.compared(_PLACES))
+    s = search(varies, share, replace(options, units=None), _offered, varies.compared(_PLACES), predicted)
     if not s.families:
         raise NoCandidateError(
             f"{varies.expr.name}: shapes: expected programs whose forms all sizes have, got none. "
@@ -171,7 +179,8 @@ def _covering(codes: _Codes) -> list[Judged]:
         lacking = _lacking(s.varies.box, n, found)
         if not lacking:
             break
-        _look_at(s, lacking, codes.spec)  # kinds of code that were not met before
+        _look_at(s, lacking, codes.spec)
+        codes.forget(rows, lacking)
     return found
 
 
@@ -181,15 +190,16 @@ def _chosen(codes: _Codes, rows: Sequence[int]) -> list[Judged]:
     while True:
         kinds = codes.kinds(rows)
         costs = codes.costs(kinds)
-        least = costs.min(axis=0, initial=np.inf)
-        if not kinds or np.isinf(least).any():
-            lacking = [p for p, x in zip(s.places, least, strict=True) if np.isinf(x)]
+        taken = fewest(costs, costs.min(axis=0, initial=np.inf), MOST) if kinds else []
+        least = costs[taken].min(axis=0, initial=np.inf)
+        if np.isinf(least).any():
+            lacking = [dict(p) for p, x in zip(s.places, least, strict=True) if np.isinf(x)]
             why = "; ".join(dict.fromkeys(s.reasons))
             raise NoCandidateError(
-                f"{s.varies.expr.name}: shapes: expected kernels for all extents, got none for {lacking[:3]}"
-                f"{f': {why}' if why else ''}. Leave these extents out, or compile for each extent."
+                f"{s.varies.expr.name}: shapes: expected at most {MOST} kernels for all extents, got none of them for "
+                f"{lacking[:3]}{f': {why}' if why else ''}. Leave extents out, or compile for each extent."
             )
-        several = [(codes.build(kinds[n]), costs[n]) for n in fewest(costs, least, MOST)]
+        several = [(codes.build(kinds[n]), costs[n]) for n in taken]
         found = [Judged(k, tuple(s.places), c, {}) for k, c in several if k is not None]
         if len(found) == len(several):  # else the others are chosen among once more
             return found
@@ -223,20 +233,24 @@ def _only(s: Search, places: Sequence[Sizes]) -> None:
 
 
 def _further(box: Box) -> list[dict[str, int]]:
-    """Return sizes at which code is written beside those that programs are constructed for: odd and even ones."""
+    """Return sizes at which code is written beside those that programs are constructed for: of all remainders by 8."""
     found: dict[tuple[int, ...], dict[str, int]] = {}
-    for sizes in itertools.islice(box.points(5), _MORE):
-        for odd in (0, 1):
-            p = {n: min(box.ends[n][1], max(box.ends[n][0], x // 4 * 4 + odd)) for n, x in sizes.items()}
+    for sizes, rest in zip(box.points(5), itertools.islice(itertools.cycle(_RESTS), _MORE), strict=False):
+        for n in range(len(sizes)):  # along each axis, and along all of them
+            more = {name: rest if k >= n else 0 for k, name in enumerate(sizes)}
+            p = {n: min(box.ends[n][1], max(box.ends[n][0], x // 8 * 8 + more[n])) for n, x in sizes.items()}
             found.setdefault(tuple(p.values()), p)
     return list(found.values())
 
 
 def _lacking(box: Box, seed: int, found: Sequence[Judged]) -> list[dict[str, int]]:
     """Return sizes, of some at random and the least ones, that no kernel has code for."""
-    tried = list(itertools.islice(box.points(31 + seed), _TRIED))
-    few = [{n: min(high, low + seed * 3 + k) for n, (low, high) in box.ends.items()} for k in range(3)]
-    return [p for p in [*few, *tried] if all(_is_refused(j.kernel, p) for j in found)]
+    tried: list[dict[str, int]] = list(itertools.islice(box.points(31 + seed), _TRIED))
+    tried += [{n: min(high, low + seed * 3 + k) for n, (low, high) in box.ends.items()} for k in range(3)]
+    if math.prod(high - low + 1 for low, high in box.ends.values()) <= _ALL:
+        several = itertools.product(*(range(low, high + 1) for low, high in box.ends.values()))
+        tried = [dict(zip(box.ends, c, strict=True)) for c in several]
+    return [p for p in tried if all(_is_refused(j.kernel, p) for j in found)]
 
 
 def _is_refused(kernel: object, sizes: Sizes) -> bool:

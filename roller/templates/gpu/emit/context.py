@@ -45,6 +45,8 @@ class Context:
     panels: list[Tensor] = field(default_factory=list)
     #: The kernel that fills the panels; none where there are none.
     prepare: Stmt | None = None
+    #: Axes along which no element is copied together with its neighbours: how long rows are, only a call knows.
+    scalar_axes: frozenset[str] = frozenset()
     #: Set by a template that places all barriers itself.
     own_barriers: bool = False
 
@@ -83,6 +85,10 @@ class Context:
         """Declare memory that is filled once and read by every call."""
         self.panels.append(tensor)
         return self.declare(tensor)
+
+    def is_scalar(self, load: Load) -> bool:
+        """Whether rows that a load reads are of any length, so that vectors of them begin anywhere."""
+        return bool(load.index) and not self.scalar_axes.isdisjoint(load.index[-1].axes)
 
     def stage(self, tensor: str) -> Stage | None:
         """Return the stage that writes a tensor, or ``None`` for an input."""

@@ -154,9 +154,10 @@ class Unlowered:
     numbers: Mapping[str, int] = field(default_factory=dict)
 
 
-def unlowered_for(program: RProgram, spec: DeviceSpec) -> Unlowered:
+def unlowered_for(program: RProgram, spec: DeviceSpec, *, scalar: bool = False) -> Unlowered:
     """Write the kernels of a program for the device it was constructed for; as :func:`unlowered`."""
-    return unlowered(program, spec.target["arch"], async_copies=spec.execution.async_copy_bytes is not None)
+    copies = spec.execution.async_copy_bytes is not None
+    return unlowered(program, spec.target["arch"], async_copies=copies, scalar=scalar)
 
 
 def lowered_for(code: Unlowered, program: RProgram, expression: TensorExpr, spec: DeviceSpec) -> KernelArtifact:
@@ -164,8 +165,11 @@ def lowered_for(code: Unlowered, program: RProgram, expression: TensorExpr, spec
     return lowered(code, program, expression, spec.target["arch"], spec.name)
 
 
-def unlowered(program: RProgram, arch: str, *, async_copies: bool) -> Unlowered:
-    """Write the kernels of a program as TensorIR; as :func:`lower`."""
+def unlowered(program: RProgram, arch: str, *, async_copies: bool, scalar: bool = False) -> Unlowered:
+    """Write the kernels of a program as TensorIR; as :func:`lower`.
+
+    ``scalar``: rows whose length differs from call to call are copied by single elements, whatever it is here.
+    """
     GPU.expect(program.kind, "cuda")
     if program.fragment is not None and not program.fragment.emitted:
         raise BuildError(
@@ -179,7 +183,8 @@ def unlowered(program: RProgram, arch: str, *, async_copies: bool) -> Unlowered:
             f"cuda: expected an architecture with asynchronous copies (sm_80 or later), got '{arch}'. Construct for a "
             "specification without execution.async_copy_bytes."
         )
-    ctx = Context(program.expr, async_copies=async_copies)
+    scalar_axes = frozenset(program.open_axes if scalar else ())
+    ctx = Context(program.expr, async_copies=async_copies, scalar_axes=scalar_axes)
     body = kernels(ctx, program)
     check_tensors("workspace", (*ctx.workspaces, *ctx.panels))
     arguments = (

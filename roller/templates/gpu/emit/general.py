@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,6 +26,8 @@ from roller.templates.gpu.emit.cuda import Unlowered, thread_extents
 _LIMIT = 1 << 31
 #: Arguments of a kernel that are numbers, at most: all take 4 KiB together.
 _MOST = 512
+#: What numbers that are passed may be multiples of for what TVM sees: elements of the widest vector, and more.
+_UNIT = 64
 #: Divisions that round down, and those that are the same of numbers that are not negative, and one instruction less.
 _ROUNDED = {"prim.FloorDiv": "prim.Div", "prim.FloorMod": "prim.Mod"}
 #: Of numbers that are not negative these are not, either.
@@ -81,27 +84,33 @@ class Numbers:
         By position; ``None`` where it is passed.
     passed
         By position which argument it is; ``-1`` where it is a constant.
+    units
+        What is passed counts so many: vectors begin at multiples of their elements, which TVM must see.
     names
         Of the arguments.
     """
 
     constants: tuple[int | None, ...]
     passed: tuple[int, ...]
+    units: tuple[int, ...]
     names: tuple[str, ...]
 
     @classmethod
     def of(cls, several: Sequence[OwnCode]) -> Numbers:
         """Return those of codes that are equal but for numbers: what differs is passed, alike ones once."""
-        columns = numbers_of([c.text for c in several])
-        found: dict[tuple[int, ...], int] = {}
-        for column in columns:
-            if len(set(column)) > 1:
-                found.setdefault(column, len(found))
+        text = several[0].text
+        columns, blocks = numbers_of([c.text for c in several]), _blocks(text.nodes)
+        found: dict[tuple[bool, tuple[int, ...]], int] = {}
+        passed = []
+        for (at, _), column in zip(text.numbers, columns, strict=True):
+            differs = len(set(column)) > 1
+            passed.append(found.setdefault((at in blocks, column), len(found)) if differs else -1)
         name = "n"
-        while f'"{name}' in several[0].text.shape:
+        while f'"{name}' in text.shape:
             name += "_"
         return cls(
-            tuple(None if c in found else c[0] for c in columns), tuple(found.get(c, -1) for c in columns),
+            tuple(None if at >= 0 else c[0] for c, at in zip(columns, passed, strict=True)), tuple(passed),
+            tuple(1 if is_blocks else math.gcd(_UNIT, *column) for is_blocks, column in found),
             tuple(f"{name}{k}" for k in range(len(found))),
         )  # fmt: skip
 
@@ -112,9 +121,16 @@ class Numbers:
             if at < 0:
                 if number != constant:
                     return None
-            elif not 0 <= number < _LIMIT or values.setdefault(at, number) != number:
+            elif not 0 <= number < _LIMIT or number % self.units[at] or values.setdefault(at, number) != number:
                 return None
-        return {name: values[n] for n, name in enumerate(self.names)}
+        return {name: values[n] // self.units[n] for n, name in enumerate(self.names)}
+
+
+def _blocks(nodes: Sequence[Mapping[str, Any]]) -> set[int]:
+    """Return numbers that are counts of blocks, which a launch has."""
+    data: list[Any] = [n["data"] for n in nodes if n["type"] == "tirx.IterVar"]
+    doms: list[Any] = [nodes[d["dom"]]["data"] for d in data]
+    return {d["extent"] for d in doms}
 
 
 def generalised(several: Sequence[OwnCode]) -> tuple[Unlowered, Numbers]:
@@ -138,7 +154,7 @@ def generalised(several: Sequence[OwnCode]) -> tuple[Unlowered, Numbers]:
     if len(numbers.names) > _MOST or values is None or any(numbers.read(c.numbers) is None for c in several):
         raise BuildError(f"a kernel of a range: expected at most {_MOST} numbers below 2**31, got others.")
     formulas = [
-        Formula(0, ((1, (Atom((numbers.names[at],)),)),)) if constant is None else Formula(constant)
+        Formula(0, ((numbers.units[at], (Atom((numbers.names[at],)),)),)) if constant is None else Formula(constant)
         for constant, at in zip(numbers.constants, numbers.passed, strict=True)
     ]
     text = replace(first.text, nodes=_counted(first.text, numbers.passed))

@@ -130,10 +130,10 @@ def lower(program: RProgram, expression: TensorExpr, arch: str, device: str) -> 
     return _adapted(artifact, arch)
 
 
-def unlowered_for(program: RProgram, spec: DeviceSpec) -> cuda.Unlowered:
+def unlowered_for(program: RProgram, spec: DeviceSpec, *, scalar: bool = False) -> cuda.Unlowered:
     """Write the kernels of a program for the device it was constructed for, as TensorIR."""
     del spec  # the text of all of them
-    return cuda.unlowered(program, _TEMPLATE_ARCH, async_copies=False)
+    return cuda.unlowered(program, _TEMPLATE_ARCH, async_copies=False, scalar=scalar)
 
 
 def lowered_for(code: cuda.Unlowered, program: RProgram, expression: TensorExpr, spec: DeviceSpec) -> KernelArtifact:

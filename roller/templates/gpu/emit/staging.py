@@ -329,7 +329,7 @@ def _vector(chunk: Chunk, body: Callable[[Expr], Stmt]) -> Stmt:
 
 def _copy_width(ctx: Context, t: StagedTile, domain: Domain) -> int:
     """Return the elements of a tile that are copied at once."""
-    if not ctx.in_memory(t.load.tensor):
+    if not ctx.in_memory(t.load.tensor) or ctx.is_scalar(t.load):
         return 1
     last = t.layout.dims[-1]
     row = (t.layout.axes[-1], t.layout.extents[-1], 0) if t.by_axes else ("", t.layout.extents[-1], last.const)

@@ -71,6 +71,6 @@ def _transfer(
 def _whole_chunks(ctx: Context, t: GroupTile, domain: Domain) -> bool:
     """Whether every chunk is one aligned run of the tensor, inside or outside as a whole."""
     axis = t.along
-    if not ctx.in_memory(t.load.tensor) or any(axis in b.index.axes for b in t.load.guard):
+    if not ctx.in_memory(t.load.tensor) or ctx.is_scalar(t.load) or any(axis in b.index.axes for b in t.load.guard):
         return False
     return vectorizable(t.load.index, t.tensor, axis, domain.real[axis], t.chunk)
