@@ -19,10 +19,11 @@ import numpy as np
 from roller import perf
 from roller.artifact import Argument, KernelArtifact
 from roller.errors import BuildError, RollerError, TileError
-from roller.expr import TensorExpr
+from roller.expr import SPATIAL, TensorExpr
 from roller.hardware import DeviceSpec
 from roller.targets import target_for
 from roller.tile import RProgram
+from roller.tile.geometry import Geometry
 from roller.varying import open_timing
 from roller.varying.box import Sizes
 from roller.varying.open_programs import OpenProgram
@@ -55,8 +56,13 @@ class GpuProgram(OpenProgram):
     _own: dict[tuple[int, ...], OwnCode | str] = field(default_factory=dict, compare=False, repr=False)
 
     def at(self, sizes: Sizes) -> RProgram:
-        """Return the program of some sizes: the same tiles."""
-        return replace(self.program, expr=self.form.at(sizes), open_axes=self.open_axes, relaxed=())
+        """Return the program of some sizes: the same tiles, but those of windows that threads walk, which are whole."""
+        p, expr = self.program, self.form.at(sizes)
+        tiles = p.tiles
+        if p.traits.slides_windows:
+            whole = [a.extent if a.kind != SPATIAL else 0 for a in expr.axes]
+            tiles = tuple((layer, tuple(w or t for w, t in zip(whole, tile, strict=True))) for layer, tile in tiles)
+        return replace(p, expr=expr, tiles=tiles, open_axes=self.open_axes, relaxed=())
 
     def takes(self, sizes: Sizes) -> bool:
         """Whether it may have code for such a call, which its code says."""
@@ -93,8 +99,10 @@ class GpuProgram(OpenProgram):
             if len(self._own) >= _MOST_KEPT:
                 del self._own[next(iter(self._own))]
             try:
+                program = self.at(sizes)
+                spec.traits.room("templates.checks").check_program(program, Geometry.of(program.expr), spec)
                 generation = target_for(spec).generation()
-                self._own[key] = OwnCode(generation.unlowered_for(self.at(sizes), spec, scalar=self.scalar))
+                self._own[key] = OwnCode(generation.unlowered_for(program, spec, scalar=self.scalar))
             except RollerError as err:
                 self._own[key] = str(err)
         return self._own[key]
