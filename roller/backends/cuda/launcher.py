@@ -10,7 +10,7 @@ import contextlib
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from roller.artifact import Argument, KernelArtifact
@@ -79,9 +79,9 @@ class CudaKernel:
         Parameters
         ----------
         artifact
-            Of the same image, with other shapes, grids and numbers.
+            Of the same source, with other shapes, grids and numbers; it need not be built.
         """
-        out = type(self)(artifact)
+        out = type(self)(replace(artifact, binary=self.artifact.binary, build=self.artifact.build))
         out._images, out._resident, out._constants = self._images, self._resident, self._constants
         return out
 

@@ -31,11 +31,11 @@ from roller.varying.open_programs import OpenExpr
 
 _LOG = logging.getLogger("roller")
 #: Kernels at most, and programs that are chosen among where some have code of several kinds.
-MOST, _WRITTEN = 8, 14
+MOST, _WRITTEN = 8, 12
 #: Sizes that programs are constructed for: of one axis, of two, of each of more; and those they are priced at beside.
 _PLACES, _PRICED = (20, 4, 2), 36
 #: Sizes at which the code of a program is written; where it differs there, it is at this many more.
-_FEW, _MORE = 8, 24
+_FEW, _MORE = 8, 16
 #: What sizes leave of vectors: those that code differs for.
 _RESTS = (0, 1, 2, 4)
 #: Codes of a kind that its kernel is made of, at most.
@@ -58,22 +58,32 @@ class _Codes:
         The device.
     few
         Sizes at which all codes are written.
+    built, single, known
+        By kind its kernel; by program its one kind of code, or none; what was written, by program and sizes.
     """
 
     s: Search
     spec: DeviceSpec
     few: Sequence[Sizes]
     built: dict[tuple[int, str], GpuKernel | None] = field(default_factory=dict)
+    single: dict[int, str] = field(default_factory=dict)
     known: dict[int, dict[tuple[int, ...], tuple[Sizes, str]]] = field(default_factory=dict)
 
     def forget(self, rows: Sequence[int], places: Sequence[Sizes]) -> None:
-        """Make kernels anew that other numbers than theirs were found for."""
-        for kind in {(row, self.digest(row, p)) for row in rows for p in places}:
-            self.built.pop(kind, None)
+        """Make kernels anew that other numbers than theirs were found for, or other kinds of their programs' code."""
+        for row in rows:
+            found = {self.written(row, p) for p in places}
+            if found - {self.single.get(row, "")}:
+                self.single[row] = ""
+            for code in found:
+                self.built.pop((row, code), None)
 
     def is_single(self, row: int) -> bool:
         """Whether a program has one kind of code, as far as it was written."""
-        return len({self.digest(row, p) for p in self.few}) == 1 and bool(self.digest(row, self.few[0]))
+        if row not in self.single:
+            first, *others = {self.written(row, p) for p in self.few}
+            self.single[row] = "" if others else first
+        return bool(self.single[row])
 
     def kinds(self, rows: Sequence[int]) -> list[tuple[int, str]]:
         """Return programs and digests of their code at all places."""
@@ -89,6 +99,10 @@ class _Codes:
         ]).reshape(len(kinds), len(places))  # fmt: skip
 
     def digest(self, row: int, sizes: Sizes) -> str:
+        """Return the kind of a program's code at some sizes, the one it has elsewhere where it has one; as written."""
+        return self.single[row] if self.is_single(row) else self.written(row, sizes)
+
+    def written(self, row: int, sizes: Sizes) -> str:
         """Return the kind of a program's code at some sizes; empty where there is none."""
         mine, key = self.known.setdefault(row, {}), tuple(sizes.values())
         if key not in mine:
@@ -147,13 +161,16 @@ def compile_range(varies: Extents, spec: DeviceSpec, options: ConstructOptions, 
             "Compile for each extent."
         )
     target_for(spec).prepare()
-    made_for = list(s.places)
-    _look_at(s, list(itertools.islice(varies.box.points(5), _PRICED)), share)
     codes = _Codes(s, share, _some(s.places, _FEW))
-    judged = _nearest(codes)
+    judged: list[Judged] = []
+    if all(codes.is_single(row) for row in fewest(s.costs, s.best, MOST)):
+        made_for = list(s.places)
+        _look_at(s, list(itertools.islice(varies.box.points(5), _PRICED)), share)
+        judged = _nearest(codes)
+        if not judged:
+            _only(s, made_for)
     if not judged:
-        _look_at(s, further := _further(varies.box), share)
-        _only(s, [*made_for, *further])
+        _look_at(s, _further(varies.box), share)
         judged = _covering(codes)
     return OpenRange(varies, s.expr, judged, s.best, share, reachable=reachable)
 
