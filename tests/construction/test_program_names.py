@@ -186,6 +186,13 @@ def test_what_is_no_program_is_refused(name, words):
     assert len(str(refused.value)) < 3000
 
 
+def test_threads_walk_whole_windows():
+    pool = ops.pool2d("max", 2, 4, 20, 20, 3, 3)
+    name = next(n for c in roller.construct(pool, "v100") if "gpu/window" in (n := str(c.program)))
+    with pytest.raises(TileError, match=r"expected whole windows .* 3 along 'kh', got 1 in 'register'"):
+        roller.predict(pool, "v100", name.replace("kh=3", "kh=1"))
+
+
 def test_mechanisms_that_tiles_cannot_have_are_refused():
     tiles = {"shared": (64, 64, 8), "register": (4, 4, 1)}
     for wrong in ({"stages": 0}, {"split_k": 1.5}, {"raster": True}, {"stages": 10**12}):

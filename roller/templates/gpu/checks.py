@@ -6,6 +6,7 @@ import math
 
 from roller.core.fragment import Fragment
 from roller.errors import TileError
+from roller.expr import SPATIAL
 from roller.hardware import DeviceSpec
 from roller.perf.model import batch_of, estimate_program
 from roller.templates.gpu.common.occupancy import register_words, scratchpad_bytes, usable_registers
@@ -36,12 +37,25 @@ def check_program(program: RProgram, geometry: Geometry, spec: DeviceSpec) -> No
         raise TileError(f"program: expected no stages or raster of a '{inner.structure}' program. Leave them out.")
     if (inner.traits.slides_windows or not inner.traits.reduces) and inner.split_k > 1:
         raise TileError(f"program: expected no split_k of a '{inner.structure}' program. Leave it out.")
+    if inner.traits.slides_windows:
+        _check_windows(inner)
     steps = math.prod(inner.reduction_steps.values())
     if inner.split_k > max(1, steps):
         raise TileError(f"program: split_k: expected at most the {steps} reduction steps, got {inner.split_k}.")
     _check_vector(inner)
     if inner is not program:
         _check_products(program)
+
+
+def _check_windows(program: RProgram) -> None:
+    """Raise where threads that walk windows would have a part of one."""
+    for layer, tile in program.tiles:
+        for axis, extent in zip(program.axes, tile, strict=True):
+            if axis.kind != SPATIAL and extent != axis.extent:
+                raise TileError(
+                    f"program: expected whole windows of a '{program.structure}' program, {axis.extent} along "
+                    f"'{axis.name}', got {extent} in '{layer}'. Write {axis.extent}."
+                )
 
 
 def _check_vector(program: RProgram) -> None:
