@@ -102,6 +102,11 @@ def compile_varying(
     varies = open_range(expr, shapes, constants)
     if varies is None or not families_suit(varies, spec, options):
         return compile_extents(extents_of(expr, shapes, constants), spec, options, seed, timed)
+    return _compiled(varies, spec, options, seed, timed)
+
+
+def _compiled(varies: Range, spec: DeviceSpec, options: ConstructOptions, seed: int, timed: bool) -> VaryingKernel:
+    """Build kernels of families, run them at some extents, and keep few of those that are right."""
     found, best = families(varies, spec, options)
     extents = sorted(best)
     costs = price_table(found, extents, spec)
@@ -115,31 +120,38 @@ def compile_varying(
     doubt, wrong = _judged(variants, varies, places, times, seed, timed)
     for level, why in ((logging.INFO, reasons), (logging.WARNING, list(wrong.values()))):
         for reason in dict.fromkeys(why):
-            _LOG.log(level, "%s: a kernel of the range is left out: %s", expr.name, reason)
+            _LOG.log(level, "%s: a kernel of the range is left out: %s", varies.expr.name, reason)
     reasons += wrong.values()
     right = [n for n in range(len(variants)) if n not in wrong]
     if not right:
         raise NoCandidateError(
-            f"{expr.name}: shapes: expected a kernel that is right, none of {counted(len(kept), 'kernel')} is: "
+            f"{varies.expr.name}: shapes: expected a kernel that is right, none of {counted(len(kept), 'kernel')} is: "
             f"{'; '.join(dict.fromkeys(reasons)).rstrip('.')}."
         )
-    every = np.arange(varies.low, varies.high + 1)
     times.price({*extents, *(max(variants[n].family.rows, varies.low) for n in right)})
-    whole = np.stack([_everywhere(n, variants[n].family.rows, times, every) for n in right])
-    weighed = np.array(samples(varies.low, varies.high, _WEIGHED)) - varies.low  # small extents count as much as large
-    chosen = fewest(whole[:, weighed], whole[:, weighed].min(axis=0), MOST)
-    if np.isinf(whole[chosen].min(axis=0)).any():
-        raise NoCandidateError(
-            f"{expr.name}: shapes: expected kernels for all extents from {varies.low} to {varies.high}, got none for "
-            f"{int(every[np.isinf(whole[chosen].min(axis=0))][0])}. Leave the least extents out"
-            f"{''.join(f'; {why}' for why in dict.fromkeys(reasons))}."
-        )
-    table = whole[chosen].argmin(axis=0).astype(np.uint8)
-    kernels = [right[n] for n in chosen]
+    kernels, table = _chosen(varies, {n: variants[n] for n in right}, times, reasons)
     regrets = {
         x: float(times.predicted[x][kernels[table[x - varies.low]]] / least[c]) - 1.0 for c, x in enumerate(extents)
     }
     return VaryingKernel(varies, [variants[n] for n in kernels], table, regrets, spec, doubt)
+
+
+def _chosen(
+    varies: Range, right: Mapping[int, Variant], times: _Times, reasons: Sequence[str]
+) -> tuple[list[int], np.ndarray]:
+    """Return the kernels to keep, and for every extent from the least on the position of its kernel among them."""
+    every = np.arange(varies.low, varies.high + 1)
+    whole = np.stack([_everywhere(n, v.family.rows, times, every) for n, v in right.items()])
+    weighed = np.array(samples(varies.low, varies.high, _WEIGHED)) - varies.low  # small extents count as much as large
+    chosen = fewest(whole[:, weighed], whole[:, weighed].min(axis=0), MOST)
+    least = whole[chosen].min(axis=0)
+    if np.isinf(least).any():
+        raise NoCandidateError(
+            f"{varies.expr.name}: shapes: expected kernels for all extents from {varies.low} to {varies.high}, got "
+            f"none for {int(every[np.isinf(least)][0])}. Leave the least extents out"
+            f"{''.join(f'; {why}' for why in dict.fromkeys(reasons))}."
+        )
+    return [list(right)[n] for n in chosen], whole[chosen].argmin(axis=0).astype(np.uint8)
 
 
 def _built(found: Sequence[Family], varies: Range, spec: DeviceSpec) -> tuple[list[Variant], list[str]]:
