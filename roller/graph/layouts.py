@@ -42,6 +42,8 @@ class ChosenLayouts:
         Labels of the steps that run on blocked values.
     conversions
         Kernels that convert a value.
+    written
+        Values that the steps on blocked values write: what names these steps in the same program of other sizes.
     """
 
     program: Program
@@ -49,6 +51,7 @@ class ChosenLayouts:
     chosen_s: float = 0.0
     blocked: tuple[str, ...] = ()
     conversions: int = 0
+    written: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
         """One line: what was chosen, and what it is predicted to gain."""
@@ -82,6 +85,26 @@ def laid_out(program: Program, spec: DeviceSpec, predict: Predict) -> ChosenLayo
     if not chosen or plain_s - chosen_s < LEAST_GAIN * plain_s:
         return ChosenLayouts(program, plain_s, plain_s)
     return replace(choice.applied(chosen), plain_s=plain_s, chosen_s=chosen_s)
+
+
+def laid_out_as(program: Program, spec: DeviceSpec, chosen: ChosenLayouts) -> Program:
+    """Return a program with the layouts that were chosen for the same one of other sizes.
+
+    Parameters
+    ----------
+    program
+        Without sections.
+    spec
+        As for :func:`laid_out`.
+    chosen
+        For other sizes.
+    """
+    if not chosen.written:
+        return program
+    choice = _Choice(program, spec.teu.lanes)
+    return choice.applied(
+        frozenset(n for n in choice.able if chosen.written.issuperset(writes(program.steps[n])))
+    ).program
 
 
 @dataclass
@@ -238,7 +261,8 @@ class _Choice:
         kernels = {s.kernel: known[s.kernel] for s in steps if isinstance(s, Run)}
         labels = tuple(str(getattr(p.steps[n], "label", "join")) for n in sorted(chosen))
         done = replace(p, values=values, steps=tuple(steps), kernels=kernels)
-        return ChosenLayouts(done, blocked=labels, conversions=len(needed))
+        written = frozenset(name for n in chosen for name in writes(p.steps[n]))
+        return ChosenLayouts(done, blocked=labels, conversions=len(needed), written=written)
 
 
 def _reading(step: Step, names: Mapping[str, str], made: Rewritten | None) -> Step:

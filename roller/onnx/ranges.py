@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from roller.arguments import target_of
-from roller.batch.jobs import rotation
+from roller.batch.executors import Forks
+from roller.batch.jobs import Settings, Target, construct, rotation
+from roller.batch.predictions import Predictions
 from roller.core.fitting import Fitter
 from roller.core.generalise import MismatchError, general
-from roller.errors import ModelError, RollerError, did_you_mean, shown
+from roller.errors import ModelError, NoCandidateError, RollerError, did_you_mean, shown
+from roller.graph.layouts import ChosenLayouts, laid_out, laid_out_as
 from roller.graph.memory import plan
 from roller.graph.plan import Plan
 from roller.graph.plan_data import plan_to_dict
@@ -26,7 +30,7 @@ from roller.model.kernels import KernelCode
 from roller.model.range_session import RangeKernel, RangePlan, RangeSession
 from roller.model.session import checked_threads
 from roller.onnx.options import ModelOptions
-from roller.onnx.range_reading import read_ranges
+from roller.onnx.range_reading import Reading, read_ranges
 from roller.templates.common.options import ConstructOptions
 from roller.varying.box import Box, Sizes
 from roller.varying.open_choice import OpenKernels, compile_open
@@ -195,26 +199,53 @@ def compile_ranges(
     from roller.onnx.loading import load
 
     name = load(model, base_dir).name
+
+    def plain(sizes: Sizes) -> Program:
+        return partitioned(read(model, shapes=ranges.at(sizes), base_dir=base_dir))
+
+    def made(layouts: ChosenLayouts) -> RangeSession:
+        found = read_ranges(ranges.box, lambda p: laid_out_as(plain(p), spec, layouts))
+        return _session(found, ranges, spec, options, timed)
+
+    middle = plain(ranges.box.middle)
+    layouts = _layouts(middle, spec, Settings(options))
+    with contextlib.suppress(MismatchError, KeyError, NoCandidateError):
+        if layouts.written:  # where channels cannot be in blocks at some sizes, none are at all
+            return made(layouts)
     try:
-        found = read_ranges(ranges.box, lambda p: partitioned(read(model, shapes=ranges.at(p), base_dir=base_dir)))
-        points, largest = found.points, found.largest
-        sources = _sources(found.programs, points)
-        _same_constants([*found.programs, largest])
-        whole = plan(largest)
-        # What a plan says beside its data is the same for all sizes: constants, and no expressions of kernels.
-        fixed = [plan(p, within=whole) for p in found.programs]
-        described = general([_described(f) for f in fixed], Fitter(points))
+        return made(ChosenLayouts(middle))
     except (MismatchError, KeyError) as err:
         raise ModelError(
             f"{name}: shapes: expected the same steps for all sizes, got others for some ({err}). Compile it "
             "for fixed shapes, or ranges that leave the least sizes out."
         ) from err
+
+
+def _session(
+    found: Reading, ranges: Ranges, spec: DeviceSpec, options: ConstructOptions, timed: bool
+) -> RangeSession:  # fmt: skip
+    """Generalise what was read, and compile its kernels."""
+    points, largest = found.points, found.largest
+    sources = _sources(found.programs, points)
+    _same_constants([*found.programs, largest])
+    whole = plan(largest)
+    # What a plan says beside its data is the same for all sizes: constants, and no expressions of kernels.
+    fixed = [plan(p, within=whole) for p in found.programs]
+    described = general([_described(f) for f in fixed], Fitter(points))
     passing = {key: rotation(spec, n) for key, n in passing_bytes(largest).items()} if timed else None
     kernels = compile_open(sources, points, found.box, spec, options, passing_bytes=passing)
-    runs = {key: tuple(_range_kernel(k, n, points) for n in range(len(k.kernels))) for key, k in kernels.items()}
+    runs = {key: tuple(_range_kernel(k, n, points) for n in range(len(k.judged))) for key, k in kernels.items()}
     made = RangePlan(described, whole, dict(found.box.ends), dict(found.box.derived), dict(ranges.inputs), runs,
                      lambda key, sizes: kernels[key].best(sizes))  # fmt: skip
     return RangeSession(made, cores=spec.units)
+
+
+def _layouts(program: Program, spec: DeviceSpec, settings: Settings) -> ChosenLayouts:
+    """Return the layouts that are predicted to be the fastest at some sizes: those of other sizes get the same."""
+    target, crew = Target(spec, here=True), Forks()
+    return laid_out(
+        program, spec, Predictions(program.kernels, target, settings, lambda j: construct(j, target, crew)[0], None)
+    )
 
 
 def _sources(programs: Sequence[Program], points: Sequence[Sizes]) -> dict[str, tuple[OpenExpr, tuple[str, ...]]]:

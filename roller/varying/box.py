@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from roller.core.formulas import Formula
 
-#: Values of a size that programs are constructed for, where it spans many, and where it spans few.
-_WIDE, _NARROW = 6, 2
-#: Values of a size that is the only one, and of one among three or more.
-_ALONE, _THIRD = 9, 3
-#: A size that grows by this factor spans many values.
-_SPAN = 32
+#: Sizes that kernels are compared at, of one axis, of two, and of each of more.
+_PLACES = (12, 3, 2)
+#: Sizes that grow together, beside those of each with all of the others.
+_ALIKE = 7
 
 Sizes = Mapping[str, int]
 
@@ -60,31 +59,27 @@ class Box:
         """The least of every size."""
         return self.whole({n: low for n, (low, _) in self.ends.items()})
 
-    def nominal(self) -> list[dict[str, int]]:
-        """Return sizes that programs are constructed for: few of each, odd ones, none of 1 where others are meant."""
-        return self._crossed([self._spread(e) for e in self.ends.values()])
+    @property
+    def middle(self) -> dict[str, int]:
+        """As many times the least of every size as the largest is of it, none of 1 where others are."""
+        return self.whole({n: max(min(2, b), round(math.sqrt(a * b))) for n, (a, b) in self.ends.items()})
 
-    def _crossed(self, several: Sequence[Sequence[int]]) -> list[dict[str, int]]:
-        return [self.whole(dict(zip(self.ends, c, strict=True))) for c in itertools.product(*several)]
+    def raised(self, sizes: Sizes) -> dict[str, int]:
+        """Return sizes none of which is 1 where another is meant: axes of one element vanish."""
+        return self.whole({n: max(sizes[n], min(2, high)) for n, (_, high) in self.ends.items()})
 
-    def _spread(self, ends: tuple[int, int]) -> list[int]:
-        low, high = max(2, ends[0]), ends[1]
-        many = _ALONE if len(self.ends) == 1 else _WIDE if len(self.ends) == 2 else _THIRD
-        count = many if high >= _SPAN * low else _NARROW
-        found = {int(x) for x in np.geomspace(low, high, count).round()}
-        return sorted({min(high, x | 1) if x > low else min(high, low + 1) for x in found})
+    def compared(self, places: tuple[int, ...] = _PLACES) -> list[dict[str, int]]:
+        """Return sizes that kernels are made for and compared at: over the box, and of several sizes alike.
 
-    def grid(self) -> list[dict[str, int]]:
-        """Return sizes at which kernels are compared: those of :meth:`nominal` and the ends."""
-        axes = [sorted({*self._spread(e), *e, *self._dense(e)}) for e in self.ends.values()]
-        return self._crossed(axes)
-
-    def _dense(self, ends: tuple[int, int]) -> list[int]:
-        """Return more values of a size that is alone: all small ones, where one more is half a kernel's work."""
-        if len(self.ends) > 1:
-            return []
-        found = [x for x in (*range(1, 17), 24, 40, 80, 200, 400, 1000, 2500) if ends[0] <= x <= ends[1]]
-        return [*found, ends[1]]
+        ``places``: how many of one size, of two, and of each of more.
+        """
+        each = places[min(len(self.ends), len(places)) - 1]
+        axes = [dict.fromkeys(int(x) for x in np.geomspace(*e, each).round()) for e in self.ends.values()]
+        found = [dict(zip(self.ends, c, strict=True)) for c in itertools.product(*axes)]
+        if len(self.ends) > 1:  # axes that grow together, as those of an image mostly do
+            between = [[int(x) for x in np.geomspace(*e, _ALIKE).round()] for e in self.ends.values()]
+            found += [p for c in zip(*between, strict=True) if (p := dict(zip(self.ends, c, strict=True))) not in found]
+        return [self.whole(p) for p in found]
 
     def points(self, seed: int, low: Sizes | None = None, high: Sizes | None = None) -> Iterator[dict[str, int]]:
         """Yield sizes of the box at random, small ones as often as large ones, none below 2 where others are.

@@ -9,7 +9,7 @@ from roller.hardware import DeviceSpec
 from roller.varying import open_proof
 from roller.varying.box import Sizes
 from roller.varying.open_programs import OpenKernel
-from roller.varying.open_timing import predicted
+from roller.varying.prices import predicted
 
 __all__ = ["UNUSED", "fault", "predicted"]
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
-
-import numpy as np
 
 from roller.errors import ExprError, LaunchError, RollerError, did_you_mean, shown
 from roller.expr import TensorExpr
@@ -18,10 +15,6 @@ from roller.varying.ranges import ends_of
 
 #: Sizes at which an expression is looked at to find that of all: coprime, so that no two products are equal by chance.
 _LOOKED_AT = (11, 7, 23, 13, 31, 17, 41, 29, 53, 37)
-#: Sizes that kernels are compared at, of one axis, of two, and of each of more.
-_PLACES = (12, 3, 2)
-#: Sizes of axes that grow together, beside those of each with all of the others.
-_ALIKE = 7
 
 
 @dataclass(frozen=True)
@@ -91,20 +84,6 @@ class Extents:
             {m.axis: _LOOKED_AT[(3 * n + 4 * k) % count] + 2 * n for k, m in enumerate(self.moves)}
             for n in range(count)
         ]
-
-    def compared(self, places: tuple[int, ...] = _PLACES) -> list[dict[str, int]]:
-        """Return sizes that kernels are made for and compared at: over the box, and of two axes alike.
-
-        ``places``: how many of one axis, of two, and of each of more.
-        """
-        ends = self.box.ends
-        each = places[min(len(ends), len(places)) - 1]
-        axes = [dict.fromkeys(int(x) for x in np.geomspace(*e, each).round()) for e in ends.values()]
-        found = [dict(zip(ends, c, strict=True)) for c in itertools.product(*axes)]
-        if len(ends) > 1:  # axes that grow together, as those of an image mostly do
-            between = [[int(x) for x in np.geomspace(*e, _ALIKE).round()] for e in ends.values()]
-            found += [p for c in zip(*between, strict=True) if (p := dict(zip(ends, c, strict=True))) not in found]
-        return found
 
 
 def extents_of(expr: TensorExpr, shapes: Mapping[str, Any], constants: tuple[int, ...] = ()) -> Extents:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 from collections import defaultdict
@@ -19,51 +18,32 @@ from roller.varying.box import Box, Sizes
 from roller.varying.open_programs import OpenExpr, OpenKernel, OpenProgram
 
 #: Sizes that code is written for before it is generalised: as many as this of one kind of code, tried at most.
-_WRITTEN, _TRIED = 8, 40
-#: As many, where every size is looked at before the code runs there.
-_WRITTEN_FEW = 6
+_WRITTEN, _TRIED = 6, 40
 #: Sizes of one kind of code at least, and values of each size among them.
 _FEWEST, _VALUES = 5, 4
-#: Small sizes, of which the least is looked for that has the same code.
-_SMALL = (2, 3, 4, 6, 8, 12, 16, 32, 64, 96)
 #: Sizes at random among which those are that tell formulas apart, and how often one of them is added.
 _POOL, _ROUNDS = 60, 8
-#: Sizes at random that formulas are held against.
-_VERIFIED = 6
-#: How often formulas are made anew where they were wrong.
-_REFITTED = 4
 
 
-def build(
-    program: OpenProgram, expression: OpenExpr, box: Box, spec: DeviceSpec, *, looked_for: bool = True
-) -> OpenKernel:
+def build(program: OpenProgram, expression: OpenExpr, box: Box, spec: DeviceSpec) -> OpenKernel:
     """Write a program for several sizes, generalise the code, and compile it.
 
-    Where the least sizes are not ``looked_for``, they are those of the program: the proof of a size then says whether
-    the code is right there.
+    Whether the code is right at the sizes of a call is what their proof says.
 
     Raises
     ------
     BuildError
         Where the code differs in more than numbers, or the compiler refuses it.
     """
-    most = _one_kind(program, box, spec, _WRITTEN if looked_for else _WRITTEN_FEW)
+    most = _one_kind(program, box, spec)
     dividends = [e for e in program.extents if isinstance(e, Formula)]
-    low = _lowest(program, box, spec, most) if looked_for else dict(box.low)
-    for _ in range(_REFITTED):
-        fitter = _told_apart(program, box, spec, most, dividends)
-        unlike, wrong = _verified(program, box, spec, most[0][1], fitter, low) if looked_for else ((), [])
-        if not wrong:
-            break
-        most += wrong  # what was found out belongs to what formulas are made from
-    else:
-        raise BuildError(f"{program.program.expr.name}: a kernel of a range: formulas are wrong at {wrong[0][0]}.")
+    fitter = _told_apart(program, box, spec, most, dividends)
     artifact = _compiled(program, expression, spec, most, fitter)
     formulas = tuple(f for f in map(fitter.fit, fitter.asked) if f is not None)  # all: what is written has them
-    return OpenKernel(program, artifact, low, unlike, formulas, most[0][1].digest)
+    return OpenKernel(program, artifact, dict(box.low), formulas, most[0][1].digest)
 
 
-def _one_kind(program: OpenProgram, box: Box, spec: DeviceSpec, enough: int) -> list[Any]:
+def _one_kind(program: OpenProgram, box: Box, spec: DeviceSpec) -> list[Any]:
     """Return sizes of one kind of code, that of most sizes, each with its text and what it was written from."""
     from roller.templates.cpu.emit.general import written
     from roller.templates.cpu.emit.llvm import lower_module
@@ -78,7 +58,7 @@ def _one_kind(program: OpenProgram, box: Box, spec: DeviceSpec, enough: int) -> 
             continue
         text = written(lowered[0], sizes)
         groups[text.shape].append((sizes, text, lowered))
-        if len(groups[text.shape]) >= enough and _spread(groups[text.shape], program, box):
+        if len(groups[text.shape]) >= _WRITTEN and _spread(groups[text.shape], program, box):
             break
     spread = [g for g in groups.values() if _spread(g, program, box)]
     if refused and not groups:
@@ -124,39 +104,6 @@ def _compiled(
         "llvm", target, spec.name, expression.at(points[0]), program.at(points[0]), (launches[ENTRY],),
         (*arguments, *extra), constants=constants, prepare=launches.get(PACK),
     ).with_binary(binary, library_bytes=len(binary))  # fmt: skip
-
-
-def _verified(
-    program: OpenProgram, box: Box, spec: DeviceSpec, text: Any, fitter: Fitter, low: Sizes
-) -> tuple[tuple[Sizes, ...], list[Any]]:
-    """Hold the formulas against the code of sizes that they were not made from.
-
-    Returns
-    -------
-    tuple
-        Sizes that have other code, and what was written for those at which a formula gives another number.
-    """
-    from roller.templates.cpu.emit.general import numbers_of, written
-    from roller.templates.cpu.emit.llvm import lower_module
-
-    formulas = [fitter.fit(values) for values in fitter.asked]
-    if None in formulas:
-        values = fitter.asked[formulas.index(None)]
-        some = ", ".join(f"{v} at {p}" for v, p in zip(values[:4], fitter.points, strict=False))
-        raise BuildError(
-            f"{program.program.expr.name}: a kernel of a range: a number is no known function of the sizes: {some}."
-        )
-    unlike, wrong = [], []
-    places = [p for p in itertools.islice(box.points(23, low=low), _VERIFIED) if program.takes(p)]
-    ends = (box.whole({**low, n: max(2, low[n])}) for n in low)
-    for sizes in [*places, *(p for p in ends if min(p.values()) > 1 and program.takes(p)), box.high]:
-        lowered = lower_module(program.at(sizes), spec.units)
-        found = written(lowered[0], sizes)
-        if found.shape != text.shape:
-            unlike.append(sizes)
-        elif any(f is not None and f.at(sizes) != n for f, (n,) in zip(formulas, numbers_of([found]), strict=True)):
-            wrong.append((sizes, found, lowered))
-    return tuple(unlike), wrong
 
 
 def _points(program: OpenProgram, box: Box) -> Iterator[Sizes]:
@@ -206,26 +153,6 @@ def _told_apart(
         else:
             break
     return fitter
-
-
-def _lowest(program: OpenProgram, box: Box, spec: DeviceSpec, group: Sequence[Any]) -> dict[str, int]:
-    """Return the least of every size for which the code is the same; that of 2 elements is taken for 1 as well."""
-    from roller.templates.cpu.emit.general import written
-    from roller.templates.cpu.emit.llvm import lower_module
-
-    found = _least(group, box)
-    usual = {n: sorted(sizes[n] for sizes, *_ in group)[len(group) // 2] for n in box.ends}
-    for n, (least, _) in box.ends.items():
-        for x in (x for x in sorted({max(2, least), *_SMALL}) if max(2, least) <= x < found[n]):
-            sizes = box.whole({**usual, n: x})
-            if not program.takes(sizes):
-                continue
-            with contextlib.suppress(RollerError):
-                if written(lower_module(program.at(sizes), spec.units)[0], sizes).shape == group[0][1].shape:
-                    found[n] = x
-                    break
-        found[n] = least if found[n] <= 2 else found[n]
-    return found
 
 
 def _least(group: Sequence[Any], box: Box) -> dict[str, int]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -17,75 +16,16 @@ from roller import perf
 from roller.artifact import Constant, KernelArtifact
 from roller.compiled import CompiledKernel, loaded
 from roller.core.display import one_line
-from roller.errors import ArtifactError, LaunchError, NoCandidateError, counted, shown
-from roller.expr import TensorExpr
+from roller.errors import ArtifactError, LaunchError, counted, shown
 from roller.hardware import DeviceSpec
 from roller.tile import RProgram
 from roller.varying.box import Sizes
 from roller.varying.extents import Extents
-from roller.varying.open_programs import OpenExpr, OpenProgram
+from roller.varying.judged import Judged, RangeKernel, first_right
+from roller.varying.open_programs import OpenExpr
 
-_LOG = logging.getLogger("roller")
 #: Sizes that are kept ready; the first of them makes room for another.
 _MOST_READY = 1024
-#: What a time that was not measured is taken for, over its prediction: such kernels were not near the best.
-_UNMEASURED = 1.1
-#: Distance of logarithms of sizes at which a measurement counts half as much.
-_APART = 0.05
-
-
-class RangeKernel(Protocol):
-    """A kernel of all sizes from some on, as every kind of device has them."""
-
-    @property
-    def program(self) -> OpenProgram: ...  # noqa: D102
-
-    @property
-    def artifact(self) -> KernelArtifact: ...  # noqa: D102
-
-    def takes(self, sizes: Sizes) -> bool: ...  # noqa: D102
-
-    def at(self, sizes: Sizes, expression: TensorExpr) -> KernelArtifact: ...  # noqa: D102
-
-
-@dataclass(frozen=True)
-class Judged:
-    """A built kernel, and what is known of its times.
-
-    Parameters
-    ----------
-    kernel
-        Built and checked.
-    places
-        Sizes it was compared at.
-    predicted
-        Seconds ``(places,)``; infinite where it does not take them.
-    measured
-        Seconds by the position of a place.
-    """
-
-    kernel: RangeKernel
-    places: tuple[Sizes, ...]
-    predicted: np.ndarray
-    measured: Mapping[int, float]
-
-    @property
-    def everywhere(self) -> np.ndarray:
-        """Seconds ``(places,)``: measured, or predicted as far off as where it was measured."""
-        scale = [self.off(p) for p in self.places]
-        return np.array(
-            [self.measured.get(n, s * f) for n, (s, f) in enumerate(zip(self.predicted, scale, strict=True))]
-        )
-
-    def off(self, sizes: Sizes) -> float:
-        """Return its time over the prediction at some sizes, as the nearest measurements say."""
-        if not self.measured:
-            return _UNMEASURED
-        logs = np.log(np.array([list(self.places[n].values()) for n in self.measured], float))
-        distance = np.abs(logs - np.log(np.array(list(sizes.values()), float))).sum(axis=1)
-        weights = 1.0 / (distance + _APART) ** 2
-        ratios = [math.log(t / self.predicted[n]) for n, t in self.measured.items()]
-        return math.exp(float(np.average(ratios, weights=weights)))
 
 
 @dataclass(frozen=True)
@@ -242,33 +182,12 @@ class OpenRange(CompiledKernel):
                 found.append(OpenPiece(places, j.kernel.program.at(largest), regret))
         return tuple(found)
 
-    def _order(self, sizes: Sizes) -> list[int]:
-        """Return the kernels that take some sizes, the one that is likely fastest there first."""
-        usable = [n for n, j in enumerate(self.judged) if j.kernel.takes(sizes)]
-        programs = [self.judged[n].kernel.program for n in usable]
-        found = zip(usable, self._room.predicted(programs, sizes, self.spec), strict=True)
-        seconds = {n: s * self.judged[n].off(sizes) for n, s in found if math.isfinite(s)}
-        return sorted(seconds, key=lambda n: seconds[n])
-
     def _best_at(self, sizes: Sizes) -> int:
         """Return the position of the kernel for some sizes: the first that is shown to be right there."""
         key = tuple(sizes.values())
         with self._choosing:
             if key not in self._chosen:
-                expression, reasons = self.expression.at(sizes), []
-                for row in self._order(sizes):
-                    why = self._room.fault(self.judged[row].kernel, expression, sizes, self.spec)
-                    if not why:
-                        self._chosen[key] = row
-                        break
-                    reasons.append(why)
-                    _LOG.log(self._room.UNUSED, "%s: a kernel of the range is not used: %s", expression.name, why)
-                else:
-                    what = f" that is right: {'; '.join(reasons)}" if reasons else ""
-                    raise NoCandidateError(
-                        f"{expression.name}: shapes: expected a kernel for {dict(sizes)}, got none{what}. "
-                        "Compile for this shape, or ranges without it."
-                    )
+                self._chosen[key] = first_right(self.judged, self.expression.at(sizes), sizes, self.spec)
             return self._chosen[key]
 
     def _artifact(self, sizes: Sizes) -> KernelArtifact:

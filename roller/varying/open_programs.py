@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,7 +14,7 @@ from roller.core.formulas import Formula
 from roller.core.generalise import General, MismatchError, general
 from roller.expr import SPATIAL, TensorExpr
 from roller.expr.serialize import expr_from_dict, expr_to_dict
-from roller.templates.common.forms import canonical_forms
+from roller.templates.common.forms import canonical_forms, joined_forms
 from roller.templates.common.options import ConstructOptions
 from roller.tile import RProgram
 from roller.tile.winograd import window_product
@@ -57,13 +58,11 @@ class OpenExpr:
 
 def open_forms(expr: OpenExpr, points: Sequence[Sizes], options: ConstructOptions) -> list[OpenExpr]:
     """Return the canonical forms of an expression that are the same at all of the points, one by one."""
-    several = [canonical_forms(expr.at(p), options) for p in points]
     found = []
-    for forms in zip(*several, strict=False):
-        try:
-            found.append(OpenExpr.of(forms, points))
-        except MismatchError:
-            continue
+    for forms_of in (canonical_forms, joined_forms):
+        for forms in zip(*(forms_of(expr.at(p), options) for p in points), strict=False):
+            with contextlib.suppress(MismatchError):
+                found.append(OpenExpr.of(forms, points))
     return found
 
 
@@ -221,8 +220,6 @@ class OpenKernel:
         With the shapes of :attr:`OpenProgram.sizes`.
     low
         The least sizes it takes.
-    unlike
-        Sizes for which the program's own code is another one: what runs there shows whether the general code is right.
     formulas
         What became of the numbers in the code, in their order.
     code
@@ -232,7 +229,6 @@ class OpenKernel:
     program: OpenProgram
     artifact: KernelArtifact
     low: Sizes
-    unlike: tuple[Sizes, ...] = ()
     formulas: tuple[Formula, ...] = ()
     code: str = ""
 

@@ -76,4 +76,5 @@ def test_sizes_to_look_at_lie_in_the_box_and_none_is_one():
     some = [p for p, _ in zip(box.points(0), range(200), strict=False)]
     assert all(2 <= p["b"] <= 8 and 2 <= p["s"] <= 512 for p in some)
     assert {p["b"] for p in some} == set(range(2, 9)) and min(p["s"] for p in some) < 4
-    assert {"b": 1, "s": 1} in box.grid() and box.high in box.grid()
+    assert box.low in box.compared() and box.high in box.compared()
+    assert box.raised(box.low) == {"b": 2, "s": 2} and box.middle == {"b": 3, "s": 23}

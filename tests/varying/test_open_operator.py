@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -62,8 +63,7 @@ def every_kernel_right(kernel, sizes, seed):
 def compiled(expr, **shapes):
     """Compile by predictions, from few programs: what is right does not depend on how many there are."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(open_operator, "_BUILT", 3)
-        patch.setattr(open_operator, "MOST", 3)
+        patch.setattr(open_operator, "EFFORT", replace(open_operator.EFFORT, cover=3, built=3, enough=3))
         spec = target_of("cpu")[0].emitted.sustained
         return open_operator.compile_extents(extents_of(expr, shapes), spec, ConstructOptions(), timed=False)
 

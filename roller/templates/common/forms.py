@@ -48,7 +48,7 @@ def _is_one_row(expr: TensorExpr) -> bool:
     return one <= other or other <= one
 
 
-def joined_forms(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> tuple[TensorExpr, ...]:
+def joined_forms(expr: TensorExpr, options: ConstructOptions) -> tuple[TensorExpr, ...]:
     """Return the form whose blocks of channels are one axis, where there are such: Winograd's products take it."""
     whole = join_digits(canonical_forms(expr, options)[0]) if options.winograd else None
     return () if whole is None else (whole,)

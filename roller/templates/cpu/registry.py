@@ -37,7 +37,7 @@ _HERE = "roller.templates.cpu"
 
 def _winograd(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
     """Return programs of the form whose blocks of channels are one axis: Winograd's products take it."""
-    return [b for form in joined_forms(expr, spec, options) for b in winograd_pool(Geometry.of(form), spec)]
+    return [b for form in joined_forms(expr, options) for b in winograd_pool(Geometry.of(form), spec)]
 
 
 #: In the order of their programs.

@@ -24,7 +24,7 @@ from roller.hardware import DeviceSpec
 from roller.targets import target_for
 from roller.tile import RProgram
 from roller.tile.geometry import Geometry
-from roller.varying import open_timing
+from roller.varying import prices
 from roller.varying.box import Sizes
 from roller.varying.open_programs import OpenProgram
 
@@ -182,7 +182,7 @@ def predicted(programs: Sequence[OpenProgram], sizes: Sizes, spec: DeviceSpec) -
         out[single] = predicted([programs[n] for n in single], {n: x | 1 for n, x in sizes.items()}, spec)
         return out
     try:
-        return open_timing.predicted(programs, sizes, spec)
+        return prices.predicted(programs, sizes, spec)
     except TileError:  # windows of one element are none
         if len(programs) == 1:
             return np.full(1, np.inf)

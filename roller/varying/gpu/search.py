@@ -25,13 +25,17 @@ from roller.varying.box import Box, Sizes
 from roller.varying.extents import Extents
 from roller.varying.families import fewest, shortlist
 from roller.varying.gpu.programs import GpuKernel, GpuProgram, build, predicted
-from roller.varying.open_call import Judged, OpenRange
-from roller.varying.open_operator import Search, search
+from roller.varying.judged import Judged
+from roller.varying.open_call import OpenRange
+from roller.varying.open_operator import question_of
 from roller.varying.open_programs import OpenExpr
+from roller.varying.open_search import MOST, Question, Search, constructed
 
 _LOG = logging.getLogger("roller")
-#: Kernels at most, and programs that are chosen among where some have code of several kinds.
-MOST, _WRITTEN = 8, 12
+#: Programs that are chosen among where some have code of several kinds.
+_WRITTEN = 12
+#: Programs of every size that is constructed for.
+_EACH = 4
 #: Sizes that programs are constructed for: of one axis, of two, of each of more; and those they are priced at beside.
 _PLACES, _PRICED = (20, 4, 2), 36
 #: Sizes at which the code of a program is written; where it differs there, it is at this many more.
@@ -118,11 +122,13 @@ class _Codes:
             mine = _some([p for p, digest in self.known[row].values() if digest == code], _COMPARED)
             several = [own for p in mine if not isinstance(own := program.own(p, self.spec), str)]
             try:
-                self.built[kind] = build(program, several, mine[0], self.s.expr.at(mine[0]), self.spec)
+                self.built[kind] = build(
+                    program, several, mine[0], self.s.question.own.expression.at(mine[0]), self.spec
+                )
             except RollerError as err:
                 self.built[kind] = None
                 self.s.reasons.append(str(err))
-                _LOG.info("%s: a kernel of the range is left out: %s", self.s.varies.expr.name, err)
+                _LOG.info("%s: a kernel of the range is left out: %s", self.s.question.name, err)
         return self.built[kind]
 
 
@@ -134,6 +140,15 @@ def _program(s: Search, row: int) -> GpuProgram:
 
 def _offered(program: RProgram, form: OpenExpr, sizes: Sizes) -> list[GpuProgram]:
     return GpuProgram(program, form, sizes).with_scalar
+
+
+def _constructed(q: Question, spec: DeviceSpec, options: ConstructOptions) -> Search:
+    """Construct programs for sizes all over the ranges, and price each at all of them."""
+    places = q.own.box.compared(_PLACES)
+    several, found = constructed(q, places, spec, options, _EACH, _offered)
+    costs = np.stack([predicted(several, sizes, spec) for sizes in places], axis=1)
+    best = np.minimum([found[tuple(p.values())] for p in places], costs.min(axis=0, initial=np.inf))
+    return Search(q, list(several), places, costs, best)
 
 
 def compile_range(varies: Extents, spec: DeviceSpec, options: ConstructOptions, reachable: bool) -> OpenRange:
@@ -154,7 +169,7 @@ def compile_range(varies: Extents, spec: DeviceSpec, options: ConstructOptions, 
         No kernels for all sizes were found.
     """
     share = target_units(spec, options)
-    s = search(varies, share, replace(options, units=None), _offered, varies.compared(_PLACES), predicted)
+    s = _constructed(question_of(varies, options), share, replace(options, units=None))
     if not s.families:
         raise NoCandidateError(
             f"{varies.expr.name}: shapes: expected programs whose forms all sizes have, got none. "
@@ -172,19 +187,19 @@ def compile_range(varies: Extents, spec: DeviceSpec, options: ConstructOptions, 
     if not judged:
         _look_at(s, _further(varies.box), share)
         judged = _covering(codes)
-    return OpenRange(varies, s.expr, judged, s.best, share, reachable=reachable)
+    return OpenRange(varies, s.question.own.expression, judged, s.best, share, reachable=reachable)
 
 
 def _nearest(codes: _Codes) -> list[Judged]:
     """Return the kernels that are nearest to the best, where each program has one kind of code; else none."""
     s = codes.s
     rows = fewest(s.costs, s.best, MOST)
-    _LOG.info("%s: writing %s for a range", s.varies.expr.name, counted(len(rows), "program"))
+    _LOG.info("%s: writing %s for a range", s.question.name, counted(len(rows), "program"))
     if not all(codes.is_single(row) for row in rows):
         return []
     several = [(row, codes.build((row, codes.digest(row, codes.few[0])))) for row in rows]
     found = [Judged(k, tuple(s.places), s.costs[row], {}) for row, k in several if k is not None]
-    return [] if len(found) < len(several) or _lacking(s.varies.box, 0, found) else found
+    return [] if len(found) < len(several) or _lacking(s.question.own.box, 0, found) else found
 
 
 def _covering(codes: _Codes) -> list[Judged]:
@@ -193,7 +208,7 @@ def _covering(codes: _Codes) -> list[Judged]:
     rows = shortlist(s.costs, s.best, MOST, _WRITTEN)
     for n in range(_ROUNDS):
         found = _chosen(codes, rows)
-        lacking = _lacking(s.varies.box, n, found)
+        lacking = _lacking(s.question.own.box, n, found)
         if not lacking:
             break
         _look_at(s, lacking, codes.spec)
@@ -213,7 +228,7 @@ def _chosen(codes: _Codes, rows: Sequence[int]) -> list[Judged]:
             lacking = [dict(p) for p, x in zip(s.places, least, strict=True) if np.isinf(x)]
             why = "; ".join(dict.fromkeys(s.reasons))
             raise NoCandidateError(
-                f"{s.varies.expr.name}: shapes: expected at most {MOST} kernels for all extents, got none of them for "
+                f"{s.question.name}: shapes: expected at most {MOST} kernels for all extents, got none of them for "
                 f"{lacking[:3]}{f': {why}' if why else ''}. Leave extents out, or compile for each extent."
             )
         several = [(codes.build(kinds[n]), costs[n]) for n in taken]
