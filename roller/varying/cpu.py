@@ -13,8 +13,8 @@ from roller.varying.prices import predicted
 
 __all__ = ["UNUSED", "fault", "predicted"]
 
-#: How loud it is said that a kernel is not used at some sizes: it was wrong.
-UNUSED = logging.WARNING
+#: How loud it is said that a kernel is not used at some sizes: its code is for others, and the next best is asked.
+UNUSED = logging.INFO
 
 
 def fault(kernel: OpenKernel, expression: TensorExpr, sizes: Sizes, spec: DeviceSpec) -> str:

@@ -156,17 +156,28 @@ class VaryingKernel(CompiledKernel):
             return kernel(*arrays)
         return kernel(*arrays, out=out, **options)
 
-    def at(self, extent: int) -> CompiledKernel:
-        """Return the kernel of one extent, with its program and its estimate; nothing is compiled.
+    @property
+    def kernels(self) -> tuple[Variant, ...]:
+        """The kernels."""
+        return self.variants
+
+    def at(self, *extents: int, **sizes: int) -> CompiledKernel:
+        """Return the kernel of one extent, alone or by the name of its axis; nothing is compiled.
 
         Raises
         ------
         LaunchError
-            The extent is outside the range.
+            The extent is missing, has another name or is outside the range.
         """
-        if not isinstance(extent, (int, np.integer)) or isinstance(extent, bool):
-            raise LaunchError(f"{self.varies.expr.name}: expected an extent as a whole number, got {shown(extent)}.")
-        size = int(extent)
+        name = self.varies.size.name
+        given = [*extents, *(x for n, x in sizes.items() if n == name)]
+        whole = all(isinstance(x, (int, np.integer)) and not isinstance(x, bool) for x in given)
+        if len(given) != 1 or len(extents) + len(sizes) != 1 or not whole:
+            raise LaunchError(
+                f"{self.varies.expr.name}: expected an extent of '{name}' as a whole number, got "
+                f"{shown([*extents, *sizes.items()])}. Say at({name}={self.varies.low})."
+            )
+        size = int(given[0])
         return CompiledKernel(self._artifact(size), launcher=lambda _: self._prepared(size))
 
     @property

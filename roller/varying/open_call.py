@@ -156,7 +156,10 @@ class OpenRange(CompiledKernel):
         given = {**dict(zip(names, extents, strict=False)), **sizes}
         whole = all(isinstance(x, (int, np.integer)) and not isinstance(x, bool) for x in given.values())
         if set(given) != set(names) or len(extents) > len(names) or not whole:
-            raise LaunchError(f"{self.varies.expr.name}: expected whole numbers for {names}, got {shown(given)}.")
+            raise LaunchError(
+                f"{self.varies.expr.name}: expected whole numbers for {names}, got {shown(given)}. "
+                f"Say at({', '.join(f'{n}={low}' for n, (low, _) in self.varies.box.ends.items())})."
+            )
         wanted = {n: int(given[n]) for n in names}
         outside = next((n for n, (low, high) in self.varies.box.ends.items() if not low <= wanted[n] <= high), None)
         if outside is not None:

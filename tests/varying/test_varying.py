@@ -121,8 +121,13 @@ def test_what_a_call_may_not_have_is_said(product):
     with pytest.raises(LaunchError, match="an extent of 'i'"):
         kernel.at(1)
     for wrong in (7.0, "7", None, True):
-        with pytest.raises(LaunchError, match="an extent as a whole number"):
+        with pytest.raises(LaunchError, match="an extent of 'i' as a whole number"):
             kernel.at(wrong)
+    for names, values in (((), (1, 2)), (("j",), (3,)), (("i", "j"), (3, 3)), ((), ())):
+        given = dict(zip(names, values, strict=True)) if names else {}
+        with pytest.raises(LaunchError, match=r"an extent of 'i' as a whole number, got .*\. Say at\(i=2\)"):
+            kernel.at(*(() if names else values), **given)
+    assert kernel.at(i=7).artifact == kernel.at(7).artifact and len(kernel.kernels) <= 8
 
 
 def test_an_array_without_a_shape_says_its_extent(product):
