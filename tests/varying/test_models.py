@@ -223,7 +223,7 @@ def test_kinds_of_models_are_right(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.exhaustive] * (k == "blocks")) for k in KINDS])
 def test_kinds_of_models_are_right_at_hundreds_of_sizes(kind):
     session = held_against(kind, 300)
     assert all(len(several) <= 8 for several in session.plan.kernels.values())
