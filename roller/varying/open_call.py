@@ -86,6 +86,7 @@ class OpenRange(CompiledKernel):
         free = [n for n in range(len(varies.expr.inputs)) if n not in held]
         self._asked = sorted({free.index(p) for p, _ in varies.places.values()})
         self._positions = [free[n] for n in self._asked]
+        self._one = self._asked[0] if len(self._asked) == 1 else None
         super().__init__(self._artifact(varies.box.high), reachable=reachable)
 
     @property
@@ -137,7 +138,10 @@ class OpenRange(CompiledKernel):
             No kernel is right at these sizes.
         """
         try:
-            kernel = self._ready[tuple([arrays[n].shape for n in self._asked])]
+            if self._one is not None:  # the usual call: one array says all sizes
+                kernel = self._ready[arrays[self._one].shape]
+            else:
+                kernel = self._ready[tuple([arrays[n].shape for n in self._asked])]
         except (KeyError, IndexError, AttributeError, TypeError):
             kernel = self._prepared(self._sizes(arrays))
         if out is None and not options:  # the usual call: names of arguments take longer than finding the kernel
@@ -217,7 +221,8 @@ class OpenRange(CompiledKernel):
         with self._choosing:
             row = self._best_at(sizes)
             kernel, expression = self.judged[row].kernel, self.expression.at(sizes)
-            key = tuple(expression.inputs[n].shape for n in self._positions)
+            shapes = tuple(expression.inputs[n].shape for n in self._positions)
+            key = shapes[0] if self._one is not None else shapes
             found = self._ready.get(key)
             if found is None:
                 if row not in self._loaded:

@@ -91,9 +91,9 @@ def test_nothing_is_compiled_for_new_sizes_and_they_stay_ready(monkeypatch, stri
     monkeypatch.setattr("roller.templates.cpu.emit.library.build_library", None)
     given = arrays_of(image(5, 6))
     one = strided(*given)
-    kernel = strided._ready[(given[0].shape,)]
+    kernel = strided._ready[given[0].shape]
     np.testing.assert_array_equal(strided(*given), one)
-    assert strided._ready[(given[0].shape,)] is kernel
+    assert strided._ready[given[0].shape] is kernel
     np.testing.assert_array_equal(strided.at(5, 6)(*given), one)
     np.testing.assert_array_equal(strided.at(wo=6, ho=5)(*given), one)
 
