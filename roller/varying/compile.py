@@ -22,6 +22,7 @@ from roller.targets import target_for
 from roller.templates.common.options import ConstructOptions
 from roller.varying.extents import extents_of
 from roller.varying.families import Family, families, families_suit, fewest, price_table, samples, shortlist
+from roller.varying.judged import UNMEASURED, near_most
 from roller.varying.kernel import Variant, VaryingKernel
 from roller.varying.open_call import OpenRange
 from roller.varying.open_operator import compile_extents
@@ -43,10 +44,6 @@ _BUDGET_S = 0.02
 _BESIDE, _NEAR_KNOWN, _NEAR = 3, 1.15, 1.35
 #: Extents at which kernels are compared to choose among them.
 _WEIGHED = 64
-#: What a time that was not measured is taken for, over that of the others: such kernels were not near the best.
-_UNMEASURED = 1.1
-#: Distance of logarithms of extents at which a measurement counts a quarter as much as at no distance.
-_APART = 0.05
 
 
 def compile_varying(
@@ -178,8 +175,8 @@ class _Times:
 
     Parameters
     ----------
-    spec
-        The device.
+    families, spec
+        The kernels' programs, and the device.
     predicted
         Seconds of every kernel at an extent, ``(kernels,)``, as far as they were asked for.
     measured
@@ -206,7 +203,7 @@ class _Times:
             return mine[extent]
         several = [self._off(m, extent) for m in ([n] if mine else self.measured)]
         off = sum(several) / len(several) if several else 0.0
-        return float(self.predicted[extent][n]) * math.exp(off) * (1.0 if mine or not several else _UNMEASURED)
+        return float(self.predicted[extent][n]) * math.exp(off) * (1.0 if mine or not several else UNMEASURED)
 
     def near(self, usable: Sequence[int], extent: int) -> list[int]:
         """Return the kernels worth timing at an extent that is priced: fewer where near extents compared them."""
@@ -217,9 +214,9 @@ class _Times:
 
     def _off(self, n: int, extent: int) -> float:
         """Return the logarithm of a kernel's time over its prediction: what it was elsewhere, near extents more."""
-        weights = {x: 1.0 / (abs(math.log(x / extent)) + _APART) ** 2 for x in self.measured[n]}
-        offs = (w * math.log(self.measured[n][x] / self.predicted[x][n]) for x, w in weights.items())
-        return sum(offs) / sum(weights.values())
+        mine = self.measured[n]
+        distances = [abs(math.log(x / extent)) for x in mine]
+        return near_most(distances, [math.log(t / self.predicted[x][n]) for x, t in mine.items()])
 
 
 def _judged(

@@ -20,8 +20,8 @@ from roller.varying.open_programs import OpenProgram
 _LOG = logging.getLogger("roller")
 #: What a time that was not measured is taken for, over its prediction and what predictions are off by: such kernels
 #: were not near the best.
-_UNMEASURED = 1.1
-#: Distance of logarithms of sizes at which a measurement counts half as much.
+UNMEASURED = 1.1
+#: Distance of logarithms of sizes at which a measurement counts a quarter as much as at none.
 _APART = 0.05
 
 
@@ -74,13 +74,16 @@ class Judged:
     def off(self, sizes: Sizes) -> float:
         """Return its time over the prediction at some sizes, as the nearest measurements say."""
         if not self.measured:
-            return self.usual * _UNMEASURED
+            return self.usual * UNMEASURED
         names = list(self.places[0])
         logs = np.log(np.array([[self.places[n][x] for x in names] for n in self.measured], float))
         distance = np.abs(logs - np.log(np.array([sizes[x] for x in names], float))).sum(axis=1)
-        weights = 1.0 / (distance + _APART) ** 2
-        ratios = [math.log(t / self.predicted[n]) for n, t in self.measured.items()]
-        return math.exp(float(np.average(ratios, weights=weights)))
+        return math.exp(near_most(distance, [math.log(t / self.predicted[n]) for n, t in self.measured.items()]))
+
+
+def near_most(distances: Sequence[float] | np.ndarray, values: Sequence[float]) -> float:
+    """Return the mean of what was found at some distances (of logarithms of sizes), near ones counting most."""
+    return float(np.average(values, weights=1.0 / (np.asarray(distances) + _APART) ** 2))
 
 
 def usual_of(predicted: Mapping[int, np.ndarray], measured: Mapping[int, Mapping[int, float]]) -> float:

@@ -11,6 +11,7 @@ from typing import Any
 
 from roller.te.compat import tirx, tvm_ffi
 from roller.te.emit import Expr
+from roller.templates.cpu.emit.lanewise import mentions, nodes
 from roller.templates.cpu.emit.nest import Stmt, integer
 
 #: Registers side by side. More have no room: a chain needs three beside its constants.
@@ -25,8 +26,9 @@ def side_by_side(body: Stmt) -> Stmt:
 
     def wider(loop: Any) -> Any:
         inner = loop.body
-        unrolled = loop.kind == tirx.ForKind.UNROLLED and isinstance(inner, tirx.For)
-        if not unrolled or inner.kind != tirx.ForKind.VECTORIZED or int(loop.extent) % _TOGETHER or not _binds(inner):
+        if loop.kind != tirx.ForKind.UNROLLED or int(loop.extent) % _TOGETHER or not isinstance(inner, tirx.For):
+            return loop
+        if inner.kind != tirx.ForKind.VECTORIZED or next(nodes(inner, tirx.Let), None) is None:
             return loop
         lanes, steps = int(inner.extent), int(loop.extent) // _TOGETHER
         step, lane = tirx.Var(loop.loop_var.name, "int32"), tirx.Var(inner.loop_var.name, "int32")
@@ -36,7 +38,7 @@ def side_by_side(body: Stmt) -> Stmt:
             return at if _is_element(n, loop.loop_var, inner.loop_var, lanes) else n
 
         inside = tvm_ffi.structural_map(inner.body, (tirx.Add, element), order="pre")
-        if _mentions(inside, loop.loop_var, inner.loop_var):
+        if mentions(inside, {loop.loop_var, inner.loop_var}):
             return loop
         vector = tirx.For(lane, integer(0), integer(lanes * _TOGETHER), inner.kind, inside)
         return vector if steps == 1 else tirx.For(step, integer(0), integer(steps), loop.kind, vector)
@@ -50,15 +52,3 @@ def _is_element(n: Any, step: Any, lane: Any, lanes: int) -> bool:
         b.same_as(lane) and isinstance(a, tirx.Mul) and a.a.same_as(step) and isinstance(a.b, tirx.IntImm)
         and int(a.b) == lanes
     )  # fmt: skip
-
-
-def _binds(root: Any) -> bool:
-    found: list[Any] = []
-    tvm_ffi.structural_walk(root, (tirx.Let, found.append))
-    return bool(found)
-
-
-def _mentions(root: Any, *variables: Any) -> bool:
-    found: list[Any] = []
-    tvm_ffi.structural_walk(root, lambda n: found.append(n) if any(v.same_as(n) for v in variables) else None)
-    return bool(found)

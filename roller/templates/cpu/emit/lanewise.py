@@ -19,13 +19,13 @@ _KNOWN = ("tirx.reinterpret",)
 
 def without_vain_vectors(body: Stmt) -> Stmt:
     """Return ``body`` with the vector loops made serial that bind values and cannot become vectors."""
-    if next(_nodes(body, tirx.Let), None) is None:
+    if next(nodes(body, tirx.Let), None) is None:
         return body
 
     def settled(loop: Any) -> Any:
         if loop.kind != tirx.ForKind.VECTORIZED:
             return loop
-        bound = list(_nodes(loop.body, tirx.Let))
+        bound = list(nodes(loop.body, tirx.Let))
         if not bound or not _falls_back(loop, bound):
             return loop
         return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)
@@ -38,25 +38,27 @@ def _falls_back(loop: Any, bound: list[Any]) -> bool:
     varying = {loop.loop_var}
     grows = True
     while grows:  # bindings nest in values and bodies alike: none is known to come first
-        new = {b.var for b in bound if b.var not in varying and _mentions(b.value, varying)}
+        new = {b.var for b in bound if b.var not in varying and mentions(b.value, varying)}
         varying |= new
         grows = bool(new)
-    if any(_mentions(branch.condition, varying) for branch in _nodes(loop.body, tirx.IfThenElse)):
+    if any(mentions(branch.condition, varying) for branch in nodes(loop.body, tirx.IfThenElse)):
         return True
-    for call in _nodes(loop.body, tvm.ir.Call):
+    for call in nodes(loop.body, tvm.ir.Call):
         if not isinstance(call.op, tvm.ir.Op) or call.op.name in _KNOWN or call.op.get_attr("TVectorizable"):
             continue
         decisive = call.args[:1] if call.op.name == "prim.if_then_else" else call.args
-        if any(_mentions(a, varying) for a in decisive):
+        if any(mentions(a, varying) for a in decisive):
             return True
     return False
 
 
-def _mentions(expr: Any, variables: set[Any]) -> bool:
-    return any(v in variables for v in _nodes(expr, tirx.Var))
+def mentions(expr: Any, variables: set[Any]) -> bool:
+    """Whether any of some variables is in an expression or a statement."""
+    return any(v in variables for v in nodes(expr, tirx.Var))
 
 
-def _nodes(root: Any, kind: type) -> Iterator[Any]:
+def nodes(root: Any, kind: type) -> Iterator[Any]:
+    """Return the nodes of a kind in an expression or a statement."""
     found: list[Any] = []
     tvm_ffi.structural_walk(root, lambda n: found.append(n) if isinstance(n, kind) else None)
     return iter(found)
