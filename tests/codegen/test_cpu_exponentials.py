@@ -49,6 +49,33 @@ def test_exponentials_to_the_last_digits(exp, x):
     assert (got[rounded < LEAST] == 0.0).all(), "subnormal results are flushed"
 
 
+def kept_softmax(shape):
+    """A softmax whose exponentials stand where its results go, where rows are whole vectors."""
+    e = roller.ops.softmax(shape)
+    return kernel(e, program(e, "rows", {"k": 8}, {"d0": 1, "k": shape[1]}, "k"))
+
+
+@pytest.mark.parametrize("columns", [64, 1000, 1003, 17, 5])
+def test_exponentials_below_the_largest_of_a_row(columns):
+    """Differences to the largest are of all kinds: none overflows, the least vanish, NaN is seen by its row alone."""
+    rng = np.random.default_rng(columns)
+    x = rng.uniform(-1, 1, (12, columns)).astype(np.float32) * np.float32(10.0) ** np.arange(-3, 9)[:, None]
+    x[0, 3] = np.inf  # less itself: NaN
+    x[1, 0] = np.nan
+    x[2] = -np.inf
+    x[3, 1::2] = -np.inf
+    x[4] = x[4, 0] - np.linspace(0, 200, columns, dtype=np.float32)
+    x = x.astype(np.float32)
+    got = kept_softmax((12, columns))(x)
+    with np.errstate(all="ignore"):
+        below = x - x.max(axis=1, keepdims=True)  # rounded, as the kernel's are
+        powers = np.exp(below.astype(np.float64))
+        wanted = powers / powers.sum(axis=1, keepdims=True)
+    assert np.isnan(got[:3]).all() and np.isnan(wanted[:3]).all()
+    assert (got[3, 1::2] == 0.0).all()
+    np.testing.assert_allclose(got[3:], wanted[3:], rtol=1e-6, atol=2 * LEAST)
+
+
 def loops(extent, lanes, index, fn=tirx.exp):
     """Loops of ``extent`` vectors that apply a function, and what they become."""
     x, y = (declare(n, [4096], "float32") for n in "xy")

@@ -56,6 +56,17 @@ def default_plans(
     return tuple(reversed(plans))
 
 
+def without_overlap(plan: SpatialPlan) -> SpatialPlan:
+    """Return a plan whose tiles do not overlap, of an axis of whole vectors: as many of them as divide it."""
+    if plan.is_whole:
+        return plan
+    vectors = plan.extent // plan.lanes
+    unrolled = max(n for n in range(1, _UNROLL + 1) if vectors % n == 0)
+    return SpatialPlan(
+        plan.name, plan.extent, plan.lanes * unrolled, vectors // unrolled, vectors // unrolled, plan.lanes
+    )
+
+
 def task_loop(
     nest: Nest,
     plans: Sequence[SpatialPlan],

@@ -15,7 +15,7 @@ from roller.templates.cpu.emit.lanewise import mentions, nodes
 from roller.templates.cpu.emit.nest import Stmt, integer
 
 #: Registers side by side. More have no room: a chain needs three beside its constants.
-_TOGETHER = 2
+TOGETHER = 2
 
 
 def side_by_side(body: Stmt) -> Stmt:
@@ -26,13 +26,13 @@ def side_by_side(body: Stmt) -> Stmt:
 
     def wider(loop: Any) -> Any:
         inner = loop.body
-        if loop.kind != tirx.ForKind.UNROLLED or int(loop.extent) % _TOGETHER or not isinstance(inner, tirx.For):
+        if loop.kind != tirx.ForKind.UNROLLED or int(loop.extent) % TOGETHER or not isinstance(inner, tirx.For):
             return loop
         if inner.kind != tirx.ForKind.VECTORIZED or next(nodes(inner, tirx.Let), None) is None:
             return loop
-        lanes, steps = int(inner.extent), int(loop.extent) // _TOGETHER
+        lanes, steps = int(inner.extent), int(loop.extent) // TOGETHER
         step, lane = tirx.Var(loop.loop_var.name, "int32"), tirx.Var(inner.loop_var.name, "int32")
-        at = lane if steps == 1 else step * (lanes * _TOGETHER) + lane
+        at = lane if steps == 1 else step * (lanes * TOGETHER) + lane
 
         def element(n: Any) -> Expr:
             return at if _is_element(n, loop.loop_var, inner.loop_var, lanes) else n
@@ -40,7 +40,7 @@ def side_by_side(body: Stmt) -> Stmt:
         inside = tvm_ffi.structural_map(inner.body, (tirx.Add, element), order="pre")
         if mentions(inside, {loop.loop_var, inner.loop_var}):
             return loop
-        vector = tirx.For(lane, integer(0), integer(lanes * _TOGETHER), inner.kind, inside)
+        vector = tirx.For(lane, integer(0), integer(lanes * TOGETHER), inner.kind, inside)
         return vector if steps == 1 else tirx.For(step, integer(0), integer(steps), loop.kind, vector)
 
     return tvm_ffi.structural_map(body, (tirx.For, wider))

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from roller.expr import SPATIAL, Axis, Index, Load, Scalar, Stage, TensorExpr, axis_index, lane_stride, transform
+from roller.expr import SPATIAL, Axis, Index, Load, Scalar, Stage, TensorExpr, axis_index, lane_stride
 from roller.te.emit import Expr, emit_index, emit_scalar
-from roller.templates.cpu.emit.elementwise import default_plans, elementwise_nest, task_loop
+from roller.templates.cpu.emit.elementwise import default_plans, elementwise_nest, task_loop, without_overlap
 from roller.templates.cpu.emit.nest import (
     Buffer,
     Nest,
@@ -34,6 +34,7 @@ from roller.templates.cpu.emit.packing import tile_start
 from roller.templates.cpu.emit.plan import SpatialPlan, power_of_two_below, spatial_plans
 from roller.templates.cpu.rows.emit_once import computed_once
 from roller.templates.cpu.rows.emit_reduce import Reducer
+from roller.templates.cpu.rows.emit_values import holder, kept_by_reductions, value_of
 from roller.templates.cpu.tiled.emit import tiled_body
 from roller.tile import RProgram
 
@@ -75,6 +76,8 @@ class _Rows:
         self.lanes = power_of_two_below(max(1, self.program.vector_elements))
         self.rows = row_axes(self.expr)
         self.temporary = [s for s in self.expr.stages if s.name not in self.expr.outputs]
+        #: Stages whose elements are computed once each: they replace what they are computed from.
+        self.whole = set[str]()
 
     def body(self) -> Stmt:
         """Return the nest in its fused or its staged form."""
@@ -96,12 +99,20 @@ class _Rows:
         if vector is not None:  # several neighbouring rows at once, one per lane
             lanes = vector.lanes
         plans = [self._row_plan(p, lanes if p is vector else 1) for p in plans]
+        # Rows of any length end in single elements where they are reduced, and in a vector where they are not.
+        ends = {a.name for a in self.expr.anchor.reduction_axes} & set(self.program.open_axes)
+        kept = kept_by_reductions(self.expr.stages) if vector is None and not ends else {}
+        stages = [s for s in self.expr.stages if s not in kept.values()]
+        held = {k.name: s.name for k in kept.values() if (s := holder(self.expr.stages, k)) and self._is_even(s)}
+        self.whole = set(held.values())
+        self.temporary = [s for s in self.temporary if s.name not in held]
         local = {s.name: self._local(s, lanes) for s in self.temporary}
         buffers = {**self.buffers, **local}
+        buffers |= {name: buffers[place] for name, place in held.items()}
 
         def task(start: Env) -> Stmt:
-            stages = [self._row_stage(s, start, buffers, vector, lanes) for s in self.expr.stages]
-            return seq(*(allocate(b) for b in local.values()), *stages)
+            code = [self._row_stage(s, start, buffers, vector, lanes, kept.get(s.name)) for s in stages]
+            return seq(*(allocate(b) for b in local.values()), *code)
 
         alone = len(self.expr.stages) == 1 and vector is None
         return task_loop(self.nest, plans, task, "parallel", group=_ROW_GROUP if alone else 1)
@@ -125,30 +136,46 @@ class _Rows:
         return (*kept, axis_index(_LANE)) if lanes > 1 else kept
 
     def _row_stage(
-        self, s: Stage, start: Env, buffers: dict[str, Buffer], vector: SpatialPlan | None, lanes: int
-    ) -> Stmt:
-        """Emit one stage for one row (or one vector of rows)."""
+        self, s: Stage, start: Env, buffers: dict[str, Buffer], vector: SpatialPlan | None, lanes: int,
+        kept: Stage | None,
+    ) -> Stmt:  # fmt: skip
+        """Emit one stage for one row (or one vector of rows); a reduction with the stage whose values it keeps."""
+        value, put = self._stored(s, buffers, lanes)
+        inner = [a for a in s.spatial_axes if a.name not in self.rows]
+        if vector is not None:
+            return self._lane_rows(s, start, value, put, inner, vector, lanes)
+        if s.combiner is None:
+            plans = default_plans(s, self.expr, self.lanes, [a.name for a in inner], self.program.open_axes)
+            plans = tuple(map(without_overlap, plans)) if s.name in self.whole else plans
+            return elementwise_nest(self.nest, plans, lambda e: put({**start, **e}, value({**start, **e})), False)
+        if kept is None:
+            return self._reduction(s, start, value, put, inner)
+        element, keep = self._stored(kept, buffers, lanes)
+        return self._reduction(s, start, value, put, inner, lambda env: keep(env, element(env)))
+
+    def _is_even(self, s: Stage) -> bool:
+        """Whether the columns of a stage are whole vectors, of which none needs to be computed twice."""
+        names = [a.name for a in s.spatial_axes if a.name not in self.rows]
+        plans = default_plans(s, self.expr, self.lanes, names, self.program.open_axes)
+        return not set(names) & set(self.program.open_axes) and all(p.extent % p.lanes == 0 for p in plans)
+
+    def _stored(
+        self, s: Stage, buffers: dict[str, Buffer], lanes: int
+    ) -> tuple[Callable[[Env], Expr], Callable[[Env, Expr], Stmt]]:
+        """Return what computes a stage's body at one point, and what stores a result there."""
         made = {t.name: t for t in self.temporary}
 
         def local(n: Scalar) -> Scalar:
             return Load(n.tensor, self._place(made[n.tensor], n.index, lanes), n.guard, n.outside) \
                 if isinstance(n, Load) and n.tensor in made else n  # fmt: skip
 
-        body = transform(s.body, local)
         store = self._place(s, s.store, lanes) if s.name in made else s.store
-        tensors = {n: reader(b) for n, b in buffers.items()}
-        value: Callable[[Env], Expr] = lambda env: emit_scalar(body, env, tensors)  # noqa: E731
+        value = value_of(s, self.expr.stages, {n: reader(b) for n, b in buffers.items()}, local)
 
         def put(env: Env, result: Expr) -> Stmt:
             return write(buffers[s.name], result, *(emit_index(i, env) for i in store))
 
-        inner = [a for a in s.spatial_axes if a.name not in self.rows]
-        if vector is not None:
-            return self._lane_rows(s, start, value, put, inner, vector, lanes)
-        if s.combiner is None:
-            plans = default_plans(s, self.expr, self.lanes, [a.name for a in inner], self.program.open_axes)
-            return elementwise_nest(self.nest, plans, lambda e: put({**start, **e}, value({**start, **e})), False)
-        return self._reduction(s, start, value, put, inner)
+        return value, put
 
     def _lane_rows(
         self, s: Stage, start: Env, value: Callable[[Env], Expr], put: Callable[[Env, Expr], Stmt],
@@ -172,10 +199,11 @@ class _Rows:
         return self.nest.grid([a.extent for a in inner], point)
 
     def _reduction(
-        self, s: Stage, start: Env, value: Callable[[Env], Expr], put: Callable[[Env, Expr], Stmt], inner: list[Axis]
-    ) -> Stmt:
+        self, s: Stage, start: Env, value: Callable[[Env], Expr], put: Callable[[Env, Expr], Stmt], inner: list[Axis],
+        before: Callable[[Env], Stmt] | None = None,
+    ) -> Stmt:  # fmt: skip
         """Emit a reduction at one row: lanes along its most contiguous axis."""
-        reducer = Reducer(self.nest, s, value, self.lanes)
+        reducer = Reducer(self.nest, s, value, self.lanes, before)
         across = self._across(s, inner)
         if across is not None:
             others = [a for a in inner if a is not across]

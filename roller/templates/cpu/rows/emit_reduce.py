@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roller.expr import COMBINERS, Axis, Stage
+from roller.expr import COMBINERS, FUNCTIONS, Axis, Call, Stage, walk
 from roller.te.compat import tirx
 from roller.te.emit import Expr, combine, constant
+from roller.templates.cpu.emit.interleave import TOGETHER
 from roller.templates.cpu.emit.nest import Buffer, Nest, Stmt, allocate, declare, integer, quotient, read, seq, write
 from roller.templates.cpu.emit.plan import power_of_two_below
 
@@ -27,19 +28,31 @@ _ACCUMULATORS = 4
 
 @dataclass(frozen=True)
 class Reducer:
-    """Emits the reduction of ``stage`` whose body at an axis environment is ``value``."""
+    """Emits the reduction of ``stage``: ``value`` is its body at an environment of axes, ``before`` comes first."""
 
     nest: Nest
     stage: Stage
     value: Value
     lanes: int
+    before: Callable[[Mapping[str, Any]], Stmt] | None = None
+
+    @property
+    def accumulators(self) -> int:
+        """Vectors of partial results: where a value takes longer than adding it, as many as are computed side by side.
+
+        More would take the registers of what computes the values.
+        """
+        functions = (FUNCTIONS[n.fn] for n in walk(self.stage.body) if isinstance(n, Call))
+        is_long = self.before is not None or any(f.instruction_class == "special" for f in functions)
+        return TOGETHER if is_long else _ACCUMULATORS
 
     def _neutral(self) -> Expr:
         return constant(COMBINERS[self.stage.combiner or "sum"].neutral, self.stage.acc_dtype)
 
     def _accumulate(self, buffer: Buffer, index: Sequence[Expr], env: Env) -> Stmt:
         value = self.value(env).astype(self.stage.acc_dtype)
-        return write(buffer, combine(self.stage.combiner or "sum", read(buffer, *index), value), *index)
+        step = write(buffer, combine(self.stage.combiner or "sum", read(buffer, *index), value), *index)
+        return step if self.before is None else seq(self.before(env), step)
 
     def point(
         self, env: Env, vector: Axis | None, finish: Callable[[Expr], Stmt], span: tuple[Any, Any] | None = None
@@ -94,12 +107,14 @@ class Reducer:
         """Lane-wise partial results: wide main loop, single vectors, then elements."""
         n, lanes = self.nest, self.lanes
         first, length = span or (0, vector.extent)
-        wide = _ACCUMULATORS * lanes
-        acc = declare("acc", (_ACCUMULATORS, lanes), self.stage.acc_dtype, scope="local")
+        wide = self.accumulators * lanes
+        acc = declare("acc", (wide,), self.stage.acc_dtype, scope="local")
         neutral = self._neutral()
 
-        def each(body: Callable[[Expr, Expr], Stmt]) -> Stmt:
-            return n.loop(_ACCUMULATORS, lambda u: n.loop(lanes, lambda x: body(u, x), "vector", "lane"), "unroll")
+        def each(body: Callable[[Expr], Stmt]) -> Stmt:
+            return n.loop(
+                self.accumulators, lambda u: n.loop(lanes, lambda x: body(u * lanes + x), "vector", "lane"), "unroll"
+            )
 
         blocks, rest = quotient(length, wide)
         vectors, tail = quotient(rest, lanes)
@@ -113,7 +128,7 @@ class Reducer:
             return seq(
                 _maybe(blocks, lambda: n.loop(
                     blocks,
-                    lambda b: each(lambda u, x: self._accumulate(acc, (u, x), at(b * wide + (u * lanes + x)))),
+                    lambda b: each(lambda x: self._accumulate(acc, (x,), at(b * wide + x))),
                 )),
                 *self._single_vectors(vectors, acc, lambda b, x: at(done + b * lanes + x)),
                 *self._tail(tail, halves, scalar, lambda k: at(ended + k)),
@@ -122,7 +137,7 @@ class Reducer:
         return seq(
             allocate(acc),
             *(allocate(b) for _, _, b in halves),
-            each(lambda u, x: write(acc, neutral, u, x)),
+            each(lambda x: write(acc, neutral, x)),
             *(n.loop(w, functools.partial(_put, b, neutral), "vector", "lane") for _, w, b in halves),
             around(body),
             self._fold(acc, halves, scalar),
@@ -134,10 +149,10 @@ class Reducer:
         n, lanes = self.nest, self.lanes
 
         def one(b: Any, u: int) -> Stmt:
-            return n.loop(lanes, lambda x: self._accumulate(acc, (integer(u), x), at(b, x)), "vector", "lane")
+            return n.loop(lanes, lambda x: self._accumulate(acc, (u * lanes + x,), at(b, x)), "vector", "lane")
 
         if isinstance(count, int):
-            return [one(b, b % _ACCUMULATORS) for b in range(count)]
+            return [one(b, b % self.accumulators) for b in range(count)]
         return [n.loop(count, lambda b: one(b, 0))]
 
     def _halves(self, tail: Any) -> list[tuple[int, int, Buffer]]:
@@ -169,12 +184,12 @@ class Reducer:
         """Combine the lanes by halving, in registers: a fixed tree, the same bits on every run."""
         how, steps, parts = self.stage.combiner or "sum", list[Stmt](), {w: b for _, w, b in halves}
 
-        def vector(buffer: Buffer, *row: Expr, width: int) -> Expr:
-            return tirx.BufferLoad(buffer, [*row, tirx.Ramp(integer(0), integer(1), width)])
+        def vector(buffer: Buffer, width: int, first: int = 0) -> Expr:
+            return tirx.BufferLoad(buffer, [tirx.Ramp(integer(first), integer(1), width)])
 
-        value = vector(acc, integer(0), width=self.lanes)
-        for u in range(1, _ACCUMULATORS):
-            value = combine(how, value, vector(acc, integer(u), width=self.lanes))
+        value = vector(acc, self.lanes)
+        for u in range(1, self.accumulators):
+            value = combine(how, value, vector(acc, self.lanes, u * self.lanes))
         width = self.lanes
         while width > 1:
             whole = self.nest.variable("fold", value)
@@ -186,7 +201,7 @@ class Reducer:
             )
             value = combine(how, low, high)
             if width in parts:
-                value = combine(how, value, vector(parts[width], width=width))
+                value = combine(how, value, vector(parts[width], width))
         zero = integer(0)
         return seq(*steps, write(scalar, combine(how, read(scalar, zero), value), zero))
 

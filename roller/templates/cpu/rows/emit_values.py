@@ -1,0 +1,112 @@
+"""How the values of a row's stages are computed: exponentials that cannot overflow, values that a reduction keeps.
+
+A softmax subtracts from every element the largest of its row. Where the largest is that of the very elements, the
+difference is not above zero, and its exponential is compared with no largest argument. The exponentials are kept for
+the last stage, and the stage behind them adds them up: it does both as it computes them, in one loop instead of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from roller.expr import Call, Load, Scalar, Stage, loads, transform, walk
+from roller.te.emit import Expr, emit_scalar
+from roller.templates.cpu.emit.mathlib import exp_of_nonpositive
+
+Env = Mapping[str, Any]
+#: Begins the names of values that are no tensors.
+_VALUE = "@value"
+
+
+def kept_by_reductions(stages: Sequence[Stage]) -> dict[str, Stage]:
+    """Return, by the name of a reduction, the stage before it whose every element it reads once, where it is stored.
+
+    Examples
+    --------
+    >>> from roller import ops
+    >>> from roller.templates.cpu.rows.emit_once import computed_once
+    >>> {n: s.name for n, s in kept_by_reductions(computed_once(ops.softmax((8, 100))).stages).items()}
+    {'X_sum': 'X_sum@0'}
+    """
+    return {
+        r.name: s for s, r in pairwise(stages) if s.combiner is None and r.combiner is not None and _reads_each(r, s)
+    }
+
+
+def _reads_each(reduction: Stage, stage: Stage) -> bool:
+    """Whether a reduction has the axes of a stage, and reads its elements only where they are stored."""
+    if {(a.name, a.extent) for a in reduction.axes} != {(a.name, a.extent) for a in stage.axes}:
+        return False
+    found = [ld for ld in loads(reduction.body) if ld.tensor == stage.name]
+    return bool(found) and all(ld.index == stage.store and not ld.guard for ld in found)
+
+
+def holder(stages: Sequence[Stage], kept: Stage) -> Stage | None:
+    """Return the last stage where its elements may take the places of those of ``kept``, which it alone still reads.
+
+    Then the values need no memory of their own, and the lines of the result are fetched while they are computed.
+
+    Examples
+    --------
+    >>> from roller import ops
+    >>> from roller.templates.cpu.rows.emit_once import computed_once
+    >>> stages = computed_once(ops.softmax((8, 100))).stages
+    >>> holder(stages, stages[1]).name
+    'Y'
+    """
+    *before, last = stages
+    read = [ld for ld in loads(last.body) if ld.tensor == kept.name]
+    others = [s for s in before if any(ld.tensor == kept.name for ld in loads(s.body))]
+    alike = (last.output.shape, last.output.dtype) == (kept.output.shape, kept.output.dtype)
+    in_place = bool(read) and all(ld.index == last.store and not ld.guard for ld in read)
+    return last if alike and in_place and last.combiner is None and len(others) == 1 else None
+
+
+def value_of(
+    stage: Stage, stages: Sequence[Stage], tensors: Mapping[str, Any], placed: Callable[[Scalar], Scalar] = lambda n: n
+) -> Callable[[Env], Expr]:
+    """Return what computes the body of a stage at an environment of axes.
+
+    Parameters
+    ----------
+    stage
+        In the names of the expression.
+    stages
+        All of the expression.
+    tensors
+        What reads a tensor at indices, by name.
+    placed
+        The same load where the code has its tensor; anything else as it is.
+    """
+    found = dict.fromkeys(n for n in walk(stage.body) if _is_below_its_maximum(n, stages))
+    names = {n: f"{_VALUE}{i}" for i, n in enumerate(found)}
+    arguments = {name: transform(n.args[0], placed) for n, name in names.items() if isinstance(n, Call)}
+    body = transform(transform(stage.body, lambda n: Load(names[n], ()) if n in names else n), placed)
+
+    def value(env: Env) -> Expr:
+        def exponential(argument: Scalar) -> Callable[[], Expr]:
+            return lambda: exp_of_nonpositive(emit_scalar(argument, env, tensors))
+
+        return emit_scalar(body, env, {**tensors, **{n: exponential(a) for n, a in arguments.items()}})
+
+    return value
+
+
+def _is_below_its_maximum(n: Scalar, stages: Sequence[Stage]) -> bool:
+    """Whether a node is the float32 exponential of what is read, less the largest of all that is read so.
+
+    Only what is read: of arithmetic, which is done again for the difference, a compiler may round the one otherwise
+    than the other.
+    """
+    if not (isinstance(n, Call) and n.fn == "exp" and isinstance(n.args[0], Call) and n.args[0].fn == "sub"):
+        return False
+    element, largest = n.args[0].args
+    if not isinstance(element, Load) or element.guard or not isinstance(largest, Load) or largest.guard:
+        return False
+    return any(
+        s.name == largest.tensor and s.combiner == "max" and s.body == element and s.store == largest.index
+        and s.acc_dtype == s.output.dtype == "float32"
+        for s in stages
+    )  # fmt: skip
