@@ -9,9 +9,10 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import overload
 
 import numpy as np
 
@@ -31,6 +32,68 @@ _MOST_RIVALS = 40
 _TO_SPARE = 2
 
 
+class _Terms(Sequence[tuple[Atom, ...]]):
+    """Products of atoms, which become objects only where one is asked for: there are tens of thousands.
+
+    Parameters
+    ----------
+    atoms
+        What is multiplied.
+    at
+        Positions ``(products, factors)`` of the atoms of every product.
+    """
+
+    def __init__(self, atoms: Sequence[Atom], at: np.ndarray) -> None:
+        self.atoms, self.at = tuple(atoms), at
+        self._monomials = list(dict.fromkeys(a.sizes for a in self.atoms))
+        self._base = np.array([self._monomials.index(a.sizes) for a in self.atoms], np.intp)
+        self._numbers = {
+            k: np.array([getattr(a, k) for a in self.atoms], np.int64)[:, None] for k in ("factor", "by", "whole")
+        }
+        ways = ("ceil", "floor", "mod", "share")
+        self._how = {how: np.array([a.how == how for a in self.atoms], bool) for how in ways}
+
+    @classmethod
+    def lone(cls, atoms: Sequence[Atom]) -> _Terms:
+        """Return products of one atom each."""
+        return cls(atoms, np.arange(len(atoms))[:, None])
+
+    @overload
+    def __getitem__(self, row: int) -> tuple[Atom, ...]: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[tuple[Atom, ...]]: ...
+    def __getitem__(self, row: int | slice) -> tuple[Atom, ...] | list[tuple[Atom, ...]]:
+        """Return a product."""
+        if isinstance(row, slice):
+            return [self[n] for n in range(*row.indices(len(self)))]
+        return tuple(self.atoms[n] for n in self.at[row].tolist())
+
+    def __len__(self) -> int:
+        """How many products there are."""
+        return len(self.at)
+
+    def where(self, wanted: Callable[[Atom], bool]) -> _Terms:
+        """Return the products whose first atom is wanted."""
+        held = np.array([wanted(a) for a in self.atoms], bool)
+        return _Terms(self.atoms, self.at[held[self.at[:, 0]]])
+
+    def values(self, sizes: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return the products ``(products, points)`` at several sizes, by name an array of their values."""
+        if not len(self):
+            return np.empty((0, len(next(iter(sizes.values())))), np.int64)
+        monomials = np.stack([math.prod(sizes[n] for n in m) for m in self._monomials])
+        found = monomials[self._base] * self._numbers["factor"]
+        for how, rows in self._how.items():
+            if rows.any():
+                by, value = self._numbers["by"][rows], found[rows]
+                if how == "share":
+                    value = -(-self._numbers["whole"][rows] // np.maximum(1, -(-value // by)))
+                else:
+                    value = value % by if how == "mod" else -(-value // by) if how == "ceil" else value // by
+                found[rows] = value
+        return np.asarray(found[self.at].prod(axis=1))
+
+
 class _Space:
     """What formulas of some sizes may be made of: lists of products of atoms, made once for all that are found.
 
@@ -46,68 +109,67 @@ class _Space:
         self, names: tuple[str, ...], divisors: tuple[int, ...], dividends: tuple[tuple[int, tuple[str, ...]], ...]
     ) -> None:
         self.names, self.divisors, self.dividends = names, divisors, dividends
-        self._places: dict[int, tuple[tuple[Atom, ...], np.ndarray]] = {}
 
     @cached_property
-    def monomials(self) -> list[tuple[Atom, ...]]:
+    def monomials(self) -> _Terms:
         """Products of sizes."""
         names = self.names
         every = [c for n in range(1, _DEGREE + 1) for c in itertools.combinations_with_replacement(names, n)]
-        return [(Atom(c),) for c in every]
+        return _Terms.lone([Atom(c) for c in every])
 
     @cached_property
     def short(self) -> list[tuple[int, tuple[str, ...]]]:
         """Products of few sizes, each with the factor 1."""
-        return [(1, m[0].sizes) for m in self.monomials if len(m[0].sizes) < _DEGREE]
+        return [(1, a.sizes) for a in self.monomials.atoms if len(a.sizes) < _DEGREE]
 
     @cached_property
-    def parted(self) -> list[tuple[Atom, ...]]:
+    def parted(self) -> _Terms:
         """Quotients and remainders, those of short monomials first."""
         parted = [*self.short, *dict.fromkeys(self.dividends)]
-        return [(Atom(m, how, d, f),) for f, m in parted for d in self.divisors for how in ("ceil", "floor", "mod")]
+        ways = ("ceil", "floor", "mod")
+        return _Terms.lone([Atom(m, how, d, f) for f, m in parted for d in self.divisors for how in ways])
 
     @cached_property
-    def products(self) -> list[tuple[Atom, ...]]:
+    def products(self) -> _Terms:
         """Products of a quotient and a product of sizes, and of two quotients."""
-        counts = [a for a in self.parted if a[0].how == "ceil"]
-        pairs = [a + m for a in self.parted if a[0].how != "mod" for m in self.monomials]
-        return pairs + [a + b for a, b in itertools.combinations(counts, 2)]
+        parted, alone = self.parted.atoms, self.monomials.atoms
+        ratios = np.array([n for n, a in enumerate(parted) if a.how != "mod"], np.intp)
+        counts = np.array([n for n, a in enumerate(parted) if a.how == "ceil"], np.intp)
+        whole = np.arange(len(parted), len(parted) + len(alone))
+        pairs = np.stack([np.repeat(ratios, len(whole)), np.tile(whole, len(ratios))], axis=1)
+        one, other = np.triu_indices(len(counts), 1)
+        return _Terms((*parted, *alone), np.concatenate([pairs, np.stack([counts[one], counts[other]], axis=1)]))
 
     @cached_property
-    def triples(self) -> list[tuple[Atom, ...]]:
+    def triples(self) -> _Terms:
         """Products of three sizes, each whole or its quotient rounded up: tasks of three axes."""
         alone: dict[str, list[Atom]] = {n: [Atom((n,))] for n in self.names}
-        for (a,) in self.parted:
+        for a in self.parted.atoms:
             if a.how == "ceil" and len(a.sizes) == 1 and a.factor == 1:
                 alone[a.sizes[0]].append(a)
-        several = itertools.combinations(alone.values(), 3)
-        return [tuple(c) for three in several for c in itertools.product(*three)][:_MOST_TRIPLES]
+        atoms = [a for several in alone.values() for a in several]
+        places = iter(range(len(atoms)))
+        numbers = [[next(places) for _ in several] for several in alone.values()]
+        rows = (c for three in itertools.combinations(numbers, 3) for c in itertools.product(*three))
+        return _Terms(atoms, np.array(list(itertools.islice(rows, _MOST_TRIPLES)), np.intp).reshape(-1, 3))
 
     @cached_property
-    def shares(self) -> list[tuple[Atom, ...]]:
+    def shares(self) -> _Terms:
         """Numbers shared among quotients."""
-        counts = [a for (a,) in self.parted if a.how == "ceil"]
+        counts = [a for a in self.parted.atoms if a.how == "ceil"]
         lone = [Atom(sizes, "ceil", 1) for _, sizes in self.short]  # tiles of one element
-        return [(replace(a, how="share", whole=n),) for a in (*lone, *counts) for n in self.divisors if n > a.by]
+        several = [replace(a, how="share", whole=n) for a in (*lone, *counts) for n in self.divisors if n > a.by]
+        return _Terms.lone(several)
 
     @cached_property
-    def both(self) -> list[tuple[Atom, ...]]:
+    def both(self) -> _Terms:
         """Products of sizes, and quotients."""
-        return [*self.monomials, *self.parted]
+        return _Terms.lone([*self.monomials.atoms, *self.parted.atoms])
 
     @cached_property
-    def lone(self) -> list[tuple[Atom, ...]]:
+    def lone(self) -> _Terms:
         """Products whose first quotient is of one size."""
-        return [p for p in self.products if len(p[0].sizes) == 1]
-
-    def places(self, several: Sequence[tuple[Atom, ...]]) -> tuple[tuple[Atom, ...], np.ndarray]:
-        """Return the atoms of one of the lists, and for each product the positions of its own, one beyond for none."""
-        if id(several) not in self._places:  # the lists live as long as this does
-            found = {a: n for n, a in enumerate(dict.fromkeys(a for x in several for a in x))}
-            most = max(map(len, several), default=1)
-            at = np.array([[*(found[a] for a in x), *(len(found),) * (most - len(x))] for x in several], np.int32)
-            self._places[id(several)] = tuple(found), at
-        return self._places[id(several)]
+        return self.products.where(lambda a: len(a.sizes) == 1)
 
 
 @functools.lru_cache(maxsize=16)
@@ -147,7 +209,7 @@ class Fitter:
         )
         self._space = _space(tuple(sorted(self.points[0])), several, tuple(dict.fromkeys(parts)))
         self._found: dict[tuple[int, ...], Formula | None] = {}
-        self._known: dict[int, np.ndarray] = {}
+        self._known: dict[int, tuple[_Terms, np.ndarray]] = {}
         #: Formulas that give the same numbers as one that was found, with it: other sizes may tell them apart.
         self.rivals: list[tuple[Formula, ...]] = []
         #: Numbers that whoever uses it asks for, one after another.
@@ -201,18 +263,27 @@ class Fitter:
                 return found
         return None
 
-    def _columns(self, several: Sequence[tuple[Atom, ...]]) -> np.ndarray:
-        if id(several) not in self._known:  # the lists live as long as their space
-            atoms, at = self._space.places(several)
-            rows = np.array([[a.at(p) for p in self.points] for a in atoms] + [[1] * len(self.points)], np.int64)
-            self._known[id(several)] = rows[at].prod(axis=1)
-        return self._known[id(several)]
+    def _columns(self, several: _Terms) -> np.ndarray:
+        if id(several) not in self._known:  # the lists live as long as their space, or as the fitter keeps them
+            self._known[id(several)] = several, several.values(self._at)
+        return self._known[id(several)][1]
 
-    def doubtful(self, sizes: Mapping[str, int]) -> bool:
-        """Whether formulas that agree so far differ at some sizes: the number there says which of them is meant."""
-        return any(len({f.at(sizes) for f in alike}) > 1 for alike in self.rivals)
+    @cached_property
+    def _at(self) -> dict[str, np.ndarray]:
+        return _by_name(self.points)
 
-    def _one(self, values: tuple[int, ...], several: Sequence[tuple[Atom, ...]]) -> Formula | None:
+    def doubtful(self, several: Sequence[Mapping[str, int]]) -> list[bool]:
+        """Return of sizes whether formulas that agree so far differ there: the number says which of them is meant."""
+        if not several:
+            return []
+        found, at = np.zeros(len(several), bool), _by_name(several)
+        for alike in dict.fromkeys(self.rivals):
+            first, *others = (f.of_many(at) for f in alike)
+            for values in others:
+                found |= values != first
+        return [bool(x) for x in found]
+
+    def _one(self, values: tuple[int, ...], several: _Terms) -> Formula | None:
         """Return ``factor * atoms + const``, first of all without the constant."""
         if not several:
             return None
@@ -253,7 +324,7 @@ class Fitter:
 
     def _boxes(self, values: tuple[int, ...]) -> Formula | None:
         """Return the product of two sums, each of a number and of a size or its quotient: ``(4 * c + 2) * (w + 2)``."""
-        counts = [a for (a,) in self._space.both if a.how in ("*", "ceil") and a.factor == 1]
+        counts = [a for a in self._space.both.atoms if a.how in ("*", "ceil") and a.factor == 1]
         lone = [a for a in counts if len(a.sizes) == 1]
         pairs = [(a, b) for a, b in itertools.combinations(lone, 2) if a.sizes != b.sizes]
         found = [f for a, b in pairs if (f := self._sum(values, [(a,), (b,), (a, b)])) is not None and len(f.terms) > 1]
@@ -266,9 +337,7 @@ class Fitter:
         """Sizes, and products of different ones."""
         return [m for m in self._space.monomials if len(set(m[0].sizes)) == len(m[0].sizes)]
 
-    def _two(
-        self, values: tuple[int, ...], several: Sequence[tuple[Atom, ...]], others: Sequence[tuple[Atom, ...]]
-    ) -> Formula | None:
+    def _two(self, values: tuple[int, ...], several: _Terms, others: _Terms) -> Formula | None:
         """Return ``f * atoms + g * atoms + const``."""
         if len(self.points) < 5 or not several:  # three unknown numbers need some more to be held against
             return None
@@ -283,20 +352,23 @@ class Fitter:
         fine = det > 1e-9 * np.maximum(a * c, 1e-300)
         det = np.where(fine, det, 1.0)
         f, g = np.rint((x * c - y * b) / det), np.rint((a * y - b * x) / det)
-        const = np.rint(wanted.mean() - f * every.mean(axis=1)[:, None] - g * rest.mean(axis=1)[None, :])
-        off = np.abs(f[..., None] * every[:, None, :] + g[..., None] * rest[None] + const[..., None] - wanted).max(
-            axis=2
-        )
         most = _FACTOR * float(np.abs(wanted).max())
-        fine &= (np.abs(f) <= most) & (np.abs(g) <= most) & (np.abs(const) <= most)
-        rows = np.argwhere(fine & (off < 0.5) & (f != 0) & (g != 0)).tolist()
-        found = [
-            Formula(int(const[n, m]), ((int(f[n, m]), several[n]), (int(g[n, m]), others[m])))
-            for n, m in sorted(
-                rows, key=lambda at: (bool(const[tuple(at)]), float(abs(f[tuple(at)]) + abs(g[tuple(at)])), at)
-            )[:_MOST_RIVALS]
-        ]
+        n, m = np.nonzero(fine & (f != 0) & (g != 0) & (np.abs(f) <= most) & (np.abs(g) <= most))
+        f, g = f[n, m], g[n, m]
+        const = np.rint(wanted.mean() - f * every.mean(axis=1)[n] - g * rest.mean(axis=1)[m])
+        for at in range(len(wanted)):  # most pairs fail at the first of them
+            near = np.abs(f * every[n, at] + g * rest[m, at] + const - wanted[at]) < 0.5
+            if at == 0:
+                near &= np.abs(const) <= most
+            n, m, f, g, const = (x[near] for x in (n, m, f, g, const))
+        rows = sorted(zip(const.tolist(), f.tolist(), g.tolist(), n.tolist(), m.tolist(), strict=True),
+                      key=lambda r: (bool(r[0]), abs(r[1]) + abs(r[2]), r[3:]))  # fmt: skip
+        found = [Formula(int(c), ((int(f), several[n]), (int(g), others[m]))) for c, f, g, n, m in rows[:_MOST_RIVALS]]
         alike = tuple(x for x in found if all(x.at(p) == v for p, v in zip(self.points, values, strict=True)))
         if len(alike) > 1:
             self.rivals.append(alike)
         return alike[0] if alike else None
+
+
+def _by_name(points: Sequence[Mapping[str, int]]) -> dict[str, np.ndarray]:
+    return {n: np.array([p[n] for p in points], np.int64) for n in points[0]}

@@ -11,6 +11,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 #: The largest number that one over it is known by.
 _MOST_INVERTED = 1 << 22
 
@@ -54,6 +56,17 @@ class Atom:
             return -(-self.whole // max(1, -(-value // self.by)))
         return -(-value // self.by) if self.how == "ceil" else (value + self.shift) // self.by
 
+    def of_many(self, sizes: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return its values at several sizes, by name an array of their values."""
+        value: np.ndarray = np.asarray(self.factor * math.prod(sizes[n] for n in self.sizes))
+        if self.how == "mod":
+            value = value % self.by
+        elif self.how == "share":
+            value = -(-self.whole // np.maximum(1, -(-value // self.by)))
+        elif self.how != "*":
+            value = -(-value // self.by) if self.how == "ceil" else (value + self.shift) // self.by
+        return value
+
     def most(self, sizes: Mapping[str, int]) -> int:
         """Return the largest value that computing it passes through."""
         return self.factor * math.prod(sizes[n] for n in self.sizes) + self.by + self.whole
@@ -75,6 +88,13 @@ class Formula:
     def at(self, sizes: Mapping[str, int]) -> int:
         """Return its value at some sizes."""
         return self.const + sum(factor * math.prod(a.at(sizes) for a in atoms) for factor, atoms in self.terms)
+
+    def of_many(self, sizes: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return its values at several sizes, by name an array of their values."""
+        found = np.full(len(next(iter(sizes.values()))), self.const, np.int64)
+        for factor, atoms in self.terms:
+            found += factor * math.prod(a.of_many(sizes) for a in atoms)
+        return found
 
     def most(self, sizes: Mapping[str, int]) -> int:
         """Return the largest absolute value that computing it passes through, with terms in their order."""

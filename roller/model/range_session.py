@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -159,6 +160,9 @@ class RangeSession:
         }
         self.constants = self._packed()
         self._ready: dict[tuple[int, ...], _Sized] = {}
+        #: The same by the shapes of the inputs that say sizes.
+        self._by_shapes: dict[tuple[Any, ...], Session] = {}
+        self._asked = [name for name, dims in plan.inputs.items() if any(isinstance(d, str) for d in dims)]
         self._lock, self._arenas = threading.Lock(), list[np.ndarray]()
 
     def _packed(self) -> Constants:
@@ -210,9 +214,28 @@ class RangeSession:
         LaunchError
             Where sizes are outside their range, arrays disagree on one, or an array does not fit.
         """
-        return self._of(self._sizes(arguments)).run(*arguments, **options)
+        try:  # the usual call: shapes that came before find their session without a look at each size
+            session = self._by_shapes[self._shapes(arguments)]
+        except (KeyError, IndexError, AttributeError, TypeError):
+            session = self._first_of(arguments)
+        return session.run(*arguments, **options)
 
     __call__ = run
+
+    def _shapes(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the shapes of the arrays of a call that say sizes; an error of some kind where it is not clear."""
+        feeds = arguments[0]
+        held = feeds if type(feeds) is dict else dict(zip(self.plan.inputs, arguments, strict=False))
+        return tuple([held[name].shape for name in self._asked])
+
+    def _first_of(self, arguments: Sequence[Any]) -> Session:
+        """Return the session of a call, and note it by the shapes of the arrays, which alone decide."""
+        session = self._of(self._sizes(arguments))
+        with self._lock, contextlib.suppress(KeyError, IndexError, AttributeError, TypeError):
+            if len(self._by_shapes) >= _MOST_READY:
+                self._by_shapes.clear()
+            self._by_shapes[self._shapes(arguments)] = session
+        return session
 
     def at(self, **sizes: int) -> Session:
         """Return the session of some sizes; nothing is compiled.
@@ -274,6 +297,7 @@ class RangeSession:
         with self._lock:
             if len(self._ready) >= _MOST_READY:
                 del self._ready[next(iter(self._ready))]
+                self._by_shapes.clear()
             self._ready[chosen] = made
         return made
 

@@ -18,8 +18,9 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
@@ -28,6 +29,8 @@ from roller.backends.cpu.rehearsal import Place, rehearse
 from roller.core.cyclic import held_back
 from roller.core.dtypes import DTYPE_BYTES
 from roller.runtime.interrupts import interrupts_deferred
+
+K = TypeVar("K")
 
 #: Whether this system can protect pages and fork; elsewhere nothing is checked this way.
 AVAILABLE = sys.platform.startswith("linux")
@@ -102,31 +105,35 @@ def trespass(kernel: CpuKernel) -> str | None:
     because a fork of a process that has TVM costs more than most kernels: on arrays that end, and on arrays that begin
     at a protected page.
     """
-    if not AVAILABLE:
+    if not trespassing({0: kernel}):
         return None
     names = frozenset(a.name for a in kernel.artifact.arguments)
-    if _fault(kernel, names, _ENDS) is None:
-        return None
     # Where, and beside what, is asked piece by piece, for whoever reads the reason; only a fault pays for it.
     for at_end in _ENDS:
-        died = _fault(kernel, names, (at_end,))
+        died = _fault([(kernel, names)], (at_end,))
         if died is not None:
-            culprits = sorted(n for n in names if _fault(kernel, frozenset({n}), (at_end,)) is not None)
+            culprits = sorted(n for n in names if _fault([(kernel, frozenset({n}))], (at_end,)) is not None)
             where = "beyond the end" if at_end else "before the start"
             what = ", ".join(f"'{n}'" for n in culprits) or "an argument"
             return f"it accesses memory {where} of {what}: beside a protected page its process ended by {died}"
     return "it accesses memory outside its arguments: beside protected pages its process ended by a fault"
 
 
-def _fault(kernel: CpuKernel, between: Set[str], ends: Sequence[bool]) -> str | None:
-    """Return the fault that ended a child running the kernel on fenced arguments; ``None`` where there was none."""
+def trespassing(kernels: Mapping[K, CpuKernel]) -> list[K]:
+    """Return which kernels do what :func:`trespass` says; all in one child, each in its own where that ends."""
+    if not AVAILABLE or not kernels:
+        return []
+    everything = [(k, frozenset(a.name for a in k.artifact.arguments)) for k in kernels.values()]
+    if _fault(everything, _ENDS) is None:
+        return []
+    if len(kernels) == 1:
+        return list(kernels)
+    return [name for name, one in zip(kernels, everything, strict=True) if _fault([one], _ENDS) is not None]
 
-    def place(name: str, shape: tuple[int, ...], dtype: np.dtype, alignment_bytes: int, *, at_end: bool) -> np.ndarray:
-        if name in between:
-            return fenced(shape, dtype, alignment_bytes, at_end=at_end)
-        return _roomy(shape, dtype, slack_bytes)
 
-    slack_bytes = max(math.prod(a.shape) * DTYPE_BYTES[a.dtype] for a in kernel.artifact.arguments)
+def _fault(kernels: Sequence[tuple[CpuKernel, Set[str]]], ends: Sequence[bool]) -> str | None:
+    """Return the fault that ended a child running kernels, named arguments of each fenced; ``None`` where none did."""
+    runs = [(kernel, partial(_place, kernel, between, at_end=e)) for kernel, between in kernels for e in ends]
     with contextlib.ExitStack() as ended:
         with interrupts_deferred():  # what was held back is raised at its end: by then whoever ends the child is known
             with warnings.catch_warnings(), held_back():
@@ -135,27 +142,39 @@ def _fault(kernel: CpuKernel, between: Set[str], ends: Sequence[bool]) -> str | 
                 warnings.simplefilter("ignore", DeprecationWarning)
                 child = os.fork()
             if child == 0:
-                _run_child(kernel, [partial(place, at_end=e) for e in ends])
+                _run_child(runs)
             ended.callback(_end, child)
-        return _fault_of(child)
+        return _fault_of(child, len(kernels) * _PATIENT_S)
 
 
-def _run_child(kernel: CpuKernel, places: Sequence[Place]) -> None:
-    """Run the kernel on memory of each kind and leave; nothing of the parent's is finished here."""
+def _place(
+    kernel: CpuKernel, between: Set[str], name: str, shape: tuple[int, ...], dtype: np.dtype, alignment_bytes: int, *,
+    at_end: bool,
+) -> np.ndarray:  # fmt: skip
+    """Return memory of an argument: next to a protected page where it is named, else with room around it."""
+    if name in between:
+        return fenced(shape, dtype, alignment_bytes, at_end=at_end)
+    slack_bytes = max(math.prod(a.shape) * DTYPE_BYTES[a.dtype] for a in kernel.artifact.arguments)
+    return _roomy(shape, dtype, slack_bytes)
+
+
+def _run_child(runs: Sequence[tuple[CpuKernel, Place]]) -> None:
+    """Run kernels on memory of each kind and leave; nothing of the parent's is finished here."""
     try:
         faulthandler.disable()
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         for number in _FAULTS:  # of whoever prints a trace: the fault is the answer
             signal.signal(number, signal.SIG_DFL)
-        for place in places:
-            rehearse(kernel, place)
-    finally:  # an exception says nothing of the kernel's accesses
+        for kernel, place in runs:
+            with contextlib.suppress(Exception):  # it says nothing of the kernel's accesses
+                rehearse(kernel, place)
+    finally:
         os._exit(0)
 
 
-def _fault_of(child: int) -> str | None:
+def _fault_of(child: int, patient_s: float) -> str | None:
     """Wait for a child; return the signal of a fault. Any other end, or none in time, is no evidence."""
-    give_up, pause_s = time.monotonic() + _PATIENT_S, _POLL_S
+    give_up, pause_s = time.monotonic() + patient_s, _POLL_S
     # It is looked at and not collected: until :func:`_end` does, its number is nobody else's.
     how = os.WEXITED | os.WNOHANG | os.WNOWAIT
     while (found := os.waitid(os.P_PID, child, how)) is None and time.monotonic() < give_up:

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from roller.artifact import Argument, Constant, KernelArtifact, Launch
@@ -16,6 +17,7 @@ from roller.hardware import DeviceSpec
 from roller.tile import RProgram
 from roller.varying.box import Box, Sizes
 from roller.varying.open_programs import OpenExpr, OpenKernel, OpenProgram
+from roller.varying.open_proof import proven
 
 #: Sizes that code is written for before it is generalised: as many as this of one kind of code, tried at most.
 _WRITTEN, _TRIED = 6, 40
@@ -25,10 +27,13 @@ _FEWEST, _VALUES = 5, 4
 _POOL, _ROUNDS = 60, 8
 
 
-def build(program: OpenProgram, expression: OpenExpr, box: Box, spec: DeviceSpec) -> OpenKernel:
+def build(
+    program: OpenProgram, expression: OpenExpr, box: Box, spec: DeviceSpec, asked: Sequence[Sizes] = ()
+) -> OpenKernel:
     """Write a program for several sizes, generalise the code, and compile it.
 
-    Whether the code is right at the sizes of a call is what their proof says.
+    Whether the code is right at the sizes of a call is what their proof says; those of ``asked`` are proven here,
+    where the code says it without running.
 
     Raises
     ------
@@ -40,7 +45,8 @@ def build(program: OpenProgram, expression: OpenExpr, box: Box, spec: DeviceSpec
     fitter = _told_apart(program, box, spec, most, dividends)
     artifact = _compiled(program, expression, spec, most, fitter)
     formulas = tuple(f for f in map(fitter.fit, fitter.asked) if f is not None)  # all: what is written has them
-    return OpenKernel(program, artifact, dict(box.low), formulas, most[0][1].digest)
+    kernel = OpenKernel(program, artifact, dict(box.low), formulas, most[0][1].digest)
+    return replace(kernel, proven=proven(kernel, asked, spec.units))
 
 
 def _one_kind(program: OpenProgram, box: Box, spec: DeviceSpec) -> list[Any]:
@@ -97,7 +103,7 @@ def _compiled(
         "mcpu": mcpu, "cores": spec.units, "vector_bytes": spec.teu.lanes * 4, "tasks": [],
         "parallel": is_parallel(module[ENTRY].body), "features": list(features_of(mcpu)),
     }  # fmt: skip
-    binary = build_library(module, mcpu, spec.units)
+    binary = build_library(module, mcpu, spec.units, checked=False)  # the launchers check arrays before
     inputs = [a.name for a in arguments if a.role == "input"]
     constants = tuple(Constant(inputs.index(n)) for n in inputs if n in program.program.constants)
     return KernelArtifact(
@@ -136,14 +142,15 @@ def _told_apart(
         box.whole({n: max(2, low, p[n] // d * d) for n, (low, _) in box.ends.items()})
         for p in pool for d in (2, 4, 16, 64) if d <= max(p.values())
     ]  # fmt: skip
-    pool = [box.high, *pool]
+    pool = [p for p in (box.high, *pool) if program.takes(p)]
     for _ in range(_ROUNDS):
         fitter = Fitter([sizes for sizes, *_ in group], divisors, dividends)
         fitter.asked = numbers_of([text for _, text, *_ in group])
         for values in fitter.asked:
             fitter.fit(values)
-        pool = [p for p in pool if program.takes(p) and all(p[n] >= x for n, x in _least(group, box).items())]
-        for sizes in [p for p in pool if fitter.doubtful(p)]:
+        least = _least(group, box)
+        pool = [p for p in pool if all(p[n] >= x for n, x in least.items())]
+        for sizes in [p for p, doubt in zip(pool, fitter.doubtful(pool), strict=True) if doubt]:
             pool.remove(sizes)
             lowered = lower_module(program.at(sizes), spec.units)
             text = written(lowered[0], sizes)

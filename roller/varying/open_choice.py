@@ -98,7 +98,7 @@ def compile_open(
         for key, (e, names) in expressions.items()
     }
     searches = search_all(questions, spec, options, EFFORT)
-    built_all(searches, spec, EFFORT, seed)
+    built_all(searches, spec, EFFORT, seed, passing_bytes is not None)
     found = {}
     for key, s in searches.items():
         judged, doubt = chosen(s, spec, EFFORT, seed, passing_bytes is not None)

@@ -43,7 +43,7 @@ def compile_extents(
     """
     question = question_of(varies, options)
     searches = search_all({"": question}, spec, options, EFFORT)
-    built_all(searches, spec, EFFORT, seed)
+    built_all(searches, spec, EFFORT, seed, timed)
     (s,) = searches.values()
     judged, doubt = chosen(s, spec, EFFORT, seed, timed)
     return OpenRange(varies, question.own.expression, judged, s.best, spec, doubt)

@@ -224,6 +224,8 @@ class OpenKernel:
         What became of the numbers in the code, in their order.
     code
         Digest of all but these numbers.
+    proven
+        Sizes at which it was shown to be right when it was built, by their values in order.
     """
 
     program: OpenProgram
@@ -231,6 +233,7 @@ class OpenKernel:
     low: Sizes
     formulas: tuple[Formula, ...] = ()
     code: str = ""
+    proven: frozenset[tuple[int, ...]] = frozenset()
 
     def takes(self, sizes: Sizes) -> bool:
         """Whether it is meant for such a call."""

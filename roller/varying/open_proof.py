@@ -11,7 +11,7 @@ and a wrong extent reads or writes beyond an array. So nothing runs at sizes for
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -44,8 +44,9 @@ def fault(kernel: OpenKernel, expression: TensorExpr, sizes: Sizes, cores: int, 
     seed
         Of the inputs, where the kernel must run.
     """
-    # What a number passes through before it is divided may be too long for it, though it is not.
-    if any(f.most(sizes) >= _INDEX_LIMIT for f in kernel.formulas if f.terms):
+    if tuple(sizes.values()) in kernel.proven:
+        return ""
+    if _is_too_long(kernel, sizes):
         return f"at {dict(sizes)}: a number of the code is 2**31 or more"
     own = _own_numbers(kernel, sizes, cores)
     if own is None:
@@ -54,6 +55,24 @@ def fault(kernel: OpenKernel, expression: TensorExpr, sizes: Sizes, cores: int, 
         if formula.at(sizes) != number:
             return f"at {dict(sizes)}: expected {number} of {formula}, got {formula.at(sizes)}"
     return ""
+
+
+def proven(kernel: OpenKernel, several: Sequence[Sizes], cores: int) -> frozenset[tuple[int, ...]]:
+    """Return of some sizes those at which a kernel is the code that its program has there; nothing runs."""
+    found = set(kernel.proven)
+    for sizes in several:
+        key = tuple(sizes.values())
+        if key in found or not kernel.takes(sizes) or _is_too_long(kernel, sizes):
+            continue
+        own = _own_numbers(kernel, sizes, cores)
+        if own is not None and own == tuple(f.at(sizes) for f in kernel.formulas):
+            found.add(key)
+    return frozenset(found)
+
+
+def _is_too_long(kernel: OpenKernel, sizes: Sizes) -> bool:
+    """Whether what a number of the code passes through before it is divided is too long, which it may not be itself."""
+    return any(f.most(sizes) >= _INDEX_LIMIT for f in kernel.formulas if f.terms)
 
 
 def _own_numbers(kernel: OpenKernel, sizes: Sizes, cores: int) -> tuple[int, ...] | None:
@@ -77,10 +96,23 @@ def _fault_of_a_run(artifact: KernelArtifact, expression: TensorExpr, sizes: Siz
     from roller.runtime.cpu_profile import Bench
 
     try:
-        why = faults({0: artifact}, Bench(expression, seed)).get(0, "")
+        why = faults({0: artifact}, Bench(expression, seed, fenced=True)).get(0, "")
     except RollerError as err:
         why = str(err)
     return f"at {dict(sizes)}: {why}" if why else ""
+
+
+def trespassers(kernels: Mapping[int, KernelArtifact], bench: Bench) -> dict[int, str]:
+    """Run kernels of one shape between protected pages, and return why some leave their arrays, by their numbers."""
+    from roller.backends.cpu.launcher import CpuKernel
+    from roller.runtime.guard_pages import trespass, trespassing
+
+    values = {c.position: bench.inputs[c.position].tobytes() for k in kernels.values() for c in k.constants}
+    runs = {
+        n: CpuKernel(replace(k, constants=tuple(replace(c, values=values[c.position]) for c in k.constants)))
+        for n, k in kernels.items()
+    }
+    return {n: trespass(runs[n]) or "it accesses memory outside its arguments" for n in trespassing(runs)}
 
 
 def faults(kernels: Mapping[int, KernelArtifact], bench: Bench) -> dict[int, str]:
@@ -91,17 +123,10 @@ def faults(kernels: Mapping[int, KernelArtifact], bench: Bench) -> dict[int, str
     kernels
         All for the expression of ``bench``.
     bench
-        With the inputs, and the oracle that results are held against.
+        With the inputs, and the oracle that results are held against; fenced, since this is where it is seen that no
+        kernel leaves its arrays.
     """
-    from roller.backends.cpu.launcher import CpuKernel
-    from roller.runtime.guard_pages import trespass
-
-    found: dict[int, str] = {}
-    for number, artifact in kernels.items():  # before it may write where it must not
-        held = tuple(replace(c, values=bench.inputs[c.position].tobytes()) for c in artifact.constants)
-        beyond = trespass(CpuKernel(replace(artifact, constants=held)))
-        if beyond:
-            found[number] = beyond
+    found = trespassers(kernels, bench)  # before one may write where it must not
     inside = {str(n): k for n, k in kernels.items() if n not in found}
     for name, record in bench.profile(inside, timed=False).items() if inside else ():
         if record.status in ("wrong", "failed"):

@@ -27,7 +27,7 @@ from roller.varying.families import fewest, shortlist
 from roller.varying.judged import Judged, usual_of
 from roller.varying.open_build import build
 from roller.varying.open_programs import FEW_LANES, OpenExpr, OpenKernel, OpenProgram
-from roller.varying.open_proof import fault, faults
+from roller.varying.open_proof import fault, faults, trespassers
 from roller.varying.own_sizes import OwnSizes
 from roller.varying.prices import predicted
 
@@ -132,6 +132,12 @@ class Search:
         self.reasons.append(why)
         _LOG.info("%s: a kernel of the range is left out: %s", self.question.name, why)
 
+    def timed_at(self, effort: Effort) -> list[int]:
+        """Return the positions of the places that kernels are timed at."""
+        short = [n for n in range(len(self.places)) if self.best[n] < effort.longest_s]
+        names = tuple(self.question.own.box.ends)
+        return [short[n] for n in spread([self.places[n] for n in short], names, effort.timed_at)]
+
     def lacks(self, enough: int) -> bool:
         """Whether too few kernels are built, or none for some places."""
         least = self.costs[list(self.built)].min(axis=0, initial=np.inf)
@@ -220,7 +226,7 @@ def constructed(
     return list(families.values()), best
 
 
-def built_all(searches: Mapping[str, Search], spec: DeviceSpec, effort: Effort, seed: int) -> None:
+def built_all(searches: Mapping[str, Search], spec: DeviceSpec, effort: Effort, seed: int, timed: bool = True) -> None:
     """Build the programs that are worth it, in parallel, and check them; others in place of those that fail."""
     target_for(spec).prepare()
     for turn in range(_ROUNDS):
@@ -231,22 +237,29 @@ def built_all(searches: Mapping[str, Search], spec: DeviceSpec, effort: Effort, 
         }  # fmt: skip
         if not jobs:
             break
-        _build(jobs, spec)
+        _build(jobs, spec, effort, timed)
         for key, s in searches.items():
             _check(s, [row for name, (_, row) in jobs.items() if name.rpartition("/")[0] == key], seed)
 
 
-def _build(jobs: Mapping[str, tuple[Search, int]], spec: DeviceSpec) -> None:
+def _build(jobs: Mapping[str, tuple[Search, int]], spec: DeviceSpec, effort: Effort, timed: bool) -> None:
+    """Build programs; where kernels will be timed, they are proven right there in the same process."""
     from roller.runtime.build_pool import build_all
 
     _LOG.info("building %s for a range", counted(len(jobs), "kernel"))
 
+    rows: dict[int, list[int]] = {}
+    for s, row in jobs.values():
+        rows.setdefault(id(s), []).append(row)
+
     def made(job: tuple[Search, int]) -> OpenKernel:
         (s, row), box = job, job[0].question.own.box
         wide = {n: (low, max(high, low + _LEAST_SPAN)) for n, (low, high) in box.ends.items()}
-        return build(s.families[row], s.question.own.expression, Box(wide, box.derived), spec)
+        least = s.costs[[*s.built, *rows[id(s)]]].min(axis=0)
+        asked = [s.places[n] for n in s.timed_at(effort) if s.costs[row, n] <= _NEAR * least[n]] if timed else []
+        return build(s.families[row], s.question.own.expression, Box(wide, box.derived), spec, asked)
 
-    for name, result in build_all(jobs, made).items():
+    for name, result in build_all(jobs, made, reuse=True).items():
         s, row = jobs[name]
         if result.value is None:
             s.drop(row, str(result.record.reason))
@@ -270,7 +283,7 @@ def _check(s: Search, rows: Sequence[int], seed: int) -> None:
             wanted.setdefault(tuple(p[n] for n in own.box.ends), []).append(row)
     for values, mine in wanted.items():
         sizes = own.box.whole(dict(zip(own.box.ends, values, strict=True)))
-        bench = Bench(own.expression.at(sizes), seed)
+        bench = Bench(own.expression.at(sizes), seed, fenced=True)
         here = {r: s.built[r].at(sizes, bench.expression) for r in dict.fromkeys(mine) if r in s.built}
         for row, why in faults(here, bench).items():
             s.drop(row, f"at {sizes}: {why}")
@@ -278,14 +291,12 @@ def _check(s: Search, rows: Sequence[int], seed: int) -> None:
 
 def _timed(s: Search, effort: Effort, seed: int, units: int) -> tuple[dict[int, dict[int, float]], str]:
     """Return measured seconds by program and place, and what disturbed others: a time that others disturbed is none."""
-    from roller.runtime.cpu_profile import Bench
+    from roller.runtime.cpu_profile import Bench, has_guards
 
     measured: dict[int, dict[int, float]] = {}
     own, doubt = s.question.own, ""
-    short = [n for n in range(len(s.places)) if s.best[n] < effort.longest_s]
-    for column in spread([s.places[n] for n in short], tuple(own.box.ends), effort.timed_at):
-        column, sizes = short[column], s.places[short[column]]
-        near = _near(s, column)
+    for column in s.timed_at(effort):
+        sizes, near = s.places[column], _near(s, column)
         if len(near) < 2:
             continue
         expression = own.expression.at(sizes)
@@ -293,8 +304,14 @@ def _timed(s: Search, effort: Effort, seed: int, units: int) -> tuple[dict[int, 
             if fault(s.built[row], expression, sizes, units, seed):  # what is wrong there does not run there
                 s.costs[row, column] = np.inf
         near = [r for r in near if math.isfinite(s.costs[r, column])]
-        bench = Bench(expression, seed, rotating_bytes=s.question.passing_bytes, patience_s=effort.patience_s)
+        bench = Bench(
+            expression, seed, rotating_bytes=s.question.passing_bytes, patience_s=effort.patience_s, fenced=True
+        )
         here = {str(r): s.built[r].at(sizes, expression) for r in near}
+        if has_guards(expression):  # the accesses that a compiler may get wrong
+            for row, why in trespassers({int(r): k for r, k in here.items()}, bench).items():
+                s.drop(row, f"at {sizes}: {why}")
+                del here[str(row)]
         records = bench.profile(here, budget_s=effort.budget_s) if here else {}
         disturbed = next((r.reason for r in records.values() if r.status == "doubtful"), "")
         doubt = doubt or disturbed

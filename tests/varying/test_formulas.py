@@ -50,7 +50,7 @@ def test_formulas_that_agree_so_far_are_told_apart_by_sizes_where_they_differ():
     points = [p for p in POINTS if p["s"] % 16]  # there a count rounded up is one rounded down, and one more
     fitter = Fitter(points, {16})
     fitter.fit([-(-p["s"] // 16) for p in points])
-    assert fitter.doubtful({"b": 2, "s": 64}) and not fitter.doubtful({"b": 2, "s": 65})
+    assert fitter.doubtful([{"b": 2, "s": 64}, {"b": 2, "s": 65}]) == [True, False]
     more = [*points, {"b": 2, "s": 64}]
     found = Fitter(more, {16}).fit([-(-p["s"] // 16) for p in more])
     assert found is not None and [found.at({"b": 1, "s": s}) for s in (1, 16, 17)] == [1, 1, 2]

@@ -53,6 +53,25 @@ def test_every_size_is_right(session):
         np.testing.assert_array_equal(session(None, {"x": x})[0], meant)
 
 
+def test_shapes_that_came_before_find_their_session_at_once(session, monkeypatch):
+    x, seen = np.ones((7, 24), "float32"), []
+    looked = session._sizes
+    monkeypatch.setattr(session, "_sizes", lambda arguments: seen.append(arguments) or looked(arguments))
+    meant = session.run({"x": x})["y"]
+    seen.clear()
+    np.testing.assert_array_equal(session.run({"x": x})["y"], meant)
+    np.testing.assert_array_equal(session.run(x), meant)
+    assert not seen
+    for _ in range(2):  # what is refused once is refused again
+        with pytest.raises(LaunchError, match="expected"):
+            session.run(np.ones((7, 23), "float32"))
+        with pytest.raises(LaunchError, match="expected"):
+            session.run(np.ones((7, 24), "int32"))
+    session._ready.clear()
+    session._by_shapes.clear()
+    np.testing.assert_array_equal(session.run(x), meant)
+
+
 def test_sizes_share_one_arena_of_the_largest(session):
     for batch in (3, 20):
         session.run(np.zeros((batch, 24), "float32"))

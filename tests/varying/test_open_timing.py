@@ -52,7 +52,8 @@ def bench_of(monkeypatch, seconds, disturbed=()):
     asked = []
 
     class Bench:
-        def __init__(self, expression, _seed, rotating_bytes, patience_s):
+        def __init__(self, expression, _seed, rotating_bytes, patience_s, fenced):
+            assert fenced  # kernels are asked beforehand, all in one child
             self.size, self.expression = expression, expression
             asked.append((expression, rotating_bytes, patience_s))
 
@@ -65,6 +66,7 @@ def bench_of(monkeypatch, seconds, disturbed=()):
             }
 
     monkeypatch.setattr("roller.runtime.cpu_profile.Bench", Bench)
+    monkeypatch.setattr("roller.runtime.cpu_profile.has_guards", lambda _: False)
     return asked
 
 

@@ -50,13 +50,8 @@ def _is_byte_float(dtype: str) -> bool:
 def _dtypes(params: Sequence[Any], body: Any) -> set[str]:
     found = {str(b.dtype) for b in params}
 
-    def visit(node: Any) -> None:
-        if isinstance(node, (tirx.Cast, tirx.FloatImm)):
-            found.add(dtype_of(node))
-        elif isinstance(node, tirx.AllocBuffer):
-            found.add(str(node.buffer.dtype))
-
-    tvm_ffi.structural_walk(body, visit)
+    values = (tirx.Cast, tirx.FloatImm), lambda node: found.add(dtype_of(node))
+    tvm_ffi.structural_walk(body, (values, (tirx.AllocBuffer, lambda node: found.add(str(node.buffer.dtype)))))
     return found
 
 

@@ -60,5 +60,5 @@ def mentions(expr: Any, variables: set[Any]) -> bool:
 def nodes(root: Any, kind: type) -> Iterator[Any]:
     """Return the nodes of a kind in an expression or a statement."""
     found: list[Any] = []
-    tvm_ffi.structural_walk(root, lambda n: found.append(n) if isinstance(n, kind) else None)
+    tvm_ffi.structural_walk(root, (kind, found.append))
     return iter(found)

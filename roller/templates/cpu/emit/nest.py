@@ -123,8 +123,8 @@ def serial(body: Stmt) -> Stmt:
 
 def is_parallel(body: Stmt) -> bool:
     """Whether ``body`` has a parallel loop."""
-    found = []
-    tvm_ffi.structural_walk(body, lambda n: found.append(getattr(n, "kind", None) == tirx.ForKind.PARALLEL))
+    found: list[bool] = []
+    tvm_ffi.structural_walk(body, (tirx.For, lambda n: found.append(n.kind == tirx.ForKind.PARALLEL)))
     return any(found)
 
 
@@ -291,8 +291,8 @@ def prefetch(buffer: Buffer, *index: Expr) -> Stmt:
 
 def with_hints(body: Stmt) -> Stmt:
     """Return a function's body with what its hints (:func:`prefetch`) call, which is inlined."""
-    found = []
-    tvm_ffi.structural_walk(body, lambda n: found.append(isinstance(n, tvm.ir.StringImm) and n.value == _HINT))
+    found: list[bool] = []
+    tvm_ffi.structural_walk(body, (tvm.ir.StringImm, lambda n: found.append(n.value == _HINT)))
     return tirx.AttrStmt(integer(0), "pragma_import_llvm", tvm.ir.StringImm(_HINT_IR), body) if any(found) else body
 
 
