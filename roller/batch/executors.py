@@ -6,6 +6,7 @@ All of them take tasks by id and give results by id, failures as records; nothin
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -77,10 +78,29 @@ class Forks:
 
     def map(self, tasks: Mapping[str, Task], on_result: OnResult | None = None, patient: bool = False) -> Results:
         """Carry all tasks out, those that run kernels each in a process of its own."""
+        return self._carried_out(tasks, on_result, patient, None)
+
+    def map_preparing(self, tasks: Mapping[str, Task], language: str) -> Results:
+        """Carry tasks out that need no code generator, whatever time they take; get ready beside them, see prepare.
+
+        Where that fails it fails again once it is needed, which it may not be.
+        """
+
+        def prepared() -> None:
+            with contextlib.suppress(RollerError, ImportError):
+                self.prepare(language)
+
+        return self._carried_out(tasks, None, True, prepared)
+
+    def _carried_out(
+        self, tasks: Mapping[str, Task], on_result: OnResult | None, patient: bool, meanwhile: Callable[[], None] | None
+    ) -> Results:
         timeout_s = float("inf") if patient else _BUILD_S
         told = None if on_result is None else lambda record: on_result(record.candidate_id)
         reuse = not any(t.runs_kernels for t in tasks.values())
-        return build_all(tasks, perform, workers=self.workers, timeout_s=timeout_s, on_result=told, reuse=reuse)
+        return build_all(
+            tasks, perform, workers=self.workers, timeout_s=timeout_s, on_result=told, reuse=reuse, meanwhile=meanwhile
+        )
 
     def judge(self, task: Judge) -> dict[str, Record]:
         """Judge in a process of its own: a kernel that crashes takes neither the batch nor its rivals along."""

@@ -28,6 +28,8 @@ QUICK = Selection(deterministic=True)
 _BEYOND = 1.5
 #: Bytes they have at most, whatever the cache: three kernels that run in turn hold copies at a time.
 _MOST_BYTES = 1 << 27
+#: Constructions from which on the code generator is loaded beside them: they take as long as that.
+_MANY = 8
 
 
 @dataclass(frozen=True)
@@ -221,7 +223,11 @@ def construct(jobs: Iterable[Job], target: Target, crew: Workers) -> tuple[dict[
     if tasks and target.here and not target.spec.traits.discrete and isinstance(crew, Forks):
         need_compiler("compiling for this processor")  # before minutes of work that end where kernels are linked
     # Always here: it takes milliseconds each, and a machine elsewhere would first have to load roller.
-    results = (crew if isinstance(crew, Forks) else Forks()).map(tasks, patient=True)
+    here = crew if isinstance(crew, Forks) else Forks()
+    if len(tasks) > _MANY and not target.pretended and here is crew:  # what is constructed is built next
+        results = here.map_preparing(tasks, target.spec.target.get("language", ""))
+    else:
+        results = here.map(tasks, patient=True)
     found = {i: r.value for i, r in results.items() if r.value is not None}
     return found, {i: r.record.reason for i, r in results.items() if r.value is None}
 

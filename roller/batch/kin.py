@@ -12,7 +12,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from roller.batch.jobs import Job
 
@@ -103,7 +103,14 @@ def families_of(job: Job) -> dict[int, Hashable]:
     return {n: _family(job.candidates[n]) if has_kin else n for n in job.first}
 
 
-def _family(candidate: Candidate) -> Hashable:
+def forms_of(job: Job) -> dict[int, Hashable]:
+    """Return the form of each candidate worth timing, by position: what they have in common is mispredicted of all."""
+    from roller.perf.accuracy import kernel_form
+
+    return {n: kernel_form(_family(job.candidates[n])) for n in job.first}
+
+
+def _family(candidate: Candidate) -> tuple[Any, ...]:
     from roller.perf.accuracy import kernel_family
 
     return kernel_family(candidate.program)

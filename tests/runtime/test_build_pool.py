@@ -243,3 +243,35 @@ def test_a_child_leaves_the_garbage_of_its_parent_alone():
     finally:
         gc.enable()
     assert done["a"].value == 1, done["a"].record
+
+
+def test_what_is_done_meanwhile_runs_here_while_workers_go_on():
+    """One that dies meanwhile is replaced afterwards, when no other thread runs here that a fork would not copy."""
+    here, seen = os.getpid(), []
+
+    def job(n):
+        time.sleep(0.02)
+        if n == 1:
+            os._exit(3)
+        return n, os.getpid()
+
+    def meanwhile():
+        time.sleep(0.3)
+        seen.append((os.getpid(), len(multiprocessing.active_children())))
+
+    done = build_all({str(n): n for n in range(30)}, job, workers=2, reuse=True, meanwhile=meanwhile)
+    assert done["1"].record.status == "crashed"
+    others = {n: r.value for n, r in done.items() if n != "1"}
+    assert list(done) == [str(n) for n in range(30)] and all(v[0] == int(n) for n, v in others.items())
+    assert seen == [(here, 1)], "the one that is left works on"
+    assert len({pid for _, pid in others.values()} - {here}) >= 2 and not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, BuildError])
+def test_what_fails_meanwhile_ends_all(error):
+    def fail():
+        raise error("no more")
+
+    with pytest.raises(error, match="no more"):
+        build_all({str(n): n for n in range(8)}, lambda n: time.sleep(60), workers=2, reuse=True, meanwhile=fail)
+    assert not multiprocessing.active_children()

@@ -71,12 +71,13 @@ def dots_batch(
             for a, n in zip(rows, outputs, strict=True):
                 register[a] = n
             whole = np.where(geometry.spatial, 1, -(-geometry.extents // register) * register)
-            for chunk, per_task in itertools.product((*(c for c in _CHUNKS if c < extent), 0), tasks(register)):
-                block = np.where(geometry.spatial, register * per_task, whole)
-                block[v] = chunk or block[v]
-                both.append(np.concatenate([register, block]))
-    tiles = unique_rows(np.array(both, np.int64))
+            blocks = np.where(geometry.spatial, register * np.array(tasks(register), np.int64), whole)
+            chunks = [*(c for c in _CHUNKS if c < extent), int(whole[v])]
+            several = np.tile(blocks, (len(chunks), 1))
+            several[:, v] = np.repeat(chunks, len(blocks))
+            both.append(np.concatenate([np.broadcast_to(register, several.shape), several], axis=1))
     rank = len(geometry.names)
+    tiles = unique_rows(np.concatenate(both) if both else np.zeros((0, 2 * rank), np.int64))
     register, block = tiles[:, :rank], tiles[:, rank:]
     panel = np.where(geometry.spatial, register, block)
     return TileBatch(geometry, TILED.name, register, block, np.ones(len(block), np.int64), (), panel, v)
