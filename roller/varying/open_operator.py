@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import math
 
-from roller.core.formulas import Atom, Formula
-from roller.errors import ExprError
 from roller.hardware import DeviceSpec
 from roller.templates.common.options import ConstructOptions
-from roller.varying.box import Sizes
 from roller.varying.extents import Extents
 from roller.varying.open_call import OpenRange
-from roller.varying.open_programs import OpenExpr, open_forms
-from roller.varying.open_search import MOST, Effort, Question, built_all, chosen, search_all
-from roller.varying.own_sizes import OwnSizes
+from roller.varying.open_search import MOST, Effort, built_all, chosen, search_all
+from roller.varying.question import question_of
 
 #: What is done for an operator alone.
 EFFORT = Effort(each=4, cover=MOST, built=10, enough=MOST, budget_s=0.015, patience_s=0.2, timed_at=32,
@@ -47,21 +43,3 @@ def compile_extents(
     (s,) = searches.values()
     judged, doubt = chosen(s, spec, EFFORT, seed, timed)
     return OpenRange(varies, question.own.expression, judged, s.best, spec, doubt)
-
-
-def question_of(varies: Extents, options: ConstructOptions) -> Question:
-    """Return what is asked of the kernels of an expression: all extents of its axes."""
-    points = tuple(p for p in varies.looked_at if _exists(varies, p))
-    expr = OpenExpr.of([varies.at(p) for p in points], points)
-    forms = tuple(open_forms(expr, points, options))
-    box = varies.box
-    own = OwnSizes(expr, forms, box, points, {n: Formula(0, ((1, (Atom((n,)),)),)) for n in box.ends})
-    return Question(own, tuple(varies.expr.inputs[n].name for n in options.constants_of(varies.expr)))
-
-
-def _exists(varies: Extents, sizes: Sizes) -> bool:
-    try:
-        varies.at(sizes)
-    except ExprError:
-        return False
-    return True

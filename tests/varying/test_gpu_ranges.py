@@ -17,8 +17,10 @@ from roller.emulator import emulate, prove
 from roller.emulator.translate import translate
 from roller.errors import ArtifactError, BuildError, EmulationError, LaunchError, NoCandidateError, RollerError
 from roller.targets import target_for
+from roller.templates.gpu.emit import general
 from roller.templates.gpu.emit.general import Numbers, generalised
-from roller.varying.gpu import search
+from roller.varying.gpu import programs, search
+from roller.varying.gpu.programs import GpuProgram
 from roller.varying.open_call import OpenRange
 from tests.backends import fake_cupy
 
@@ -125,11 +127,8 @@ def test_a_kernel_whose_numbers_are_others_is_not_used():
         (replace(judged.kernel, numbers=replace(columns, constants=wrong)), "other numbers than it was built with"),
         (replace(judged.kernel, code="another"), "code of another kind"),
     ):
-        other = OpenRange.__new__(OpenRange)
         with pytest.raises(NoCandidateError, match=why):
-            other.__init__(
-                kernel.varies, kernel.expression, [replace(judged, kernel=spoiled)], kernel._best, kernel.spec
-            )
+            OpenRange(kernel.varies, kernel.expression, [replace(judged, kernel=spoiled)], kernel._best, kernel.spec)
         with pytest.raises(BuildError, match=why):
             spoiled.at({"i": 9}, kernel.expression.at({"i": 9}))
 
@@ -146,6 +145,68 @@ def test_codes_of_several_kinds_have_no_kernel(rows):
     several = [k.program.own({"i": 5}, rows.spec) for k in (first, other)]
     with pytest.raises(BuildError, match="got another one"):
         generalised(several)
+
+
+def test_what_is_too_many_or_too_large_says_which(rows, monkeypatch):
+    several = [rows.kernels[0].program.own({"i": m}, rows.spec) for m in (9, 77)]
+    with monkeypatch.context() as patch:
+        patch.setattr(general, "_MOST", 0)
+        with pytest.raises(BuildError, match=r"at most 0 numbers that differ between sizes, got [1-9]"):
+            generalised(several)
+    monkeypatch.setattr(general, "_LIMIT", 9)
+    with pytest.raises(BuildError, match=r"numbers from 0 to 2\*\*31 - 1 where sizes differ, got \d+\."):
+        generalised(several)
+
+
+def test_codes_are_written_once_for_a_kernel(rows, monkeypatch):
+    """Also those that make room for each other."""
+    monkeypatch.setattr(programs, "MOST_KEPT", 3)
+    made = GpuProgram(rows.kernels[0].program.program, rows.expression, {"i": 5})
+    several = [{"i": m} for m in range(9, 15)]
+    for p in several[3:] + several[:3]:
+        made.own(p, rows.spec)
+    written = []
+    target = target_for(rows.spec).generation()
+    unlowered = target.unlowered_for
+    monkeypatch.setattr(target, "unlowered_for", lambda *a, **k: written.append(a[0]) or unlowered(*a, **k))
+    owns = made.owns(several, rows.spec)
+    assert len(written) == 3 and [o.grids for o in owns] == [made.own(p, rows.spec).grids for p in several]
+
+
+def test_places_are_looked_at_once():
+    """Ranges so small that sizes at random come twice."""
+    kernel = roller.compile(OPS.matmul(24, 40, 24), "v100", shapes={"i": (1, 24)})
+    places = [p["i"] for p in kernel.judged[0].places]
+    assert len(places) == len(set(places)) and all(
+        len(p.sizes) == len({s["i"] for s in p.sizes}) for p in kernel.pieces
+    )
+
+
+def lacking_kernel(monkeypatch, rounds_lacking):
+    """Compile what has code of several kinds, where some sizes are said to have none for some rounds."""
+    asked = []
+    lacking = search._lacking
+
+    def told(box, seed, found):
+        asked.append((seed, [set(map(str, j.places)) for j in found]))
+        return [{"i": 100 + seed}] if seed < rounds_lacking else lacking(box, seed, found)
+
+    monkeypatch.setattr(search, "_lacking", told)
+    monkeypatch.setattr(search, "_nearest", lambda _codes: [])
+    kernel = compiled(OPS.matmul(64, 40, 24), "v100", most=2, i=(1, 300))
+    return kernel, asked
+
+
+def test_sizes_that_lacked_code_are_places_of_the_last_choice(monkeypatch, caplog):
+    kernel, asked = lacking_kernel(monkeypatch, search._ROUNDS)
+    assert [seed for seed, _ in asked] == list(range(search._ROUNDS + 1))
+    assert {100 + n for n in range(search._ROUNDS)} <= {p["i"] for p in kernel.judged[0].places}
+    assert "no kernel has code for" not in caplog.text
+
+
+def test_sizes_that_have_no_code_at_last_are_said(monkeypatch, caplog):
+    lacking_kernel(monkeypatch, search._ROUNDS + 1)
+    assert f"no kernel has code for, e.g. {{'i': {100 + search._ROUNDS}}}" in caplog.text
 
 
 def test_the_emulator_takes_numbers_by_value():

@@ -18,7 +18,7 @@ import numpy as np
 
 from roller import perf
 from roller.artifact import Argument, KernelArtifact
-from roller.errors import BuildError, RollerError, TileError
+from roller.errors import BuildError, RollerError, TileError, counted
 from roller.expr import SPATIAL, TensorExpr
 from roller.hardware import DeviceSpec
 from roller.targets import target_for
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 UNUSED = logging.DEBUG
 #: Vectors in memory, as TVM prints them.
 _VECTOR = re.compile(r"\*\(u?[a-z]+\d\*\)")
-#: Codes of a program that are kept; the first of them makes room for another.
-_MOST_KEPT = 32
+#: Codes of a program that are kept, and that a kernel is made of; the first of them makes room for another.
+MOST_KEPT = 64
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,6 @@ class GpuProgram(OpenProgram):
         return (p.structure, p.tiles, p.staged, p.storage_padding, p.vector_axis, p.vector_elements, p.interleaved,
                 p.split_k, p.stages, p.raster, p.fragment, p.matrix_axes, self.scalar, id(self.form))  # fmt: skip
 
-    def with_narrowed(self, several: Sequence[int]) -> list[OpenProgram]:
-        """Return the program alone: tiles that reach beyond an axis are no fault here."""
-        return [self]
-
     @property
     def with_scalar(self) -> list[GpuProgram]:
         """The program, and the same without vectors where the rows of a tensor differ in length."""
@@ -96,7 +92,7 @@ class GpuProgram(OpenProgram):
 
         key = tuple(sizes.values())
         if key not in self._own:
-            if len(self._own) >= _MOST_KEPT:
+            if len(self._own) >= MOST_KEPT:
                 del self._own[next(iter(self._own))]
             try:
                 program = self.at(sizes)
@@ -106,6 +102,11 @@ class GpuProgram(OpenProgram):
             except RollerError as err:
                 self._own[key] = str(err)
         return self._own[key]
+
+    def owns(self, several: Sequence[Sizes], spec: DeviceSpec) -> list[OwnCode | str]:
+        """Return its code for several sizes; none is written twice, though one that is written makes another go."""
+        kept = {key: self._own[key] for p in several if (key := tuple(p.values())) in self._own}
+        return [kept[key] if (key := tuple(p.values())) in kept else self.own(p, spec) for p in several]
 
 
 @dataclass(frozen=True)
@@ -222,8 +223,12 @@ def build(
     code, numbers = generalised(codes)
     made = program.at(sizes)
     artifact = target_for(spec).generation().lowered_for(code, made, expression, spec)
-    if artifact.prepare is not None and set(artifact.prepare.arguments) & set(numbers.names):
-        raise BuildError(f"{expression.name}: a kernel of a range: its constants are packed by its sizes.")
+    packing = set(artifact.prepare.arguments) & set(numbers.names) if artifact.prepare is not None else ()
+    if packing:
+        raise BuildError(
+            f"{expression.name}: a kernel of a range: expected constants packed alike for all sizes, got packing that "
+            f"takes {counted(len(packing), 'number')} of them."
+        )
     estimate = perf.estimate_program(made, spec).to_dict()
     alone = target_for(spec).generation().lowered_for(codes[0].code, made, expression, spec)
     if _vectors(artifact) < _vectors(alone):

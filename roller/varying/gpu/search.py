@@ -24,12 +24,12 @@ from roller.tile import RProgram
 from roller.varying.box import Box, Sizes
 from roller.varying.extents import Extents
 from roller.varying.families import fewest, shortlist
-from roller.varying.gpu.programs import GpuKernel, GpuProgram, build, predicted
+from roller.varying.gpu.programs import MOST_KEPT, GpuKernel, GpuProgram, build, predicted
 from roller.varying.judged import Judged
 from roller.varying.open_call import OpenRange
-from roller.varying.open_operator import question_of
 from roller.varying.open_programs import OpenExpr
 from roller.varying.open_search import MOST, Question, Search, constructed
+from roller.varying.question import question_of
 
 _LOG = logging.getLogger("roller")
 #: Programs that are chosen among where some have code of several kinds.
@@ -38,12 +38,10 @@ _WRITTEN = 12
 _EACH = 4
 #: Sizes that programs are constructed for: of one axis, of two, of each of more; and those they are priced at beside.
 _PLACES, _PRICED = (20, 4, 2), 36
-#: Sizes at which the code of a program is written; where it differs there, it is at this many more.
+#: Sizes at which the code of a program is written; where it differs there, it is at up to this many more of each axis.
 _FEW, _MORE = 8, 16
-#: What sizes leave of vectors: those that code differs for.
+#: What is left of sizes by 8, in turn: elements that vectors of 2, 4 and 8 leave over, for which code differs.
 _RESTS = (0, 1, 2, 4)
-#: Codes of a kind that its kernel is made of, at most.
-_COMPARED = 64
 #: How often sizes are looked for that no kernel has code for, and how many at a time.
 _ROUNDS, _TRIED = 4, 16
 #: Sizes that are all looked at, where a range has so few.
@@ -119,8 +117,8 @@ class _Codes:
         if kind not in self.built:
             row, code = kind
             program = _program(self.s, row)
-            mine = _some([p for p, digest in self.known[row].values() if digest == code], _COMPARED)
-            several = [own for p in mine if not isinstance(own := program.own(p, self.spec), str)]
+            mine = _some([p for p, digest in self.known[row].values() if digest == code], MOST_KEPT)
+            several = [own for own in program.owns(mine, self.spec) if not isinstance(own, str)]
             try:
                 self.built[kind] = build(
                     program, several, mine[0], self.s.question.own.expression.at(mine[0]), self.spec
@@ -203,13 +201,22 @@ def _nearest(codes: _Codes) -> list[Judged]:
 
 
 def _covering(codes: _Codes) -> list[Judged]:
-    """Return the kernels that are nearest to the best among those that have code for all places, and some others."""
+    """Return the kernels that are nearest to the best among those that have code for all places, and some others.
+
+    Sizes that were found to have none are places from then on, so that the last choice has code for them, too.
+    """
     s = codes.s
     rows = shortlist(s.costs, s.best, MOST, _WRITTEN)
-    for n in range(_ROUNDS):
+    for n in range(_ROUNDS + 1):
         found = _chosen(codes, rows)
         lacking = _lacking(s.question.own.box, n, found)
         if not lacking:
+            break
+        if n == _ROUNDS:
+            _LOG.warning(
+                "%s: the range has sizes that no kernel has code for, e.g. %s: calls of these are refused. Compile for "
+                "each of them.", s.question.name, lacking[0],
+            )  # fmt: skip
             break
         _look_at(s, lacking, codes.spec)
         codes.forget(rows, lacking)
@@ -246,9 +253,9 @@ def _some(places: Sequence[Sizes], count: int) -> list[Sizes]:
 
 
 def _look_at(s: Search, places: Sequence[Sizes], spec: DeviceSpec) -> None:
-    """Price programs at more sizes."""
+    """Price programs at more sizes, each once: small boxes give the same ones again."""
     known = {tuple(p.values()) for p in s.places}
-    more = [p for p in places if tuple(p.values()) not in known]
+    more = [p for key, p in {tuple(p.values()): p for p in places}.items() if key not in known]
     if not more:
         return
     costs = np.stack([predicted(s.families, p, spec) for p in more], axis=1)
@@ -265,7 +272,7 @@ def _only(s: Search, places: Sequence[Sizes]) -> None:
 
 
 def _further(box: Box) -> list[dict[str, int]]:
-    """Return sizes at which code is written beside those that programs are constructed for: of all remainders by 8."""
+    """Return sizes at which code is written beside those that programs are constructed for, by what vectors leave."""
     found: dict[tuple[int, ...], dict[str, int]] = {}
     for sizes, rest in zip(box.points(5), itertools.islice(itertools.cycle(_RESTS), _MORE), strict=False):
         for n in range(len(sizes)):  # along each axis, and along all of them

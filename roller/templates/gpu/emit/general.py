@@ -24,7 +24,9 @@ from roller.templates.gpu.emit.cuda import Unlowered, thread_extents
 
 #: Numbers that are passed are less than this.
 _LIMIT = 1 << 31
-#: Arguments of a kernel that are numbers, at most: all take 4 KiB together.
+#: Arguments of a kernel that are numbers, at most: 2 KiB of 4 bytes each. With 8 bytes for every array they are within
+#: the 4096 bytes that parameters of a kernel may take (CUDA before 12.1, and GPUs before Volta; 32,764 bytes since:
+#: CUDA C++ Programming Guide, "Function Parameters").
 _MOST = 512
 #: What numbers that are passed may be multiples of for what TVM sees: elements of the widest vector, and more.
 _UNIT = 64
@@ -150,9 +152,18 @@ def generalised(several: Sequence[OwnCode]) -> tuple[Unlowered, Numbers]:
     if any(c.digest != first.digest for c in several):
         raise BuildError("a kernel of a range: expected the same code for all sizes, got another one for some.")
     numbers = Numbers.of(several)
+    if len(numbers.names) > _MOST:
+        raise BuildError(
+            f"a kernel of a range: expected at most {_MOST} numbers that differ between sizes, got "
+            f"{len(numbers.names)}."
+        )
     values = numbers.read(first.numbers)
-    if len(numbers.names) > _MOST or values is None or any(numbers.read(c.numbers) is None for c in several):
-        raise BuildError(f"a kernel of a range: expected at most {_MOST} numbers below 2**31, got others.")
+    if values is None or any(numbers.read(c.numbers) is None for c in several):
+        found = [n for c in several for n, at in zip(c.numbers, numbers.passed, strict=True) if at >= 0]
+        raise BuildError(
+            "a kernel of a range: expected numbers from 0 to 2**31 - 1 where sizes differ, got "
+            f"{next(n for n in found if not 0 <= n < _LIMIT)}."
+        )
     formulas = [
         Formula(0, ((numbers.units[at], (Atom((numbers.names[at],)),)),)) if constant is None else Formula(constant)
         for constant, at in zip(numbers.constants, numbers.passed, strict=True)
