@@ -277,8 +277,8 @@ def compile(
     if shapes is not None:
         from roller.varying.compile import compile_varying
 
-        plain = not (prove or prove_s is not None or remeasure)
-        return compile_varying(expression, spec, shapes, chosen, seed, how, here, plain, handle).holding(values)
+        beside = {"prove": prove, "prove_s": prove_s is not None, "remeasure": remeasure, "top_k": top_k is not None}
+        return compile_varying(expression, spec, shapes, chosen, seed, how, here, beside, handle).holding(values)
     prove_for_s = seconds_of(prove, prove_s, here, spec.name) if prove is not False or prove_s is not None else 0.0
     if not cache or (handle is not None and handle.target.pretends):
         return _compile(expression, spec, chosen, seed, handle, how, prove_for_s).holding(values)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from roller.errors import RollerError, did_you_mean, shown
+from roller.errors import LaunchError, RollerError, did_you_mean, shown
 
 #: Bytes of a file's name, and of a path with all its folders, that systems take.
 _MOST_NAME, _MOST_PATH = 255, 4096
@@ -131,6 +131,46 @@ def path(value: Any, where: str, *, error: type[RollerError] = RollerError, what
     if not _nameable(text):
         raise error(f"{where}: expected {what} that a file system can name, got {shown(text)}.")
     return Path(text)
+
+
+def sizes_of_call(
+    where: str, ends: Mapping[str, tuple[int, int]], values: Sequence[Any], named: Mapping[str, Any]
+) -> dict[str, int]:
+    """Return the sizes that ``at(*values, **named)`` says of a range, each once; that they are inside is not asked.
+
+    Parameters
+    ----------
+    where
+        Name of what has the range.
+    ends
+        Least and largest of every size by name, in order.
+    values, named
+        As they were passed: in the order of ``ends``, and by name.
+
+    Raises
+    ------
+    LaunchError
+        Where a size is missing, unknown, said twice, or no whole number.
+
+    Examples
+    --------
+    >>> sizes_of_call("matmul", {"i": (1, 9), "j": (1, 9)}, (3,), {"j": 4})
+    {'i': 3, 'j': 4}
+    >>> sizes_of_call("matmul", {"i": (1, 9)}, (3,), {"i": 4})
+    Traceback (most recent call last):
+    roller.errors.LaunchError: matmul: expected one whole number for each of ['i'], got at(3, i=4). Say at(i=1).
+    """
+    names = list(ends)
+    said = [*names[: len(values)], *named]
+    whole = all(map(is_integer, (*values, *named.values())))
+    if len(values) > len(names) or sorted(said) != sorted(names) or not whole:
+        given = ", ".join([*map(shown, values), *(f"{n}={shown(x)}" for n, x in named.items())])
+        raise LaunchError(
+            f"{where}: expected one whole number for each of {names}, got at({given}). "
+            f"Say at({', '.join(f'{n}={low}' for n, (low, _) in ends.items())})."
+        )
+    found = {**dict(zip(names, values, strict=False)), **named}
+    return {n: int(found[n]) for n in names}
 
 
 def _nameable(text: str) -> bool:

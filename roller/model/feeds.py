@@ -21,7 +21,8 @@ _ONNX_TYPES = {"float32": "float", "float64": "double"}
 class Described:
     """An input or output as a caller sees it; the names are those of ONNX Runtime's ``NodeArg``.
 
-    A dimension that only a run knows is ``None``, as is the shape where not even their number is known.
+    A dimension that calls choose is the name of its size. One that only a run knows is ``None``, as is the shape where
+    not even their number is known.
 
     Examples
     --------
@@ -30,7 +31,7 @@ class Described:
     """
 
     name: str
-    shape: tuple[int | None, ...] | None
+    shape: tuple[int | str | None, ...] | None
     dtype: str
 
     @property

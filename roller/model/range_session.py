@@ -15,11 +15,13 @@ import numpy as np
 from roller.core.display import one_line
 from roller.core.formulas import Formula
 from roller.core.generalise import General
+from roller.core.validation import sizes_of_call
 from roller.errors import ArtifactError, LaunchError, counted, shown
 from roller.graph.plan import Plan
 from roller.graph.plan_data import plan_from_dict
 from roller.graph.steps import Run, Step, Together
 from roller.model.constants import Constants, PanelKey, prepare, steps_of
+from roller.model.feeds import Described
 from roller.model.frames import Frame
 from roller.model.kernels import KernelCode, LoadedKernel, aligned, load_kernel
 from roller.model.runner import Runner, build_runner, load_runner
@@ -78,8 +80,9 @@ class RangePlan:
         Least and largest of every size.
     derived
         Sizes that follow from these, and from each other in their order.
-    inputs
-        Dimensions of every input: numbers, and names of sizes.
+    inputs, outputs
+        Dimensions of every input, and of every output: numbers, and names of sizes; ``None`` where an output's is
+        another function of them.
     kernels
         By key, all that may compute it.
     choose
@@ -91,6 +94,7 @@ class RangePlan:
     ends: Mapping[str, tuple[int, int]]
     derived: Mapping[str, Formula]
     inputs: Mapping[str, tuple[int | str, ...]]
+    outputs: Mapping[str, tuple[int | str | None, ...]]
     kernels: Mapping[str, tuple[RangeKernel, ...]]
     choose: Callable[[str, Sizes], int]
 
@@ -142,6 +146,8 @@ class RangeSession:
         Steps, places, kernels.
     cores
         Threads a call may use, the caller among them.
+    doubt
+        Why choices of kernels may be wrong, where other programs disturbed their timing; empty where nothing did.
 
     Raises
     ------
@@ -149,8 +155,8 @@ class RangeSession:
         Where a kernel cannot be loaded here.
     """
 
-    def __init__(self, plan: RangePlan, *, cores: int) -> None:
-        self.plan, self.cores = plan, cores
+    def __init__(self, plan: RangePlan, *, cores: int, doubt: str = "") -> None:
+        self.plan, self.cores, self.doubt = plan, cores, doubt
         self.runner: Runner = load_runner(build_runner())
         self.runner.use_threads(cores)
         self._loaded = {
@@ -202,6 +208,31 @@ class RangeSession:
         return self.plan.largest.program.name or "model"
 
     @property
+    def ranges(self) -> dict[str, tuple[int, int]]:
+        """Least and largest of every size by name, in the order that :meth:`at` takes them."""
+        return dict(self.plan.ends)
+
+    @property
+    def inputs(self) -> tuple[Described, ...]:
+        """Names, shapes and dtypes of what a call takes, in order; a dimension that calls choose is its size's name."""
+        values = self.plan.largest.program.values
+        return tuple(Described(n, tuple(dims), values[n].dtype) for n, dims in self.plan.inputs.items())
+
+    @property
+    def outputs(self) -> tuple[Described, ...]:
+        """What a call gives, likewise; a dimension that is another function of the sizes is ``None``."""
+        values = self.plan.largest.program.values
+        return tuple(Described(n, tuple(dims), values[n].dtype) for n, dims in self.plan.outputs.items())
+
+    def get_inputs(self) -> list[Described]:
+        """Return :attr:`inputs` under the name ONNX Runtime has for it."""
+        return list(self.inputs)
+
+    def get_outputs(self) -> list[Described]:
+        """Return :attr:`outputs` under the name ONNX Runtime has for it."""
+        return list(self.outputs)
+
+    @property
     def arena_bytes(self) -> int:
         """Memory of one call beside its inputs and outputs, at the largest sizes."""
         return self.plan.largest.arena_bytes
@@ -237,25 +268,20 @@ class RangeSession:
             self._by_shapes[self._shapes(arguments)] = session
         return session
 
-    def at(self, **sizes: int) -> Session:
-        """Return the session of some sizes; nothing is compiled.
+    def at(self, *values: int, **sizes: int) -> Session:
+        """Return the session of some sizes, with its profile and kernels; nothing is compiled.
 
         Parameters
         ----------
-        **sizes
-            Every size by name.
+        *values, **sizes
+            Every size, in the order of :attr:`ranges` or by name.
 
         Raises
         ------
         LaunchError
-            Where a size is missing, unknown, no whole number, or outside its range.
+            Where a size is missing, unknown, said twice, no whole number, or outside its range.
         """
-        if set(sizes) != set(self.plan.ends):
-            raise LaunchError(f"{self.name}: expected the sizes {list(self.plan.ends)}, got {list(sizes)}.")
-        for name, size in sizes.items():
-            if not isinstance(size, (int, np.integer)) or isinstance(size, bool):
-                raise LaunchError(f"{self.name}: '{name}': expected a whole number, got {shown(size)}.")
-        return self._of(sizes)
+        return self._of(sizes_of_call(self.name, self.plan.ends, values, sizes))
 
     def save(self, folder: str | os.PathLike[str], *, sources: bool = True) -> Path:
         """Refuse: only the session of some sizes can be saved, ``at(**sizes).save(folder)``.
@@ -268,7 +294,7 @@ class RangeSession:
         del sources
         raise ArtifactError(
             f"{folder}: expected the session of some sizes, got that of a range, which has no format yet. "
-            "Save session.at(**sizes)."
+            f"Save session.at({', '.join(f'{n}={high}' for n, (_, high) in self.plan.ends.items())})."
         )
 
     def _of(self, sizes: Sizes) -> Session:

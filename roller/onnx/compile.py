@@ -86,8 +86,9 @@ def compile_model(
         lowered, built where a toolchain is installed, and never run.
     batch, shapes, values
         Batch size, shapes by input, and inputs that are known now; see :func:`roller.onnx.reader.read`. On this
-        machine's processor a dimension may be a range, ``("sequence", 1, 512)``: calls choose the size, within one
-        session that compiles nothing any more; a symbol of that name in other inputs is the same size.
+        machine's processor a dimension may be a range, ``("sequence", 1, 512)`` or ``("sequence", range(1, 513))``:
+        calls choose the size, within one session that compiles nothing any more; a symbol of that name in other inputs
+        is the same size. Of the arguments below ranges take ``options``, ``threads`` and ``deterministic``.
     base_dir
         Folder of weights beside a model that comes as bytes or a message; a path's own folder by default.
     top_k, options, deterministic
@@ -144,9 +145,14 @@ def compile_model(
     if has_ranges(shapes):
         from roller.onnx.ranges import compile_for_ranges
 
-        beside = values or batch is not None or fallback is not None or budget_s is not None or prove or remeasure
-        how = ModelOptions(top_k, options, threads=threads)
-        return compile_for_ranges(model, device, shapes or {}, how, folder_of(base_dir), plain=not beside)
+        beside = {
+            "batch": batch, "values": values or None, "fallback": fallback, "budget_s": budget_s, "executor": executor,
+            "scheduler": scheduler, "workers": workers, "prove": prove or None, "prove_s": prove_s,
+            "remeasure": remeasure or None, "top_k": None if top_k == TOP_K else top_k,
+        }  # fmt: skip
+        how = ModelOptions(options=options, threads=threads, deterministic=deterministic)
+        asked = {name: value is not None for name, value in beside.items()}
+        return compile_for_ranges(model, device, shapes or {}, how, folder_of(base_dir), asked)
     batch, shapes, values = batch_of(batch), shapes_of(shapes) or None, arrays_of(values) or None
     base_dir, fallback = folder_of(base_dir), fallback_of(fallback)
 

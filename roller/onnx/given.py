@@ -52,11 +52,12 @@ def shapes_of(shapes: Any) -> dict[str, tuple[int, ...]]:
 
 
 def has_ranges(shapes: Any) -> bool:
-    """Whether some dimension of some input is a range: a tuple in the place of a number."""
+    """Whether some dimension of some input is a range: a tuple in the place of a number, or what is meant for one."""
     if not isinstance(shapes, Mapping):
         return False
-    return any(
-        isinstance(d, (tuple, list)) for dims in shapes.values() if isinstance(dims, (tuple, list)) for d in dims
+    several = list(shapes.values())
+    return any(isinstance(dims, Mapping) for dims in several) or any(
+        isinstance(d, (tuple, list, range)) for dims in several if isinstance(dims, (tuple, list)) for d in dims
     )
 
 

@@ -17,7 +17,8 @@ from roller.batch.jobs import Settings, Target, construct, rotation
 from roller.batch.predictions import Predictions
 from roller.core.fitting import Fitter
 from roller.core.generalise import MismatchError, general
-from roller.errors import ModelError, NoCandidateError, RollerError, did_you_mean, shown
+from roller.core.validation import is_integer
+from roller.errors import ModelError, NoCandidateError, RollerError, counted, did_you_mean, shown
 from roller.graph.layouts import ChosenLayouts, laid_out, laid_out_as
 from roller.graph.memory import plan
 from roller.graph.plan import Plan
@@ -35,6 +36,7 @@ from roller.templates.common.options import ConstructOptions
 from roller.varying.box import Box, Sizes
 from roller.varying.open_choice import OpenKernels, compile_open
 from roller.varying.open_programs import OpenExpr
+from roller.varying.ranges import nothing_beside
 
 if TYPE_CHECKING:
     import onnx
@@ -43,7 +45,10 @@ if TYPE_CHECKING:
 _COMPARED_BYTES = 1 << 20
 #: Of a size: its third power, which formulas are fitted with, is a number of 64 bits.
 _LARGEST = 1 << 20
-_HOW = "Write (name, least, largest), e.g. shapes={'tokens': (('batch', 1, 8), ('sequence', 1, 512))}."
+_HOW = (
+    "Write (name, least, largest) or (name, range(...)), e.g. "
+    "shapes={'tokens': (('batch', 1, 8), ('sequence', 1, 512))}."
+)
 
 
 @dataclass(frozen=True)
@@ -76,13 +81,13 @@ def ranges_of(
     model, base_dir
         As for :func:`roller.compile_model`.
     shapes
-        By input its dimensions: a number, or ``(name, least, largest)``. A symbol of that name in the shape of an input
-        that is not named here is the same size.
+        By input its dimensions: a number, ``(name, least, largest)`` or ``(name, range(...))``. A symbol of that name
+        in the shape of an input that is not named here is the same size.
 
     Raises
     ------
     ModelError
-        Where an input is unknown or lacks a shape, or a dimension is neither.
+        Where an input is unknown, lacks a shape or has another number of dimensions, or a dimension is neither.
     """
     from roller.onnx.loading import load
     from roller.onnx.types import declared_shape
@@ -95,6 +100,14 @@ def ranges_of(
         if name not in declared:
             hint = did_you_mean(name, declared) or f". Inputs are: {', '.join(sorted(declared))}."
             raise ModelError(f"shapes: {loaded.name} has no input '{name}'{hint}")
+        if not isinstance(dims, (tuple, list)):
+            raise ModelError(f"shapes: expected the dimensions of '{name}' in their order, got {shown(dims)}. {_HOW}")
+        meant = declared[name]
+        if meant is not None and len(meant) != len(dims):
+            raise ModelError(
+                f"shapes: expected {counted(len(meant), 'dimension')} of '{name}', which is declared as "
+                f"{shown(list(meant))}, got {len(dims)}: {shown(dims)}. Name each."
+            )
         inputs[name] = tuple(_dim(name, d, ends) for d in dims)
     fixed = {n: low for n, (low, high) in ends.items() if low == high}
     for name, found in declared.items():
@@ -107,14 +120,16 @@ def ranges_of(
 
 def _dim(name: str, dim: Any, ends: dict[str, tuple[int, int]]) -> int | str:
     """Return a dimension; what varies is noted in ``ends``."""
-    if isinstance(dim, (int, np.integer)) and not isinstance(dim, bool) and dim >= 0:
+    if is_integer(dim) and dim >= 0:
         return int(dim)
     if isinstance(dim, str) and dim in ends:
         return dim
-    right = isinstance(dim, (tuple, list)) and len(dim) == 3 and isinstance(dim[0], str)
-    if not right or not all(isinstance(x, (int, np.integer)) and not isinstance(x, bool) for x in dim[1:]):
-        raise ModelError(f"shapes: '{name}': expected a number or a range, got {shown(dim)}. {_HOW}")
-    size, low, high = str(dim[0]), int(dim[1]), int(dim[2])
+    size, *pair = dim if isinstance(dim, (tuple, list)) and dim else (None,)
+    if len(pair) == 1 and isinstance(pair[0], range) and len(pair[0]) and pair[0].step == 1:
+        pair = [pair[0][0], pair[0][-1]]
+    if not isinstance(size, str) or len(pair) != 2 or not all(map(is_integer, pair)):
+        raise ModelError(f"shapes: '{name}': expected a number or a range with its name, got {shown(dim)}. {_HOW}")
+    low, high = map(int, pair)
     if not 1 <= low <= high:
         raise ModelError(f"shapes: '{name}': expected a range from 1 or more upwards, got {shown(dim)}. {_HOW}")
     if high > _LARGEST:
@@ -130,7 +145,7 @@ def compile_for_ranges(
     shapes: Mapping[str, Any],
     how: ModelOptions,
     base_dir: str | Path | None,
-    plain: bool = True,
+    beside: Mapping[str, bool],
 ) -> RangeSession:
     """Compile a model whose ``shapes`` have ranges, as :func:`roller.compile_model` was asked to.
 
@@ -138,8 +153,8 @@ def compile_for_ranges(
     ----------
     model, device, shapes, how, base_dir
         As there.
-    plain
-        Whether nothing is asked beside that a range does not have.
+    beside
+        What a range does not have, and whether it is asked for: by the name of its argument.
 
     Raises
     ------
@@ -152,11 +167,7 @@ def compile_for_ranges(
             f"shapes: expected this machine's processor (device='cpu') for ranges, got {spec.name}. "
             "Compile for fixed shapes."
         )
-    if not plain:
-        raise RollerError(
-            "shapes: expected no batch, values, fallback, budget_s, prove or remeasure beside ranges, got one. "
-            "Leave it out."
-        )
+    nothing_beside(beside)
     check_units(spec)
     spec = spec.emitted.sustained
     if how.threads is not None:
@@ -235,9 +246,28 @@ def _session(
     passing = {key: rotation(spec, n) for key, n in passing_bytes(largest).items()} if timed else None
     kernels = compile_open(sources, points, found.box, spec, options, passing_bytes=passing)
     runs = {key: tuple(_range_kernel(k, n, points) for n in range(len(k.judged))) for key, k in kernels.items()}
-    made = RangePlan(described, whole, dict(found.box.ends), dict(found.box.derived), dict(ranges.inputs), runs,
-                     lambda key, sizes: kernels[key].best(sizes))  # fmt: skip
-    return RangeSession(made, cores=spec.units)
+    made = RangePlan(described, whole, dict(found.box.ends), dict(found.box.derived), dict(ranges.inputs),
+                     _outputs(found), runs, lambda key, sizes: kernels[key].best(sizes))  # fmt: skip
+    return RangeSession(made, cores=spec.units, doubt=_doubt(kernels))
+
+
+def _outputs(found: Reading) -> dict[str, tuple[int | str | None, ...]]:
+    """Return the dimensions of outputs: numbers, or the size that they are; ``None`` for another function of sizes."""
+    programs, names = found.programs, list(found.box.ends)
+
+    def dim(values: Sequence[int]) -> int | str | None:
+        if len(set(values)) == 1:
+            return values[0]
+        return next((n for n in names if all(p[n] == x for p, x in zip(found.points, values, strict=True))), None)
+
+    shapes = {name: [p.values[name].shape for p in programs] for name in programs[0].outputs}
+    return {name: tuple(map(dim, zip(*several, strict=True))) for name, several in shapes.items()}
+
+
+def _doubt(kernels: Mapping[str, OpenKernels]) -> str:
+    """Return why choices may be wrong: what disturbed the first that was disturbed, and how many were."""
+    several = [k.doubt for k in kernels.values() if k.doubt]
+    return f"{several[0]} ({len(several)} of {counted(len(kernels), 'kernel')})" if several else ""
 
 
 def _layouts(program: Program, spec: DeviceSpec, settings: Settings) -> ChosenLayouts:

@@ -1,4 +1,4 @@
-"""The sizes that calls of a model choose: names, least and largest values, and values to look at."""
+"""The sizes that calls choose: names, least and largest values, and values to look at."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from roller.varying.judged import UNMEASURED, near_most
 from roller.varying.kernel import Variant, VaryingKernel
 from roller.varying.open_call import OpenRange
 from roller.varying.open_operator import compile_extents
-from roller.varying.ranges import Range, open_range
+from roller.varying.ranges import Range, nothing_beside, open_range
 
 if TYPE_CHECKING:
     from roller.runtime.devices import DeviceHandle
@@ -48,7 +48,7 @@ _WEIGHED = 64
 
 def compile_varying(
     expr: TensorExpr, spec: DeviceSpec, shapes: Mapping[str, Any], options: ConstructOptions, seed: int, how: Selection,
-    here: bool, plain: bool = True, handle: DeviceHandle | None = None,
+    here: bool, beside: Mapping[str, bool], handle: DeviceHandle | None = None,
 ) -> VaryingKernel | OpenRange:  # fmt: skip
     """Compile an expression for all extents of some of its axes, on this machine's processor or a GPU.
 
@@ -66,8 +66,10 @@ def compile_varying(
         Of the inputs that kernels are checked and timed with.
     how
         Whether kernels are timed; else, and at sizes where other programs disturb the timing, predictions choose.
-    here, plain
-        Whether the device is at hand, and nothing is asked beside that a range does not have.
+    here
+        Whether the device is at hand.
+    beside
+        What a range does not have, and whether it is asked for: by the name of its argument.
     handle
         The GPU of this machine that kernels are for, if one is.
 
@@ -78,15 +80,8 @@ def compile_varying(
     RollerError
         ``shapes`` names no size that can vary, or the device is neither this machine's processor nor a GPU.
     """
-    if not here and not spec.traits.blocks:
-        raise RollerError(
-            f"shapes: expected this machine's processor (device='cpu') or a GPU, got {spec.name}. "
-            "Compile for one shape."
-        )
-    if handle is not None and handle.target.pretends:
-        raise RollerError(f"shapes: expected a device that runs kernels, got a pretended {spec.name}. Name that one.")
-    if how.refine_s or not plain:
-        raise RollerError("shapes: expected neither prove, refine_s nor remeasure beside it, got one. Leave it out.")
+    _check_device(spec, here, handle)
+    nothing_beside({**beside, "refine_s": bool(how.refine_s)})
     constants = tuple(options.constants_of(expr))
     if spec.traits.blocks:  # predictions choose: no device is touched
         compiled: OpenRange = spec.traits.room("varying").compile_range(
@@ -100,6 +95,19 @@ def compile_varying(
     if varies is None or not families_suit(varies, spec, options):
         return compile_extents(extents_of(expr, shapes, constants), spec, options, seed, timed)
     return _compiled(varies, spec, options, seed, timed)
+
+
+def _check_device(spec: DeviceSpec, here: bool, handle: DeviceHandle | None) -> None:
+    """Refuse devices that ranges are not for."""
+    if not here and not spec.traits.blocks:
+        raise RollerError(
+            f"shapes: expected this machine's processor (device='cpu') or a GPU, got {spec.name}. "
+            "Compile for one shape."
+        )
+    if handle is not None and handle.target.pretends:
+        raise RollerError(
+            f"shapes: expected a device that runs kernels, got a pretended {spec.name}. Write device='{spec.name}'."
+        )
 
 
 def _compiled(varies: Range, spec: DeviceSpec, options: ConstructOptions, seed: int, timed: bool) -> VaryingKernel:

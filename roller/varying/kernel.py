@@ -17,7 +17,8 @@ from roller.artifact import Argument, Constant, KernelArtifact
 from roller.backends.cpu.launcher import CpuKernel
 from roller.compiled import CompiledKernel
 from roller.core.display import one_line
-from roller.errors import ArtifactError, LaunchError, counted, shown
+from roller.core.validation import sizes_of_call
+from roller.errors import ArtifactError, LaunchError, counted
 from roller.hardware import DeviceSpec
 from roller.tile import RProgram
 from roller.varying.families import Family
@@ -121,7 +122,7 @@ class VaryingKernel(CompiledKernel):
         return VaryingKernel(self.varies, variants, self._table, self._regrets, self.spec, self._doubt)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Refuse: only the kernel of one extent can be saved, ``at(extent).save(path)``.
+        """Refuse: only the kernel of one extent can be saved, ``at(i=7).save(path)``.
 
         Raises
         ------
@@ -130,7 +131,7 @@ class VaryingKernel(CompiledKernel):
         """
         raise ArtifactError(
             f"{path}: expected the kernel of one extent, got those of a range, which have no format yet. "
-            "Save kernel.at(extent)."
+            f"Save kernel.at({self.varies.size.name}={self.varies.high})."
         )
 
     def __call__(self, *arrays: Any, out: Any = None, **options: Any) -> Any:
@@ -157,6 +158,11 @@ class VaryingKernel(CompiledKernel):
         return kernel(*arrays, out=out, **options)
 
     @property
+    def ranges(self) -> dict[str, tuple[int, int]]:
+        """Least and largest extent by axis: one, as :attr:`roller.varying.open_call.OpenRange.ranges` has several."""
+        return {self.varies.size.name: (self.varies.low, self.varies.high)}
+
+    @property
     def kernels(self) -> tuple[Variant, ...]:
         """The kernels."""
         return self.variants
@@ -167,17 +173,9 @@ class VaryingKernel(CompiledKernel):
         Raises
         ------
         LaunchError
-            The extent is missing, has another name or is outside the range.
+            The extent is missing, said twice, has another name, is no whole number or outside the range.
         """
-        name = self.varies.size.name
-        given = [*extents, *(x for n, x in sizes.items() if n == name)]
-        whole = all(isinstance(x, (int, np.integer)) and not isinstance(x, bool) for x in given)
-        if len(given) != 1 or len(extents) + len(sizes) != 1 or not whole:
-            raise LaunchError(
-                f"{self.varies.expr.name}: expected an extent of '{name}' as a whole number, got "
-                f"{shown([*extents, *sizes.items()])}. Say at({name}={self.varies.low})."
-            )
-        size = int(given[0])
+        (size,) = sizes_of_call(self.varies.expr.name, self.ranges, extents, sizes).values()
         return CompiledKernel(self._artifact(size), launcher=lambda _: self._prepared(size))
 
     @property

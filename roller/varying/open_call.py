@@ -16,7 +16,8 @@ from roller import perf
 from roller.artifact import Constant, KernelArtifact
 from roller.compiled import CompiledKernel, loaded
 from roller.core.display import one_line
-from roller.errors import ArtifactError, LaunchError, counted, shown
+from roller.core.validation import sizes_of_call
+from roller.errors import ArtifactError, LaunchError, counted
 from roller.hardware import DeviceSpec
 from roller.tile import RProgram
 from roller.varying.box import Sizes
@@ -95,6 +96,11 @@ class OpenRange(CompiledKernel):
         return self._doubt
 
     @property
+    def ranges(self) -> dict[str, tuple[int, int]]:
+        """Least and largest extent by axis, in the order that :meth:`at` takes them."""
+        return dict(self.varies.box.ends)
+
+    @property
     def kernels(self) -> tuple[RangeKernel, ...]:
         """The kernels."""
         return tuple(j.kernel for j in self.judged)
@@ -109,7 +115,7 @@ class OpenRange(CompiledKernel):
         )
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Refuse: kernels of ranges have no format.
+        """Refuse: only the kernel of some sizes can be saved, ``at(i=7).save(path)``.
 
         Raises
         ------
@@ -117,7 +123,8 @@ class OpenRange(CompiledKernel):
             Always.
         """
         raise ArtifactError(
-            f"{path}: expected the kernel of one shape, got those of a range, which have no format yet."
+            f"{path}: expected the kernel of one shape, got those of a range, which have no format yet. "
+            f"Save kernel.at({', '.join(f'{n}={high}' for n, (_, high) in self.ranges.items())})."
         )
 
     def __call__(self, *arrays: Any, out: Any = None, **options: Any) -> Any:
@@ -154,20 +161,12 @@ class OpenRange(CompiledKernel):
         Raises
         ------
         LaunchError
-            A size is missing, unknown or outside its range.
+            A size is missing, unknown, said twice, no whole number or outside its range.
         """
-        names = list(self.varies.box.ends)
-        given = {**dict(zip(names, extents, strict=False)), **sizes}
-        whole = all(isinstance(x, (int, np.integer)) and not isinstance(x, bool) for x in given.values())
-        if set(given) != set(names) or len(extents) > len(names) or not whole:
-            raise LaunchError(
-                f"{self.varies.expr.name}: expected whole numbers for {names}, got {shown(given)}. "
-                f"Say at({', '.join(f'{n}={low}' for n, (low, _) in self.varies.box.ends.items())})."
-            )
-        wanted = {n: int(given[n]) for n in names}
-        outside = next((n for n, (low, high) in self.varies.box.ends.items() if not low <= wanted[n] <= high), None)
+        wanted = sizes_of_call(self.varies.expr.name, self.ranges, extents, sizes)
+        outside = next((n for n, (low, high) in self.ranges.items() if not low <= wanted[n] <= high), None)
         if outside is not None:
-            low, high = self.varies.box.ends[outside]
+            low, high = self.ranges[outside]
             raise LaunchError(
                 f"{self.varies.expr.name}: expected an extent of '{outside}' from {low} to {high}, got "
                 f"{wanted[outside]}. Compile for a range that has it."
@@ -234,7 +233,7 @@ class OpenRange(CompiledKernel):
 
     def __repr__(self) -> str:
         """Operator, ranges and kernels on one line."""
-        ends = ", ".join(f"{n} from {low} to {high}" for n, (low, high) in self.varies.box.ends.items())
+        ends = ", ".join(f"{n} from {low} to {high}" for n, (low, high) in self.ranges.items())
         what = f"{self.varies.expr.name} with {ends} on {self.spec.name}"
         return one_line("OpenRange", f"{what}: {counted(len(self.judged), 'kernel')}")
 

@@ -79,6 +79,27 @@ def _at(size: Size, extent: int) -> Size:
     return Size(extent, size.axes, size.dims, size.reduced)
 
 
+def nothing_beside(asked: Mapping[str, bool]) -> None:
+    """Refuse what ranges do not have.
+
+    Parameters
+    ----------
+    asked
+        By the name of an argument whether it is asked for.
+
+    Raises
+    ------
+    RollerError
+        One is; the error names it.
+    """
+    given = [name for name, is_asked in asked.items() if is_asked]
+    if given:
+        raise RollerError(
+            f"shapes: expected none of {', '.join(asked)} beside ranges, got {', '.join(given)}. Leave "
+            f"{'it' if len(given) == 1 else 'them'} out, or compile for one shape."
+        )
+
+
 def ends_of(name: str, given: Any) -> tuple[int, int]:
     """Return the least and the largest extent of a ``range`` or a pair.
 

@@ -93,7 +93,7 @@ def test_a_kernel_computes_what_the_code_of_its_size_does(rows):
 
 def test_a_size_outside_is_refused(rows):
     for wrong in ({"i": 0}, {"i": 301}, {"j": 4}, {"i": 2.5}):
-        with pytest.raises(LaunchError, match=r"expected (an extent of 'i' from 1 to 300|whole numbers)"):
+        with pytest.raises(LaunchError, match=r"expected (an extent of 'i' from 1 to 300|one whole number for each)"):
             rows.at(**wrong)
     with pytest.raises(LaunchError, match="not this machine's device"):
         rows(*(np.zeros(t.shape, t.dtype) for t in rows.at(i=5).artifact.expression.inputs))

@@ -84,16 +84,26 @@ def test_calls_that_do_not_fit_are_refused(session):
         session.run(np.zeros((21, 24), "float32"))
     with pytest.raises(LaunchError, match="expected shape"):
         session.run(np.zeros((3, 25), "float32"))
-    with pytest.raises(LaunchError, match="expected the sizes"):
+    with pytest.raises(LaunchError, match=r"for each of \['batch'\], got at\(rows=3\). Say at\(batch=1\)"):
         session.at(rows=3)
-    session.at(batch=3)
-    with pytest.raises(LaunchError, match="expected the sizes"):
-        session.at(batch=3, rows=2)
+    assert session.at(batch=3) is session.at(3)
+    for values, named in (((), {"batch": 3, "rows": 2}), ((3,), {"batch": 3}), ((3, 4), {}), ((), {})):
+        with pytest.raises(LaunchError, match="expected one whole number for each"):
+            session.at(*values, **named)
     for size in (3.5, "3", True, None):
-        with pytest.raises(LaunchError, match="'batch': expected a whole number"):
+        with pytest.raises(LaunchError, match="expected one whole number for each"):
             session.at(batch=size)
-    with pytest.raises(ArtifactError, match="no format yet"):
+    with pytest.raises(ArtifactError, match=r"no format yet. Save session.at\(batch=20\)"):
         session.save("anywhere")
+
+
+def test_what_a_session_takes_and_gives(session):
+    assert session.ranges == {"batch": (1, 20)} and session.doubt == ""
+    assert [(d.name, d.shape, d.dtype) for d in session.inputs] == [("x", ("batch", 24), "float32")]
+    (given,) = session.outputs
+    assert (given.name, given.dtype) == ("y", "float32") and given.shape[0] == "batch"
+    assert given.shape[1:] == session.at(3).outputs[0].shape[1:]
+    assert session.get_inputs() == list(session.inputs) and session.get_outputs() == list(session.outputs)
 
 
 class Exporter:
@@ -123,6 +133,10 @@ def test_sizes_are_those_of_arrays_that_only_export_their_memory(session):
         ({"x": (("batch", 0, 4), 24)}, "range from 1 or more"),
         ({"x": (("batch", 1), 24)}, "a number or a range"),
         ({"x": (("batch", 1, 2.5), 24)}, "a number or a range"),
+        ({"x": (range(1, 5), 24)}, r"a range with its name, got range\(1, 5\). Write \(name, least, largest\)"),
+        ({"x": (("batch", range(1, 9, 2)), 24)}, "a number or a range"),
+        ({"x": {"batch": (1, 4)}}, "the dimensions of 'x' in their order, got .*Write"),
+        ({"x": (("batch", 1, 4),)}, r"expected 2 dimensions of 'x', .* got 1: \(\('batch', 1, 4\),\)"),
     ],
 )
 def test_ranges_that_are_none_are_refused(shapes, text):
@@ -134,8 +148,14 @@ def test_ranges_are_for_this_processor_alone_and_beside_nothing_else():
     shapes = {"x": (("batch", 1, 4), 24)}
     with pytest.raises(RollerError, match="this machine's processor"):
         roller.compile_model(layers(), "a100", shapes=shapes)
-    with pytest.raises(RollerError, match="Leave it out"):
-        roller.compile_model(layers(), shapes=shapes, batch=3)
+    for name, value in {"batch": 3, "top_k": 2, "prove": True, "budget_s": 5.0, "fallback": "onnxruntime"}.items():
+        with pytest.raises(RollerError, match=f"beside ranges, got {name}. Leave it out"):
+            roller.compile_model(layers(), shapes=shapes, **{name: value})
+
+
+def test_a_range_may_be_one_of_python():
+    pair, python = ({"x": (("batch", *r), 24)} for r in ((1, 4), (range(1, 5),)))
+    assert ranges_of(layers(), pair) == ranges_of(layers(), python)
 
 
 def test_one_size_alone_is_no_range():

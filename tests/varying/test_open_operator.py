@@ -169,12 +169,15 @@ def test_what_a_call_may_not_have_is_said(strided):
         strided(np.ones((1, 4, 8, 9), "float32"))
     with pytest.raises(LaunchError, match="expected 1 array"):
         strided(x, x)
-    with pytest.raises(LaunchError, match=r"whole numbers for \['ho', 'wo'\]"):
+    with pytest.raises(LaunchError, match=r"each of \['ho', 'wo'\], got at\(5\). Say at\(ho=2, wo=2\)"):
         strided.at(5)
+    with pytest.raises(LaunchError, match=r"got at\(5, 6, ho=7\)"):
+        strided.at(5, 6, ho=7)
     with pytest.raises(LaunchError, match="'wo' from 2 to 12, got 13"):
         strided.at(5, 13)
-    with pytest.raises(ArtifactError, match="no format yet"):
+    with pytest.raises(ArtifactError, match=r"no format yet. Save kernel.at\(ho=12, wo=12\)"):
         strided.save("anywhere")
+    assert strided.ranges == {"ho": (2, 12), "wo": (2, 12)}
 
 
 def test_pieces_and_text(strided):

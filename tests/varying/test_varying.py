@@ -27,7 +27,7 @@ def arrays_of(expr, seed=0):
 
 
 def compiled(expr, **shapes):
-    return roller.compile(expr, shapes=shapes, deterministic=True, top_k=2)
+    return roller.compile(expr, shapes=shapes, deterministic=True)
 
 
 @pytest.fixture(scope="module")
@@ -121,12 +121,15 @@ def test_what_a_call_may_not_have_is_said(product):
     with pytest.raises(LaunchError, match="an extent of 'i'"):
         kernel.at(1)
     for wrong in (7.0, "7", None, True):
-        with pytest.raises(LaunchError, match="an extent of 'i' as a whole number"):
+        with pytest.raises(LaunchError, match=r"expected one whole number for each of \['i'\], got at\("):
             kernel.at(wrong)
-    for names, values in (((), (1, 2)), (("j",), (3,)), (("i", "j"), (3, 3)), ((), ())):
-        given = dict(zip(names, values, strict=True)) if names else {}
-        with pytest.raises(LaunchError, match=r"an extent of 'i' as a whole number, got .*\. Say at\(i=2\)"):
-            kernel.at(*(() if names else values), **given)
+    for values, named, said in (
+        ((4, 2), {}, "4, 2"), ((), {"j": 3}, "j=3"), ((), {"i": 3, "j": 3}, "i=3, j=3"),
+        ((5,), {"i": 7}, "5, i=7"), ((), {}, ""),
+    ):  # fmt: skip
+        with pytest.raises(LaunchError, match=rf"one whole number for each of .*, got at\({said}\)\. Say at\(i=2\)"):
+            kernel.at(*values, **named)
+    assert kernel.ranges == {"i": (2, 64)}
     assert kernel.at(i=7).artifact == kernel.at(7).artifact and len(kernel.kernels) <= 8
 
 
@@ -158,9 +161,13 @@ def test_wrong_ranges_say_so(shapes, match):
         roller.compile(roller.ops.matmul(8, 8, 8), shapes=shapes)
 
 
-@pytest.mark.parametrize("options", [{"prove": True}, {"prove_s": 5}, {"remeasure": True}, {"refine_s": 1.0}])
+@pytest.mark.parametrize(
+    "options", [{"prove": True}, {"prove_s": 5}, {"remeasure": True}, {"refine_s": 1.0}, {"top_k": 3}]
+)
 def test_what_a_range_does_not_have_is_said(options):
-    with pytest.raises(RollerError, match="expected neither prove, refine_s nor remeasure"):
+    with pytest.raises(
+        RollerError, match=f"expected none of prove, .* beside ranges, got {next(iter(options))}. Leave it out"
+    ):
         roller.compile(roller.ops.matmul(8, 8, 8), shapes={"i": (1, 8)}, **options)
 
 
