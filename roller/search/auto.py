@@ -14,7 +14,8 @@ from roller.search.constructor import Candidate
 #: Expected gain, relative, for which one more candidate is timed: about what a measurement can tell apart.
 GAIN = 0.02
 #: Expected error (one sigma of the logarithm) of the predicted ratio of two register tiles of one form: that of the 95
-#: pairs that were timed in ResNet-50, DenseNet-121, BERT large and DeepLab v3 on a Zen 1 (from the median, 0.03).
+#: pairs that were timed in ResNet-50, DenseNet-121, BERT large and DeepLab v3 on a Zen 1, from their median, 0.03.
+#: Their root mean square is 0.13: some times were visibly disturbed, some rivals really slower.
 FORM_ERROR = 0.05
 #: Points of the integral over the fastest of several uncertain times, and sigmas to either side.
 _POINTS, _SIGMAS = 241, 5.0
