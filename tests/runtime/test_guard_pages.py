@@ -18,7 +18,7 @@ pytest.importorskip("tvm")
 import roller.te.emit
 from roller.runtime import cpu_profile, guard_pages
 from roller.runtime.clock import Load, Spell, SystemClock
-from roller.runtime.guard_pages import AVAILABLE, fenced, trespass
+from roller.runtime.guard_pages import AVAILABLE, fenced, trespass, trespassing
 from roller.te.compat import te, tirx
 from roller.te.reader import read
 from tests.codegen.cpu_programs import kernel, program
@@ -83,6 +83,14 @@ def eager(monkeypatch):
 def test_a_kernel_that_leaves_an_array_is_told_which(eager):
     reason = trespass(made()[1])
     assert reason == "it accesses memory beyond the end of 'S': beside a protected page its process ended by SIGSEGV"
+
+
+def test_of_several_kernels_those_that_leave_their_arrays_are_told(eager):
+    e = roller.ops.elementwise("exp", (64,))
+    (axis,) = (a.name for a in e.stages[0].axes)
+    inside, leaves = kernel(e, program(e, "streaming", {axis: 8}, {axis: 64}, axis)), made()[1]
+    assert trespassing({"a": inside, "b": leaves, "c": inside}) == ["b"]
+    assert trespassing({"a": inside, "c": inside}) == trespassing({}) == []
 
 
 def test_a_candidate_that_leaves_an_array_is_a_record_and_its_results_are_not_asked(eager):
