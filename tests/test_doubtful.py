@@ -34,7 +34,6 @@ class Busy(SystemClock):
 def busy(monkeypatch):
     """Return a switch: the machine is busy while it is on."""
     monkeypatch.setattr(cpu_profile, "PATIENCE_S", 0.02)
-    monkeypatch.setattr(cpu_profile.Bench.__init__, "__defaults__", (0, None, 0, None, 0.02))
     on = [True]
     quiet = cpu_profile.system_clock
     monkeypatch.setattr(cpu_profile, "system_clock", lambda: Busy() if on[0] else quiet())

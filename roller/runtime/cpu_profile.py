@@ -48,7 +48,7 @@ class Bench:
     clock
         What kernels are timed with; that of this machine by default.
     patience_s
-        As of :func:`roller.runtime.timing.compare`.
+        As of :func:`roller.runtime.timing.compare`; ``PATIENCE_S`` where not given.
     fenced
         Whether kernels were shown to stay within their arrays before they come here.
     """
@@ -60,11 +60,12 @@ class Bench:
         oracle: Oracle | None = None,
         rotating_bytes: int = 0,
         clock: Clock | None = None,
-        patience_s: float = PATIENCE_S,
+        patience_s: float | None = None,
         fenced: bool = False,
     ) -> None:
         self.expression, self.seed, self._oracle, self._fenced = expression, seed, oracle, fenced
-        self._clock, self._patience_s = clock or system_clock(), patience_s
+        self._clock = clock or system_clock()
+        self._patience_s = PATIENCE_S if patience_s is None else patience_s
         self.rotating_bytes = rotating_bytes
 
     @cached_property
