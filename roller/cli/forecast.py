@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from roller.cli.common import JsonOption, SetOption, console, print_json
+from roller.cli.compile_model import ShapeOption, shapes_of
 from roller.cli.progress import counted_steps
 from roller.cli.training import (
     MIB,
@@ -48,6 +49,7 @@ class Asked:
     amps: list[str]
     checkpoints: list[bool]
     policy: str | None
+    shapes: dict[str, tuple[int, ...]]
 
 
 def forecast_command(
@@ -57,6 +59,7 @@ def forecast_command(
     policy: PolicyOption = None,
     amp: AmpOption = "fp32",
     checkpoint: CheckpointOption = "no",
+    shapes: ShapeOption = None,
     top: TopOption = 0,
     as_json: JsonOption = False,
     settings: SetOption = None,
@@ -65,7 +68,10 @@ def forecast_command(
 
     An entry file has `model_provider()`, `input_provider(batch_size=16)` and `iteration_provider(model)`.
     """
-    asked = Asked(devices_of(devices, settings), batches_of(batches), amps_of(amp), checkpoints_of(checkpoint), policy)
+    asked = Asked(
+        devices_of(devices, settings), batches_of(batches), amps_of(amp), checkpoints_of(checkpoint), policy,
+        shapes_of(shapes),
+    )  # fmt: skip
     forecasts = _of_models if file.suffix == ".onnx" else _of_steps
     total = len(asked.devices) * len(asked.batches) * len(asked.amps) * len(asked.checkpoints)
     found = []
@@ -88,6 +94,8 @@ def forecast_command(
 def _of_steps(file: Path, asked: Asked) -> Iterator[Any]:
     from roller.insight.tracing.api import need_torch
 
+    if asked.shapes:
+        raise UsageError(f"{file.name}: expected no --shape beside an entry file, which makes its inputs. Drop it.")
     need_torch()
     first = step_of(file)
     for batch in asked.batches:
@@ -110,7 +118,7 @@ def _of_models(file: Path, asked: Asked) -> Iterator[Any]:
     for batch in asked.batches:
         for spec, _ in asked.devices:
             size = None if batch is None else int(batch)
-            yield forecast_onnx(file, spec, batch=size, policy=asked.policy or "roller")
+            yield forecast_onnx(file, spec, batch=size, shapes=asked.shapes, policy=asked.policy or "roller")
 
 
 def _table(found: list[Any]) -> Table:

@@ -9,13 +9,11 @@ import typer
 from rich.table import Table
 
 from roller.cli.common import DeviceOption, JsonOption, SetOption, console, device_of, print_json
+from roller.cli.compile_model import BatchOption, ShapeOption, shapes_of
 from roller.errors import counted
 from roller.insight.lint import LEAST_GAIN, LEAST_SHARE, Lint, lint
 
 ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX model.")]
-BatchOption = Annotated[
-    int | None, typer.Option("--batch", "-b", min=1, help="Takes the place of a symbolic first axis.")
-]
 PolicyOption = Annotated[
     str, typer.Option("--policy", help="Whose kernels: roller's, or library (what cuBLAS and cuDNN run; GPUs).")
 ]
@@ -28,20 +26,23 @@ def lint_command(
     model: ModelArgument,
     device: DeviceOption = "cpu",
     batch: BatchOption = None,
+    shapes: ShapeOption = None,
     policy: PolicyOption = "roller",
     least_gain: GainOption = LEAST_GAIN,
     as_json: JsonOption = False,
     settings: SetOption = None,
 ) -> None:
     """Find sizes that leave part of a device idle, and the least padding that helps: predicted, nothing is compiled."""
-    found = lint(model, device_of(device, settings), batch=batch, policy=policy, least_gain=least_gain)
+    found = lint(
+        model, device_of(device, settings), batch=batch, shapes=shapes_of(shapes), policy=policy, least_gain=least_gain
+    )
     if as_json:
         print_json(found.to_dict())
         return
     screen = console()
     screen.say(
         f"{model.name} on {found.device}: {found.seconds * 1e3:.3f} ms predicted, {counted(found.kernels, 'kernel')}; "
-        f"{found.examined} with {LEAST_SHARE:.0%} of the time and a size that could grow"
+        f"{found.examined} of them with at least {LEAST_SHARE:.0%} of the time and a size that could grow"
     )
     if found.advice:
         screen.print(_table(found))

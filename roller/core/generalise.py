@@ -8,7 +8,7 @@ from typing import Any
 
 from roller.core.fitting import Fitter
 from roller.core.formulas import Formula, Inverse
-from roller.errors import RollerError
+from roller.errors import RollerError, shown
 
 
 class MismatchError(RollerError):
@@ -102,7 +102,11 @@ def _general(nodes: list[Any], fitter: Fitter, path: str) -> Any:
         return _Fixed(first) if all(_is_fixed(v) for v in made.values()) else made
     if isinstance(first, (list, tuple)):
         if any(not isinstance(n, (list, tuple)) or len(n) != len(first) for n in nodes):
-            raise MismatchError(f"{path or 'the data'}: expected as many entries for all sizes, got more for some.")
+            counts = sorted({len(n) if isinstance(n, (list, tuple)) else 0 for n in nodes})
+            raise MismatchError(
+                f"{path or 'the data'}: expected as many entries for all sizes, got {shown(counts)}: some are there at "
+                "some sizes only."
+            )
         made = [_general([n[k] for n in nodes], fitter, f"{path}[{k}]") for k in range(len(first))]
         return _Fixed(list(first)) if all(_is_fixed(v) for v in made) else made
     if all(type(n) is type(first) and n == first for n in nodes):

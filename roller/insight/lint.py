@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from roller.errors import RollerError
+from roller.errors import RollerError, counted
 from roller.expr import TensorExpr
 from roller.expr.resizing import Size, growing_sizes, resized
 from roller.hardware import DeviceSpec
@@ -136,6 +136,13 @@ class Lint:
     kernels: int
     examined: int
     advice: tuple[Advice, ...]
+
+    def __str__(self) -> str:
+        """Return the advice, a sentence each."""
+        first = (
+            f"{self.model} on {self.device}: {self.seconds * 1e3:.3f} ms predicted, {counted(self.kernels, 'kernel')}"
+        )
+        return "\n".join([first, *map(str, self.advice)] if self.advice else [f"{first}: nothing to gain"])
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready data; every time is predicted."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,7 @@ def forecast_onnx(
     device: str | DeviceSpec,
     *,
     batch: int | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
     policy: str = "roller",
 ) -> ModelForecast:
     """Predict one inference of an ONNX model, its nodes fused into kernels as :func:`roller.compile_model` fuses them.
@@ -79,8 +80,8 @@ def forecast_onnx(
         Path or bytes.
     device
         A specification, or its name.
-    batch
-        Takes the place of the symbolic first axis of inputs.
+    batch, shapes
+        As for :func:`roller.compile_model`.
     policy
         ``"roller"``: the fastest constructed program of every kernel. ``"library"``: a library's program of each.
 
@@ -95,7 +96,7 @@ def forecast_onnx(
     from roller.onnx.compile import partitioned, read
 
     spec = target_of(device)[0]
-    program = partitioned(read(model, batch=batch))
+    program = partitioned(read(model, batch=batch, shapes=shapes))
     planned = memory.plan(program)
     prices = Kernels(spec.sustained, policy)
     uses = Counter(run.kernel for run in runs_of(program.steps))

@@ -6,131 +6,36 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from roller.core.display import one_line
-from roller.core.formulas import Formula
-from roller.core.generalise import General
 from roller.core.validation import sizes_of_call
 from roller.errors import ArtifactError, LaunchError, counted, shown
-from roller.graph.plan import Plan
-from roller.graph.plan_data import plan_from_dict
 from roller.graph.steps import Run, Step, Together
 from roller.model.constants import Constants, PanelKey, prepare, steps_of
 from roller.model.feeds import Described
 from roller.model.frames import Frame
-from roller.model.kernels import KernelCode, LoadedKernel, aligned, load_kernel
+from roller.model.kernels import LoadedKernel, aligned, load_kernel
+from roller.model.range_plan import RangeKernel, RangePlan, Sizes, key_and_number, variant_key
 from roller.model.runner import Runner, build_runner, load_runner
 from roller.model.saving import Saved
 from roller.model.session import Session
 
-Sizes = Mapping[str, int]
+if TYPE_CHECKING:
+    from roller.model.profile import Profile
+
 #: Sizes of calls that are kept ready; the first of them makes room for another.
 _MOST_READY = 256
-
-
-@dataclass(frozen=True)
-class RangeKernel:
-    """A kernel that takes sizes.
-
-    Parameters
-    ----------
-    code
-        What runs it, its shapes those of some sizes.
-    shapes
-        Shapes of what it takes, in order, for all sizes.
-    library
-        Its bytes.
-    packing
-        What packs its constants, as text: equal where two pack alike.
-    """
-
-    code: KernelCode
-    shapes: General
-    library: bytes = field(repr=False)
-    packing: str = field(default="", repr=False)
-
-    @property
-    def layout(self) -> tuple[Any, ...]:
-        """How it reads its constants: equal where two kernels can read the same arrays."""
-        read = tuple(t.position for t in self.code.taken if t.role == "input" and t.position in self.code.constants)
-        return self.packing, self.code.panels, self.code.constants, read
-
-    def at(self, sizes: Sizes) -> KernelCode:
-        """Return the code with the shapes of some sizes."""
-        pairs = zip(self.code.taken, self.shapes.at(sizes), strict=True)
-        return replace(self.code, taken=tuple(replace(t, shape=tuple(shape)) for t, shape in pairs))
-
-
-@dataclass(frozen=True)
-class RangePlan:
-    """A plan of all sizes.
-
-    Parameters
-    ----------
-    general
-        Its data (:func:`~roller.graph.plan_data.plan_to_dict`); its runs name the kernels of ``kernels``.
-    largest
-        The plan of the largest sizes, with all constants.
-    ends
-        Least and largest of every size.
-    derived
-        Sizes that follow from these, and from each other in their order.
-    inputs, outputs
-        Dimensions of every input, and of every output: numbers, and names of sizes; ``None`` where an output's is
-        another function of them.
-    kernels
-        By key, all that may compute it.
-    choose
-        Position in ``kernels`` of what computes a key at some sizes.
-    """
-
-    general: General
-    largest: Plan
-    ends: Mapping[str, tuple[int, int]]
-    derived: Mapping[str, Formula]
-    inputs: Mapping[str, tuple[int | str, ...]]
-    outputs: Mapping[str, tuple[int | str | None, ...]]
-    kernels: Mapping[str, tuple[RangeKernel, ...]]
-    choose: Callable[[str, Sizes], int]
-
-    def whole(self, sizes: Sizes) -> dict[str, int]:
-        """Return sizes in their order, with all that follow from them."""
-        found = {n: int(sizes[n]) for n in self.ends}
-        for name, formula in self.derived.items():
-            found[name] = formula.at(found)
-        return found
-
-    def at(self, sizes: Sizes) -> Plan:
-        """Return the plan of some sizes, without constants; its runs name kernel and choice."""
-        plan = plan_from_dict({**self.general.at(sizes), "constants": ()}, {}, self.largest.program.name)
-        chosen: dict[str, int] = {}
-
-        def named(step: Step) -> Step:
-            if isinstance(step, Together):
-                return replace(step, lanes=tuple(tuple(map(named, lane)) for lane in step.lanes))
-            if not isinstance(step, Run):
-                return step
-            if step.kernel not in chosen:
-                chosen[step.kernel] = self.choose(step.kernel, sizes)
-            return replace(step, kernel=variant_key(step.kernel, chosen[step.kernel]))
-
-        return replace(plan, program=replace(plan.program, steps=tuple(map(named, plan.program.steps))))
 
 
 def _first_alike(several: Sequence[RangeKernel]) -> Callable[[RangeKernel], int]:
     """Return what gives the first of some kernels that reads constants as a kernel does."""
     layouts = [k.layout for k in several]
     return lambda kernel: layouts.index(kernel.layout)
-
-
-def variant_key(key: str, number: int) -> str:
-    """Return the key of one of the kernels that compute what ``key`` names."""
-    return f"{key}/{number}"
 
 
 class RangeSession:
@@ -268,6 +173,16 @@ class RangeSession:
             self._by_shapes[self._shapes(arguments)] = session
         return session
 
+    def profile(self, feeds: Mapping[str, Any], *, repeats: int = 20) -> Profile:
+        """Time every step at the sizes of some arrays; see :meth:`roller.model.calls.ModelCalls.profile`.
+
+        Raises
+        ------
+        LaunchError
+            As of :meth:`run`.
+        """
+        return self._of(self._sizes((feeds,))).profile(feeds, repeats=repeats)
+
     def at(self, *values: int, **sizes: int) -> Session:
         """Return the session of some sizes, with its profile and kernels; nothing is compiled.
 
@@ -320,6 +235,7 @@ class RangeSession:
                 name = variant_key(key, n)
                 kernels[name] = replace(self._loaded[name], code=kernel.at(sizes))
         made = _Sized.of(Saved(plan, kernels, self.constants, self.cores, self.runner, {}), self._arenas)
+        made.predict = lambda key: self.plan.predict(*key_and_number(key), sizes)
         with self._lock:
             if len(self._ready) >= _MOST_READY:
                 del self._ready[next(iter(self._ready))]
@@ -336,6 +252,11 @@ class RangeSession:
             shape = getattr(arrays.get(name), "shape", None)
             if shape is None:
                 shape = _shape(arrays[name]) if name in arrays else ()
+            if name in arrays and len(shape) != len(dims):
+                expected = ", ".join(map(str, dims))
+                raise LaunchError(
+                    f"{self.name}: '{name}': expected an array of shape ({expected}), got {tuple(shape)}. Reshape it."
+                )
             for position, dim in enumerate(dims):
                 if isinstance(dim, str) and position < len(shape):
                     said = int(shape[position])
@@ -365,6 +286,8 @@ class _Sized(Session):
 
     _arenas: list[np.ndarray]
     _by_arena: dict[int, Frame]
+    #: Predicted seconds by kernel key; asked for what a profile shows.
+    predict: Callable[[str], float]
 
     @classmethod
     def of(cls, parts: Saved, arenas: list[np.ndarray]) -> _Sized:
@@ -375,6 +298,12 @@ class _Sized(Session):
         arenas += [f.arena for f in session._frames]
         session._frames.clear()
         return session
+
+    @property
+    def said(self) -> dict[str, tuple[float | None, str]]:
+        """Predicted seconds of the kernels that run, by key; what bounds them is not said."""
+        used = {s.kernel for s in steps_of(self.plan.program.steps) if isinstance(s, Run)}
+        return {key: (self.predict(key), "") for key in used}
 
     def _frame(self, arena: np.ndarray | None = None) -> Frame:
         if arena is None:

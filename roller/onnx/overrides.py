@@ -110,9 +110,11 @@ def input_types(
     if unknown:
         name, dims = next((n, chosen[n] or ()) for n, t in types.items() if isinstance(t, str))
         example = "x".join(str(d) if isinstance(d, int) else "1" for d in dims) or "1x3x224x224"
+        first, shell = ("`batch=`, or ", "--batch 1, or ") if batch is None else ("", "")
         raise ModelError(
-            f"{loaded.name}: expected inputs of known shapes, got {', '.join(unknown)}. Give `batch=`, or "
-            f"`shapes={{name: (...)}}` (on the command line --batch 1, or --shape {name}={example})."
+            f"{loaded.name}: expected inputs of known shapes, got {', '.join(unknown)}. Give {first}"
+            f"`shapes={{name: (...)}}` (on the command line {shell}--shape {name}={example}). "
+            "`compile_model` takes ranges, for sizes that calls choose: ('length', 1, 512)."
         )
     done = {n: t for n, t in types.items() if isinstance(t, Value)}
     original = {n: _was(done[n], declared[n][1]) for n in done}

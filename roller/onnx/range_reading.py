@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -10,14 +11,14 @@ from roller.core.fitting import Fitter
 from roller.core.formulas import Formula
 from roller.core.generalise import MismatchError, general
 from roller.core.lengths import quotients
-from roller.errors import counted
+from roller.errors import RollerError, counted
 from roller.graph.plan import Plan
 from roller.graph.plan_data import plan_from_dict, plan_to_dict
 from roller.graph.steps import Program, Run, Step, Together, runs_of
 from roller.varying.box import Box, Sizes
 from roller.varying.open_programs import OpenExpr
 
-#: Sizes at which a model is read, beside the largest; more where lengths could follow in several ways, so often.
+#: Sizes at which a model is read, beside the ends; more where lengths could follow in several ways, so often.
 _POINTS, _MORE, _ROUNDS = 9, 2, 8
 #: Sizes that are tried for being no special ones.
 _TRIED = 2000
@@ -51,7 +52,7 @@ def read_ranges(box: Box, read: Callable[[Sizes], Program]) -> Reading:
     Parameters
     ----------
     box
-        The sizes that calls choose.
+        The sizes that calls choose; what is returned has three of each at least.
     read
         Reads the model at some sizes.
 
@@ -60,8 +61,10 @@ def read_ranges(box: Box, read: Callable[[Sizes], Program]) -> Reading:
     MismatchError
         Where steps differ between sizes, or a length could still follow in several ways.
     """
-    several = _points(box)
-    points = list(itertools.islice(several, _POINTS))
+    box = box.told
+    corners = _corners(box)
+    several = (p for p in _points(box) if p not in corners)
+    points = [*corners, *itertools.islice(several, _POINTS)]
     programs = [_named(read(p)) for p in points]
     largest = _named(read(box.high))
     for _ in range(_ROUNDS):
@@ -74,7 +77,65 @@ def read_ranges(box: Box, read: Callable[[Sizes], Program]) -> Reading:
         points, programs = [*points, *more], [*programs, *(_named(read(p)) for p in more)]
     else:
         raise MismatchError(f"lengths: expected one formula of each, got {counted(len(doubts), 'other')}.")
-    return _with_largest(whole, [whole.whole(p) for p in points], programs, largest)
+    found = _with_largest(whole, [whole.whole(p) for p in points], programs, largest)
+    _check_ends(found, read)
+    return found
+
+
+def _ends(box: Box) -> list[dict[str, int]]:
+    """Return the least sizes, the largest, and those of which one is the least or the largest and the others are not.
+
+    Examples
+    --------
+    >>> [tuple(p.values()) for p in _ends(Box({"m": (1, 9), "n": (3, 5)}))]
+    [(1, 3), (9, 5), (1, 5), (9, 3)]
+    """
+    low, high = ({n: e[k] for n, e in box.ends.items()} for k in (0, 1))
+    mixed = [p for n in box.ends for p in ({**high, n: low[n]}, {**low, n: high[n]})]
+    return [p for k, p in enumerate((low, high, *mixed)) if p not in (low, high, *mixed)[:k]]
+
+
+def _corners(box: Box) -> list[dict[str, int]]:
+    """Return sizes near the ends, where one length overtakes another if it ever does, for a model to be read at.
+
+    None is 1 or the largest, where steps may vanish, and no two of a point are equal, as of :func:`_points`.
+    """
+    found: list[dict[str, int]] = []
+    for end in _ends(box):
+        point: dict[str, int] = {}
+        for name, (low, high) in box.ends.items():
+            near = range(max(2, low), high) if end[name] == low else range(high - 1, max(1, low - 1), -1)
+            point[name] = next((x for x in near if x not in point.values()), 0)
+        if all(point.values()) and point not in found:
+            found.append(point)
+    return found
+
+
+def _check_ends(found: Reading, read: Callable[[Sizes], Program]) -> None:
+    """Make sure that values have the lengths at the ends that formulas give, and results the shapes.
+
+    Sizes of 1 are looked at here alone: their steps differ, since axes of one element vanish.
+
+    Raises
+    ------
+    MismatchError
+        Where one does not: a model that removes axes of one element has fewer at a size of 1, and a stride may take
+        another quotient there.
+    """
+    names = list(found.programs[0].values)
+    told = general([[list(p.values[n].shape) for n in names] for p in found.programs], Fitter(found.points))
+    for end in _ends(found.box):
+        try:
+            meant = read(end)
+        except RollerError:  # no size of the model, which calls find out
+            continue
+        for name, shape in zip(names, told.at(found.box.whole(end)), strict=True):
+            if name not in meant.values:
+                continue
+            known = meant.values[name].shape
+            alike = known == tuple(shape) if name in meant.outputs else math.prod(known) == math.prod(shape)
+            if not alike:
+                raise MismatchError(f"'{name}' is {list(known)} at {end}, not {list(shape)}")
 
 
 def _points(box: Box) -> Iterator[dict[str, int]]:

@@ -28,7 +28,8 @@ from roller.graph.weights import passing_bytes
 from roller.hardware import DeviceSpec
 from roller.hardware.detect import check_units, is_this_machine
 from roller.model.kernels import KernelCode
-from roller.model.range_session import RangeKernel, RangePlan, RangeSession
+from roller.model.range_plan import RangeKernel, RangePlan
+from roller.model.range_session import RangeSession
 from roller.model.session import checked_threads
 from roller.onnx.options import ModelOptions
 from roller.onnx.range_reading import Reading, read_ranges
@@ -41,8 +42,6 @@ from roller.varying.ranges import nothing_beside
 if TYPE_CHECKING:
     import onnx
 
-#: Constants that are compared between sizes (bytes).
-_COMPARED_BYTES = 1 << 20
 #: Of a size: its third power, which formulas are fitted with, is a number of 64 bits.
 _LARGEST = 1 << 20
 _HOW = (
@@ -125,7 +124,7 @@ def _dim(name: str, dim: Any, ends: dict[str, tuple[int, int]]) -> int | str:
     if isinstance(dim, str) and dim in ends:
         return dim
     size, *pair = dim if isinstance(dim, (tuple, list)) and dim else (None,)
-    if len(pair) == 1 and isinstance(pair[0], range) and len(pair[0]) and pair[0].step == 1:
+    if len(pair) == 1 and isinstance(pair[0], range) and pair[0] and pair[0].step == 1:
         pair = [pair[0][0], pair[0][-1]]
     if not isinstance(size, str) or len(pair) != 2 or not all(map(is_integer, pair)):
         raise ModelError(f"shapes: '{name}': expected a number or a range with its name, got {shown(dim)}. {_HOW}")
@@ -218,7 +217,7 @@ def compile_ranges(
         found = read_ranges(ranges.box, lambda p: laid_out_as(plain(p), spec, layouts))
         return _session(found, ranges, spec, options, timed)
 
-    middle = plain(ranges.box.middle)
+    middle = plain(ranges.box.told.middle)
     layouts = _layouts(middle, spec, Settings(options))
     with contextlib.suppress(MismatchError, KeyError, NoCandidateError):
         if layouts.written:  # where channels cannot be in blocks at some sizes, none are at all
@@ -246,8 +245,9 @@ def _session(
     passing = {key: rotation(spec, n) for key, n in passing_bytes(largest).items()} if timed else None
     kernels = compile_open(sources, points, found.box, spec, options, passing_bytes=passing)
     runs = {key: tuple(_range_kernel(k, n, points) for n in range(len(k.judged))) for key, k in kernels.items()}
-    made = RangePlan(described, whole, dict(found.box.ends), dict(found.box.derived), dict(ranges.inputs),
-                     _outputs(found), runs, lambda key, sizes: kernels[key].best(sizes))  # fmt: skip
+    made = RangePlan(described, whole, dict(ranges.box.ends), dict(found.box.derived), dict(ranges.inputs),
+                     _outputs(found), runs, lambda key, sizes: kernels[key].best(sizes),
+                     lambda key, number, sizes: kernels[key].predicted(number, sizes))  # fmt: skip
     return RangeSession(made, cores=spec.units, doubt=_doubt(kernels))
 
 
@@ -300,7 +300,7 @@ def _same_constants(programs: Sequence[Program]) -> None:
             raise MismatchError("constants differ")
         for name, array in program.constants.items():
             whole = largest[name]
-            if array.shape == whole.shape and (array is whole or array.nbytes > _COMPARED_BYTES):
+            if array is whole:
                 continue
             flat, held = np.ascontiguousarray(array).reshape(-1), np.ascontiguousarray(whole).reshape(-1)
             if array.dtype != whole.dtype or not np.array_equal(

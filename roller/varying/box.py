@@ -60,6 +60,17 @@ class Box:
         return self.whole({n: low for n, (low, _) in self.ends.items()})
 
     @property
+    def told(self) -> Box:
+        """The box that models are read in: no size of 1 is looked at, so two sizes tell less than three.
+
+        Examples
+        --------
+        >>> Box({"batch": (1, 2), "rows": (1, 3)}).told.ends
+        {'batch': (1, 3), 'rows': (1, 3)}
+        """
+        return Box({n: (low, max(3, high)) for n, (low, high) in self.ends.items()}, self.derived)
+
+    @property
     def middle(self) -> dict[str, int]:
         """As many times the least of every size as the largest is of it, none of 1 where others are."""
         return self.whole({n: max(min(2, b), round(math.sqrt(a * b))) for n, (a, b) in self.ends.items()})

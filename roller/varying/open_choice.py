@@ -64,6 +64,11 @@ class OpenKernels:
                 self._chosen[key] = first_right(self.judged, self.own.expression.at(own), own, self.spec)
             return self._chosen[key]
 
+    def predicted(self, number: int, sizes: Sizes) -> float:
+        """Return the predicted seconds of one of the kernels at a model's sizes."""
+        program = self.judged[number].kernel.program
+        return float(self.spec.traits.room("varying").predicted([program], self.own.at(sizes), self.spec)[0])
+
 
 def compile_open(
     expressions: Mapping[str, tuple[OpenExpr, tuple[str, ...]]], points: Sequence[Sizes], box: Box, spec: DeviceSpec,

@@ -110,7 +110,7 @@ def ends_of(name: str, given: Any) -> tuple[int, int]:
     """
     pair: tuple[Any, ...]
     if isinstance(given, range):
-        pair = (given[0], given[-1]) if len(given) and given.step == 1 else ()
+        pair = (given[0], given[-1]) if given and given.step == 1 else ()  # len() overflows
     else:
         pair = tuple(given) if isinstance(given, (tuple, list)) else ()
     whole = len(pair) == 2 and all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in pair)

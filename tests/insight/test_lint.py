@@ -6,6 +6,7 @@ import itertools
 import json
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -124,6 +125,23 @@ def test_the_verb_prints_pads_and_json(cli, tmp_path):
     path.write_bytes(chain(1024, 1024))
     code, out, _ = cli("lint", path, "--device", "a100")
     assert code == 0 and "no padding makes one of them 1.05 times as fast" in out
+
+
+def test_the_verb_takes_the_shapes_of_open_inputs(cli, tmp_path):
+    text = """<ir_version: 8, opset_import: ["": 17]>
+    open (float16[batch, length, 999] x) => (float16[batch, length, 999] y) { y = MatMul(x, w) }"""
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros((999, 999), "float16"), "w"))
+    path = tmp_path / "open.onnx"
+    onnx.save(model, path)
+    code, out, _ = cli("lint", path, "--device", "a100", "--shape", "x=4x128x999")
+    assert code == 0 and "999 -> 1000" in out
+    code, _, err = cli("lint", path, "--device", "a100", "--batch", 4)
+    assert code != 0 and "--shape x=4x1x999" in err and "--batch" not in err
+    found = roller.lint(path, "a100", shapes={"x": (4, 128, 999)})
+    assert "999 -> 1000" in str(found) and "predicted" in str(found)
+    code, out, _ = cli("forecast", path, "--device", "a100", "--shape", "x=4x128x999")
+    assert code == 0 and "a100" in out
 
 
 def test_a_torch_module_is_linted_by_the_names_of_its_parameters():

@@ -70,3 +70,50 @@ def test_what_happens_at_the_largest_sizes_alone_is_refused():
     model = onnx.parser.parse_model(text)
     with pytest.raises(ModelError, match="expected the same steps for all sizes"):
         roller.compile_model(model, shapes={"x": (("rows", 2, 20), 4)})
+
+
+TABLE = """<ir_version: 9, opset_import: ["": 20]>
+m (float[t, 8] x, float[s, 8] z) => (float[u] y, float[s, 8] q, float[t, 8] r)
+<int64[1] first = {0}, int64 begin = {0}, int64 step = {1}> {
+    rows = Shape<start = 0, end = 1>(x)
+    others = Shape<start = 0, end = 1>(z)
+    longer = Max(rows, others)
+    end = Squeeze(longer)
+    steps = Range(begin, end, step)
+    y = Gather(table, steps)
+    q = Neg(z)
+    r = Neg(x)
+}"""
+SQUEEZED = """<ir_version: 9, opset_import: ["": 20]>
+m (float[b, s, 1, 6] x) => (float[b, s, 6] y) {
+    flat = Squeeze(x)
+    y = Exp(flat)
+}"""
+SCALED = """<ir_version: 9, opset_import: ["": 20]>
+m (float[b, 600] x) => (float[b, 600] y) {
+    rows = Shape<start = 0, end = 1>(x)
+    factor = Cast<to = 1>(rows)
+    scaled = Mul(w, factor)
+    y = MatMul(x, scaled)
+}"""
+
+
+def test_lengths_are_read_where_one_overtakes_another():
+    """Only near one corner is the second longer; in the middle of the box the result has the rows of the first."""
+    model = onnx.parser.parse_model(TABLE)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.arange(100, dtype="float32"), "table"))
+    with pytest.raises(ModelError, match="expected the same steps for all sizes"):
+        roller.compile_model(model, shapes={"x": (("t", 5, 100), 8), "z": (("s", 1, 8), 8)})
+
+
+def test_axes_that_vanish_at_a_size_of_one_are_refused():
+    model = onnx.parser.parse_model(SQUEEZED)
+    with pytest.raises(ModelError, match=r"'y' is \[6\] at \{'b': 1, 's': 1\}, not \[1, 1, 6\]"):
+        roller.compile_model(model, shapes={"x": (("b", 1, 4), ("s", 1, 70), 1, 6)})
+
+
+def test_large_constants_that_sizes_change_are_refused():
+    model = onnx.parser.parse_model(SCALED)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((600, 600), "float32"), "w"))
+    with pytest.raises(ModelError, match="the constant 'scaled' is computed from sizes"):
+        roller.compile_model(model, shapes={"x": (("b", 1, 9), 600)})

@@ -72,6 +72,24 @@ def test_shapes_that_came_before_find_their_session_at_once(session, monkeypatch
     np.testing.assert_array_equal(session.run(x), meant)
 
 
+def test_a_range_of_one_and_two_has_both():
+    """No size of 1 is looked at when a model is read, so one alone would be left."""
+    made = roller.compile_model(layers(), shapes={"x": (("batch", 1, 2), 24)}, deterministic=True)
+    known = ORT.InferenceSession(layers().SerializeToString(), providers=["CPUExecutionProvider"])
+    assert made.ranges == {"batch": (1, 2)}
+    for batch in (1, 2):
+        x = np.random.default_rng(batch).integers(-4, 5, (batch, 24)).astype("float32")
+        np.testing.assert_array_equal(made.run(x), known.run(None, {"x": x})[0])
+    with pytest.raises(LaunchError, match="expected 'batch' from 1 to 2, got 3"):
+        made.run(np.ones((3, 24), "float32"))
+
+
+def test_a_profile_has_what_is_predicted_at_its_sizes(session):
+    found = session.profile({"x": np.ones((7, 24), "float32")}, repeats=2)
+    assert all(s.predicted_s > 0 for s in found.steps)
+    assert found.predicted_s == sum(s.predicted_s for s in found.steps)
+
+
 def test_sizes_share_one_arena_of_the_largest(session):
     for batch in (3, 20):
         session.run(np.zeros((batch, 24), "float32"))
@@ -84,6 +102,9 @@ def test_calls_that_do_not_fit_are_refused(session):
         session.run(np.zeros((21, 24), "float32"))
     with pytest.raises(LaunchError, match="expected shape"):
         session.run(np.zeros((3, 25), "float32"))
+    for array in (np.zeros(24, "float32"), np.zeros((), "float32")):
+        with pytest.raises(LaunchError, match=r"'x': expected an array of shape \(batch, 24\), got \("):
+            session.run({"x": array})
     with pytest.raises(LaunchError, match=r"for each of \['batch'\], got at\(rows=3\). Say at\(batch=1\)"):
         session.at(rows=3)
     assert session.at(batch=3) is session.at(3)
