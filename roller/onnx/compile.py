@@ -149,6 +149,7 @@ def compile_model(
             "batch": batch, "values": values or None, "fallback": fallback, "budget_s": budget_s, "executor": executor,
             "scheduler": scheduler, "workers": workers, "prove": prove or None, "prove_s": prove_s,
             "remeasure": remeasure or None, "top_k": None if top_k == TOP_K else top_k,
+            "progress": progress or None, "experimental": experimental or None,
         }  # fmt: skip
         how = ModelOptions(options=options, threads=threads, deterministic=deterministic)
         asked = {name: value is not None for name, value in beside.items()}

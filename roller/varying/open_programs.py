@@ -158,7 +158,8 @@ class OpenProgram:
             lanes = was.name == self.program.vector_axis and was.kind == SPATIAL
             if extent.at(sizes) < (tile if lanes else min(tile - unit + 1, was.extent)):
                 return False
-        return True
+        # Of several stages another one may do most of the work at other sizes: programs are of one.
+        return tuple(a.name for a in self.form.at(sizes).axes) == self.program.axis_names
 
     def key(self) -> tuple[Any, ...]:
         """Return what tells it from others: all but its sizes."""

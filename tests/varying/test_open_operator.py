@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tvm import te
 
 import roller
 from roller.arguments import expression_of, target_of
 from roller.backends.cpu.launcher import CpuKernel
-from roller.errors import ArtifactError, LaunchError, RollerError
+from roller.errors import ArtifactError, LaunchError, NoCandidateError, RollerError
 from roller.templates.common.options import ConstructOptions
 from roller.tile.tiled_axis import TiledAxis
 from roller.varying import open_operator
@@ -219,3 +220,14 @@ def test_a_shape_that_reads_like_other_sizes_is_no_known_size():
     for rows, columns in ((3, 12), (3, 5), (12, 3)):
         a, b = np.ones((rows, 12), "float32"), np.ones((12, columns), "float32")
         np.testing.assert_array_equal(kernel(a, b), np.full((rows, columns), 12, "float32"))
+
+
+def test_an_expression_whose_main_stage_depends_on_sizes_is_refused_in_plain_words():
+    """Of two products in a row the first does most of the work for few columns, the second for many."""
+    a, w, v = (te.placeholder(s, name=n) for n, s in (("A", (6, 14)), ("W", (14, 9)), ("V", (9, 5))))
+    k, q = te.reduce_axis((0, 14), name="k"), te.reduce_axis((0, 9), name="q")
+    h = te.compute((6, 9), lambda i, j: te.sum(a[i, k] * w[k, j], axis=k), name="H")
+    g = te.compute((6, 9), lambda i, j: te.tanh(h[i, j]), name="G")
+    d = te.compute((6, 5), lambda i, m: te.sum(g[i, q] * v[q, m], axis=q), name="D")
+    with pytest.raises(NoCandidateError, match=r"expected kernels for all sizes, got none for \[\{'m': 1\}"):
+        roller.compile([a, w, v, d], "cpu", shapes={"m": (1, 20)}, deterministic=True)
