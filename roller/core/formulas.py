@@ -45,6 +45,24 @@ class Atom:
     whole: int = 1
     shift: int = 0
 
+    def __str__(self) -> str:
+        """Return it as text.
+
+        Examples
+        --------
+        >>> str(Atom(("b", "s"), "ceil", 4)), str(Atom(("s",), "floor", 2, shift=1)), str(Atom(("s",), "mod", 8))
+        ('ceil(b * s / 4)', 'floor((s + 1) / 2)', 's % 8')
+        """
+        value = " * ".join([*([str(self.factor)] if self.factor != 1 else []), *self.sizes])
+        if self.how == "*":
+            return value
+        if self.how == "mod":
+            return f"{value} % {self.by}"
+        if self.how == "share":
+            return f"ceil({self.whole} / ceil({value} / {self.by}))"
+        held = f"({value} {'+' if self.shift > 0 else '-'} {abs(self.shift)})" if self.shift else value
+        return f"{self.how}({held} / {self.by})"
+
     def at(self, sizes: Mapping[str, int]) -> int:
         """Return its value."""
         value = self.factor * math.prod(sizes[n] for n in self.sizes)
@@ -84,6 +102,17 @@ class Formula:
 
     const: int
     terms: tuple[tuple[int, tuple[Atom, ...]], ...] = ()
+
+    def __str__(self) -> str:
+        """Return it as text.
+
+        Examples
+        --------
+        >>> str(Formula(2, ((3, (Atom(("b",)), Atom(("s",), "ceil", 4))),)))
+        '3 * b * ceil(s / 4) + 2'
+        """
+        terms = [" * ".join([*([str(k)] if k != 1 else []), *map(str, atoms)]) for k, atoms in self.terms]
+        return " + ".join([*terms, *([str(self.const)] if self.const or not terms else [])])
 
     def at(self, sizes: Mapping[str, int]) -> int:
         """Return its value at some sizes."""
