@@ -18,8 +18,9 @@ from roller.graph.steps import Program, Run, Step, Together, runs_of
 from roller.varying.box import Box, Sizes
 from roller.varying.open_programs import OpenExpr
 
-#: Sizes at which a model is read, beside the ends; more where lengths could follow in several ways, so often.
-_POINTS, _MORE, _ROUNDS = 9, 2, 8
+#: Sizes at which a model is read, and those of them that are no corners at least; more where lengths could follow in
+#: several ways, so often.
+_POINTS, _BETWEEN, _MORE, _ROUNDS = 9, 4, 2, 8
 #: Sizes that are tried for being no special ones.
 _TRIED = 2000
 
@@ -64,7 +65,7 @@ def read_ranges(box: Box, read: Callable[[Sizes], Program]) -> Reading:
     box = box.told
     corners = _corners(box)
     several = (p for p in _points(box) if p not in corners)
-    points = [*corners, *itertools.islice(several, _POINTS)]
+    points = [*corners, *itertools.islice(several, max(_BETWEEN, _POINTS - len(corners)))]
     programs = [_named(read(p)) for p in points]
     largest = _named(read(box.high))
     for _ in range(_ROUNDS):
@@ -83,16 +84,19 @@ def read_ranges(box: Box, read: Callable[[Sizes], Program]) -> Reading:
 
 
 def _ends(box: Box) -> list[dict[str, int]]:
-    """Return the least sizes, the largest, and those of which one is the least or the largest and the others are not.
+    """Return sizes each of which is the least or the largest: of every two sizes all four pairs, the least ones first.
+
+    An orthogonal array of strength two: the columns of a Hadamard matrix (R. Plackett and J. Burman, "The design of
+    optimum multifactorial experiments", Biometrika 33, 1946).
 
     Examples
     --------
     >>> [tuple(p.values()) for p in _ends(Box({"m": (1, 9), "n": (3, 5)}))]
-    [(1, 3), (9, 5), (1, 5), (9, 3)]
+    [(1, 3), (9, 3), (1, 5), (9, 5)]
     """
-    low, high = ({n: e[k] for n, e in box.ends.items()} for k in (0, 1))
-    mixed = [p for n in box.ends for p in ({**high, n: low[n]}, {**low, n: high[n]})]
-    return [p for k, p in enumerate((low, high, *mixed)) if p not in (low, high, *mixed)[:k]]
+    count = 1 << len(box.ends).bit_length()
+    numbered = tuple(enumerate(box.ends.items(), 1))
+    return [{n: e[(row & column).bit_count() % 2] for column, (n, e) in numbered} for row in range(count)]
 
 
 def _corners(box: Box) -> list[dict[str, int]]:
@@ -124,7 +128,8 @@ def _check_ends(found: Reading, read: Callable[[Sizes], Program]) -> None:
     """
     names = list(found.programs[0].values)
     told = general([[list(p.values[n].shape) for n in names] for p in found.programs], Fitter(found.points))
-    for end in _ends(found.box):
+    known = [tuple(p[n] for n in found.box.ends) for p in (*found.points, found.box.high)]
+    for end in (e for e in _ends(found.box) if tuple(e.values()) not in known):
         try:
             meant = read(end)
         except RollerError:  # no size of the model, which calls find out
@@ -132,10 +137,10 @@ def _check_ends(found: Reading, read: Callable[[Sizes], Program]) -> None:
         for name, shape in zip(names, told.at(found.box.whole(end)), strict=True):
             if name not in meant.values:
                 continue
-            known = meant.values[name].shape
-            alike = known == tuple(shape) if name in meant.outputs else math.prod(known) == math.prod(shape)
+            here = meant.values[name].shape
+            alike = here == tuple(shape) if name in meant.outputs else math.prod(here) == math.prod(shape)
             if not alike:
-                raise MismatchError(f"'{name}' is {list(known)} at {end}, not {list(shape)}")
+                raise MismatchError(f"'{name}' is {list(here)} at {end}, not {list(shape)}")
 
 
 def _points(box: Box) -> Iterator[dict[str, int]]:

@@ -116,6 +116,13 @@ class OpenProgram:
         return frozenset() if found is None else frozenset((found.filter, found.channel))
 
     @cached_property
+    def may_move(self) -> bool:
+        """Whether another stage may do most of the work at other sizes: programs are of one."""
+        stages = self.program.expr.stages
+        reducing = [s for s in stages if s.combiner is not None]
+        return len(reducing or stages) > 1
+
+    @cached_property
     def units(self) -> tuple[int, ...]:
         """Elements of every axis that stand for one another: outputs of a tile of Winograd's algorithm, else 1."""
         p = self.program
@@ -158,8 +165,7 @@ class OpenProgram:
             lanes = was.name == self.program.vector_axis and was.kind == SPATIAL
             if extent.at(sizes) < (tile if lanes else min(tile - unit + 1, was.extent)):
                 return False
-        # Of several stages another one may do most of the work at other sizes: programs are of one.
-        return tuple(a.name for a in self.form.at(sizes).axes) == self.program.axis_names
+        return not self.may_move or tuple(a.name for a in self.form.at(sizes).axes) == self.program.axis_names
 
     def key(self) -> tuple[Any, ...]:
         """Return what tells it from others: all but its sizes."""
