@@ -84,6 +84,20 @@ def test_a_range_of_one_and_two_has_both():
         made.run(np.ones((3, 24), "float32"))
 
 
+@pytest.mark.parametrize("name", ["ArgMax", "ArgMin"])
+def test_positions_are_right_whatever_the_length_they_are_found_in(name):
+    """The length is a number of 64 bits there, beside sizes of 32."""
+    text = f"""<ir_version: 9, opset_import: ["": 20]>
+    g (float[b, s] x) => (int64[b] y) {{ y = {name}<axis = 1, keepdims = 0>(x) }}"""
+    made = roller.compile_model(
+        onnx.parser.parse_model(text), shapes={"x": (("b", 1, 9), ("s", 1, 70))}, deterministic=True
+    )
+    rng = np.random.default_rng(0)
+    for rows, length in ((1, 1), (9, 70), (2, 64), (3, 33), (9, 7)):
+        x = rng.integers(0, 9, (rows, length)).astype("float32")
+        np.testing.assert_array_equal(made.run(x), getattr(np, name.lower())(x, axis=1))
+
+
 def test_a_profile_has_what_is_predicted_at_its_sizes(session):
     found = session.profile({"x": np.ones((7, 24), "float32")}, repeats=2)
     assert all(s.predicted_s > 0 for s in found.steps)

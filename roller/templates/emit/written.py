@@ -16,6 +16,8 @@ from roller.te.compat import tvm
 _NUMBERS = {("tirx.For", "kind"), ("tirx.BufferType", "data_alignment"), ("tirx.BufferType", "offset_factor")}
 #: Kinds of loops that are vectors, or written out.
 _COUNTLESS = (2, 3)
+#: The type of sizes: numbers of others are converted, an index that is a result among them.
+_SIZE = "int32"
 _INTEGER, _FLOAT, _BOXED = "ir.IntImm", "ir.FloatImm", "int"
 
 
@@ -168,12 +170,14 @@ class _Writer:
 
     def _write(self, n: int, node: dict[str, Any], place: Mapping[int, int]) -> int:
         if node["type"] == _INTEGER and n in self.formulas:
-            span, ty = (place[node["data"][k]] for k in ("span", "ty"))
-            return self._formula(self.formulas[n], span, ty)
+            formula, (span, ty) = self.formulas[n], (place[node["data"][k]] for k in ("span", "ty"))
+            if not formula.terms or _is_type(self.nodes[node["data"]["ty"]], _SIZE):
+                return self._formula(formula, span, ty)
+            made = self._formula(formula, span, self._whole(place))
+            return self._add("prim.Cast", {"span": span, "ty": ty, "value": made})
         data = node.get("data")
         if n in self.formulas and isinstance(data, dict):
-            whole = next(at for m, at in place.items() if _is_type(self.nodes[m], "int32"))  # that of the sizes
-            return self._inverse(self.formulas[n], place[data["span"]], place[data["ty"]], whole)
+            return self._inverse(self.formulas[n], place[data["span"]], place[data["ty"]], self._whole(place))
         if isinstance(data, list):
             return self._add(node["type"], [self._at(x, place) for x in data])
         if not isinstance(data, dict):
@@ -185,6 +189,10 @@ class _Writer:
                 for k, v in data.items()
             },
         )
+
+    def _whole(self, place: Mapping[int, int]) -> int:
+        """Return the type of the sizes."""
+        return next(at for m, at in place.items() if _is_type(self.nodes[m], _SIZE))
 
     def _at(self, value: Any, place: Mapping[int, int]) -> int:
         return self._box(value["number"]) if isinstance(value, dict) else place[value]
