@@ -110,9 +110,16 @@ class Formula:
         --------
         >>> str(Formula(2, ((3, (Atom(("b",)), Atom(("s",), "ceil", 4))),)))
         '3 * b * ceil(s / 4) + 2'
+        >>> str(Formula(-1, ((-2, (Atom(("s",)),)), (1, (Atom(("b",)),))))), str(Formula(0))
+        ('-2 * s + b - 1', '0')
         """
-        terms = [" * ".join([*([str(k)] if k != 1 else []), *map(str, atoms)]) for k, atoms in self.terms]
-        return " + ".join([*terms, *([str(self.const)] if self.const or not terms else [])])
+        parts = [
+            (k, " * ".join([*([str(abs(k))] if abs(k) != 1 else []), *map(str, atoms)])) for k, atoms in self.terms
+        ]
+        if self.const or not parts:
+            parts.append((self.const, str(abs(self.const))))
+        text = "".join(f" {'-' if k < 0 else '+'} {part}" for k, part in parts)
+        return f"-{text[3:]}" if text.startswith(" - ") else text[3:]
 
     def at(self, sizes: Mapping[str, int]) -> int:
         """Return its value at some sizes."""
