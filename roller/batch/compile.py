@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 #: Builds of a wave per process: enough that the last ones of a wave do not leave processes idle for long, few enough
 #: that an interrupt loses seconds. Beside a budget a wave is as small as keeps all processes busy.
-_WAVE, _WAVE_IN_BUDGET = 8, 2
+_WAVE, _WAVE_IN_BUDGET = 16, 2
 
 
 def compile_kernels(
@@ -295,13 +295,15 @@ class _Run:
         """Check kernels of this processor that are not timed, in parallel: only timing needs the machine alone."""
         if not isinstance(self.crew, Forks) or self.target.device or not self.target.judged:
             return
-        tasks: dict[str, Task] = {}
+        tasks: dict[str, Judge] = {}
         for job in jobs:
             first, *more = (c.id for c in job.starts_with(how))
             built = self._made[first].value
             if built is not None and not more and (job.way(how) == QUICK or job.options.top_k == "auto"):
                 tasks[f"{first}/checked"] = self._judgement(job, {first: built}, timed=False)
-        self._map(tasks, QUICK)  # however long that takes
+        if tasks:
+            with self._machine(alone=False):
+                self._made |= self.crew.check(tasks, lambda name: self._tell("build"))
 
     def _built(self, jobs: Sequence[Job], how: Selection) -> list[KernelArtifact]:
         """Return the kernels of a wave that were built ahead."""

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from roller.batch.tasks import Judge, Task, perform
+from roller.batch.tasks import Judge, Task, load_what_tasks_use, perform
 from roller.core.processor import usable_processors
 from roller.core.validation import whole_number
 from roller.errors import RollerError, shown
@@ -73,12 +73,24 @@ class Forks:
         self._devices: dict[str, ProfilerSession] = {}
 
     def prepare(self, language: str) -> None:
-        """Import TVM and the code generator before forking, so that the children inherit them."""
+        """Import TVM, the code generator and what checks before forking, so that the children inherit them."""
+        load_what_tasks_use()
         target_of_language(language, "batch").prepare()
 
     def map(self, tasks: Mapping[str, Task], on_result: OnResult | None = None, patient: bool = False) -> Results:
         """Carry all tasks out, those that run kernels each in a process of its own."""
         return self._carried_out(tasks, on_result, patient, None)
+
+    def check(self, tasks: Mapping[str, Judge], on_result: OnResult | None = None) -> Results:
+        """Check kernels that are not timed, one after another in a few processes, whatever time they take.
+
+        A fork of a process that holds TVM, and the pages it copies, take as long as such a check. A kernel may leave
+        its process in any state: where one is not found right, all are checked again, each in a process of its own.
+        """
+        told = None if on_result is None else lambda record: on_result(record.candidate_id)
+        found = build_all(tasks, perform, workers=self.workers, timeout_s=float("inf"), on_result=told, reuse=True)
+        right = all(r.value is not None and all(x.ok for x in r.value.values()) for r in found.values())
+        return found if right else self.map(tasks, patient=True)
 
     def map_preparing(self, tasks: Mapping[str, Task], language: str) -> Results:
         """Carry tasks out that need no code generator, whatever time they take; get ready beside them, see prepare.

@@ -64,6 +64,15 @@ def perform(task: Task, code: str | None = None) -> Any:
     return task.run()
 
 
+def load_what_tasks_use() -> None:
+    """Import what builds, references and checks on processors import: processes that are forked then have it."""
+    import numpy.ma  # noqa: F401 - here and below: for the processes
+
+    import roller.backends.periodic
+    import roller.pipeline
+    import roller.runtime.cpu_profile  # noqa: F401
+
+
 @dataclass(frozen=True)
 class Construct:
     """Construct the candidates of one expression; returns them and the positions that are made first."""

@@ -59,7 +59,8 @@ def best_rows(
     else:
         seconds = np.asarray(price(batch, spec)["seconds"])
     order = np.lexsort((rows, seconds))[:count]
-    return [(float(seconds[i]), int(rows[i])) for i in order if np.isfinite(seconds[i])]
+    order = order[np.isfinite(seconds[order])]
+    return list(zip(seconds[order].tolist(), rows[order].tolist(), strict=True))
 
 
 def batch_of(programs: Sequence[RProgram]) -> TileBatch:

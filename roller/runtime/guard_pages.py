@@ -14,6 +14,7 @@ import math
 import mmap
 import os
 import resource
+import select
 import signal
 import sys
 import time
@@ -175,6 +176,7 @@ def _run_child(runs: Sequence[tuple[CpuKernel, Place]]) -> None:
 def _fault_of(child: int, patient_s: float) -> str | None:
     """Wait for a child; return the signal of a fault. Any other end, or none in time, is no evidence."""
     give_up, pause_s = time.monotonic() + patient_s, _POLL_S
+    _wait(child, patient_s)
     # It is looked at and not collected: until :func:`_end` does, its number is nobody else's.
     how = os.WEXITED | os.WNOHANG | os.WNOWAIT
     while (found := os.waitid(os.P_PID, child, how)) is None and time.monotonic() < give_up:
@@ -183,6 +185,18 @@ def _fault_of(child: int, patient_s: float) -> str | None:
     if found is None or found.si_code not in (os.CLD_KILLED, os.CLD_DUMPED) or found.si_status not in _FAULTS:
         return None
     return signal.Signals(found.si_status).name
+
+
+def _wait(child: int, patient_s: float) -> None:
+    """Wait until a child ends, or so long; not at all where the system cannot say when it does."""
+    with contextlib.suppress(OSError, AttributeError):  # Linux before 5.3, a Python built for one
+        handle = os.pidfd_open(child)
+        try:
+            ended = select.poll()
+            ended.register(handle, select.POLLIN)
+            ended.poll(1e3 * patient_s)
+        finally:
+            os.close(handle)
 
 
 def _end(child: int) -> None:

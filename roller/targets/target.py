@@ -105,8 +105,10 @@ class Target:
         return made
 
     def prepare(self) -> None:
-        """Load the code generator, TVM with it: before processes are forked, which then have it."""
+        """Load the code generator and all templates, TVM with them: before processes are forked, which then have it."""
         self.generation()
+        for template in self.kind.room("templates").TEMPLATES:
+            loaded(template.emit)
 
     def generation(self) -> ModuleType:
         """Return the module of code generation."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
+import subprocess
+
 import numpy as np
 import pytest
 
 import roller
 from roller.backends.cpu.launcher import CpuKernel
+from roller.core.c_compiler import need_compiler
 from roller.errors import LaunchError
 from roller.hardware import load_spec
 from roller.pipeline import construct
-from roller.templates.cpu.emit.library import build_library
+from roller.templates.cpu.emit.library import build_library, link
 from roller.templates.cpu.emit.llvm import lower_for, lower_module
 
 SIZE = 16
@@ -30,3 +34,14 @@ def test_the_launcher_looks_at_arrays_and_the_kernel_does_not() -> None:
         for wrong in (a[:-1], a.astype(np.float64)):
             with pytest.raises(LaunchError, match="expected"):
                 kernel(wrong, b)
+
+
+@pytest.mark.parametrize(("code", "expected"), [("x + 1.0f", 1.5), ("erff(x)", 0.5204999)])
+def test_libraries_of_c_are_linked_where_a_kernel_calls_them(tmp_path, code, expected) -> None:
+    source, compiled, library = (tmp_path / f"kernel.{end}" for end in ("c", "o", "so"))
+    source.write_text(f"#include <math.h>\nfloat f(float x) {{ return {code}; }}\n")
+    subprocess.run([need_compiler("a test"), "-fPIC", "-c", str(source), "-o", str(compiled)], check=True)
+    link(compiled, library)
+    f = ctypes.CDLL(str(library)).f
+    f.argtypes, f.restype = [ctypes.c_float], ctypes.c_float
+    assert f(0.5) == pytest.approx(expected, rel=1e-5)

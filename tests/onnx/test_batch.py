@@ -1,6 +1,8 @@
 """Batches of kernels: each once, nothing lost by whatever ends one early, look-ups without a compiler."""
 
 import multiprocessing
+import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -331,6 +333,40 @@ def test_a_candidate_that_kills_its_judge_loses_alone():
     found = survivors(task, again(task), again)
     assert {i: r.status for i, r in found.items()} == {"good": "measured", "bad": "crashed", "fine": "measured"}
     assert asked[-1] == (["fine", "good"], True) and "SIGSEGV" in found["bad"].reason
+
+
+class _Checked:
+    """A check that says in which process it ran, and ends that of the others where it is told to."""
+
+    runs_kernels = True
+
+    def __init__(self, log, status="checked", kills=False):
+        self.log, self.status, self.kills = log, status, kills
+
+    def run(self):
+        with self.log.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        if self.kills and len(self.log.read_text().splitlines()) <= 4:  # where others were checked before it
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return {"one": Record("one", self.status)}
+
+
+def test_checks_that_find_nothing_wrong_share_processes(tmp_path):
+    log = tmp_path / "log"
+    found = Forks(2).check({str(n): _Checked(log) for n in range(8)})
+    assert list(found) == [str(n) for n in range(8)] and all(r.value["one"].ok for r in found.values())
+    ran = log.read_text().split()
+    assert len(ran) == 8 and len(set(ran)) <= 2
+
+
+@pytest.mark.parametrize(("status", "kills", "then"), [("wrong", False, "wrong"), ("checked", True, "checked")])
+def test_where_a_check_fails_all_are_made_again_each_in_a_process_of_its_own(tmp_path, status, kills, then):
+    log = tmp_path / "log"
+    tasks_ = {str(n): _Checked(log, *((status, kills) if n == 3 else ())) for n in range(6)}
+    found = Forks(1).check(tasks_)
+    assert [r.value["one"].status for r in found.values()] == ["checked"] * 3 + [then] + ["checked"] * 2
+    ran = log.read_text().split()
+    assert len(set(ran[-6:])) == 6 and len(ran) == 12
 
 
 def test_who_times_is_alone_and_who_builds_is_not(cache):

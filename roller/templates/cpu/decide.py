@@ -210,6 +210,16 @@ class Decisions:
         A staged operand whose every element is read once, in vectors or as scalars, is read in place: packing would
         only move it twice more. Constants are packed before the first call.
         """
+        if id(access) not in self._staging:
+            self._staging[id(access)] = access, self._staged_how(access)
+        return self._staging[id(access)][1]
+
+    @cached_property
+    def _staging(self) -> dict[int, tuple[Access, str]]:
+        """What :meth:`staging` answered: to compare two accesses takes longer than to ask."""
+        return {}
+
+    def _staged_how(self, access: Access) -> str:
         name, b = access.tensor.name, self.batch
         if name not in b.staged:
             return IN_PLACE
@@ -265,7 +275,7 @@ class Decisions:
         v = self._vector_axis
         return 1 if v is None else phases(access, v)
 
-    @property
+    @cached_property
     def _vector_axis(self) -> int | None:
         """Spatial axis that vectors run along."""
         return self.batch.vector_axis if (self.lanes > 1).any() else None

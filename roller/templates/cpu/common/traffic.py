@@ -97,7 +97,7 @@ def _jumps(access: Access, tile: Ints, batch: TileBatch, spec: DeviceSpec) -> Fl
         return np.zeros(len(batch))
     if lane_distance(access, int(reductions[-1])) * access.tensor.itemsize_bytes < l1.page_bytes // 2:
         return np.zeros(len(batch))
-    _, run = access.runs(tile)
+    _, run = _runs(access, tile, batch)
     lines = run * access.tensor.itemsize_bytes / line
     return np.asarray(np.clip(1.0 - lines / ahead_lines, 0.0, 1.0))
 
@@ -116,7 +116,7 @@ def _moved_bytes(access: Access, tile: Ints, batch: TileBatch, spec: DeviceSpec)
     taps = access.shared_axes & ~batch.geometry.spatial
 
     def lines(part: Ints) -> Floats:
-        rows, run = access.runs(part)
+        rows, run = _runs(access, part, batch)
         return np.asarray(np.minimum(rows * (run * size + line - size), access.elements(part) * float(line)))
 
     whole = lines(tile)
@@ -136,5 +136,14 @@ def _set_share(access: Access, tile: Ints, batch: TileBatch, spec: DeviceSpec) -
     if decided(batch, spec).staging(access) != IN_PLACE or access.gather or len(shape) < 2 or not line or not page:
         return np.ones(len(batch))
     places = page // math.gcd(shape[-1] * size, page)
-    _, run = access.runs(tile)
+    _, run = _runs(access, tile, batch)
     return np.minimum(1.0, places * (run * float(size) + line) / page)
+
+
+def _runs(access: Access, tile: Ints, batch: TileBatch) -> tuple[Ints, Ints]:
+    """Return the rows and runs of a data tile (:meth:`~roller.tile.geometry.Access.runs`), worked out once a batch."""
+    known = batch._memo.setdefault("runs", {})
+    if (id(access), id(tile)) not in known:
+        known[id(access), id(tile)] = access, tile, access.runs(tile)
+    found: tuple[Ints, Ints] = known[id(access), id(tile)][2]
+    return found
