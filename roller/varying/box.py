@@ -14,8 +14,9 @@ from roller.core.formulas import Formula
 
 #: Sizes that kernels are compared at, of one axis, of two, and of each of more.
 _PLACES = (12, 3, 2)
-#: Sizes that grow together, beside those of each with all of the others.
-_ALIKE = 7
+#: Sizes that grow together, beside those of each with all of the others; the logarithms of their ratios to the least
+#: grow by this power of their number, since small sizes differ by whole elements.
+_ALIKE, _CLOSER = 10, 1.5
 
 Sizes = Mapping[str, int]
 
@@ -88,7 +89,8 @@ class Box:
         axes = [dict.fromkeys(int(x) for x in np.geomspace(*e, each).round()) for e in self.ends.values()]
         found = [dict(zip(self.ends, c, strict=True)) for c in itertools.product(*axes)]
         if len(self.ends) > 1:  # axes that grow together, as those of an image mostly do
-            between = [[int(x) for x in np.geomspace(*e, _ALIKE).round()] for e in self.ends.values()]
+            steps = np.linspace(0.0, 1.0, _ALIKE) ** _CLOSER
+            between = [[int(x) for x in (a * (b / a) ** steps).round()] for a, b in self.ends.values()]
             found += [p for c in zip(*between, strict=True) if (p := dict(zip(self.ends, c, strict=True))) not in found]
         return [self.whole(p) for p in found]
 

@@ -21,7 +21,16 @@ from roller.search.constructor import target_units
 from roller.targets import target_for
 from roller.templates.common.options import ConstructOptions
 from roller.varying.extents import extents_of
-from roller.varying.families import Family, families, families_suit, fewest, price_table, samples, shortlist
+from roller.varying.families import (
+    Family,
+    families,
+    families_suit,
+    fewest,
+    own_of_first,
+    price_table,
+    samples,
+    shortlist,
+)  # fmt: skip
 from roller.varying.judged import UNMEASURED, near_most
 from roller.varying.kernel import Variant, VaryingKernel
 from roller.varying.open_call import OpenRange
@@ -32,11 +41,11 @@ if TYPE_CHECKING:
     from roller.runtime.devices import DeviceHandle
 
 _LOG = logging.getLogger("roller")
-#: Kernels at most; those built to choose among; extents they are timed at; patience (s) with a busy machine at each.
-MOST, _BUILT, _TIMED, _PATIENCE_S = 8, 14, 12, 0.5
-#: Extents from the least on that kernels are timed at, too: where one row more is half a kernel's work, nothing can be
-#: interpolated.
-_FIRST = 6
+#: Kernels at most; those built to choose among, and that cover all extents beside the first ones; patience (s) with a
+#: busy machine at each extent they are timed at.
+MOST, _BUILT, _COVER, _PATIENCE_S = 8, 14, 3, 0.5
+#: Extents from the least on that all are priced: nothing is interpolated where the count of tiles changes often.
+_PRICED = 48
 #: Seconds that a kernel is timed for at an extent.
 _BUDGET_S = 0.02
 #: Kernels are timed where they are expected to take at most this over the fastest: those timed at extents down to a
@@ -116,11 +125,10 @@ def _compiled(varies: Range, spec: DeviceSpec, options: ConstructOptions, seed: 
     extents = sorted(best)
     costs = price_table(found, extents, spec)
     least = np.minimum(costs.min(axis=0), [best[x] for x in extents])
-    kept = shortlist(costs, least, MOST, _BUILT, [f.kind for f in found])
+    single = own_of_first(found, extents, costs)
+    kept = shortlist(costs, least, max(MOST, len(single) + _COVER), _BUILT, [f.kind for f in found], single)
     variants, reasons = _built([found[n] for n in kept], varies, spec)
-    places = samples(varies.low, varies.high, _TIMED if timed else 3)
-    if timed:
-        places = (*places, *range(varies.low, min(varies.low + _FIRST, varies.high + 1)))
+    places = samples(varies.low, varies.high) if timed else samples(varies.low, varies.high, 1, 2)
     times = _Times([v.family for v in variants], spec)
     doubt, wrong = _judged(variants, varies, places, times, seed, timed)
     for level, why in ((logging.INFO, reasons), (logging.WARNING, list(wrong.values()))):
@@ -133,7 +141,8 @@ def _compiled(varies: Range, spec: DeviceSpec, options: ConstructOptions, seed: 
             f"{varies.expr.name}: shapes: expected a kernel that is right, none of {counted(len(kept), 'kernel')} is: "
             f"{'; '.join(dict.fromkeys(reasons)).rstrip('.')}."
         )
-    times.price({*extents, *(max(variants[n].family.rows, varies.low) for n in right)})
+    first = range(varies.low, min(varies.low + _PRICED, varies.high + 1))
+    times.price({*extents, *first, *(max(variants[n].family.rows, varies.low) for n in right)})
     kernels, table = _chosen(varies, {n: variants[n] for n in right}, times, reasons)
     regrets = {
         x: float(times.predicted[x][kernels[table[x - varies.low]]] / least[c]) - 1.0 for c, x in enumerate(extents)
@@ -147,7 +156,7 @@ def _chosen(
     """Return the kernels to keep, and for every extent from the least on the position of its kernel among them."""
     every = np.arange(varies.low, varies.high + 1)
     whole = np.stack([_everywhere(n, v.family.rows, times, every) for n, v in right.items()])
-    weighed = np.array(samples(varies.low, varies.high, _WEIGHED)) - varies.low  # small extents count as much as large
+    weighed = np.unique(np.geomspace(varies.low, varies.high, _WEIGHED).round().astype(int)) - varies.low
     chosen = fewest(whole[:, weighed], whole[:, weighed].min(axis=0), MOST)
     least = whole[chosen].min(axis=0)
     if np.isinf(least).any():

@@ -7,6 +7,7 @@ the model says of its program there.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,9 +26,14 @@ from roller.templates.registry import programs_of, writer_of
 from roller.tile import RProgram
 from roller.varying.ranges import Range
 
-#: Extents that programs are constructed and priced for, and programs of each: enough that those of every micro-kernel
-#: with its loops in either order are among them (:func:`~roller.search.ranking.best_programs` spreads from ten on).
-_SAMPLES, _EACH = 18, 10
+#: Extents that programs are constructed and priced for: all of the first, where one row more is a large part of the
+#: work, then some in equal ratios.
+_FIRST, _FURTHER = 8, 8
+#: What the program of a first extent may be predicted to take over the best one.
+_NEAR_OWN = 1.1
+#: Programs of each: enough that those of every micro-kernel with its loops in either order are among them
+#: (:func:`~roller.search.ranking.best_programs` spreads from ten on).
+_EACH = 10
 #: Extents at which it is asked whether there are such programs.
 _ASKED = 3
 #: What one more kernel must gain of the root of the mean square of the logarithms of times over the best ones.
@@ -60,7 +66,7 @@ class Family:
         return self.program.tiles[0][1][self.axis]
 
     def at(self, extent: int) -> RProgram:
-        """Return the program of an extent, not below :attr:`rows`."""
+        """Return the program of an extent, not below :attr:`rows`: its tiles are not evened out, as code has one."""
         n, rows = self.axis, self.rows
         tiles = -(-extent // rows)
 
@@ -68,7 +74,8 @@ class Family:
             return (*layer[:n], rows * min(layer[n] // rows, tiles), *layer[n + 1 :])
 
         layers = tuple((name, cut(layer)) for name, layer in self.program.tiles)
-        return replace(self.program, expr=of_extent(self.program.expr, self.size, extent), tiles=layers)
+        expr = of_extent(self.program.expr, self.size, extent)
+        return replace(self.program, expr=expr, tiles=layers, open_axes=(self.size.name,))
 
     def narrowed(self, rows: int) -> Family:
         """Return the family with fewer rows in a register tile, so that it takes as small an extent."""
@@ -92,16 +99,24 @@ class Family:
         return str(replace(self.program, relaxed=()))
 
 
-def samples(low: int, high: int, count: int = _SAMPLES) -> tuple[int, ...]:
-    """Return extents from the least to the largest, closer where they are small."""
-    return tuple(dict.fromkeys(int(x) for x in np.geomspace(low, high, count).round()))
+def samples(low: int, high: int, first: int = _FIRST, further: int = _FURTHER) -> tuple[int, ...]:
+    """Return extents from the least to the largest: the first one by one, then some in equal ratios.
+
+    Examples
+    --------
+    >>> samples(1, 4096, 4, 5)
+    (1, 2, 3, 4, 16, 64, 256, 1024, 4096)
+    """
+    end = min(high, low + first - 1)
+    ratios = np.geomspace(end, high, further + 1) if end < high else ()
+    return tuple(dict.fromkeys([*range(low, end + 1), *(int(x) for x in np.round(ratios))]))
 
 
 def families_suit(varies: Range, spec: DeviceSpec, options: ConstructOptions) -> bool:
     """Whether most of a few extents have a best program of a template that can leave an extent open."""
     programs = [
         construct_candidates(varies.at(x), spec, replace(options, top_k=1))[0].program
-        for x in samples(varies.low, varies.high, _ASKED)
+        for x in samples(varies.low, varies.high, 1, _ASKED - 1)
     ]
     return 2 * sum(writer_of(p.kind, p).extents_of_calls for p in programs) > len(programs)
 
@@ -116,13 +131,20 @@ def families(varies: Range, spec: DeviceSpec, options: ConstructOptions) -> tupl
     """
     found: dict[str, Family] = {}
     best: dict[int, float] = {}
+    lone: Sequence[RProgram] = ()
     for extent in samples(varies.low, varies.high):
         expr = varies.at(extent)
         best[extent] = construct_candidates(expr, spec, replace(options, top_k=1))[0].estimate.seconds
-        for program in _programs(expr, varies, extent, spec, options):
+        programs = _programs(expr, varies, extent, spec, options)
+        lone = programs if extent == 1 else lone
+        for program in programs:
             family = _open(program, varies, extent)
             if family is not None:
                 found.setdefault(family.name(), family)
+    for program, like in itertools.product(lone, list(found.values())[:1]):
+        family = _of_one_row(program, like)
+        if family is not None:
+            found.setdefault(family.name(), family)
     lowest = [f.narrowed(varies.low) for f in found.values() if f.rows == min(f.rows for f in found.values())]
     for family in lowest if all(f.rows > varies.low for f in found.values()) else ():
         found.setdefault(family.name(), family)  # canonical forms may have no such axis where its extent is 1
@@ -163,7 +185,9 @@ def _open(program: RProgram, varies: Range, extent: int) -> Family | None:
     return family if family.rows <= extent else None
 
 
-def fewest(costs: np.ndarray, best: np.ndarray, most: int, worth: float = _WORTH) -> list[int]:
+def fewest(
+    costs: np.ndarray, best: np.ndarray, most: int, worth: float = _WORTH, given: Sequence[int] = ()
+) -> list[int]:
     """Return the rows of ``costs`` that together are nearest to the best everywhere, greedily; none that adds nothing.
 
     Parameters
@@ -176,14 +200,21 @@ def fewest(costs: np.ndarray, best: np.ndarray, most: int, worth: float = _WORTH
         Rows at most.
     worth
         What one more must gain of the root of the mean square of the logarithms of times over the best ones.
+    given
+        Rows that come first.
     """
     chosen: list[int] = []
+    wanted = list(given)
     now, reached = np.full(costs.shape[1], np.inf), (costs.shape[1] + 1, 0.0)
     for _ in range(most):
         seconds = np.minimum(now, costs)
         open_yet = np.isinf(seconds)  # extents that nothing takes yet come first; then the worst of them count most
         ratios = np.divide(seconds, best, out=np.ones_like(costs), where=~open_yet)
         regret = np.sqrt((np.log(ratios) ** 2).mean(axis=1))
+        if wanted:
+            chosen.append(row := wanted.pop(0))
+            now, reached = np.minimum(now, costs[row]), (int(open_yet[row].sum()), float(regret[row]))
+            continue
         row = min(range(len(costs)), key=lambda n: (open_yet[n].sum(), regret[n]))
         gained = (int(open_yet[row].sum()), float(regret[row]))
         if gained[0] == reached[0] and gained[1] > reached[1] - worth:
@@ -194,8 +225,9 @@ def fewest(costs: np.ndarray, best: np.ndarray, most: int, worth: float = _WORTH
 
 
 def shortlist(
-    costs: np.ndarray, least: np.ndarray, most: int, built: int, kinds: Sequence[object] | None = None
-) -> list[int]:
+    costs: np.ndarray, least: np.ndarray, most: int, built: int, kinds: Sequence[object] | None = None,
+    given: Sequence[int] = (),
+) -> list[int]:  # fmt: skip
     """Return the rows worth building: those that cover all extents best, ``most`` of them, then the best of others.
 
     Parameters
@@ -207,8 +239,10 @@ def shortlist(
     kinds
         What rows are (:attr:`Family.kind`): others of a kind that is not among the first come before more of the same,
         which are predicted, and run, almost alike.
+    given
+        Rows that come first, whatever they add.
     """
-    first = fewest(costs, least, most)
+    first = fewest(costs, least, most, given=given)
     kinds = kinds or [None] * len(costs)
     known = {kinds[n] for n in first}
     for new in (True, False):
@@ -216,6 +250,48 @@ def shortlist(
         more = fewest(costs[left], least, built - len(first)) if left else []
         first += [left[n] for n in more]
     return first
+
+
+def _of_one_row(program: RProgram, like: Family) -> Family | None:
+    """Return a program of the extent 1 as a family: its canonical form has no such axis, that of another family has.
+
+    ``None`` where the forms differ in more.
+    """
+    whole = like.program
+    extents = {a.name: a.extent for a in whole.axes if a.name != like.size.name}
+    if {a.name: a.extent for a in program.axes} != extents:
+        return None
+
+    def wider(tile: tuple[int, ...]) -> tuple[int, ...]:
+        known = dict(zip(program.axis_names, tile, strict=True))
+        return tuple(known.get(name, 1) for name in whole.axis_names)
+
+    layers = tuple((name, wider(tile)) for name, tile in program.tiles)
+    return replace(like, program=replace(program, expr=whole.expr, tiles=layers))
+
+
+def own_of_first(found: Sequence[Family], extents: Sequence[int], costs: np.ndarray) -> list[int]:
+    """Return the families that are for one of the first extents each, where no kernel of another extent is as good.
+
+    Of those that are predicted near the best it is one whose register tile holds all rows: what does not move with them
+    is read once, however good the caches are.
+
+    Parameters
+    ----------
+    found
+        Families.
+    extents, costs
+        Ascending from the least, and predicted seconds ``(families, extents)``.
+    """
+    rows = np.array([f.rows for f in found])
+    own = dict[int, None]()
+    for column, extent in enumerate(extents):
+        seconds = costs[:, column]
+        if extent < extents[0] + _FIRST and np.isfinite(seconds.min()):
+            near = seconds <= _NEAR_OWN * seconds.min()
+            whole = near & (rows == extent)
+            own[int(np.where(whole if whole.any() else near, seconds, np.inf).argmin())] = None
+    return list(own)
 
 
 def price_table(found: Sequence[Family], extents: Sequence[int], spec: DeviceSpec) -> np.ndarray:

@@ -12,7 +12,7 @@ from roller.varying.open_search import MOST, Effort, built_all, chosen, search_a
 from roller.varying.question import question_of
 
 #: What is done for an operator alone.
-EFFORT = Effort(each=4, cover=MOST, built=10, enough=MOST, budget_s=0.015, patience_s=0.2, timed_at=32,
+EFFORT = Effort(each=6, cover=MOST - 1, built=10, enough=MOST - 2, budget_s=0.015, patience_s=0.2, timed_at=32,
                 longest_s=math.inf, exact=True, worth=0.0005)  # fmt: skip
 
 

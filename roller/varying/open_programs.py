@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -108,6 +108,23 @@ class OpenProgram:
         others = [a[0] for axes in varying for a in axes if isinstance(a, list) and isinstance(a[1], Formula)]
         return tuple(dict.fromkeys((*anchor, *others)))
 
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What programs that are predicted alike may differ in: the template, and which axes tasks share among them.
+
+        Tasks that each take some of the filters read them once; those that take rows of an image all read all filters.
+        """
+        p, task = self.program, self.program.tiles[-1][1]
+        cut = tuple(a.name for a, t in zip(p.axes, task, strict=True)
+                    if a.kind == SPATIAL and a.name not in self.open_axes and t < a.extent)  # fmt: skip
+        return p.structure, cut
+
+    @cached_property
+    def divided(self) -> frozenset[str]:
+        """Tensors that are read at an index that is divided by a size: a multiplication where it is one number."""
+        node = self.form.general.data
+        return frozenset(_divided(node["stages"])) if isinstance(node, dict) else frozenset()
+
     @cached_property
     def fixed_axes(self) -> frozenset[str]:
         """Axes whose extents are one number in the program's code: filters and channels of Winograd's algorithm."""
@@ -204,6 +221,21 @@ class OpenProgram:
             )))  # fmt: skip
         elements = p.vector_elements if p.vector_axis not in self.open_axes else min(lanes, p.vector_elements)
         return replace(self, program=replace(p, tiles=_multiples(tiles), vector_elements=elements, relaxed=()))
+
+
+def _divided(node: Any, tensor: str = "") -> Iterator[str]:
+    """Yield the tensors of the data of stages whose indices have a term with a divisor that is a formula."""
+    if not isinstance(node, list | dict):
+        return
+    if isinstance(node, dict):
+        for part in node.values():
+            yield from _divided(part, tensor)
+        return
+    tensor = node[1] if len(node) > 2 and node[0] == "load" and isinstance(node[1], str) else tensor
+    if tensor and len(node) == 4 and isinstance(node[0], str) and any(isinstance(x, Formula) for x in node[2:]):
+        yield tensor
+    for part in node:
+        yield from _divided(part, tensor)
 
 
 def _multiples(tiles: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[tuple[str, tuple[int, ...]], ...]:

@@ -23,13 +23,13 @@ from roller.templates.common.options import ConstructOptions
 from roller.templates.registry import programs_of
 from roller.tile import RProgram
 from roller.varying.box import Box, Sizes
+from roller.varying.cpu import predicted
 from roller.varying.families import fewest, shortlist
 from roller.varying.judged import Judged, usual_of
 from roller.varying.open_build import build
 from roller.varying.open_programs import FEW_LANES, OpenExpr, OpenKernel, OpenProgram
 from roller.varying.open_proof import fault, faults, trespassers
 from roller.varying.own_sizes import OwnSizes
-from roller.varying.prices import predicted
 
 _LOG = logging.getLogger("roller")
 #: Kernels of an expression at most.
@@ -132,6 +132,10 @@ class Search:
         self.reasons.append(why)
         _LOG.info("%s: a kernel of the range is left out: %s", self.question.name, why)
 
+    def wanted(self, effort: Effort) -> list[int]:
+        """Return the programs to build."""
+        return shortlist(self.costs, self.best, effort.cover, effort.built, [f.kind for f in self.families])
+
     def timed_at(self, effort: Effort) -> list[int]:
         """Return the positions of the places that kernels are timed at."""
         short = [n for n in range(len(self.places)) if self.best[n] < effort.longest_s]
@@ -233,7 +237,7 @@ def built_all(searches: Mapping[str, Search], spec: DeviceSpec, effort: Effort, 
         jobs = {
             f"{key}/{row}": (s, row)
             for key, s in searches.items() if turn == 0 or s.lacks(effort.enough)
-            for row in shortlist(s.costs, s.best, effort.cover, effort.built) if row not in s.built
+            for row in s.wanted(effort) if row not in s.built
         }  # fmt: skip
         if not jobs:
             break

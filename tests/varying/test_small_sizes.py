@@ -1,0 +1,103 @@
+"""Small sizes, where one element more is a large part of the work: what is looked at, its price, what is built."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import roller
+from roller.templates.common.options import ConstructOptions
+from roller.templates.cpu.emit.plan import decisions_of
+from roller.varying import cpu, prices
+from roller.varying.box import Box
+from roller.varying.extents import extents_of
+from roller.varying.families import _of_one_row, _programs, families, fewest, own_of_first, price_table, samples
+from roller.varying.open_search import constructed
+from roller.varying.question import question_of
+from roller.varying.ranges import open_range
+
+SPEC = roller.load_spec("cpu-avx2")
+OPTIONS = ConstructOptions()
+
+
+@pytest.fixture(scope="module")
+def product():
+    varies = open_range(roller.ops.matmul(64, 256, 256), {"i": (1, 64)})
+    return varies, families(varies, SPEC, OPTIONS)[0]
+
+
+def test_first_extents_are_looked_at_one_by_one():
+    assert samples(1, 4096)[:8] == tuple(range(1, 9)) and samples(1, 4096)[-1] == 4096
+    assert samples(3, 5) == (3, 4, 5) and samples(1, 12, 12) == tuple(range(1, 13))
+    assert samples(1, 4096, 1, 2) == (1, 64, 4096)
+
+
+def test_a_family_is_priced_with_the_tile_of_its_code(product):
+    family = next(f for f in product[1] if f.rows >= 5)
+    more = family.rows + 1
+    decisions = decisions_of(family.at(more))
+    assert decisions.tile[0, family.axis] == family.rows and decisions.tiles[0, family.axis] == 2
+    (one, two, whole) = price_table([family], [family.rows, more, 2 * family.rows], SPEC)[0]
+    assert two > 1.2 * one and two == pytest.approx(whole, rel=0.1), "a row more is a whole tile"
+
+
+def test_programs_of_one_row_are_families(product):
+    varies, found = product
+    (program, *_) = _programs(varies.at(1), varies, 1, SPEC, OPTIONS)
+    family = _of_one_row(program, found[0])
+    assert family is not None and family.rows == 1 and "i" not in program.axis_names
+    assert family.at(1).tiles[-1][1][family.axis] == 1
+    assert np.isfinite(price_table([family], [1, 2, 64], SPEC)).all()
+    other = open_range(roller.ops.matmul(64, 128, 256), {"i": (1, 64)})
+    assert _of_one_row(_programs(other.at(1), other, 1, SPEC, OPTIONS)[0], found[0]) is None, "of other extents"
+
+
+def test_the_first_extents_have_a_kernel_whose_tile_holds_all_rows():
+    found = [SimpleNamespace(rows=r) for r in (1, 2, 3, 6)]
+    costs = np.array(
+        [[1.0, 2.0, 3.0, 40.0], [np.inf, 2.1, 3.5, 20.0], [np.inf, np.inf, 4.0, 15.0], [np.inf] * 3 + [9.0]]
+    )
+    assert own_of_first(found, (1, 2, 3, 40), costs) == [0, 1], "three rows at once are predicted too far behind"
+
+
+def test_rows_that_are_given_come_first():
+    costs = np.array([[1.0, 9.0], [9.0, 1.0], [2.0, 2.0]])
+    assert fewest(costs, np.ones(2), 3, given=[2]) == [2, 0, 1]
+    assert fewest(costs, np.ones(2), 1, given=[1]) == [1]
+
+
+def test_sizes_that_grow_together_are_closer_where_they_are_small():
+    places = Box({"h": (7, 64), "w": (7, 64)}).compared()
+    alike = sorted(p["h"] for p in places if p["h"] == p["w"])
+    assert {7, 8, 9, 64} <= set(alike)
+    assert len(alike) <= 12
+
+
+def image_programs(shapes):
+    varies = extents_of(roller.ops.conv2d(1, 64, 7, 21, 64, 3, 3, padding=1), shapes)
+    question = question_of(varies, OPTIONS)
+    sizes = varies.box.low
+    return sizes, constructed(question, [sizes], SPEC, OPTIONS, 24)[0]
+
+
+def test_a_division_by_a_size_is_priced():
+    sizes, programs = image_programs({"ho": (7, 64), "wo": (21, 64)})
+    usual, meant = prices.predicted(programs, sizes, SPEC), cpu.predicted(programs, sizes, SPEC)
+    apart = [n for n, p in enumerate(programs) if p.divided and np.isfinite(usual[n])]
+    assert all(m == u for n, (u, m) in enumerate(zip(usual, meant, strict=True)) if n not in apart)
+    assert any("*" in name for n in apart for name in programs[n].open_axes), "axes in one"
+    assert any(meant[n] > usual[n] for n in apart)
+    assert not any(p.divided for p in image_programs({"n": (1, 8)})[1]), "the image is one of numbers"
+
+
+def test_tasks_that_share_filters_among_them_are_a_kind():
+    _, programs = image_programs({"ho": (7, 64), "wo": (7, 64)})
+    for p in programs:
+        structure, cut = p.kind
+        assert structure == p.program.structure and not set(cut) & set(p.open_axes)
+        for axis, tile in zip(p.program.axes, p.program.tiles[-1][1], strict=True):
+            assert (axis.name in cut) == (
+                axis.kind == "spatial" and axis.name not in p.open_axes and tile < axis.extent
+            )
