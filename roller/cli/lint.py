@@ -9,11 +9,14 @@ import typer
 from rich.table import Table
 
 from roller.cli.common import DeviceOption, JsonOption, SetOption, console, device_of, print_json
-from roller.cli.compile_model import BatchOption, ShapeOption, shapes_of
+from roller.cli.compile_model import ShapeOption, shapes_of
 from roller.errors import counted
 from roller.insight.lint import LEAST_GAIN, LEAST_SHARE, Lint, lint
 
 ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX model.")]
+BatchOption = Annotated[
+    int | None, typer.Option("--batch", "-b", min=1, help="Batch size; the model's own when absent.")
+]
 PolicyOption = Annotated[
     str, typer.Option("--policy", help="Whose kernels: roller's, or library (what cuBLAS and cuDNN run; GPUs).")
 ]

@@ -51,13 +51,13 @@ class Atom:
         Examples
         --------
         >>> str(Atom(("b", "s"), "ceil", 4)), str(Atom(("s",), "floor", 2, shift=1)), str(Atom(("s",), "mod", 8))
-        ('ceil(b * s / 4)', 'floor((s + 1) / 2)', 's % 8')
+        ('ceil(b * s / 4)', 'floor((s + 1) / 2)', '(s % 8)')
         """
         value = " * ".join([*([str(self.factor)] if self.factor != 1 else []), *self.sizes])
         if self.how == "*":
             return value
         if self.how == "mod":
-            return f"{value} % {self.by}"
+            return f"({value} % {self.by})"
         if self.how == "share":
             return f"ceil({self.whole} / ceil({value} / {self.by}))"
         held = f"({value} {'+' if self.shift > 0 else '-'} {abs(self.shift)})" if self.shift else value

@@ -179,8 +179,13 @@ class RangeSession:
         Raises
         ------
         LaunchError
-            As of :meth:`run`.
+            As of :meth:`run`, and where there are no arrays.
         """
+        if not isinstance(feeds, Mapping):
+            raise LaunchError(
+                f"{self.name}: profile: expected arrays by name, which say the sizes, got {shown(feeds)}. "
+                "at(...).profile() takes random ones."
+            )
         return self._of(self._sizes((feeds,))).profile(feeds, repeats=repeats)
 
     def at(self, *values: int, **sizes: int) -> Session:
@@ -234,8 +239,8 @@ class RangeSession:
             for n, kernel in enumerate(several):
                 name = variant_key(key, n)
                 kernels[name] = replace(self._loaded[name], code=kernel.at(sizes))
-        made = _Sized.of(Saved(plan, kernels, self.constants, self.cores, self.runner, {}), self._arenas)
-        made.predict = lambda key: self.plan.predict(*key_and_number(key), sizes)
+        parts = Saved(plan, kernels, self.constants, self.cores, self.runner, {})
+        made = _Sized.of(parts, self._arenas, lambda key: self.plan.predict(*key_and_number(key), sizes))
         with self._lock:
             if len(self._ready) >= _MOST_READY:
                 del self._ready[next(iter(self._ready))]
@@ -286,14 +291,16 @@ class _Sized(Session):
 
     _arenas: list[np.ndarray]
     _by_arena: dict[int, Frame]
-    #: Predicted seconds by kernel key; asked for what a profile shows.
-    predict: Callable[[str], float]
+    _predict: Callable[[str], float]
 
     @classmethod
-    def of(cls, parts: Saved, arenas: list[np.ndarray]) -> _Sized:
-        """Return a session that takes its memory from ``arenas``, and gives it back."""
+    def of(cls, parts: Saved, arenas: list[np.ndarray], predict: Callable[[str], float]) -> _Sized:
+        """Return a session that takes its memory from ``arenas``, and gives it back.
+
+        ``predict`` is asked for the predicted seconds of kernels by their keys, where a profile shows them.
+        """
         session = cls.__new__(cls)
-        session._arenas, session._by_arena = arenas, {}
+        session._arenas, session._by_arena, session._predict = arenas, {}, predict
         session._start(parts)
         arenas += [f.arena for f in session._frames]
         session._frames.clear()
@@ -303,7 +310,7 @@ class _Sized(Session):
     def said(self) -> dict[str, tuple[float | None, str]]:
         """Predicted seconds of the kernels that run, by key; what bounds them is not said."""
         used = {s.kernel for s in steps_of(self.plan.program.steps) if isinstance(s, Run)}
-        return {key: (self.predict(key), "") for key in used}
+        return {key: (self._predict(key), "") for key in used}
 
     def _frame(self, arena: np.ndarray | None = None) -> Frame:
         if arena is None:

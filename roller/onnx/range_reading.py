@@ -53,7 +53,7 @@ def read_ranges(box: Box, read: Callable[[Sizes], Program]) -> Reading:
     Parameters
     ----------
     box
-        The sizes that calls choose; what is returned has three of each at least.
+        The sizes that calls choose; what is returned has some more where they are few.
     read
         Reads the model at some sizes.
 
@@ -123,8 +123,8 @@ def _check_ends(found: Reading, read: Callable[[Sizes], Program]) -> None:
     Raises
     ------
     MismatchError
-        Where one does not: a model that removes axes of one element has fewer at a size of 1, and a stride may take
-        another quotient there.
+        Where one does not, or there is no such model: one that removes axes of one element has fewer at a size of 1, a
+        stride may take another quotient there, and there is no second row.
     """
     names = list(found.programs[0].values)
     told = general([[list(p.values[n].shape) for n in names] for p in found.programs], Fitter(found.points))
@@ -132,8 +132,8 @@ def _check_ends(found: Reading, read: Callable[[Sizes], Program]) -> None:
     for end in (e for e in _ends(found.box) if tuple(e.values()) not in known):
         try:
             meant = read(end)
-        except RollerError:  # no size of the model, which calls find out
-            continue
+        except RollerError as err:
+            raise MismatchError(f"at {end}: {err}") from err
         for name, shape in zip(names, told.at(found.box.whole(end)), strict=True):
             if name not in meant.values:
                 continue

@@ -87,7 +87,8 @@ def build_all(
         Called with each record as it arrives (progress display).
     reuse
         Whether a process may do one job after another, until one ends it: forking a process that holds TVM, and
-        copying the pages it writes to, takes 20 ms. Not for jobs that run code nobody has checked.
+        copying the pages it writes to, takes 20 ms. Jobs that run code nobody has checked
+        are repeated apart by the caller where one of them fails.
     meanwhile
         Called once in this process, when the first jobs are under way; where workers are reused they go on with others.
         What it loads the children do not have.

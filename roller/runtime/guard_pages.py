@@ -189,8 +189,11 @@ def _fault_of(child: int, patient_s: float) -> str | None:
 
 def _wait(child: int, patient_s: float) -> None:
     """Wait until a child ends, or so long; not at all where the system cannot say when it does."""
-    with contextlib.suppress(OSError, AttributeError):  # Linux before 5.3, a Python built for one
-        handle = os.pidfd_open(child)
+    opened = getattr(os, "pidfd_open", None)  # not in a Python built for a Linux before 5.3
+    if opened is None:
+        return
+    with contextlib.suppress(OSError):  # Linux before 5.3
+        handle = opened(child)
         try:
             ended = select.poll()
             ended.register(handle, select.POLLIN)

@@ -62,14 +62,15 @@ class Box:
 
     @property
     def told(self) -> Box:
-        """The box that models are read in: no size of 1 is looked at, so two sizes tell less than three.
+        """The box that models are read in, which has sizes above 1 of which no two are equal.
 
         Examples
         --------
-        >>> Box({"batch": (1, 2), "rows": (1, 3)}).told.ends
-        {'batch': (1, 3), 'rows': (1, 3)}
+        >>> Box({"batch": (1, 2), "rows": (1, 5)}).told.ends
+        {'batch': (1, 3), 'rows': (1, 5)}
         """
-        return Box({n: (low, max(3, high)) for n, (low, high) in self.ends.items()}, self.derived)
+        least = max(3, len(self.ends) + 1)
+        return Box({n: (low, max(least, high)) for n, (low, high) in self.ends.items()}, self.derived)
 
     @property
     def middle(self) -> dict[str, int]:

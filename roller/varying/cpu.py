@@ -20,9 +20,9 @@ __all__ = ["UNUSED", "fault", "predicted"]
 
 #: How loud it is said that a kernel is not used at some sizes: its code is for others, and the next best is asked.
 UNUSED = logging.INFO
-#: Cycles of a division by a size: no compiler makes a product of it, as it does where it knows the number. Measured on
-#: Zen 1: an element gathered through one takes 7.5 ns more than the model says of one for one shape.
-_DIVISION_CYCLES = 22.0
+#: Divisions of an index by a size, its quotient and its rest: no compiler makes products of them, as it does where it
+#: knows the number, nor vectors. Each is priced as the instruction class of divisions with all other lanes idle.
+_DIVISIONS = 2
 
 
 def fault(kernel: OpenKernel, expression: TensorExpr, sizes: Sizes, spec: DeviceSpec) -> str:
@@ -36,10 +36,11 @@ def predicted(programs: Sequence[OpenProgram], sizes: Sizes, spec: DeviceSpec) -
     To what the model says comes what only code for all sizes has: elements that are found by dividing by a size.
     """
     out = prices.predicted(programs, sizes, spec)
+    per_s = spec.compute.ops_per_cycle_per_unit["special"] / spec.teu.lanes * spec.clock_hz * spec.units
     for n in np.flatnonzero(np.isfinite(out)).tolist():
         if programs[n].divided:
             elements = _found_by_division(programs[n].at(sizes), programs[n].divided, spec)
-            out[n] += elements * _DIVISION_CYCLES / (spec.clock_hz * spec.units)
+            out[n] += elements * _DIVISIONS / per_s
     return out
 
 

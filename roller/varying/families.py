@@ -7,7 +7,6 @@ the model says of its program there.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,7 +28,8 @@ from roller.varying.ranges import Range
 #: Extents that programs are constructed and priced for: all of the first, where one row more is a large part of the
 #: work, then some in equal ratios.
 _FIRST, _FURTHER = 8, 8
-#: What the program of a first extent may be predicted to take over the best one.
+#: What the program of a first extent may be predicted to take over the best one: a margin that was chosen, for prices
+#: count no reads of what a register tile with more rows reads once.
 _NEAR_OWN = 1.1
 #: Programs of each: enough that those of every micro-kernel with its loops in either order are among them
 #: (:func:`~roller.search.ranking.best_programs` spreads from ten on).
@@ -141,8 +141,9 @@ def families(varies: Range, spec: DeviceSpec, options: ConstructOptions) -> tupl
             family = _open(program, varies, extent)
             if family is not None:
                 found.setdefault(family.name(), family)
-    for program, like in itertools.product(lone, list(found.values())[:1]):
-        family = _of_one_row(program, like)
+    others = tuple(found.values())
+    for program in lone:
+        family = next(filter(None, (_of_one_row(program, like) for like in others)), None)
         if family is not None:
             found.setdefault(family.name(), family)
     lowest = [f.narrowed(varies.low) for f in found.values() if f.rows == min(f.rows for f in found.values())]
@@ -257,6 +258,8 @@ def _of_one_row(program: RProgram, like: Family) -> Family | None:
 
     ``None`` where the forms differ in more.
     """
+    if program.split_k > 1:  # as of every family
+        return None
     whole = like.program
     extents = {a.name: a.extent for a in whole.axes if a.name != like.size.name}
     if {a.name: a.extent for a in program.axes} != extents:
@@ -271,7 +274,7 @@ def _of_one_row(program: RProgram, like: Family) -> Family | None:
 
 
 def own_of_first(found: Sequence[Family], extents: Sequence[int], costs: np.ndarray) -> list[int]:
-    """Return the families that are for one of the first extents each, where no kernel of another extent is as good.
+    """Return a family for each of the first extents, some for several.
 
     Of those that are predicted near the best it is one whose register tile holds all rows: what does not move with them
     is read once, however good the caches are.

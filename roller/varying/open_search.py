@@ -23,7 +23,6 @@ from roller.templates.common.options import ConstructOptions
 from roller.templates.registry import programs_of
 from roller.tile import RProgram
 from roller.varying.box import Box, Sizes
-from roller.varying.cpu import predicted
 from roller.varying.families import fewest, shortlist
 from roller.varying.judged import Judged, usual_of
 from roller.varying.open_build import build
@@ -184,6 +183,7 @@ def _constructed(q: Question, spec: DeviceSpec, options: ConstructOptions, effor
     if not effort.exact:
         looked_at = [p for p in looked_at if p == own.box.raised(p)]
     several, best = constructed(q, looked_at, spec, options, effort.each)
+    predicted = spec.traits.room("varying").predicted
     costs = np.stack([predicted(several, sizes, spec) for sizes in places], axis=1)
     forms = {id(f): n for n, f in enumerate(own.forms)}
     programs = [(f.program, forms[id(f.form)], f.sizes) for f in several]

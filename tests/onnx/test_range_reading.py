@@ -117,3 +117,30 @@ def test_large_constants_that_sizes_change_are_refused():
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((600, 600), "float32"), "w"))
     with pytest.raises(ModelError, match="the constant 'scaled' is computed from sizes"):
         roller.compile_model(model, shapes={"x": (("b", 1, 9), 600)})
+
+
+GATHERED = """<ir_version: 9, opset_import: ["": 20]>
+m (float[s, 4] x) => (float[1, 4] y) <int64[1] second = {1}> {
+    a = Exp(x)
+    y = Gather(a, second)
+}"""
+
+
+def test_sizes_at_which_there_is_no_such_model_are_refused():
+    """There is no second row of one: what a kernel left in memory before would be read."""
+    model = onnx.parser.parse_model(GATHERED)
+    with pytest.raises(ModelError, match=r"(?s)at \{'s': 1\}: .*index 1 of an axis of 1"):
+        roller.compile_model(model, shapes={"x": (("s", 1, 9), 4)})
+    made = roller.compile_model(model, shapes={"x": (("s", 2, 9), 4)}, deterministic=True)
+    x = np.random.default_rng(0).standard_normal((5, 4)).astype("float32")
+    np.testing.assert_allclose(made.run(x), np.exp(x[1:2]), rtol=1e-6)
+
+
+def test_several_sizes_may_be_few():
+    text = """<ir_version: 9, opset_import: ["": 20]>
+    m (float[a, b, c] x) => (float[a, b, c] y) { y = Exp(x) }"""
+    shapes = {"x": (("a", 1, 2), ("b", 1, 3), ("c", 1, 2))}
+    made = roller.compile_model(onnx.parser.parse_model(text), shapes=shapes, deterministic=True)
+    for shape in ((1, 1, 1), (2, 3, 2), (1, 2, 2), (2, 1, 1)):
+        x = np.random.default_rng(0).standard_normal(shape).astype("float32")
+        np.testing.assert_allclose(made.run(x), np.exp(x), rtol=1e-6)
