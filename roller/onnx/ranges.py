@@ -126,7 +126,7 @@ def _dim(name: str, dim: Any, ends: dict[str, tuple[int, int]]) -> int | str:
     size, *pair = dim if isinstance(dim, (tuple, list)) and dim else (None,)
     if len(pair) == 1 and isinstance(pair[0], range) and pair[0] and pair[0].step == 1:
         pair = [pair[0][0], pair[0][-1]]
-    if not isinstance(size, str) or len(pair) != 2 or not all(map(is_integer, pair)):
+    if not isinstance(size, str) or not size or len(pair) != 2 or not all(map(is_integer, pair)):
         raise ModelError(f"shapes: '{name}': expected a number or a range with its name, got {shown(dim)}. {_HOW}")
     low, high = map(int, pair)
     if not 1 <= low <= high:

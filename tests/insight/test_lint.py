@@ -136,12 +136,14 @@ def test_the_verb_takes_the_shapes_of_open_inputs(cli, tmp_path):
     onnx.save(model, path)
     code, out, _ = cli("lint", path, "--device", "a100", "--shape", "x=4x128x999")
     assert code == 0 and "999 -> 1000" in out
-    code, _, err = cli("lint", path, "--device", "a100", "--batch", 4)
+    code, _, err = cli("lint", path, "--device", "a100", "-b", 4)
     assert code != 0 and "--shape x=4x1x999" in err and "--batch" not in err
     found = roller.lint(path, "a100", shapes={"x": (4, 128, 999)})
     assert "999 -> 1000" in str(found) and "predicted" in str(found)
     code, out, _ = cli("forecast", path, "--device", "a100", "--shape", "x=4x128x999")
     assert code == 0 and "a100" in out
+    code, _, err = cli("forecast", "examples/train.py", "--device", "a100", "--shape", "x=4x128x999")
+    assert code == 2 and "expected no --shape beside an entry file" in err
 
 
 def test_a_torch_module_is_linted_by_the_names_of_its_parameters():

@@ -170,6 +170,8 @@ def test_sizes_are_those_of_arrays_that_only_export_their_memory(session):
         ({"x": (("batch", 1, 2.5), 24)}, "a number or a range"),
         ({"x": (range(1, 5), 24)}, r"a range with its name, got range\(1, 5\). Write \(name, least, largest\)"),
         ({"x": (("batch", range(1, 9, 2)), 24)}, "a number or a range"),
+        ({"x": (("batch", range(1, 10**30)), 24)}, "at most 1048576"),
+        ({"x": (("", 1, 4), 24)}, "a number or a range"),
         ({"x": {"batch": (1, 4)}}, "the dimensions of 'x' in their order, got .*Write"),
         ({"x": (("batch", 1, 4),)}, r"expected 2 dimensions of 'x', .* got 1: \(\('batch', 1, 4\),\)"),
     ],
