@@ -1,0 +1,1 @@
+"""What developers of roller run beside the tests; no part of the wheel."""
