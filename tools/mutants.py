@@ -2,7 +2,7 @@
 
 ``draw`` draws places of ``roller/templates``, ``onnx`` and ``insight`` by a seed, runs the quick tests once on a copy
 whose places note the test that reaches them, and keeps the first places that a test reaches, one mutant each, in
-``tools/mutants.json``. ``reach`` notes the same for tests of other marks (``-m slow``). ``run`` plants one mutant after
+``tools/mutants.json``. ``reach`` adds what other tests reach (``-m slow``, files of tests). ``run`` plants one mutant after
 the other and runs the tests that reach it; where none of them fails, the mutant survived. ``reach`` and ``run`` go on
 where they stopped, and take the mutants of the list as they are: a place that changed since is an error.
 """
@@ -200,7 +200,7 @@ def _copy(folder: Path) -> Path:
 
 def _pytest(tree: Path, options: Sequence[str], limit_s: float, **more: str) -> subprocess.CompletedProcess[str]:
     """Run pytest on the code of a copied tree, in the processes that tests start too."""
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", *options]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-o", f"cache_dir={tree.parent / 'cache'}", *options]
     environment = {**os.environ, "PYTHONPATH": str(tree), **more}
     return subprocess.run(
         command, cwd=tree, capture_output=True, text=True, timeout=limit_s, check=False, env=environment
@@ -274,6 +274,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--reached", type=Path, default=Path("build/mutants-reached.json"), metavar="FILE")
     parser.add_argument("--results", type=Path, default=Path("build/mutants-results.json"), metavar="FILE")
     parser.add_argument("--part", default="1/1", metavar="K/N", help="the K-th of N parts of the list")
+    parser.add_argument("tests", nargs="*", help="of these files alone (draw, reach)")
     parser.add_argument("-m", dest="marks", default="not slow", help="marks of the tests, as pytest takes them")
     return parser
 
@@ -281,7 +282,7 @@ def _parser() -> argparse.ArgumentParser:
 def main() -> None:
     """Run the command line."""
     given = _parser().parse_args()
-    options = ["-m", given.marks]
+    options = ["-m", given.marks, *given.tests]
     given.reached.parent.mkdir(parents=True, exist_ok=True)
     if given.action == "draw":
         candidates = draw(3 * given.count, given.seed)
@@ -293,7 +294,9 @@ def main() -> None:
     part, parts = map(int, given.part.split("/"))
     mutants = [Mutant(**m) for m in json.loads(LIST.read_text(encoding="utf-8"))]
     if given.action == "reach":
-        given.reached.write_text(json.dumps(reached(mutants, options), indent=1) + "\n")
+        known = json.loads(given.reached.read_text()) if given.reached.exists() else {}
+        found = {name: sorted({*tests, *known.get(name, ())}) for name, tests in reached(mutants, options).items()}
+        given.reached.write_text(json.dumps(found, indent=1) + "\n")
     else:
         run(mutants[part - 1 :: parts], json.loads(given.reached.read_text()), given.results, options)
 
