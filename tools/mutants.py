@@ -2,9 +2,9 @@
 
 ``draw`` draws places of ``roller/templates``, ``onnx`` and ``insight`` by a seed, runs the quick tests once on a copy
 whose places note the test that reaches them, and keeps the first places that a test reaches, one mutant each, in
-``tools/mutants.json``. ``reach`` adds what other tests reach (``-m slow``, files of tests). ``run`` plants one mutant after
-the other and runs the tests that reach it; where none of them fails, the mutant survived. ``reach`` and ``run`` go on
-where they stopped, and take the mutants of the list as they are: a place that changed since is an error.
+``tools/mutants.json``. ``reach`` adds what other tests reach (``-m slow``, files of tests). ``run`` plants one mutant
+after the other and runs the tests that reach it; where none of them fails, the mutant survived. ``run`` goes on where
+it stopped. All take the mutants of the list as they are: a place that changed since is an error.
 """
 
 from __future__ import annotations
