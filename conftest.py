@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import logging
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -16,8 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from tests import slow_tests
+from tests import collecting, slow_tests
+from tests.builds import builds_folder, prune
 
+#: Idle workers of TVM's pools look for work in a loop and take the processors that other tests need. Tests of threads
+#: set their own number.
+os.environ.setdefault("TVM_NUM_THREADS", "1")
 _count = itertools.count()
 #: Its modules import PyTorch, which not every machine has.
 collect_ignore_glob = (
@@ -81,7 +86,10 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    config.pluginmanager.register(collecting, "collecting")
     config.pluginmanager.register(slow_tests, "slow-tests")
+    if not hasattr(config, "workerinput"):
+        prune(builds_folder())
     path = config.getoption("--write-slow-list")
     if path is not None:
         config.pluginmanager.register(slow_tests.Recorder(path), "slow-list")

@@ -22,6 +22,12 @@ LINUX = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="placing
 TWO = pytest.mark.skipif(len(threads.processors()) < 2, reason="needs a second processor")
 
 
+@pytest.fixture(autouse=True)
+def _all_processors(monkeypatch):
+    """Let pools have the threads that users get: other tests run with one, see conftest.py."""
+    monkeypatch.setenv("TVM_NUM_THREADS", str(len(threads.processors())))
+
+
 @pytest.fixture(scope="module")
 def matmul():
     e = ops.matmul(M, N, K)

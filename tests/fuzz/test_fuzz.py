@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("tvm")
 
+from tests.builds import builds_folder
 from tests.fuzz.cases import GENERATORS, LIMITS, examined
 from tests.fuzz.judge import load_all
 from tests.fuzz.run import corpus, explore
@@ -23,9 +24,9 @@ SHARES = {"expressions": (90, 30), "operators": (80, 30), "calls": (110, 40), "g
 
 
 @pytest.fixture(scope="module")
-def worker(request):
+def worker():
     with Worker() as w, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ROLLER_FUZZ_BUILDS", str(request.config.cache.mkdir("emulator")))
+        patch.setenv("ROLLER_FUZZ_BUILDS", str(builds_folder()))
         yield w
 
 

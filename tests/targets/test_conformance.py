@@ -23,6 +23,7 @@ from roller.runtime.inputs import random_inputs
 from roller.targets import DEVICES, KINDS, LANGUAGES, TARGETS, pretends, target_for, target_of_language
 from roller.targets.lazy import loaded
 from roller.tile.structures import STRUCTURES
+from tests.builds import builds_folder
 
 #: A small operator for each structure, and the option without which construction prefers another.
 OPERATORS = {
@@ -116,12 +117,12 @@ def test_kernels_are_lowered_built_and_kept(structure, device):
 
 
 @pytest.mark.parametrize(("structure", "device"), CASES)
-def test_kernels_compute_where_something_runs_them(structure, device, request):
+def test_kernels_compute_where_something_runs_them(structure, device):
     made, target = kernel(structure, device), target_for(roller.load_spec(device))
     if target.emulated:
         if shutil.which("g++") is None:
             pytest.skip("the emulator builds kernels with g++, which is not installed")
-        assert prove(made, cache_dir=request.config.cache.mkdir("emulator")).ok
+        assert prove(made, cache_dir=builds_folder()).ok
         return
     arrays = [np.asarray(x) for x in random_inputs(made.expression, 0)]
     np.testing.assert_allclose(target.load(made)(*arrays), made.expression.evaluate(arrays)[0], rtol=1e-4, atol=1e-4)

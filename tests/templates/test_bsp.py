@@ -28,6 +28,7 @@ from roller.templates.bsp.common.decide import piece_elements, pieces_of
 from roller.templates.bsp.emit.schedule import schedule_of
 from roller.tile.boxes import Box, boxes_of, whole_axes
 from roller.tile.supersteps import Schedule, plain
+from tests.builds import builds_folder
 
 SPEC = roller.load_spec("ipu_mk2")
 OPERATORS = (
@@ -145,8 +146,8 @@ def test_a_schedule_is_data():
 
 @needs_compiler
 @pytest.mark.parametrize("text", [OPERATORS[0], *(pytest.param(t, marks=pytest.mark.slow) for t in OPERATORS[1:])])
-def test_codelets_compute_unit_by_unit(text, request):
-    folder = request.config.cache.mkdir("emulator")
+def test_codelets_compute_unit_by_unit(text):
+    folder = builds_folder()
     made = kernels(text)
     for artifact in made[:1] if text == OPERATORS[0] else made:
         carried = KernelArtifact.from_dict(json.loads(json.dumps(artifact.to_dict())))
@@ -155,22 +156,22 @@ def test_codelets_compute_unit_by_unit(text, request):
 
 
 @needs_compiler
-def test_what_no_exchange_brought_cannot_be_read(request):
+def test_what_no_exchange_brought_cannot_be_read():
     artifact = kernels(OPERATORS[0])[0]
     schedule = json.loads(json.dumps(artifact.target["schedule"]))
     operand = next(t for t in schedule["tensors"] if t["name"] == "A")
     operand["counts"][-1] -= 1  # the last column stays away
     broken = replace(artifact, target={**artifact.target, "schedule": schedule})
-    proof = prove(broken, cache_dir=request.config.cache.mkdir("emulator"))
+    proof = prove(broken, cache_dir=builds_folder())
     assert not proof.ok and "no exchange brought it" in str(proof)
 
 
 @needs_compiler
-def test_an_output_nobody_sends_is_missed(request):
+def test_an_output_nobody_sends_is_missed():
     artifact = kernels(OPERATORS[0])[0]
     schedule = {**artifact.target["schedule"], "tasks": artifact.target["schedule"]["tasks"] - 1}
     broken = EmulatedSteps(replace(artifact, target={**artifact.target, "schedule": schedule}),
-                           cache_dir=request.config.cache.mkdir("emulator"))  # fmt: skip
+                           cache_dir=builds_folder())  # fmt: skip
     arrays = [np.zeros(a.shape, a.dtype) for a in artifact.inputs]
     with pytest.raises(EmulationError, match="no unit sent one"):
         broken(arrays)
@@ -191,11 +192,11 @@ def test_a_dtype_without_a_type_is_refused():
 
 @pytest.mark.slow
 @needs_compiler
-def test_names_that_differ_in_signs_alone_are_not_one_name(request):
+def test_names_that_differ_in_signs_alone_are_not_one_name():
     # Groups split the filters into 'f/4' and 'f%4'.
     artifact = kernels("conv2d(1, 8, 6, 6, 8, 3, 3, groups=2, padding=1)")[0]
     assert {"f/4", "f%4"} <= set(artifact.program.axis_names)
-    assert prove(artifact, cache_dir=request.config.cache.mkdir("emulator")).ok
+    assert prove(artifact, cache_dir=builds_folder()).ok
 
 
 @given(st.lists(st.text(st.sampled_from("f4*/%_ 2a"), min_size=1), unique=True, min_size=2, max_size=6))
@@ -206,12 +207,12 @@ def test_plain_names_are_as_many_as_names(names):
 
 @pytest.mark.slow
 @needs_compiler
-def test_two_workers_of_a_unit_write_no_word_in_common(request):
+def test_two_workers_of_a_unit_write_no_word_in_common():
     artifact = kernels("elementwise('relu', (7, 33), dtype='int8')")[0]
     launch = artifact.launches[0]
     single = re.sub(r"\((n_\w+) \+ 3\) / 4", r"\1", launch.source).replace(" * 4", " * 1")
     broken = replace(artifact, launches=(replace(launch, source=single),))
-    folder = request.config.cache.mkdir("emulator")
+    folder = builds_folder()
     assert prove(artifact, cache_dir=folder).ok
     assert "another worker of the codelet writes into the same word" in str(prove(broken, cache_dir=folder))
 
@@ -220,7 +221,7 @@ def test_two_workers_of_a_unit_write_no_word_in_common(request):
 @pytest.mark.parametrize("text", [
     OPERATORS[-2], "matmul(m=33, n=21, k=17, epilogue=('bias', 'relu'))", "elementwise('relu', (7, 33), dtype='int8')",
 ])  # fmt: skip
-def test_workers_have_the_shares_that_are_priced(text, request, monkeypatch):
+def test_workers_have_the_shares_that_are_priced(text, monkeypatch):
     expr, written = roller.ops.parse(text), {}
     run = EmulatedSteps.run
 
@@ -234,7 +235,7 @@ def test_workers_have_the_shares_that_are_priced(text, request, monkeypatch):
     options = roller.ConstructOptions(top_k=40, matrix_units=False)
     program = max((c.program for c in roller.construct(expr, SPEC, options=options) if c.program.split_k == 1),
                   key=lambda p: np.prod(list(p.block_tile.values())))  # fmt: skip
-    assert prove(lower(program, expr, SPEC), cache_dir=request.config.cache.mkdir("emulator")).ok
+    assert prove(lower(program, expr, SPEC), cache_dir=builds_folder()).ok
     batch, vector = batch_of([program]), program.tile("register")[program.vector_axis]
     assert len(written) == len(program.expr.stages)
     for stage, (itemsize, owners) in zip(program.expr.stages, written.values(), strict=True):

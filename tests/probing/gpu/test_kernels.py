@@ -10,6 +10,7 @@ from roller.emulator import emulate
 from roller.probing.gpu.reference import reference_of
 from roller.probing.gpu.sources import entries_of
 from roller.runtime.probe_format import CHECK_STEPS
+from tests.builds import builds_folder
 from tests.emulator.snippets import artifact
 from tests.probing.gpu.tiny import PLANS, tiny
 
@@ -32,10 +33,10 @@ CASES = [(name, key) for name, keys in CHOSEN.items() for key in keys]
 
 
 @pytest.fixture(scope="session")
-def built(request):
+def built():
     if shutil.which("g++") is None:
         pytest.skip("the emulator builds kernels with g++, which is not installed")
-    return request.config.cache.mkdir("emulator")
+    return builds_folder()
 
 
 def run(plan, case, steps, built):
