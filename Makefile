@@ -3,29 +3,49 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# The versions that CI proved; `make lock` resolves them anew, `make newest` tries the newest releases.
+CONSTRAINTS ?= constraints.txt
+# Where bytecode is not kept, pytest rewrites the assertions of every test file in every process of every run.
+unexport PYTHONDONTWRITEBYTECODE
 # CUDA sources are built without a GPU by these wheels; other systems have none, and those tests say so and skip.
 
 comma := ,
 EXTRAS := $(if $(filter Linux-x86_64 Linux-aarch64,$(shell uname -s)-$(shell uname -m)),dev$(comma)cuda12,dev)
 WORKERS ?= 2
 
-.PHONY: demo env test slow exhaustive slow-list torch fuzz docs docs-tools lint format typecheck check-all clean dist
+.PHONY: demo env lock newest test hostile slow exhaustive slow-list torch fuzz docs docs-tools lint format typecheck check-all clean dist
 
-$(STAMP): pyproject.toml
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
+# uv takes a sixth of pip's seconds; pip where uv cannot be had, or does not know how this machine reaches its index.
+INSTALL := $(BIN)/python -m uv pip install --quiet --python $(BIN)/python -c $(CONSTRAINTS)
+
+$(STAMP): pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[$(EXTRAS)]"
+	{ $(PIP) uv && $(INSTALL) -e ".[$(EXTRAS)]"; } || $(PIP) -e ".[$(EXTRAS)]"
 	touch $@
+
+# Resolves the newest versions for all Pythons that roller takes. PyTorch is pinned below: its build depends on the machine.
+lock: $(STAMP)
+	printf '%s\n' uv hatchling filelock fsspec jinja2 matplotlib mpmath networkx onnxscript sympy | \
+	$(BIN)/python -m uv pip compile --quiet --universal --upgrade --python-version 3.10 --no-header --no-annotate \
+	  --extra dev --extra cuda12 --extra docs --extra fallback pyproject.toml - -o constraints.txt
+
+# The quick tests with the newest releases that pyproject.toml permits; says which differ from those that CI proved.
+newest:
+	mkdir -p build && : > build/unconstrained.txt
+	rm -rf build/newest && $(MAKE) --no-print-directory env VENV=build/newest CONSTRAINTS=build/unconstrained.txt
+	build/newest/bin/python -m tools.newest constraints.txt
+	build/newest/bin/python -m pytest -n $(WORKERS) -q -m "not slow"
 
 # The tests of torch.compile skip, and say so, where PyTorch is not installed: it is large, and nothing else needs it. The
 # build for processors where the index has it, whatever build it has otherwise.
 torch: $(STAMP)
 	$(BIN)/python -c "import matplotlib, onnxscript, torch" 2>/dev/null || \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch==2.13.0+cpu" "onnxscript>=0.1" "matplotlib>=3.8" || \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[torch,insight]"
+	$(PIP) "torch==2.13.0+cpu" onnxscript matplotlib || $(PIP) -e ".[torch,insight]"
 
 # Wheel and sdist in dist/, tried in an empty environment; the slow tests try them as well.
 dist: $(STAMP)
-	rm -rf dist && $(BIN)/python -m pip install --quiet --disable-pip-version-check "hatchling>=1.25"
+	rm -rf dist && $(PIP) hatchling
 	$(BIN)/python -m hatchling build -d dist
 	ROLLER_DIST=dist $(BIN)/python -m pytest -n 0 -q tests/test_release.py
 
@@ -38,6 +58,10 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) -q -m "not slow"
+
+# The quick tests on machines that are against them: another order, masked processors, no network, and others.
+hostile: $(STAMP)
+	$(BIN)/python -m tools.hostile $(if $(ONLY),--only $(ONLY))
 
 # The long sweeps: every operator on every GPU, every kernel of the odd cases on the emulator. Minutes, not seconds.
 slow: $(STAMP)
@@ -63,7 +87,7 @@ fuzz: $(STAMP)
 # The site of docs/ in build/site; a broken link, an omitted page or a name of the API that is not there is an error.
 docs-tools: $(STAMP)
 	$(BIN)/python -c "import material, mkdocstrings_handlers.python" 2>/dev/null || \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[docs]"
+	$(INSTALL) -e ".[docs]" || $(PIP) -e ".[docs]"
 
 docs: docs-tools
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
