@@ -88,7 +88,7 @@ def every(names: str | Sequence[str], items: Iterable[Any], ids: Ids = None) -> 
 
     Of two that are stacked every combination is an item. Each item has the arguments ``tmp_path`` and ``monkeypatch``
     to itself, if the test takes them: a folder of its own, and patches that are undone after it. All other fixtures
-    are those of the one test.
+    are those of the one test. Together quick items may take as long as a slow test: the test is always run.
     """
     arguments = [n.strip() for n in names.split(",")] if isinstance(names, str) else list(names)
     axis = _axis(arguments, list(items), ids)
@@ -143,7 +143,7 @@ def _test_of_all(test: _Test, axes: list[_Axis], given: frozenset[str], marks: S
 
     test_all.__signature__ = signature.replace(parameters=fixtures)  # type: ignore[attr-defined]
     test_all.every = (test, axes, given)  # type: ignore[attr-defined]
-    test_all.pytestmark = list(marks)  # type: ignore[attr-defined]
+    test_all.pytestmark = [*(m for m in marks if m.name != "always"), pytest.mark.always.mark]  # type: ignore[attr-defined]
     return test_all
 
 

@@ -120,5 +120,5 @@ def _marked(n):
     raise NotImplementedError
 
 
-def test_marks_stay():
-    assert sorted(mark.name for mark in _marked.pytestmark) == ["skip", "slow"]
+def test_marks_stay_and_many_quick_items_do_not_make_a_slow_test():
+    assert sorted(mark.name for mark in _marked.pytestmark) == ["always", "skip", "slow"]

@@ -11,6 +11,7 @@ import yaml
 from roller import ops
 from roller.errors import ExprError
 from roller.ops import REGISTRY, from_spec, parse
+from tests.offenders import every
 
 _ROWS = yaml.safe_load((Path(__file__).parents[2] / "benchmarks" / "operators.yaml").read_text())["operators"]
 
@@ -35,7 +36,7 @@ def test_what_is_no_text_is_still_no_literal(text):
         parse(text)
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "message"),
     [
         ("matmul(0, 4, 4)", "argument 'm'.*at least 1, got 0"),

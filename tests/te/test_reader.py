@@ -19,13 +19,14 @@ from roller.expr.canonical import fuse_axes, group_axes
 from roller.te.compat import Schedule, te, tirx
 from roller.te.reader import read, to_te
 from tests.cases import ODD_CASES, Case, arrays_for
+from tests.offenders import every
 
 
 def _p(name: str, *shape: int, dtype: str = "float32") -> Any:
     return te.placeholder(shape, name=name, dtype=dtype)
 
 
-@pytest.mark.parametrize("case", ODD_CASES, ids=[c[0] for c in ODD_CASES])
+@every("case", ODD_CASES, ids=[c[0] for c in ODD_CASES])
 def test_round_trip_keeps_the_key_and_the_values(case: Case) -> None:
     _, factory = case
     expr = factory()
