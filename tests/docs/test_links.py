@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from urllib.parse import unquote
 
-import pytest
-
 from tests.docs.pages import DOCS, PAGES, ROOT, anchors_of, links_of, name_of
 from tests.offenders import every
 
@@ -39,7 +37,7 @@ def test_every_link_leads_somewhere(page):
     assert wrong == []
 
 
-@pytest.mark.parametrize(
+@every(
     ("link", "said"),
     [
         ("docs/absent.md", "no such file"),

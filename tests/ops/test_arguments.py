@@ -132,7 +132,7 @@ def test_rows_split() -> None:
     assert sum(r["split"] == "heldout" for r in _ROWS) == 39
 
 
-@pytest.mark.parametrize("row", [r for r in _ROWS if r["id"] in ("M0", "M1", "C0", "D0", "E0", "P0", "R0")],
+@every("row", [r for r in _ROWS if r["id"] in ("M0", "M1", "C0", "D0", "E0", "P0", "R0")],
                          ids=lambda r: r["id"])  # fmt: skip
 def test_batch_replaces_the_leading_extent(row: dict[str, object]) -> None:
     small = from_spec(row, batch=2)

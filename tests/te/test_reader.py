@@ -82,7 +82,7 @@ def _unary(fn: Callable[..., Any], *args: Any) -> list[Any]:
     return [s, fn(s, *args)]
 
 
-@pytest.mark.parametrize(
+@every(
     ("tensors", "same"),
     [
         (lambda: _conv(2, 1, 1), ops.conv2d(1, 16, 28, 28, 32, 3, 3, 2, 1)),
@@ -258,7 +258,7 @@ def _scalar() -> list[Any]:
     return [s, te.compute((), lambda: s() * 2.0, name="twice")]
 
 
-@pytest.mark.parametrize(
+@every(
     ("source", "message"),
     [
         (_gather, "'S'.*dimension 0.*data of 'at'"),
@@ -283,9 +283,9 @@ def test_refusals_name_the_tensor(source: Callable[[], Any], message: str) -> No
         read(source())
 
 
-@pytest.mark.parametrize("stored", ["float16", "float64", "int32", "int8", "bool"])
-@pytest.mark.parametrize("given", ["float16", "float32", "int32"])
-@pytest.mark.parametrize("last", ["float32", ""])
+@every("stored", ["float16", "float64", "int32", "int8", "bool"])
+@every("given", ["float16", "float32", "int32"])
+@every("last", ["float32", ""])
 def test_a_cast_may_be_followed_by_anything(given: str, stored: str, last: str) -> None:
     x = _p("X", 4, 6, dtype=given)
     cast = te.compute((4, 6), lambda i, j: x[i, j].astype(stored), name="T")
