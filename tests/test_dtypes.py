@@ -52,10 +52,14 @@ def test_facts_of_floats_are_those_of_ml_dtypes(dtype):
     assert row.itemsize_bytes == numpy_dtype(dtype).itemsize
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_numbers_are_those_of_onnx(dtype):
-    helper = pytest.importorskip("onnx").helper
-    assert helper.tensor_dtype_to_np_dtype(DTYPES[dtype].onnx).name == dtype
+@pytest.fixture
+def onnx():
+    return pytest.importorskip("onnx")
+
+
+@every("dtype", DTYPES)
+def test_numbers_are_those_of_onnx(dtype, onnx):
+    assert onnx.helper.tensor_dtype_to_np_dtype(DTYPES[dtype].onnx).name == dtype
 
 
 @pytest.mark.parametrize("dtype", BYTE_FLOATS)

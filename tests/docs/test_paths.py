@@ -36,8 +36,19 @@ def _spelled_out(path: str) -> list[str]:
 
 
 @cache
+def _files_by_name() -> dict[str, list[PurePosixPath]]:
+    found: dict[str, list[PurePosixPath]] = {}
+    for file in _files():
+        found.setdefault(file.name, []).append(file)
+    return found
+
+
+@cache
 def _is_there(path: str) -> bool:
-    return any(f.match(path.rstrip("/")) for f in _files())
+    path = path.rstrip("/")
+    name = PurePosixPath(path).name
+    among = _files() if "*" in name else _files_by_name().get(name, ())
+    return any(f.match(path) for f in among)
 
 
 def missing(text: str) -> list[str]:
