@@ -12,6 +12,7 @@ import pytest
 import roller
 from roller.artifact import FORMAT_VERSION, Argument, KernelArtifact, Launch
 from roller.errors import ArtifactError
+from tests.offenders import every
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def test_round_trip(artifact: KernelArtifact, tmp_path: Path) -> None:
     assert again.binary == b"\x00\x01cubin"
 
 
-@pytest.mark.parametrize(
+@every(
     ("damage", "says"),
     [
         (lambda d: {**d, "format_version": FORMAT_VERSION + 1}, "Upgrade roller"),

@@ -18,6 +18,7 @@ from roller.errors import LaunchError, NoCandidateError, RollerError
 from roller.expr import Load, transform
 from roller.runtime.check import check
 from roller.runtime.inputs import random_inputs
+from tests.offenders import every
 
 MATMUL = ops.matmul(65, 96, 48)
 
@@ -209,7 +210,7 @@ def test_devices_that_are_not_here() -> None:
         source(a)
 
 
-@pytest.mark.parametrize(
+@every(
     ("constants", "text"),
     [
         ({"weights": np.zeros((48, 96), "f")}, r"expected inputs of matmul \['A', 'B'\], got 'weights'"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 import roller
 from roller.core.display import MOST_CHARACTERS, html_table, structure
@@ -13,6 +12,7 @@ from roller.graph.plan import Plan
 from roller.graph.steps import KernelSource, Program
 from roller.onnx.options import ModelOptions
 from roller.runtime.records import Record
+from tests.offenders import every
 
 EXPR = roller.ops.matmul(64, 96, 32, epilogue=("bias", "gelu_tanh"))
 
@@ -38,7 +38,7 @@ def test_every_repr_is_one_short_line():
         assert type(value).__name__ in text
 
 
-@pytest.mark.parametrize(
+@every(
     ("expr", "text"),
     [
         (roller.ops.matmul(4, 5, 6), "matmul[i=4 j=5 k=6] float32"),

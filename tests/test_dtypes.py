@@ -21,6 +21,7 @@ from roller.core.dtypes import (
 )
 from roller.expr import Tensor
 from roller.expr.rounding import Enclosed, narrowed, rounded
+from tests.offenders import every
 
 BYTES = np.arange(256, dtype=np.uint8)
 
@@ -43,7 +44,7 @@ def converted(values, dtype):
         return values.astype(numpy_dtype(dtype))
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@every("dtype", FLOATS)
 def test_facts_of_floats_are_those_of_ml_dtypes(dtype):
     row, info = DTYPES[dtype], ml_dtypes.finfo(numpy_dtype(dtype))
     facts = (row.epsilon, row.largest, row.smallest_normal, row.smallest)
@@ -51,10 +52,14 @@ def test_facts_of_floats_are_those_of_ml_dtypes(dtype):
     assert row.itemsize_bytes == numpy_dtype(dtype).itemsize
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_numbers_are_those_of_onnx(dtype):
-    helper = pytest.importorskip("onnx").helper
-    assert helper.tensor_dtype_to_np_dtype(DTYPES[dtype].onnx).name == dtype
+@pytest.fixture
+def onnx():
+    return pytest.importorskip("onnx")
+
+
+@every("dtype", DTYPES)
+def test_numbers_are_those_of_onnx(dtype, onnx):
+    assert onnx.helper.tensor_dtype_to_np_dtype(DTYPES[dtype].onnx).name == dtype
 
 
 @pytest.mark.parametrize("dtype", BYTE_FLOATS)

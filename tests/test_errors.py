@@ -7,13 +7,14 @@ import pytest
 import roller
 from roller import ops
 from roller.errors import NoCandidateError, RollerError, UnsupportedError, bounded, shown
+from tests.offenders import every
 
 LONG = "x" * 100_000
 #: A word of 512 characters, what stands around it, and what is left out of it.
 MOST = 1500
 
 
-@pytest.mark.parametrize(
+@every(
     "call",
     [
         lambda: ops.parse(f"matmul(4, 4, 4, {LONG}=1)"),

@@ -15,6 +15,7 @@ from roller import pipeline
 from roller.errors import BuildError, ExprError, LaunchError, NoCandidateError, RollerError, SpecError, TileError
 from roller.runtime.check import check
 from roller.runtime.inputs import random_inputs
+from tests.offenders import every
 
 
 class OnlyDlpack:
@@ -155,7 +156,7 @@ def test_wrong_kernel_is_never_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(kernel.program) != best
 
 
-@pytest.mark.parametrize(
+@every(
     ("call", "error", "says"),
     [
         (lambda: roller.compile(roller.ops.matmul(4, 4, 4), device="v10"), SpecError, "did you mean 'v100'"),

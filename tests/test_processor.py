@@ -14,6 +14,7 @@ from roller.errors import LaunchError
 from roller.hardware.detect import X86_TARGETS
 from roller.templates.cpu.emit.library import features_of
 from tests.codegen.cpu_programs import canonical, host_mcpu, kernel, program
+from tests.offenders import every
 
 #: Every processor with AVX2 has these.
 WITH_AVX2 = {"pni", "ssse3", "sse4_1", "sse4_2", "popcnt", "avx"}
@@ -54,7 +55,7 @@ def test_numpy_and_linux_agree_here():
         assert {name for name, has in found.items() if has} == flags & found.keys()
 
 
-@pytest.mark.parametrize(("name", "flags"), [(name, flags) for name, _, flags in X86_TARGETS])
+@every(("name", "flags"), [(name, flags) for name, _, flags in X86_TARGETS])
 def test_a_name_that_detection_takes_needs_nothing_it_has_not_seen(name, flags):
     assert set(features_of(name)) <= flags | WITH_AVX2
     assert set(features_of(name)) & flags
@@ -75,7 +76,7 @@ def test_a_kernel_says_what_it_needs_and_is_refused_without_it(machine):
     np.testing.assert_array_equal(CpuKernel(artifact)(-np.ones(64, np.float32)), np.zeros(64))
 
 
-@pytest.mark.parametrize(
+@every(
     ("limit", "wanted"), [("max 100000", 4), ("250000 100000", 2), ("50000 100000", 1), ("900000 100000", 4), ("", 4)]
 )
 def test_a_control_group_may_grant_fewer_processors(limit, wanted, tmp_path):

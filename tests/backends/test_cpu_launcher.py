@@ -17,6 +17,7 @@ from roller.errors import LaunchError, RollerError
 from roller.templates.common.options import ConstructOptions
 from roller.templates.cpu.emit.library import features_of
 from tests.codegen.cpu_programs import canonical, kernel, program
+from tests.offenders import every
 
 M, N, K = 33, 50, 17
 
@@ -47,7 +48,7 @@ def same(got, arrays):
     np.testing.assert_allclose(got, arrays[0] @ arrays[1], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("elements", range(1, 16, 3))
+@every("elements", range(1, 16, 3))
 def test_arrays_aligned_to_one_element(matmul, arrays, elements):
     out = offset(np.zeros((M, N), np.float32), elements)
     assert out.ctypes.data % 64 == 4 * elements
@@ -113,8 +114,8 @@ def locked(array):
     return array
 
 
-@pytest.mark.parametrize("kind", UNUSUAL)
-@pytest.mark.parametrize("bound", [False, True], ids=["call", "bind"])
+@every("kind", UNUSUAL)
+@every("bound", [False, True], ids=["call", "bind"])
 def test_any_memory_of_the_right_elements_is_taken_as_input(matmul, arrays, tmp_path, kind, bound):
     unusual = [UNUSUAL[kind](a, tmp_path) for a in arrays]
     for given, a in zip(unusual, arrays, strict=True):
@@ -141,7 +142,7 @@ def test_any_proper_memory_is_written_to(matmul, arrays, kind):
     same(np.asarray(out), arrays)
 
 
-@pytest.mark.parametrize(
+@every(
     ("make", "message"),
     [
         (lambda a: a.astype(">f4"), "expected dtype float32, got >f4.*astype"),
@@ -166,7 +167,7 @@ def test_other_elements_are_refused_in_and_out(matmul, arrays, make, message):
         matmul(*arrays, out=(make(np.ones((M, N), np.float32)),))
 
 
-@pytest.mark.parametrize(
+@every(
     ("make", "wanted"),
     [
         (lambda c: locked(c), "a writable array"),

@@ -7,6 +7,7 @@ import pytest
 from benchmarks import ptx
 from roller.backends.cuda import toolchain
 from roller.errors import BuildError
+from tests.offenders import every
 
 _NESTED = """
 .visible .entry one(.param .u64 p)
@@ -51,7 +52,7 @@ def test_a_kernel_without_loops_has_no_main_loop():
     assert two.counts["local_load_32"] == 1
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "expected"),
     [
         ("ld.global.nc.v4.f32 {%f1,%f2,%f3,%f4}, [%rd1];", "global_load_128"),

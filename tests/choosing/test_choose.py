@@ -12,6 +12,7 @@ from roller.choosing import Selection
 from roller.errors import BuildError, NoCandidateError, RollerError
 from roller.hardware import load_spec
 from roller.search.auto import worth_timing
+from tests.offenders import every
 
 MATMUL = ops.matmul(256, 256, 256)
 #: A model that is sure of its favourite, and one that is sure of nothing.
@@ -150,7 +151,7 @@ def test_what_was_only_lowered_elsewhere_does_not_pass_for_checked(monkeypatch: 
     assert entry.measured and entry.artifact.measured_s is None
 
 
-@pytest.mark.parametrize(
+@every(
     ("arguments", "message"),
     [
         ({"deterministic": "yes"}, "deterministic: expected True or False, got 'yes'"),

@@ -10,6 +10,7 @@ import pytest
 import roller
 from roller.cli.common import UsageError, print_json, seconds, tiles_of
 from roller.cli.main import main
+from tests.offenders import every
 
 MATMUL = "matmul(m=64, n=96, k=32)"
 
@@ -84,7 +85,7 @@ def test_errors_are_one_line_on_standard_error(cli, arguments, message):
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize(
+@every(
     ("arguments", "message"),
     [
         (("devices", "--set", "units=4"), "--set: expected --show DEVICE beside it."),
@@ -221,7 +222,7 @@ def test_times_for_people():
     assert [seconds(x) for x in (2.0, 0.01099, 9.9e-4, 1e-9)] == ["2 s", "10.99 ms", "990 us", "0.001 us"]
 
 
-@pytest.mark.parametrize("text", ["shared", "shared=", "shared=i:x", "shared=i:4,8", "shared=a,b"])
+@every("text", ["shared", "shared=", "shared=i:x", "shared=i:4,8", "shared=a,b"])
 def test_wrong_tiles(text):
     with pytest.raises(UsageError, match=r"--tile: expected LAYER=AXIS:EXTENT,\.\.\. or LAYER=EXTENT"):
         tiles_of([text])
@@ -365,7 +366,7 @@ def test_json_has_no_number_that_is_none(capsys):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@every(
     "words",
     [
         ("compile", "matmul(64,64,64)", "--out", "x" * 5000),

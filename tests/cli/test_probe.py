@@ -18,6 +18,7 @@ from roller.hardware.generic import generic_profile
 from roller.hardware.machine import profile_path
 from roller.probing import Measured
 from roller.probing.run import Report
+from tests.offenders import every
 
 FOUND = {
     "clock_hz": Measured(3.2e9, 0.01, 60),
@@ -150,7 +151,7 @@ def test_json_quick_and_wrong_names(run, tmp_path):
     assert load_spec(named).name == "cpu-probed"
 
 
-@pytest.mark.parametrize(
+@every(
     ("words", "message"),
     [
         ("cpu --bundle B", r"--bundle: expected a GPU, got 'cpu'"),
@@ -177,6 +178,7 @@ def test_json_quick_and_wrong_names(run, tmp_path):
     ],
 )
 def test_options_that_do_not_belong_together_are_refused(run, tmp_path, monkeypatch, words, message):
+    monkeypatch.setenv("ROLLER_PROFILE_DIR", str(tmp_path / "profiles"))
     monkeypatch.chdir(tmp_path)
     done = run(*words.split())
     assert isinstance(done.exception, (roller.errors.SpecError, UsageError)), (done.output, done.exception)

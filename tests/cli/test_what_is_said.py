@@ -13,6 +13,7 @@ from roller.cli.screen import narrow
 from roller.cli.sensitivity import _table
 from roller.explaining.lifts import written
 from roller.hardware import load_spec, parse_spec, spec_folder
+from tests.offenders import every
 
 PRODUCT = "matmul(8192, 5120, 1024, dtype='float16', epilogue=('bias','relu'))"
 V100 = (spec_folder() / "v100.yaml").read_text()
@@ -94,7 +95,7 @@ def test_every_output_says_why_a_changed_file_is_as_uncertain_as_it_is(cli, tmp_
         assert ("(errors assumed: found with other numbers)" in out) == said
 
 
-@pytest.mark.parametrize("path", sorted(spec_folder().glob("*.yaml")), ids=lambda p: p.stem)
+@every("path", sorted(spec_folder().glob("*.yaml")), ids=lambda p: p.stem)
 def test_shipped_files_with_measured_errors_were_validated_with_their_numbers(path):
     text, spec = path.read_text(), load_spec(path.stem)
     measured = "_error: {measured" in text

@@ -19,6 +19,7 @@ from roller.templates.gpu.emit.cuda import lower
 from roller.templates.gpu.emit.mapping import block_position
 from roller.tile import RProgram
 from roller.tile.geometry import Geometry
+from tests.offenders import every
 
 
 def positions(steps, raster):
@@ -28,8 +29,8 @@ def positions(steps, raster):
     return [tuple(int(simplify(substitute(p, {flat: tirx.const(b, "int32")}))) for p in place) for b in range(count)]
 
 
-@pytest.mark.parametrize("steps", [(6, 4), (7, 3), (2, 5, 3), (3, 1, 4), (2, 5, 1, 3), (5,), (1, 1), (1, 9)])
-@pytest.mark.parametrize("raster", [1, 2, 4, 16])
+@every("steps", [(6, 4), (7, 3), (2, 5, 3), (3, 1, 4), (2, 5, 1, 3), (5,), (1, 1), (1, 9)])
+@every("raster", [1, 2, 4, 16])
 def test_every_tile_belongs_to_one_block(steps, raster):
     assert sorted(positions(steps, raster)) == [tuple(int(x) for x in i) for i in np.ndindex(*steps)]
 
@@ -48,8 +49,8 @@ def test_kernels_stay_right(raster, split):
     assert proof.ok, proof
 
 
-@pytest.mark.parametrize(("steps", "raster"), [((6, 4), 2), ((7, 3), 4), ((3, 1, 4), 2), ((2, 5, 3), 2), ((4, 4), 1)])
-@pytest.mark.parametrize("resident", [1, 2, 5, 8, 12])
+@every(("steps", "raster"), [((6, 4), 2), ((7, 3), 4), ((3, 1, 4), 2), ((2, 5, 3), 2), ((4, 4), 1)])
+@every("resident", [1, 2, 5, 8, 12])
 def test_the_model_counts_the_piece_a_wave_covers(steps, raster, resident):
     e = ops.matmul(steps[-2] * 16, steps[-1] * 16, 32, batch=steps[0] if len(steps) == 3 else None)
     g = Geometry.of(e)

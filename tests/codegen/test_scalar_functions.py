@@ -14,6 +14,7 @@ from roller.expr import FUNCTIONS, Axis, Call, Const, Load, Stage, Tensor, Tenso
 from roller.te.reader import read, to_te
 from roller.templates.gpu.emit.cuda import lower
 from tests.codegen.cpu_programs import kernel, program
+from tests.offenders import every
 
 N = 1003
 #: Where a function is defined, and steep nowhere.
@@ -90,7 +91,7 @@ def test_nan_is_seen():
     assert run(elementwise("isnan", "float32", seen), [x])[:5].tolist() == [0, 1, 0, 0, 0]
 
 
-@pytest.mark.parametrize("fn", [*REAL, *WHOLE])
+@every("fn", [*REAL, *WHOLE])
 def test_functions_come_back_from_te(fn):
     e = elementwise(fn, "float32" if fn in REAL else "int32")
     given = arrays(fn, e.inputs[0].dtype)

@@ -9,6 +9,7 @@ import roller
 from roller import ops
 from roller.templates.common.policy import POLICIES
 from roller.templates.registry import programs_of
+from tests.offenders import every
 
 LIBRARY = POLICIES["library"]
 
@@ -17,8 +18,8 @@ def _batches(expr, device, policy="library"):
     return [b for b in programs_of(expr, roller.load_spec(device), roller.ConstructOptions(policy=policy)) if len(b)]
 
 
-@pytest.mark.parametrize("batch", [None, 8])
-@pytest.mark.parametrize("device", ["v100", "a100", "t4", "p100"])
+@every("batch", [None, 8])
+@every("device", ["v100", "a100", "t4", "p100"])
 def test_products_have_the_tiles_of_the_policy_and_two_of_them_in_the_scratchpad(device, batch):
     sides = {(i, j) for i, j, _ in LIBRARY.product_tiles}
     found = _batches(ops.matmul(2048, 1024, 512, batch=batch), device)
@@ -101,7 +102,7 @@ def test_candidates_can_be_constructed_under_a_policy():
     assert found and all(c.program.stages == LIBRARY.product_stages for c in found)
 
 
-@pytest.mark.parametrize(
+@every(
     ("arguments", "message"),
     [
         ({"policy": "cublas"}, "expected one of"),

@@ -16,6 +16,7 @@ from roller.tile.fragments import phases, pool_bytes, program_operands
 from roller.tile.geometry import Geometry
 from tests.cases import arrays_for
 from tests.goldens import assert_golden
+from tests.offenders import every
 from tests.tile.instructions import instructions
 from tests.tile.programs import assert_interprets
 
@@ -76,8 +77,8 @@ def test_no_matrix_unit_computes_anything_else(name):
     assert not _programs(NOT_MADE[name])
 
 
-@pytest.mark.parametrize("device", ["k80", "mi50", "cpu-avx512"])
-@pytest.mark.parametrize("name", MADE)
+@every("device", ["k80", "mi50", "cpu-avx512"])
+@every("name", MADE)
 def test_devices_without_fragments_have_no_matrix_programs(name, device):
     assert not _fragments(MADE[name][0], roller.load_spec(device))
 

@@ -11,6 +11,7 @@ from roller import ConstructOptions, ops
 from roller.errors import NoCandidateError, RollerError
 from roller.templates.common.forms import canonical_forms
 from tests.construction.rules import padded_waste
+from tests.offenders import every
 
 FEW_BLOCKS = ops.matmul(128, 1000, 4032)
 ODD_IMAGE = ops.conv2d(32, 64, 7, 7, 64, 3, 3, padding=1)
@@ -95,7 +96,7 @@ def test_a_larger_pool_never_ranks_worse():
     assert large <= small
 
 
-@pytest.mark.parametrize(
+@every(
     ("options", "field"),
     [
         ({"top_k": 0}, "top_k"),

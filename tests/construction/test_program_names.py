@@ -19,6 +19,7 @@ from roller.search.neighbours import neighbours
 from roller.search.program_names import program_from_name
 from roller.tile.program_name import ProgramName, name_of, read_name
 from tests.cases import ODD_CASES
+from tests.offenders import every
 
 DEVICES = ("cpu", "cpu-neon", "v100", "h200", "mi250x")
 ROWS = yaml.safe_load((Path(__file__).parents[2] / "benchmarks" / "operators.yaml").read_text())["operators"]
@@ -147,7 +148,7 @@ def test_tiles_with_their_mechanisms_are_the_winner():
 MATMUL = "gpu/tiled register[i=4 j=4 k=1] shared[i=32 j=64 k=16] vector=j:4 staged=A,B interleaved"
 
 
-@pytest.mark.parametrize(("name", "words"), [
+@every(("name", "words"), [
     ("", "'gpu/STRUCTURE'"),
     ("nonsense", "'gpu/STRUCTURE'"),
     (MATMUL.replace("gpu", "cpu"), "kind 'gpu'"),

@@ -16,6 +16,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from markdown_it import MarkdownIt
@@ -85,6 +86,7 @@ def blocks_of(page: Path) -> list[Block]:
     return found
 
 
+@cache
 def links_of(page: Path) -> list[str]:
     """Return the targets of all links and pictures, those of HTML too."""
     found = []
@@ -96,6 +98,7 @@ def links_of(page: Path) -> list[str]:
     return found
 
 
+@cache
 def anchors_of(page: Path) -> set[str]:
     """Return the anchors of a page's headings, as GitHub and the site name them."""
     tokens = tokens_of(page.read_text(encoding="utf-8"))

@@ -19,6 +19,7 @@ from typer.main import get_command
 
 from roller.cli.main import app, main
 from tests.docs.pages import LANGUAGES, PAGES, ROOT, RUN, Block, blocks_of, name_of, tokens_of
+from tests.offenders import every
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -143,7 +144,7 @@ def test_a_block_that_is_not_run_has_the_right_form(block):
     pytest.skip(f"its form is right; it is not run: {block.title}")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@every("page", PAGES, ids=name_of)
 def test_every_block_says_what_it_is(page):
     """A block without a language, or by indentation alone, would be shown and never run."""
     for block in BLOCKS[page]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from urllib.parse import unquote
 
-import pytest
-
 from tests.docs.pages import DOCS, PAGES, ROOT, anchors_of, links_of, name_of
+from tests.offenders import every
 
 LINKS = [(page, link) for page in PAGES for link in dict.fromkeys(links_of(page))]
 
@@ -32,13 +31,13 @@ def test_links_were_found():
     assert len(LINKS) > 40 and {name_of(page) for page, _ in LINKS} >= {"README.md", "docs/index.md"}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@every("page", PAGES, ids=name_of)
 def test_every_link_leads_somewhere(page):
     wrong = [f"{link}: {what}" for link in links_of(page) if (what := problem(page, link))]
     assert wrong == []
 
 
-@pytest.mark.parametrize(
+@every(
     ("link", "said"),
     [
         ("docs/absent.md", "no such file"),

@@ -8,11 +8,10 @@ import math
 import re
 import sys
 
-import pytest
-
 import roller
 from roller.cli.verbs import VERBS
 from tests.docs.pages import DOCS, ROOT
+from tests.offenders import every
 
 RESULTS = ROOT / "benchmarks" / "results"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -88,13 +87,13 @@ def documented():
     return set(re.findall(r"^::: (\S+)", "\n".join(p.read_text() for p in (DOCS / "api").glob("*.md")), re.MULTILINE))
 
 
-@pytest.mark.parametrize("name", sorted(set(roller.__all__) - {"ops", "RollerError"}))
+@every("name", sorted(set(roller.__all__) - {"ops", "RollerError"}))
 def test_every_public_name_is_in_the_api_reference(name):
     value = getattr(roller, name)
     assert f"{value.__module__}.{value.__qualname__}" in documented(), f"roller.{name}: give it its place in docs/api"
 
 
-@pytest.mark.parametrize("name", sorted(set(roller.ops.__all__) - {"ONNX_NAMES", "REGISTRY"}))
+@every("name", sorted(set(roller.ops.__all__) - {"ONNX_NAMES", "REGISTRY"}))
 def test_every_operator_is_in_the_api_reference(name):
     value = getattr(roller.ops, name)
     assert f"{value.__module__}.{value.__qualname__}" in documented(), f"roller.ops.{name}: add it to the reference"

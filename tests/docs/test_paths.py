@@ -6,9 +6,8 @@ import re
 from functools import cache
 from pathlib import PurePosixPath
 
-import pytest
-
 from tests.docs.pages import PAGES, ROOT, name_of
+from tests.offenders import every
 
 #: Pages that speak of the past.
 _PAST = {"CHANGELOG.md"}
@@ -36,13 +35,29 @@ def _spelled_out(path: str) -> list[str]:
     return [p for word in braces[1].split(",") for p in _spelled_out(before + word + after)]
 
 
+@cache
+def _files_by_name() -> dict[str, list[PurePosixPath]]:
+    found: dict[str, list[PurePosixPath]] = {}
+    for file in _files():
+        found.setdefault(file.name, []).append(file)
+    return found
+
+
+@cache
+def _is_there(path: str) -> bool:
+    path = path.rstrip("/")
+    name = PurePosixPath(path).name
+    among = _files() if "*" in name else _files_by_name().get(name, ())
+    return any(f.match(path) for f in among)
+
+
 def missing(text: str) -> list[str]:
     """Return the paths a text names that nothing in the tree ends in."""
     named = [p for m in _NAMED.finditer(text) for p in _spelled_out(m[1])]
-    return [p for p in named if not any(f.match(p.rstrip("/")) for f in _files())]
+    return [p for p in named if not _is_there(p)]
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if p.name not in _PAST], ids=name_of)
+@every("page", [p for p in PAGES if p.name not in _PAST], ids=name_of)
 def test_files_that_pages_name_are_there(page):
     assert missing(page.read_text(encoding="utf-8")) == []
 

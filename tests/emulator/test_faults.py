@@ -15,6 +15,7 @@ from roller.errors import EmulationError
 from roller.expr.canonical import fuse_axes
 from roller.tile import RProgram
 from tests.emulator.snippets import artifact, kernel, run_float
+from tests.offenders import every
 
 REVERSED = """
     __shared__ float tile_ptr[64];
@@ -151,7 +152,7 @@ OUT_OF_BOUNDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", OUT_OF_BOUNDS)
+@every("name", OUT_OF_BOUNDS)
 def test_out_of_bounds_is_reported_with_buffer_offset_block_and_thread(built, name):
     body, text, thread = OUT_OF_BOUNDS[name]
     match = rf"^f: out of bounds: block \(0, 0, 0\), thread \({thread}, 0, 0\): .*{re.escape(text)}"

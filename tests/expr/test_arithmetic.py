@@ -8,6 +8,7 @@ import roller
 from roller.errors import ExprError
 from roller.expr import FUNCTIONS, Axis, Call, Cast, Load, Stage, Tensor, TensorExpr, axis_index
 from roller.expr.arithmetic import check_arithmetic
+from tests.offenders import every
 
 AT = (axis_index("i"),)
 
@@ -18,7 +19,7 @@ def expression(fn, dtype, wrap=lambda x: x):
     return TensorExpr("e", (Tensor("X", (4,), dtype),), (stage,), ("Y",))
 
 
-@pytest.mark.parametrize(
+@every(
     ("fn", "dtype", "wanted"),
     [(fn, "bool", "numbers") for fn in ("add", "sub", "mul", "neg", "abs", "div", "isnan", "sigmoid", "idiv", "shl")]
     + [(fn, "float16", "integers") for fn in ("idiv", "imod", "bitand", "bitor", "bitxor", "shl", "shr")]
@@ -32,7 +33,7 @@ def test_what_has_no_meaning_is_refused(fn, dtype, wanted):
         roller.construct(expression(fn, dtype, lambda x: Cast(dtype, Cast(dtype, x))), device="v100")
 
 
-@pytest.mark.parametrize(("fn", "dtype"), [("max", "bool"), ("eq", "bool"), ("select", "bool"), ("bitxor", "bool"),
+@every(("fn", "dtype"), [("max", "bool"), ("eq", "bool"), ("select", "bool"), ("bitxor", "bool"),
                                            ("fmod", "float16"), ("shl", "uint8"), ("sigmoid", "int32")])  # fmt: skip
 def test_what_has_a_meaning_passes(fn, dtype):
     check_arithmetic(expression(fn, dtype))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,6 +25,7 @@ from roller.expr import (
 )
 from roller.expr.canonical import fuse_axes, group_axes
 from tests.cases import arrays_for
+from tests.offenders import every
 
 _small = st.integers(1, 5)
 
@@ -105,7 +105,7 @@ def test_one_by_one_convolution_fuses_pixels() -> None:
     assert [a.extent for a in fused.axes] == [2, 8, 35, 3]
 
 
-@pytest.mark.parametrize("change", [
+@every("change", [
     lambda: ops.matmul(8, 9, 11), lambda: ops.matmul(8, 9, 10, transpose_a=True), lambda: ops.matmul(8, 9, 10, batch=2),
     lambda: ops.matmul(8, 9, 10, dtype="float16"), lambda: ops.matmul(8, 9, 10, epilogue="relu"),
     lambda: ops.matmul(8, 9, 10, out_dtype="float16"), lambda: ops.matmul(8, 9, 10, acc_dtype="float64"),
@@ -169,11 +169,11 @@ def test_axes_merge_in_all_stages_of_a_tensor_or_in_none():
         np.testing.assert_array_equal(got.reshape(want.shape), want)
 
 
-@pytest.mark.parametrize("digit", [Term("i", 1, 2), Term("i", 1, 1, 3), Term("i", 2, 2, 3), Term("j", 1, 3),
+@every("digit", [Term("i", 1, 2), Term("i", 1, 1, 3), Term("i", 2, 2, 3), Term("j", 1, 3),
                                    Term("j", 1, 1, 2), Term("j", 3, 2, 3), Term("j", 1, 4), Term("i", 1, 4, 9)],
                          ids=str)  # fmt: skip
-@pytest.mark.parametrize("extents", [(12, 6), (5, 7)], ids=str)
-@pytest.mark.parametrize("as_data", [False, True])
+@every("extents", [(12, 6), (5, 7)], ids=str)
+@every("as_data", [False, True])
 def test_an_axis_that_is_divided_is_grouped_by_its_digits_or_not_at_all(digit, extents, as_data) -> None:
     (m, n), t = extents, Index((digit,))
     x, y = Tensor("X", (m + 2 * n,)), Tensor("Y", (4, m, n))

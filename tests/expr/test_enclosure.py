@@ -13,6 +13,7 @@ from roller.expr.enclosure import Enclosure
 from roller.expr.rounding import EPS, Enclosed, rounded, wider
 from roller.runtime.check import Oracle, check
 from roller.runtime.inputs import random_inputs
+from tests.offenders import every
 
 AT = axis_index("i")
 X = Load("x", (AT,))
@@ -23,7 +24,7 @@ def pointwise(body, dtype="float32", out=None, n=64):
     return TensorExpr("e", (x,), (Stage(y, (Axis("i", n),), (AT,), body, None, out or dtype),), ("y",))
 
 
-@pytest.mark.parametrize("seed", range(24))
+@every("seed", range(24))
 def test_a_right_kernel_is_not_refused(seed):
     e = random_expression(seed, points=1000)
     arrays = random_inputs(e, seed)

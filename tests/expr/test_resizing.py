@@ -16,6 +16,7 @@ from roller.te.reader import read
 from tests.fuzz.arrays import inputs_of
 from tests.fuzz.draw import QUICK, expressions
 from tests.fuzz.language import as_te
+from tests.offenders import every
 
 #: Operators, and the extents that may grow.
 OPERATORS = {
@@ -52,7 +53,7 @@ def assert_grows(expr, extra, seed=0):
             np.testing.assert_allclose(found, old, rtol=1e-9, atol=1e-12, err_msg=str(size))  # sums in another order
 
 
-@pytest.mark.parametrize(("text", "extents"), OPERATORS.items())
+@every(("text", "extents"), OPERATORS.items())
 def test_which_sizes_of_an_operator_grow(text, extents):
     expr = parse(text)
     assert tuple(s.extent for s in growing_sizes(expr)) == extents

@@ -3,7 +3,6 @@
 import itertools
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +11,7 @@ from roller.expr import Index, Term
 from roller.expr.sliding import sliding_axes
 from roller.tile.geometry import Geometry
 from roller.tile.structures import structure_of
+from tests.offenders import every
 
 COEF = st.integers(-5, 6).filter(bool)
 EXTENT = st.integers(1, 5)
@@ -58,7 +58,7 @@ def test_a_window_over_channels_in_blocks_slides_with_both_digits():
     assert sliding_axes(Index((Term("out", 32), *index.terms[1:])), {"out": 3}, {"block": 4, "inner": 8}) == ()
 
 
-@pytest.mark.parametrize(
+@every(
     ("expr", "windows"),
     [
         (ops.conv2d(1, 8, 9, 9, 8, 3, 3), {"kh", "kw"}),

@@ -9,9 +9,10 @@ import pytest
 from roller import ops
 from roller.errors import ExprError
 from roller.expr.stretching import stretch_of, stretched
+from tests.offenders import every
 
 
-@pytest.mark.parametrize(
+@every(
     ("stride", "padding", "dilation", "epilogue"),
     list(itertools.product((1, 2, 3), (0, 1, 2), (1, 2), ((), ("bias", "relu")))),
 )
@@ -25,7 +26,7 @@ def test_convolutions_are_those_of_the_other_image(stride, padding, dilation, ep
         assert stretched(make(31, 29), {"ho": extents["ho"], "wo": extents["wo"]}) == meant
 
 
-@pytest.mark.parametrize(
+@every(
     ("make", "axes"),
     [
         (lambda h: ops.depthwise_conv2d(1, 8, h, 9, 3, 3, padding=1), ("ho",)),

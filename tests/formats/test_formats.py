@@ -22,6 +22,7 @@ from roller.runtime.cache import KernelCache
 from roller.runtime.cache_transfer import export_cache, import_cache
 from roller.runtime.probe_bundle import ProbeBundle
 from tests.formats.make import EXPR, FILES, WEIGHTS
+from tests.offenders import every
 
 CONTAINERS = {
     "bundle": container.BUNDLE, "probes": container.PROBES, "model-bundle": container.MODEL_BUNDLE,
@@ -81,7 +82,7 @@ def damages():
     yield "no text at all", b"roller kernel\n" + (4).to_bytes(8, "little") + b"\xff\xfe\xfd\xfc"
 
 
-@pytest.mark.parametrize(("what", "data"), list(damages()), ids=lambda x: x if isinstance(x, str) else "")
+@every(("what", "data"), list(damages()), ids=lambda x: x if isinstance(x, str) else "")
 def test_what_is_wrong_with_a_kernels_file_is_one_sentence(tmp_path, what, data):
     path = tmp_path / "kernel.roller"
     path.write_bytes(data)

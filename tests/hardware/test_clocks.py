@@ -8,6 +8,7 @@ from roller.errors import SpecError
 from roller.hardware import list_specs, load_spec, parse_spec, spec_folder
 from roller.probing.document import spec_text, with_measured
 from roller.probing.measured import Measured
+from tests.offenders import every
 
 BOTH = "clock_hz:\n  boost: {datasheet: 1.53e+9}\n  sustained: {measured: 1.38e+9}\n"
 
@@ -47,7 +48,7 @@ def test_at_the_sustained_clock_cycles_take_longer_and_memory_does_not():
     assert slow.memory_layers[-2:] == spec.memory_layers[-2:]
 
 
-@pytest.mark.parametrize(
+@every(
     ("old", "new", "said"),
     [
         (BOTH, BOTH.replace("  sustained: {measured: 1.38e+9}\n", ""), "clock_hz.sustained: missing"),

@@ -7,6 +7,7 @@ import pytest
 from roller.errors import SpecError
 from roller.hardware import load_spec
 from roller.hardware.detect import X86_TARGETS, CpuInfo, count_cores, detect_cpu, match_profile, read_cpuinfo
+from tests.offenders import every
 
 FLAGS = {name: flags for name, _, flags in X86_TARGETS}
 
@@ -72,7 +73,7 @@ def test_a_machine_that_tells_nothing_keeps_the_profile(tmp_path):
     assert {k for k, v in spec.sources.items() if v == "detected"} == {"units"}
 
 
-@pytest.mark.parametrize(
+@every(
     ("arch", "info", "expected"),
     [
         ("x86_64", CpuInfo(vendor="AuthenticAMD", flags=FLAGS["znver4"]), ("cpu-avx512", "znver4")),
@@ -106,7 +107,7 @@ def test_smt_siblings_are_one_core(tmp_path):
     assert count_cores(tmp_path, (1,)) == 1
 
 
-@pytest.mark.parametrize(
+@every(
     ("quota", "cores"), [("max 100000", 8), ("300000 100000", 3), ("50000 100000", 1), ("1600000 100000", 8), ("", 8)]
 )
 def test_control_group_limits_cores(tmp_path, quota, cores):

@@ -14,6 +14,7 @@ from roller.hardware import list_specs, load_spec
 from roller.ops import from_spec
 from roller.pipeline import lower
 from roller.runtime.devices import DeviceProperties, match
+from tests.offenders import every
 
 GPUS = [n for n in list_specs() if load_spec(n).kind == "gpu"]
 FEW = {
@@ -54,7 +55,7 @@ def test_all_operators(name):
     assert refused == []
 
 
-@pytest.mark.parametrize("name", GPUS)
+@every("name", GPUS)
 def test_a_device_is_found_by_its_architecture_units_and_memory(name):
     spec = load_spec(name)
     memory = int(spec.memory_layers[-1].capacity_bytes * 0.97)  # the driver keeps a little

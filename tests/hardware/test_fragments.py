@@ -10,6 +10,7 @@ import roller
 from roller.errors import SpecError
 from roller.hardware import Fragment, load_spec
 from roller.hardware.fragments import read_fragments
+from tests.offenders import every
 
 _GOOD = {"name": "mma.m16n8k16.f16.f32", "m": 16, "n": 8, "k": 16, "operand": "float16", "accumulator": "float32",
          "threads": 32}  # fmt: skip
@@ -36,7 +37,7 @@ def test_what_a_device_makes_of_an_instruction_is_its_own():
     assert seconds[0] < seconds[1]
 
 
-@pytest.mark.parametrize(
+@every(
     ("change", "message"),
     [
         ({"m": 0}, "fragments.0.m"),

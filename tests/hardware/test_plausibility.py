@@ -11,6 +11,7 @@ from roller.errors import SpecError
 from roller.hardware import list_specs, load_spec, parse_spec, spec_folder
 from roller.hardware.consistency import suspicions
 from roller.hardware.peaks import peak_flops_per_s
+from tests.offenders import every
 
 H100 = (spec_folder() / "h100.yaml").read_text()
 
@@ -20,7 +21,7 @@ def edited(old: str, new: str) -> str:
     return H100.replace(old, new)
 
 
-@pytest.mark.parametrize(
+@every(
     ("old", "new", "said"),
     [
         ("lanes: {datasheet: 32}", "lanes: {datasheet: 30}", "teu.lanes: expected a power of two, got 30"),
@@ -55,7 +56,7 @@ def test_a_matrix_unit_without_instructions_or_without_rates_is_said():
     assert len(said) == 3 and all(s.startswith("fragments: none") for s in said)
 
 
-@pytest.mark.parametrize("name", list_specs())
+@every("name", list_specs())
 def test_shipped_devices_are_not_suspicious(name):
     assert suspicions(load_spec(name)) == ()
 
@@ -80,15 +81,15 @@ def test_the_list_has_the_peak_of_the_matrix_unit_and_its_clock(cli):
     assert peak_flops_per_s(load_spec("k80"), "float16") is None
 
 
-@pytest.mark.parametrize("lanes", [1, 2, 256, 1024])
-@pytest.mark.parametrize("name", ["k80", "mi50"])
+@every("lanes", [1, 2, 256, 1024])
+@every("name", ["k80", "mi50"])
 def test_lanes_that_no_gpu_has_are_refused(name, lanes):
     with pytest.raises(SpecError, match=f"teu.lanes: expected from 4 to 128, as GPUs have, got {lanes}"):
         load_spec(name, {"teu.lanes": lanes})
 
 
-@pytest.mark.parametrize("field", ["l2.transaction_bytes", "l2.line_bytes", "shared.banks", "shared.bank_width_bytes"])
-@pytest.mark.parametrize("value", [33, 48])
+@every("field", ["l2.transaction_bytes", "l2.line_bytes", "shared.banks", "shared.bank_width_bytes"])
+@every("value", [33, 48])
 def test_sizes_that_are_no_powers_of_two_are_refused(field, value):
     with pytest.raises(SpecError, match=rf"memory_layers.{field}: expected a power of two, got {value}"):
         load_spec("v100", {f"memory_layers.{field}": value})

@@ -8,6 +8,7 @@ import pytest
 
 from roller.errors import SpecError
 from roller.hardware import list_specs, load_spec, parse_spec, spec_folder
+from tests.offenders import every
 
 WHERE = "hardware_specs/v100.yaml"
 UNITS = "units: {datasheet: 80}"
@@ -42,7 +43,7 @@ def test_number_that_yaml_reads_as_text():
     assert message.endswith("Write 9.0e+11.")
 
 
-@pytest.mark.parametrize(
+@every(
     ("old", "new", "message"),
     [
         (UNITS, "unit: {datasheet: 80}", "unit: unknown key; did you mean 'units'?"),
@@ -137,7 +138,7 @@ def test_not_a_mapping(text):
     assert "expected a mapping of sections" in error_of(text)
 
 
-@pytest.mark.parametrize("section", ["teu", "compute", "execution", "limits", "memory_layers", "target"])
+@every("section", ["teu", "compute", "execution", "limits", "memory_layers", "target"])
 def test_section_of_the_wrong_type(section):
     text = re.sub(rf"^{section}:.*\n(?:[ ].*\n|\n)*", f"{section}: 3\n", V100, flags=re.MULTILINE)
     assert error_of(text).startswith(f"{WHERE}: {section}: expected ")

@@ -13,6 +13,7 @@ from roller.errors import SpecError
 from roller.hardware import list_specs, load_spec, spec_folder
 from roller.hardware.sections import UNVALIDATED_ERROR, numbers_of
 from roller.hardware.spec import settable
+from tests.offenders import every
 
 NAMES = list_specs()
 
@@ -25,7 +26,7 @@ def test_all_devices_of_the_issue_are_shipped():
     assert set(NAMES) == {*gpus, "ipu_mk2", "cpu-avx512", "cpu-avx2", "cpu-neon"}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@every("name", NAMES)
 def test_spec_is_complete_and_every_number_has_a_source(name):
     spec = load_spec(name)
     assert spec.name == name
@@ -35,7 +36,7 @@ def test_spec_is_complete_and_every_number_has_a_source(name):
     assert set(spec.values()) <= set(settable(spec))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@every("name", NAMES)
 def test_layers_get_larger_and_slower_away_from_the_arithmetic(name):
     spec = load_spec(name)
     bandwidths = [x.bandwidth_bytes_per_s for x in spec.memory_layers]
@@ -46,7 +47,7 @@ def test_layers_get_larger_and_slower_away_from_the_arithmetic(name):
     assert [x.name for x in spec.memory_layers if x.tiled] == tiled[spec.kind]
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "peak_flops_per_s", "datasheet_bandwidth_bytes_per_s"),
     [
         ("v100", 14.13e12, 9.0e11),
@@ -81,7 +82,7 @@ def test_published_peaks(name, peak_flops_per_s, datasheet_bandwidth_bytes_per_s
     assert data["memory_layers"][-1]["bandwidth_bytes_per_s"]["datasheet"] == datasheet_bandwidth_bytes_per_s
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if load_spec(n).kind == "gpu"])
+@every("name", [n for n in NAMES if load_spec(n).kind == "gpu"])
 def test_derived_numbers_agree_with_the_ones_they_follow_from(name):
     spec = load_spec(name)
     register, shared = spec.layer("register"), spec.layer("shared")
@@ -95,7 +96,7 @@ def test_derived_numbers_agree_with_the_ones_they_follow_from(name):
     assert shared.bandwidth_bytes_per_s <= row * spec.units * spec.clock_hz * 1.001
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if load_spec(n).target["language"] == "hip"])
+@every("name", [n for n in NAMES if load_spec(n).target["language"] == "hip"])
 def test_amd_devices_share_their_wavefront_and_scratchpad(name):
     spec = load_spec(name)
     shared = spec.layer("shared")
@@ -162,7 +163,7 @@ def test_content_key_ignores_sources_and_prose_and_sees_numbers():
     assert spec.with_overrides({"units": 79}).content_key != spec.content_key
 
 
-@pytest.mark.parametrize("name", NAMES)
+@every("name", NAMES)
 def test_every_present_number_can_be_set_to_itself(name):
     spec = load_spec(name)
     same = spec.with_overrides(spec.values())
@@ -170,7 +171,7 @@ def test_every_present_number_can_be_set_to_itself(name):
     assert same.title == spec.title, "nothing was modified"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@every("name", NAMES)
 def test_a_number_set_there_and_back_leaves_nothing_behind(name):
     spec = load_spec(name)
     there = spec.with_overrides({"units": 7, "accuracy.ranking_error": 1.5}).with_overrides({"clock_hz": 1e9})
@@ -188,7 +189,7 @@ def test_an_error_set_by_hand_holds_whatever_is_set_beside_it():
     assert own.accuracy.prediction_error == 0.108, "as its file says, but of these numbers its user says so"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@every("name", NAMES)
 def test_errors_nobody_measured_follow_one_rule(name):
     spec = load_spec(name)
     errors = ("prediction", "compute", "memory", "overhead", "matrix")
@@ -223,7 +224,7 @@ def test_an_absent_optional_number_can_be_added():
     assert spec.with_overrides({"compute.ops_per_cycle_per_unit.fma.int8": 64}).ops_per_s("fma", "int8") > 0
 
 
-@pytest.mark.parametrize(
+@every(
     ("path", "value", "message"),
     [
         (

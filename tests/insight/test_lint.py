@@ -14,6 +14,7 @@ import roller
 from roller.errors import ModelError, RollerError
 from roller.insight.lint import LEAST_GAIN
 from roller.insight.price.kernels import Kernels
+from tests.offenders import every
 
 
 def chain(*sizes, rows=512, dtype="float16"):
@@ -75,7 +76,7 @@ def test_together_and_one_by_one_prices_are_the_same():
     assert [together.expression(e) for e in exprs] == [one_by_one.expression(e) for e in exprs]
 
 
-@pytest.mark.parametrize(
+@every(
     ("arguments", "options", "message"),
     [
         ((), {"least_gain": 1}, "least_gain: expected a factor above 1, got 1"),

@@ -11,6 +11,7 @@ from torch import nn  # noqa: E402
 import roller  # noqa: E402
 from roller.insight.tracing.api import trace_entry  # noqa: E402
 from roller.insight.tracing.run import resized  # noqa: E402
+from tests.offenders import every  # noqa: E402
 
 
 class Blocks(nn.Module):
@@ -79,7 +80,7 @@ def test_more_fits_with_checkpointing():
     assert traced().max_batch(small, checkpoint=True).batch > traced().max_batch(small).batch
 
 
-@pytest.mark.parametrize(
+@every(
     ("tensor", "shape", "stride"),
     [
         (torch.zeros(4, 3, 5, 5).to(memory_format=torch.channels_last), (7, 3, 5, 5), (75, 1, 15, 3)),

@@ -11,6 +11,7 @@ import pytest
 import roller
 from roller.errors import RollerError
 from roller.insight.sweep import Choice, Price, Prices, front, label, read_prices, sweep, to_csv
+from tests.offenders import every
 
 torch = pytest.importorskip("torch")
 
@@ -61,7 +62,7 @@ def test_prices_are_read_with_their_source_and_date(tmp_path):
     assert found == Prices("USD", {"a100": Price(1.5, "mine", "2026-01-31")}) and found.per_hour("h100") is None
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "match"),
     [
         ("[1, 2]", "currency and devices"), ("currency: USD", "currency and devices"), ("a: [", "a YAML file"),
@@ -153,7 +154,7 @@ def test_what_does_not_fit_says_what_would(cli, tmp_path):
     assert read_snapshot(snapshot)["device_traces"][0]
 
 
-@pytest.mark.parametrize(
+@every(
     ("arguments", "match"),
     [
         (("memory", "-d", ","), "names of devices"), (("memory", "-d", "h10"), "h10"),

@@ -11,6 +11,7 @@ from torch import nn  # noqa: E402
 import roller  # noqa: E402
 from roller.insight.records import Alloc, Free, Trace  # noqa: E402
 from roller.insight.tracing.api import trace_entry  # noqa: E402
+from tests.offenders import every  # noqa: E402
 
 
 class Net(nn.Module):
@@ -156,7 +157,7 @@ def test_mixed_precision(amp, dtype):
     assert all(trace.storages[n].kind != "gradient" or s.size_bytes for n, s in trace.storages.items())
 
 
-@pytest.mark.parametrize(
+@every(
     ("device", "dtype", "head", "kernel"),
     [
         ("v100", torch.float32, 64, "efficient"), ("v100", torch.float16, 64, "efficient"),
@@ -237,7 +238,7 @@ def test_what_models_are_made_of_runs():
         assert "_cudnn_rnn" in names(trace, "forward") and "layer.linear1" in {o.module for o in trace.steady()}
 
 
-@pytest.mark.parametrize(
+@every(
     ("options", "match"),
     [
         ({"model": 3}, "expected a torch.nn.Module"),

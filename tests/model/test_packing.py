@@ -13,6 +13,7 @@ from roller.graph.memory import plan
 from roller.graph.steps import Run, Together, reads, writes
 from roller.model.horizontal import counts_of
 from tests.model import programs
+from tests.offenders import every
 
 MACHINE = Machine(100, 2e-6, 32, 2048, 65536, 200_000, 1024, 32)
 SMALL = Kind(1e-6, 1, 10, 64, 32, 0, 1.0, (1e-8, 0.0), (1e-8,))
@@ -86,7 +87,7 @@ def test_a_pack_takes_as_long_as_what_its_kernels_share():
     assert price({"a": 1}, {"a": replace(SMALL, scratchpad_bytes=300_000)}) == math.inf
 
 
-@pytest.mark.parametrize(
+@every(
     ("kind", "blocks"),
     [
         ({}, 32), ({"threads": 1024}, 2), ({"threads": 33}, 32), ({"registers": 128, "threads": 128}, 4),

@@ -19,6 +19,7 @@ from roller.model.session import Session
 from roller.runtime.container import checksum
 from tests.model import programs
 from tests.model.reference import evaluate_program
+from tests.offenders import every
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -145,8 +146,9 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_manifest_is_refused(name, copy):
+@every("name", HOSTILE)
+def test_a_hostile_manifest_is_refused(name, folder, tmp_path):
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
     change, match = HOSTILE[name]
     with pytest.raises(ArtifactError, match=match):
         load_model(edited(copy, change))

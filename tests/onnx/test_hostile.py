@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 from roller.errors import ModelError
 from roller.onnx.folding import fold
 from roller.onnx.reader import read
+from tests.offenders import every
 from tests.onnx import models
 from tests.onnx.models import FLOAT, INT64
 
@@ -44,7 +45,7 @@ def bounded():
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000
 
 
-@pytest.mark.parametrize("kept", [0, 1, 10, 40, -1, -10])
+@every("kept", [0, 1, 10, 40, -1, -10])
 def test_truncated_file(tmp_path, kept):
     data = GOOD.SerializeToString()
     path = tmp_path / "cut.onnx"
@@ -86,7 +87,7 @@ def test_no_model_at_all(tmp_path):
             read(source)
 
 
-@pytest.mark.parametrize(
+@every(
     ("nodes", "message"),
     [
         ([node("Add", "x b", "a"), node("Neg", "a", "b"), node("Neg", "b", "y")], "3 nodes wait .* cycle"),
@@ -127,7 +128,7 @@ def test_wrong_types():
         read(model_of([node("Identity", "x", "y")], [info("x", TensorProto.UINT16)]))
 
 
-@pytest.mark.parametrize(
+@every(
     ("tensor", "message"),
     [
         (TensorProto(name="w", data_type=FLOAT, dims=[10**12], raw_data=b"1234"), "claims 1000000000000 elements"),
@@ -148,7 +149,7 @@ def huge(*dims):
     return ("s", np.array(dims, np.int64))
 
 
-@pytest.mark.parametrize(
+@every(
     ("nodes", "weights"),
     [
         ([node("ConstantOfShape", "s", "k"), node("Add", "k x", "y")], [huge(10**12, 3)]),
@@ -332,7 +333,7 @@ def test_a_folder_is_refused_with_what_loads_it(tmp_path):
         read(tmp_path)
 
 
-@pytest.mark.parametrize(
+@every(
     ("model", "message"),
     [
         (external("../secret.bin"), "It was not opened"),

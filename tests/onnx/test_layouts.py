@@ -22,6 +22,7 @@ from roller.onnx.compile import compile_partitioned, partitioned, read
 from roller.onnx.options import ModelOptions
 from roller.perf.estimate import Estimate
 from tests.model.reference import evaluate_program
+from tests.offenders import every
 from tests.onnx import conv_graphs, models
 from tests.onnx.networks import tower
 
@@ -86,7 +87,7 @@ def test_what_has_no_blocks(shape):
     assert Blocked.of(shape, 16) is None
 
 
-@pytest.mark.parametrize("shape", [(2, 32, 35), (2, 32, 5, 7), (64, 35), (2, 2, 16, 35), (1, 2, 32, 5, 1, 7), (2240,)])
+@every("shape", [(2, 32, 35), (2, 32, 5, 7), (64, 35), (2, 2, 16, 35), (1, 2, 32, 5, 1, 7), (2240,)])
 def test_the_channel_is_found_in_any_shape_of_the_value(shape):
     layout = Blocked.of((2, 32, 5, 7), 16)
     found, place = layout.split(shape)

@@ -13,6 +13,7 @@ from onnx import helper, numpy_helper, version_converter
 from benchmarks.onnx_backend import RollerBackend
 from roller.errors import ModelError
 from roller.onnx import legacy
+from tests.offenders import every
 from tests.onnx.models import BOOL, FLOAT, info
 
 _DATA = Path(onnx.backend.test.__file__).parent / "data"
@@ -88,7 +89,7 @@ def test_logic_and_comparisons_are_aligned_too():
         assert np.array_equal(found, function(x, b[:, None]))
 
 
-@pytest.mark.parametrize(
+@every(
     ("node", "arrays", "message"),
     [
         (helper.make_node("Add", ["a", "b"], ["y"]), [(2, 3), (3,)], "broadcast is not set"),

@@ -19,6 +19,7 @@ from roller.model.feeds import Described
 from roller.onnx.compile import partitioned, read
 from roller.onnx.expected import expected_of
 from tests.model.reference import evaluate_program
+from tests.offenders import every
 
 N = helper.make_node
 F, I = TensorProto.FLOAT, TensorProto.INT64  # noqa: E741
@@ -155,7 +156,7 @@ def test_what_has_no_known_shape_is_left_outside_and_nothing_else(name):
         agree(list(evaluate_program(program, feeds).values()), wanted(model, feeds))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@every("name", MODELS)
 def test_without_a_fallback_everything_is_refused_at_once(name):
     with pytest.raises(UnsupportedError, match="fallback='onnxruntime' leaves what it can to ONNX Runtime"):
         read(MODELS[name][0])

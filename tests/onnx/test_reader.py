@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 from roller.errors import ModelError, UnsupportedError
 from roller.onnx.folding import fold
 from roller.onnx.reader import read
+from tests.offenders import every
 from tests.onnx.models import FLOAT, INT64, model_of
 
 LIGHT = sorted((Path(onnx.__file__).parent / "backend/test/data/light").glob("*.onnx"))
@@ -79,7 +80,7 @@ def test_shapes_override_binds_the_symbol_in_all_inputs():
     assert graph.values["z"].shape == graph.values["y"].shape == (3, 7)
 
 
-@pytest.mark.parametrize(
+@every(
     ("override", "message"),
     [
         ({"batch": 0}, "batch: expected a number of at least 1, got 0"),
@@ -207,7 +208,7 @@ def test_outputs_nobody_reads_may_lack_a_name():
     assert graph.nodes[0].outputs == ("", "h") and graph.values["h"].shape == (1, 1, 2)
 
 
-@pytest.mark.parametrize(
+@every(
     ("op", "arrays", "attributes", "expected"),
     [
         ("Div", [np.array([-7, 7]), np.array([2, 2])], {}, [-3, 3]),

@@ -11,6 +11,7 @@ import yaml
 from roller import ops
 from roller.errors import ExprError
 from roller.ops import REGISTRY, from_spec, parse
+from tests.offenders import every
 
 _ROWS = yaml.safe_load((Path(__file__).parents[2] / "benchmarks" / "operators.yaml").read_text())["operators"]
 
@@ -35,7 +36,7 @@ def test_what_is_no_text_is_still_no_literal(text):
         parse(text)
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "message"),
     [
         ("matmul(0, 4, 4)", "argument 'm'.*at least 1, got 0"),
@@ -131,7 +132,7 @@ def test_rows_split() -> None:
     assert sum(r["split"] == "heldout" for r in _ROWS) == 39
 
 
-@pytest.mark.parametrize("row", [r for r in _ROWS if r["id"] in ("M0", "M1", "C0", "D0", "E0", "P0", "R0")],
+@every("row", [r for r in _ROWS if r["id"] in ("M0", "M1", "C0", "D0", "E0", "P0", "R0")],
                          ids=lambda r: r["id"])  # fmt: skip
 def test_batch_replaces_the_leading_extent(row: dict[str, object]) -> None:
     small = from_spec(row, batch=2)

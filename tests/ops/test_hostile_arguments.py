@@ -13,6 +13,7 @@ import roller
 from roller.errors import ExprError, RollerError
 from roller.ops import REGISTRY, from_spec
 from roller.runtime.check import check
+from tests.offenders import every
 
 _IMAGE = {"n": 1, "c": 4, "h": 6, "w": 6}
 _WINDOW = {**_IMAGE, "kh": 2, "kw": 2}
@@ -37,7 +38,7 @@ _HOSTILE = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", sorted(REGISTRY))
+@every("name", sorted(REGISTRY))
 def test_no_argument_raises_an_error_of_python(name: str) -> None:
     function = REGISTRY[name]
     parameters = inspect.signature(function).parameters.values()
@@ -52,7 +53,7 @@ def test_no_argument_raises_an_error_of_python(name: str) -> None:
                 assert len(str(error)) < 3000
 
 
-@pytest.mark.parametrize(
+@every(
     ("call", "message"),
     [
         (lambda ops: ops["elementwise"](10**400, (4,)), "argument 'names': expected the name of a function or several"),
@@ -72,7 +73,7 @@ def test_the_argument_is_named(call: Any, message: str) -> None:
         call(REGISTRY)
 
 
-@pytest.mark.parametrize("column", ["op", "id", "M", "N", "batch", "dtype", "acc_dtype", "transpose_a"])
+@every("column", ["op", "id", "M", "N", "batch", "dtype", "acc_dtype", "transpose_a"])
 def test_no_column_of_a_row_raises_an_error_of_python(column: str) -> None:
     for value in _HOSTILE:
         for batch in (None, 2):
@@ -82,7 +83,7 @@ def test_no_column_of_a_row_raises_an_error_of_python(column: str) -> None:
                 assert len(str(error)) < 3000
 
 
-@pytest.mark.parametrize("seed", ["text", -1, 1.5, None, True, [1]])
+@every("seed", ["text", -1, 1.5, None, True, [1]])
 def test_a_seed_is_a_whole_number(seed: Any) -> None:
     relu, ones = REGISTRY["elementwise"]("relu", (4,)), np.ones(4, np.float32)
     for use in (lambda: roller.compile(relu, "v100", seed=seed), lambda: check(relu, [ones], [ones], seed=seed)):

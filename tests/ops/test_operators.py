@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 
 import numpy as np
-import pytest
 
 from roller.expr import TensorExpr
 from roller.expr.canonical import fuse_axes, group_axes
 from roller.expr.serialize import expr_from_dict, expr_to_dict
 from roller.ops import ONNX_NAMES, REGISTRY, scalars
 from tests.cases import BINARY, ODD_CASES, UNARY, Case, arrays_for
+from tests.offenders import every
 from tests.ops import numpy_reference
 
-every_case = pytest.mark.parametrize("case", ODD_CASES, ids=[c[0] for c in ODD_CASES])
+every_case = every("case", ODD_CASES, ids=[c[0] for c in ODD_CASES])
+
+
+@cache
+def _built(case: Case) -> tuple[TensorExpr, list[np.ndarray]]:
+    """Return the expression of a case with arrays for it; nothing here changes either."""
+    expr = case[1]()
+    arrays = arrays_for(expr, case[1])
+    for array in arrays:
+        array.flags.writeable = False
+    return expr, arrays
 
 
 def _viewed(form: TensorExpr, arrays: list[np.ndarray]) -> list[np.ndarray]:
@@ -31,8 +42,7 @@ def _points(shape: tuple[int, ...], count: int = 17) -> np.ndarray:
 @every_case
 def test_matches_numpy_whole_and_at_points(case: Case) -> None:
     label, factory = case
-    expr = factory()
-    arrays = arrays_for(expr, factory)
+    expr, arrays = _built(case)
     (got,) = expr.evaluate(arrays)
     want = numpy_reference.compute(label.split("-")[0], factory.keywords, arrays)
     assert got.shape == want.shape == expr.output_tensors[0].shape
@@ -44,9 +54,7 @@ def test_matches_numpy_whole_and_at_points(case: Case) -> None:
 
 @every_case
 def test_canonical_forms_agree(case: Case) -> None:
-    _, factory = case
-    expr = factory()
-    arrays = arrays_for(expr, factory)
+    expr, arrays = _built(case)
     (want,) = expr.evaluate(arrays)
     fused = fuse_axes(expr)
     forms = [fused, *(form for form in (group_axes(expr), group_axes(fused)) if form is not None)]
@@ -60,7 +68,7 @@ def test_canonical_forms_agree(case: Case) -> None:
 
 @every_case
 def test_serialises(case: Case) -> None:
-    expr = case[1]()
+    expr, _ = _built(case)
     back = expr_from_dict(json.loads(json.dumps(expr_to_dict(expr))))
     assert back == expr
     assert back.key == expr.key

@@ -12,6 +12,7 @@ from roller import ops
 from roller.hardware import list_specs, load_spec, parse_spec, spec_folder
 from roller.perf.accuracy import UNVALIDATED, kernel_family, prediction_error, ranking_error
 from roller.perf.estimate import Estimate
+from tests.offenders import every
 
 MATMUL = ops.matmul(512, 512, 512)
 
@@ -44,7 +45,7 @@ def test_what_no_validated_kernel_did_widens_the_interval(expr, options, mechani
     assert estimate.expected_error == pytest.approx(math.hypot(confirmed, 0.3 * math.sqrt(mechanisms)))
 
 
-@pytest.mark.parametrize("name", list_specs())
+@every("name", list_specs())
 def test_candidates_of_one_kernel_are_told_apart_better_and_predictions_worst(name):
     accuracy = load_spec(name).accuracy
     assert 0 < accuracy.same_kernel_error < accuracy.ranking_error < accuracy.prediction_error

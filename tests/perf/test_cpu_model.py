@@ -13,6 +13,7 @@ from roller.perf import estimate_program
 from roller.templates.cpu.emit.library import ENTRY
 from roller.templates.cpu.emit.llvm import lower_module
 from roller.templates.cpu.emit.nest import task_counts
+from tests.offenders import every
 
 PROFILES = ("cpu-avx512", "cpu-avx2", "cpu-neon")
 
@@ -80,10 +81,8 @@ def test_construct_agrees_with_pricing_the_same_program_alone(device):
             assert perf.estimate_program(c.program, spec) == c.estimate
 
 
-@pytest.mark.parametrize("device", PROFILES)
-@pytest.mark.parametrize(
-    "expr", [ops.matmul(4, 16, 4), ops.elementwise("relu", (1000,)), ops.softmax((4, 32))], ids=lambda e: e.name
-)
+@every("device", PROFILES)
+@every("expr", [ops.matmul(4, 16, 4), ops.elementwise("relu", (1000,)), ops.softmax((4, 32))], ids=lambda e: e.name)
 def test_work_of_less_than_a_fork_is_one_task_and_pays_none(device, expr):
     execution = roller.load_spec(device).execution
     best = _best(expr, device)

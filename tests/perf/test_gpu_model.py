@@ -19,6 +19,7 @@ from roller.templates import gpu
 from roller.templates.common.forms import canonical_forms
 from roller.templates.gpu import pool
 from roller.tile.geometry import Geometry
+from tests.offenders import every
 
 V100 = roller.load_spec("v100")
 EXPRS = {
@@ -103,9 +104,9 @@ def test_dram_serves_a_halo_once_to_all_blocks_of_a_wave():
     assert terms["dram_bytes"] < 1.1 * (image + expr.output_tensors[0].nbytes)
 
 
-@pytest.mark.parametrize("name", EXPRS)
-@pytest.mark.parametrize("layer", ["global", "l2"])
-@pytest.mark.parametrize("factor", [1.1, 2.0, 10.0])
+@every("name", EXPRS)
+@every("layer", ["global", "l2"])
+@every("factor", [1.1, 2.0, 10.0])
 def test_more_bandwidth_is_never_slower(name, layer, factor):
     key = f"memory_layers.{layer}.bandwidth_bytes_per_s"
     faster = V100.with_overrides({key: V100.layer(layer).bandwidth_bytes_per_s * factor})
@@ -113,14 +114,14 @@ def test_more_bandwidth_is_never_slower(name, layer, factor):
     assert (after <= before * (1 + 1e-9)).all()
 
 
-@pytest.mark.parametrize(
+@every(
     "overrides",
     [
         {"execution.launch_s": 0.0}, {"execution.barrier_s": 0.0}, {"execution.step_latency_s": 0.0},
         {"memory_layers.global.latency_s": 1e-9},
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("name", EXPRS)
+@every("name", EXPRS)
 def test_less_latency_is_never_slower(name, overrides):
     before, after = (gpu.price(POOLS[name], s)["seconds"] for s in (V100, V100.with_overrides(overrides)))
     assert (after <= before * (1 + 1e-9)).all()

@@ -13,6 +13,7 @@ import roller
 from roller import ops
 from roller.errors import TileError
 from roller.search.explicit_tiles import program_from_tiles
+from tests.offenders import every
 from tests.tile.instructions import Load, Store, instructions
 
 V100 = roller.load_spec("v100")
@@ -22,8 +23,8 @@ CONV = ops.conv2d(4, 24, 13, 13, 40, 3, 3, stride=2, padding=1)
 POINTWISE = ops.conv2d(4, 24, 14, 14, 40, 1, 1)
 
 
-@pytest.mark.parametrize("shared", ["shared", "smem", "scratchpad", "lds", "block"])
-@pytest.mark.parametrize("register", ["register", "reg", "thread"])
+@every("shared", ["shared", "smem", "scratchpad", "lds", "block"])
+@every("register", ["register", "reg", "thread"])
 def test_layers_go_by_the_names_of_published_tables(shared, register):
     named = roller.predict(MATMUL, "v100", {shared: (64, 32, 8), register: (4, 4, 1)})
     assert named == roller.predict(MATMUL, "v100", {"shared": (64, 32, 8), "register": (4, 4, 1)})
@@ -262,7 +263,7 @@ def test_tiles_of_a_fragment_are_priced_as_construction_prices_them(expr, device
         assert roller.predict(expr, device, tiles, fragment=name).seconds == pytest.approx(c.estimate.seconds)
 
 
-@pytest.mark.parametrize(
+@every(
     ("expr", "device", "tiles", "fragment", "message"),
     [
         (MATMUL, "a100", {}, "mma.m16n8k16.f16.f32", "one that computes matmul .*float16, float32"),

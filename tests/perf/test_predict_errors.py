@@ -7,6 +7,7 @@ import pytest
 import roller
 from roller import ops
 from roller.errors import SpecError, TileError
+from tests.offenders import every
 
 EXPR = ops.matmul(256, 256, 256)
 
@@ -15,7 +16,7 @@ def _predict(tiles, device="v100"):
     return roller.predict(EXPR, device=device, tiles=tiles)
 
 
-@pytest.mark.parametrize(
+@every(
     ("tiles", "message"),
     [
         ({"sharde": {"i": 64}}, "'sharde' is no tiled layer of v100; did you mean 'shared'"),

@@ -15,6 +15,7 @@ from roller.hardware.spec import settable
 from roller.probing import microbench_folder, probes, statement_of
 from roller.probing.cpu import CpuSession
 from roller.probing.cpu import session as session_module
+from tests.offenders import every
 
 #: What the bandwidth probe measures ahead of a schema that has a place for it.
 NOT_YET = {f"memory_layers.{x}.store_bandwidth_bytes_per_s" for x in ("l1", "l2", "l3", "dram")}
@@ -37,7 +38,7 @@ def aligned(elements, dtype=np.float32):
     return raw[start : start + elements * np.dtype(dtype).itemsize].view(dtype)
 
 
-@pytest.mark.parametrize("probe", PROBES, ids=lambda p: p.name)
+@every("probe", PROBES, ids=lambda p: p.name)
 def test_every_probe_states_what_it_does(probe):
     said = statement_of(microbench_folder() / probe.source)
     assert all(len(text) > 40 for text in (said.measures, said.spoiled_by, said.proof))

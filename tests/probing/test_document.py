@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from roller.errors import SpecError
 from roller.hardware import list_specs, load_spec, parse_spec, spec_folder
 from roller.probing import Measured, save, spec_text, with_measured
+from tests.offenders import every
 
 STAMP = "probed 2026-05-01 by roller probe"
 
@@ -112,7 +113,7 @@ def test_wrong_values_are_refused():
         with_measured(text_of("v100"), {"clock_hz": Measured(1.4, 0, 3)}, STAMP)
 
 
-@pytest.mark.parametrize("name", [*list_specs(), "cpu"])
+@every("name", [*list_specs(), "cpu"])
 def test_a_spec_becomes_a_file_and_comes_back(name, tmp_path):
     spec = load_spec(name)
     path = tmp_path / "copy.yaml"

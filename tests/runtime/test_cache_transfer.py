@@ -15,6 +15,7 @@ import roller
 from roller.errors import ArtifactError
 from roller.runtime.cache import KernelCache
 from roller.runtime.cache_transfer import _sum, export_cache, import_cache
+from tests.offenders import every
 from tests.runtime.cache_entries import make_entry, make_key
 
 EXPR = roller.ops.matmul(24, 20, 16)
@@ -117,7 +118,7 @@ TAMPERED: dict[str, tuple[Callable[[Members], Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", TAMPERED)
+@every("what", TAMPERED)
 def test_tampered_file_is_refused_whole(full: KernelCache, tmp_path: Path, what: str) -> None:
     change, message = TAMPERED[what]
     path, empty = tmp_path / "k.tar", KernelCache(tmp_path / "empty")
@@ -135,8 +136,8 @@ def test_tampered_file_is_refused_whole(full: KernelCache, tmp_path: Path, what:
     assert not empty.folder.exists(), "nothing is stored before all is verified"
 
 
-@pytest.mark.parametrize("keep", [0.0, 0.3, 0.9])
-@pytest.mark.parametrize("name", ["k.tar", "k.tar.gz"])
+@every("keep", [0.0, 0.3, 0.9])
+@every("name", ["k.tar", "k.tar.gz"])
 def test_truncated_file_is_refused(full: KernelCache, tmp_path: Path, keep: float, name: str) -> None:
     path = tmp_path / name
     export_cache(full, path)

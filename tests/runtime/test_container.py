@@ -10,17 +10,22 @@ import pytest
 from roller.errors import ArtifactError
 from roller.runtime.container import KINDS, MANIFEST, Container, Kind, checksum, filled
 from roller.runtime.resumed import ResumedRun
+from tests.offenders import every
 
 DAMAGED = "not valid JSON .* Copy the box again."
 BOX = Kind("a-box", 3, "a box", "Copy the box again.", "Make one.", lambda m: m["files"])
 RESULTS = Kind("a-result", 1, "a result")
 
 
+def boxed(path):
+    with filled(path) as work:
+        work.seal(BOX, {"files": {"in/one": work.add("in/one", b"1"), "two": work.add("two", b"{}")}})
+    return path
+
+
 @pytest.fixture
 def box(tmp_path):
-    with filled(tmp_path / "b") as work:
-        work.seal(BOX, {"files": {"in/one": work.add("in/one", b"1"), "two": work.add("two", b"{}")}})
-    return tmp_path / "b"
+    return boxed(tmp_path / "b")
 
 
 def resealed(folder, change):
@@ -54,7 +59,7 @@ def test_what_was_written_is_read(box):
     assert opened.read("in/one") == b"1" and opened.json("two") == {} and BOX.is_in(box)
 
 
-@pytest.mark.parametrize(("alter", "text"), [
+@every(("alter", "text"), [
     (lambda b: (b / "two").unlink(), "two: cannot read it .* Copy the box again."),
     (lambda b: (b / "two").write_bytes(b"[]"), "two: checksum does not match the manifest; .* Copy the box again."),
     (lambda b: (b / MANIFEST).unlink(), "cannot read it .* Make one."),
@@ -71,7 +76,8 @@ def test_what_was_written_is_read(box):
     *((lambda b, n=name: resealed(b, lambda m: m["files"].update({n: "0"})), "outside the folder. Do not trust it.")
       for name in ("../b2", "/etc/hostname", "in/../../b2", "..\\x")),
 ])  # fmt: skip
-def test_what_is_wrong_is_one_sentence_with_a_remedy(box, alter, text):
+def test_what_is_wrong_is_one_sentence_with_a_remedy(tmp_path, alter, text):
+    box = boxed(tmp_path / "b")
     alter(box)
     with pytest.raises(ArtifactError, match=text) as error:
         Container(box, BOX).json("two")

@@ -22,6 +22,7 @@ from roller.hardware import list_specs, load_spec
 from roller.runtime.child import DeviceFault, DeviceProcess, resolve
 from roller.runtime.devices import DeviceProperties, match, parse
 from roller.runtime.profiler import ProfileOptions, profile
+from tests.offenders import every
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPR = ops.conv2d(1, 4, 9, 9, 6, 3, 3, stride=1, padding=(1, 1, 1, 1))
@@ -148,7 +149,7 @@ def test_malformed_devices_are_refused():
         resolve("null:cpu-avx2", list_specs(), load_spec)
 
 
-@pytest.mark.parametrize("name", [n for n in list_specs() if load_spec(n).kind == "gpu"])
+@every("name", [n for n in list_specs() if load_spec(n).kind == "gpu"])
 def test_a_device_takes_the_spec_it_resembles(name):
     spec = load_spec(name)
     memory = int(spec.memory_layers[-1].capacity_bytes * 0.97)

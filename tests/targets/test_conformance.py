@@ -24,6 +24,7 @@ from roller.targets import DEVICES, KINDS, LANGUAGES, TARGETS, pretends, target_
 from roller.targets.lazy import loaded
 from roller.tile.structures import STRUCTURES
 from tests.builds import builds_folder
+from tests.offenders import every
 
 #: A small operator for each structure, and the option without which construction prefers another.
 OPERATORS = {
@@ -46,7 +47,7 @@ CASES = [
     for structure, devices in DEVICES_OF.items()
     for device in devices
 ]
-ROWS = pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
+ROWS = every("target", TARGETS, ids=lambda t: t.name)
 SPEAKING = pytest.mark.parametrize("target", LANGUAGES.values(), ids=lambda t: t.name)
 #: What an error that is of use ends in: a sentence that says what to do.
 REMEDY = r"(?s)(expected|no usable|cannot load).*\. ?[A-Z].*(\.|\))$"
@@ -98,7 +99,7 @@ def test_a_kind_has_its_rooms_and_layers(kind):
     assert any(t.kind is kind and t.language for t in TARGETS)
 
 
-@pytest.mark.parametrize("name", list_specs())
+@every("name", list_specs())
 def test_a_specification_speaks_a_language_of_its_kind(name):
     spec = roller.load_spec(name)
     target = target_for(spec)

@@ -14,6 +14,7 @@ import roller
 from roller.expr import Index, Term
 from roller.te.compat import te, tirx
 from roller.te.emit import without_opposites
+from tests.offenders import every
 
 _DIV, _MOD = tirx.floordiv, tirx.floormod
 _N = 13
@@ -51,7 +52,7 @@ def test_guards_of_cancelling_quotients_compile(index: Callable[[Any], Any], bou
     np.testing.assert_array_equal(kernel(values, factors), found * np.where(j != 6, factors[i], factors[j]))
 
 
-@pytest.mark.parametrize("terms", [
+@every("terms", [
     [(1, 2, 0), (-1, 2, 4)], [(3, 1, 0), (1, 2, 0), (-1, 2, 4)], [(-1, 2, 16), (1, 2, 4)],
     [(2, 1, 8), (-2, 1, 4), (8, 4, 3)], [(1, 1, 0), (-1, 1, 2), (1, 1, 4), (-5, 4, 0)],
 ])  # fmt: skip

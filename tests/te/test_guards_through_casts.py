@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from tvm import te, tirx
 
 import roller
 from roller.expr.evaluate import evaluate
 from roller.te.reader import read
+from tests.offenders import every
 
 
-@pytest.mark.parametrize("inlined", (True, False))
-@pytest.mark.parametrize("other", (-0.125, 3.0, 1e6, float("nan")))
-@pytest.mark.parametrize("through", ("int64", "int8", "float16", "bool"))
+@every("inlined", (True, False))
+@every("other", (-0.125, 3.0, 1e6, float("nan")))
+@every("through", ("int64", "int8", "float16", "bool"))
 def test_the_other_value_of_a_choice_is_not_converted(through: str, other: float, inlined: bool) -> None:
     x = te.placeholder((8,), "float32", name="X")
 

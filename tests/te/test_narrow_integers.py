@@ -16,6 +16,7 @@ from roller.runtime.check import check
 from roller.te.compat import te, tirx
 from roller.te.emit import emit_scalar
 from roller.te.reader import read, to_te
+from tests.offenders import every
 
 _AT = (axis_index("i"),)
 _X, _Z = Load("X", _AT), Load("Z", _AT)
@@ -36,8 +37,8 @@ def _ends(dtype: str, n: int = 64) -> list[np.ndarray]:
     return [x, z]
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16"])
-@pytest.mark.parametrize("fn", ["add", "sub", "mul", "neg"])
+@every("dtype", ["int8", "uint8", "int16"])
+@every("fn", ["add", "sub", "mul", "neg"])
 def test_what_follows_sees_the_digits_of_the_dtype(fn: str, dtype: str) -> None:
     inner = Call(fn, (_X,) if fn == "neg" else (_X, _Z))
     expr = _expression(Call("max", (Cast("int32", inner), Const(-5, "int32"))), dtype, "int32")

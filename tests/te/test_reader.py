@@ -19,13 +19,14 @@ from roller.expr.canonical import fuse_axes, group_axes
 from roller.te.compat import Schedule, te, tirx
 from roller.te.reader import read, to_te
 from tests.cases import ODD_CASES, Case, arrays_for
+from tests.offenders import every
 
 
 def _p(name: str, *shape: int, dtype: str = "float32") -> Any:
     return te.placeholder(shape, name=name, dtype=dtype)
 
 
-@pytest.mark.parametrize("case", ODD_CASES, ids=[c[0] for c in ODD_CASES])
+@every("case", ODD_CASES, ids=[c[0] for c in ODD_CASES])
 def test_round_trip_keeps_the_key_and_the_values(case: Case) -> None:
     _, factory = case
     expr = factory()
@@ -81,7 +82,7 @@ def _unary(fn: Callable[..., Any], *args: Any) -> list[Any]:
     return [s, fn(s, *args)]
 
 
-@pytest.mark.parametrize(
+@every(
     ("tensors", "same"),
     [
         (lambda: _conv(2, 1, 1), ops.conv2d(1, 16, 28, 28, 32, 3, 3, 2, 1)),
@@ -257,7 +258,7 @@ def _scalar() -> list[Any]:
     return [s, te.compute((), lambda: s() * 2.0, name="twice")]
 
 
-@pytest.mark.parametrize(
+@every(
     ("source", "message"),
     [
         (_gather, "'S'.*dimension 0.*data of 'at'"),
@@ -282,9 +283,9 @@ def test_refusals_name_the_tensor(source: Callable[[], Any], message: str) -> No
         read(source())
 
 
-@pytest.mark.parametrize("stored", ["float16", "float64", "int32", "int8", "bool"])
-@pytest.mark.parametrize("given", ["float16", "float32", "int32"])
-@pytest.mark.parametrize("last", ["float32", ""])
+@every("stored", ["float16", "float64", "int32", "int8", "bool"])
+@every("given", ["float16", "float32", "int32"])
+@every("last", ["float32", ""])
 def test_a_cast_may_be_followed_by_anything(given: str, stored: str, last: str) -> None:
     x = _p("X", 4, 6, dtype=given)
     cast = te.compute((4, 6), lambda i, j: x[i, j].astype(stored), name="T")

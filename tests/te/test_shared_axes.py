@@ -14,6 +14,7 @@ import roller
 from roller.errors import ExprError
 from roller.te.compat import analyzer, substitute, te, tirx
 from roller.te.reader import read
+from tests.offenders import every
 
 _DIV, _MOD = tirx.floordiv, tirx.floormod
 
@@ -69,7 +70,7 @@ LEGAL = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", LEGAL)
+@every("name", LEGAL)
 def test_conditions_guard_indices_that_share_axes(name: str) -> None:
     extents, shape, condition, at = LEGAL[name]
     expr = read(made(extents, shape, condition, at))
@@ -99,7 +100,7 @@ ILLEGAL = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ILLEGAL)
+@every("name", ILLEGAL)
 def test_conditions_that_do_not_keep_all_indices_inside_are_refused(name: str) -> None:
     extents, shape, condition, at, dimension = ILLEGAL[name]
     with pytest.raises(ExprError, match=f"reads 'W' dimension {dimension} .* Guard the access"):

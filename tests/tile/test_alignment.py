@@ -17,6 +17,7 @@ from roller.tile.alignment import (
     tensor_shape,
     transaction,
 )
+from tests.offenders import every
 
 V100 = load_spec("v100")
 
@@ -43,7 +44,7 @@ def test_a_wavefront_is_64_threads():
     assert not execution_unit(half, load_spec("mi50"), 1.0)
 
 
-@pytest.mark.parametrize(
+@every(
     ("shape", "step", "aligned"),
     [
         ((4096, 4096, 4096), 8, True),  # 32 bytes of A, 256 of B

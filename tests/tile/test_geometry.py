@@ -14,6 +14,7 @@ from roller.expr.canonical import fuse_axes, group_axes
 from roller.tile.geometry import Geometry
 from roller.tile.layout import tile_layout
 from tests.cases import ODD_CASES
+from tests.offenders import every
 
 
 def _reads(m, n, k, tile):
@@ -100,7 +101,7 @@ def test_grid_order_ends_with_the_axis_contiguous_in_the_output():
             assert sorted(g.order) == np.flatnonzero(g.spatial).tolist()
 
 
-@pytest.mark.parametrize(("name", "factory"), ODD_CASES, ids=[c[0] for c in ODD_CASES])
+@every(("name", "factory"), ODD_CASES, ids=[c[0] for c in ODD_CASES])
 def test_scratchpad_layouts_hold_exactly_the_data_tile(name, factory):
     """Code generation allocates what the model counts, for every tile inside its axes."""
     plain = fuse_axes(factory())

@@ -19,6 +19,7 @@ from roller.expr.canonical import fuse_axes
 from roller.ops import REGISTRY
 from tests.cases import ODD_CASES, arrays_for
 from tests.goldens import assert_golden
+from tests.offenders import every
 from tests.tile import instructions as tiles
 from tests.tile.instructions import Box, Compute, Points, Store, from_lists, instructions, to_lists
 from tests.tile.interpreter import interpret
@@ -96,8 +97,8 @@ ODD_ACCESSES = {
 }
 
 
-@pytest.mark.parametrize("name", ODD_ACCESSES)
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 9])
+@every("name", ODD_ACCESSES)
+@every("size", [1, 2, 3, 4, 9])
 def test_accesses_no_operator_has(name, size):
     load, shape, axes = ODD_ACCESSES[name]
     expr = _stage(load, Tensor("X", shape), axes)

@@ -13,6 +13,7 @@ from roller.expr.canonical import fuse_axes
 from roller.tile import RProgram
 from roller.tile.layout import LaneReads, fragment_spread, lane_reads, storage_padding, tile_layout
 from roller.tile.steps import pitches
+from tests.offenders import every
 
 
 def published_padding(tile_row_bytes: int, reader_row_bytes: int, banks: int, bank_width_bytes: int) -> int:
@@ -120,10 +121,8 @@ def test_a_strided_tile_without_windows_is_staged_by_its_axes():
     assert layout.axes[0] == "c" and layout.axes[-1] == "wo" and layout.extents[-1] == 8
 
 
-@pytest.mark.parametrize("interleaved", [True, False])
-@pytest.mark.parametrize(
-    ("window", "stride", "columns", "vector"), [(3, 1, 8, 4), (5, 2, 6, 2), (7, 1, 4, 1), (1, 1, 8, 4)]
-)
+@every("interleaved", [True, False])
+@every(("window", "stride", "columns", "vector"), [(3, 1, 8, 4), (5, 2, 6, 2), (7, 1, 4, 1), (1, 1, 8, 4)])
 def test_elements_a_thread_reads_by_enumeration(interleaved, window, stride, columns, vector):
     """Windows of neighbouring outputs overlap; those of chunks that lie apart do not."""
     expr = ops.pool2d("max", 1, 1, 32, 200, window, window, stride=stride)

@@ -1,9 +1,8 @@
 """Shifts of rows: every vector of positions is aligned in every row, and positions hold all elements."""
 
-import pytest
-
 from roller.expr import REDUCTION, Axis, Index, Load, Stage, Tensor, Term, axis_index
 from roller.tile.row_shift import row_shift
+from tests.offenders import every
 
 
 def summed(rows, columns, pitch, first=0):
@@ -14,8 +13,8 @@ def summed(rows, columns, pitch, first=0):
     return stage, Tensor("X", (rows, pitch))
 
 
-@pytest.mark.parametrize("width", [2, 4, 8])
-@pytest.mark.parametrize(("columns", "pitch", "first"), [(33, 33, 0), (96, 101, 0), (97, 104, 0), (97, 104, 3)])
+@every("width", [2, 4, 8])
+@every(("columns", "pitch", "first"), [(33, 33, 0), (96, 101, 0), (97, 104, 0), (97, 104, 3)])
 def test_positions_are_aligned_and_hold_the_row(columns, pitch, first, width):
     stage, x = summed(9, columns, pitch, first)
     shift = row_shift(stage, {"X": x}, width)

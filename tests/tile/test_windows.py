@@ -1,11 +1,11 @@
 """Slides: which rows a strip walks, what it holds, and how staged rows are aligned."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from roller import ops
 from roller.tile.windows import Slide, fragment_of, halo, slide_of
+from tests.offenders import every
 
 
 def slide(taps, stride=1, dilation=1):
@@ -40,7 +40,7 @@ def test_the_slide_runs_along_the_slowest_window():
     assert isinstance(s, Slide) and (s.axis, s.taps) == ("wo", 3)
 
 
-@pytest.mark.parametrize(
+@every(
     "expr",
     [
         ops.matmul(4, 4, 4),

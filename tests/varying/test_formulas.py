@@ -8,12 +8,13 @@ from roller.core.fitting import Fitter
 from roller.core.formulas import Atom, Formula
 from roller.core.generalise import MismatchError, general
 from roller.varying.box import Box
+from tests.offenders import every
 
 POINTS = [{"b": b, "s": s} for b, s in ((3, 61), (2, 130), (7, 45), (5, 97), (4, 250), (8, 511), (6, 33), (2, 64))]
 ELSEWHERE = [{"b": 1, "s": 1}, {"b": 1, "s": 512}, {"b": 8, "s": 512}, {"b": 2, "s": 31}, {"b": 5, "s": 100}]
 
 
-@pytest.mark.parametrize(
+@every(
     "meant",
     [
         lambda b, s: 17,
@@ -62,7 +63,7 @@ def test_nested_data_of_all_sizes():
     assert made == {"shape": [512, 64], "name": "x", "parts": [{"offset": 2048}, True]}
 
 
-@pytest.mark.parametrize(
+@every(
     "differ", [lambda n: {"a": n, "b": 1} if n else {"a": 1}, lambda n: [1] * (n + 1), lambda n: "xy"[n % 2],
                lambda n: n / 2, lambda n: bool(n)],
 )  # fmt: skip

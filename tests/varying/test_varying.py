@@ -17,6 +17,7 @@ from roller.varying.families import Family, families, families_suit, fewest, pri
 from roller.varying.kernel import VaryingKernel
 from roller.varying.ranges import open_range
 from tests.fuzz.arrays import Guarded, guarded_copy
+from tests.offenders import every
 
 SPEC = roller.load_spec("cpu-avx2")
 
@@ -147,7 +148,7 @@ def test_an_array_without_a_shape_says_its_extent(product):
     assert product(Given(np.ones((5, 16), "float32")), np.ones((16, 32), "float32")).shape == (5, 32)
 
 
-@pytest.mark.parametrize(
+@every(
     ("shapes", "match"),
     [
         ({}, "expected axes"), (3, "expected axes"), ({"m": (1, 8)}, "an axis that can vary, got 'm'"),
@@ -161,9 +162,7 @@ def test_wrong_ranges_say_so(shapes, match):
         roller.compile(roller.ops.matmul(8, 8, 8), shapes=shapes)
 
 
-@pytest.mark.parametrize(
-    "options", [{"prove": True}, {"prove_s": 5}, {"remeasure": True}, {"refine_s": 1.0}, {"top_k": 3}]
-)
+@every("options", [{"prove": True}, {"prove_s": 5}, {"remeasure": True}, {"refine_s": 1.0}, {"top_k": 3}])
 def test_what_a_range_does_not_have_is_said(options):
     with pytest.raises(
         RollerError, match=f"expected none of prove, .* beside ranges, got {next(iter(options))}. Leave it out"

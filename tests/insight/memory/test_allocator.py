@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from roller.insight.memory.allocator import CachingAllocator
 from roller.insight.memory.heap import OutOfDeviceMemoryError
 from roller.insight.memory.settings import AllocatorSettings, AllocatorSettingsError
+from tests.offenders import every
 
 MIB = 1 << 20
 
@@ -19,7 +20,7 @@ def free_sizes(allocator):
     return [[b.size for b in blocks if not b.allocated] for blocks in allocator.segments()]
 
 
-@pytest.mark.parametrize(
+@every(
     "size, block, segment",
     [
         (1, 512, 2 * MIB),
@@ -157,7 +158,7 @@ def test_powers_of_two_are_divided():
     assert rounded(300 * MIB) == 300 * MIB and rounded(700 * MIB) == 768 * MIB and rounded(1100 * MIB) == 1152 * MIB
 
 
-@pytest.mark.parametrize(
+@every(
     "text", ["max_split_size_mb:20", "max_split_size_mb", "garbage_collection_threshold:2", "backend:cudaMallocAsync",
              "expandable_segments:yes", "roundup_power2_divisions:3", "fast:True"],
 )  # fmt: skip

@@ -12,6 +12,7 @@ from roller.insight.price.processor.machine import Machine
 from roller.insight.price.processor.table import kind_of, work_of
 from roller.insight.price.processor.work import GRAIN_ELEMENTS, Work
 from roller.insight.records import Alloc, Free, Operator, Storage, TensorRecord, Trace
+from tests.offenders import every
 
 SPEC = roller.load_spec("cpu-avx512")
 
@@ -193,7 +194,7 @@ def test_what_has_no_row_is_priced_by_its_bytes():
     assert work_of(view) == (None, True)
 
 
-@pytest.mark.parametrize(("packet", "kind"), [
+@every(("packet", "kind"), [
     ("aten.mm", "products"), ("aten.relu_", "element-wise"), ("aten.convolution_backward", "convolutions"),
     ("aten.native_batch_norm", "rows"), ("aten.clone", "moving"), ("aten.mkldnn_rnn_layer", "recurrent"),
     ("aten.max_pool2d_with_indices", "windows"), ("aten.sum", "reductions"), ("aten.of_tomorrow", "element-wise"),

@@ -31,6 +31,7 @@ from roller.insight.whatif.whatifs import (
     Substitute,
 )
 from tests.insight.whatif.graphs import THREAD, training
+from tests.offenders import every
 
 
 def test_an_answer_says_how_long_and_how_sure():
@@ -138,7 +139,7 @@ def test_scenarios_are_read_from_files_and_lines(tmp_path):
     assert change_of_text("batch:factor=4") == Batch(4.0)
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "meant"),
     [
         ("remove-layer:layers=0", RemoveLayer("0")), ("remove-layer:layers=*", RemoveLayer("*")),
@@ -151,7 +152,7 @@ def test_a_word_says_what_a_change_is(text, meant):
     assert change_of_text(text) == meant
 
 
-@pytest.mark.parametrize(
+@every(
     "text",
     ["amp:compute=2026-13-45", "loader-workers:workers=2.0", "remove-layer:layers=", "ddp:devices=1e400",
      "parameter-server:bandwidth=1e9,slice_bytes=1e-300"],
@@ -178,7 +179,7 @@ def test_a_step_of_no_time_and_one_of_endless_time_are_no_answers():
         graph.what_if(AMP(compute=1e308, prices="factor"))
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "said"),
     [
         ("changes: [ampp]", "did you mean 'amp'"), ("changes: [amp: {dtyp: fp16}]", "parameters among dtype"),
@@ -246,7 +247,7 @@ def test_the_verb_answers_for_people_scripts_and_perfetto(profile, tmp_path, cap
     assert "parameter-server" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
+@every(
     "words",
     [
         (), ("--do", "amp"), ("PROFILE",), ("PROFILE", "--do", "amp:dtype"), ("PROFILE", "--do", "nothing"),

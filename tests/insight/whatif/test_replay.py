@@ -18,6 +18,7 @@ from roller.insight.whatif.graph import Dependency, Graph, Lane, Task
 from roller.insight.whatif.kineto import read_events
 from roller.insight.whatif.replay import from_kineto, replay
 from roller.insight.whatif.simulate import simulate
+from tests.offenders import every
 
 LATENCY, GAP = 8.0, 1.0
 
@@ -69,7 +70,7 @@ def program(seed=0, steps=6, kernels=12):
     return machine
 
 
-@pytest.mark.parametrize("seed", range(5))
+@every("seed", range(5))
 def test_a_program_of_launches_and_waits_is_replayed(tmp_path, seed):
     found = replay(from_kineto(program(seed).profile(tmp_path / "p.json")))
     assert abs(found.error) < 1e-6 and found.unexplained_share == 0.0 and found.is_explained
@@ -186,7 +187,7 @@ def test_whole_microseconds_and_lost_launches_still_replay(tmp_path):
     assert abs(found.error) < 0.01 and found.is_explained
 
 
-@pytest.mark.parametrize(
+@every(
     ("text", "match"),
     [
         ("", "no JSON object or list"), ("hello", "no JSON object or list"), ("{}", "no traceEvents"),

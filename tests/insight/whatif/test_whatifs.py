@@ -46,6 +46,7 @@ from roller.insight.whatif.whatifs import (
     Substitute,
 )
 from tests.insight.whatif.graphs import GAP_US, STEP, STREAM, training
+from tests.offenders import every
 
 STEP_US = 937.0
 
@@ -324,7 +325,7 @@ def test_formulae_of_collectives():
     assert sparse_us(1e6, 4, 1e9, 0.01, 4, 2) == pytest.approx(3 * 0.01 * 1000 * 1.5)
 
 
-@pytest.mark.parametrize("name", WHATIFS)
+@every("name", WHATIFS)
 def test_every_whatif_names_itself_and_changes_no_graph_in_place(name):
     from dataclasses import MISSING, fields, replace
 
@@ -367,7 +368,7 @@ def test_whatifs_are_small():
         assert len(lines) <= 25, (file.name, len(lines))
 
 
-@pytest.mark.parametrize(
+@every(
     "make",
     [
         lambda: AMP("int8"), lambda: DDP(0), lambda: DDP(2.5), lambda: DDP(2, bandwidth=-1.0), lambda: Batch(0.0),

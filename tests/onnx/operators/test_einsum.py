@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from roller.onnx.lowering import Unsupported
+from tests.offenders import every
 from tests.onnx.lowering_oracle import agrees, expressions, node
 
 
@@ -13,7 +14,7 @@ def _array(shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-@pytest.mark.parametrize(
+@every(
     ("equation", "shapes"),
     [("ij->ji", [(3, 4)]), ("ij->i", [(3, 4)]), ("ii->i", [(3, 3)]), ("...ii->...i", [(2, 3, 3)]),
      ("i,i", [(5,), (5,)]), ("bij,bjk->bik", [(2, 3, 4), (2, 4, 5)]), ("ij,jk", [(3, 4), (4, 5)]),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.offenders import every
 from tests.onnx.lowering_oracle import agrees, expressions, node
 
 
@@ -14,7 +14,7 @@ def _array(shape, seed=0, dtype=np.float32):
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
 
 
-@pytest.mark.parametrize(
+@every(
     ("a", "b"),
     [((3, 4), (4, 5)), ((4,), (4, 5)), ((3, 4), (4,)), ((4,), (4,)), ((2, 3, 4), (4, 5)), ((2, 3, 4), (2, 4, 5)),
      ((6, 1, 3, 4), (2, 4, 5)), ((4,), (2, 4, 5)), ((2, 3, 4), (4,)), ((1, 1), (1, 1)), ((1, 3, 4), (2, 1, 4, 1))],
@@ -45,8 +45,8 @@ def test_a_bias_is_an_epilogue():
     assert expr.epilogue is not None
 
 
-@pytest.mark.parametrize("zero_a", [None, (), (3,)])
-@pytest.mark.parametrize("zero_b", [None, (), (5,)])
+@every("zero_a", [None, (), (3,)])
+@every("zero_b", [None, (), (5,)])
 def test_integers_less_their_zero_points(zero_a, zero_b):
     rng = np.random.default_rng(0)
     a, b = rng.integers(0, 255, (3, 4)).astype(np.uint8), rng.integers(0, 255, (4, 5)).astype(np.uint8)

@@ -7,6 +7,7 @@ import pytest
 
 from roller.expr.canonical import fuse_axes
 from roller.onnx.lowering import Unsupported
+from tests.offenders import every
 from tests.onnx.lowering_oracle import agrees, expressions, node
 
 
@@ -31,9 +32,9 @@ def test_training_is_refused():
         agrees(node("BatchNormalization", 5, training_mode=1), x, wanted=[x[0]])
 
 
-@pytest.mark.parametrize("axis", [-1, 1, 2, 0])
-@pytest.mark.parametrize("outputs", [1, 2, 3])
-@pytest.mark.parametrize("shift", [True, False])
+@every("axis", [-1, 1, 2, 0])
+@every("outputs", [1, 2, 3])
+@every("shift", [True, False])
 def test_rows(axis, outputs, shift):
     shape = (3, 4, 5)
     scale, bias = _array(shape[axis:], 1), _array(shape[axis:], 2) if shift else None
@@ -91,8 +92,8 @@ def test_unit_rows(p, axis):
     agrees(node("LpNormalization", 1, p=p, axis=axis), [x], wanted=[x / np.where(norm == 0, 1, norm)])
 
 
-@pytest.mark.parametrize("size", [1, 3, 4, 5])
-@pytest.mark.parametrize("beta", [0.75, 0.5, 1.0, 0.3])
+@every("size", [1, 3, 4, 5])
+@every("beta", [0.75, 0.5, 1.0, 0.3])
 def test_neighbouring_channels(size, beta):
     op = node("LRN", 1, size=size, alpha=0.5, beta=beta, bias=2.0)
     x = _array((2, 7, 3, 4))

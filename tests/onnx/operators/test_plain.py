@@ -11,6 +11,7 @@ from roller.model import library
 from roller.onnx.evaluate import Evaluator
 from roller.onnx.interpolation import Sampling, nearest, weights
 from roller.onnx.lowering import Called, Compute, Reshaped, Unsupported, lower_node
+from tests.offenders import every
 from tests.onnx.lowering_oracle import agrees, lowered, node, site_of
 
 RNG = np.random.default_rng(5)
@@ -27,8 +28,8 @@ def lowering(n, arrays, out, constants=()):
     return lower_node(site_of(n, values, {n.inputs[i]: arrays[i] for i in constants}))
 
 
-@pytest.mark.parametrize("op", ["Add", "Sub", "Mul", "Div", "Max", "Min", "PRelu"])
-@pytest.mark.parametrize(("a", "b"), [((2, 3, 4), (4,)), ((2, 3, 4), (3, 1)), ((2, 3, 4), ()), ((2, 1, 4), (2, 1, 1))])
+@every("op", ["Add", "Sub", "Mul", "Div", "Max", "Min", "PRelu"])
+@every(("a", "b"), [((2, 3, 4), (4,)), ((2, 3, 4), (3, 1)), ((2, 3, 4), ()), ((2, 1, 4), (2, 1, 1))])
 def test_broadcasting(op, a, b):
     agrees(node(op, 2), [normal(*a), normal(*b) + 3])
 
@@ -52,15 +53,15 @@ def test_quotients_of_the_least_integer_are_those_of_c():
     assert folded is not None and folded[0].tolist() == wanted
 
 
-@pytest.mark.parametrize("fmod", [0, 1])
-@pytest.mark.parametrize("dtype", ["int32", "int8", "float32"])
+@every("fmod", [0, 1])
+@every("dtype", ["int32", "int8", "float32"])
 def test_remainders_have_the_sign_they_should(fmod, dtype):
     a, b = np.array([7, -7, 7, -7, 6, -6], dtype), np.array([3, 3, -3, -3, 3, -3], dtype)
     (got,) = lowered(node("Mod", 2, fmod=fmod), [a, b], types=[Value("o0", (6,), dtype)])
     assert got.tolist() == (np.fmod if fmod else np.mod)(a, b).tolist()
 
 
-@pytest.mark.parametrize("exponent", [2, 3, 0.5, -1, 8, 2.5])
+@every("exponent", [2, 3, 0.5, -1, 8, 2.5])
 def test_powers_by_a_constant(exponent):
     x = np.abs(normal(5, 3)) + 0.5
     agrees(node("Pow", 2), [x, np.array(exponent, np.float32)], (1,))
@@ -74,7 +75,7 @@ def test_powers_of_integers():
         lowered(node("Pow", 2), [x.astype(np.int64), y.astype(np.int64)], types=[Value("o0", (5,), "int64")])
 
 
-@pytest.mark.parametrize(
+@every(
     ("start", "end", "step"),
     [(-1, -100, -1), (100, 0, -2), (5, 1, -3), (0, 100, 3), (-4, -1, 1), (2, 3, 1), (0, -1, 2), (3, -6, -1)],
 )
@@ -87,7 +88,7 @@ def test_slices_are_those_of_python(start, end, step):
         np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize(
+@every(
     ("indices", "kind"),
     [
         ([0, 1, 2, 3], Compute), ([5, 3, 1], Compute), ([0, 0, 1, 1, 2, 2], Compute), ([1, 2, 1, 2, 1, 2], Compute),
@@ -117,8 +118,8 @@ def test_movement_that_moves_nothing_is_a_view():
     assert isinstance(lowering(node("Pad", 2), [x, pads], x.shape, (1,)), Reshaped)
 
 
-@pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "wrap"])
-@pytest.mark.parametrize("pads", [(0, 2, 1, 3), (1, 0, 0, 0), (2, 3, 2, 1)])
+@every("mode", ["constant", "edge", "reflect", "wrap"])
+@every("pads", [(0, 2, 1, 3), (1, 0, 0, 0), (2, 3, 2, 1)])
 def test_borders(mode, pads):
     agrees(node("Pad", 2, mode=mode), [normal(4, 5), np.array(pads, np.int64)], (1,))
 
@@ -135,9 +136,9 @@ def test_one_hot_takes_indices_from_the_end():
     agrees(node("OneHot", 3, axis=0), [indices, np.array(4, np.int64), values], (1,))
 
 
-@pytest.mark.parametrize("mode", ["half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel"])
-@pytest.mark.parametrize("kind", ["nearest", "linear", "cubic"])
-@pytest.mark.parametrize("shape", [(1, 2, 5, 7), (1, 2, 3, 4)])
+@every("mode", ["half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel"])
+@every("kind", ["nearest", "linear", "cubic"])
+@every("shape", [(1, 2, 5, 7), (1, 2, 3, 4)])
 def test_resizing(mode, kind, shape):
     x, sizes = normal(*shape), np.array([1, 2, 8, 3], np.int64)
     n = node("Resize", 4, mode=kind, coordinate_transformation_mode=mode)

@@ -8,6 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from roller.graph.steps import Value
+from tests.offenders import every
 from tests.onnx.lowering_oracle import agrees, expressions, node, runtime
 
 
@@ -67,8 +68,8 @@ def test_norms_of_windows(p):
     agrees(node("LpPool", 1, kernel_shape=[3, 2], strides=[2, 1], pads=[1, 0, 1, 1], p=p), [_array((2, 3, 6, 5))])
 
 
-@pytest.mark.parametrize("op", ["GlobalAveragePool", "GlobalMaxPool"])
-@pytest.mark.parametrize("size", [(5,), (4, 3), (2, 3, 4)])
+@every("op", ["GlobalAveragePool", "GlobalMaxPool"])
+@every("size", [(5,), (4, 3), (2, 3, 4)])
 def test_whole_images(op, size):
     agrees(node(op, 1), [_array((2, 3, *size))], wanted=runtime(node(op, 1), [_array((2, 3, *size))]))
     types = [Value("o0", (2, 3, *(1,) * len(size)))]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from roller.onnx.lowering import Unsupported
+from tests.offenders import every
 from tests.onnx.lowering_oracle import agrees, node, runtime
 
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
@@ -36,9 +37,9 @@ def _agrees(op, arrays, constants=(), **attributes):
     agrees(layer, arrays, constants, wanted=runtime(layer, arrays))
 
 
-@pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
-@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
-@pytest.mark.parametrize("constants", [(), (1, 2, 3)])
+@every("op", ["LSTM", "GRU", "RNN"])
+@every("direction", ["forward", "reverse", "bidirectional"])
+@every("constants", [(), (1, 2, 3)])
 def test_directions(op, direction, constants):
     _agrees(op, _inputs(op, 2 if direction == "bidirectional" else 1), constants, direction=direction)
 

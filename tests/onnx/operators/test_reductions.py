@@ -7,6 +7,7 @@ import pytest
 
 from roller.expr import TensorExpr
 from roller.onnx.lowering import Unsupported
+from tests.offenders import every
 from tests.onnx.lowering_oracle import agrees, expressions, node
 
 _OPS = ["ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSum",
@@ -17,9 +18,9 @@ def _array(shape, seed=0, dtype=np.float32):
     return np.random.default_rng(seed).uniform(0.1, 2, shape).astype(dtype)
 
 
-@pytest.mark.parametrize("op", _OPS)
-@pytest.mark.parametrize("axes", [None, (1,), (0, -1), (0, 1, 2)])
-@pytest.mark.parametrize("keep", [0, 1])
+@every("op", _OPS)
+@every("axes", [None, (1,), (0, -1), (0, 1, 2)])
+@every("keep", [0, 1])
 def test_reductions_by_attribute_and_by_input(op, axes, keep):
     x = _array((3, 4, 5))
     given = None if axes is None else np.asarray(axes, np.int64)
@@ -27,12 +28,12 @@ def test_reductions_by_attribute_and_by_input(op, axes, keep):
     agrees(node(op, 1, keepdims=keep, axes=None if axes is None else list(axes), version=11), [x])
 
 
-@pytest.mark.parametrize("op", _OPS)
+@every("op", _OPS)
 def test_no_axes_may_mean_none(op):
     agrees(node(op, 2, noop_with_empty_axes=1), [_array((3, 4)), np.zeros(0, np.int64)], (1,))
 
 
-@pytest.mark.parametrize("op", ["ReduceSum", "ReduceProd", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceSumSquare"])
+@every("op", ["ReduceSum", "ReduceProd", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceSumSquare"])
 def test_whole_numbers(op):
     x = np.arange(-6, 6, dtype=np.int32).reshape(3, 4)
     agrees(node(op, 2), [x, np.array([1])], (1,))
@@ -49,7 +50,7 @@ def test_a_mean_of_whole_numbers_is_refused():
         agrees(node("ReduceMean", 1), [np.ones((3, 4), np.int32)])
 
 
-@pytest.mark.parametrize("op", ["ReduceSum", "ReduceProd", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2"])
+@every("op", ["ReduceSum", "ReduceProd", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceL2"])
 def test_of_nothing_is_the_neutral_value(op):
     x, axes = np.zeros((2, 0, 3), np.float32), np.array([1])
     wanted = {"ReduceProd": 1.0, "ReduceMax": -np.inf, "ReduceMin": np.inf}.get(op, 0.0)
@@ -63,9 +64,9 @@ def test_large_exponents_do_not_overflow():
         agrees(node("ReduceLogSumExp", 2, keepdims=0), [x, np.array([1])], (1,), wanted=[wanted])
 
 
-@pytest.mark.parametrize("op", ["ArgMax", "ArgMin"])
-@pytest.mark.parametrize("axis", [0, 1, -1])
-@pytest.mark.parametrize("last", [0, 1])
+@every("op", ["ArgMax", "ArgMin"])
+@every("axis", [0, 1, -1])
+@every("last", [0, 1])
 def test_positions(op, axis, last):
     x = np.random.default_rng(0).integers(0, 3, (3, 4, 5)).astype(np.float32)
     for keep in (0, 1):

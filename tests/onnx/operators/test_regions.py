@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
+from tests.offenders import every
 from tests.onnx.lowering_oracle import agrees, node, runtime
 
 
-@pytest.mark.parametrize("mode", ["avg", "max"])
-@pytest.mark.parametrize("samples", [0, 2])
-@pytest.mark.parametrize("halves", ["half_pixel", "output_half_pixel"])
+@every("mode", ["avg", "max"])
+@every("samples", [0, 2])
+@every("halves", ["half_pixel", "output_half_pixel"])
 def test_regions(mode, samples, halves):
     rng = np.random.default_rng(0)
     x = rng.standard_normal((2, 3, 8, 9)).astype(np.float32)

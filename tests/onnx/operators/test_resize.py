@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from roller.onnx.interpolation import Sampling, band, weights
+from tests.offenders import every
 from tests.onnx.lowering_oracle import agrees, expressions, node
 
 RNG = np.random.default_rng(6)
@@ -37,7 +37,7 @@ def test_a_band_is_its_matrix(source, target, mode, kind, antialias):
     np.testing.assert_array_equal(wide, table)
 
 
-@pytest.mark.parametrize(
+@every(
     ("source", "target", "mode", "kind", "taps"),
     [
         (33, 513, "align_corners", "linear", 2),
@@ -67,9 +67,9 @@ def test_linear_interpolation_sums_two_terms_per_axis():
     assert [arrays[1].shape for _, arrays in found] == [(65, 2), (65, 2)]
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", ["linear", "cubic"])
-@pytest.mark.parametrize("sizes", [(33, 60), (18, 17), (5, 10)])
+@every("mode", MODES)
+@every("kind", ["linear", "cubic"])
+@every("sizes", [(33, 60), (18, 17), (5, 10)])
 def test_bands_resize_as_matrices_do(mode, kind, sizes):
     x = RNG.standard_normal((1, 2, 9, 20)).astype(np.float32)
     n = node("Resize", 4, mode=kind, coordinate_transformation_mode=mode)

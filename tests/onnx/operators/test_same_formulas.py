@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from roller import ops
+from tests.offenders import every
 from tests.onnx.lowering_oracle import expressions, node
 
 
@@ -13,7 +13,7 @@ def _f(*shape):
     return np.ones(shape, np.float32)
 
 
-@pytest.mark.parametrize(
+@every(
     ("made", "arrays", "ready"),
     [
         (node("Softmax", 1, axis=1), [_f(2, 5, 3)], ops.softmax((2, 5, 3), 1)),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from roller.expr.canonical import fuse_axes
+from tests.offenders import every
 from tests.onnx.lowering_oracle import agrees, expressions, node
 
 
@@ -13,9 +13,9 @@ def _array(shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax", "Hardmax"])
-@pytest.mark.parametrize("axis", [0, 1, 2, -1, None])
-@pytest.mark.parametrize("version", [11, 13])
+@every("op", ["Softmax", "LogSoftmax", "Hardmax"])
+@every("axis", [0, 1, 2, -1, None])
+@every("version", [11, 13])
 def test_along_one_dimension_or_all_behind_it(op, axis, version):
     x = _array((3, 4, 5))
     soft = node(op, 1, axis=axis, version=version)

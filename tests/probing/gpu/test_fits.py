@@ -10,6 +10,7 @@ from roller.probing.gpu.fits import choose, edge, fit_saturation, fit_steps
 from roller.probing.gpu.memory import _RUNS, _SIZES, transactions_of
 from roller.probing.measured import MAX_SPREAD
 from roller.templates.gpu import compute_rate_per_unit, dram_bandwidth
+from tests.offenders import every
 from tests.perf.published import columns
 
 V100 = roller.load_spec("v100")
@@ -19,8 +20,8 @@ def noisy(values, relative, seed=1):
     return values * np.exp(relative * np.random.default_rng(seed).standard_normal(np.shape(values)))
 
 
-@pytest.mark.parametrize("name", ["v100", "h200", "mi250x"])
-@pytest.mark.parametrize("noise", [0.0, 0.01])
+@every("name", ["v100", "h200", "mi250x"])
+@every("noise", [0.0, 0.01])
 def test_saturation_of_a_known_device_is_recovered(name, noise):
     spec = roller.load_spec(name)
     layer = spec.layer("global")
@@ -84,8 +85,8 @@ def test_transaction_size_is_chosen(size):
     assert choose(noisy(1e-9 * counts[size], 0.03), counts, "transaction") == size
 
 
-@pytest.mark.parametrize("pair", [p for p in _BANKS if p != (16, 8)])
-@pytest.mark.parametrize("lanes", [32, 64])
+@every("pair", [p for p in _BANKS if p != (16, 8)])
+@every("lanes", [32, 64])
 def test_banks_are_chosen(pair, lanes):
     counts = {p: np.array([conflict_degree(s, lanes, *p) for s in _STRIDES], float) for p in _BANKS}
     assert choose(noisy(1e-9 * counts[pair], 0.03), counts, "banks") == pair

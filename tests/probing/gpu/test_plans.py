@@ -7,6 +7,7 @@ from roller.backends.cuda.bench import BUDGET_S, TARGET_S, WINDOWS
 from roller.hardware import list_specs
 from roller.probing.gpu.bundle import plans
 from roller.probing.gpu.memory import dram_plan, transactions_plan
+from tests.offenders import every
 from tests.probing.gpu.tiny import tiny
 
 SPECS = [s for s in (roller.load_spec(n) for n in list_specs()) if s.kind == "gpu"] + [tiny("v100"), tiny("mi250x")]
@@ -36,7 +37,7 @@ def test_launches_and_buffers_are_within_the_limits(spec):
             assert max(top, case.cycles_word or 0) < plan.output_words, case.key
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=IDS)
+@every("spec", SPECS, ids=IDS)
 def test_walks_never_leave_their_buffer(spec):
     for case in dram_plan(spec).cases:
         size, threads, _ = case.parameters

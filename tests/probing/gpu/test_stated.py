@@ -7,6 +7,7 @@ import pytest
 from roller.hardware import list_specs, load_spec
 from roller.probing.gpu.stated import as_stated, base_of
 from roller.runtime.devices import DeviceProperties
+from tests.offenders import every
 
 SPECS = [s for s in map(load_spec, list_specs()) if s.kind == "gpu"]
 
@@ -23,7 +24,7 @@ def started(properties, specs=SPECS):
     return as_stated(base_of(properties, specs), properties)
 
 
-@pytest.mark.parametrize(
+@every(
     ("arch", "older"),
     [("sm_52", "k80"), ("sm_72", "v100"), ("sm_87", "rtx3090"), ("sm_103", "b200"), ("sm_120", "b200"),
      ("gfx907", "mi50"), ("gfx940", "mi210"), ("gfx950", "mi300x")],
@@ -60,7 +61,7 @@ def test_an_only_newer_base_loses_what_the_device_may_not_have():
     assert spec.execution.async_copy_bytes is None
 
 
-@pytest.mark.parametrize(
+@every(
     ("arch", "unit", "block", "budget"),
     [("sm_89", 102400, 101376, 101376), ("sm_75", 65536, 65536, 65536), ("sm_120", 102400, 101376, 101376),
      ("sm_100", 233472, 232448, 232448), ("sm_87", 102400, None, 49152)],
