@@ -1,0 +1,1 @@
+"""Tools for developers of roller; none of them is in the wheel."""
