@@ -9,7 +9,7 @@ comma := ,
 EXTRAS := $(if $(filter Linux-x86_64 Linux-aarch64,$(shell uname -s)-$(shell uname -m)),dev$(comma)cuda12,dev)
 WORKERS ?= 2
 
-.PHONY: demo env test slow exhaustive slow-list torch fuzz docs docs-tools lint format typecheck check-all clean dist
+.PHONY: demo env test affected slow exhaustive slow-list torch fuzz docs docs-tools lint format typecheck check-all clean dist
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -39,9 +39,16 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) -q -m "not slow"
 
+# What the change since a commit can reach, nearest first, slow tests too. SINCE=COMMIT; without it since all slow tests
+# last passed. MINUTES=20: begins no test later, and names those that did not run.
+affected: $(STAMP)
+	$(BIN)/python -m pytest -n $(WORKERS) -q -m "not exhaustive" --affected-by $(or $(SINCE),last-slow-green) \
+	  --minutes $(MINUTES)
+
 # The long sweeps: every operator on every GPU, every kernel of the odd cases on the emulator. Minutes, not seconds.
+# SHARD=1/4: a quarter of them. Where all have passed at one commit, tests/last_slow_green.json names it.
 slow: $(STAMP)
-	$(BIN)/python -m pytest -n $(WORKERS) -q -m "slow and not exhaustive"
+	$(BIN)/python -m pytest -n $(WORKERS) -q -m "slow and not exhaustive" --record-slow-green $(SHARD:%=--shard %)
 
 # What `make slow` tries on one device, on the others.
 exhaustive: $(STAMP)

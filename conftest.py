@@ -18,6 +18,10 @@ import pytest
 
 from tests import slow_tests
 
+#: Which tests run: options of their own, and what `make affected` and `make slow` are made of.
+pytest_plugins = (
+    "tools.testing.shards", "tools.testing.time_limit", "tools.testing.last_green", "tools.testing.affected_files",
+)  # fmt: skip
 _count = itertools.count()
 #: Its modules import PyTorch, which not every machine has.
 collect_ignore_glob = (

@@ -44,6 +44,7 @@ def test_nearest_tests_come_first_and_say_why():
         ("roller/onnx/operators/reductions.py", "tests/onnx/operators/test_reductions.py"),
         ("examples/new_device.py", "tests/test_examples.py"),
         ("tests/onnx/families/making.py", "tests/onnx/test_random_families.py"),
+        ("benchmarks/common.py", "tests/benchmarks/test_machine_code.py"),
         # Data files.
         ("hardware_specs/v100.yaml", "tests/hardware/test_specs.py"),
         ("roller/model/runner.c", "tests/model/test_runner.py"),

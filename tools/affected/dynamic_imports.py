@@ -49,6 +49,10 @@ TABLES = re.compile(rf"roller/(__init__|cli/verbs|targets/\w+|templates/{KIND}/r
 #: Modules whose functions import what they need: each function is a node of its own, lest all callers reach everything.
 FACADES = ("roller/pipeline.py",)
 
+#: Folders whose files import each other without the folder's name, as they are run as scripts, or as a test puts the
+#: folder on ``sys.path``.
+SCRIPT_FOLDERS = ("benchmarks", "examples", "docs")
+
 _TARGETS = "roller/targets/target.py::Target"
 
 

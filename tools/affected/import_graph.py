@@ -85,6 +85,7 @@ class _Builder:
         functions = self._facades.get(path, {})
         self.graph[path] |= set()
         self._add_imports(path, module_name(path), functions)
+        self._link(path, self._names.scripts_in(path, text))
         for name, (first, last) in functions.items():
             part = code_of("\n".join(text.splitlines()[first - 1 : last]))
             calls = self._names.facade_calls(part, functions.keys() - {name})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from tools.affected.dynamic_imports import FACADES
+from tools.affected.dynamic_imports import FACADES, SCRIPT_FOLDERS
 
 _DOCSTRING = re.compile(r"^[ \t]*r?\"\"\".*?\"\"\"", re.MULTILINE | re.DOTALL)
 _IMPORT = re.compile(r"^[ \t]*(?:from [\w.]+ )?import .*", re.MULTILINE)
@@ -13,6 +13,7 @@ _EXAMPLE = re.compile(r"^[ \t]*(?:>>>|\.\.\.) (.*)", re.MULTILINE)
 _BLOCK = re.compile(r"^[ \t]*```.*?^[ \t]*```|^::: .*", re.MULTILINE | re.DOTALL)
 _DOTTED = re.compile(r"(?:roller|benchmarks|tests|examples|tools)(?:\.\w+)+")
 _FROM = re.compile(r"from ((?:roller|benchmarks|tests|examples|tools)[\w.]*) import (\([^)]*\)|[\w, ]+)")
+_TOP_LEVEL = re.compile(r"^[ \t]*(?:from|import) ([\w.]+)|import(?:orskip|_module)\([\"']([\w.]+)", re.MULTILINE)
 _TABLE_ROW = re.compile(r'^    "([\w-]+)": "(roller[\w.]+)', re.MULTILINE)
 _VERB = re.compile(r"[\"'`]([a-z-]+)[\"'`]|\broller ([a-z-]+)")
 
@@ -86,6 +87,16 @@ class Names:
         found = {m for name in dotted for m in self.around(name)}
         found |= {f"{FACADES[0]}::{name}" for name in self._facade_call.findall(text)}
         return found
+
+    def scripts_in(self, path: str, text: str) -> set[str]:
+        """Return modules of folders of scripts that a file imports without the folder's name."""
+        folders = [
+            f
+            for f in SCRIPT_FOLDERS
+            if path.startswith(f"{f}/") or ("sys.path" in text and re.search(rf"\b{f}\b", text))
+        ]
+        names = {name for pair in _TOP_LEVEL.findall(text) for name in pair if name} if folders else ()
+        return {m for folder in folders for name in names for m in self.around(f"{folder}.{name}")}
 
     def verbs_in(self, text: str) -> set[str]:
         """Return the modules of the verbs that strings or shell commands name."""
