@@ -42,7 +42,7 @@ test: $(STAMP)
 # What the change since a commit can reach, nearest first, slow tests too. SINCE=COMMIT; without it since all slow tests
 # last passed. MINUTES=20: begins no test later, and names those that did not run.
 affected: $(STAMP)
-	$(BIN)/python -m pytest -n $(WORKERS) -q -m "not exhaustive" --affected-by $(or $(SINCE),last-slow-green) \
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not exhaustive" --affected-by $(or $(SINCE),last-slow-green) \
 	  --minutes $(MINUTES)
 
 # The long sweeps: every operator on every GPU, every kernel of the odd cases on the emulator. Minutes, not seconds.

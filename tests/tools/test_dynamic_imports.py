@@ -69,10 +69,10 @@ def places_that_load(path: str, text: str) -> dict[str, list[str]]:
 @cache
 def places() -> dict[str, list[str]]:
     """Return all places in the package that load by name; looks for a loader's name before it parses."""
-    mentions = re.compile(rf"\b({'|'.join(LOADERS)})\b|{re.escape(LAZY)}")
+    mentions = (LAZY, ".room(", *(LOADERS - {"room"}))
     found: dict[str, list[str]] = {}
     for path, text in repository().texts.items():
-        if path.startswith("roller/") and path.endswith(".py") and mentions.search(text):
+        if path.startswith("roller/") and path.endswith(".py") and any(name in text for name in mentions):
             found.update(places_that_load(path, text))
     return found
 

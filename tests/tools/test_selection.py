@@ -11,11 +11,15 @@ from tools.affected.__main__ import main
 from tools.affected.changes import UnknownRevision, changed_since, commit_of, is_ancestor
 from tools.affected.selection import Selected, select, test_files
 
+#: Building the graph of this checkout takes seconds.
+whole_graph = pytest.mark.slow
+
 
 def selected(*changed: str) -> dict[str, Selected]:
     return {s.path: s for s in select(list(changed), graph(), repository())}
 
 
+@whole_graph
 def test_nearest_tests_come_first_and_say_why():
     found = select(["roller/report/explain.py"], graph(), repository())
     assert [s.distance for s in found] == sorted(s.distance for s in found)
@@ -26,6 +30,7 @@ def test_nearest_tests_come_first_and_say_why():
     assert "tests/te/test_reader.py" not in by_path
 
 
+@whole_graph
 @pytest.mark.parametrize(
     ("changed", "reached"),
     [
@@ -59,17 +64,20 @@ def test_what_imports_do_not_show_is_reached(changed, reached):
     assert (ROOT / changed).exists() and reached in selected(changed)
 
 
+@whole_graph
 def test_leaves_select_little():
     everything = len(test_files(repository()))
     for path in ("roller/report/sensitivity.py", "roller/insight/sweep.py", "roller/cli/doctor.py"):
         assert len(selected(path)) < everything / 5, path
 
 
+@whole_graph
 @pytest.mark.parametrize("path", ["conftest.py", "pyproject.toml", "roller/strange.xyz", "roller/no_longer_here.py"])
 def test_a_file_that_no_rule_knows_selects_everything(path):
     assert selected(path).keys() == test_files(repository())
 
 
+@whole_graph
 def test_a_result_or_a_removed_test_selects_what_always_runs():
     for path in ("CHANGELOG.md", "benchmarks/results/any.md", "tests/test_no_longer_here.py"):
         assert set(selected(path)) == {
@@ -77,11 +85,13 @@ def test_a_result_or_a_removed_test_selects_what_always_runs():
         }, path  # fmt: skip
 
 
+@whole_graph
 def test_a_name_for_type_checking_alone_is_no_edge():
     assert "roller/hardware/__init__.py" not in graph()["roller/targets/target.py"]
     assert "roller/targets/kinds.py" in graph()["roller/targets/target.py"]
 
 
+@whole_graph
 def test_functions_of_a_facade_are_nodes_of_their_own():
     lines = graph()["roller/pipeline.py::construct"]
     assert "roller/search/constructor.py" in lines and "roller/choosing/choose.py" not in lines
@@ -119,11 +129,11 @@ def test_changes_are_those_of_the_working_tree_with_new_files(checkout):
 
 def test_the_command_prints_distances_and_reasons(capsys, monkeypatch):
     command = "tools.affected.__main__"
-    monkeypatch.setattr(f"{command}.affected", lambda changed, root: select(changed, graph(), repository()))
+    found = [Selected("roller/report/explain.py", 0, ()), Selected("tests/a.py", 2, ("roller/b.py", "roller/c.py"))]
+    monkeypatch.setattr(f"{command}.affected", lambda changed, root: found if changed == [found[0].path] else [])
     monkeypatch.chdir(ROOT / "roller")
     assert main(["report/explain.py"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "  0 roller/report/explain.py"
-    assert "  1 tests/explaining/test_why_not.py  <- roller/report/explain.py" in lines
+    assert lines == ["  0 roller/report/explain.py", "  2 tests/a.py  <- roller/b.py <- roller/c.py"]
     assert main(["--since", "nonsense"]) == 2
     assert "knows no commit" in capsys.readouterr().err

@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.tools.whole_graph import ROOT
-from tools.testing import last_green
+from tools.testing import last_green, time_limit
+from tools.testing.affected_files import AffectedFiles
 from tools.testing.shards import Shard, dealt, weights_of
 from tools.testing.time_limit import not_run_lines
 
@@ -50,6 +52,21 @@ def suite(tmp_path):
     return tmp_path
 
 
+def test_after_the_limit_a_test_is_reported_instead_of_run(monkeypatch):
+    seconds, reports = iter([59.0, 60.0]), []
+    monkeypatch.setattr(time_limit, "clock", lambda: next(seconds))
+    limit = time_limit.TimeLimit(deadline_s=60.0, minutes=1)
+    hooks = SimpleNamespace(pytest_runtest_logreport=lambda report: reports.append(report))
+    items = [SimpleNamespace(nodeid=f"a.py::{n}", location=("a.py", 1, n), ihook=hooks) for n in ("one", "two")]
+    assert [limit.pytest_runtest_protocol(item) for item in items] == [None, True]
+    assert [limit.pytest_report_teststatus(r) for r in reports] == [("not run", "n", "NOT RUN")]
+    limit.pytest_runtest_logreport(reports[0])
+    assert list(limit.not_run) == ["a.py::two"] and limit.ran_too_few
+    limit.pytest_runtest_logreport(SimpleNamespace(nodeid="a.py::one", outcome="passed"))
+    assert not limit.ran_too_few, "one of two is half"
+
+
+@pytest.mark.slow
 def test_no_test_begins_after_the_limit(suite):
     done = run(suite, "--minutes", "4")
     assert done.returncode == 0, done.stdout
@@ -58,12 +75,14 @@ def test_no_test_begins_after_the_limit(suite):
     assert "4 passed, 2 not run" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_session_that_ran_fewer_than_half_of_its_tests_fails(suite):
     done = run(suite, "--minutes", "2")
     assert done.returncode == 1
     assert "FAILED: 2 of 6 tests ran, fewer than half." in done.stdout
 
 
+@pytest.mark.slow
 def test_the_limit_holds_in_the_workers(suite):
     done = run(suite, "--minutes", "3", "-n", "2")
     passed = 6 - int(done.stdout.partition("not run: ")[2].partition(" ")[0])
@@ -90,6 +109,7 @@ def test_every_file_is_in_one_shard_and_shards_are_alike():
             Shard(wrong, weights)
 
 
+@pytest.mark.slow
 def test_shards_together_run_every_test_once(suite):
     ran = [run(suite, "--shard", f"{k}/2", "-vv", *(["-n", "2"] if k == 1 else [])).stdout for k in (1, 2)]
     names = [w for text in ran for line in text.splitlines() if "PASSED" in line for w in line.split() if "::" in w]
@@ -144,6 +164,17 @@ def test_a_base_that_git_does_not_know_is_an_error_in_words(checkout):
         last_green.commit(root)
 
 
+def test_files_that_are_not_affected_are_left_out_and_the_nearest_come_first():
+    files = AffectedFiles({"tests/b.py": 0, "tests/a.py": 3}, "the base")
+    config = SimpleNamespace(rootpath=ROOT)
+    paths = [ROOT / "tests" / name for name in ("a.py", "b.py", "c.py", "")]
+    assert [files.pytest_ignore_collect(path, config) for path in paths] == [None, None, True, None]
+    items = [SimpleNamespace(path=path, name=name) for path in paths[:2] for name in "xy"]
+    files.pytest_collection_modifyitems(config, items)
+    assert [(i.path.name, i.name) for i in items] == [("b.py", "x"), ("b.py", "y"), ("a.py", "x"), ("a.py", "y")]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_only_affected_files_are_imported_nearest_first(suite, workers):
     (suite / "test_c.py").write_text("raise AssertionError('imported')")
@@ -162,6 +193,7 @@ def test_only_affected_files_are_imported_nearest_first(suite, workers):
     assert "test_b.py" in first
 
 
+@pytest.mark.slow
 def test_an_unknown_base_is_an_error_in_words():
     words = [sys.executable, "-m", "pytest", "-q", "--affected-by", "nonsense", "tests/test_cyclic.py"]
     done = subprocess.run(words, cwd=ROOT, text=True, capture_output=True, timeout=120)
