@@ -13,7 +13,8 @@ comma := ,
 EXTRAS := $(if $(filter Linux-x86_64 Linux-aarch64,$(shell uname -s)-$(shell uname -m)),dev$(comma)cuda12,dev)
 WORKERS ?= 2
 
-.PHONY: demo env lock newest test hostile slow exhaustive slow-list torch fuzz docs docs-tools lint format typecheck check-all clean dist
+.PHONY: demo env lock newest test affected hostile slow exhaustive slow-list torch fuzz docs docs-tools lint format \
+  typecheck check-all clean dist
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
 # uv takes a sixth of pip's seconds; pip where uv cannot be had, or does not know how this machine reaches its index.
@@ -63,9 +64,16 @@ test: $(STAMP)
 hostile: $(STAMP)
 	$(BIN)/python -m tools.hostile $(if $(ONLY),--only $(ONLY))
 
+# What the change since a commit can reach, nearest first, slow tests too. SINCE=COMMIT; without it since all slow tests
+# last passed. MINUTES=20: begins no test later, and names those that did not run.
+affected: $(STAMP)
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not exhaustive" --affected-by $(or $(SINCE),last-slow-green) \
+	  --minutes $(MINUTES)
+
 # The long sweeps: every operator on every GPU, every kernel of the odd cases on the emulator. Minutes, not seconds.
+# SHARD=1/4: a quarter of them. Where all have passed at one commit, tests/last_slow_green.json names it.
 slow: $(STAMP)
-	$(BIN)/python -m pytest -n $(WORKERS) -q -m "slow and not exhaustive"
+	$(BIN)/python -m pytest -n $(WORKERS) -q -m "slow and not exhaustive" --record-slow-green $(SHARD:%=--shard %)
 
 # What `make slow` tries on one device, on the others.
 exhaustive: $(STAMP)
@@ -93,7 +101,7 @@ docs: docs-tools
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 lint: $(STAMP)
-	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports --no-logo --no-cache
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .

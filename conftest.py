@@ -23,6 +23,10 @@ from tests.builds import builds_folder, prune
 #: Idle workers of TVM's pools look for work in a loop and take the processors that other tests need. Tests of threads
 #: set their own number.
 os.environ.setdefault("TVM_NUM_THREADS", "1")
+#: Which tests run: options of their own, and what `make affected` and `make slow` are made of.
+pytest_plugins = (
+    "tools.testing.shards", "tools.testing.time_limit", "tools.testing.last_green", "tools.testing.affected_files",
+)  # fmt: skip
 _count = itertools.count()
 #: Its modules import PyTorch, which not every machine has.
 collect_ignore_glob = (

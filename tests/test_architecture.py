@@ -1,37 +1,28 @@
-"""The house holds: floors import only floors below them, TVM stays in two rooms, files stay short."""
+"""Rules of the package's structure: those that no contract of import-linter in ``pyproject.toml`` can express.
+
+Each rule is one test that names all offenders. Imports come from ``grimp``; a file is parsed only where a rule asks for
+its syntax tree, and once.
+"""
 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
+import grimp
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "roller"
 
-#: Bottom to top. A floor imports only floors before it in this list; ``roller`` itself loads all of them lazily.
-FLOORS = (
-    "errors", "core", "targets", "expr", "hardware", "ops", "tile", "perf", "artifact", "horizontal", "te", "templates",
-    "search", "explaining", "emulator", "backends", "runtime", "graph", "model", "probing", "compiled", "arguments",
-    "choosing", "varying", "pipeline", "batch", "onnx", "report", "insight", "roller", "cli",
-)  # fmt: skip
-
-#: Pairs that are neighbours, not stairs: neither may import the other.
-SIBLINGS = (("expr", "hardware"), ("ops", "hardware"), ("ops", "tile"), ("perf", "ops"),
-            ("templates", "ops"), ("search", "ops"), ("artifact", "explaining"), ("search", "artifact"),
-            ("te", "hardware"), ("artifact", "perf"), ("backends", "templates"), ("graph", "runtime"),
-            ("emulator", "templates"), ("emulator", "te"), ("emulator", "perf"), ("emulator", "search"),
-            ("emulator", "hardware"), ("emulator", "ops"), ("probing", "perf"), ("probing", "search"),
-            ("probing", "templates"))  # fmt: skip
-
 #: What a bare machine has on which a compiled kernel only runs, and what each launcher may need besides.
 RUNS_BARE = ("errors", "core", "targets", "expr", "tile", "artifact", "horizontal", "emulator")
 #: Used where it is installed, and done without where it is not.
 OPTIONAL = {"roller.runtime.cache_location": {"platformdirs"}}
-FILES = sorted(PACKAGE.rglob("*.py"))
 
 
 def module_name(path: Path) -> str:
@@ -44,89 +35,106 @@ def floor_of(module: str) -> str:
     return parts[1] if len(parts) > 1 else "roller"
 
 
-def imports_of(path: Path, *, when_loaded: bool = False) -> set[str]:
-    """Modules a file imports, except for type checking alone; at any depth, or only what loading it imports."""
-    found: set[str] = set()
+@cache
+def modules() -> dict[str, Path]:
+    return {module_name(p): p for p in sorted(PACKAGE.rglob("*.py"))}
 
-    def visit(node: ast.AST) -> None:
-        if when_loaded and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            return
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            for child in node.orelse:
-                visit(child)
-            return
-        if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            base = node.module or ""
-            names = {f"{base}.{alias.name}" for alias in node.names}
-            found.update(names & set(MODULES) if base.startswith("roller") else set())
-            if base != "roller" or not names <= set(MODULES):
-                found.add(base)
-        for child in ast.iter_child_nodes(node):
-            visit(child)
 
-    visit(ast.parse(path.read_text()))
+@cache
+def text_of(name: str) -> str:
+    return modules()[name].read_text(encoding="utf-8")
+
+
+@cache
+def tree_of(name: str) -> ast.Module:
+    return ast.parse(text_of(name))
+
+
+@cache
+def graph() -> grimp.ImportGraph:
+    """Return the imports at any depth, except for type checking alone."""
+    return grimp.build_graph(
+        "roller", include_external_packages=True, exclude_type_checking_imports=True, cache_dir=None
+    )
+
+
+@cache
+def imports_of(name: str) -> dict[str, bool]:
+    """Return the modules of the package that a module imports, and whether loading it does: not first a call."""
+    found: dict[str, bool] = {}
+    for other in graph().find_modules_directly_imported_by(name) & modules().keys():
+        for detail in graph().get_import_details(importer=name, imported=other):
+            when_loaded = not in_function(name, detail["line_number"])
+            package = other.rpartition(".")[0]
+            # `from package import module` loads the package too.
+            named = {other, package} if f"from {package} import" in detail["line_contents"] else {other}
+            for module in named - {"roller"} | ({"roller"} & {other}):
+                found[module] = found.get(module, False) or when_loaded
     return found
 
 
-MODULES = {module_name(p): p for p in FILES}
-IMPORTS = {name: imports_of(path) for name, path in MODULES.items()}
-LOADED = {name: imports_of(path, when_loaded=True) & set(MODULES) for name, path in MODULES.items()}
+def in_function(name: str, line: int) -> bool:
+    """Return whether a line of a module runs only when a function is called."""
+    if not text_of(name).splitlines()[line - 1].startswith((" ", "\t")):
+        return False
+    functions = (n for n in ast.walk(tree_of(name)) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef)))
+    return any(n.lineno < line <= (n.end_lineno or n.lineno) for n in functions)
 
 
 def internal(name: str) -> set[str]:
-    return {i for i in IMPORTS[name] if i in MODULES}
+    return set(imports_of(name))
 
 
 def external(name: str) -> set[str]:
-    tops = {i.split(".")[0] for i in IMPORTS[name]} - {"roller"}
-    return {t for t in tops if t not in sys.stdlib_module_names}
+    others = graph().find_modules_directly_imported_by(name) - modules().keys()
+    return {other for other in others if other not in sys.stdlib_module_names}
 
 
 def test_the_package_was_found():
-    assert {"roller", "roller.errors", "roller.hardware.spec", "roller.expr.scalar"} <= set(MODULES)
+    assert {"roller", "roller.errors", "roller.hardware.spec", "roller.expr.scalar"} <= set(modules())
+    assert modules().keys() <= graph().modules
     assert "roller.errors" in internal("roller.hardware.checks")
     assert external("roller.hardware.reader") == {"yaml"}
+    # A function of the facade imports a stage when it is called; the expression is imported when the facade is.
+    assert (
+        not imports_of("roller.pipeline")["roller.search.constructor"] and imports_of("roller.pipeline")["roller.expr"]
+    )
+    assert "roller.backends.cpu" in internal("roller.backends.cpu.rehearsal"), "the package of `from package import`"
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_floor_is_known_and_imports_only_below(name):
-    floor = floor_of(name)
-    assert floor in FLOORS, f"{name}: a new floor; give it its place in FLOORS and docs/architecture.md"
-    if name == "roller":
-        return
-    for other in internal(name):
-        below = floor_of(other)
-        assert below == floor or FLOORS.index(below) < FLOORS.index(floor), f"{name} imports {other}, which is above it"
+def test_the_contracts_of_imports_are_kept():
+    """Floors, neighbours, TVM, what runs bare: see ``[tool.importlinter]`` in ``pyproject.toml``."""
+    words = [str(Path(sys.executable).with_name("lint-imports")), "--no-logo", "--no-cache"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(("one", "other"), SIBLINGS)
-def test_siblings_do_not_import_each_other(one, other):
-    for name in MODULES:
-        if floor_of(name) in (one, other):
-            strangers = [i for i in internal(name) if floor_of(i) in (one, other) and floor_of(i) != floor_of(name)]
-            assert not strangers, f"{name} imports its sibling: {strangers}"
+def test_no_import_is_relative():
+    offenders = [name for name in modules() if re.search(r"^\s*from\s+\.", text_of(name), re.MULTILINE)]
+    assert not offenders
 
 
 def test_no_cycles():
     """Loading a module never comes back to it; a method may still import a file of its own floor when called."""
     done: set[str] = set()
+    cycles: list[str] = []
 
     def visit(name: str, path: tuple[str, ...]) -> None:
-        assert name not in path, "cycle: " + " -> ".join((*path[path.index(name) :], name))
+        if name in path:
+            cycles.append(" -> ".join((*path[path.index(name) :], name)))
+            return
         if name in done:
             return
-        for other in sorted(LOADED[name]):
+        for other in sorted(m for m, when_loaded in imports_of(name).items() if when_loaded):
             # A package that loads its own parts is being loaded already, as is the one a part belongs to.
             if other != name and not name.startswith(f"{other}."):
                 visit(other, (*path, name))
         done.add(name)
 
-    for name in sorted(MODULES):
+    for name in sorted(modules()):
         visit(name, ())
-    assert done == set(MODULES)
+    assert not cycles
+    assert done == set(modules())
 
 
 def test_no_circle_crosses_a_folder():
@@ -142,9 +150,9 @@ def test_no_circle_crosses_a_folder():
         return seen
 
     def folder(name: str) -> Path:
-        return MODULES[name].parent
+        return modules()[name].parent
 
-    reach = {name: reached(name) for name in MODULES if name != "roller"}
+    reach = {name: reached(name) for name in modules() if name != "roller"}
     circles = [(a, b) for a in reach for b in reach[a] if a < b and a in reach[b] and folder(a) != folder(b)]
     assert not circles
 
@@ -154,22 +162,26 @@ def emits(name: str) -> bool:
     return floor_of(name) == "templates" and any(part.split("_")[0] == "emit" for part in name.split("."))
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_tvm_is_imported_only_in_te_and_where_templates_emit(name):
-    if floor_of(name) != "te" and not emits(name):
-        assert "tvm" not in external(name)
-        if floor_of(name) == "templates":
-            upwards = {i for i in internal(name) if emits(i) or floor_of(i) in ("te", "artifact", "horizontal")}
-            assert not upwards, f"{name}: what is offered and priced must not need the code: {upwards}"
+def test_templates_import_tvm_only_where_they_emit():
+    """Elsewhere they need neither TVM nor what emits: what is offered and priced must not need the code."""
+    offenders = {
+        name: {i for i in internal(name) if emits(i) or floor_of(i) in ("te", "artifact", "horizontal")}
+        | (external(name) & {"tvm"})
+        for name in modules()
+        if floor_of(name) == "templates" and not emits(name)
+    }
+    assert {name: found for name, found in offenders.items() if found} == {}
 
 
 def test_moved_tvm_names_live_in_the_compat_modules():
-    users = {name for name in MODULES if "tvm" in external(name)}
-    for name in users:
-        text = MODULES[name].read_text()
-        if not name.endswith(".compat"):
-            assert "import tirx" not in text, f"{name}: take tirx from the compat module"
-            assert "tvm.s_tir" not in text, f"{name}: take s_tir from the compat module"
+    offenders = [
+        f"{name}: {moved}: take it from the compat module"
+        for name in modules()
+        if "tvm" in external(name) and not name.endswith(".compat")
+        for moved in ("import tirx", "tvm.s_tir")
+        if moved in text_of(name)
+    ]
+    assert not offenders
 
 
 def closure(name: str) -> set[str]:
@@ -186,23 +198,22 @@ def closure(name: str) -> set[str]:
     return seen
 
 
-BARE = [
-    name for name in MODULES
-    if floor_of(name) in (*RUNS_BARE, "runtime") or (floor_of(name) == "backends" and name.endswith(".launcher"))
-]  # fmt: skip
+def test_running_a_kernel_needs_the_standard_library_and_numpy():
+    bare = [
+        name for name in modules()
+        if floor_of(name) in (*RUNS_BARE, "runtime") or (floor_of(name) == "backends" and name.endswith(".launcher"))
+    ]  # fmt: skip
+    offenders: dict[str, list[str]] = {}
+    for name in bare:
+        allowed = {"numpy"} | ({"tvm_ffi", "cupy"} if floor_of(name) in ("backends", "runtime") else set())
+        for module in closure(name):
+            for strange in external(module) - allowed - OPTIONAL.get(module, set()):
+                offenders.setdefault(f"{module} imports {strange}, and is reached from", []).append(name)
+    assert not offenders
 
 
-@pytest.mark.parametrize("name", BARE)
-def test_running_a_kernel_needs_the_standard_library_and_numpy(name):
-    allowed = {"numpy"} | ({"tvm_ffi", "cupy"} if floor_of(name) in ("backends", "runtime") else set())
-    for module in closure(name):
-        strange = external(module) - allowed - OPTIONAL.get(module, set())
-        assert not strange, f"{name} reaches {module}, which imports {strange}"
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_files_stay_short(path):
-    assert len(path.read_text().splitlines()) <= 400
+def test_files_stay_short():
+    assert {name: lines for name in modules() if (lines := len(text_of(name).splitlines())) > 400} == {}
 
 
 def run(code: str) -> str:
@@ -251,9 +262,12 @@ def test_public_names_resolve():
         roller.nonsense  # noqa: B018
 
 
+#: Kinds, languages and devices.
+NAMES = {"bsp", "cpu", "gpu", "cuda", "hip", "llvm", "poplar", "rocm", "null", "emulated"}
+
+
 def comparisons_by_name(tree: ast.AST) -> list[str]:
     """Return comparisons of a device's kind or a kernel's language with a name."""
-    names = {"bsp", "cpu", "gpu", "cuda", "hip", "llvm", "poplar", "rocm", "null", "emulated"}
 
     def asks(node: ast.expr) -> bool:
         return getattr(node, "attr", getattr(node, "id", "")) in ("kind", "language", "device") or (
@@ -261,7 +275,7 @@ def comparisons_by_name(tree: ast.AST) -> list[str]:
         )
 
     def name(node: ast.expr) -> bool:
-        return any(isinstance(n, ast.Constant) and n.value in names for n in ast.walk(node))
+        return any(isinstance(n, ast.Constant) and n.value in NAMES for n in ast.walk(node))
 
     found = (n for n in ast.walk(tree) if isinstance(n, ast.Compare))
     return [
@@ -271,10 +285,12 @@ def comparisons_by_name(tree: ast.AST) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_kinds_and_languages_are_facts_of_the_registry(name):
-    found = comparisons_by_name(ast.parse(MODULES[name].read_text()))
-    assert not found, f"{name}: {found}: ask roller.targets, or the traits of the specification, for what is decided by"
+def test_kinds_and_languages_are_facts_of_the_registry():
+    """Ask ``roller.targets``, or the traits of the specification, for what is decided by."""
+    quoted = re.compile(rf"[\"']({'|'.join(NAMES)})[\"']")
+    suspects = [name for name in modules() if quoted.search(text_of(name))]
+    offenders = {name: found for name in suspects if (found := comparisons_by_name(tree_of(name)))}
+    assert not offenders
 
 
 def test_comparisons_by_name_are_found():

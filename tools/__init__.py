@@ -1,1 +1,1 @@
-"""What developers of roller run beside the tests; no part of the wheel."""
+"""Tools for developers of roller; none of them is in the wheel."""

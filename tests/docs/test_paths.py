@@ -17,7 +17,7 @@ _NAMED = re.compile(r"`([\w./*{},-]+\.py|(?:roller|templates)/[\w./*{},-]+/)(?::
 
 @cache
 def _files() -> tuple[PurePosixPath, ...]:
-    folders = ("roller", "tests", "benchmarks", "docs", "examples", "microbench")
+    folders = ("roller", "tests", "benchmarks", "docs", "examples", "microbench", "tools")
     found = [p for f in folders for p in (ROOT / f).rglob("*") if p.suffix == ".py" or p.is_dir()]
     return tuple(PurePosixPath(p.relative_to(ROOT).as_posix()) for p in (*found, *ROOT.glob("*.py")))
 

@@ -1,0 +1,127 @@
+"""Modules that are loaded by name, which no import graph shows: one table of rules, and where each rule applies.
+
+A place in ``roller/`` that loads by name without a rule fails ``tests/tools/test_dynamic_imports.py``, which names it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+KIND = "(cpu|gpu|bsp)"
+
+
+@dataclass(frozen=True)
+class DynamicImport:
+    """Modules that a file reaches because its text asks for them at run time.
+
+    Parameters
+    ----------
+    name
+        Name of the rule.
+    askers
+        Patterns of source text: a file that contains one of them reaches ``loaded``. None where the edges are found
+        otherwise (:mod:`tools.affected.names`) or where the loaded code does not belong to this project. Patterns
+        start with plain text, which is searched faster by far.
+    loaded
+        Pattern of whole module names.
+    places
+        Places in ``roller/`` that load these modules: ``file::qualified name of the function``, or ``file`` where
+        the module body does. Calls that ``askers`` matches need not be listed.
+    """
+
+    name: str
+    askers: tuple[str, ...]
+    loaded: str
+    places: tuple[str, ...] = ()
+
+    def is_asked(self, text: str) -> bool:
+        """Return whether source text asks for the modules."""
+        return any(re.search(pattern, text) for pattern in self.askers)
+
+    def loads(self, module: str) -> bool:
+        """Return whether a module is one of those loaded."""
+        return re.fullmatch(self.loaded, module) is not None
+
+
+#: Files whose strings name modules for others: the name alone is no edge; whoever asks has one, by a rule below.
+TABLES = re.compile(rf"roller/(__init__|cli/verbs|targets/\w+|templates/{KIND}/registry)\.py")
+#: Modules whose functions import what they need: each function is a node of its own, lest all callers reach everything.
+FACADES = ("roller/pipeline.py",)
+
+#: Folders whose files import each other without the folder's name, as they are run as scripts, or as a test puts the
+#: folder on ``sys.path``.
+SCRIPT_FOLDERS = ("benchmarks", "examples", "docs")
+
+_TARGETS = "roller/targets/target.py::Target"
+
+
+def _of_a_target(methods: str) -> tuple[str, ...]:
+    """Return the patterns of calls of a target's methods."""
+    return tuple(rf"{owner}\.({methods})\b" for owner in (r"target", r"target_for\(.*\)", r"target_of_language\(.*\)",
+                                                         r"LANGUAGES\[.*\]"))  # fmt: skip
+
+
+RULES = (
+    # Names that are resolved one by one: tools/affected/names.py finds who uses which.
+    DynamicImport(
+        "public names of roller", (r"roller\.__all__", r"getattr\(roller,", r"roller\._HOME\b"),
+        r"roller\.(search\.constructor|compiled|templates\.common\.options|hardware|perf|artifact|tile|errors|expr"
+        r"|pipeline|onnx\.compile|report\.\w+|insight\.\w+|insight\.whatif\.replay|insight\.tracing\.api|model\.saved"
+        r"|ops)",
+        ("roller/__init__.py::__getattr__",),
+    ),
+    DynamicImport(
+        "verbs of the command line", (r"VERBS\b", r"LazyCommands", r"--help[\"']", r"get_command\(app\)"),
+        r"roller\.cli\.\w+", ("roller/cli/verbs.py::command_at",),
+    ),
+    # Devices, by their kind.
+    DynamicImport("templates", (r"\.room\(\"templates\"\)",), rf"roller\.templates\.{KIND}(\.registry)?"),
+    DynamicImport("checks of templates", (r"\.room\(\"templates\.checks\"\)",), rf"roller\.templates\.{KIND}\.checks"),
+    DynamicImport("steps of templates", (r"\.room\(\"templates\.roads\"\)",), rf"roller\.templates\.{KIND}\.roads"),
+    DynamicImport("kernels for ranges", (r"\.room\(\"varying\"\)",), rf"roller\.varying\.{KIND}"),
+    DynamicImport("probes", (r"\.room\(\"probing\"\)",), rf"roller\.probing\.{KIND}"),
+    DynamicImport("a kind's modules", (), r"roller\.(templates|varying|probing)\..*",
+                  ("roller/targets/kinds.py::DeviceKind.room",)),
+    # Code generation.
+    DynamicImport(
+        "emitters",
+        (r"writer_of\(.*\)\.emit", r"template\.emitted", r"\.lower\([^)\s]", *_of_a_target("prepare|generation")),
+        rf"roller\.templates\.{KIND}\.(\w+\.emit\w*|emit(\.\w+)?)",
+        (f"{_TARGETS}.lower", f"{_TARGETS}.prepare", f"{_TARGETS}.generation",
+         "roller/templates/common/template.py::Template.emitted"),
+    ),
+    # Targets.
+    DynamicImport(
+        "toolchains and launchers",
+        (r"\.tools\(\)", r"\.can_build\b", r"handle\.target", *_of_a_target("build|load")),
+        r"roller\.backends\.\w+\.(toolchain|launcher|device|gpu)", (f"{_TARGETS}.tools", f"{_TARGETS}.load"),
+    ),
+    DynamicImport("workers", (r"\.open_worker\b",), r"roller\.backends\.\w+\.device", (f"{_TARGETS}.open_worker",)),
+    DynamicImport(
+        "devices of sessions", (r"session_device\b",),
+        r"roller\.(model\.gpu_device|backends\.null\.gpu|emulator\.device)",
+        tuple(f"roller/targets/{target}.py::_open" for target in ("cuda", "hip", "emulated", "null")),
+    ),
+    DynamicImport(
+        "emulators", (r"known\[artifact\.language\]",), r"roller\.emulator\.(emulate|bsp)",
+        ("roller/emulator/emulate.py::emulated_by",),
+    ),
+    DynamicImport("every target", (r"import pytest(?s:.*)\bTARGETS\b",), r"roller\.(backends|probing|emulator)(\..*)?"),
+    DynamicImport("any reference of a target", (), r"roller\..*",
+                  ("roller/targets/lazy.py::module",)),
+    # Folders and names made of parts.
+    DynamicImport(
+        "operators of ONNX", (r"iter_modules\(__path__\)",), r"roller\.onnx\.operators\.\w+",
+        ("roller/onnx/operators/__init__.py",),
+    ),
+    DynamicImport(
+        "PyTorch's entry point", (r"backend=\"roller\"", r"torch_dynamo_backends"), r"roller\.onnx\.torch_backend",
+    ),
+    DynamicImport("verbs of benchmarks.insight", (r"benchmarks\.insight\.\{",), r"benchmarks\.insight\.\w+"),
+    DynamicImport("examples", (r"examples\.\{",), r"examples\.\w+"),
+    DynamicImport("families of models", (r"families\.\{",), r"tests\.onnx\.families\.\w+"),
+    # Not this project's code: a user's.
+    DynamicImport("a script to record", (), r"examples\..*", ("roller/cli/record.py::record_command",)),
+    DynamicImport("an entry file to trace", (), r"examples\..*", ("roller/insight/tracing/entry.py::_loaded",)),
+)  # fmt: skip

@@ -1,0 +1,87 @@
+"""``--affected-by REVISION``: collect only the test files that the change since a commit can reach, nearest first.
+
+Other files are not even imported. The controller of pytest-xdist builds the graph once; workers receive the files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tools.testing import last_green
+from tools.testing.workers import shared
+
+_KEY = "roller_affected_files"
+#: Stands for the commit at which all slow tests last passed.
+LAST_SLOW_GREEN = "last-slow-green"
+
+
+class AffectedFiles:
+    """Collects some files, in the order of their distance from the change.
+
+    Parameters
+    ----------
+    distances
+        Distance of each file, relative to the root.
+    base
+        Commit that the change starts from, with what to say about it.
+    """
+
+    def __init__(self, distances: Mapping[str, int], base: str) -> None:
+        self._distances, self._base = dict(distances), base
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: object) -> None:
+        """Give a worker the files."""
+        node.workerinput[_KEY] = (self._distances, self._base)  # type: ignore[attr-defined]
+
+    def pytest_report_header(self) -> str:
+        """Say how many files are selected, and against which commit."""
+        return f"affected by the change since {self._base}: {len(self._distances)} test files, nearest first"
+
+    def pytest_ignore_collect(self, collection_path: Path, config: pytest.Config) -> bool | None:
+        """Leave out files that the change cannot reach."""
+        if collection_path.suffix != ".py" or not collection_path.is_relative_to(config.rootpath):
+            return None
+        return None if collection_path.relative_to(config.rootpath).as_posix() in self._distances else True
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Put the tests of the nearest files first."""
+
+        def distance(item: pytest.Item) -> int:
+            return self._distances.get(item.path.relative_to(config.rootpath).as_posix(), 0)
+
+        items.sort(key=distance)
+
+
+def _selected(revision: str, root: Path) -> tuple[dict[str, int], str]:
+    from tools.affected.changes import UnknownRevision, changed_since, is_ancestor
+    from tools.affected.selection import affected
+
+    try:
+        commit = last_green.commit(root) if revision == LAST_SLOW_GREEN else revision
+        changed = changed_since(commit, root)
+    except (UnknownRevision, last_green.NoGreenRun) as error:
+        raise pytest.UsageError(f"--affected-by {revision}: {error}") from None
+    distances = {s.path: s.distance for s in affected(changed, root)}
+    beside = "" if is_ancestor(commit, root) else ", which is no ancestor of HEAD: its files are compared"
+    return distances, f"{commit[:12]}{beside} ({len(changed)} files)"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--affected-by``."""
+    parser.addoption(
+        "--affected-by", metavar="REVISION",
+        help=f"run only what the change since a commit can reach; {LAST_SLOW_GREEN}: that of {last_green.FILE}",
+    )  # fmt: skip
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Select the files in the process that starts first; workers are given them."""
+    revision = config.getoption("--affected-by")
+    if revision:
+        distances, base = shared(config, _KEY, lambda: _selected(revision, config.rootpath))
+        config.pluginmanager.register(AffectedFiles(distances, base), "affected-files")

@@ -1,0 +1,99 @@
+"""The last commit at which all slow tests passed: ``tests/last_slow_green.json``, which ``make slow`` writes.
+
+A run of one shard is noted under ``in_progress``; when all shards of one commit have passed, it becomes ``green``.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools.affected.changes import git
+from tools.testing.workers import is_worker
+
+FILE = "tests/last_slow_green.json"
+
+
+class NoGreenRun(Exception):
+    """There is no commit at which all slow tests are known to have passed."""
+
+
+def commit(root: Path) -> str:
+    """Return the last commit at which all slow tests passed.
+
+    Raises
+    ------
+    NoGreenRun
+        Where the file is missing, names none, or names one that git does not know.
+    """
+    found = _read(root).get("green", {}).get("commit")
+    if found is None:
+        raise NoGreenRun(f"{FILE} names no commit. Run `make slow` once, or pass SINCE=COMMIT.")
+    known = subprocess.run(["git", "cat-file", "-e", f"{found}^{{commit}}"], cwd=root, capture_output=True, check=False)
+    if known.returncode:
+        raise NoGreenRun(f"{FILE} names {found}, which git does not know here. Fetch it, or pass SINCE=COMMIT.")
+    return str(found)
+
+
+def record(root: Path, shard: tuple[int, int], today: str) -> str:
+    """Note that a shard of the slow tests passed at the present commit; return what to tell the person.
+
+    Nothing is noted where the working tree differs from the commit: the run says nothing about any commit then.
+    """
+    if _status(root):
+        return f"{FILE}: not written, as the working tree has changes that are not committed."
+    head, (number, count) = git(root, "rev-parse", "HEAD").strip(), shard
+    known = _read(root)
+    before = known.pop("in_progress", {})
+    same = before.get("of") == count and _same_files(before.get("commit", ""), root)
+    done = sorted({number, *(before["done"] if same else [])})
+    if len(done) == count:
+        known["green"] = {"commit": head, "date": today, "shards": count}
+        said = f"{FILE}: all slow tests passed at {head[:12]}. Commit it."
+    else:
+        known["in_progress"] = {"commit": head, "date": today, "of": count, "done": done}
+        said = f"{FILE}: shards {', '.join(map(str, done))} of {count} passed at {head[:12]}."
+    (root / FILE).write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
+    return said
+
+
+def _read(root: Path) -> dict[str, Any]:
+    path = root / FILE
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return found
+
+
+def _status(root: Path) -> str:
+    """Return changes of the working tree, but for the file itself."""
+    return git(root, "status", "--porcelain", "--", ".", f":!{FILE}").strip()
+
+
+def _same_files(other: str, root: Path) -> bool:
+    """Return whether a commit has the files of the present one, but for the file itself."""
+    words = ["git", "diff", "--quiet", other, "HEAD", "--", ".", f":!{FILE}"]
+    return bool(other) and subprocess.run(words, cwd=root, capture_output=True, check=False).returncode == 0
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--record-slow-green``."""
+    parser.addoption("--record-slow-green", action="store_true", help=f"note in {FILE} that all slow tests passed")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config
+) -> None:  # fmt: skip
+    """Note a run in which every test ran and none failed."""
+    if not config.getoption("--record-slow-green") or is_worker(config) or exitstatus != pytest.ExitCode.OK:
+        return
+    limit: Any = config.pluginmanager.get_plugin("time-limit")
+    if limit is not None and limit.not_run:
+        return
+    number, _, count = (config.getoption("--shard", None) or "1/1").partition("/")
+    today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+    terminalreporter.line(record(config.rootpath, (int(number), int(count)), today))
