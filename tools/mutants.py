@@ -235,13 +235,16 @@ def judged(mutant: Mutant, tests: Sequence[str], tree: Path, options: Sequence[s
         chosen.write("\n".join(tests))
         chosen.flush()
         try:
-            done = _pytest(tree, ["-x", "--timeout", "300", *options, f"@{chosen.name}"], 3000.0)
+            done = _pytest(tree, ["-x", "-rfE", "--timeout", "300", *options, f"@{chosen.name}"], 3000.0)
         except subprocess.TimeoutExpired:
             return "killed", "not done within 3000 s"
     if done.returncode == 0:
         return "survived", ""
     why = [row for row in done.stdout.splitlines() if row.startswith(("FAILED", "ERROR"))]
-    return ("killed", why[0]) if why and done.returncode == 1 else ("not judged", (done.stdout + done.stderr)[-400:])
+    # Workers that stop at the first failure are interrupted: 2.
+    return (
+        ("killed", why[0]) if why and done.returncode in (1, 2) else ("not judged", (done.stdout + done.stderr)[-400:])
+    )
 
 
 def run(mutants: Sequence[Mutant], tests: dict[str, list[str]], results: Path, options: Sequence[str]) -> None:
@@ -250,7 +253,7 @@ def run(mutants: Sequence[Mutant], tests: dict[str, list[str]], results: Path, o
     with tempfile.TemporaryDirectory() as folder:
         tree = _copy(Path(folder))
         for number, mutant in enumerate(mutants, 1):
-            if mutant.name in known:
+            if known.get(mutant.name, {}).get("verdict", "not judged") != "not judged":
                 continue
             text = (ROOT / mutant.path).read_text(encoding="utf-8")
             (tree / mutant.path).write_text(planted(mutant, text), encoding="utf-8")
