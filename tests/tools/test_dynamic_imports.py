@@ -98,7 +98,8 @@ def test_every_place_that_loads_by_name_has_a_rule():
         place: calls for place, calls in places().items()
         if place not in declared and not all(any(r.is_asked(call) for r in RULES) for call in calls)
     }  # fmt: skip
-    assert not unknown, f"{unknown}: give it a rule in tools/affected/dynamic_imports.py"
+    lines = [f"{place}: {call}" for place, calls in unknown.items() for call in calls]
+    assert not lines, "give it a rule in tools/affected/dynamic_imports.py:\n" + "\n".join(lines)
 
 
 def test_every_rule_has_an_asker_and_loads_a_module():
@@ -109,7 +110,7 @@ def test_every_rule_has_an_asker_and_loads_a_module():
     wrong += [f"{r.name}: neither askers nor places" for r in RULES if not r.askers and not r.places]
     wrong += [f"{r.name}: {p} loads nothing by name" for r in RULES for p in r.places if p not in places()]
     wrong += [f"{path}: a facade that is not there" for path in FACADES if path not in repository().texts]
-    assert not wrong
+    assert not wrong, "\n".join(wrong)
 
 
 def drawn() -> list[str]:
