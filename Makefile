@@ -65,9 +65,10 @@ hostile: $(STAMP)
 	$(BIN)/python -m tools.hostile $(if $(ONLY),--only $(ONLY))
 
 # What the change since a commit can reach, nearest first, slow tests too. SINCE=COMMIT; without it since all slow tests
-# last passed. MINUTES=20: begins no test later, and names those that did not run.
+# last passed. MINUTES=20: begins no test later, and names those that did not run. MARKS="slow and not exhaustive": slow ones.
+MARKS ?= not exhaustive
 affected: $(STAMP)
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not exhaustive" --affected-by $(or $(SINCE),last-slow-green) \
+	$(BIN)/python -m pytest -n $(WORKERS) -m "$(MARKS)" --affected-by $(or $(SINCE),last-slow-green) \
 	  --minutes $(MINUTES)
 
 # The long sweeps: every operator on every GPU, every kernel of the odd cases on the emulator. Minutes, not seconds.
