@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import os
 import re
 import shutil
@@ -97,9 +98,8 @@ def no_avx2(setting: Setting) -> None:
 
 def _numpy_features(away: Callable[[str], bool]) -> str:
     """Return the features that NumPy chooses from when it starts, less those it must have."""
-    from numpy._core._multiarray_umath import __cpu_dispatch__, __cpu_features__
-
-    return " ".join(name for name in __cpu_dispatch__ if away(name) and __cpu_features__.get(name))
+    numpy = importlib.import_module("numpy._core._multiarray_umath")
+    return " ".join(name for name in numpy.__cpu_dispatch__ if away(name) and numpy.__cpu_features__.get(name))
 
 
 def other_caches(setting: Setting) -> None:

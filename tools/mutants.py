@@ -3,8 +3,9 @@
 ``draw`` draws places of ``roller/templates``, ``onnx`` and ``insight`` by a seed, runs the quick tests once on a copy
 whose places note the test that reaches them, and keeps the first places that a test reaches, one mutant each, in
 ``tools/mutants.json``. ``reach`` adds what other tests reach (``-m slow``, files of tests). ``run`` plants one mutant
-after the other and runs the tests that reach it; where none of them fails, the mutant survived. ``run`` goes on where
-it stopped. All take the mutants of the list as they are: a place that changed since is an error.
+after the other and runs the tests that reach it, all cases of each; where none of them fails, the mutant survived.
+``run`` goes on where it stopped, and with ``--before RESULTS`` tries the test first that killed the mutant there. All
+take the mutants of the list as they are: a place that changed since is an error.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 LIST = Path(__file__).with_name("mutants.json")
@@ -67,7 +69,7 @@ class Mutant:
         return f"{self.path}:{self.line}: {self.old.strip()} -> {self.new.strip()}"
 
 
-def _replacements(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST | None, str]]:
+def _replacements(node: ast.AST) -> Iterator[tuple[Any, Any, str]]:
     """Yield what may be planted at a node: text between two operands, or instead of the whole node."""
     if isinstance(node, ast.Compare) and len(node.ops) == 1:
         yield node.left, node.comparators[0], _COMPARED[type(node.ops[0])]
@@ -79,7 +81,7 @@ def _replacements(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST | None, str]
         yield node, None, f"bool({ast.unparse(node.operand)})"
     elif isinstance(node, ast.Constant) and type(node.value) is bool:
         yield node, None, repr(not node.value)
-    elif isinstance(node, ast.Constant) and type(node.value) in (int, float):
+    elif isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
         yield node, None, repr(node.value + 1)
     elif isinstance(node, ast.Name) and node.id in _SWAPPED:
         yield node, None, _SWAPPED[node.id]
@@ -91,7 +93,7 @@ def _replacements(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST | None, str]
         yield node, None, "pass"
 
 
-def _nodes(tree: ast.AST) -> Iterator[ast.AST]:
+def _nodes(tree: ast.AST) -> Iterator[Any]:
     """Yield the nodes of bodies of functions, but not of formatted strings, annotations and patterns."""
     todo: list[ast.AST] = [
         s for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef)) for s in n.body
@@ -231,6 +233,7 @@ def judged(mutant: Mutant, tests: Sequence[str], tree: Path, options: Sequence[s
     """Run tests on a tree that bears a mutant; return ``killed`` or ``survived``, and what failed."""
     if not tests:
         return "survived", "no test reaches it"
+    tests = sorted({test.partition("[")[0] for test in tests})
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as chosen:
         chosen.write("\n".join(tests))
         chosen.flush()
@@ -238,7 +241,7 @@ def judged(mutant: Mutant, tests: Sequence[str], tree: Path, options: Sequence[s
             done = _pytest(tree, ["-x", "-rfE", "--timeout", "300", *options, f"@{chosen.name}"], 3000.0)
         except subprocess.TimeoutExpired:
             return "killed", "not done within 3000 s"
-    if done.returncode == 0:
+    if done.returncode in (0, 5):  # 5: no test of these marks
         return "survived", ""
     why = [row for row in done.stdout.splitlines() if row.startswith(("FAILED", "ERROR"))]
     # Workers that stop at the first failure are interrupted: 2.
@@ -247,7 +250,18 @@ def judged(mutant: Mutant, tests: Sequence[str], tree: Path, options: Sequence[s
     )
 
 
-def run(mutants: Sequence[Mutant], tests: dict[str, list[str]], results: Path, options: Sequence[str]) -> None:
+def _killer(known: dict[str, Any]) -> list[str]:
+    """Return the test that an earlier result names."""
+    return [w for w in known.get("why", "").split() if "::" in w][:1]
+
+
+def run(
+    mutants: Sequence[Mutant],
+    tests: dict[str, list[str]],
+    results: Path,
+    options: Sequence[str],
+    before: dict[str, Any] | None = None,
+) -> None:
     """Judge every mutant that has no result yet; write the results after each."""
     known = json.loads(results.read_text()) if results.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
@@ -258,7 +272,9 @@ def run(mutants: Sequence[Mutant], tests: dict[str, list[str]], results: Path, o
             text = (ROOT / mutant.path).read_text(encoding="utf-8")
             (tree / mutant.path).write_text(planted(mutant, text), encoding="utf-8")
             begun = time.monotonic()
-            verdict, why = judged(mutant, tests[mutant.name], tree, options)
+            verdict, why = judged(mutant, _killer((before or {}).get(mutant.name, {})), tree, options)
+            if verdict != "killed":
+                verdict, why = judged(mutant, tests[mutant.name], tree, options)
             (tree / mutant.path).write_text(text, encoding="utf-8")
             took_s = round(time.monotonic() - begun, 1)
             count = len(tests[mutant.name])
@@ -276,6 +292,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=30)
     parser.add_argument("--reached", type=Path, default=Path("build/mutants-reached.json"), metavar="FILE")
     parser.add_argument("--results", type=Path, default=Path("build/mutants-results.json"), metavar="FILE")
+    parser.add_argument("--before", type=Path, metavar="FILE", help="results of an earlier run")
     parser.add_argument("--part", default="1/1", metavar="K/N", help="the K-th of N parts of the list")
     parser.add_argument("tests", nargs="*", help="of these files alone (draw, reach)")
     parser.add_argument("-m", dest="marks", default="not slow", help="marks of the tests, as pytest takes them")
@@ -301,7 +318,8 @@ def main() -> None:
         found = {name: sorted({*tests, *known.get(name, ())}) for name, tests in reached(mutants, options).items()}
         given.reached.write_text(json.dumps(found, indent=1) + "\n")
     else:
-        run(mutants[part - 1 :: parts], json.loads(given.reached.read_text()), given.results, options)
+        before = json.loads(given.before.read_text()) if given.before else None
+        run(mutants[part - 1 :: parts], json.loads(given.reached.read_text()), given.results, options, before)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,10 @@ from roller.tile import RProgram
 
 @functools.cache
 def host_mcpu():
-    from roller.te.compat import tvm
+    """Return the processor that roller compiles for here, which knows of masked features what LLVM does not."""
+    from roller.hardware.detect import detect_unprobed
 
-    return tvm.get_global_func("target.llvm_get_system_cpu")()
+    return detect_unprobed().target["mcpu"]
 
 
 def up(n, step):
