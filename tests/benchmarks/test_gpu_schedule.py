@@ -18,12 +18,14 @@ def planned(name):
 
 @pytest.fixture(scope="module")
 def names(tmp_path_factory):
-    """A pack as large as a real one, of names only."""
+    """A pack of names only, whose units are fewer than those of a real one, and take longer."""
     first, others = [f"H{n}" for n in range(24)], [f"M{n}" for n in range(48)]
-    told, held = replace(contents.schedule(()), headline=tuple(first)), contents.contents(11)
+    held, read = contents.contents(11), contents.schedule(())
+    pretended_s = {**read.pretended_s, "check": (15.0, 0.9), "case": (6.0, 1.5)}
+    told = replace(read, headline=tuple(first), pretended_s=pretended_s)
     ranks = {**dict.fromkeys(first, held.headline_top_k), **dict.fromkeys(others, held.more_top_k)}
-    forms = {f"form{n}": 5 for n in range(100)}
-    return write_names(tmp_path_factory.mktemp("names"), [planned(i) for i in ranks], told, forms, ranks, cases=125)
+    forms = {f"form{n}": 4 for n in range(50)}
+    return write_names(tmp_path_factory.mktemp("names"), [planned(i) for i in ranks], told, forms, ranks, cases=25)
 
 
 def spent(call):
@@ -77,7 +79,7 @@ def test_two_calls_play_the_phases_in_order_and_the_second_goes_on_where_the_fir
     assert spent(first) == {"correctness": 154, "headline": 66, "headline-peers": 152, "probes": 44, "operators": 65}
     assert sum(p.spent_s for p in first.parts) == pytest.approx(FIRST_S)
     assert {n: len(lost) for n, lost in first.lost.items() if lost} == {"correctness": 1, "operators": 1}
-    assert {k[0] for k in first.done["correctness"]} == {f"form{n}" for n in range(100)}  # one of every form at least
+    assert {k[0] for k in first.done["correctness"]} == {f"form{n}" for n in range(50)}  # one of every form at least
     second = rehearsal.rehearsed(names, tmp_path, SECOND_S)
     assert list(spent(second))[:3] == ["correctness", "operators", "peers"]
     assert second.done["correctness"][0] == first.lost["correctness"][0]
@@ -85,7 +87,7 @@ def test_two_calls_play_the_phases_in_order_and_the_second_goes_on_where_the_fir
     for phase, done in first.done.items():
         assert not set(done) & set(second.done[phase])  # nothing is done twice
     _, kept = journal.read(tmp_path)
-    assert sum(map(len, kept.records[VARIANTS].values())) == 500
+    assert sum(map(len, kept.records[VARIANTS].values())) == 200
     assert {r.status for found in kept.records[VARIANTS].values() for r in found.values()} == {"checked"}
     assert all(len(kept.records[OPERATORS][i]) == 4 for i in names.schedule.headline)
 
@@ -108,7 +110,7 @@ def test_what_is_cut_first_is_the_last_row_and_correctness_is_cut_last(names, tm
     told = rehearsal.plan_told(names, 8)
     order = [line.split("|")[1].strip() for line in told.splitlines() if line.startswith("| ")]
     assert order[1:5] == ["correctness", "headline", "headline-peers", "probes"]
-    assert "| races | 0 | 100 | 1 |" in told
+    assert "| races | 0 | 50 | 1 |" in told
 
 
 def test_the_rehearsal_is_a_command_and_says_that_nothing_was_measured(names, tmp_path, capsys):
