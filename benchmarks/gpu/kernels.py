@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from benchmarks.gpu import checker
 from benchmarks.gpu.plan import VARIANTS
-from benchmarks.gpu.schedule import Unit
+from benchmarks.gpu.schedule import Clock, Unit
 from roller.artifact import KernelArtifact
 from roller.errors import LaunchError
 from roller.runtime.bundle_format import OperatorEntry
 from roller.runtime.bundle_run import OperatorRun, opened
-from roller.runtime.child import DeviceFault
+from roller.runtime.child import DeviceFault, DeviceProcess
+from roller.runtime.devices import DeviceHandle
 from roller.runtime.profiler import ProfileOptions, ProfilerSession, Subject
 from roller.runtime.records import Record
 
@@ -36,6 +39,32 @@ class CheckerUnusable(Exception):
     """No kernel is right under the checker: it, and not they, may be what fails here."""
 
 
+class BudgetedProcess(DeviceProcess):
+    """A device process that has for no request more time than its phase has left.
+
+    Parameters
+    ----------
+    handle, command
+        See :class:`~roller.runtime.child.DeviceProcess`.
+    deadline, clock
+        Where the clock is at the end of the phase.
+    """
+
+    def __init__(self, handle: DeviceHandle, command: Sequence[str], deadline: float, clock: Clock) -> None:
+        super().__init__(handle, command)
+        self._deadline, self._clock = deadline, clock
+
+    def limit_s(self, timeout_s: float) -> float:
+        """Return the seconds that a request may take which else may take ``timeout_s``."""
+        return max(_LEAST_S, min(timeout_s, self._deadline - self._clock()))
+
+    def request(
+        self, header: dict[str, Any], arrays: Sequence[np.ndarray] = (), *, timeout_s: float
+    ) -> tuple[dict[str, Any], list[np.ndarray]]:
+        """Send one request and wait for its answer; see :class:`~roller.runtime.child.DeviceProcess`."""
+        return super().request(header, arrays, timeout_s=self.limit_s(timeout_s))
+
+
 class TimedSession(ProfilerSession):
     """A device process whose kernels are stopped where their phase ends.
 
@@ -54,8 +83,10 @@ class TimedSession(ProfilerSession):
     def __init__(
         self, job: Job, options: ProfileOptions, deadline: float, check: checker.Checker | None = None
     ) -> None:
-        super().__init__(job.handle, options, check.command if check is not None else ())
-        self._whole, self._deadline, self._clock, self._check = options, deadline, job.clock, check
+        super().__init__(job.handle, options)
+        command = check.command if check is not None else ()
+        self.process = BudgetedProcess(job.handle, command, deadline, job.clock)
+        self._deadline, self._clock, self._check = deadline, job.clock, check
 
     def measure(
         self, subject: Subject, position: int, candidate_id: str, artifact: KernelArtifact, best_s: float | None,
@@ -68,11 +99,8 @@ class TimedSession(ProfilerSession):
         BudgetSpent
             Where the phase ended before it did.
         """
-        left = self._deadline - self._clock()
-        if left < _LEAST_S:
+        if self._deadline - self._clock() < _LEAST_S:
             raise BudgetSpent
-        limits = {n: min(left, getattr(self._whole, n)) for n in ("timeout_s", "prepare_timeout_s")}
-        self._options = replace(self._whole, **limits)
         record = super().measure(subject, position, candidate_id, artifact, best_s, timed)
         if record.status == "timeout" and self._clock() >= self._deadline - _LEAST_S:
             raise BudgetSpent

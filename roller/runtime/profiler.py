@@ -115,12 +115,10 @@ class ProfilerSession:
         The device.
     options
         See :class:`ProfileOptions`.
-    command
-        See :class:`~roller.runtime.child.DeviceProcess`.
     """
 
-    def __init__(self, handle: DeviceHandle, options: ProfileOptions, command: Sequence[str] = ()) -> None:
-        self.process = DeviceProcess(handle, command)
+    def __init__(self, handle: DeviceHandle, options: ProfileOptions) -> None:
+        self.process = DeviceProcess(handle)
         self._options = options
         self._prepared: tuple[Subject, int, int] | None = None
 

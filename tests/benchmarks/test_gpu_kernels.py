@@ -41,15 +41,16 @@ class Device:
     def __init__(self, clock, monkeypatch):
         self.seconds, self.ends, self.asked, self.limits = {}, {}, [], []
         self._clock = clock
-        monkeypatch.setattr(ProfilerSession, "measure", self.measure)
+        monkeypatch.setattr(ProfilerSession, "measure", lambda *given, **named: self.measure(*given, **named))
         monkeypatch.setattr(kernels, "opened", lambda session, bundle: None)
         monkeypatch.setattr(kernels, "_open", lambda session, check: None)
         monkeypatch.setattr(CardBundle, "load", lambda bundle, entry: [(c, self.artifact) for c in entry.candidates])
         self.artifact = SimpleNamespace(expression=ops.matmul(2, 2, 2), binary=b"", program=None)
 
-    def measure(self, subject, position, candidate, artifact, best_s, timed=True):
-        took, limit_s = self.seconds.get(candidate, 1.0), self.limits[-1]
+    def measure(self, session, subject, position, candidate, artifact, best_s, timed=True):
+        took, limit_s = self.seconds.get(candidate, 1.0), session.process.limit_s(20.0)
         self.asked.append(candidate)
+        self.limits.append(limit_s)
         self._clock.now += min(took, limit_s)
         if took > limit_s:
             return Record(candidate, "timeout", f"no answer within {limit_s:g} s")
@@ -61,14 +62,6 @@ def phase(tmp_path, monkeypatch):
     """A phase that checks the kernels a to e of one expression, its device and its journal."""
     clock = FakeClock()
     device = Device(clock, monkeypatch)
-    options = kernels.replace
-
-    def noted(session, **limits):
-        if "timeout_s" in limits:
-            device.limits.append(limits["timeout_s"])
-        return options(session, **limits)
-
-    monkeypatch.setattr(kernels, "replace", noted)
     parts = {VARIANTS: write_kernels(tmp_path / VARIANTS, {"form": 5})}
     kept = journal.RunJournal(tmp_path / "r", {}, clock, durable=False)
     said = []
