@@ -135,17 +135,20 @@ def told(pack: Pack, minutes: Sequence[float], pattern: str = "*") -> str:
         calls = [rehearsed(pack, Path(folder), 60 * m, pattern=pattern) for m in minutes]
     lines = [f"Rehearsal for {pack.device}: pretended times, no measurement."]
     for number, (call, m) in enumerate(zip(calls, minutes, strict=True), 1):
-        lines += ["", f"Call {number}, {m:g} minutes:", "", *_table(call, _cut_order(pack.schedule.phases))]
+        lines += ["", f"Call {number}, {m:g} minutes:", "", *_table(call, pack.schedule.phases)]
     return "\n".join(lines)
 
 
-def _table(call: Call, order: Mapping[str, int]) -> list[str]:
-    ran = {p.name: p for p in call.parts}
-    lines = [_line(("phase", "budget s", "took s", "done", "left", "cut first")), "|---|---:|---:|---:|---:|---:|"]
-    for name, done in call.done.items():
-        part = ran.get(name, Part(name, 0.0, 0.0))
-        times = (f"{part.budget_s:.0f}", f"{part.spent_s:.0f}")
-        lines.append(_line((name, *times, len(done), call.left[name], order[name])))
+def _table(call: Call, rows: Sequence[Row]) -> list[str]:
+    ran, order = {p.name: p for p in call.parts}, _cut_order(rows)
+    columns = ("phase", "budget s", "took s", "done", "left", "cut first", "what")
+    lines = [_line(columns), "|---|---:|---:|---:|---:|---:|---|"]
+    for row in rows:
+        if row.name in call.done:
+            part = ran.get(row.name, Part(row.name, 0.0, 0.0))
+            times = (f"{part.budget_s:.0f}", f"{part.spent_s:.0f}")
+            counts = (len(call.done[row.name]), call.left[row.name])
+            lines.append(_line((row.name, *times, *counts, order[row.name], row.what)))
     return lines
 
 

@@ -163,7 +163,7 @@ def test_the_log_is_read_to_its_last_line_and_only_once(tmp_path):
 def test_a_device_process_answers_under_the_checker(tmp_path):
     program = tmp_path / "compute-sanitizer"
     program.write_text(
-        '#!/bin/sh\nwhile [ "$1" != \'--log-file\' ]; do shift; done\necho started > "$2.txt"\nshift 4\nexec "$@"\n'
+        '#!/bin/sh\nwhile [ "$1" != \'--log-file\' ]; do shift; done\necho started > "$2.txt"\nshift 2\nexec "$@"\n'
     )
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     check = checker.Checker(str(program), "memcheck")
