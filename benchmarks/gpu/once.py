@@ -1,4 +1,4 @@
-"""Run one kernel of a bundle, for a profiler: ``ncu --set full python3 b/benchmarks/gpu/once.py b/operators M3``.
+"""Run one kernel of a bundle, for a profiler: ``ncu --set full python3 b/benchmarks/gpu/once.py b/operators M5``.
 
 Without ``--candidate`` it is the first one of the operator. Needs Python, NumPy and CuPy; no kernel runs but ours (data
 is copied there), and nothing is checked or timed here.
